@@ -1,0 +1,171 @@
+//! A client of the API over the manager's Unix socket: one connection per request.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Full};
+use hyper::body::Bytes as Body;
+use hyper::{Method, Request};
+use hyper_util::rt::TokioIo;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::net::UnixStream;
+
+use crate::{
+    AttachSpec, ErrorBody, HostChange, HostView, ShutdownRequest, StopRequest, VmChange, VmSpec,
+    VmView, Why,
+};
+
+/// Why a request brought no answer that can be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    #[error("no ballastd at {}: {source} (start it with: ballastd)", .socket.display())]
+    Unreachable { socket: PathBuf, source: std::io::Error },
+    #[error("{}", .0.message)]
+    Refused(ErrorBody),
+    #[error("ballastd at {} broke off: {what}", .socket.display())]
+    Broken { socket: PathBuf, what: String },
+    #[error("ballastd at {} did not answer {path} within {} s", .socket.display(), .after.as_secs())]
+    Timeout { socket: PathBuf, path: String, after: Duration },
+}
+
+/// Cheap to clone; holds no connection.
+#[derive(Clone, Debug)]
+pub struct Client {
+    socket: PathBuf,
+    timeout: Duration,
+}
+
+impl Client {
+    pub fn new(socket: impl Into<PathBuf>) -> Client {
+        Client { socket: socket.into(), timeout: Duration::from_secs(120) }
+    }
+
+    #[must_use]
+    pub fn with_timeout(self, timeout: Duration) -> Client {
+        Client { timeout, ..self }
+    }
+
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    pub async fn host(&self) -> Result<HostView, ClientError> {
+        self.call(Method::GET, "/v1/host", None::<&()>).await
+    }
+    pub async fn change_host(&self, change: &HostChange) -> Result<HostView, ClientError> {
+        self.call(Method::PATCH, "/v1/host", Some(change)).await
+    }
+    pub async fn vms(&self) -> Result<Vec<VmView>, ClientError> {
+        self.call(Method::GET, "/v1/vms", None::<&()>).await
+    }
+    pub async fn vm(&self, name: &str) -> Result<VmView, ClientError> {
+        self.call(Method::GET, &vm_path(name, ""), None::<&()>).await
+    }
+    pub async fn run(&self, spec: &VmSpec) -> Result<VmView, ClientError> {
+        self.call(Method::POST, "/v1/vms", Some(spec)).await
+    }
+    pub async fn attach(&self, spec: &AttachSpec) -> Result<VmView, ClientError> {
+        self.call(Method::POST, "/v1/attachments", Some(spec)).await
+    }
+    pub async fn change(&self, name: &str, change: &VmChange) -> Result<VmView, ClientError> {
+        self.call(Method::PATCH, &vm_path(name, ""), Some(change)).await
+    }
+    pub async fn stop(&self, name: &str, grace: Duration) -> Result<VmView, ClientError> {
+        let request = StopRequest { grace_s: grace.as_secs_f64() };
+        self.call(Method::POST, &vm_path(name, "/stop"), Some(&request)).await
+    }
+    pub async fn why(&self, name: &str) -> Result<Why, ClientError> {
+        self.call(Method::GET, &vm_path(name, "/why"), None::<&()>).await
+    }
+    pub async fn shutdown(&self, stop_vms: bool) -> Result<HostView, ClientError> {
+        self.call(Method::POST, "/v1/shutdown", Some(&ShutdownRequest { stop_vms })).await
+    }
+
+    async fn call<B: Serialize, T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&B>,
+    ) -> Result<T, ClientError> {
+        match tokio::time::timeout(self.timeout, self.exchange(method, path, body)).await {
+            Ok(result) => result,
+            Err(_) => Err(ClientError::Timeout {
+                socket: self.socket.clone(),
+                path: path.to_owned(),
+                after: self.timeout,
+            }),
+        }
+    }
+
+    async fn exchange<B: Serialize, T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&B>,
+    ) -> Result<T, ClientError> {
+        let broken = |what: String| ClientError::Broken { socket: self.socket.clone(), what };
+        let stream = UnixStream::connect(&self.socket)
+            .await
+            .map_err(|source| ClientError::Unreachable { socket: self.socket.clone(), source })?;
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+            .await
+            .map_err(|e| broken(e.to_string()))?;
+        let driver = tokio::spawn(connection);
+        let json = match body {
+            Some(b) => serde_json::to_vec(b).map_err(|e| broken(e.to_string()))?,
+            None => Vec::new(),
+        };
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header("host", "ballast")
+            .header("content-type", "application/json")
+            .body(Full::new(Body::from(json)))
+            .map_err(|e| broken(e.to_string()))?;
+        let response = sender.send_request(request).await.map_err(|e| broken(e.to_string()))?;
+        let status = response.status();
+        let bytes =
+            response.into_body().collect().await.map_err(|e| broken(e.to_string()))?.to_bytes();
+        driver.abort();
+        if status.is_success() {
+            serde_json::from_slice(&bytes).map_err(|e| broken(format!("answer to {path}: {e}")))
+        } else {
+            Err(match serde_json::from_slice::<ErrorBody>(&bytes) {
+                Ok(body) => ClientError::Refused(body),
+                Err(_) => broken(format!("{path}: HTTP {status}")),
+            })
+        }
+    }
+}
+
+/// Names are `[A-Za-z0-9._-]`; anything else is percent-encoded so that a bad name gets the
+/// manager's 404 and cannot change the path.
+fn vm_path(name: &str, suffix: &str) -> String {
+    let mut path = String::from("/v1/vms/");
+    for b in name.bytes() {
+        if b.is_ascii_alphanumeric() || b"._-".contains(&b) {
+            path.push(b as char);
+        } else {
+            path.push_str(&format!("%{b:02X}"));
+        }
+    }
+    path + suffix
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_cannot_change_the_path() {
+        assert_eq!(vm_path("db-1.a", "/why"), "/v1/vms/db-1.a/why");
+        assert_eq!(vm_path("a/../b", ""), "/v1/vms/a%2F..%2Fb");
+    }
+
+    #[tokio::test]
+    async fn a_missing_manager_is_named() {
+        let error = Client::new("/nonexistent/api.sock").host().await.unwrap_err();
+        assert!(error.to_string().contains("/nonexistent/api.sock"), "{error}");
+    }
+}

@@ -1,0 +1,105 @@
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// Reclamation state of the host (OSDI'02 s.6.3), from plenty to need.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum StateName {
+    High,
+    Soft,
+    Hard,
+    Low,
+}
+
+/// One threshold of free machine memory, bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Threshold {
+    pub state: StateName,
+    /// Falling below it, the host leaves `state` for the next lower one.
+    pub lower: u64,
+    /// Rising to it, the host comes back to `state`.
+    pub upper: u64,
+}
+
+/// The host as the manager sees it. Sizes in bytes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct HostView {
+    pub version: String,
+    pub pid: u32,
+    pub uptime_s: f64,
+    /// Machine memory: what guests, tiers and declared overhead may use together.
+    pub budget: u64,
+    /// Budget not handed out.
+    pub free: u64,
+    /// Guest pages backed by machine pages.
+    pub consumed: u64,
+    /// The manager's staging pool and the declared overhead of every VM.
+    pub overhead: u64,
+    /// The most that was ever handed out at one instant.
+    pub peak_used: u64,
+    /// Machine memory in use now, read from the kernel (blocks of the RAM files and of the tiers)
+    /// rather than from the manager's books; declared overhead included.
+    pub measured_used: u64,
+    /// The highest `measured_used` seen (sampled ten times a second).
+    pub measured_peak: u64,
+    pub state: StateName,
+    pub thresholds: Vec<Threshold>,
+    /// Sum of configured sizes / budget.
+    pub overcommit: f64,
+    pub overcommit_peak: f64,
+    pub tax: f64,
+    pub vms: u32,
+    /// Swap space: reserved for VMs, and holding pages now.
+    pub swap_reserved: u64,
+    pub swap_used: u64,
+    /// What VMs run on, and why not KVM: "tcg (no stock kernel boots on this /dev/kvm)".
+    pub accel: String,
+    /// CPU seconds that the manager has used.
+    pub manager_cpu_s: f64,
+    /// Memory of the manager process itself (RSS).
+    pub manager_rss: u64,
+    pub counters: HostCounters,
+}
+
+/// Running totals over all VMs, those that ended included. Bytes unless named otherwise.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct HostCounters {
+    /// Given up by guests to the balloon (what had been backed).
+    pub ballooned: u64,
+    /// Given up by guests through free-page reporting. Zero where it cannot be told from ballooning.
+    pub reported: u64,
+    /// Written to swap files.
+    pub swapped_out: u64,
+    /// Read back from swap files.
+    pub swapped_in: u64,
+    /// Pages found all zero when evicted, and dropped.
+    pub zero_dropped: u64,
+    /// Faults served, a count.
+    pub faults: u64,
+    /// Allocations that had to wait for memory, a count.
+    pub waits: u64,
+    /// Allocations that waited because the host was low and the VM above its target, a count.
+    pub blocks: u64,
+}
+
+/// Changes of host-wide parameters; absent fields stay.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct HostChange {
+    /// Default tax rate, 0 <= tax < 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tax: Option<f64>,
+    /// New budget in bytes. Refused below what is promised to running VMs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub budget: Option<u64>,
+}
+
+/// How to end the manager.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ShutdownRequest {
+    /// Stop the VMs too. Without it the manager refuses while paged VMs run, for they would pause
+    /// at their next fault until a manager comes back.
+    #[serde(default)]
+    pub stop_vms: bool,
+}

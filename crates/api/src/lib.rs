@@ -1,0 +1,35 @@
+//! The API of `ballastd`: HTTP/1.1 with JSON bodies over a Unix socket of mode 0600, under `/v1`.
+//!
+//! | method and path | body | answer |
+//! | --- | --- | --- |
+//! | `GET /v1/host` | - | [`HostView`] |
+//! | `PATCH /v1/host` | [`HostChange`] | [`HostView`] |
+//! | `GET /v1/vms` | - | `[VmView]`, in order of start |
+//! | `POST /v1/vms` | [`VmSpec`] | [`VmView`], once the VMM runs |
+//! | `POST /v1/attachments` | [`AttachSpec`] | [`VmView`] |
+//! | `GET /v1/vms/{name}` | - | [`VmView`] |
+//! | `PATCH /v1/vms/{name}` | [`VmChange`] | [`VmView`] |
+//! | `POST /v1/vms/{name}/stop` | [`StopRequest`] | [`VmView`] of its last moment |
+//! | `GET /v1/vms/{name}/why` | - | [`Why`] |
+//! | `POST /v1/shutdown` | [`ShutdownRequest`] | [`HostView`] |
+//! | `GET /v1/openapi.json` | - | the OpenAPI document |
+//! | `GET /metrics` | - | Prometheus text |
+//!
+//! Sizes are integers of bytes unless a field's name says pages. Errors are an [`ErrorBody`] with
+//! status 400 (bad request), 404 (no such VM), 409 (not in this state), 507 (admission refused) or
+//! 500 (the manager's own fault).
+
+pub mod client;
+mod error;
+mod host;
+mod vm;
+
+pub use error::{ErrorBody, ErrorCode};
+pub use host::{HostChange, HostCounters, HostView, ShutdownRequest, StateName, Threshold};
+pub use vm::{
+    Accel, ActiveView, AttachSpec, BalloonHealth, BalloonView, GuestStats, Management, MemoryView,
+    Mode, Params, RebootAction, RunState, StopRequest, VmChange, VmCounters, VmSpec, VmView, Why,
+};
+
+/// Where `ballastd` listens unless told otherwise.
+pub const DEFAULT_SOCKET: &str = "/run/ballast/api.sock";

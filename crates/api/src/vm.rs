@@ -1,0 +1,283 @@
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// What a guest runs on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Accel {
+    /// KVM where a stock kernel boots on it, else TCG.
+    #[default]
+    Auto,
+    Kvm,
+    Tcg,
+}
+
+/// What happens when the guest reboots. Either way the VMM ends and all its memory is released.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum RebootAction {
+    #[default]
+    Stop,
+    /// Started again, through admission.
+    Restart,
+}
+
+/// A VM to start. Sizes in bytes.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct VmSpec {
+    /// 1 to 64 of `[A-Za-z0-9._-]`, beginning with a letter or digit.
+    pub name: String,
+    /// Configured memory: what the guest sees as its RAM; a multiple of 2 MiB, at least 16 MiB.
+    pub max: u64,
+    /// Guaranteed memory, at most `max`.
+    #[serde(default)]
+    pub min: u64,
+    /// Default: 10 per MiB of `max` (as vSphere's "normal").
+    #[serde(default)]
+    pub shares: Option<u32>,
+    /// Overrides the host's tax rate; 0 <= tax < 1.
+    #[serde(default)]
+    pub tax: Option<f64>,
+    /// Overhead memory charged to the budget for as long as the VM runs, beside its pages.
+    #[serde(default)]
+    pub overhead: Option<u64>,
+    /// Default 1.
+    #[serde(default)]
+    pub vcpus: Option<u32>,
+    #[schema(value_type = String)]
+    pub kernel: PathBuf,
+    #[serde(default)]
+    #[schema(value_type = Option<String>)]
+    pub initrd: Option<PathBuf>,
+    /// Kernel command line; `no_timer_check` is added under TCG.
+    #[serde(default)]
+    pub append: String,
+    #[serde(default)]
+    pub accel: Accel,
+    /// Leave out the balloon device.
+    #[serde(default)]
+    pub no_balloon: bool,
+    /// Let the guest report free pages (virtio-balloon's free-page-reporting).
+    #[serde(default)]
+    pub free_page_reporting: bool,
+    #[serde(default)]
+    pub on_reboot: RebootAction,
+    /// Where the guest's first serial port is written; default: console.log in the VM's run folder.
+    #[serde(default)]
+    #[schema(value_type = Option<String>)]
+    pub console: Option<PathBuf>,
+    /// The QEMU to run; default: qemu-system-x86_64 from PATH.
+    #[serde(default)]
+    #[schema(value_type = Option<String>)]
+    pub qemu: Option<PathBuf>,
+    /// More QEMU arguments, passed as they are.
+    #[serde(default)]
+    pub extra: Vec<String>,
+}
+
+/// A VMM that runs already and is to be managed as far as it allows.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AttachSpec {
+    pub name: String,
+    /// Its QMP socket (one that nobody else is using).
+    #[schema(value_type = String)]
+    pub qmp: PathBuf,
+    #[serde(default)]
+    pub min: u64,
+    #[serde(default)]
+    pub shares: Option<u32>,
+    #[serde(default)]
+    pub tax: Option<f64>,
+}
+
+/// New parameters of a running VM; absent fields stay. All are checked before any is applied.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct VmChange {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shares: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min: Option<u64>,
+    /// A limit at or below the configured size.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tax: Option<f64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct StopRequest {
+    /// Seconds for the guest to power itself off; then the VMM is ended. 0: at once.
+    pub grace_s: f64,
+}
+
+/// How far the manager's hand reaches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mode {
+    /// Pager and balloon: Ballast hands out every page.
+    Paged,
+    /// The balloon alone.
+    BalloonOnly,
+    /// Neither: shown, and counted at its full size.
+    Unmanaged,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Management {
+    pub mode: Mode,
+    /// Why it is not paged: "private RAM: start it with share=on". None for a paged VM.
+    pub reason: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum RunState {
+    Starting,
+    Running,
+    /// Paused by somebody (QMP `stop`), not by memory.
+    Paused,
+    Stopping,
+    Stopped,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Params {
+    /// Size of the guest's RAM, bytes.
+    pub size: u64,
+    pub min: u64,
+    /// `size`, or a limit below it.
+    pub max: u64,
+    pub shares: u32,
+    /// The rate in force, the VM's own or the host's.
+    pub tax: f64,
+}
+
+/// Active memory, bytes (OSDI'02 s.5.3): the estimate is the largest of the three averages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ActiveView {
+    pub estimate: u64,
+    pub slow: u64,
+    pub fast: u64,
+    /// The fast average updated inside the period.
+    pub current: u64,
+    /// Periods completed.
+    pub periods: u64,
+}
+
+/// Where a VM's pages are. Bytes; the page states sum up to the configured size.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct MemoryView {
+    /// Machine memory charged to the VM for guest pages.
+    pub consumed: u64,
+    pub target: u64,
+    pub untouched: u64,
+    pub resident: u64,
+    pub shared: u64,
+    pub broken: u64,
+    pub compressed: u64,
+    /// In the staging pool: being written to swap, or sampled.
+    pub staged: u64,
+    pub swapped: u64,
+    pub ballooned: u64,
+    /// Declared overhead in the budget.
+    pub overhead: u64,
+    /// Memory of the VMM process beside the guest's RAM (anonymous RSS); not in the budget.
+    pub vmm_overhead: u64,
+    pub swap_reserved: u64,
+    /// Eviction asked for by the policy and not yet done.
+    pub swap_target: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum BalloonHealth {
+    /// No such device, or no driver has answered yet.
+    Missing,
+    Healthy,
+    /// Moving, but behind what was asked: the next tier takes the rest.
+    Slow,
+    /// Not moving: the next tier takes all.
+    Stuck,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct BalloonView {
+    pub health: BalloonHealth,
+    /// Bytes the guest is asked to give up.
+    pub target: u64,
+    /// Bytes QEMU says it holds. Shown, never computed with.
+    pub reported: u64,
+    /// The largest balloon this guest bears now, bytes.
+    pub limit: u64,
+}
+
+/// The guest's own statistics through virtio-balloon; a field the guest does not send is None.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct GuestStats {
+    pub total: Option<u64>,
+    pub free: Option<u64>,
+    pub available: Option<u64>,
+    pub disk_caches: Option<u64>,
+    pub swap_in: Option<u64>,
+    pub swap_out: Option<u64>,
+    pub major_faults: Option<u64>,
+    /// Seconds since the guest sent them.
+    pub age_s: u64,
+}
+
+/// Running totals of one VM. Bytes unless named otherwise.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct VmCounters {
+    pub faults: u64,
+    pub swapped_in: u64,
+    pub swapped_out: u64,
+    pub zero_dropped: u64,
+    /// Backed pages that the guest gave up (balloon or free-page reporting).
+    pub ballooned: u64,
+    pub sampled: u64,
+    pub waits: u64,
+    pub blocks: u64,
+    /// Seconds that allocations of this VM waited for memory, summed.
+    pub wait_s: f64,
+    /// CPU seconds of the VMM process.
+    pub cpu_s: f64,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct VmView {
+    pub name: String,
+    pub state: RunState,
+    pub management: Management,
+    pub pid: Option<u32>,
+    pub accel: String,
+    pub uptime_s: f64,
+    pub params: Params,
+    pub memory: MemoryView,
+    pub active: ActiveView,
+    pub balloon: BalloonView,
+    pub guest: Option<GuestStats>,
+    pub counters: VmCounters,
+    /// The VM's run folder: console.log, qemu.log.
+    #[schema(value_type = String)]
+    pub folder: PathBuf,
+}
+
+/// Why a VM has what it has.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Why {
+    pub vm: String,
+    /// Seconds since the decision.
+    pub age_s: f64,
+    /// What caused it: "period", "parameters of db1 changed", "free memory fell to soft".
+    pub trigger: String,
+    /// One sentence: what was decided.
+    pub verdict: String,
+    /// The steps that led to it, with their numbers, in order.
+    pub steps: Vec<String>,
+}
