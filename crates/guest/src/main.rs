@@ -1,1 +1,86 @@
-fn main() {}
+//! Workloads that run inside sample guests, and the guests' init.
+//!
+//! One static binary: as process 1 it is the guest's init ([`init`]); otherwise its first argument
+//! names a workload. Every workload checks the memory or the files that it uses, and reports in
+//! lines of `@ballast {json}` on standard output, which in a guest is the serial console.
+
+mod args;
+mod dbench;
+mod files;
+mod idle;
+mod init;
+mod json;
+mod meminfo;
+mod memory;
+mod pace;
+mod page;
+mod pattern;
+mod reader;
+mod report;
+mod simple;
+mod torture;
+mod toucher;
+
+use std::process::ExitCode;
+
+use args::Args;
+
+const HELP: &str = "ballast-guest WORKLOAD [OPTIONS]: workloads of Ballast's sample guests
+
+  toucher        an active set that rises and falls in memory that is checked on every touch
+                 --min-mb 40 --max-mb 120 --period 60 --phase 0 --cycle 1.5 --scrub 50
+                 --pattern sine|square|steps:50,100,250@30s  --seconds 0 (for ever)
+  files          files with known content, written once, then read back and checked
+                 --dir /tmp --mb 64 --file-kb 1024 --period 60 --phase 0 --rate-mb 40 --seconds 0
+  idle           fills memory, works, then goes idle  --mb 80 --busy 15 --every 20 --seconds 0
+  reader         writes --mb, then reads its first --block-mb round-robin  --rate-mb 0 --seconds 0
+  verify-torture threads that write, check, free and refill pages as fast as they can
+                 --mb 64 --seconds 60 --threads 3
+  dbench         dbench from /disk  --clients 40 --seconds 20 --warmup 0 --dir /disk
+  hog            takes memory and keeps it  --mb 100 --seconds 0
+  dirty          writes pages all the time  --mb 50 --rate-mb 50 --seconds 0
+  report         /proc/meminfo, once or every --every seconds
+
+Every workload takes --delay S: seconds to wait before it starts.";
+
+fn main() -> ExitCode {
+    if std::process::id() == 1 {
+        return init::run();
+    }
+    let mut words = std::env::args().skip(1);
+    let Some(name) = words.next() else {
+        eprintln!("{HELP}");
+        return ExitCode::from(2);
+    };
+    match run(&name, words.collect()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            report::failed(&name, &message);
+            eprintln!("ballast-guest {name}: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(name: &str, words: Vec<String>) -> Result<(), String> {
+    if matches!(name, "help" | "--help" | "-h") {
+        println!("{HELP}");
+        return Ok(());
+    }
+    let mut args = Args::parse(words)?;
+    let delay = args.seconds("delay", 0.0)?;
+    let workload: fn(Args) -> Result<(), String> = match name {
+        "toucher" => toucher::run,
+        "files" => files::run,
+        "idle" => idle::run,
+        "reader" => reader::run,
+        "verify-torture" => torture::run,
+        "dbench" => dbench::run,
+        "hog" => simple::hog,
+        "dirty" => simple::dirty,
+        "report" => simple::report,
+        _ => return Err(format!("no workload '{name}' (see ballast-guest help)")),
+    };
+    std::thread::sleep(delay);
+    workload(args)
+}
