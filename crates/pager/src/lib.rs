@@ -1,1 +1,25 @@
-//! Empty until its first part lands.
+//! The pager: where every page of every guest is, and how it moves.
+//!
+//! | file | what is there |
+//! | --- | --- |
+//! | `word`, `pmap` | one 64-bit word per guest page, in a file that outlives the manager |
+//! | `memory/` | the page-state machine: fault, evict, discard, sample, recover |
+//! | `backend`, `guest_ram` | the seam to guest memory, and the real one |
+//! | `ledger`, `host` | exact accounting of machine memory |
+//! | `stage`, `swap/` | the way out of memory, and where it leads |
+//! | `service/` | the threads of a VM: fault service, reclaim |
+//! | `replacement` | which page goes |
+
+pub mod backend;
+pub mod guest_ram;
+pub mod host;
+pub mod ledger;
+mod mapping;
+pub mod memory;
+pub mod pmap;
+pub mod replacement;
+pub mod service;
+pub mod stage;
+pub mod swap;
+mod sync;
+pub mod word;

@@ -1,0 +1,146 @@
+//! The real guest memory: a userfaultfd over the RAM mapping of a VMM, and the RAM file itself.
+//!
+//! The file is read with `pread` and never mapped: the VMM can change it at will, and a truncated
+//! mapping would kill the manager.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{FileExt, MetadataExt};
+
+use ballast_uffd::{CopyOpts, Uffd, UffdError};
+use ballast_units::{Bytes, HostAddr, PAGE_SIZE, Pages, Ppn};
+use rustix::fs::{FallocateFlags, SeekFrom};
+use rustix::io::Errno as Sys;
+
+use crate::backend::{Backend, Errno, MemError, PageBuf};
+
+/// Where a VM's RAM is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RamLayout {
+    /// Where the VMM mapped it.
+    pub base: HostAddr,
+    pub len: Pages,
+    /// Where in the file it begins.
+    pub file_offset: u64,
+}
+
+pub struct GuestRam {
+    uffd: Uffd,
+    file: std::fs::File,
+    layout: RamLayout,
+}
+
+impl GuestRam {
+    pub fn new(uffd: Uffd, file: OwnedFd, layout: RamLayout) -> GuestRam {
+        GuestRam { uffd, file: file.into(), layout }
+    }
+
+    pub fn uffd(&self) -> &Uffd {
+        &self.uffd
+    }
+    pub fn layout(&self) -> RamLayout {
+        self.layout
+    }
+
+    /// Machine memory that the RAM file takes now, by the kernel's count.
+    pub fn measured(&self) -> std::io::Result<Bytes> {
+        Ok(Bytes(self.file.metadata()?.blocks() * 512))
+    }
+
+    /// Device and inode of the RAM file.
+    pub fn identity(&self) -> std::io::Result<(u64, u64)> {
+        let meta = self.file.metadata()?;
+        Ok((meta.dev(), meta.ino()))
+    }
+
+    /// Frees every page of the file, whoever else still holds it open.
+    pub fn release_all(&self) -> std::io::Result<()> {
+        self.punch_bytes(self.layout.file_offset, self.layout.len.bytes().0).map_err(Into::into)
+    }
+
+    fn punch_bytes(&self, offset: u64, len: u64) -> rustix::io::Result<()> {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        loop {
+            match rustix::fs::fallocate(self.file.as_fd(), flags, offset, len) {
+                Err(Sys::INTR) => {}
+                other => return other,
+            }
+        }
+    }
+
+    fn at(&self, ppn: Ppn) -> HostAddr {
+        self.layout.base.page(ppn)
+    }
+    fn offset(&self, ppn: Ppn) -> u64 {
+        self.layout.file_offset + ppn.offset()
+    }
+}
+
+const ONE: Bytes = Bytes(PAGE_SIZE as u64);
+
+impl Backend for GuestRam {
+    fn protect(&self, ppn: Ppn) -> Result<(), MemError> {
+        self.uffd.protect(self.at(ppn), ONE).map_err(|e| from_uffd(e, ppn))
+    }
+
+    fn unprotect(&self, ppn: Ppn) -> Result<(), MemError> {
+        self.uffd.unprotect(self.at(ppn), ONE, true).map_err(|e| from_uffd(e, ppn))
+    }
+
+    fn read_home(&self, ppn: Ppn, into: &mut PageBuf) -> Result<(), MemError> {
+        self.file.read_exact_at(into, self.offset(ppn)).map_err(|e| MemError::Os {
+            op: "read of the RAM file",
+            ppn,
+            source: Errno(e.raw_os_error().unwrap_or(libc::EIO)),
+        })
+    }
+
+    fn punch(&self, ppn: Ppn, n: u64) -> Result<(), MemError> {
+        self.punch_bytes(self.offset(ppn), Pages(n).bytes().0)
+            .map_err(|e| from_errno(e, "punching the RAM file", ppn))
+    }
+
+    fn zero(&self, ppn: Ppn, n: u64) -> Result<u64, MemError> {
+        match self.uffd.zeropage(self.at(ppn), n as usize * PAGE_SIZE, true) {
+            Ok(bytes) => Ok((bytes / PAGE_SIZE) as u64),
+            Err(e) => Err(from_uffd(e, ppn)),
+        }
+    }
+
+    fn fill(&self, ppn: Ppn, bytes: &PageBuf) -> Result<(), MemError> {
+        let opts = CopyOpts { wake: true, protect: false };
+        self.uffd.copy(self.at(ppn), bytes, opts).map(drop).map_err(|e| from_uffd(e, ppn))
+    }
+
+    fn wake(&self, ppn: Ppn, n: u64) -> Result<(), MemError> {
+        self.uffd.wake(self.at(ppn), Pages(n).bytes()).map_err(|e| from_uffd(e, ppn))
+    }
+
+    fn present(&self, ppn: Ppn) -> Result<bool, MemError> {
+        let offset = self.offset(ppn);
+        match rustix::fs::seek(&self.file, SeekFrom::Data(offset)) {
+            Ok(data) => Ok(data == offset),
+            Err(Sys::NXIO) => Ok(false),
+            Err(e) => Err(from_errno(e, "seeking in the RAM file", ppn)),
+        }
+    }
+}
+
+fn from_uffd(e: UffdError, ppn: Ppn) -> MemError {
+    match e {
+        UffdError::Again => MemError::Again,
+        UffdError::Exists => MemError::Exists,
+        UffdError::Gone => MemError::Gone,
+        UffdError::NoMemory => MemError::NoMemory,
+        UffdError::NotRegistered => {
+            MemError::Os { op: "userfaultfd (not registered)", ppn, source: Errno(libc::ENOENT) }
+        }
+        UffdError::Other { op, errno } => MemError::Os { op, ppn, source: Errno(errno) },
+    }
+}
+
+fn from_errno(e: Sys, op: &'static str, ppn: Ppn) -> MemError {
+    match e {
+        Sys::NOMEM => MemError::NoMemory,
+        e => MemError::Os { op, ppn, source: Errno(e.raw_os_error()) },
+    }
+}

@@ -1,0 +1,36 @@
+//! What all VMs of a host share: the ledger, the reclamation state in force, and the mark below
+//! which memory is no longer plentiful.
+
+use ballast_units::Pages;
+
+use crate::ledger::Ledger;
+use crate::sync::{AtomicU64, Ordering};
+
+pub struct Host {
+    pub ledger: Ledger,
+    low: AtomicU64,
+    plenty: AtomicU64,
+}
+
+impl Host {
+    pub fn new(ledger: Ledger) -> Host {
+        Host { ledger, low: AtomicU64::new(0), plenty: AtomicU64::new(0) }
+    }
+
+    /// Whether the host is in state low: VMs above their target wait at their next allocation
+    /// (OSDI'02 s.6.3).
+    pub fn is_low(&self) -> bool {
+        self.low.load(Ordering::Relaxed) != 0
+    }
+    pub fn set_low(&self, low: bool) {
+        self.low.store(u64::from(low), Ordering::Relaxed);
+    }
+
+    /// Free memory that must remain for a page to be handed out before it is asked for.
+    pub fn plenty(&self) -> Pages {
+        Pages(self.plenty.load(Ordering::Relaxed))
+    }
+    pub fn set_plenty(&self, floor: Pages) {
+        self.plenty.store(floor.0, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,182 @@
+//! Exact accounting of machine memory: every page is reserved here before it is allocated and
+//! released here after it is freed, so what the books say is never below what is in use.
+
+use std::fmt;
+
+use ballast_units::Pages;
+
+use crate::sync::{AtomicU64, Ordering};
+
+/// The budget of a host and what is handed out of it.
+pub struct Ledger {
+    budget: AtomicU64,
+    used: AtomicU64,
+    peak: AtomicU64,
+    /// The alarm rings when free memory leaves `[alarm_low, alarm_high)`.
+    alarm_low: AtomicU64,
+    alarm_high: AtomicU64,
+    alarm: Box<dyn Fn() + Send + Sync>,
+}
+
+impl Ledger {
+    /// `alarm` is called from whatever thread crosses a threshold: it must only wake somebody.
+    pub fn new(budget: Pages, alarm: impl Fn() + Send + Sync + 'static) -> Ledger {
+        Ledger {
+            budget: AtomicU64::new(budget.0),
+            used: AtomicU64::new(0),
+            peak: AtomicU64::new(0),
+            alarm_low: AtomicU64::new(0),
+            alarm_high: AtomicU64::new(u64::MAX),
+            alarm: Box::new(alarm),
+        }
+    }
+
+    /// Takes `n` pages out of free memory, or nothing when fewer are free.
+    #[must_use]
+    pub fn try_reserve(&self, n: Pages) -> bool {
+        self.reserve_leaving(n, Pages::ZERO)
+    }
+
+    /// Takes `n` pages if at least `floor` pages stay free afterwards.
+    #[must_use]
+    pub fn reserve_leaving(&self, n: Pages, floor: Pages) -> bool {
+        let budget = self.budget.load(Ordering::Relaxed);
+        let taken = self.used.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |used| {
+            let after = used.checked_add(n.0)?;
+            (after.checked_add(floor.0)? <= budget).then_some(after)
+        });
+        let Ok(before) = taken else { return false };
+        let after = before + n.0;
+        self.peak.fetch_max(after, Ordering::Relaxed);
+        if budget - after < self.alarm_low.load(Ordering::Relaxed) {
+            (self.alarm)();
+        }
+        true
+    }
+
+    /// Books pages that are in use already, whatever the budget: a manager that takes over running
+    /// VMs must start from the truth.
+    pub fn adopt(&self, n: Pages) {
+        let after = self.used.fetch_add(n.0, Ordering::AcqRel) + n.0;
+        self.peak.fetch_max(after, Ordering::Relaxed);
+        (self.alarm)();
+    }
+
+    pub fn release(&self, n: Pages) {
+        let before = self.used.fetch_sub(n.0, Ordering::AcqRel);
+        debug_assert!(before >= n.0, "released {n:?} of {before} used pages");
+        let free = self.budget.load(Ordering::Relaxed).saturating_sub(before - n.0);
+        if free >= self.alarm_high.load(Ordering::Relaxed) {
+            (self.alarm)();
+        }
+    }
+
+    pub fn budget(&self) -> Pages {
+        Pages(self.budget.load(Ordering::Relaxed))
+    }
+    pub fn used(&self) -> Pages {
+        Pages(self.used.load(Ordering::Relaxed))
+    }
+    /// Zero when a lowered budget is below what is in use.
+    pub fn free(&self) -> Pages {
+        self.budget().saturating_sub(self.used())
+    }
+    /// The most that was ever in use at one instant.
+    pub fn peak(&self) -> Pages {
+        Pages(self.peak.load(Ordering::Relaxed))
+    }
+    pub fn set_budget(&self, budget: Pages) {
+        self.budget.store(budget.0, Ordering::Relaxed);
+        (self.alarm)();
+    }
+    /// Rings when free memory falls below `low` or rises to `high`.
+    pub fn set_alarm(&self, low: Pages, high: Pages) {
+        self.alarm_low.store(low.0, Ordering::Relaxed);
+        self.alarm_high.store(high.0, Ordering::Relaxed);
+    }
+    pub fn ring(&self) {
+        (self.alarm)();
+    }
+}
+
+impl fmt::Debug for Ledger {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ledger")
+            .field("budget", &self.budget())
+            .field("used", &self.used())
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicUsize;
+
+    #[test]
+    fn never_hands_out_more_than_the_budget_however_many_ask() {
+        let ledger = Arc::new(Ledger::new(Pages(1000), || {}));
+        let takers: Vec<_> = (0..4)
+            .map(|_| {
+                let ledger = ledger.clone();
+                std::thread::spawn(move || {
+                    let mut got = 0;
+                    for i in 0..5000u64 {
+                        if ledger.try_reserve(Pages(1 + i % 7)) {
+                            got += 1 + i % 7;
+                            if i % 3 == 0 {
+                                ledger.release(Pages(1 + i % 7));
+                                got -= 1 + i % 7;
+                            }
+                        }
+                    }
+                    got
+                })
+            })
+            .collect();
+        let held: u64 = takers.into_iter().map(|t| t.join().unwrap()).sum();
+        assert_eq!(ledger.used(), Pages(held));
+        assert!(ledger.peak() <= Pages(1000), "{:?}", ledger.peak());
+        assert!(ledger.peak() > Pages(900));
+    }
+
+    #[test]
+    fn a_floor_stays_free_and_huge_requests_do_not_wrap() {
+        let ledger = Ledger::new(Pages(100), || {});
+        assert!(ledger.reserve_leaving(Pages(60), Pages(40)));
+        assert!(!ledger.reserve_leaving(Pages(1), Pages(40)));
+        assert!(ledger.try_reserve(Pages(1)));
+        assert!(!ledger.try_reserve(Pages(u64::MAX)));
+        assert_eq!(ledger.free(), Pages(39));
+    }
+
+    #[test]
+    fn alarm_rings_on_crossings_only() {
+        let rings = Arc::new(AtomicUsize::new(0));
+        let count = rings.clone();
+        let ledger = Ledger::new(Pages(100), move || {
+            count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        });
+        ledger.set_alarm(Pages(20), Pages(60));
+        assert!(ledger.try_reserve(Pages(80)));
+        assert_eq!(rings.load(std::sync::atomic::Ordering::Relaxed), 0);
+        assert!(ledger.try_reserve(Pages(1)));
+        assert_eq!(rings.load(std::sync::atomic::Ordering::Relaxed), 1);
+        ledger.release(Pages(30));
+        assert_eq!(rings.load(std::sync::atomic::Ordering::Relaxed), 1);
+        ledger.release(Pages(11));
+        assert_eq!(rings.load(std::sync::atomic::Ordering::Relaxed), 2);
+    }
+
+    #[test]
+    fn a_budget_lowered_below_use_leaves_nothing_free() {
+        let ledger = Ledger::new(Pages(100), || {});
+        assert!(ledger.try_reserve(Pages(80)));
+        ledger.set_budget(Pages(50));
+        assert_eq!(ledger.free(), Pages::ZERO);
+        assert!(!ledger.try_reserve(Pages(1)));
+        ledger.release(Pages(31));
+        assert!(ledger.try_reserve(Pages(1)));
+    }
+}

@@ -1,0 +1,135 @@
+//! Shared memory mappings of the manager's own files: the one place where raw memory is handled.
+//!
+//! Only files of the manager (mode 0600 in its run folder) are mapped. A RAM file is never: a
+//! hostile VMM could truncate it, and touching the mapping would then kill the manager.
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::ptr::NonNull;
+
+use rustix::mm::{MapFlags, ProtFlags};
+
+use crate::sync::AtomicU64;
+
+/// A mapping, readable and writable, unmapped on drop.
+pub struct Mapping {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the memory belongs to no thread; shared access goes through atomics or through the
+// methods whose callers guarantee exclusion.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// A new file of `len` zero bytes.
+    pub fn create_file(path: &Path, len: usize) -> std::io::Result<Mapping> {
+        let file =
+            OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)?;
+        // Allocated now: a full tmpfs must be an error here, not a SIGBUS later.
+        rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, len as u64)?;
+        Mapping::map(&file, len)
+    }
+
+    /// An existing file, whole.
+    pub fn open_file(path: &Path) -> std::io::Result<Mapping> {
+        let file = OpenOptions::new().read(true).write(true).open(path)?;
+        let len = file.metadata()?.len() as usize;
+        if len == 0 {
+            return Err(std::io::Error::new(std::io::ErrorKind::UnexpectedEof, "empty file"));
+        }
+        Mapping::map(&file, len)
+    }
+
+    /// Private memory, page-aligned and zeroed.
+    pub fn anonymous(len: usize) -> std::io::Result<Mapping> {
+        // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing.
+        let base = unsafe {
+            rustix::mm::mmap_anonymous(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE,
+            )?
+        };
+        Mapping::from_raw(base, len)
+    }
+
+    fn map(file: &File, len: usize) -> std::io::Result<Mapping> {
+        // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing.
+        let base = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                file.as_fd(),
+                0,
+            )?
+        };
+        Mapping::from_raw(base, len)
+    }
+
+    fn from_raw(base: *mut core::ffi::c_void, len: usize) -> std::io::Result<Mapping> {
+        NonNull::new(base.cast())
+            .map(|base| Mapping { base, len })
+            .ok_or_else(|| std::io::Error::other("mmap answered null"))
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+
+    /// # Panics
+    /// If the range is outside the mapping.
+    pub fn bytes_mut(&mut self, at: usize, len: usize) -> &mut [u8] {
+        assert!(at.checked_add(len).is_some_and(|end| end <= self.len));
+        // SAFETY: the range lies in the mapping, and &mut self excludes every other access.
+        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr().add(at), len) }
+    }
+
+    /// The word at byte offset `at`.
+    ///
+    /// # Panics
+    /// If it is unaligned or outside the mapping.
+    pub fn atomic(&self, at: usize) -> &AtomicU64 {
+        assert!(at.is_multiple_of(8) && at + 8 <= self.len);
+        // SAFETY: in bounds and aligned (the base is page-aligned); the memory is valid for self's
+        // lifetime and this range is only ever accessed as atomics.
+        unsafe { &*self.base.as_ptr().add(at).cast::<AtomicU64>() }
+    }
+
+    /// # Safety
+    /// The range lies in the mapping, and nobody writes to it while the slice lives.
+    pub unsafe fn slice(&self, at: usize, len: usize) -> &[u8] {
+        debug_assert!(at + len <= self.len);
+        // SAFETY: as the caller guarantees.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(at), len) }
+    }
+
+    /// # Safety
+    /// The range lies in the mapping, and nobody else accesses it while the slice lives.
+    #[allow(clippy::mut_from_ref, reason = "exclusion is the caller's, as stated above")]
+    pub unsafe fn slice_mut(&self, at: usize, len: usize) -> &mut [u8] {
+        debug_assert!(at + len <= self.len);
+        // SAFETY: as the caller guarantees.
+        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr().add(at), len) }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: base and len are those of the mapping, and no reference outlives self.
+        if let Err(e) = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) } {
+            tracing::error!("munmap of {} bytes: {e}", self.len);
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! The invariants of the module, executable.
+
+use std::collections::HashSet;
+
+use ballast_units::Ppn;
+
+use super::Memory;
+use crate::backend::Backend;
+use crate::sync::lock;
+use crate::word::State;
+
+impl<B: Backend> Memory<B> {
+    /// Checks every invariant; call it while no transition runs.
+    pub fn check(&self) -> Result<(), String> {
+        self.pmap.check()?;
+        let slots = lock(&self.slots);
+        slots.check()?;
+        let (mut charged, mut swapped) = (0, HashSet::new());
+        let mut staged = HashSet::new();
+        for ppn in (0..self.pmap.len().0).map(Ppn) {
+            let word = self.pmap.load(ppn);
+            if !word.is_idle() {
+                return Err(format!("{ppn} is busy: {word:?}"));
+            }
+            charged += u64::from(word.state().charged());
+            match word.state() {
+                State::Swapped if word.slot() >= slots.len().0 || !slots.is_taken(word.slot()) => {
+                    return Err(format!("{ppn}: {word:?}, but the slot is free"));
+                }
+                State::Swapped if !swapped.insert(word.slot()) => {
+                    return Err(format!("{ppn}: {word:?}, another page's slot"));
+                }
+                State::Staged | State::Held if !staged.insert(word.slot()) => {
+                    return Err(format!("{ppn}: {word:?}, another page's stage slot"));
+                }
+                _ => {}
+            }
+        }
+        if charged != self.charged().0 {
+            return Err(format!("{charged} charged pages, {} booked", self.charged().0));
+        }
+        let holds = self.stage.layout().holds as usize - self.stage.holds_free();
+        let held = self.pmap.in_state(State::Held).0 as usize;
+        if holds != held {
+            return Err(format!("{holds} holds taken, {held} pages held"));
+        }
+        Ok(())
+    }
+
+    /// `check`, and no swap slot is taken but by a Swapped page: nothing leaked.
+    pub fn check_quiet(&self) -> Result<(), String> {
+        self.check()?;
+        let used = self.swap_used();
+        let swapped = self.pmap.in_state(State::Swapped);
+        if used != swapped {
+            return Err(format!("{} swap slots taken, {} pages swapped", used.0, swapped.0));
+        }
+        Ok(())
+    }
+}

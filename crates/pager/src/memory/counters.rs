@@ -1,0 +1,64 @@
+//! Running totals of one VM, in pages or events.
+
+use crate::sync::{AtomicU64, Ordering};
+
+#[derive(Default)]
+pub struct Counters {
+    /// Faults served.
+    pub faults: AtomicU64,
+    /// Pages brought back from the swap file.
+    pub swap_ins: AtomicU64,
+    /// Pages written to the swap file.
+    pub swap_outs: AtomicU64,
+    /// Pages that left their homes by eviction.
+    pub evicted: AtomicU64,
+    /// Of those, pages all zero, which were dropped.
+    pub zero_dropped: AtomicU64,
+    /// Backed pages that the guest gave up.
+    pub discarded: AtomicU64,
+    /// Sampled pages touched.
+    pub touched: AtomicU64,
+    /// Allocations that had to wait for free memory.
+    pub waits: AtomicU64,
+    /// Allocations that waited because the host was low.
+    pub blocks: AtomicU64,
+    /// Nanoseconds that allocations waited, summed.
+    pub wait_ns: AtomicU64,
+}
+
+impl Counters {
+    pub(crate) fn add(counter: &AtomicU64, n: u64) {
+        counter.fetch_add(n, Ordering::Relaxed);
+    }
+
+    pub fn values(&self) -> CounterValues {
+        let get = |c: &AtomicU64| c.load(Ordering::Relaxed);
+        CounterValues {
+            faults: get(&self.faults),
+            swap_ins: get(&self.swap_ins),
+            swap_outs: get(&self.swap_outs),
+            evicted: get(&self.evicted),
+            zero_dropped: get(&self.zero_dropped),
+            discarded: get(&self.discarded),
+            touched: get(&self.touched),
+            waits: get(&self.waits),
+            blocks: get(&self.blocks),
+            wait_ns: get(&self.wait_ns),
+        }
+    }
+}
+
+/// What `Counters` held at one moment; units as there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CounterValues {
+    pub faults: u64,
+    pub swap_ins: u64,
+    pub swap_outs: u64,
+    pub evicted: u64,
+    pub zero_dropped: u64,
+    pub discarded: u64,
+    pub touched: u64,
+    pub waits: u64,
+    pub blocks: u64,
+    pub wait_ns: u64,
+}

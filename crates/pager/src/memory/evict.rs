@@ -1,0 +1,111 @@
+//! A page leaves its home. The order that must hold: write-protect; copy out; make the copy
+//! durable in the pmap; punch the hole; wake. A write in between waits on the protection and finds
+//! the page gone when it may go on.
+
+use ballast_units::{Ppn, SlotId};
+
+use super::{Counters, Memory};
+use crate::backend::{Backend, MemError};
+use crate::word::{Busy, State, Word};
+
+/// What became of the page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Evicted {
+    /// Its contents are in the stage slot that was offered.
+    Staged,
+    /// It was all zero: dropped, the stage slot was not used.
+    Zero,
+}
+
+/// Why the page stayed where it was.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NotEvicted {
+    /// It is not in its home, or another transition holds it: try another page.
+    NotEligible,
+    Failed(MemError),
+}
+
+impl<B: Backend> Memory<B> {
+    /// Moves a resident page into stage slot `stage_slot`, which is free and the caller's, and gives
+    /// its machine page back to the host.
+    pub fn evict(&self, ppn: Ppn, stage_slot: u64) -> Result<Evicted, NotEvicted> {
+        let home = self.pmap.load(ppn);
+        if home.state() != State::Resident || !home.is_idle() {
+            return Err(NotEvicted::NotEligible);
+        }
+        let next = self.leave_home(ppn, home, State::Staged, stage_slot)?;
+        self.uncharge(1);
+        Counters::add(&self.counters.evicted, 1);
+        if next.state() == State::Untouched {
+            Counters::add(&self.counters.zero_dropped, 1);
+            return Ok(Evicted::Zero);
+        }
+        Ok(Evicted::Staged)
+    }
+
+    /// The steps that eviction and sampling share. `into` is Staged or Held; a page all zero is
+    /// dropped where it would be staged. Answers the page's new word.
+    pub(super) fn leave_home(
+        &self,
+        ppn: Ppn,
+        home: Word,
+        into: State,
+        stage_slot: u64,
+    ) -> Result<Word, NotEvicted> {
+        let busy = home.set_busy(Busy::Evicting);
+        self.pmap.exchange(ppn, home, busy).map_err(|_| NotEvicted::NotEligible)?;
+        self.backend.protect(ppn).map_err(|e| self.stay_home(ppn, home, e))?;
+        // SAFETY: the slot is free and the caller's, so no word names it and nobody reads it.
+        let page = unsafe { self.stage.page_mut(stage_slot) };
+        self.backend.read_home(ppn, page).map_err(|e| self.stay_home(ppn, home, e))?;
+        let next = if into == State::Staged && is_zero(page) {
+            Word::UNTOUCHED
+        } else {
+            Word::with_slot(into, stage_slot)
+        };
+        self.pmap.store(ppn, next.set_busy(Busy::Evicting));
+        self.backend.punch(ppn, 1).map_err(|e| self.stay_home(ppn, home, e))?;
+        self.pmap.store(ppn, next);
+        Ok(next)
+    }
+
+    /// Rolls back: the home page is there, whole. Should lifting the protection fail too (a discard
+    /// is pending), the next write faults and lifts it.
+    fn stay_home(&self, ppn: Ppn, home: Word, e: MemError) -> NotEvicted {
+        if e != MemError::Crash {
+            let _ = self.backend.unprotect(ppn);
+            self.pmap.store(ppn, home);
+        }
+        NotEvicted::Failed(e)
+    }
+
+    /// The cluster write that carried `ppn` from stage slot `stage_slot` to `slot` is complete.
+    /// Answers false if the page is busy at the moment: ask again, and keep the stage slot until
+    /// then. If the page has left the stage meanwhile, its swap slot is freed.
+    #[must_use]
+    pub fn written(&self, ppn: Ppn, stage_slot: u64, slot: SlotId) -> bool {
+        loop {
+            let word = self.pmap.load(ppn);
+            if word.state() != State::Staged || word.slot() != stage_slot {
+                // Shuttles between home and this stage slot are over: it is not reused before now.
+                self.free_slot(slot);
+                return true;
+            }
+            if !word.is_idle() {
+                return false;
+            }
+            let swapped = Word::with_slot(State::Swapped, slot.0).set_sampled(word.sampled());
+            if self.pmap.exchange(ppn, word, swapped).is_ok() {
+                Counters::add(&self.counters.swap_outs, 1);
+                return true;
+            }
+        }
+    }
+}
+
+fn is_zero(page: &[u8]) -> bool {
+    // Most pages differ from zero early: look there before comparing all of it.
+    let (head, tail) = page.split_at(64);
+    head.iter().all(|&b| b == 0)
+        && tail.chunks_exact(64).all(|c| c.iter().fold(0, |a, b| a | b) == 0)
+}

@@ -1,0 +1,254 @@
+//! Serving faults: a page comes home.
+
+use ballast_units::{Ppn, SlotId};
+
+use super::{Counters, Memory};
+use crate::backend::{Backend, MemError, PageBuf};
+use crate::word::{Busy, State, Word};
+
+/// What the guest met.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// No page at its home.
+    Missing,
+    /// A write to a protected home page.
+    Protected,
+}
+
+/// Why a fault must be tried again later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// Another transition holds the page.
+    Busy,
+    /// A discard is pending: read events first.
+    Discard,
+    /// No free memory.
+    Memory,
+    /// The host is low and this VM above its target.
+    Blocked,
+    /// The host kernel had no memory for the page.
+    Kernel,
+}
+
+/// The outcome of a fault.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The guest goes on.
+    Served,
+    Wait(Wait),
+    /// The page must be read from this swap slot; hand what was read to `swapped_in`. Until then
+    /// the page is busy and memory for it is reserved.
+    Read(SlotId),
+    Failed(MemError),
+}
+
+impl<B: Backend> Memory<B> {
+    /// Serves one fault as far as it can be served without waiting for anything.
+    pub fn fault(&self, ppn: Ppn, access: Access) -> Fault {
+        let word = self.pmap.load(ppn);
+        if !word.is_idle() {
+            return Fault::Wait(Wait::Busy);
+        }
+        let outcome = match word.state() {
+            State::Resident => self.fault_resident(ppn, word, access),
+            State::Untouched | State::Ballooned => self.fault_fresh(ppn, word),
+            State::Staged | State::Held => self.fault_staged(ppn, word),
+            State::Swapped => self.fault_swapped(ppn, word),
+            State::Shared | State::Broken | State::Compressed => {
+                // No transition of this version leads there; a guess would destroy the page.
+                Err(Fault::Failed(MemError::Os {
+                    op: "fault on a page in a state of another version",
+                    ppn,
+                    source: crate::backend::Errno(libc::ENOTSUP),
+                }))
+            }
+        };
+        match outcome {
+            Ok(()) => {
+                Counters::add(&self.counters.faults, 1);
+                Fault::Served
+            }
+            Err(fault) => fault,
+        }
+    }
+
+    /// Takes the page's busy bit for filling.
+    fn claim(&self, ppn: Ppn, word: Word) -> Result<(), Fault> {
+        self.pmap
+            .exchange(ppn, word, word.set_busy(Busy::Filling))
+            .map_err(|_| Fault::Wait(Wait::Busy))
+    }
+
+    /// Gives the page back as it was. After an injected crash nothing more may happen.
+    fn unclaim(&self, ppn: Ppn, word: Word, charged: u64, e: MemError) -> Fault {
+        if e == MemError::Crash {
+            return Fault::Failed(e);
+        }
+        self.pmap.store(ppn, word);
+        self.uncharge(charged);
+        failed(e)
+    }
+
+    /// The page has come home.
+    pub(super) fn came_home(&self, ppn: Ppn, sampled: bool) {
+        self.pmap.store(ppn, Word::new(State::Resident));
+        if sampled {
+            Counters::add(&self.counters.touched, 1);
+        }
+    }
+
+    /// At home by the books: protected by an eviction that was rolled back, served already by an
+    /// earlier fault, or punched by the VMM before its discard was announced.
+    fn fault_resident(&self, ppn: Ppn, word: Word, access: Access) -> Result<(), Fault> {
+        self.claim(ppn, word)?;
+        if access == Access::Missing {
+            match self.backend.zero(ppn, 1) {
+                Ok(_) => {
+                    // The VMM had discarded it; it stays charged.
+                    Counters::add(&self.counters.discarded, 1);
+                    self.came_home(ppn, word.sampled());
+                    return Ok(());
+                }
+                Err(MemError::Exists) => {}
+                Err(e) => return Err(self.unclaim(ppn, word, 0, e)),
+            }
+        }
+        self.backend.unprotect(ppn).map_err(|e| self.unclaim(ppn, word, 0, e))?;
+        self.came_home(ppn, word.sampled());
+        Ok(())
+    }
+
+    /// Nothing to restore: a zero page, and its untouched neighbours while memory is plentiful.
+    fn fault_fresh(&self, ppn: Ppn, word: Word) -> Result<(), Fault> {
+        self.charge(1).map_err(Fault::Wait)?;
+        if let Err(busy) = self.claim(ppn, word) {
+            self.uncharge(1);
+            return Err(busy);
+        }
+        let run = self.claim_neighbours(ppn, word);
+        let mut next = run.start;
+        let mut first_error = None;
+        while next < run.end {
+            let done = match self.backend.zero(Ppn(next), run.end - next) {
+                Ok(n) => n.clamp(1, run.end - next),
+                Err(MemError::Crash) => return Err(Fault::Failed(MemError::Crash)),
+                Err(MemError::Exists) => {
+                    // Somebody wrote the RAM file past us. It is the guest's page now, and charged.
+                    if let Err(e) = self.backend.wake(Ppn(next), 1) {
+                        first_error = Some(e);
+                        break;
+                    }
+                    1
+                }
+                Err(e) => {
+                    first_error = Some(e);
+                    break;
+                }
+            };
+            for p in (next..next + done).map(Ppn) {
+                self.came_home(p, p == ppn && word.sampled());
+            }
+            next += done;
+        }
+        // What could not be filled goes back; the fault itself fails only if its own page did.
+        for p in (next..run.end).map(Ppn).filter(|&p| p != ppn) {
+            self.pmap.store(p, Word::UNTOUCHED);
+            self.uncharge(1);
+        }
+        match first_error {
+            Some(e) if ppn.0 >= next => Err(self.unclaim(ppn, word, 1, e)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Claims and charges the untouched, idle, unsampled neighbours of a claimed page inside its
+    /// aligned window.
+    fn claim_neighbours(&self, ppn: Ppn, word: Word) -> std::ops::Range<u64> {
+        let alone = ppn.0..ppn.0 + 1;
+        if self.fault_around == 1 || word.state() != State::Untouched {
+            return alone;
+        }
+        let window = ppn.0 - ppn.0 % self.fault_around;
+        let end = (window + self.fault_around).min(self.pmap.len().0);
+        let untouched = |p: &u64| self.pmap.load(Ppn(*p)) == Word::UNTOUCHED;
+        let before = (window..ppn.0).rev().take_while(untouched).count() as u64;
+        let after = (ppn.0 + 1..end).take_while(untouched).count() as u64;
+        if before + after == 0 || !self.charge_if_plentiful(before + after) {
+            return alone;
+        }
+        let claim = |p: &u64| self.claim(Ppn(*p), Word::UNTOUCHED).is_ok();
+        let before_got = (ppn.0 - before..ppn.0).rev().take_while(claim).count() as u64;
+        let after_got = (ppn.0 + 1..ppn.0 + 1 + after).take_while(claim).count() as u64;
+        self.uncharge(before + after - before_got - after_got);
+        ppn.0 - before_got..ppn.0 + 1 + after_got
+    }
+
+    /// The bytes are at hand, in the stage.
+    fn fault_staged(&self, ppn: Ppn, word: Word) -> Result<(), Fault> {
+        let charge = u64::from(!word.state().charged());
+        if charge > 0 {
+            self.charge(1).map_err(Fault::Wait)?;
+        }
+        if let Err(busy) = self.claim(ppn, word) {
+            self.uncharge(charge);
+            return Err(busy);
+        }
+        // SAFETY: this thread holds the busy bit of the page whose word names the slot: nobody
+        // reuses the slot before that word has changed.
+        let page = unsafe { self.stage.page(word.slot()) };
+        self.fill(ppn, page).map_err(|e| self.unclaim(ppn, word, charge, e))?;
+        self.came_home(ppn, word.sampled());
+        if word.state() == State::Held {
+            self.stage.free_hold(word.slot());
+        }
+        Ok(())
+    }
+
+    fn fault_swapped(&self, ppn: Ppn, word: Word) -> Result<(), Fault> {
+        self.charge(1).map_err(Fault::Wait)?;
+        if let Err(busy) = self.claim(ppn, word) {
+            self.uncharge(1);
+            return Err(busy);
+        }
+        Err(Fault::Read(SlotId(word.slot())))
+    }
+
+    /// The read that `Fault::Read` asked for is done. `Wait` means: keep the bytes, call again.
+    /// `None` as bytes means that the read failed for good: the page stays swapped, and its fault
+    /// unanswered, for there is nothing true to answer it with.
+    pub fn swapped_in(&self, ppn: Ppn, bytes: Option<&PageBuf>) -> Fault {
+        let word = self.pmap.load(ppn);
+        debug_assert!(word.state() == State::Swapped && word.busy() == Busy::Filling, "{word:?}");
+        let Some(bytes) = bytes else {
+            self.pmap.store(ppn, word.set_busy(Busy::Idle));
+            self.uncharge(1);
+            return Fault::Served;
+        };
+        match self.fill(ppn, bytes) {
+            Ok(()) => {
+                self.came_home(ppn, word.sampled());
+                self.free_slot(SlotId(word.slot()));
+                Counters::add(&self.counters.swap_ins, 1);
+                Counters::add(&self.counters.faults, 1);
+                Fault::Served
+            }
+            Err(e) => failed(e),
+        }
+    }
+
+    pub(super) fn fill(&self, ppn: Ppn, bytes: &PageBuf) -> Result<(), MemError> {
+        match self.backend.fill(ppn, bytes) {
+            // Somebody wrote the RAM file past us: what is there is the guest's.
+            Err(MemError::Exists) => self.backend.wake(ppn, 1),
+            other => other,
+        }
+    }
+}
+
+fn failed(e: MemError) -> Fault {
+    match e {
+        MemError::Again => Fault::Wait(Wait::Discard),
+        MemError::NoMemory => Fault::Wait(Wait::Kernel),
+        other => Fault::Failed(other),
+    }
+}

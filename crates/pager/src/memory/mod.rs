@@ -1,0 +1,141 @@
+//! The page-state machine of one VM: every transition of every page, each under the page's busy
+//! bit, over the seam to guest memory.
+//!
+//! Invariants (`check`, when nothing moves):
+//! - one page of machine memory is charged for every Resident and every Held page, none for others;
+//! - every Swapped word names its own taken slot of the swap file, and no other slot is taken but
+//!   by clusters being written;
+//! - every Held word names its own taken hold of the stage.
+//!
+//! Two pages never wait for one another: an operation that finds a page busy says so and does
+//! nothing.
+
+mod check;
+mod counters;
+mod discard;
+mod evict;
+mod fault;
+mod recover;
+mod sample;
+
+use std::sync::Arc;
+
+use ballast_units::{Pages, SlotId};
+
+pub use counters::{CounterValues, Counters};
+pub use evict::{Evicted, NotEvicted};
+pub use fault::{Access, Fault, Wait};
+pub use recover::{RecoverError, Recovered};
+
+use crate::backend::Backend;
+use crate::host::Host;
+use crate::pmap::Pmap;
+use crate::stage::Stage;
+use crate::swap::SlotMap;
+use crate::sync::{AtomicU64, Mutex, Ordering, lock};
+
+/// The paged memory of one VM.
+pub struct Memory<B> {
+    pub(crate) pmap: Pmap,
+    pub(crate) backend: B,
+    pub(crate) stage: Stage,
+    pub(crate) host: Arc<Host>,
+    slots: Mutex<SlotMap>,
+    charged: AtomicU64,
+    target: AtomicU64,
+    /// Pages handed out around a fault on an untouched page while memory is plentiful.
+    fault_around: u64,
+    pub counters: Counters,
+}
+
+impl<B: Backend> Memory<B> {
+    /// `pmap` is fresh: all pages untouched. For one that is not, see `recover`.
+    pub fn new(
+        pmap: Pmap,
+        backend: B,
+        stage: Stage,
+        swap: Pages,
+        host: Arc<Host>,
+        fault_around: Pages,
+    ) -> Memory<B> {
+        Memory {
+            target: AtomicU64::new(pmap.len().0),
+            pmap,
+            backend,
+            stage,
+            host,
+            slots: Mutex::new(SlotMap::new(swap)),
+            charged: AtomicU64::new(0),
+            fault_around: fault_around.0.max(1),
+            counters: Counters::default(),
+        }
+    }
+
+    pub fn pmap(&self) -> &Pmap {
+        &self.pmap
+    }
+    pub fn backend(&self) -> &B {
+        &self.backend
+    }
+    pub fn stage(&self) -> &Stage {
+        &self.stage
+    }
+    pub fn host(&self) -> &Host {
+        &self.host
+    }
+    /// Machine memory charged to the VM for its pages.
+    pub fn charged(&self) -> Pages {
+        Pages(self.charged.load(Ordering::Relaxed))
+    }
+    /// What the policy grants the VM: above it, allocation waits while the host is low.
+    pub fn target(&self) -> Pages {
+        Pages(self.target.load(Ordering::Relaxed))
+    }
+    pub fn set_target(&self, target: Pages) {
+        self.target.store(target.0, Ordering::Relaxed);
+    }
+    pub fn swap_free(&self) -> Pages {
+        lock(&self.slots).free()
+    }
+    pub fn swap_used(&self) -> Pages {
+        lock(&self.slots).used()
+    }
+
+    /// Takes a run of swap slots for a cluster.
+    pub fn take_slots(&self, most: u64) -> Option<(SlotId, u64)> {
+        lock(&self.slots).take_run(most)
+    }
+    pub fn free_slot(&self, slot: SlotId) {
+        let freed = lock(&self.slots).release(slot);
+        debug_assert!(freed, "{slot:?} freed twice");
+    }
+
+    /// Reserves `n` pages for this VM, or says why they must be waited for.
+    fn charge(&self, n: u64) -> Result<(), Wait> {
+        if self.host.is_low() && self.charged() >= self.target() {
+            return Err(Wait::Blocked);
+        }
+        if !self.host.ledger.try_reserve(Pages(n)) {
+            self.host.ledger.ring();
+            return Err(Wait::Memory);
+        }
+        self.charged.fetch_add(n, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Reserves `n` pages only if memory stays plentiful.
+    fn charge_if_plentiful(&self, n: u64) -> bool {
+        if self.host.is_low() || !self.host.ledger.reserve_leaving(Pages(n), self.host.plenty()) {
+            return false;
+        }
+        self.charged.fetch_add(n, Ordering::Relaxed);
+        true
+    }
+
+    fn uncharge(&self, n: u64) {
+        if n > 0 {
+            self.charged.fetch_sub(n, Ordering::Relaxed);
+            self.host.ledger.release(Pages(n));
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! A manager takes over a VM that runs: from the pmap alone, every page found busy is finished or
+//! rolled back, and everything derived is rebuilt.
+
+use ballast_units::{Pages, Ppn, SlotId};
+
+use super::Memory;
+use crate::backend::{Backend, MemError};
+use crate::sync::{Ordering, lock};
+use crate::word::{Busy, State, Word};
+
+/// What recovery found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Recovered {
+    /// Pages that were in the middle of a transition.
+    pub busy: u64,
+    /// Pages in write clusters of the stage; they must be written again.
+    pub staged: Vec<(Ppn, u64)>,
+    /// Resident by the books, not there: discarded while nobody listened.
+    pub absent: u64,
+}
+
+impl<B: Backend> Memory<B> {
+    /// Called once, before any other operation, with nobody else at the pages. Guests that wait are
+    /// woken at the end: they fault again, to the new manager. `drain` reads the events that stand
+    /// in the way (EAGAIN).
+    pub fn recover(&self, drain: &dyn Fn()) -> Result<Recovered, RecoverError> {
+        let mut found = Recovered::default();
+        let mut charged = 0;
+        for ppn in (0..self.pmap.len().0).map(Ppn) {
+            let mut word = self.pmap.load(ppn);
+            if !word.is_idle() {
+                word = self.settle(ppn, word, drain)?;
+                found.busy += 1;
+            }
+            if word.sampled() {
+                // The period it belonged to is over.
+                word = word.set_sampled(false);
+            }
+            if word.state() == State::Resident && !self.backend.present(ppn)? {
+                word = Word::new(State::Ballooned);
+                found.absent += 1;
+            }
+            match word.state() {
+                State::Swapped if !lock(&self.slots).claim(SlotId(word.slot())) => {
+                    return Err(RecoverError::Slot { ppn, slot: SlotId(word.slot()) });
+                }
+                State::Staged if word.slot() >= self.stage.layout().write_slots() => {
+                    return Err(RecoverError::Stage { ppn, slot: word.slot() });
+                }
+                State::Held
+                    if !(self.stage.layout().write_slots()..self.stage.layout().pages().0)
+                        .contains(&word.slot()) =>
+                {
+                    return Err(RecoverError::Stage { ppn, slot: word.slot() });
+                }
+                State::Staged => found.staged.push((ppn, word.slot())),
+                State::Held => self.stage.claim_hold(word.slot()),
+                _ => {}
+            }
+            charged += u64::from(word.state().charged());
+            self.pmap.store(ppn, word);
+        }
+        self.host.ledger.adopt(Pages(charged));
+        self.charged.store(charged, Ordering::Relaxed);
+        retry(drain, || self.backend.wake(Ppn(0), self.pmap.len().0))?;
+        Ok(found)
+    }
+
+    /// The idle word of a page whose transition was cut short.
+    fn settle(&self, ppn: Ppn, word: Word, drain: &dyn Fn()) -> Result<Word, RecoverError> {
+        let idle = word.set_busy(Busy::Idle);
+        Ok(match (word.busy(), word.state()) {
+            // Not copied yet, or not known to be: the home page is whole.
+            (Busy::Evicting, State::Resident) => {
+                retry(drain, || self.backend.unprotect(ppn))?;
+                idle
+            }
+            // Copied. The home page, if there still, was protected all the while: it is the same.
+            (Busy::Evicting, _) => {
+                retry(drain, || self.backend.punch(ppn, 1))?;
+                idle
+            }
+            // The home page may be there, and the guest may have written to it since.
+            (Busy::Filling, _) if self.backend.present(ppn)? => {
+                retry(drain, || self.backend.unprotect(ppn))?;
+                Word::new(State::Resident)
+            }
+            (Busy::Filling, _) => idle,
+            (Busy::Discarding, _) => {
+                retry(drain, || self.backend.punch(ppn, 1))?;
+                Word::new(State::Ballooned)
+            }
+            (Busy::Idle, _) => idle,
+        })
+    }
+}
+
+/// EAGAIN lasts as long as an unread REMOVE event.
+fn retry(drain: &dyn Fn(), op: impl Fn() -> Result<(), MemError>) -> Result<(), MemError> {
+    for _ in 0..2000 {
+        match op() {
+            Err(MemError::Again) => {
+                drain();
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+            other => return other,
+        }
+    }
+    Err(MemError::Again)
+}
+
+/// Why a VM cannot be taken over. Its guest stays paused at its next fault, whole.
+#[derive(Debug, thiserror::Error)]
+pub enum RecoverError {
+    #[error(transparent)]
+    Memory(#[from] MemError),
+    #[error("pmap: {ppn} names swap slot {}, which does not exist or is another page's", .slot.0)]
+    Slot { ppn: Ppn, slot: SlotId },
+    #[error("pmap: {ppn} names stage slot {slot}, which is not one of its kind")]
+    Stage { ppn: Ppn, slot: u64 },
+}

@@ -1,0 +1,13 @@
+//! The threads of a paged VM.
+//!
+//! - `fault`: reads the userfaultfd; serves faults and discards. It never waits for anything but
+//!   its descriptors: what cannot be served now is kept and tried again, because the VMM's own
+//!   threads wait until their discard events are read.
+//! - `reclaim`: evicts what the policy asks for, writes clusters to the swap file, samples.
+
+mod fault;
+mod pending;
+mod reclaim;
+mod vm;
+
+pub use vm::{Health, PagedVm, PagerConfig, StartError, VmFiles};

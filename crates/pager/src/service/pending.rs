@@ -1,0 +1,100 @@
+//! Faults and discards that could not be done at once, in the order that must hold: a fault on a
+//! page is never served while an earlier discard of that page is outstanding, for the discard
+//! would then drop what the guest has written since.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use ballast_units::Ppn;
+
+use crate::memory::{Access, Wait};
+
+#[derive(Clone, Copy, Debug)]
+pub struct WaitingFault {
+    pub access: Access,
+    pub since: Instant,
+    /// Why it waits, the last time it was tried.
+    pub why: Wait,
+}
+
+#[derive(Debug, Default)]
+pub struct Pending {
+    faults: BTreeMap<Ppn, WaitingFault>,
+    discards: Vec<(Ppn, u64)>,
+}
+
+impl Pending {
+    pub fn is_empty(&self) -> bool {
+        self.faults.is_empty() && self.discards.is_empty()
+    }
+    pub fn faults(&self) -> usize {
+        self.faults.len()
+    }
+
+    /// Keeps a fault; answers whether it is new. A second one on the same page joins the first:
+    /// Missing covers Protected, since serving it looks at what is there.
+    pub fn keep_fault(&mut self, ppn: Ppn, access: Access, why: Wait) -> bool {
+        let mut new = false;
+        let fault = self.faults.entry(ppn).or_insert_with(|| {
+            new = true;
+            WaitingFault { access, since: Instant::now(), why }
+        });
+        if access == Access::Missing {
+            fault.access = Access::Missing;
+        }
+        fault.why = why;
+        new
+    }
+
+    pub fn keep_discards(&mut self, ranges: Vec<(Ppn, u64)>) {
+        self.discards.extend(ranges);
+    }
+
+    pub fn take_discards(&mut self) -> Vec<(Ppn, u64)> {
+        std::mem::take(&mut self.discards)
+    }
+
+    pub fn discard_outstanding(&self, ppn: Ppn) -> bool {
+        self.discards.iter().any(|&(first, n)| (first.0..first.0 + n).contains(&ppn.0))
+    }
+
+    pub fn fault(&self, ppn: Ppn) -> Option<WaitingFault> {
+        self.faults.get(&ppn).copied()
+    }
+    pub fn waiting(&self) -> Vec<Ppn> {
+        self.faults.keys().copied().collect()
+    }
+    pub fn drop_fault(&mut self, ppn: Ppn) -> Option<WaitingFault> {
+        self.faults.remove(&ppn)
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_behind_a_discard_is_seen_to_be() {
+        let mut pending = Pending::default();
+        assert!(pending.is_empty());
+        pending.keep_discards(vec![(Ppn(10), 5)]);
+        assert!(!pending.discard_outstanding(Ppn(9)));
+        assert!(pending.discard_outstanding(Ppn(10)));
+        assert!(pending.discard_outstanding(Ppn(14)));
+        assert!(!pending.discard_outstanding(Ppn(15)));
+        assert_eq!(pending.take_discards(), [(Ppn(10), 5)]);
+        assert!(!pending.discard_outstanding(Ppn(10)));
+    }
+
+    #[test]
+    fn two_faults_on_a_page_are_one_and_missing_wins() {
+        let mut pending = Pending::default();
+        assert!(pending.keep_fault(Ppn(1), Access::Missing, Wait::Busy));
+        assert!(!pending.keep_fault(Ppn(1), Access::Protected, Wait::Memory));
+        let fault = pending.fault(Ppn(1)).unwrap();
+        assert_eq!((fault.access, fault.why), (Access::Missing, Wait::Memory));
+        assert_eq!(pending.waiting(), [Ppn(1)]);
+        assert!(pending.drop_fault(Ppn(1)).is_some());
+        assert!(pending.is_empty());
+    }
+}

@@ -1,0 +1,351 @@
+//! The reclaim thread of one VM: eviction towards the policy's goal, clustered writes to the swap
+//! file, and the sampling of active memory.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use ballast_units::{PAGE_SIZE, Ppn, SlotId};
+
+use super::vm::Shared;
+use crate::backend::MemError;
+use crate::memory::{Evicted, NotEvicted};
+use crate::replacement::Replacement;
+use crate::swap::{Completion, Ring};
+use crate::word::State;
+
+/// Random proposals before the pmap is searched in order.
+const PROPOSALS: u32 = 128;
+
+/// Pages that lie together in the stage and go to the swap file together.
+struct Cluster {
+    /// Its first stage slot.
+    base: u64,
+    pages: Vec<Ppn>,
+    /// Swap slots by page, once written to; a page settled is None.
+    slots: Vec<Option<SlotId>>,
+    /// Writes in flight.
+    writing: u32,
+    sealed: bool,
+}
+
+impl Cluster {
+    fn is_free(&self) -> bool {
+        self.sealed && self.writing == 0 && self.slots.iter().all(Option::is_none)
+    }
+}
+
+pub(super) struct Reclaim {
+    vm: Arc<Shared>,
+    ring: Ring,
+    clusters: Vec<Cluster>,
+    replacement: Box<dyn Replacement>,
+    sampled: Vec<Ppn>,
+}
+
+impl Reclaim {
+    pub fn new(
+        vm: Arc<Shared>,
+        replacement: Box<dyn Replacement>,
+        staged: &[(Ppn, u64)],
+    ) -> Reclaim {
+        let layout = vm.memory.stage().layout();
+        let clusters = (0..layout.clusters)
+            .map(|c| Cluster {
+                base: c * layout.cluster,
+                pages: Vec::new(),
+                slots: Vec::new(),
+                writing: 0,
+                sealed: false,
+            })
+            .collect();
+        let mut reclaim = Reclaim {
+            vm,
+            ring: Ring::new(2 * (layout.write_slots() as u32).max(1)),
+            clusters,
+            replacement,
+            sampled: Vec::new(),
+        };
+        reclaim.adopt(staged, layout.cluster);
+        reclaim
+    }
+
+    /// Pages that a former manager left in the stage go back into their clusters. A slot between
+    /// them that no page names is given to the first page of the cluster: it is written twice, once
+    /// in vain, and settles as "left the stage".
+    fn adopt(&mut self, staged: &[(Ppn, u64)], per_cluster: u64) {
+        for cluster in &mut self.clusters {
+            let mut own: Vec<_> =
+                staged.iter().filter(|s| s.1 / per_cluster == cluster.base / per_cluster).collect();
+            own.sort_by_key(|s| s.1);
+            let Some(&&(filler, _)) = own.first() else { continue };
+            for &&(ppn, slot) in &own {
+                while cluster.base + (cluster.pages.len() as u64) < slot {
+                    cluster.pages.push(filler);
+                }
+                cluster.pages.push(ppn);
+            }
+        }
+    }
+
+    pub fn run(mut self) {
+        while !self.vm.is_stopping() {
+            if let Some(request) = self.vm.take_sample_request() {
+                self.sample(request);
+            }
+            self.evict();
+            self.flush();
+            self.settle_all();
+            let draining = self.clusters.iter().any(|c| c.sealed);
+            self.vm.wait_for_work(draining.then_some(Duration::from_millis(2)));
+        }
+    }
+
+    fn evict(&mut self) {
+        let mut refused = 0u32;
+        while self.vm.evict_goal.load(Ordering::Relaxed) > 0 && !self.vm.is_stopping() {
+            self.reap(false);
+            let open: u64 =
+                self.clusters.iter().filter(|c| !c.sealed).map(|c| c.pages.len() as u64).sum();
+            if self.vm.memory.swap_free().0 <= open {
+                // Reserved at admission, so only a VM that was given less gets here.
+                self.vm.evict_goal.store(0, Ordering::Relaxed);
+                break;
+            }
+            let Some(cluster) = self.open_cluster() else {
+                if self.ring.in_flight() > 0 {
+                    self.reap(true);
+                } else {
+                    self.settle_all();
+                    std::thread::sleep(Duration::from_micros(100));
+                }
+                refused += 1;
+                if refused > 10_000 {
+                    // The swap file does not take the clusters: the policy asks again.
+                    break;
+                }
+                continue;
+            };
+            let Some(ppn) = self.victim() else {
+                self.vm.evict_goal.store(0, Ordering::Relaxed);
+                break;
+            };
+            let slot = self.clusters[cluster].base + self.clusters[cluster].pages.len() as u64;
+            match self.vm.memory.evict(ppn, slot) {
+                Ok(evicted) => {
+                    refused = 0;
+                    self.vm.evict_done(1);
+                    if evicted == Evicted::Staged {
+                        self.clusters[cluster].pages.push(ppn);
+                        if self.clusters[cluster].pages.len() as u64
+                            == self.vm.memory.stage().layout().cluster
+                        {
+                            self.write(cluster);
+                        }
+                    }
+                }
+                Err(NotEvicted::NotEligible) => {}
+                Err(NotEvicted::Failed(MemError::Gone)) => {
+                    self.vm.evict_goal.store(0, Ordering::Relaxed);
+                }
+                Err(NotEvicted::Failed(MemError::Again)) => {
+                    // The fault service is reading the discard; other pages fare no better.
+                    std::thread::sleep(Duration::from_micros(50));
+                }
+                Err(NotEvicted::Failed(e)) => {
+                    self.vm.set_ill(format!("evicting {ppn}: {e}"));
+                    std::thread::sleep(Duration::from_millis(10));
+                    refused += 100;
+                    if refused > 10_000 {
+                        break;
+                    }
+                }
+            }
+        }
+    }
+
+    fn open_cluster(&self) -> Option<usize> {
+        // A part-filled one first, so that clusters go full.
+        let open = |c: &&Cluster| !c.sealed;
+        let best = self.clusters.iter().filter(open).map(|c| c.pages.len()).max()?;
+        self.clusters.iter().position(|c| !c.sealed && c.pages.len() == best)
+    }
+
+    fn victim(&mut self) -> Option<Ppn> {
+        let size = self.vm.memory.pmap().len();
+        let eligible = |p: Ppn| {
+            let word = self.vm.memory.pmap().load(p);
+            word.state() == State::Resident && word.is_idle()
+        };
+        let mut last = Ppn(0);
+        for _ in 0..PROPOSALS {
+            last = self.replacement.propose(size);
+            if eligible(last) {
+                return Some(last);
+            }
+        }
+        // Residents are rare: the next one from a random place on.
+        (0..size.0).map(|i| Ppn((last.0 + i) % size.0)).find(|&p| eligible(p))
+    }
+
+    /// Part-filled clusters go too: a page in the stage is neither here nor there.
+    fn flush(&mut self) {
+        for cluster in 0..self.clusters.len() {
+            if !self.clusters[cluster].sealed && !self.clusters[cluster].pages.is_empty() {
+                self.write(cluster);
+            }
+        }
+        while self.ring.in_flight() > 0 && !self.vm.is_stopping() {
+            self.reap(true);
+        }
+    }
+
+    /// Submits a cluster's pages that have no slot yet, in as few writes as the free slots allow.
+    fn write(&mut self, index: usize) {
+        let cluster = &mut self.clusters[index];
+        if !cluster.sealed {
+            cluster.sealed = true;
+            cluster.slots = Vec::with_capacity(cluster.pages.len());
+        }
+        while cluster.slots.len() < cluster.pages.len() {
+            let first = cluster.slots.len();
+            let left = (cluster.pages.len() - first) as u64;
+            let Some((slot, n)) = self.vm.memory.take_slots(left) else { return };
+            cluster.slots.extend((0..n).map(|i| Some(SlotId(slot.0 + i))));
+            submit(&self.vm, &mut self.ring, cluster, index, first, n as usize, slot);
+        }
+    }
+
+    fn reap(&mut self, wait: bool) {
+        let mut done = Vec::new();
+        if let Err(e) = self.ring.reap(wait, &mut done) {
+            self.vm.set_ill(format!("swap I/O: {e}"));
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        for Completion { tag, result } in done {
+            let (index, first, n) =
+                ((tag >> 40) as usize, (tag >> 20 & 0xf_ffff) as usize, (tag & 0xf_ffff) as usize);
+            let cluster = &mut self.clusters[index];
+            cluster.writing -= 1;
+            if result == Ok((n * PAGE_SIZE) as u32) {
+                self.settle(index, first, n);
+                continue;
+            }
+            let what = match result {
+                Ok(bytes) => format!("{bytes} of {} bytes written", n * PAGE_SIZE),
+                Err(errno) => std::io::Error::from_raw_os_error(errno).to_string(),
+            };
+            self.vm.set_ill(format!("{}: {what}; its pages stay", self.vm.swap.path().display()));
+            // The pages are whole in the stage: write them again, page by page, less in a hurry.
+            std::thread::sleep(Duration::from_millis(20));
+            for i in first..first + n {
+                if let Some(slot) = self.clusters[index].slots[i] {
+                    let cluster = &mut self.clusters[index];
+                    submit(&self.vm, &mut self.ring, cluster, index, i, 1, slot);
+                }
+            }
+        }
+        self.settle_all();
+    }
+
+    /// Books the pages of a complete write, but for those busy at the moment.
+    fn settle(&mut self, index: usize, first: usize, n: usize) {
+        let cluster = &mut self.clusters[index];
+        for i in first..first + n {
+            if let Some(slot) = cluster.slots[i]
+                && self.vm.memory.written(cluster.pages[i], cluster.base + i as u64, slot)
+            {
+                cluster.slots[i] = None;
+            }
+        }
+    }
+
+    /// Settles what was busy, gives slots to what got none, and opens clusters that are done.
+    fn settle_all(&mut self) {
+        for index in 0..self.clusters.len() {
+            if !self.clusters[index].sealed || self.clusters[index].writing > 0 {
+                continue;
+            }
+            let written = self.clusters[index].slots.len();
+            self.settle(index, 0, written);
+            if written < self.clusters[index].pages.len() {
+                self.write(index);
+            } else if self.clusters[index].is_free() {
+                let cluster = &mut self.clusters[index];
+                cluster.sealed = false;
+                cluster.pages.clear();
+                cluster.slots.clear();
+            }
+        }
+    }
+
+    /// Ends the sample of the last period and begins a new one.
+    fn sample(&mut self, ppns: Vec<Ppn>) {
+        let mut left = std::mem::take(&mut self.sampled);
+        for _ in 0..200 {
+            left.retain(|&ppn| match self.vm.memory.unsample(ppn) {
+                Ok(done) => !done,
+                Err(MemError::Gone) => false,
+                Err(e) => {
+                    self.vm.set_ill(format!("ending the sample of {ppn}: {e}"));
+                    true
+                }
+            });
+            if left.is_empty() || self.vm.is_stopping() {
+                break;
+            }
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        let mut taken = 0;
+        self.sampled = left;
+        for ppn in ppns.into_iter().filter(|p| p.0 < self.vm.memory.pmap().len().0) {
+            for _ in 0..20 {
+                match self.vm.memory.sample(ppn) {
+                    Ok(true) => {
+                        taken += 1;
+                        self.sampled.push(ppn);
+                    }
+                    Ok(false) => {
+                        std::thread::sleep(Duration::from_micros(50));
+                        continue;
+                    }
+                    Err(MemError::Gone) => return,
+                    Err(e) => self.vm.set_ill(format!("sampling {ppn}: {e}")),
+                }
+                break;
+            }
+        }
+        self.vm.sample_began(taken);
+    }
+}
+
+/// Submits pages `first..first + n` of a cluster to neighbouring swap slots from `slot` on.
+fn submit(
+    vm: &Shared,
+    ring: &mut Ring,
+    cluster: &mut Cluster,
+    index: usize,
+    first: usize,
+    n: usize,
+    slot: SlotId,
+) {
+    let tag = (index as u64) << 40 | (first as u64) << 20 | n as u64;
+    let from = vm.memory.stage().slot_ptr(cluster.base + first as u64);
+    // SAFETY: the stage outlives the ring (the VM's shared part, which owns it, is held by this
+    // thread, and the ring waits for its writes on drop); the slots are not reused before the
+    // cluster is settled, which the completion precedes.
+    let result = unsafe { ring.write(&vm.swap, from, (n * PAGE_SIZE) as u32, slot.offset(), tag) };
+    match result {
+        Ok(()) => cluster.writing += 1,
+        Err(e) => {
+            vm.set_ill(format!("{}: {e}; its pages stay", vm.swap.path().display()));
+            for i in first..first + n {
+                if let Some(slot) = cluster.slots[i] {
+                    vm.memory.free_slot(slot);
+                }
+            }
+            // From here on the cluster gets new slots, at the next settling.
+            cluster.slots.truncate(first);
+        }
+    }
+}

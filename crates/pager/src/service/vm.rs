@@ -1,0 +1,416 @@
+//! A paged VM: its memory, its files and its threads.
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use ballast_uffd::Event;
+use ballast_units::{Bytes, HostAddr, Pages, Ppn};
+
+use super::fault::{FaultService, READS};
+use super::reclaim::Reclaim;
+use crate::guest_ram::GuestRam;
+use crate::host::Host;
+use crate::memory::{Memory, RecoverError, Recovered};
+use crate::pmap::{Pmap, PmapError};
+use crate::replacement::{Random, Replacement};
+use crate::stage::{Stage, StageLayout};
+use crate::swap::{SwapError, SwapFile};
+
+/// Sizes of a VM's pager. The same values must be used to take a VM over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PagerConfig {
+    /// Pages handed out around a fault on an untouched page while memory is plentiful; a power of
+    /// two, 1 for none.
+    pub fault_around: Pages,
+    pub stage: StageLayout,
+    /// Seed of the random replacement.
+    pub seed: u64,
+}
+
+impl Default for PagerConfig {
+    fn default() -> PagerConfig {
+        PagerConfig {
+            fault_around: Pages(16),
+            stage: StageLayout { cluster: 32, clusters: 4, holds: 128 },
+            seed: 0,
+        }
+    }
+}
+
+impl PagerConfig {
+    /// Machine memory that the pager itself takes for a VM of `size`: pmap, stage, read buffers.
+    pub fn overhead(&self, size: Pages) -> Pages {
+        Bytes(size.0 * 8).pages_ceil() + Pages(1) + self.stage.pages() + Pages(READS as u64)
+    }
+}
+
+/// The files of a VM's pager.
+#[derive(Clone, Debug)]
+pub struct VmFiles {
+    pub pmap: PathBuf,
+    pub stage: PathBuf,
+    pub swap: PathBuf,
+}
+
+impl VmFiles {
+    /// pmap and stage in the VM's run folder, which is on a tmpfs; the swap file on a disk.
+    pub fn new(run: &Path, swap: PathBuf) -> VmFiles {
+        VmFiles { pmap: run.join("pmap"), stage: run.join("stage"), swap }
+    }
+
+    /// Removes what is there.
+    pub fn remove(&self) {
+        for path in [&self.pmap, &self.stage, &self.swap] {
+            match std::fs::remove_file(path) {
+                Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                    tracing::warn!("removing {}: {e}", path.display());
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Why a VM's pager did not start. Nothing of it is left behind.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error(transparent)]
+    Pmap(#[from] PmapError),
+    #[error(transparent)]
+    Swap(#[from] SwapError),
+    #[error("stage {}: {source}", .path.display())]
+    Stage { path: PathBuf, source: std::io::Error },
+    #[error("{0}")]
+    Recover(#[from] RecoverError),
+    #[error("starting the pager's threads: {0}")]
+    Threads(std::io::Error),
+}
+
+/// Whether a VM's pager does its work.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Health {
+    Well,
+    /// The last trouble, and how many there were. No page is lost; pages may be waiting.
+    Ill {
+        last: String,
+        times: u32,
+    },
+}
+
+/// What the threads of a VM share.
+pub(super) struct Shared {
+    pub name: String,
+    pub memory: Memory<GuestRam>,
+    pub swap: SwapFile,
+    pub wake_fd: OwnedFd,
+    pub evict_goal: AtomicU64,
+    /// Faults waiting now.
+    pub waiting: AtomicU64,
+    stop: AtomicBool,
+    ill: Mutex<Option<String>>,
+    ill_times: AtomicU32,
+    work: Mutex<Work>,
+    work_ready: Condvar,
+    sample_size: AtomicU32,
+    samples_begun: AtomicU64,
+}
+
+#[derive(Default)]
+struct Work {
+    ready: bool,
+    sample: Option<Vec<Ppn>>,
+}
+
+impl Shared {
+    pub fn is_stopping(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    pub fn set_ill(&self, what: String) {
+        let times = self.ill_times.fetch_add(1, Ordering::Relaxed);
+        // The first ones and then powers of two: a disk that fails does not fill the log as well.
+        if times < 4 || times.is_power_of_two() {
+            tracing::error!(vm = %self.name, "{what}");
+        }
+        *self.ill.lock().unwrap_or_else(PoisonError::into_inner) = Some(what);
+    }
+
+    pub fn take_sample_request(&self) -> Option<Vec<Ppn>> {
+        self.work.lock().unwrap_or_else(PoisonError::into_inner).sample.take()
+    }
+
+    pub fn sample_began(&self, pages: u32) {
+        self.sample_size.store(pages, Ordering::Relaxed);
+        self.samples_begun.fetch_add(1, Ordering::Release);
+    }
+
+    pub fn evict_done(&self, n: u64) {
+        let _ = self.evict_goal.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |goal| {
+            Some(goal.saturating_sub(n))
+        });
+    }
+
+    pub fn wait_for_work(&self, at_most: Option<Duration>) {
+        let mut work = self.work.lock().unwrap_or_else(PoisonError::into_inner);
+        while !work.ready && !self.is_stopping() {
+            match at_most {
+                None => {
+                    work = self.work_ready.wait(work).unwrap_or_else(PoisonError::into_inner);
+                }
+                Some(limit) => {
+                    work = self
+                        .work_ready
+                        .wait_timeout(work, limit)
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .0;
+                    break;
+                }
+            }
+        }
+        work.ready = false;
+    }
+
+    fn signal(&self, change: impl FnOnce(&mut Work)) {
+        let mut work = self.work.lock().unwrap_or_else(PoisonError::into_inner);
+        change(&mut work);
+        work.ready = true;
+        self.work_ready.notify_all();
+    }
+}
+
+/// A VM whose every page the pager hands out.
+pub struct PagedVm {
+    shared: Arc<Shared>,
+    files: VmFiles,
+    overhead: Pages,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl PagedVm {
+    /// Takes charge of a VM that has just mapped its RAM. `overhead` pages must be reserved in the
+    /// host's ledger already; they are released with the VM. The swap file is as long as `swap`.
+    pub fn start(
+        name: &str,
+        config: PagerConfig,
+        files: VmFiles,
+        ram: GuestRam,
+        swap: Pages,
+        overhead: Pages,
+        host: Arc<Host>,
+    ) -> Result<PagedVm, StartError> {
+        let made = (|| {
+            let pmap = Pmap::create(&files.pmap, ram.layout().len)?;
+            let stage = Stage::create(&files.stage, config.stage)
+                .map_err(|source| StartError::Stage { path: files.stage.clone(), source })?;
+            let file = SwapFile::create(&files.swap, swap)?;
+            Ok::<_, StartError>((pmap, stage, file))
+        })();
+        let (pmap, stage, file) = made.inspect_err(|_| files.remove())?;
+        if !file.is_direct() {
+            tracing::warn!(
+                vm = name,
+                "{}: no O_DIRECT there: swapped pages may stay in the host's \
+                page cache, outside the budget",
+                files.swap.display()
+            );
+        }
+        let memory = Memory::new(pmap, ram, stage, swap, host, config.fault_around);
+        let mut vm = PagedVm::assemble(name, memory, file, files, overhead)?;
+        vm.spawn_faults()?;
+        vm.spawn_reclaim(config.seed, Vec::new())?;
+        Ok(vm)
+    }
+
+    /// Takes over a VM that a former manager left running: fault service first, for discards that
+    /// nobody read stand in the way of everything else.
+    pub fn take_over(
+        name: &str,
+        config: PagerConfig,
+        files: VmFiles,
+        ram: GuestRam,
+        overhead: Pages,
+        host: Arc<Host>,
+    ) -> Result<(PagedVm, Recovered), StartError> {
+        let pmap = Pmap::open(&files.pmap, ram.layout().len)?;
+        let stage = Stage::open(&files.stage, config.stage)
+            .map_err(|source| StartError::Stage { path: files.stage.clone(), source })?;
+        let file = SwapFile::open(&files.swap)?;
+        let memory = Memory::new(pmap, ram, stage, file.len(), host, config.fault_around);
+        let discards = std::cell::RefCell::new(Vec::new());
+        let drain = || drain_events(&memory, &mut discards.borrow_mut());
+        drain();
+        let recovered = memory.recover(&drain)?;
+        for (start, end) in discards.take() {
+            let base = memory.backend().layout().base;
+            if let (Some(first), Some(last)) = (start.ppn_from(base), end.ppn_from(base)) {
+                let (busy, result) = memory.discard(first, last.0 - first.0);
+                debug_assert!(busy.is_empty() || result.is_err(), "nobody else is at the pages");
+                result.map_err(RecoverError::Memory)?;
+            }
+        }
+        let mut vm = PagedVm::assemble(name, memory, file, files, overhead)?;
+        vm.spawn_faults()?;
+        vm.spawn_reclaim(config.seed, recovered.staged.clone())?;
+        Ok((vm, recovered))
+    }
+
+    fn assemble(
+        name: &str,
+        memory: Memory<GuestRam>,
+        swap: SwapFile,
+        files: VmFiles,
+        overhead: Pages,
+    ) -> Result<PagedVm, StartError> {
+        use rustix::event::{EventfdFlags, eventfd};
+        let wake_fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|e| StartError::Threads(e.into()))?;
+        let shared = Arc::new(Shared {
+            name: name.to_owned(),
+            memory,
+            swap,
+            wake_fd,
+            evict_goal: AtomicU64::new(0),
+            waiting: AtomicU64::new(0),
+            stop: AtomicBool::new(false),
+            ill: Mutex::new(None),
+            ill_times: AtomicU32::new(0),
+            work: Mutex::new(Work::default()),
+            work_ready: Condvar::new(),
+            sample_size: AtomicU32::new(0),
+            samples_begun: AtomicU64::new(0),
+        });
+        Ok(PagedVm { shared, files, overhead, threads: Vec::new() })
+    }
+
+    fn spawn_faults(&mut self) -> Result<(), StartError> {
+        let service = FaultService::new(self.shared.clone()).map_err(StartError::Threads)?;
+        self.spawn("fault", move || service.run())
+    }
+
+    fn spawn_reclaim(&mut self, seed: u64, staged: Vec<(Ppn, u64)>) -> Result<(), StartError> {
+        let replacement: Box<dyn Replacement> = Box::new(Random::seeded(seed));
+        let reclaim = Reclaim::new(self.shared.clone(), replacement, &staged);
+        self.spawn("reclaim", move || reclaim.run())
+    }
+
+    fn spawn(
+        &mut self,
+        what: &str,
+        body: impl FnOnce() + Send + 'static,
+    ) -> Result<(), StartError> {
+        // 15 characters are all that the kernel keeps of a thread's name.
+        let name: String = format!("{what}-{}", self.shared.name).chars().take(15).collect();
+        let thread =
+            std::thread::Builder::new().name(name).spawn(body).map_err(StartError::Threads)?;
+        self.threads.push(thread);
+        Ok(())
+    }
+
+    pub fn memory(&self) -> &Memory<GuestRam> {
+        &self.shared.memory
+    }
+    pub fn overhead(&self) -> Pages {
+        self.overhead
+    }
+    pub fn swap_len(&self) -> Pages {
+        self.shared.swap.len()
+    }
+    /// Faults that wait at this moment.
+    pub fn waiting(&self) -> u64 {
+        self.shared.waiting.load(Ordering::Relaxed)
+    }
+    /// Pages that eviction has yet to deliver.
+    pub fn evict_goal(&self) -> Pages {
+        Pages(self.shared.evict_goal.load(Ordering::Relaxed))
+    }
+
+    /// Asks for `n` pages to be evicted from now on; replaces what was asked before.
+    pub fn set_evict_goal(&self, n: Pages) {
+        let before = self.shared.evict_goal.swap(n.0, Ordering::Relaxed);
+        if n.0 > 0 && before == 0 {
+            self.shared.signal(|_| {});
+        }
+    }
+
+    /// Lets faults that wait for memory try again now.
+    pub fn memory_freed(&self) {
+        if self.waiting() > 0 {
+            self.wake_faults();
+        }
+    }
+
+    /// Ends the current sample and begins one of these pages.
+    pub fn begin_sample(&self, ppns: Vec<Ppn>) {
+        self.shared.signal(|work| work.sample = Some(ppns));
+    }
+    /// How many samples have begun, and how many pages are in the current one.
+    pub fn sample(&self) -> (u64, u32) {
+        let begun = self.shared.samples_begun.load(Ordering::Acquire);
+        (begun, self.shared.sample_size.load(Ordering::Relaxed))
+    }
+
+    pub fn health(&self) -> Health {
+        match &*self.shared.ill.lock().unwrap_or_else(PoisonError::into_inner) {
+            None => Health::Well,
+            Some(last) => Health::Ill {
+                last: last.clone(),
+                times: self.shared.ill_times.load(Ordering::Relaxed),
+            },
+        }
+    }
+
+    fn wake_faults(&self) {
+        let _ = rustix::io::write(&self.shared.wake_fd, &1u64.to_ne_bytes());
+    }
+
+    fn stop_threads(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        self.wake_faults();
+        self.shared.signal(|_| {});
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                tracing::error!(vm = %self.shared.name, "a pager thread had panicked");
+            }
+        }
+    }
+
+    /// The VMM process is gone: gives back all its memory and swap, and removes its files.
+    pub fn release(mut self) {
+        self.stop_threads();
+        if let Err(e) = self.memory().backend().release_all() {
+            tracing::warn!(vm = %self.shared.name, "freeing its RAM file: {e}");
+        }
+        let pages = self.memory().charged() + self.overhead;
+        self.memory().host().ledger.release(pages);
+        self.files.remove();
+    }
+
+    /// The manager goes, the VM stays: stops the threads between two transitions and leaves
+    /// everything for the next manager.
+    pub fn leave(mut self) {
+        self.stop_threads();
+    }
+}
+
+impl Drop for PagedVm {
+    fn drop(&mut self) {
+        self.stop_threads();
+    }
+}
+
+/// Reads what the kernel has to tell before the fault service runs. Discards are kept for after the
+/// recovery; faults are dropped, which is why recovery wakes all waiters at its end.
+fn drain_events(memory: &Memory<GuestRam>, discards: &mut Vec<(HostAddr, HostAddr)>) {
+    let mut events = Vec::new();
+    while matches!(memory.backend().uffd().read_events(&mut events), Ok(1..)) {
+        for event in events.drain(..) {
+            if let Event::Remove { start, end } = event {
+                discards.push((start, end));
+            }
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! A swap file: space that was reserved at admission, read and written past the host's page cache.
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use ballast_units::{PAGE_SIZE, Pages, SlotId};
+
+use crate::backend::PageBuf;
+
+#[derive(Debug, thiserror::Error)]
+pub enum SwapError {
+    /// The folder is missing, not writable, or its file system has no room for the reservation.
+    #[error("swap file {} of {}: {source}", .path.display(), .size)]
+    Create { path: PathBuf, size: Pages, source: std::io::Error },
+    #[error("swap file {}: {source}", .path.display())]
+    Open { path: PathBuf, source: std::io::Error },
+}
+
+/// One VM's swap file. Removed by `remove`, not on drop: it must outlive the manager.
+#[derive(Debug)]
+pub struct SwapFile {
+    file: File,
+    path: PathBuf,
+    direct: bool,
+    len: Pages,
+}
+
+impl SwapFile {
+    /// Creates the file with all its blocks allocated: once a VM is admitted, its pages have a
+    /// place to go (OSDI'02 s.6.2).
+    pub fn create(path: &Path, len: Pages) -> Result<SwapFile, SwapError> {
+        let fail = |source| SwapError::Create { path: path.to_owned(), size: len, source };
+        let (file, direct) = open(path, true).map_err(fail)?;
+        let bytes = len.bytes().0;
+        if bytes > 0 {
+            let flags = rustix::fs::FallocateFlags::empty();
+            if let Err(e) = rustix::fs::fallocate(&file, flags, 0, bytes) {
+                let _ = std::fs::remove_file(path);
+                return Err(fail(e.into()));
+            }
+        }
+        Ok(SwapFile { file, path: path.to_owned(), direct, len })
+    }
+
+    pub fn open(path: &Path) -> Result<SwapFile, SwapError> {
+        let fail = |source| SwapError::Open { path: path.to_owned(), source };
+        let (file, direct) = open(path, false).map_err(fail)?;
+        let len = Pages(file.metadata().map_err(fail)?.len() / PAGE_SIZE as u64);
+        Ok(SwapFile { file, path: path.to_owned(), direct, len })
+    }
+
+    pub fn len(&self) -> Pages {
+        self.len
+    }
+    pub fn is_empty(&self) -> bool {
+        self.len.is_zero()
+    }
+    /// Whether I/O passes by the host's page cache. Where the file system cannot (tmpfs), swapped
+    /// pages may stay in host memory outside the budget.
+    pub fn is_direct(&self) -> bool {
+        self.direct
+    }
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Reads one slot, waiting for it. For recovery and tests; faults go through a ring.
+    pub fn read(&self, slot: SlotId, into: &mut PageBuf) -> std::io::Result<()> {
+        if self.direct {
+            let mut aligned = crate::mapping::Mapping::anonymous(PAGE_SIZE)?;
+            self.file.read_exact_at(aligned.bytes_mut(0, PAGE_SIZE), slot.offset())?;
+            into.copy_from_slice(aligned.bytes_mut(0, PAGE_SIZE));
+            return Ok(());
+        }
+        self.file.read_exact_at(into, slot.offset())
+    }
+
+    /// Deletes the file.
+    pub fn remove(self) -> std::io::Result<()> {
+        std::fs::remove_file(&self.path)
+    }
+}
+
+fn open(path: &Path, create: bool) -> std::io::Result<(File, bool)> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).mode(0o600);
+    if create {
+        options.create_new(true);
+    }
+    let direct = rustix::fs::OFlags::DIRECT.bits() as i32;
+    match options.clone().custom_flags(direct).open(path) {
+        Ok(file) => Ok((file, true)),
+        // tmpfs before Linux 6.6, and some network file systems: no O_DIRECT.
+        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
+            if create {
+                // An O_DIRECT open that fails may have made the file.
+                let _ = std::fs::remove_file(path);
+            }
+            Ok((options.open(path)?, false))
+        }
+        Err(e) => Err(e),
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn space_is_allocated_at_creation_and_released_by_removal() {
+        use std::os::unix::fs::MetadataExt;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.swap");
+        let swap = SwapFile::create(&path, Pages(256)).unwrap();
+        assert!(swap.file().metadata().unwrap().blocks() * 512 >= 1 << 20);
+        assert_eq!(SwapFile::open(&path).unwrap().len(), Pages(256));
+        assert!(SwapFile::create(&path, Pages(1)).is_err(), "never overwritten");
+        swap.remove().unwrap();
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_reservation_that_does_not_fit_is_refused_and_leaves_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.swap");
+        let error = SwapFile::create(&path, Pages(1 << 40)).unwrap_err();
+        assert!(error.to_string().contains("a.swap"), "{error}");
+        assert!(!path.exists());
+    }
+}

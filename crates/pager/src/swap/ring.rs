@@ -1,0 +1,228 @@
+//! Asynchronous page I/O: io_uring, or plain blocking calls where the kernel or a sandbox does not
+//! offer it.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use io_uring::{IoUring, opcode, types};
+
+use super::SwapFile;
+
+/// A finished operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// What the submitter called it.
+    pub tag: u64,
+    /// Bytes moved, or an errno.
+    pub result: Result<u32, i32>,
+}
+
+enum Engine {
+    Uring(Box<IoUring>),
+    Blocking(VecDeque<Completion>),
+}
+
+/// A queue of page I/O, used by one thread.
+pub struct Ring {
+    engine: Engine,
+    depth: u32,
+    in_flight: u32,
+}
+
+impl Ring {
+    /// Room for `depth` operations at a time.
+    pub fn new(depth: u32) -> Ring {
+        let engine = match IoUring::new(depth) {
+            Ok(ring) => Engine::Uring(Box::new(ring)),
+            Err(e) => {
+                tracing::warn!("no io_uring ({e}): swap I/O will block its thread");
+                Engine::Blocking(VecDeque::new())
+            }
+        };
+        Ring { engine, depth, in_flight: 0 }
+    }
+
+    pub fn in_flight(&self) -> u32 {
+        self.in_flight
+    }
+    pub fn is_full(&self) -> bool {
+        self.in_flight >= self.depth
+    }
+    /// Readable when a completion waits; None where I/O blocks.
+    pub fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
+        match &self.engine {
+            // SAFETY: the descriptor lives as long as the ring, which self owns.
+            Engine::Uring(ring) => Some(unsafe { BorrowedFd::borrow_raw(ring.as_raw_fd()) }),
+            Engine::Blocking(_) => None,
+        }
+    }
+
+    /// # Safety
+    /// `len` bytes from `from` stay valid and unchanged until the completion `tag` is reaped.
+    pub unsafe fn write(
+        &mut self,
+        file: &SwapFile,
+        from: *const u8,
+        len: u32,
+        offset: u64,
+        tag: u64,
+    ) -> std::io::Result<()> {
+        match &mut self.engine {
+            Engine::Uring(ring) => {
+                let fd = types::Fd(file.file().as_raw_fd());
+                let entry = opcode::Write::new(fd, from, len).offset(offset).build();
+                // SAFETY: the buffer is valid as the caller guarantees, the file outlives the ring's
+                // operations because the submitter owns both.
+                unsafe { push(ring, entry.user_data(tag))? };
+            }
+            Engine::Blocking(done) => {
+                // SAFETY: valid for reads as the caller guarantees.
+                let bytes = unsafe { std::slice::from_raw_parts(from, len as usize) };
+                let result = rustix::io::pwrite(file.file(), bytes, offset);
+                done.push_back(completion(tag, result));
+            }
+        }
+        self.in_flight += 1;
+        Ok(())
+    }
+
+    /// # Safety
+    /// `len` bytes from `into` stay valid, and nobody else touches them, until the completion `tag`
+    /// is reaped.
+    pub unsafe fn read(
+        &mut self,
+        file: &SwapFile,
+        into: *mut u8,
+        len: u32,
+        offset: u64,
+        tag: u64,
+    ) -> std::io::Result<()> {
+        match &mut self.engine {
+            Engine::Uring(ring) => {
+                let fd = types::Fd(file.file().as_raw_fd());
+                let entry = opcode::Read::new(fd, into, len).offset(offset).build();
+                // SAFETY: as for `write`.
+                unsafe { push(ring, entry.user_data(tag))? };
+            }
+            Engine::Blocking(done) => {
+                // SAFETY: valid for writes as the caller guarantees.
+                let bytes = unsafe { std::slice::from_raw_parts_mut(into, len as usize) };
+                let result = rustix::io::pread(file.file(), bytes, offset);
+                done.push_back(completion(tag, result));
+            }
+        }
+        self.in_flight += 1;
+        Ok(())
+    }
+
+    /// Collects what is finished; waits for at least one when `wait` and something is in flight.
+    pub fn reap(&mut self, wait: bool, out: &mut Vec<Completion>) -> std::io::Result<()> {
+        let before = out.len();
+        match &mut self.engine {
+            Engine::Uring(ring) => {
+                let want = usize::from(wait && self.in_flight > 0);
+                match ring.submit_and_wait(want) {
+                    Ok(_) => {}
+                    Err(e) if e.raw_os_error() == Some(libc::EINTR) => {}
+                    Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {}
+                    Err(e) => return Err(e),
+                }
+                out.extend(ring.completion().map(|entry| Completion {
+                    tag: entry.user_data(),
+                    result: u32::try_from(entry.result()).map_err(|_| -entry.result()),
+                }));
+            }
+            Engine::Blocking(done) => out.extend(done.drain(..)),
+        }
+        self.in_flight -= (out.len() - before) as u32;
+        Ok(())
+    }
+}
+
+impl Drop for Ring {
+    /// Buffers of operations in flight belong to others: they must not be freed under the kernel.
+    fn drop(&mut self) {
+        let mut out = Vec::new();
+        while self.in_flight > 0 {
+            if let Err(e) = self.reap(true, &mut out) {
+                tracing::error!("waiting for {} swap operations: {e}", self.in_flight);
+                break;
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As for `Ring::write` and `Ring::read`.
+unsafe fn push(ring: &mut IoUring, entry: io_uring::squeue::Entry) -> std::io::Result<()> {
+    loop {
+        // SAFETY: the entry's buffer and file are valid as the caller guarantees.
+        if unsafe { ring.submission().push(&entry) }.is_ok() {
+            break;
+        }
+        ring.submit()?;
+    }
+    loop {
+        match ring.submit() {
+            Ok(_) => return Ok(()),
+            Err(e) if e.raw_os_error() == Some(libc::EINTR) => {}
+            // Completions wait to be reaped: the entry stays queued and goes with the next reap.
+            Err(e) if matches!(e.raw_os_error(), Some(libc::EBUSY | libc::EAGAIN)) => return Ok(()),
+            Err(e) => return Err(e),
+        }
+    }
+}
+
+fn completion(tag: u64, result: rustix::io::Result<usize>) -> Completion {
+    Completion { tag, result: result.map(|n| n as u32).map_err(|e| e.raw_os_error()) }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+    use crate::mapping::Mapping;
+    use ballast_units::{PAGE_SIZE, Pages};
+
+    #[test]
+    fn clusters_written_come_back_page_by_page_in_any_order() {
+        let dir = tempfile::tempdir().unwrap();
+        let swap = SwapFile::create(&dir.path().join("s"), Pages(64)).unwrap();
+        for mut ring in [
+            Ring::new(16),
+            Ring { engine: Engine::Blocking(VecDeque::new()), depth: 16, in_flight: 0 },
+        ] {
+            let mut memory = Mapping::anonymous(64 * PAGE_SIZE).unwrap();
+            for i in 0..32 {
+                memory.bytes_mut(i * PAGE_SIZE, PAGE_SIZE).fill(i as u8 + 1);
+            }
+            let mut out = Vec::new();
+            // SAFETY: the mapping outlives the ring's operations, reaped below.
+            unsafe { ring.write(&swap, memory.as_ptr(), 32 * 4096, 8192, 77).unwrap() };
+            while out.is_empty() {
+                ring.reap(true, &mut out).unwrap();
+            }
+            assert_eq!(out, [Completion { tag: 77, result: Ok(32 * 4096) }]);
+            out.clear();
+            for i in 0..16u64 {
+                // SAFETY: distinct pages of a mapping that outlives the operations.
+                unsafe {
+                    let into = memory.as_ptr().add((32 + i as usize) * PAGE_SIZE);
+                    ring.read(&swap, into, 4096, 8192 + i * 4096, i).unwrap();
+                }
+            }
+            assert!(ring.is_full());
+            while ring.in_flight() > 0 {
+                ring.reap(true, &mut out).unwrap();
+            }
+            assert_eq!(out.len(), 16);
+            for i in 0..16 {
+                assert!(
+                    memory
+                        .bytes_mut((32 + i) * PAGE_SIZE, PAGE_SIZE)
+                        .iter()
+                        .all(|&b| b == i as u8 + 1)
+                );
+            }
+        }
+    }
+}
