@@ -33,7 +33,7 @@ impl Random {
 impl Replacement for Random {
     fn propose(&mut self, size: Pages) -> Ppn {
         // Multiply-shift: a bias below size / 2^64.
-        Ppn((u128::from(self.next()) * u128::from(size.0) >> 64) as u64)
+        Ppn(((u128::from(self.next()) * u128::from(size.0)) >> 64) as u64)
     }
 }
 
