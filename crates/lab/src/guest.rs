@@ -1,0 +1,113 @@
+//! A sample guest, as told to QEMU or to the manager.
+
+use std::path::{Path, PathBuf};
+
+use ballast_api::{Accel, VmSpec};
+use ballast_units::Bytes;
+
+use crate::image::Image;
+
+/// What every sample guest's kernel is told. The timer check fails now and then on a crowded host.
+const APPEND: &str = "console=ttyS0 panic=-1 quiet loglevel=3 no_timer_check";
+
+#[derive(Clone, Debug)]
+pub struct Guest {
+    pub name: String,
+    pub memory: Bytes,
+    /// Workloads, each a `ballast-guest` command line.
+    pub run: Vec<String>,
+    pub power_off_when_done: bool,
+    pub disk: Option<PathBuf>,
+    pub console: PathBuf,
+}
+
+impl Guest {
+    pub fn new(name: &str, memory: Bytes, consoles: &Path) -> Guest {
+        Guest {
+            name: name.to_owned(),
+            memory,
+            run: Vec::new(),
+            power_off_when_done: false,
+            disk: None,
+            console: consoles.join(format!("{name}.console.log")),
+        }
+    }
+
+    #[must_use]
+    pub fn run(mut self, workload: impl Into<String>) -> Guest {
+        self.run.push(workload.into());
+        self
+    }
+
+    #[must_use]
+    pub fn disk(mut self, path: PathBuf) -> Guest {
+        self.disk = Some(path);
+        self
+    }
+
+    #[must_use]
+    pub fn power_off_when_done(mut self) -> Guest {
+        self.power_off_when_done = true;
+        self
+    }
+
+    pub fn append(&self) -> String {
+        let mut text = APPEND.to_owned();
+        for (n, run) in self.run.iter().enumerate() {
+            let number = if n == 0 { String::new() } else { (n + 1).to_string() };
+            text.push_str(&format!(" ballast.run{number}=\"{run}\""));
+        }
+        if self.power_off_when_done {
+            text.push_str(" ballast.then=poweroff");
+        }
+        text
+    }
+
+    /// QEMU's arguments for the disk. What the guest flushes may stay in the host's page cache: the
+    /// disk does not outlive the run.
+    pub fn disk_arguments(&self) -> Vec<String> {
+        let Some(path) = &self.disk else { return Vec::new() };
+        // QEMU's option syntax: a comma inside a value is doubled.
+        let file = path.display().to_string().replace(',', ",,");
+        vec![
+            "-drive".to_owned(),
+            format!("file={file},format=raw,if=none,id=disk0,cache=unsafe"),
+            "-device".to_owned(),
+            "virtio-blk-pci,drive=disk0".to_owned(),
+        ]
+    }
+
+    pub fn spec(&self, image: &Image, accel: Accel) -> VmSpec {
+        VmSpec {
+            name: self.name.clone(),
+            max: self.memory.0,
+            kernel: image.kernel.clone(),
+            initrd: Some(image.initrd.clone()),
+            append: self.append(),
+            accel,
+            console: Some(self.console.clone()),
+            extra: self.disk_arguments(),
+            ..VmSpec::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn workloads_and_disk_become_arguments() {
+        let g = Guest::new("a", Bytes::from_mib(128), Path::new("/c"))
+            .run("toucher --max-mb 9")
+            .run("report")
+            .disk("/d/x,y.img".into())
+            .power_off_when_done();
+        assert!(g.append().ends_with(
+            "no_timer_check ballast.run=\"toucher --max-mb 9\" ballast.run2=\"report\" \
+             ballast.then=poweroff"
+        ));
+        assert!(g.disk_arguments()[1].starts_with("file=/d/x,,y.img,format=raw"));
+        assert_eq!(g.console, Path::new("/c/a.console.log"));
+    }
+}
