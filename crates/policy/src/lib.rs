@@ -1,1 +1,40 @@
-//! Empty until its first part lands.
+//! Memory policy as pure functions and small state machines: who is entitled to how much machine
+//! memory, how active a guest is, how short the host is, and what to do about it now.
+//!
+//! Nothing here does I/O, reads a clock, starts a thread or draws a random number: time, seeds and
+//! measurements come in as arguments, and the same arguments always give the same answer. The
+//! names are those of C. Waldspurger, "Memory Resource Management in VMware ESX Server", OSDI'02.
+//!
+//! | module | question | source |
+//! | --- | --- | --- |
+//! | [`shares`] | to how much is each VM entitled? | s.5.1, 5.2 |
+//! | [`working_set`] | how much of its memory does a guest use? | s.5.3 |
+//! | [`state`] | how short of free memory is the host? | s.6.3 |
+//! | [`admission`] | may one more VM be promised memory? | s.6.2 |
+//! | [`balloon`] | how far can this guest's balloon be driven, and trusted? | s.3.2 |
+//! | [`plan`](mod@plan) | what is asked of each VM now? | s.6.3 |
+//! | [`decision`] | why? | |
+//!
+//! One turn of the loop, once a second and after every event that changes an input:
+//!
+//! 1. [`Thresholds`] from the budget; [`StateMachine::update`] with the free memory.
+//! 2. [`targets`] over [`available`] pages, so that the sum of all targets leaves the goal free.
+//! 3. [`plan()`](plan::plan) compares what each VM consumes with its target.
+//! 4. [`BalloonControl::step`] turns each balloon goal into commands that the guest can bear.
+//! 5. A [`Decision`] keeps inputs and outcome, and explains them.
+
+pub mod admission;
+pub mod balloon;
+pub mod decision;
+pub mod plan;
+pub mod shares;
+pub mod state;
+pub mod working_set;
+
+pub use admission::{Promise, Refusal, admit};
+pub use balloon::{BalloonConfig, BalloonControl, BalloonInput, BalloonOutput, Health};
+pub use decision::Decision;
+pub use plan::{EvictCause, Reason, VmPlan, VmState, plan};
+pub use shares::{Bound, Entitlement, TaxRate, TaxRateError, VmDemand, available, targets};
+pub use state::{State, StateMachine, ThresholdError, Thresholds};
+pub use working_set::{ActiveEstimate, SamplingConfig, SamplingError, WorkingSet, choose_samples};

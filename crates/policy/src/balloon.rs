@@ -1,0 +1,398 @@
+//! Control of one guest's balloon (OSDI'02 s.3.2): how fast and how far it is inflated, and
+//! whether it does what it is told.
+//!
+//! The balloon is driven by commands ("be this large"). What QEMU reports as its size is the
+//! guest's own word, late, and possibly a lie; it serves only as evidence that something moves.
+//! Amounts come from the commands themselves, from the pages that the pager saw the guest give up,
+//! and, for the guest's own sake, from its statistics: a guest that lies there hurts itself.
+//!
+//! ```text
+//!            no device, or no sign of a driver
+//!   Missing <--------------------------------- any
+//!      | a driver answers
+//!      v          behind what was asked `patience` ago
+//!   Healthy <-----------------------------------------> Slow
+//!      ^  ^       caught up                              | ^
+//!      |  +------------------- caught up --------+       | | moves again
+//!      |                                         |       v |
+//!      +--------------------------------------- Stuck <----+
+//!                                       no movement for `patience`
+//! ```
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::time::Duration;
+
+use ballast_units::Pages;
+use serde::{Deserialize, Serialize};
+
+/// How to drive a balloon.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BalloonConfig {
+    /// Inflation, pages per second.
+    pub rate: Pages,
+    /// Deflation, pages per second: giving back may be faster than taking.
+    pub deflate_rate: Pages,
+    /// The largest balloon, as a fraction of the VM's size (ESX: 0.65).
+    pub max_fraction: f64,
+    /// How long a balloon may do nothing of what it was asked before others do it.
+    pub patience: Duration,
+    /// Guest statistics older than this say nothing about the guest now.
+    pub fresh: Duration,
+    /// Available memory that is left to the guest: at least this much, ...
+    pub guest_reserve: Pages,
+    /// ... and at least this fraction of its size.
+    pub guest_reserve_fraction: f64,
+    /// How long a driver may take from a command to having changed the guest's statistics.
+    pub settle: Duration,
+}
+
+impl Default for BalloonConfig {
+    fn default() -> BalloonConfig {
+        BalloonConfig {
+            rate: Pages::from_mib(64),
+            deflate_rate: Pages::from_mib(256),
+            max_fraction: 0.65,
+            patience: Duration::from_secs(10),
+            fresh: Duration::from_secs(10),
+            guest_reserve: Pages::from_mib(16),
+            guest_reserve_fraction: 1.0 / 16.0,
+            settle: Duration::from_secs(2),
+        }
+    }
+}
+
+impl BalloonConfig {
+    /// The largest balloon that a guest of `size` ever gets.
+    pub fn cap(&self, size: Pages) -> Pages {
+        let fraction = if self.max_fraction.is_nan() { 0.0 } else { self.max_fraction };
+        Pages((size.0 as f64 * fraction.clamp(0.0, 1.0)) as u64)
+    }
+
+    /// What a guest of `size` keeps available while its balloon grows.
+    pub fn reserve(&self, size: Pages) -> Pages {
+        self.guest_reserve.max(Pages((size.0 as f64 * self.guest_reserve_fraction.max(0.0)) as u64))
+    }
+}
+
+/// What is known about the guest and its balloon now.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct BalloonInput {
+    /// Monotonic time since any fixed moment.
+    pub now: Duration,
+    /// Configured size of the guest.
+    pub size: Pages,
+    /// Balloon size that the policy wants.
+    pub goal: Pages,
+    pub has_device: bool,
+    /// The guest's driver has been heard of: statistics, or a BALLOON_CHANGE event.
+    pub driver_alive: bool,
+    /// The balloon's size as QEMU reports it. Evidence of movement, never computed with.
+    pub reported: Option<Pages>,
+    /// Running count of pages that the pager saw the guest give up.
+    pub discarded: u64,
+    /// Machine pages the VM uses, if the pager counts them. A guest that uses more than its size
+    /// less its balloon has a smaller balloon than it says.
+    pub consumed: Option<Pages>,
+    /// The guest's statistics: memory it could use without swapping, ...
+    pub guest_available: Option<Pages>,
+    /// ... the memory it sees, ...
+    pub guest_total: Option<Pages>,
+    /// ... and how old they are.
+    pub guest_stats_age: Option<Duration>,
+}
+
+/// How a balloon does what it is told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Health {
+    /// No device, or no driver has answered yet.
+    #[default]
+    Missing,
+    Healthy,
+    /// Moving, but behind what was asked `patience` ago: the next tier takes the rest.
+    Slow,
+    /// Not moving: the next tier takes all.
+    Stuck,
+}
+
+impl fmt::Display for Health {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Health::Missing => "missing",
+            Health::Healthy => "healthy",
+            Health::Slow => "slow",
+            Health::Stuck => "stuck",
+        })
+    }
+}
+
+/// What to do with the balloon, and what to expect of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BalloonOutput {
+    /// Set the balloon to this size now. None: leave it.
+    pub command: Option<Pages>,
+    pub health: Health,
+    /// What of the goal the balloon can be trusted to deliver; the rest goes to the next tier.
+    pub deliverable: Pages,
+    /// The largest balloon that this guest bears now.
+    pub limit: Pages,
+}
+
+/// One moment of the last `patience`: the command then in force, and the evidence then seen.
+#[derive(Clone, Copy, Debug)]
+struct Moment {
+    at: Duration,
+    command: Pages,
+    reported: Option<Pages>,
+    discarded: u64,
+}
+
+/// The controller of one balloon; call [`step`](Self::step) about once a second.
+#[derive(Clone, Debug)]
+pub struct BalloonControl {
+    config: BalloonConfig,
+    command: Pages,
+    health: Health,
+    /// The largest of our commands that the balloon was seen to have followed.
+    proven: Pages,
+    /// Pages discarded when `proven` was last so.
+    discarded_at_proof: u64,
+    /// Oldest first; spans at least `patience` once as much has passed.
+    moments: VecDeque<Moment>,
+    /// When the command was last sent.
+    sent: Duration,
+}
+
+impl BalloonControl {
+    pub fn new(config: BalloonConfig) -> BalloonControl {
+        BalloonControl {
+            config,
+            command: Pages::ZERO,
+            health: Health::Missing,
+            proven: Pages::ZERO,
+            discarded_at_proof: 0,
+            moments: VecDeque::new(),
+            sent: Duration::ZERO,
+        }
+    }
+
+    /// The command in force: the size last asked for.
+    pub fn command(&self) -> Pages {
+        self.command
+    }
+
+    pub fn health(&self) -> Health {
+        self.health
+    }
+
+    /// One turn. Time that goes backwards counts as standing still.
+    pub fn step(&mut self, input: &BalloonInput) -> BalloonOutput {
+        if !input.has_device || !input.driver_alive {
+            return self.missing(input);
+        }
+        let now = self.moments.back().map_or(input.now, |m| m.at.max(input.now));
+        let pace = self.moments.back().map_or(Duration::from_secs(1), |m| now - m.at);
+        self.judge(input, now);
+
+        let limit = self.limit(input, now);
+        let previous = self.command;
+        self.command = self.next_command(input, limit, pace.min(MAX_PACE));
+        self.remember(Moment {
+            at: now,
+            command: self.command,
+            reported: input.reported,
+            discarded: input.discarded,
+        });
+        let unfollowed = input.reported != Some(self.command)
+            && now.saturating_sub(self.sent) >= self.config.patience;
+        let command = (self.command != previous || unfollowed).then_some(self.command);
+        if command.is_some() {
+            self.sent = now;
+        }
+        BalloonOutput {
+            command,
+            health: self.health,
+            deliverable: self.deliverable(input.goal.min(limit), input.discarded),
+            limit,
+        }
+    }
+
+    /// Without a driver nothing can be asked, and a driver that comes back (a guest that rebooted)
+    /// must not find an old command waiting: a balloon set before the driver loads is inflated
+    /// without any rate.
+    fn missing(&mut self, input: &BalloonInput) -> BalloonOutput {
+        let command = (!self.command.is_zero()).then_some(Pages::ZERO);
+        *self = BalloonControl::new(self.config);
+        self.discarded_at_proof = input.discarded;
+        BalloonOutput {
+            command: command.filter(|_| input.has_device),
+            health: Health::Missing,
+            deliverable: Pages::ZERO,
+            limit: Pages::ZERO,
+        }
+    }
+
+    /// Updates `health` and `proven` from the evidence.
+    fn judge(&mut self, input: &BalloonInput, now: Duration) {
+        if self.followed(input, self.command) {
+            self.proven = self.command;
+            self.discarded_at_proof = input.discarded;
+        } else if !self.followed(input, self.proven) {
+            // The guest took pages back by itself: trust the largest command still followed.
+            self.proven = self
+                .moments
+                .iter()
+                .map(|m| m.command)
+                .filter(|&c| c < self.proven && self.followed(input, c))
+                .max()
+                .unwrap_or(Pages::ZERO);
+            self.discarded_at_proof = input.discarded;
+        }
+        let due = self.due(now);
+        self.health = if self.followed(input, due) {
+            match self.health {
+                // What stood still must be seen to follow an order before it is trusted again.
+                Health::Stuck if !self.moving(input, now) && input.reported.is_none() => {
+                    Health::Stuck
+                }
+                _ => Health::Healthy,
+            }
+        } else if self.moving(input, now) {
+            Health::Slow
+        } else {
+            Health::Stuck
+        };
+    }
+
+    /// What must be done by now: the smallest command in force during the last `patience`; nothing
+    /// before as much time has passed.
+    fn due(&self, now: Duration) -> Pages {
+        let since = now.saturating_sub(self.config.patience);
+        match self.moments.front() {
+            Some(first) if first.at <= since => {}
+            _ => return Pages::ZERO,
+        }
+        self.since(since).map(|m| m.command).min().unwrap_or(Pages::ZERO)
+    }
+
+    /// The moments from the one in force at `since`, which is the last at or before it.
+    fn since(&self, since: Duration) -> impl Iterator<Item = &Moment> {
+        let start = self.moments.iter().rposition(|m| m.at <= since).unwrap_or(0);
+        self.moments.iter().skip(start)
+    }
+
+    /// Whether the balloon can be believed to be at least as large as our command `asked`.
+    fn followed(&self, input: &BalloonInput, asked: Pages) -> bool {
+        if asked.is_zero() {
+            return true;
+        }
+        let left = input.size.saturating_sub(asked);
+        let slack = SLACK.max(Pages(input.size.0 / 64));
+        let refuted = input.consumed.is_some_and(|consumed| consumed > left + slack);
+        match input.reported {
+            _ if refuted => false,
+            Some(reported) => reported >= asked,
+            None => input.consumed.is_some(),
+        }
+    }
+
+    /// Whether anything moved the right way during the last `patience`.
+    fn moving(&self, input: &BalloonInput, now: Duration) -> bool {
+        let since = now.saturating_sub(self.config.patience);
+        let Some(then) = self.since(since).next() else { return true };
+        // A size beyond what was asked is no movement: nobody asked for it.
+        let claimed = input.reported.map(|r| r.min(self.command));
+        input.discarded > then.discarded
+            || claimed.zip(then.reported).is_some_and(|(claim, old)| claim > old)
+    }
+
+    /// The largest balloon the guest bears: the cap, and with fresh statistics no more than leaves
+    /// it its reserve.
+    fn limit(&self, input: &BalloonInput, now: Duration) -> Pages {
+        let cap = self.config.cap(input.size);
+        let Some((available, age)) = self.fresh_available(input) else { return cap };
+        let reserve = self.config.reserve(input.size);
+        // The statistics know of the balloon as it was when they were taken. That is somewhere
+        // between the smallest and the largest command since shortly before; one that does not
+        // follow may be as small as what it last followed.
+        let since = now.saturating_sub(age).saturating_sub(self.config.settle);
+        let recent = || self.since(since).map(|m| m.command);
+        let trusted = if self.health == Health::Healthy { self.command } else { self.proven };
+        if available >= reserve {
+            let smallest = recent().min().unwrap_or(self.command).min(trusted);
+            cap.min(smallest + (available - reserve))
+        } else if available.0 >= reserve.0 / 2 {
+            // Near the edge: no further, but no way back either, or it would swing.
+            cap.min(self.command)
+        } else {
+            let largest = recent().max().unwrap_or(self.command);
+            let largest = if self.health == Health::Healthy { largest } else { trusted };
+            cap.min(self.command).min(largest.saturating_sub(reserve - available))
+        }
+    }
+
+    /// What the guest says is available, and the age of that, if it is fresh and makes sense.
+    fn fresh_available(&self, input: &BalloonInput) -> Option<(Pages, Duration)> {
+        let age = input.guest_stats_age.filter(|&age| age <= self.config.fresh)?;
+        let available = input.guest_available?;
+        let sane = available <= input.size && input.guest_total.is_none_or(|t| available <= t);
+        sane.then_some((available, age))
+    }
+
+    fn next_command(&self, input: &BalloonInput, limit: Pages, pace: Duration) -> Pages {
+        let wanted = input.goal.min(limit);
+        if wanted <= self.command {
+            let step = per_pace(self.config.deflate_rate, pace);
+            return wanted.max(self.command.saturating_sub(step));
+        }
+        let careful = self.health == Health::Slow || self.fresh_available(input).is_none();
+        let step = match self.health {
+            // It has not done what it was asked: asking for more would only pile up.
+            Health::Stuck => Pages::ZERO,
+            _ if careful => Pages(per_pace(self.config.rate, pace).0 / 4),
+            _ => per_pace(self.config.rate, pace),
+        };
+        wanted.min(self.command + step)
+    }
+
+    fn deliverable(&self, wanted: Pages, discarded: u64) -> Pages {
+        match self.health {
+            Health::Missing => Pages::ZERO,
+            Health::Healthy => wanted,
+            Health::Slow => {
+                let since = discarded.saturating_sub(self.discarded_at_proof);
+                wanted.min(Pages(self.proven.0.saturating_add(since)))
+            }
+            Health::Stuck => wanted.min(self.proven),
+        }
+    }
+
+    /// Keeps one moment at or before the start of the longest window that is asked about.
+    fn remember(&mut self, moment: Moment) {
+        let window = self.config.patience.max(self.config.fresh.saturating_add(self.config.settle));
+        let since = moment.at.saturating_sub(window);
+        self.moments.push_back(moment);
+        while self.moments.len() > 2
+            && (self.moments[1].at <= since || self.moments.len() > MAX_MOMENTS)
+        {
+            self.moments.pop_front();
+        }
+    }
+}
+
+/// A turn that comes late must not bring a burst.
+const MAX_PACE: Duration = Duration::from_secs(2);
+/// A caller that turns faster than planned shortens the memory, not the machine's.
+const MAX_MOMENTS: usize = 1_024;
+/// Pages may be in flight between the guest and the books.
+const SLACK: Pages = Pages(256);
+
+fn per_pace(rate: Pages, pace: Duration) -> Pages {
+    let exact = u128::from(rate.0) * pace.as_millis() / 1_000;
+    Pages(u64::try_from(exact).unwrap_or(u64::MAX / 2))
+}
+
+#[cfg(test)]
+#[path = "balloon_tests.rs"]
+mod tests;

@@ -1,0 +1,264 @@
+//! A decision with all that led to it, and its explanation in plain words (`ballast why VM`).
+
+use ballast_units::{Pages, VmId};
+use serde::{Deserialize, Serialize};
+
+use crate::plan::{Reason, VmPlan};
+use crate::shares::{Bound, Entitlement, TaxRate, VmDemand, targets};
+use crate::state::State;
+
+/// One turn of the loop: what caused it, what went in, what came out.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Decision {
+    /// "period", "parameters of db1 changed", "free memory fell to soft".
+    pub trigger: String,
+    /// Pages that were shared out as targets.
+    pub available: Pages,
+    pub state: State,
+    pub free: Pages,
+    /// The free memory that reclamation aims for.
+    pub goal: Pages,
+    pub inputs: Vec<VmDemand>,
+    pub results: Vec<Entitlement>,
+    pub plans: Vec<VmPlan>,
+}
+
+impl Decision {
+    /// One sentence that says what was decided for a VM, and the steps that led to it, with their
+    /// numbers. `name_of` gives VMs their names.
+    pub fn explain(&self, id: VmId, name_of: impl Fn(VmId) -> String) -> (String, Vec<String>) {
+        let name = name_of(id);
+        let input = self.inputs.iter().find(|v| v.id == id);
+        let result = self.results.iter().find(|e| e.id == id);
+        let plan = self.plans.iter().find(|p| p.id == id);
+        let (Some(input), Some(result)) = (input, result) else {
+            let verdict = format!(
+                "{name} has no part in this decision: it came after it, or it \
+                 has no memory that can be shared out"
+            );
+            return (verdict, Vec::new());
+        };
+        let why = self.why(input, result);
+        let mut verdict = format!("{name} is entitled to {}: {}", result.target, why.short());
+        if let Some(plan) = plan {
+            verdict.push_str(&action(plan));
+        }
+        let mut steps = vec![self.host_step(), self.supply_step(), rho_step(&name, input, result)];
+        steps.push(format!("{}: {}.", why.short(), self.outcome(&name, input, result, why)));
+        steps.extend(self.others_step(id, &name_of));
+        if let Some(plan) = plan {
+            steps.push(format!("Now: {}.", plan.reason));
+        }
+        (verdict, steps)
+    }
+
+    fn host_step(&self) -> String {
+        let meaning = match self.state {
+            State::High => "nothing needs to be reclaimed",
+            State::Soft => "balloons reclaim, and paging where a balloon cannot",
+            State::Hard => "paging reclaims beside the balloons",
+            State::Low => "paging reclaims, and VMs above target wait at their next allocation",
+        };
+        let aim = if self.free < self.goal {
+            format!("{} short of the {} it aims for", self.goal - self.free, self.goal)
+        } else {
+            format!("at least the {} it aims for", self.goal)
+        };
+        format!("The host has {} free, {aim}; its state is {}: {meaning}.", self.free, self.state)
+    }
+
+    fn supply_step(&self) -> String {
+        let (min, max): (Pages, Pages) =
+            (self.inputs.iter().map(|v| v.min).sum(), self.inputs.iter().map(|v| v.max).sum());
+        let vms = match self.inputs.len() {
+            1 => "1 VM".to_owned(),
+            n => format!("{n} VMs"),
+        };
+        let supply = format!("{} can be given to {vms}", self.available);
+        if max <= self.available {
+            format!("{supply}, which may use {max} together: everyone can have its max.")
+        } else if min > self.available {
+            format!(
+                "{supply}, which are guaranteed {min} together: more than there is, so \
+                 everyone gets its min."
+            )
+        } else {
+            format!(
+                "{supply}, which may use {max} together: it does not suffice for all, so each \
+                 page goes where it has the most shares behind it (largest rho)."
+            )
+        }
+    }
+
+    fn why(&self, input: &VmDemand, result: &Entitlement) -> Why {
+        match result.bound {
+            Bound::Min => Why::Min,
+            Bound::Max => Why::Max,
+            Bound::Shares => {
+                let untaxed = self.untaxed(input.id);
+                if untaxed > result.target {
+                    Why::TaxTook(untaxed)
+                } else if untaxed < result.target {
+                    Why::TaxGave(untaxed)
+                } else {
+                    Why::Shares
+                }
+            }
+        }
+    }
+
+    /// What the VM would get if nobody were taxed.
+    fn untaxed(&self, id: VmId) -> Pages {
+        let vms: Vec<VmDemand> =
+            self.inputs.iter().map(|v| VmDemand { tax: TaxRate::NONE, ..*v }).collect();
+        let found = targets(self.available, &vms).into_iter().find(|e| e.id == id);
+        found.map_or(Pages::ZERO, |e| e.target)
+    }
+
+    fn outcome(&self, name: &str, input: &VmDemand, result: &Entitlement, why: Why) -> String {
+        match why {
+            Why::Min => format!(
+                "by shares and activity it would get less, but {} are guaranteed to it",
+                input.min
+            ),
+            Why::Max => format!("it gets all of its {} and can use no more", input.max),
+            Why::Shares => format!(
+                "at {} its rho equals that of the others that shares decide for; the tax makes no \
+                 difference",
+                result.target
+            ),
+            Why::TaxTook(untaxed) => format!(
+                "without the tax, shares alone would give {name} {untaxed}; the tax on its idle \
+                 pages moves {} to VMs that use theirs",
+                untaxed - result.target
+            ),
+            Why::TaxGave(untaxed) => format!(
+                "without the tax, shares alone would give {name} {untaxed}; idle pages of others, \
+                 taxed, bring it {} more",
+                result.target - untaxed
+            ),
+        }
+    }
+
+    /// What the others get, largest first.
+    fn others_step(&self, id: VmId, name_of: &impl Fn(VmId) -> String) -> Option<String> {
+        const SHOWN: usize = 5;
+        let mut others: Vec<&Entitlement> = self.results.iter().filter(|e| e.id != id).collect();
+        if others.is_empty() {
+            return None;
+        }
+        others.sort_by_key(|e| (std::cmp::Reverse(e.target), e.id));
+        let list: Vec<String> = others
+            .iter()
+            .take(SHOWN)
+            .map(|e| {
+                let bound = match e.bound {
+                    Bound::Min => ", its min",
+                    Bound::Max => ", its max",
+                    Bound::Shares => "",
+                };
+                format!("{} {} (rho {}{bound})", name_of(e.id), e.target, ratio(e.rho))
+            })
+            .collect();
+        let more = match others.len().saturating_sub(SHOWN) {
+            0 => String::new(),
+            n => format!(", and {n} more"),
+        };
+        Some(format!("The others get: {}{more}.", list.join(", ")))
+    }
+}
+
+/// What decided a target.
+#[derive(Clone, Copy)]
+enum Why {
+    Min,
+    Max,
+    Shares,
+    /// Without tax it would get this much, which is more.
+    TaxTook(Pages),
+    /// Without tax it would get this much, which is less.
+    TaxGave(Pages),
+}
+
+impl Why {
+    fn short(self) -> &'static str {
+        match self {
+            Why::Min => "its guaranteed min decides",
+            Why::Max => "its max decides",
+            Why::Shares => "its shares decide",
+            Why::TaxTook(_) => "its shares decide, less the tax on its idle memory",
+            Why::TaxGave(_) => "its shares decide, with memory that the tax takes from idle VMs",
+        }
+    }
+}
+
+/// How rho comes about, with the tax spelt out.
+fn rho_step(name: &str, input: &VmDemand, result: &Entitlement) -> String {
+    let target = result.target;
+    let active = input.active.min(target);
+    let idle = target - active;
+    let k = input.tax.k();
+    let charged = active.0 as f64 + k * idle.0 as f64;
+    let tax = if k == 1.0 {
+        "there is no idle tax, so they".to_owned()
+    } else {
+        format!(
+            "under a tax of {} an idle page is charged as {} active ones, so they",
+            input.tax,
+            ratio(k)
+        )
+    };
+    format!(
+        "Of {target}, {name} would use {active} and leave {idle} idle (active memory is estimated \
+         at {}); {tax} are charged as {}, and with {} shares its rho, the shares behind each page \
+         charged, is {}.",
+        input.active,
+        Pages(charged as u64),
+        input.shares,
+        ratio(result.rho),
+    )
+}
+
+/// The end of the verdict: what is asked now.
+fn action(plan: &VmPlan) -> String {
+    let mut asked = Vec::new();
+    match plan.reason {
+        Reason::Reclaim { consumed, leave, .. } => {
+            asked.push(format!("{} are taken from it", consumed.saturating_sub(leave)));
+        }
+        Reason::Entitled { .. } | Reason::Released { .. } | Reason::GuestShort { .. } => {
+            asked.push("its balloon is let down".to_owned());
+        }
+        Reason::WithinTarget { .. } | Reason::Plenty { .. } | Reason::Spared { .. } => {
+            asked.push("nothing is taken from it".to_owned());
+        }
+    }
+    if !plan.balloon_goal.is_zero() {
+        asked.push(format!("its balloon is asked to hold {}", plan.balloon_goal));
+    }
+    if !plan.evict.is_zero() {
+        asked.push(format!("{} are to be evicted", plan.evict));
+    }
+    if plan.block {
+        asked.push("its allocations wait".to_owned());
+    }
+    format!("; {}", asked.join(", "))
+}
+
+/// Four significant digits at most, without a tail of zeros.
+fn ratio(value: f64) -> String {
+    if value == 0.0 || !value.is_finite() {
+        return format!("{value}");
+    }
+    let digits = (3 - value.abs().log10().floor() as i32).clamp(0, 9) as usize;
+    let text = format!("{value:.digits$}");
+    if text.contains('.') {
+        text.trim_end_matches('0').trim_end_matches('.').to_owned()
+    } else {
+        text
+    }
+}
+
+#[cfg(test)]
+#[path = "decision_tests.rs"]
+mod tests;

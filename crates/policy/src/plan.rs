@@ -1,0 +1,212 @@
+//! What is asked of each VM now (OSDI'02 s.6.3).
+//!
+//! [`plan`] compares what VMs consume with what they are entitled to, and the free memory with the
+//! goal of reclamation:
+//!
+//! | state | balloons grow | eviction | blocked |
+//! | --- | --- | --- | --- |
+//! | high | no | no | no |
+//! | soft | by the deficit | what balloons cannot deliver | no |
+//! | hard | by the deficit | the whole deficit | no |
+//! | low | by the deficit | the whole deficit | VMs above target |
+//!
+//! In every state a balloon never holds more than size - target, so that a VM can use what it is
+//! entitled to, and a VM above its max is brought to its max: limits hold in plenty too.
+//!
+//! The deficit is the goal less the free memory. It is taken from VMs above target by min-funding
+//! revocation, page by page from the smallest rho. Goals are absolute ("the balloon holds so much
+//! that no more than this can be left"), so a turn that comes before the last one's orders are
+//! carried out repeats them and does not add to them.
+
+use ballast_units::Pages;
+use serde::{Deserialize, Serialize};
+
+use crate::balloon::Health;
+use crate::shares::{Claim, VmDemand, allocate};
+use crate::state::{State, Thresholds};
+
+mod reason;
+
+pub use reason::{EvictCause, Reason};
+
+/// One VM as it stands.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct VmState {
+    /// Its parameters and activity, from which rho at what it consumes follows.
+    pub demand: VmDemand,
+    /// Machine pages it has now.
+    pub consumed: Pages,
+    pub target: Pages,
+    /// Configured size of the guest; `demand.max` may be a limit below it.
+    pub size: Pages,
+    /// The balloon goal in force.
+    pub balloon_goal: Pages,
+    pub balloon_health: Health,
+    /// The largest balloon the guest bears now, from [`BalloonOutput`](crate::BalloonOutput).
+    pub balloon_limit: Pages,
+    /// It would use more if it had it: it waits for memory, is swapping in, or is ballooned.
+    pub wants_more: bool,
+    /// Room for evicted pages.
+    pub swap_free: Pages,
+}
+
+impl VmState {
+    /// What reclamation leaves it: its target, and its guarantee in any case.
+    fn floor(&self) -> Pages {
+        self.target.max(self.demand.min).min(self.demand.max)
+    }
+
+    /// What a balloon of `goal` leaves the guest.
+    fn left_by(&self, goal: Pages) -> Pages {
+        self.size.saturating_sub(goal)
+    }
+}
+
+/// What is asked of one VM.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct VmPlan {
+    pub id: ballast_units::VmId,
+    /// The size its balloon is to have.
+    pub balloon_goal: Pages,
+    /// Pages to evict now; replaces what an earlier plan asked for.
+    pub evict: Pages,
+    /// Its next allocations wait until the state is left.
+    pub block: bool,
+    pub reason: Reason,
+}
+
+/// What to do now, in the order of `vms`.
+pub fn plan(
+    state: State,
+    free: Pages,
+    thresholds: &Thresholds,
+    budget: Pages,
+    vms: &[VmState],
+) -> Vec<VmPlan> {
+    let goal = thresholds.goal();
+    let deficit = if state == State::High { Pages::ZERO } else { goal.saturating_sub(free) };
+    let takes = distribute(deficit, vms);
+    let margin = Pages(budget.0 / RELEASE_MARGIN);
+    let surplus = match state {
+        State::High => free.saturating_sub(goal).saturating_sub(margin),
+        _ => Pages::ZERO,
+    };
+    let rooms = release(surplus, vms);
+    vms.iter()
+        .zip(takes)
+        .zip(rooms)
+        .map(|((vm, take), room)| plan_one(state, deficit, vm, take, room))
+        .collect()
+}
+
+/// Balloons are let down beyond targets only while this part of the budget is free above the goal,
+/// so that a release does not call for reclamation.
+const RELEASE_MARGIN: u64 = 128;
+
+/// What is to be taken from each VM: whatever is above its max; then, from those above target, the
+/// rest of the deficit by min-funding revocation.
+fn distribute(deficit: Pages, vms: &[VmState]) -> Vec<Pages> {
+    let excess = |vm: &VmState| vm.consumed.saturating_sub(vm.demand.max);
+    let deficit = deficit.saturating_sub(vms.iter().map(excess).sum());
+    let claims: Vec<Claim> = vms
+        .iter()
+        .map(|vm| {
+            let ceil = vm.consumed.min(vm.demand.max);
+            Claim::new(&vm.demand, vm.floor().min(ceil), ceil)
+        })
+        .collect();
+    let held: Pages = vms.iter().map(|vm| vm.consumed.min(vm.demand.max)).sum();
+    let (kept, _) = allocate(held.saturating_sub(deficit), &claims);
+    vms.iter().zip(kept).map(|(vm, kept)| vm.consumed.saturating_sub(Pages(kept))).collect()
+}
+
+/// How much each ballooned VM that wants memory may hold when `surplus` pages are handed out to
+/// the largest rho first. What was released and is not yet used is still owed, and counts.
+fn release(surplus: Pages, vms: &[VmState]) -> Vec<Pages> {
+    let eligible = |vm: &VmState| vm.wants_more && !vm.balloon_goal.is_zero();
+    let room = |vm: &VmState| vm.left_by(vm.balloon_goal).max(vm.floor());
+    let owed: Pages =
+        vms.iter().filter(|vm| eligible(vm)).map(|vm| room(vm).saturating_sub(vm.consumed)).sum();
+    let claims: Vec<Claim> = vms
+        .iter()
+        .map(|vm| {
+            let ceil = if eligible(vm) { vm.demand.max.max(room(vm)) } else { room(vm) };
+            Claim::new(&vm.demand, room(vm), ceil)
+        })
+        .collect();
+    let amount = vms.iter().map(room).sum::<Pages>() + surplus.saturating_sub(owed);
+    allocate(amount, &claims).0.into_iter().map(Pages).collect()
+}
+
+fn plan_one(state: State, deficit: Pages, vm: &VmState, take: Pages, room: Pages) -> VmPlan {
+    let consumed = vm.consumed;
+    let over_max = consumed.saturating_sub(vm.demand.max);
+    let level = consumed.saturating_sub(take);
+
+    // The balloon as it may stay: nothing beyond what the VM is entitled to do without, nothing
+    // beyond what the guest bears. A guest without a driver keeps its goal for the driver to come.
+    let entitled = vm.left_by(vm.floor());
+    let bearable = if vm.balloon_health == Health::Missing { vm.size } else { vm.balloon_limit };
+    let mut balloon_goal = vm.balloon_goal.min(entitled).min(bearable);
+    let kept = balloon_goal;
+    balloon_goal = balloon_goal.min(vm.left_by(room).max(vm.left_by(vm.demand.max)));
+    let released = kept - balloon_goal;
+
+    let usable = matches!(vm.balloon_health, Health::Healthy | Health::Slow);
+    if usable && !take.is_zero() {
+        let needed = vm.left_by(level).min(entitled).min(vm.balloon_limit);
+        balloon_goal = balloon_goal.max(needed);
+    }
+
+    // What is left of the take when the balloon has done its part.
+    let beyond_balloon =
+        if usable { consumed.min(vm.left_by(balloon_goal)).saturating_sub(level) } else { take };
+    let (wanted, cause) = match (state, vm.balloon_health) {
+        _ if take.is_zero() => (Pages::ZERO, None),
+        (State::Hard | State::Low, _) => (take, Some(EvictCause::Shortage(state))),
+        (_, Health::Missing) => (take, Some(EvictCause::NoBalloon)),
+        (_, Health::Stuck) => (take, Some(EvictCause::BalloonStuck)),
+        (_, Health::Slow) => {
+            // What it was asked before and has not done; what is new, it gets a chance to do.
+            let late = consumed.saturating_sub(vm.left_by(vm.balloon_goal));
+            (take.min(late).max(beyond_balloon), Some(EvictCause::BalloonSlow))
+        }
+        (_, Health::Healthy) => (beyond_balloon, Some(EvictCause::BalloonLimit)),
+    };
+    let evict = wanted.min(vm.swap_free);
+    let block = state == State::Low && consumed > vm.floor();
+
+    let reason = if !take.is_zero() {
+        Reason::Reclaim {
+            state,
+            deficit,
+            over_max,
+            consumed,
+            leave: level,
+            balloon: balloon_goal,
+            evict,
+            cause: cause.filter(|_| !wanted.is_zero()),
+            no_swap_for: wanted - evict,
+            block,
+        }
+    } else if vm.balloon_goal > entitled.min(bearable) {
+        if bearable < entitled {
+            Reason::GuestShort { from: vm.balloon_goal, limit: bearable }
+        } else {
+            Reason::Entitled { target: vm.floor(), from: vm.balloon_goal, to: balloon_goal }
+        }
+    } else if !released.is_zero() {
+        Reason::Released { pages: released, left: balloon_goal }
+    } else if consumed <= vm.floor() {
+        Reason::WithinTarget { consumed, target: vm.floor() }
+    } else if state == State::High {
+        Reason::Plenty { consumed, target: vm.floor() }
+    } else {
+        Reason::Spared { state, deficit, consumed, target: vm.floor(), block }
+    };
+    VmPlan { id: vm.demand.id, balloon_goal, evict, block, reason }
+}
+
+#[cfg(test)]
+#[path = "plan_tests.rs"]
+mod tests;

@@ -1,0 +1,311 @@
+//! Targets: min-funding revocation with the idle memory tax (OSDI'02 s.5.1, 5.2).
+//!
+//! A VM with S shares that is allocated P pages, of which the fraction f is active, has the
+//! adjusted shares-per-page ratio
+//!
+//! ```text
+//! rho = S / (P * (f + k * (1 - f))),  k = 1 / (1 - tau)
+//! ```
+//!
+//! Pages go to the VM with the largest rho and are revoked from the one with the smallest. With A
+//! active pages, f = min(1, A/P), so the price paid is `min(P, A) + k * max(0, P - A)`: it grows
+//! with every page, by 1 for an active and by k for an idle one. So every page a VM could hold has
+//! a fixed price per share, and the outcome of granting and revoking page by page, whatever its
+//! order, is that the cheapest pages are held. [`targets`] computes exactly that outcome.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::fmt;
+
+use ballast_units::{Pages, VmId};
+use serde::{Deserialize, Serialize};
+
+use crate::state::Thresholds;
+
+/// The idle memory tax: the largest part of its idle pages that a VM may lose. `0 <= tau < 1`.
+#[derive(Clone, Copy, Debug, PartialEq, PartialOrd, Serialize, Deserialize)]
+#[serde(try_from = "f64", into = "f64")]
+pub struct TaxRate(f64);
+
+/// A number that is not a tax rate.
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+#[error("tax rate {0} is out of range: it must be at least 0 and below 1")]
+pub struct TaxRateError(pub f64);
+
+impl TaxRate {
+    /// No tax: pure proportional shares.
+    pub const NONE: TaxRate = TaxRate(0.0);
+
+    /// # Errors
+    /// When `tau` is not a number, below 0, or not below 1.
+    pub fn new(tau: f64) -> Result<TaxRate, TaxRateError> {
+        if (0.0..1.0).contains(&tau) { Ok(TaxRate(tau)) } else { Err(TaxRateError(tau)) }
+    }
+
+    pub const fn get(self) -> f64 {
+        self.0
+    }
+
+    /// What an idle page costs when an active one costs 1: 1 / (1 - tau), to the nearest 2^-20.
+    /// So rounded, prices of VMs up to 16 TiB keep their order exactly.
+    pub fn k(self) -> f64 {
+        const STEPS: f64 = (1 << 20) as f64;
+        (STEPS / (1.0 - self.0)).round() / STEPS
+    }
+}
+
+impl Default for TaxRate {
+    /// 75% (OSDI'02 s.5.2).
+    fn default() -> TaxRate {
+        TaxRate(0.75)
+    }
+}
+
+impl TryFrom<f64> for TaxRate {
+    type Error = TaxRateError;
+    fn try_from(tau: f64) -> Result<TaxRate, TaxRateError> {
+        TaxRate::new(tau)
+    }
+}
+
+impl From<TaxRate> for f64 {
+    fn from(tax: TaxRate) -> f64 {
+        tax.0
+    }
+}
+
+impl fmt::Display for TaxRate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let percent = self.0 * 100.0;
+        if percent == percent.round() {
+            write!(f, "{percent:.0}%")
+        } else {
+            write!(f, "{percent:.2}%")
+        }
+    }
+}
+
+/// What decides a VM's target.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct VmDemand {
+    pub id: VmId,
+    /// At least 1; 0 counts as 1.
+    pub shares: u32,
+    /// Guaranteed. A min above `max` counts as `max`.
+    pub min: Pages,
+    /// Configured size, or a limit below it.
+    pub max: Pages,
+    pub tax: TaxRate,
+    /// Estimate of the active memory; more than the VM holds counts as all it holds.
+    pub active: Pages,
+}
+
+impl VmDemand {
+    /// The adjusted shares-per-page ratio of an allocation of `pages`. Holding nothing counts as
+    /// holding one page, so the ratio is always finite.
+    pub fn rho(&self, pages: Pages) -> f64 {
+        1.0 / Claim::new(self, Pages(0), self.max).price(pages.0.max(1))
+    }
+
+    fn floor(&self) -> Pages {
+        self.min.min(self.max)
+    }
+}
+
+/// What set a target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Bound {
+    /// Shares and activity alone would give less than the guarantee.
+    Min,
+    /// There is memory enough for all of it.
+    Max,
+    /// Shares, and activity through the tax.
+    Shares,
+}
+
+/// The outcome for one VM.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Entitlement {
+    pub id: VmId,
+    pub target: Pages,
+    /// The ratio at the target. Equal, to within a page, over all VMs bound by shares.
+    pub rho: f64,
+    pub bound: Bound,
+}
+
+/// The pages that [`targets`] are to share out: the budget less overhead memory, less the free
+/// memory that reclamation aims for.
+pub fn available(budget: Pages, overhead: Pages, thresholds: &Thresholds) -> Pages {
+    budget.saturating_sub(overhead).saturating_sub(thresholds.goal())
+}
+
+/// Shares out `available` pages by min-funding revocation. The answer is in the order of `vms`.
+///
+/// `min <= target <= max` always holds, and the targets sum up to exactly the smaller of
+/// `available` and the sum of all max, unless the guarantees alone exceed `available`: then
+/// everyone gets min, and the sum is too large (admission control prevents that, but a budget
+/// lowered below its promises leads here). Equal prices are settled in order of VM id.
+pub fn targets(available: Pages, vms: &[VmDemand]) -> Vec<Entitlement> {
+    let claims: Vec<Claim> = vms.iter().map(|vm| Claim::new(vm, vm.floor(), vm.max)).collect();
+    let (held, dearest) = allocate(available, &claims);
+    vms.iter()
+        .zip(&claims)
+        .zip(held)
+        .map(|((vm, claim), target)| {
+            let guaranteed = target > 0
+                && target == claim.floor
+                && dearest.is_some_and(|dearest| claim.price(target) > dearest);
+            let bound = if guaranteed {
+                Bound::Min
+            } else if target == claim.ceil {
+                Bound::Max
+            } else {
+                Bound::Shares
+            };
+            Entitlement { id: vm.id, target: Pages(target), rho: vm.rho(Pages(target)), bound }
+        })
+        .collect()
+}
+
+/// One bidder for pages: it holds `floor` in any case and takes at most `ceil`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Claim {
+    id: VmId,
+    shares: f64,
+    active: u64,
+    k: f64,
+    floor: u64,
+    ceil: u64,
+}
+
+impl Claim {
+    pub(crate) fn new(vm: &VmDemand, floor: Pages, ceil: Pages) -> Claim {
+        Claim {
+            id: vm.id,
+            shares: f64::from(vm.shares.max(1)),
+            active: vm.active.0,
+            k: vm.tax.k(),
+            floor: floor.0.min(ceil.0),
+            ceil: ceil.0,
+        }
+    }
+
+    /// 1/rho of holding `pages` pages, which is what the last of them costs to keep.
+    fn price(&self, pages: u64) -> f64 {
+        let idle = pages.saturating_sub(self.active);
+        (pages.min(self.active) as f64 + self.k * idle as f64) / self.shares
+    }
+
+    /// About how many pages have a price of at most `price`; may be off by one.
+    fn about(&self, price: f64) -> u64 {
+        let spend = price * self.shares;
+        let active = self.active as f64;
+        let pages = if spend <= active { spend } else { active + (spend - active) / self.k };
+        (pages as u64).clamp(self.floor, self.ceil)
+    }
+
+    /// Exactly how many have.
+    fn held(&self, price: f64) -> u64 {
+        let mut pages = self.about(price);
+        while pages < self.ceil && self.price(pages + 1) <= price {
+            pages += 1;
+        }
+        while pages > self.floor && self.price(pages) > price {
+            pages -= 1;
+        }
+        pages
+    }
+}
+
+/// Min-funding revocation: shares `amount` pages out among `claims`; returns what each holds and
+/// the price of the dearest page that was granted beyond the floors (None if none was).
+///
+/// A bisection finds the going price so closely that fewer pages than there are claims are left
+/// over or missing; those are granted or revoked literally, one by one. The pages held are the
+/// cheapest ones in the order of (price, id), so the bisection's rounding does not matter.
+pub(crate) fn allocate(amount: Pages, claims: &[Claim]) -> (Vec<u64>, Option<f64>) {
+    let sum = |pages: &mut dyn Iterator<Item = u64>| pages.map(u128::from).sum::<u128>();
+    let amount = u128::from(amount.0);
+    if sum(&mut claims.iter().map(|c| c.floor)) >= amount {
+        return (claims.iter().map(|c| c.floor).collect(), Some(0.0));
+    }
+    if sum(&mut claims.iter().map(|c| c.ceil)) <= amount {
+        return (claims.iter().map(|c| c.ceil).collect(), None);
+    }
+    let price = going_price(amount, claims);
+    let mut held: Vec<u64> = claims.iter().map(|c| c.held(price)).collect();
+    let total = held.iter().copied().map(u128::from).sum::<u128>();
+    let mut dearest = price;
+    if total > amount {
+        let bid = |i: usize, pages: u64| {
+            (pages > claims[i].floor).then(|| (Price(claims[i].price(pages)), claims[i].id, i))
+        };
+        let mut bids: BinaryHeap<_> =
+            held.iter().enumerate().filter_map(|(i, &pages)| bid(i, pages)).collect();
+        for _ in 0..total - amount {
+            if let Some((Price(price), _, i)) = bids.pop() {
+                dearest = price;
+                held[i] -= 1;
+                bids.extend(bid(i, held[i]));
+            }
+        }
+    } else {
+        let bid = |i: usize, pages: u64| {
+            (pages < claims[i].ceil)
+                .then(|| Reverse((Price(claims[i].price(pages + 1)), claims[i].id, i)))
+        };
+        let mut bids: BinaryHeap<_> =
+            held.iter().enumerate().filter_map(|(i, &pages)| bid(i, pages)).collect();
+        for _ in 0..amount - total {
+            if let Some(Reverse((Price(price), _, i))) = bids.pop() {
+                dearest = price;
+                held[i] += 1;
+                bids.extend(bid(i, held[i]));
+            }
+        }
+    }
+    (held, Some(dearest))
+}
+
+/// A price at which about `amount` pages are held. Positive floats are in the order of their bits,
+/// so bisecting the bits converges whatever the scale of the prices.
+fn going_price(amount: u128, claims: &[Claim]) -> f64 {
+    let highest = claims.iter().map(|c| c.price(c.ceil)).fold(0.0, f64::max);
+    let (mut low, mut high) = (0u64, highest.to_bits());
+    while high - low > 1 {
+        let middle = low + (high - low) / 2;
+        let held: u128 = claims.iter().map(|c| u128::from(c.about(f64::from_bits(middle)))).sum();
+        if held.abs_diff(amount) <= claims.len() as u128 / 2 {
+            return f64::from_bits(middle);
+        }
+        if held < amount {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    f64::from_bits(low)
+}
+
+/// Prices are positive and finite, so their total order is the usual one.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Price(f64);
+
+impl Eq for Price {}
+
+impl Ord for Price {
+    fn cmp(&self, other: &Price) -> std::cmp::Ordering {
+        self.0.total_cmp(&other.0)
+    }
+}
+
+impl PartialOrd for Price {
+    fn partial_cmp(&self, other: &Price) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+#[cfg(test)]
+#[path = "shares_tests.rs"]
+mod tests;
