@@ -1,1 +1,28 @@
-//! Empty until its first part lands.
+//! What the shim in a VMM process and the manager say to each other.
+//!
+//! Fixed-layout little-endian messages over a SOCK_SEQPACKET Unix socket, descriptors by SCM_RIGHTS.
+//! The format, the states and who can cause which error: docs/design/shim-protocol.md.
+//!
+//! [`Message::encode`] and [`Message::decode`] are pure; [`Connection`] carries them. A VMM process
+//! is not trusted: whatever bytes and descriptors it sends, decoding returns an error at worst.
+
+mod connection;
+mod message;
+mod name;
+mod wire;
+
+pub use connection::{Connection, ConnectionError, Listener, Peer};
+pub use message::{Batch, Hello, Message, Op, OpKind, Reason, Step, TooManyOps};
+pub use name::{BadVmName, VmName};
+pub use wire::{DecodeError, MAX_MESSAGE};
+
+/// The protocol's version: the only one so far.
+pub const VERSION: u32 = 1;
+/// Operations in one batch at most.
+pub const MAX_OPS: usize = 64;
+/// Descriptors in one message at most.
+pub const MAX_FDS: usize = 4;
+/// Bytes of a refusal's text at most; longer ones are cut.
+pub const MAX_REASON: usize = 256;
+/// Bytes of a VM's name at most.
+pub const MAX_NAME: usize = 64;

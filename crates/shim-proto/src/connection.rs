@@ -1,0 +1,280 @@
+//! Messages and descriptors over a SOCK_SEQPACKET Unix socket.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+
+use crate::{DecodeError, MAX_FDS, MAX_MESSAGE, Message};
+
+/// How long a peer that does not read may hold up a sender.
+const SEND_TIMEOUT: Duration = Duration::from_secs(5);
+/// Room for descriptors in a control message; what a peer sends beyond is dropped by the kernel.
+const CONTROL: usize = rustix::cmsg_space!(ScmRights(MAX_FDS));
+
+/// One end of a conversation.
+#[derive(Debug)]
+pub struct Connection {
+    fd: OwnedFd,
+}
+
+/// Why nothing was sent or received.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectionError {
+    /// The other side is gone, or closed the conversation.
+    #[error("the other side closed the connection")]
+    Closed,
+    #[error("no message within {0:?}")]
+    TimedOut(Duration),
+    /// The other side sent what the protocol does not know.
+    #[error("bad message: {0}")]
+    Decode(#[from] DecodeError),
+    #[error("shim socket: {0}")]
+    Io(#[from] std::io::Error),
+}
+
+impl From<Errno> for ConnectionError {
+    fn from(e: Errno) -> ConnectionError {
+        match e {
+            Errno::PIPE | Errno::CONNRESET => ConnectionError::Closed,
+            other => ConnectionError::Io(other.into()),
+        }
+    }
+}
+
+/// Who is at the other end, by the kernel's word (SO_PEERCRED): at the time it connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    pub pid: u32,
+    pub uid: u32,
+    pub gid: u32,
+}
+
+impl Connection {
+    pub fn connect(path: &Path) -> std::io::Result<Connection> {
+        let connection = Connection { fd: socket()? };
+        connection.connect_to(path)?;
+        Ok(connection)
+    }
+
+    /// A socket that is not connected yet: for who must know its descriptor before anyone else can
+    /// hold the other end (the shim, whose process may fork at any time).
+    pub fn unconnected() -> std::io::Result<Connection> {
+        Ok(Connection { fd: socket()? })
+    }
+
+    pub fn connect_to(&self, path: &Path) -> std::io::Result<()> {
+        rustix::net::connect(&self.fd, &SocketAddrUnix::new(path)?)?;
+        Ok(())
+    }
+
+    /// Takes a connected SOCK_SEQPACKET socket.
+    pub fn from_fd(fd: OwnedFd) -> Connection {
+        Connection { fd }
+    }
+
+    /// Two ends, connected to one another.
+    pub fn pair() -> std::io::Result<(Connection, Connection)> {
+        let (a, b) = rustix::net::socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )?;
+        Ok((Connection { fd: a }, Connection { fd: b }))
+    }
+
+    pub fn peer(&self) -> std::io::Result<Peer> {
+        let cred = rustix::net::sockopt::socket_peercred(&self.fd)?;
+        Ok(Peer {
+            pid: cred.pid.as_raw_nonzero().get() as u32,
+            uid: cred.uid.as_raw(),
+            gid: cred.gid.as_raw(),
+        })
+    }
+
+    /// Sends one message with its descriptors (duplicated by the kernel, not closed). Waits up to
+    /// 5 s for a peer that does not read.
+    ///
+    /// # Errors
+    /// `Decode(Descriptors)`: not the number of descriptors that belongs to the message; a mistake
+    /// of the caller.
+    pub fn send(&self, message: &Message, fds: &[BorrowedFd<'_>]) -> Result<(), ConnectionError> {
+        check_descriptors(message, fds.len())?;
+        let bytes = message.encode();
+        let mut space = [MaybeUninit::uninit(); CONTROL];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() {
+            // Cannot fail: the space is computed from the limit that was just checked.
+            control.push(SendAncillaryMessage::ScmRights(fds));
+        }
+        let deadline = Instant::now() + SEND_TIMEOUT;
+        loop {
+            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+            match rustix::net::sendmsg(&self.fd, &[IoSlice::new(&bytes)], &mut control, flags) {
+                Ok(_) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => {
+                    if !self.wait(PollFlags::OUT, Some(deadline))? {
+                        return Err(ConnectionError::TimedOut(SEND_TIMEOUT));
+                    }
+                }
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
+
+    /// The next message with its descriptors (close-on-exec). None: waits for ever.
+    ///
+    /// After `Decode` the conversation is over; after `TimedOut` it is not.
+    pub fn recv(
+        &self,
+        timeout: Option<Duration>,
+    ) -> Result<(Message, Vec<OwnedFd>), ConnectionError> {
+        let deadline = timeout.map(|t| Instant::now() + t);
+        // One byte more than the longest message, so that a longer one is not taken for one.
+        let mut bytes = [0; MAX_MESSAGE + 1];
+        let mut space = [MaybeUninit::uninit(); CONTROL];
+        loop {
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+            let mut iov = [IoSliceMut::new(&mut bytes)];
+            let received = match rustix::net::recvmsg(&self.fd, &mut iov, &mut control, flags) {
+                Ok(received) => received,
+                Err(Errno::INTR) => continue,
+                Err(Errno::AGAIN) => match self.wait(PollFlags::IN, deadline)? {
+                    true => continue,
+                    false => return Err(ConnectionError::TimedOut(timeout.unwrap_or_default())),
+                },
+                Err(e) => return Err(e.into()),
+            };
+            let mut fds = Vec::new();
+            for message in control.drain() {
+                if let RecvAncillaryMessage::ScmRights(rights) = message {
+                    fds.extend(rights);
+                }
+            }
+            if received.bytes == 0 {
+                return Err(ConnectionError::Closed);
+            }
+            let message = Message::decode(&bytes[..received.bytes])?;
+            // CTRUNC: more descriptors than fit came (or this process has no room for them).
+            let count = fds.len() + usize::from(received.flags.contains(ReturnFlags::CTRUNC));
+            check_descriptors(&message, count)?;
+            return Ok((message, fds));
+        }
+    }
+
+    /// Waits for `what` or the end of the conversation; false: the deadline came first.
+    fn wait(&self, what: PollFlags, deadline: Option<Instant>) -> Result<bool, ConnectionError> {
+        wait(self.fd.as_fd(), what, deadline)
+    }
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl From<Connection> for OwnedFd {
+    fn from(connection: Connection) -> OwnedFd {
+        connection.fd
+    }
+}
+
+/// Where the manager waits for shims. The socket file is removed when it is dropped.
+#[derive(Debug)]
+pub struct Listener {
+    fd: OwnedFd,
+    path: PathBuf,
+}
+
+impl Listener {
+    /// # Errors
+    /// EADDRINUSE: the path exists (whoever binds must know that nobody listens there any more
+    /// before removing it).
+    pub fn bind(path: &Path) -> std::io::Result<Listener> {
+        let fd = socket()?;
+        rustix::net::bind(&fd, &SocketAddrUnix::new(path)?)?;
+        let listener = Listener { fd, path: path.to_owned() };
+        rustix::net::listen(&listener.fd, 64)?;
+        Ok(listener)
+    }
+
+    /// The next shim. None: waits for ever.
+    pub fn accept(&self, timeout: Option<Duration>) -> Result<Connection, ConnectionError> {
+        let deadline = timeout.map(|t| Instant::now() + t);
+        loop {
+            if !wait(self.fd.as_fd(), PollFlags::IN, deadline)? {
+                return Err(ConnectionError::TimedOut(timeout.unwrap_or_default()));
+            }
+            match rustix::net::accept_with(&self.fd, SocketFlags::CLOEXEC) {
+                Ok(fd) => return Ok(Connection { fd }),
+                Err(Errno::INTR | Errno::AGAIN | Errno::CONNABORTED) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        // Best effort: what remains is a name nobody listens at.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+fn socket() -> std::io::Result<OwnedFd> {
+    Ok(rustix::net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )?)
+}
+
+fn check_descriptors(message: &Message, got: usize) -> Result<(), DecodeError> {
+    let (least, most) = message.descriptors();
+    if (least..=most).contains(&got) {
+        Ok(())
+    } else {
+        Err(DecodeError::Descriptors { message: message.name(), got })
+    }
+}
+
+fn wait(
+    fd: BorrowedFd<'_>,
+    what: PollFlags,
+    deadline: Option<Instant>,
+) -> Result<bool, ConnectionError> {
+    loop {
+        let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
+        let timeout = left.and_then(|d| Timespec::try_from(d).ok());
+        match poll(&mut [PollFd::from_borrowed_fd(fd, what)], timeout.as_ref()) {
+            Ok(0) if left.is_some_and(|d| d.is_zero()) => return Ok(false),
+            Ok(0) | Err(Errno::INTR) => {}
+            // Readable, writable or broken: the next call tells.
+            Ok(_) => return Ok(true),
+            Err(e) => return Err(e.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "connection_tests.rs"]
+mod tests;

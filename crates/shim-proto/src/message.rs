@@ -1,0 +1,181 @@
+//! The messages.
+
+use ballast_units::{Bytes, HostAddr};
+
+use crate::{MAX_OPS, MAX_REASON, VmName};
+
+/// One message. `S` from the shim, `M` from the manager; descriptors travel beside it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Message {
+    /// S: here is a VM's RAM. Descriptors: the RAM file; on reconnection also the userfaultfd.
+    Hello(Hello),
+    /// M: make a userfaultfd. Descriptor: /dev/userfaultfd, opened by the manager, so that the VMM
+    /// needs no right of its own.
+    Welcome { version: u32 },
+    /// M: this VM is not paged. The VMM goes on without; the connection ends.
+    Refuse { reason: Reason },
+    /// S: the RAM is registered. Descriptor: the userfaultfd. `features` are those enabled, of
+    /// `UFFD_FEATURE_*`; `ioctls` those of the range, as UFFDIO_REGISTER returned them.
+    Ready { features: u64, ioctls: u64 },
+    /// S: no userfaultfd, and why.
+    Failed { step: Step, errno: i32 },
+    /// M: faults are served from now on; the VMM may touch its RAM.
+    Managed,
+    /// M: do these in order. Descriptors: those the operations index.
+    Batch(Batch),
+    /// S: the first `done` operations are done; `errno` is why the next one is not (0: all are).
+    BatchDone { id: u64, done: u32, errno: i32 },
+}
+
+/// How a shim introduces its VM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hello {
+    pub version: u32,
+    /// The RAM was handed over to an earlier connection (of this manager or one before it).
+    pub reconnect: bool,
+    pub vm: VmName,
+    /// As the process sees itself; the manager believes [`crate::Connection::peer`] only.
+    pub pid: u32,
+    /// Where the RAM is mapped in the VMM process.
+    pub ram_addr: HostAddr,
+    pub ram_len: Bytes,
+    /// Where the mapping starts in the RAM file.
+    pub file_offset: u64,
+    /// Of the VMM process; always 4,096 on x86-64.
+    pub page_size: u32,
+}
+
+/// What failed in [`Message::Failed`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u16)]
+pub enum Step {
+    /// Making a userfaultfd from the manager's device.
+    Create = 1,
+    /// Agreeing on features with the kernel.
+    Handshake = 2,
+    /// Registering the RAM with it (memory of a kind it cannot handle, say).
+    Register = 3,
+    /// Making duplicates or the thread that serves batches.
+    Prepare = 4,
+}
+
+impl Step {
+    pub(crate) fn from_wire(step: u16) -> Option<Step> {
+        [Step::Create, Step::Handshake, Step::Register, Step::Prepare]
+            .into_iter()
+            .find(|s| *s as u16 == step)
+    }
+}
+
+/// Up to [`MAX_OPS`] operations, done in order, up to the first that fails.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Batch {
+    pub id: u64,
+    ops: Vec<Op>,
+}
+
+/// More than [`MAX_OPS`] operations in a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a batch of {0} operations; the limit is {MAX_OPS}")]
+pub struct TooManyOps(pub usize);
+
+impl Batch {
+    pub fn new(id: u64, ops: Vec<Op>) -> Result<Batch, TooManyOps> {
+        if ops.len() > MAX_OPS {
+            return Err(TooManyOps(ops.len()));
+        }
+        Ok(Batch { id, ops })
+    }
+
+    pub fn ops(&self) -> &[Op] {
+        &self.ops
+    }
+}
+
+/// One change of the VMM's address space. All of them may be repeated without harm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Op {
+    pub kind: OpKind,
+    /// Page-aligned, inside the RAM.
+    pub addr: HostAddr,
+    /// Whole pages, at least one.
+    pub len: Bytes,
+    /// MapStore: where in the store file. Else 0.
+    pub file_offset: u64,
+    /// MapStore: which of the message's descriptors. Else 0.
+    pub fd_index: u8,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum OpKind {
+    /// Map the store's pages over the RAM: privately, from a read-only descriptor; register the
+    /// mapping; write-protect it. A write in the window before that is copied by the kernel.
+    MapStore = 1,
+    /// Map the RAM file again, at the RAM's own offset, and register. What is a hole in the file
+    /// then could be filled with zeros, unseen, in the window between the two: the manager puts the
+    /// pages there first.
+    MapHome = 2,
+    /// madvise(MADV_COLLAPSE): one large page where small ones are.
+    Collapse = 3,
+    /// madvise(MADV_DONTNEED). The kernel reports it as a REMOVE event and makes the shim wait until
+    /// that is read: the manager must not wait for the answer without reading events.
+    DontNeed = 4,
+}
+
+impl OpKind {
+    pub(crate) fn from_wire(kind: u8) -> Option<OpKind> {
+        [OpKind::MapStore, OpKind::MapHome, OpKind::Collapse, OpKind::DontNeed]
+            .into_iter()
+            .find(|k| *k as u8 == kind)
+    }
+}
+
+/// A refusal's text, cut to [`MAX_REASON`] bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reason(String);
+
+impl Reason {
+    pub fn new(text: &str) -> Reason {
+        let mut end = text.len().min(MAX_REASON);
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        Reason(text[..end].to_owned())
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Message {
+    /// A [`Message::Refuse`] that says why.
+    pub fn refuse(reason: &str) -> Message {
+        Message::Refuse { reason: Reason::new(reason) }
+    }
+
+    /// For errors: what arrived instead of what was expected.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Message::Hello(_) => "Hello",
+            Message::Welcome { .. } => "Welcome",
+            Message::Refuse { .. } => "Refuse",
+            Message::Ready { .. } => "Ready",
+            Message::Failed { .. } => "Failed",
+            Message::Managed => "Managed",
+            Message::Batch(_) => "Batch",
+            Message::BatchDone { .. } => "BatchDone",
+        }
+    }
+
+    /// How many descriptors travel with it: (at least, at most).
+    pub(crate) fn descriptors(&self) -> (usize, usize) {
+        match self {
+            Message::Hello(hello) if hello.reconnect => (2, 2),
+            Message::Hello(_) | Message::Welcome { .. } | Message::Ready { .. } => (1, 1),
+            Message::Batch(_) => (0, crate::MAX_FDS),
+            _ => (0, 0),
+        }
+    }
+}
