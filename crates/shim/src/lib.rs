@@ -1,1 +1,164 @@
-//! Empty until its first part lands.
+//! `libballast_shim.so`, for LD_PRELOAD: hands the RAM of a VMM (unmodified QEMU) over to ballastd.
+//!
+//! It waits for the VMM to map its guest's RAM, makes a userfaultfd for it, gives that to the manager,
+//! and then does what the manager sends in batches: remapping, which only the process itself can do.
+//! It holds no policy, and no state but the descriptors that keep the VM's memory defined while there
+//! is no manager. It never touches guest RAM.
+//!
+//! | variable | meaning |
+//! | --- | --- |
+//! | `BALLAST_VM` | the VM's name; unset: the shim does nothing at all, ever |
+//! | `BALLAST_SHIM_SOCKET` | where the manager listens |
+//! | `BALLAST_RAM_SIZE` | bytes of guest RAM: the mapping to look for |
+//! | `BALLAST_OPTIONAL` | 1: without a manager go on unmanaged; default: exit 1 |
+//!
+//! They are for the process that is started with them, not for its children: the shim removes them,
+//! and itself from LD_PRELOAD, at start. So they belong to the VMM itself, not to a script around it.
+//!
+//! | file | concept |
+//! | --- | --- |
+//! | `config` | the environment, read and scrubbed |
+//! | `ram` | which mapping is the guest's RAM |
+//! | `attach` | the opening of the conversation, inside the VMM's mmap |
+//! | `serve` | the thread that does batches and finds the manager again |
+//! | `remap` | the operations of a batch |
+//! | `held` | descriptors that children of a fork must not keep |
+//!
+//! Protocol and failures: docs/design/shim-protocol.md.
+
+mod attach;
+mod config;
+mod held;
+mod ram;
+mod remap;
+mod serve;
+
+use std::ffi::{c_int, c_void};
+use std::io::Write;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use config::{Config, Start};
+use ram::Ram;
+
+/// Not asked for, done, or given up: mmap is the kernel's.
+const INACTIVE: u8 = 0;
+/// The next mapping that qualifies is the RAM.
+const ARMED: u8 = 1;
+/// A thread is handing the RAM over.
+const ATTACHING: u8 = 2;
+
+static STATE: AtomicU8 = AtomicU8::new(INACTIVE);
+static CONFIG: OnceLock<Config> = OnceLock::new();
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static CONSTRUCTOR: extern "C" fn() = {
+    extern "C" fn constructor() {
+        // Nothing may unwind into the dynamic loader.
+        let _ = catch_unwind(start);
+    }
+    constructor
+};
+
+fn start() {
+    let config = match config::from_environment() {
+        Start::Inactive => return,
+        Start::Broken { what, optional } => return give_up(&what, optional),
+        Start::Active(config) => config,
+    };
+    config::scrub_environment();
+    if let Err(e) = held::install() {
+        return give_up(&format!("pthread_atfork: {e}"), config.optional);
+    }
+    if CONFIG.set(config).is_ok() {
+        STATE.store(ARMED, Ordering::Release);
+    }
+}
+
+/// The VM is not managed: as asked for, or the end of the process, before its guest has started.
+fn give_up(why: &str, optional: bool) {
+    STATE.store(INACTIVE, Ordering::Release);
+    if optional {
+        say(&format!("{why}; going on unmanaged"));
+    } else {
+        say(why);
+        // SAFETY: ends the process without running any of its code.
+        unsafe { libc::_exit(1) };
+    }
+}
+
+/// One line to the VMM's stderr. That may be closed; there is nobody else to tell.
+fn say(line: &str) {
+    let _ = writeln!(std::io::stderr(), "ballast-shim: {line}");
+}
+
+/// mmap(2), with a look at what was mapped.
+///
+/// # Safety
+/// As of mmap(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mmap(
+    addr: *mut c_void,
+    len: usize,
+    prot: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: i64,
+) -> *mut c_void {
+    // The system call, not the next library's mmap: that may not be known yet this early, and finding
+    // it may allocate, which may map.
+    // SAFETY: the caller's arguments, passed on as they are.
+    let mapped = unsafe { libc::syscall(libc::SYS_mmap, addr, len, prot, flags, fd, offset) };
+    if mapped != -1 && STATE.load(Ordering::Acquire) == ARMED {
+        // SAFETY: errno is this thread's own.
+        let errno = unsafe { *libc::__errno_location() };
+        let look = || mapped_one(mapped as u64, len, prot, flags, fd, offset);
+        if catch_unwind(AssertUnwindSafe(look)).is_err() {
+            let optional = CONFIG.get().is_some_and(|c| c.optional);
+            give_up("internal error while handing the RAM over", optional);
+        }
+        // SAFETY: as above.
+        unsafe { *libc::__errno_location() = errno };
+    }
+    mapped as *mut c_void
+}
+
+/// mmap64(2): the same on 64-bit systems, and the name that QEMU calls.
+///
+/// # Safety
+/// As of mmap(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mmap64(
+    addr: *mut c_void,
+    len: usize,
+    prot: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: i64,
+) -> *mut c_void {
+    // SAFETY: the caller's promise.
+    unsafe { mmap(addr, len, prot, flags, fd, offset) }
+}
+
+fn mapped_one(addr: u64, len: usize, prot: c_int, flags: c_int, fd: c_int, offset: i64) {
+    let Some(config) = CONFIG.get() else { return };
+    let Some(ram) = Ram::recognise(config.ram_size, addr, len, prot, flags, fd, offset) else {
+        return;
+    };
+    let ours =
+        STATE.compare_exchange(ARMED, ATTACHING, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+    if !ours {
+        return;
+    }
+    match attach::attach(config, ram, fd) {
+        Ok(()) => STATE.store(INACTIVE, Ordering::Release),
+        Err(attach::Failure::Unmanaged(why)) => {
+            give_up(&format!("VM '{}' is not managed: {why}", config.vm), true);
+        }
+        Err(attach::Failure::NoManager(why)) => {
+            give_up(&format!("VM '{}': no manager: {why}", config.vm), config.optional);
+        }
+    }
+}

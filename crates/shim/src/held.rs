@@ -1,0 +1,105 @@
+//! Descriptors that children of a fork must not keep.
+//!
+//! A child that kept the connection would look to the manager like a VMM that lives on; one that kept
+//! the userfaultfd or the RAM file would keep memory from being freed. An exec closes them
+//! (close-on-exec); a child that only forks closes them by a pthread_atfork handler, which must know
+//! them at every instant. So opening one and noting it happens under a lock that fork takes too.
+
+use std::io;
+use std::mem::ManuallyDrop;
+use std::ops::Deref;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+
+/// Where one kind of descriptor is noted.
+pub struct Slot(AtomicI32);
+
+pub static SOCKET: Slot = Slot(AtomicI32::new(-1));
+pub static UFFD: Slot = Slot(AtomicI32::new(-1));
+pub static RAM_FILE: Slot = Slot(AtomicI32::new(-1));
+
+/// A spin lock, held for one or two system calls: a mutex that the child of a fork could unlock.
+static LOCK: AtomicBool = AtomicBool::new(false);
+
+fn lock() {
+    while LOCK.swap(true, Ordering::Acquire) {
+        std::thread::yield_now();
+    }
+}
+
+fn unlock() {
+    LOCK.store(false, Ordering::Release);
+}
+
+/// Something with a descriptor that is noted while it lives.
+pub struct Held<T: AsFd> {
+    value: ManuallyDrop<T>,
+    slot: &'static Slot,
+}
+
+impl<T: AsFd> Held<T> {
+    /// Opens by `open`, which must be short and must not panic or fork.
+    pub fn open(slot: &'static Slot, open: impl FnOnce() -> io::Result<T>) -> io::Result<Held<T>> {
+        lock();
+        let opened = open();
+        if let Ok(value) = &opened {
+            slot.0.store(value.as_fd().as_raw_fd(), Ordering::Relaxed);
+        }
+        unlock();
+        Ok(Held { value: ManuallyDrop::new(opened?), slot })
+    }
+}
+
+impl<T: AsFd> Deref for Held<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.value
+    }
+}
+
+impl<T: AsFd> Drop for Held<T> {
+    fn drop(&mut self) {
+        lock();
+        self.slot.0.store(-1, Ordering::Relaxed);
+        // SAFETY: dropped here only, and not used after.
+        unsafe { ManuallyDrop::drop(&mut self.value) };
+        unlock();
+    }
+}
+
+/// From now on forks are watched.
+pub fn install() -> io::Result<()> {
+    // SAFETY: the handlers stay loaded as long as the process: an LD_PRELOAD library is never
+    // unloaded. They use atomics and close(2) only, as a child of a threaded process must.
+    match unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) } {
+        0 => Ok(()),
+        e => Err(io::Error::from_raw_os_error(e)),
+    }
+}
+
+extern "C" fn prepare() {
+    lock();
+}
+
+extern "C" fn parent() {
+    unlock();
+}
+
+extern "C" fn child() {
+    let mut had_any = false;
+    for slot in [&SOCKET, &UFFD, &RAM_FILE] {
+        let fd = slot.0.swap(-1, Ordering::Relaxed);
+        if fd >= 0 {
+            had_any = true;
+            // SAFETY: the descriptor is this child's copy of one whose owner is a thread that does
+            // not exist in the child, so nobody will use or close it again.
+            unsafe { libc::close(fd) };
+        }
+    }
+    // A child from before the RAM was mapped stays armed: -daemonize is two forks, then the VMM.
+    if had_any {
+        crate::STATE.store(crate::INACTIVE, Ordering::Release);
+    }
+    unlock();
+}

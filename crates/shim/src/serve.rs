@@ -1,0 +1,116 @@
+//! The thread that does batches, and finds a manager again when there is none.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::Receiver;
+use std::thread;
+use std::time::Duration;
+
+use ballast_shim_proto::{Connection, ConnectionError, Message};
+use ballast_uffd::Uffd;
+
+use crate::config::Config;
+use crate::held::Held;
+use crate::ram::Ram;
+use crate::{CONFIG, attach, remap};
+
+const STACK: usize = 256 << 10;
+const RECONNECT: Duration = Duration::from_millis(200);
+const REFUSED: Duration = Duration::from_secs(1);
+
+/// What is kept for the life of the process.
+pub struct Vm {
+    pub ram: Ram,
+    /// While this duplicate is open, pages that are not there are waited for, not read as zeros.
+    pub uffd: Held<Uffd>,
+    /// The RAM file.
+    pub file: Held<OwnedFd>,
+}
+
+/// Starts the thread, which ends at once if nothing comes through `work`. Returns an errno.
+pub fn spawn(work: Receiver<(Vm, Held<Connection>)>) -> Result<(), i32> {
+    let serve = move || {
+        if let (Ok((vm, connection)), Some(config)) = (work.recv(), CONFIG.get()) {
+            serve(config, &vm, connection);
+        }
+    };
+    let builder = thread::Builder::new().name("ballast-shim".to_owned()).stack_size(STACK);
+    // The VMM's signals are for its own threads; a new thread inherits the mask.
+    let before = block_signals();
+    let spawned = builder.spawn(serve);
+    restore_signals(&before);
+    spawned.map(drop).map_err(|e| e.raw_os_error().unwrap_or(libc::EAGAIN))
+}
+
+fn serve(config: &Config, vm: &Vm, mut connection: Held<Connection>) -> ! {
+    loop {
+        // A panic ends a conversation, not the service: the VM's memory depends on it.
+        let ended = catch_unwind(AssertUnwindSafe(|| converse(vm, &connection)));
+        drop(connection);
+        if let Ok(ConnectionError::Decode(e)) = ended {
+            crate::say(&format!("VM '{}': {e}; connecting anew", config.vm));
+        }
+        connection = reconnect(config, vm);
+    }
+}
+
+/// Does batches until the conversation ends, and returns why it did.
+fn converse(vm: &Vm, connection: &Connection) -> ConnectionError {
+    loop {
+        let (batch, fds) = match connection.recv(None) {
+            Ok((Message::Batch(batch), fds)) => (batch, fds),
+            Ok((Message::Managed, _)) => continue,
+            Ok(_) => return ConnectionError::Closed,
+            Err(e) => return e,
+        };
+        let (done, errno) = remap::run(vm, batch.ops(), &fds);
+        let answer = Message::BatchDone { id: batch.id, done, errno };
+        if let Err(e) = connection.send(&answer, &[]) {
+            return e;
+        }
+    }
+}
+
+/// For as long as it takes: without a manager the guest waits at its next fault.
+fn reconnect(config: &Config, vm: &Vm) -> Held<Connection> {
+    let mut refusal = None;
+    loop {
+        thread::sleep(if refusal.is_some() { REFUSED } else { RECONNECT });
+        let hello = attach::hello(config, vm.ram, true);
+        let Ok(connection) = attach::connect(config) else { continue };
+        if connection.send(&hello, &[vm.file.as_fd(), vm.uffd.as_fd()]).is_err() {
+            continue;
+        }
+        // No limit: a manager that died closes, and one that rebuilds a large VM takes its time.
+        match connection.recv(None) {
+            Ok((Message::Managed, _)) => return connection,
+            Ok((Message::Refuse { reason }, _)) => {
+                if refusal.as_ref() != Some(&reason) {
+                    crate::say(&format!(
+                        "VM '{}': refused by the manager: {}; its pages stay, asking again",
+                        config.vm,
+                        reason.as_str()
+                    ));
+                }
+                refusal = Some(reason);
+            }
+            _ => {}
+        }
+    }
+}
+
+fn block_signals() -> libc::sigset_t {
+    // SAFETY: both sets are ours; all-zero is a valid one. Changes this thread's mask only.
+    unsafe {
+        let mut all: libc::sigset_t = std::mem::zeroed();
+        let mut before: libc::sigset_t = std::mem::zeroed();
+        libc::sigfillset(&mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
+        before
+    }
+}
+
+fn restore_signals(before: &libc::sigset_t) {
+    // SAFETY: a mask that this thread had.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before, std::ptr::null_mut()) };
+}
