@@ -1,1 +1,28 @@
-//! Empty until its first part lands.
+//! QEMU, seen from the manager: how a VM is started ([`command`], [`spawn`]), what it runs on
+//! ([`probe_accel`]), how one talks to it ([`Qmp`], [`Monitor`]), whether its memory may be paged
+//! ([`inspect()`]) and what the process costs ([`process`]).
+//!
+//! Nothing here waits for QEMU without a deadline: its main thread may be inside a page fault that
+//! the manager has yet to serve.
+
+mod accel;
+mod command_line;
+mod handle;
+mod inspect;
+mod launch;
+mod monitor;
+pub mod proc_text;
+pub mod process;
+mod qmp;
+mod ram_blocks;
+mod spec;
+
+pub use accel::{AccelChoice, probe_accel, probe_accel_cached};
+pub use command_line::{BALLOON_ID, Launch, LaunchPaths, command};
+pub use handle::{Exit, ProcessHandle};
+pub use inspect::{Facts, Holder, RamMapping, Verdict, decide, inspect};
+pub use launch::{LaunchError, Vmm, last_log_line, spawn};
+pub use monitor::{Device, Memdev, Monitor, RunStatus};
+pub use qmp::{MAX_LINE, Qmp, QmpError, QmpEvent};
+pub use ram_blocks::RamBlock;
+pub use spec::{SpecError, check_spec};

@@ -1,0 +1,288 @@
+//! From a [`VmSpec`] to the command line and environment of a QEMU whose RAM Ballast can page.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+use ballast_api::VmSpec;
+
+use crate::AccelChoice;
+
+/// QOM id of the balloon device in VMs that Ballast starts.
+pub const BALLOON_ID: &str = "bal";
+
+/// The QEMU that is looked up in PATH when the spec names none.
+const DEFAULT_QEMU: &str = "qemu-system-x86_64";
+
+/// Where the files of one VM are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LaunchPaths {
+    /// The VM's run folder; QEMU's working directory.
+    pub run_dir: PathBuf,
+    /// The library to preload, absolute.
+    pub shim: PathBuf,
+    /// Where the shim finds the manager.
+    pub shim_socket: PathBuf,
+    pub qmp_socket: PathBuf,
+    /// Where the first serial port is written, unless the spec says otherwise.
+    pub console: PathBuf,
+    /// QEMU's standard output and error.
+    pub qemu_log: PathBuf,
+}
+
+/// A command that is ready to be started.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Launch {
+    pub program: PathBuf,
+    pub args: Vec<OsString>,
+    /// Added to the environment of the manager.
+    pub env: Vec<(OsString, OsString)>,
+    /// Working directory.
+    pub dir: PathBuf,
+    /// Where standard output and error go.
+    pub log: PathBuf,
+}
+
+impl Launch {
+    /// The same VM without the shim, for a host on which it cannot be paged: balloon alone.
+    #[must_use]
+    pub fn without_shim(mut self) -> Launch {
+        self.env.clear();
+        self
+    }
+}
+
+/// The command that starts `spec`, which must have passed [`check_spec`](crate::check_spec).
+///
+/// The RAM is one shared memfd: the only form in which the manager can read it, punch holes into
+/// it and map pages of its own over it. A guest that reboots ends its VMM, so that nothing of the
+/// old boot stays charged; `panic=-1` makes a guest's panic such a reboot.
+pub fn command(spec: &VmSpec, accel: &AccelChoice, paths: &LaunchPaths) -> Launch {
+    let mut args = Args::default();
+    args.flag("-nodefaults").flag("-no-user-config");
+    args.pair("-display", "none");
+    args.pair("-name", format!("{},debug-threads=on", spec.name));
+    args.pair("-machine", "q35,memory-backend=mem");
+    match accel {
+        AccelChoice::Kvm => {
+            args.pair("-accel", "kvm");
+            if !has(spec, "cpu") {
+                args.pair("-cpu", "host");
+            }
+        }
+        // A small translation buffer: 30 MiB less of QEMU's own memory per VM.
+        AccelChoice::Tcg { .. } => {
+            args.pair("-accel", "tcg,tb-size=16");
+        }
+    }
+    args.pair("-m", format!("{}M", spec.max >> 20));
+    // dump=off: a core dump of QEMU would otherwise touch, and so allocate, all of guest memory.
+    args.pair(
+        "-object",
+        format!("memory-backend-memfd,id=mem,size={},share=on,merge=off,dump=off", spec.max),
+    );
+    args.pair("-smp", spec.vcpus.unwrap_or(1).to_string());
+    args.pair("-qmp", with_path("unix:", &paths.qmp_socket, ",server=on,wait=off"));
+    let console = spec.console.as_deref().unwrap_or(&paths.console);
+    args.pair("-chardev", with_path("file,id=console,path=", console, ""));
+    args.pair("-serial", "chardev:console");
+    if !spec.no_balloon {
+        let reporting = if spec.free_page_reporting { "on" } else { "off" };
+        args.pair(
+            "-device",
+            format!("virtio-balloon-pci,id={BALLOON_ID},free-page-reporting={reporting}"),
+        );
+    }
+    args.pair("-action", "reboot=shutdown,panic=shutdown");
+    // spawn=deny also rules out a fork, whose child would see guest memory without the pager.
+    if !has(spec, "sandbox") {
+        args.pair("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny");
+    }
+    args.pair("-kernel", &spec.kernel);
+    if let Some(initrd) = &spec.initrd {
+        args.pair("-initrd", initrd);
+    }
+    args.pair("-append", kernel_command_line(&spec.append, accel));
+    args.0.extend(spec.extra.iter().map(OsString::from));
+
+    Launch {
+        program: spec.qemu.clone().unwrap_or_else(|| DEFAULT_QEMU.into()),
+        args: args.0,
+        env: vec![
+            ("LD_PRELOAD".into(), paths.shim.clone().into()),
+            ("BALLAST_VM".into(), spec.name.clone().into()),
+            ("BALLAST_SHIM_SOCKET".into(), paths.shim_socket.clone().into()),
+            ("BALLAST_RAM_SIZE".into(), spec.max.to_string().into()),
+        ],
+        dir: paths.run_dir.clone(),
+        log: paths.qemu_log.clone(),
+    }
+}
+
+/// `append` with what a guest of Ballast needs, each only where the user did not decide it.
+pub(crate) fn kernel_command_line(append: &str, accel: &AccelChoice) -> String {
+    let mut words: Vec<&str> = Vec::new();
+    let sets = |key: &str| {
+        append.split_ascii_whitespace().any(|w| {
+            w.strip_prefix(key).is_some_and(|rest| rest.is_empty() || rest.starts_with('='))
+        })
+    };
+    if !sets("console") {
+        words.push("console=ttyS0");
+    }
+    if !sets("panic") {
+        words.push("panic=-1");
+    }
+    // The timer check counts ticks against a busy loop: crowded TCG guests panic in it at times.
+    if matches!(accel, AccelChoice::Tcg { .. }) && !sets("no_timer_check") {
+        words.push("no_timer_check");
+    }
+    if !append.trim().is_empty() {
+        words.push(append.trim());
+    }
+    words.join(" ")
+}
+
+#[derive(Default)]
+struct Args(Vec<OsString>);
+
+impl Args {
+    fn flag(&mut self, name: &str) -> &mut Args {
+        self.0.push(name.into());
+        self
+    }
+    fn pair(&mut self, name: &str, value: impl AsRef<OsStr>) -> &mut Args {
+        self.0.push(name.into());
+        self.0.push(value.as_ref().into());
+        self
+    }
+}
+
+/// `path` inside an option list, where QEMU wants every comma doubled.
+fn with_path(before: &str, path: &Path, after: &str) -> OsString {
+    let mut text = before.as_bytes().to_vec();
+    for &byte in path.as_os_str().as_bytes() {
+        text.push(byte);
+        if byte == b',' {
+            text.push(b',');
+        }
+    }
+    text.extend_from_slice(after.as_bytes());
+    OsString::from_vec(text)
+}
+
+fn has(spec: &VmSpec, option: &str) -> bool {
+    spec.extra.iter().any(|arg| crate::spec::option_name(arg) == Some(option))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec() -> VmSpec {
+        VmSpec {
+            name: "db1".into(),
+            max: 256 << 20,
+            kernel: "/boot/vmlinuz".into(),
+            ..VmSpec::default()
+        }
+    }
+
+    fn paths() -> LaunchPaths {
+        LaunchPaths {
+            run_dir: "/run/b/db1".into(),
+            shim: "/lib/shim.so".into(),
+            shim_socket: "/run/b/shim.sock".into(),
+            qmp_socket: "/run/b/db1/qmp.sock".into(),
+            console: "/run/b/db1/console.log".into(),
+            qemu_log: "/run/b/db1/qemu.log".into(),
+        }
+    }
+
+    fn tcg() -> AccelChoice {
+        AccelChoice::Tcg { why: "test".into() }
+    }
+
+    fn value<'a>(launch: &'a Launch, option: &str) -> Option<&'a str> {
+        let at = launch.args.iter().position(|a| a == option)?;
+        launch.args.get(at + 1)?.to_str()
+    }
+
+    #[test]
+    fn ram_is_one_shared_memfd_of_the_configured_size() {
+        let launch = command(&spec(), &tcg(), &paths());
+        assert_eq!(value(&launch, "-m"), Some("256M"));
+        let object = value(&launch, "-object").unwrap();
+        assert!(object.starts_with("memory-backend-memfd,id=mem,size=268435456,share=on"));
+        assert_eq!(value(&launch, "-machine"), Some("q35,memory-backend=mem"));
+    }
+
+    #[test]
+    fn the_shim_is_told_whom_it_serves_and_can_be_left_out() {
+        let launch = command(&spec(), &tcg(), &paths());
+        let get = |key: &str| launch.env.iter().find(|(k, _)| k == key).map(|(_, v)| v.clone());
+        assert_eq!(get("LD_PRELOAD"), Some("/lib/shim.so".into()));
+        assert_eq!(get("BALLAST_VM"), Some("db1".into()));
+        assert_eq!(get("BALLAST_SHIM_SOCKET"), Some("/run/b/shim.sock".into()));
+        assert_eq!(get("BALLAST_RAM_SIZE"), Some("268435456".into()));
+        assert!(launch.without_shim().env.is_empty());
+    }
+
+    #[test]
+    fn the_accelerator_decides_cpu_and_timer_check() {
+        let launch = command(&spec(), &tcg(), &paths());
+        assert_eq!(value(&launch, "-accel"), Some("tcg,tb-size=16"));
+        assert_eq!(value(&launch, "-cpu"), None);
+        assert_eq!(value(&launch, "-append"), Some("console=ttyS0 panic=-1 no_timer_check"));
+        let launch = command(&spec(), &AccelChoice::Kvm, &paths());
+        assert_eq!(value(&launch, "-accel"), Some("kvm"));
+        assert_eq!(value(&launch, "-cpu"), Some("host"));
+        assert_eq!(value(&launch, "-append"), Some("console=ttyS0 panic=-1"));
+    }
+
+    #[test]
+    fn what_the_user_decided_stays() {
+        let append = "quiet console=tty0 panic=5 no_timer_check";
+        assert_eq!(kernel_command_line(append, &tcg()), append);
+        assert_eq!(
+            kernel_command_line("panic_on_oops=1", &AccelChoice::Kvm),
+            "console=ttyS0 panic=-1 panic_on_oops=1"
+        );
+        let extra = vec!["--cpu".into(), "max".into(), "-sandbox".into(), "off".into()];
+        let launch = command(&VmSpec { extra, ..spec() }, &AccelChoice::Kvm, &paths());
+        assert_eq!(value(&launch, "-cpu"), None);
+        assert_eq!(value(&launch, "-sandbox"), Some("off"));
+        assert_eq!(launch.args.last().unwrap(), "off");
+    }
+
+    #[test]
+    fn the_balloon_follows_the_spec() {
+        let launch = command(&spec(), &tcg(), &paths());
+        let device = "virtio-balloon-pci,id=bal,free-page-reporting=off";
+        assert_eq!(value(&launch, "-device"), Some(device));
+        let with = VmSpec { free_page_reporting: true, ..spec() };
+        let device = "virtio-balloon-pci,id=bal,free-page-reporting=on";
+        assert_eq!(value(&command(&with, &tcg(), &paths()), "-device"), Some(device));
+        let without = VmSpec { no_balloon: true, ..spec() };
+        assert_eq!(value(&command(&without, &tcg(), &paths()), "-device"), None);
+    }
+
+    #[test]
+    fn commas_in_paths_are_doubled_where_qemu_splits_at_commas() {
+        let paths = LaunchPaths {
+            qmp_socket: "/run/a,b/qmp".into(),
+            console: "/run/a,b/console".into(),
+            ..paths()
+        };
+        let launch = command(&spec(), &tcg(), &paths);
+        assert_eq!(value(&launch, "-qmp"), Some("unix:/run/a,,b/qmp,server=on,wait=off"));
+        assert_eq!(value(&launch, "-chardev"), Some("file,id=console,path=/run/a,,b/console"));
+    }
+
+    #[test]
+    fn the_console_of_the_spec_wins() {
+        let spec = VmSpec { console: Some("/tmp/c".into()), ..spec() };
+        let launch = command(&spec, &tcg(), &paths());
+        assert_eq!(value(&launch, "-chardev"), Some("file,id=console,path=/tmp/c"));
+    }
+}

@@ -1,0 +1,224 @@
+//! May this VMM's memory be paged? Facts are gathered from /proc and QMP ([`inspect()`]); what
+//! follows from them is one pure function ([`decide`]).
+
+mod scan;
+
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use ballast_units::{Bytes, HostAddr, PAGE_SIZE};
+use tokio::time::timeout;
+
+use crate::monitor::{Device, Memdev};
+use crate::ram_blocks::RamBlock;
+use crate::{Monitor, Qmp, QmpError, spec};
+
+/// For each QMP command of an inspection.
+const QMP_DEADLINE: Duration = Duration::from_secs(2);
+/// For the reading of /proc, which is long where other VMMs have many mappings.
+const PROC_DEADLINE: Duration = Duration::from_secs(10);
+/// Libraries lock a few pages for their keys; a guest's memory, or what a device pinned of it, is
+/// more than this.
+const HARMLESS_LOCK: Bytes = Bytes::from_mib(1);
+const PAGE: Bytes = Bytes(PAGE_SIZE as u64);
+
+/// How far a VMM can be managed. Reasons are one line that a person can act on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Nothing speaks against paging.
+    Pageable,
+    /// Pages must not be taken, but what the guest gives up comes back to the host.
+    BalloonOnly(String),
+    /// What the guest gives up would not come back either, or there is no balloon.
+    Unmanaged(String),
+}
+
+/// The guest's RAM as the shim announced it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RamMapping {
+    /// Major and minor number of the device of the RAM file.
+    pub device: (u32, u32),
+    pub inode: u64,
+    pub addr: HostAddr,
+    pub len: Bytes,
+}
+
+impl RamMapping {
+    /// The mapping at `addr` of the file that `fd` is.
+    pub fn of_file(fd: impl AsFd, addr: HostAddr, len: Bytes) -> std::io::Result<RamMapping> {
+        let stat = rustix::fs::fstat(fd)?;
+        let device = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
+        Ok(RamMapping { device, inode: stat.st_ino, addr, len })
+    }
+}
+
+/// The mapping in the VMM's address space that is the guest's RAM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MappedRam {
+    pub shared: bool,
+    /// Has a file of its own, which the manager can open: a memfd or a named one.
+    pub file: bool,
+    pub page_size: Bytes,
+    /// Is the file that the shim announced, if it announced one.
+    pub as_announced: bool,
+}
+
+/// Another process that has the RAM file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holder {
+    pub pid: u32,
+    pub comm: String,
+    /// Mapped; else merely open.
+    pub maps: bool,
+}
+
+/// Everything that a verdict depends on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Facts {
+    /// From QMP; empty without it.
+    pub devices: Vec<Device>,
+    /// From QMP; None without it.
+    pub memdevs: Option<Vec<Memdev>>,
+    /// From QMP; empty without it.
+    pub ram_blocks: Vec<RamBlock>,
+    /// Files of the process by which devices pin memory: "/dev/vfio/12".
+    pub pinning_files: Vec<String>,
+    /// Locked and pinned memory of the process.
+    pub locked: Bytes,
+    pub ram: Option<MappedRam>,
+    pub holders: Vec<Holder>,
+}
+
+/// What the facts allow. The gravest objection is named.
+pub fn decide(facts: &Facts) -> Verdict {
+    if let Some(reason) = nothing_comes_back(facts) {
+        return Verdict::Unmanaged(reason);
+    }
+    let Some(reason) = must_not_be_paged(facts) else { return Verdict::Pageable };
+    if facts.devices.iter().any(Device::is_balloon) {
+        Verdict::BalloonOnly(reason)
+    } else {
+        Verdict::Unmanaged(format!("{reason}; and it has no balloon device"))
+    }
+}
+
+/// Where even a balloon frees no machine memory.
+fn nothing_comes_back(facts: &Facts) -> Option<String> {
+    // QEMU keeps ballooned pages as long as a device may do DMA to them.
+    if let Some(device) = facts.devices.iter().find(|d| spec::pins_memory(&d.kind)) {
+        return Some(format!(
+            "device {} ({}) pins guest memory: remove it",
+            device.path, device.kind
+        ));
+    }
+    if let Some(file) = facts.pinning_files.first() {
+        return Some(format!("{file} is open, so a device pins guest memory: remove the device"));
+    }
+    if facts.locked > HARMLESS_LOCK {
+        return Some(format!(
+            "{} of its memory is locked or pinned: start it without -overcommit mem-lock=on",
+            facts.locked
+        ));
+    }
+    let block = facts.ram_blocks.iter().find(|block| block.page_size > PAGE);
+    let huge = block.map(|b| b.page_size);
+    let huge = huge.or(facts.ram.as_ref().map(|ram| ram.page_size).filter(|&size| size > PAGE));
+    huge.map(|size| {
+        format!(
+            "hugetlb RAM ({size} pages), which returns to its own pool only: start it without \
+             hugetlb=on or a mem-path on hugetlbfs"
+        )
+    })
+}
+
+fn must_not_be_paged(facts: &Facts) -> Option<String> {
+    const REMEDY: &str = "start it with -object memory-backend-memfd,share=on";
+    if let Some(memdevs) = &facts.memdevs {
+        if let Some(memdev) = memdevs.iter().find(|memdev| memdev.share == Some(false)) {
+            let id = memdev.id.as_deref().unwrap_or("without id");
+            return Some(format!("private RAM (memory backend {id}): {REMEDY}"));
+        }
+        if memdevs.len() > 1 {
+            let count = memdevs.len();
+            return Some(format!(
+                "{count} memory backends, and Ballast pages one: use a single one"
+            ));
+        }
+    }
+    if let Some(device) = facts.devices.iter().find(|d| spec::is_vhost_user(&d.kind)) {
+        let (path, kind) = (&device.path, &device.kind);
+        return Some(format!("device {path} ({kind}) shares guest memory with a second process"));
+    }
+    if let Some((device, why)) =
+        facts.devices.iter().find_map(|d| Some((d, spec::refused_device(&d.kind)?)))
+    {
+        return Some(format!("device {} ({}): {why}", device.path, device.kind));
+    }
+    let Some(ram) = &facts.ram else {
+        return Some(format!("its RAM was not found among its mappings: {REMEDY}"));
+    };
+    if !ram.as_announced {
+        return Some("the mapping it announced is not of the file it announced".into());
+    }
+    if !ram.shared {
+        return Some(format!("private RAM: {REMEDY}"));
+    }
+    if !ram.file {
+        return Some(format!("RAM without a file: {REMEDY}"));
+    }
+    let holder = facts.holders.iter().find(|h| h.maps).or(facts.holders.first())?;
+    let (pid, comm) = (holder.pid, &holder.comm);
+    Some(if holder.maps {
+        format!("process {pid} ({comm}) maps its RAM too, and would read reclaimed pages as zeros")
+    } else {
+        format!("process {pid} ({comm}) holds its RAM file open, and could map it")
+    })
+}
+
+/// Inspects the VMM `pid`. Without `qmp` the devices are unknown, and it counts as having no
+/// balloon; without `ram` the RAM is looked for by its size, or not found.
+///
+/// Takes at most some 15 s: what cannot be found out in time is a reason not to page.
+pub async fn inspect(pid: u32, qmp: Option<&Qmp>, ram: Option<&RamMapping>) -> Verdict {
+    let mut facts = Facts::default();
+    if let Some(qmp) = qmp
+        && let Err(error) = ask(qmp, &mut facts).await
+    {
+        return Verdict::Unmanaged(error.to_string());
+    }
+    let size = match facts.memdevs.as_deref() {
+        Some([memdev]) => Some(Bytes(memdev.size)),
+        _ => None,
+    };
+    let wanted = scan::Wanted { announced: ram.copied(), size };
+    let reading = tokio::task::spawn_blocking(move || scan::process(pid, &wanted));
+    match timeout(PROC_DEADLINE, reading).await {
+        Ok(Ok(Ok(found))) => {
+            facts.pinning_files = found.pinning_files;
+            facts.locked = found.locked;
+            facts.ram = found.ram;
+            facts.holders = found.holders;
+            decide(&facts)
+        }
+        Ok(Ok(Err(error))) => {
+            Verdict::Unmanaged(format!("process {pid} cannot be inspected: {error}"))
+        }
+        Ok(Err(_)) => Verdict::Unmanaged(format!("the inspection of process {pid} was ended")),
+        Err(_) => {
+            let limit = PROC_DEADLINE.as_secs();
+            Verdict::Unmanaged(format!("process {pid} could not be inspected within {limit} s"))
+        }
+    }
+}
+
+async fn ask(qmp: &Qmp, facts: &mut Facts) -> Result<(), QmpError> {
+    let monitor = Monitor::new(qmp.clone(), QMP_DEADLINE).await?;
+    facts.devices = monitor.devices().await?;
+    facts.memdevs = Some(monitor.memdevs().await?);
+    facts.ram_blocks = monitor.ram_blocks().await?;
+    Ok(())
+}
+
+#[cfg(test)]
+#[path = "inspect_tests.rs"]
+mod tests;

@@ -1,0 +1,174 @@
+//! What /proc tells about a VMM and about who else has its RAM file. Blocking.
+//!
+//! maps, not smaps: smaps walks the page tables under the lock that the VMM's own faults want.
+
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader};
+use std::path::Path;
+use std::time::Duration;
+
+use ballast_units::{Bytes, PAGE_SIZE};
+use rustix::fs::{AtFlags, CWD, StatxFlags, statfs, statx};
+
+use super::{Holder, MappedRam, RamMapping};
+use crate::proc_text::{self, Vma};
+use crate::process;
+
+const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
+/// The manager's own children have its files between fork and exec; then they are gone.
+const SECOND_LOOK: Duration = Duration::from_millis(100);
+
+/// How the RAM is recognised among the mappings.
+pub(super) struct Wanted {
+    pub announced: Option<RamMapping>,
+    pub size: Option<Bytes>,
+}
+
+pub(super) struct Found {
+    pub pinning_files: Vec<String>,
+    pub locked: Bytes,
+    pub ram: Option<MappedRam>,
+    pub holders: Vec<Holder>,
+}
+
+/// A file, by the two names under which it is met. They are the same except on file systems with
+/// several trees (btrfs, overlayfs).
+#[derive(Clone, Copy)]
+struct Identity {
+    /// As in maps.
+    mapped: ((u32, u32), u64),
+    /// As stat tells.
+    stat: ((u32, u32), u64),
+}
+
+pub(super) fn process(pid: u32, wanted: &Wanted) -> io::Result<Found> {
+    let status = fs::read(format!("/proc/{pid}/status"))?;
+    let status = String::from_utf8_lossy(&status);
+    let field = |key| proc_text::status_field(&status, key).unwrap_or(Bytes::ZERO);
+    let locked = Bytes(field("VmLck").0.saturating_add(field("VmPin").0));
+    let mut candidates = Vec::new();
+    each_vma(pid, |vma| {
+        if wanted.may_be(&vma) {
+            candidates.push(vma);
+        }
+        true
+    })?;
+    let vma = candidates.iter().find(|vma| vma.shared).or(candidates.first());
+    let file = vma.filter(|vma| vma.shared && vma.inode != 0).map(|vma| wanted.identity(vma));
+    Ok(Found {
+        pinning_files: pinning_files(pid)?,
+        locked,
+        ram: vma.map(|vma| wanted.mapped_ram(pid, vma)),
+        holders: file.map_or(Ok(Vec::new()), |file| holders(pid, file))?,
+    })
+}
+
+impl Wanted {
+    fn may_be(&self, vma: &Vma) -> bool {
+        match (self.announced, self.size) {
+            (Some(ram), _) => vma.holds(ram.addr.0),
+            (None, Some(size)) => vma.writable && vma.len() == size,
+            (None, None) => false,
+        }
+    }
+
+    fn identity(&self, vma: &Vma) -> Identity {
+        let mapped = (vma.device, vma.inode);
+        let stat = self.announced.map_or(mapped, |ram| (ram.device, ram.inode));
+        Identity { mapped, stat }
+    }
+
+    fn mapped_ram(&self, pid: u32, vma: &Vma) -> MappedRam {
+        MappedRam {
+            shared: vma.shared,
+            // Shared memory without a name of its own is shown as this.
+            file: vma.inode != 0 && !vma.path.starts_with("/dev/zero"),
+            page_size: page_size(pid, vma),
+            // The inode alone: the devices of maps and of stat differ on some file systems.
+            as_announced: self.announced.is_none_or(|ram| {
+                ram.inode == vma.inode
+                    && ram.addr.0.checked_add(ram.len.0).is_some_and(|end| end <= vma.end)
+            }),
+        }
+    }
+}
+
+fn page_size(pid: u32, vma: &Vma) -> Bytes {
+    let file = format!("/proc/{pid}/map_files/{:x}-{:x}", vma.start, vma.end);
+    match statfs(file) {
+        Ok(stat) if stat.f_type == HUGETLBFS_MAGIC => Bytes(stat.f_bsize.unsigned_abs()),
+        _ => Bytes(PAGE_SIZE as u64),
+    }
+}
+
+/// Calls `visit` for each mapping until it returns false.
+fn each_vma(pid: u32, mut visit: impl FnMut(Vma) -> bool) -> io::Result<()> {
+    let mut maps = BufReader::with_capacity(64 << 10, File::open(format!("/proc/{pid}/maps"))?);
+    let mut line = Vec::new();
+    while maps.read_until(b'\n', &mut line)? > 0 {
+        if let Some(vma) = proc_text::vma(&String::from_utf8_lossy(&line))
+            && !visit(vma)
+        {
+            break;
+        }
+        line.clear();
+    }
+    Ok(())
+}
+
+fn pinning_files(pid: u32) -> io::Result<Vec<String>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(format!("/proc/{pid}/fd"))?.flatten() {
+        let Ok(target) = fs::read_link(entry.path()) else { continue };
+        let target = target.to_string_lossy();
+        if pins(&target) {
+            found.push(target.into_owned());
+        }
+    }
+    Ok(found)
+}
+
+/// Whether a file of this name is one by which a device pins memory.
+pub(super) fn pins(target: &str) -> bool {
+    // /dev/vfio/vfio is opened before any device is; the pins come with it.
+    ["/dev/vfio/", "/dev/vhost-vdpa", "anon_inode:[vfio", "/dev/iommu"]
+        .iter()
+        .any(|prefix| target.starts_with(prefix))
+}
+
+fn holders(vmm: u32, file: Identity) -> io::Result<Vec<Holder>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc")?.flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
+            continue;
+        };
+        if pid != vmm && pid != std::process::id() {
+            found.extend(holder(pid, file));
+        }
+    }
+    if !found.is_empty() {
+        std::thread::sleep(SECOND_LOOK);
+        found = found.into_iter().filter_map(|seen| holder(seen.pid, file)).collect();
+    }
+    Ok(found)
+}
+
+/// Whether `pid` has the file. A process that cannot be read is gone, or not ours to see.
+fn holder(pid: u32, file: Identity) -> Option<Holder> {
+    let mut maps = false;
+    let _ = each_vma(pid, |vma| {
+        maps = (vma.device, vma.inode) == file.mapped;
+        !maps
+    });
+    let holds = maps || {
+        let fds = fs::read_dir(format!("/proc/{pid}/fd")).ok()?;
+        fds.flatten().any(|entry| identity(&entry.path()) == Some(file.stat))
+    };
+    holds.then(|| Holder { pid, comm: process::comm(pid).unwrap_or_else(|| "?".into()), maps })
+}
+
+fn identity(path: &Path) -> Option<((u32, u32), u64)> {
+    // Without DONT_SYNC, one file on a dead network server would stop the scan.
+    let stat = statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::INO).ok()?;
+    Some(((stat.stx_dev_major, stat.stx_dev_minor), stat.stx_ino))
+}

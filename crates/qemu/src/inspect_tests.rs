@@ -1,0 +1,121 @@
+use super::*;
+
+fn device(kind: &str) -> Device {
+    Device { path: format!("/machine/peripheral/{kind}"), kind: kind.into() }
+}
+
+fn memdev(id: &str, share: Option<bool>) -> Memdev {
+    Memdev { id: Some(id.into()), size: 64 << 20, share, prealloc: false }
+}
+
+/// A VMM against which nothing speaks.
+fn good() -> Facts {
+    Facts {
+        devices: vec![device("virtio-balloon-pci"), device("virtio-blk-pci")],
+        memdevs: Some(vec![memdev("mem", Some(true))]),
+        ram_blocks: vec![RamBlock {
+            name: "mem".into(),
+            page_size: Bytes(4096),
+            used: Bytes::from_mib(64),
+        }],
+        locked: Bytes(32 << 10),
+        ram: Some(MappedRam { shared: true, file: true, page_size: PAGE, as_announced: true }),
+        ..Facts::default()
+    }
+}
+
+fn ram(change: impl FnOnce(&mut MappedRam)) -> Facts {
+    let mut facts = good();
+    change(facts.ram.as_mut().unwrap());
+    facts
+}
+
+fn with_device(kind: &str) -> Facts {
+    let mut facts = good();
+    facts.devices.push(device(kind));
+    facts
+}
+
+#[track_caller]
+fn balloon_only(facts: Facts, part: &str) {
+    match decide(&facts) {
+        Verdict::BalloonOnly(reason) => {
+            assert!(reason.contains(part), "{reason}");
+            assert!(!reason.contains('\n'));
+        }
+        other => panic!("{other:?}"),
+    }
+    let without = Facts {
+        devices: facts.devices.iter().filter(|d| !d.is_balloon()).cloned().collect(),
+        ..facts
+    };
+    unmanaged(without, "no balloon");
+}
+
+#[track_caller]
+fn unmanaged(facts: Facts, part: &str) {
+    match decide(&facts) {
+        Verdict::Unmanaged(reason) => assert!(reason.contains(part), "{reason}"),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_shared_memfd_is_pageable_with_and_without_balloon() {
+    assert_eq!(decide(&good()), Verdict::Pageable);
+    assert_eq!(decide(&Facts { devices: vec![], ..good() }), Verdict::Pageable);
+    let unsaid = Facts { memdevs: Some(vec![memdev("mem", None)]), ..good() };
+    assert_eq!(decide(&unsaid), Verdict::Pageable);
+}
+
+#[test]
+fn what_pins_memory_leaves_nothing_to_manage() {
+    unmanaged(with_device("vfio-pci"), "vfio-pci");
+    unmanaged(with_device("vfio-pci-nohotplug"), "pins guest memory");
+    unmanaged(with_device("vhost-vdpa-device-pci"), "pins guest memory");
+    unmanaged(Facts { pinning_files: vec!["/dev/vfio/12".into()], ..good() }, "/dev/vfio/12");
+    unmanaged(Facts { locked: Bytes::from_mib(64), ..good() }, "64 MiB of its memory is locked");
+    unmanaged(ram(|r| r.page_size = Bytes::from_mib(2)), "hugetlb RAM (2 MiB pages)");
+    let mut facts = good();
+    facts.ram_blocks[0].page_size = Bytes(1 << 30);
+    unmanaged(facts, "hugetlb RAM (1 GiB pages)");
+}
+
+#[test]
+fn what_must_not_be_paged_may_be_ballooned() {
+    balloon_only(ram(|r| r.shared = false), "share=on");
+    balloon_only(ram(|r| r.file = false), "memory-backend-memfd");
+    balloon_only(ram(|r| r.as_announced = false), "announced");
+    balloon_only(Facts { ram: None, ..good() }, "not found");
+    let private = Facts { memdevs: Some(vec![memdev("pc.ram", Some(false))]), ..good() };
+    balloon_only(private, "private RAM (memory backend pc.ram)");
+    let two = vec![memdev("a", Some(true)), memdev("b", Some(true))];
+    balloon_only(Facts { memdevs: Some(two), ..good() }, "2 memory backends");
+    balloon_only(with_device("vhost-user-fs-pci"), "second process");
+    balloon_only(with_device("virtio-mem-pci"), "did not supply");
+}
+
+#[test]
+fn a_process_that_maps_is_named_before_one_that_merely_holds() {
+    let holder = |pid, maps| Holder { pid, comm: "virtiofsd".into(), maps };
+    let held = Facts { holders: vec![holder(7, false)], ..good() };
+    balloon_only(held, "process 7 (virtiofsd) holds its RAM file open");
+    let mapped = Facts { holders: vec![holder(7, false), holder(8, true)], ..good() };
+    balloon_only(mapped, "process 8 (virtiofsd) maps its RAM too");
+}
+
+#[test]
+fn files_that_pin_are_told_from_others() {
+    for name in [
+        "/dev/vfio/vfio",
+        "/dev/vfio/12",
+        "/dev/vhost-vdpa-0",
+        "anon_inode:[vfio-device]",
+        "/dev/iommu",
+    ] {
+        assert!(scan::pins(name), "{name}");
+    }
+    for name in ["", "/dev/kvm", "/dev/vhost-net", "anon_inode:[eventfd]", "/tmp/dev/vfio/1"] {
+        assert!(!scan::pins(name), "{name}");
+    }
+}

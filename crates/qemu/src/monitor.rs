@@ -1,0 +1,242 @@
+//! The QMP commands that the manager uses, typed.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use ballast_api::GuestStats;
+use ballast_units::Bytes;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use crate::ram_blocks::{self, RamBlock};
+use crate::{Qmp, QmpError};
+
+/// What QEMU sends for a statistic that the guest did not.
+const NO_STAT: u64 = u64::MAX;
+
+/// QEMU's run state.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct RunStatus {
+    pub running: bool,
+    /// "running", "paused", "prelaunch", "shutdown", "guest-panicked", ...
+    pub status: String,
+}
+
+/// One backend of guest memory.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct Memdev {
+    pub id: Option<String>,
+    /// Bytes.
+    pub size: u64,
+    /// None before QEMU 6.1, which did not tell.
+    pub share: Option<bool>,
+    #[serde(default)]
+    pub prealloc: bool,
+}
+
+/// One device of the machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Device {
+    /// QOM path.
+    pub path: String,
+    /// QOM type: "virtio-balloon-pci".
+    pub kind: String,
+}
+
+/// A QMP connection with one deadline for every command, and the VM's balloon device.
+#[derive(Clone, Debug)]
+pub struct Monitor {
+    qmp: Qmp,
+    deadline: Duration,
+    balloon: Option<String>,
+}
+
+impl Monitor {
+    /// Looks for the balloon device, whatever its id is.
+    pub async fn new(qmp: Qmp, deadline: Duration) -> Result<Monitor, QmpError> {
+        let mut monitor = Monitor { qmp, deadline, balloon: None };
+        let devices = monitor.devices().await?;
+        monitor.balloon = devices.into_iter().find(Device::is_balloon).map(|d| d.path);
+        Ok(monitor)
+    }
+
+    pub fn qmp(&self) -> &Qmp {
+        &self.qmp
+    }
+
+    pub fn has_balloon(&self) -> bool {
+        self.balloon.is_some()
+    }
+
+    /// Asks the guest to keep `guest_memory` bytes and to give up the rest. Success says only that
+    /// QEMU passed the wish on.
+    pub async fn balloon(&self, guest_memory: Bytes) -> Result<(), QmpError> {
+        self.run("balloon", json!({ "value": guest_memory.0 })).await
+    }
+
+    /// The guest's memory less what its balloon holds, as QEMU believes. Stale whenever the guest
+    /// is slow: to be shown, never to be computed with.
+    pub async fn query_balloon(&self) -> Result<Bytes, QmpError> {
+        #[derive(Deserialize)]
+        struct Info {
+            actual: u64,
+        }
+        let info: Info = self.ask("query-balloon", Value::Null).await?;
+        Ok(Bytes(info.actual))
+    }
+
+    /// Makes the guest send statistics every `interval_s` seconds; 0 ends it. Without a balloon
+    /// nothing happens.
+    pub async fn enable_guest_stats(&self, interval_s: u32) -> Result<(), QmpError> {
+        let Some(path) = &self.balloon else { return Ok(()) };
+        let property = "guest-stats-polling-interval";
+        self.run("qom-set", json!({ "path": path, "property": property, "value": interval_s }))
+            .await
+    }
+
+    /// The guest's latest statistics; None if it never sent any (no balloon, or no driver).
+    pub async fn guest_stats(&self) -> Result<Option<GuestStats>, QmpError> {
+        let Some(path) = &self.balloon else { return Ok(None) };
+        let args = json!({ "path": path, "property": "guest-stats" });
+        let answer: Value = self.ask("qom-get", args).await?;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        stats(&answer, now).map_err(|()| self.qmp.unexpected("qom-get guest-stats", &answer))
+    }
+
+    pub async fn query_status(&self) -> Result<RunStatus, QmpError> {
+        self.ask("query-status", Value::Null).await
+    }
+
+    pub async fn stop(&self) -> Result<(), QmpError> {
+        self.run("stop", Value::Null).await
+    }
+
+    pub async fn cont(&self) -> Result<(), QmpError> {
+        self.run("cont", Value::Null).await
+    }
+
+    /// Ends the VMM at once. A connection that closes instead of answering is success.
+    pub async fn quit(&self) -> Result<(), QmpError> {
+        match self.run("quit", Value::Null).await {
+            Err(QmpError::Closed { .. }) => Ok(()),
+            result => result,
+        }
+    }
+
+    /// Presses the power button; the guest may take its time, or ignore it.
+    pub async fn system_powerdown(&self) -> Result<(), QmpError> {
+        self.run("system_powerdown", Value::Null).await
+    }
+
+    /// The host thread of each vCPU. (TCG may run several vCPUs in one thread.)
+    pub async fn query_cpus(&self) -> Result<Vec<u32>, QmpError> {
+        #[derive(Deserialize)]
+        #[serde(rename_all = "kebab-case")]
+        struct Cpu {
+            thread_id: u32,
+        }
+        let cpus: Vec<Cpu> = self.ask("query-cpus-fast", Value::Null).await?;
+        Ok(cpus.into_iter().map(|cpu| cpu.thread_id).collect())
+    }
+
+    pub async fn memdevs(&self) -> Result<Vec<Memdev>, QmpError> {
+        self.ask("query-memdev", Value::Null).await
+    }
+
+    /// The devices that were asked for on the command line or plugged in since.
+    pub async fn devices(&self) -> Result<Vec<Device>, QmpError> {
+        #[derive(Deserialize)]
+        struct Property {
+            name: String,
+            #[serde(rename = "type")]
+            kind: String,
+        }
+        let mut devices = Vec::new();
+        for parent in ["/machine/peripheral", "/machine/peripheral-anon"] {
+            let properties: Vec<Property> = self.ask("qom-list", json!({ "path": parent })).await?;
+            devices.extend(properties.into_iter().filter_map(|property| {
+                let kind = property.kind.strip_prefix("child<")?.strip_suffix('>')?.to_owned();
+                Some(Device { path: format!("{parent}/{}", property.name), kind })
+            }));
+        }
+        Ok(devices)
+    }
+
+    pub async fn ram_blocks(&self) -> Result<Vec<RamBlock>, QmpError> {
+        let args = json!({ "command-line": "info ramblock" });
+        let table: String = self.ask("human-monitor-command", args).await?;
+        Ok(ram_blocks::parse(&table))
+    }
+
+    async fn run(&self, command: &str, args: Value) -> Result<(), QmpError> {
+        self.qmp.execute(command, args, self.deadline).await.map(drop)
+    }
+
+    async fn ask<T: DeserializeOwned>(&self, command: &str, args: Value) -> Result<T, QmpError> {
+        let answer = self.qmp.execute(command, args, self.deadline).await?;
+        T::deserialize(&answer).map_err(|_| self.qmp.unexpected(command, &answer))
+    }
+}
+
+impl Device {
+    pub fn is_balloon(&self) -> bool {
+        self.kind.starts_with("virtio-balloon")
+    }
+}
+
+/// Reads `{"stats": {...}, "last-update": s}` at the time `now`, both in seconds since 1970.
+fn stats(answer: &Value, now: u64) -> Result<Option<GuestStats>, ()> {
+    let sent = answer.get("last-update").and_then(Value::as_u64).ok_or(())?;
+    let stats = answer.get("stats").and_then(Value::as_object).ok_or(())?;
+    if sent == 0 {
+        return Ok(None);
+    }
+    let stat = |key| stats.get(key).and_then(Value::as_u64).filter(|&value| value != NO_STAT);
+    Ok(Some(GuestStats {
+        total: stat("stat-total-memory"),
+        free: stat("stat-free-memory"),
+        available: stat("stat-available-memory"),
+        disk_caches: stat("stat-disk-caches"),
+        swap_in: stat("stat-swap-in"),
+        swap_out: stat("stat-swap-out"),
+        major_faults: stat("stat-major-faults"),
+        age_s: now.saturating_sub(sent),
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn statistics_that_the_guest_did_not_send_are_none() {
+        let answer = json!({
+            "stats": { "stat-total-memory": 1000, "stat-free-memory": 18446744073709551615u64 },
+            "last-update": 90,
+        });
+        let stats = stats(&answer, 100).unwrap().unwrap();
+        assert_eq!((stats.total, stats.free, stats.swap_in), (Some(1000), None, None));
+        assert_eq!(stats.age_s, 10);
+    }
+
+    #[test]
+    fn no_update_is_no_statistics_and_a_clock_that_ran_back_is_no_age() {
+        assert_eq!(stats(&json!({ "stats": {}, "last-update": 0 }), 100), Ok(None));
+        let ahead = stats(&json!({ "stats": {}, "last-update": 200 }), 100).unwrap().unwrap();
+        assert_eq!(ahead.age_s, 0);
+    }
+
+    #[test]
+    fn other_answers_are_refused() {
+        for bad in [
+            json!(null),
+            json!([]),
+            json!({ "stats": {} }),
+            json!({ "last-update": 1 }),
+            json!({ "stats": [], "last-update": 1 }),
+            json!({ "stats": {}, "last-update": -1 }),
+        ] {
+            assert_eq!(stats(&bad, 1), Err(()), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! QMP, QEMU's JSON protocol, with a deadline on every command.
+//!
+//! One task owns the connection. It never has more than [`WINDOW`] commands at QEMU, so a QEMU
+//! that is frozen in a page fault finds no more than these to carry out when it thaws; a command
+//! whose caller gave up before it was sent is not sent at all. docs/adr/0003-qmp-client.md says why
+//! this is not the `qapi` crate.
+
+mod connection;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::Value;
+use tokio::net::UnixStream;
+use tokio::sync::{broadcast, mpsc, oneshot, watch};
+use tokio::time::{Instant, timeout_at};
+
+use connection::{Connection, Request};
+
+/// The longest line accepted, bytes. QEMU's longest (the schema) has some 200,000.
+pub const MAX_LINE: usize = 1 << 20;
+/// Commands at QEMU at a time; it queues 8 of them itself.
+const WINDOW: usize = 8;
+/// Commands that wait to be sent; who finds the queue full waits, up to its deadline.
+const QUEUE: usize = 64;
+/// Events kept for a receiver that lags.
+const EVENTS: usize = 256;
+
+/// Why a command brought no result.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum QmpError {
+    #[error("cannot connect to QMP at {}: {source}", .socket.display())]
+    Connect { socket: PathBuf, source: Arc<io::Error> },
+    #[error(
+        "no QMP greeting at {} within {} ms (QEMU frozen, or another client connected to it)",
+        .socket.display(), .after.as_millis()
+    )]
+    NoGreeting { socket: PathBuf, after: Duration },
+    #[error("QEMU at {} did not answer {command} within {} ms", .socket.display(), .after.as_millis())]
+    Deadline { socket: PathBuf, command: String, after: Duration },
+    /// QEMU understood and refused.
+    #[error("QEMU at {} refused {command}: {description}", .socket.display())]
+    Refused { socket: PathBuf, command: String, class: String, description: String },
+    #[error("QMP at {} is closed: {why}", .socket.display())]
+    Closed { socket: PathBuf, why: Arc<str> },
+    /// The answer is JSON, but not what this command answers.
+    #[error("QEMU at {} answered {command} with {answer}", .socket.display())]
+    Unexpected { socket: PathBuf, command: String, answer: String },
+}
+
+impl QmpError {
+    /// Whether the connection is beyond use, so that only a new one can help.
+    pub fn is_final(&self) -> bool {
+        matches!(
+            self,
+            QmpError::Closed { .. } | QmpError::Connect { .. } | QmpError::NoGreeting { .. }
+        )
+    }
+}
+
+/// Something that QEMU told unasked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct QmpEvent {
+    /// "SHUTDOWN", "BALLOON_CHANGE", or one that this version of Ballast does not know.
+    pub name: String,
+    /// Null if the event carries none.
+    pub data: Value,
+}
+
+/// A connection to one QEMU. Cheap to clone; closed when the last clone is dropped.
+#[derive(Clone, Debug)]
+pub struct Qmp {
+    socket: Arc<Path>,
+    requests: mpsc::Sender<Request>,
+    events: broadcast::Sender<QmpEvent>,
+    closed: watch::Receiver<Option<Arc<str>>>,
+}
+
+impl Qmp {
+    /// Connects and negotiates, once: a socket that does not exist (yet) is an error at once.
+    pub async fn connect(socket: &Path, deadline: Duration) -> Result<Qmp, QmpError> {
+        let end = Instant::now() + deadline;
+        let late = || QmpError::NoGreeting { socket: socket.to_owned(), after: deadline };
+        let stream = timeout_at(end, UnixStream::connect(socket))
+            .await
+            .map_err(|_| late())?
+            .map_err(|e| QmpError::Connect { socket: socket.to_owned(), source: Arc::new(e) })?;
+        let (requests, queue) = mpsc::channel(QUEUE);
+        let (events, _) = broadcast::channel(EVENTS);
+        let (closing, closed) = watch::channel(None);
+        let (greeted, greeting) = oneshot::channel();
+        let connection = Connection::new(queue, events.clone(), greeted);
+        tokio::spawn(async move {
+            let why = connection.run(stream).await;
+            tracing::debug!(%why, "QMP connection ended");
+            closing.send_replace(Some(why));
+        });
+        let qmp = Qmp { socket: socket.into(), requests, events, closed };
+        match timeout_at(end, greeting).await {
+            Err(_) => return Err(late()),
+            Ok(Err(_)) => return Err(qmp.closed_error().await),
+            Ok(Ok(())) => {}
+        }
+        let left = end.saturating_duration_since(Instant::now());
+        qmp.execute("qmp_capabilities", Value::Null, left).await?;
+        Ok(qmp)
+    }
+
+    /// Runs one command. `args` is an object, or null for none. After an error other than
+    /// [`QmpError::Refused`] QEMU may or may not have carried it out, or may do so later.
+    pub async fn execute(
+        &self,
+        command: &str,
+        args: Value,
+        deadline: Duration,
+    ) -> Result<Value, QmpError> {
+        let end = Instant::now() + deadline;
+        let late = |_| QmpError::Deadline {
+            socket: self.socket.to_path_buf(),
+            command: command.to_owned(),
+            after: deadline,
+        };
+        let (reply, answer) = oneshot::channel();
+        let request = Request { command: command.to_owned(), args, reply };
+        if timeout_at(end, self.requests.send(request)).await.map_err(late)?.is_err() {
+            return Err(self.closed_error().await);
+        }
+        match timeout_at(end, answer).await.map_err(late)? {
+            Ok(Ok(value)) => Ok(value),
+            Ok(Err(refusal)) => Err(QmpError::Refused {
+                socket: self.socket.to_path_buf(),
+                command: command.to_owned(),
+                class: refusal.class,
+                description: refusal.description,
+            }),
+            Err(_) => Err(self.closed_error().await),
+        }
+    }
+
+    /// Events from now on. A receiver that falls more than 256 behind loses the oldest, and is
+    /// told so.
+    pub fn events(&self) -> broadcast::Receiver<QmpEvent> {
+        self.events.subscribe()
+    }
+
+    /// Returns when the connection has ended, with the reason.
+    pub async fn closed(&self) -> Arc<str> {
+        let mut closed = self.closed.clone();
+        match closed.wait_for(Option::is_some).await {
+            Ok(why) => why.clone().unwrap_or_else(|| "ended".into()),
+            Err(_) => "its task was ended".into(),
+        }
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.closed.borrow().is_some() || self.requests.is_closed()
+    }
+
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    async fn closed_error(&self) -> QmpError {
+        QmpError::Closed { socket: self.socket.to_path_buf(), why: self.closed().await }
+    }
+
+    /// The error of a typed command whose answer is of another type.
+    pub(crate) fn unexpected(&self, command: &str, answer: &Value) -> QmpError {
+        QmpError::Unexpected {
+            socket: self.socket.to_path_buf(),
+            command: command.to_owned(),
+            answer: connection::excerpt(answer.to_string().as_bytes()),
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! The task that owns a QMP connection: frames lines, matches answers to commands by id.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::sync::{broadcast, mpsc, oneshot};
+
+use super::{MAX_LINE, QmpEvent, WINDOW};
+
+const READ: usize = 64 << 10;
+
+pub(super) struct Refusal {
+    pub class: String,
+    pub description: String,
+}
+
+pub(super) struct Request {
+    pub command: String,
+    pub args: Value,
+    pub reply: oneshot::Sender<Result<Value, Refusal>>,
+}
+
+pub(super) struct Connection {
+    queue: mpsc::Receiver<Request>,
+    events: broadcast::Sender<QmpEvent>,
+    /// Until QEMU has greeted.
+    greeted: Option<oneshot::Sender<()>>,
+    /// Sent and not answered; the caller may have given up.
+    in_flight: HashMap<u64, oneshot::Sender<Result<Value, Refusal>>>,
+    next_id: u64,
+    /// What has been read and is not yet a whole line.
+    input: Vec<u8>,
+    /// What is to be written.
+    output: Vec<u8>,
+}
+
+impl Connection {
+    pub fn new(
+        queue: mpsc::Receiver<Request>,
+        events: broadcast::Sender<QmpEvent>,
+        greeted: oneshot::Sender<()>,
+    ) -> Connection {
+        Connection {
+            queue,
+            events,
+            greeted: Some(greeted),
+            in_flight: HashMap::new(),
+            next_id: 1,
+            input: Vec::new(),
+            output: Vec::new(),
+        }
+    }
+
+    /// Runs until the connection ends; says why. Whoever waits for an answer is told by the drop
+    /// of its channel.
+    pub async fn run(mut self, stream: UnixStream) -> Arc<str> {
+        let (mut reader, mut writer) = stream.into_split();
+        let mut chunk = vec![0; READ];
+        loop {
+            tokio::select! {
+                read = reader.read(&mut chunk) => match read {
+                    Ok(0) if self.input.is_empty() => return "QEMU closed it".into(),
+                    Ok(0) => return "QEMU closed it in the middle of a line".into(),
+                    Ok(n) => {
+                        if let Err(why) = self.take(chunk.get(..n).unwrap_or_default()) {
+                            return why;
+                        }
+                    }
+                    Err(error) => return text(&error),
+                },
+                written = writer.write(&self.output), if !self.output.is_empty() => match written {
+                    Ok(n) => drop(self.output.drain(..n)),
+                    Err(error) => return text(&error),
+                },
+                request = self.queue.recv(), if self.may_send() => match request {
+                    Some(request) => self.send(request),
+                    None => return "no longer used".into(),
+                },
+            }
+        }
+    }
+
+    fn may_send(&self) -> bool {
+        self.greeted.is_none() && self.output.is_empty() && self.in_flight.len() < WINDOW
+    }
+
+    fn send(&mut self, request: Request) {
+        if request.reply.is_closed() {
+            return;
+        }
+        let id = self.next_id;
+        self.next_id += 1;
+        let mut message = json!({ "execute": request.command, "id": id });
+        if let (Some(fields), false) = (message.as_object_mut(), request.args.is_null()) {
+            fields.insert("arguments".into(), request.args);
+        }
+        self.output = message.to_string().into_bytes();
+        self.output.push(b'\n');
+        self.in_flight.insert(id, request.reply);
+    }
+
+    fn take(&mut self, bytes: &[u8]) -> Result<(), Arc<str>> {
+        let mut rest = bytes;
+        while let Some(end) = rest.iter().position(|&b| b == b'\n') {
+            let (head, tail) = rest.split_at(end);
+            rest = tail.get(1..).unwrap_or_default();
+            if self.input.len() + head.len() > MAX_LINE {
+                return Err(too_long());
+            }
+            if self.input.is_empty() {
+                self.line(head)?;
+            } else {
+                let mut line = std::mem::take(&mut self.input);
+                line.extend_from_slice(head);
+                self.line(&line)?;
+            }
+        }
+        if self.input.len() + rest.len() > MAX_LINE {
+            return Err(too_long());
+        }
+        self.input.extend_from_slice(rest);
+        Ok(())
+    }
+
+    fn line(&mut self, line: &[u8]) -> Result<(), Arc<str>> {
+        let line = line.trim_ascii();
+        if line.is_empty() {
+            return Ok(());
+        }
+        let Ok(Value::Object(mut message)) = serde_json::from_slice(line) else {
+            return Err(format!("not QMP: {}", excerpt(line)).into());
+        };
+        if let Some(name) = message.get("event").and_then(Value::as_str) {
+            let name = name.to_owned();
+            let data = message.remove("data").unwrap_or_default();
+            // Fails when nobody listens, which is nobody's loss.
+            let _ = self.events.send(QmpEvent { name, data });
+        } else if message.contains_key("QMP") {
+            if let Some(greeted) = self.greeted.take() {
+                let _ = greeted.send(());
+            }
+        } else if let Some(value) = message.remove("return") {
+            self.answer(message.get("id"), Ok(value));
+        } else if let Some(error) = message.remove("error") {
+            let field = |key| error.get(key).and_then(Value::as_str).unwrap_or("").to_owned();
+            let refusal = Refusal { class: field("class"), description: field("desc") };
+            self.answer(message.get("id"), Err(refusal));
+        } else {
+            return Err(format!("neither answer nor event: {}", excerpt(line)).into());
+        }
+        Ok(())
+    }
+
+    fn answer(&mut self, id: Option<&Value>, result: Result<Value, Refusal>) {
+        match id.and_then(Value::as_u64).and_then(|id| self.in_flight.remove(&id)) {
+            // Fails when the caller's deadline has passed: a late answer is dropped here.
+            Some(reply) => drop(reply.send(result)),
+            None => tracing::debug!(?id, "QMP answer to a question that was not asked"),
+        }
+    }
+}
+
+fn too_long() -> Arc<str> {
+    format!("a line of more than {MAX_LINE} bytes").into()
+}
+
+fn text(error: &io::Error) -> Arc<str> {
+    error.to_string().into()
+}
+
+/// The beginning of `bytes` as one line of text.
+pub(super) fn excerpt(bytes: &[u8]) -> String {
+    const SHOWN: usize = 80;
+    let shown = String::from_utf8_lossy(bytes.get(..SHOWN).unwrap_or(bytes));
+    let dots = if bytes.len() > SHOWN { "..." } else { "" };
+    format!("'{}{dots}'", shown.escape_debug())
+}

@@ -1,0 +1,237 @@
+//! What is wrong with a [`VmSpec`], told before anything is started.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use ballast_api::VmSpec;
+use ballast_units::{Bytes, PAGE_SIZE};
+
+use crate::AccelChoice;
+use crate::command_line::kernel_command_line;
+
+/// Configured memory is a multiple of this, so that it can be backed by huge pages throughout.
+const SIZE_UNIT: Bytes = Bytes::from_mib(2);
+const SMALLEST: Bytes = Bytes::from_mib(16);
+const LONGEST_NAME: usize = 64;
+/// QEMU's limit for q35.
+const MOST_VCPUS: u32 = 255;
+/// x86's COMMAND_LINE_SIZE less the closing zero; the kernel drops what exceeds it.
+const LONGEST_COMMAND_LINE: usize = 2047;
+
+/// Why a VM cannot be started from this spec. Always the caller's fault: nothing was begun.
+#[derive(Debug, thiserror::Error)]
+pub enum SpecError {
+    #[error(
+        "name '{0}' must be 1 to 64 of letters, digits, '.', '_' and '-', beginning with a letter \
+         or digit"
+    )]
+    Name(String),
+    #[error("{vm}: max {size} is too small: at least 16 MiB")]
+    TooSmall { vm: String, size: Bytes },
+    #[error("{vm}: max {} bytes is not a multiple of 2 MiB", .size.0)]
+    SizeUnit { vm: String, size: Bytes },
+    #[error("{vm}: min {} bytes is not a multiple of 4 KiB", .min.0)]
+    MinUnit { vm: String, min: Bytes },
+    #[error("{vm}: min {min} is above max {max}")]
+    MinAboveMax { vm: String, min: Bytes, max: Bytes },
+    #[error("{vm}: shares must be at least 1")]
+    Shares { vm: String },
+    #[error("{vm}: tax {tax} is not in 0 <= tax < 1")]
+    Tax { vm: String, tax: f64 },
+    #[error("{vm}: vcpus {vcpus} is not in 1..=255")]
+    Vcpus { vm: String, vcpus: u32 },
+    #[error("{vm}: {what} {}: {source}", .path.display())]
+    File { vm: String, what: &'static str, path: PathBuf, source: std::io::Error },
+    #[error("{vm}: {what} {} is not a regular file", .path.display())]
+    NotAFile { vm: String, what: &'static str, path: PathBuf },
+    #[error("{vm}: {what} contains a zero byte")]
+    ZeroByte { vm: String, what: &'static str },
+    #[error("{vm}: the kernel command line has {length} bytes; the kernel takes 2047")]
+    CommandLine { vm: String, length: usize },
+    #[error("{vm}: extra argument '{argument}' is refused: {why}")]
+    Argument { vm: String, argument: String, why: &'static str },
+}
+
+/// Checks all of `spec`; the files must exist and be readable by the manager.
+pub fn check_spec(spec: &VmSpec) -> Result<(), SpecError> {
+    if !name_is_valid(&spec.name) {
+        return Err(SpecError::Name(spec.name.escape_default().to_string()));
+    }
+    let vm = || spec.name.clone();
+    let (max, min) = (Bytes(spec.max), Bytes(spec.min));
+    if max < SMALLEST {
+        return Err(SpecError::TooSmall { vm: vm(), size: max });
+    }
+    if !max.0.is_multiple_of(SIZE_UNIT.0) {
+        return Err(SpecError::SizeUnit { vm: vm(), size: max });
+    }
+    if !min.0.is_multiple_of(PAGE_SIZE as u64) {
+        return Err(SpecError::MinUnit { vm: vm(), min });
+    }
+    if min > max {
+        return Err(SpecError::MinAboveMax { vm: vm(), min, max });
+    }
+    if spec.shares == Some(0) {
+        return Err(SpecError::Shares { vm: vm() });
+    }
+    if let Some(tax) = spec.tax.filter(|tax| !(0.0..1.0).contains(tax)) {
+        return Err(SpecError::Tax { vm: vm(), tax });
+    }
+    if let Some(vcpus) = spec.vcpus.filter(|n| !(1..=MOST_VCPUS).contains(n)) {
+        return Err(SpecError::Vcpus { vm: vm(), vcpus });
+    }
+    check_command_line(spec)?;
+    check_file(spec, "kernel", &spec.kernel)?;
+    if let Some(initrd) = &spec.initrd {
+        check_file(spec, "initrd", initrd)?;
+    }
+    // A bare name is looked up in PATH when it is started.
+    if let Some(qemu) = spec.qemu.as_deref().filter(|q| q.components().count() > 1) {
+        check_file(spec, "qemu", qemu)?;
+    }
+    check_extra(spec)
+}
+
+fn name_is_valid(name: &str) -> bool {
+    name.len() <= LONGEST_NAME
+        && name.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
+}
+
+fn check_command_line(spec: &VmSpec) -> Result<(), SpecError> {
+    if spec.append.contains('\0') {
+        return Err(SpecError::ZeroByte { vm: spec.name.clone(), what: "append" });
+    }
+    let longest = kernel_command_line(&spec.append, &AccelChoice::Tcg { why: String::new() });
+    if longest.len() > LONGEST_COMMAND_LINE {
+        return Err(SpecError::CommandLine { vm: spec.name.clone(), length: longest.len() });
+    }
+    Ok(())
+}
+
+fn check_file(spec: &VmSpec, what: &'static str, path: &Path) -> Result<(), SpecError> {
+    let failed =
+        |source| SpecError::File { vm: spec.name.clone(), what, path: path.to_owned(), source };
+    // The kind first: opening a FIFO would wait for a writer.
+    if !std::fs::metadata(path).map_err(failed)?.is_file() {
+        return Err(SpecError::NotAFile { vm: spec.name.clone(), what, path: path.to_owned() });
+    }
+    File::open(path).map_err(failed)?;
+    Ok(())
+}
+
+/// The option that `arg` names: QEMU takes one dash or two.
+pub(crate) fn option_name(arg: &str) -> Option<&str> {
+    let name = arg.strip_prefix('-')?;
+    Some(name.strip_prefix('-').unwrap_or(name)).filter(|name| !name.is_empty())
+}
+
+fn check_extra(spec: &VmSpec) -> Result<(), SpecError> {
+    if spec.extra.iter().any(|arg| arg.contains('\0')) {
+        return Err(SpecError::ZeroByte { vm: spec.name.clone(), what: "an extra argument" });
+    }
+    for (i, arg) in spec.extra.iter().enumerate() {
+        let Some(option) = option_name(arg) else { continue };
+        let value = spec.extra.get(i + 1).map_or("", String::as_str);
+        let (shown, why) = if let Some(why) = refused_option(option) {
+            (arg.clone(), why)
+        } else if let Some(why) = refused_value(option, value) {
+            (format!("{arg} {value}"), why)
+        } else {
+            continue;
+        };
+        return Err(SpecError::Argument { vm: spec.name.clone(), argument: shown, why });
+    }
+    Ok(())
+}
+
+/// Options that break paging, or the manager's view of the process, whatever their value.
+fn refused_option(option: &str) -> Option<&'static str> {
+    Some(match option {
+        "m" => "the size of guest memory is 'max'",
+        "mem-path" | "mem-prealloc" => "Ballast supplies guest memory, page by page",
+        "machine" | "M" => "Ballast chooses the machine, to which guest memory belongs",
+        "accel" | "enable-kvm" | "no-kvm" => "use 'accel' of the VM",
+        "smp" => "use 'vcpus' of the VM",
+        "incoming" => "a VM cannot be received by migration",
+        "daemonize" => "the manager must see the process it started, and a fork loses its pages",
+        "readconfig" => "a configuration file could change guest memory unseen",
+        "no-shutdown" | "action" => "a guest that ends must end its VMM, or its memory stays",
+        _ => return None,
+    })
+}
+
+fn refused_value(option: &str, value: &str) -> Option<&'static str> {
+    match option {
+        "object" => refused_object(&kind(value, "qom-type")),
+        "device" => refused_device(&kind(value, "driver")),
+        "netdev" | "net" | "nic" => match kind(value, "type").as_str() {
+            "vhost-user" => Some(SECOND_PROCESS),
+            "vhost-vdpa" => Some(PINNED),
+            _ => None,
+        },
+        "overcommit" | "realtime"
+            if value.replace(' ', "").split(',').any(|o| {
+                matches!(
+                    o.split_once('='),
+                    Some(("mem-lock" | "mlock", "on" | "yes" | "true" | "y"))
+                ) || matches!(o, "mem-lock" | "mlock")
+            }) =>
+        {
+            Some("locked memory cannot be reclaimed")
+        }
+        "set" if value.starts_with("object.mem.") => Some("Ballast supplies guest memory"),
+        _ => None,
+    }
+}
+
+const SECOND_PROCESS: &str =
+    "a second process would map guest memory and read reclaimed pages as zeros";
+const PINNED: &str = "the device pins guest memory, which then cannot be reclaimed";
+
+fn refused_object(kind: &str) -> Option<&'static str> {
+    kind.starts_with("memory-backend")
+        .then_some("Ballast supplies guest memory: one shared memfd, neither private nor hugetlb")
+}
+
+/// Why a device of this QOM type rules out paging.
+pub(crate) fn refused_device(kind: &str) -> Option<&'static str> {
+    if pins_memory(kind) {
+        Some(PINNED)
+    } else if is_vhost_user(kind) {
+        Some(SECOND_PROCESS)
+    } else if matches!(kind, "pc-dimm" | "nvdimm")
+        || kind.starts_with("virtio-mem")
+        || kind.starts_with("virtio-pmem")
+    {
+        Some("it adds guest memory that Ballast did not supply")
+    } else {
+        None
+    }
+}
+
+pub(crate) fn pins_memory(kind: &str) -> bool {
+    kind.starts_with("vfio-") || kind.starts_with("x-vfio-") || kind.starts_with("vhost-vdpa")
+}
+
+pub(crate) fn is_vhost_user(kind: &str) -> bool {
+    kind.starts_with("vhost-user") || kind.contains("virtiofs")
+}
+
+/// The type in `kind,key=value,...`, `key=kind,...` or `{"key": "kind", ...}`.
+fn kind(value: &str, key: &str) -> String {
+    let value = value.trim();
+    if value.starts_with('{') {
+        return serde_json::from_str::<serde_json::Value>(value)
+            .ok()
+            .and_then(|json| json.get(key)?.as_str().map(str::to_owned))
+            .unwrap_or_default();
+    }
+    let named = value.split(',').find_map(|part| part.strip_prefix(key)?.strip_prefix('='));
+    let first = value.split(',').next().unwrap_or_default();
+    named.unwrap_or(first).to_owned()
+}
+
+#[cfg(test)]
+#[path = "spec_tests.rs"]
+mod tests;
