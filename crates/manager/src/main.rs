@@ -1,1 +1,253 @@
-fn main() {}
+//! `ballastd`: the manager of a host.
+
+mod attach;
+mod balloon_loop;
+mod config;
+mod kick;
+mod lifecycle;
+mod manager;
+mod measure;
+mod metrics;
+mod paging;
+mod policy_loop;
+mod records;
+mod restart;
+mod routes;
+mod views;
+mod vm;
+
+use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use ballast_shim_proto::Listener;
+use ballast_units::Bytes;
+use clap::Parser;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::config::{Config, Overrides};
+use crate::manager::{Ending, Manager};
+
+/// The memory manager of a Linux/KVM host: hands out, measures, targets and reclaims the memory of
+/// its guests.
+#[derive(Parser, Debug)]
+#[command(version, max_term_width = 100)]
+struct Args {
+    /// Configuration file (TOML); the options below override it
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Machine memory that guests may use together, such as 384M or 12G [default: the host's
+    /// memory less a reserve of a fifth, at least 1 GiB]
+    #[arg(long, value_name = "SIZE")]
+    budget: Option<Bytes>,
+    /// Folder of sockets and of each VM's state; on a tmpfs [default: /run/ballast]
+    #[arg(long, value_name = "DIR")]
+    run_dir: Option<PathBuf>,
+    /// Folder of swap files; on a disk [default: /var/lib/ballast/swap, or swap in --run-dir]
+    #[arg(long, value_name = "DIR")]
+    swap_dir: Option<PathBuf>,
+    /// Socket of the API [default: api.sock in --run-dir]
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// The library that is preloaded into VMMs [default: beside this program, or in
+    /// /usr/lib/ballast]
+    #[arg(long, value_name = "FILE")]
+    shim: Option<PathBuf>,
+    /// Idle-memory tax rate, from 0 to below 1 [default: 0.75]
+    #[arg(long, value_name = "RATE")]
+    tax: Option<f64>,
+    /// Pages sampled per period [default: 100]
+    #[arg(long, value_name = "N")]
+    samples: Option<u32>,
+    /// Sampling period, seconds of VM execution time [default: 30]
+    #[arg(long, value_name = "SECONDS")]
+    sample_period: Option<f64>,
+    /// Stop all VMs when the manager is ended by SIGTERM or SIGINT. Without it they stay, pausing at
+    /// their next fault until a manager comes back
+    #[arg(long)]
+    stop_vms_on_exit: bool,
+    /// Check the configuration and exit
+    #[arg(long)]
+    check: bool,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let filter = tracing_subscriber::EnvFilter::try_from_env("BALLAST_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    match run(args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("ballastd: {}", format!("{e:#}").replace('\n', " "));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: Args) -> anyhow::Result<()> {
+    let overrides = Overrides {
+        budget: args.budget,
+        run_dir: args.run_dir,
+        swap_dir: args.swap_dir,
+        socket: args.socket,
+        shim: args.shim,
+        tax: args.tax,
+        samples: args.samples,
+        sample_period: args.sample_period,
+    };
+    let config = Config::load(args.config.as_deref(), overrides)?;
+    if args.check {
+        println!("configuration is good: budget {}", config.budget);
+        return Ok(());
+    }
+    // Everything that is made from here on is for this user alone.
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .context("starting the runtime")?;
+    let ended = runtime.block_on(serve(config, args.stop_vms_on_exit));
+    runtime.shutdown_timeout(std::time::Duration::from_secs(2));
+    ended
+}
+
+async fn serve(config: Config, stop_vms_on_exit: bool) -> anyhow::Result<()> {
+    let made = Folders::make(&config)?;
+    let _lock = lock_run_dir(&config.run_dir)?;
+    let manager = Manager::new(config);
+    let config = &manager.config;
+    let waiting = restart::announce(&manager).context("VMs of a former manager")?;
+    let shims = bind_shims(&config.run_dir.join("shim.sock"))?;
+    let listener = bind_api(&config.socket)?;
+    let mut threads = Vec::new();
+    let mut thread = |name: &str, body: Box<dyn FnOnce() + Send>| -> anyhow::Result<()> {
+        let thread = std::thread::Builder::new().name(name.into()).spawn(body);
+        threads.push(thread.with_context(|| format!("starting the {name} thread"))?);
+        Ok(())
+    };
+    let m = manager.clone();
+    thread("policy", Box::new(move || policy_loop::run(&m)))?;
+    let m = manager.clone();
+    thread("measure", Box::new(move || measure::run(&m)))?;
+    let m = manager.clone();
+    thread("shims", Box::new(move || paging::serve(m, shims)))?;
+    for vm in waiting {
+        tokio::spawn(restart::take_over(manager.clone(), vm));
+    }
+    let server = tokio::spawn(answer(manager.clone(), listener));
+    println!("ready: {}", config.socket.display());
+    let _ = std::io::stdout().flush();
+    tracing::info!("budget {}, socket {}", config.budget, config.socket.display());
+
+    let ending = until_ended(&manager, stop_vms_on_exit).await?;
+    manager.set_stopping();
+    // The answer to the request that ended us is on its way.
+    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    server.abort();
+    for thread in threads {
+        if thread.join().is_err() {
+            tracing::error!("a thread of the manager had panicked");
+        }
+    }
+    let _ = std::fs::remove_file(&config.socket);
+    for vm in manager.vms() {
+        if let Some(paged) = vm.take_paged() {
+            tracing::info!(vm = vm.name, "left for the next manager");
+            paged.leave();
+        }
+    }
+    if ending == Ending::VmsStopped {
+        made.clear(config);
+    }
+    Ok(())
+}
+
+async fn until_ended(manager: &Arc<Manager>, stop_vms: bool) -> anyhow::Result<Ending> {
+    let mut ending = manager.ending.subscribe();
+    let mut term = signal(SignalKind::terminate()).context("SIGTERM")?;
+    let mut int = signal(SignalKind::interrupt()).context("SIGINT")?;
+    let signalled = tokio::select! {
+        _ = ending.wait_for(|e| *e != Ending::Running) => false,
+        _ = term.recv() => true,
+        _ = int.recv() => true,
+    };
+    if !signalled {
+        return Ok(*ending.borrow());
+    }
+    if stop_vms {
+        manager.stop_all().await;
+        return Ok(Ending::VmsStopped);
+    }
+    Ok(if manager.vms().is_empty() { Ending::VmsStopped } else { Ending::LeaveVms })
+}
+
+async fn answer(manager: Arc<Manager>, listener: tokio::net::UnixListener) {
+    if let Err(e) = axum::serve(listener, routes::router(manager)).await {
+        tracing::error!("the API: {e}");
+    }
+}
+
+/// Folders that the manager needs, and which of them it made.
+struct Folders {
+    made: Vec<PathBuf>,
+}
+
+impl Folders {
+    fn make(config: &Config) -> anyhow::Result<Folders> {
+        let mut made = Vec::new();
+        for dir in [&config.run_dir, &config.swap_dir] {
+            let fresh: Vec<_> = dir.ancestors().take_while(|d| !d.exists()).collect();
+            std::fs::create_dir_all(dir).with_context(|| format!("folder {}", dir.display()))?;
+            made.extend(fresh.into_iter().map(Path::to_owned));
+        }
+        let mode = std::fs::Permissions::from_mode(0o700);
+        std::fs::set_permissions(&config.run_dir, mode)
+            .with_context(|| format!("folder {}", config.run_dir.display()))?;
+        Ok(Folders { made })
+    }
+
+    /// Nothing is left to be managed: nothing is left behind.
+    fn clear(&self, config: &Config) {
+        let _ = std::fs::remove_dir_all(config.run_dir.join("vms"));
+        for file in ["lock", "shim.sock", "accel.json"] {
+            let _ = std::fs::remove_file(config.run_dir.join(file));
+        }
+        // Deepest first; a folder with something of another's in it stays.
+        let mut made = self.made.clone();
+        made.sort_by_key(|dir| std::cmp::Reverse(dir.as_os_str().len()));
+        for dir in made {
+            let _ = std::fs::remove_dir(dir);
+        }
+    }
+}
+
+/// Two managers on one run folder would page the same guests.
+fn lock_run_dir(run_dir: &Path) -> anyhow::Result<std::fs::File> {
+    let path = run_dir.join("lock");
+    let file = std::fs::File::create(&path).with_context(|| format!("{}", path.display()))?;
+    rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive)
+        .map_err(|_| anyhow::anyhow!("another ballastd runs on {}", run_dir.display()))?;
+    Ok(file)
+}
+
+/// With the lock held, a socket that is there is a dead manager's.
+fn bind_shims(path: &Path) -> anyhow::Result<Listener> {
+    let _ = std::fs::remove_file(path);
+    Listener::bind(path).with_context(|| format!("socket {}", path.display()))
+}
+
+fn bind_api(path: &Path) -> anyhow::Result<tokio::net::UnixListener> {
+    if path.exists() && std::os::unix::net::UnixStream::connect(path).is_ok() {
+        anyhow::bail!("another ballastd answers at {}", path.display());
+    }
+    let _ = std::fs::remove_file(path);
+    let listener = tokio::net::UnixListener::bind(path)
+        .with_context(|| format!("socket {}", path.display()))?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+    Ok(listener)
+}

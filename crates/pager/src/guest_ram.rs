@@ -23,6 +23,39 @@ pub struct RamLayout {
     pub file_offset: u64,
 }
 
+impl RamLayout {
+    /// The page in which an address of the VMM lies; None outside the RAM.
+    pub fn ppn(&self, addr: HostAddr) -> Option<Ppn> {
+        addr.ppn_from(self.base).filter(|p| p.0 < self.len.0)
+    }
+
+    /// The pages that lie whole in `[start, end)` of the VMM, as first and number; None if none.
+    pub fn pages_within(&self, start: HostAddr, end: HostAddr) -> Option<(Ppn, u64)> {
+        let page = PAGE_SIZE as u64;
+        let from = start.0.saturating_sub(self.base.0).div_ceil(page);
+        let to = (end.0.saturating_sub(self.base.0) / page).min(self.len.0);
+        (from < to).then(|| (Ppn(from), to - from))
+    }
+
+    /// What comes from a VMM is checked before anything is computed from it.
+    fn check(&self) -> Result<(), &'static str> {
+        let page = PAGE_SIZE as u64;
+        if self.len.is_zero() {
+            return Err("it is empty");
+        }
+        if !self.base.0.is_multiple_of(page) || !self.file_offset.is_multiple_of(page) {
+            return Err("it does not begin at a page boundary");
+        }
+        let bytes = self.len.0.checked_mul(page);
+        let fits = |from: u64| bytes.and_then(|n| from.checked_add(n)).is_some_and(|end| end <= i64::MAX as u64);
+        if fits(self.base.0) && fits(self.file_offset) {
+            Ok(())
+        } else {
+            Err("its end is beyond the end of the address space or of any file")
+        }
+    }
+}
+
 pub struct GuestRam {
     uffd: Uffd,
     file: std::fs::File,
@@ -37,8 +70,22 @@ impl GuestRam {
     pub fn uffd(&self) -> &Uffd {
         &self.uffd
     }
+    pub fn file(&self) -> &std::fs::File {
+        &self.file
+    }
     pub fn layout(&self) -> RamLayout {
         self.layout
+    }
+
+    /// Refuses a layout that cannot be, or that the RAM file is too short for.
+    pub fn check(&self) -> Result<(), String> {
+        self.layout.check().map_err(str::to_owned)?;
+        let len = self.file.metadata().map_err(|e| format!("its file: {e}"))?.len();
+        let end = self.layout.file_offset + self.layout.len.bytes().0;
+        if len < end {
+            return Err(format!("its file has {len} bytes, the mapping ends at {end}"));
+        }
+        Ok(())
     }
 
     /// Machine memory that the RAM file takes now, by the kernel's count.
@@ -115,11 +162,10 @@ impl Backend for GuestRam {
         self.uffd.wake(self.at(ppn), Pages(n).bytes()).map_err(|e| from_uffd(e, ppn))
     }
 
-    fn present(&self, ppn: Ppn) -> Result<bool, MemError> {
-        let offset = self.offset(ppn);
-        match rustix::fs::seek(&self.file, SeekFrom::Data(offset)) {
-            Ok(data) => Ok(data == offset),
-            Err(Sys::NXIO) => Ok(false),
+    fn next_present(&self, ppn: Ppn, end: u64) -> Result<u64, MemError> {
+        match rustix::fs::seek(&self.file, SeekFrom::Data(self.offset(ppn))) {
+            Ok(data) => Ok(((data - self.layout.file_offset) / PAGE_SIZE as u64).min(end)),
+            Err(Sys::NXIO) => Ok(end),
             Err(e) => Err(from_errno(e, "seeking in the RAM file", ppn)),
         }
     }

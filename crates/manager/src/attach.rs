@@ -1,0 +1,132 @@
+//! Attaching to a VMM that runs already: as much of it is managed as it allows.
+
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ballast_api::{AttachSpec, ErrorCode, Management, Mode, RunState, VmChange, VmView};
+use ballast_policy::{BalloonControl, TaxRate, WorkingSet};
+use ballast_qemu::{Monitor, ProcessHandle, Qmp};
+use ballast_units::{Bytes, Pages};
+
+use crate::manager::{Failure, Manager};
+use crate::views;
+use crate::vm::{NewVm, Vm, VmParams};
+
+const DEADLINE: Duration = Duration::from_secs(10);
+
+impl Manager {
+    /// Attaches by QMP. A VM whose shim is here already (somebody else started it, with the shim)
+    /// gets its balloon by this; any other is balloon-only at best.
+    pub async fn attach(self: &Arc<Self>, spec: AttachSpec) -> Result<VmView, Failure> {
+        if !good_name(&spec.name) {
+            return Err(Failure::bad(format!(
+                "name: '{}' is not 1 to 64 of A-Za-z0-9._-, beginning with a letter or digit",
+                spec.name
+            )));
+        }
+        if let Some(tax) = spec.tax {
+            TaxRate::new(tax).map_err(|e| Failure::bad(format!("tax: {e}")))?;
+        }
+        if spec.shares == Some(0) {
+            return Err(Failure::bad("shares: 0 is not at least 1"));
+        }
+        let connect = |e: String| {
+            Failure::bad(format!("qmp: {}: {e}", spec.qmp.display()))
+        };
+        let pid = listener_pid(&spec.qmp).map_err(|e| connect(e.to_string()))?;
+        let known = self.vm(&spec.name).ok();
+        if let Some(vm) = &known
+            && (vm.process.pid() != pid || vm.monitor().is_some())
+        {
+            return Err(Failure::new(
+                ErrorCode::Conflict,
+                format!("a VM named '{}' is managed already", spec.name),
+            ));
+        }
+        let qmp = Qmp::connect(&spec.qmp, DEADLINE).await.map_err(|e| connect(e.to_string()))?;
+        let vm = match known {
+            Some(vm) => {
+                self.change_vm(
+                    &vm.name,
+                    &VmChange {
+                        shares: spec.shares,
+                        min: (spec.min > 0).then_some(spec.min),
+                        max: None,
+                        tax: spec.tax,
+                    },
+                )?;
+                vm
+            }
+            None => self.attach_stranger(&spec, pid, &qmp).await?,
+        };
+        self.connected(&vm, qmp).await;
+        vm.set_run_state(RunState::Running);
+        Ok(views::vm(self, &vm))
+    }
+
+    async fn attach_stranger(
+        self: &Arc<Self>,
+        spec: &AttachSpec,
+        pid: u32,
+        qmp: &Qmp,
+    ) -> Result<Arc<Vm>, Failure> {
+        let internal = |e: String| Failure::internal(format!("{}: {e}", spec.name));
+        let monitor = Monitor::new(qmp.clone(), DEADLINE)
+            .await
+            .map_err(|e| internal(e.to_string()))?;
+        let size = memory_size(&monitor).await.map_err(internal)?;
+        let process = ProcessHandle::open(pid).map_err(|e| internal(e.to_string()))?;
+        let folder = self.folder_of(&spec.name);
+        std::fs::create_dir_all(&folder).map_err(|e| internal(e.to_string()))?;
+        Ok(self.admit(NewVm {
+            id: self.next_id(),
+            name: spec.name.clone(),
+            spec: None,
+            folder,
+            accel: "started by another".into(),
+            size,
+            overhead: Pages::ZERO,
+            params: VmParams {
+                shares: spec.shares.unwrap_or_else(|| VmParams::default_shares(size)),
+                min: Bytes(spec.min).pages_ceil().min(size),
+                max: size,
+                tax: spec.tax,
+            },
+            process,
+            management: Management { mode: Mode::Unmanaged, reason: Some("not seen yet".into()) },
+            paged: None,
+            control: BalloonControl::new(self.config.balloon),
+            set: WorkingSet::new(self.config.sampling, size),
+        }))
+    }
+}
+
+async fn memory_size(monitor: &Monitor) -> Result<Pages, String> {
+    #[derive(serde::Deserialize)]
+    #[serde(rename_all = "kebab-case")]
+    struct Summary {
+        base_memory: u64,
+    }
+    let answer = monitor
+        .qmp()
+        .execute("query-memory-size-summary", serde_json::Value::Null, DEADLINE)
+        .await
+        .map_err(|e| e.to_string())?;
+    let summary: Summary = serde_json::from_value(answer).map_err(|e| e.to_string())?;
+    Ok(Bytes(summary.base_memory).pages())
+}
+
+/// Whose socket it is. The credentials are those of the process that listens.
+fn listener_pid(socket: &Path) -> std::io::Result<u32> {
+    let stream = UnixStream::connect(socket)?;
+    let peer = rustix::net::sockopt::socket_peercred(&stream)?;
+    Ok(peer.pid.as_raw_nonzero().get().unsigned_abs())
+}
+
+fn good_name(name: &str) -> bool {
+    name.len() <= 64
+        && name.bytes().next().is_some_and(|b| b.is_ascii_alphanumeric())
+        && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
+}

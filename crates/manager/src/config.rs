@@ -1,0 +1,338 @@
+//! Configuration: one TOML file, overridden by the command line, checked as a whole before anything
+//! is started.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use ballast_policy::{BalloonConfig, SamplingConfig, TaxRate, Thresholds};
+use ballast_units::{Bytes, Pages};
+use serde::Deserialize;
+
+/// What is wrong with a configuration. Nothing of it is in force.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    #[error("configuration {}: {source}", .path.display())]
+    Read { path: PathBuf, source: std::io::Error },
+    #[error("configuration {}, line {line}: {what}", .path.display())]
+    Syntax { path: PathBuf, line: usize, what: String },
+    #[error("configuration {origin}: {key}: {what}")]
+    Value { origin: String, key: &'static str, what: String },
+}
+
+/// How thresholds of free memory follow from the budget.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Scale {
+    /// 6, 4, 2 and 1 per cent (OSDI'02 s.6.3).
+    #[default]
+    Percent,
+    /// ESX's later sliding scale, for large hosts.
+    Sliding,
+}
+
+impl Scale {
+    pub fn thresholds(self, budget: Pages) -> Thresholds {
+        match self {
+            Scale::Percent => Thresholds::default_for(budget),
+            Scale::Sliding => Thresholds::sliding(budget),
+        }
+    }
+}
+
+/// The file as it is written; see docs/configuration.md.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    budget: Option<String>,
+    reserve: Option<String>,
+    run_dir: Option<PathBuf>,
+    swap_dir: Option<PathBuf>,
+    socket: Option<PathBuf>,
+    shim: Option<PathBuf>,
+    tax: Option<f64>,
+    thresholds: Option<Scale>,
+    #[serde(default)]
+    sampling: Sampling,
+    #[serde(default)]
+    balloon: Balloon,
+    #[serde(default)]
+    pager: Pager,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Sampling {
+    samples: Option<u32>,
+    period_s: Option<f64>,
+    slow_gain: Option<f64>,
+    fast_gain: Option<f64>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Balloon {
+    rate_mib_s: Option<u64>,
+    deflate_rate_mib_s: Option<u64>,
+    max_fraction: Option<f64>,
+    patience_s: Option<f64>,
+    guest_reserve: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Pager {
+    fault_around: Option<String>,
+}
+
+/// What the command line overrides.
+#[derive(Clone, Debug, Default)]
+pub struct Overrides {
+    pub budget: Option<Bytes>,
+    pub run_dir: Option<PathBuf>,
+    pub swap_dir: Option<PathBuf>,
+    pub socket: Option<PathBuf>,
+    pub shim: Option<PathBuf>,
+    pub tax: Option<f64>,
+    pub samples: Option<u32>,
+    pub sample_period: Option<f64>,
+}
+
+/// A configuration that was checked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    pub budget: Pages,
+    pub run_dir: PathBuf,
+    pub swap_dir: PathBuf,
+    pub socket: PathBuf,
+    pub shim: PathBuf,
+    pub tax: TaxRate,
+    pub scale: Scale,
+    pub sampling: SamplingConfig,
+    pub balloon: BalloonConfig,
+    pub fault_around: Pages,
+}
+
+/// The smallest budget that makes sense: below it the thresholds are a few pages.
+const MIN_BUDGET: Pages = Pages::from_mib(32);
+
+impl Config {
+    /// Reads the file, if any, lays the command line over it, and checks all.
+    pub fn load(path: Option<&Path>, overrides: Overrides) -> Result<Config, ConfigError> {
+        let (file, origin) = match path {
+            None => (File::default(), "(command line and defaults)".to_owned()),
+            Some(path) => {
+                let text = std::fs::read_to_string(path)
+                    .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+                (parse(path, &text)?, path.display().to_string())
+            }
+        };
+        let host = host_memory().unwrap_or(Bytes(0));
+        Config::check(file, overrides, &origin, host)
+    }
+
+    fn check(
+        file: File,
+        over: Overrides,
+        origin: &str,
+        host: Bytes,
+    ) -> Result<Config, ConfigError> {
+        let bad = |key, what: String| ConfigError::Value { origin: origin.to_owned(), key, what };
+        let size = |key, text: &Option<String>| match text {
+            None => Ok(None),
+            Some(t) => t.parse::<Bytes>().map(Some).map_err(|e| bad(key, e.to_string())),
+        };
+        let reserve = size("reserve", &file.reserve)?;
+        let budget = match over.budget.or(size("budget", &file.budget)?) {
+            Some(budget) if reserve.is_some() && over.budget.is_none() => {
+                let _ = budget;
+                return Err(bad("reserve", "give either budget or reserve, not both".into()));
+            }
+            Some(budget) => budget,
+            // VMMs, page tables, the kernel and everything that is not a guest live in the reserve.
+            None => {
+                let reserve = reserve.unwrap_or(Bytes((host.0 / 5).max(1 << 30)));
+                host.saturating_sub(reserve)
+            }
+        };
+        let budget = budget.pages();
+        if budget < MIN_BUDGET {
+            return Err(bad("budget", format!("{budget} is below {MIN_BUDGET}")));
+        }
+        if host.0 > 0 && budget > host.pages() {
+            return Err(bad(
+                "budget",
+                format!("{budget} is more than the host's memory, {host}"),
+            ));
+        }
+        let tax = over.tax.or(file.tax).unwrap_or(0.75);
+        let tax = TaxRate::new(tax).map_err(|e| bad("tax", e.to_string()))?;
+
+        let d = SamplingConfig::default();
+        let period = over.sample_period.or(file.sampling.period_s);
+        let sampling = SamplingConfig {
+            samples: over.samples.or(file.sampling.samples).unwrap_or(d.samples),
+            period: match period {
+                None => d.period,
+                Some(s) => seconds(s).ok_or_else(|| {
+                    bad("sampling.period_s", format!("{s} is not between 0.1 and 86400"))
+                })?,
+            },
+            slow_gain: file.sampling.slow_gain.unwrap_or(d.slow_gain),
+            fast_gain: file.sampling.fast_gain.unwrap_or(d.fast_gain),
+        };
+        sampling.check().map_err(|e| bad("sampling", e.to_string()))?;
+        if sampling.samples > 10_000 {
+            return Err(bad("sampling.samples", "more than 10000".into()));
+        }
+
+        let d = BalloonConfig::default();
+        let mib = |v: Option<u64>, default: Pages| v.map_or(default, Pages::from_mib);
+        let balloon = BalloonConfig {
+            rate: mib(file.balloon.rate_mib_s, d.rate),
+            deflate_rate: mib(file.balloon.deflate_rate_mib_s, d.deflate_rate),
+            max_fraction: file.balloon.max_fraction.unwrap_or(d.max_fraction),
+            patience: match file.balloon.patience_s {
+                None => d.patience,
+                Some(s) => seconds(s).ok_or_else(|| {
+                    bad("balloon.patience_s", format!("{s} is not between 0.1 and 86400"))
+                })?,
+            },
+            guest_reserve: size("balloon.guest_reserve", &file.balloon.guest_reserve)?
+                .map_or(d.guest_reserve, Bytes::pages_ceil),
+            ..d
+        };
+        if !(0.0..=0.95).contains(&balloon.max_fraction) {
+            return Err(bad("balloon.max_fraction", "not between 0 and 0.95".into()));
+        }
+        if balloon.rate.is_zero() || balloon.deflate_rate.is_zero() {
+            return Err(bad("balloon", "a rate of 0 MiB/s moves nothing".into()));
+        }
+        if balloon.rate.0 > 1 << 32 || balloon.deflate_rate.0 > 1 << 32 {
+            return Err(bad("balloon", "a rate above 16 TiB/s".into()));
+        }
+
+        let fault_around = size("pager.fault_around", &file.pager.fault_around)?
+            .map_or(Pages(16), Bytes::pages_ceil);
+        if !fault_around.0.is_power_of_two() || fault_around.0 > 512 {
+            return Err(bad("pager.fault_around", "not a power of two from 4K to 2M".into()));
+        }
+
+        let run_dir = over.run_dir.or(file.run_dir).unwrap_or_else(|| "/run/ballast".into());
+        let swap_dir = match over.swap_dir.or(file.swap_dir) {
+            Some(dir) => dir,
+            None if run_dir == Path::new("/run/ballast") => "/var/lib/ballast/swap".into(),
+            None => run_dir.join("swap"),
+        };
+        let shim = match over.shim.or(file.shim) {
+            Some(shim) => shim,
+            None => default_shim(),
+        };
+        if !shim.is_file() {
+            return Err(bad("shim", format!("{} is not there", shim.display())));
+        }
+        Ok(Config {
+            budget,
+            socket: over.socket.or(file.socket).unwrap_or_else(|| run_dir.join("api.sock")),
+            run_dir,
+            swap_dir,
+            shim,
+            tax,
+            scale: file.thresholds.unwrap_or_default(),
+            sampling,
+            balloon,
+            fault_around,
+        })
+    }
+}
+
+fn parse(path: &Path, text: &str) -> Result<File, ConfigError> {
+    toml::from_str(text).map_err(|e| {
+        let at = e.span().map_or(0, |span| span.start.min(text.len()));
+        ConfigError::Syntax {
+            path: path.to_owned(),
+            line: text[..at].matches('\n').count() + 1,
+            what: e.message().replace('\n', "; "),
+        }
+    })
+}
+
+fn seconds(s: f64) -> Option<Duration> {
+    (0.1..=86_400.0).contains(&s).then(|| Duration::from_secs_f64(s))
+}
+
+fn host_memory() -> Option<Bytes> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|l| l.strip_prefix("MemTotal:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse().ok().map(|k: u64| Bytes(k << 10))
+}
+
+/// Beside the program that runs, as a build leaves it, or where packages put it.
+fn default_shim() -> PathBuf {
+    const NAME: &str = "libballast_shim.so";
+    let beside = std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.join(NAME)));
+    match beside {
+        Some(path) if path.is_file() => path,
+        _ => Path::new("/usr/lib/ballast").join(NAME),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(text: &str) -> Result<Config, ConfigError> {
+        let file = parse(Path::new("ballast.toml"), text)?;
+        let shim = std::env::current_exe().ok();
+        let over = Overrides { shim, ..Overrides::default() };
+        Config::check(file, over, "ballast.toml", Bytes::from_mib(16 << 10))
+    }
+
+    #[test]
+    fn an_empty_file_is_the_defaults() {
+        let config = check("").unwrap();
+        assert_eq!(config.budget, Pages::from_mib(16384 * 4 / 5 + 1));
+        assert_eq!(config.tax, TaxRate::new(0.75).unwrap());
+        assert_eq!(config.sampling, SamplingConfig::default());
+        assert_eq!(config.socket, Path::new("/run/ballast/api.sock"));
+    }
+
+    #[test]
+    fn mistakes_are_refused_as_a_whole_and_name_their_line_or_key() {
+        for (text, wanted) in [
+            ("budget = \"1G\"\nshares = 4\n", "line 2"),
+            ("budget = \"1G\"\n\n[sampling]\nsamples = \"many\"\n", "line 4"),
+            ("budget = \n", "line 1"),
+            ("budget = \"12Q\"\n", "budget: '12Q' is not a size"),
+            ("budget = \"1M\"\n", "budget: 1 MiB is below"),
+            ("budget = \"64G\"\n", "more than the host's memory"),
+            ("budget = \"1G\"\nreserve = \"1G\"\n", "reserve: give either"),
+            ("tax = 1.0\n", "tax"),
+            ("[sampling]\nperiod_s = 0\n", "sampling.period_s"),
+            ("[sampling]\nsamples = 0\n", "sampling"),
+            ("[balloon]\nmax_fraction = 2.0\n", "balloon.max_fraction"),
+            ("[balloon]\nrate_mib_s = 0\n", "balloon"),
+            ("[pager]\nfault_around = \"12K\"\n", "pager.fault_around"),
+            ("thresholds = \"steep\"\n", "line 1"),
+        ] {
+            let error = check(text).unwrap_err().to_string();
+            assert!(error.contains(wanted), "{text:?}: {error}");
+            assert!(!error.contains('\n'), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_command_line_wins() {
+        let file = parse(Path::new("x"), "budget = \"1G\"\ntax = 0.5\nrun_dir = \"/a\"\n").unwrap();
+        let over = Overrides {
+            budget: Some(Bytes::from_mib(512)),
+            run_dir: Some("/b".into()),
+            shim: std::env::current_exe().ok(),
+            ..Overrides::default()
+        };
+        let config = Config::check(file, over, "x", Bytes::from_mib(2048)).unwrap();
+        assert_eq!(config.budget, Pages::from_mib(512));
+        assert_eq!(config.run_dir, Path::new("/b"));
+        assert_eq!(config.swap_dir, Path::new("/b/swap"));
+        assert_eq!(config.tax, TaxRate::new(0.5).unwrap());
+    }
+}

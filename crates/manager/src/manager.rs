@@ -1,0 +1,249 @@
+//! The manager's state: the host, its VMs, and what was last decided.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::Instant;
+
+use ballast_api::{ErrorBody, ErrorCode, HostCounters, RunState};
+use ballast_pager::host::Host;
+use ballast_pager::ledger::Ledger;
+use ballast_policy::{Decision, Promise, TaxRate, Thresholds, admit};
+use ballast_units::{Bytes, Pages, VmId};
+use tokio::sync::watch;
+
+use crate::config::Config;
+use crate::kick::Kick;
+use crate::paging::Expected;
+use crate::vm::{Vm, lock};
+
+/// How the manager is to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    Running,
+    /// VMs stay as they are, for the next manager.
+    LeaveVms,
+    /// All VMs were stopped.
+    VmsStopped,
+}
+
+pub struct Manager {
+    pub config: Config,
+    pub host: Arc<Host>,
+    pub kick: Arc<Kick>,
+    pub started: Instant,
+    tax: Mutex<TaxRate>,
+    vms: RwLock<Vec<Arc<Vm>>>,
+    next_id: AtomicU32,
+    /// Names being started; one admission at a time.
+    pub(crate) admission: tokio::sync::Mutex<()>,
+    pub(crate) starting: Mutex<HashMap<String, Promise>>,
+    pub(crate) expected: Mutex<HashMap<String, Expected>>,
+    decision: Mutex<Option<(Instant, Decision)>>,
+    ended: Mutex<HostCounters>,
+    pub(crate) measured_peak: AtomicU64,
+    pub(crate) measured_now: AtomicU64,
+    overcommit_peak: Mutex<f64>,
+    pub(crate) accel: Mutex<String>,
+    stopping: AtomicBool,
+    pub ending: watch::Sender<Ending>,
+    /// For threads of their own that must start tasks.
+    pub(crate) runtime: tokio::runtime::Handle,
+}
+
+/// What went wrong with a request, with the status it is answered by.
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
+pub struct Failure {
+    pub code: ErrorCode,
+    pub message: String,
+}
+
+impl Failure {
+    pub fn new(code: ErrorCode, message: impl Into<String>) -> Failure {
+        // One line, whatever libraries put into theirs.
+        Failure { code, message: message.into().replace('\n', " ") }
+    }
+    pub fn bad(message: impl Into<String>) -> Failure {
+        Failure::new(ErrorCode::BadRequest, message)
+    }
+    pub fn internal(message: impl Into<String>) -> Failure {
+        Failure::new(ErrorCode::Internal, message)
+    }
+    pub fn body(&self) -> ErrorBody {
+        ErrorBody { code: self.code, message: self.message.clone() }
+    }
+}
+
+impl Manager {
+    /// Must be called inside the runtime.
+    pub fn new(config: Config) -> Arc<Manager> {
+        let kick = Arc::new(Kick::default());
+        let bell = kick.clone();
+        let host = Arc::new(Host::new(Ledger::new(config.budget, move || bell.crossing())));
+        host.set_plenty(config.scale.thresholds(config.budget).goal());
+        Arc::new(Manager {
+            tax: Mutex::new(config.tax),
+            config,
+            host,
+            kick,
+            started: Instant::now(),
+            vms: RwLock::new(Vec::new()),
+            next_id: AtomicU32::new(1),
+            admission: tokio::sync::Mutex::new(()),
+            starting: Mutex::new(HashMap::new()),
+            expected: Mutex::new(HashMap::new()),
+            decision: Mutex::new(None),
+            ended: Mutex::new(HostCounters::default()),
+            measured_peak: AtomicU64::new(0),
+            measured_now: AtomicU64::new(0),
+            overcommit_peak: Mutex::new(0.0),
+            accel: Mutex::new("not probed yet".into()),
+            stopping: AtomicBool::new(false),
+            ending: watch::Sender::new(Ending::Running),
+            runtime: tokio::runtime::Handle::current(),
+        })
+    }
+
+    pub fn tax(&self) -> TaxRate {
+        *lock(&self.tax)
+    }
+    pub fn set_tax(&self, tax: TaxRate) {
+        *lock(&self.tax) = tax;
+    }
+    pub fn thresholds(&self) -> Thresholds {
+        self.config.scale.thresholds(self.host.ledger.budget())
+    }
+    pub fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Relaxed)
+    }
+    pub fn set_stopping(&self) {
+        self.stopping.store(true, Ordering::Relaxed);
+        self.kick.ring("the manager ends");
+    }
+
+    pub fn next_id(&self) -> VmId {
+        VmId(self.next_id.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// All VMs, in order of start.
+    pub fn vms(&self) -> Vec<Arc<Vm>> {
+        self.vms.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub fn vm(&self, name: &str) -> Result<Arc<Vm>, Failure> {
+        self.vms()
+            .into_iter()
+            .find(|vm| vm.name == name)
+            .ok_or_else(|| Failure::new(ErrorCode::NotFound, format!("no VM named '{name}'")))
+    }
+
+    pub fn insert(&self, vm: Arc<Vm>) {
+        self.vms.write().unwrap_or_else(PoisonError::into_inner).push(vm.clone());
+        let overcommit = self.overcommit();
+        let mut peak = lock(&self.overcommit_peak);
+        *peak = peak.max(overcommit);
+        drop(peak);
+        self.kick.ring(format!("{} arrived", vm.name));
+    }
+
+    /// Takes a VM out; what it counted stays in the host's totals.
+    pub fn remove(&self, vm: &Vm) {
+        let mut vms = self.vms.write().unwrap_or_else(PoisonError::into_inner);
+        let before = vms.len();
+        vms.retain(|other| other.id != vm.id);
+        if vms.len() < before {
+            add_counters(&mut lock(&self.ended), vm);
+        }
+        drop(vms);
+        self.kick.ring(format!("{} left", vm.name));
+    }
+
+    pub fn counters(&self) -> HostCounters {
+        let mut total = *lock(&self.ended);
+        for vm in self.vms() {
+            add_counters(&mut total, &vm);
+        }
+        total
+    }
+
+    /// Sum of configured sizes / machine memory.
+    pub fn overcommit(&self) -> f64 {
+        let sizes: Pages = self.vms().iter().map(|vm| vm.size).sum();
+        sizes.0 as f64 / self.host.ledger.budget().0.max(1) as f64
+    }
+    pub fn overcommit_peak(&self) -> f64 {
+        *lock(&self.overcommit_peak)
+    }
+
+    pub fn set_decision(&self, decision: Decision) {
+        *lock(&self.decision) = Some((Instant::now(), decision));
+    }
+    pub fn decision(&self) -> Option<(Instant, Decision)> {
+        lock(&self.decision).clone()
+    }
+
+    pub fn folder_of(&self, name: &str) -> PathBuf {
+        self.config.run_dir.join("vms").join(name)
+    }
+    pub fn swap_path(&self, name: &str) -> PathBuf {
+        self.config.swap_dir.join(format!("{name}.swap"))
+    }
+
+    /// Free space where swap files are made. Space reserved for VMs is allocated already.
+    pub fn swap_space(&self) -> Bytes {
+        rustix::fs::statvfs(&self.config.swap_dir)
+            .map_or(Bytes(0), |fs| Bytes(fs.f_bavail.saturating_mul(fs.f_frsize)))
+    }
+
+    /// Checks promises already made against one more (OSDI'02 s.6.2), and records it under `name`
+    /// until the VM is there or the start failed.
+    pub fn promise(&self, name: &str, need: Promise) -> Result<(), Failure> {
+        let goal = self.thresholds().goal();
+        let mut made: Vec<(String, Pages)> = self
+            .vms()
+            .iter()
+            .map(|vm| {
+                let guaranteed = match &*vm.paged() {
+                    Some(_) => vm.params().min,
+                    None => vm.consumed(),
+                };
+                (vm.name.clone(), guaranteed + vm.overhead)
+            })
+            .collect();
+        let mut starting = lock(&self.starting);
+        made.extend(starting.iter().map(|(n, p)| (n.clone(), p.memory())));
+        let promised: Pages = made.iter().map(|(_, pages)| *pages).sum();
+        let budget = self.host.ledger.budget();
+        let unreserved = budget.saturating_sub(goal).saturating_sub(promised);
+        let largest = made.into_iter().max_by_key(|(_, pages)| *pages);
+        admit(unreserved, self.swap_space().pages(), &need, largest)
+            .map_err(|refusal| Failure::new(ErrorCode::NoRoom, format!("{name}: {refusal}")))?;
+        starting.insert(name.to_owned(), need);
+        Ok(())
+    }
+
+    pub fn promise_settled(&self, name: &str) {
+        lock(&self.starting).remove(name);
+    }
+
+    /// Whether any VM would pause without a manager.
+    pub fn has_paged_vms(&self) -> bool {
+        self.vms().iter().any(|vm| vm.paged().is_some() && vm.run_state() != RunState::Stopped)
+    }
+}
+
+fn add_counters(total: &mut HostCounters, vm: &Vm) {
+    if let Some(paged) = &*vm.paged() {
+        let c = paged.memory().counters.values();
+        let bytes = |pages: u64| Pages(pages).bytes().0;
+        total.ballooned += bytes(c.discarded);
+        total.swapped_out += bytes(c.swap_outs);
+        total.swapped_in += bytes(c.swap_ins);
+        total.zero_dropped += bytes(c.zero_dropped);
+        total.faults += c.faults;
+        total.waits += c.waits;
+        total.blocks += c.blocks;
+    }
+}

@@ -1,0 +1,273 @@
+//! Where shims arrive: the handshake with a VMM that has just mapped its guest's RAM, or that comes
+//! back after the manager was restarted, up to the moment its pages are in the pager's hands.
+//!
+//! One thread accepts; each connection has a thread for the length of its handshake, so a shim that
+//! says nothing, or nonsense, keeps nobody else waiting.
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+use ballast_pager::guest_ram::{GuestRam, RamLayout};
+use ballast_pager::service::{PagedVm, PagerConfig, VmFiles};
+use ballast_pager::stage::StageLayout;
+use ballast_shim_proto::{
+    Connection, ConnectionError, Hello, Listener, Message, Peer, VERSION,
+};
+use ballast_uffd::Uffd;
+use ballast_units::{Bytes, PAGE_SIZE, Pages};
+
+use crate::config::Config;
+use crate::manager::Manager;
+use crate::vm::lock;
+
+/// How long a shim may take for one step of the handshake.
+const STEP: Duration = Duration::from_secs(10);
+/// Connections in their handshake at one time.
+const MOST_HANDSHAKES: usize = 64;
+
+/// A VMM that the manager has started, or knows from before, and whose shim is to come.
+pub struct Expected {
+    pub pid: u32,
+    pub size: Pages,
+    pub swap: Pages,
+    pub overhead: Pages,
+    pub answer: Sender<Result<PagedVm, String>>,
+}
+
+/// How the pager of a VM is laid out. Derived from the configuration alone, so that a manager that
+/// takes over finds what its predecessor made.
+pub fn pager_config(config: &Config, seed: u64) -> PagerConfig {
+    let holds = u64::from(config.sampling.samples) + u64::from(config.sampling.samples) / 4;
+    PagerConfig {
+        fault_around: config.fault_around,
+        stage: StageLayout { holds, ..PagerConfig::default().stage },
+        seed,
+    }
+}
+
+impl Manager {
+    /// Announces a VMM whose shim is to come. The receiver gets the paged VM, or the refusal.
+    pub fn expect_shim(
+        &self,
+        name: &str,
+        pid: u32,
+        size: Pages,
+        swap: Pages,
+        overhead: Pages,
+    ) -> Receiver<Result<PagedVm, String>> {
+        let (answer, receiver) = channel();
+        lock(&self.expected)
+            .insert(name.to_owned(), Expected { pid, size, swap, overhead, answer });
+        receiver
+    }
+
+    pub fn expect_no_longer(&self, name: &str) {
+        lock(&self.expected).remove(name);
+    }
+}
+
+/// Accepts shims until the manager ends.
+pub fn serve(manager: Arc<Manager>, listener: Listener) {
+    let busy = Arc::new(());
+    while !manager.is_stopping() {
+        let connection = match listener.accept(Some(Duration::from_millis(250))) {
+            Ok(connection) => connection,
+            Err(ConnectionError::TimedOut(_)) => continue,
+            Err(e) => {
+                tracing::error!("accepting a shim: {e}");
+                std::thread::sleep(Duration::from_millis(100));
+                continue;
+            }
+        };
+        if Arc::strong_count(&busy) > MOST_HANDSHAKES {
+            tracing::warn!("{MOST_HANDSHAKES} shims in their handshakes: turning one away");
+            continue;
+        }
+        let (manager, guard) = (manager.clone(), busy.clone());
+        let spawned = std::thread::Builder::new().name("shim".into()).spawn(move || {
+            greet(&manager, connection);
+            drop(guard);
+        });
+        if let Err(e) = spawned {
+            tracing::error!("a thread for a shim: {e}");
+        }
+    }
+}
+
+/// One handshake, and the watch over the connection afterwards.
+fn greet(manager: &Arc<Manager>, connection: Connection) {
+    let (hello, fds, peer) = match first_words(&connection) {
+        Ok(words) => words,
+        Err(e) => {
+            tracing::warn!("a shim: {e}");
+            return;
+        }
+    };
+    let name = hello.vm.as_str().to_owned();
+    let known = lock(&manager.expected).remove(&name);
+    let expected = match known.map_or_else(|| manager.adopt(&hello, peer), Ok) {
+        Ok(expected) => expected,
+        Err(why) => return refuse(&connection, &why),
+    };
+    match take_charge(manager, &connection, &hello, fds, peer, &expected) {
+        Ok(paged) => {
+            if expected.answer.send(Ok(paged)).is_err() {
+                tracing::warn!(vm = name, "its shim came after the start had been given up");
+            }
+        }
+        Err(why) => {
+            refuse(&connection, &why);
+            let _ = expected.answer.send(Err(why));
+            return;
+        }
+    }
+    // The connection is kept for as long as both live: the shim takes its closing as the manager's
+    // death. Nothing is expected to be said on it.
+    while !manager.is_stopping() {
+        match connection.recv(Some(Duration::from_secs(1))) {
+            Err(ConnectionError::TimedOut(_)) => {}
+            Err(_) => return,
+            Ok((message, _)) => tracing::warn!(vm = name, "unexpected {message:?}"),
+        }
+    }
+}
+
+fn first_words(
+    connection: &Connection,
+) -> Result<(Hello, Vec<OwnedFd>, Peer), ConnectionError> {
+    let peer = connection.peer()?;
+    match connection.recv(Some(STEP))? {
+        (Message::Hello(hello), fds) => Ok((hello, fds, peer)),
+        (other, _) => {
+            refuse(connection, "expected Hello");
+            Err(ConnectionError::Io(std::io::Error::other(format!("sent {other:?} first"))))
+        }
+    }
+}
+
+fn refuse(connection: &Connection, why: &str) {
+    tracing::warn!("refusing a shim: {why}");
+    let _ = connection.send(&Message::refuse(why), &[]);
+}
+
+/// Checks what the shim announces and starts the pager over it, or says why not.
+fn take_charge(
+    manager: &Manager,
+    connection: &Connection,
+    hello: &Hello,
+    fds: Vec<OwnedFd>,
+    peer: Peer,
+    expected: &Expected,
+) -> Result<PagedVm, String> {
+    if hello.version > VERSION {
+        return Err(format!(
+            "the shim speaks version {}, this manager {VERSION}: update ballastd",
+            hello.version
+        ));
+    }
+    if hello.page_size as usize != PAGE_SIZE {
+        return Err(format!("RAM with pages of {} bytes: only 4 KiB pages", hello.page_size));
+    }
+    if peer.pid != expected.pid {
+        return Err(format!("expected it from process {}, not {}", expected.pid, peer.pid));
+    }
+    if hello.ram_len != expected.size.bytes() {
+        return Err(format!(
+            "its RAM has {}, {} was expected",
+            hello.ram_len,
+            expected.size.bytes()
+        ));
+    }
+    let mut fds = fds.into_iter();
+    let ram_file = fds.next().ok_or("Hello without the RAM file")?;
+    check_ram_file(&ram_file, hello)?;
+    let name = hello.vm.as_str();
+    let layout =
+        RamLayout { base: hello.ram_addr, len: expected.size, file_offset: hello.file_offset };
+    let config = pager_config(&manager.config, u64::from(expected.pid));
+    let files = VmFiles::new(&manager.folder_of(name), manager.swap_path(name));
+    let host = manager.host.clone();
+    if hello.reconnect {
+        let uffd = fds.next().ok_or("Hello after a restart without the userfaultfd")?;
+        let uffd = Uffd::from_fd(uffd).map_err(|e| format!("its userfaultfd: {e}"))?;
+        let ram = GuestRam::new(uffd, ram_file, layout);
+        let (paged, found) =
+            PagedVm::take_over(name, config, files, ram, expected.overhead, host)
+                .map_err(|e| e.to_string())?;
+        tracing::info!(
+            vm = name,
+            busy = found.busy,
+            staged = found.staged.len(),
+            absent = found.absent,
+            "taken over"
+        );
+        managed(connection)?;
+        return Ok(paged);
+    }
+    let uffd = receive_uffd(connection)?;
+    let ram = GuestRam::new(uffd, ram_file, layout);
+    let paged =
+        PagedVm::start(name, config, files, ram, expected.swap, expected.overhead, host)
+            .map_err(|e| e.to_string())?;
+    // From here on faults are served; only now may the VMM's mmap return.
+    managed(connection)?;
+    Ok(paged)
+}
+
+fn managed(connection: &Connection) -> Result<(), String> {
+    connection.send(&Message::Managed, &[]).map_err(|e| e.to_string())
+}
+
+/// Lends the shim the right to create a userfaultfd that also sees faults in the kernel.
+fn receive_uffd(connection: &Connection) -> Result<Uffd, String> {
+    let device = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/dev/userfaultfd")
+        .map_err(|e| format!("/dev/userfaultfd: {e}: the manager must be able to open it"))?;
+    connection
+        .send(&Message::Welcome { version: VERSION }, &[device.as_fd()])
+        .map_err(|e| e.to_string())?;
+    match connection.recv(Some(STEP)) {
+        Ok((Message::Ready { .. }, fds)) => {
+            let fd = fds.into_iter().next().ok_or("Ready without a userfaultfd")?;
+            Uffd::from_fd(fd).map_err(|e| format!("its userfaultfd: {e}"))
+        }
+        Ok((Message::Failed { step, errno }, _)) => Err(format!(
+            "userfaultfd, step {step:?}: {}",
+            std::io::Error::from_raw_os_error(errno)
+        )),
+        Ok((other, _)) => Err(format!("expected Ready, got {other:?}")),
+        Err(e) => Err(e.to_string()),
+    }
+}
+
+/// The file that came is one that can be paged: regular, large enough, of 4 KiB pages, writable.
+fn check_ram_file(fd: &OwnedFd, hello: &Hello) -> Result<(), String> {
+    let file = File::from(fd.try_clone().map_err(|e| format!("its RAM file: {e}"))?);
+    let meta = file.metadata().map_err(|e| format!("its RAM file: {e}"))?;
+    if !meta.is_file() {
+        return Err("its RAM is not a file".into());
+    }
+    let end = hello.file_offset.checked_add(hello.ram_len.0);
+    if end.is_none_or(|end| end > meta.len()) {
+        return Err(format!("its RAM file has only {}", Bytes(meta.len())));
+    }
+    let fs = rustix::fs::fstatfs(fd).map_err(|e| format!("its RAM file: {e}"))?;
+    const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
+    const TMPFS_MAGIC: i64 = 0x0102_1994;
+    if fs.f_type == HUGETLBFS_MAGIC {
+        return Err("hugetlb RAM cannot be paged: use memory-backend-memfd without hugetlb".into());
+    }
+    if fs.f_type != TMPFS_MAGIC {
+        return Err("its RAM file is not on a tmpfs, nor a memfd".into());
+    }
+    let mode = rustix::fs::fcntl_getfl(fd).map_err(|e| format!("its RAM file: {e}"))?;
+    if !mode.contains(rustix::fs::OFlags::RDWR) {
+        return Err("its RAM file is not open for writing".into());
+    }
+    Ok(())
+}

@@ -1,0 +1,214 @@
+//! The accountable loop: on every event of OSDI'02 s.6.3 (parameters, arrival, departure, threshold
+//! crossings, and once a second) takes one consistent look at the host, asks the pure policy, and
+//! passes its orders to the pagers and balloons.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use ballast_api::{Mode, RunState};
+use ballast_pager::service::PagedVm;
+use ballast_policy::{
+    Decision, State, StateMachine, VmDemand, VmState, available, choose_samples, plan, targets,
+};
+use ballast_qemu::process;
+use ballast_units::{Pages, VmId};
+
+use crate::manager::Manager;
+use crate::vm::{Vm, lock};
+
+const PERIOD: Duration = Duration::from_secs(1);
+/// Turns are never closer than this, however often thresholds are crossed.
+const SPACING: Duration = Duration::from_millis(5);
+
+/// The policy thread.
+pub fn run(manager: &Arc<Manager>) {
+    let mut states = StateMachine::new(manager.thresholds());
+    let mut swap_ins = std::collections::HashMap::new();
+    let mut last_external = Instant::now();
+    while !manager.is_stopping() {
+        let why = manager.kick.wait(PERIOD);
+        if last_external.elapsed() >= PERIOD {
+            last_external = Instant::now();
+            measure_strangers(manager);
+        }
+        turn(manager, &mut states, &mut swap_ins, why);
+        std::thread::sleep(SPACING);
+    }
+}
+
+fn turn(
+    manager: &Manager,
+    states: &mut StateMachine,
+    swap_ins: &mut std::collections::HashMap<VmId, u64>,
+    why: Option<String>,
+) {
+    let host = &manager.host;
+    let thresholds = manager.thresholds();
+    if *states.thresholds() != thresholds {
+        states.set_thresholds(thresholds);
+        host.set_plenty(thresholds.goal());
+    }
+    let vms: Vec<Arc<Vm>> =
+        manager.vms().into_iter().filter(|vm| vm.run_state() != RunState::Stopped).collect();
+    for vm in &vms {
+        if let Some(paged) = &*vm.paged() {
+            sample(vm, paged);
+        }
+    }
+
+    let free = host.ledger.free();
+    let before = states.state();
+    let state = states.update(free);
+    // Rung when the state may change; see `Ledger::set_alarm`.
+    let rise = state.higher().map_or(Pages(u64::MAX), |higher| thresholds.upper_edge(higher));
+    host.ledger.set_alarm(thresholds.lower_edge(state), rise);
+    host.set_low(state == State::Low);
+
+    // A VM out of reach takes what it takes: it is overhead to the others.
+    let (managed, strangers): (Vec<_>, Vec<_>) =
+        vms.iter().partition(|vm| vm.mode() != Mode::Unmanaged);
+    let overhead: Pages = vms.iter().map(|vm| vm.overhead).sum::<Pages>()
+        + strangers.iter().map(|vm| vm.consumed()).sum::<Pages>();
+    let room = available(host.ledger.budget(), overhead, &thresholds);
+    let demands: Vec<VmDemand> = managed.iter().map(|vm| demand(manager, vm)).collect();
+    let entitled = targets(room, &demands);
+    let inputs: Vec<VmState> = managed
+        .iter()
+        .zip(demands.iter().zip(&entitled))
+        .map(|(vm, (demand, e))| vm_state(vm, *demand, e.target, swap_ins))
+        .collect();
+    let plans = plan(state, free, &thresholds, host.ledger.budget(), &inputs);
+
+    for ((vm, entitlement), plan) in managed.iter().zip(&entitled).zip(&plans) {
+        lock(&vm.balloon).goal = plan.balloon_goal;
+        if let Some(paged) = &*vm.paged() {
+            paged.memory().set_target(entitlement.target);
+            let evict = if vm.mode() == Mode::Paged { plan.evict } else { Pages::ZERO };
+            paged.set_evict_goal(evict);
+            paged.memory_freed();
+        }
+    }
+    let trigger = match why {
+        _ if before != state => format!("free memory moved from {before} to {state}"),
+        Some(why) => why,
+        None => "period".into(),
+    };
+    if before != state {
+        tracing::info!("{trigger}: {free} free");
+    }
+    swap_ins.retain(|id, _| vms.iter().any(|vm| vm.id == *id));
+    manager.set_decision(Decision {
+        trigger,
+        available: room,
+        state,
+        free,
+        goal: thresholds.goal(),
+        inputs: demands,
+        results: entitled,
+        plans,
+    });
+}
+
+fn demand(manager: &Manager, vm: &Vm) -> VmDemand {
+    let params = vm.params();
+    let active = match &*vm.paged() {
+        Some(_) => lock(&vm.sampling).set.estimate().estimate,
+        // Nothing is known of it: it counts as using all it has.
+        None => vm.size,
+    };
+    VmDemand {
+        id: vm.id,
+        shares: params.shares,
+        min: params.min,
+        max: params.max,
+        tax: params.tax_or(manager.tax()),
+        active,
+    }
+}
+
+fn vm_state(
+    vm: &Vm,
+    demand: VmDemand,
+    target: Pages,
+    swap_ins: &mut std::collections::HashMap<VmId, u64>,
+) -> VmState {
+    let balloon = *lock(&vm.balloon);
+    let (waiting, swapped_in, swap_free) = match &*vm.paged() {
+        Some(paged) => {
+            let now = paged.memory().counters.values().swap_ins;
+            let before = swap_ins.insert(vm.id, now).unwrap_or(now);
+            let room = if vm.mode() == Mode::Paged { paged.memory().swap_free() } else { Pages(0) };
+            (paged.waiting() > 0, now > before, room)
+        }
+        None => (false, false, Pages::ZERO),
+    };
+    VmState {
+        demand,
+        consumed: vm.consumed(),
+        target,
+        size: vm.size,
+        balloon_goal: balloon.goal,
+        balloon_health: balloon.output.health,
+        balloon_limit: balloon.output.limit,
+        wants_more: waiting || swapped_in || !balloon.commanded.is_zero(),
+        swap_free,
+    }
+}
+
+/// One step of the sampling of active memory (OSDI'02 s.5.3). VM execution time is the time in
+/// which the VM was not stopped; see docs/adr/0004-execution-time.md.
+fn sample(vm: &Vm, paged: &PagedVm) {
+    let mut sampling = lock(&vm.sampling);
+    let now = Instant::now();
+    let passed = now - sampling.last;
+    sampling.last = now;
+    let touched = paged.memory().counters.values().touched;
+    let fresh = touched.saturating_sub(sampling.touched);
+    sampling.touched = touched;
+    sampling.set.touched(u32::try_from(fresh).unwrap_or(u32::MAX));
+    let (begun, pages) = paged.sample();
+    if let Some(asked) = sampling.asked {
+        if begun > asked {
+            sampling.asked = None;
+            sampling.set.begin_period(pages);
+        }
+        return;
+    }
+    let running = vm.run_state() == RunState::Running && paged.waiting() == 0;
+    let executed = if running { passed } else { Duration::ZERO };
+    if sampling.set.advance(executed) {
+        sampling.set.end_period();
+        sampling.asked = Some(begun);
+        sampling.period += 1;
+        let n = sampling.set.config().samples;
+        paged.begin_sample(choose_samples(sampling.seed, sampling.period, vm.size, n));
+    }
+}
+
+/// Books what VMs that are not paged take now, by the kernel's count.
+fn measure_strangers(manager: &Manager) {
+    for vm in manager.vms() {
+        if vm.paged().is_some() || vm.run_state() == RunState::Stopped {
+            continue;
+        }
+        let Some(rss) = process::rss(vm.process.pid()) else { continue };
+        let now = rss.pages_ceil().0;
+        let booked = vm.external.load(Ordering::Relaxed);
+        // The watch over its end takes what is booked, once: never bring that back.
+        if booked == 0
+            || vm
+                .external
+                .compare_exchange(booked, now.max(1), Ordering::Relaxed, Ordering::Relaxed)
+                .is_err()
+        {
+            continue;
+        }
+        let now = now.max(1);
+        if now > booked {
+            manager.host.ledger.adopt(Pages(now - booked));
+        } else {
+            manager.host.ledger.release(Pages(booked - now));
+        }
+    }
+}

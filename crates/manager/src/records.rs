@@ -1,0 +1,161 @@
+//! What the manager must remember of a VM to take it over after its own death: one JSON file in the
+//! VM's run folder, beside its pmap.
+
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use ballast_api::VmSpec;
+use ballast_qemu::AccelChoice;
+use ballast_units::Pages;
+use serde::{Deserialize, Serialize};
+
+use crate::vm::VmParams;
+
+/// Grows by one whenever an older manager could not understand the file.
+const VERSION: u32 = 1;
+const NAME: &str = "vm.json";
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    pub version: u32,
+    pub name: String,
+    pub spec: Option<VmSpec>,
+    pub params: VmParams,
+    pub size: Pages,
+    pub overhead: Pages,
+    pub pid: u32,
+    /// Start time of the process, in clock ticks since boot: process numbers are used again.
+    pub pid_started: u64,
+    pub accel: String,
+}
+
+impl Record {
+    pub fn new(
+        name: &str,
+        spec: Option<&VmSpec>,
+        params: VmParams,
+        size: Pages,
+        overhead: Pages,
+        pid: u32,
+        accel: &AccelChoice,
+    ) -> Record {
+        Record {
+            version: VERSION,
+            name: name.to_owned(),
+            spec: spec.cloned(),
+            params,
+            size,
+            overhead,
+            pid,
+            pid_started: started(pid).unwrap_or(0),
+            accel: accel.to_string(),
+        }
+    }
+
+    /// Written beside and renamed, so that there is always a whole one.
+    pub fn save(&self, folder: &Path) {
+        let write = || -> std::io::Result<()> {
+            let fresh = folder.join("vm.json.new");
+            let mut file = std::fs::OpenOptions::new()
+                .write(true)
+                .create(true)
+                .truncate(true)
+                .mode(0o600)
+                .open(&fresh)?;
+            file.write_all(&serde_json::to_vec(self)?)?;
+            std::fs::rename(fresh, folder.join(NAME))
+        };
+        if let Err(e) = write() {
+            tracing::error!(
+                vm = self.name,
+                "{}: {e}: it could not be taken over after a restart",
+                folder.display()
+            );
+        }
+    }
+
+    /// None if there is none; an error if there is one that cannot be used.
+    pub fn load(folder: &Path) -> Result<Option<Record>, String> {
+        let path = folder.join(NAME);
+        let text = match std::fs::read(&path) {
+            Ok(text) => text,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(format!("{}: {e}", path.display())),
+        };
+        let record: Record =
+            serde_json::from_slice(&text).map_err(|e| format!("{}: {e}", path.display()))?;
+        if record.version > VERSION {
+            return Err(format!(
+                "{}: written by a newer manager (version {}, this one knows {VERSION})",
+                path.display(),
+                record.version
+            ));
+        }
+        Ok(Some(record))
+    }
+
+    /// Whether the process that the record names still runs.
+    pub fn is_alive(&self) -> bool {
+        started(self.pid) == Some(self.pid_started)
+    }
+
+    pub fn update_params(folder: &Path, params: VmParams) {
+        if let Ok(Some(record)) = Record::load(folder) {
+            Record { params, ..record }.save(folder);
+        }
+    }
+
+    pub fn remove(folder: &Path) {
+        let _ = std::fs::remove_file(folder.join(NAME));
+    }
+}
+
+/// Field 22 of /proc/PID/stat, counted behind the name, which may hold spaces. None for a zombie.
+fn started(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
+    let state = fields.next()?;
+    if state == "Z" || state == "X" {
+        return None;
+    }
+    fields.nth(18)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record() -> Record {
+        let params = VmParams { shares: 7, min: Pages(1), max: Pages(4), tax: Some(0.5) };
+        let accel = AccelChoice::Kvm;
+        Record::new("a", None, params, Pages(4), Pages(1), std::process::id(), &accel)
+    }
+
+    #[test]
+    fn a_record_survives_and_tells_whether_its_process_does() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(Record::load(dir.path()), Ok(None));
+        let ours = record();
+        ours.save(dir.path());
+        assert_eq!(Record::load(dir.path()), Ok(Some(ours.clone())));
+        assert!(ours.is_alive());
+        assert!(!Record { pid_started: ours.pid_started + 1, ..ours }.is_alive());
+        let params = VmParams { shares: 9, ..record().params };
+        Record::update_params(dir.path(), params);
+        assert_eq!(Record::load(dir.path()).unwrap().unwrap().params, params);
+        Record::remove(dir.path());
+        assert_eq!(Record::load(dir.path()), Ok(None));
+    }
+
+    #[test]
+    fn newer_and_damaged_records_are_refused_untouched() {
+        let dir = tempfile::tempdir().unwrap();
+        Record { version: VERSION + 1, ..record() }.save(dir.path());
+        let error = Record::load(dir.path()).unwrap_err();
+        assert!(error.contains("newer manager"), "{error}");
+        std::fs::write(dir.path().join(NAME), b"{\"version\": 1").unwrap();
+        assert!(Record::load(dir.path()).is_err());
+        assert!(dir.path().join(NAME).exists());
+    }
+}

@@ -1,0 +1,204 @@
+//! The HTTP+JSON API: paths to methods of the manager, failures to statuses.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::rejection::JsonRejection;
+use axum::extract::{FromRequest, Path, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use ballast_api::{
+    AttachSpec, ErrorBody, ErrorCode, HostChange, HostView, ShutdownRequest, StopRequest, VmChange,
+    VmSpec, VmView, Why,
+};
+use ballast_policy::TaxRate;
+use ballast_units::{Bytes, Pages};
+use utoipa::OpenApi;
+
+use crate::manager::{Ending, Failure, Manager};
+use crate::{metrics, views};
+
+type Shared = State<Arc<Manager>>;
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        let status = StatusCode::from_u16(self.code.status())
+            .unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        (status, Json(self.body())).into_response()
+    }
+}
+
+/// JSON whose mistakes are answered as every other failure is.
+struct Body<T>(T);
+
+impl<S: Send + Sync, T> FromRequest<S> for Body<T>
+where
+    Json<T>: FromRequest<S, Rejection = JsonRejection>,
+{
+    type Rejection = Failure;
+    async fn from_request(req: axum::extract::Request, state: &S) -> Result<Self, Failure> {
+        match Json::<T>::from_request(req, state).await {
+            Ok(Json(value)) => Ok(Body(value)),
+            Err(e) => Err(Failure::bad(e.body_text())),
+        }
+    }
+}
+
+#[derive(OpenApi)]
+#[openapi(
+    info(title = "Ballast", description = "The API of ballastd, over its Unix socket."),
+    paths(get_host, patch_host, list_vms, run_vm, attach, get_vm, patch_vm, stop_vm, why, shutdown)
+)]
+struct ApiDoc;
+
+pub fn router(manager: Arc<Manager>) -> Router {
+    Router::new()
+        .route("/v1/host", get(get_host).patch(patch_host))
+        .route("/v1/vms", get(list_vms).post(run_vm))
+        .route("/v1/attachments", post(attach))
+        .route("/v1/vms/{name}", get(get_vm).patch(patch_vm))
+        .route("/v1/vms/{name}/stop", post(stop_vm))
+        .route("/v1/vms/{name}/why", get(why))
+        .route("/v1/shutdown", post(shutdown))
+        .route("/v1/openapi.json", get(async || Json(ApiDoc::openapi())))
+        .route("/metrics", get(metrics::serve))
+        .fallback(async || Failure::new(ErrorCode::NotFound, "no such path in this API"))
+        .with_state(manager)
+}
+
+#[utoipa::path(get, path = "/v1/host", responses((status = 200, body = HostView)))]
+async fn get_host(State(manager): Shared) -> Json<HostView> {
+    Json(views::host(&manager))
+}
+
+#[utoipa::path(patch, path = "/v1/host", request_body = HostChange,
+    responses((status = 200, body = HostView), (status = 400, body = ErrorBody)))]
+async fn patch_host(
+    State(manager): Shared,
+    Body(change): Body<HostChange>,
+) -> Result<Json<HostView>, Failure> {
+    let tax = change.tax.map(TaxRate::new).transpose();
+    let tax = tax.map_err(|e| Failure::bad(format!("tax: {e}")))?;
+    if let Some(budget) = change.budget {
+        let budget = Bytes(budget).pages();
+        let promised: Pages = manager
+            .vms()
+            .iter()
+            .map(|vm| vm.params().min + vm.overhead)
+            .sum::<Pages>();
+        let goal = manager.config.scale.thresholds(budget).goal();
+        if budget < promised + goal {
+            return Err(Failure::new(
+                ErrorCode::NoRoom,
+                format!(
+                    "budget: {budget} is below what is promised to VMs, {promised}, and the free \
+                     memory to be kept, {goal}"
+                ),
+            ));
+        }
+        manager.host.ledger.set_budget(budget);
+    }
+    if let Some(tax) = tax {
+        manager.set_tax(tax);
+    }
+    manager.kick.ring("parameters of the host changed");
+    Ok(Json(views::host(&manager)))
+}
+
+#[utoipa::path(get, path = "/v1/vms", responses((status = 200, body = Vec<VmView>)))]
+async fn list_vms(State(manager): Shared) -> Json<Vec<VmView>> {
+    Json(manager.vms().iter().map(|vm| views::vm(&manager, vm)).collect())
+}
+
+#[utoipa::path(post, path = "/v1/vms", request_body = VmSpec,
+    responses((status = 200, body = VmView), (status = 400, body = ErrorBody),
+        (status = 409, body = ErrorBody), (status = 507, body = ErrorBody)))]
+async fn run_vm(
+    State(manager): Shared,
+    Body(spec): Body<VmSpec>,
+) -> Result<Json<VmView>, Failure> {
+    // A start goes on when the client that asked for it goes away.
+    let start = tokio::spawn(async move { manager.run_vm(spec).await });
+    start.await.map_err(|e| Failure::internal(e.to_string()))?.map(Json)
+}
+
+#[utoipa::path(post, path = "/v1/attachments", request_body = AttachSpec,
+    responses((status = 200, body = VmView), (status = 400, body = ErrorBody),
+        (status = 409, body = ErrorBody)))]
+async fn attach(
+    State(manager): Shared,
+    Body(spec): Body<AttachSpec>,
+) -> Result<Json<VmView>, Failure> {
+    let start = tokio::spawn(async move { manager.attach(spec).await });
+    start.await.map_err(|e| Failure::internal(e.to_string()))?.map(Json)
+}
+
+#[utoipa::path(get, path = "/v1/vms/{name}", params(("name" = String, Path)),
+    responses((status = 200, body = VmView), (status = 404, body = ErrorBody)))]
+async fn get_vm(
+    State(manager): Shared,
+    Path(name): Path<String>,
+) -> Result<Json<VmView>, Failure> {
+    let vm = manager.vm(&name)?;
+    Ok(Json(views::vm(&manager, &vm)))
+}
+
+#[utoipa::path(patch, path = "/v1/vms/{name}", params(("name" = String, Path)),
+    request_body = VmChange,
+    responses((status = 200, body = VmView), (status = 400, body = ErrorBody),
+        (status = 404, body = ErrorBody), (status = 507, body = ErrorBody)))]
+async fn patch_vm(
+    State(manager): Shared,
+    Path(name): Path<String>,
+    Body(change): Body<VmChange>,
+) -> Result<Json<VmView>, Failure> {
+    let vm = manager.change_vm(&name, &change)?;
+    Ok(Json(views::vm(&manager, &vm)))
+}
+
+#[utoipa::path(post, path = "/v1/vms/{name}/stop", params(("name" = String, Path)),
+    request_body = StopRequest,
+    responses((status = 200, body = VmView), (status = 404, body = ErrorBody)))]
+async fn stop_vm(
+    State(manager): Shared,
+    Path(name): Path<String>,
+    Body(request): Body<StopRequest>,
+) -> Result<Json<VmView>, Failure> {
+    if !(0.0..=86_400.0).contains(&request.grace_s) {
+        return Err(Failure::bad("grace_s: not between 0 and 86400"));
+    }
+    let grace = Duration::from_secs_f64(request.grace_s);
+    let stop = tokio::spawn(async move { manager.stop_vm(&name, grace).await });
+    stop.await.map_err(|e| Failure::internal(e.to_string()))?.map(Json)
+}
+
+#[utoipa::path(get, path = "/v1/vms/{name}/why", params(("name" = String, Path)),
+    responses((status = 200, body = Why), (status = 404, body = ErrorBody)))]
+async fn why(State(manager): Shared, Path(name): Path<String>) -> Result<Json<Why>, Failure> {
+    let vm = manager.vm(&name)?;
+    views::why(&manager, &vm).map(Json)
+}
+
+#[utoipa::path(post, path = "/v1/shutdown", request_body = ShutdownRequest,
+    responses((status = 200, body = HostView), (status = 409, body = ErrorBody)))]
+async fn shutdown(
+    State(manager): Shared,
+    Body(request): Body<ShutdownRequest>,
+) -> Result<Json<HostView>, Failure> {
+    if !request.stop_vms && manager.has_paged_vms() {
+        return Err(Failure::new(
+            ErrorCode::Conflict,
+            "paged VMs run: they would pause until a manager comes back (stop_vms stops them)",
+        ));
+    }
+    let work = manager.clone();
+    tokio::spawn(async move { work.stop_all().await })
+        .await
+        .map_err(|e| Failure::internal(e.to_string()))?;
+    let last = views::host(&manager);
+    let ending = if request.stop_vms { Ending::VmsStopped } else { Ending::LeaveVms };
+    manager.ending.send_replace(ending);
+    Ok(Json(last))
+}

@@ -1,0 +1,186 @@
+//! What the API shows of the host and its VMs.
+
+use std::sync::atomic::Ordering;
+
+use ballast_api::{
+    ActiveView, BalloonHealth, BalloonView, HostView, MemoryView, Params, StateName, Threshold,
+    VmCounters, VmView, Why,
+};
+use ballast_pager::word::State as Page;
+use ballast_policy::{Health, State};
+use ballast_qemu::process;
+use ballast_units::Pages;
+
+use crate::manager::{Failure, Manager};
+use crate::vm::{Vm, lock};
+
+fn bytes(pages: Pages) -> u64 {
+    pages.bytes().0
+}
+
+fn state_name(state: State) -> StateName {
+    match state {
+        State::High => StateName::High,
+        State::Soft => StateName::Soft,
+        State::Hard => StateName::Hard,
+        State::Low => StateName::Low,
+    }
+}
+
+pub fn host(manager: &Manager) -> HostView {
+    let ledger = &manager.host.ledger;
+    let vms = manager.vms();
+    let sum = |f: &dyn Fn(&Vm) -> Pages| bytes(vms.iter().map(|vm| f(vm)).sum());
+    let swap = |f: &dyn Fn(&ballast_pager::service::PagedVm) -> Pages| {
+        sum(&|vm| vm.paged().as_ref().map_or(Pages::ZERO, f))
+    };
+    let own = std::process::id();
+    HostView {
+        version: env!("CARGO_PKG_VERSION").into(),
+        pid: own,
+        uptime_s: manager.started.elapsed().as_secs_f64(),
+        budget: bytes(ledger.budget()),
+        free: bytes(ledger.free()),
+        consumed: sum(&Vm::consumed),
+        overhead: sum(&|vm| vm.overhead),
+        peak_used: bytes(ledger.peak()),
+        measured_used: manager.measured_now.load(Ordering::Relaxed),
+        measured_peak: manager.measured_peak.load(Ordering::Relaxed),
+        state: state_name(manager.decision().map_or(State::High, |(_, d)| d.state)),
+        thresholds: manager
+            .thresholds()
+            .edges()
+            .into_iter()
+            .map(|(state, lower, upper)| Threshold {
+                state: state_name(state),
+                lower: bytes(lower),
+                upper: bytes(upper),
+            })
+            .collect(),
+        overcommit: manager.overcommit(),
+        overcommit_peak: manager.overcommit_peak(),
+        tax: manager.tax().into(),
+        vms: vms.len() as u32,
+        swap_reserved: swap(&|p| p.swap_len()),
+        swap_used: swap(&|p| p.memory().swap_used()),
+        accel: lock(&manager.accel).clone(),
+        manager_cpu_s: process::cpu_time(own).unwrap_or_default().as_secs_f64(),
+        manager_rss: process::rss(own).unwrap_or_default().0,
+        counters: manager.counters(),
+    }
+}
+
+pub fn vm(manager: &Manager, vm: &Vm) -> VmView {
+    let params = vm.params();
+    let balloon = *lock(&vm.balloon);
+    let pid = vm.process.pid();
+    let alive = vm.process.is_alive();
+    let overheads = MemoryView {
+        consumed: bytes(vm.consumed()),
+        overhead: bytes(vm.overhead),
+        vmm_overhead: process::rss_anon(pid).unwrap_or_default().0,
+        ..MemoryView::default()
+    };
+    let cpu_s = process::cpu_time(pid).unwrap_or_default().as_secs_f64();
+    let (memory, counters) = match &*vm.paged() {
+        Some(paged) => {
+            let memory = paged.memory();
+            let pages = |state| bytes(memory.pmap().in_state(state));
+            let c = memory.counters.values();
+            let size = |pages: u64| bytes(Pages(pages));
+            (
+                MemoryView {
+                    target: bytes(memory.target()),
+                    untouched: pages(Page::Untouched),
+                    resident: pages(Page::Resident),
+                    shared: pages(Page::Shared),
+                    broken: pages(Page::Broken),
+                    compressed: pages(Page::Compressed),
+                    staged: pages(Page::Staged) + pages(Page::Held),
+                    swapped: pages(Page::Swapped),
+                    ballooned: pages(Page::Ballooned),
+                    swap_reserved: bytes(paged.swap_len()),
+                    swap_target: bytes(paged.evict_goal()),
+                    ..overheads
+                },
+                VmCounters {
+                    faults: c.faults,
+                    swapped_in: size(c.swap_ins),
+                    swapped_out: size(c.swap_outs),
+                    zero_dropped: size(c.zero_dropped),
+                    ballooned: size(c.discarded),
+                    sampled: c.touched,
+                    waits: c.waits,
+                    blocks: c.blocks,
+                    wait_s: c.wait_ns as f64 / 1e9,
+                    cpu_s,
+                },
+            )
+        }
+        None => {
+            let target = manager
+                .decision()
+                .and_then(|(_, d)| d.results.iter().find(|r| r.id == vm.id).map(|r| r.target));
+            (
+                MemoryView { target: bytes(target.unwrap_or(vm.size)), ..overheads },
+                VmCounters { cpu_s, ..VmCounters::default() },
+            )
+        }
+    };
+    let active = lock(&vm.sampling).set.estimate();
+    VmView {
+        name: vm.name.clone(),
+        state: vm.run_state(),
+        management: vm.management(),
+        pid: alive.then_some(pid),
+        accel: vm.accel.clone(),
+        uptime_s: vm.started.elapsed().as_secs_f64(),
+        params: Params {
+            size: bytes(vm.size),
+            min: bytes(params.min),
+            max: bytes(params.max),
+            shares: params.shares,
+            tax: params.tax_or(manager.tax()).into(),
+        },
+        memory,
+        active: ActiveView {
+            estimate: bytes(active.estimate),
+            slow: bytes(active.slow),
+            fast: bytes(active.fast),
+            current: bytes(active.current),
+            periods: active.periods,
+        },
+        balloon: BalloonView {
+            health: match balloon.output.health {
+                Health::Missing => BalloonHealth::Missing,
+                Health::Healthy => BalloonHealth::Healthy,
+                Health::Slow => BalloonHealth::Slow,
+                Health::Stuck => BalloonHealth::Stuck,
+            },
+            target: bytes(balloon.commanded),
+            reported: balloon.reported.map_or(0, bytes),
+            limit: bytes(balloon.output.limit),
+        },
+        guest: balloon.stats,
+        counters,
+        folder: vm.folder.clone(),
+    }
+}
+
+pub fn why(manager: &Manager, vm: &Vm) -> Result<Why, Failure> {
+    let (at, decision) = manager
+        .decision()
+        .ok_or_else(|| Failure::internal("nothing has been decided yet; ask again in a second"))?;
+    let vms = manager.vms();
+    let name_of = |id| {
+        vms.iter().find(|v| v.id == id).map_or_else(|| format!("{id}"), |v| v.name.clone())
+    };
+    let (verdict, steps) = decision.explain(vm.id, name_of);
+    Ok(Why {
+        vm: vm.name.clone(),
+        age_s: at.elapsed().as_secs_f64(),
+        trigger: decision.trigger,
+        verdict,
+        steps,
+    })
+}

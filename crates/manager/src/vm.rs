@@ -1,0 +1,199 @@
+//! A VM as the manager holds it.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+use std::time::Instant;
+
+use ballast_api::{GuestStats, Management, Mode, RunState, VmSpec};
+use ballast_pager::service::PagedVm;
+use ballast_policy::{BalloonControl, BalloonOutput, Health, TaxRate, WorkingSet};
+use ballast_qemu::{Monitor, ProcessHandle};
+use ballast_units::{Pages, VmId};
+use serde::{Deserialize, Serialize};
+
+/// What the operator decides about a VM.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct VmParams {
+    pub shares: u32,
+    pub min: Pages,
+    pub max: Pages,
+    /// The VM's own tax rate, if it has one.
+    pub tax: Option<f64>,
+}
+
+impl VmParams {
+    /// vSphere's "normal" level: 10 shares per MiB.
+    pub fn default_shares(size: Pages) -> u32 {
+        u32::try_from((size.0 >> 8).saturating_mul(10)).unwrap_or(u32::MAX).max(1)
+    }
+    pub fn tax_or(&self, host: TaxRate) -> TaxRate {
+        self.tax.and_then(|t| TaxRate::new(t).ok()).unwrap_or(host)
+    }
+}
+
+/// The balloon as it is seen from outside its loop.
+#[derive(Clone, Copy, Debug)]
+pub struct BalloonState {
+    /// What the policy wants.
+    pub goal: Pages,
+    pub output: BalloonOutput,
+    /// What was last commanded.
+    pub commanded: Pages,
+    /// What QEMU says. Shown only.
+    pub reported: Option<Pages>,
+    pub stats: Option<GuestStats>,
+}
+
+/// Sampling of one VM.
+pub struct Sampling {
+    pub set: WorkingSet,
+    pub seed: u64,
+    pub period: u64,
+    /// Samples that had begun when the last one was asked for; None before the first.
+    pub asked: Option<u64>,
+    /// Touches counted so far, of all periods.
+    pub touched: u64,
+    pub last: Instant,
+}
+
+pub struct Vm {
+    pub id: VmId,
+    pub name: String,
+    /// None for a VM that was attached.
+    pub spec: Option<VmSpec>,
+    pub folder: PathBuf,
+    pub accel: String,
+    pub started: Instant,
+    /// Guest RAM.
+    pub size: Pages,
+    /// Charged beside the pages: the pager's own and what the operator declared.
+    pub overhead: Pages,
+    /// Booked for a VM that is not paged: what the kernel says it uses.
+    pub external: AtomicU64,
+    pub process: ProcessHandle,
+    pub paged: RwLock<Option<PagedVm>>,
+    params: Mutex<VmParams>,
+    run_state: Mutex<RunState>,
+    management: Mutex<Management>,
+    monitor: Mutex<Option<Monitor>>,
+    pub balloon: Mutex<BalloonState>,
+    pub control: Mutex<BalloonControl>,
+    pub sampling: Mutex<Sampling>,
+    pub driver_alive: AtomicBool,
+    /// The guest asked for a reboot.
+    pub rebooting: AtomicBool,
+}
+
+pub struct NewVm {
+    pub id: VmId,
+    pub name: String,
+    pub spec: Option<VmSpec>,
+    pub folder: PathBuf,
+    pub accel: String,
+    pub size: Pages,
+    pub overhead: Pages,
+    pub params: VmParams,
+    pub process: ProcessHandle,
+    pub management: Management,
+    pub paged: Option<PagedVm>,
+    pub control: BalloonControl,
+    pub set: WorkingSet,
+}
+
+impl Vm {
+    pub fn new(new: NewVm) -> Vm {
+        let nothing = BalloonOutput {
+            command: None,
+            health: Health::Missing,
+            deliverable: Pages::ZERO,
+            limit: Pages::ZERO,
+        };
+        Vm {
+            id: new.id,
+            name: new.name,
+            spec: new.spec,
+            folder: new.folder,
+            accel: new.accel,
+            started: Instant::now(),
+            size: new.size,
+            overhead: new.overhead,
+            external: AtomicU64::new(0),
+            process: new.process,
+            paged: RwLock::new(new.paged),
+            params: Mutex::new(new.params),
+            run_state: Mutex::new(RunState::Starting),
+            management: Mutex::new(new.management),
+            monitor: Mutex::new(None),
+            balloon: Mutex::new(BalloonState {
+                goal: Pages::ZERO,
+                output: nothing,
+                commanded: Pages::ZERO,
+                reported: None,
+                stats: None,
+            }),
+            control: Mutex::new(new.control),
+            sampling: Mutex::new(Sampling {
+                set: new.set,
+                seed: u64::from(new.id.0) << 32 | u64::from(std::process::id()),
+                period: 0,
+                asked: None,
+                touched: 0,
+                last: Instant::now(),
+            }),
+            driver_alive: AtomicBool::new(false),
+            rebooting: AtomicBool::new(false),
+        }
+    }
+
+    pub fn params(&self) -> VmParams {
+        *lock(&self.params)
+    }
+    pub fn set_params(&self, params: VmParams) {
+        *lock(&self.params) = params;
+    }
+    pub fn run_state(&self) -> RunState {
+        *lock(&self.run_state)
+    }
+    /// A VM that is stopping or stopped does not come back to running.
+    pub fn set_run_state(&self, state: RunState) {
+        let mut now = lock(&self.run_state);
+        let final_now = matches!(*now, RunState::Stopping | RunState::Stopped);
+        let final_next = matches!(state, RunState::Stopping | RunState::Stopped);
+        if !final_now || final_next {
+            *now = state;
+        }
+    }
+    pub fn management(&self) -> Management {
+        lock(&self.management).clone()
+    }
+    pub fn mode(&self) -> Mode {
+        lock(&self.management).mode
+    }
+    pub fn set_management(&self, management: Management) {
+        *lock(&self.management) = management;
+    }
+    pub fn monitor(&self) -> Option<Monitor> {
+        lock(&self.monitor).clone()
+    }
+    pub fn set_monitor(&self, monitor: Option<Monitor>) {
+        *lock(&self.monitor) = monitor;
+    }
+    pub fn paged(&self) -> RwLockReadGuard<'_, Option<PagedVm>> {
+        self.paged.read().unwrap_or_else(PoisonError::into_inner)
+    }
+    pub fn take_paged(&self) -> Option<PagedVm> {
+        self.paged.write().unwrap_or_else(PoisonError::into_inner).take()
+    }
+    /// Machine memory that the VM's pages take.
+    pub fn consumed(&self) -> Pages {
+        match &*self.paged() {
+            Some(paged) => paged.memory().charged(),
+            None => Pages(self.external.load(Ordering::Relaxed)),
+        }
+    }
+}
+
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
