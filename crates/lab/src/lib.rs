@@ -2,9 +2,18 @@
 //!
 //! The lab knows the manager only from outside: its binary and its API.
 
+pub mod bench;
+pub mod chart;
 pub mod console;
+pub mod demo;
+pub mod experiments;
+pub mod figures;
 pub mod guest;
 pub mod image;
+pub mod leftovers;
+pub mod manager;
 pub mod plain;
 pub mod say;
+pub mod signals;
+pub mod stats;
 pub mod tools;

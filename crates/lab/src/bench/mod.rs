@@ -1,0 +1,81 @@
+//! Benchmarks on real guests. Where the same guest runs under plain QEMU, it does so in the same run,
+//! as the peer; where Ballast loses, the line shows it.
+
+mod boot;
+mod reclaim;
+mod touch;
+
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+
+use crate::figures::Outcome;
+use crate::image::{self, Image};
+use crate::say;
+use crate::signals::Signals;
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct BenchArgs {
+    /// Which one; without a name, all of them
+    pub name: Option<String>,
+    /// List the names
+    #[arg(long)]
+    pub list: bool,
+    /// Fewer repeats
+    #[arg(long)]
+    pub quick: bool,
+    /// Also write each result to DIR/NAME.json
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+}
+
+/// Names, and what each measures.
+pub const NAMES: [(&str, &str); 3] = [
+    ("boot", "seconds until a 256 MiB guest is ready: plain QEMU, and under Ballast"),
+    ("touch", "pages a guest checks per second, memory plentiful: plain QEMU, and under Ballast"),
+    ("reclaim", "MiB taken from a guest per second: by its balloon, and by swapping"),
+];
+
+/// True if all targets of all benchmarks were met.
+pub async fn run(args: &BenchArgs) -> Result<bool> {
+    if args.list {
+        NAMES.iter().for_each(|(n, what)| say::line(&format!("{n:<10}{what}")));
+        return Ok(true);
+    }
+    if let Some(name) = &args.name
+        && !NAMES.iter().any(|(n, _)| n == name)
+    {
+        let names: Vec<&str> = NAMES.iter().map(|(n, _)| *n).collect();
+        bail!("no benchmark '{name}' (there are: {})", names.join(", "));
+    }
+    let mut signals = Signals::listen()?;
+    let image = image::prepare(None)?;
+    let mut ok = true;
+    for (name, what) in NAMES {
+        if args.name.as_deref().is_some_and(|wanted| wanted != name) {
+            continue;
+        }
+        say::step(&format!("{name}: {what}"));
+        let outcome = tokio::select! {
+            outcome = measure(name, &image, args.quick) => outcome?,
+            signal = signals.any() => bail!("{name}: ended by {signal}"),
+        };
+        ok &= outcome.ok;
+        let line = outcome.line()?;
+        if let Some(dir) = &args.out {
+            std::fs::create_dir_all(dir)?;
+            std::fs::write(dir.join(format!("{name}.json")), format!("{line}\n"))?;
+        }
+        say::line(&line);
+    }
+    Ok(ok)
+}
+
+async fn measure(name: &str, image: &Image, quick: bool) -> Result<Outcome> {
+    let repeats = if quick { 1 } else { 5 };
+    match name {
+        "boot" => boot::run(image, repeats).await,
+        "touch" => touch::run(image, repeats).await,
+        _ => reclaim::run(image, repeats).await,
+    }
+}

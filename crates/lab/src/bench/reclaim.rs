@@ -1,0 +1,76 @@
+//! How fast a guest's memory is taken when its limit falls: by the balloon where the guest has free
+//! memory, by swapping where it has no balloon.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use ballast_api::VmChange;
+use ballast_units::Bytes;
+
+use crate::experiments::stage::Stage;
+use crate::figures::Outcome;
+use crate::guest::Guest;
+use crate::image::Image;
+use crate::manager::Options;
+use crate::say;
+use crate::stats::median;
+
+const MEMORY: Bytes = Bytes::from_mib(256);
+/// What the guest may keep.
+const LIMIT: Bytes = Bytes::from_mib(128);
+const PATIENCE: Duration = Duration::from_secs(120);
+
+pub async fn run(image: &Image, repeats: usize) -> Result<Outcome> {
+    let (mut balloon, mut swap) = (Vec::new(), Vec::new());
+    for n in 0..repeats {
+        balloon.push(one(image, true).await?);
+        swap.push(one(image, false).await?);
+        say::detail(&format!("balloon {:.0} MiB/s, swap {:.0} MiB/s", balloon[n], swap[n]));
+    }
+    let mut outcome = Outcome::new("reclaim");
+    outcome.figure("balloon_mib_per_s", median(&balloon));
+    outcome.figure("swap_mib_per_s", median(&swap));
+    outcome.at_least("balloon_mib_per_s", median(&balloon), 20.0);
+    outcome.at_least("swap_mib_per_s", median(&swap), 20.0);
+    Ok(outcome)
+}
+
+/// MiB per second from the change of the limit until the guest is within it.
+async fn one(image: &Image, with_balloon: bool) -> Result<f64> {
+    let mut stage = Stage::new(&Options::budget(Bytes::from_mib(640)))?;
+    // Memory that was used: kept where it is to be swapped, given back to the guest's kernel where
+    // the balloon is to find it free.
+    let (load, ready) = if with_balloon {
+        ("hog --mb 160 --seconds 1", "done")
+    } else {
+        ("hog --mb 160", "progress")
+    };
+    let guest = Guest::new("hog1", MEMORY, &stage.manager.consoles()).run(load);
+    stage.add(&guest, image, |spec| spec.no_balloon = !with_balloon).await?;
+    let begin = Instant::now();
+    while !stage.poll()?.iter().any(|(_, e)| e.kind() == ready) {
+        ensure!(begin.elapsed() < PATIENCE, "the hog has not taken its memory");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let client = stage.manager.client().clone();
+    let before = client.vm(&guest.name).await?.memory.consumed;
+    let begin = Instant::now();
+    let change = VmChange { max: Some(LIMIT.0), ..VmChange::default() };
+    client.change(&guest.name, &change).await?;
+    let after = loop {
+        let consumed = client.vm(&guest.name).await?.memory.consumed;
+        if consumed <= LIMIT.0 {
+            break consumed;
+        }
+        ensure!(
+            begin.elapsed() < PATIENCE,
+            "{} still consumed with a limit of {LIMIT}",
+            Bytes(consumed)
+        );
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    };
+    let rate = Bytes(before.saturating_sub(after)).mib() / begin.elapsed().as_secs_f64();
+    stage.poll()?;
+    stage.end().await?;
+    Ok(rate)
+}

@@ -1,0 +1,122 @@
+//! The demo's verdict.
+
+use std::time::Duration;
+
+use ballast_api::{HostView, RunState, VmView};
+
+use super::table::mib;
+use crate::console::Console;
+use crate::say;
+
+pub struct Summary {
+    lines: Vec<String>,
+    failures: Vec<String>,
+    /// Guests that have not checked anything yet: a failure only if there was time to.
+    unchecked: Vec<String>,
+}
+
+impl Summary {
+    /// `host`: the manager's last words; `left`: what it left behind; `vms`: as they were before they
+    /// were stopped.
+    pub fn new(
+        host: &HostView,
+        left: &[String],
+        consoles: &[(String, Console)],
+        vms: &[VmView],
+        took: Duration,
+    ) -> Summary {
+        let mut s = Summary { lines: Vec::new(), failures: Vec::new(), unchecked: Vec::new() };
+        s.lines.push(format!(
+            "peak overcommitment      {:.2} ({} MiB of machine memory; {})",
+            host.overcommit_peak,
+            mib(host.budget),
+            host.accel
+        ));
+        s.machine_memory(host);
+        let c = &host.counters;
+        s.lines.push(format!(
+            "reclaimed                balloon {} MiB, free-page reporting {} MiB, zero pages {} MiB, swap \
+             {} MiB",
+            mib(c.ballooned),
+            mib(c.reported),
+            mib(c.zero_dropped),
+            mib(c.swapped_out)
+        ));
+        s.lines.push(format!(
+            "given back from swap     {} MiB in {} faults served; {} allocations waited, {} were blocked",
+            mib(c.swapped_in),
+            c.faults,
+            c.waits,
+            c.blocks
+        ));
+        for (name, console) in consoles {
+            let state = vms.iter().find(|v| v.name == *name).map(|v| v.state);
+            s.guest(name, console, state);
+        }
+        s.lines.push(format!(
+            "the manager itself       {:.1} CPU-s, {} MiB; whole run {:.0} s",
+            host.manager_cpu_s,
+            mib(host.manager_rss),
+            took.as_secs_f64()
+        ));
+        if left.is_empty() {
+            s.lines.push("left behind              no process, mount, socket or file".to_owned());
+        }
+        s.failures.extend(left.iter().map(|l| format!("left behind: {l}")));
+        s
+    }
+
+    fn machine_memory(&mut self, host: &HostView) {
+        let peak = host.measured_peak.max(host.peak_used);
+        let text = format!(
+            "highest use measured {} MiB, handed out {} MiB, of {} MiB",
+            mib(host.measured_peak),
+            mib(host.peak_used),
+            mib(host.budget)
+        );
+        if peak > host.budget {
+            self.failures.push(format!("machine memory exceeded: {text}"));
+        } else {
+            self.lines.push(format!("machine memory           never exceeded: {text}"));
+        }
+    }
+
+    fn guest(&mut self, name: &str, console: &Console, state: Option<RunState>) {
+        let story = &console.story;
+        if let Some(trouble) = &story.trouble {
+            self.failures.push(format!("{name}: {trouble}"));
+            return;
+        }
+        // A guest that stopped by itself was not asked to.
+        if let Some(state) = state.filter(|s| *s != RunState::Running && *s != RunState::Starting) {
+            self.failures.push(format!("{name}: not running any more but {state:?}"));
+        }
+        if story.checks == 0 {
+            self.unchecked.push(name.to_owned());
+            return;
+        }
+        self.lines
+            .push(format!("integrity of {name:<12}{} checks passed, none failed", story.checks));
+    }
+
+    pub fn passed(&self) -> bool {
+        self.failures.is_empty() && self.unchecked.is_empty()
+    }
+
+    /// Nothing went wrong, though not everything was tried.
+    pub fn passed_so_far(&self) -> bool {
+        self.failures.is_empty()
+    }
+
+    pub fn print(&self) {
+        say::line("\nSummary");
+        self.lines.iter().for_each(|l| say::detail(l));
+        for name in &self.unchecked {
+            say::line(&format!("FAILED {name}: no integrity check has passed"));
+        }
+        self.failures.iter().for_each(|f| say::line(&format!("FAILED {f}")));
+        if self.passed() {
+            say::line("all checks passed");
+        }
+    }
+}

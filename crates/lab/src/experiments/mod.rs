@@ -1,0 +1,88 @@
+//! Experiments: the sources' results, measured again on real guests under Ballast.
+//!
+//! Each writes data.csv, figures.json and plot.svg, and ends with its outcome as one line of JSON.
+
+mod osdi02_f2;
+mod osdi02_f6;
+pub(crate) mod stage;
+mod vtj_memory_f5;
+
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+
+use crate::chart::{self, Chart};
+use crate::figures::{self, Outcome, Table};
+use crate::image::{self, Image};
+use crate::say;
+use crate::signals::Signals;
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct ExperimentArgs {
+    /// Which one; without a name, lists them
+    pub name: Option<String>,
+    /// Shorter runs and fewer repeats: to see that it works, not to measure
+    #[arg(long)]
+    pub quick: bool,
+    /// Where to write [default: experiments/NAME, with --quick experiments/NAME/run-quick]
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+}
+
+/// Names, and what each shows.
+pub const NAMES: [(&str, &str); 3] = [
+    (
+        "osdi02-f2",
+        "dbench in a guest of 128 to 224 MiB against a 256 MiB guest ballooned to that size",
+    ),
+    (
+        "osdi02-f6",
+        "a toucher between 50 and 250 MB: touched, slow, fast and estimated active memory",
+    ),
+    (
+        "vtj-memory-f5",
+        "swap-in over time: working sets fit; mapped exceeds memory; they do not fit",
+    ),
+];
+
+/// What an experiment measured.
+pub struct Measured {
+    pub outcome: Outcome,
+    pub table: Table,
+    pub charts: Vec<Chart>,
+}
+
+/// True if all targets were met.
+pub async fn run(args: &ExperimentArgs) -> Result<bool> {
+    let Some(name) = args.name.as_deref() else {
+        NAMES.iter().for_each(|(n, what)| say::line(&format!("{n:<16}{what}")));
+        return Ok(true);
+    };
+    if !NAMES.iter().any(|(n, _)| *n == name) {
+        let names: Vec<&str> = NAMES.iter().map(|(n, _)| *n).collect();
+        bail!("no experiment '{name}' (there are: {})", names.join(", "));
+    }
+    let mut signals = Signals::listen()?;
+    let image = image::prepare(None)?;
+    let measured = tokio::select! {
+        measured = measure(name, &image, args.quick) => measured?,
+        signal = signals.any() => bail!("{name}: ended by {signal}"),
+    };
+    let out = args
+        .out
+        .clone()
+        .or_else(|| args.quick.then(|| PathBuf::from("experiments").join(name).join("run-quick")));
+    let dir = figures::folder(name, out.as_deref())?;
+    figures::write(&dir, &measured.table, &measured.outcome, &chart::svg(&measured.charts)?)?;
+    say::detail(&format!("data.csv, figures.json and plot.svg are in {}", dir.display()));
+    say::line(&measured.outcome.line()?);
+    Ok(measured.outcome.ok)
+}
+
+async fn measure(name: &str, image: &Image, quick: bool) -> Result<Measured> {
+    match name {
+        "osdi02-f2" => osdi02_f2::run(image, quick).await,
+        "osdi02-f6" => osdi02_f6::run(image, quick).await,
+        _ => vtj_memory_f5::run(image, quick).await,
+    }
+}

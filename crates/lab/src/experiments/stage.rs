@@ -1,0 +1,87 @@
+//! One manager with guests on it, watched once a second.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use ballast_api::{Accel, HostView, VmSpec, VmView};
+
+use crate::console::{Console, Event};
+use crate::guest::Guest;
+use crate::image::Image;
+use crate::manager::{Manager, Options};
+
+const BOOT_LIMIT: Duration = Duration::from_secs(180);
+
+pub struct Stage {
+    pub manager: Manager,
+    pub guests: Vec<(String, Console)>,
+    started: Instant,
+}
+
+impl Stage {
+    pub fn new(options: &Options) -> Result<Stage> {
+        Ok(Stage { manager: Manager::start(options)?, guests: Vec::new(), started: Instant::now() })
+    }
+
+    pub fn elapsed(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// Starts a guest; `change` may adapt what the manager is asked for.
+    pub async fn add(
+        &mut self,
+        guest: &Guest,
+        image: &Image,
+        change: impl FnOnce(&mut VmSpec),
+    ) -> Result<VmView> {
+        let mut spec = guest.spec(image, Accel::Auto);
+        change(&mut spec);
+        let view = self.manager.client().run(&spec).await;
+        let view = view.with_context(|| format!("starting {}", guest.name))?;
+        self.guests.push((guest.name.clone(), Console::new(&guest.console)));
+        Ok(view)
+    }
+
+    /// Reads all consoles; new events with the number of their guest. Trouble ends the experiment.
+    pub fn poll(&mut self) -> Result<Vec<(usize, Event)>> {
+        let mut events = Vec::new();
+        for (n, (name, console)) in self.guests.iter_mut().enumerate() {
+            events.extend(console.poll().into_iter().map(|e| (n, e)));
+            if let Some(trouble) = &console.story.trouble {
+                bail!("{name}: {trouble}");
+            }
+        }
+        if !self.manager.alive() {
+            bail!("ballastd ended by itself: {}", self.manager.last_words());
+        }
+        Ok(events)
+    }
+
+    pub async fn wait_for_boot(&mut self) -> Result<()> {
+        let begin = Instant::now();
+        loop {
+            self.poll()?;
+            let waiting = self.guests.iter().find(|(_, c)| c.story.ready.is_none());
+            let Some((name, console)) = waiting else { return Ok(()) };
+            if begin.elapsed() > BOOT_LIMIT {
+                bail!("{name} is not ready after {} s: {}", BOOT_LIMIT.as_secs(), console.tail(3));
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    pub async fn views(&self) -> Result<(HostView, Vec<VmView>)> {
+        let host = self.manager.client().host().await?;
+        let vms = self.manager.client().vms().await?;
+        Ok((host, vms))
+    }
+
+    /// Stops everything. What was left behind is an error: no measurement excuses it.
+    pub async fn end(self) -> Result<HostView> {
+        let (host, left) = self.manager.finish().await?;
+        match left.first() {
+            None => Ok(host),
+            Some(what) => bail!("left behind: {what} (and {} more)", left.len() - 1),
+        }
+    }
+}

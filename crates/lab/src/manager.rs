@@ -1,0 +1,221 @@
+//! A private `ballastd` for a demo, an experiment or a benchmark: started in a folder of its own, and
+//! gone without a trace afterwards.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use ballast_api::HostView;
+use ballast_api::client::Client;
+use ballast_units::Bytes;
+
+use crate::{leftovers, tools};
+
+/// How long ballastd may take until it listens.
+const START_LIMIT: Duration = Duration::from_secs(30);
+
+/// How to start the manager; None leaves its default.
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub budget: Bytes,
+    pub tax: Option<f64>,
+    pub sample_period: Option<Duration>,
+    pub samples: Option<u32>,
+}
+
+impl Options {
+    pub fn budget(budget: Bytes) -> Options {
+        Options { budget, tax: None, sample_period: None, samples: None }
+    }
+}
+
+pub struct Manager {
+    child: Option<Child>,
+    client: Client,
+    /// Private to this run; holds everything but the swap files.
+    root: PathBuf,
+    swap: PathBuf,
+}
+
+impl Manager {
+    /// Starts ballastd and waits until it listens.
+    pub fn start(options: &Options) -> Result<Manager> {
+        let program = tools::sibling("ballastd")?;
+        let root = leftovers::private_folder(&std::env::temp_dir())?;
+        // Swap belongs on a disk, which /tmp need not be.
+        let disk = Path::new("/var/tmp");
+        let swap_parent = if disk.is_dir() { disk.to_owned() } else { std::env::temp_dir() };
+        let swap = leftovers::private_folder(&swap_parent).inspect_err(|_| {
+            let _ = std::fs::remove_dir_all(&root);
+        })?;
+        let socket = root.join("run/api.sock");
+        let mut manager = Manager { child: None, client: Client::new(socket), root, swap };
+        // From here on, dropping `manager` removes what was made.
+        for folder in [manager.run_dir(), manager.root.join("console"), manager.root.join("disk")] {
+            std::fs::create_dir(&folder).with_context(|| folder.display().to_string())?;
+        }
+        manager.spawn(&program, options)?;
+        Ok(manager)
+    }
+
+    fn spawn(&mut self, program: &Path, options: &Options) -> Result<()> {
+        let log = File::create(self.log()).context("ballastd.log")?;
+        let mut command = Command::new(program);
+        command
+            .arg("--budget")
+            .arg(options.budget.0.to_string())
+            .arg("--run-dir")
+            .arg(self.run_dir())
+            .arg("--socket")
+            .arg(self.client.socket())
+            .arg("--swap-dir")
+            .arg(&self.swap);
+        if let Some(tax) = options.tax {
+            command.arg("--tax").arg(tax.to_string());
+        }
+        if let Some(period) = options.sample_period {
+            command.arg("--sample-period").arg(period.as_secs_f64().to_string());
+        }
+        if let Some(samples) = options.samples {
+            command.arg("--samples").arg(samples.to_string());
+        }
+        // Its own group, so that Ctrl-C reaches this program alone, which then ends it in order.
+        command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
+        // SAFETY: prctl is async-signal-safe and touches no memory. If this program is killed, the
+        // manager gets the signal on which it stops its VMs and cleans up.
+        unsafe {
+            command.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM) {
+                0 => Ok(()),
+                _ => Err(std::io::Error::last_os_error()),
+            });
+        }
+        let mut child =
+            command.spawn().with_context(|| format!("starting {}", program.display()))?;
+        let output = child.stdout.take();
+        self.child = Some(child);
+        let mut lines = BufReader::new(output.context("ballastd has no standard output")?).lines();
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let ready = lines.any(|line| line.is_ok_and(|l| l.starts_with("ready:")));
+            // Nobody listens any more once START_LIMIT is over.
+            let _ = tell.send(ready);
+            // What it prints later must not fill the pipe.
+            lines.for_each(drop);
+        });
+        match told.recv_timeout(START_LIMIT) {
+            Ok(true) => {}
+            Ok(false) => bail!("ballastd did not start: {}", self.last_words()),
+            Err(_) => bail!(
+                "ballastd is not ready after {} s: {}",
+                START_LIMIT.as_secs(),
+                self.last_words()
+            ),
+        }
+        Ok(())
+    }
+
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+    pub fn socket(&self) -> &Path {
+        self.client.socket()
+    }
+    /// Where guests' consoles are logged.
+    pub fn consoles(&self) -> PathBuf {
+        self.root.join("console")
+    }
+    pub fn disk(&self, name: &str) -> PathBuf {
+        self.root.join("disk").join(format!("{name}.img"))
+    }
+    fn run_dir(&self) -> PathBuf {
+        self.root.join("run")
+    }
+    fn log(&self) -> PathBuf {
+        self.root.join("ballastd.log")
+    }
+
+    /// The last lines of the manager's log.
+    pub fn last_words(&self) -> String {
+        let text = std::fs::read_to_string(self.log()).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().filter(|l| !l.trim().is_empty()).collect();
+        match lines.len() {
+            0 => "(it logged nothing)".to_owned(),
+            n => lines[n.saturating_sub(5)..].join(" | "),
+        }
+    }
+
+    /// False once ballastd has ended.
+    pub fn alive(&mut self) -> bool {
+        self.child.as_mut().is_some_and(|c| matches!(c.try_wait(), Ok(None)))
+    }
+
+    /// Stops the VMs and the manager, then removes the folders. Returns the host's last figures, and
+    /// what had been left behind (which is removed too).
+    pub async fn finish(mut self) -> Result<(HostView, Vec<String>)> {
+        let last = self.client.shutdown(true).await.context("stopping ballastd");
+        let last = match last {
+            Ok(view) => view,
+            Err(e) => bail!("{e:#}; its last words: {}", self.last_words()),
+        };
+        let mut left = Vec::new();
+        if !self.wait(Duration::from_secs(60)) {
+            left.push("ballastd still runs 60 s after its shutdown".to_owned());
+        }
+        left.extend(leftovers::describe(&self.run_dir()));
+        left.extend(leftovers::describe(&self.swap));
+        for process in leftovers::processes(&self.root) {
+            left.push(format!("process {process} of this run"));
+        }
+        self.remove();
+        for folder in [&self.root, &self.swap] {
+            if folder.exists() {
+                left.push(format!("{} cannot be removed", folder.display()));
+            }
+        }
+        left.sort();
+        left.dedup();
+        Ok((last, left))
+    }
+
+    /// True if it has ended within `limit`.
+    fn wait(&mut self, limit: Duration) -> bool {
+        let begin = Instant::now();
+        while self.alive() {
+            if begin.elapsed() > limit {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        true
+    }
+
+    /// Asks with SIGTERM first, then takes by force. Does nothing the second time.
+    fn remove(&mut self) {
+        if self.alive() {
+            if let Some(pid) = self.child.as_ref().map(Child::id) {
+                // SAFETY: kill touches no memory; the child was not collected yet, so the number is
+                // still its own.
+                unsafe { libc::kill(pid as i32, libc::SIGTERM) };
+            }
+            self.wait(Duration::from_secs(30));
+        }
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        for folder in [&self.root, &self.swap] {
+            leftovers::sweep(folder);
+            let _ = std::fs::remove_dir_all(folder);
+        }
+    }
+}
+
+impl Drop for Manager {
+    fn drop(&mut self) {
+        self.remove();
+    }
+}
