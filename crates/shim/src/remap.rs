@@ -23,7 +23,10 @@ const RETRY: Duration = Duration::from_millis(1);
 /// Does `ops` in order: (how many were done, errno of the next one or 0). None is done if one of them
 /// is not what it should be.
 pub fn run(vm: &Vm, ops: &[Op], fds: &[OwnedFd]) -> (u32, i32) {
-    if !ops.iter().all(|op| acceptable(op, vm.ram, fds.len())) {
+    // A mapping beyond the end of its file would end the VMM by SIGBUS, so lengths count too.
+    let lens: Vec<u64> =
+        fds.iter().map(|fd| rustix::fs::fstat(fd).map_or(0, |s| s.st_size as u64)).collect();
+    if !ops.iter().all(|op| acceptable(op, vm.ram, &lens)) {
         return (0, Errno::INVAL.raw_os_error());
     }
     for (done, op) in ops.iter().enumerate() {
@@ -34,10 +37,14 @@ pub fn run(vm: &Vm, ops: &[Op], fds: &[OwnedFd]) -> (u32, i32) {
     (ops.len() as u32, 0)
 }
 
-fn acceptable(op: &Op, ram: Ram, fds: usize) -> bool {
+/// `lens`: the lengths of the files that came with the batch.
+fn acceptable(op: &Op, ram: Ram, lens: &[u64]) -> bool {
     let aligned = |v: u64| v.is_multiple_of(PAGE_SIZE as u64);
     let rest = match op.kind {
-        OpKind::MapStore => usize::from(op.fd_index) < fds && aligned(op.file_offset),
+        OpKind::MapStore => lens
+            .get(usize::from(op.fd_index))
+            .and_then(|len| len.checked_sub(op.file_offset))
+            .is_some_and(|left| op.len.0 <= left && aligned(op.file_offset)),
         _ => op.fd_index == 0 && op.file_offset == 0,
     };
     rest && aligned(op.addr.0) && aligned(op.len.0) && op.len.0 > 0 && ram.contains(op.addr, op.len)
@@ -119,8 +126,10 @@ mod tests {
             file_offset: 0x3000,
             fd_index: 1,
         };
-        assert!(acceptable(&good, ram, 2));
-        assert!(!acceptable(&good, ram, 1), "no such descriptor");
+        let lens = [0, 0x4000];
+        assert!(acceptable(&good, ram, &lens));
+        assert!(!acceptable(&good, ram, &lens[..1]), "no such descriptor");
+        assert!(!acceptable(&good, ram, &[0, 0x3fff]), "the file ends before");
         for bad in [
             Op { addr: HostAddr(0xf000), ..good },
             Op { addr: HostAddr(0x20000), ..good },
@@ -130,11 +139,13 @@ mod tests {
             Op { len: Bytes(0x800), ..good },
             Op { len: Bytes(!0xfff), ..good },
             Op { file_offset: 1, ..good },
+            Op { file_offset: 0x4000, ..good },
+            Op { file_offset: u64::MAX, ..good },
             Op { kind: OpKind::MapHome, ..good },
         ] {
-            assert!(!acceptable(&bad, ram, 2), "{bad:?}");
+            assert!(!acceptable(&bad, ram, &lens), "{bad:?}");
         }
         let home = Op { kind: OpKind::MapHome, file_offset: 0, fd_index: 0, ..good };
-        assert!(acceptable(&home, ram, 0));
+        assert!(acceptable(&home, ram, &[]));
     }
 }

@@ -1,0 +1,140 @@
+//! Stands in for a VMM in tests: maps memory the way QEMU does, then does what stdin says, one line
+//! at a time, answering each with one line. Addresses are byte offsets in the mapping.
+
+use std::ffi::CString;
+use std::io::{BufRead, Write};
+use std::process::Command;
+
+const RW: i32 = libc::PROT_READ | libc::PROT_WRITE;
+
+/// Reserves address space, then maps `fd` over it, as QEMU's ram_mmap does.
+fn map_like_qemu(fd: i32, len: usize) -> Result<*mut u8, String> {
+    // SAFETY: new mappings only; the second replaces the first, which nobody uses.
+    unsafe {
+        let private = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let reserved = libc::mmap(std::ptr::null_mut(), len, libc::PROT_NONE, private, -1, 0);
+        let shared = libc::MAP_SHARED | libc::MAP_FIXED;
+        match libc::mmap(reserved, len, RW, shared, fd, 0) {
+            libc::MAP_FAILED => Err(std::io::Error::last_os_error().to_string()),
+            at => Ok(at.cast()),
+        }
+    }
+}
+
+fn open_ram(path: &str, len: usize) -> Result<i32, String> {
+    let name = CString::new(path).map_err(|e| e.to_string())?;
+    // SAFETY: plain calls with a valid string.
+    let fd = unsafe {
+        match path {
+            "memfd" => libc::memfd_create(c"memory-backend-memfd".as_ptr(), libc::MFD_CLOEXEC),
+            _ => libc::open(name.as_ptr(), libc::O_RDWR | libc::O_CREAT | libc::O_CLOEXEC, 0o600),
+        }
+    };
+    // SAFETY: as above.
+    if fd < 0 || unsafe { libc::ftruncate(fd, len as i64) } < 0 {
+        return Err(std::io::Error::last_os_error().to_string());
+    }
+    Ok(fd)
+}
+
+/// Descriptors of the kinds that must not be inherited.
+fn telltale_fds() -> usize {
+    let Ok(dir) = std::fs::read_dir("/proc/self/fd") else { return usize::MAX };
+    dir.flatten()
+        .filter_map(|e| std::fs::read_link(e.path()).ok())
+        .filter(|l| {
+            let l = l.to_string_lossy();
+            l.contains("userfaultfd") || l.starts_with("socket:")
+        })
+        .count()
+}
+
+struct Puppet {
+    base: *mut u8,
+    len: usize,
+    fd: i32,
+}
+
+impl Puppet {
+    fn word(&self, offset: usize) -> Result<*mut u64, String> {
+        if self.base.is_null() || !offset.is_multiple_of(8) || offset + 8 > self.len {
+            return Err("no such word".to_owned());
+        }
+        // SAFETY: inside the mapping, as just checked.
+        Ok(unsafe { self.base.add(offset) }.cast())
+    }
+
+    fn obey(&mut self, words: &[&str]) -> Result<String, String> {
+        let number = |s: &str| s.parse::<usize>().map_err(|e| format!("{s}: {e}"));
+        match *words {
+            ["map", path, len] => {
+                self.len = number(len)?;
+                self.fd = open_ram(path, self.len)?;
+                self.base = map_like_qemu(self.fd, self.len)?;
+                Ok(format!("{}", self.base as usize))
+            }
+            ["map-again"] => Ok(format!("{}", map_like_qemu(self.fd, self.len)? as usize)),
+            ["read", offset] => {
+                let at = self.word(number(offset)?)?;
+                // SAFETY: `word` checked it.
+                Ok(unsafe { at.read_volatile() }.to_string())
+            }
+            ["write", offset, value] => {
+                let at = self.word(number(offset)?)?;
+                // SAFETY: `word` checked it.
+                unsafe { at.write_volatile(number(value)? as u64) };
+                Ok("ok".to_owned())
+            }
+            ["discard", offset, len] => {
+                let at = self.word(number(offset)?)?;
+                // SAFETY: inside the mapping; its content is the caller's to lose.
+                match unsafe { libc::madvise(at.cast(), number(len)?, libc::MADV_REMOVE) } {
+                    0 => Ok("ok".to_owned()),
+                    _ => Err(std::io::Error::last_os_error().to_string()),
+                }
+            }
+            ["exec"] => {
+                let env = Command::new("/usr/bin/env").output().map_err(|e| e.to_string())?;
+                let env = String::from_utf8_lossy(&env.stdout).into_owned();
+                let told =
+                    ["BALLAST_VM=", "BALLAST_SHIM_SOCKET=", "BALLAST_RAM_SIZE=", "LD_PRELOAD="];
+                let ours = env.lines().filter(|l| told.iter().any(|t| l.starts_with(t)));
+                Ok(format!("{} {}", ours.count(), env.lines().count()))
+            }
+            ["fork"] => {
+                let mut pipe = [0; 2];
+                // SAFETY: the array is the pipe's; the child of this threaded process uses only what
+                // is allowed after a fork here: one malloc arena and /proc (a test can live with that).
+                unsafe {
+                    libc::pipe(pipe.as_mut_ptr());
+                    match libc::fork() {
+                        0 => {
+                            let count = [telltale_fds().min(255) as u8];
+                            libc::write(pipe[1], count.as_ptr().cast(), 1);
+                            libc::pause();
+                            libc::_exit(0)
+                        }
+                        child => {
+                            let mut count = [255u8];
+                            libc::read(pipe[0], count.as_mut_ptr().cast(), 1);
+                            Ok(format!("{child} {}", count[0]))
+                        }
+                    }
+                }
+            }
+            _ => Err("unknown command".to_owned()),
+        }
+    }
+}
+
+fn main() {
+    let mut puppet = Puppet { base: std::ptr::null_mut(), len: 0, fd: -1 };
+    for line in std::io::stdin().lock().lines().map_while(Result::ok) {
+        let words: Vec<&str> = line.split(' ').collect();
+        let answer = puppet.obey(&words).unwrap_or_else(|e| format!("error {e}"));
+        let mut out = std::io::stdout();
+        if writeln!(out, "{answer}").and_then(|()| out.flush()).is_err() {
+            return;
+        }
+    }
+}

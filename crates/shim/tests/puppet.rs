@@ -1,0 +1,333 @@
+//! The shim in a small process, with a manager that is just enough. Privileged.
+#![allow(clippy::unwrap_used)] // A panic here is the test failing.
+
+mod common;
+
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+use ballast_shim_proto::{ConnectionError, Message, Op, OpKind};
+use ballast_units::Bytes;
+use common::{FakeManager, Managed, PAGE, Puppet, puppet_command};
+
+const RAM: u64 = 16 << 20;
+const MAP: &str = "map memfd 16777216";
+
+fn managed(stamp: u64) -> Option<(FakeManager, Managed, Puppet)> {
+    let manager = FakeManager::start()?;
+    let mut puppet = manager.puppet(RAM);
+    puppet.order(MAP);
+    let vm = manager.accept(stamp);
+    let mapped: u64 = puppet.answer().parse().unwrap();
+    assert_eq!(vm.hello.ram_addr.0, mapped);
+    Some((manager, vm, puppet))
+}
+
+#[test]
+fn the_ram_is_introduced_as_it_is_and_its_faults_are_served() {
+    let Some((_manager, vm, mut puppet)) = managed(7000) else { return };
+    assert_eq!(vm.hello.vm.as_str(), "testvm");
+    assert_eq!(vm.hello.ram_len, Bytes(RAM));
+    assert_eq!((vm.hello.file_offset, vm.hello.page_size), (0, 4096));
+    assert_eq!(vm.hello.pid, puppet.child.id());
+    assert_eq!(vm.connection.peer().unwrap().pid, puppet.child.id());
+    assert_eq!(vm.missing(), 0, "nobody touched the RAM before it was managed");
+
+    assert_eq!(puppet.read_page(3), 7003);
+    assert_eq!(puppet.read_page(4095), 7000 + 4095);
+    puppet.write_page(3, 42);
+    assert_eq!(puppet.read_page(3), 42);
+    assert_eq!(vm.missing(), 2);
+
+    // The descriptor that came along is the RAM.
+    let mut word = [0; 8];
+    vm.ram_file.read_exact_at(&mut word, 3 * PAGE).unwrap();
+    assert_eq!(u64::from_le_bytes(word), 42);
+    // Write protection of shared memory works on what the shim registered.
+    vm.uffd.protect(vm.addr(3), Bytes(PAGE)).unwrap();
+    puppet.write_page(3, 43);
+    assert_eq!(vm.seen.protected.load(std::sync::atomic::Ordering::Acquire), 1);
+    // Discarding is told, and what is touched there next is missing again.
+    assert_eq!(puppet.ask(&format!("discard {} {}", 3 * PAGE, 2 * PAGE)), "ok");
+    // The kernel lets the process go on when the event is read, before the reader has noted it.
+    let removed = || vm.seen.removed.lock().unwrap().clone();
+    while removed().is_empty() {
+        std::thread::yield_now();
+    }
+    assert_eq!(removed(), [(vm.addr(3).0, vm.addr(5).0)]);
+    assert_eq!(puppet.read_page(3), 7003);
+}
+
+#[test]
+fn a_regular_file_is_ram_too_and_a_second_mapping_is_not() {
+    let Some(manager) = FakeManager::start() else { return };
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let mut puppet = manager.puppet(RAM);
+    puppet.order(&format!("map {} {RAM}", dir.path().join("ram").display()));
+    let vm = manager.accept(100);
+    let first = puppet.answer();
+    assert_eq!(puppet.read_page(1), 101);
+    assert_ne!(puppet.ask("map-again"), first);
+    assert!(matches!(
+        manager.listener.accept(Some(Duration::from_millis(300))),
+        Err(ConnectionError::TimedOut(_))
+    ));
+    assert_eq!(vm.hello.ram_addr.0.to_string(), first);
+}
+
+#[test]
+fn without_a_manager_the_process_waits_and_the_next_one_goes_on() {
+    let Some((manager, vm, mut puppet)) = managed(1000) else { return };
+    for round in 2..5 {
+        puppet.write_page(0, round);
+    }
+    drop(vm);
+    // Faults while nobody listens: they wait for whoever comes, and no zeros are read.
+    puppet.order(&format!("read {}", 9 * PAGE));
+    let vm = manager.accept_again(2000);
+    assert_eq!(puppet.answer(), "2009");
+    assert_eq!(puppet.read_page(0), 4, "what was there is there");
+    drop(vm);
+    let vm = manager.accept_again(3000);
+    assert_eq!(puppet.read_page(10), 3010);
+    // Batches work over the new connection too.
+    let collapse = Op {
+        kind: OpKind::DontNeed,
+        addr: vm.addr(100),
+        len: Bytes(PAGE),
+        file_offset: 0,
+        fd_index: 0,
+    };
+    assert_eq!(vm.batch(5, vec![collapse], &[]), (1, 0));
+}
+
+#[test]
+fn a_manager_that_refuses_a_reconnection_is_asked_again_and_no_page_is_lost() {
+    let Some((manager, vm, mut puppet)) = managed(1000) else { return };
+    puppet.write_page(0, 5);
+    drop(vm);
+    let (connection, hello, _fds) = manager.accept_hello();
+    assert!(hello.reconnect);
+    connection.send(&Message::refuse("still recovering"), &[]).unwrap();
+    drop(connection);
+    puppet.order(&format!("read {}", 8 * PAGE));
+    let _vm = manager.accept_again(2000);
+    assert_eq!(puppet.answer(), "2008");
+    assert_eq!(puppet.read_page(0), 5);
+    assert!(puppet.end().contains("still recovering"));
+}
+
+#[test]
+fn a_manager_that_dies_in_the_opening_leaves_nothing_behind() {
+    let Some(manager) = FakeManager::start() else { return };
+    let mut puppet = manager.puppet(RAM);
+    puppet.order(MAP);
+    let (connection, _, _, uffd) = manager.accept_ready();
+    drop((connection, uffd));
+    let _vm = manager.accept(500);
+    puppet.answer();
+    assert_eq!(puppet.read_page(2), 502);
+}
+
+#[test]
+fn a_refused_vm_runs_unmanaged_and_says_why() {
+    let Some(manager) = FakeManager::start() else { return };
+    let mut puppet = manager.puppet(RAM);
+    puppet.order(MAP);
+    let (connection, _, _) = manager.accept_hello();
+    connection.send(&Message::refuse("no room: 5 GiB are reserved"), &[]).unwrap();
+    puppet.answer();
+    assert_eq!(puppet.read_page(1), 0);
+    let said = puppet.end();
+    assert!(said.contains("testvm") && said.contains("no room: 5 GiB are reserved"), "{said}");
+}
+
+#[test]
+fn a_refusal_after_ready_gives_the_memory_back_to_the_kernel() {
+    let Some(manager) = FakeManager::start() else { return };
+    let mut puppet = manager.puppet(RAM);
+    puppet.order(MAP);
+    let (connection, _, _, _uffd) = manager.accept_ready();
+    connection.send(&Message::refuse("changed my mind"), &[]).unwrap();
+    puppet.answer();
+    assert_eq!(puppet.read_page(1), 0, "our copy of the userfaultfd delays nothing");
+}
+
+#[test]
+fn memory_that_cannot_be_paged_is_reported_and_left_alone() {
+    let Some(manager) = FakeManager::start() else { return };
+    let mut puppet = manager.puppet(RAM);
+    // A file of a disk's filesystem: registering it for missing faults is EINVAL.
+    let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+    puppet.order(&format!("map {} {RAM}", dir.path().join("ram").display()));
+    let (connection, _, _) = manager.accept_hello();
+    let device = [std::os::fd::AsFd::as_fd(&manager.device)];
+    connection.send(&Message::Welcome { version: 1 }, &device).unwrap();
+    let (message, _) = connection.recv(common::PATIENCE).unwrap();
+    let step = ballast_shim_proto::Step::Register;
+    assert_eq!(message, Message::Failed { step, errno: libc::EINVAL });
+    drop(connection);
+    puppet.answer();
+    assert_eq!(puppet.read_page(1), 0);
+    assert!(puppet.end().contains("registering the RAM"));
+}
+
+#[test]
+fn without_any_manager_a_vm_does_not_start_unless_told_so() {
+    let Some(manager) = FakeManager::start() else { return };
+    let nowhere = manager.dir.path().join("nowhere.sock");
+    let mut command = puppet_command();
+    let command = manager.prepare(&mut command, RAM).env("BALLAST_SHIM_SOCKET", &nowhere);
+    let mut puppet = Puppet::spawn(command);
+    let mut optional = Puppet::spawn(command.env("BALLAST_OPTIONAL", "1"));
+    assert_eq!(puppet.ask(MAP), "", "no answer: the process ended");
+    assert_eq!(puppet.child.wait().unwrap().code(), Some(1));
+    assert!(puppet.end().contains("nowhere.sock"));
+    assert_ne!(optional.ask(MAP), "");
+    assert_eq!(optional.read_page(1), 0);
+    assert!(optional.end().contains("going on unmanaged"));
+}
+
+#[test]
+fn a_wrong_environment_ends_the_process_at_once() {
+    let Some(manager) = FakeManager::start() else { return };
+    let mut command = puppet_command();
+    let command = manager.prepare(&mut command, RAM).env("BALLAST_RAM_SIZE", "256M");
+    let mut puppet = Puppet::spawn(command);
+    assert_eq!(puppet.child.wait().unwrap().code(), Some(1));
+    assert!(puppet.end().contains("BALLAST_RAM_SIZE=\"256M\" is not a number of bytes"));
+}
+
+#[test]
+fn a_process_that_was_not_asked_for_is_left_alone() {
+    let Some(manager) = FakeManager::start() else { return };
+    let mut command = puppet_command();
+    let command = manager.prepare(&mut command, RAM).env_remove("BALLAST_VM");
+    let mut puppet = Puppet::spawn(command);
+    assert!(puppet.ask(MAP).parse::<u64>().is_ok());
+    assert_eq!(puppet.read_page(1), 0);
+    assert!(puppet.ask("exec").starts_with("3 "), "its environment is its own");
+    assert!(matches!(
+        manager.listener.accept(Some(Duration::from_millis(300))),
+        Err(ConnectionError::TimedOut(_))
+    ));
+    assert_eq!(puppet.end(), "");
+}
+
+#[test]
+fn children_inherit_nothing() {
+    let Some((_manager, vm, mut puppet)) = managed(10) else { return };
+    let answer = puppet.ask("exec");
+    let (ours, all) = answer.split_once(' ').unwrap();
+    assert_eq!(ours, "0");
+    assert_ne!(all, "0", "the rest of the environment is inherited");
+
+    // A child that lives on after its parent was killed does not keep the VM alive.
+    let answer = puppet.ask("fork");
+    let (child, telltales) = answer.split_once(' ').unwrap();
+    assert_eq!(telltales, "0", "no userfaultfd, no socket");
+    puppet.child.kill().unwrap();
+    puppet.child.wait().unwrap();
+    vm.wait_for_close();
+    let page = vec![0; 4096];
+    let opts = ballast_uffd::CopyOpts { wake: true, protect: false };
+    let gone = vm.uffd.copy(vm.addr(50), &page, opts);
+    assert_eq!(gone, Err(ballast_uffd::UffdError::Gone));
+    let pid = rustix::process::Pid::from_raw(child.parse().unwrap()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+}
+
+/// A file of pages, read-only and of shmem, whose words are 900, 901, ...
+fn store() -> (tempfile::TempDir, File) {
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let path = dir.path().join("store");
+    let mut file = File::create(&path).unwrap();
+    for page in 0..8u64 {
+        let mut content = vec![0; PAGE as usize];
+        content[..8].copy_from_slice(&(900 + page).to_le_bytes());
+        file.write_all(&content).unwrap();
+    }
+    let store = File::open(&path).unwrap();
+    (dir, store)
+}
+
+#[test]
+fn store_pages_are_shared_until_written_and_home_pages_come_back() {
+    let Some((_manager, vm, mut puppet)) = managed(7000) else { return };
+    let (_dir, store) = store();
+    let op = |kind, page: u64, pages: u64, store_page: u64| Op {
+        kind,
+        addr: vm.addr(page),
+        len: Bytes(pages * PAGE),
+        file_offset: store_page * PAGE,
+        fd_index: 0,
+    };
+    puppet.write_page(20, 1);
+    puppet.write_page(21, 2);
+
+    let two = vec![op(OpKind::MapStore, 20, 1, 5), op(OpKind::MapStore, 21, 2, 1)];
+    assert_eq!(vm.batch(1, two, &[&store]), (2, 0));
+    assert_eq!(puppet.read_page(20), 905);
+    assert_eq!(puppet.read_page(21), 901);
+    assert_eq!(puppet.read_page(22), 902);
+    let faults = vm.missing();
+
+    // A write is trapped, and after un-protecting it is the process's own.
+    let protected = || vm.seen.protected.load(std::sync::atomic::Ordering::Acquire);
+    assert_eq!(protected(), 0);
+    puppet.write_page(20, 77);
+    assert_eq!(protected(), 1);
+    assert_eq!(puppet.read_page(20), 77);
+    let mut word = [0; 8];
+    store.read_exact_at(&mut word, 5 * PAGE).unwrap();
+    assert_eq!(u64::from_le_bytes(word), 905, "the store is untouched");
+    vm.ram_file.read_exact_at(&mut word, 20 * PAGE).unwrap();
+    assert_eq!(u64::from_le_bytes(word), 1, "and so is the home page");
+
+    // Dropping the private copy shows the store's page again, as a new mapping would.
+    assert_eq!(vm.batch(2, vec![op(OpKind::DontNeed, 20, 1, 0)], &[]), (1, 0));
+    assert_eq!(puppet.read_page(20), 905);
+
+    assert_eq!(vm.batch(3, vec![op(OpKind::MapHome, 20, 3, 0)], &[]), (1, 0));
+    assert_eq!(puppet.read_page(20), 1);
+    assert_eq!(puppet.read_page(21), 2);
+    assert_eq!(vm.missing(), faults, "both were in the RAM file");
+    assert_eq!(puppet.read_page(22), 7022, "and what was not is asked for: registered again");
+    puppet.write_page(20, 3);
+    vm.ram_file.read_exact_at(&mut word, 20 * PAGE).unwrap();
+    assert_eq!(u64::from_le_bytes(word), 3, "home is shared with the RAM file");
+}
+
+#[test]
+fn a_batch_with_one_bad_operation_does_nothing() {
+    let Some((_manager, vm, mut puppet)) = managed(7000) else { return };
+    let (_dir, store) = store();
+    puppet.write_page(20, 1);
+    let good = Op {
+        kind: OpKind::MapStore,
+        addr: vm.addr(20),
+        len: Bytes(PAGE),
+        file_offset: 0,
+        fd_index: 0,
+    };
+    let last = RAM / PAGE;
+    for bad in [
+        Op { addr: vm.addr(last), ..good },
+        Op { addr: vm.addr(last - 1), len: Bytes(2 * PAGE), ..good },
+        Op { addr: ballast_units::HostAddr(0), ..good },
+        Op { len: Bytes(0), ..good },
+        Op { fd_index: 1, ..good },
+        Op { file_offset: 8 * PAGE, ..good },
+    ] {
+        assert_eq!(vm.batch(1, vec![good, bad], &[&store]), (0, libc::EINVAL), "{bad:?}");
+        assert_eq!(puppet.read_page(20), 1);
+    }
+    // What fails while it is done leaves the count of those before it.
+    let page = Op { kind: OpKind::Collapse, file_offset: 0, len: Bytes(PAGE), ..good };
+    let (done, errno) = vm.batch(2, vec![good, page, good], &[&store]);
+    assert_eq!(done, 1, "a single page cannot be collapsed");
+    assert_ne!(errno, 0);
+    assert_eq!(puppet.read_page(20), 900);
+}
