@@ -144,6 +144,7 @@ pub struct BalloonOutput {
 struct Moment {
     at: Duration,
     command: Pages,
+    proven: Pages,
     reported: Option<Pages>,
     discarded: u64,
 }
@@ -195,12 +196,13 @@ impl BalloonControl {
         let pace = self.moments.back().map_or(Duration::from_secs(1), |m| now - m.at);
         self.judge(input, now);
 
-        let limit = self.limit(input, now);
+        let (limit, limit_now) = self.limits(input, now);
         let previous = self.command;
-        self.command = self.next_command(input, limit, pace.min(MAX_PACE));
+        self.command = self.next_command(input, limit_now, pace.min(MAX_PACE));
         self.remember(Moment {
             at: now,
             command: self.command,
+            proven: self.proven,
             reported: input.reported,
             discarded: input.discarded,
         });
@@ -235,18 +237,11 @@ impl BalloonControl {
 
     /// Updates `health` and `proven` from the evidence.
     fn judge(&mut self, input: &BalloonInput, now: Duration) {
-        if self.followed(input, self.command) {
-            self.proven = self.command;
-            self.discarded_at_proof = input.discarded;
-        } else if !self.followed(input, self.proven) {
-            // The guest took pages back by itself: trust the largest command still followed.
-            self.proven = self
-                .moments
-                .iter()
-                .map(|m| m.command)
-                .filter(|&c| c < self.proven && self.followed(input, c))
-                .max()
-                .unwrap_or(Pages::ZERO);
+        let commands = self.moments.iter().map(|m| m.command).chain([self.command, self.proven]);
+        let proven = commands.filter(|&c| c <= self.command && self.followed(input, c)).max();
+        let proven = proven.unwrap_or(Pages::ZERO);
+        if proven != self.proven || proven == self.command {
+            self.proven = proven;
             self.discarded_at_proof = input.discarded;
         }
         let due = self.due(now);
@@ -268,12 +263,13 @@ impl BalloonControl {
     /// What must be done by now: the smallest command in force during the last `patience`; nothing
     /// before as much time has passed.
     fn due(&self, now: Duration) -> Pages {
-        let since = now.saturating_sub(self.config.patience);
+        let Some(since) = now.checked_sub(self.config.patience) else { return Pages::ZERO };
         match self.moments.front() {
-            Some(first) if first.at <= since => {}
-            _ => return Pages::ZERO,
+            Some(first) if first.at <= since => {
+                self.since(since).map(|m| m.command).min().unwrap_or(Pages::ZERO)
+            }
+            _ => Pages::ZERO,
         }
-        self.since(since).map(|m| m.command).min().unwrap_or(Pages::ZERO)
     }
 
     /// The moments from the one in force at `since`, which is the last at or before it.
@@ -287,11 +283,8 @@ impl BalloonControl {
         if asked.is_zero() {
             return true;
         }
-        let left = input.size.saturating_sub(asked);
-        let slack = SLACK.max(Pages(input.size.0 / 64));
-        let refuted = input.consumed.is_some_and(|consumed| consumed > left + slack);
         match input.reported {
-            _ if refuted => false,
+            _ if refuted(input, asked) => false,
             Some(reported) => reported >= asked,
             None => input.consumed.is_some(),
         }
@@ -301,35 +294,40 @@ impl BalloonControl {
     fn moving(&self, input: &BalloonInput, now: Duration) -> bool {
         let since = now.saturating_sub(self.config.patience);
         let Some(then) = self.since(since).next() else { return true };
-        // A size beyond what was asked is no movement: nobody asked for it.
-        let claimed = input.reported.map(|r| r.min(self.command));
+        // A size beyond what was asked is no movement, for nobody asked for it; nor is one that
+        // the pages the VM uses leave no room for.
+        let claimed = input.reported.map(|r| r.min(self.command)).filter(|&r| !refuted(input, r));
         input.discarded > then.discarded
             || claimed.zip(then.reported).is_some_and(|(claim, old)| claim > old)
     }
 
-    /// The largest balloon the guest bears: the cap, and with fresh statistics no more than leaves
-    /// it its reserve.
-    fn limit(&self, input: &BalloonInput, now: Duration) -> Pages {
+    /// The largest balloon the guest bears, and how far it may be sure of that now: the cap, and
+    /// with fresh statistics no more than leaves it its reserve.
+    fn limits(&self, input: &BalloonInput, now: Duration) -> (Pages, Pages) {
         let cap = self.config.cap(input.size);
-        let Some((available, age)) = self.fresh_available(input) else { return cap };
+        let Some((available, age)) = self.fresh_available(input) else { return (cap, cap) };
         let reserve = self.config.reserve(input.size);
-        // The statistics know of the balloon as it was when they were taken. That is somewhere
-        // between the smallest and the largest command since shortly before; one that does not
-        // follow may be as small as what it last followed.
+        // The statistics know of the balloon as it was when they were taken: as large as some
+        // command that it was then seen to follow, or larger. Growth is counted from the smallest
+        // of those since shortly before, retreat from the largest; between them nothing moves.
+        // What a driver has yet to do, it may still do, and counts as taken.
         let since = now.saturating_sub(age).saturating_sub(self.config.settle);
-        let recent = || self.since(since).map(|m| m.command);
-        let trusted = if self.health == Health::Healthy { self.command } else { self.proven };
-        if available >= reserve {
-            let smallest = recent().min().unwrap_or(self.command).min(trusted);
-            cap.min(smallest + (available - reserve))
+        let (mut smallest, mut largest) = (self.proven, self.proven);
+        for moment in self.since(since) {
+            smallest = smallest.min(moment.proven);
+            largest = largest.max(moment.proven);
+        }
+        let limit = if available >= reserve {
+            let spare = available - reserve;
+            let sure = self.command.clamp(smallest + spare, largest + spare);
+            return (cap.min(largest + spare), cap.min(sure));
         } else if available.0 >= reserve.0 / 2 {
             // Near the edge: no further, but no way back either, or it would swing.
-            cap.min(self.command)
+            self.command.min(largest)
         } else {
-            let largest = recent().max().unwrap_or(self.command);
-            let largest = if self.health == Health::Healthy { largest } else { trusted };
-            cap.min(self.command).min(largest.saturating_sub(reserve - available))
-        }
+            self.command.min(largest.saturating_sub(reserve - available))
+        };
+        (limit.min(cap), limit.min(cap))
     }
 
     /// What the guest says is available, and the age of that, if it is fresh and makes sense.
@@ -387,6 +385,13 @@ const MAX_PACE: Duration = Duration::from_secs(2);
 const MAX_MOMENTS: usize = 1_024;
 /// Pages may be in flight between the guest and the books.
 const SLACK: Pages = Pages(256);
+
+/// Whether the VM uses more than a balloon of `claim` could leave it.
+fn refuted(input: &BalloonInput, claim: Pages) -> bool {
+    let left = input.size.saturating_sub(claim);
+    let slack = SLACK.max(Pages(input.size.0 / 64));
+    input.consumed.is_some_and(|consumed| consumed > left + slack)
+}
 
 fn per_pace(rate: Pages, pace: Duration) -> Pages {
     let exact = u128::from(rate.0) * pace.as_millis() / 1_000;

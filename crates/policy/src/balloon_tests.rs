@@ -1,1 +1,445 @@
+use proptest::prelude::*;
 
+use super::*;
+
+const SIZE: Pages = Pages::from_mib(256);
+const GOAL: Pages = Pages::from_mib(100);
+
+/// What the simulated guest's driver does with its orders.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Driver {
+    /// Follows at so many pages per second.
+    Follows(u64),
+    /// Says it followed, and gives nothing.
+    Lies,
+    /// Does nothing.
+    Dead,
+}
+
+/// A guest with a balloon, all its memory backed, and its controller.
+struct Guest {
+    control: BalloonControl,
+    input: BalloonInput,
+    asked: Pages,
+    real: Pages,
+    /// What the guest uses for good; the rest is available.
+    used: Pages,
+    stats: bool,
+}
+
+impl Guest {
+    fn new() -> Guest {
+        let input = BalloonInput {
+            size: SIZE,
+            goal: GOAL,
+            has_device: true,
+            driver_alive: true,
+            reported: Some(Pages::ZERO),
+            consumed: Some(SIZE),
+            ..BalloonInput::default()
+        };
+        Guest {
+            control: BalloonControl::new(BalloonConfig::default()),
+            input,
+            asked: Pages::ZERO,
+            real: Pages::ZERO,
+            used: Pages::from_mib(60),
+            stats: true,
+        }
+    }
+
+    fn available(&self) -> Pages {
+        SIZE.saturating_sub(self.real).saturating_sub(self.used)
+    }
+
+    /// One second.
+    fn second(&mut self, driver: Driver) -> BalloonOutput {
+        self.input.guest_available = self.stats.then(|| self.available());
+        self.input.guest_total = self.stats.then_some(SIZE);
+        self.input.guest_stats_age = self.stats.then_some(Duration::ZERO);
+        let out = self.control.step(&self.input);
+        self.asked = out.command.unwrap_or(self.asked);
+        match driver {
+            Driver::Follows(rate) => {
+                if self.asked > self.real {
+                    let step = (self.asked - self.real).min(Pages(rate));
+                    self.real += step;
+                    self.input.discarded += step.0;
+                } else {
+                    self.real = self.real.saturating_sub(Pages(rate)).max(self.asked);
+                }
+                self.input.reported = Some(self.real);
+            }
+            Driver::Lies => self.input.reported = Some(self.asked),
+            Driver::Dead => {}
+        }
+        self.input.consumed = Some(SIZE - self.real);
+        self.input.now += Duration::from_secs(1);
+        out
+    }
+
+    fn seconds(&mut self, n: usize, driver: Driver) -> BalloonOutput {
+        let mut last = self.second(driver);
+        for _ in 1..n {
+            last = self.second(driver);
+        }
+        last
+    }
+}
+
+const FAST: Driver = Driver::Follows(100_000);
+
+#[test]
+fn inflates_at_its_rate_and_deflates_faster() {
+    let mut g = Guest::new();
+    assert_eq!(g.second(FAST).command, Some(Pages::from_mib(64)));
+    assert_eq!(g.second(FAST).command, Some(GOAL));
+    assert_eq!(g.second(FAST).command, None, "nothing new to say");
+    g.input.goal = Pages::ZERO;
+    assert_eq!(g.second(FAST).command, Some(Pages::ZERO), "100 MiB back in one second");
+}
+
+#[test]
+fn late_turns_bring_no_burst_and_time_does_not_run_backwards() {
+    let mut g = Guest::new();
+    g.input.goal = SIZE;
+    g.used = Pages::ZERO;
+    g.second(FAST);
+    g.input.now += Duration::from_secs(3600);
+    let out = g.second(FAST);
+    assert_eq!(out.command, Some(BalloonConfig::default().cap(SIZE)));
+    let mut g = Guest::new();
+    g.input.now = Duration::from_secs(100);
+    g.second(FAST);
+    g.input.now = Duration::from_secs(5);
+    assert_eq!(g.second(FAST).command, None, "no time has passed");
+}
+
+#[test]
+fn never_beyond_the_cap() {
+    let mut g = Guest::new();
+    g.input.goal = SIZE;
+    g.used = Pages::ZERO;
+    let out = g.seconds(30, FAST);
+    assert_eq!(g.asked, Pages((SIZE.0 as f64 * 0.65) as u64));
+    assert_eq!(out.limit, g.asked);
+    g.stats = false;
+    assert_eq!(g.seconds(30, FAST).limit, g.asked, "without statistics the same cap");
+}
+
+#[test]
+fn without_device_or_driver_nothing_is_asked() {
+    for (device, driver) in [(false, false), (false, true), (true, false)] {
+        let mut g = Guest::new();
+        g.input.has_device = device;
+        g.input.driver_alive = driver;
+        for _ in 0..30 {
+            let out = g.second(Driver::Dead);
+            assert_eq!((out.command, out.health), (None, Health::Missing));
+            assert_eq!((out.deliverable, out.limit), (Pages::ZERO, Pages::ZERO));
+        }
+    }
+}
+
+#[test]
+fn a_driver_that_appears_is_used_and_one_that_vanishes_is_let_go() {
+    let mut g = Guest::new();
+    g.input.driver_alive = false;
+    g.seconds(20, Driver::Dead);
+    g.input.driver_alive = true;
+    assert_eq!(g.second(FAST).health, Health::Healthy);
+    g.seconds(20, FAST);
+    assert_eq!(g.real, GOAL);
+    // The guest reboots: the next driver must not find an order waiting.
+    g.input.driver_alive = false;
+    let out = g.second(FAST);
+    assert_eq!((out.command, out.health), (Some(Pages::ZERO), Health::Missing));
+    assert_eq!(g.second(FAST).command, None);
+}
+
+#[test]
+fn a_dead_driver_is_stuck_after_its_patience_and_no_sooner() {
+    let mut g = Guest::new();
+    for second in 0..10 {
+        assert_eq!(g.second(Driver::Dead).health, Health::Healthy, "second {second}");
+    }
+    let out = g.second(Driver::Dead);
+    assert_eq!((out.health, out.deliverable), (Health::Stuck, Pages::ZERO));
+    let asked = g.asked;
+    g.input.goal = SIZE;
+    g.seconds(60, Driver::Dead);
+    assert_eq!(g.asked, asked, "no more is piled up on it");
+}
+
+#[test]
+fn a_stuck_balloon_recovers_when_it_moves() {
+    let mut g = Guest::new();
+    assert_eq!(g.seconds(20, Driver::Dead).health, Health::Stuck);
+    g.second(Driver::Follows(1_000));
+    assert_eq!(g.second(Driver::Follows(1_000)).health, Health::Slow);
+    g.seconds(60, FAST);
+    let out = g.second(FAST);
+    assert_eq!((out.health, out.deliverable), (Health::Healthy, GOAL));
+    assert_eq!(g.real, GOAL);
+    // Moved by what it had to, then told to move again, and dead: stuck again.
+    g.input.goal = Pages::from_mib(120);
+    assert_eq!(g.seconds(12, Driver::Dead).health, Health::Stuck);
+    assert!(g.control.deliverable(SIZE, g.input.discarded) >= GOAL, "what it holds, it holds");
+}
+
+#[test]
+fn a_crawling_driver_is_slow_and_trusted_for_what_it_gave() {
+    let mut g = Guest::new();
+    let out = g.seconds(30, Driver::Follows(100));
+    assert_eq!(out.health, Health::Slow);
+    assert!(out.deliverable > Pages::ZERO && out.deliverable <= Pages(3_000), "{out:?}");
+    let out = g.seconds(20, Driver::Dead);
+    assert_eq!(out.health, Health::Stuck);
+    let out = g.seconds(5, Driver::Follows(100));
+    assert_eq!(out.health, Health::Slow);
+    g.input.goal = Pages(1_000);
+    assert_eq!(g.seconds(30, Driver::Follows(100)).health, Health::Healthy);
+}
+
+/// Pages the guest never touched leave no trace when it gives them up: the report is evidence.
+#[test]
+fn giving_up_untouched_pages_counts_as_movement() {
+    let mut g = Guest::new();
+    for _ in 0..40 {
+        let out = g.second(Driver::Follows(5_000));
+        g.input.discarded = 0;
+        g.input.consumed = Some(Pages::from_mib(80));
+        assert_eq!(out.health, Health::Healthy);
+    }
+}
+
+#[test]
+fn a_balloon_that_only_claims_to_have_followed_is_found_out() {
+    let mut g = Guest::new();
+    let out = g.seconds(12, Driver::Lies);
+    assert_eq!((out.health, out.deliverable), (Health::Stuck, Pages::ZERO));
+    // Whatever it claims next.
+    for claim in [u64::MAX, 0, SIZE.0, 1, GOAL.0] {
+        g.input.reported = Some(Pages(claim));
+        let out = g.second(Driver::Dead);
+        assert_eq!(out.deliverable, Pages::ZERO, "claims {claim}");
+        assert_ne!(out.health, Health::Healthy);
+    }
+}
+
+#[test]
+fn a_report_that_jumps_gains_nothing() {
+    let (mut honest, mut liar) = (Guest::new(), Guest::new());
+    for g in [&mut honest, &mut liar] {
+        g.seconds(15, FAST);
+    }
+    for (second, claim) in [u64::MAX, 0, 77, SIZE.0 * 3, 0, 1].into_iter().enumerate() {
+        liar.input.reported = Some(Pages(claim));
+        let out = liar.second(Driver::Dead);
+        honest.second(FAST);
+        assert!(liar.control.command() <= honest.control.command(), "second {second}");
+        assert!(out.deliverable <= GOAL && out.limit <= BalloonConfig::default().cap(SIZE));
+    }
+}
+
+#[test]
+fn a_guest_that_takes_pages_back_is_not_trusted_for_them() {
+    let mut g = Guest::new();
+    g.seconds(20, FAST);
+    g.real = Pages::ZERO;
+    g.input.reported = Some(Pages::ZERO);
+    g.input.consumed = Some(SIZE);
+    let out = g.seconds(2, Driver::Dead);
+    assert_ne!(out.health, Health::Healthy);
+    assert_eq!(out.deliverable, Pages::ZERO);
+    assert_eq!(g.seconds(15, Driver::Dead).health, Health::Stuck);
+}
+
+#[test]
+fn without_reports_the_books_are_evidence() {
+    let mut g = Guest::new();
+    for _ in 0..30 {
+        let out = g.second(FAST);
+        g.input.reported = None;
+        assert_eq!(out.health, Health::Healthy);
+    }
+    let mut g = Guest::new();
+    g.input.reported = None;
+    assert_eq!(g.seconds(15, Driver::Dead).health, Health::Stuck);
+}
+
+#[test]
+fn the_guest_keeps_its_reserve() {
+    let mut g = Guest::new();
+    g.used = Pages::from_mib(200);
+    for _ in 0..60 {
+        g.second(FAST);
+        assert!(g.available() >= Pages::from_mib(16), "{}", g.available());
+    }
+    assert_eq!(g.real, Pages::from_mib(40), "256 - 200 - 16");
+}
+
+/// The driver answers only after some seconds: orders already given are counted.
+#[test]
+fn the_guest_keeps_its_reserve_with_a_driver_that_lags() {
+    for rate in [500, 1_000, 3_000] {
+        let mut g = Guest::new();
+        g.used = Pages::from_mib(180);
+        for _ in 0..200 {
+            g.second(Driver::Follows(rate));
+            assert!(g.available() >= Pages::from_mib(16), "{} at {rate}/s", g.available());
+        }
+    }
+}
+
+#[test]
+fn a_guest_in_distress_gets_memory_back_against_the_goal() {
+    let mut g = Guest::new();
+    g.seconds(20, FAST);
+    assert_eq!(g.real, GOAL);
+    // It begins to use all but 12 MiB: above half the reserve, the balloon stays as it is.
+    g.used = SIZE - GOAL - Pages::from_mib(12);
+    let out = g.seconds(5, FAST);
+    assert_eq!((g.real, out.limit), (GOAL, GOAL));
+    // All but 2 MiB: the balloon makes room for the reserve.
+    g.used = SIZE - GOAL - Pages::from_mib(2);
+    let out = g.second(FAST);
+    assert!(g.real <= Pages::from_mib(86) && out.limit < GOAL, "{} {out:?}", g.real);
+    let out = g.seconds(30, FAST);
+    assert!(out.limit < GOAL && g.available() >= Pages::from_mib(16), "{out:?}");
+    let settled = g.real;
+    assert!(g.available() >= Pages::from_mib(16));
+    g.seconds(30, FAST);
+    assert_eq!(g.real, settled, "it does not swing");
+}
+
+#[test]
+fn stale_or_senseless_statistics_make_careful_and_do_not_paralyse() {
+    let quarter = Pages::from_mib(16);
+    for spoil in [
+        (|i: &mut BalloonInput| i.guest_stats_age = None) as fn(&mut BalloonInput),
+        |i| i.guest_stats_age = Some(Duration::from_secs(11)),
+        |i| i.guest_available = None,
+        |i| i.guest_available = Some(Pages(u64::MAX)),
+        |i| i.guest_total = Some(Pages(1)),
+    ] {
+        let mut g = Guest::new();
+        g.input.guest_available = Some(SIZE);
+        g.input.guest_total = Some(SIZE);
+        g.input.guest_stats_age = Some(Duration::ZERO);
+        spoil(&mut g.input);
+        let out = g.control.step(&g.input);
+        assert_eq!(out.command, Some(quarter));
+        assert_eq!(out.limit, BalloonConfig::default().cap(SIZE));
+    }
+}
+
+#[test]
+fn an_order_that_is_not_followed_is_repeated() {
+    let mut g = Guest::new();
+    let sent = (0..30).filter(|_| g.second(Driver::Dead).command.is_some()).count();
+    assert!((3..=5).contains(&sent), "{sent} orders: the rise, then one each 10 s");
+}
+
+#[test]
+fn absurd_configurations_do_no_harm() {
+    for fraction in [f64::NAN, -1.0, 9.0] {
+        let config = BalloonConfig {
+            max_fraction: fraction,
+            guest_reserve_fraction: f64::NAN,
+            rate: Pages(u64::MAX),
+            fresh: Duration::MAX,
+            patience: Duration::MAX,
+            ..BalloonConfig::default()
+        };
+        let mut g = Guest::new();
+        g.control = BalloonControl::new(config);
+        for _ in 0..5 {
+            g.input.goal = Pages(u64::MAX);
+            assert!(g.second(FAST).limit <= SIZE);
+        }
+    }
+}
+
+prop_compose! {
+    fn any_second()(
+        goal in 0u64..100_000, reported in proptest::option::of(any::<u64>()),
+        discarded in 0u64..10_000, available in proptest::option::of(0u64..100_000),
+        age in 0u64..20, wait in 0u64..5_000, alive in prop::bool::weighted(0.95),
+        consumed in proptest::option::of(0u64..100_000),
+    ) -> BalloonInput {
+        BalloonInput {
+            now: Duration::from_millis(wait),
+            size: SIZE,
+            goal: Pages(goal),
+            has_device: true,
+            driver_alive: alive,
+            reported: reported.map(Pages),
+            discarded,
+            consumed: consumed.map(Pages),
+            guest_available: available.map(Pages),
+            guest_total: Some(SIZE),
+            guest_stats_age: Some(Duration::from_secs(age)),
+        }
+    }
+}
+
+proptest! {
+    /// Whatever guests say: commands stay below the cap, within the rate and the limit.
+    #[test]
+    fn commands_stay_within_bounds(inputs in proptest::collection::vec(any_second(), 1..80)) {
+        let config = BalloonConfig::default();
+        let mut control = BalloonControl::new(config);
+        let (mut now, mut discarded) = (Duration::ZERO, 0);
+        for mut input in inputs {
+            now += input.now;
+            discarded += input.discarded;
+            (input.now, input.discarded) = (now, discarded);
+            let before = control.command();
+            let out = control.step(&input);
+            let after = control.command();
+            prop_assert!(out.limit <= config.cap(SIZE));
+            prop_assert!(out.deliverable <= out.limit.min(input.goal));
+            prop_assert!(after <= config.cap(SIZE));
+            prop_assert!(after <= before + Pages(2 * config.rate.0));
+            prop_assert!(after <= before || after <= out.limit.min(input.goal));
+            if after != before && input.driver_alive {
+                prop_assert_eq!(out.command, Some(after));
+            }
+        }
+    }
+
+    /// A guest that says it followed and gives nothing is never relied on for a page, whatever
+    /// it is asked: the pager knows what it uses.
+    #[test]
+    fn lies_deliver_nothing(goals in proptest::collection::vec(2_000u64..60_000, 12..40)) {
+        let mut g = Guest::new();
+        for (second, goal) in goals.into_iter().enumerate() {
+            g.input.goal = Pages(goal);
+            let out = g.second(Driver::Lies);
+            if second > 10 {
+                prop_assert_eq!(out.deliverable, Pages::ZERO);
+                prop_assert_ne!(out.health, Health::Healthy);
+            }
+        }
+    }
+
+    /// An honest guest, whatever it uses and however fast its driver, keeps half its reserve.
+    #[test]
+    fn honest_guests_are_not_driven_out_of_memory(
+        used in 0u64..200, rate in 100u64..30_000, goal in 0u64..256, wait in 0usize..3,
+    ) {
+        let mut g = Guest::new();
+        g.used = Pages::from_mib(used);
+        g.input.goal = Pages::from_mib(goal);
+        for second in 0..120 {
+            // Reports may be a turn or two old.
+            let reported = g.input.reported;
+            g.second(Driver::Follows(rate));
+            if second % 3 < wait {
+                g.input.reported = reported;
+            }
+            prop_assert!(g.available() >= Pages::from_mib(8), "{}", g.available());
+        }
+    }
+}

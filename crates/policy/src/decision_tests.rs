@@ -1,1 +1,126 @@
+use super::*;
+use crate::balloon::Health;
+use crate::plan::{VmState, plan};
+use crate::state::Thresholds;
 
+const BUDGET: Pages = Pages::from_mib(400);
+
+fn demand(id: u32, min: u64, active: u64) -> VmDemand {
+    VmDemand {
+        id: VmId(id),
+        shares: 2_560,
+        min: Pages::from_mib(min),
+        max: Pages::from_mib(256),
+        tax: TaxRate::default(),
+        active: Pages::from_mib(active),
+    }
+}
+
+fn name_of(id: VmId) -> String {
+    ["web", "batch", "db1"].get(id.0 as usize).map_or(id.to_string(), |&n| n.to_owned())
+}
+
+fn decide(available: u64, state: State, free: u64, inputs: Vec<VmDemand>, held: u64) -> Decision {
+    let available = Pages::from_mib(available);
+    let thresholds = Thresholds::default_for(BUDGET);
+    let results = targets(available, &inputs);
+    let vms: Vec<VmState> = inputs
+        .iter()
+        .zip(&results)
+        .map(|(demand, e)| VmState {
+            demand: *demand,
+            consumed: Pages::from_mib(held),
+            target: e.target,
+            size: Pages::from_mib(256),
+            balloon_goal: Pages::ZERO,
+            balloon_health: Health::Healthy,
+            balloon_limit: Pages::from_mib(166),
+            wants_more: false,
+            swap_free: Pages::from_mib(256),
+        })
+        .collect();
+    let free = Pages::from_mib(free);
+    Decision {
+        trigger: "period".into(),
+        available,
+        state,
+        free,
+        goal: thresholds.goal(),
+        plans: plan(state, free, &thresholds, BUDGET, &vms),
+        inputs,
+        results,
+    }
+}
+
+fn text(d: &Decision, id: u32) -> String {
+    let (verdict, steps) = d.explain(VmId(id), name_of);
+    format!("{verdict}\n{}", steps.join("\n"))
+}
+
+#[test]
+fn the_tax_is_explained_to_both_sides() {
+    let d = decide(360, State::Soft, 14, vec![demand(0, 0, 10), demand(1, 0, 256)], 190);
+    let idle = text(&d, 0);
+    for part in [
+        "web is entitled to 104 MiB: its shares decide, less the tax on its idle memory; 12 MiB \
+         are taken from it, its balloon is asked to hold 78 MiB",
+        "The host has 14 MiB free, 12 MiB short of the 26 MiB it aims for; its state is soft",
+        "360 MiB can be given to 2 VMs, which may use 512 MiB together",
+        "Of 104 MiB, web would use 10 MiB and leave 94 MiB idle",
+        "under a tax of 75% an idle page is charged as 4 active ones",
+        "they are charged as 386 MiB, and with 2560 shares its rho, the shares behind each page \
+         charged, is 0.02591",
+        "without the tax, shares alone would give web 180 MiB",
+        "moves 76 MiB to VMs that use theirs",
+        "The others get: batch 256 MiB (rho 0.03906, its max).",
+    ] {
+        assert!(idle.contains(part), "missing: {part}\nin: {idle}");
+    }
+    let busy = text(&d, 1);
+    assert!(busy.contains("batch is entitled to 256 MiB: its max decides"), "{busy}");
+    assert!(busy.contains("nothing is taken"), "{busy}");
+}
+
+#[test]
+fn min_max_and_shares_are_told_apart() {
+    let d = decide(360, State::High, 30, vec![demand(0, 200, 10), demand(1, 0, 256)], 100);
+    assert!(text(&d, 0).contains("its guaranteed min decides"), "{}", text(&d, 0));
+    assert!(text(&d, 0).contains("by shares and activity it would get less, but 200 MiB are"));
+    assert!(text(&d, 1).contains("its shares decide"), "{}", text(&d, 1));
+    let d = decide(600, State::High, 30, vec![demand(0, 0, 10), demand(1, 0, 256)], 100);
+    assert!(text(&d, 0).contains("its max decides"), "{}", text(&d, 0));
+    assert!(text(&d, 0).contains("everyone can have its max"));
+    let d = decide(300, State::High, 30, vec![demand(0, 0, 256), demand(1, 0, 256)], 100);
+    assert!(text(&d, 0).contains("the tax makes no difference"), "{}", text(&d, 0));
+    let d = decide(150, State::Low, 1, vec![demand(0, 100, 9), demand(1, 100, 256)], 190);
+    assert!(text(&d, 0).contains("more than there is, so everyone gets its min"));
+    assert!(text(&d, 0).contains("its allocations wait"), "{}", text(&d, 0));
+    assert!(text(&d, 0).contains("are to be evicted"), "{}", text(&d, 0));
+}
+
+#[test]
+fn many_others_are_cut_short() {
+    let vms = (0..12).map(|i| demand(i, 0, 100)).collect();
+    let d = decide(900, State::High, 30, vms, 50);
+    assert!(text(&d, 0).contains("and 6 more."), "{}", text(&d, 0));
+    assert!(text(&d, 0).contains("vm5 75 MiB"), "{}", text(&d, 0));
+}
+
+#[test]
+fn a_vm_outside_the_decision_is_said_to_be() {
+    let d = decide(360, State::High, 30, vec![demand(0, 0, 10)], 50);
+    let (verdict, steps) = d.explain(VmId(2), name_of);
+    assert!(verdict.contains("db1 has no part in this decision"), "{verdict}");
+    assert!(steps.is_empty());
+    let (_, steps) = d.explain(VmId(0), name_of);
+    assert!(!steps.iter().any(|s| s.contains("others")), "alone: {steps:?}");
+}
+
+#[test]
+fn numbers_are_short() {
+    assert_eq!(ratio(0.039_062_5), "0.03906");
+    assert_eq!(ratio(4.0), "4");
+    assert_eq!(ratio(12_345.6), "12346");
+    assert_eq!(ratio(0.0), "0");
+    assert_eq!(ratio(2_000.0), "2000");
+}

@@ -70,6 +70,9 @@ pub struct VmPlan {
     pub balloon_goal: Pages,
     /// Pages to evict now; replaces what an earlier plan asked for.
     pub evict: Pages,
+    /// What is to be left of it, at least its target and its min: eviction ends when the VM
+    /// consumes no more, for its balloon may have been faster.
+    pub leave: Pages,
     /// Its next allocations wait until the state is left.
     pub block: bool,
     pub reason: Reason,
@@ -204,7 +207,7 @@ fn plan_one(state: State, deficit: Pages, vm: &VmState, take: Pages, room: Pages
     } else {
         Reason::Spared { state, deficit, consumed, target: vm.floor(), block }
     };
-    VmPlan { id: vm.demand.id, balloon_goal, evict, block, reason }
+    VmPlan { id: vm.demand.id, balloon_goal, evict, leave: level, block, reason }
 }
 
 #[cfg(test)]

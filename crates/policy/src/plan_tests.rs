@@ -1,1 +1,328 @@
+use ballast_units::VmId;
+use proptest::prelude::*;
 
+use super::*;
+use crate::shares::TaxRate;
+
+const BUDGET: Pages = Pages(10_000);
+const SIZE: Pages = Pages(4_000);
+
+/// A VM of 4,000 pages that holds 3,000 of them and is entitled to 2,000, with a good balloon.
+fn vm(id: u32) -> VmState {
+    VmState {
+        demand: VmDemand {
+            id: VmId(id),
+            shares: 1_000,
+            min: Pages(500),
+            max: SIZE,
+            tax: TaxRate::default(),
+            active: Pages(1_000),
+        },
+        consumed: Pages(3_000),
+        target: Pages(2_000),
+        size: SIZE,
+        balloon_goal: Pages::ZERO,
+        balloon_health: Health::Healthy,
+        balloon_limit: Pages(2_600),
+        wants_more: false,
+        swap_free: Pages(4_000),
+    }
+}
+
+fn thresholds() -> Thresholds {
+    Thresholds::default_for(BUDGET) // 600, 400, 200, 100; goal 650
+}
+
+fn run(state: State, free: u64, vms: &[VmState]) -> Vec<VmPlan> {
+    plan(state, Pages(free), &thresholds(), BUDGET, vms)
+}
+
+fn one(state: State, free: u64, vm: VmState) -> VmPlan {
+    run(state, free, &[vm])[0]
+}
+
+#[test]
+fn high_takes_nothing_even_below_the_goal() {
+    let p = one(State::High, 410, vm(1));
+    assert_eq!((p.balloon_goal, p.evict, p.block), (Pages(0), Pages(0), false));
+    assert!(matches!(p.reason, Reason::Plenty { .. }));
+}
+
+#[test]
+fn soft_asks_the_balloon_for_the_deficit() {
+    // 650 - 350 = 300 are missing: of 3,000 pages 2,700 are to be left, so 1,300 in the balloon.
+    let p = one(State::Soft, 350, vm(1));
+    assert_eq!((p.balloon_goal, p.evict, p.block), (Pages(1_300), Pages(0), false));
+    assert!(matches!(p.reason, Reason::Reclaim { cause: None, .. }));
+    // Half of it has come: the same goal is asked again, not more.
+    let on_the_way = VmState { balloon_goal: Pages(1_300), consumed: Pages(2_850), ..vm(1) };
+    assert_eq!(one(State::Soft, 500, on_the_way).balloon_goal, Pages(1_300));
+}
+
+#[test]
+fn soft_pages_only_where_ballooning_is_not_possible() {
+    for (health, cause) in
+        [(Health::Missing, EvictCause::NoBalloon), (Health::Stuck, EvictCause::BalloonStuck)]
+    {
+        let p = one(State::Soft, 350, VmState { balloon_health: health, ..vm(1) });
+        assert_eq!((p.balloon_goal, p.evict), (Pages(0), Pages(300)));
+        assert!(matches!(p.reason, Reason::Reclaim { cause: Some(c), .. } if c == cause));
+    }
+    // The guest bears 1,100: 2,900 can be left by the balloon, 200 must be evicted.
+    let p = one(State::Soft, 350, VmState { balloon_limit: Pages(1_100), ..vm(1) });
+    assert_eq!((p.balloon_goal, p.evict), (Pages(1_100), Pages(200)));
+    // It bears 500: what the VM never used. No page comes of it.
+    let p = one(State::Soft, 350, VmState { balloon_limit: Pages(500), ..vm(1) });
+    assert_eq!((p.balloon_goal, p.evict), (Pages(500), Pages(300)));
+}
+
+#[test]
+fn a_slow_balloon_gets_its_part_and_eviction_the_shortfall() {
+    let slow = VmState { balloon_health: Health::Slow, ..vm(1) };
+    // Newly asked: the balloon has its chance.
+    let p = one(State::Soft, 350, slow);
+    assert_eq!((p.balloon_goal, p.evict), (Pages(1_300), Pages(0)));
+    // Asked before for all of it, and 120 are still to come.
+    let late = VmState { balloon_goal: Pages(1_120), ..slow };
+    let p = one(State::Soft, 350, late);
+    assert_eq!((p.balloon_goal, p.evict), (Pages(1_300), Pages(120)));
+}
+
+#[test]
+fn hard_evicts_the_whole_deficit_and_low_blocks_too() {
+    let p = one(State::Hard, 150, vm(1));
+    assert_eq!((p.balloon_goal, p.evict, p.block), (Pages(1_500), Pages(500), false));
+    let p = one(State::Low, 50, vm(1));
+    assert_eq!((p.balloon_goal, p.evict, p.block), (Pages(1_600), Pages(600), true));
+    let within = VmState { consumed: Pages(2_000), ..vm(2) };
+    let plans = run(State::Low, 50, &[vm(1), within]);
+    assert!(plans[0].block && !plans[1].block);
+    assert_eq!(plans[1].evict, Pages(0));
+}
+
+#[test]
+fn nothing_is_taken_below_target_or_min() {
+    let p = one(State::Low, 0, VmState { consumed: Pages(2_100), ..vm(1) });
+    assert_eq!((p.evict, p.balloon_goal), (Pages(100), Pages(2_000)));
+    let mut promised = vm(1);
+    promised.demand.min = Pages(2_950); // a target not yet recomputed
+    let p = one(State::Low, 0, promised);
+    assert_eq!((p.evict, p.balloon_goal), (Pages(50), Pages(1_050)));
+}
+
+#[test]
+fn eviction_stops_at_the_goal_and_at_the_end_of_swap() {
+    for state in [State::Soft, State::Hard, State::Low] {
+        for free in [650, 700, 5_000] {
+            assert_eq!(one(state, free, vm(1)).evict, Pages(0));
+        }
+    }
+    let p = one(State::Hard, 150, VmState { swap_free: Pages(80), ..vm(1) });
+    assert_eq!(p.evict, Pages(80));
+    assert!(matches!(p.reason, Reason::Reclaim { no_swap_for: Pages(420), .. }));
+}
+
+#[test]
+fn the_smallest_rho_pays_first() {
+    let mut poor = vm(1);
+    poor.demand.shares = 10;
+    let rich = vm(2);
+    assert!(poor.demand.rho(poor.consumed) < rich.demand.rho(rich.consumed));
+    let plans = run(State::Hard, 150, &[rich, poor]);
+    assert_eq!((plans[0].evict, plans[1].evict), (Pages(0), Pages(500)));
+    assert!(matches!(plans[0].reason, Reason::Spared { .. }));
+    // Down to its target, then the next one pays.
+    let nearly = VmState { consumed: Pages(2_300), ..poor };
+    let plans = run(State::Hard, 150, &[rich, nearly]);
+    assert_eq!((plans[0].evict, plans[1].evict), (Pages(200), Pages(300)));
+    // Equals share the burden.
+    let plans = run(State::Hard, 150, &[vm(1), vm(2)]);
+    assert_eq!((plans[0].evict, plans[1].evict), (Pages(250), Pages(250)));
+}
+
+#[test]
+fn a_balloon_never_keeps_a_vm_from_its_target() {
+    for state in [State::High, State::Soft, State::Hard, State::Low] {
+        let squeezed = VmState { balloon_goal: Pages(2_500), consumed: Pages(1_500), ..vm(1) };
+        let p = one(state, 300, squeezed);
+        assert_eq!((p.balloon_goal, p.evict), (Pages(2_000), Pages(0)), "{state}");
+        assert!(matches!(p.reason, Reason::Entitled { .. }));
+    }
+}
+
+#[test]
+fn a_guest_that_runs_short_gets_its_balloon_let_down() {
+    let short = VmState {
+        balloon_goal: Pages(1_500),
+        balloon_limit: Pages(900),
+        consumed: Pages(2_000),
+        ..vm(1)
+    };
+    let p = one(State::High, 900, short);
+    assert_eq!(p.balloon_goal, Pages(900));
+    assert!(matches!(p.reason, Reason::GuestShort { .. }));
+}
+
+#[test]
+fn plenty_is_given_back_to_the_largest_rho_first() {
+    let ballooned = |id, shares| {
+        let mut v = vm(id);
+        v.demand.shares = shares;
+        v.balloon_goal = Pages(1_500);
+        v.consumed = Pages(2_500);
+        v.wants_more = true;
+        v
+    };
+    // Goal 650, margin 78: at 728 free nothing, at 828 a hundred pages.
+    let pair = [ballooned(1, 10), ballooned(2, 1_000)];
+    let goals = |free| -> Vec<u64> {
+        run(State::High, free, &pair).iter().map(|p| p.balloon_goal.0).collect()
+    };
+    assert_eq!(goals(728), vec![1_500, 1_500]);
+    assert_eq!(goals(828), vec![1_500, 1_400]);
+    assert_eq!(goals(9_000), vec![0, 0]);
+    // What was released and is not yet used counts as gone.
+    let mut owing = pair;
+    owing[1].balloon_goal = Pages(1_400);
+    let again = run(State::High, 828, &owing);
+    assert_eq!((again[0].balloon_goal, again[1].balloon_goal), (Pages(1_500), Pages(1_400)));
+    // Only in high, and only to those that want it.
+    assert_eq!(run(State::Soft, 828, &pair)[1].balloon_goal, Pages(1_500));
+    let idle = VmState { wants_more: false, ..pair[1] };
+    assert_eq!(one(State::High, 828, idle).balloon_goal, Pages(1_500));
+}
+
+#[test]
+fn a_limit_holds_in_every_state() {
+    let mut limited = vm(1);
+    limited.demand.max = Pages(1_800);
+    limited.target = Pages(1_800);
+    for state in [State::High, State::Soft, State::Hard, State::Low] {
+        let p = one(state, 5_000, limited);
+        assert_eq!(p.balloon_goal, Pages(2_200), "{state}");
+        let p = one(state, 5_000, VmState { balloon_health: Health::Missing, ..limited });
+        assert_eq!(p.evict, Pages(1_200), "{state}");
+    }
+    // Plenty does not let it back above its limit.
+    let at_limit =
+        VmState { consumed: Pages(1_800), balloon_goal: Pages(2_200), wants_more: true, ..limited };
+    assert_eq!(one(State::High, 9_000, at_limit).balloon_goal, Pages(2_200));
+    // What a limit brings counts towards the deficit.
+    let plans = run(State::Hard, 150, &[limited, vm(2)]);
+    assert_eq!((plans[0].evict, plans[1].evict), (Pages(1_200), Pages(0)));
+}
+
+#[test]
+fn reasons_are_sentences_with_numbers() {
+    let text = |p: VmPlan| p.reason.to_string();
+    assert_eq!(
+        text(one(State::Soft, 350, VmState { balloon_health: Health::Stuck, ..vm(1) })),
+        "1.17 MiB are missing on the host, 1.17 MiB of them are taken here, from 11.7 MiB down to \
+         10.5 MiB; balloon to 0 B; 1.17 MiB evicted, because its balloon does not move"
+    );
+    assert_eq!(
+        text(one(State::High, 500, VmState { consumed: Pages(1_024), ..vm(1) })),
+        "it uses 4 MiB, within its target of 7.81 MiB: nothing is taken"
+    );
+    let low = text(one(State::Low, 50, VmState { swap_free: Pages(0), ..vm(1) }));
+    assert!(low.contains("no swap space for 2.34 MiB"), "{low}");
+    assert!(low.contains("wait"), "{low}");
+}
+
+fn any_state() -> impl Strategy<Value = State> {
+    prop_oneof![Just(State::High), Just(State::Soft), Just(State::Hard), Just(State::Low)]
+}
+
+prop_compose! {
+    fn any_vm(id: u32)(
+        size in 1u64..5_000, min in 0.0f64..1.0, max in 0.0f64..1.0, consumed in 0.0f64..1.0,
+        target in 0.0f64..1.0, goal in 0.0f64..1.0, limit in 0.0f64..1.0, swap in 0u64..5_000,
+        health in prop_oneof![
+            Just(Health::Missing), Just(Health::Healthy), Just(Health::Slow), Just(Health::Stuck)
+        ],
+        shares in 1u32..10_000, active in 0u64..5_000, wants_more in any::<bool>(),
+    ) -> VmState {
+        let of = |whole: u64, part: f64| (whole as f64 * part) as u64;
+        let max = of(size, max).max(1);
+        let min = of(max, min);
+        VmState {
+            demand: VmDemand {
+                id: VmId(id), shares, min: Pages(min), max: Pages(max),
+                tax: TaxRate::default(), active: Pages(active),
+            },
+            consumed: Pages(of(size, consumed)),
+            target: Pages(min + of(max - min, target)),
+            size: Pages(size),
+            balloon_goal: Pages(of(size, goal)),
+            balloon_health: health,
+            balloon_limit: Pages(of(size, limit)),
+            wants_more,
+            swap_free: Pages(swap),
+        }
+    }
+}
+
+fn some_vms() -> impl Strategy<Value = Vec<VmState>> {
+    (0usize..8).prop_flat_map(|n| (0..n as u32).map(any_vm).collect::<Vec<_>>())
+}
+
+proptest! {
+    #[test]
+    fn what_holds_of_every_plan(state in any_state(), free in 0u64..12_000, vms in some_vms()) {
+        let plans = run(state, free, &vms);
+        let deficit = thresholds().goal().saturating_sub(Pages(free));
+        let mut taken = Pages::ZERO;
+        for (v, p) in vms.iter().zip(&plans) {
+            let floor = v.target.max(v.demand.min);
+            prop_assert_eq!(p.id, v.demand.id);
+            // Never below min or target by eviction, nor by what the balloon may hold.
+            prop_assert!(p.evict <= v.consumed.saturating_sub(floor));
+            prop_assert!(p.leave >= floor.min(v.consumed) && p.leave + p.evict <= v.consumed);
+            prop_assert!(p.evict <= v.swap_free);
+            prop_assert!(v.size - p.balloon_goal.min(v.size) >= floor);
+            if v.balloon_health != Health::Missing {
+                prop_assert!(p.balloon_goal <= v.balloon_limit);
+            }
+            if p.balloon_goal > v.balloon_goal {
+                prop_assert!(matches!(v.balloon_health, Health::Healthy | Health::Slow));
+            }
+            prop_assert_eq!(p.block, state == State::Low && v.consumed > floor);
+            let over = v.consumed.saturating_sub(v.demand.max);
+            if state == State::High && over.is_zero() {
+                prop_assert!(p.evict.is_zero() && p.balloon_goal <= v.balloon_goal);
+            }
+            taken += p.evict.saturating_sub(over);
+            prop_assert!(!p.reason.to_string().is_empty());
+        }
+        prop_assert!(taken <= deficit, "evicting {taken:?} for {deficit:?}");
+    }
+
+    /// With swap for everyone, hard and low ask for all that is missing or all that may be taken.
+    #[test]
+    fn hard_asks_for_enough(free in 0u64..600, mut vms in some_vms()) {
+        vms.iter_mut().for_each(|v| v.swap_free = v.size);
+        let deficit = thresholds().goal() - Pages(free);
+        let above: Pages =
+            vms.iter().map(|v| v.consumed.saturating_sub(v.target.max(v.demand.min))).sum();
+        let asked: Pages = run(State::Hard, free, &vms).iter().map(|p| p.evict).sum();
+        prop_assert!(asked >= deficit.min(above));
+    }
+
+    /// Min-funding: what is left of a VM that paid has no larger rho than what others keep.
+    #[test]
+    fn nobody_pays_before_a_smaller_rho(free in 0u64..600, mut vms in some_vms()) {
+        for v in &mut vms {
+            v.swap_free = v.size;
+            v.demand.max = v.size;
+        }
+        let plans = run(State::Hard, free, &vms);
+        let left = |i: usize| vms[i].consumed - plans[i].evict;
+        for payer in (0..vms.len()).filter(|&i| !plans[i].evict.is_zero()) {
+            for other in (0..vms.len()).filter(|&i| left(i) > vms[i].target) {
+                let taken = vms[payer].demand.rho(left(payer) + Pages(1));
+                let kept = vms[other].demand.rho(left(other));
+                prop_assert!(taken <= kept * (1.0 + 1e-9), "{payer} paid {taken}, {other} {kept}");
+            }
+        }
+    }
+}

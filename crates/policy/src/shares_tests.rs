@@ -263,7 +263,10 @@ proptest! {
         prop_assume!(vms.iter().map(|v| v.max.0).sum::<u64>() >= available);
         let naive = proportional(available, &vms);
         for (e, part) in targets(Pages(available), &vms).iter().zip(naive) {
-            prop_assert!((e.target.0 as f64 - part).abs() <= 1.0 + 1e-6, "{e:?} {part}");
+            // Whole pages go to the highest bidder one by one (d'Hondt's method), which may favour
+            // many shares by up to a page for each of the others.
+            let rounding = vms.len() as f64;
+            prop_assert!((e.target.0 as f64 - part).abs() <= rounding, "{e:?} {part}");
         }
     }
 

@@ -89,11 +89,15 @@ fn up_is_fast_and_down_is_slow() {
         run_period(&mut ws, 5, 40 + up, SIZE.0 * 9 / 10);
         up += 1;
     }
+    for p in 50..90 {
+        run_period(&mut ws, 5, p, SIZE.0 * 9 / 10);
+    }
     let mut down = 0;
     while fraction(&ws) > 0.2 {
-        run_period(&mut ws, 5, 80 + down, SIZE.0 / 10);
+        run_period(&mut ws, 5, 90 + down, SIZE.0 / 10);
         down += 1;
     }
+    // By the slow average: 8 ln(0.8 / 0.1) = 17 periods.
     assert!(up <= 4, "{up} periods up");
     assert!((10..=25).contains(&down), "{down} periods down");
 }
