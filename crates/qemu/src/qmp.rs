@@ -7,6 +7,7 @@
 
 mod connection;
 
+use std::convert::Infallible;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -74,8 +75,11 @@ pub struct QmpEvent {
 pub struct Qmp {
     socket: Arc<Path>,
     requests: mpsc::Sender<Request>,
-    events: broadcast::Sender<QmpEvent>,
+    /// Weak, so that receivers learn of the end of the connection.
+    events: broadcast::WeakSender<QmpEvent>,
     closed: watch::Receiver<Option<Arc<str>>>,
+    /// Tells the task that the last clone is gone, also while it takes no requests.
+    _in_use: Arc<oneshot::Sender<Infallible>>,
 }
 
 impl Qmp {
@@ -91,13 +95,16 @@ impl Qmp {
         let (events, _) = broadcast::channel(EVENTS);
         let (closing, closed) = watch::channel(None);
         let (greeted, greeting) = oneshot::channel();
-        let connection = Connection::new(queue, events.clone(), greeted);
+        let (in_use, unused) = oneshot::channel();
+        let weak = events.downgrade();
+        let connection = Connection::new(queue, unused, events, greeted);
         tokio::spawn(async move {
             let why = connection.run(stream).await;
             tracing::debug!(%why, "QMP connection ended");
             closing.send_replace(Some(why));
         });
-        let qmp = Qmp { socket: socket.into(), requests, events, closed };
+        let qmp =
+            Qmp { socket: socket.into(), requests, events: weak, closed, _in_use: in_use.into() };
         match timeout_at(end, greeting).await {
             Err(_) => return Err(late()),
             Ok(Err(_)) => return Err(qmp.closed_error().await),
@@ -140,9 +147,12 @@ impl Qmp {
     }
 
     /// Events from now on. A receiver that falls more than 256 behind loses the oldest, and is
-    /// told so.
+    /// told so; one of a connection that ended is told that.
     pub fn events(&self) -> broadcast::Receiver<QmpEvent> {
-        self.events.subscribe()
+        match self.events.upgrade() {
+            Some(events) => events.subscribe(),
+            None => broadcast::channel(1).1,
+        }
     }
 
     /// Returns when the connection has ended, with the reason.

@@ -103,7 +103,8 @@ async fn the_console_decides() {
     let booted = "echo '[    0.000000] Linux version 6.1.0'; exec sleep 1000";
     assert_eq!(probe_with(booted).await, AccelChoice::Kvm);
     let began = Instant::now();
-    let AccelChoice::Tcg { why } = probe_with("trap '' TERM; echo Probing EDD; exec sleep 1000").await
+    let AccelChoice::Tcg { why } =
+        probe_with("trap '' TERM; echo Probing EDD; exec sleep 1000").await
     else {
         panic!("a hanging kernel was taken for a running one");
     };

@@ -212,7 +212,13 @@ async fn a_connection_that_closes_fails_what_waits() {
         peer.send("{\"return\": {\"sta").await;
     })
     .await;
+    let mut events = qmp.events();
     assert_closed(ask(&qmp, PATIENT).await, "middle of a line");
+    for mut receiver in [events.resubscribe(), qmp.events()] {
+        let end = tokio::time::timeout(PATIENT, receiver.recv()).await.unwrap();
+        assert_eq!(end, Err(RecvError::Closed));
+    }
+    assert_eq!(events.recv().await, Err(RecvError::Closed));
     let (qmp, _dir) = connected(async |mut peer: Peer| drop(peer.hear().await)).await;
     assert_closed(ask(&qmp, PATIENT).await, "closed");
     assert!(qmp.closed().await.contains("closed"));
@@ -291,6 +297,33 @@ async fn typed_commands_refuse_answers_of_another_type() {
     for error in errors {
         assert!(matches!(error, QmpError::Unexpected { .. }), "{error}");
     }
+}
+
+#[tokio::test]
+async fn a_client_that_gave_up_leaves_qemus_only_place_to_others() {
+    // QEMU serves one client: a connection that lingers would lock the next one out.
+    let (told, heard) = tokio::sync::oneshot::channel();
+    let (socket, _dir) = serve(async move |mut peer: Peer| {
+        told.send(peer.hear().await).unwrap();
+    });
+    Qmp::connect(&socket, SHORT).await.unwrap_err();
+    assert_eq!(tokio::time::timeout(PATIENT, heard).await.unwrap().unwrap(), None);
+
+    // Nor does one whose commands were never answered.
+    let (told, heard) = tokio::sync::oneshot::channel();
+    let (qmp, _dir) = connected(async move |mut peer: Peer| {
+        let mut commands = 0;
+        while peer.hear().await.is_some() {
+            commands += 1;
+        }
+        told.send(commands).unwrap();
+    })
+    .await;
+    for _ in 0..10 {
+        ask(&qmp, Duration::from_millis(10)).await.unwrap_err();
+    }
+    drop(qmp);
+    assert_eq!(tokio::time::timeout(PATIENT, heard).await.unwrap().unwrap(), 8);
 }
 
 #[tokio::test]

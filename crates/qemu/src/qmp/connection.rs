@@ -1,6 +1,7 @@
 //! The task that owns a QMP connection: frames lines, matches answers to commands by id.
 
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::io;
 use std::sync::Arc;
 
@@ -26,6 +27,8 @@ pub(super) struct Request {
 
 pub(super) struct Connection {
     queue: mpsc::Receiver<Request>,
+    /// Ends when the last client is gone.
+    unused: oneshot::Receiver<Infallible>,
     events: broadcast::Sender<QmpEvent>,
     /// Until QEMU has greeted.
     greeted: Option<oneshot::Sender<()>>,
@@ -41,11 +44,13 @@ pub(super) struct Connection {
 impl Connection {
     pub fn new(
         queue: mpsc::Receiver<Request>,
+        unused: oneshot::Receiver<Infallible>,
         events: broadcast::Sender<QmpEvent>,
         greeted: oneshot::Sender<()>,
     ) -> Connection {
         Connection {
             queue,
+            unused,
             events,
             greeted: Some(greeted),
             in_flight: HashMap::new(),
@@ -76,10 +81,9 @@ impl Connection {
                     Ok(n) => drop(self.output.drain(..n)),
                     Err(error) => return text(&error),
                 },
-                request = self.queue.recv(), if self.may_send() => match request {
-                    Some(request) => self.send(request),
-                    None => return "no longer used".into(),
-                },
+                // None together with `unused` below.
+                Some(request) = self.queue.recv(), if self.may_send() => self.send(request),
+                _ = &mut self.unused => return "no longer used".into(),
             }
         }
     }
