@@ -1,0 +1,309 @@
+//! The command line. Everything that can be told wrong from the text alone is refused here, before
+//! the manager is asked.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use ballast_units::Bytes;
+use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
+
+use crate::parse;
+
+const EXAMPLES: &str = "\
+Sizes are whole bytes, or a number with K, M, G or T (powers of 1,024): 256M, 2G.
+
+Examples:
+  ballast vm run web --max 256M --min 64M --kernel vmlinuz --initrd guest.cpio
+  ballast vm ls
+  ballast vm set web --shares 5000 --tax 0.5
+  ballast why web
+  ballast top
+
+Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 no answer from ballastd.";
+
+/// Gives each VM of this host its share of machine memory, through ballastd.
+#[derive(Debug, Parser)]
+#[command(name = "ballast", version, after_help = EXAMPLES)]
+pub struct Cli {
+    /// Socket of ballastd.
+    #[arg(
+        long,
+        global = true,
+        env = "BALLAST_SOCKET",
+        value_name = "PATH",
+        default_value = ballast_api::DEFAULT_SOCKET,
+        help_heading = "Global options"
+    )]
+    pub socket: PathBuf,
+    /// Print the API's JSON; errors become {"error":{"code","message"}} on stderr.
+    #[arg(long, global = true, help_heading = "Global options")]
+    pub json: bool,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+fn at_least_one(id: &'static str, of: &[&'static str]) -> ArgGroup {
+    ArgGroup::new(id).required(true).multiple(true).args(of)
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Start, list, inspect, change and stop VMs.
+    #[command(subcommand)]
+    Vm(VmCommand),
+    /// Show the host: budget, state, thresholds, totals; or change its parameters.
+    Host(HostArgs),
+    /// Say why a VM has the memory it has.
+    #[command(after_help = "Example:\n  ballast why web")]
+    Why(NameArgs),
+    /// Live view of the host and its VMs; a table every interval when not on a terminal.
+    Top(TopArgs),
+    /// Print the completion script of a shell.
+    #[command(after_help = "Example:\n  ballast completions bash > \
+                            /etc/bash_completion.d/ballast")]
+    Completions(CompletionsArgs),
+}
+
+#[derive(Debug, Subcommand)]
+pub enum VmCommand {
+    /// Start a VM under QEMU and manage its memory.
+    Run(Box<RunArgs>),
+    /// Manage a VM that somebody else started.
+    Attach(AttachArgs),
+    /// List the VMs.
+    Ls,
+    /// Show all about one VM.
+    #[command(after_help = "Example:\n  ballast vm show web")]
+    Show(NameArgs),
+    /// Change the parameters of a running VM.
+    Set(SetArgs),
+    /// Stop a VM: ask the guest to power off, then end it.
+    Stop(StopArgs),
+}
+
+#[derive(Debug, Args)]
+pub struct NameArgs {
+    /// Name of the VM.
+    #[arg(value_parser = parse::name)]
+    pub name: String,
+}
+
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+pub enum AccelArg {
+    /// KVM where a stock kernel boots on it, else TCG.
+    #[default]
+    Auto,
+    Kvm,
+    Tcg,
+}
+
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+pub enum RebootArg {
+    /// A guest that reboots is stopped.
+    #[default]
+    Stop,
+    /// A guest that reboots is started again, through admission.
+    Restart,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  ballast vm run web --max 256M --kernel vmlinuz --initrd guest.cpio --append 'console=ttyS0'
+  ballast vm run db --max 1G --min 512M --shares 20000 --kernel vmlinuz -- -drive file=db.img")]
+pub struct RunArgs {
+    /// Name of the VM: 1 to 64 of A-Z a-z 0-9 . _ -, beginning with a letter or digit.
+    #[arg(value_parser = parse::name)]
+    pub name: String,
+    /// Configured memory, what the guest sees as its RAM: a multiple of 2M, at least 16M.
+    #[arg(long, value_name = "SIZE", value_parser = parse::vm_size)]
+    pub max: Bytes,
+    /// Guaranteed memory, at most --max.
+    #[arg(long, value_name = "SIZE", default_value = "0")]
+    pub min: Bytes,
+    /// Shares of memory [default: 10 per MiB of --max].
+    #[arg(long, value_name = "N", value_parser = parse::shares)]
+    pub shares: Option<u32>,
+    /// Tax on idle memory, 0 <= TAX < 1 [default: the host's].
+    #[arg(long, value_name = "TAX", value_parser = parse::tax, allow_negative_numbers = true)]
+    pub tax: Option<f64>,
+    /// Memory charged to the budget beside the guest's pages [default: the manager's].
+    #[arg(long, value_name = "SIZE")]
+    pub overhead: Option<Bytes>,
+    /// Virtual CPUs [default: 1].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub vcpus: Option<u32>,
+    /// Linux kernel image to boot.
+    #[arg(long, value_name = "FILE")]
+    pub kernel: PathBuf,
+    /// Initial RAM disk.
+    #[arg(long, value_name = "FILE")]
+    pub initrd: Option<PathBuf>,
+    /// Kernel command line.
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    pub append: String,
+    /// What the guest runs on.
+    #[arg(long, value_enum, default_value_t)]
+    pub accel: AccelArg,
+    /// Leave out the balloon device.
+    #[arg(long, conflicts_with = "free_page_reporting")]
+    pub no_balloon: bool,
+    /// Let the guest report its free pages through the balloon device.
+    #[arg(long)]
+    pub free_page_reporting: bool,
+    /// What to do when the guest reboots.
+    #[arg(long, value_enum, default_value_t)]
+    pub on_reboot: RebootArg,
+    /// Where the guest's serial port is written [default: console.log in the VM's run folder].
+    #[arg(long, value_name = "FILE")]
+    pub console: Option<PathBuf>,
+    /// The QEMU to run [default: qemu-system-x86_64 from PATH].
+    #[arg(long, value_name = "PROGRAM")]
+    pub qemu: Option<PathBuf>,
+    /// More QEMU arguments, passed as they are.
+    #[arg(last = true, value_name = "QEMU ARGS")]
+    pub extra: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The QMP socket must be one that nobody else is using. A VM whose RAM cannot be paged is managed by
+its balloon alone, or only shown; `ballast vm ls` says why.
+
+Example:
+  ballast vm attach legacy --qmp /run/legacy/qmp.sock --min 128M")]
+pub struct AttachArgs {
+    /// Name to give the VM.
+    #[arg(value_parser = parse::name)]
+    pub name: String,
+    /// QMP socket of the VM.
+    #[arg(long, value_name = "SOCKET")]
+    pub qmp: PathBuf,
+    /// Guaranteed memory.
+    #[arg(long, value_name = "SIZE", default_value = "0")]
+    pub min: Bytes,
+    /// Shares of memory [default: 10 per MiB of its size].
+    #[arg(long, value_name = "N", value_parser = parse::shares)]
+    pub shares: Option<u32>,
+    /// Tax on idle memory, 0 <= TAX < 1 [default: the host's].
+    #[arg(long, value_name = "TAX", value_parser = parse::tax, allow_negative_numbers = true)]
+    pub tax: Option<f64>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+What is not named stays as it is. All is checked before anything is applied.
+
+Example:
+  ballast vm set web --shares 5000 --min 64M --max 192M")]
+#[command(group(at_least_one("change", &["shares", "min", "max", "tax"])))]
+pub struct SetArgs {
+    /// Name of the VM.
+    #[arg(value_parser = parse::name)]
+    pub name: String,
+    /// Shares of memory.
+    #[arg(long, value_name = "N", value_parser = parse::shares)]
+    pub shares: Option<u32>,
+    /// Guaranteed memory.
+    #[arg(long, value_name = "SIZE")]
+    pub min: Option<Bytes>,
+    /// A limit at or below the configured size.
+    #[arg(long, value_name = "SIZE")]
+    pub max: Option<Bytes>,
+    /// Tax on idle memory, 0 <= TAX < 1.
+    #[arg(long, value_name = "TAX", value_parser = parse::tax, allow_negative_numbers = true)]
+    pub tax: Option<f64>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  ballast vm stop web
+  ballast vm stop web --grace 2m
+  ballast vm stop web --force")]
+pub struct StopArgs {
+    /// Name of the VM.
+    #[arg(value_parser = parse::name)]
+    pub name: String,
+    /// How long the guest may take to power itself off: 30s, 500ms, 2m, 1h, or seconds.
+    #[arg(long, value_name = "TIME", value_parser = parse::duration, default_value = "30s")]
+    pub grace: Duration,
+    /// End it at once, without asking the guest.
+    #[arg(long, conflicts_with = "grace")]
+    pub force: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct HostArgs {
+    #[command(subcommand)]
+    pub command: Option<HostCommand>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum HostCommand {
+    /// Change host-wide parameters.
+    Set(HostSetArgs),
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  ballast host set --tax 0.75 --budget 8G")]
+#[command(group(at_least_one("host_change", &["tax", "budget"])))]
+pub struct HostSetArgs {
+    /// Tax on idle memory of the VMs that have no own rate, 0 <= TAX < 1.
+    #[arg(long, value_name = "TAX", value_parser = parse::tax, allow_negative_numbers = true)]
+    pub tax: Option<f64>,
+    /// Machine memory that guests and overhead may use together.
+    #[arg(long, value_name = "SIZE")]
+    pub budget: Option<Bytes>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Keys: q quit, arrows or j/k select a VM, s/m/x/t change its shares, min, max, tax, w why, ? help.
+With --json: one line of JSON per interval, {\"host\":...,\"vms\":[...]}.")]
+pub struct TopArgs {
+    /// Time between two looks: 1, 0.5, 500ms, 2s.
+    #[arg(long, value_name = "TIME", value_parser = parse::interval, default_value = "1")]
+    pub interval: Duration,
+    /// Print one table and end.
+    #[arg(long)]
+    pub once: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct CompletionsArgs {
+    /// The shell.
+    pub shell: clap_complete::Shell,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_definition_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn arguments_behind_the_dashes_reach_qemu_untouched() {
+        let line =
+            ["ballast", "vm", "run", "a", "--max", "16M", "--kernel", "k", "--", "-s", "--json"];
+        let cli = Cli::try_parse_from(line).unwrap();
+        assert!(!cli.json);
+        let Command::Vm(VmCommand::Run(run)) = cli.command else { panic!("{:?}", cli.command) };
+        assert_eq!(run.extra, ["-s", "--json"]);
+        assert_eq!(run.max, Bytes::from_mib(16));
+    }
+
+    #[test]
+    fn a_change_of_nothing_is_refused() {
+        assert!(Cli::try_parse_from(["ballast", "vm", "set", "a"]).is_err());
+        assert!(Cli::try_parse_from(["ballast", "host", "set"]).is_err());
+        assert!(Cli::try_parse_from(["ballast", "host"]).is_ok());
+        assert!(Cli::try_parse_from(["ballast", "vm", "set", "a", "--tax", "0"]).is_ok());
+    }
+}

@@ -1,0 +1,109 @@
+use ballast_api::client::Client;
+use ballast_api::{HostChange, HostView};
+
+use super::Output;
+use crate::args::HostSetArgs;
+use crate::failure::Failure;
+use crate::figures::{age, percent, size};
+use crate::table::{self, columns, section};
+
+pub async fn show(client: &Client, out: Output) -> Result<(), Failure> {
+    let host = client.host().await?;
+    out.print(&host, summary)
+}
+
+pub async fn set(client: &Client, args: HostSetArgs, out: Output) -> Result<(), Failure> {
+    let change = HostChange { tax: args.tax, budget: args.budget.map(|b| b.0) };
+    let host = client.change_host(&change).await?;
+    out.print(&host, |h| {
+        format!(
+            "host: budget {}, {} free, tax {}, state {}\n",
+            size(h.budget),
+            size(h.free),
+            h.tax,
+            table::host_state(h.state)
+        )
+    })
+}
+
+fn summary(h: &HostView) -> String {
+    let state = table::host_state(h.state);
+    let meaning = table::host_state_meaning(h.state);
+    let mut text = format!(
+        "state {state}: {meaning}\n\
+         {} of {} free; {} VMs, overcommitted {:.2} times (peak {:.2})\n\n",
+        size(h.free),
+        size(h.budget),
+        h.vms,
+        h.overcommit,
+        h.overcommit_peak
+    );
+    let share = |bytes: u64| format!("{} ({})", size(bytes), percent(bytes, h.budget));
+    text += &section(
+        "machine memory",
+        &[
+            ("budget", size(h.budget)),
+            ("consumed by guests", share(h.consumed)),
+            ("overhead", share(h.overhead)),
+            ("free", share(h.free)),
+            ("used at most", share(h.peak_used)),
+            ("measured by the kernel", share(h.measured_used)),
+            ("measured at most", share(h.measured_peak)),
+        ],
+    );
+    text += "\nthresholds of free memory\n";
+    text += &thresholds(h);
+    let c = &h.counters;
+    text += "\n";
+    text += &section(
+        "totals since the start",
+        &[
+            ("ballooned", size(c.ballooned)),
+            ("reported free", size(c.reported)),
+            ("swapped out", size(c.swapped_out)),
+            ("swapped in", size(c.swapped_in)),
+            ("zero pages dropped", size(c.zero_dropped)),
+            ("faults served", c.faults.to_string()),
+            ("allocations that waited", c.waits.to_string()),
+            ("allocations blocked", c.blocks.to_string()),
+        ],
+    );
+    text += "\n";
+    text += &section("swap", &[("reserved", size(h.swap_reserved)), ("used", size(h.swap_used))]);
+    text += "\n";
+    text += &section(
+        "manager",
+        &[
+            ("version", format!("{} (pid {})", h.version, h.pid)),
+            ("up", age(h.uptime_s)),
+            ("CPU time", format!("{:.1} s", h.manager_cpu_s)),
+            ("memory", size(h.manager_rss)),
+            ("default tax", h.tax.to_string()),
+            ("guests run on", h.accel.clone()),
+        ],
+    );
+    text
+}
+
+fn thresholds(h: &HostView) -> String {
+    let rows = h.thresholds.iter().map(|t| {
+        let here = if t.state == h.state { "<- now" } else { "" };
+        vec![
+            format!("  {}", table::host_state(t.state)),
+            size(t.lower),
+            size(t.upper),
+            table::host_state_meaning(t.state).to_owned(),
+            here.to_owned(),
+        ]
+    });
+    columns(
+        &[
+            ("  STATE", false),
+            ("LEFT BELOW", true),
+            ("BACK AT", true),
+            ("IN IT", false),
+            ("", false),
+        ],
+        rows,
+    )
+}

@@ -1,0 +1,79 @@
+use std::path::{Path, PathBuf};
+
+use ballast_api::client::Client;
+use ballast_api::{Accel, RebootAction, VmSpec, VmView};
+
+use super::{Output, for_manager, given, pid};
+use crate::args::{AccelArg, RebootArg, RunArgs};
+use crate::failure::Failure;
+use crate::table;
+
+pub async fn run(client: &Client, args: RunArgs, out: Output) -> Result<(), Failure> {
+    let vm = client.run(&spec(args)?).await?;
+    out.print(&vm, started)
+}
+
+fn spec(args: RunArgs) -> Result<VmSpec, Failure> {
+    if args.min > args.max {
+        return Err(Failure::Usage(format!("--min {} is above --max {}", args.min, args.max)));
+    }
+    Ok(VmSpec {
+        name: args.name,
+        max: args.max.0,
+        min: args.min.0,
+        shares: args.shares,
+        tax: args.tax,
+        overhead: args.overhead.map(|b| b.0),
+        vcpus: args.vcpus,
+        kernel: for_manager(&args.kernel)?,
+        initrd: args.initrd.as_deref().map(for_manager).transpose()?,
+        append: args.append,
+        accel: match args.accel {
+            AccelArg::Auto => Accel::Auto,
+            AccelArg::Kvm => Accel::Kvm,
+            AccelArg::Tcg => Accel::Tcg,
+        },
+        no_balloon: args.no_balloon,
+        free_page_reporting: args.free_page_reporting,
+        on_reboot: match args.on_reboot {
+            RebootArg::Stop => RebootAction::Stop,
+            RebootArg::Restart => RebootAction::Restart,
+        },
+        console: args.console.as_deref().map(for_manager).transpose()?,
+        qemu: args.qemu.as_deref().map(program).transpose()?,
+        extra: args.extra,
+    })
+}
+
+/// A bare name is looked up in the manager's PATH; anything with a slash is a file of ours.
+fn program(path: &Path) -> Result<PathBuf, Failure> {
+    if path.components().count() > 1 || path.has_root() || path.starts_with(".") {
+        for_manager(path)
+    } else {
+        Ok(path.to_owned())
+    }
+}
+
+fn started(vm: &VmView) -> String {
+    format!(
+        "{}: {} on {}{}, files in {}\n{}",
+        vm.name,
+        table::run_state(vm.state),
+        vm.accel,
+        pid(vm),
+        vm.folder.display(),
+        given(vm)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_without_a_slash_stay_for_the_path() {
+        assert_eq!(program(Path::new("qemu-kvm")).unwrap(), Path::new("qemu-kvm"));
+        assert!(program(Path::new("./qemu-kvm")).unwrap().is_absolute());
+        assert!(program(Path::new("bin/qemu")).unwrap().is_absolute());
+    }
+}

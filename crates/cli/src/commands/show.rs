@@ -1,0 +1,144 @@
+use ballast_api::client::Client;
+use ballast_api::{GuestStats, VmView};
+
+use super::Output;
+use crate::failure::Failure;
+use crate::figures::{age, percent, size};
+use crate::table::{self, section};
+
+pub async fn run(client: &Client, name: &str, out: Output) -> Result<(), Failure> {
+    let vm = client.vm(name).await?;
+    out.print(&vm, described)
+}
+
+fn described(vm: &VmView) -> String {
+    [
+        heading(vm),
+        parameters(vm),
+        memory(vm),
+        active(vm),
+        balloon(vm),
+        guest(vm.guest.as_ref()),
+        totals(vm),
+    ]
+    .join("\n")
+}
+
+fn heading(vm: &VmView) -> String {
+    let pid = vm.pid.map_or("-".to_owned(), |pid| pid.to_string());
+    let mut rows = vec![
+        ("state", table::run_state(vm.state).to_owned()),
+        ("mode", table::mode(vm.management.mode).to_owned()),
+        ("up", age(vm.uptime_s)),
+        ("runs on", vm.accel.clone()),
+        ("pid", pid),
+        ("folder", vm.folder.display().to_string()),
+    ];
+    if let Some(reason) = table::unpaged_reason(&vm.management) {
+        rows.insert(2, ("not paged", reason.to_owned()));
+    }
+    section(&vm.name, &rows)
+}
+
+fn parameters(vm: &VmView) -> String {
+    let p = &vm.params;
+    section(
+        "parameters",
+        &[
+            ("size", size(p.size)),
+            ("min", size(p.min)),
+            ("max", size(p.max)),
+            ("shares", p.shares.to_string()),
+            ("tax", p.tax.to_string()),
+        ],
+    )
+}
+
+fn memory(vm: &VmView) -> String {
+    let m = &vm.memory;
+    let part = |bytes: u64| format!("{} ({})", size(bytes), percent(bytes, vm.params.size));
+    section(
+        "memory",
+        &[
+            ("target", part(m.target)),
+            ("consumed", part(m.consumed)),
+            ("untouched", part(m.untouched)),
+            ("resident", part(m.resident)),
+            ("shared", part(m.shared)),
+            ("broken", part(m.broken)),
+            ("compressed", part(m.compressed)),
+            ("staged", part(m.staged)),
+            ("swapped", part(m.swapped)),
+            ("ballooned", part(m.ballooned)),
+            ("swap target", size(m.swap_target)),
+            ("swap reserved", size(m.swap_reserved)),
+            ("declared overhead", size(m.overhead)),
+            ("VMM's own memory", format!("{} (not in the budget)", size(m.vmm_overhead))),
+        ],
+    )
+}
+
+fn active(vm: &VmView) -> String {
+    let a = &vm.active;
+    section(
+        "active memory",
+        &[
+            ("estimate", format!("{} (the largest of the three)", size(a.estimate))),
+            ("slow average", size(a.slow)),
+            ("fast average", size(a.fast)),
+            ("current", size(a.current)),
+            ("periods", a.periods.to_string()),
+        ],
+    )
+}
+
+fn balloon(vm: &VmView) -> String {
+    let b = &vm.balloon;
+    section(
+        "balloon",
+        &[
+            ("health", table::health(b.health).to_owned()),
+            ("target", size(b.target)),
+            ("reported by QEMU", size(b.reported)),
+            ("limit", size(b.limit)),
+        ],
+    )
+}
+
+fn guest(stats: Option<&GuestStats>) -> String {
+    let Some(g) = stats else {
+        return "guest statistics\n  none sent\n".to_owned();
+    };
+    let bytes = |v: Option<u64>| v.map_or("-".to_owned(), size);
+    section(
+        "guest statistics",
+        &[
+            ("total", bytes(g.total)),
+            ("free", bytes(g.free)),
+            ("available", bytes(g.available)),
+            ("disk caches", bytes(g.disk_caches)),
+            ("swapped in", bytes(g.swap_in)),
+            ("swapped out", bytes(g.swap_out)),
+            ("major faults", g.major_faults.map_or("-".to_owned(), |n| n.to_string())),
+            ("age", format!("{} s", g.age_s)),
+        ],
+    )
+}
+
+fn totals(vm: &VmView) -> String {
+    let c = &vm.counters;
+    section(
+        "totals since its start",
+        &[
+            ("faults served", c.faults.to_string()),
+            ("swapped in", size(c.swapped_in)),
+            ("swapped out", size(c.swapped_out)),
+            ("zero pages dropped", size(c.zero_dropped)),
+            ("ballooned", size(c.ballooned)),
+            ("sampled", c.sampled.to_string()),
+            ("waits", format!("{} ({:.1} s)", c.waits, c.wait_s)),
+            ("blocks", c.blocks.to_string()),
+            ("CPU time", format!("{:.1} s", c.cpu_s)),
+        ],
+    )
+}

@@ -1,0 +1,138 @@
+//! How a command fails: one line on stderr, and an exit code.
+//!
+//! | exit code | meaning |
+//! | --- | --- |
+//! | 1 | the manager refused or failed, or the output could not be written |
+//! | 2 | wrong usage; the manager was not asked |
+//! | 3 | no usable answer from the manager: not there, silent, or broken off |
+
+use std::io;
+
+use ballast_api::client::ClientError;
+use serde_json::{Value, json};
+
+#[derive(Debug)]
+pub enum Failure {
+    Usage(String),
+    Manager(ClientError),
+    /// Writing the output, or handling the terminal. `what` names which.
+    Io {
+        what: &'static str,
+        source: io::Error,
+    },
+}
+
+impl From<ClientError> for Failure {
+    fn from(e: ClientError) -> Failure {
+        Failure::Manager(e)
+    }
+}
+
+impl Failure {
+    pub fn output(source: io::Error) -> Failure {
+        Failure::Io { what: "standard output", source }
+    }
+
+    pub fn terminal(source: io::Error) -> Failure {
+        Failure::Io { what: "the terminal", source }
+    }
+
+    /// The reader of our output closed it, as `head` does: not an error.
+    pub fn is_closed_pipe(&self) -> bool {
+        matches!(self, Failure::Io { source, .. } if source.kind() == io::ErrorKind::BrokenPipe)
+    }
+
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Failure::Usage(_) => 2,
+            Failure::Manager(ClientError::Refused(_)) | Failure::Io { .. } => 1,
+            Failure::Manager(_) => 3,
+        }
+    }
+
+    /// The stable word for the kind of failure: the API's own code where it gave one.
+    fn code(&self) -> Value {
+        match self {
+            Failure::Usage(_) => json!("usage"),
+            Failure::Manager(ClientError::Refused(body)) => json!(body.code),
+            Failure::Manager(ClientError::Unreachable { .. }) => json!("unreachable"),
+            Failure::Manager(ClientError::Timeout { .. }) => json!("timeout"),
+            Failure::Manager(ClientError::Broken { .. }) => json!("broken"),
+            Failure::Io { .. } => json!("io"),
+        }
+    }
+
+    /// One line, whatever the source put into it.
+    pub fn message(&self) -> String {
+        let text = match self {
+            Failure::Usage(text) => text.clone(),
+            Failure::Manager(e) => manager_message(e),
+            Failure::Io { what, source } => format!("{what}: {source}"),
+        };
+        one_line(&text)
+    }
+
+    /// What goes to stderr.
+    pub fn report(&self, as_json: bool) -> String {
+        if as_json {
+            json!({"error": {"code": self.code(), "message": self.message()}}).to_string()
+        } else {
+            format!("ballast: {}", self.message())
+        }
+    }
+}
+
+/// The client's words, but for the one case in which its advice would be wrong.
+pub fn manager_message(error: &ClientError) -> String {
+    match error {
+        ClientError::Unreachable { socket, source }
+            if source.kind() == io::ErrorKind::PermissionDenied =>
+        {
+            format!("may not use {}: {source} (it belongs to ballastd's user)", socket.display())
+        }
+        _ => one_line(&error.to_string()),
+    }
+}
+
+/// Lines joined by a blank; other control characters dropped.
+pub fn one_line(text: &str) -> String {
+    let joined = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    joined.chars().filter(|c| !c.is_control()).collect()
+}
+
+/// The usage errors of clap in our form: its first paragraph, with its tip behind it.
+pub fn usage(error: &clap::Error) -> Failure {
+    let text = error.render().to_string();
+    let mut paragraphs = text.split("\n\n").map(one_line);
+    let first = paragraphs.next().unwrap_or_default();
+    let mut line = first.strip_prefix("error: ").unwrap_or(&first).to_owned();
+    for tip in paragraphs.filter(|p| p.starts_with("tip: ")) {
+        line.push_str(&format!(" ({tip})"));
+    }
+    Failure::Usage(line)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+
+    #[test]
+    fn messages_stay_on_one_line_and_carry_no_escapes() {
+        assert_eq!(one_line("a\n  b\tc\u{1b}[2J"), "a b c[2J");
+    }
+
+    #[test]
+    fn a_socket_that_one_may_not_use_is_not_a_manager_to_start() {
+        let e = ClientError::Unreachable {
+            socket: PathBuf::from("/run/x.sock"),
+            source: io::Error::from(io::ErrorKind::PermissionDenied),
+        };
+        let f = Failure::from(e);
+        assert_eq!(f.exit_code(), 3);
+        assert!(f.message().contains("/run/x.sock") && !f.message().contains("start it"));
+        let report: Value = serde_json::from_str(&f.report(true)).unwrap();
+        assert_eq!(report["error"]["code"], "unreachable");
+    }
+}

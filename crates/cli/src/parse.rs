@@ -1,0 +1,131 @@
+//! Values of the command line and of the live view's prompt, from text.
+
+use std::time::Duration;
+
+use ballast_units::Bytes;
+
+/// Smallest guest, and the step of guest sizes (the API's rules for `VmSpec::max`).
+const SMALLEST_VM: Bytes = Bytes::from_mib(16);
+const VM_SIZE_STEP: Bytes = Bytes::from_mib(2);
+
+/// A VM's name: 1 to 64 of `[A-Za-z0-9._-]`, beginning with a letter or digit.
+pub fn name(text: &str) -> Result<String, String> {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    if (1..=64).contains(&text.len())
+        && text.chars().all(allowed)
+        && text.starts_with(|c: char| c.is_ascii_alphanumeric())
+    {
+        Ok(text.to_owned())
+    } else {
+        Err("a VM's name is 1 to 64 of A-Z a-z 0-9 . _ - and begins with a letter or digit"
+            .to_owned())
+    }
+}
+
+/// The size of a new VM, in bytes: a multiple of 2 MiB, at least 16 MiB.
+pub fn vm_size(text: &str) -> Result<Bytes, String> {
+    let size: Bytes = text.parse().map_err(|e: ballast_units::ParseBytesError| e.to_string())?;
+    if size < SMALLEST_VM {
+        Err(format!("a VM has at least {SMALLEST_VM}, not {size}"))
+    } else if !size.0.is_multiple_of(VM_SIZE_STEP.0) {
+        Err(format!("a VM's size is a multiple of {VM_SIZE_STEP}, which {} bytes is not", size.0))
+    } else {
+        Ok(size)
+    }
+}
+
+/// A tax rate, 0 <= tax < 1 (OSDI'02 s.5.1; at 1 idle memory would have no price at all).
+pub fn tax(text: &str) -> Result<f64, String> {
+    match text.trim().parse::<f64>() {
+        Ok(t) if (0.0..1.0).contains(&t) => Ok(t),
+        Ok(t) => Err(format!("a tax rate is at least 0 and below 1, not {t}")),
+        Err(_) => Err(format!("'{text}' is not a tax rate: expected a number such as 0.75")),
+    }
+}
+
+/// Shares: a whole number, at least 1.
+pub fn shares(text: &str) -> Result<u32, String> {
+    match text.trim().parse::<u32>() {
+        Ok(0) => Err("a VM has at least 1 share".to_owned()),
+        Ok(n) => Ok(n),
+        Err(_) => {
+            Err(format!("'{text}' is not a number of shares: expected 1 to {}, whole", u32::MAX))
+        }
+    }
+}
+
+/// A length of time up to a day: `30`, `0.5`, `500ms`, `30s`, `2m`, `1h`.
+pub fn duration(text: &str) -> Result<Duration, String> {
+    const DAY_S: f64 = 86_400.0;
+    let syntax = || format!("'{text}' is not a time: expected a number with ms, s, m or h, as 30s");
+    let trimmed = text.trim();
+    let digits = trimmed.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let scale = match &trimmed[digits.len()..] {
+        "" | "s" => 1.0,
+        "ms" => 0.001,
+        "m" => 60.0,
+        "h" => 3600.0,
+        _ => return Err(syntax()),
+    };
+    let number: f64 = digits.trim().parse().map_err(|_| syntax())?;
+    let seconds = number * scale;
+    if !(0.0..=DAY_S).contains(&seconds) {
+        return Err(format!("'{text}' is not between 0 and 24h"));
+    }
+    Ok(Duration::from_secs_f64(seconds))
+}
+
+/// The live view's interval: 100 ms to an hour, so that the view cannot become a load.
+pub fn interval(text: &str) -> Result<Duration, String> {
+    let d = duration(text)?;
+    if d < Duration::from_millis(100) || d > Duration::from_secs(3600) {
+        return Err(format!("'{text}' is not between 100ms and 1h"));
+    }
+    Ok(d)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_follow_the_api() {
+        for good in ["a", "db-1.x_Y", "0", &"n".repeat(64)] {
+            assert_eq!(name(good).as_deref(), Ok(good));
+        }
+        for bad in ["", "-a", ".a", "a b", "a/b", "ä", &"n".repeat(65)] {
+            assert!(name(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn taxes_outside_the_half_open_interval_are_refused() {
+        assert_eq!(tax("0"), Ok(0.0));
+        assert_eq!(tax("0.75"), Ok(0.75));
+        for bad in ["1", "-0.1", "NaN", "inf", "75%", "", "x"] {
+            assert!(tax(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn sizes_of_vms_have_a_floor_and_a_step() {
+        assert_eq!(vm_size("16M"), Ok(Bytes::from_mib(16)));
+        for bad in ["14M", "17M", "16777217", "12Q", "99999999T", ""] {
+            assert!(vm_size(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn times_have_units_and_limits() {
+        assert_eq!(duration("30"), Ok(Duration::from_secs(30)));
+        assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(duration("2m"), Ok(Duration::from_secs(120)));
+        assert_eq!(duration("0"), Ok(Duration::ZERO));
+        for bad in ["", "s", "-1s", "1d", "NaN", "inf", "25h", "1e9", "3 x", "1é"] {
+            assert!(duration(bad).is_err(), "{bad}");
+        }
+        assert!(interval("0").is_err());
+        assert!(interval("2h").is_err());
+        assert!(shares("0").is_err() && shares("4294967296").is_err() && shares("-1").is_err());
+    }
+}

@@ -1,0 +1,177 @@
+//! Tables for people: plain columns, two blanks apart, numbers to the right.
+
+use ballast_api::{BalloonHealth, HostView, Management, Mode, RunState, StateName, VmView};
+use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+
+use crate::figures::size;
+
+/// The columns of `vm ls`: heading, and whether it holds a number.
+const COLUMNS: [(&str, bool); 11] = [
+    ("NAME", false),
+    ("STATE", false),
+    ("MODE", false),
+    ("MAX", true),
+    ("MIN", true),
+    ("SHARES", true),
+    ("TARGET", true),
+    ("CONSUMED", true),
+    ("ACTIVE", true),
+    ("BALLOON", true),
+    ("SWAPPED", true),
+];
+
+/// Columns under headings; `true` marks a column of numbers. Ends with a newline.
+pub fn columns(headings: &[(&str, bool)], rows: impl IntoIterator<Item = Vec<String>>) -> String {
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
+    table.set_header(headings.iter().map(|(h, _)| *h));
+    for row in rows {
+        table.add_row(row);
+    }
+    for (i, (_, number)) in headings.iter().enumerate() {
+        if let Some(column) = table.column_mut(i) {
+            column.set_padding((0, 2));
+            if *number {
+                column.set_cell_alignment(CellAlignment::Right);
+            }
+        }
+    }
+    table.trim_fmt() + "\n"
+}
+
+/// The table of `vm ls`, and below it why VMs are not fully managed.
+pub fn vms(views: &[VmView]) -> String {
+    if views.is_empty() {
+        return "no VMs (start one with: ballast vm run, or ballast vm attach)\n".to_owned();
+    }
+    let mut text = columns(&COLUMNS, views.iter().map(vm_row));
+    for vm in views {
+        if let Some(reason) = unpaged_reason(&vm.management) {
+            text.push_str(&format!("{}: {}: {reason}\n", vm.name, mode(vm.management.mode)));
+        }
+    }
+    text
+}
+
+fn vm_row(vm: &VmView) -> Vec<String> {
+    vec![
+        vm.name.clone(),
+        run_state(vm.state).to_owned(),
+        mode(vm.management.mode).to_owned(),
+        size(vm.params.max),
+        size(vm.params.min),
+        vm.params.shares.to_string(),
+        size(vm.memory.target),
+        size(vm.memory.consumed),
+        size(vm.active.estimate),
+        balloon(vm),
+        size(vm.memory.swapped),
+    ]
+}
+
+/// What the balloon holds, with its health where that is not good.
+pub fn balloon(vm: &VmView) -> String {
+    let held = size(balloon_size(vm));
+    match vm.balloon.health {
+        BalloonHealth::Healthy => held,
+        BalloonHealth::Missing => "none".to_owned(),
+        sick => format!("{held} {}", health(sick)),
+    }
+}
+
+/// Bytes in the balloon: the manager's own books where it hands out the pages, else QEMU's word.
+pub fn balloon_size(vm: &VmView) -> u64 {
+    match vm.management.mode {
+        Mode::Paged => vm.memory.ballooned,
+        Mode::BalloonOnly | Mode::Unmanaged => vm.balloon.reported,
+    }
+}
+
+/// Why a VM is not paged; None for a paged one.
+pub fn unpaged_reason(management: &Management) -> Option<&str> {
+    match management.mode {
+        Mode::Paged => None,
+        Mode::BalloonOnly | Mode::Unmanaged => {
+            Some(management.reason.as_deref().unwrap_or("no reason given"))
+        }
+    }
+}
+
+pub fn run_state(state: RunState) -> &'static str {
+    match state {
+        RunState::Starting => "starting",
+        RunState::Running => "running",
+        RunState::Paused => "paused",
+        RunState::Stopping => "stopping",
+        RunState::Stopped => "stopped",
+    }
+}
+
+pub fn mode(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Paged => "paged",
+        Mode::BalloonOnly => "balloon-only",
+        Mode::Unmanaged => "unmanaged",
+    }
+}
+
+pub fn health(health: BalloonHealth) -> &'static str {
+    match health {
+        BalloonHealth::Missing => "missing",
+        BalloonHealth::Healthy => "healthy",
+        BalloonHealth::Slow => "slow",
+        BalloonHealth::Stuck => "stuck",
+    }
+}
+
+pub fn host_state(state: StateName) -> &'static str {
+    match state {
+        StateName::High => "high",
+        StateName::Soft => "soft",
+        StateName::Hard => "hard",
+        StateName::Low => "low",
+    }
+}
+
+/// What the manager does in a state of free memory (OSDI'02 s.6.3).
+pub fn host_state_meaning(state: StateName) -> &'static str {
+    match state {
+        StateName::High => "nothing is reclaimed",
+        StateName::Soft => "ballooning",
+        StateName::Hard => "ballooning and swapping",
+        StateName::Low => "swapping, and VMs above target wait",
+    }
+}
+
+/// Used machine memory: all of the budget that is not free.
+pub fn used(host: &HostView) -> u64 {
+    host.budget.saturating_sub(host.free)
+}
+
+/// Lines "  key   value" under a title, keys aligned.
+pub fn section(title: &str, rows: &[(&str, String)]) -> String {
+    let width = rows.iter().map(|(k, _)| k.chars().count()).max().unwrap_or(0);
+    let mut text = format!("{title}\n");
+    for (key, value) in rows {
+        text.push_str(format!("  {key:<width$}  {value}").trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_right_aligned_and_nothing_trails() {
+        let rows = vec![vec!["a".to_owned(), "1".to_owned()], vec!["bb".into(), "22".into()]];
+        assert_eq!(columns(&[("N", false), ("V", true)], rows), "N    V\na    1\nbb  22\n");
+    }
+
+    #[test]
+    fn sections_align_their_values() {
+        let text = section("memory", &[("a", "1".into()), ("long", "2".into())]);
+        assert_eq!(text, "memory\n  a     1\n  long  2\n");
+    }
+}

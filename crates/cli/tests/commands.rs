@@ -1,0 +1,411 @@
+//! The real binary against a stand-in for the manager: every command, for people and as JSON, and
+//! every way to fail.
+
+#![allow(clippy::unwrap_used, reason = "a panic is the test failing")]
+
+mod common;
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use common::Fake;
+use serde_json::{Value, json};
+
+const MIB: u64 = 1 << 20;
+
+fn ballast(socket: &Path, line: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_ballast"))
+        .args(line)
+        .env("BALLAST_SOCKET", socket)
+        .output()
+        .unwrap()
+}
+
+fn human(fake: &Fake, line: &[&str]) -> String {
+    let out = ballast(&fake.socket, line);
+    let errors = String::from_utf8_lossy(&out.stderr);
+    assert_eq!((out.status.code(), &*errors), (Some(0), ""), "{line:?}");
+    String::from_utf8(out.stdout).unwrap()
+}
+
+fn as_json(fake: &Fake, line: &[&str]) -> Value {
+    let line: Vec<&str> = line.iter().copied().chain(["--json"]).collect();
+    serde_json::from_str(&human(fake, &line)).unwrap()
+}
+
+/// Both forms of the error of a line: exit code, code, message.
+fn refused(socket: &Path, line: &[&str]) -> (i32, String, String) {
+    let out = ballast(socket, line);
+    let text = String::from_utf8(out.stderr).unwrap();
+    assert_eq!(out.stdout, b"", "{line:?}");
+    assert_eq!(text.trim_end().lines().count(), 1, "{line:?}: {text}");
+    let message = text.trim_end().strip_prefix("ballast: ").unwrap().to_owned();
+    let line: Vec<&str> = std::iter::once("--json").chain(line.iter().copied()).collect();
+    let again = ballast(socket, &line);
+    assert_eq!(again.status, out.status, "{line:?}");
+    let body: Value = serde_json::from_slice(&again.stderr).unwrap();
+    assert_eq!(body["error"]["message"], message, "{line:?}");
+    let code = body["error"]["code"].as_str().unwrap().to_owned();
+    (out.status.code().unwrap(), code, message)
+}
+
+fn contains_all(text: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(text.contains(part), "{part} is not in:\n{text}");
+    }
+}
+
+#[test]
+fn vm_run_sends_the_whole_spec_with_paths_the_manager_can_find() {
+    let fake = Fake::start();
+    let line = [
+        "vm",
+        "run",
+        "new",
+        "--max",
+        "256M",
+        "--min",
+        "64M",
+        "--shares",
+        "5000",
+        "--tax",
+        "0.5",
+        "--overhead",
+        "8M",
+        "--vcpus",
+        "2",
+        "--kernel",
+        "boot/vmlinuz",
+        "--initrd",
+        "/i.cpio",
+        "--append",
+        "console=ttyS0 quiet",
+        "--accel",
+        "tcg",
+        "--free-page-reporting",
+        "--on-reboot",
+        "restart",
+        "--console",
+        "c.log",
+        "--qemu",
+        "qemu-kvm",
+        "--",
+        "-drive",
+        "file=x",
+    ];
+    let text = human(&fake, &line);
+    contains_all(&text, &["new: running on tcg (pid 4711)", "/run/ballast/vms/new", "min 64 MiB"]);
+    let here = std::env::current_dir().unwrap();
+    let (what, spec) = fake.recorded().remove(0);
+    assert_eq!(what, "POST vms");
+    assert_eq!(
+        spec,
+        json!({
+            "name": "new", "max": 256 * MIB, "min": 64 * MIB, "shares": 5000, "tax": 0.5,
+            "overhead": 8 * MIB, "vcpus": 2, "kernel": here.join("boot/vmlinuz"),
+            "initrd": "/i.cpio", "append": "console=ttyS0 quiet", "accel": "tcg",
+            "no_balloon": false, "free_page_reporting": true, "on_reboot": "restart",
+            "console": here.join("c.log"), "qemu": "qemu-kvm", "extra": ["-drive", "file=x"],
+        })
+    );
+    let vm = as_json(&fake, &["vm", "run", "b", "--max", "16M", "--kernel", "k", "--no-balloon"]);
+    assert_eq!((&vm["name"], &vm["params"]["max"]), (&json!("b"), &json!(16 * MIB)));
+    assert_eq!(fake.recorded()[1].1["no_balloon"], json!(true));
+    assert_eq!(fake.recorded()[1].1["shares"], Value::Null);
+}
+
+#[test]
+fn vm_attach_says_how_far_the_vm_is_managed() {
+    let fake = Fake::start();
+    let text = human(&fake, &["vm", "attach", "old", "--qmp", "/run/q.sock", "--min", "32M"]);
+    contains_all(&text, &["old: attached, unmanaged", "a second process maps its RAM"]);
+    let (what, spec) = fake.recorded().remove(0);
+    assert_eq!(what, "POST attachments");
+    assert_eq!(spec["qmp"], "/run/q.sock");
+    assert_eq!(spec["min"], json!(32 * MIB));
+    let vm = as_json(&fake, &["vm", "attach", "other", "--qmp", "q"]);
+    assert_eq!(vm["management"]["mode"], "unmanaged");
+}
+
+#[test]
+fn vm_ls_lists_all_columns_and_the_reasons_below() {
+    let fake = Fake::start();
+    let text = human(&fake, &["vm", "ls"]);
+    let heading: Vec<&str> = text.lines().next().unwrap().split_whitespace().collect();
+    assert_eq!(
+        heading,
+        [
+            "NAME", "STATE", "MODE", "MAX", "MIN", "SHARES", "TARGET", "CONSUMED", "ACTIVE",
+            "BALLOON", "SWAPPED"
+        ]
+    );
+    contains_all(
+        &text,
+        &[
+            "web     running  paged         256 MiB  64 MiB    2560  160 MiB   128 MiB  96 MiB",
+            "32 MiB slow",
+            "legacy: balloon-only: private RAM: start it with share=on",
+            "gpu: unmanaged: vfio-pci device gpu0 pins guest memory",
+        ],
+    );
+    let names: Vec<Value> = as_json(&fake, &["vm", "ls"])
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|v| v["name"].clone())
+        .collect();
+    assert_eq!(names, ["web", "db", "legacy", "gpu"]);
+    fake.world().vms.clear();
+    contains_all(&human(&fake, &["vm", "ls"]), &["no VMs"]);
+    assert_eq!(as_json(&fake, &["vm", "ls"]), json!([]));
+}
+
+#[test]
+fn vm_show_has_all_sections() {
+    let fake = Fake::start();
+    let text = human(&fake, &["vm", "show", "legacy"]);
+    contains_all(
+        &text,
+        &[
+            "legacy\n",
+            "not paged",
+            "parameters\n",
+            "memory\n",
+            "swapped            64 MiB (25.0%)",
+            "active memory\n",
+            "balloon\n",
+            "guest statistics\n",
+            "major faults  321",
+            "totals since its start\n",
+        ],
+    );
+    assert_eq!(as_json(&fake, &["vm", "show", "web"])["memory"]["swapped"], json!(64 * MIB));
+}
+
+#[test]
+fn vm_set_sends_only_what_was_named() {
+    let fake = Fake::start();
+    let text = human(&fake, &["vm", "set", "web", "--shares", "5000", "--max", "192M"]);
+    contains_all(&text, &["web: max 192 MiB, min 64 MiB, 5000 shares, tax 0.75"]);
+    let vm = as_json(&fake, &["vm", "set", "db", "--min", "0", "--tax", "0"]);
+    assert_eq!((&vm["params"]["min"], &vm["params"]["tax"]), (&json!(0), &json!(0.0)));
+    let expected = [
+        ("PATCH web".to_owned(), json!({"shares": 5000, "max": 192 * MIB})),
+        ("PATCH db".to_owned(), json!({"min": 0, "tax": 0.0})),
+    ];
+    assert_eq!(fake.recorded(), expected);
+}
+
+#[test]
+fn vm_stop_passes_its_grace() {
+    let fake = Fake::start();
+    contains_all(&human(&fake, &["vm", "stop", "web"]), &["web: stopped", "128 MiB"]);
+    human(&fake, &["vm", "stop", "db", "--force"]);
+    let last = as_json(&fake, &["vm", "stop", "gpu", "--grace", "1500ms"]);
+    assert_eq!(last["name"], "gpu");
+    let graces: Vec<Value> = fake.recorded().iter().map(|r| r.1["grace_s"].clone()).collect();
+    assert_eq!(graces, [30.0, 0.0, 1.5]);
+}
+
+#[test]
+fn host_shows_states_and_thresholds_and_sets_parameters() {
+    let fake = Fake::start();
+    let text = human(&fake, &["host"]);
+    contains_all(
+        &text,
+        &[
+            "state ",
+            "of 448 MiB free",
+            "overcommitted 2.00 times",
+            "LEFT BELOW",
+            "26.9 MiB",
+            "<- now",
+        ],
+    );
+    for state in ["high", "soft", "hard", "low"] {
+        assert!(text.contains(&format!("\n  {state} ")), "{state}:\n{text}");
+    }
+    assert_eq!(as_json(&fake, &["host"])["budget"], json!(448 * MIB));
+    let text = human(&fake, &["host", "set", "--tax", "0.5", "--budget", "1G"]);
+    contains_all(&text, &["budget 1 GiB", "tax 0.5"]);
+    assert_eq!(as_json(&fake, &["host", "set", "--tax", "0"])["tax"], json!(0.0));
+    let expected = [json!({"tax": 0.5, "budget": 1024 * MIB}), json!({"tax": 0.0})];
+    assert_eq!(fake.recorded().into_iter().map(|r| r.1).collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn why_prints_the_verdict_the_cause_and_the_steps_in_order() {
+    let fake = Fake::start();
+    let text = human(&fake, &["why", "web"]);
+    contains_all(
+        &text,
+        &["web: web is to have 160 MiB", "decided 3s ago, because: free memory fell to soft"],
+    );
+    let steps: Vec<&str> = text.lines().skip(2).collect();
+    assert_eq!(steps.len(), 30);
+    assert!(steps[0].starts_with("  1. step 1:") && steps[29].starts_with(" 30. step 30:"));
+    assert_eq!(as_json(&fake, &["why", "db"])["vm"], "db");
+}
+
+#[test]
+fn top_without_a_terminal_prints_tables_or_lines_of_json() {
+    let fake = Fake::start();
+    let text = human(&fake, &["top", "--once"]);
+    contains_all(&text, &["state ", "of 448 MiB", "NAME", "web", "gpu: unmanaged"]);
+    let seen = as_json(&fake, &["top", "--once"]);
+    assert_eq!(seen["host"]["vms"], json!(4));
+    assert_eq!(seen["vms"][3]["name"], "gpu");
+}
+
+#[test]
+fn top_without_a_terminal_goes_on_when_the_manager_was_away() {
+    use std::io::{BufRead, BufReader};
+    use std::process::Stdio;
+
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("api.sock");
+    let fake = Fake::at(&socket);
+    let mut top = Command::new(env!("CARGO_BIN_EXE_ballast"))
+        .args(["top", "--interval", "100ms"])
+        .env("BALLAST_SOCKET", &socket)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut tables = BufReader::new(top.stdout.take().unwrap()).lines();
+    let mut errors = BufReader::new(top.stderr.take().unwrap()).lines();
+    let mut table = || tables.by_ref().map(|l| l.unwrap()).find(|l| l.starts_with("up ")).unwrap();
+    table();
+    assert!(!table().contains("- MB/s"), "the second table has rates");
+    drop(fake);
+    let message = errors.next().unwrap().unwrap();
+    assert!(message.starts_with("ballast: ballastd is away, retrying: "), "{message}");
+    let back = Fake::at(&socket);
+    // Ticks of the first manager are at most 200: this line comes from the second.
+    back.world().host.uptime_s = 90_000.0;
+    while !table().starts_with("up 1d01h") {}
+    top.kill().unwrap();
+    top.wait().unwrap();
+}
+
+#[test]
+fn completions_name_the_commands() {
+    let out = ballast(Path::new("/nonexistent"), &["completions", "bash"]);
+    assert_eq!(out.status.code(), Some(0));
+    contains_all(&String::from_utf8(out.stdout).unwrap(), &["ballast", "attach", "--free-page"]);
+}
+
+#[test]
+fn help_has_examples_and_units_and_needs_no_manager() {
+    for line in [&["--help"][..], &["vm", "run", "--help"], &["vm", "set", "--help"]] {
+        let out = ballast(Path::new("/nonexistent"), line);
+        assert_eq!(out.status.code(), Some(0), "{line:?}");
+        contains_all(&String::from_utf8(out.stdout).unwrap(), &["Example", "256M"][..1]);
+    }
+    assert_eq!(ballast(Path::new("/nonexistent"), &[]).status.code(), Some(2));
+}
+
+#[test]
+fn wrong_usage_is_refused_before_the_manager_is_asked() {
+    let run = |rest: &[&'static str]| [&["vm", "run", "a", "--kernel", "k"][..], rest].concat();
+    for (line, expected) in [
+        (run(&["--max", "12Q"]), "'12Q' is not a size"),
+        (run(&["--max", "99999999T"]), "larger than this machine can count"),
+        (run(&["--max", "17M"]), "multiple of 2 MiB"),
+        (run(&["--max", "8M"]), "at least 16 MiB"),
+        (run(&["--max", "64M", "--min", "65M"]), "--min 65 MiB is above --max 64 MiB"),
+        (run(&["--max", "64M", "--tax", "1"]), "at least 0 and below 1"),
+        (run(&["--max", "64M", "--tax", "-0.5"]), "at least 0 and below 1"),
+        (run(&["--max", "64M", "--tax", "NaN"]), "at least 0 and below 1"),
+        (run(&["--max", "64M", "--shares", "0"]), "at least 1 share"),
+        (run(&["--max", "64M", "--accel", "xen"]), "possible values: auto, kvm, tcg"),
+        (run(&[]), "--max"),
+        (vec!["vm", "run", "../a", "--max", "64M", "--kernel", "k"], "begins with a letter"),
+        (vec!["vm", "show", "a/b"], "begins with a letter"),
+        (vec!["vm", "set", "web"], "--shares"),
+        (vec!["vm", "set", "web", "--min", "2M", "--max", "1M"], "--min 2 MiB is above --max"),
+        (vec!["vm", "stop", "web", "--grace", "soon"], "'soon' is not a time"),
+        (vec!["vm", "stop", "web", "--force", "--grace", "1s"], "cannot be used with"),
+        (vec!["vm", "attach", "old"], "--qmp"),
+        (vec!["host", "set"], "--budget"),
+        (vec!["host", "set", "--budget", "lots"], "'lots' is not a size"),
+        (vec!["top", "--interval", "0"], "not between 100ms and 1h"),
+        (vec!["vm", "list"], "unrecognized subcommand"),
+    ] {
+        // Nobody listens there: asking would give exit code 3.
+        let (exit, code, message) = refused(Path::new("/nonexistent/api.sock"), &line);
+        assert_eq!((exit, code.as_str()), (2, "usage"), "{line:?}: {message}");
+        assert!(message.contains(expected), "{line:?}: {message}");
+    }
+}
+
+#[test]
+fn an_absent_manager_is_exit_code_3_for_every_command() {
+    for line in [
+        &["vm", "ls"][..],
+        &["vm", "show", "web"],
+        &["vm", "set", "web", "--shares", "1"],
+        &["vm", "stop", "web"],
+        &["vm", "run", "a", "--max", "64M", "--kernel", "k"],
+        &["vm", "attach", "a", "--qmp", "q"],
+        &["host"],
+        &["host", "set", "--tax", "0"],
+        &["why", "web"],
+        &["top"],
+        &["top", "--once"],
+    ] {
+        let (exit, code, message) = refused(Path::new("/nonexistent/api.sock"), line);
+        assert_eq!((exit, code.as_str()), (3, "unreachable"), "{line:?}");
+        assert!(message.contains("/nonexistent/api.sock"), "{message}");
+    }
+}
+
+#[test]
+fn a_listener_that_is_no_manager_is_exit_code_3() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("api.sock");
+    let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    std::thread::spawn(move || listener.incoming().for_each(drop));
+    let (exit, code, message) = refused(&socket, &["host"]);
+    assert_eq!((exit, code.as_str()), (3, "broken"));
+    assert!(message.contains("api.sock broke off"), "{message}");
+}
+
+#[test]
+fn what_the_manager_refuses_is_exit_code_1_in_its_words() {
+    let fake = Fake::start();
+    let run = |name| vec!["vm", "run", name, "--max", "512M", "--kernel", "k"];
+    for (line, code, expected) in [
+        (vec!["vm", "show", "nobody"], "not_found", "no VM named 'nobody'"),
+        (vec!["vm", "stop", "nobody"], "not_found", "no VM named 'nobody'"),
+        (vec!["vm", "set", "nobody", "--tax", "0"], "not_found", "no VM named 'nobody'"),
+        (vec!["why", "nobody"], "not_found", "no VM named 'nobody'"),
+        (run("full"), "no_room", "needs 512 MiB of machine memory, 104 MiB are unreserved"),
+        (run("taken"), "conflict", "a VM named taken runs already"),
+        (vec!["vm", "set", "web", "--max", "1G"], "bad_request", "max of web is above its size"),
+        (vec!["vm", "set", "web", "--shares", "666"], "internal", "cannot be 666"),
+        (vec!["host", "set", "--budget", "1M"], "no_room", "below what is promised"),
+    ] {
+        let (exit, got, message) = refused(&fake.socket, &line);
+        assert_eq!((exit, got.as_str()), (1, code), "{line:?}");
+        assert!(message.contains(expected), "{line:?}: {message}");
+    }
+}
+
+#[test]
+fn a_reader_that_leaves_early_is_no_error() {
+    use std::process::Stdio;
+
+    let fake = Fake::start();
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let out = Command::new(env!("CARGO_BIN_EXE_ballast"))
+        .args(["vm", "ls"])
+        .env("BALLAST_SOCKET", &fake.socket)
+        .stdout(writer)
+        .stderr(Stdio::piped())
+        .output()
+        .unwrap();
+    assert_eq!((out.status.code(), out.stderr.as_slice()), (Some(0), &b""[..]));
+}
