@@ -63,6 +63,10 @@ pub trait Backend: Send + Sync {
     fn fill(&self, ppn: Ppn, bytes: &PageBuf) -> Result<(), MemError>;
     /// Lets whoever waits for any of `n` pages try again.
     fn wake(&self, ppn: Ppn, n: u64) -> Result<(), MemError>;
+    /// The first home page of `[ppn, end)` that is there; `end` when none is.
+    fn next_present(&self, ppn: Ppn, end: u64) -> Result<u64, MemError>;
     /// Whether the home page is there.
-    fn present(&self, ppn: Ppn) -> Result<bool, MemError>;
+    fn present(&self, ppn: Ppn) -> Result<bool, MemError> {
+        Ok(self.next_present(ppn, ppn.0 + 1)? == ppn.0)
+    }
 }

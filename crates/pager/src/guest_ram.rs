@@ -47,7 +47,9 @@ impl RamLayout {
             return Err("it does not begin at a page boundary");
         }
         let bytes = self.len.0.checked_mul(page);
-        let fits = |from: u64| bytes.and_then(|n| from.checked_add(n)).is_some_and(|end| end <= i64::MAX as u64);
+        let fits = |from: u64| {
+            bytes.and_then(|n| from.checked_add(n)).is_some_and(|end| end <= i64::MAX as u64)
+        };
         if fits(self.base.0) && fits(self.file_offset) {
             Ok(())
         } else {

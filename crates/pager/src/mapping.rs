@@ -31,8 +31,10 @@ impl Mapping {
         let file =
             OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)?;
         // Allocated now: a full tmpfs must be an error here, not a SIGBUS later.
-        rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, len as u64)?;
-        Mapping::map(&file, len)
+        rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, len as u64)
+            .map_err(std::io::Error::from)
+            .and_then(|()| Mapping::map(&file, len))
+            .inspect_err(|_| drop(std::fs::remove_file(path)))
     }
 
     /// An existing file, whole.

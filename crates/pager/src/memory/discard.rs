@@ -1,39 +1,72 @@
-//! Pages that the guest gave up: inflated into its balloon, or reported free. Their contents are
-//! void from the moment the VMM announces it.
+//! Pages that the guest gave up: inflated into its balloon, or reported free.
+//!
+//! Two facts shape this. The VMM discards the page itself: it punches the hole and then announces
+//! it, or announces it and then punches. And once its announcement is read, the guest may use the
+//! page again before we have booked anything. So a discard is booked, never done: a home page that
+//! is there stays (it is new, or the VMM is about to punch it: `reconcile` books it later), one
+//! that is gone is released, and a copy elsewhere is dropped if it left home before the event was
+//! read.
 
 use ballast_units::{Ppn, SlotId};
 
+use super::departures::Mark;
 use super::{Counters, Memory};
 use crate::backend::{Backend, MemError};
 use crate::word::{Busy, State, Word};
 
+/// What a discard could not book, as ranges.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Unbooked {
+    /// Held by another transition at the moment: to be discarded again, with the same mark.
+    pub busy: Vec<(Ppn, u64)>,
+    /// At home, against expectation: to be reconciled when the VMM has had time to punch.
+    pub present: Vec<(Ppn, u64)>,
+}
+
 impl<B: Backend> Memory<B> {
-    /// Drops the pages of `[first, first + n)`. Answers those that another transition holds at the
-    /// moment, as ranges: they must be discarded later, and no fault on them may be served before.
-    pub fn discard(&self, first: Ppn, n: u64) -> (Vec<(Ppn, u64)>, Result<(), MemError>) {
+    /// To be taken before events are read, and given to the discards among them.
+    pub fn mark(&self) -> Mark {
+        self.departures.mark()
+    }
+
+    /// Books that the VMM gave up `[first, first + n)`, in an event read after `mark`.
+    pub fn discard(&self, first: Ppn, n: u64, mark: Mark) -> (Unbooked, Result<(), MemError>) {
+        let mut left = Unbooked::default();
+        let result = self.book(first, n, &mut left, |memory, ppn| memory.discard_away(ppn, mark));
+        (left, result)
+    }
+
+    /// Books home pages of `[first, first + n)` that are gone; passes over everything else.
+    pub fn reconcile(&self, first: Ppn, n: u64) -> Result<(), MemError> {
+        self.book(first, n, &mut Unbooked::default(), |_, _| true)
+    }
+
+    fn book(
+        &self,
+        first: Ppn,
+        n: u64,
+        left: &mut Unbooked,
+        away: impl Fn(&Self, Ppn) -> bool,
+    ) -> Result<(), MemError> {
         let end = first.0.saturating_add(n).min(self.pmap.len().0);
-        let mut busy: Vec<(Ppn, u64)> = Vec::new();
         let mut at = first.0;
         while at < end {
-            // Resident neighbours are punched with one call.
+            // Neighbours at home are looked up with one call.
             let run = (at..end).take_while(|&p| self.claim_discard(Ppn(p))).count() as u64;
             if run > 0 {
-                if let Err(e) = self.punch_run(Ppn(at), run) {
-                    busy.push((Ppn(at), end - at));
-                    return (busy, Err(e));
+                if let Err(e) = self.book_home(at, at + run, left) {
+                    push(&mut left.busy, at, end);
+                    return Err(e);
                 }
                 at += run;
             } else {
-                if !self.discard_unbacked(Ppn(at)) {
-                    match busy.last_mut() {
-                        Some((p, m)) if p.0 + *m == at => *m += 1,
-                        _ => busy.push((Ppn(at), 1)),
-                    }
+                if !away(self, Ppn(at)) {
+                    push(&mut left.busy, at, at + 1);
                 }
                 at += 1;
             }
         }
-        (busy, Ok(()))
+        Ok(())
     }
 
     fn claim_discard(&self, ppn: Ppn) -> bool {
@@ -43,27 +76,40 @@ impl<B: Backend> Memory<B> {
             && self.pmap.exchange(ppn, word, word.set_busy(Busy::Discarding)).is_ok()
     }
 
-    /// The VMM punches the pages too, before or after this; freeing them here and now is what lets
-    /// the ledger count them as free.
-    fn punch_run(&self, first: Ppn, n: u64) -> Result<(), MemError> {
-        if let Err(e) = self.backend.punch(first, n) {
-            if e != MemError::Crash {
-                for p in (first.0..first.0 + n).map(Ppn) {
-                    self.pmap.store(p, Word::new(State::Resident));
+    /// Releases those of the claimed pages that are gone.
+    fn book_home(&self, first: u64, end: u64, left: &mut Unbooked) -> Result<(), MemError> {
+        let mut at = first;
+        while at < end {
+            let present = match self.backend.next_present(Ppn(at), end) {
+                Ok(found) => found.clamp(at, end),
+                Err(e) => {
+                    if e != MemError::Crash {
+                        self.store_run(at, end, State::Resident);
+                    }
+                    return Err(e);
                 }
+            };
+            self.store_run(at, present, State::Ballooned);
+            self.uncharge(present - at);
+            Counters::add(&self.counters.discarded, present - at);
+            at = present;
+            if at < end {
+                self.store_run(at, at + 1, State::Resident);
+                push(&mut left.present, at, at + 1);
+                at += 1;
             }
-            return Err(e);
         }
-        for p in (first.0..first.0 + n).map(Ppn) {
-            self.pmap.store(p, Word::new(State::Ballooned));
-        }
-        self.uncharge(n);
-        Counters::add(&self.counters.discarded, n);
         Ok(())
     }
 
+    fn store_run(&self, first: u64, end: u64, state: State) {
+        for p in (first..end).map(Ppn) {
+            self.pmap.store(p, Word::new(state));
+        }
+    }
+
     /// False if the page is busy, or became resident meanwhile.
-    fn discard_unbacked(&self, ppn: Ppn) -> bool {
+    fn discard_away(&self, ppn: Ppn, mark: Mark) -> bool {
         loop {
             let word = self.pmap.load(ppn);
             if !word.is_idle() || word.state() == State::Resident {
@@ -72,6 +118,11 @@ impl<B: Backend> Memory<B> {
             let void = Word::new(State::Ballooned).set_sampled(word.sampled());
             match word.state() {
                 State::Shared | State::Broken | State::Compressed => return true,
+                State::Staged | State::Held | State::Swapped
+                    if self.departures.since(mark, ppn) =>
+                {
+                    return true;
+                }
                 _ if self.pmap.exchange(ppn, word, void).is_err() => continue,
                 State::Swapped => self.free_slot(SlotId(word.slot())),
                 State::Held => {
@@ -82,5 +133,12 @@ impl<B: Backend> Memory<B> {
             }
             return true;
         }
+    }
+}
+
+fn push(ranges: &mut Vec<(Ppn, u64)>, at: u64, end: u64) {
+    match ranges.last_mut() {
+        Some((p, n)) if p.0 + *n == at => *n += end - at,
+        _ => ranges.push((Ppn(at), end - at)),
     }
 }

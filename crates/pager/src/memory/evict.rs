@@ -63,6 +63,7 @@ impl<B: Backend> Memory<B> {
         } else {
             Word::with_slot(into, stage_slot)
         };
+        self.departures.note(ppn);
         self.pmap.store(ppn, next.set_busy(Busy::Evicting));
         self.backend.punch(ppn, 1).map_err(|e| self.stay_home(ppn, home, e))?;
         self.pmap.store(ppn, next);

@@ -135,6 +135,9 @@ impl<B: Backend> Memory<B> {
                 Err(MemError::Exists) => {
                     // Somebody wrote the RAM file past us. It is the guest's page now, and charged.
                     if let Err(e) = self.backend.wake(Ppn(next), 1) {
+                        if e == MemError::Crash {
+                            return Err(Fault::Failed(e));
+                        }
                         first_error = Some(e);
                         break;
                     }

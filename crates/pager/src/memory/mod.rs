@@ -12,6 +12,7 @@
 
 mod check;
 mod counters;
+mod departures;
 mod discard;
 mod evict;
 mod fault;
@@ -23,6 +24,10 @@ use std::sync::Arc;
 use ballast_units::{Pages, SlotId};
 
 pub use counters::{CounterValues, Counters};
+#[cfg(all(test, not(feature = "shuttle")))]
+pub(crate) use departures::Departures;
+pub use departures::Mark;
+pub use discard::Unbooked;
 pub use evict::{Evicted, NotEvicted};
 pub use fault::{Access, Fault, Wait};
 pub use recover::{RecoverError, Recovered};
@@ -41,6 +46,7 @@ pub struct Memory<B> {
     pub(crate) stage: Stage,
     pub(crate) host: Arc<Host>,
     slots: Mutex<SlotMap>,
+    departures: departures::Departures,
     charged: AtomicU64,
     target: AtomicU64,
     /// Pages handed out around a fault on an untouched page while memory is plentiful.
@@ -65,6 +71,7 @@ impl<B: Backend> Memory<B> {
             stage,
             host,
             slots: Mutex::new(SlotMap::new(swap)),
+            departures: departures::Departures::new(),
             charged: AtomicU64::new(0),
             fault_around: fault_around.0.max(1),
             counters: Counters::default(),

@@ -15,6 +15,8 @@ pub struct Recovered {
     pub busy: u64,
     /// Pages in write clusters of the stage; they must be written again.
     pub staged: Vec<(Ppn, u64)>,
+    /// Pages in holds; the sample they belonged to is over.
+    pub held: Vec<Ppn>,
     /// Resident by the books, not there: discarded while nobody listened.
     pub absent: u64,
 }
@@ -54,7 +56,10 @@ impl<B: Backend> Memory<B> {
                     return Err(RecoverError::Stage { ppn, slot: word.slot() });
                 }
                 State::Staged => found.staged.push((ppn, word.slot())),
-                State::Held => self.stage.claim_hold(word.slot()),
+                State::Held => {
+                    self.stage.claim_hold(word.slot());
+                    found.held.push(ppn);
+                }
                 _ => {}
             }
             charged += u64::from(word.state().charged());

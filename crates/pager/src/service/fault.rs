@@ -5,15 +5,17 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ballast_uffd::Event;
+use ballast_uffd::{EVENTS_PER_READ, Event};
 use ballast_units::{HostAddr, PAGE_SIZE, Ppn, SlotId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::OFlags;
 
-use super::pending::Pending;
+use super::serve::{Landed, Notice, Serve, Task};
 use super::vm::Shared;
-use crate::backend::{MemError, PageBuf};
+use crate::backend::PageBuf;
+use crate::guest_ram::GuestRam;
 use crate::mapping::Mapping;
-use crate::memory::{Access, Counters, Fault, Wait};
+use crate::memory::{Access, Memory, Wait};
 use crate::swap::{Completion, Ring};
 
 /// Pages being read from the swap file at one time. Their buffers are overhead memory.
@@ -37,12 +39,13 @@ pub(super) struct FaultService {
     /// By buffer: what is being read, or waits to be filled.
     reads: [Option<Read>; READS],
     /// Buffers whose bytes are here but could not be put in place yet.
-    unfilled: Vec<usize>,
+    unfilled: Vec<(usize, Wait)>,
     /// Pages claimed for reading that no buffer was free for.
     queued: VecDeque<Read>,
     /// Reads that failed for good, and when to try them again.
     failed: Vec<(Ppn, Instant)>,
-    pending: Pending,
+    serve: Serve,
+    tasks: Vec<Task>,
 }
 
 impl FaultService {
@@ -55,34 +58,29 @@ impl FaultService {
             unfilled: Vec::new(),
             queued: VecDeque::new(),
             failed: Vec::new(),
-            pending: Pending::default(),
+            serve: Serve::default(),
+            tasks: Vec::new(),
         })
     }
 
-    /// Serves until the VM is stopped or gone.
+    /// Serves until the VM is stopped or gone. One reading of events at a time, so that pages that
+    /// arrive from the disk find their turn however many faults there are.
     pub fn run(mut self) {
-        let mut events = Vec::with_capacity(64);
+        let mut events = Vec::with_capacity(EVENTS_PER_READ);
         while !self.vm.is_stopping() {
-            self.wait();
-            loop {
-                match self.vm.memory.backend().uffd().read_events(&mut events) {
-                    Ok(0) => break,
-                    Ok(_) => {}
-                    Err(e) => {
-                        self.vm.set_ill(format!("reading faults: {e}"));
-                        return;
-                    }
-                }
-                for event in events.drain(..) {
-                    self.event(event);
-                }
+            if self.wait()
+                && let Err(e) = self.take_events(&mut events)
+            {
+                self.vm.set_ill(format!("reading faults: {e}"));
+                return;
             }
             self.reap();
             self.retry();
         }
     }
 
-    fn wait(&self) {
+    /// Waits for anything to do; answers whether there are events to read.
+    fn wait(&self) -> bool {
         let uffd = self.vm.memory.backend().uffd();
         let mut fds = vec![
             PollFd::new(uffd, PollFlags::IN),
@@ -93,24 +91,31 @@ impl FaultService {
             fds.push(PollFd::from_borrowed_fd(fd, PollFlags::IN));
         }
         let timeout = Timespec::try_from(self.patience()).ok();
-        // An error (EINTR) or a timeout: look again at everything.
-        let _ = poll(&mut fds, timeout.as_ref());
-        let mut count = [0u8; 8];
-        let _ = rustix::io::read(&self.vm.wake_fd, &mut count);
+        if poll(&mut fds, timeout.as_ref()).is_err() {
+            // EINTR: look again at everything.
+            return false;
+        }
+        if fds[1].revents().contains(PollFlags::IN) {
+            let mut count = [0u8; 8];
+            let _ = rustix::io::read(&self.vm.wake_fd, &mut count);
+        }
+        if fds[0].revents().contains(PollFlags::ERR) {
+            // The VMM holds a duplicate and made it blocking. A read would hang this thread.
+            self.vm.set_ill("the VMM made its userfaultfd blocking".to_owned());
+            if let Ok(flags) = rustix::fs::fcntl_getfl(uffd) {
+                let _ = rustix::fs::fcntl_setfl(uffd, flags | OFlags::NONBLOCK);
+            }
+            return false;
+        }
+        fds[0].revents().contains(PollFlags::IN)
     }
 
     /// How long nothing needs to be tried again.
     fn patience(&self) -> Duration {
-        let brief = !self.unfilled.is_empty()
-            || self
-                .pending
-                .waiting()
-                .iter()
-                .filter_map(|&p| self.pending.fault(p))
-                .any(|f| matches!(f.why, Wait::Busy | Wait::Discard));
-        if brief {
+        let brief = |why| matches!(why, Wait::Busy | Wait::Discard);
+        if self.serve.pending().is_brief() || self.unfilled.iter().any(|u| brief(u.1)) {
             Duration::from_micros(50)
-        } else if !self.pending.is_empty() || !self.queued.is_empty() {
+        } else if !self.serve.is_quiet() {
             // Waiting for memory: whoever frees some also wakes us; this is the safety net.
             Duration::from_millis(2)
         } else if !self.failed.is_empty() {
@@ -120,117 +125,71 @@ impl FaultService {
         }
     }
 
-    fn event(&mut self, event: Event) {
-        match event {
-            Event::Missing { addr, .. } | Event::Minor { addr } => {
-                self.fault_at(addr, Access::Missing);
-            }
-            Event::Protected { addr } => self.fault_at(addr, Access::Protected),
-            Event::Remove { start, end } => self.discard(start, end),
-            other => self.vm.set_ill(format!("the VMM changed its RAM mapping: {other:?}")),
-        }
-    }
-
-    fn fault_at(&mut self, addr: HostAddr, access: Access) {
-        match self.ppn(addr) {
-            Some(ppn) => self.fault(ppn, access),
+    /// What an event means for pages; None for those that mean nothing.
+    fn notice(&self, event: Event) -> Option<Notice> {
+        let layout = self.vm.memory.backend().layout();
+        let fault = |addr: HostAddr, access| match layout.ppn(addr) {
+            Some(ppn) => Some(Notice::Fault(ppn, access)),
             // Only a kernel that misreports gets here; there is no page to act on.
-            None => tracing::error!(vm = %self.vm.name, "fault at {addr}, outside the RAM"),
-        }
-    }
-
-    fn ppn(&self, addr: HostAddr) -> Option<Ppn> {
-        let layout = self.vm.memory.backend().layout();
-        addr.ppn_from(layout.base).filter(|p| p.0 < layout.len.0)
-    }
-
-    fn fault(&mut self, ppn: Ppn, access: Access) {
-        if self.is_coming(ppn) {
-            // Putting the page in place wakes everyone who waits for it.
-            return;
-        }
-        if self.pending.discard_outstanding(ppn) {
-            self.keep(ppn, access, Wait::Busy);
-            return;
-        }
-        match self.vm.memory.fault(ppn, access) {
-            Fault::Served => self.served(ppn),
-            Fault::Wait(why) => self.keep(ppn, access, why),
-            Fault::Read(slot) => {
-                self.served(ppn);
-                self.queued.push_back(Read { ppn, slot, attempts: 0 });
-                self.submit_reads();
+            None => {
+                tracing::error!(vm = %self.vm.name, "fault at {addr}, outside the RAM");
+                None
             }
-            Fault::Failed(e) => self.broken(ppn, access, e),
-        }
-    }
-
-    fn is_coming(&self, ppn: Ppn) -> bool {
-        self.reads.iter().flatten().any(|r| r.ppn == ppn)
-            || self.queued.iter().any(|r| r.ppn == ppn)
-    }
-
-    fn keep(&mut self, ppn: Ppn, access: Access, why: Wait) {
-        let before = self.pending.fault(ppn).map(|f| f.why);
-        self.pending.keep_fault(ppn, access, why);
-        if before != Some(why) {
-            let counters = &self.vm.memory.counters;
-            match why {
-                Wait::Memory => Counters::add(&counters.waits, 1),
-                Wait::Blocked => Counters::add(&counters.blocks, 1),
-                Wait::Busy | Wait::Discard | Wait::Kernel => {}
+        };
+        match event {
+            Event::Missing { addr, .. } | Event::Minor { addr } => fault(addr, Access::Missing),
+            Event::Protected { addr } => fault(addr, Access::Protected),
+            Event::Remove { start, end } => {
+                layout.pages_within(start, end).map(|(first, n)| Notice::Discard(first, n))
+            }
+            other => {
+                self.vm.set_ill(format!("the VMM changed its RAM mapping: {other:?}"));
+                None
             }
         }
     }
 
-    fn served(&mut self, ppn: Ppn) {
-        if let Some(fault) = self.pending.drop_fault(ppn) {
-            let waited = fault.since.elapsed().as_nanos() as u64;
-            Counters::add(&self.vm.memory.counters.wait_ns, waited);
-        }
+    fn take_events(&mut self, events: &mut Vec<Event>) -> std::io::Result<()> {
+        let mark = self.vm.memory.mark();
+        self.vm.memory.backend().uffd().read_events(events)?;
+        let notices: Vec<Notice> = events.drain(..).filter_map(|e| self.notice(e)).collect();
+        self.with_serve(|serve, memory, tasks| serve.take(memory, &notices, mark, tasks));
+        Ok(())
     }
 
-    fn broken(&mut self, ppn: Ppn, access: Access, e: MemError) {
-        if e == MemError::Gone {
-            // The VMM is exiting; its process handle tells the manager.
-            self.pending.drop_fault(ppn);
-            return;
+    fn with_serve<T>(
+        &mut self,
+        act: impl FnOnce(&mut Serve, &Memory<GuestRam>, &mut Vec<Task>) -> T,
+    ) -> T {
+        let mut tasks = std::mem::take(&mut self.tasks);
+        let result = act(&mut self.serve, &self.vm.memory, &mut tasks);
+        for task in tasks.drain(..) {
+            match task {
+                Task::Read(ppn, slot) => self.queued.push_back(Read { ppn, slot, attempts: 0 }),
+                Task::Trouble(what) => self.vm.set_ill(what),
+            }
         }
-        self.vm.set_ill(format!("fault on {ppn}: {e}"));
-        self.keep(ppn, access, Wait::Kernel);
-    }
-
-    fn discard(&mut self, start: HostAddr, end: HostAddr) {
-        let layout = self.vm.memory.backend().layout();
-        let from = start.0.max(layout.base.0);
-        let to = end.0.min(layout.base.page(Ppn(layout.len.0)).0);
-        if from >= to {
-            return;
-        }
-        let first = (from - layout.base.0).div_ceil(PAGE_SIZE as u64);
-        let last = (to - layout.base.0) / PAGE_SIZE as u64;
-        self.discard_pages(Ppn(first), last.saturating_sub(first));
-    }
-
-    fn discard_pages(&mut self, first: Ppn, n: u64) {
-        let (busy, result) = self.vm.memory.discard(first, n);
-        self.pending.keep_discards(busy);
-        if let Err(e) = result {
-            self.vm.set_ill(format!("discarding {n} pages at {first}: {e}"));
-        }
+        self.tasks = tasks;
+        self.submit_reads();
+        result
     }
 
     fn submit_reads(&mut self) {
+        let mut refused = Vec::new();
         while !self.ring.is_full()
             && let Some(free) = self.reads.iter().position(Option::is_none)
             && let Some(read) = self.queued.pop_front()
         {
-            self.reads[free] = Some(read);
-            if let Err(e) = self.submit(free, read) {
-                self.vm.set_ill(format!("reading swap: {e}"));
-                self.reads[free] = None;
-                self.give_up(read);
+            match self.submit(free, read) {
+                Ok(()) => self.reads[free] = Some(read),
+                Err(e) => {
+                    self.vm.set_ill(format!("reading swap: {e}"));
+                    refused.push(read);
+                }
             }
+        }
+        for read in refused {
+            self.give_up(read);
         }
     }
 
@@ -282,7 +241,7 @@ impl FaultService {
 
     /// The page stays swapped and its fault unanswered; it is tried again later.
     fn give_up(&mut self, read: Read) {
-        self.vm.memory.swapped_in(read.ppn, None);
+        self.with_serve(|serve, memory, tasks| serve.arrived(memory, read.ppn, None, tasks));
         self.failed.push((read.ppn, Instant::now() + Duration::from_secs(1)));
     }
 
@@ -291,39 +250,28 @@ impl FaultService {
         // SAFETY: the read into this buffer is complete, and `reads[buffer]` keeps it from other use.
         let bytes = unsafe { self.buffers.slice(buffer * PAGE_SIZE, PAGE_SIZE) };
         let Ok(page) = <&PageBuf>::try_from(bytes) else { return };
-        match self.vm.memory.swapped_in(read.ppn, Some(page)) {
-            Fault::Served => self.reads[buffer] = None,
-            // Gone: the VMM is exiting, and everything with it.
-            Fault::Failed(MemError::Gone) => self.reads[buffer] = None,
-            Fault::Failed(e) => {
-                self.vm.set_ill(format!("fault on {}: {e}", read.ppn));
-                self.unfilled.push(buffer);
-            }
-            Fault::Wait(_) | Fault::Read(_) => self.unfilled.push(buffer),
+        // Tasks are kept for the caller's end, so that no new read takes this buffer meanwhile.
+        let landed = self.serve.arrived(&self.vm.memory, read.ppn, Some(page), &mut self.tasks);
+        match landed {
+            Landed::Done => self.reads[buffer] = None,
+            Landed::NotYet(why) => self.unfilled.push((buffer, why)),
         }
     }
 
-    /// Everything that had to wait, discards first.
+    /// Everything that had to wait.
     fn retry(&mut self) {
-        for buffer in std::mem::take(&mut self.unfilled) {
+        for (buffer, _) in std::mem::take(&mut self.unfilled) {
             self.put_in_place(buffer);
         }
-        for (first, n) in self.pending.take_discards() {
-            self.discard_pages(first, n);
-        }
         let now = Instant::now();
-        let (due, later) = std::mem::take(&mut self.failed).into_iter().partition(|f| f.1 <= now);
-        self.failed = later;
-        let due: Vec<(Ppn, Instant)> = due;
-        for (ppn, _) in due {
-            self.fault(ppn, Access::Missing);
-        }
-        for ppn in self.pending.waiting() {
-            if let Some(fault) = self.pending.fault(ppn) {
-                self.fault(ppn, fault.access);
+        let due: Vec<Ppn> = self.failed.extract_if(.., |f| f.1 <= now).map(|f| f.0).collect();
+        self.with_serve(|serve, memory, tasks| {
+            serve.retry(memory, tasks);
+            for ppn in due {
+                serve.fault(memory, ppn, Access::Missing, tasks);
             }
-        }
-        self.vm.waiting.store(self.pending.faults() as u64, std::sync::atomic::Ordering::Relaxed);
-        self.submit_reads();
+        });
+        let waiting = self.serve.pending().faults() as u64;
+        self.vm.waiting.store(waiting, std::sync::atomic::Ordering::Relaxed);
     }
 }

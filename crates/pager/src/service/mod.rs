@@ -3,11 +3,13 @@
 //! - `fault`: reads the userfaultfd; serves faults and discards. It never waits for anything but
 //!   its descriptors: what cannot be served now is kept and tried again, because the VMM's own
 //!   threads wait until their discard events are read.
+//! - `serve`, `pending`: in which order it does so.
 //! - `reclaim`: evicts what the policy asks for, writes clusters to the swap file, samples.
 
 mod fault;
-mod pending;
+pub mod pending;
 mod reclaim;
+pub mod serve;
 mod vm;
 
 pub use vm::{Health, PagedVm, PagerConfig, StartError, VmFiles};

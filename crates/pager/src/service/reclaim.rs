@@ -9,7 +9,7 @@ use ballast_units::{PAGE_SIZE, Ppn, SlotId};
 
 use super::vm::Shared;
 use crate::backend::MemError;
-use crate::memory::{Evicted, NotEvicted};
+use crate::memory::{Evicted, NotEvicted, Recovered};
 use crate::replacement::Replacement;
 use crate::swap::{Completion, Ring};
 use crate::word::State;
@@ -26,6 +26,8 @@ struct Cluster {
     slots: Vec<Option<SlotId>>,
     /// Writes in flight.
     writing: u32,
+    /// Writes that were not accepted: first page, pages, slot. Their pages must not be settled.
+    refused: Vec<(usize, usize, SlotId)>,
     sealed: bool,
 }
 
@@ -44,11 +46,7 @@ pub(super) struct Reclaim {
 }
 
 impl Reclaim {
-    pub fn new(
-        vm: Arc<Shared>,
-        replacement: Box<dyn Replacement>,
-        staged: &[(Ppn, u64)],
-    ) -> Reclaim {
+    pub fn new(vm: Arc<Shared>, replacement: Box<dyn Replacement>, found: &Recovered) -> Reclaim {
         let layout = vm.memory.stage().layout();
         let clusters = (0..layout.clusters)
             .map(|c| Cluster {
@@ -56,6 +54,7 @@ impl Reclaim {
                 pages: Vec::new(),
                 slots: Vec::new(),
                 writing: 0,
+                refused: Vec::new(),
                 sealed: false,
             })
             .collect();
@@ -64,9 +63,10 @@ impl Reclaim {
             ring: Ring::new(2 * (layout.write_slots() as u32).max(1)),
             clusters,
             replacement,
-            sampled: Vec::new(),
+            // They go home when the next sample begins.
+            sampled: found.held.clone(),
         };
-        reclaim.adopt(staged, layout.cluster);
+        reclaim.adopt(&found.staged, layout.cluster);
         reclaim
     }
 
@@ -96,14 +96,25 @@ impl Reclaim {
             self.evict();
             self.flush();
             self.settle_all();
-            let draining = self.clusters.iter().any(|c| c.sealed);
-            self.vm.wait_for_work(draining.then_some(Duration::from_millis(2)));
+            let rest = if self.clusters.iter().any(|c| c.sealed) {
+                Some(Duration::from_millis(2))
+            } else if self.vm.evict_goal.load(Ordering::Relaxed) > 0 {
+                // It gave up for now, or a sample was asked for in between.
+                Some(Duration::from_millis(10))
+            } else {
+                None
+            };
+            self.vm.wait_for_work(rest);
         }
     }
 
     fn evict(&mut self) {
         let mut refused = 0u32;
         while self.vm.evict_goal.load(Ordering::Relaxed) > 0 && !self.vm.is_stopping() {
+            if self.vm.has_sample_request() {
+                // Its period has begun: it does not wait for a long eviction to end.
+                break;
+            }
             self.reap(false);
             let open: u64 =
                 self.clusters.iter().filter(|c| !c.sealed).map(|c| c.pages.len() as u64).sum();
@@ -173,6 +184,9 @@ impl Reclaim {
 
     fn victim(&mut self) -> Option<Ppn> {
         let size = self.vm.memory.pmap().len();
+        if self.vm.memory.pmap().in_state(State::Resident).is_zero() {
+            return None;
+        }
         let eligible = |p: Ppn| {
             let word = self.vm.memory.pmap().load(p);
             word.state() == State::Resident && word.is_idle()
@@ -263,7 +277,14 @@ impl Reclaim {
     /// Settles what was busy, gives slots to what got none, and opens clusters that are done.
     fn settle_all(&mut self) {
         for index in 0..self.clusters.len() {
-            if !self.clusters[index].sealed || self.clusters[index].writing > 0 {
+            let cluster = &mut self.clusters[index];
+            if !cluster.sealed || cluster.writing > 0 {
+                continue;
+            }
+            if !cluster.refused.is_empty() {
+                for (first, n, slot) in std::mem::take(&mut cluster.refused) {
+                    submit(&self.vm, &mut self.ring, cluster, index, first, n, slot);
+                }
                 continue;
             }
             let written = self.clusters[index].slots.len();
@@ -339,13 +360,7 @@ fn submit(
         Ok(()) => cluster.writing += 1,
         Err(e) => {
             vm.set_ill(format!("{}: {e}; its pages stay", vm.swap.path().display()));
-            for i in first..first + n {
-                if let Some(slot) = cluster.slots[i] {
-                    vm.memory.free_slot(slot);
-                }
-            }
-            // From here on the cluster gets new slots, at the next settling.
-            cluster.slots.truncate(first);
+            cluster.refused.push((first, n, slot));
         }
     }
 }

@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use ballast_uffd::Event;
-use ballast_units::{Bytes, HostAddr, Pages, Ppn};
+use ballast_units::{Bytes, Pages, Ppn};
 
 use super::fault::{FaultService, READS};
 use super::reclaim::Reclaim;
@@ -84,6 +84,9 @@ pub enum StartError {
     Swap(#[from] SwapError),
     #[error("stage {}: {source}", .path.display())]
     Stage { path: PathBuf, source: std::io::Error },
+    /// Caused by the VMM, or by whoever described its RAM.
+    #[error("the RAM mapping cannot be paged: {0}")]
+    Layout(String),
     #[error("{0}")]
     Recover(#[from] RecoverError),
     #[error("starting the pager's threads: {0}")]
@@ -137,6 +140,10 @@ impl Shared {
             tracing::error!(vm = %self.name, "{what}");
         }
         *self.ill.lock().unwrap_or_else(PoisonError::into_inner) = Some(what);
+    }
+
+    pub fn has_sample_request(&self) -> bool {
+        self.work.lock().unwrap_or_else(PoisonError::into_inner).sample.is_some()
     }
 
     pub fn take_sample_request(&self) -> Option<Vec<Ppn>> {
@@ -202,14 +209,17 @@ impl PagedVm {
         overhead: Pages,
         host: Arc<Host>,
     ) -> Result<PagedVm, StartError> {
-        let made = (|| {
-            let pmap = Pmap::create(&files.pmap, ram.layout().len)?;
-            let stage = Stage::create(&files.stage, config.stage)
-                .map_err(|source| StartError::Stage { path: files.stage.clone(), source })?;
-            let file = SwapFile::create(&files.swap, swap)?;
-            Ok::<_, StartError>((pmap, stage, file))
-        })();
-        let (pmap, stage, file) = made.inspect_err(|_| files.remove())?;
+        ram.check().map_err(StartError::Layout)?;
+        // Each file is removed again if a later step fails; one that was there before never is: it
+        // may be all that is left of a running VM's memory.
+        let mut made = Undo::default();
+        let pmap = Pmap::create(&files.pmap, ram.layout().len)?;
+        made.add(&files.pmap);
+        let stage = Stage::create(&files.stage, config.stage)
+            .map_err(|source| StartError::Stage { path: files.stage.clone(), source })?;
+        made.add(&files.stage);
+        let file = SwapFile::create(&files.swap, swap)?;
+        made.add(&files.swap);
         if !file.is_direct() {
             tracing::warn!(
                 vm = name,
@@ -221,7 +231,8 @@ impl PagedVm {
         let memory = Memory::new(pmap, ram, stage, swap, host, config.fault_around);
         let mut vm = PagedVm::assemble(name, memory, file, files, overhead)?;
         vm.spawn_faults()?;
-        vm.spawn_reclaim(config.seed, Vec::new())?;
+        vm.spawn_reclaim(config.seed, &Recovered::default())?;
+        made.keep();
         Ok(vm)
     }
 
@@ -235,26 +246,31 @@ impl PagedVm {
         overhead: Pages,
         host: Arc<Host>,
     ) -> Result<(PagedVm, Recovered), StartError> {
+        ram.check().map_err(StartError::Layout)?;
         let pmap = Pmap::open(&files.pmap, ram.layout().len)?;
         let stage = Stage::open(&files.stage, config.stage)
             .map_err(|source| StartError::Stage { path: files.stage.clone(), source })?;
         let file = SwapFile::open(&files.swap)?;
         let memory = Memory::new(pmap, ram, stage, file.len(), host, config.fault_around);
+        let mark = memory.mark();
         let discards = std::cell::RefCell::new(Vec::new());
         let drain = || drain_events(&memory, &mut discards.borrow_mut());
         drain();
         let recovered = memory.recover(&drain)?;
-        for (start, end) in discards.take() {
-            let base = memory.backend().layout().base;
-            if let (Some(first), Some(last)) = (start.ppn_from(base), end.ppn_from(base)) {
-                let (busy, result) = memory.discard(first, last.0 - first.0);
-                debug_assert!(busy.is_empty() || result.is_err(), "nobody else is at the pages");
-                result.map_err(RecoverError::Memory)?;
-            }
-        }
         let mut vm = PagedVm::assemble(name, memory, file, files, overhead)?;
-        vm.spawn_faults()?;
-        vm.spawn_reclaim(config.seed, recovered.staged.clone())?;
+        let ready = discards.take().into_iter().try_for_each(|(first, n)| {
+            vm.memory().discard(first, n, mark).1.map_err(RecoverError::Memory)
+        });
+        let ready = ready
+            .map_err(StartError::from)
+            .and_then(|()| vm.spawn_faults())
+            .and_then(|()| vm.spawn_reclaim(config.seed, &recovered));
+        if let Err(e) = ready {
+            // The next attempt books these pages again.
+            vm.stop_threads();
+            vm.memory().host().ledger.release(vm.memory().charged());
+            return Err(e);
+        }
         Ok((vm, recovered))
     }
 
@@ -291,9 +307,9 @@ impl PagedVm {
         self.spawn("fault", move || service.run())
     }
 
-    fn spawn_reclaim(&mut self, seed: u64, staged: Vec<(Ppn, u64)>) -> Result<(), StartError> {
+    fn spawn_reclaim(&mut self, seed: u64, found: &Recovered) -> Result<(), StartError> {
         let replacement: Box<dyn Replacement> = Box::new(Random::seeded(seed));
-        let reclaim = Reclaim::new(self.shared.clone(), replacement, &staged);
+        let reclaim = Reclaim::new(self.shared.clone(), replacement, found);
         self.spawn("reclaim", move || reclaim.run())
     }
 
@@ -330,8 +346,9 @@ impl PagedVm {
 
     /// Asks for `n` pages to be evicted from now on; replaces what was asked before.
     pub fn set_evict_goal(&self, n: Pages) {
-        let before = self.shared.evict_goal.swap(n.0, Ordering::Relaxed);
-        if n.0 > 0 && before == 0 {
+        self.shared.evict_goal.store(n.0, Ordering::Relaxed);
+        // Always: the thread may rest before its goal, from what it could not do.
+        if n.0 > 0 {
             self.shared.signal(|_| {});
         }
     }
@@ -404,12 +421,37 @@ impl Drop for PagedVm {
 
 /// Reads what the kernel has to tell before the fault service runs. Discards are kept for after the
 /// recovery; faults are dropped, which is why recovery wakes all waiters at its end.
-fn drain_events(memory: &Memory<GuestRam>, discards: &mut Vec<(HostAddr, HostAddr)>) {
+fn drain_events(memory: &Memory<GuestRam>, discards: &mut Vec<(Ppn, u64)>) {
     let mut events = Vec::new();
     while matches!(memory.backend().uffd().read_events(&mut events), Ok(1..)) {
         for event in events.drain(..) {
             if let Event::Remove { start, end } = event {
-                discards.push((start, end));
+                discards.extend(memory.backend().layout().pages_within(start, end));
+            }
+        }
+    }
+}
+
+/// Files to remove unless all goes well.
+#[derive(Default)]
+struct Undo {
+    paths: Vec<PathBuf>,
+}
+
+impl Undo {
+    fn add(&mut self, path: &Path) {
+        self.paths.push(path.to_owned());
+    }
+    fn keep(mut self) {
+        self.paths.clear();
+    }
+}
+
+impl Drop for Undo {
+    fn drop(&mut self) {
+        for path in &self.paths {
+            if let Err(e) = std::fs::remove_file(path) {
+                tracing::warn!("removing {}: {e}", path.display());
             }
         }
     }

@@ -152,25 +152,23 @@ impl Drop for Ring {
     }
 }
 
+/// Queues an entry. Once it is in the queue it counts as submitted whatever the kernel says now:
+/// it goes with the next submission, and the buffer stays lent until its completion.
+///
 /// # Safety
 /// As for `Ring::write` and `Ring::read`.
 unsafe fn push(ring: &mut IoUring, entry: io_uring::squeue::Entry) -> std::io::Result<()> {
-    loop {
-        // SAFETY: the entry's buffer and file are valid as the caller guarantees.
-        if unsafe { ring.submission().push(&entry) }.is_ok() {
-            break;
-        }
+    // SAFETY: the entry's buffer and file are valid as the caller guarantees.
+    while unsafe { ring.submission().push(&entry) }.is_err() {
         ring.submit()?;
     }
-    loop {
-        match ring.submit() {
-            Ok(_) => return Ok(()),
-            Err(e) if e.raw_os_error() == Some(libc::EINTR) => {}
-            // Completions wait to be reaped: the entry stays queued and goes with the next reap.
-            Err(e) if matches!(e.raw_os_error(), Some(libc::EBUSY | libc::EAGAIN)) => return Ok(()),
-            Err(e) => return Err(e),
+    match ring.submit() {
+        Err(e) if !matches!(e.raw_os_error(), Some(libc::EINTR | libc::EBUSY | libc::EAGAIN)) => {
+            tracing::warn!("submitting swap I/O: {e}; tried again with the next");
         }
+        _ => {}
     }
+    Ok(())
 }
 
 fn completion(tag: u64, result: rustix::io::Result<usize>) -> Completion {

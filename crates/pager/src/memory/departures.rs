@@ -1,0 +1,74 @@
+//! Which pages left their homes lately, so that a discard can tell contents that are void from
+//! contents that the guest wrote after it.
+//!
+//! Reading a REMOVE event is what lets the VMM go on: from then on the guest may write the page
+//! again, while the event waits to be booked. If such a page leaves its home in between, what is in
+//! the stage is new, and dropping it would lose it. So a page is noted here after it was protected
+//! and before its copy is in the pmap, and a discard drops only what left before its event was
+//! read. When in doubt it keeps: giving up a page is the guest's permission, not its command.
+
+use ballast_units::Ppn;
+
+use crate::sync::{AtomicU64, Ordering};
+
+const REMEMBERED: u64 = 256;
+
+/// A point in the order of departures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Mark(u64);
+
+pub(crate) struct Departures {
+    count: AtomicU64,
+    last: Box<[AtomicU64]>,
+}
+
+impl Departures {
+    pub fn new() -> Departures {
+        let last = (0..REMEMBERED).map(|_| AtomicU64::new(u64::MAX)).collect();
+        Departures { count: AtomicU64::new(0), last }
+    }
+
+    pub fn mark(&self) -> Mark {
+        Mark(self.count.load(Ordering::Acquire))
+    }
+
+    /// Called while the page is protected and busy, before its word says that it left.
+    pub fn note(&self, ppn: Ppn) {
+        let n = self.count.fetch_add(1, Ordering::AcqRel);
+        self.last[(n % REMEMBERED) as usize].store(ppn.0, Ordering::Release);
+    }
+
+    /// Whether a page that was just seen away from home may have left since `mark`. The word that
+    /// says so was stored after the note, so the note is seen here.
+    pub fn since(&self, mark: Mark, ppn: Ppn) -> bool {
+        let now = self.count.load(Ordering::Acquire);
+        if now - mark.0 > REMEMBERED {
+            return true;
+        }
+        (mark.0..now)
+            .any(|n| self.last[(n % REMEMBERED) as usize].load(Ordering::Acquire) == ppn.0)
+            // A note overwritten while we looked is one we may have missed.
+            || self.count.load(Ordering::Acquire) - mark.0 > REMEMBERED
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn departures_before_the_mark_are_not_recent_and_forgotten_ones_are() {
+        let departures = Departures::new();
+        departures.note(Ppn(1));
+        let mark = departures.mark();
+        assert!(!departures.since(mark, Ppn(1)));
+        departures.note(Ppn(2));
+        assert!(departures.since(mark, Ppn(2)));
+        assert!(!departures.since(mark, Ppn(1)));
+        for _ in 0..REMEMBERED {
+            departures.note(Ppn(3));
+        }
+        assert!(departures.since(mark, Ppn(1)), "more departures than remembered: in doubt");
+        assert!(!departures.since(departures.mark(), Ppn(1)));
+    }
+}

@@ -1,0 +1,187 @@
+//! The order in which the fault service does things, apart from the descriptors it reads from and
+//! the disk: over any guest memory, so that every interleaving can be tried on a double.
+//!
+//! - All events of one reading are taken together, discards first: a fault may be delivered before
+//!   the discard that caused it.
+//! - A fault on a page whose discard could not be booked yet waits for that.
+//! - Contents that arrive from the swap file for a page given up meanwhile are not put in place.
+
+use ballast_units::{Ppn, SlotId};
+
+use super::pending::Pending;
+use crate::backend::{Backend, MemError, PageBuf};
+use crate::memory::{Access, Counters, Fault, Mark, Memory, Wait};
+
+/// One event, in terms of pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Notice {
+    Fault(Ppn, Access),
+    /// Given up by the guest: `n` pages from there on.
+    Discard(Ppn, u64),
+}
+
+/// What the owner of a `Serve` has to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Task {
+    /// Read the slot, then call `arrived`.
+    Read(Ppn, SlotId),
+    /// Tell people.
+    Trouble(String),
+}
+
+/// Whether bytes that were read are in place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Landed {
+    /// Their buffer is free.
+    Done,
+    /// Keep them; call `arrived` again soon.
+    NotYet(Wait),
+}
+
+/// The state of one VM's fault service.
+#[derive(Debug, Default)]
+pub struct Serve {
+    pending: Pending,
+    /// Pages on their way from the swap file.
+    coming: Vec<Ppn>,
+}
+
+impl Serve {
+    pub fn pending(&self) -> &Pending {
+        &self.pending
+    }
+    pub fn is_quiet(&self) -> bool {
+        self.pending.is_empty() && self.coming.is_empty()
+    }
+
+    /// Takes events that were read after `mark`.
+    pub fn take<B: Backend>(
+        &mut self,
+        memory: &Memory<B>,
+        notices: &[Notice],
+        mark: Mark,
+        tasks: &mut Vec<Task>,
+    ) {
+        for notice in notices {
+            if let Notice::Discard(first, n) = *notice {
+                self.discard(memory, first, n, mark, tasks);
+            }
+        }
+        for notice in notices {
+            if let Notice::Fault(ppn, access) = *notice {
+                self.fault(memory, ppn, access, tasks);
+            }
+        }
+    }
+
+    /// Tries again what had to wait, discards first.
+    pub fn retry<B: Backend>(&mut self, memory: &Memory<B>, tasks: &mut Vec<Task>) {
+        for (first, n, mark) in self.pending.take_discards() {
+            self.discard(memory, first, n, mark, tasks);
+        }
+        for (first, n) in self.pending.take_due() {
+            if let Err(e) = memory.reconcile(first, n) {
+                tasks.push(Task::Trouble(format!("looking for {n} pages at {first}: {e}")));
+            }
+        }
+        for ppn in self.pending.waiting() {
+            if let Some(fault) = self.pending.fault(ppn) {
+                self.fault(memory, ppn, fault.access, tasks);
+            }
+        }
+    }
+
+    /// The read that a task asked for is done; `None` as bytes when it failed for good, then the
+    /// page stays swapped and its fault unanswered until `fault` is called for it again.
+    pub fn arrived<B: Backend>(
+        &mut self,
+        memory: &Memory<B>,
+        ppn: Ppn,
+        bytes: Option<&PageBuf>,
+        tasks: &mut Vec<Task>,
+    ) -> Landed {
+        let given_up = self.pending.discard_outstanding(ppn);
+        let outcome = memory.swapped_in(ppn, bytes.filter(|_| !given_up));
+        let landed = match outcome {
+            Fault::Wait(why) => return Landed::NotYet(why),
+            Fault::Failed(MemError::Gone) | Fault::Served | Fault::Read(_) => Landed::Done,
+            Fault::Failed(e) => {
+                // The VMM changed its memory: its affair, but it must not keep us busy.
+                tasks.push(Task::Trouble(format!("fault on {ppn}: {e}")));
+                return Landed::NotYet(Wait::Kernel);
+            }
+        };
+        self.coming.retain(|&p| p != ppn);
+        if given_up {
+            self.pending.keep_fault(ppn, Access::Missing, Wait::Busy);
+        }
+        landed
+    }
+
+    pub fn fault<B: Backend>(
+        &mut self,
+        memory: &Memory<B>,
+        ppn: Ppn,
+        access: Access,
+        tasks: &mut Vec<Task>,
+    ) {
+        if self.coming.contains(&ppn) {
+            // Putting the page in place wakes everyone who waits for it.
+            return;
+        }
+        if self.pending.discard_outstanding(ppn) {
+            self.keep(memory, ppn, access, Wait::Busy);
+            return;
+        }
+        match memory.fault(ppn, access) {
+            Fault::Served => self.served(memory, ppn),
+            Fault::Wait(why) => self.keep(memory, ppn, access, why),
+            Fault::Read(slot) => {
+                self.served(memory, ppn);
+                self.coming.push(ppn);
+                tasks.push(Task::Read(ppn, slot));
+            }
+            // The VMM is exiting; its process handle tells the manager.
+            Fault::Failed(MemError::Gone) => drop(self.pending.drop_fault(ppn)),
+            Fault::Failed(e) => {
+                tasks.push(Task::Trouble(format!("fault on {ppn}: {e}")));
+                self.keep(memory, ppn, access, Wait::Kernel);
+            }
+        }
+    }
+
+    fn keep<B: Backend>(&mut self, memory: &Memory<B>, ppn: Ppn, access: Access, why: Wait) {
+        let before = self.pending.fault(ppn).map(|f| f.why);
+        self.pending.keep_fault(ppn, access, why);
+        if before != Some(why) {
+            match why {
+                Wait::Memory => Counters::add(&memory.counters.waits, 1),
+                Wait::Blocked => Counters::add(&memory.counters.blocks, 1),
+                Wait::Busy | Wait::Discard | Wait::Kernel => {}
+            }
+        }
+    }
+
+    fn served<B: Backend>(&mut self, memory: &Memory<B>, ppn: Ppn) {
+        if let Some(fault) = self.pending.drop_fault(ppn) {
+            let waited = fault.since.elapsed().as_nanos() as u64;
+            Counters::add(&memory.counters.wait_ns, waited);
+        }
+    }
+
+    fn discard<B: Backend>(
+        &mut self,
+        memory: &Memory<B>,
+        first: Ppn,
+        n: u64,
+        mark: Mark,
+        tasks: &mut Vec<Task>,
+    ) {
+        let (left, result) = memory.discard(first, n, mark);
+        self.pending.keep_discards(left.busy, mark);
+        self.pending.look_again(left.present);
+        if let Err(e) = result {
+            tasks.push(Task::Trouble(format!("discarding {n} pages at {first}: {e}")));
+        }
+    }
+}

@@ -1,0 +1,425 @@
+//! The page-state machine and the order of the fault service, on a double of guest memory, under
+//! every schedule that shuttle finds. Run:
+//! `cargo test -p ballast-pager --features shuttle --test interleavings`
+//!
+//! In every scenario: a read sees the last write (after a discard: zeros, or what was there), nobody
+//! waits for ever, no more is present than is booked at any instant, and at the end the books are
+//! exact.
+
+mod support;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use ballast_pager::backend::PageBuf;
+use ballast_pager::memory::{Evicted, Memory};
+use ballast_pager::pmap::Pmap;
+use ballast_pager::service::serve::{Landed, Serve, Task};
+use ballast_pager::stage::{Stage, StageLayout};
+use ballast_units::{Pages, Ppn, SlotId};
+use shuttle::sync::Mutex;
+use shuttle::sync::atomic::{AtomicUsize, Ordering};
+use shuttle::thread;
+use support::{Discard, Double, Ram, host, token_of};
+
+const LAYOUT: StageLayout = StageLayout { cluster: 8, clusters: 1, holds: 2 };
+
+/// A VM with its fault service, its reclaim operations, and a swap file in memory.
+struct Rig {
+    memory: Memory<Ram>,
+    ram: Ram,
+    swap: Mutex<HashMap<u64, Box<PageBuf>>>,
+    actors: AtomicUsize,
+}
+
+impl Rig {
+    fn new(pages: u64, budget: u64, fault_around: u64) -> Arc<Rig> {
+        let host = host(budget);
+        let ram = Double::new(pages, host.clone());
+        let stage = Stage::on_heap(LAYOUT).unwrap();
+        let pmap = Pmap::on_heap(Pages(pages));
+        let around = Pages(fault_around);
+        let memory = Memory::new(pmap, ram.clone(), stage, Pages(16), host, around);
+        let swap = Mutex::new(HashMap::new());
+        Arc::new(Rig { memory, ram, swap, actors: AtomicUsize::new(0) })
+    }
+
+    /// Serves until everybody else is done and everything is booked.
+    fn serve(&self) {
+        let mut serve = Serve::default();
+        let mut landing: Vec<(Ppn, Box<PageBuf>)> = Vec::new();
+        loop {
+            // In this order: what an actor caused before it ended is read after.
+            let actors = self.actors.load(Ordering::SeqCst);
+            let mark = self.memory.mark();
+            let notices = self.ram.0.read_events();
+            let mut tasks = Vec::new();
+            serve.take(&self.memory, &notices, mark, &mut tasks);
+            landing.retain(|(ppn, bytes)| {
+                serve.arrived(&self.memory, *ppn, Some(bytes), &mut tasks) != Landed::Done
+            });
+            serve.retry(&self.memory, &mut tasks);
+            for task in tasks {
+                match task {
+                    Task::Read(ppn, SlotId(slot)) => {
+                        let bytes = self.swap.lock().unwrap()[&slot].clone();
+                        landing.push((ppn, bytes));
+                    }
+                    Task::Trouble(what) => panic!("{what}"),
+                }
+            }
+            if actors == 0 && notices.is_empty() && landing.is_empty() && settled(&serve) {
+                return;
+            }
+            thread::yield_now();
+        }
+    }
+
+    /// Runs the actors beside a fault service, then checks everything.
+    fn run(self: &Arc<Self>, actors: Vec<Box<dyn FnOnce(&Rig) + Send>>) {
+        self.actors.store(actors.len(), Ordering::SeqCst);
+        let mut threads: Vec<_> = actors
+            .into_iter()
+            .map(|actor| {
+                let rig = self.clone();
+                thread::spawn(move || {
+                    actor(&rig);
+                    rig.actors.fetch_sub(1, Ordering::SeqCst);
+                })
+            })
+            .collect();
+        let rig = self.clone();
+        threads.push(thread::spawn(move || rig.serve()));
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        self.check();
+    }
+
+    fn check(&self) {
+        self.memory.reconcile(Ppn(0), self.memory.pmap().len().0).unwrap();
+        self.memory.check_quiet().unwrap();
+        assert_eq!(self.ram.0.waiting(), 0);
+        let held = self.memory.pmap().in_state(ballast_pager::word::State::Held).0;
+        assert_eq!(self.memory.charged().0, self.ram.0.present() + held);
+        assert_eq!(self.memory.host().ledger.used(), self.memory.charged());
+    }
+
+    /// Brings a page to its home with contents, while nobody else runs.
+    fn put(&self, ppn: u64, token: u64) {
+        let mut serve = Serve::default();
+        while self.ram.0.try_access(ppn, Some(token)).is_err() {
+            let access = self.ram.0.try_access(ppn, Some(token)).unwrap_err();
+            serve.fault(&self.memory, Ppn(ppn), access, &mut Vec::new());
+        }
+    }
+
+    /// What the reclaim thread does with one page: evict, and write to swap.
+    fn reclaim(&self, ppn: u64, stage_slot: u64) {
+        let (slot, n) = self.memory.take_slots(1).unwrap();
+        assert_eq!(n, 1);
+        if self.memory.evict(Ppn(ppn), stage_slot) != Ok(Evicted::Staged) {
+            self.memory.free_slot(slot);
+            return;
+        }
+        // SAFETY: the slot is not reused before `written` has said that it may be.
+        let bytes = Box::new(*unsafe { self.memory.stage().page(stage_slot) });
+        token_of(&bytes);
+        self.swap.lock().unwrap().insert(slot.0, bytes);
+        while !self.memory.written(Ppn(ppn), stage_slot, slot) {
+            thread::yield_now();
+        }
+    }
+
+    fn sample(&self, ppn: u64) {
+        while !self.memory.sample(Ppn(ppn)).unwrap() {
+            thread::yield_now();
+        }
+    }
+
+    fn unsample(&self, ppn: u64) {
+        while !self.memory.unsample(Ppn(ppn)).unwrap() {
+            thread::yield_now();
+        }
+    }
+}
+
+/// All but pages to be looked at again, which wait for a clock.
+fn settled(serve: &Serve) -> bool {
+    serve.pending().faults() == 0 && !serve.pending().is_brief()
+}
+
+type Actor = Box<dyn FnOnce(&Rig) + Send>;
+
+fn actor(f: impl FnOnce(&Rig) + Send + 'static) -> Actor {
+    Box::new(f)
+}
+
+/// A guest thread that writes numbers of its own and reads each back.
+fn writer(ppn: u64, from: u64, times: u64) -> Actor {
+    actor(move |rig| {
+        for token in from..from + times {
+            rig.ram.0.guest_write(ppn, token);
+            assert_eq!(rig.ram.0.guest_read(ppn), token, "ppn {ppn}: lost a write");
+        }
+    })
+}
+
+fn iterations() -> usize {
+    std::env::var("BALLAST_INTERLEAVINGS").ok().and_then(|n| n.parse().ok()).unwrap_or(400)
+}
+
+/// Half of the schedules at random, half by PCT with three and five preemptions. A failure prints
+/// the schedule; BALLAST_SEED repeats the random half.
+fn explore(scenario: impl Fn() + Send + Sync + Clone + 'static) {
+    let seed = std::env::var("BALLAST_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(0xba11a57);
+    eprintln!("BALLAST_SEED={seed}");
+    let mut config = shuttle::Config::new();
+    config.max_steps = shuttle::MaxSteps::FailAfter(200_000);
+    let n = iterations();
+    let random = shuttle::scheduler::RandomScheduler::new_from_seed(seed, n / 2);
+    shuttle::Runner::new(random, config.clone()).run(scenario.clone());
+    for depth in [3, 5] {
+        let pct = shuttle::scheduler::PctScheduler::new_from_seed(seed, depth, n / 4);
+        shuttle::Runner::new(pct, config.clone()).run(scenario.clone());
+    }
+}
+
+#[test]
+fn guest_write_against_eviction() {
+    explore(|| {
+        let rig = Rig::new(1, 2, 1);
+        rig.put(0, 7);
+        rig.run(vec![writer(0, 100, 3), actor(|rig| rig.reclaim(0, 0))]);
+    });
+}
+
+#[test]
+fn guest_write_against_eviction_twice_and_their_clusters() {
+    explore(|| {
+        let rig = Rig::new(1, 1, 1);
+        rig.put(0, 7);
+        rig.run(vec![
+            writer(0, 100, 3),
+            actor(|rig| {
+                rig.reclaim(0, 0);
+                rig.reclaim(0, 1);
+            }),
+        ]);
+    });
+}
+
+#[test]
+fn two_faults_on_one_page() {
+    explore(|| {
+        let rig = Rig::new(1, 1, 1);
+        rig.put(0, 7);
+        rig.reclaim(0, 0);
+        rig.run(vec![
+            actor(|rig| assert_eq!(rig.ram.0.guest_read(0), 7)),
+            actor(|rig| assert_eq!(rig.ram.0.guest_read(0), 7)),
+        ]);
+        assert_eq!(rig.memory.swap_used(), Pages(0));
+    });
+}
+
+#[test]
+fn fault_against_the_end_of_its_cluster() {
+    explore(|| {
+        let rig = Rig::new(1, 1, 1);
+        rig.put(0, 7);
+        let (slot, _) = rig.memory.take_slots(1).unwrap();
+        assert_eq!(rig.memory.evict(Ppn(0), 0), Ok(Evicted::Staged));
+        rig.swap.lock().unwrap().insert(slot.0, support::page_of(7));
+        rig.run(vec![
+            actor(|rig| {
+                assert_eq!(rig.ram.0.guest_read(0), 7);
+                rig.ram.0.guest_write(0, 8);
+                assert_eq!(rig.ram.0.guest_read(0), 8);
+            }),
+            actor(move |rig| {
+                while !rig.memory.written(Ppn(0), 0, slot) {
+                    thread::yield_now();
+                }
+            }),
+        ]);
+    });
+}
+
+/// The guest writes after its discard is done: that write must stay, whatever else moves.
+fn discarder(ppn: u64, how: Discard, before: &'static [u64]) -> Actor {
+    actor(move |rig| {
+        rig.ram.0.vmm_discard(ppn, 1, how);
+        let seen = rig.ram.0.guest_read(ppn);
+        assert!(seen == 0 || before.contains(&seen), "neither void nor zero: {seen}");
+        rig.ram.0.guest_write(ppn, 50);
+        thread::yield_now();
+        assert_eq!(rig.ram.0.guest_read(ppn), 50, "the discard took a later write");
+        rig.ram.0.vmm_discard(ppn, 1, how);
+        rig.ram.0.guest_write(ppn, 51);
+        thread::yield_now();
+        assert_eq!(rig.ram.0.guest_read(ppn), 51, "the discard took a later write");
+    })
+}
+
+#[test]
+fn discard_against_eviction() {
+    for how in [Discard::PunchThenTell, Discard::TellThenPunch] {
+        explore(move || {
+            let rig = Rig::new(1, 2, 1);
+            rig.put(0, 7);
+            rig.run(vec![
+                discarder(0, how, &[7, 50]),
+                actor(|rig| {
+                    rig.reclaim(0, 0);
+                    rig.reclaim(0, 1);
+                    rig.reclaim(0, 2);
+                }),
+            ]);
+        });
+    }
+}
+
+#[test]
+fn discard_against_eviction_and_a_fault() {
+    explore(|| {
+        let rig = Rig::new(1, 2, 1);
+        rig.put(0, 7);
+        rig.run(vec![
+            discarder(0, Discard::PunchThenTell, &[7, 50]),
+            actor(|rig| rig.reclaim(0, 0)),
+            actor(|rig| {
+                let _ = rig.ram.0.guest_read(0);
+            }),
+        ]);
+    });
+}
+
+#[test]
+fn discard_against_sampling_and_a_fault() {
+    explore(|| {
+        let rig = Rig::new(1, 2, 1);
+        rig.put(0, 7);
+        rig.run(vec![
+            discarder(0, Discard::PunchThenTell, &[7, 50]),
+            actor(|rig| {
+                rig.sample(0);
+                rig.unsample(0);
+                rig.reclaim(0, 0);
+                rig.sample(0);
+                rig.unsample(0);
+            }),
+            actor(|rig| {
+                let _ = rig.ram.0.guest_read(0);
+            }),
+        ]);
+    });
+}
+
+#[test]
+fn sampling_against_writes() {
+    explore(|| {
+        let rig = Rig::new(1, 1, 1);
+        rig.put(0, 7);
+        rig.run(vec![
+            writer(0, 100, 3),
+            actor(|rig| {
+                rig.sample(0);
+                rig.unsample(0);
+                rig.sample(0);
+                rig.unsample(0);
+            }),
+        ]);
+    });
+}
+
+#[test]
+fn fault_around_against_eviction_and_discards_of_neighbours() {
+    explore(|| {
+        let rig = Rig::new(4, 8, 4);
+        rig.run(vec![
+            writer(1, 100, 2),
+            discarder(2, Discard::PunchThenTell, &[0, 50]),
+            actor(|rig| {
+                rig.reclaim(2, 0);
+                rig.reclaim(3, 1);
+                rig.reclaim(2, 2);
+            }),
+        ]);
+    });
+}
+
+#[test]
+fn swap_in_against_discard_and_eviction() {
+    explore(|| {
+        let rig = Rig::new(1, 2, 1);
+        rig.put(0, 7);
+        rig.reclaim(0, 0);
+        rig.run(vec![
+            actor(|rig| {
+                let _ = rig.ram.0.guest_read(0);
+            }),
+            discarder(0, Discard::PunchThenTell, &[7, 50]),
+            actor(|rig| rig.reclaim(0, 1)),
+        ]);
+    });
+}
+
+/// Two pages, memory for one: each fault waits until the other page has gone.
+#[test]
+fn faults_wait_for_memory_and_go_on() {
+    explore(|| {
+        let rig = Rig::new(2, 1, 1);
+        let done = Arc::new(AtomicUsize::new(0));
+        let guest = |ppn: u64| {
+            let done = done.clone();
+            actor(move |rig| {
+                rig.ram.0.guest_write(ppn, 10 + ppn);
+                assert_eq!(rig.ram.0.guest_read(ppn), 10 + ppn);
+                done.fetch_add(1, Ordering::SeqCst);
+            })
+        };
+        let (a, b) = (guest(0), guest(1));
+        let done = done.clone();
+        rig.run(vec![
+            a,
+            b,
+            actor(move |rig| {
+                let mut stage_slot = 0;
+                while done.load(Ordering::SeqCst) < 2 {
+                    let ppn = u64::from(!rig.ram.0.is_present(0));
+                    if rig.ram.0.waiting() > 0 && rig.ram.0.is_present(ppn) {
+                        rig.reclaim(ppn, stage_slot);
+                        stage_slot = (stage_slot + 1) % 8;
+                    }
+                    thread::yield_now();
+                }
+            }),
+        ]);
+    });
+}
+
+/// The smallest scenario, whole: every schedule of one write against one eviction and its fault.
+#[test]
+fn every_schedule_of_a_write_and_an_eviction() {
+    let config = {
+        let mut c = shuttle::Config::new();
+        c.max_steps = shuttle::MaxSteps::ContinueAfter(60);
+        c
+    };
+    let scheduler = shuttle::scheduler::DfsScheduler::new(Some(iterations() * 5), false);
+    shuttle::Runner::new(scheduler, config).run(|| {
+        let rig = Rig::new(1, 1, 1);
+        rig.put(0, 7);
+        let other = rig.clone();
+        let evictor = thread::spawn(move || other.memory.evict(Ppn(0), 0));
+        let written = rig.ram.0.try_access(0, Some(8)).is_ok();
+        let evicted = evictor.join().unwrap();
+        assert_eq!(evicted, Ok(Evicted::Staged));
+        // SAFETY: the eviction is over.
+        let token = token_of(unsafe { rig.memory.stage().page(0) });
+        assert_eq!(token, if written { 8 } else { 7 });
+        rig.put(0, 9);
+        rig.memory.check().unwrap();
+    });
+}
