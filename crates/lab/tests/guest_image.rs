@@ -2,32 +2,18 @@
 //! and their files, and it powers off when asked to.
 #![allow(clippy::unwrap_used, reason = "a panic here is the test failing")]
 
+mod common;
+
 use std::path::Path;
 use std::time::Duration;
 
 use ballast_lab::guest::Guest;
 use ballast_lab::image::{self, Image};
 use ballast_lab::plain::PlainVm;
-use ballast_lab::tools;
 use ballast_units::Bytes;
+use common::image_or_skip;
 
 const LIMIT: Duration = Duration::from_secs(180);
-
-/// None, loudly, where QEMU or a kernel cannot be had and need not be.
-fn image_or_skip(test: &str) -> Option<Image> {
-    let found =
-        tools::find("qemu-system-x86_64", "qemu-system-x86").and_then(|_| image::prepare(None));
-    match found {
-        Ok(image) => Some(image),
-        Err(why) if std::env::var_os("BALLAST_REQUIRE_PRIVILEGED").is_some_and(|v| v == "1") => {
-            panic!("{test} must run here, but: {why:#}")
-        }
-        Err(why) => {
-            eprintln!("SKIPPED {test}: {why:#}");
-            None
-        }
-    }
-}
 
 fn start(guest: &Guest, image: &Image) -> PlainVm {
     let mut vm = PlainVm::start(guest, image).unwrap();
@@ -41,7 +27,7 @@ fn guest(name: &str, dir: &Path) -> Guest {
 
 #[test]
 fn boots_checks_its_memory_and_powers_off_at_the_button() {
-    let Some(image) = image_or_skip("boots_checks_its_memory") else { return };
+    let Some(image) = image_or_skip("boots_checks_its_memory", &[]) else { return };
     let dir = tempfile::tempdir().unwrap();
     let guest = guest("touch", dir.path()).run("toucher --min-mb 8 --max-mb 24 --period 6");
     let mut vm = start(&guest, &image);
@@ -56,7 +42,7 @@ fn boots_checks_its_memory_and_powers_off_at_the_button() {
 
 #[test]
 fn workloads_pass_on_disk_and_power_off_when_done() {
-    let Some(image) = image_or_skip("workloads_pass_on_disk") else { return };
+    let Some(image) = image_or_skip("workloads_pass_on_disk", &[]) else { return };
     let dir = tempfile::tempdir().unwrap();
     let disk = dir.path().join("disk.img");
     image::empty_disk(&disk, Bytes::from_mib(128)).unwrap();
@@ -78,7 +64,7 @@ fn workloads_pass_on_disk_and_power_off_when_done() {
 
 #[test]
 fn a_workload_that_fails_is_seen_from_outside() {
-    let Some(image) = image_or_skip("a_workload_that_fails") else { return };
+    let Some(image) = image_or_skip("a_workload_that_fails", &[]) else { return };
     let dir = tempfile::tempdir().unwrap();
     let guest = guest("bad", dir.path()).run("toucher --no-such-option 1").power_off_when_done();
     let mut vm = start(&guest, &image);

@@ -1,0 +1,115 @@
+# Sourced by ./run, ./test, ./bench, ./experiment: installs what is missing.
+# shellcheck shell=bash
+
+step() { printf '==> %s\n' "$*"; }
+detail() { printf '    %s\n' "$*"; }
+fail() {
+    printf '%s: %s\n' "$(basename "$0")" "$*" >&2
+    exit 1
+}
+
+# The rust-version of the workspace.
+rust_wanted() { sed -n 's/^rust-version *= *"\(.*\)"/\1/p' Cargo.toml; }
+
+# version_at_least HAVE WANTED
+version_at_least() { [ "$(printf '%s\n%s\n' "$2" "$1" | sort -V | head -n 1)" = "$2" ]; }
+
+rust_is_good() {
+    command -v cargo >/dev/null && command -v rustc >/dev/null || return 1
+    local have
+    have=$(rustc --version 2>/dev/null | awk '{ print $2 }') || return 1
+    [ -n "$have" ] && version_at_least "${have%%-*}" "$(rust_wanted)"
+}
+
+# Version of the package that apt would install; empty if there is none.
+candidate() { apt-cache policy "$1" 2>/dev/null | sed -n 's/^ *Candidate: \([0-9].*\)/\1/p'; }
+
+APT_UPDATED=
+apt_update() {
+    [ -z "$APT_UPDATED" ] || return 0
+    step "Updating the package lists"
+    apt-get -q update >/dev/null || fail "apt-get update failed (network, or /etc/apt/sources?)"
+    APT_UPDATED=yes
+}
+
+apt_install() {
+    step "Installing $*"
+    DEBIAN_FRONTEND=noninteractive apt-get -q install -y --no-install-recommends "$@" >/dev/null ||
+        fail "apt-get install $* failed"
+}
+
+ensure_packages() {
+    # program:package
+    local pair missing=()
+    for pair in qemu-system-x86_64:qemu-system-x86 qemu-img:qemu-utils busybox:busybox-static \
+        cpio:cpio mke2fs:e2fsprogs dbench:dbench xz:xz-utils gzip:gzip cc:build-essential; do
+        PATH="$PATH:/usr/sbin:/sbin" command -v "${pair%%:*}" >/dev/null ||
+            missing+=("${pair#*:}")
+    done
+    # The static C library that the guests' program is linked with.
+    [ -e /usr/lib/x86_64-linux-gnu/libc.a ] || missing+=(libc6-dev)
+    [ ${#missing[@]} -gt 0 ] || return 0
+    command -v apt-get >/dev/null || fail "missing: ${missing[*]} (no apt-get to install them with)"
+    [ "$(id -u)" = 0 ] || fail "missing: ${missing[*]} (run as root, or: apt-get install ${missing[*]})"
+    apt_update
+    apt_install "${missing[@]}"
+}
+
+ensure_rust() {
+    # A toolchain of rustup is not in PATH of every shell.
+    [ ! -d "$HOME/.cargo/bin" ] || PATH="$HOME/.cargo/bin:$PATH"
+    rust_is_good && return 0
+    local wanted package
+    wanted=$(rust_wanted)
+    if command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
+        apt_update
+        # Debian keeps a recent toolchain for its browsers; Ubuntu packages rustup.
+        for package in "rustc cargo" "rustc-web cargo-web"; do
+            # shellcheck disable=SC2086 # two words
+            set -- $package
+            if version_at_least "$(candidate "$1")" "$wanted" && [ -n "$(candidate "$2")" ]; then
+                apt_install "$1" "$2"
+                hash -r
+                rust_is_good && return 0
+            fi
+        done
+        if ! command -v rustup >/dev/null && [ -n "$(candidate rustup)" ]; then
+            apt_install rustup
+        fi
+    fi
+    if command -v rustup >/dev/null; then
+        step "Installing the stable Rust toolchain with rustup"
+        rustup -q toolchain install stable --profile minimal -c clippy -c rustfmt &&
+            rustup -q default stable
+        PATH="$HOME/.cargo/bin:$PATH"
+        hash -r
+        rust_is_good && return 0
+    fi
+    fail "Rust $wanted or newer is needed and no package here has it (install rustup, then: rustup default stable)"
+}
+
+# The kernel that guests boot is fetched with apt-get download, which needs package lists.
+ensure_lists() {
+    command -v apt-cache >/dev/null || fail "apt is needed to fetch a kernel for the guests"
+    local cache=${BALLAST_CACHE:-$HOME/.cache/ballast}
+    compgen -G "$cache/kernel-*/vmlinuz" >/dev/null && return 0
+    apt-cache pkgnames linux-image- 2>/dev/null | grep -q . && return 0
+    [ "$(id -u)" = 0 ] || fail "no package lists (run as root, or: apt-get update)"
+    apt_update
+}
+
+ensure_prerequisites() {
+    [ "$(uname -s)-$(uname -m)" = Linux-x86_64 ] || fail "Ballast runs on x86-64 Linux only"
+    ensure_packages
+    ensure_rust
+    ensure_lists
+}
+
+# Builds the programs of the demo, the experiments and the benchmarks, as ./test does.
+build_programs() {
+    step "Building Ballast (release)"
+    cargo build --release --locked -p ballast-manager -p ballast-cli -p ballast-shim -p ballast-lab
+}
+
+# Runs a program of the build: lab SUBCOMMAND ARGUMENTS...
+lab() { exec "${CARGO_TARGET_DIR:-target}/release/ballast-lab" "$@"; }
