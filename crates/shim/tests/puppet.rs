@@ -158,9 +158,13 @@ fn a_refusal_after_ready_gives_the_memory_back_to_the_kernel() {
 #[test]
 fn memory_that_cannot_be_paged_is_reported_and_left_alone() {
     let Some(manager) = FakeManager::start() else { return };
-    let mut puppet = manager.puppet(RAM);
     // A file of a disk's filesystem: registering it for missing faults is EINVAL.
-    let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    if rustix::fs::statfs(dir.path()).unwrap().f_type == libc::TMPFS_MAGIC {
+        eprintln!("SKIPPED: {} is a tmpfs itself", dir.path().display());
+        return;
+    }
+    let mut puppet = manager.puppet(RAM);
     puppet.order(&format!("map {} {RAM}", dir.path().join("ram").display()));
     let (connection, _, _) = manager.accept_hello();
     let device = [std::os::fd::AsFd::as_fd(&manager.device)];
@@ -182,10 +186,12 @@ fn without_any_manager_a_vm_does_not_start_unless_told_so() {
     let command = manager.prepare(&mut command, RAM).env("BALLAST_SHIM_SOCKET", &nowhere);
     let mut puppet = Puppet::spawn(command);
     let mut optional = Puppet::spawn(command.env("BALLAST_OPTIONAL", "1"));
-    assert_eq!(puppet.ask(MAP), "", "no answer: the process ended");
+    puppet.order(MAP);
+    optional.order(MAP);
+    assert_eq!(puppet.answer(), "", "the process ended");
     assert_eq!(puppet.child.wait().unwrap().code(), Some(1));
     assert!(puppet.end().contains("nowhere.sock"));
-    assert_ne!(optional.ask(MAP), "");
+    assert_ne!(optional.answer(), "");
     assert_eq!(optional.read_page(1), 0);
     assert!(optional.end().contains("going on unmanaged"));
 }

@@ -44,8 +44,10 @@ impl Ram {
             Ok(device) => Uffd::from_device(device.as_fd()).unwrap(),
             Err(e) => return skip(&format!("{DEVICE_PATH}: {e}")),
         };
-        let has = uffd.handshake(FEATURES).unwrap();
-        assert!(has.contains(FEATURES));
+        match uffd.handshake(FEATURES) {
+            Ok(has) => assert!(has.contains(FEATURES)),
+            Err(e) => return skip(&format!("Linux 6.4 or newer is needed: {e}")),
+        }
         let file = memfd_create("ram", MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&file, PAGES * PAGE).unwrap();
         let rw = ProtFlags::READ | ProtFlags::WRITE;
