@@ -88,9 +88,13 @@ pub fn command(spec: &VmSpec, accel: &AccelChoice, paths: &LaunchPaths) -> Launc
     args.pair("-serial", "chardev:console");
     if !spec.no_balloon {
         let reporting = if spec.free_page_reporting { "on" } else { "off" };
+        // A guest that grows faster than its statistics tell takes pages back from the balloon
+        // before it ends a process of its own.
         args.pair(
             "-device",
-            format!("virtio-balloon-pci,id={BALLOON_ID},free-page-reporting={reporting}"),
+            format!(
+                "virtio-balloon-pci,id={BALLOON_ID},deflate-on-oom=on,free-page-reporting={reporting}"
+            ),
         );
     }
     args.pair("-action", "reboot=shutdown,panic=shutdown");
@@ -258,10 +262,10 @@ mod tests {
     #[test]
     fn the_balloon_follows_the_spec() {
         let launch = command(&spec(), &tcg(), &paths());
-        let device = "virtio-balloon-pci,id=bal,free-page-reporting=off";
+        let device = "virtio-balloon-pci,id=bal,deflate-on-oom=on,free-page-reporting=off";
         assert_eq!(value(&launch, "-device"), Some(device));
         let with = VmSpec { free_page_reporting: true, ..spec() };
-        let device = "virtio-balloon-pci,id=bal,free-page-reporting=on";
+        let device = "virtio-balloon-pci,id=bal,deflate-on-oom=on,free-page-reporting=on";
         assert_eq!(value(&command(&with, &tcg(), &paths()), "-device"), Some(device));
         let without = VmSpec { no_balloon: true, ..spec() };
         assert_eq!(value(&command(&without, &tcg(), &paths()), "-device"), None);
