@@ -33,29 +33,49 @@ impl Options {
     }
 }
 
+/// Where the manager's state belongs: on a tmpfs.
+fn runtime_folder() -> PathBuf {
+    let own = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    std::iter::once(PathBuf::from("/run"))
+        .chain(own)
+        .find(|dir| dir.metadata().is_ok_and(|m| m.is_dir()) && writable(dir))
+        .unwrap_or_else(std::env::temp_dir)
+}
+
+/// Swap and disk images belong on a disk, which /tmp need not be.
+fn disk_folder() -> PathBuf {
+    let disk = PathBuf::from("/var/tmp");
+    if writable(&disk) { disk } else { std::env::temp_dir() }
+}
+
+fn writable(dir: &Path) -> bool {
+    let Ok(path) = std::ffi::CString::new(dir.as_os_str().as_encoded_bytes()) else { return false };
+    // SAFETY: a NUL-ended path that lives through the call.
+    unsafe { libc::access(path.as_ptr(), libc::W_OK | libc::X_OK) == 0 }
+}
+
 pub struct Manager {
     child: Option<Child>,
     client: Client,
-    /// Private to this run; holds everything but the swap files.
+    /// Private to this run, in memory: sockets, the manager's state, consoles.
     root: PathBuf,
-    swap: PathBuf,
+    /// Private to this run, on a disk: swap files and disk images.
+    disks: PathBuf,
 }
 
 impl Manager {
     /// Starts ballastd and waits until it listens.
     pub fn start(options: &Options) -> Result<Manager> {
         let program = tools::sibling("ballastd")?;
-        let root = leftovers::private_folder(&std::env::temp_dir())?;
-        // Swap belongs on a disk, which /tmp need not be.
-        let disk = Path::new("/var/tmp");
-        let swap_parent = if disk.is_dir() { disk.to_owned() } else { std::env::temp_dir() };
-        let swap = leftovers::private_folder(&swap_parent).inspect_err(|_| {
+        let root = leftovers::private_folder(&runtime_folder())?;
+        let disks = leftovers::private_folder(&disk_folder()).inspect_err(|_| {
             let _ = std::fs::remove_dir_all(&root);
         })?;
         let socket = root.join("run/api.sock");
-        let mut manager = Manager { child: None, client: Client::new(socket), root, swap };
+        let mut manager = Manager { child: None, client: Client::new(socket), root, disks };
         // From here on, dropping `manager` removes what was made.
-        for folder in [manager.run_dir(), manager.root.join("console"), manager.root.join("disk")] {
+        for folder in [manager.run_dir(), manager.consoles(), manager.swap_dir(), manager.images()]
+        {
             std::fs::create_dir(&folder).with_context(|| folder.display().to_string())?;
         }
         manager.spawn(&program, options)?;
@@ -73,7 +93,8 @@ impl Manager {
             .arg("--socket")
             .arg(self.client.socket())
             .arg("--swap-dir")
-            .arg(&self.swap);
+            .arg(self.swap_dir())
+            .arg("--stop-vms-on-exit");
         if let Some(tax) = options.tax {
             command.arg("--tax").arg(tax.to_string());
         }
@@ -129,7 +150,13 @@ impl Manager {
         self.root.join("console")
     }
     pub fn disk(&self, name: &str) -> PathBuf {
-        self.root.join("disk").join(format!("{name}.img"))
+        self.images().join(format!("{name}.img"))
+    }
+    fn images(&self) -> PathBuf {
+        self.disks.join("images")
+    }
+    fn swap_dir(&self) -> PathBuf {
+        self.disks.join("swap")
     }
     fn run_dir(&self) -> PathBuf {
         self.root.join("run")
@@ -166,12 +193,12 @@ impl Manager {
             left.push("ballastd still runs 60 s after its shutdown".to_owned());
         }
         left.extend(leftovers::describe(&self.run_dir()));
-        left.extend(leftovers::describe(&self.swap));
+        left.extend(leftovers::describe(&self.swap_dir()));
         for process in leftovers::processes(&self.root) {
             left.push(format!("process {process} of this run"));
         }
         self.remove();
-        for folder in [&self.root, &self.swap] {
+        for folder in [&self.root, &self.disks] {
             if folder.exists() {
                 left.push(format!("{} cannot be removed", folder.display()));
             }
@@ -207,7 +234,7 @@ impl Manager {
             let _ = child.kill();
             let _ = child.wait();
         }
-        for folder in [&self.root, &self.swap] {
+        for folder in [&self.root, &self.disks] {
             leftovers::sweep(folder);
             let _ = std::fs::remove_dir_all(folder);
         }

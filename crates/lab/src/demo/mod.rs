@@ -20,6 +20,8 @@ use crate::{image, say};
 
 /// How long guests may take until they report that they are ready.
 const BOOT_LIMIT: Duration = Duration::from_secs(180);
+/// Shorter than the manager's default, so that a short demo shows the estimates at work.
+const SAMPLE_PERIOD: Duration = Duration::from_secs(10);
 const TABLE_EVERY: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Debug, clap::Args)]
@@ -77,7 +79,11 @@ pub async fn run(args: &DemoArgs) -> Result<bool> {
     let image = image::prepare(args.kernel_package.as_deref())?;
     say::detail(&format!("guests boot {}", image.package));
     say::step(&format!("Starting ballastd with {} of machine memory", args.budget));
-    let options = Options { tax: args.tax, ..Options::budget(args.budget) };
+    let options = Options {
+        tax: args.tax,
+        sample_period: Some(SAMPLE_PERIOD),
+        ..Options::budget(args.budget)
+    };
     let mut manager = Manager::start(&options)?;
 
     // Every way out from here ends the manager and its guests: in order, or by `manager`'s drop.
