@@ -365,6 +365,20 @@ fn swap_in_against_discard_and_eviction() {
     });
 }
 
+/// Nobody else touches the page: the one fault must be answered, with what it was or with zeros.
+#[test]
+fn swap_in_against_a_discard_alone() {
+    explore(|| {
+        let rig = Rig::new(1, 2, 1);
+        rig.put(0, 7);
+        rig.reclaim(0, 0);
+        rig.run(vec![
+            actor(|rig| assert!([0, 7].contains(&rig.ram.0.guest_read(0)))),
+            actor(|rig| rig.ram.0.vmm_discard(0, 1, Discard::PunchThenTell)),
+        ]);
+    });
+}
+
 /// Two pages, memory for one: each fault waits until the other page has gone.
 #[test]
 fn faults_wait_for_memory_and_go_on() {

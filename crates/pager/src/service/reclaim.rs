@@ -89,6 +89,8 @@ impl Reclaim {
     }
 
     pub fn run(mut self) {
+        // What a former manager left goes out first: its clusters may be full.
+        self.flush();
         while !self.vm.is_stopping() {
             if let Some(request) = self.vm.take_sample_request() {
                 self.sample(request);
@@ -177,9 +179,10 @@ impl Reclaim {
 
     fn open_cluster(&self) -> Option<usize> {
         // A part-filled one first, so that clusters go full.
-        let open = |c: &&Cluster| !c.sealed;
-        let best = self.clusters.iter().filter(open).map(|c| c.pages.len()).max()?;
-        self.clusters.iter().position(|c| !c.sealed && c.pages.len() == best)
+        let room = self.vm.memory.stage().layout().cluster;
+        let open = |c: &Cluster| !c.sealed && (c.pages.len() as u64) < room;
+        let best = self.clusters.iter().filter(|c| open(c)).map(|c| c.pages.len()).max()?;
+        self.clusters.iter().position(|c| open(c) && c.pages.len() == best)
     }
 
     fn victim(&mut self) -> Option<Ppn> {

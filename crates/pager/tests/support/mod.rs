@@ -4,6 +4,9 @@
 
 #![allow(dead_code, reason = "each test file uses its own part of this module")]
 
+#[cfg(not(feature = "shuttle"))]
+pub mod vm;
+
 use std::collections::VecDeque;
 use std::sync::Arc as StdArc;
 
@@ -77,6 +80,8 @@ struct World {
     dead: bool,
     /// Operation number to fail once with this error.
     fail: Option<(u64, MemError)>,
+    /// The books are being rebuilt: more may be present than is booked.
+    recovering: bool,
 }
 
 pub struct Double {
@@ -245,7 +250,23 @@ impl Double {
         let mut world = self.world();
         world.crash = None;
         world.fail = None;
+        world.recovering = true;
         std::mem::take(&mut world.dead)
+    }
+
+    pub fn is_dead(&self) -> bool {
+        self.world().dead
+    }
+    pub fn recovered(&self) {
+        self.world().recovering = false;
+    }
+
+    /// A guest thread that waits for a page, without the thread.
+    pub fn park(&self, ppn: u64, access: Access) {
+        let mut world = self.world();
+        let id = world.next_id;
+        world.next_id += 1;
+        world.waiters.push(Waiter { ppn, access, read: false, id });
     }
 
     /// One call of the manager.
@@ -276,8 +297,12 @@ impl Double {
             return Err(MemError::Crash);
         }
         let present = world.pages.iter().flatten().count() as u64;
+        let recovering = world.recovering;
         drop(world);
         self.changed.notify_all();
+        if recovering {
+            return result;
+        }
         let used = self.host.ledger.used();
         // Others may free pages between the two looks, never book fewer than are there; so a
         // shortfall is looked at twice.

@@ -1,0 +1,260 @@
+//! The manager dies at every call of every operation, before and after the call took effect, and
+//! its successor dies at every call of its recovery. Afterwards the guest reads what it wrote.
+#![cfg(not(feature = "shuttle"))]
+
+mod support;
+
+use ballast_pager::backend::{Backend, MemError};
+use ballast_pager::memory::{Access, NotEvicted};
+use ballast_pager::word::State;
+use ballast_units::{Ppn, SlotId};
+use support::vm::Vm;
+use support::{CrashAt, page_of};
+
+const PAGES: u64 = 10;
+
+/// One page in every state, with contents by page number.
+fn vm() -> (Vm, Vec<u64>) {
+    let mut vm = Vm::new(PAGES, 100, 16, 4);
+    for p in 0..4 {
+        vm.access(p, Some(10 + p));
+    }
+    vm.access(7, Some(0));
+    // Swapped, staged, held, resident (0), and a resident page of zeros (7).
+    vm.evict(2).unwrap();
+    vm.write_cluster();
+    vm.evict(1).unwrap();
+    assert!(vm.memory.sample(Ppn(3)).unwrap());
+    // Fault-around brought 4..7 too: to Untouched, and one given up.
+    vm.evict(4).unwrap();
+    vm.evict(5).unwrap();
+    vm.ram.0.vmm_punch(6, 1);
+    vm.ram.0.announce(6, 1);
+    vm.pump().unwrap();
+    let states = [
+        State::Resident,
+        State::Staged,
+        State::Swapped,
+        State::Held,
+        State::Untouched,
+        State::Untouched,
+        State::Ballooned,
+        State::Resident,
+        State::Untouched,
+        State::Untouched,
+    ];
+    for (p, state) in states.into_iter().enumerate() {
+        assert_eq!(vm.state(p as u64), state, "ppn {p}");
+    }
+    vm.check();
+    (vm, vec![10, 11, 12, 13, 0, 0, 0, 0, 0, 0])
+}
+
+type Op = fn(&mut Vm) -> Result<(), MemError>;
+
+fn evicted<T>(result: Result<T, NotEvicted>) -> Result<(), MemError> {
+    match result {
+        Err(NotEvicted::Failed(e)) => Err(e),
+        Err(e) => panic!("{e:?}"),
+        Ok(_) => Ok(()),
+    }
+}
+
+fn missing(vm: &mut Vm, ppn: u64) -> Result<(), MemError> {
+    vm.ram.0.park(ppn, Access::Missing);
+    vm.pump()
+}
+
+fn gone(vm: &mut Vm, first: u64, n: u64) -> Result<(), MemError> {
+    vm.ram.0.vmm_punch(first, n);
+    vm.ram.0.announce(first, n);
+    vm.pump()
+}
+
+const OPS: &[(&str, Op)] = &[
+    ("evict", |vm| evicted(vm.evict(0))),
+    ("evict a page of zeros", |vm| evicted(vm.evict(7))),
+    ("fault on a page at home", |vm| missing(vm, 0)),
+    ("fault on a protected page", |vm| {
+        vm.ram.protect(Ppn(0))?;
+        vm.ram.0.park(0, Access::Protected);
+        vm.pump()
+    }),
+    ("fault on a page punched unannounced", |vm| {
+        vm.ram.0.vmm_punch(7, 1);
+        missing(vm, 7)
+    }),
+    ("fault on a staged page", |vm| missing(vm, 1)),
+    ("fault on a swapped page", |vm| missing(vm, 2)),
+    ("fault on a held page", |vm| missing(vm, 3)),
+    ("fault and its neighbours", |vm| missing(vm, 4)),
+    ("fault at the short end", |vm| missing(vm, 9)),
+    ("fault on a ballooned page", |vm| missing(vm, 6)),
+    ("fault and neighbours that are there", |vm| {
+        vm.ram.0.vmm_punch(7, 1);
+        vm.memory.reconcile(Ppn(7), 1)?;
+        missing(vm, 5)
+    }),
+    ("discard of everything", |vm| gone(vm, 0, PAGES)),
+    ("discard of residents", |vm| gone(vm, 7, 1)),
+    ("announced, punched later", |vm| {
+        vm.ram.0.announce(0, PAGES);
+        vm.pump()
+    }),
+    ("sample", |vm| vm.memory.sample(Ppn(0)).map(drop)),
+    ("unsample", |vm| vm.memory.unsample(Ppn(3)).map(drop)),
+    ("written", |vm| {
+        vm.write_cluster();
+        Ok(())
+    }),
+    ("swap-in of a page given up", |vm| {
+        let fault = vm.memory.fault(Ppn(2), Access::Missing);
+        assert!(matches!(fault, ballast_pager::memory::Fault::Read(SlotId(_))));
+        gone(vm, 2, 1)
+    }),
+];
+
+/// What the guest may find: what it wrote, or zeros where it gave the page up.
+fn expected(op: &str, wrote: &[u64]) -> Vec<Vec<u64>> {
+    let void: &[u64] = match op {
+        "discard of everything" | "announced, punched later" => &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9],
+        "swap-in of a page given up" => &[2],
+        _ => &[],
+    };
+    let may = |(p, &token): (usize, &u64)| {
+        if void.contains(&(p as u64)) { vec![token, 0] } else { vec![token] }
+    };
+    wrote.iter().enumerate().map(may).collect()
+}
+
+fn finish(vm: &mut Vm, expected: &[Vec<u64>], what: &str) {
+    vm.check();
+    assert_eq!(vm.ram.0.waiting(), 0, "{what}: somebody was not woken");
+    let again: Vec<_> = vm.cluster.iter().map(|(slot, ppn)| (*slot, *ppn)).collect();
+    for (slot, ppn) in again {
+        // SAFETY: one thread.
+        let bytes = Box::new(*unsafe { vm.memory.stage().page(slot) });
+        assert!(expected[ppn.index()].contains(&support::token_of(&bytes)), "{what}: stage");
+    }
+    vm.write_cluster();
+    vm.check();
+    vm.memory.check_quiet().unwrap();
+    for p in 0..PAGES {
+        let seen = vm.access(p, None);
+        assert!(expected[p as usize].contains(&seen), "{what}: ppn {p} reads {seen}");
+        vm.access(p, Some(100 + p));
+    }
+    for p in 0..PAGES {
+        vm.evict(p).unwrap();
+    }
+    for p in 0..PAGES {
+        assert_eq!(vm.access(p, None), 100 + p, "{what}: ppn {p}, written after");
+    }
+    vm.check();
+}
+
+#[test]
+fn a_crash_at_any_call_of_any_operation_loses_nothing() {
+    let mut crashes = 0;
+    for (name, op) in OPS {
+        for after in [false, true] {
+            for call in 0.. {
+                let (mut vm, wrote) = vm();
+                vm.ram.0.crash_at(CrashAt { call, after });
+                let result = op(&mut vm);
+                let died = vm.ram.0.revive();
+                let what = format!("{name}, dies at call {call}, after it: {after}");
+                assert!(!died || result == Err(MemError::Crash), "{what}: {result:?}");
+                vm.take_over().unwrap();
+                finish(&mut vm, &expected(name, &wrote), &what);
+                if !died {
+                    let idle = ["written", "swap-in of a page given up"].contains(name);
+                    assert!(call > 0 || idle, "{name} made no call");
+                    break;
+                }
+                crashes += 1;
+            }
+        }
+    }
+    println!("{crashes} crashes");
+    assert!(crashes >= 50, "{crashes}");
+}
+
+#[test]
+fn a_crash_in_the_recovery_from_a_crash_loses_nothing() {
+    let mut crashes = 0;
+    for (name, op) in OPS {
+        for (after, again_after) in [(false, false), (true, false), (false, true), (true, true)] {
+            for call in 0.. {
+                let mut first_died = true;
+                for again in 0.. {
+                    let (mut vm, wrote) = vm();
+                    vm.ram.0.crash_at(CrashAt { call, after });
+                    let _ = op(&mut vm);
+                    first_died = vm.ram.0.revive();
+                    vm.ram.0.crash_at(CrashAt { call: again, after: again_after });
+                    let result = vm.retry_take_over();
+                    let died = vm.ram.0.revive();
+                    let what = format!("{name}, dies at call {call}, then in recovery at {again}");
+                    assert_eq!(died, result.is_err(), "{what}");
+                    if !died {
+                        break;
+                    }
+                    vm.take_over().unwrap();
+                    finish(&mut vm, &expected(name, &wrote), &what);
+                    crashes += 1;
+                }
+                if !first_died {
+                    break;
+                }
+            }
+        }
+    }
+    println!("{crashes} crashes in recovery");
+    assert!(crashes > 300, "{crashes}");
+}
+
+/// The same enumeration with errors that come and go: nothing is lost, no restart needed.
+#[test]
+fn a_failure_at_any_call_of_any_operation_loses_nothing() {
+    let other = MemError::Os { op: "test", ppn: Ppn(0), source: ballast_pager::backend::Errno(5) };
+    for (name, op) in OPS {
+        for error in [MemError::Again, MemError::NoMemory, other.clone()] {
+            for call in 0..40 {
+                let (mut vm, wrote) = vm();
+                if *name == "swap-in of a page given up" {
+                    // Its read is in nobody's hands here.
+                    continue;
+                }
+                vm.ram.0.fail_at(call, error.clone());
+                let _ = op(&mut vm);
+                vm.ram.0.revive();
+                vm.ram.0.recovered();
+                for _ in 0..4 {
+                    vm.pump().unwrap();
+                }
+                let what = format!("{name}: {error} at call {call}");
+                assert_eq!(vm.serve.pending().faults(), 0, "{what}");
+                finish(&mut vm, &expected(name, &wrote), &what);
+            }
+        }
+    }
+}
+
+#[test]
+fn recovery_reports_what_it_found() {
+    let (mut vm, _) = vm();
+    vm.ram.0.vmm_punch(7, 1);
+    vm.ram.0.crash_at(CrashAt { call: 1, after: false });
+    vm.evict(0).unwrap_err();
+    let found = vm.take_over().unwrap();
+    assert_eq!((found.busy, found.absent), (1, 1));
+    assert_eq!(found.staged, [(Ppn(1), 0)]);
+    assert_eq!(found.held, [Ppn(3)]);
+    assert_eq!(vm.state(7), State::Ballooned);
+}
+
+#[test]
+fn contents_are_whole_pages() {
+    assert_eq!(support::token_of(&page_of(77)), 77);
+}

@@ -1,0 +1,117 @@
+//! Random operations on the page-state machine, one thread, against the obvious model: a list of
+//! what the guest wrote. All invariants are checked after every step.
+#![cfg(not(feature = "shuttle"))]
+
+mod support;
+
+use ballast_pager::backend::{Errno, MemError};
+use ballast_units::Ppn;
+use proptest::prelude::*;
+use support::vm::Vm;
+
+const PAGES: u64 = 12;
+
+#[derive(Clone, Debug)]
+enum Op {
+    Write(u64, u64),
+    Read(u64),
+    Evict(u64),
+    WriteCluster,
+    Sample(u64),
+    Unsample(u64),
+    Discard(u64, u64),
+    AnnounceThenPunch(u64, u64),
+    Low(bool),
+    Fail(u64, u8),
+    TakeOver,
+}
+
+fn ops() -> impl Strategy<Value = Vec<Op>> {
+    let page = 0..PAGES;
+    let op = prop_oneof![
+        6 => (page.clone(), 0u64..5).prop_map(|(p, t)| Op::Write(p, t)),
+        6 => page.clone().prop_map(Op::Read),
+        8 => page.clone().prop_map(Op::Evict),
+        2 => Just(Op::WriteCluster),
+        2 => page.clone().prop_map(Op::Sample),
+        2 => page.clone().prop_map(Op::Unsample),
+        1 => (page.clone(), 1u64..5).prop_map(|(p, n)| Op::Discard(p, n.min(PAGES - p))),
+        1 => (page.clone(), 1u64..5).prop_map(|(p, n)| Op::AnnounceThenPunch(p, n.min(PAGES - p))),
+        1 => any::<bool>().prop_map(Op::Low),
+        3 => (0u64..4, 0u8..3).prop_map(|(call, e)| Op::Fail(call, e)),
+        1 => Just(Op::TakeOver),
+    ];
+    prop::collection::vec(op, 1..120)
+}
+
+fn step(vm: &mut Vm, wrote: &mut [u64], op: &Op) {
+    match *op {
+        Op::Write(p, token) => {
+            vm.access(p, Some(token));
+            wrote[p as usize] = token;
+        }
+        Op::Read(p) => assert_eq!(vm.access(p, None), wrote[p as usize], "ppn {p}"),
+        Op::Evict(p) => drop(vm.evict(p)),
+        Op::WriteCluster => vm.write_cluster(),
+        Op::Sample(p) => drop(vm.memory.sample(Ppn(p))),
+        Op::Unsample(p) => drop(vm.memory.unsample(Ppn(p))),
+        Op::Discard(p, n) => {
+            vm.ram.0.vmm_punch(p, n);
+            vm.ram.0.announce(p, n);
+            vm.pump().unwrap();
+            vm.pump().unwrap();
+            wrote[p as usize..(p + n) as usize].fill(0);
+        }
+        Op::AnnounceThenPunch(p, n) => {
+            vm.ram.0.announce(p, n);
+            vm.pump().unwrap();
+            vm.pump().unwrap();
+            vm.ram.0.vmm_punch(p, n);
+            vm.memory.reconcile(Ppn(p), n).unwrap();
+            wrote[p as usize..(p + n) as usize].fill(0);
+        }
+        Op::Low(low) => {
+            vm.host.set_low(low);
+            vm.memory.set_target(vm.host.ledger.budget());
+        }
+        Op::Fail(call, e) => {
+            let error = match e {
+                0 => MemError::Again,
+                1 => MemError::NoMemory,
+                _ => MemError::Os { op: "test", ppn: Ppn(0), source: Errno(5) },
+            };
+            vm.ram.0.fail_at(call, error);
+        }
+        Op::TakeOver => {
+            vm.take_over().unwrap();
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_guest_reads_what_it_wrote(
+        ops in ops(),
+        budget in 3u64..16,
+        swap in 8u64..20,
+        around in 1u64..6,
+    ) {
+        let mut vm = Vm::new(PAGES, budget, swap, around);
+        vm.host.set_plenty(ballast_units::Pages(1));
+        let mut wrote = [0; PAGES as usize];
+        for op in &ops {
+            step(&mut vm, &mut wrote, op);
+            vm.check();
+            prop_assert!(vm.host.ledger.peak() <= vm.host.ledger.budget());
+        }
+        vm.ram.0.revive();
+        vm.ram.0.recovered();
+        for p in 0..PAGES {
+            prop_assert_eq!(vm.access(p, None), wrote[p as usize], "ppn {} at the end", p);
+        }
+        vm.write_cluster();
+        vm.check();
+    }
+}

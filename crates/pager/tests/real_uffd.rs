@@ -1,0 +1,575 @@
+//! The pager over the kernel's userfaultfd and a VMM process of its own, flat out. Needs the right
+//! to create userfaultfds; skipped, loudly, without (an error where BALLAST_REQUIRE_PRIVILEGED=1).
+//! BALLAST_SOAK_SECONDS lengthens the soak.
+#![cfg(not(feature = "shuttle"))]
+
+#[path = "support/vmm.rs"]
+mod vmm;
+
+use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use ballast_pager::host::Host;
+use ballast_pager::ledger::Ledger;
+use ballast_pager::service::{Health, PagedVm, PagerConfig, VmFiles};
+use ballast_pager::word::State;
+use ballast_uffd::Uffd;
+use ballast_units::{HostAddr, PAGE_SIZE, Pages, Ppn};
+use vmm::{Cell, Guest, Vmm, again, inherited};
+
+const SIZE: u64 = 8192;
+const ROOM: u64 = 2048;
+const THREADS: u64 = 4;
+
+/// One at a time: descriptors must not leak into another test's processes.
+fn alone() -> Option<MutexGuard<'static, ()>> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    if let Err(e) = Uffd::open() {
+        assert!(
+            std::env::var("BALLAST_REQUIRE_PRIVILEGED").as_deref() != Ok("1"),
+            "no userfaultfd: {e}"
+        );
+        eprintln!("SKIPPED: no userfaultfd here: {e}");
+        return None;
+    }
+    Some(ALONE.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % n
+    }
+}
+
+// ---- the VMM process ----------------------------------------------------------------------------
+
+#[test]
+#[ignore = "the VMM process of the other tests"]
+fn vmm_process() {
+    let Some(guest) = Guest::enter() else { return };
+    match guest.role.as_str() {
+        "soak" => std::thread::scope(|scope| {
+            for t in 0..THREADS {
+                let guest = &guest;
+                scope.spawn(move || soak(guest, t));
+            }
+        }),
+        "touch" => {
+            for ppn in 0..guest.pages {
+                guest.write_page(ppn, |i| ppn << 32 | i as u64);
+                guest.board.set(Cell::Step, ppn + 1);
+            }
+            hold(&guest);
+        }
+        "truncate" => {
+            guest.write_page(0, |_| 1);
+            guest.write_page(100, |_| 1);
+            rustix::fs::ftruncate(&guest.ram, 0).unwrap();
+            guest.board.set(Cell::Step, 1);
+            hold(&guest);
+        }
+        "seal" => {
+            guest.write_page(0, |i| i as u64);
+            let seal = rustix::fs::SealFlags::FUTURE_WRITE;
+            rustix::fs::fcntl_add_seals(&guest.ram, seal).unwrap();
+            guest.board.set(Cell::Step, 1);
+            while guest.board.get(Cell::Stop) == 0 {
+                guest.write_page(0, |i| i as u64);
+                assert!(guest.read_page(0).iter().enumerate().all(|(i, &w)| w == i as u64));
+            }
+            guest.board.add(Cell::Done, 1);
+        }
+        "block" => {
+            let flags = rustix::fs::fcntl_getfl(&guest.uffd).unwrap();
+            let blocking = flags - rustix::fs::OFlags::NONBLOCK;
+            rustix::fs::fcntl_setfl(&guest.uffd, blocking).unwrap();
+            guest.write_page(0, |_| 1);
+            guest.board.set(Cell::Step, 1);
+            hold(&guest);
+        }
+        other => panic!("no role {other}"),
+    }
+    // The memory stays until the test has looked at it, and kills.
+    loop {
+        std::thread::sleep(Duration::from_secs(1));
+    }
+}
+
+fn hold(guest: &Guest) {
+    while guest.board.get(Cell::Stop) == 0 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    for ppn in 0..guest.pages.min(guest.board.get(Cell::Step)) {
+        let page = guest.read_page(ppn);
+        if !page.iter().enumerate().all(|(i, &w)| w == ppn << 32 | i as u64) {
+            guest.board.add(Cell::Errors, 1);
+        }
+    }
+    guest.board.add(Cell::Done, 1);
+}
+
+fn pattern(ppn: u64, version: u64, i: usize) -> u64 {
+    if version == 0 {
+        0
+    } else {
+        (ppn << 40 | version << 10 | i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    }
+}
+
+/// One guest thread: pages of its own, each with the version it last wrote.
+fn soak(guest: &Guest, thread: u64) {
+    let own = guest.pages / THREADS;
+    let mut random = Random(0x5eed + thread);
+    // The version, and whether an older one may be seen because the page was given up.
+    let mut pages = vec![(0u64, false); own as usize];
+    let mut next = 1;
+    let zeros =
+        rustix::fs::open("/dev/zero", rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty())
+            .unwrap();
+    let verify = |at: u64, (version, void): (u64, bool)| {
+        let ppn = at * THREADS + thread;
+        let page = guest.read_page(ppn);
+        let is = |v: u64| page.iter().enumerate().all(|(i, &w)| w == pattern(ppn, v, i));
+        guest.board.add(Cell::Accesses, 1);
+        if !is(version) && !(void && is(0)) {
+            eprintln!("ppn {ppn}: expected version {version}, got {:#x}", page[0]);
+            guest.board.add(Cell::Errors, 1);
+        }
+    };
+    while guest.board.get(Cell::Stop) == 0 {
+        // Half of the accesses go to an eighth of the pages.
+        let at = if random.below(2) == 0 { random.below(own / 8) } else { random.below(own) };
+        let ppn = at * THREADS + thread;
+        let page = &mut pages[at as usize];
+        match random.below(100) {
+            0..40 => verify(at, *page),
+            40..90 => {
+                verify(at, *page);
+                next += 1;
+                guest.write_page(ppn, |i| pattern(ppn, next, i));
+                *page = (next, false);
+            }
+            90..94 => {
+                // By the kernel, on the VMM's behalf: a fault from inside a system call.
+                // SAFETY: a page of this thread's own.
+                let n = unsafe {
+                    libc::read(
+                        std::os::fd::AsRawFd::as_raw_fd(&zeros),
+                        guest.word(ppn, 0).cast(),
+                        PAGE_SIZE,
+                    )
+                };
+                if n != PAGE_SIZE as isize {
+                    guest.board.add(Cell::Errors, 1);
+                }
+                *page = (0, false);
+            }
+            kind => {
+                let n = if kind < 97 { 1 } else { 1 + random.below(4) };
+                if n > 1 {
+                    // A range over other threads' pages would void theirs: one's own, one by one.
+                    for at in at..(at + n).min(own) {
+                        discard(guest, at * THREADS + thread, kind % 2 == 0);
+                        pages[at as usize].1 = true;
+                    }
+                } else {
+                    discard(guest, ppn, kind % 2 == 0);
+                    page.1 = true;
+                }
+            }
+        }
+    }
+    for (at, page) in pages.iter().enumerate() {
+        verify(at as u64, *page);
+    }
+    guest.board.add(Cell::Done, 1);
+}
+
+/// As QEMU does it, or as others do.
+fn discard(guest: &Guest, ppn: u64, as_qemu: bool) {
+    use rustix::fs::FallocateFlags;
+    let page = guest.word(ppn, 0).cast::<libc::c_void>();
+    let advice = if as_qemu {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let at = ppn * PAGE_SIZE as u64;
+        rustix::fs::fallocate(&guest.ram, flags, at, PAGE_SIZE as u64).unwrap();
+        libc::MADV_DONTNEED
+    } else {
+        libc::MADV_REMOVE
+    };
+    // SAFETY: a page of this thread's own.
+    if unsafe { libc::madvise(page, PAGE_SIZE, advice) } != 0 {
+        guest.board.add(Cell::Errors, 1);
+    }
+    guest.board.add(Cell::Discards, 1);
+}
+
+// ---- the manager's side ------------------------------------------------------------------------
+
+struct Manager {
+    host: Arc<Host>,
+    vm: PagedVm,
+}
+
+fn overhead() -> Pages {
+    PagerConfig::default().overhead(Pages(SIZE))
+}
+
+fn new_host(room: u64) -> Arc<Host> {
+    let host = Arc::new(Host::new(Ledger::new(Pages(room) + overhead(), || {})));
+    assert!(host.ledger.try_reserve(overhead()));
+    host.set_plenty(Pages(room / 8));
+    host
+}
+
+fn start(vmm: &Vmm, dir: &std::path::Path, room: u64) -> Manager {
+    let host = new_host(room);
+    let files = VmFiles::new(dir, dir.join("swap"));
+    let config = PagerConfig::default();
+    let vm =
+        PagedVm::start("t", config, files, vmm.guest_ram(), Pages(SIZE), overhead(), host.clone())
+            .unwrap();
+    vmm.board.set(Cell::Go, 1);
+    Manager { host, vm }
+}
+
+impl Manager {
+    fn take_over(vmm: &Vmm, dir: &std::path::Path, room: u64) -> Manager {
+        let host = new_host(room);
+        let files = VmFiles::new(dir, dir.join("swap"));
+        let (vm, _) = PagedVm::take_over(
+            "t",
+            PagerConfig::default(),
+            files,
+            vmm.guest_ram(),
+            overhead(),
+            host.clone(),
+        )
+        .unwrap();
+        Manager { host, vm }
+    }
+
+    /// Evicts ahead of need and samples, as fast as a policy ever could, until `done`.
+    fn drive(&self, vmm: &Vmm, most: Duration, done: impl Fn() -> bool) -> Pages {
+        let mut random = Random(77);
+        let begun = Instant::now();
+        let mut peak = Pages(0);
+        for turn in 0u64.. {
+            if done() || begun.elapsed() > most {
+                return peak;
+            }
+            let free = self.host.ledger.free().0;
+            self.vm.set_evict_goal(Pages((ROOM / 4).saturating_sub(free)));
+            if turn % 8 == 0 {
+                self.vm.begin_sample((0..100).map(|_| Ppn(random.below(SIZE))).collect());
+            }
+            self.vm.memory_freed();
+            peak = Pages(peak.0.max(vmm.measured().0));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        peak
+    }
+
+    fn settle(&self) {
+        self.vm.set_evict_goal(Pages(0));
+        self.vm.begin_sample(Vec::new());
+        let memory = self.vm.memory();
+        let all = SIZE;
+        let quiet = || {
+            memory.reconcile(Ppn(0), all).map_err(|e| e.to_string())?;
+            match memory.pmap().in_state(State::Held).0 {
+                0 => memory.check_quiet(),
+                n => Err(format!("{n} pages held")),
+            }
+        };
+        let begun = Instant::now();
+        while let Err(e) = quiet() {
+            assert!(begun.elapsed() < Duration::from_secs(20), "{e}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn release(self, dir: &std::path::Path) {
+        let host = self.host.clone();
+        self.vm.release();
+        assert_eq!(host.ledger.used(), Pages(0));
+        assert_eq!(std::fs::read_dir(dir).unwrap().count(), 0, "files are left");
+    }
+}
+
+fn wait_for(what: &str, done: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !done() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "no {what} after a minute");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn soak_seconds() -> u64 {
+    std::env::var("BALLAST_SOAK_SECONDS").ok().and_then(|s| s.parse().ok()).unwrap_or(10)
+}
+
+fn counts(vm: &PagedVm, vmm: &Vmm, what: &str) {
+    let c = vm.memory().counters.values();
+    println!(
+        "{what}: {} accesses, {} discards; {} faults, {} evicted ({} zero), {} swapped out, {} in, \
+         {} touched under sample, {} waits",
+        vmm.board.get(Cell::Accesses),
+        vmm.board.get(Cell::Discards),
+        c.faults,
+        c.evicted,
+        c.zero_dropped,
+        c.swap_outs,
+        c.swap_ins,
+        c.touched,
+        c.waits
+    );
+}
+
+#[test]
+fn a_guest_flat_out_keeps_its_memory_in_a_quarter_of_its_size() {
+    let Some(_alone) = alone() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let vmm = Vmm::start("soak", SIZE);
+    let manager = start(&vmm, dir.path(), ROOM);
+    let peak = manager.drive(&vmm, Duration::from_secs(soak_seconds()), || false);
+    vmm.board.set(Cell::Stop, 1);
+    let finished = || vmm.board.get(Cell::Done) == THREADS;
+    let last = manager.drive(&vmm, Duration::from_secs(60), finished);
+    assert!(finished(), "the guest hangs");
+    assert_eq!(vmm.board.get(Cell::Errors), 0, "memory was corrupted");
+    manager.settle();
+    counts(&manager.vm, &vmm, "soak");
+    assert_eq!(vmm.measured(), manager.vm.memory().charged());
+    assert!(peak.max_of(last) <= Pages(ROOM), "{peak:?} {last:?}: more than there is room for");
+    assert!(manager.host.ledger.peak() <= manager.host.ledger.budget());
+    assert_eq!(manager.vm.health(), Health::Well);
+    let c = manager.vm.memory().counters.values();
+    assert!(c.swap_ins > 1000 && c.swap_outs > 1000 && c.zero_dropped > 0 && c.discarded > 0);
+    assert!(c.touched > 0, "no sampled page was ever touched");
+    manager.release(dir.path());
+    assert_eq!(vmm.measured(), Pages(0));
+}
+
+trait MaxOf {
+    fn max_of(self, other: Self) -> Self;
+}
+impl MaxOf for Pages {
+    fn max_of(self, other: Pages) -> Pages {
+        Pages(self.0.max(other.0))
+    }
+}
+
+#[test]
+fn a_killed_vmm_gives_back_everything() {
+    let Some(_alone) = alone() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let mut vmm = Vmm::start("soak", SIZE);
+    let manager = start(&vmm, dir.path(), ROOM);
+    manager.drive(&vmm, Duration::from_millis(700), || false);
+    vmm.kill();
+    // Nobody tells the pager for a while: it goes on evicting and sampling.
+    manager.drive(&vmm, Duration::from_millis(200), || false);
+    assert_eq!(vmm.board.get(Cell::Errors), 0);
+    manager.release(dir.path());
+    assert_eq!(vmm.measured(), Pages(0));
+}
+
+#[test]
+fn managers_that_leave_are_followed_without_loss() {
+    let Some(_alone) = alone() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let vmm = Vmm::start("soak", SIZE);
+    let mut manager = start(&vmm, dir.path(), ROOM);
+    for _ in 0..12 {
+        manager.drive(&vmm, Duration::from_millis(120), || false);
+        manager.vm.leave();
+        manager = Manager::take_over(&vmm, dir.path(), ROOM);
+    }
+    finish_soak(&vmm, manager, dir.path());
+}
+
+fn finish_soak(vmm: &Vmm, manager: Manager, dir: &std::path::Path) {
+    vmm.board.set(Cell::Stop, 1);
+    let finished = || vmm.board.get(Cell::Done) == THREADS;
+    manager.drive(vmm, Duration::from_secs(60), finished);
+    assert!(finished(), "the guest hangs: {:?}", manager.vm.health());
+    assert_eq!(vmm.board.get(Cell::Errors), 0, "memory was corrupted");
+    manager.settle();
+    counts(&manager.vm, vmm, "last manager");
+    assert_eq!(vmm.measured(), manager.vm.memory().charged());
+    manager.release(dir);
+}
+
+/// A manager in a process of its own, to be killed.
+#[test]
+#[ignore = "the manager process of another test"]
+fn manager_process() {
+    let Some(uffd) = inherited("MANAGER_UFFD") else { return };
+    let ram = inherited("MANAGER_RAM").unwrap();
+    let board = inherited("MANAGER_BOARD").unwrap();
+    let base: u64 = std::env::var("MANAGER_BASE").unwrap().parse().unwrap();
+    let dir = std::path::PathBuf::from(std::env::var("MANAGER_DIR").unwrap());
+    let vmm = Vmm::adopt(uffd, ram, board, HostAddr(base), SIZE);
+    let manager = if dir.join("pmap").exists() {
+        Manager::take_over(&vmm, &dir, ROOM)
+    } else {
+        start(&vmm, &dir, ROOM)
+    };
+    vmm.board.add(Cell::Step, 1);
+    manager.drive(&vmm, Duration::from_secs(60), || false);
+}
+
+#[test]
+fn killed_managers_are_followed_without_loss() {
+    let Some(_alone) = alone() else { return };
+    let kills: u64 = std::env::var("BALLAST_KILLS").ok().and_then(|s| s.parse().ok()).unwrap_or(25);
+    let dir = tempfile::tempdir().unwrap();
+    let vmm = Vmm::start("soak", SIZE);
+    let mut random = Random(0xdead);
+    for kill in 0..kills {
+        let before = vmm.board.get(Cell::Step);
+        let mut child = again(
+            "manager_process",
+            &[
+                ("MANAGER_UFFD", vmm.uffd.as_fd()),
+                ("MANAGER_RAM", vmm.ram.as_fd()),
+                ("MANAGER_BOARD", vmm.board_fd.as_fd()),
+            ],
+            &[
+                ("MANAGER_BASE", vmm.layout.base.0.to_string()),
+                ("MANAGER_DIR", dir.path().display().to_string()),
+            ],
+        );
+        // Mostly under load; every fifth in its start or recovery, wherever that is.
+        if kill == 0 || kill % 5 != 0 {
+            wait_for("manager", || vmm.board.get(Cell::Step) > before);
+        }
+        std::thread::sleep(Duration::from_micros(random.below(120_000)));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(vmm.board.get(Cell::Errors), 0, "memory was corrupted, kill {kill}");
+    }
+    let manager = Manager::take_over(&vmm, dir.path(), ROOM);
+    println!("{kills} managers killed, {} pages accessed", vmm.board.get(Cell::Accesses));
+    finish_soak(&vmm, manager, dir.path());
+}
+
+#[test]
+fn faults_wait_for_memory_and_for_the_low_state_to_end() {
+    let Some(_alone) = alone() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let vmm = Vmm::start("touch", SIZE);
+    let manager = start(&vmm, dir.path(), 64);
+    let step = || vmm.board.get(Cell::Step);
+    wait_for("fault that waits", || manager.vm.waiting() == 1);
+    let stuck = step();
+    assert!(stuck <= 64 && manager.host.ledger.free().is_zero());
+    // A budget raised, pages evicted: either lets it go on.
+    manager.host.ledger.set_budget(overhead() + Pages(128));
+    manager.vm.memory_freed();
+    wait_for("progress", || step() > stuck && manager.vm.waiting() == 1);
+    let stuck = step();
+    manager.vm.set_evict_goal(Pages(64));
+    wait_for("progress", || step() >= stuck + 64 && manager.vm.waiting() == 1);
+    assert!(vmm.measured() <= Pages(128));
+    // Low: above its target it stays blocked though memory is free; below, it goes on.
+    manager.host.set_low(true);
+    manager.vm.memory().set_target(Pages(100));
+    manager.host.ledger.set_budget(overhead() + Pages(SIZE));
+    let stuck = step();
+    wait_for("block", || manager.vm.memory().counters.values().blocks > 0);
+    assert!(step() <= stuck + 1, "{} allocated while blocked", step() - stuck);
+    manager.vm.memory().set_target(Pages(SIZE));
+    wait_for("all pages", || step() == SIZE);
+    assert!(manager.vm.memory().counters.values().wait_ns > 0);
+    vmm.board.set(Cell::Stop, 1);
+    wait_for("verification", || vmm.board.get(Cell::Done) == 1);
+    assert_eq!(vmm.board.get(Cell::Errors), 0);
+    manager.settle();
+    manager.release(dir.path());
+}
+
+#[test]
+fn a_vmm_that_truncates_its_ram_harms_only_itself() {
+    let Some(_alone) = alone() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let mut vmm = Vmm::start("truncate", SIZE);
+    let manager = start(&vmm, dir.path(), ROOM);
+    wait_for("truncation", || vmm.board.get(Cell::Step) == 1);
+    manager.drive(&vmm, Duration::from_millis(300), || false);
+    manager.vm.set_evict_goal(Pages(100));
+    wait_for("eviction to notice", || manager.vm.health() != Health::Well);
+    vmm.kill();
+    manager.release(dir.path());
+}
+
+#[test]
+fn a_vmm_that_seals_its_ram_keeps_its_pages() {
+    let Some(_alone) = alone() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let vmm = Vmm::start("seal", SIZE);
+    let manager = start(&vmm, dir.path(), ROOM);
+    wait_for("seal", || vmm.board.get(Cell::Step) == 1);
+    manager.vm.set_evict_goal(Pages(100));
+    wait_for("eviction to notice", || manager.vm.health() != Health::Well);
+    vmm.board.set(Cell::Stop, 1);
+    wait_for("verification", || vmm.board.get(Cell::Done) == 1);
+    manager.release(dir.path());
+}
+
+#[test]
+fn a_vmm_that_makes_its_userfaultfd_blocking_does_not_hang_the_manager() {
+    let Some(_alone) = alone() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let vmm = Vmm::start("block", SIZE);
+    let manager = start(&vmm, dir.path(), ROOM);
+    wait_for("fault served", || vmm.board.get(Cell::Step) == 1);
+    manager.release(dir.path());
+}
+
+#[test]
+fn what_cannot_be_paged_is_refused_and_files_of_others_stay() {
+    let Some(_alone) = alone() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let files = VmFiles::new(dir.path(), dir.path().join("swap"));
+    let mut vmm = Vmm::start("touch", SIZE);
+    let try_start = |vmm: &Vmm| {
+        let host = new_host(ROOM);
+        let config = PagerConfig::default();
+        let ram = vmm.guest_ram();
+        PagedVm::start("t", config, files.clone(), ram, Pages(SIZE), overhead(), host).map(drop)
+    };
+    for (base, len, offset) in [
+        (u64::MAX - 4095, SIZE, 0),
+        (4097, SIZE, 0),
+        (1 << 30, SIZE + 1, 0),
+        (1 << 30, SIZE, 4096),
+        (1 << 30, SIZE, u64::MAX - 4095),
+        (1 << 30, 0, 0),
+        (1 << 30, u64::MAX, 0),
+    ] {
+        let good = vmm.layout;
+        vmm.layout.base = HostAddr(base);
+        vmm.layout.len = Pages(len);
+        vmm.layout.file_offset = offset;
+        let e = try_start(&vmm).unwrap_err().to_string();
+        assert!(e.contains("RAM mapping"), "{e}");
+        vmm.layout = good;
+    }
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    // Files of a VM that a former manager may have left running are not this call's to remove.
+    std::fs::write(&files.swap, b"the only copy").unwrap();
+    try_start(&vmm).unwrap_err();
+    assert_eq!(std::fs::read(&files.swap).unwrap(), b"the only copy");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "its own files are left");
+    std::fs::write(&files.pmap, b"words").unwrap();
+    try_start(&vmm).unwrap_err();
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2);
+}

@@ -1,0 +1,218 @@
+//! A VM over the double, moved by one thread: page-state machine, fault order, a swap file in
+//! memory, and pmap and stage in files that outlive a manager.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use ballast_pager::backend::{MemError, PageBuf};
+use ballast_pager::host::Host;
+use ballast_pager::memory::{Access, Evicted, Memory, NotEvicted, RecoverError, Recovered};
+use ballast_pager::pmap::Pmap;
+use ballast_pager::service::serve::{Landed, Serve, Task};
+use ballast_pager::stage::{Stage, StageLayout};
+use ballast_pager::word::State;
+use ballast_units::{Pages, Ppn, SlotId};
+
+use super::{Double, Ram, host};
+
+pub const LAYOUT: StageLayout = StageLayout { cluster: 4, clusters: 1, holds: 2 };
+
+pub struct Vm {
+    dir: tempfile::TempDir,
+    pub ram: Ram,
+    pub host: Arc<Host>,
+    pub memory: Memory<Ram>,
+    pub serve: Serve,
+    pub swap: HashMap<u64, Box<PageBuf>>,
+    swap_len: Pages,
+    /// Stage slot to page, of the one cluster.
+    pub cluster: BTreeMap<u64, Ppn>,
+    pub troubles: Vec<String>,
+    around: Pages,
+}
+
+impl Vm {
+    pub fn new(pages: u64, budget: u64, swap: u64, around: u64) -> Vm {
+        let dir = tempfile::tempdir().unwrap();
+        let host = host(budget);
+        let ram = Double::new(pages, host.clone());
+        let pmap = Pmap::create(&dir.path().join("pmap"), Pages(pages)).unwrap();
+        let stage = Stage::create(&dir.path().join("stage"), LAYOUT).unwrap();
+        let (swap_len, around) = (Pages(swap), Pages(around));
+        let memory = Memory::new(pmap, ram.clone(), stage, swap_len, host.clone(), around);
+        Vm {
+            dir,
+            ram,
+            host,
+            memory,
+            serve: Serve::default(),
+            swap: HashMap::new(),
+            swap_len,
+            cluster: BTreeMap::new(),
+            troubles: Vec::new(),
+            around,
+        }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub fn state(&self, ppn: u64) -> State {
+        self.memory.pmap().load(Ppn(ppn)).state()
+    }
+
+    /// Takes events, serves, and does all I/O, until nothing changes. Err if the manager died.
+    pub fn pump(&mut self) -> Result<(), MemError> {
+        let mark = self.memory.mark();
+        let notices = self.ram.0.read_events();
+        let mut tasks = Vec::new();
+        self.serve.take(&self.memory, &notices, mark, &mut tasks);
+        if !self.ram.0.is_dead() {
+            self.serve.retry(&self.memory, &mut tasks);
+        }
+        self.work(tasks)
+    }
+
+    pub fn fault(&mut self, ppn: u64, access: Access) -> Result<(), MemError> {
+        let mut tasks = Vec::new();
+        self.serve.fault(&self.memory, Ppn(ppn), access, &mut tasks);
+        self.work(tasks)
+    }
+
+    fn work(&mut self, mut tasks: Vec<Task>) -> Result<(), MemError> {
+        while let Some(task) = tasks.pop() {
+            match task {
+                Task::Trouble(what) if what.contains("crash injected") => {
+                    return Err(MemError::Crash);
+                }
+                Task::Trouble(what) => self.troubles.push(what),
+                Task::Read(ppn, slot) => {
+                    let bytes = self.swap[&slot.0].clone();
+                    let mut tries = 0;
+                    while self.serve.arrived(&self.memory, ppn, Some(&bytes), &mut tasks)
+                        != Landed::Done
+                    {
+                        let crashed =
+                            |t: &Task| matches!(t, Task::Trouble(w) if w.contains("crash"));
+                        if tasks.iter().any(crashed) {
+                            return Err(MemError::Crash);
+                        }
+                        tries += 1;
+                        assert!(tries < 10, "{ppn} does not land");
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// One access of the guest, however long it takes; makes room when memory is short.
+    pub fn access(&mut self, ppn: u64, write: Option<u64>) -> u64 {
+        for _ in 0..100 {
+            match self.ram.0.try_access(ppn, write) {
+                Ok(seen) => return seen,
+                Err(access) => {
+                    self.pump().unwrap();
+                    self.fault(ppn, access).unwrap();
+                    if self.host.ledger.free().is_zero() {
+                        self.evict_any(ppn);
+                    }
+                }
+            }
+        }
+        panic!("ppn {ppn}: {:?} is never served", self.memory.pmap().load(Ppn(ppn)));
+    }
+
+    fn evict_any(&mut self, but: u64) {
+        let others = (0..self.memory.pmap().len().0).filter(|&p| p != but);
+        if let Some(p) = others.into_iter().find(|&p| self.state(p) == State::Resident) {
+            let _ = self.evict(p);
+        } else if let Some(p) =
+            (0..self.memory.pmap().len().0).find(|&p| self.state(p) == State::Held)
+        {
+            let _ = self.memory.unsample(Ppn(p));
+        }
+    }
+
+    /// Evicts into the cluster, which is written when full.
+    pub fn evict(&mut self, ppn: u64) -> Result<Evicted, NotEvicted> {
+        if self.cluster.len() as u64 == LAYOUT.cluster {
+            self.write_cluster();
+        }
+        let slot = (0..LAYOUT.cluster).find(|s| !self.cluster.contains_key(s));
+        let Some(slot) = slot else { return Err(NotEvicted::NotEligible) };
+        let evicted = self.memory.evict(Ppn(ppn), slot)?;
+        if evicted == Evicted::Staged {
+            self.cluster.insert(slot, Ppn(ppn));
+        }
+        Ok(evicted)
+    }
+
+    pub fn write_cluster(&mut self) {
+        for (slot, ppn) in std::mem::take(&mut self.cluster) {
+            let Some((to, _)) = self.memory.take_slots(1) else {
+                self.cluster.insert(slot, ppn);
+                continue;
+            };
+            // SAFETY: one thread; the slot is not reused before `written`.
+            let bytes = Box::new(*unsafe { self.memory.stage().page(slot) });
+            self.swap.insert(to.0, bytes);
+            assert!(self.memory.written(ppn, slot, SlotId(to.0)));
+        }
+    }
+
+    /// The manager is gone, in whatever way; another comes. It may die on the way too.
+    pub fn take_over(&mut self) -> Result<Recovered, RecoverError> {
+        self.ram.0.revive();
+        self.retry_take_over()
+    }
+
+    /// As `take_over`, with a crash or failure that was set up before.
+    pub fn retry_take_over(&mut self) -> Result<Recovered, RecoverError> {
+        self.host.ledger.release(self.host.ledger.used());
+        self.serve = Serve::default();
+        self.cluster.clear();
+        let pmap = Pmap::open(&self.path("pmap"), self.memory.pmap().len()).unwrap();
+        let stage = Stage::open(&self.path("stage"), LAYOUT).unwrap();
+        let (ram, host) = (self.ram.clone(), self.host.clone());
+        self.memory = Memory::new(pmap, ram, stage, self.swap_len, host, self.around);
+        let mut discards = Vec::new();
+        let mark = self.memory.mark();
+        let cell = std::cell::RefCell::new(&mut discards);
+        let drain = || {
+            for notice in self.ram.0.read_events() {
+                if let ballast_pager::service::serve::Notice::Discard(first, n) = notice {
+                    cell.borrow_mut().push((first, n));
+                }
+            }
+        };
+        drain();
+        let found = self.memory.recover(&drain)?;
+        self.ram.0.recovered();
+        for (first, n) in discards {
+            self.memory.discard(first, n, mark).1?;
+        }
+        self.cluster = found.staged.iter().map(|&(ppn, slot)| (slot, ppn)).collect();
+        Ok(found)
+    }
+
+    /// Every invariant, of the machine and between it and the double.
+    pub fn check(&self) {
+        self.memory.check().unwrap();
+        assert_eq!(self.host.ledger.used(), self.memory.charged());
+        let held = self.memory.pmap().in_state(State::Held).0;
+        let present = self.ram.0.present();
+        assert!(
+            self.memory.charged().0 >= present + held,
+            "{present} present and {held} held, {} charged",
+            self.memory.charged().0
+        );
+        for p in 0..self.memory.pmap().len().0 {
+            if self.ram.0.is_present(p) {
+                assert_eq!(self.state(p), State::Resident, "ppn {p} is at home");
+            }
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! A VMM process of the tests' own: this test binary, executed again. It maps the RAM file, makes
+//! the userfaultfd, hands it over, and lets threads loose on its memory. What both sides count is
+//! in a page that they share.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ballast_pager::guest_ram::{GuestRam, RamLayout};
+use ballast_uffd::{Features, Modes, Uffd};
+use ballast_units::{Bytes, HostAddr, PAGE_SIZE, Pages};
+use rustix::io::FdFlags;
+use rustix::mm::{MapFlags, ProtFlags};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+};
+
+/// Counters and flags by index into the shared page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cell {
+    Go,
+    Stop,
+    /// Threads that have verified all and ended.
+    Done,
+    Errors,
+    Accesses,
+    Discards,
+    /// Progress of a role, as it likes.
+    Step,
+}
+
+pub struct Board(*mut u8);
+
+// SAFETY: the page is shared memory of atomics, mapped for the life of the process.
+unsafe impl Send for Board {}
+// SAFETY: as above.
+unsafe impl Sync for Board {}
+
+impl Board {
+    fn map(fd: BorrowedFd<'_>) -> Board {
+        Board(map_shared(fd, PAGE_SIZE))
+    }
+    pub fn cell(&self, cell: Cell) -> &AtomicU64 {
+        // SAFETY: inside the page, aligned, and only ever used as an atomic.
+        unsafe { &*self.0.add(cell as usize * 64).cast::<AtomicU64>() }
+    }
+    pub fn get(&self, cell: Cell) -> u64 {
+        self.cell(cell).load(Ordering::SeqCst)
+    }
+    pub fn add(&self, cell: Cell, n: u64) {
+        self.cell(cell).fetch_add(n, Ordering::SeqCst);
+    }
+    pub fn set(&self, cell: Cell, n: u64) {
+        self.cell(cell).store(n, Ordering::SeqCst);
+    }
+}
+
+pub fn map_shared(fd: BorrowedFd<'_>, len: usize) -> *mut u8 {
+    // SAFETY: a fresh mapping, never unmapped.
+    unsafe {
+        rustix::mm::mmap(
+            std::ptr::null_mut(),
+            len,
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::SHARED,
+            fd,
+            0,
+        )
+        .unwrap()
+        .cast()
+    }
+}
+
+pub fn memfd(name: &str, len: usize) -> OwnedFd {
+    use rustix::fs::MemfdFlags;
+    let fd =
+        rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+    rustix::fs::ftruncate(&fd, len as u64).unwrap();
+    fd
+}
+
+/// Executes this test binary again, to run one ignored test with these descriptors.
+pub fn again(test: &str, fds: &[(&str, BorrowedFd<'_>)], env: &[(&str, String)]) -> Child {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", test, "--ignored", "--nocapture", "--test-threads=1"]);
+    command.stdin(Stdio::null()).stdout(Stdio::null());
+    for (name, fd) in fds {
+        rustix::io::fcntl_setfd(fd, FdFlags::empty()).unwrap();
+        command.env(name, fd.as_raw_fd().to_string());
+    }
+    command.envs(env.iter().map(|(k, v)| (*k, v)));
+    let child = command.spawn().unwrap();
+    for (_, fd) in fds {
+        rustix::io::fcntl_setfd(fd, FdFlags::CLOEXEC).unwrap();
+    }
+    child
+}
+
+/// A descriptor that `again` passed; None where the test was not started by `again`.
+pub fn inherited(name: &str) -> Option<OwnedFd> {
+    let number: i32 = std::env::var(name).ok()?.parse().ok()?;
+    // SAFETY: `again` left this descriptor open for us alone.
+    Some(unsafe { OwnedFd::from_raw_fd(number) })
+}
+
+/// The manager's view of a VMM process.
+pub struct Vmm {
+    pub child: Option<Child>,
+    pub board: Board,
+    pub board_fd: OwnedFd,
+    pub ram: OwnedFd,
+    pub uffd: Uffd,
+    pub layout: RamLayout,
+}
+
+impl Vmm {
+    pub fn start(role: &str, pages: u64) -> Vmm {
+        let ram = memfd("guest", pages as usize * PAGE_SIZE);
+        let board_fd = memfd("board", PAGE_SIZE);
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+                .unwrap();
+        let child = again(
+            "vmm_process",
+            &[
+                ("VMM_RAM", ram.as_fd()),
+                ("VMM_BOARD", board_fd.as_fd()),
+                ("VMM_SOCKET", theirs.as_fd()),
+            ],
+            &[("VMM_ROLE", role.to_owned()), ("VMM_PAGES", pages.to_string())],
+        );
+        drop(theirs);
+        let mut base = [0u8; 8];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let got = recvmsg(
+            &ours,
+            &mut [IoSliceMut::new(&mut base)],
+            &mut control,
+            RecvFlags::CMSG_CLOEXEC,
+        )
+        .unwrap();
+        assert_eq!(got.bytes, 8, "the VMM process died before it had a userfaultfd");
+        let fd = control
+            .drain()
+            .find_map(|m| match m {
+                RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+                _ => None,
+            })
+            .unwrap();
+        let layout = RamLayout {
+            base: HostAddr(u64::from_ne_bytes(base)),
+            len: Pages(pages),
+            file_offset: 0,
+        };
+        let board = Board::map(board_fd.as_fd());
+        Vmm { child: Some(child), board, board_fd, ram, uffd: Uffd::from_fd(fd).unwrap(), layout }
+    }
+
+    /// For one manager; the VMM keeps the originals, as the shim does.
+    pub fn guest_ram(&self) -> GuestRam {
+        GuestRam::new(self.uffd.try_clone().unwrap(), self.ram.try_clone().unwrap(), self.layout)
+    }
+
+    pub fn measured(&self) -> Pages {
+        Pages(rustix::fs::fstat(&self.ram).unwrap().st_blocks as u64 / 8)
+    }
+
+    /// In a manager process that inherited the descriptors.
+    pub fn adopt(
+        uffd: OwnedFd,
+        ram: OwnedFd,
+        board_fd: OwnedFd,
+        base: HostAddr,
+        pages: u64,
+    ) -> Vmm {
+        let layout = RamLayout { base, len: Pages(pages), file_offset: 0 };
+        let board = Board::map(board_fd.as_fd());
+        Vmm { child: None, board, board_fd, ram, uffd: Uffd::from_fd(uffd).unwrap(), layout }
+    }
+
+    pub fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+impl Drop for Vmm {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// What a role of the VMM process has.
+pub struct Guest {
+    pub role: String,
+    pub base: *mut u8,
+    pub pages: u64,
+    pub ram: OwnedFd,
+    pub board: Board,
+    pub uffd: Uffd,
+}
+
+// SAFETY: roles partition the memory among their threads.
+unsafe impl Sync for Guest {}
+// SAFETY: as above.
+unsafe impl Send for Guest {}
+
+impl Guest {
+    /// The VMM's side of `Vmm::start`; None in a process that is not one.
+    pub fn enter() -> Option<Guest> {
+        let ram = inherited("VMM_RAM")?;
+        let socket = inherited("VMM_SOCKET")?;
+        let board = Board::map(inherited("VMM_BOARD")?.as_fd());
+        let pages: u64 = std::env::var("VMM_PAGES").unwrap().parse().unwrap();
+        let len = pages as usize * PAGE_SIZE;
+        let base = map_shared(ram.as_fd(), len);
+        let uffd = Uffd::open().unwrap();
+        let wanted = Features::PAGEFAULT_FLAG_WP
+            | Features::MISSING_SHMEM
+            | Features::EVENT_REMOVE
+            | Features::WP_HUGETLBFS_SHMEM;
+        uffd.handshake(wanted).unwrap();
+        uffd.register(HostAddr(base as u64), Bytes(len as u64), Modes::MISSING | Modes::WP)
+            .unwrap();
+        let fds = [uffd.as_fd()];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+        let address = (base as u64).to_ne_bytes();
+        sendmsg(&socket, &[IoSlice::new(&address)], &mut control, SendFlags::empty()).unwrap();
+        while board.get(Cell::Go) == 0 {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        let role = std::env::var("VMM_ROLE").unwrap();
+        Some(Guest { role, base, pages, ram, board, uffd })
+    }
+
+    pub fn word(&self, ppn: u64, word: usize) -> *mut u64 {
+        assert!(ppn < self.pages && word < PAGE_SIZE / 8);
+        // SAFETY: inside the mapping.
+        unsafe { self.base.add(ppn as usize * PAGE_SIZE).cast::<u64>().add(word) }
+    }
+
+    pub fn read_page(&self, ppn: u64) -> [u64; PAGE_SIZE / 8] {
+        // SAFETY: inside the mapping; this thread is the only one that uses the page.
+        std::array::from_fn(|i| unsafe { self.word(ppn, i).read_volatile() })
+    }
+
+    /// Fills a page; word `i` is `f(i)`.
+    pub fn write_page(&self, ppn: u64, f: impl Fn(usize) -> u64) {
+        for i in 0..PAGE_SIZE / 8 {
+            // SAFETY: as for `read_page`.
+            unsafe { self.word(ppn, i).write_volatile(f(i)) };
+        }
+    }
+}
