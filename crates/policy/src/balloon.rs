@@ -144,7 +144,7 @@ pub struct BalloonOutput {
 struct Moment {
     at: Duration,
     command: Pages,
-    proven: Pages,
+    claimed: Pages,
     reported: Option<Pages>,
     discarded: u64,
 }
@@ -157,6 +157,9 @@ pub struct BalloonControl {
     health: Health,
     /// The largest of our commands that the balloon was seen to have followed.
     proven: Pages,
+    /// The largest of our commands that the guest says it has followed: enough where only the
+    /// guest itself is at stake.
+    claimed: Pages,
     /// Pages discarded when `proven` was last so.
     discarded_at_proof: u64,
     /// Oldest first; spans at least `patience` once as much has passed.
@@ -172,6 +175,7 @@ impl BalloonControl {
             command: Pages::ZERO,
             health: Health::Missing,
             proven: Pages::ZERO,
+            claimed: Pages::ZERO,
             discarded_at_proof: 0,
             moments: VecDeque::new(),
             sent: Duration::ZERO,
@@ -202,7 +206,7 @@ impl BalloonControl {
         self.remember(Moment {
             at: now,
             command: self.command,
-            proven: self.proven,
+            claimed: self.claimed,
             reported: input.reported,
             discarded: input.discarded,
         });
@@ -235,17 +239,22 @@ impl BalloonControl {
         }
     }
 
-    /// Updates `health` and `proven` from the evidence.
+    /// Updates what is believed of the balloon from the evidence.
     fn judge(&mut self, input: &BalloonInput, now: Duration) {
-        let commands = self.moments.iter().map(|m| m.command).chain([self.command, self.proven]);
-        let proven = commands.filter(|&c| c <= self.command && self.followed(input, c)).max();
-        let proven = proven.unwrap_or(Pages::ZERO);
+        let commands = || {
+            let past = self.moments.iter().map(|m| m.command);
+            past.chain([self.command, self.proven]).filter(|&c| c <= self.command)
+        };
+        let largest = |found: Option<Pages>| found.unwrap_or(Pages::ZERO);
+        let claimed = largest(commands().filter(|&c| claimed(input, c)).max());
+        let proven = largest(commands().filter(|&c| followed(input, c)).max());
+        self.claimed = claimed;
         if proven != self.proven || proven == self.command {
             self.proven = proven;
             self.discarded_at_proof = input.discarded;
         }
         let due = self.due(now);
-        self.health = if self.followed(input, due) {
+        self.health = if followed(input, due) {
             match self.health {
                 // What stood still must be seen to follow an order before it is trusted again.
                 Health::Stuck if !self.moving(input, now) && input.reported.is_none() => {
@@ -278,18 +287,6 @@ impl BalloonControl {
         self.moments.iter().skip(start)
     }
 
-    /// Whether the balloon can be believed to be at least as large as our command `asked`.
-    fn followed(&self, input: &BalloonInput, asked: Pages) -> bool {
-        if asked.is_zero() {
-            return true;
-        }
-        match input.reported {
-            _ if refuted(input, asked) => false,
-            Some(reported) => reported >= asked,
-            None => input.consumed.is_some(),
-        }
-    }
-
     /// Whether anything moved the right way during the last `patience`.
     fn moving(&self, input: &BalloonInput, now: Duration) -> bool {
         let since = now.saturating_sub(self.config.patience);
@@ -308,14 +305,14 @@ impl BalloonControl {
         let Some((available, age)) = self.fresh_available(input) else { return (cap, cap) };
         let reserve = self.config.reserve(input.size);
         // The statistics know of the balloon as it was when they were taken: as large as some
-        // command that it was then seen to follow, or larger. Growth is counted from the smallest
+        // command that the guest said it had followed, or larger. Growth is counted from the smallest
         // of those since shortly before, retreat from the largest; between them nothing moves.
         // What a driver has yet to do, it may still do, and counts as taken.
         let since = now.saturating_sub(age).saturating_sub(self.config.settle);
-        let (mut smallest, mut largest) = (self.proven, self.proven);
+        let (mut smallest, mut largest) = (self.claimed, self.claimed);
         for moment in self.since(since) {
-            smallest = smallest.min(moment.proven);
-            largest = largest.max(moment.proven);
+            smallest = smallest.min(moment.claimed);
+            largest = largest.max(moment.claimed);
         }
         let limit = if available >= reserve {
             let spare = available - reserve;
@@ -385,6 +382,21 @@ const MAX_PACE: Duration = Duration::from_secs(2);
 const MAX_MOMENTS: usize = 1_024;
 /// Pages may be in flight between the guest and the books.
 const SLACK: Pages = Pages(256);
+
+/// Whether the guest says that its balloon is at least as large as our command `asked`. Without a
+/// report, the pages it uses must do.
+fn claimed(input: &BalloonInput, asked: Pages) -> bool {
+    asked.is_zero()
+        || match input.reported {
+            Some(reported) => reported >= asked,
+            None => input.consumed.is_some() && !refuted(input, asked),
+        }
+}
+
+/// Whether that can be believed.
+fn followed(input: &BalloonInput, asked: Pages) -> bool {
+    asked.is_zero() || (claimed(input, asked) && !refuted(input, asked))
+}
 
 /// Whether the VM uses more than a balloon of `claim` could leave it.
 fn refuted(input: &BalloonInput, claim: Pages) -> bool {

@@ -255,6 +255,21 @@ fn a_guest_that_takes_pages_back_is_not_trusted_for_them() {
     assert_eq!(g.seconds(15, Driver::Dead).health, Health::Stuck);
 }
 
+/// The pager books what a balloon gave up some seconds later: nothing swings meanwhile.
+#[test]
+fn books_that_lag_do_not_move_the_balloon() {
+    let mut g = Guest::new();
+    let mut booked = std::collections::VecDeque::from([SIZE; 3]);
+    for second in 0..30 {
+        let before = g.control.command();
+        let out = g.second(FAST);
+        assert!(g.control.command() >= before && out.health == Health::Healthy, "{second}");
+        booked.push_back(SIZE - g.real);
+        g.input.consumed = booked.pop_front();
+    }
+    assert_eq!(g.real, GOAL);
+}
+
 #[test]
 fn without_reports_the_books_are_evidence() {
     let mut g = Guest::new();

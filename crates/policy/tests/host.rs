@@ -288,7 +288,9 @@ impl std::fmt::Debug for Vm {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 150, failure_persistence: None, ..ProptestConfig::default()
+    })]
 
     /// With drivers that follow, constant inputs lead to free memory above the high threshold, in
     /// the high state, and then nothing changes any more.
