@@ -10,14 +10,13 @@ pub fn run(mut args: Args) -> Result<(), String> {
     let root = args.text("dir", crate::init::DISK);
     let clients = args.at_least("clients", 40u32, 1)?;
     let seconds = args.at_least("seconds", 20u32, 1)?;
-    let warmup = args.number("warmup", 0u32)?;
     args.done()?;
 
     // The disk carries dbench with its own loader and libraries: the guest has none.
     let output = Command::new(format!("{root}/dbench/ld.so"))
         .args(["--library-path", &format!("{root}/dbench"), &format!("{root}/dbench/dbench")])
         .args(["-D", &root, "-c", &format!("{root}/dbench/client.txt")])
-        .args(["-t", &seconds.to_string(), "--warmup", &warmup.to_string()])
+        .args(["-t", &seconds.to_string()])
         .arg(clients.to_string())
         .stdin(Stdio::null())
         .stderr(Stdio::inherit())

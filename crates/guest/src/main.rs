@@ -36,7 +36,7 @@ const HELP: &str = "ballast-guest WORKLOAD [OPTIONS]: workloads of Ballast's sam
   reader         writes --mb, then reads its first --block-mb round-robin  --rate-mb 0 --seconds 0
   verify-torture threads that write, check, free and refill pages as fast as they can
                  --mb 64 --seconds 60 --threads 3
-  dbench         dbench from /disk  --clients 40 --seconds 20 --warmup 0 --dir /disk
+  dbench         dbench from /disk  --clients 40 --seconds 20 --dir /disk
   hog            takes memory and keeps it  --mb 100 --seconds 0
   dirty          writes pages all the time  --mb 50 --rate-mb 50 --seconds 0
   report         /proc/meminfo, once or every --every seconds
