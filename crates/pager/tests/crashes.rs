@@ -1,6 +1,7 @@
 //! The manager dies at every call of every operation, before and after the call took effect, and
 //! its successor dies at every call of its recovery. Afterwards the guest reads what it wrote.
 #![cfg(not(feature = "shuttle"))]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod support;
 

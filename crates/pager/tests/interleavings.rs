@@ -6,6 +6,8 @@
 //! waits for ever, no more is present than is booked at any instant, and at the end the books are
 //! exact.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 mod support;
 
 use std::collections::HashMap;
@@ -35,7 +37,7 @@ struct Rig {
 impl Rig {
     fn new(pages: u64, budget: u64, fault_around: u64) -> Arc<Rig> {
         let host = host(budget);
-        let ram = Double::new(pages, host.clone());
+        let ram = Double::ram(pages, host.clone());
         let stage = Stage::on_heap(LAYOUT).unwrap();
         let pmap = Pmap::on_heap(Pages(pages));
         let around = Pages(fault_around);
@@ -76,7 +78,7 @@ impl Rig {
     }
 
     /// Runs the actors beside a fault service, then checks everything.
-    fn run(self: &Arc<Self>, actors: Vec<Box<dyn FnOnce(&Rig) + Send>>) {
+    fn run(self: &Arc<Self>, actors: Vec<Actor>) {
         self.actors.store(actors.len(), Ordering::SeqCst);
         let mut threads: Vec<_> = actors
             .into_iter()

@@ -1,6 +1,7 @@
 //! Random operations on the page-state machine, one thread, against the obvious model: a list of
 //! what the guest wrote. All invariants are checked after every step.
 #![cfg(not(feature = "shuttle"))]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod support;
 

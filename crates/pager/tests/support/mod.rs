@@ -99,7 +99,7 @@ pub fn host(budget: u64) -> StdArc<Host> {
 }
 
 impl Double {
-    pub fn new(pages: u64, host: StdArc<Host>) -> Ram {
+    pub fn ram(pages: u64, host: StdArc<Host>) -> Ram {
         let n = pages as usize;
         let world = World { pages: vec![None; n], protected: vec![false; n], ..World::default() };
         Ram(StdArc::new(Double { world: Mutex::new(world), changed: Condvar::new(), host }))

@@ -36,7 +36,7 @@ impl Vm {
     pub fn new(pages: u64, budget: u64, swap: u64, around: u64) -> Vm {
         let dir = tempfile::tempdir().unwrap();
         let host = host(budget);
-        let ram = Double::new(pages, host.clone());
+        let ram = Double::ram(pages, host.clone());
         let pmap = Pmap::create(&dir.path().join("pmap"), Pages(pages)).unwrap();
         let stage = Stage::create(&dir.path().join("stage"), LAYOUT).unwrap();
         let (swap_len, around) = (Pages(swap), Pages(around));

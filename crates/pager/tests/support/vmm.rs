@@ -2,6 +2,8 @@
 //! the userfaultfd, hands it over, and lets threads loose on its memory. What both sides count is
 //! in a page that they share.
 
+#![allow(dead_code, reason = "each test file uses its own part of this module")]
+
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
