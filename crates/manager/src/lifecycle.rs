@@ -240,6 +240,16 @@ impl Manager {
         if let Err(e) = monitor.enable_guest_stats(1).await {
             tracing::warn!(vm = vm.name, "guest statistics: {e}");
         }
+        if let Ok(left) = monitor.query_balloon().await {
+            let holds = vm.size.saturating_sub(left.pages());
+            if !holds.is_zero() {
+                // A former manager inflated it: it is led on from there, not let down first.
+                *lock(&vm.control) = BalloonControl::resume(self.config.balloon, holds);
+                let mut balloon = lock(&vm.balloon);
+                balloon.goal = holds;
+                balloon.commanded = holds;
+            }
+        }
         vm.set_monitor(Some(monitor.clone()));
         self.look_at(vm).await;
         tokio::spawn(balloon_loop::run(self.clone(), vm.clone(), monitor));

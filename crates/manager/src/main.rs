@@ -204,6 +204,8 @@ impl Folders {
             let fresh: Vec<_> = dir.ancestors().take_while(|d| !d.exists()).collect();
             std::fs::create_dir_all(dir).with_context(|| format!("folder {}", dir.display()))?;
             made.extend(fresh.into_iter().map(Path::to_owned));
+            // Its own by name, even if a former manager made it.
+            made.push(dir.clone());
         }
         let mode = std::fs::Permissions::from_mode(0o700);
         std::fs::set_permissions(&config.run_dir, mode)

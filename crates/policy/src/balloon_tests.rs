@@ -458,3 +458,21 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_balloon_that_was_driven_before_is_led_on_from_where_it_is() {
+    let config = BalloonConfig::default();
+    let holds = Pages::from_mib(100);
+    let input = BalloonInput {
+        size: Pages::from_mib(1024),
+        goal: Pages::from_mib(120),
+        has_device: true,
+        driver_alive: true,
+        reported: Some(holds),
+        ..BalloonInput::default()
+    };
+    let mut resumed = BalloonControl::resume(config, holds);
+    let first = resumed.step(&input);
+    assert_eq!(first.command, Some(resumed.command()));
+    assert!(resumed.command() > holds && resumed.command() <= input.goal, "{resumed:?}");
+}
