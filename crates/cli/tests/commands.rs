@@ -363,13 +363,30 @@ fn an_absent_manager_is_exit_code_3_for_every_command() {
 
 #[test]
 fn a_listener_that_is_no_manager_is_exit_code_3() {
-    let folder = tempfile::tempdir().unwrap();
-    let socket = folder.path().join("api.sock");
-    let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
-    std::thread::spawn(move || listener.incoming().for_each(drop));
-    let (exit, code, message) = refused(&socket, &["host"]);
-    assert_eq!((exit, code.as_str()), (3, "broken"));
-    assert!(message.contains("api.sock broke off"), "{message}");
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixListener;
+
+    for (answer, expected) in [
+        (&b"220 mail.example ESMTP\r\n"[..], "api.sock broke off: "),
+        (b"HTTP/1.1 502 Bad Gateway\r\ncontent-length: 2\r\n\r\nno", "/v1/host: HTTP 502"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}", "answer to /v1/host: "),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("api.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let mut stream = stream.unwrap();
+                // The whole request is there before the answer: the client sees no reset.
+                let mut request = [0; 4096];
+                let _ = stream.read(&mut request).unwrap();
+                stream.write_all(answer).unwrap();
+            }
+        });
+        let (exit, code, message) = refused(&socket, &["host"]);
+        assert_eq!((exit, code.as_str()), (3, "broken"));
+        assert!(message.contains(expected), "{message}");
+    }
 }
 
 #[test]

@@ -23,7 +23,10 @@ pub async fn run(client: &Client, args: &TopArgs, json: bool) -> Result<(), Fail
     let mut rates = Rates::default();
     let mut away = false;
     print(&seen, &rates, json)?;
-    while !args.once {
+    if args.once {
+        return Ok(());
+    }
+    loop {
         ticks.tick().await;
         match look(client, start).await {
             Ok(next) => {
@@ -44,7 +47,6 @@ pub async fn run(client: &Client, args: &TopArgs, json: bool) -> Result<(), Fail
             Err(_) => {}
         }
     }
-    Ok(())
 }
 
 fn print(seen: &Snapshot, rates: &Rates, as_json: bool) -> Result<(), Failure> {

@@ -27,8 +27,9 @@ pub fn draw(frame: &mut Frame, area: Rect, app: &App, palette: Palette) {
     frame.render_widget(block, area);
     let verdict = verdict(app);
     if inner.width >= WIDE {
-        let [words, charts] =
-            Layout::horizontal([Constraint::Percentage(60), Constraint::Min(0)]).areas(inner);
+        let [words, charts] = Layout::horizontal([Constraint::Percentage(60), Constraint::Min(0)])
+            .spacing(2)
+            .areas(inner);
         let all = lines(row, &verdict, words.width, usize::from(words.height), true, palette);
         frame.render_widget(Paragraph::new(all), words);
         history_stacked(frame, charts, row, palette);
