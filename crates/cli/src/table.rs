@@ -143,6 +143,33 @@ pub fn host_state_meaning(state: StateName) -> &'static str {
     }
 }
 
+/// Where a state of free machine memory begins and ends, bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Edges {
+    pub state: StateName,
+    /// Free memory that falls below it brings the host from the state above into this one; None
+    /// for the highest.
+    pub begins_below: Option<u64>,
+    /// Free memory that rises to it brings the host back to the state above.
+    pub ends_at: Option<u64>,
+}
+
+/// The states from plenty to need. The API tells of each state how it is left downwards and come
+/// back to, which are the begin and the end of the next lower one.
+pub fn edges(host: &HostView) -> Vec<Edges> {
+    let mut thresholds = host.thresholds.clone();
+    thresholds.sort_by_key(|t| t.state);
+    let above = std::iter::once(None).chain(thresholds.iter().map(Some));
+    let pairs = thresholds.iter().zip(above);
+    pairs
+        .map(|(t, above)| Edges {
+            state: t.state,
+            begins_below: above.map(|a| a.lower),
+            ends_at: above.map(|a| a.upper),
+        })
+        .collect()
+}
+
 /// Used machine memory: all of the budget that is not free.
 pub fn used(host: &HostView) -> u64 {
     host.budget.saturating_sub(host.free)

@@ -217,7 +217,7 @@ fn host_shows_states_and_thresholds_and_sets_parameters() {
             "state ",
             "of 448 MiB free",
             "overcommitted 2.00 times",
-            "LEFT BELOW",
+            "BEGINS BELOW",
             "26.9 MiB",
             "<- now",
         ],
@@ -225,6 +225,9 @@ fn host_shows_states_and_thresholds_and_sets_parameters() {
     for state in ["high", "soft", "hard", "low"] {
         assert!(text.contains(&format!("\n  {state} ")), "{state}:\n{text}");
     }
+    // 4% of 448 MiB, 6% of it.
+    let soft = text.lines().find(|l| l.starts_with("  soft ")).unwrap();
+    contains_all(soft, &["17.9 MiB", "26.9 MiB", "ballooning"]);
     assert_eq!(as_json(&fake, &["host"])["budget"], json!(448 * MIB));
     let text = human(&fake, &["host", "set", "--tax", "0.5", "--budget", "1G"]);
     contains_all(&text, &["budget 1 GiB", "tax 0.5"]);

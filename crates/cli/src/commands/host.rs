@@ -51,7 +51,7 @@ fn summary(h: &HostView) -> String {
             ("measured at most", share(h.measured_peak)),
         ],
     );
-    text += "\nthresholds of free memory\n";
+    text += "\nstates of free memory\n";
     text += &thresholds(h);
     let c = &h.counters;
     text += "\n";
@@ -86,21 +86,22 @@ fn summary(h: &HostView) -> String {
 }
 
 fn thresholds(h: &HostView) -> String {
-    let rows = h.thresholds.iter().map(|t| {
-        let here = if t.state == h.state { "<- now" } else { "" };
+    let edge = |bytes: Option<u64>| bytes.map_or("-".to_owned(), size);
+    let rows = table::edges(h).into_iter().map(|e| {
+        let here = if e.state == h.state { "<- now" } else { "" };
         vec![
-            format!("  {}", table::host_state(t.state)),
-            size(t.lower),
-            size(t.upper),
-            table::host_state_meaning(t.state).to_owned(),
+            format!("  {}", table::host_state(e.state)),
+            edge(e.begins_below),
+            edge(e.ends_at),
+            table::host_state_meaning(e.state).to_owned(),
             here.to_owned(),
         ]
     });
     columns(
         &[
             ("  STATE", false),
-            ("LEFT BELOW", true),
-            ("BACK AT", true),
+            ("BEGINS BELOW", true),
+            ("ENDS AT", true),
             ("IN IT", false),
             ("", false),
         ],

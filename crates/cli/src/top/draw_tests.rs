@@ -60,7 +60,7 @@ fn the_state_the_vms_and_the_numbers_are_on_small_and_large_screens() {
                 "idle",
                 "overcommit 2.00",
                 "used 280M free 104M of 384M",
-                "H high <23M",
+                "H high ≥23M",
                 "L low <3.8M",
                 "swap in 3.0",
                 "faults 1.2k",

@@ -45,7 +45,11 @@ struct Restore;
 
 impl Drop for Restore {
     fn drop(&mut self) {
-        ratatui::restore();
+        // On a panic the hook has done it, before the message; once more would put the cursor on
+        // top of that message.
+        if !std::thread::panicking() {
+            ratatui::restore();
+        }
     }
 }
 

@@ -4,7 +4,7 @@
 //!  ballast   tcg (no stock kernel boots on this /dev/kvm)                  up 3m12s    <- title
 //! +- host --- STATE SOFT --- overcommit 2.00 (peak 2.10) --- 3 VMs --- tax 0.75 ---+
 //! | web            db                     idle       overhead | free               |   <- budget
-//! | H high 23M  S soft 15M  D hard 7.7M  L low 3.8M                     H  S  D L  |   <- marks
+//! | H high >23M  S soft <15M  D hard <7.7M  L low <3.8M                 H  S  D L  |   <- marks
 //! | used 361M of 384M  peak 380M  measured 350M  peak 377M  swap 40M of 512M       |
 //! | swap in 0.0 MB/s  out 1.2 MB/s  balloon 3.0 MB/s  faults 1.2k/s  waits 0/s     |
 //! +--------------------------------------------------------------------------------+

@@ -14,10 +14,10 @@ const MIB: u64 = 1 << 20;
 
 pub fn host() -> HostView {
     let budget = 384 * MIB;
-    let threshold = |state, percent: u64| Threshold {
+    let threshold = |state, lower: u64, upper: u64| Threshold {
         state,
-        lower: budget * percent / 100,
-        upper: budget * percent / 100 + 4 * MIB,
+        lower: budget * lower / 100,
+        upper: budget * upper / 100,
     };
     HostView {
         version: "0.1.0".to_owned(),
@@ -32,10 +32,10 @@ pub fn host() -> HostView {
         measured_peak: 377 * MIB,
         state: StateName::High,
         thresholds: vec![
-            threshold(StateName::High, 6),
-            threshold(StateName::Soft, 4),
-            threshold(StateName::Hard, 2),
-            threshold(StateName::Low, 1),
+            threshold(StateName::High, 4, 6),
+            threshold(StateName::Soft, 2, 4),
+            threshold(StateName::Hard, 1, 2),
+            threshold(StateName::Low, 0, 0),
         ],
         overcommit: 2.0,
         overcommit_peak: 2.1,

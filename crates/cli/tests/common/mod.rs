@@ -286,16 +286,13 @@ async fn get_why(State(world): State<Shared>, UrlPath(name): UrlPath<String>) ->
 
 fn host() -> HostView {
     let budget = 448 * MIB;
-    let threshold = |state: &str, percent: u64| {
-        json!({"state": state, "lower": budget * percent / 100,
-               "upper": budget * percent / 100 + 4 * MIB})
-    };
+    let threshold = |state: &str, lower: u64, upper: u64| json!({"state": state, "lower": budget * lower / 100, "upper": budget * upper / 100});
     from(json!({
         "version": "0.1.0", "pid": 100, "uptime_s": 192.0, "budget": budget, "free": 104 * MIB,
         "consumed": 256 * MIB, "overhead": 24 * MIB, "peak_used": 380 * MIB,
         "measured_used": 270 * MIB, "measured_peak": 377 * MIB, "state": "high",
-        "thresholds": [threshold("high", 6), threshold("soft", 4), threshold("hard", 2),
-                       threshold("low", 1)],
+        "thresholds": [threshold("high", 4, 6), threshold("soft", 2, 4),
+                       threshold("hard", 1, 2), threshold("low", 0, 0)],
         "overcommit": 2.0, "overcommit_peak": 2.1, "tax": 0.75, "vms": 4,
         "swap_reserved": 512 * MIB, "swap_used": 40 * MIB,
         "accel": "tcg (no stock kernel boots on this /dev/kvm)",

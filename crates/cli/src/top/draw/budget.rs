@@ -81,39 +81,46 @@ fn letter(state: StateName) -> char {
     }
 }
 
-/// The thresholds in words, and below the budget bar where they lie: where the used part reaches
-/// a mark, the host leaves that state. Marks that fall on one cell move apart to the left.
+/// The thresholds: the free memory at which the host is back in high, and below which each other
+/// state begins.
+fn thresholds(host: &HostView) -> Vec<(StateName, u64, char)> {
+    let edges = table::edges(host);
+    let back = edges.get(1).and_then(|e| e.ends_at.map(|v| (StateName::High, v, '≥')));
+    let begins = edges.iter().filter_map(|e| e.begins_below.map(|v| (e.state, v, '<')));
+    back.into_iter().chain(begins).collect()
+}
+
+/// The thresholds in words, and below the budget bar where they lie: the state begins where the
+/// used part reaches its mark. Marks that fall on one cell move apart to the left.
 fn marks(host: &HostView, width: usize, palette: Palette) -> Line<'static> {
-    let mut thresholds = host.thresholds.clone();
-    thresholds.sort_by_key(|t| t.lower);
+    let thresholds = thresholds(host);
     let mut cells = vec![(' ', Style::new()); width];
     let mut limit = width;
-    for t in &thresholds {
+    for (state, free, _) in thresholds.iter().rev() {
         let Some(last) = limit.checked_sub(1) else { break };
-        let used = host.budget.saturating_sub(t.lower);
+        let used = host.budget.saturating_sub(*free);
         let at = bar::position(used, host.budget, width).min(last);
         if let Some(cell) = cells.get_mut(at) {
-            *cell = (letter(t.state), palette.state(t.state));
+            *cell = (letter(*state), palette.state(*state));
         }
         limit = at;
     }
     let mut spans = Vec::new();
     let mut length = 0;
-    for t in thresholds.iter().rev() {
-        let name = format!("{} {}", letter(t.state), table::host_state(t.state));
-        let value = format!(" <{}  ", short_size(t.lower));
-        length += name.len() + value.len();
-        if length > limit {
-            length -= name.len() + value.len();
+    for (state, free, sign) in thresholds {
+        let name = format!("{} {}", letter(state), table::host_state(state));
+        let value = format!(" {sign}{}  ", short_size(free));
+        let more = name.chars().count() + value.chars().count();
+        if length + more > limit {
             break;
         }
-        let style = if t.state == host.state { palette.state(t.state) } else { Style::new() };
+        length += more;
+        let style = if state == host.state { palette.state(state) } else { Style::new() };
         spans.push(Span::styled(name, style));
         spans.push(Span::raw(value));
     }
-    spans.extend(
-        cells.into_iter().skip(length).map(|(c, style)| Span::styled(c.to_string(), style)),
-    );
+    let rest = cells.into_iter().skip(length);
+    spans.extend(rest.map(|(c, style)| Span::styled(c.to_string(), style)));
     Line::from(spans)
 }
 

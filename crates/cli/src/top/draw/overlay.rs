@@ -82,8 +82,8 @@ fn help(width: usize) -> Vec<String> {
         keys::HELP.iter().map(|(key, what)| format!("{key:<17}{what}")).collect();
     lines.push(String::new());
     for note in [
-        "Budget bar: machine memory by VM, overhead, free. Where the used part reaches a mark, the \
-         host leaves that state: H high, S soft, D hard, L low.",
+        "Budget bar: machine memory by VM, overhead, free. S soft, D hard, L low: the state begins \
+         where the used part reaches the mark. H high: below it, the host is back in high.",
         "A VM's bar: █ resident, ▒ compressed, ▓ swapped, ░ ballooned, · untouched, of its size. \
          ┃ is its target, ◆ its active memory.",
         "USED, TGT, ACT, MIN, MAX in bytes (K, M, G: powers of 1,024). WT/BL: allocations per \
