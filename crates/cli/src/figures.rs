@@ -52,6 +52,11 @@ pub fn frequency(per_s: Option<f64>) -> String {
     }
 }
 
+/// "1 VM", "3 VMs".
+pub fn vms(count: u32) -> String {
+    format!("{count} VM{}", if count == 1 { "" } else { "s" })
+}
+
 /// "45s", "3m12s", "2h05m", "4d03h"; negative and absurd values are 0.
 pub fn age(seconds: f64) -> String {
     let s = Duration::try_from_secs_f64(seconds).unwrap_or_default().as_secs();

@@ -242,7 +242,7 @@ fn why_prints_the_verdict_the_cause_and_the_steps_in_order() {
     let text = human(&fake, &["why", "web"]);
     contains_all(
         &text,
-        &["web: web is to have 160 MiB", "decided 3s ago, because: free memory fell to soft"],
+        &["web is to have 160 MiB", "decided 3s ago, because: free memory fell to soft"],
     );
     let steps: Vec<&str> = text.lines().skip(2).collect();
     assert_eq!(steps.len(), 30);

@@ -4,7 +4,7 @@ use ballast_api::{HostChange, HostView};
 use super::Output;
 use crate::args::HostSetArgs;
 use crate::failure::Failure;
-use crate::figures::{age, percent, size};
+use crate::figures::{age, percent, size, vms};
 use crate::table::{self, columns, section};
 
 pub async fn show(client: &Client, out: Output) -> Result<(), Failure> {
@@ -31,10 +31,10 @@ fn summary(h: &HostView) -> String {
     let meaning = table::host_state_meaning(h.state);
     let mut text = format!(
         "state {state}: {meaning}\n\
-         {} of {} free; {} VMs, overcommitted {:.2} times (peak {:.2})\n\n",
+         {} of {} free; {}, overcommitted {:.2} times (peak {:.2})\n\n",
         size(h.free),
         size(h.budget),
-        h.vms,
+        vms(h.vms),
         h.overcommit,
         h.overcommit_peak
     );

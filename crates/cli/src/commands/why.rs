@@ -11,13 +11,8 @@ pub async fn run(client: &Client, name: &str, out: Output) -> Result<(), Failure
 }
 
 fn explained(why: &Why) -> String {
-    let mut text = format!(
-        "{}: {}\ndecided {} ago, because: {}\n",
-        why.vm,
-        why.verdict,
-        age(why.age_s),
-        why.trigger
-    );
+    let mut text =
+        format!("{}\ndecided {} ago, because: {}\n", why.verdict, age(why.age_s), why.trigger);
     for (i, step) in why.steps.iter().enumerate() {
         text.push_str(&format!("{:>3}. {step}\n", i + 1));
     }

@@ -8,7 +8,7 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::Paragraph;
 
 use super::{bar, panel, traffic};
-use crate::figures::short_size;
+use crate::figures::{short_size, vms};
 use crate::table;
 use crate::top::app::App;
 use crate::top::palette::Palette;
@@ -36,8 +36,11 @@ fn title(host: &HostView, palette: Palette) -> Vec<Span<'static>> {
         Span::raw(" host ─ state "),
         Span::styled(format!(" {state} "), palette.state(host.state)),
         Span::raw(format!(
-            " ─ overcommit {:.2} (peak {:.2}) ─ {} VMs ─ tax {} ",
-            host.overcommit, host.overcommit_peak, host.vms, host.tax
+            " ─ overcommit {:.2} (peak {:.2}) ─ {} ─ tax {} ",
+            host.overcommit,
+            host.overcommit_peak,
+            vms(host.vms),
+            host.tax
         )),
     ]
 }
