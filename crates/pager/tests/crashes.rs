@@ -255,6 +255,20 @@ fn recovery_reports_what_it_found() {
     assert_eq!(vm.state(7), State::Ballooned);
 }
 
+/// What a VMM wrote past the pager is the guest's, charged, and whoever waited goes on.
+#[test]
+fn a_page_that_is_there_already_ends_the_fault() {
+    for ppn in [1, 2, 3, 4, 6] {
+        let (mut vm, _) = vm();
+        vm.ram.0.park(ppn, Access::Missing);
+        vm.ram.0.vmm_write(ppn, 99);
+        vm.pump().unwrap();
+        assert_eq!(vm.ram.0.waiting(), 0, "ppn {ppn}");
+        assert_eq!(vm.access(ppn, None), 99, "ppn {ppn}");
+        vm.check();
+    }
+}
+
 #[test]
 fn contents_are_whole_pages() {
     assert_eq!(support::token_of(&page_of(77)), 77);

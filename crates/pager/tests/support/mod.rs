@@ -193,6 +193,11 @@ impl Double {
         }
     }
 
+    /// The VMM writes its RAM file by the descriptor, past the pager.
+    pub fn vmm_write(&self, ppn: u64, token: u64) {
+        self.world().pages[ppn as usize] = Some(token);
+    }
+
     // ---- the manager's side -----------------------------------------------------------------
 
     /// What a read of the userfaultfd gives: faults first, as the kernel does.
