@@ -25,6 +25,8 @@ struct Guest {
     /// What the guest uses for good; the rest is available.
     used: Pages,
     stats: bool,
+    /// The guest sends its statistics every so many seconds.
+    stats_every: u64,
 }
 
 impl Guest {
@@ -45,6 +47,7 @@ impl Guest {
             real: Pages::ZERO,
             used: Pages::from_mib(60),
             stats: true,
+            stats_every: 1,
         }
     }
 
@@ -54,9 +57,12 @@ impl Guest {
 
     /// One second.
     fn second(&mut self, driver: Driver) -> BalloonOutput {
-        self.input.guest_available = self.stats.then(|| self.available());
+        let age = self.input.now.as_secs() % self.stats_every;
+        if age == 0 {
+            self.input.guest_available = self.stats.then(|| self.available());
+        }
         self.input.guest_total = self.stats.then_some(SIZE);
-        self.input.guest_stats_age = self.stats.then_some(Duration::ZERO);
+        self.input.guest_stats_age = self.stats.then_some(Duration::from_secs(age));
         let out = self.control.step(&self.input);
         self.asked = out.command.unwrap_or(self.asked);
         match driver {
@@ -201,6 +207,19 @@ fn a_crawling_driver_is_slow_and_trusted_for_what_it_gave() {
     assert_eq!(g.seconds(30, Driver::Follows(100)).health, Health::Healthy);
 }
 
+/// A report that stands still does not hide that pages come.
+#[test]
+fn pages_given_up_count_as_movement_when_reports_stall() {
+    let mut g = Guest::new();
+    for second in 0..40 {
+        let out = g.second(Driver::Follows(300));
+        g.input.reported = Some(Pages::ZERO);
+        let expected = if second < 10 { Health::Healthy } else { Health::Slow };
+        assert_eq!(out.health, expected, "second {second}");
+    }
+    assert_eq!(g.seconds(12, Driver::Dead).health, Health::Stuck);
+}
+
 /// Pages the guest never touched leave no trace when it gives them up: the report is evidence.
 #[test]
 fn giving_up_untouched_pages_counts_as_movement() {
@@ -304,6 +323,21 @@ fn the_guest_keeps_its_reserve_with_a_driver_that_lags() {
             g.second(Driver::Follows(rate));
             assert!(g.available() >= Pages::from_mib(16), "{} at {rate}/s", g.available());
         }
+    }
+}
+
+/// Orders given since the statistics were taken are not in them, and count as taken too.
+#[test]
+fn the_guest_keeps_its_reserve_when_its_statistics_are_old() {
+    for every in [2, 3, 5, 9] {
+        let mut g = Guest::new();
+        (g.stats_every, g.used) = (every, Pages::from_mib(150));
+        g.input.goal = SIZE;
+        for _ in 0..60 {
+            g.second(FAST);
+            assert!(g.available() >= Pages::from_mib(16), "{} every {every} s", g.available());
+        }
+        assert_eq!(g.real, Pages::from_mib(90), "256 - 150 - 16, statistics every {every} s");
     }
 }
 
@@ -443,8 +477,10 @@ proptest! {
     #[test]
     fn honest_guests_are_not_driven_out_of_memory(
         used in 0u64..200, rate in 100u64..30_000, goal in 0u64..256, wait in 0usize..3,
+        every in 1u64..6,
     ) {
         let mut g = Guest::new();
+        g.stats_every = every;
         g.used = Pages::from_mib(used);
         g.input.goal = Pages::from_mib(goal);
         for second in 0..120 {
