@@ -83,6 +83,8 @@ pub struct Facts {
     pub ram_blocks: Vec<RamBlock>,
     /// Files of the process by which devices pin memory: "/dev/vfio/12".
     pub pinning_files: Vec<String>,
+    /// Files it has open with O_DIRECT: what a disk reads there lands in guest pages by DMA.
+    pub direct_files: Vec<String>,
     /// Locked and pinned memory of the process.
     pub locked: Bytes,
     pub ram: Option<MappedRam>,
@@ -166,6 +168,21 @@ fn must_not_be_paged(facts: &Facts) -> Option<String> {
     if !ram.file {
         return Some(format!("RAM without a file: {REMEDY}"));
     }
+    // A page that leaves its home while a transfer into it is under way takes the data with it: the
+    // kernel pins such pages, and tells nobody.
+    if let Some(file) = facts.direct_files.first() {
+        return Some(format!(
+            "{file} is open with O_DIRECT, so disk transfers reach guest memory past the pager: use \
+             cache=writeback or cache=writethrough"
+        ));
+    }
+    if let Some(device) = facts.devices.iter().find(|d| spec::passes_scsi_through(&d.kind)) {
+        let (path, kind) = (&device.path, &device.kind);
+        return Some(format!(
+            "device {path} ({kind}) passes SCSI commands through, whose transfers reach guest memory \
+             past the pager: use scsi-hd or virtio-blk"
+        ));
+    }
     let holder = facts.holders.iter().find(|h| h.maps).or(facts.holders.first())?;
     let (pid, comm) = (holder.pid, &holder.comm);
     Some(if holder.maps {
@@ -195,6 +212,7 @@ pub async fn inspect(pid: u32, qmp: Option<&Qmp>, ram: Option<&RamMapping>) -> V
     match timeout(PROC_DEADLINE, reading).await {
         Ok(Ok(Ok(found))) => {
             facts.pinning_files = found.pinning_files;
+            facts.direct_files = found.direct_files;
             facts.locked = found.locked;
             facts.ram = found.ram;
             facts.holders = found.holders;

@@ -119,3 +119,11 @@ fn files_that_pin_are_told_from_others() {
         assert!(!scan::pins(name), "{name}");
     }
 }
+
+#[test]
+fn transfers_past_the_pager_forbid_paging() {
+    let facts = Facts { direct_files: vec!["/images/db.qcow2".into()], ..good() };
+    balloon_only(facts, "/images/db.qcow2 is open with O_DIRECT");
+    balloon_only(with_device("scsi-generic"), "passes SCSI commands through");
+    balloon_only(with_device("scsi-block"), "passes SCSI commands through");
+}

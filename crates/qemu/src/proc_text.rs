@@ -98,6 +98,12 @@ pub fn schedstat(text: &str) -> Option<u64> {
     text.split_ascii_whitespace().next()?.parse().ok()
 }
 
+/// The open flags in the text of /proc/PID/fdinfo/N, which are octal.
+pub fn open_flags(text: &str) -> Option<u32> {
+    let flags = text.lines().find_map(|line| line.strip_prefix("flags:"))?;
+    u32::from_str_radix(flags.trim(), 8).ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -173,5 +179,12 @@ mod tests {
         assert_eq!(schedstat("318377 67938 2\n"), Some(318_377));
         assert_eq!(schedstat(""), None);
         assert_eq!(schedstat("x 1 2"), None);
+    }
+
+    #[test]
+    fn open_flags_are_octal() {
+        assert_eq!(open_flags("pos:\t0\nflags:\t0140002\nmnt_id:\t25\n"), Some(0o140002));
+        assert_eq!(open_flags("pos:\t0\nflags:\t9\n"), None);
+        assert_eq!(open_flags(""), None);
     }
 }

@@ -218,6 +218,10 @@ pub(crate) fn is_vhost_user(kind: &str) -> bool {
     kind.starts_with("vhost-user") || kind.contains("virtiofs")
 }
 
+pub(crate) fn passes_scsi_through(kind: &str) -> bool {
+    matches!(kind, "scsi-block" | "scsi-generic")
+}
+
 /// The type in `kind,key=value,...`, `key=kind,...` or `{"key": "kind", ...}`.
 fn kind(value: &str, key: &str) -> String {
     let value = value.trim();

@@ -223,6 +223,31 @@ async fn locked_memory_is_not_managed() {
     }
 }
 
+#[tokio::test]
+async fn a_disk_opened_with_o_direct_forbids_paging() {
+    if !have_qemu() {
+        return;
+    }
+    let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+    let image = dir.path().join("disk.img");
+    fs::File::create(&image).unwrap().set_len(1 << 20).unwrap();
+    for (cache, direct) in [("writeback", false), ("none", true)] {
+        let drive = format!("file={},format=raw,if=none,id=d,cache={cache}", image.display());
+        let vm = start(|spec| {
+            spec.extra.extend(["-drive".into(), drive.clone()]);
+            spec.extra.extend(["-device".into(), "virtio-blk-pci,drive=d".into()]);
+        })
+        .await;
+        let qmp = vm.qmp().await;
+        let found = inspect(vm.vmm.pid, Some(&qmp), None).await;
+        if direct {
+            balloon_only(&found, "disk.img is open with O_DIRECT");
+        } else {
+            assert_eq!(found, Verdict::Pageable);
+        }
+    }
+}
+
 /// Restores the host's pool of huge pages.
 struct HugePages(String);
 

@@ -18,6 +18,9 @@ const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
 /// The manager's own children have its files between fork and exec; then they are gone.
 const SECOND_LOOK: Duration = Duration::from_millis(100);
 
+/// As fdinfo shows it on x86-64 (the number differs between architectures).
+const O_DIRECT: u32 = 0o40000;
+
 /// How the RAM is recognised among the mappings.
 pub(super) struct Wanted {
     pub announced: Option<RamMapping>,
@@ -26,6 +29,7 @@ pub(super) struct Wanted {
 
 pub(super) struct Found {
     pub pinning_files: Vec<String>,
+    pub direct_files: Vec<String>,
     pub locked: Bytes,
     pub ram: Option<MappedRam>,
     pub holders: Vec<Holder>,
@@ -56,7 +60,8 @@ pub(super) fn process(pid: u32, wanted: &Wanted) -> io::Result<Found> {
     let vma = candidates.iter().find(|vma| vma.shared).or(candidates.first());
     let file = vma.filter(|vma| vma.shared && vma.inode != 0).map(|vma| wanted.identity(vma));
     Ok(Found {
-        pinning_files: pinning_files(pid)?,
+        pinning_files: files(pid, |_, target| pins(target))?,
+        direct_files: files(pid, |fd, _| is_direct(pid, fd))?,
         locked,
         ram: vma.map(|vma| wanted.mapped_ram(pid, vma)),
         holders: file.map_or(Ok(Vec::new()), |file| holders(pid, file))?,
@@ -116,22 +121,29 @@ fn each_vma(pid: u32, mut visit: impl FnMut(Vma) -> bool) -> io::Result<()> {
     Ok(())
 }
 
-fn pinning_files(pid: u32) -> io::Result<Vec<String>> {
+/// What the descriptors are that `wanted` picks by number and target.
+fn files(pid: u32, wanted: impl Fn(&str, &str) -> bool) -> io::Result<Vec<String>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))?.flatten() {
         let Ok(target) = fs::read_link(entry.path()) else { continue };
         let target = target.to_string_lossy();
-        if pins(&target) {
+        if wanted(&entry.file_name().to_string_lossy(), &target) {
             found.push(target.into_owned());
         }
     }
     Ok(found)
 }
 
+/// A descriptor that vanished is nobody's.
+fn is_direct(pid: u32, fd: &str) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/fdinfo/{fd}"))
+        .is_ok_and(|info| proc_text::open_flags(&info).is_some_and(|flags| flags & O_DIRECT != 0))
+}
+
 /// Whether a file of this name is one by which a device pins memory.
 pub(super) fn pins(target: &str) -> bool {
     // /dev/vfio/vfio is opened before any device is; the pins come with it.
-    ["/dev/vfio/", "/dev/vhost-vdpa", "anon_inode:[vfio", "/dev/iommu"]
+    ["/dev/vfio/", "/dev/vhost-vdpa", "anon_inode:[vfio", "/dev/iommu", "/dev/udmabuf"]
         .iter()
         .any(|prefix| target.starts_with(prefix))
 }
