@@ -90,7 +90,7 @@ pub fn sweep(folder: &Path) {
 /// A new folder of mode 0700 in `parent`; its name is unlike any other.
 pub fn private_folder(parent: &Path) -> Result<PathBuf> {
     tempfile::Builder::new()
-        .prefix("ballast-")
+        .prefix("ballast-lab-")
         .tempdir_in(parent)
         .map(tempfile::TempDir::keep)
         .with_context(|| format!("a private folder in {}", parent.display()))

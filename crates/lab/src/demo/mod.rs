@@ -105,16 +105,13 @@ pub async fn run(args: &DemoArgs) -> Result<bool> {
     };
     let summary =
         summary::Summary::new(&finished.0, &finished.1, &consoles, &states, begin.elapsed());
-    summary.print();
-    match end {
-        End::Signal(name) => {
-            say::line(&format!("ended by {name}"));
-            Ok(finished.1.is_empty())
-        }
-        // Whoever quits at once has not asked for every guest to have checked something.
-        End::Quit => Ok(summary.passed_so_far()),
-        _ => Ok(summary.passed()),
+    // Whoever ends it early has not asked for every guest to have checked something.
+    let to_the_end = matches!(end, End::Time);
+    summary.print(to_the_end);
+    if let End::Signal(name) = end {
+        say::line(&format!("ended by {name}"));
     }
+    Ok(summary.passed(to_the_end))
 }
 
 async fn play(
