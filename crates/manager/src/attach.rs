@@ -1,13 +1,12 @@
 //! Attaching to a VMM that runs already: as much of it is managed as it allows.
 
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use ballast_api::{AttachSpec, ErrorCode, Management, Mode, RunState, VmChange, VmView};
-use ballast_policy::{BalloonControl, TaxRate, WorkingSet};
-use ballast_qemu::{Monitor, ProcessHandle, Qmp};
+use ballast_policy::{BalloonControl, Promise, TaxRate, WorkingSet};
+use ballast_qemu::{Monitor, ProcessHandle, Qmp, process};
 use ballast_units::{Bytes, Pages};
 
 use crate::manager::{Failure, Manager};
@@ -32,17 +31,26 @@ impl Manager {
         if spec.shares == Some(0) {
             return Err(Failure::bad("shares: 0 is not at least 1"));
         }
-        let connect = |e: String| {
-            Failure::bad(format!("qmp: {}: {e}", spec.qmp.display()))
-        };
-        let pid = listener_pid(&spec.qmp).map_err(|e| connect(e.to_string()))?;
-        let known = self.vm(&spec.name).ok();
-        if let Some(vm) = &known
-            && (vm.process.pid() != pid || vm.monitor().is_some())
+        if Bytes(spec.min).pages_ceil().bytes().0 != spec.min {
+            return Err(Failure::bad(format!("min: {} is not a multiple of 4 KiB", spec.min)));
+        }
+        let connect = |e: String| Failure::bad(format!("qmp: {}: {e}", spec.qmp.display()));
+        let pid = listener_pid(&spec.qmp).await.map_err(|e| connect(e.to_string()))?;
+        if let Some(vm) = self
+            .vms()
+            .into_iter()
+            .find(|vm| vm.process.pid() == pid && (vm.name != spec.name || vm.monitor().is_some()))
         {
             return Err(Failure::new(
                 ErrorCode::Conflict,
-                format!("a VM named '{}' is managed already", spec.name),
+                format!("qmp: process {pid} is managed already, as '{}'", vm.name),
+            ));
+        }
+        let known = self.vm(&spec.name).ok();
+        if known.as_ref().is_some_and(|vm| vm.process.pid() != pid) {
+            return Err(Failure::new(
+                ErrorCode::Conflict,
+                format!("name: a VM named '{}' runs already", spec.name),
             ));
         }
         let qmp = Qmp::connect(&spec.qmp, DEADLINE).await.map_err(|e| connect(e.to_string()))?;
@@ -59,7 +67,14 @@ impl Manager {
                 )?;
                 vm
             }
-            None => self.attach_stranger(&spec, pid, &qmp).await?,
+            None => {
+                // Nothing is promised to it beyond what it has taken already.
+                let nothing = Promise { min: Pages(0), overhead: Pages(0), swap: Pages(0) };
+                self.take_name(&spec.name, nothing).await?;
+                let attached = self.attach_stranger(&spec, pid, &qmp).await;
+                self.promise_settled(&spec.name);
+                attached?
+            }
         };
         self.connected(&vm, qmp).await;
         vm.set_run_state(RunState::Running);
@@ -73,13 +88,21 @@ impl Manager {
         qmp: &Qmp,
     ) -> Result<Arc<Vm>, Failure> {
         let internal = |e: String| Failure::internal(format!("{}: {e}", spec.name));
-        let monitor = Monitor::new(qmp.clone(), DEADLINE)
-            .await
-            .map_err(|e| internal(e.to_string()))?;
+        let monitor =
+            Monitor::new(qmp.clone(), DEADLINE).await.map_err(|e| internal(e.to_string()))?;
         let size = memory_size(&monitor).await.map_err(internal)?;
-        let process = ProcessHandle::open(pid).map_err(|e| internal(e.to_string()))?;
+        if Bytes(spec.min).pages() > size {
+            return Err(Failure::bad(format!(
+                "min: {} is above the size of its memory, {size}",
+                Bytes(spec.min)
+            )));
+        }
+        let handle = ProcessHandle::open(pid).map_err(|e| internal(e.to_string()))?;
         let folder = self.folder_of(&spec.name);
         std::fs::create_dir_all(&folder).map_err(|e| internal(e.to_string()))?;
+        // It is there, whatever the budget: what it has taken counts from now on.
+        let external = process::rss(pid).map_or(size, Bytes::pages_ceil).max(Pages(1));
+        self.host.ledger.adopt(external);
         Ok(self.admit(NewVm {
             id: self.next_id(),
             name: spec.name.clone(),
@@ -90,12 +113,13 @@ impl Manager {
             overhead: Pages::ZERO,
             params: VmParams {
                 shares: spec.shares.unwrap_or_else(|| VmParams::default_shares(size)),
-                min: Bytes(spec.min).pages_ceil().min(size),
+                min: Bytes(spec.min).pages(),
                 max: size,
                 tax: spec.tax,
             },
-            process,
+            process: handle,
             management: Management { mode: Mode::Unmanaged, reason: Some("not seen yet".into()) },
+            external,
             paged: None,
             control: BalloonControl::new(self.config.balloon),
             set: WorkingSet::new(self.config.sampling, size),
@@ -119,10 +143,11 @@ async fn memory_size(monitor: &Monitor) -> Result<Pages, String> {
 }
 
 /// Whose socket it is. The credentials are those of the process that listens.
-fn listener_pid(socket: &Path) -> std::io::Result<u32> {
-    let stream = UnixStream::connect(socket)?;
-    let peer = rustix::net::sockopt::socket_peercred(&stream)?;
-    Ok(peer.pid.as_raw_nonzero().get().unsigned_abs())
+async fn listener_pid(socket: &Path) -> std::io::Result<u32> {
+    let peer = tokio::net::UnixStream::connect(socket).await?.peer_cred()?;
+    peer.pid()
+        .map(i32::unsigned_abs)
+        .ok_or_else(|| std::io::Error::other("who listens is not told"))
 }
 
 fn good_name(name: &str) -> bool {

@@ -6,11 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use ballast_api::RunState;
 use ballast_policy::{BalloonInput, Health};
-use ballast_qemu::{Monitor, QmpEvent};
+use ballast_qemu::Monitor;
 use ballast_units::{Bytes, Pages};
-use tokio::sync::broadcast::error::RecvError;
 use tokio::time::MissedTickBehavior;
 
 use crate::manager::Manager;
@@ -19,7 +17,6 @@ use crate::vm::{Vm, lock};
 const TURN: Duration = Duration::from_secs(1);
 
 pub async fn run(manager: Arc<Manager>, vm: Arc<Vm>, monitor: Monitor) {
-    let mut events = monitor.qmp().events();
     let mut turn = tokio::time::interval(TURN);
     turn.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -31,25 +28,8 @@ pub async fn run(manager: Arc<Manager>, vm: Arc<Vm>, monitor: Monitor) {
                 vm.set_monitor(None);
                 return;
             }
-            event = events.recv() => match event {
-                Ok(event) => on_event(&vm, &event),
-                Err(RecvError::Lagged(_)) => {}
-                Err(RecvError::Closed) => return,
-            },
             _ = turn.tick() => step(&manager, &vm, &monitor).await,
         }
-    }
-}
-
-fn on_event(vm: &Vm, event: &QmpEvent) {
-    match event.name.as_str() {
-        "BALLOON_CHANGE" => vm.driver_alive.store(true, Ordering::Relaxed),
-        "STOP" => vm.set_run_state(RunState::Paused),
-        "RESUME" => vm.set_run_state(RunState::Running),
-        "SHUTDOWN" if event.data["reason"] == "guest-reset" => {
-            vm.rebooting.store(true, Ordering::Relaxed);
-        }
-        _ => {}
     }
 }
 
@@ -64,10 +44,7 @@ async fn step(manager: &Manager, vm: &Vm, monitor: &Monitor) {
         vm.driver_alive.store(true, Ordering::Relaxed);
     }
     let (consumed, discarded) = match &*vm.paged() {
-        Some(paged) => (
-            Some(paged.memory().charged()),
-            paged.memory().counters.values().discarded,
-        ),
+        Some(paged) => (Some(paged.memory().charged()), paged.memory().counters.values().discarded),
         None => (None, 0),
     };
     let pages = |bytes: Option<u64>| bytes.map(|b| Bytes(b).pages());

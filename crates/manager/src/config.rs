@@ -143,8 +143,7 @@ impl Config {
         };
         let reserve = size("reserve", &file.reserve)?;
         let budget = match over.budget.or(size("budget", &file.budget)?) {
-            Some(budget) if reserve.is_some() && over.budget.is_none() => {
-                let _ = budget;
+            Some(_) if reserve.is_some() && over.budget.is_none() => {
                 return Err(bad("reserve", "give either budget or reserve, not both".into()));
             }
             Some(budget) => budget,
@@ -155,15 +154,7 @@ impl Config {
             }
         };
         let budget = budget.pages();
-        if budget < MIN_BUDGET {
-            return Err(bad("budget", format!("{budget} is below {MIN_BUDGET}")));
-        }
-        if host.0 > 0 && budget > host.pages() {
-            return Err(bad(
-                "budget",
-                format!("{budget} is more than the host's memory, {host}"),
-            ));
-        }
+        budget_within(budget, host).map_err(|e| bad("budget", e))?;
         let tax = over.tax.or(file.tax).unwrap_or(0.75);
         let tax = TaxRate::new(tax).map_err(|e| bad("tax", e.to_string()))?;
 
@@ -217,22 +208,26 @@ impl Config {
             return Err(bad("pager.fault_around", "not a power of two from 4K to 2M".into()));
         }
 
+        // VMMs run in folders of their own: nothing that they are told may be relative.
+        let absolute = |key, path: PathBuf| {
+            std::path::absolute(&path).map_err(|e| bad(key, format!("{}: {e}", path.display())))
+        };
         let run_dir = over.run_dir.or(file.run_dir).unwrap_or_else(|| "/run/ballast".into());
+        let run_dir = absolute("run_dir", run_dir)?;
         let swap_dir = match over.swap_dir.or(file.swap_dir) {
-            Some(dir) => dir,
+            Some(dir) => absolute("swap_dir", dir)?,
             None if run_dir == Path::new("/run/ballast") => "/var/lib/ballast/swap".into(),
             None => run_dir.join("swap"),
         };
-        let shim = match over.shim.or(file.shim) {
-            Some(shim) => shim,
-            None => default_shim(),
-        };
+        let socket = over.socket.or(file.socket).unwrap_or_else(|| run_dir.join("api.sock"));
+        let socket = absolute("socket", socket)?;
+        let shim = absolute("shim", over.shim.or(file.shim).unwrap_or_else(default_shim))?;
         if !shim.is_file() {
             return Err(bad("shim", format!("{} is not there", shim.display())));
         }
         Ok(Config {
             budget,
-            socket: over.socket.or(file.socket).unwrap_or_else(|| run_dir.join("api.sock")),
+            socket,
             run_dir,
             swap_dir,
             shim,
@@ -254,6 +249,21 @@ fn parse(path: &Path, text: &str) -> Result<File, ConfigError> {
             what: e.message().replace('\n', "; "),
         }
     })
+}
+
+/// A budget that this host can have.
+pub fn check_budget(budget: Pages) -> Result<(), String> {
+    budget_within(budget, host_memory().unwrap_or(Bytes(0)))
+}
+
+fn budget_within(budget: Pages, host: Bytes) -> Result<(), String> {
+    if budget < MIN_BUDGET {
+        return Err(format!("{budget} is below {MIN_BUDGET}"));
+    }
+    if host.0 > 0 && budget > host.pages() {
+        return Err(format!("{budget} is more than the host's memory, {host}"));
+    }
+    Ok(())
 }
 
 fn seconds(s: f64) -> Option<Duration> {

@@ -1,26 +1,23 @@
 //! VMs come and go: admission, start, attachment, exit, stop.
 
-use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
-use ballast_api::{Accel, ErrorCode, Management, Mode, RebootAction, RunState, VmSpec, VmView};
+use ballast_api::{Accel, ErrorCode, Management, Mode, RunState, VmSpec, VmView};
 use ballast_pager::service::PagedVm;
 use ballast_policy::{BalloonControl, Promise, WorkingSet};
 use ballast_qemu::{
-    AccelChoice, Exit, LaunchPaths, Monitor, ProcessHandle, RamMapping, Verdict, Vmm, check_spec,
+    AccelChoice, LaunchPaths, Monitor, ProcessHandle, RamMapping, Verdict, Vmm, check_spec,
     command, inspect, last_log_line, probe_accel_cached, spawn,
 };
 use ballast_shim_proto::{Hello, Peer};
 use ballast_units::{Bytes, Pages};
 
 use crate::manager::{Failure, Manager};
-use crate::paging::{Expected, pager_config};
+use crate::paging::{Answer, Expected, pager_config};
 use crate::records::Record;
 use crate::vm::{NewVm, Vm, VmParams, lock};
-use crate::{balloon_loop, views};
+use crate::{balloon_loop, ending, views};
 
 /// Deadline of one QMP command: a QEMU that waits in a page fault answers when it is served.
 const QMP_DEADLINE: Duration = Duration::from_secs(5);
@@ -39,6 +36,7 @@ impl Manager {
             .await
             .map_err(|e| Failure::internal(e.to_string()))?
             .map_err(|e| Failure::bad(e.to_string()))?;
+        refuse_relative(&spec)?;
         let size = Bytes(spec.max).pages();
         let params = VmParams {
             shares: spec.shares.unwrap_or_else(|| VmParams::default_shares(size)),
@@ -59,8 +57,17 @@ impl Manager {
 
     /// A name that nobody has, and a promise that can be kept.
     async fn claim_name(&self, name: &str, need: Promise) -> Result<(), Failure> {
+        self.take(name, need, true).await
+    }
+
+    /// The name alone, for a VM that runs already.
+    pub(crate) async fn take_name(&self, name: &str, has: Promise) -> Result<(), Failure> {
+        self.take(name, has, false).await
+    }
+
+    async fn take(&self, name: &str, need: Promise, admission: bool) -> Result<(), Failure> {
         let _one = self.admission.lock().await;
-        if self.is_stopping() {
+        if self.is_closing() {
             return Err(Failure::new(ErrorCode::Conflict, "the manager is ending"));
         }
         if self.vm(name).is_ok() || lock(&self.starting).contains_key(name) {
@@ -69,7 +76,11 @@ impl Manager {
                 format!("a VM named '{name}' runs already"),
             ));
         }
-        self.promise(name, need)
+        if admission {
+            return self.promise(name, need);
+        }
+        lock(&self.starting).insert(name.to_owned(), need);
+        Ok(())
     }
 
     async fn start_promised(
@@ -93,7 +104,19 @@ impl Manager {
         };
         let (management, paged) = match paged {
             Ok(paged) => (Management { mode: Mode::Paged, reason: None }, Some(paged)),
-            Err(reason) => (Management { mode: Mode::BalloonOnly, reason: Some(reason) }, None),
+            Err(reason) => {
+                // Nothing but the balloon would keep it within less than its whole size.
+                if let Err(e) = self.make_room(size).await {
+                    let _ = vmm.process.kill();
+                    vmm.process.exited().await;
+                    self.host.ledger.release(overhead);
+                    self.remove_files(&spec.name);
+                    let why =
+                        format!("{}: it cannot be paged ({reason}), and unpaged: {e}", spec.name);
+                    return Err(Failure::new(e.code, why));
+                }
+                (Management { mode: Mode::BalloonOnly, reason: Some(reason) }, None)
+            }
         };
         let folder = paths.run_dir.clone();
         let vm = self.admit(NewVm {
@@ -107,6 +130,7 @@ impl Manager {
             params,
             process: vmm.process.clone(),
             management,
+            external: if paged.is_some() { Pages::ZERO } else { size },
             paged,
             control: BalloonControl::new(self.config.balloon),
             set: WorkingSet::new(self.config.sampling, size),
@@ -114,14 +138,19 @@ impl Manager {
         let qmp = match vmm.connect_qmp(&paths.qmp_socket, START).await {
             Ok(qmp) => qmp,
             Err(e) => {
-                // Its end, if it has ended, is seen by the watch; if not, it cannot be managed.
+                // If it has not ended, it cannot be managed.
                 let _ = vm.process.kill();
+                vm.process.exited().await;
+                self.gone(&vm).await;
+                self.remove_files(&vm.name);
                 return Err(Failure::internal(format!("{}: {e}", vm.name)));
             }
         };
         self.connected(&vm, qmp).await;
         if vm.run_state() == RunState::Stopped || !vm.process.is_alive() {
             let last = last_log_line(&paths.qemu_log).unwrap_or_else(|| "it said nothing".into());
+            self.gone(&vm).await;
+            self.remove_files(&vm.name);
             return Err(Failure::internal(format!("{}: QEMU ended at once: {last}", vm.name)));
         }
         vm.set_run_state(RunState::Running);
@@ -173,32 +202,36 @@ impl Manager {
     ) -> Result<(Vmm, Result<PagedVm, String>, LaunchPaths), Failure> {
         let name = &spec.name;
         let paths = self.paths(name);
-        let fresh = make_folder(&paths.run_dir);
-        fresh.map_err(|e| Failure::internal(format!("{}: {e}", paths.run_dir.display())))?;
+        self.fresh_folder(name)
+            .map_err(|e| Failure::internal(format!("{}: {e}", paths.run_dir.display())))?;
         let vmm = spawn(&command(spec, accel, &paths))
             .await
             .map_err(|e| Failure::internal(format!("{name}: {e}")))?;
+        // Before its shim is let in: a manager that dies in between must find it.
+        Record::new(name, Some(spec), params, size, overhead, vmm.pid, accel).save(&paths.run_dir);
         let swap = size.saturating_sub(params.min);
-        let answer = self.expect_shim(name, vmm.pid, size, swap, overhead);
-        let paged = tokio::select! {
-            paged = receive(answer) => paged,
-            exit = vmm.process.exited() => Err(Failure::internal(format!(
+        let mut answer = self.expect_shim(name, vmm.pid, size, swap, overhead);
+        let failed = tokio::select! {
+            paged = &mut answer => match paged {
+                Ok(paged) => return Ok((vmm, paged, paths)),
+                Err(_) => format!("{name}: its shim's handshake was broken off"),
+            },
+            () = tokio::time::sleep(START) => {
+                format!("{name}: its shim did not come within {} s", START.as_secs())
+            }
+            exit = vmm.process.exited() => format!(
                 "{name}: QEMU {exit} before it had mapped its RAM: {}",
                 last_log_line(&paths.qemu_log).unwrap_or_else(|| "it said nothing".into())
-            ))),
+            ),
         };
+        let _ = vmm.process.kill();
+        vmm.process.exited().await;
         self.expect_no_longer(name);
-        match paged {
-            Ok(paged) => {
-                let record = Record::new(name, Some(spec), params, size, overhead, vmm.pid, accel);
-                record.save(&paths.run_dir);
-                Ok((vmm, paged, paths))
-            }
-            Err(e) => {
-                let _ = vmm.process.kill();
-                vmm.process.exited().await;
-                Err(e)
-            }
+        // A handshake that is under way ends now. If it ended well, the VM is released as any other
+        // whose VMM ended.
+        match answer.await {
+            Ok(Ok(paged)) => Ok((vmm, Ok(paged), paths)),
+            Ok(Err(_)) | Err(_) => Err(Failure::internal(failed)),
         }
     }
 
@@ -217,19 +250,16 @@ impl Manager {
     /// Puts a VM among the managed ones and watches over it.
     pub(crate) fn admit(self: &Arc<Self>, new: NewVm) -> Arc<Vm> {
         let vm = Arc::new(Vm::new(new));
-        if vm.paged().is_none() {
-            // Counted at what it can take, until the kernel has told what it does take.
-            vm.external.store(vm.size.0, Ordering::Relaxed);
-            self.host.ledger.adopt(vm.size);
-        }
         self.insert(vm.clone());
-        tokio::spawn(watch_exit(self.clone(), vm.clone()));
+        tokio::spawn(ending::watch_exit(self.clone(), vm.clone()));
         vm
     }
 
     /// QMP is there: statistics on, events watched, the balloon driven, and a look at what the VMM
     /// is made of.
     pub(crate) async fn connected(self: &Arc<Self>, vm: &Arc<Vm>, qmp: ballast_qemu::Qmp) {
+        // First of all: the guest may reboot at any moment.
+        vm.watch_events(qmp.events());
         let monitor = match Monitor::new(qmp, QMP_DEADLINE).await {
             Ok(monitor) => monitor,
             Err(e) => {
@@ -258,7 +288,7 @@ impl Manager {
 
     /// Whether the VM may be paged; one that may not any more keeps its pages, and gets all it
     /// asks for, but nothing is taken from it by eviction.
-    async fn look_at(&self, vm: &Vm) {
+    pub(crate) async fn look_at(&self, vm: &Vm) {
         let ram = match &*vm.paged() {
             Some(paged) => {
                 let ram = paged.memory().backend();
@@ -268,20 +298,31 @@ impl Manager {
         };
         let monitor = vm.monitor();
         let qmp = monitor.as_ref().map(|m| m.qmp().clone());
-        let verdict = inspect(vm.process.pid(), qmp.as_ref(), ram.as_ref()).await;
+        let pid = vm.process.pid();
+        let mut verdict = inspect(pid, qmp.as_ref(), ram.as_ref()).await;
+        let old = vm.management();
+        if let (Verdict::Unmanaged(_), Mode::Paged, Some(ram)) = (&verdict, old.mode, &ram) {
+            // A QEMU that waits in a page fault does not answer, and it waits the longer if nothing
+            // is taken from it. What forbids paging is seen in /proc as well.
+            if inspect(pid, None, Some(ram)).await == Verdict::Pageable {
+                verdict = Verdict::Pageable;
+            }
+        }
         if vm.run_state() == RunState::Stopped || !vm.process.is_alive() {
             return;
         }
         let paged = ram.is_some();
-        let old = vm.management();
         let management = match verdict {
             Verdict::Pageable if paged => Management { mode: Mode::Paged, reason: None },
-            Verdict::Pageable if monitor.as_ref().is_some_and(Monitor::has_balloon) => Management {
-                mode: Mode::BalloonOnly,
-                reason: old.reason.clone().or(Some(
-                    "started without the shim (LD_PRELOAD=libballast_shim.so)".into(),
-                )),
-            },
+            Verdict::Pageable if monitor.as_ref().is_some_and(Monitor::has_balloon) => {
+                Management {
+                    mode: Mode::BalloonOnly,
+                    // Of a VM that was started here, the reason for which its shim was refused.
+                    reason: old.reason.clone().filter(|_| vm.spec.is_some()).or(Some(
+                        "started without the shim (LD_PRELOAD=libballast_shim.so)".into(),
+                    )),
+                }
+            }
             Verdict::Pageable => Management {
                 mode: Mode::Unmanaged,
                 reason: Some("started without the shim, and it has no balloon device".into()),
@@ -293,6 +334,7 @@ impl Manager {
                 Management { mode: Mode::Unmanaged, reason: Some(reason) }
             }
         };
+        vm.inspected.store(true, std::sync::atomic::Ordering::Relaxed);
         if management != old {
             match &management.reason {
                 Some(reason) => tracing::warn!(vm = vm.name, "{:?}: {reason}", management.mode),
@@ -310,6 +352,8 @@ impl Manager {
         change: &ballast_api::VmChange,
     ) -> Result<Arc<Vm>, Failure> {
         let vm = self.vm(name)?;
+        // One at a time: each builds upon the parameters and the promises that the last one left.
+        let _one = lock(&self.changing);
         let mut params = vm.params();
         if let Some(shares) = change.shares {
             if shares == 0 {
@@ -337,20 +381,9 @@ impl Manager {
             params.min = Bytes(min).pages_ceil();
         }
         if params.min > params.max {
-            return Err(Failure::bad(format!(
-                "min: {} is above max, {}",
-                params.min, params.max
-            )));
+            return Err(Failure::bad(format!("min: {} is above max, {}", params.min, params.max)));
         }
         let old = vm.params();
-        if params.min > old.min {
-            // More is promised: the same check as for a start, for the difference. The swap that
-            // was reserved is enough.
-            let more = Promise { min: params.min - old.min, overhead: Pages(0), swap: Pages(0) };
-            let key = format!("{name} (more min)");
-            self.promise(&key, more)?;
-            self.promise_settled(&key);
-        }
         if params.min < old.min
             && let Some(paged) = &*vm.paged()
             && paged.swap_len() < vm.size.saturating_sub(params.min)
@@ -365,74 +398,19 @@ impl Manager {
                 ),
             ));
         }
+        if params.min > old.min {
+            // More is promised: the same check as for a start, for the difference. The swap that
+            // was reserved is enough.
+            let more = Promise { min: params.min - old.min, overhead: Pages(0), swap: Pages(0) };
+            let key = format!("min of {name}");
+            self.promise(&key, more)?;
+            vm.set_params(params);
+            self.promise_settled(&key);
+        }
         vm.set_params(params);
         Record::update_params(&vm.folder, params);
         self.kick.ring(format!("parameters of {name} changed"));
         Ok(vm)
-    }
-
-    /// Ends a VM: the guest's own way for `grace`, then the VMM's.
-    pub async fn stop_vm(self: &Arc<Self>, name: &str, grace: Duration) -> Result<VmView, Failure> {
-        let vm = self.vm(name)?;
-        let last = views::vm(self, &vm);
-        vm.set_run_state(RunState::Stopping);
-        if !grace.is_zero()
-            && let Some(monitor) = vm.monitor()
-        {
-            let asked = monitor.system_powerdown().await;
-            if asked.is_ok() {
-                let _ = tokio::time::timeout(grace, vm.process.exited()).await;
-            }
-        }
-        // SIGTERM would wait for as long as a vCPU waits in a page fault; SIGKILL does not.
-        vm.process
-            .kill()
-            .map_err(|e| Failure::internal(format!("{name}: ending its VMM: {e}")))?;
-        vm.process.exited().await;
-        self.gone(&vm, None).await;
-        Ok(VmView { state: RunState::Stopped, ..last })
-    }
-
-    /// Stops all VMs at once.
-    pub async fn stop_all(self: &Arc<Self>) {
-        let stops = self.vms().into_iter().map(|vm| {
-            let manager = self.clone();
-            tokio::spawn(async move { manager.stop_vm(&vm.name, Duration::ZERO).await })
-        });
-        for stop in stops.collect::<Vec<_>>() {
-            if let Ok(Err(e)) = stop.await {
-                tracing::error!("{e}");
-            }
-        }
-    }
-
-    /// Releases all that a VM had. Idempotent: the first caller does it.
-    async fn gone(&self, vm: &Arc<Vm>, exit: Option<Exit>) {
-        vm.set_run_state(RunState::Stopped);
-        if let Some(exit) = exit {
-            let log = last_log_line(&vm.folder.join("qemu.log"));
-            tracing::info!(vm = vm.name, "{exit}{}", log.map_or(String::new(), |l| format!(": {l}")));
-        }
-        self.remove(vm);
-        let owner = vm.clone();
-        let released = tokio::task::spawn_blocking(move || owner.take_paged().map(PagedVm::release));
-        if let Ok(None) = released.await {
-            let external = vm.external.swap(0, Ordering::Relaxed);
-            if external > 0 {
-                self.host.ledger.release(Pages(external) + vm.overhead);
-            }
-        }
-        vm.set_monitor(None);
-        Record::remove(&vm.folder);
-        let _ = std::fs::remove_file(vm.folder.join("qmp.sock"));
-        self.kick.ring(format!("{} left", vm.name));
-    }
-
-    fn remove_files(&self, name: &str) {
-        let folder = self.folder_of(name);
-        Record::remove(&folder);
-        let _ = std::fs::remove_file(folder.join("qmp.sock"));
-        let _ = std::fs::remove_file(self.swap_path(name));
     }
 
     /// A shim that nobody announced: a VMM that somebody else started, libvirt for one. It is
@@ -456,12 +434,15 @@ impl Manager {
             self.claim_name(&name, need).await.map_err(|e| e.to_string())?;
             let made = async {
                 let process = ProcessHandle::open(peer.pid).map_err(|e| e.to_string())?;
-                make_folder(&self.folder_of(&name)).map_err(|e| e.to_string())?;
+                self.fresh_folder(&name).map_err(|e| e.to_string())?;
                 self.make_room(overhead).await.map_err(|e| e.to_string())?;
                 Ok::<_, String>(process)
             };
             let process = made.await.inspect_err(|_| self.promise_settled(&name))?;
-            let (answer, receiver) = std::sync::mpsc::channel();
+            let accel = AccelChoice::Tcg { why: "started by another".into() };
+            Record::new(&name, None, params, size, overhead, peer.pid, &accel)
+                .save(&self.folder_of(&name));
+            let (answer, receiver) = tokio::sync::oneshot::channel();
             tokio::spawn(self.clone().adopted(name, receiver, process, size, params, overhead));
             Ok(Expected { pid: peer.pid, size, swap: need.swap, overhead, answer })
         })
@@ -470,22 +451,19 @@ impl Manager {
     async fn adopted(
         self: Arc<Self>,
         name: String,
-        receiver: Receiver<Result<PagedVm, String>>,
+        receiver: Answer,
         process: ProcessHandle,
         size: Pages,
         params: VmParams,
         overhead: Pages,
     ) {
-        let paged = receive(receiver).await;
-        self.promise_settled(&name);
-        let Ok(Ok(paged)) = paged else {
+        let Ok(Ok(paged)) = receiver.await else {
             self.host.ledger.release(overhead);
             self.remove_files(&name);
+            self.promise_settled(&name);
             return;
         };
-        let accel = AccelChoice::Tcg { why: "started by another".into() };
         let folder = self.folder_of(&name);
-        Record::new(&name, None, params, size, overhead, process.pid(), &accel).save(&folder);
         let vm = self.admit(NewVm {
             id: self.next_id(),
             name,
@@ -497,59 +475,65 @@ impl Manager {
             params,
             process,
             management: Management { mode: Mode::Paged, reason: None },
+            external: Pages::ZERO,
             paged: Some(paged),
             control: BalloonControl::new(self.config.balloon),
             set: WorkingSet::new(self.config.sampling, size),
         });
+        self.promise_settled(&vm.name);
+        self.look_at(&vm).await;
         vm.set_run_state(RunState::Running);
     }
-}
 
-/// A folder of one VM, without the files that a former VM of that name may have left.
-fn make_folder(folder: &Path) -> std::io::Result<()> {
-    match std::fs::remove_dir_all(folder) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e),
-        _ => {}
+    /// The folder of a VM whose name was claimed, without the files that a former VM of that name
+    /// may have left: the swap file survives a crash of the host, which the folder does not.
+    fn fresh_folder(&self, name: &str) -> std::io::Result<()> {
+        let folder = self.folder_of(name);
+        missing_is_fine(std::fs::remove_dir_all(&folder))?;
+        missing_is_fine(std::fs::remove_file(self.swap_path(name)))?;
+        std::fs::create_dir_all(&folder)
     }
-    std::fs::create_dir_all(folder)
-}
 
-/// Waits for the shim's handshake without holding up a runtime thread.
-pub(crate) async fn receive(
-    answer: Receiver<Result<PagedVm, String>>,
-) -> Result<Result<PagedVm, String>, Failure> {
-    let received = tokio::task::spawn_blocking(move || answer.recv_timeout(START)).await;
-    match received {
-        Ok(Ok(result)) => Ok(result),
-        Ok(Err(_)) => Err(Failure::internal(format!(
-            "its shim did not come within {} s",
-            START.as_secs()
-        ))),
-        Err(e) => Err(Failure::internal(e.to_string())),
-    }
-}
-
-/// A VM's end, whoever caused it.
-async fn watch_exit(manager: Arc<Manager>, vm: Arc<Vm>) {
-    let exit = vm.process.exited().await;
-    let asked = vm.run_state() == RunState::Stopping;
-    manager.gone(&vm, Some(exit)).await;
-    let again = vm.spec.as_ref().filter(|spec| {
-        spec.on_reboot == RebootAction::Restart && vm.rebooting.load(Ordering::Relaxed) && !asked
-    });
-    if let Some(spec) = again {
-        tracing::info!(vm = vm.name, "the guest rebooted: starting it again");
-        // Boxed, since starting a VM spawns this very watch.
-        let start: std::pin::Pin<Box<dyn Future<Output = _> + Send>> =
-            Box::pin(restart(manager.clone(), spec.clone()));
-        if let Err(e) = start.await {
-            tracing::error!(vm = vm.name, "not started again: {e}");
+    /// Removes all files of a VM that is not there any more.
+    pub(crate) fn remove_files(&self, name: &str) {
+        let folder = self.folder_of(name);
+        for gone in [
+            missing_is_fine(std::fs::remove_file(self.swap_path(name))),
+            missing_is_fine(std::fs::remove_dir_all(&folder)),
+        ] {
+            if let Err(e) = gone {
+                tracing::warn!(vm = name, "removing its files: {e}");
+            }
         }
     }
 }
 
-async fn restart(manager: Arc<Manager>, spec: VmSpec) -> Result<VmView, Failure> {
-    manager.run_vm(spec).await
+/// QEMU's working folder is not the manager's, nor is either of them the client's.
+fn refuse_relative(spec: &VmSpec) -> Result<(), Failure> {
+    let qemu = spec.qemu.as_deref().filter(|q| q.components().count() > 1);
+    let paths = [
+        ("kernel", Some(spec.kernel.as_path())),
+        ("initrd", spec.initrd.as_deref()),
+        ("console", spec.console.as_deref()),
+        ("qemu", qemu),
+    ];
+    for (what, path) in paths {
+        if let Some(path) = path.filter(|path| path.is_relative()) {
+            return Err(Failure::bad(format!(
+                "{}: {what} {} is not an absolute path",
+                spec.name,
+                path.display()
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn missing_is_fine(result: std::io::Result<()>) -> std::io::Result<()> {
+    match result {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
 }
 
 async fn look_again(manager: Arc<Manager>, vm: Arc<Vm>) {

@@ -3,6 +3,7 @@
 mod attach;
 mod balloon_loop;
 mod config;
+mod ending;
 mod kick;
 mod lifecycle;
 mod manager;
@@ -17,7 +18,7 @@ mod views;
 mod vm;
 
 use std::io::Write as _;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -118,6 +119,16 @@ fn run(args: Args) -> anyhow::Result<()> {
 
 async fn serve(config: Config, stop_vms_on_exit: bool) -> anyhow::Result<()> {
     let made = Folders::make(&config)?;
+    let served = serve_in(config.clone(), stop_vms_on_exit).await;
+    match &served {
+        Ok(Ending::VmsStopped) => made.clear(&config),
+        Ok(_) => {}
+        Err(_) => made.undo(&config),
+    }
+    served.map(drop)
+}
+
+async fn serve_in(config: Config, stop_vms_on_exit: bool) -> anyhow::Result<Ending> {
     let _lock = lock_run_dir(&config.run_dir)?;
     let manager = Manager::new(config);
     let config = &manager.config;
@@ -161,10 +172,7 @@ async fn serve(config: Config, stop_vms_on_exit: bool) -> anyhow::Result<()> {
             paged.leave();
         }
     }
-    if ending == Ending::VmsStopped {
-        made.clear(config);
-    }
-    Ok(())
+    Ok(ending)
 }
 
 async fn until_ended(manager: &Arc<Manager>, stop_vms: bool) -> anyhow::Result<Ending> {
@@ -183,7 +191,9 @@ async fn until_ended(manager: &Arc<Manager>, stop_vms: bool) -> anyhow::Result<E
         manager.stop_all().await;
         return Ok(Ending::VmsStopped);
     }
-    Ok(if manager.vms().is_empty() { Ending::VmsStopped } else { Ending::LeaveVms })
+    // What waits to be taken over, or is being started, is a VM too.
+    let nothing = manager.vms().is_empty() && !manager.has_paged_vms();
+    Ok(if nothing { Ending::VmsStopped } else { Ending::LeaveVms })
 }
 
 async fn answer(manager: Arc<Manager>, listener: tokio::net::UnixListener) {
@@ -215,10 +225,31 @@ impl Folders {
 
     /// Nothing is left to be managed: nothing is left behind.
     fn clear(&self, config: &Config) {
-        let _ = std::fs::remove_dir_all(config.run_dir.join("vms"));
+        let vms = config.run_dir.join("vms");
+        for folder in std::fs::read_dir(&vms).into_iter().flatten().flatten() {
+            // One with a record is of a VM that did not end.
+            if !folder.path().join("vm.json").exists() {
+                let _ = std::fs::remove_dir_all(folder.path());
+            }
+        }
+        let _ = std::fs::remove_dir(&vms);
         for file in ["lock", "shim.sock", "accel.json"] {
             let _ = std::fs::remove_file(config.run_dir.join(file));
         }
+        self.remove();
+    }
+
+    /// It did not start: what it found is as it was.
+    fn undo(&self, config: &Config) {
+        if self.made.contains(&config.run_dir) {
+            for file in ["lock", "shim.sock"] {
+                let _ = std::fs::remove_file(config.run_dir.join(file));
+            }
+        }
+        self.remove();
+    }
+
+    fn remove(&self) {
         // Deepest first; a folder with something of another's in it stays.
         let mut made = self.made.clone();
         made.sort_by_key(|dir| std::cmp::Reverse(dir.as_os_str().len()));
@@ -247,7 +278,15 @@ fn bind_api(path: &Path) -> anyhow::Result<tokio::net::UnixListener> {
     if path.exists() && std::os::unix::net::UnixStream::connect(path).is_ok() {
         anyhow::bail!("another ballastd answers at {}", path.display());
     }
-    let _ = std::fs::remove_file(path);
+    match std::fs::symlink_metadata(path) {
+        Ok(meta) if !meta.file_type().is_socket() => {
+            anyhow::bail!("socket {}: something that is no socket is there", path.display())
+        }
+        Ok(_) => {
+            std::fs::remove_file(path).with_context(|| format!("socket {}", path.display()))?
+        }
+        Err(_) => {}
+    }
     let listener = tokio::net::UnixListener::bind(path)
         .with_context(|| format!("socket {}", path.display()))?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;

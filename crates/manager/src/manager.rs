@@ -10,6 +10,7 @@ use ballast_api::{ErrorBody, ErrorCode, HostCounters, RunState};
 use ballast_pager::host::Host;
 use ballast_pager::ledger::Ledger;
 use ballast_policy::{Decision, Promise, TaxRate, Thresholds, admit};
+use ballast_qemu::ProcessHandle;
 use ballast_units::{Bytes, Pages, VmId};
 use tokio::sync::watch;
 
@@ -36,16 +37,23 @@ pub struct Manager {
     tax: Mutex<TaxRate>,
     vms: RwLock<Vec<Arc<Vm>>>,
     next_id: AtomicU32,
-    /// Names being started; one admission at a time.
+    /// One admission at a time.
     pub(crate) admission: tokio::sync::Mutex<()>,
+    /// Names that are taken, and what is promised to them, beside the VMs: being started, or waiting
+    /// to be taken over.
     pub(crate) starting: Mutex<HashMap<String, Promise>>,
+    /// VMMs that wait to be taken over.
+    pub(crate) waiting: Mutex<HashMap<String, ProcessHandle>>,
+    /// One change of parameters at a time.
+    pub(crate) changing: Mutex<()>,
     pub(crate) expected: Mutex<HashMap<String, Expected>>,
     decision: Mutex<Option<(Instant, Decision)>>,
-    ended: Mutex<HostCounters>,
+    pub(crate) ended: Mutex<HostCounters>,
     pub(crate) measured_peak: AtomicU64,
     pub(crate) measured_now: AtomicU64,
     overcommit_peak: Mutex<f64>,
     pub(crate) accel: Mutex<String>,
+    closing: AtomicBool,
     stopping: AtomicBool,
     pub ending: watch::Sender<Ending>,
     /// For threads of their own that must start tasks.
@@ -93,6 +101,8 @@ impl Manager {
             next_id: AtomicU32::new(1),
             admission: tokio::sync::Mutex::new(()),
             starting: Mutex::new(HashMap::new()),
+            waiting: Mutex::new(HashMap::new()),
+            changing: Mutex::new(()),
             expected: Mutex::new(HashMap::new()),
             decision: Mutex::new(None),
             ended: Mutex::new(HostCounters::default()),
@@ -100,6 +110,7 @@ impl Manager {
             measured_now: AtomicU64::new(0),
             overcommit_peak: Mutex::new(0.0),
             accel: Mutex::new("not probed yet".into()),
+            closing: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
             ending: watch::Sender::new(Ending::Running),
             runtime: tokio::runtime::Handle::current(),
@@ -115,6 +126,14 @@ impl Manager {
     pub fn thresholds(&self) -> Thresholds {
         self.config.scale.thresholds(self.host.ledger.budget())
     }
+    /// From now on no VM is started.
+    pub fn close(&self) {
+        self.closing.store(true, Ordering::Relaxed);
+    }
+    pub fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::Relaxed) || self.is_stopping()
+    }
+    /// The manager's threads end; VMs are left as they are.
     pub fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::Relaxed)
     }
@@ -148,20 +167,16 @@ impl Manager {
         self.kick.ring(format!("{} arrived", vm.name));
     }
 
-    /// Takes a VM out; what it counted stays in the host's totals.
+    /// Takes a VM out, of which nothing is left.
     pub fn remove(&self, vm: &Vm) {
-        let mut vms = self.vms.write().unwrap_or_else(PoisonError::into_inner);
-        let before = vms.len();
-        vms.retain(|other| other.id != vm.id);
-        if vms.len() < before {
-            add_counters(&mut lock(&self.ended), vm);
-        }
-        drop(vms);
+        self.vms.write().unwrap_or_else(PoisonError::into_inner).retain(|other| other.id != vm.id);
         self.kick.ring(format!("{} left", vm.name));
     }
 
     pub fn counters(&self) -> HostCounters {
-        let mut total = *lock(&self.ended);
+        // Held throughout: a VM that ends meanwhile is counted once.
+        let ended = lock(&self.ended);
+        let mut total = *ended;
         for vm in self.vms() {
             add_counters(&mut total, &vm);
         }
@@ -201,19 +216,8 @@ impl Manager {
     /// until the VM is there or the start failed.
     pub fn promise(&self, name: &str, need: Promise) -> Result<(), Failure> {
         let goal = self.thresholds().goal();
-        let mut made: Vec<(String, Pages)> = self
-            .vms()
-            .iter()
-            .map(|vm| {
-                let guaranteed = match &*vm.paged() {
-                    Some(_) => vm.params().min,
-                    None => vm.consumed(),
-                };
-                (vm.name.clone(), guaranteed + vm.overhead)
-            })
-            .collect();
         let mut starting = lock(&self.starting);
-        made.extend(starting.iter().map(|(n, p)| (n.clone(), p.memory())));
+        let made = self.promises(&starting);
         let promised: Pages = made.iter().map(|(_, pages)| *pages).sum();
         let budget = self.host.ledger.budget();
         let unreserved = budget.saturating_sub(goal).saturating_sub(promised);
@@ -224,17 +228,41 @@ impl Manager {
         Ok(())
     }
 
+    /// Machine memory that is promised, by name.
+    fn promises(&self, starting: &HashMap<String, Promise>) -> Vec<(String, Pages)> {
+        self.vms()
+            .iter()
+            .map(|vm| {
+                let guaranteed = match &*vm.paged() {
+                    Some(_) => vm.params().min,
+                    None => vm.consumed(),
+                };
+                (vm.name.clone(), guaranteed + vm.overhead)
+            })
+            .chain(starting.iter().map(|(name, promise)| (name.clone(), promise.memory())))
+            .collect()
+    }
+
+    /// Sum of what is promised.
+    pub fn promised(&self) -> Pages {
+        self.promises(&lock(&self.starting)).into_iter().map(|(_, pages)| pages).sum()
+    }
+
     pub fn promise_settled(&self, name: &str) {
         lock(&self.starting).remove(name);
     }
 
     /// Whether any VM would pause without a manager.
     pub fn has_paged_vms(&self) -> bool {
-        self.vms().iter().any(|vm| vm.paged().is_some() && vm.run_state() != RunState::Stopped)
+        !lock(&self.starting).is_empty()
+            || self
+                .vms()
+                .iter()
+                .any(|vm| vm.paged().is_some() && vm.run_state() != RunState::Stopped)
     }
 }
 
-fn add_counters(total: &mut HostCounters, vm: &Vm) {
+pub(crate) fn add_counters(total: &mut HostCounters, vm: &Vm) {
     if let Some(paged) = &*vm.paged() {
         let c = paged.memory().counters.values();
         let bytes = |pages: u64| Pages(pages).bytes().0;

@@ -1,6 +1,5 @@
 //! Prometheus text of what the API shows.
 
-use std::fmt::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
@@ -19,6 +18,8 @@ use crate::views;
 
 const TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
+/// Prometheus and OpenMetrics text.
+#[utoipa::path(get, path = "/metrics", responses((status = 200, content_type = TYPE, body = String)))]
 pub async fn serve(State(manager): State<Arc<Manager>>) -> Result<impl IntoResponse, Failure> {
     let vms: Vec<VmView> = manager.vms().iter().map(|vm| views::vm(&manager, vm)).collect();
     let text = render(&views::host(&manager), &vms)
@@ -79,6 +80,5 @@ fn render(host: &HostView, vms: &[VmView]) -> Result<String, std::fmt::Error> {
     }
     let mut text = String::new();
     encode(&mut text, &registry)?;
-    text.write_str("")?;
     Ok(text)
 }

@@ -7,17 +7,15 @@
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ballast_pager::guest_ram::{GuestRam, RamLayout};
 use ballast_pager::service::{PagedVm, PagerConfig, VmFiles};
 use ballast_pager::stage::StageLayout;
-use ballast_shim_proto::{
-    Connection, ConnectionError, Hello, Listener, Message, Peer, VERSION,
-};
+use ballast_shim_proto::{Connection, ConnectionError, Hello, Listener, Message, Peer, VERSION};
 use ballast_uffd::Uffd;
 use ballast_units::{Bytes, PAGE_SIZE, Pages};
+use tokio::sync::oneshot;
 
 use crate::config::Config;
 use crate::manager::Manager;
@@ -34,8 +32,12 @@ pub struct Expected {
     pub size: Pages,
     pub swap: Pages,
     pub overhead: Pages,
-    pub answer: Sender<Result<PagedVm, String>>,
+    pub answer: oneshot::Sender<Result<PagedVm, String>>,
 }
+
+/// The paged VM, or the refusal. Must be awaited to its end: a paged VM that nobody takes is lost to
+/// the books.
+pub type Answer = oneshot::Receiver<Result<PagedVm, String>>;
 
 /// How the pager of a VM is laid out. Derived from the configuration alone, so that a manager that
 /// takes over finds what its predecessor made.
@@ -57,8 +59,8 @@ impl Manager {
         size: Pages,
         swap: Pages,
         overhead: Pages,
-    ) -> Receiver<Result<PagedVm, String>> {
-        let (answer, receiver) = channel();
+    ) -> Answer {
+        let (answer, receiver) = oneshot::channel();
         lock(&self.expected)
             .insert(name.to_owned(), Expected { pid, size, swap, overhead, answer });
         receiver
@@ -107,15 +109,19 @@ fn greet(manager: &Arc<Manager>, connection: Connection) {
         }
     };
     let name = hello.vm.as_str().to_owned();
-    let known = lock(&manager.expected).remove(&name);
+    let known = match expected(manager, &name, peer) {
+        Ok(known) => known,
+        Err(why) => return refuse(&connection, &why),
+    };
     let expected = match known.map_or_else(|| manager.adopt(&hello, peer), Ok) {
         Ok(expected) => expected,
         Err(why) => return refuse(&connection, &why),
     };
-    match take_charge(manager, &connection, &hello, fds, peer, &expected) {
+    match take_charge(manager, &connection, &hello, fds, &expected) {
         Ok(paged) => {
-            if expected.answer.send(Ok(paged)).is_err() {
-                tracing::warn!(vm = name, "its shim came after the start had been given up");
+            if let Err(Ok(paged)) = expected.answer.send(Ok(paged)) {
+                tracing::warn!(vm = name, "nobody waits for it any more: left as it is");
+                paged.leave();
             }
         }
         Err(why) => {
@@ -135,9 +141,30 @@ fn greet(manager: &Arc<Manager>, connection: Connection) {
     }
 }
 
-fn first_words(
-    connection: &Connection,
-) -> Result<(Hello, Vec<OwnedFd>, Peer), ConnectionError> {
+/// The VM that this shim is of, if it was announced. One that is being started may be a moment ahead
+/// of its announcement.
+fn expected(manager: &Manager, name: &str, peer: Peer) -> Result<Option<Expected>, String> {
+    let deadline = Instant::now() + STEP;
+    loop {
+        {
+            let mut all = lock(&manager.expected);
+            if let Some(pid) = all.get(name).map(|expected| expected.pid) {
+                // It stays announced: the right one can still come.
+                return if pid == peer.pid {
+                    Ok(all.remove(name))
+                } else {
+                    Err(format!("'{name}' is expected from process {pid}, not {}", peer.pid))
+                };
+            }
+        }
+        if !lock(&manager.starting).contains_key(name) || Instant::now() > deadline {
+            return Ok(None);
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn first_words(connection: &Connection) -> Result<(Hello, Vec<OwnedFd>, Peer), ConnectionError> {
     let peer = connection.peer()?;
     match connection.recv(Some(STEP))? {
         (Message::Hello(hello), fds) => Ok((hello, fds, peer)),
@@ -159,7 +186,6 @@ fn take_charge(
     connection: &Connection,
     hello: &Hello,
     fds: Vec<OwnedFd>,
-    peer: Peer,
     expected: &Expected,
 ) -> Result<PagedVm, String> {
     if hello.version > VERSION {
@@ -170,9 +196,6 @@ fn take_charge(
     }
     if hello.page_size as usize != PAGE_SIZE {
         return Err(format!("RAM with pages of {} bytes: only 4 KiB pages", hello.page_size));
-    }
-    if peer.pid != expected.pid {
-        return Err(format!("expected it from process {}, not {}", expected.pid, peer.pid));
     }
     if hello.ram_len != expected.size.bytes() {
         return Err(format!(
@@ -194,9 +217,8 @@ fn take_charge(
         let uffd = fds.next().ok_or("Hello after a restart without the userfaultfd")?;
         let uffd = Uffd::from_fd(uffd).map_err(|e| format!("its userfaultfd: {e}"))?;
         let ram = GuestRam::new(uffd, ram_file, layout);
-        let (paged, found) =
-            PagedVm::take_over(name, config, files, ram, expected.overhead, host)
-                .map_err(|e| e.to_string())?;
+        let (paged, found) = PagedVm::take_over(name, config, files, ram, expected.overhead, host)
+            .map_err(|e| e.to_string())?;
         tracing::info!(
             vm = name,
             busy = found.busy,
@@ -209,9 +231,8 @@ fn take_charge(
     }
     let uffd = receive_uffd(connection)?;
     let ram = GuestRam::new(uffd, ram_file, layout);
-    let paged =
-        PagedVm::start(name, config, files, ram, expected.swap, expected.overhead, host)
-            .map_err(|e| e.to_string())?;
+    let paged = PagedVm::start(name, config, files, ram, expected.swap, expected.overhead, host)
+        .map_err(|e| e.to_string())?;
     // From here on faults are served; only now may the VMM's mmap return.
     managed(connection)?;
     Ok(paged)
@@ -236,10 +257,9 @@ fn receive_uffd(connection: &Connection) -> Result<Uffd, String> {
             let fd = fds.into_iter().next().ok_or("Ready without a userfaultfd")?;
             Uffd::from_fd(fd).map_err(|e| format!("its userfaultfd: {e}"))
         }
-        Ok((Message::Failed { step, errno }, _)) => Err(format!(
-            "userfaultfd, step {step:?}: {}",
-            std::io::Error::from_raw_os_error(errno)
-        )),
+        Ok((Message::Failed { step, errno }, _)) => {
+            Err(format!("userfaultfd, step {step:?}: {}", std::io::Error::from_raw_os_error(errno)))
+        }
         Ok((other, _)) => Err(format!("expected Ready, got {other:?}")),
         Err(e) => Err(e.to_string()),
     }

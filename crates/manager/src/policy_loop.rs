@@ -70,6 +70,14 @@ fn turn(
         vms.iter().partition(|vm| vm.mode() != Mode::Unmanaged);
     let overhead: Pages = vms.iter().map(|vm| vm.overhead).sum::<Pages>()
         + strangers.iter().map(|vm| vm.consumed()).sum::<Pages>();
+    for vm in &strangers {
+        // Nothing is taken from it any more, and it gets what it asks for.
+        if let Some(paged) = &*vm.paged() {
+            paged.set_evict_goal(Pages::ZERO);
+            paged.memory().set_target(vm.size);
+            paged.memory_freed();
+        }
+    }
     let room = available(host.ledger.budget(), overhead, &thresholds);
     let demands: Vec<VmDemand> = managed.iter().map(|vm| demand(manager, vm)).collect();
     let entitled = targets(room, &demands);
@@ -84,7 +92,7 @@ fn turn(
         lock(&vm.balloon).goal = plan.balloon_goal;
         if let Some(paged) = &*vm.paged() {
             paged.memory().set_target(entitlement.target);
-            let evict = if vm.mode() == Mode::Paged { plan.evict } else { Pages::ZERO };
+            let evict = if vm.may_be_paged() { plan.evict } else { Pages::ZERO };
             paged.set_evict_goal(evict);
             paged.memory_freed();
         }
@@ -138,7 +146,7 @@ fn vm_state(
         Some(paged) => {
             let now = paged.memory().counters.values().swap_ins;
             let before = swap_ins.insert(vm.id, now).unwrap_or(now);
-            let room = if vm.mode() == Mode::Paged { paged.memory().swap_free() } else { Pages(0) };
+            let room = if vm.may_be_paged() { paged.memory().swap_free() } else { Pages(0) };
             (paged.waiting() > 0, now > before, room)
         }
         None => (false, false, Pages::ZERO),
@@ -168,6 +176,14 @@ fn sample(vm: &Vm, paged: &PagedVm) {
     sampling.touched = touched;
     sampling.set.touched(u32::try_from(fresh).unwrap_or(u32::MAX));
     let (begun, pages) = paged.sample();
+    if !vm.may_be_paged() {
+        // Sampling takes pages from their homes too. What an earlier sample holds goes back.
+        if pages > 0 && sampling.asked.is_none_or(|asked| begun > asked) {
+            sampling.asked = Some(begun);
+            paged.begin_sample(Vec::new());
+        }
+        return;
+    }
     if let Some(asked) = sampling.asked {
         if begun > asked {
             sampling.asked = None;
@@ -194,21 +210,18 @@ fn measure_strangers(manager: &Manager) {
         }
         let Some(rss) = process::rss(vm.process.pid()) else { continue };
         let now = rss.pages_ceil().0;
+        let now = now.max(1);
         let booked = vm.external.load(Ordering::Relaxed);
-        // The watch over its end takes what is booked, once: never bring that back.
-        if booked == 0
-            || vm
-                .external
-                .compare_exchange(booked, now.max(1), Ordering::Relaxed, Ordering::Relaxed)
-                .is_err()
-        {
+        let more = Pages(now.saturating_sub(booked));
+        // Its end takes what is booked, once: that never comes back, and growth is in the ledger
+        // before it can be taken from there.
+        if booked == 0 {
             continue;
         }
-        let now = now.max(1);
-        if now > booked {
-            manager.host.ledger.adopt(Pages(now - booked));
-        } else {
-            manager.host.ledger.release(Pages(booked - now));
-        }
+        manager.host.ledger.adopt(more);
+        let swapped =
+            vm.external.compare_exchange(booked, now, Ordering::Relaxed, Ordering::Relaxed);
+        let less = if swapped.is_ok() { Pages(booked.saturating_sub(now)) } else { more };
+        manager.host.ledger.release(less);
     }
 }

@@ -1,89 +1,133 @@
 //! Coming back: VMs that a former manager left running are taken over; what remains of VMs that are
 //! gone is cleared away.
 
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ballast_api::{Management, Mode, RunState};
-use ballast_pager::service::PagedVm;
-use ballast_policy::{BalloonControl, WorkingSet};
+use ballast_policy::{BalloonControl, Promise, WorkingSet};
 use ballast_qemu::{ProcessHandle, Qmp};
 use ballast_units::Pages;
 
-use crate::lifecycle::receive;
 use crate::manager::Manager;
+use crate::paging::Answer;
 use crate::records::Record;
-use crate::vm::NewVm;
+use crate::vm::{NewVm, lock};
+
+/// How long a QEMU may take to greet: it may wait in a page fault.
+const GREETING: Duration = Duration::from_secs(20);
 
 /// The VMs that wait for a manager, announced so that their shims are let in. Call before shims are
 /// accepted.
+///
+/// All records are read before anything is touched: one that cannot be read may be a newer
+/// manager's VM.
 pub fn announce(manager: &Arc<Manager>) -> anyhow::Result<Vec<Waiting>> {
-    let mut waiting = Vec::new();
     let folders = match std::fs::read_dir(manager.config.run_dir.join("vms")) {
         Ok(folders) => folders,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(waiting),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(e) => return Err(e.into()),
     };
+    let mut records = Vec::new();
     for entry in folders {
         let folder = entry?.path();
-        // A record that cannot be read may be a newer manager's VM: that one must not be touched.
-        let Some(record) = Record::load(&folder).map_err(anyhow::Error::msg)? else { continue };
-        if !record.is_alive() {
-            tracing::info!(vm = record.name, "ended while no manager ran");
-            for path in [
-                folder.join("pmap"),
-                folder.join("stage"),
-                folder.join("qmp.sock"),
-                manager.swap_path(&record.name),
-            ] {
-                let _ = std::fs::remove_file(path);
-            }
-            Record::remove(&folder);
-            continue;
+        if let Some(record) = Record::load(&folder).map_err(anyhow::Error::msg)? {
+            records.push((folder, record));
         }
-        let process = ProcessHandle::open(record.pid)?;
-        let (size, overhead) = (record.size, record.overhead);
-        let answer = manager.expect_shim(&record.name, record.pid, size, Pages(0), overhead);
+    }
+    let mut waiting = Vec::new();
+    for (folder, record) in records {
+        let alive = record.is_alive().then(|| ProcessHandle::open(record.pid));
+        let process = match alive {
+            Some(Ok(process)) => process,
+            // It has just ended, or long ago.
+            Some(Err(e)) if e.raw_os_error() != Some(libc::ESRCH) => return Err(e.into()),
+            Some(Err(_)) | None => {
+                tracing::info!(vm = record.name, "ended while no manager ran");
+                clear(manager, &folder, &record);
+                continue;
+            }
+        };
+        let (size, overhead, min) = (record.size, record.overhead, record.params.min);
+        let swap = size.saturating_sub(min);
+        let answer = manager.expect_shim(&record.name, record.pid, size, swap, overhead);
         manager.host.ledger.adopt(overhead);
-        waiting.push(Waiting { record, process, answer });
+        let promise = Promise { min, overhead, swap: Pages::ZERO };
+        lock(&manager.starting).insert(record.name.clone(), promise);
+        lock(&manager.waiting).insert(record.name.clone(), process.clone());
+        waiting.push(Waiting { folder, record, process, answer });
     }
     Ok(waiting)
 }
 
-/// A VM whose guest is paused, or will be at its next fault.
-pub struct Waiting {
-    record: Record,
-    process: ProcessHandle,
-    answer: std::sync::mpsc::Receiver<Result<PagedVm, String>>,
+/// Removes what the pager had of a VM whose VMM is gone; its logs stay.
+fn clear(manager: &Manager, folder: &std::path::Path, record: &Record) {
+    for path in [
+        folder.join("pmap"),
+        folder.join("stage"),
+        folder.join("qmp.sock"),
+        manager.swap_path(&record.name),
+    ] {
+        let _ = std::fs::remove_file(path);
+    }
+    Record::remove(folder);
+    let _ = std::fs::remove_dir(folder);
 }
 
-/// Waits for the shim of each and puts the VM back among the managed.
+/// A VM whose guest is paused, or will be at its next fault.
+pub struct Waiting {
+    folder: PathBuf,
+    record: Record,
+    process: ProcessHandle,
+    answer: Answer,
+}
+
+/// Waits for the shim of a VM, for as long as its VMM lives, and puts it back among the managed.
 pub async fn take_over(manager: Arc<Manager>, waiting: Waiting) {
-    let Waiting { record, process, answer } = waiting;
+    let Waiting { folder, record, process, mut answer } = waiting;
     let name = record.name.clone();
-    let paged = tokio::select! {
-        paged = receive(answer) => paged,
-        _ = process.exited() => {
-            manager.expect_no_longer(&name);
-            manager.host.ledger.release(record.overhead);
-            return;
+    let mut said = None;
+    let paged = loop {
+        let refused = tokio::select! {
+            paged = &mut answer => paged,
+            _ = process.exited() => {
+                manager.expect_no_longer(&name);
+                // A handshake that is under way ends now, one way or the other.
+                match answer.await {
+                    Ok(Ok(paged)) => break Some(paged),
+                    Ok(Err(_)) | Err(_) => break None,
+                }
+            }
+        };
+        let why = match refused {
+            Ok(Ok(paged)) => break Some(paged),
+            Ok(Err(why)) => why,
+            Err(_) => "its handshake was broken off".to_owned(),
+        };
+        // Its pages are where they were, and its shim asks again.
+        if said.as_ref() != Some(&why) {
+            tracing::error!(vm = name, "not taken over yet: {why}; its guest stays paused");
+            said = Some(why);
         }
+        let swap = record.size.saturating_sub(record.params.min);
+        answer = manager.expect_shim(&name, record.pid, record.size, swap, record.overhead);
     };
-    let paged = match paged {
-        Ok(Ok(paged)) => paged,
-        Ok(Err(why)) => {
-            // Its pages are where they were; a manager that understands them can still come.
-            tracing::error!(vm = name, "not taken over: {why}; its guest stays paused");
-            return;
-        }
-        Err(e) => {
-            tracing::error!(vm = name, "not taken over: {e}");
-            return;
-        }
+    let settled = || {
+        lock(&manager.waiting).remove(&name);
+        manager.promise_settled(&name);
     };
-    let folder = manager.folder_of(&name);
+    let Some(paged) = paged else {
+        tracing::info!(vm = name, "ended before it was taken over");
+        manager.host.ledger.release(record.overhead);
+        clear(&manager, &folder, &record);
+        settled();
+        return;
+    };
+    *lock(&manager.accel) = record.accel.clone();
     let vm = manager.admit(NewVm {
         id: manager.next_id(),
-        name,
+        name: name.clone(),
         spec: record.spec,
         folder,
         accel: record.accel,
@@ -91,14 +135,21 @@ pub async fn take_over(manager: Arc<Manager>, waiting: Waiting) {
         overhead: record.overhead,
         params: record.params,
         process,
-        management: Management { mode: Mode::Paged, reason: None },
+        // Much may have happened meanwhile: nothing is taken from it until it was looked at.
+        management: Management {
+            mode: Mode::BalloonOnly,
+            reason: Some("taken over, and not inspected yet".into()),
+        },
+        external: Pages::ZERO,
         paged: Some(paged),
         control: BalloonControl::new(manager.config.balloon),
         set: WorkingSet::new(manager.config.sampling, record.size),
     });
+    settled();
     vm.set_run_state(RunState::Running);
-    let socket = manager.paths(&vm.name).qmp_socket;
-    match Qmp::connect(&socket, std::time::Duration::from_secs(20)).await {
+    // First without QEMU, which may wait for memory that only paging can make free.
+    manager.look_at(&vm).await;
+    match Qmp::connect(&manager.paths(&vm.name).qmp_socket, GREETING).await {
         Ok(qmp) => manager.connected(&vm, qmp).await,
         Err(e) => tracing::warn!(vm = vm.name, "{e}: no balloon for this VM"),
     }

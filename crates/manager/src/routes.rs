@@ -14,18 +14,18 @@ use ballast_api::{
     VmSpec, VmView, Why,
 };
 use ballast_policy::TaxRate;
-use ballast_units::{Bytes, Pages};
+use ballast_units::Bytes;
 use utoipa::OpenApi;
 
 use crate::manager::{Ending, Failure, Manager};
-use crate::{metrics, views};
+use crate::{config, metrics, views};
 
 type Shared = State<Arc<Manager>>;
 
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
-        let status = StatusCode::from_u16(self.code.status())
-            .unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let status =
+            StatusCode::from_u16(self.code.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         (status, Json(self.body())).into_response()
     }
 }
@@ -49,7 +49,20 @@ where
 #[derive(OpenApi)]
 #[openapi(
     info(title = "Ballast", description = "The API of ballastd, over its Unix socket."),
-    paths(get_host, patch_host, list_vms, run_vm, attach, get_vm, patch_vm, stop_vm, why, shutdown)
+    paths(
+        get_host,
+        patch_host,
+        list_vms,
+        run_vm,
+        attach,
+        get_vm,
+        patch_vm,
+        stop_vm,
+        why,
+        shutdown,
+        openapi,
+        metrics::serve
+    )
 )]
 struct ApiDoc;
 
@@ -62,10 +75,19 @@ pub fn router(manager: Arc<Manager>) -> Router {
         .route("/v1/vms/{name}/stop", post(stop_vm))
         .route("/v1/vms/{name}/why", get(why))
         .route("/v1/shutdown", post(shutdown))
-        .route("/v1/openapi.json", get(async || Json(ApiDoc::openapi())))
+        .route("/v1/openapi.json", get(openapi))
         .route("/metrics", get(metrics::serve))
+        .method_not_allowed_fallback(async || {
+            Failure::new(ErrorCode::NotFound, "no such method on this path of the API")
+        })
         .fallback(async || Failure::new(ErrorCode::NotFound, "no such path in this API"))
         .with_state(manager)
+}
+
+/// This description.
+#[utoipa::path(get, path = "/v1/openapi.json", responses((status = 200)))]
+async fn openapi() -> Json<utoipa::openapi::OpenApi> {
+    Json(ApiDoc::openapi())
 }
 
 #[utoipa::path(get, path = "/v1/host", responses((status = 200, body = HostView)))]
@@ -83,11 +105,8 @@ async fn patch_host(
     let tax = tax.map_err(|e| Failure::bad(format!("tax: {e}")))?;
     if let Some(budget) = change.budget {
         let budget = Bytes(budget).pages();
-        let promised: Pages = manager
-            .vms()
-            .iter()
-            .map(|vm| vm.params().min + vm.overhead)
-            .sum::<Pages>();
+        config::check_budget(budget).map_err(|e| Failure::bad(format!("budget: {e}")))?;
+        let promised = manager.promised();
         let goal = manager.config.scale.thresholds(budget).goal();
         if budget < promised + goal {
             return Err(Failure::new(
@@ -115,10 +134,7 @@ async fn list_vms(State(manager): Shared) -> Json<Vec<VmView>> {
 #[utoipa::path(post, path = "/v1/vms", request_body = VmSpec,
     responses((status = 200, body = VmView), (status = 400, body = ErrorBody),
         (status = 409, body = ErrorBody), (status = 507, body = ErrorBody)))]
-async fn run_vm(
-    State(manager): Shared,
-    Body(spec): Body<VmSpec>,
-) -> Result<Json<VmView>, Failure> {
+async fn run_vm(State(manager): Shared, Body(spec): Body<VmSpec>) -> Result<Json<VmView>, Failure> {
     // A start goes on when the client that asked for it goes away.
     let start = tokio::spawn(async move { manager.run_vm(spec).await });
     start.await.map_err(|e| Failure::internal(e.to_string()))?.map(Json)
@@ -137,10 +153,7 @@ async fn attach(
 
 #[utoipa::path(get, path = "/v1/vms/{name}", params(("name" = String, Path)),
     responses((status = 200, body = VmView), (status = 404, body = ErrorBody)))]
-async fn get_vm(
-    State(manager): Shared,
-    Path(name): Path<String>,
-) -> Result<Json<VmView>, Failure> {
+async fn get_vm(State(manager): Shared, Path(name): Path<String>) -> Result<Json<VmView>, Failure> {
     let vm = manager.vm(&name)?;
     Ok(Json(views::vm(&manager, &vm)))
 }
@@ -193,10 +206,13 @@ async fn shutdown(
             "paged VMs run: they would pause until a manager comes back (stop_vms stops them)",
         ));
     }
-    let work = manager.clone();
-    tokio::spawn(async move { work.stop_all().await })
-        .await
-        .map_err(|e| Failure::internal(e.to_string()))?;
+    // VMs that somebody else started and that are not paged do without a manager.
+    if request.stop_vms {
+        let work = manager.clone();
+        tokio::spawn(async move { work.stop_all().await })
+            .await
+            .map_err(|e| Failure::internal(e.to_string()))?;
+    }
     let last = views::host(&manager);
     let ending = if request.stop_vms { Ending::VmsStopped } else { Ending::LeaveVms };
     manager.ending.send_replace(ending);

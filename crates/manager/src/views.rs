@@ -172,9 +172,8 @@ pub fn why(manager: &Manager, vm: &Vm) -> Result<Why, Failure> {
         .decision()
         .ok_or_else(|| Failure::internal("nothing has been decided yet; ask again in a second"))?;
     let vms = manager.vms();
-    let name_of = |id| {
-        vms.iter().find(|v| v.id == id).map_or_else(|| format!("{id}"), |v| v.name.clone())
-    };
+    let name_of =
+        |id| vms.iter().find(|v| v.id == id).map_or_else(|| format!("{id}"), |v| v.name.clone());
     let (verdict, steps) = decision.explain(vm.id, name_of);
     Ok(Why {
         vm: vm.name.clone(),

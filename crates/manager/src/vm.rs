@@ -2,15 +2,18 @@
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Instant;
 
 use ballast_api::{GuestStats, Management, Mode, RunState, VmSpec};
 use ballast_pager::service::PagedVm;
 use ballast_policy::{BalloonControl, BalloonOutput, Health, TaxRate, WorkingSet};
-use ballast_qemu::{Monitor, ProcessHandle};
+use ballast_qemu::{Monitor, ProcessHandle, QmpEvent};
 use ballast_units::{Pages, VmId};
 use serde::{Deserialize, Serialize};
+use tokio::sync::broadcast::Receiver;
+use tokio::sync::broadcast::error::RecvError;
+use tokio::task::JoinHandle;
 
 /// What the operator decides about a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -83,6 +86,12 @@ pub struct Vm {
     pub driver_alive: AtomicBool,
     /// The guest asked for a reboot.
     pub rebooting: AtomicBool,
+    /// The VMM was looked at, and nothing was found that forbids paging. Until then, pages are
+    /// handed out and none is taken.
+    pub inspected: AtomicBool,
+    /// Whether all it had was given back. Held while that is done.
+    pub released: tokio::sync::Mutex<bool>,
+    events: Mutex<Option<JoinHandle<()>>>,
 }
 
 pub struct NewVm {
@@ -97,6 +106,8 @@ pub struct NewVm {
     pub process: ProcessHandle,
     pub management: Management,
     pub paged: Option<PagedVm>,
+    /// What is booked for a VM that is not paged.
+    pub external: Pages,
     pub control: BalloonControl,
     pub set: WorkingSet,
 }
@@ -118,7 +129,7 @@ impl Vm {
             started: Instant::now(),
             size: new.size,
             overhead: new.overhead,
-            external: AtomicU64::new(0),
+            external: AtomicU64::new(new.external.0),
             process: new.process,
             paged: RwLock::new(new.paged),
             params: Mutex::new(new.params),
@@ -143,6 +154,41 @@ impl Vm {
             }),
             driver_alive: AtomicBool::new(false),
             rebooting: AtomicBool::new(false),
+            inspected: AtomicBool::new(false),
+            released: tokio::sync::Mutex::new(false),
+            events: Mutex::new(None),
+        }
+    }
+
+    /// Takes note of what QEMU tells, to the end of the connection. Its own task: QEMU's last words
+    /// count, whatever the balloon loop waits for.
+    pub fn watch_events(self: &Arc<Self>, mut events: Receiver<QmpEvent>) {
+        let vm = self.clone();
+        let task = tokio::spawn(async move {
+            loop {
+                match events.recv().await {
+                    Ok(event) => vm.on_event(&event),
+                    Err(RecvError::Lagged(_)) => {}
+                    Err(RecvError::Closed) => return,
+                }
+            }
+        });
+        *lock(&self.events) = Some(task);
+    }
+    /// Ends when all events have been noted.
+    pub fn take_events(&self) -> Option<JoinHandle<()>> {
+        lock(&self.events).take()
+    }
+
+    fn on_event(&self, event: &QmpEvent) {
+        match event.name.as_str() {
+            "BALLOON_CHANGE" => self.driver_alive.store(true, Ordering::Relaxed),
+            "STOP" => self.set_run_state(RunState::Paused),
+            "RESUME" => self.set_run_state(RunState::Running),
+            "SHUTDOWN" if event.data["reason"] == "guest-reset" => {
+                self.rebooting.store(true, Ordering::Relaxed);
+            }
+            _ => {}
         }
     }
 
@@ -169,6 +215,10 @@ impl Vm {
     }
     pub fn mode(&self) -> Mode {
         lock(&self.management).mode
+    }
+    /// Whether pages may leave their homes, to be evicted or to be sampled.
+    pub fn may_be_paged(&self) -> bool {
+        self.inspected.load(Ordering::Relaxed) && self.mode() == Mode::Paged
     }
     pub fn set_management(&self, management: Management) {
         *lock(&self.management) = management;

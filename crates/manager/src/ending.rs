@@ -1,0 +1,154 @@
+//! How VMs end: stopped by a person, by their guest, or killed; and started again after a reboot.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use ballast_api::{RebootAction, RunState, VmChange, VmSpec, VmView};
+use ballast_pager::service::PagedVm;
+use ballast_qemu::last_log_line;
+use ballast_units::Pages;
+
+use crate::manager::{Failure, Manager, add_counters};
+use crate::records::Record;
+use crate::views;
+use crate::vm::{Vm, lock};
+
+/// How long the last words of a QEMU that has ended may take through its socket.
+const LAST_WORDS: Duration = Duration::from_secs(5);
+/// How long VMs that are just being started may take until they can be stopped.
+const STARTS: Duration = Duration::from_secs(90);
+
+impl Manager {
+    /// Ends a VM: the guest's own way for `grace`, then the VMM's. All it had is released when this
+    /// returns.
+    pub async fn stop_vm(self: &Arc<Self>, name: &str, grace: Duration) -> Result<VmView, Failure> {
+        let vm = self.vm(name)?;
+        let last = views::vm(self, &vm);
+        vm.set_run_state(RunState::Stopping);
+        if !grace.is_zero()
+            && let Some(monitor) = vm.monitor()
+        {
+            // QEMU may be waiting in a page fault: its answer counts against the grace.
+            let asked = async {
+                if monitor.system_powerdown().await.is_ok() {
+                    vm.process.exited().await;
+                }
+            };
+            let _ = tokio::time::timeout(grace, asked).await;
+        }
+        // SIGTERM would wait for as long as a vCPU waits in a page fault; SIGKILL does not.
+        vm.process.kill().map_err(|e| Failure::internal(format!("{name}: ending its VMM: {e}")))?;
+        vm.process.exited().await;
+        self.gone(&vm).await;
+        Ok(VmView { state: RunState::Stopped, ..last })
+    }
+
+    /// Stops all VMs at once, those that are being started and those that wait to be taken over
+    /// included. None can be started afterwards.
+    pub async fn stop_all(self: &Arc<Self>) {
+        self.close();
+        let deadline = tokio::time::Instant::now() + STARTS;
+        loop {
+            for process in lock(&self.waiting).values() {
+                if let Err(e) = process.kill() {
+                    tracing::error!("ending process {}: {e}", process.pid());
+                }
+            }
+            let stops = self.vms().into_iter().map(|vm| {
+                let manager = self.clone();
+                tokio::spawn(async move { manager.stop_vm(&vm.name, Duration::ZERO).await })
+            });
+            for stop in stops.collect::<Vec<_>>() {
+                if let Ok(Err(e)) = stop.await {
+                    tracing::debug!("{e}");
+                }
+            }
+            if self.vms().is_empty() && lock(&self.starting).is_empty() {
+                return;
+            }
+            if tokio::time::Instant::now() > deadline {
+                tracing::error!("VMs that do not end: left as they are");
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Releases all that a VM had; whoever comes second waits for the first. Its name is free for
+    /// another only when nothing of it is left.
+    pub(crate) async fn gone(self: &Arc<Self>, vm: &Arc<Vm>) {
+        let mut released = vm.released.lock().await;
+        // A manager that has begun to leave leaves this, too, to the next one.
+        if *released || self.is_stopping() {
+            return;
+        }
+        *released = true;
+        vm.set_run_state(RunState::Stopped);
+        vm.set_monitor(None);
+        let (manager, owner) = (self.clone(), vm.clone());
+        let work = tokio::task::spawn_blocking(move || manager.release(&owner));
+        if let Err(e) = work.await {
+            tracing::error!(vm = vm.name, "releasing it: {e}");
+        }
+        self.remove(vm);
+    }
+
+    fn release(&self, vm: &Vm) {
+        let paged = {
+            // What it counted moves into the totals in one step.
+            let mut ended = lock(&self.ended);
+            add_counters(&mut ended, vm);
+            vm.take_paged()
+        };
+        match paged {
+            Some(paged) => PagedVm::release(paged),
+            None => {
+                let external = vm.external.swap(0, Ordering::Relaxed);
+                self.host.ledger.release(Pages(external) + vm.overhead);
+            }
+        }
+        // Its logs stay, for people, until its name is used again.
+        let _ = std::fs::remove_file(vm.folder.join("qmp.sock"));
+        Record::remove(&vm.folder);
+        let _ = std::fs::remove_dir(&vm.folder);
+    }
+}
+
+/// A VM's end, whoever caused it.
+pub async fn watch_exit(manager: Arc<Manager>, vm: Arc<Vm>) {
+    let exit = vm.process.exited().await;
+    let asked = vm.run_state() == RunState::Stopping;
+    let log = last_log_line(&vm.folder.join("qemu.log"));
+    tracing::info!(vm = vm.name, "{exit}{}", log.map_or(String::new(), |l| format!(": {l}")));
+    // Whether it was a reboot is among the last things that QEMU said.
+    if let Some(events) = vm.take_events() {
+        let _ = tokio::time::timeout(LAST_WORDS, events).await;
+    }
+    manager.gone(&vm).await;
+    let again = vm.spec.as_ref().filter(|spec| {
+        spec.on_reboot == RebootAction::Restart && vm.rebooting.load(Ordering::Relaxed) && !asked
+    });
+    if let Some(spec) = again {
+        tracing::info!(vm = vm.name, "the guest rebooted: starting it again");
+        // Boxed, since starting a VM spawns this very watch.
+        let start: std::pin::Pin<Box<dyn Future<Output = _> + Send>> =
+            Box::pin(restart(manager.clone(), spec.clone(), vm.clone()));
+        if let Err(e) = start.await {
+            tracing::error!(vm = vm.name, "not started again: {e}");
+        }
+    }
+}
+
+/// With the parameters that it had, which are not those of its start if somebody changed them.
+async fn restart(manager: Arc<Manager>, spec: VmSpec, vm: Arc<Vm>) -> Result<(), Failure> {
+    let params = vm.params();
+    let spec =
+        VmSpec { shares: Some(params.shares), min: params.min.bytes().0, tax: params.tax, ..spec };
+    manager.run_vm(spec).await?;
+    if params.max < vm.size {
+        let limit = VmChange { max: Some(params.max.bytes().0), ..VmChange::default() };
+        manager.change_vm(&vm.name, &limit)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,291 @@
+//! A private ballastd on real QEMU guests, ended with all its VMs when the test ends, however it
+//! ends.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // a panic here is the test failing
+#![allow(dead_code)] // each test program uses its part
+
+pub mod http;
+pub mod witness;
+
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use ballast_api::client::{Client, ClientError};
+use ballast_api::{Accel, ErrorBody, ErrorCode, HostView, VmSpec, VmView};
+use ballast_lab::console::Console;
+use ballast_lab::guest::Guest;
+use ballast_lab::image::{self, Image};
+use ballast_lab::{leftovers, tools};
+use ballast_units::Bytes;
+
+pub const MIB: u64 = 1 << 20;
+/// For whatever must happen at all: crowded machines are slow.
+pub const PATIENT: Duration = Duration::from_secs(120);
+
+/// What guests boot; None, loudly, where that is not here and need not be.
+pub fn image_or_skip() -> Option<&'static Image> {
+    static IMAGE: OnceLock<Result<Image, String>> = OnceLock::new();
+    let image = IMAGE.get_or_init(|| {
+        tools::find("qemu-system-x86_64", "qemu-system-x86")
+            .and_then(|_| {
+                File::open("/dev/userfaultfd")
+                    .map_err(|e| anyhow(&format!("/dev/userfaultfd: {e}")))
+            })
+            .and_then(|_| image::prepare(None))
+            .map_err(|e| format!("{e:#}"))
+    });
+    match image {
+        Ok(image) => {
+            shim();
+            Some(image)
+        }
+        Err(why) => {
+            assert!(!required(), "must run here, but: {why}");
+            eprintln!("SKIPPED: {why}");
+            None
+        }
+    }
+}
+
+fn anyhow(text: &str) -> anyhow::Error {
+    anyhow::Error::msg(text.to_owned())
+}
+
+pub fn required() -> bool {
+    std::env::var_os("BALLAST_REQUIRE_PRIVILEGED").is_some_and(|v| v == "1")
+}
+
+/// The library to preload, of this build: Cargo does not build another package's library for a test.
+pub fn shim() -> PathBuf {
+    static SHIM: OnceLock<PathBuf> = OnceLock::new();
+    SHIM.get_or_init(|| {
+        let ballastd = Path::new(env!("CARGO_BIN_EXE_ballastd"));
+        let folder = ballastd.parent().unwrap();
+        let shim = folder.join("libballast_shim.so");
+        if !shim.is_file() {
+            let mut build = Command::new(env!("CARGO"));
+            build.args(["build", "--quiet", "-p", "ballast-shim", "--target-dir"]);
+            build.arg(folder.parent().unwrap());
+            if folder.ends_with("release") {
+                build.arg("--release");
+            }
+            assert!(build.status().unwrap().success(), "building the shim");
+        }
+        shim
+    })
+    .clone()
+}
+
+pub struct Ballastd {
+    child: Option<Child>,
+    pub client: Client,
+    /// Private, in memory.
+    pub root: PathBuf,
+    /// Private, on a disk.
+    disk: PathBuf,
+    options: Vec<String>,
+    pub ended: Option<ExitStatus>,
+}
+
+impl Ballastd {
+    /// Starts it with `options` beside those of its folders, and waits until it listens.
+    pub fn start(options: &[&str]) -> Ballastd {
+        let mut ballastd = Ballastd::prepare(options);
+        ballastd.restart();
+        ballastd
+    }
+
+    pub fn prepare(options: &[&str]) -> Ballastd {
+        shim();
+        let memory = Path::new("/dev/shm");
+        let memory = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
+        let root = leftovers::private_folder(&memory).unwrap();
+        let disk = leftovers::private_folder(Path::new("/var/tmp")).unwrap();
+        std::fs::create_dir(root.join("console")).unwrap();
+        let client = Client::new(root.join("run/api.sock")).with_timeout(PATIENT);
+        let options = options.iter().map(|o| (*o).to_owned()).collect();
+        Ballastd { child: None, client, root, disk, options, ended: None }
+    }
+
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ballastd"));
+        command.arg("--run-dir").arg(self.run_dir()).arg("--swap-dir").arg(self.swap_dir());
+        command.args(&self.options);
+        command
+    }
+
+    /// Starts it (again), on the same folders.
+    pub fn restart(&mut self) {
+        assert!(self.child.is_none(), "it runs");
+        let log = File::options().create(true).append(true).open(self.log()).unwrap();
+        let mut child =
+            self.command().stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        self.child = Some(child);
+        let first = lines.next().and_then(Result::ok).unwrap_or_default();
+        assert!(first.starts_with("ready:"), "{first} {}", self.last_words());
+        std::thread::spawn(move || lines.for_each(drop));
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.as_ref().unwrap().id()
+    }
+    pub fn kill(&mut self) {
+        let mut child = self.child.take().unwrap();
+        child.kill().unwrap();
+        self.ended = Some(child.wait().unwrap());
+    }
+    /// SIGTERM, and its end.
+    pub fn term(&mut self) -> ExitStatus {
+        signal(self.pid(), rustix::process::Signal::TERM);
+        self.end()
+    }
+    /// Waits for its end.
+    pub fn end(&mut self) -> ExitStatus {
+        let mut child = self.child.take().unwrap();
+        let status = wait("the end of ballastd", || child.try_wait().unwrap());
+        self.ended = Some(status);
+        status
+    }
+
+    pub fn run_dir(&self) -> PathBuf {
+        self.root.join("run")
+    }
+    pub fn swap_dir(&self) -> PathBuf {
+        self.disk.join("swap")
+    }
+    pub fn swap_file(&self, vm: &str) -> PathBuf {
+        self.swap_dir().join(format!("{vm}.swap"))
+    }
+    pub fn folder(&self, vm: &str) -> PathBuf {
+        self.run_dir().join("vms").join(vm)
+    }
+    pub fn log(&self) -> PathBuf {
+        self.root.join("ballastd.log")
+    }
+    pub fn last_words(&self) -> String {
+        let text = std::fs::read_to_string(self.log()).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().collect();
+        lines[lines.len().saturating_sub(12)..].join("\n")
+    }
+
+    /// A guest of `mib` that runs `workload`.
+    pub fn guest(&self, image: &Image, name: &str, mib: u64, workload: &str) -> VmSpec {
+        let mut guest = Guest::new(name, Bytes::from_mib(mib), &self.root.join("console"));
+        if !workload.is_empty() {
+            guest = guest.run(workload);
+        }
+        guest.spec(image, Accel::Tcg)
+    }
+
+    pub fn console(&self, name: &str) -> Console {
+        Console::new(&self.root.join(format!("console/{name}.console.log")))
+    }
+
+    pub async fn vm(&self, name: &str) -> VmView {
+        self.client.vm(name).await.unwrap()
+    }
+    pub async fn host(&self) -> HostView {
+        self.client.host().await.unwrap()
+    }
+    /// Whether the manager knows no such VM.
+    pub async fn is_gone(&self, name: &str) -> bool {
+        matches!(self.client.vm(name).await, Err(ClientError::Refused(e)) if e.code == ErrorCode::NotFound)
+    }
+
+    /// Nothing of a VM is left but its logs.
+    pub fn assert_nothing_left(&self, vm: &str) {
+        assert!(!self.swap_file(vm).exists(), "{vm}: swap file");
+        for file in ["qmp.sock", "vm.json", "pmap", "stage"] {
+            assert!(!self.folder(vm).join(file).exists(), "{vm}: {file}");
+        }
+    }
+
+    /// The books say what the VMs say: handed out is what is consumed plus overhead, once nothing is
+    /// in flight.
+    pub async fn assert_books_balance(&self) {
+        self.eventually("the books balance", async || {
+            let host = self.host().await;
+            let vms = self.client.vms().await.unwrap();
+            let used = host.budget - host.free;
+            let sum: u64 = vms.iter().map(|v| v.memory.consumed + v.memory.overhead).sum();
+            // The two were not read at one instant.
+            used.abs_diff(sum) <= MIB && host.measured_used <= sum + MIB
+        })
+        .await;
+    }
+
+    /// Waits until `condition` holds.
+    pub async fn eventually(&self, what: &str, mut condition: impl AsyncFnMut() -> bool) {
+        let begin = Instant::now();
+        while !condition().await {
+            assert!(begin.elapsed() < PATIENT, "{what}: not so\n{}", self.last_words());
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// Waits until a guest's workload has done `more` checks beyond what it had.
+    pub async fn checks_go_on(&self, console: &mut Console, more: u64) {
+        console.poll();
+        let before = console.story.checks;
+        self.eventually("its checks go on", async || {
+            console.poll();
+            assert_eq!(console.story.trouble, None, "{}\n{}", console.tail(5), self.last_words());
+            console.story.checks >= before + more
+        })
+        .await;
+    }
+}
+
+impl Drop for Ballastd {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("--- ballastd's log\n{}", self.last_words());
+        }
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        for folder in [&self.root, &self.disk] {
+            leftovers::sweep(folder);
+            let _ = std::fs::remove_dir_all(folder);
+        }
+    }
+}
+
+pub fn signal(pid: u32, signal: rustix::process::Signal) {
+    let pid = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+    rustix::process::kill_process(pid, signal).unwrap();
+}
+
+pub fn wait<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let begin = Instant::now();
+    loop {
+        if let Some(seen) = look() {
+            return seen;
+        }
+        assert!(begin.elapsed() < PATIENT, "{what}: not so");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[track_caller]
+pub fn refused<T: std::fmt::Debug>(result: Result<T, ClientError>) -> ErrorBody {
+    match result {
+        Err(ClientError::Refused(body)) => {
+            assert!(!body.message.contains('\n') && !body.message.is_empty(), "{body:?}");
+            body
+        }
+        other => panic!("not refused: {other:?}"),
+    }
+}
+
+/// Refused with this code, and a message that has `part` in it.
+#[track_caller]
+pub fn refused_as<T: std::fmt::Debug>(result: Result<T, ClientError>, code: ErrorCode, part: &str) {
+    let body = refused(result);
+    assert!(body.code == code && body.message.contains(part), "{code:?} {part}: {body:?}");
+}
