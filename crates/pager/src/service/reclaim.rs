@@ -117,6 +117,10 @@ impl Reclaim {
                 // Its period has begun: it does not wait for a long eviction to end.
                 break;
             }
+            if self.vm.memory.charged().0 <= self.vm.evict_leave.load(Ordering::Relaxed) {
+                self.vm.evict_goal.store(0, Ordering::Relaxed);
+                break;
+            }
             self.reap(false);
             let open: u64 =
                 self.clusters.iter().filter(|c| !c.sealed).map(|c| c.pages.len() as u64).sum();

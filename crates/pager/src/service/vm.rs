@@ -111,6 +111,8 @@ pub(super) struct Shared {
     pub swap: SwapFile,
     pub wake_fd: OwnedFd,
     pub evict_goal: AtomicU64,
+    /// Charged pages that eviction leaves.
+    pub evict_leave: AtomicU64,
     /// Faults waiting now.
     pub waiting: AtomicU64,
     stop: AtomicBool,
@@ -290,6 +292,7 @@ impl PagedVm {
             swap,
             wake_fd,
             evict_goal: AtomicU64::new(0),
+            evict_leave: AtomicU64::new(0),
             waiting: AtomicU64::new(0),
             stop: AtomicBool::new(false),
             ill: Mutex::new(None),
@@ -346,6 +349,13 @@ impl PagedVm {
 
     /// Asks for `n` pages to be evicted from now on; replaces what was asked before.
     pub fn set_evict_goal(&self, n: Pages) {
+        self.evict_down_to(n, Pages::ZERO);
+    }
+
+    /// The same, ending early where no more than `leave` pages are charged: what a balloon delivers
+    /// meanwhile is not taken twice.
+    pub fn evict_down_to(&self, n: Pages, leave: Pages) {
+        self.shared.evict_leave.store(leave.0, Ordering::Relaxed);
         self.shared.evict_goal.store(n.0, Ordering::Relaxed);
         // Always: the thread may rest before its goal, from what it could not do.
         if n.0 > 0 {

@@ -117,15 +117,20 @@ impl Ring {
 
     /// Collects what is finished; waits for at least one when `wait` and something is in flight.
     pub fn reap(&mut self, wait: bool, out: &mut Vec<Completion>) -> std::io::Result<()> {
+        if self.in_flight == 0 {
+            return Ok(());
+        }
         let before = out.len();
         match &mut self.engine {
             Engine::Uring(ring) => {
-                let want = usize::from(wait && self.in_flight > 0);
-                match ring.submit_and_wait(want) {
-                    Ok(_) => {}
-                    Err(e) if e.raw_os_error() == Some(libc::EINTR) => {}
-                    Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {}
-                    Err(e) => return Err(e),
+                // Looking at the queue costs no system call; one that was left full does.
+                if wait || !ring.submission().is_empty() {
+                    match ring.submit_and_wait(usize::from(wait)) {
+                        Ok(_) => {}
+                        Err(e) if e.raw_os_error() == Some(libc::EINTR) => {}
+                        Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {}
+                        Err(e) => return Err(e),
+                    }
                 }
                 out.extend(ring.completion().map(|entry| Completion {
                     tag: entry.user_data(),
