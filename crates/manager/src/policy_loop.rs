@@ -93,7 +93,7 @@ fn turn(
         if let Some(paged) = &*vm.paged() {
             paged.memory().set_target(entitlement.target);
             let evict = if vm.may_be_paged() { plan.evict } else { Pages::ZERO };
-            paged.set_evict_goal(evict);
+            paged.evict_down_to(evict, plan.leave);
             paged.memory_freed();
         }
     }
