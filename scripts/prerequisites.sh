@@ -88,6 +88,13 @@ ensure_rust() {
     fail "Rust $wanted or newer is needed and no package here has it (install rustup, then: rustup default stable)"
 }
 
+# Checks licences and sources of what Ballast depends on; takes minutes to build, once.
+ensure_cargo_deny() {
+    cargo deny --version >/dev/null 2>&1 && return 0
+    step "Installing cargo-deny"
+    cargo install --quiet --locked cargo-deny || fail "cargo install cargo-deny failed"
+}
+
 # The kernel that guests boot is fetched with apt-get download, which needs package lists.
 ensure_lists() {
     command -v apt-cache >/dev/null || fail "apt is needed to fetch a kernel for the guests"
