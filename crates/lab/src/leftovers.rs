@@ -2,7 +2,9 @@
 //! name its private folder.
 
 use std::ffi::CString;
+use std::fs::Permissions;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -91,6 +93,7 @@ pub fn sweep(folder: &Path) {
 pub fn private_folder(parent: &Path) -> Result<PathBuf> {
     tempfile::Builder::new()
         .prefix("ballast-lab-")
+        .permissions(Permissions::from_mode(0o700))
         .tempdir_in(parent)
         .map(tempfile::TempDir::keep)
         .with_context(|| format!("a private folder in {}", parent.display()))
@@ -111,6 +114,7 @@ mod tests {
     #[test]
     fn a_process_and_a_file_of_the_folder_are_found_and_swept() {
         let folder = private_folder(&std::env::temp_dir()).unwrap();
+        assert_eq!(folder.metadata().unwrap().permissions().mode() & 0o777, 0o700);
         std::fs::create_dir(folder.join("sub")).unwrap();
         std::fs::write(folder.join("sub/socket"), "").unwrap();
         let program = folder.join("ballastd");
