@@ -7,7 +7,7 @@ use std::time::Duration;
 use ballast_api::{AttachSpec, ErrorCode, Management, Mode, RunState, VmChange, VmView};
 use ballast_policy::{BalloonControl, Promise, TaxRate, WorkingSet};
 use ballast_qemu::{Monitor, ProcessHandle, Qmp, process};
-use ballast_units::{Bytes, Pages};
+use ballast_units::{Bytes, PAGE_SIZE, Pages};
 
 use crate::manager::{Failure, Manager};
 use crate::views;
@@ -31,7 +31,7 @@ impl Manager {
         if spec.shares == Some(0) {
             return Err(Failure::bad("shares: 0 is not at least 1"));
         }
-        if Bytes(spec.min).pages_ceil().bytes().0 != spec.min {
+        if !spec.min.is_multiple_of(PAGE_SIZE as u64) {
             return Err(Failure::bad(format!("min: {} is not a multiple of 4 KiB", spec.min)));
         }
         let connect = |e: String| Failure::bad(format!("qmp: {}: {e}", spec.qmp.display()));

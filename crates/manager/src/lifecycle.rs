@@ -1,5 +1,6 @@
 //! VMs come and go: admission, start, attachment, exit, stop.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,6 +22,8 @@ use crate::{balloon_loop, ending, views};
 
 /// Deadline of one QMP command: a QEMU that waits in a page fault answers when it is served.
 const QMP_DEADLINE: Duration = Duration::from_secs(5);
+/// No host has more; sums of such sizes do not overflow.
+const LARGEST: Bytes = Bytes(1 << 46);
 /// How long a VMM may take to map its RAM, and to open its QMP socket.
 const START: Duration = Duration::from_secs(60);
 /// How long a start waits for overhead memory to be made free.
@@ -37,6 +40,11 @@ impl Manager {
             .map_err(|e| Failure::internal(e.to_string()))?
             .map_err(|e| Failure::bad(e.to_string()))?;
         refuse_relative(&spec)?;
+        for (what, size) in [("max", spec.max), ("overhead", spec.overhead.unwrap_or(0))] {
+            if size > LARGEST.0 {
+                return Err(Failure::bad(format!("{}: {what} is above {LARGEST}", spec.name)));
+            }
+        }
         let size = Bytes(spec.max).pages();
         let params = VmParams {
             shares: spec.shares.unwrap_or_else(|| VmParams::default_shares(size)),
@@ -138,12 +146,16 @@ impl Manager {
         let qmp = match vmm.connect_qmp(&paths.qmp_socket, START).await {
             Ok(qmp) => qmp,
             Err(e) => {
-                // If it has not ended, it cannot be managed.
+                // A socket that broke may be the first that is seen of its end. If it does not end by
+                // itself, it cannot be managed.
+                let _ = tokio::time::timeout(QMP_DEADLINE, vm.process.exited()).await;
                 let _ = vm.process.kill();
                 vm.process.exited().await;
+                let last =
+                    last_log_line(&paths.qemu_log).map_or(String::new(), |l| format!(": {l}"));
                 self.gone(&vm).await;
                 self.remove_files(&vm.name);
-                return Err(Failure::internal(format!("{}: {e}", vm.name)));
+                return Err(Failure::internal(format!("{}: {e}{last}", vm.name)));
             }
         };
         self.connected(&vm, qmp).await;
@@ -202,8 +214,7 @@ impl Manager {
     ) -> Result<(Vmm, Result<PagedVm, String>, LaunchPaths), Failure> {
         let name = &spec.name;
         let paths = self.paths(name);
-        self.fresh_folder(name)
-            .map_err(|e| Failure::internal(format!("{}: {e}", paths.run_dir.display())))?;
+        self.fresh_folder(name).map_err(|e| Failure::internal(format!("{name}: {e}")))?;
         let vmm = spawn(&command(spec, accel, &paths))
             .await
             .map_err(|e| Failure::internal(format!("{name}: {e}")))?;
@@ -378,6 +389,13 @@ impl Manager {
             }
         }
         if let Some(min) = change.min {
+            if min > vm.size.bytes().0 {
+                return Err(Failure::bad(format!(
+                    "min: {} is above the configured size of {name}, {}",
+                    Bytes(min),
+                    vm.size
+                )));
+            }
             params.min = Bytes(min).pages_ceil();
         }
         if params.min > params.max {
@@ -488,10 +506,16 @@ impl Manager {
     /// The folder of a VM whose name was claimed, without the files that a former VM of that name
     /// may have left: the swap file survives a crash of the host, which the folder does not.
     fn fresh_folder(&self, name: &str) -> std::io::Result<()> {
-        let folder = self.folder_of(name);
-        missing_is_fine(std::fs::remove_dir_all(&folder))?;
-        missing_is_fine(std::fs::remove_file(self.swap_path(name)))?;
-        std::fs::create_dir_all(&folder)
+        let (folder, swap) = (self.folder_of(name), self.swap_path(name));
+        let named = |path: &Path, result: std::io::Result<()>| {
+            let told = |e: std::io::Error| {
+                std::io::Error::new(e.kind(), format!("{}: {e}", path.display()))
+            };
+            missing_is_fine(result).map_err(told)
+        };
+        named(&folder, std::fs::remove_dir_all(&folder))?;
+        named(&swap, std::fs::remove_file(&swap))?;
+        named(&folder, std::fs::create_dir_all(&folder))
     }
 
     /// Removes all files of a VM that is not there any more.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::rejection::JsonRejection;
+use axum::body::Bytes;
 use axum::extract::{FromRequest, Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -14,7 +14,7 @@ use ballast_api::{
     VmSpec, VmView, Why,
 };
 use ballast_policy::TaxRate;
-use ballast_units::Bytes;
+use serde::de::DeserializeOwned;
 use utoipa::OpenApi;
 
 use crate::manager::{Ending, Failure, Manager};
@@ -33,13 +33,16 @@ impl IntoResponse for Failure {
 /// JSON whose mistakes are answered as every other failure is.
 struct Body<T>(T);
 
-impl<S: Send + Sync, T> FromRequest<S> for Body<T>
-where
-    Json<T>: FromRequest<S, Rejection = JsonRejection>,
-{
+impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
     type Rejection = Failure;
     async fn from_request(req: axum::extract::Request, state: &S) -> Result<Self, Failure> {
-        match Json::<T>::from_request(req, state).await {
+        let bytes =
+            Bytes::from_request(req, state).await.map_err(|e| Failure::bad(e.body_text()))?;
+        // An array would be taken for the fields in their order, and an empty one for no wishes.
+        if bytes.trim_ascii_start().first() != Some(&b'{') {
+            return Err(Failure::bad("the body of the request is not a JSON object"));
+        }
+        match Json::from_bytes(&bytes) {
             Ok(Json(value)) => Ok(Body(value)),
             Err(e) => Err(Failure::bad(e.body_text())),
         }
@@ -104,7 +107,7 @@ async fn patch_host(
     let tax = change.tax.map(TaxRate::new).transpose();
     let tax = tax.map_err(|e| Failure::bad(format!("tax: {e}")))?;
     if let Some(budget) = change.budget {
-        let budget = Bytes(budget).pages();
+        let budget = ballast_units::Bytes(budget).pages();
         config::check_budget(budget).map_err(|e| Failure::bad(format!("budget: {e}")))?;
         let promised = manager.promised();
         let goal = manager.config.scale.thresholds(budget).goal();

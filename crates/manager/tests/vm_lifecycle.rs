@@ -96,7 +96,7 @@ async fn every_end_releases_everything_and_disturbs_nobody() {
 
     // The name is free at once, and the new VM has nothing of the old one.
     for _ in 0..2 {
-        client.run(&ballastd.guest(image, "forced", 64, "")).await.unwrap();
+        client.run(&ballastd.guest(image, "forced", 96, "")).await.unwrap();
         client.stop("forced", Duration::ZERO).await.unwrap();
         assert!(ballastd.is_gone("forced").await);
         ballastd.assert_nothing_left("forced");

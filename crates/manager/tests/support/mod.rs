@@ -113,7 +113,7 @@ impl Ballastd {
     pub fn command(&self) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ballastd"));
         command.arg("--run-dir").arg(self.run_dir()).arg("--swap-dir").arg(self.swap_dir());
-        command.args(&self.options);
+        command.args(&self.options).env("BALLAST_LOG", "info,ballastd::policy_loop=warn");
         command
     }
 
@@ -128,6 +128,13 @@ impl Ballastd {
         let first = lines.next().and_then(Result::ok).unwrap_or_default();
         assert!(first.starts_with("ready:"), "{first} {}", self.last_words());
         std::thread::spawn(move || lines.for_each(drop));
+    }
+
+    pub fn add_flag(&mut self, name: &str) {
+        self.options.push(name.to_owned());
+    }
+    pub fn add_option(&mut self, name: &str, value: &Path) {
+        self.options.extend([name.to_owned(), value.display().to_string()]);
     }
 
     pub fn pid(&self) -> u32 {

@@ -1,0 +1,195 @@
+//! What is refused before anything is started, and starts that fail: nothing of them is left.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // a panic here is the test failing
+
+mod support;
+
+use std::time::Duration;
+
+use ballast_api::{Accel, ErrorCode, VmSpec};
+use support::http::refusal;
+use support::{Ballastd, MIB, image_or_skip, refused, refused_as};
+
+/// A spec that is good but for what each test does to it.
+fn spec(name: &str) -> VmSpec {
+    VmSpec {
+        name: name.into(),
+        max: 64 * MIB,
+        kernel: "/etc/hostname".into(),
+        accel: Accel::Tcg,
+        ..VmSpec::default()
+    }
+}
+
+/// No promise, no memory, no file.
+async fn assert_untouched(ballastd: &Ballastd) {
+    let host = ballastd.host().await;
+    assert_eq!((host.vms, host.free, host.overhead), (0, host.budget, 0), "{host:?}");
+    for folder in [ballastd.run_dir().join("vms"), ballastd.swap_dir()] {
+        let left: Vec<_> = std::fs::read_dir(folder).into_iter().flatten().flatten().collect();
+        assert!(left.is_empty(), "{left:?}");
+    }
+    // All that can be promised can still be promised.
+    let goal = host.thresholds[0].upper;
+    let most = spec("most");
+    let all = VmSpec { min: host.budget - goal - 4 * MIB & !4095, max: host.budget, ..most };
+    let all = VmSpec { max: all.max & !(2 * MIB - 1), qemu: Some("/bin/false".into()), ..all };
+    refused_as(ballastd.client.run(&all).await, ErrorCode::Internal, "QEMU");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn mistakes_are_named_and_begin_nothing() {
+    let ballastd = Ballastd::start(&["--budget", "256M"]);
+    let good = spec("a");
+    type Change = fn(&mut VmSpec);
+    let mistakes: [(&str, Change); 22] = [
+        ("name", |s| s.name = "a/b".into()),
+        ("name", |s| s.name = "..".into()),
+        ("name", |s| s.name = String::new()),
+        ("name", |s| s.name = "n".repeat(65)),
+        ("max", |s| s.max = 0),
+        ("max", |s| s.max = 64 * MIB + 4096),
+        ("min", |s| s.min = 65 * MIB),
+        ("min", |s| s.min = 4097),
+        ("shares", |s| s.shares = Some(0)),
+        ("tax", |s| s.tax = Some(1.0)),
+        ("tax", |s| s.tax = Some(-0.1)),
+        ("vcpus", |s| s.vcpus = Some(0)),
+        ("kernel", |s| s.kernel = "/nonexistent/vmlinuz".into()),
+        ("kernel", |s| s.kernel = "/tmp".into()),
+        ("kernel", |s| s.kernel = "Cargo.toml".into()),
+        ("initrd", |s| s.initrd = Some("/nonexistent/initrd".into())),
+        ("console", |s| s.console = Some("console.log".into())),
+        ("qemu", |s| s.qemu = Some("/nonexistent/qemu".into())),
+        ("-daemonize", |s| s.extra = vec!["-daemonize".into()]),
+        ("mem-lock", |s| s.extra = vec!["-overcommit".into(), "mem-lock=on".into()]),
+        ("memory-backend", |s| {
+            s.extra = vec!["-object".into(), "memory-backend-ram,id=x,size=1M".into()];
+        }),
+        ("vfio", |s| s.extra = vec!["-device".into(), "vfio-pci,host=00:01.0".into()]),
+    ];
+    for (named, change) in mistakes {
+        let mut bad = good.clone();
+        change(&mut bad);
+        refused_as(ballastd.client.run(&bad).await, ErrorCode::BadRequest, named);
+    }
+    let socket = ballastd.client.socket();
+    for (body, named) in [
+        ("{\"name\":\"a\",\"max\":67108864,\"kernel\":\"/k\",\"memory\":1}", "memory"),
+        ("{\"name\":\"a\",\"max\":\"64M\",\"kernel\":\"/k\"}", "max"),
+        ("{\"name\":\"a\",\"max\":-1,\"kernel\":\"/k\"}", "max"),
+        ("{\"name\":\"a\"}", "max"),
+        ("{", "JSON"),
+        ("", "JSON"),
+    ] {
+        let (status, message) = refusal(socket, "POST", "/v1/vms", body);
+        assert!(status == 400 && message.contains(named), "{body}: {status} {message}");
+    }
+    for (method, path) in
+        [("GET", "/v1/vms/none"), ("DELETE", "/v1/vms"), ("GET", "/v2"), ("GET", "/v1/vms/%2e%2e")]
+    {
+        assert_eq!(refusal(socket, method, path, "").0, 404, "{method} {path}");
+    }
+    assert_eq!(refusal(socket, "POST", "/v1/vms/none/stop", "{\"grace_s\":0}").0, 404);
+    assert_untouched(&ballastd).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_start_that_fails_leaves_nothing() {
+    let ballastd = Ballastd::start(&["--budget", "256M"]);
+    let client = &ballastd.client;
+    let failing = [
+        VmSpec { qemu: Some("/bin/false".into()), ..spec("false") },
+        VmSpec { qemu: Some("/etc/hostname".into()), ..spec("noexec") },
+        VmSpec { qemu: Some("no-such-qemu".into()), ..spec("nopath") },
+    ];
+    for spec in &failing {
+        refused_as(client.run(spec).await, ErrorCode::Internal, &spec.name);
+        assert!(ballastd.is_gone(&spec.name).await);
+    }
+    assert_untouched(&ballastd).await;
+    let Some(image) = image_or_skip() else { return };
+    let good = ballastd.guest(image, "g", 96, "");
+    for extra in
+        [vec!["-nonsense"], vec!["-device", "no-such-device"], vec!["-drive", "file=/none"]]
+    {
+        let extra = extra.into_iter().map(str::to_owned).collect();
+        let body = refused(client.run(&VmSpec { extra, ..good.clone() }).await);
+        assert_eq!(body.code, ErrorCode::Internal);
+        // What QEMU said is what helps.
+        assert!(body.message.contains("qemu-system") || body.message.contains("none"), "{body:?}");
+    }
+    // A file that is no kernel: QEMU ends after its RAM was handed over.
+    let kernel = "/etc/hostname".into();
+    refused_as(client.run(&VmSpec { kernel, ..good }).await, ErrorCode::Internal, "g: ");
+    assert_untouched(&ballastd).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn promises_are_kept_and_names_belong_to_one() {
+    let Some(image) = image_or_skip() else { return };
+    let ballastd = Ballastd::start(&["--budget", "160M"]);
+    let client = &ballastd.client;
+    let mut first = ballastd.guest(image, "first", 128, "");
+    first.min = 64 * MIB;
+    // Two at once: one of them wins, the other is told why.
+    let (one, two) = tokio::join!(client.run(&first), client.run(&first));
+    let (won, lost) = if one.is_ok() { (one, two) } else { (two, one) };
+    assert_eq!(won.unwrap().params.min, 64 * MIB);
+    refused_as(lost, ErrorCode::Conflict, "first");
+    refused_as(client.run(&first).await, ErrorCode::Conflict, "first");
+
+    let mut greedy = ballastd.guest(image, "greedy", 128, "");
+    greedy.min = 96 * MIB;
+    let refusal = refused(client.run(&greedy).await);
+    assert_eq!(refusal.code, ErrorCode::NoRoom);
+    for number in ["greedy: needs 97", "MiB unreserved", "largest reservation: first, 65"] {
+        assert!(refusal.message.contains(number), "{number}: {}", refusal.message);
+    }
+    // Declared overhead is promised, too.
+    let declared = VmSpec { min: 0, overhead: Some(96 * MIB), ..greedy.clone() };
+    refused_as(client.run(&declared).await, ErrorCode::NoRoom, "greedy");
+    let absurd = VmSpec { overhead: Some(u64::MAX), max: 1 << 60, min: 1 << 59, ..greedy.clone() };
+    refused_as(client.run(&absurd).await, ErrorCode::BadRequest, "max");
+    // No disk has this much swap.
+    let endless = VmSpec { max: 1 << 45, min: 0, ..greedy.clone() };
+    assert_eq!(refused(client.run(&endless).await).code, ErrorCode::NoRoom);
+    assert!(ballastd.is_gone("greedy").await);
+    ballastd.assert_nothing_left("greedy");
+
+    let fits = VmSpec { min: 32 * MIB, ..greedy };
+    client.run(&fits).await.unwrap();
+    let vm = ballastd.vm("greedy").await;
+    assert!(vm.memory.swap_reserved == 96 * MIB && vm.params.min == 32 * MIB, "{vm:?}");
+    for vm in ["first", "greedy"] {
+        client.stop(vm, Duration::ZERO).await.unwrap();
+    }
+    let host = ballastd.host().await;
+    assert_eq!((host.free, host.swap_reserved), (host.budget, 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn stale_swap_is_replaced_and_a_vm_that_cannot_be_paged_says_why() {
+    let Some(image) = image_or_skip() else { return };
+    let ballastd = Ballastd::start(&["--budget", "192M"]);
+    let client = &ballastd.client;
+    // The swap file of a VM that a crash of the host has ended is nobody's.
+    let stale = ballastd.swap_file("a");
+    std::fs::write(&stale, "old").unwrap();
+    let vm = client.run(&ballastd.guest(image, "a", 96, "")).await.unwrap();
+    assert_eq!(vm.management.mode, ballast_api::Mode::Paged, "{:?}", vm.management);
+    client.stop("a", Duration::ZERO).await.unwrap();
+    assert!(!stale.exists());
+    // No folder for swap files, and a VM that needs none: the pager still wants its file, so this VM
+    // runs unpaged, with room for all of it.
+    std::fs::remove_dir(ballastd.swap_dir()).unwrap();
+    let whole = VmSpec { min: 96 * MIB, ..ballastd.guest(image, "b", 96, "") };
+    let vm = client.run(&whole).await.unwrap();
+    assert_eq!(vm.management.mode, ballast_api::Mode::BalloonOnly, "{:?}", vm.management);
+    assert!(vm.management.reason.is_some_and(|why| why.contains("b.swap")));
+    let swapped = ballastd.guest(image, "c", 96, "");
+    refused_as(client.run(&swapped).await, ErrorCode::NoRoom, "swap");
+    client.stop("b", Duration::ZERO).await.unwrap();
+    let host = ballastd.host().await;
+    assert_eq!((host.free, host.vms), (host.budget, 0));
+    assert!(host.peak_used <= host.budget, "{host:?}");
+}

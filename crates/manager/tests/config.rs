@@ -1,0 +1,115 @@
+//! Configuration is taken whole or not at all, and a run folder has one manager.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // a panic here is the test failing
+
+mod support;
+
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::process::Output;
+
+use support::Ballastd;
+
+fn mode(path: &Path) -> u32 {
+    std::fs::metadata(path).unwrap().permissions().mode() & 0o7777
+}
+
+/// It ended by itself, unhappily, with one line that has all `parts` in it, and made nothing.
+#[track_caller]
+fn refused(output: &Output, parts: &[&str]) {
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success(), "{errors}");
+    assert_eq!(errors.lines().count(), 1, "{errors}");
+    assert!(parts.iter().all(|part| errors.contains(part)), "{parts:?}: {errors}");
+    assert!(output.stdout.is_empty());
+}
+
+#[test]
+fn mistakes_are_refused_as_a_whole() {
+    let ballastd = Ballastd::prepare(&[]);
+    let path = ballastd.root.join("ballast.toml");
+    let shown = path.display().to_string();
+    for (text, parts) in [
+        ("budget = \"256M\"\nbudgte = \"1G\"\n", ["line 2", "budgte"]),
+        ("budget = \"256M\"\n\n[pager]\nfault_around = 7\n", ["line 4", "string"]),
+        ("budget = \"256M\n", ["line 1", "string"]),
+        ("budget = \"plenty\"\n", ["budget", "plenty"]),
+        ("budget = \"4000000G\"\n", ["budget", "host"]),
+        ("budget = \"256M\"\ntax = 1.5\n", ["tax", "1.5"]),
+        ("budget = \"256M\"\n[sampling]\nperiod_s = -1\n", ["sampling.period_s", "-1"]),
+        ("budget = \"256M\"\nshim = \"/nonexistent.so\"\n", ["shim", "/nonexistent.so"]),
+    ] {
+        std::fs::write(&path, text).unwrap();
+        for check in [false, true] {
+            let mut command = ballastd.command();
+            command.arg("--config").arg(&path);
+            if check {
+                command.arg("--check");
+            }
+            let output = command.output().unwrap();
+            refused(&output, &[&shown, parts[0], parts[1]]);
+            assert!(!ballastd.run_dir().exists() && !ballastd.swap_dir().exists(), "{text}");
+        }
+    }
+    let absent = ballastd.command().args(["--config", "/nonexistent.toml"]).output().unwrap();
+    refused(&absent, &["/nonexistent.toml", "No such file"]);
+    std::fs::write(&path, [0xff, 0xfe]).unwrap();
+    refused(&ballastd.command().arg("--config").arg(&path).output().unwrap(), &[&shown]);
+    for bad in [["--budget", "1M"], ["--tax", "2"]] {
+        refused(&ballastd.command().args(bad).output().unwrap(), &[&bad[0][2..]]);
+    }
+    std::fs::write(&path, "budget = \"256M\"\n").unwrap();
+    let good = ballastd.command().arg("--config").arg(&path).arg("--check").output().unwrap();
+    assert!(good.status.success() && !ballastd.run_dir().exists());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_folder_has_one_manager_and_is_private() {
+    let mut ballastd = Ballastd::start(&["--budget", "64M"]);
+    let socket = ballastd.client.socket().to_owned();
+    assert_eq!(mode(&ballastd.run_dir()), 0o700);
+    assert_eq!(mode(&ballastd.swap_dir()), 0o700);
+    assert_eq!(mode(&socket), 0o600);
+    assert_eq!(mode(&ballastd.run_dir().join("shim.sock")) & 0o077, 0);
+
+    let run_dir = ballastd.run_dir().display().to_string();
+    refused(&ballastd.command().output().unwrap(), &["another ballastd", &run_dir]);
+    // Another folder does not make it another API.
+    let elsewhere = ballastd.root.join("other");
+    let mut second = ballastd.command();
+    second.arg("--socket").arg(&socket);
+    let args: Vec<_> = second.get_args().skip(2).map(ToOwned::to_owned).collect();
+    let mut second = std::process::Command::new(second.get_program());
+    second.arg("--run-dir").arg(&elsewhere).args(args);
+    refused(&second.output().unwrap(), &["another ballastd", &socket.display().to_string()]);
+    assert!(!elsewhere.exists(), "a manager that does not start leaves no folder");
+    assert_eq!(ballastd.host().await.pid, ballastd.pid());
+
+    // Sockets of a manager that is dead are replaced.
+    ballastd.kill();
+    assert!(socket.exists() && ballastd.client.host().await.is_err());
+    ballastd.restart();
+    assert_eq!(ballastd.host().await.pid, ballastd.pid());
+
+    // A clean end without VMs leaves nothing.
+    assert!(ballastd.term().success());
+    assert!(!ballastd.run_dir().exists() && !ballastd.swap_dir().exists());
+}
+
+#[test]
+fn only_a_socket_is_replaced_by_the_socket() {
+    let ballastd = Ballastd::prepare(&["--budget", "64M"]);
+    let path = ballastd.root.join("precious");
+    std::fs::write(&path, "data").unwrap();
+    let output = ballastd.command().arg("--socket").arg(&path).output().unwrap();
+    refused(&output, &["precious", "no socket"]);
+    assert_eq!(std::fs::read(&path).unwrap(), b"data");
+    assert!(!ballastd.run_dir().exists());
+    // One that nobody answers at any more is.
+    let stale = ballastd.root.join("stale.sock");
+    drop(UnixListener::bind(&stale).unwrap());
+    let mut ballastd = ballastd;
+    ballastd.add_option("--socket", &stale);
+    ballastd.restart();
+    assert!(ballastd.term().success() && !stale.exists());
+}

@@ -1,0 +1,131 @@
+//! Parameters that change while VMs run, and a budget that holds throughout.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // a panic here is the test failing
+
+mod support;
+
+use ballast_api::{ErrorCode, HostChange, VmChange};
+use support::http::refusal;
+use support::witness::Witness;
+use support::{Ballastd, MIB, image_or_skip, refused_as};
+
+const BUDGET: u64 = 224;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn limits_shares_and_budgets_are_carried_out() {
+    let Some(image) = image_or_skip() else { return };
+    let ballastd = Ballastd::start(&["--budget", &format!("{BUDGET}M"), "--sample-period", "2"]);
+    let witness = Witness::watch(&ballastd.root, BUDGET * MIB);
+    let client = &ballastd.client;
+    let work = "verify-torture --mb 40 --threads 2 --seconds 100000";
+    let with = ballastd.guest(image, "balloon", 128, "toucher --min-mb 8 --max-mb 16");
+    let mut without = ballastd.guest(image, "swap", 128, work);
+    without.no_balloon = true;
+    without.min = 16 * MIB;
+    for spec in [&with, &without] {
+        client.run(spec).await.unwrap();
+    }
+    let mut consoles = ["balloon", "swap"].map(|name| ballastd.console(name));
+    for console in &mut consoles {
+        ballastd.checks_go_on(console, 1).await;
+    }
+
+    // Bad values change nothing, not even what is good beside them.
+    let before = [ballastd.vm("balloon").await.params, ballastd.vm("swap").await.params];
+    let some = VmChange { shares: Some(9), ..VmChange::default() };
+    for (change, code, part) in [
+        (VmChange { shares: Some(0), ..some }, ErrorCode::BadRequest, "shares"),
+        (VmChange { tax: Some(1.0), ..some }, ErrorCode::BadRequest, "tax"),
+        (VmChange { max: Some(129 * MIB), ..some }, ErrorCode::BadRequest, "max"),
+        (VmChange { max: Some(0), ..some }, ErrorCode::BadRequest, "max"),
+        (VmChange { min: Some(u64::MAX), ..some }, ErrorCode::BadRequest, "min"),
+        (VmChange { max: Some(8 * MIB), ..some }, ErrorCode::BadRequest, "min"),
+        (VmChange { min: Some(0), ..some }, ErrorCode::Conflict, "swap"),
+    ] {
+        refused_as(client.change("swap", &change).await, code, part);
+    }
+    for body in ["{\"share\":1}", "{\"shares\":-1}", "{\"shares\":4294967296}", "[]"] {
+        assert_eq!(refusal(client.socket(), "PATCH", "/v1/vms/swap", body).0, 400, "{body}");
+    }
+    // 120 and the other's 16 fit; 128 and 96 do not.
+    let high = VmChange { min: Some(120 * MIB), ..VmChange::default() };
+    client.change("balloon", &high).await.unwrap();
+    let more = VmChange { min: Some(96 * MIB), ..some };
+    refused_as(client.change("swap", &more).await, ErrorCode::NoRoom, "swap");
+    let back = VmChange { min: Some(0), ..VmChange::default() };
+    client.change("balloon", &back).await.unwrap();
+    let after = [ballastd.vm("balloon").await.params, ballastd.vm("swap").await.params];
+    assert_eq!(before, after);
+
+    // A limit below what it has: the balloon brings one there, eviction the other.
+    for (vm, limit) in [("balloon", 72), ("swap", 80)] {
+        let change = VmChange { max: Some(limit * MIB), ..VmChange::default() };
+        assert_eq!(client.change(vm, &change).await.unwrap().params.max, limit * MIB);
+    }
+    ballastd
+        .eventually("both are within their limits", async || {
+            let (a, b) = (ballastd.vm("balloon").await, ballastd.vm("swap").await);
+            a.memory.consumed <= 72 * MIB && b.memory.consumed <= 80 * MIB
+        })
+        .await;
+    let (a, b) = (ballastd.vm("balloon").await, ballastd.vm("swap").await);
+    assert!(a.memory.ballooned > 0 && a.balloon.target > 0, "{:?} {:?}", a.memory, a.balloon);
+    assert!(b.memory.swapped > 0 && b.balloon.target == 0, "{:?}", b.memory);
+    for vm in ["balloon", "swap"] {
+        let why = client.why(vm).await.unwrap();
+        assert_eq!(why.vm, vm);
+        assert!(!why.steps.is_empty() && why.verdict.contains(vm), "{why:?}");
+        assert!(why.age_s < 60.0 && !why.trigger.is_empty(), "{why:?}");
+    }
+    refused_as(client.why("nobody").await, ErrorCode::NotFound, "nobody");
+    for vm in ["balloon", "swap"] {
+        let change = VmChange { max: Some(128 * MIB), ..VmChange::default() };
+        client.change(vm, &change).await.unwrap();
+    }
+
+    // Less for both: shares decide.
+    for (vm, shares) in [("balloon", 100), ("swap", 900)] {
+        let change = VmChange { shares: Some(shares), tax: Some(0.0), ..VmChange::default() };
+        client.change(vm, &change).await.unwrap();
+    }
+    for (budget, code) in [
+        (0, ErrorCode::BadRequest),
+        (u64::MAX, ErrorCode::BadRequest),
+        (16 * MIB, ErrorCode::BadRequest),
+    ] {
+        let change = HostChange { budget: Some(budget), tax: Some(0.5) };
+        refused_as(client.change_host(&change).await, code, "budget");
+    }
+    let bad = HostChange { tax: Some(-1.0), budget: Some(300 * MIB) };
+    refused_as(client.change_host(&bad).await, ErrorCode::BadRequest, "tax");
+    let guarantee = VmChange { min: Some(64 * MIB), ..VmChange::default() };
+    client.change("swap", &guarantee).await.unwrap();
+    let below = HostChange { budget: Some(64 * MIB), ..HostChange::default() };
+    refused_as(client.change_host(&below).await, ErrorCode::NoRoom, "promised");
+    let host = ballastd.host().await;
+    assert_eq!((host.budget, host.tax), (BUDGET * MIB, 0.75));
+
+    let lower = HostChange { budget: Some(128 * MIB), ..HostChange::default() };
+    assert_eq!(client.change_host(&lower).await.unwrap().budget, 128 * MIB);
+    ballastd
+        .eventually("they are within the lower budget", async || {
+            let host = ballastd.host().await;
+            host.measured_used <= 128 * MIB && host.free > 0
+        })
+        .await;
+    ballastd
+        .eventually("shares decide", async || {
+            let (a, b) = (ballastd.vm("balloon").await, ballastd.vm("swap").await);
+            b.memory.target > 2 * a.memory.target && b.memory.consumed > a.memory.consumed
+        })
+        .await;
+    let higher = HostChange { budget: Some(BUDGET * MIB), tax: Some(0.5) };
+    let host = client.change_host(&higher).await.unwrap();
+    assert_eq!((host.budget, host.tax), (BUDGET * MIB, 0.5));
+    for console in &mut consoles {
+        ballastd.checks_go_on(console, 1000).await;
+    }
+    ballastd.assert_books_balance().await;
+    let host = ballastd.host().await;
+    assert!(host.measured_peak <= BUDGET * MIB && host.peak_used <= BUDGET * MIB, "{host:?}");
+    assert!(witness.peak() <= BUDGET * MIB && witness.peak() > 100 * MIB, "{}", witness.peak());
+}

@@ -1,0 +1,295 @@
+//! VMMs that must not be paged are not, `vm ls` says why, and the balloon still works where there is
+//! one.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // a panic here is the test failing
+
+mod support;
+
+use std::fs::{File, OpenOptions};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use ballast_api::{AttachSpec, ErrorCode, HostChange, Management, Mode, VmChange, VmView};
+use ballast_lab::image::Image;
+use support::witness::ram_files;
+use support::{Ballastd, MIB, image_or_skip, refused_as, required, signal, wait};
+
+const HUGE_PAGES: &str = "/proc/sys/vm/nr_hugepages";
+const BALLOON: &str = "virtio-balloon-pci,id=bal";
+const SHARED: &str = "memory-backend-memfd,id=mem,size=64M,share=on";
+
+/// A QEMU that somebody else started: without the shim, and paused unless it has a kernel.
+struct Stranger {
+    child: Child,
+    qmp: PathBuf,
+}
+
+impl Drop for Stranger {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Stranger {
+    fn start(ballastd: &Ballastd, name: &str, mib: u64, object: &str, more: &[&str]) -> Stranger {
+        let qmp = ballastd.root.join(format!("{name}.qmp"));
+        let child = Command::new("qemu-system-x86_64")
+            .args(["-nodefaults", "-no-user-config", "-display", "none"])
+            .args(["-accel", "tcg,tb-size=16", "-smp", "1", "-m", &format!("{mib}M")])
+            .args(["-machine", "q35,memory-backend=mem", "-object", object])
+            .args(["-qmp", &format!("unix:{},server=on,wait=off", qmp.display())])
+            .args(more)
+            .stdin(Stdio::null())
+            .spawn()
+            .unwrap();
+        let stranger = Stranger { child, qmp };
+        wait("its QMP socket", || stranger.qmp.exists().then_some(()));
+        stranger
+    }
+
+    async fn attach(&self, ballastd: &Ballastd, name: &str) -> VmView {
+        ballastd.client.attach(&self.spec(name)).await.unwrap()
+    }
+
+    fn spec(&self, name: &str) -> AttachSpec {
+        AttachSpec { name: name.into(), qmp: self.qmp.clone(), min: 0, shares: None, tax: None }
+    }
+}
+
+#[track_caller]
+fn is(seen: &Management, mode: Mode, part: &str) {
+    let reason = seen.reason.as_deref().unwrap_or_default();
+    assert!(seen.mode == mode && reason.contains(part), "{mode:?}, {part}: {seen:?}");
+}
+
+/// This process maps the RAM of the only VM of `ballastd`.
+fn map_its_ram(ballastd: &Ballastd, size: u64) -> File {
+    let [path] = &ram_files(&ballastd.root)[..] else { panic!("not one RAM file") };
+    let file = OpenOptions::new().read(true).write(true).open(path).unwrap();
+    // SAFETY: a new mapping at a place of the kernel's choice; nobody reads or writes it, and it
+    // lives as long as this process.
+    unsafe {
+        use rustix::mm::{MapFlags, ProtFlags, mmap};
+        mmap(std::ptr::null_mut(), size as usize, ProtFlags::READ, MapFlags::SHARED, &file, 0)
+            .unwrap();
+    }
+    file
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn strangers_are_managed_as_far_as_they_allow() {
+    if image_or_skip().is_none() {
+        return;
+    }
+    let ballastd = Ballastd::start(&["--budget", "512M"]);
+    let with = ["-S", "-device", BALLOON];
+    let start = |name: &str, object: &str, more: &[&str]| {
+        Stranger::start(&ballastd, name, 64, object, more)
+    };
+    let private = start("private", "memory-backend-ram,id=mem,size=64M", &with);
+    let shared = start("shared", SHARED, &with);
+    let without = start("without", SHARED, &["-S"]);
+    let locked = start("locked", SHARED, &[&with[..], &["-overcommit", "mem-lock=on"]].concat());
+    let held = start("held", SHARED, &with);
+    let pid = held.child.id();
+    let ram = wait("its RAM file", || {
+        ram_files(&ballastd.root).into_iter().find(|p| p.starts_with(format!("/proc/{pid}/fd")))
+    });
+    let _open = OpenOptions::new().read(true).write(true).open(ram).unwrap();
+
+    is(&private.attach(&ballastd, "private").await.management, Mode::BalloonOnly, "private RAM");
+    is(&shared.attach(&ballastd, "shared").await.management, Mode::BalloonOnly, "without the shim");
+    is(&without.attach(&ballastd, "without").await.management, Mode::Unmanaged, "no balloon");
+    is(&locked.attach(&ballastd, "locked").await.management, Mode::Unmanaged, "mem-lock");
+    is(&held.attach(&ballastd, "held").await.management, Mode::BalloonOnly, "RAM file open");
+    // `vm ls` says the same.
+    let listed = ballastd.client.vms().await.unwrap();
+    assert_eq!(listed.len(), 5);
+    assert!(listed.iter().all(|vm| vm.management.reason.is_some() && vm.memory.consumed > 0));
+
+    // Huge pages are reserved for this alone, and given back.
+    let before: u64 = std::fs::read_to_string(HUGE_PAGES).unwrap().trim().parse().unwrap();
+    let _ = std::fs::write(HUGE_PAGES, (before + 40).to_string());
+    let now: u64 = std::fs::read_to_string(HUGE_PAGES).unwrap().trim().parse().unwrap();
+    if now >= before + 32 {
+        let huge = start("huge", &format!("{SHARED},hugetlb=on,hugetlbsize=2M"), &with);
+        let seen = huge.attach(&ballastd, "huge").await.management;
+        drop(huge);
+        let _ = std::fs::write(HUGE_PAGES, before.to_string());
+        is(&seen, Mode::Unmanaged, "hugetlb");
+    } else {
+        let _ = std::fs::write(HUGE_PAGES, before.to_string());
+        eprintln!("SKIPPED: hugetlb RAM: no 40 huge pages to be had");
+        assert!(!required() || std::env::var_os("BALLAST_NO_HUGETLB").is_some());
+    }
+
+    // One VMM, one name; one name, one VMM.
+    let client = &ballastd.client;
+    refused_as(client.attach(&shared.spec("again")).await, ErrorCode::Conflict, "'shared'");
+    refused_as(client.attach(&shared.spec("shared")).await, ErrorCode::Conflict, "'shared'");
+    let fresh = start("fresh", SHARED, &with);
+    refused_as(client.attach(&fresh.spec("shared")).await, ErrorCode::Conflict, "'shared'");
+    let (one, two) = (fresh.spec("one"), fresh.spec("two"));
+    let (one, two) = tokio::join!(client.attach(&one), client.attach(&two));
+    assert!(one.is_ok() != two.is_ok(), "both or neither: {one:?} {two:?}");
+    let good = fresh.spec("x");
+    for (bad, part) in [
+        (AttachSpec { name: "a/b".into(), ..good.clone() }, "name"),
+        (AttachSpec { qmp: "/nonexistent.qmp".into(), ..good.clone() }, "/nonexistent.qmp"),
+        (AttachSpec { qmp: ballastd.log(), ..good.clone() }, "qmp"),
+        (AttachSpec { shares: Some(0), ..good.clone() }, "shares"),
+        (AttachSpec { tax: Some(2.0), ..good.clone() }, "tax"),
+        (AttachSpec { min: u64::MAX, ..good.clone() }, "min"),
+    ] {
+        refused_as(client.attach(&bad).await, ErrorCode::BadRequest, part);
+    }
+    // Its memory is too small for this; found out when it is asked.
+    drop(fresh);
+    let another = start("another", SHARED, &with);
+    let large = AttachSpec { min: 65 * MIB, ..another.spec("another") };
+    refused_as(client.attach(&large).await, ErrorCode::BadRequest, "min");
+
+    // They end by themselves; the books are empty then. A stop is the end of one, too.
+    client.stop("private", Duration::ZERO).await.unwrap();
+    drop((private, shared, without, locked, held, another));
+    ballastd
+        .eventually("all are gone", async || {
+            let host = ballastd.host().await;
+            host.vms == 0 && host.free == host.budget
+        })
+        .await;
+}
+
+/// A stranger with a guest in it.
+fn guest(ballastd: &Ballastd, image: &Image, name: &str, mib: u64, run: &str) -> Stranger {
+    let spec = ballastd.guest(image, name, mib, run);
+    let console = format!("file:{}", spec.console.unwrap().display());
+    let object = format!("memory-backend-ram,id=mem,size={mib}M");
+    let kernel = image.kernel.display().to_string();
+    let initrd = image.initrd.display().to_string();
+    let more = ["-kernel", &kernel, "-initrd", &initrd, "-append", &spec.append];
+    let more = [&more[..], &["-device", BALLOON, "-serial", &console]].concat();
+    Stranger::start(ballastd, name, mib, &object, &more)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stranger_is_ballooned_under_pressure() {
+    let Some(image) = image_or_skip() else { return };
+    let ballastd = Ballastd::start(&["--budget", "512M"]);
+    let client = &ballastd.client;
+    // Private RAM, so that what it takes is its RSS. It takes all of it, and then needs little.
+    let stranger = guest(&ballastd, image, "stranger", 160, "idle --mb 70 --busy 2 --every 1000");
+    stranger.attach(&ballastd, "stranger").await;
+    let work = "verify-torture --mb 24 --threads 2 --seconds 100000";
+    client.run(&ballastd.guest(image, "paged", 128, work)).await.unwrap();
+    let mut console = ballastd.console("paged");
+    ballastd.checks_go_on(&mut console, 1).await;
+    ballastd
+        .eventually("its guest has a balloon driver", async || {
+            let vm = ballastd.vm("stranger").await;
+            vm.guest.is_some() && vm.memory.consumed > 100 * MIB
+        })
+        .await;
+    let before = ballastd.vm("stranger").await;
+    is(&before.management, Mode::BalloonOnly, "private RAM");
+    let host = ballastd.host().await;
+    let lower = host.budget - host.free - 24 * MIB;
+    let change = HostChange { budget: Some(lower), ..HostChange::default() };
+    client.change_host(&change).await.unwrap();
+    ballastd
+        .eventually("the balloon gives memory back", async || {
+            let vm = ballastd.vm("stranger").await;
+            vm.balloon.reported >= 4 * MIB && vm.memory.consumed + 2 * MIB < before.memory.consumed
+        })
+        .await;
+    // A manager that ends leaves a VM that it did not start, and that does without it.
+    client.stop("paged", Duration::ZERO).await.unwrap();
+    client.shutdown(false).await.unwrap();
+    assert!(
+        ballast_lab::leftovers::processes(&ballastd.root)
+            .contains(&i32::try_from(stranger.child.id()).unwrap())
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_paged_vm_that_a_second_process_maps_is_not_evicted_from_any_more() {
+    let Some(image) = image_or_skip() else { return };
+    let ballastd = Ballastd::start(&["--budget", "256M"]);
+    let client = &ballastd.client;
+    let work = "verify-torture --mb 40 --threads 2 --seconds 100000";
+    client.run(&ballastd.guest(image, "mapped", 128, work)).await.unwrap();
+    let mut console = ballastd.console("mapped");
+    ballastd.checks_go_on(&mut console, 1).await;
+    let _mapped = map_its_ram(&ballastd, 128 * MIB);
+    ballastd
+        .eventually("it is balloon-only", async || {
+            ballastd.vm("mapped").await.management.mode == Mode::BalloonOnly
+        })
+        .await;
+    let seen = ballastd.vm("mapped").await;
+    is(&seen.management, Mode::BalloonOnly, "maps its RAM too");
+    // What it should give up now it can only give up by itself.
+    let limit = VmChange { max: Some(72 * MIB), ..VmChange::default() };
+    client.change("mapped", &limit).await.unwrap();
+    ballastd
+        .eventually("its balloon is blown up", async || {
+            ballastd.vm("mapped").await.balloon.reported > 4 * MIB
+        })
+        .await;
+    ballastd.checks_go_on(&mut console, 5000).await;
+    let counters = ballastd.vm("mapped").await.counters;
+    assert_eq!(counters.swapped_out, seen.counters.swapped_out, "evicted from it");
+    // It still gets what it asks for.
+    let limit = VmChange { max: Some(128 * MIB), ..VmChange::default() };
+    client.change("mapped", &limit).await.unwrap();
+    ballastd
+        .eventually("its balloon is let out", async || {
+            ballastd.vm("mapped").await.balloon.reported < 4 * MIB
+        })
+        .await;
+    ballastd.checks_go_on(&mut console, 5000).await;
+    assert_eq!(ballastd.vm("mapped").await.counters.swapped_out, seen.counters.swapped_out);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_vm_that_waits_for_memory_that_will_never_come_can_be_stopped() {
+    let Some(image) = image_or_skip() else { return };
+    let ballastd = Ballastd::start(&["--budget", "256M"]);
+    let client = &ballastd.client;
+    let work = "toucher --min-mb 4 --max-mb 60 --period 200 --cycle 1";
+    let mut spec = ballastd.guest(image, "stuck", 128, work);
+    spec.no_balloon = true;
+    client.run(&spec).await.unwrap();
+    ballastd.checks_go_on(&mut ballastd.console("stuck"), 1).await;
+    // Neither eviction nor a balloon: nothing can be taken from it.
+    let mapped = map_its_ram(&ballastd, 128 * MIB);
+    ballastd
+        .eventually("it is unmanaged", async || {
+            ballastd.vm("stuck").await.management.mode == Mode::Unmanaged
+        })
+        .await;
+    is(&ballastd.vm("stuck").await.management, Mode::Unmanaged, "maps its RAM too");
+    let little = HostChange { budget: Some(32 * MIB), ..HostChange::default() };
+    client.change_host(&little).await.unwrap();
+    ballastd
+        .eventually("it waits for memory", async || {
+            let vm = ballastd.vm("stuck").await;
+            vm.counters.waits + vm.counters.blocks > 0
+        })
+        .await;
+    let vm = ballastd.vm("stuck").await;
+    assert_eq!(vm.counters.swapped_out, 0, "{vm:?}");
+    // A VMM in a fault ignores SIGTERM.
+    signal(vm.pid.unwrap(), rustix::process::Signal::TERM);
+    let begin = Instant::now();
+    client.stop("stuck", Duration::from_secs(1)).await.unwrap();
+    assert!(begin.elapsed() < Duration::from_secs(60));
+    assert!(ballastd.is_gone("stuck").await);
+    ballastd.assert_nothing_left("stuck");
+    // The other process still has the file, and the file has nothing.
+    use std::os::unix::fs::MetadataExt;
+    assert_eq!(mapped.metadata().unwrap().blocks(), 0);
+    let host = ballastd.host().await;
+    assert_eq!((host.free, host.overhead), (host.budget, 0));
+}

@@ -1,0 +1,225 @@
+//! The manager dies, again and again: guests continue where they were, and nothing is lost.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // a panic here is the test failing
+
+mod support;
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use ballast_api::{Mode, RunState, VmChange};
+use support::witness::Witness;
+use support::{Ballastd, MIB, image_or_skip, refused_as, signal};
+
+const KILLS: u32 = 5;
+
+/// Splitmix64: the moments of death.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % n
+    }
+}
+
+fn seed() -> u64 {
+    let given = std::env::var("BALLAST_TEST_SEED").ok().and_then(|s| s.parse().ok());
+    let seed = given.unwrap_or_else(|| {
+        SystemTime::now().duration_since(UNIX_EPOCH).unwrap().subsec_nanos().into()
+    });
+    eprintln!("seed: BALLAST_TEST_SEED={seed}");
+    seed
+}
+
+async fn taken_over(ballastd: &Ballastd, vms: &[&str]) {
+    ballastd
+        .eventually("all are paged again", async || {
+            let views = ballastd.client.vms().await.unwrap();
+            let paged = |name: &&str| {
+                views.iter().any(|vm| {
+                    vm.name == **name
+                        && vm.state == RunState::Running
+                        && vm.management.mode == Mode::Paged
+                })
+            };
+            vms.iter().all(|name| paged(&name))
+        })
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn guests_survive_kills_in_the_midst_of_swapping() {
+    let Some(image) = image_or_skip() else { return };
+    let mut random = Random(seed());
+    let mut ballastd = Ballastd::start(&["--budget", "176M"]);
+    let witness = Witness::watch(&ballastd.root, 176 * MIB);
+    let workloads = [
+        ("torture", "verify-torture --mb 56 --threads 3 --seconds 100000"),
+        ("toucher", "toucher --min-mb 20 --max-mb 56 --period 8 --cycle 1"),
+    ];
+    for (name, workload) in workloads {
+        let mut spec = ballastd.guest(image, name, 128, workload);
+        spec.no_balloon = name == "torture";
+        ballastd.client.run(&spec).await.unwrap();
+    }
+    let names = workloads.map(|(name, _)| name);
+    let mut consoles = names.map(|name| ballastd.console(name));
+    let params =
+        VmChange { shares: Some(4321), min: Some(24 * MIB), max: Some(126 * MIB), tax: Some(0.25) };
+    let changed = ballastd.client.change("torture", &params).await.unwrap().params;
+    let pids = [ballastd.vm("torture").await.pid, ballastd.vm("toucher").await.pid];
+
+    for round in 0..KILLS {
+        // In the midst of it: pages leave, and come back.
+        ballastd
+            .eventually("pages move both ways", async || {
+                let host = ballastd.host().await.counters;
+                host.swapped_out > 4 * MIB && host.swapped_in > MIB
+            })
+            .await;
+        tokio::time::sleep(Duration::from_micros(random.below(400_000))).await;
+        ballastd.kill();
+        // At times the guests have run into their next fault, at times not yet.
+        tokio::time::sleep(Duration::from_micros(random.below(600_000))).await;
+        ballastd.restart();
+        if round % 2 == 1 {
+            // Not even taken over yet.
+            tokio::time::sleep(Duration::from_micros(random.below(300_000))).await;
+            ballastd.kill();
+            ballastd.restart();
+        }
+        taken_over(&ballastd, &names).await;
+        for console in &mut consoles {
+            ballastd.checks_go_on(console, 2000).await;
+        }
+        let vm = ballastd.vm("torture").await;
+        assert_eq!(vm.params, changed, "round {round}");
+        assert_eq!([vm.pid, ballastd.vm("toucher").await.pid], pids);
+        for vm in ballastd.client.vms().await.unwrap() {
+            let m = vm.memory;
+            let states = m.untouched + m.resident + m.shared + m.broken + m.compressed;
+            let all = states + m.staged + m.swapped + m.ballooned;
+            assert!(all.abs_diff(vm.params.size) <= MIB, "{all}: {vm:?}");
+            assert!(m.swapped <= m.swap_reserved && m.consumed <= vm.params.size, "{m:?}");
+            assert!(vm.counters.swapped_in < 1 << 40 && vm.counters.ballooned < 1 << 40);
+        }
+    }
+    ballastd.assert_books_balance().await;
+    for console in &mut consoles {
+        ballastd.checks_go_on(console, 20_000).await;
+    }
+    assert!(witness.peak() <= 176 * MIB, "{} MiB", witness.peak() / MIB);
+    let host = ballastd.host().await;
+    assert!(host.peak_used <= host.budget && host.measured_peak <= host.budget, "{host:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_happened_without_a_manager_is_put_in_order() {
+    let Some(image) = image_or_skip() else { return };
+    let mut ballastd = Ballastd::start(&["--budget", "256M"]);
+    let work = "verify-torture --mb 16 --threads 2 --seconds 100000";
+    for name in ["dies", "lives"] {
+        ballastd.client.run(&ballastd.guest(image, name, 96, work)).await.unwrap();
+    }
+    let mut console = ballastd.console("lives");
+    ballastd.checks_go_on(&mut console, 1).await;
+    let dies = ballastd.vm("dies").await.pid.unwrap();
+
+    // A clean end without --stop-vms-on-exit leaves them.
+    refused_as(ballastd.client.shutdown(false).await, ballast_api::ErrorCode::Conflict, "stop_vms");
+    assert!(ballastd.term().success());
+    assert!(ballastd.swap_file("lives").exists() && ballastd.folder("lives").join("pmap").exists());
+    signal(dies, rustix::process::Signal::KILL);
+    support::wait("it is gone", || {
+        (!std::path::Path::new(&format!("/proc/{dies}/fd/0")).exists()).then_some(())
+    });
+
+    // A record of a newer manager: this one does not start, and touches nothing.
+    let record = ballastd.folder("lives").join("vm.json");
+    let ours = std::fs::read_to_string(&record).unwrap();
+    let newer = ours.replacen("\"version\":1", "\"version\":2", 1);
+    assert_ne!(ours, newer);
+    std::fs::write(&record, &newer).unwrap();
+    let output = ballastd.command().output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && errors.contains("newer manager"), "{errors}");
+    assert_eq!(std::fs::read_to_string(&record).unwrap(), newer);
+    for vm in ["dies", "lives"] {
+        assert!(ballastd.swap_file(vm).exists() && ballastd.folder(vm).join("pmap").exists());
+    }
+    std::fs::write(&record, &ours).unwrap();
+
+    // One that ends before it has taken over leaves them as well. The VMM is stopped, so that its
+    // shim cannot come.
+    let lives: u32 = serde_json::from_str::<serde_json::Value>(&ours).unwrap()["pid"]
+        .as_u64()
+        .unwrap()
+        .try_into()
+        .unwrap();
+    signal(lives, rustix::process::Signal::STOP);
+    ballastd.restart();
+    ballastd.assert_nothing_left("dies");
+    assert!(ballastd.is_gone("dies").await && ballastd.is_gone("lives").await);
+    // Its name and its promise are kept meanwhile.
+    refused_as(
+        ballastd.client.run(&ballastd.guest(image, "lives", 96, work)).await,
+        ballast_api::ErrorCode::Conflict,
+        "lives",
+    );
+    refused_as(ballastd.client.shutdown(false).await, ballast_api::ErrorCode::Conflict, "stop_vms");
+    assert!(ballastd.term().success());
+    assert!(ballastd.folder("lives").join("pmap").exists());
+    signal(lives, rustix::process::Signal::CONT);
+
+    ballastd.restart();
+    taken_over(&ballastd, &["lives"]).await;
+    ballastd.checks_go_on(&mut console, 1000).await;
+    assert_eq!(ballastd.vm("lives").await.pid, Some(lives));
+    ballastd.assert_books_balance().await;
+
+    // With --stop-vms-on-exit, all is gone.
+    assert!(ballastd.term().success());
+    ballastd.add_flag("--stop-vms-on-exit");
+    ballastd.restart();
+    taken_over(&ballastd, &["lives"]).await;
+    assert!(ballastd.term().success());
+    assert!(!ballastd.run_dir().exists() && !ballastd.swap_dir().exists());
+    assert!(ballast_lab::leftovers::processes(&ballastd.root).is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_waits_for_a_takeover_can_be_stopped_or_end() {
+    let Some(image) = image_or_skip() else { return };
+    let mut ballastd = Ballastd::start(&["--budget", "256M"]);
+    for name in ["ends", "stopped"] {
+        ballastd.client.run(&ballastd.guest(image, name, 96, "")).await.unwrap();
+    }
+    let mut pids = Vec::new();
+    for vm in ["ends", "stopped"] {
+        pids.push(ballastd.vm(vm).await.pid.unwrap());
+    }
+    ballastd.kill();
+    for pid in &pids {
+        signal(*pid, rustix::process::Signal::STOP);
+    }
+    ballastd.restart();
+    assert!(ballastd.host().await.free < 256 * MIB, "their overhead is booked");
+    signal(pids[0], rustix::process::Signal::KILL);
+    ballastd
+        .eventually("its files are cleared away", async || {
+            !ballastd.swap_file("ends").exists() && !ballastd.folder("ends").join("pmap").exists()
+        })
+        .await;
+    // The name is free again.
+    ballastd
+        .eventually("its name is free", async || {
+            ballastd.client.run(&ballastd.guest(image, "ends", 96, "")).await.is_ok()
+        })
+        .await;
+    ballastd.client.shutdown(true).await.unwrap();
+    assert!(ballastd.end().success());
+    assert!(!ballastd.run_dir().exists() && !ballastd.swap_dir().exists());
+    assert!(ballast_lab::leftovers::processes(&ballastd.root).is_empty());
+}
