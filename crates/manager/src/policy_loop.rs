@@ -171,31 +171,32 @@ fn sample(vm: &Vm, paged: &PagedVm) {
     let now = Instant::now();
     let passed = now - sampling.last;
     sampling.last = now;
-    let touched = paged.memory().counters.values().touched;
-    let fresh = touched.saturating_sub(sampling.touched);
-    sampling.touched = touched;
-    sampling.set.touched(u32::try_from(fresh).unwrap_or(u32::MAX));
-    let (begun, pages) = paged.sample();
+    let sample = paged.sample();
     if !vm.may_be_paged() {
         // Sampling takes pages from their homes too. What an earlier sample holds goes back.
-        if pages > 0 && sampling.asked.is_none_or(|asked| begun > asked) {
-            sampling.asked = Some(begun);
+        if sample.pages > 0 && sampling.asked.is_none_or(|asked| sample.begun > asked) {
+            sampling.asked = Some(sample.begun);
             paged.begin_sample(Vec::new());
         }
         return;
     }
     if let Some(asked) = sampling.asked {
-        if begun > asked {
-            sampling.asked = None;
-            sampling.set.begin_period(pages);
+        if sample.begun <= asked {
+            return;
         }
-        return;
+        sampling.asked = None;
+        sampling.set.begin_period(sample.pages);
+        sampling.touched = sample.base;
     }
+    let touched = paged.memory().counters.values().touched;
+    let fresh = touched.saturating_sub(sampling.touched);
+    sampling.touched = touched;
+    sampling.set.touched(u32::try_from(fresh).unwrap_or(u32::MAX));
     let running = vm.run_state() == RunState::Running && paged.waiting() == 0;
     let executed = if running { passed } else { Duration::ZERO };
     if sampling.set.advance(executed) {
         sampling.set.end_period();
-        sampling.asked = Some(begun);
+        sampling.asked = Some(sample.begun);
         sampling.period += 1;
         let n = sampling.set.config().samples;
         paged.begin_sample(choose_samples(sampling.seed, sampling.period, vm.size, n));

@@ -12,4 +12,4 @@ mod reclaim;
 pub mod serve;
 mod vm;
 
-pub use vm::{Health, PagedVm, PagerConfig, StartError, VmFiles};
+pub use vm::{Health, PagedVm, PagerConfig, Sample, StartError, VmFiles};

@@ -326,6 +326,8 @@ impl Reclaim {
         }
         let mut taken = 0;
         self.sampled = left;
+        // A page may be touched before the last one is taken.
+        let base = self.vm.memory.counters.values().touched;
         for ppn in ppns.into_iter().filter(|p| p.0 < self.vm.memory.pmap().len().0) {
             for _ in 0..20 {
                 match self.vm.memory.sample(ppn) {
@@ -343,7 +345,7 @@ impl Reclaim {
                 break;
             }
         }
-        self.vm.sample_began(taken);
+        self.vm.sample_began(taken, base);
     }
 }
 

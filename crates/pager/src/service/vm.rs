@@ -104,6 +104,17 @@ pub enum Health {
     },
 }
 
+/// A sample of active memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sample {
+    /// Samples that have begun so far, this one included.
+    pub begun: u64,
+    /// Pages in it.
+    pub pages: u32,
+    /// What `CounterValues::touched` was when it began: what is above belongs to it.
+    pub base: u64,
+}
+
 /// What the threads of a VM share.
 pub(super) struct Shared {
     pub name: String,
@@ -121,6 +132,7 @@ pub(super) struct Shared {
     work: Mutex<Work>,
     work_ready: Condvar,
     sample_size: AtomicU32,
+    sample_base: AtomicU64,
     samples_begun: AtomicU64,
 }
 
@@ -152,8 +164,9 @@ impl Shared {
         self.work.lock().unwrap_or_else(PoisonError::into_inner).sample.take()
     }
 
-    pub fn sample_began(&self, pages: u32) {
+    pub fn sample_began(&self, pages: u32, base: u64) {
         self.sample_size.store(pages, Ordering::Relaxed);
+        self.sample_base.store(base, Ordering::Relaxed);
         self.samples_begun.fetch_add(1, Ordering::Release);
     }
 
@@ -300,6 +313,7 @@ impl PagedVm {
             work: Mutex::new(Work::default()),
             work_ready: Condvar::new(),
             sample_size: AtomicU32::new(0),
+            sample_base: AtomicU64::new(0),
             samples_begun: AtomicU64::new(0),
         });
         Ok(PagedVm { shared, files, overhead, threads: Vec::new() })
@@ -374,10 +388,13 @@ impl PagedVm {
     pub fn begin_sample(&self, ppns: Vec<Ppn>) {
         self.shared.signal(|work| work.sample = Some(ppns));
     }
-    /// How many samples have begun, and how many pages are in the current one.
-    pub fn sample(&self) -> (u64, u32) {
-        let begun = self.shared.samples_begun.load(Ordering::Acquire);
-        (begun, self.shared.sample_size.load(Ordering::Relaxed))
+    /// The current sample.
+    pub fn sample(&self) -> Sample {
+        Sample {
+            begun: self.shared.samples_begun.load(Ordering::Acquire),
+            pages: self.shared.sample_size.load(Ordering::Relaxed),
+            base: self.shared.sample_base.load(Ordering::Relaxed),
+        }
     }
 
     pub fn health(&self) -> Health {
