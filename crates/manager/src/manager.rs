@@ -237,7 +237,7 @@ impl Manager {
                     Some(_) => vm.params().min,
                     None => vm.consumed(),
                 };
-                (vm.name.clone(), guaranteed + vm.overhead)
+                (vm.name.clone(), guaranteed + vm.overhead())
             })
             .chain(starting.iter().map(|(name, promise)| (name.clone(), promise.memory())))
             .collect()

@@ -43,7 +43,7 @@ fn sum(manager: &Manager) -> Bytes {
                 Some(paged) => paged.memory().backend().measured().unwrap_or_default(),
                 None => vm.consumed().bytes(),
             };
-            pages + vm.overhead.bytes()
+            pages + vm.overhead().bytes()
         })
         .sum()
 }

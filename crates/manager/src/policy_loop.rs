@@ -68,7 +68,7 @@ fn turn(
     // A VM out of reach takes what it takes: it is overhead to the others.
     let (managed, strangers): (Vec<_>, Vec<_>) =
         vms.iter().partition(|vm| vm.mode() != Mode::Unmanaged);
-    let overhead: Pages = vms.iter().map(|vm| vm.overhead).sum::<Pages>()
+    let overhead: Pages = vms.iter().map(|vm| vm.overhead()).sum::<Pages>()
         + strangers.iter().map(|vm| vm.consumed()).sum::<Pages>();
     for vm in &strangers {
         // Nothing is taken from it any more, and it gets what it asks for.

@@ -42,7 +42,7 @@ pub fn host(manager: &Manager) -> HostView {
         budget: bytes(ledger.budget()),
         free: bytes(ledger.free()),
         consumed: sum(&Vm::consumed),
-        overhead: sum(&|vm| vm.overhead),
+        overhead: sum(&|vm| vm.overhead()),
         peak_used: bytes(ledger.peak()),
         measured_used: manager.measured_now.load(Ordering::Relaxed),
         measured_peak: manager.measured_peak.load(Ordering::Relaxed),
@@ -77,7 +77,7 @@ pub fn vm(manager: &Manager, vm: &Vm) -> VmView {
     let alive = vm.process.is_alive();
     let overheads = MemoryView {
         consumed: bytes(vm.consumed()),
-        overhead: bytes(vm.overhead),
+        overhead: bytes(vm.overhead()),
         vmm_overhead: process::rss_anon(pid).unwrap_or_default().0,
         ..MemoryView::default()
     };

@@ -71,7 +71,7 @@ pub struct Vm {
     /// Guest RAM.
     pub size: Pages,
     /// Charged beside the pages: the pager's own and what the operator declared.
-    pub overhead: Pages,
+    pub(crate) overhead: Pages,
     /// Booked for a VM that is not paged: what the kernel says it uses.
     pub external: AtomicU64,
     pub process: ProcessHandle,
@@ -239,8 +239,19 @@ impl Vm {
     pub fn consumed(&self) -> Pages {
         match &*self.paged() {
             Some(paged) => paged.memory().charged(),
-            None => Pages(self.external.load(Ordering::Relaxed)),
+            None => self.booked().min(self.size),
         }
+    }
+    /// Machine memory charged beside the pages. Of a VM that is not paged, the whole process is
+    /// booked: what exceeds its guest's memory is the VMM's own, which no balloon gives back.
+    pub fn overhead(&self) -> Pages {
+        match &*self.paged() {
+            Some(_) => self.overhead,
+            None => self.overhead + self.booked().saturating_sub(self.size),
+        }
+    }
+    fn booked(&self) -> Pages {
+        Pages(self.external.load(Ordering::Relaxed))
     }
 }
 

@@ -30,9 +30,12 @@ async fn assert_untouched(ballastd: &Ballastd) {
     }
     // All that can be promised can still be promised.
     let goal = host.thresholds[0].upper;
-    let most = spec("most");
-    let all = VmSpec { min: host.budget - goal - 4 * MIB & !4095, max: host.budget, ..most };
-    let all = VmSpec { max: all.max & !(2 * MIB - 1), qemu: Some("/bin/false".into()), ..all };
+    let all = VmSpec {
+        min: (host.budget - goal - 4 * MIB) & !4095,
+        max: host.budget,
+        qemu: Some("/bin/false".into()),
+        ..spec("most")
+    };
     refused_as(ballastd.client.run(&all).await, ErrorCode::Internal, "QEMU");
 }
 
