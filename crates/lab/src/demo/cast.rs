@@ -36,7 +36,7 @@ pub fn guest(n: u32, memory: Bytes, manager: &Manager) -> Result<Guest> {
                 .disk(disk)
         }
         _ => new("idle").run(format!(
-            "idle --mb {} --busy 10 --every 25 --seed {}",
+            "idle --mb {} --busy 10 --every 60 --seed {}",
             mb * 6 / 10,
             n + 1
         )),

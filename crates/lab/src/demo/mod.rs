@@ -21,7 +21,7 @@ use crate::{image, say};
 /// How long guests may take until they report that they are ready.
 const BOOT_LIMIT: Duration = Duration::from_secs(180);
 /// Shorter than the manager's default, so that a short demo shows the estimates at work.
-const SAMPLE_PERIOD: Duration = Duration::from_secs(10);
+const SAMPLE_PERIOD: Duration = Duration::from_secs(4);
 const TABLE_EVERY: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Debug, clap::Args)]
