@@ -300,7 +300,7 @@ mod tests {
     #[test]
     fn an_empty_file_is_the_defaults() {
         let config = check("").unwrap();
-        assert_eq!(config.budget, Pages::from_mib(16384 * 4 / 5 + 1));
+        assert_eq!(config.budget, Bytes((16384 << 20) - (16384 << 20) / 5).pages());
         assert_eq!(config.tax, TaxRate::new(0.75).unwrap());
         assert_eq!(config.sampling, SamplingConfig::default());
         assert_eq!(config.socket, Path::new("/run/ballast/api.sock"));

@@ -27,7 +27,7 @@ use anyhow::Context as _;
 use ballast_shim_proto::Listener;
 use ballast_units::Bytes;
 use clap::Parser;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::config::{Config, Overrides};
 use crate::manager::{Ending, Manager};
@@ -129,6 +129,8 @@ async fn serve(config: Config, stop_vms_on_exit: bool) -> anyhow::Result<()> {
 }
 
 async fn serve_in(config: Config, stop_vms_on_exit: bool) -> anyhow::Result<Ending> {
+    // From the first moment: an end in order, however early it is asked for.
+    let mut signals = Signals::catch()?;
     let _lock = lock_run_dir(&config.run_dir)?;
     let manager = Manager::new(config);
     let config = &manager.config;
@@ -155,7 +157,7 @@ async fn serve_in(config: Config, stop_vms_on_exit: bool) -> anyhow::Result<Endi
     let _ = std::io::stdout().flush();
     tracing::info!("budget {}, socket {}", config.budget, config.socket.display());
 
-    let ending = until_ended(&manager, stop_vms_on_exit).await?;
+    let ending = until_ended(&manager, &mut signals, stop_vms_on_exit).await;
     manager.set_stopping();
     // The answer to the request that ended us is on its way.
     tokio::time::sleep(std::time::Duration::from_millis(100)).await;
@@ -175,25 +177,36 @@ async fn serve_in(config: Config, stop_vms_on_exit: bool) -> anyhow::Result<Endi
     Ok(ending)
 }
 
-async fn until_ended(manager: &Arc<Manager>, stop_vms: bool) -> anyhow::Result<Ending> {
+struct Signals {
+    term: Signal,
+    int: Signal,
+}
+
+impl Signals {
+    fn catch() -> anyhow::Result<Signals> {
+        let term = signal(SignalKind::terminate()).context("SIGTERM")?;
+        let int = signal(SignalKind::interrupt()).context("SIGINT")?;
+        Ok(Signals { term, int })
+    }
+}
+
+async fn until_ended(manager: &Arc<Manager>, signals: &mut Signals, stop_vms: bool) -> Ending {
     let mut ending = manager.ending.subscribe();
-    let mut term = signal(SignalKind::terminate()).context("SIGTERM")?;
-    let mut int = signal(SignalKind::interrupt()).context("SIGINT")?;
     let signalled = tokio::select! {
         _ = ending.wait_for(|e| *e != Ending::Running) => false,
-        _ = term.recv() => true,
-        _ = int.recv() => true,
+        _ = signals.term.recv() => true,
+        _ = signals.int.recv() => true,
     };
     if !signalled {
-        return Ok(*ending.borrow());
+        return *ending.borrow();
     }
     if stop_vms {
         manager.stop_all().await;
-        return Ok(Ending::VmsStopped);
+        return Ending::VmsStopped;
     }
     // What waits to be taken over, or is being started, is a VM too.
     let nothing = manager.vms().is_empty() && !manager.has_paged_vms();
-    Ok(if nothing { Ending::VmsStopped } else { Ending::LeaveVms })
+    if nothing { Ending::VmsStopped } else { Ending::LeaveVms }
 }
 
 async fn answer(manager: Arc<Manager>, listener: tokio::net::UnixListener) {

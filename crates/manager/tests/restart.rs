@@ -44,7 +44,7 @@ async fn taken_over(ballastd: &Ballastd, vms: &[&str]) {
                         && vm.management.mode == Mode::Paged
                 })
             };
-            vms.iter().all(|name| paged(&name))
+            vms.iter().all(paged)
         })
         .await;
 }
