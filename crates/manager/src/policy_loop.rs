@@ -18,6 +18,8 @@ use crate::manager::Manager;
 use crate::vm::{Vm, lock};
 
 const PERIOD: Duration = Duration::from_secs(1);
+/// While more is handed out than the budget has.
+const OVERDRAWN: Duration = Duration::from_millis(20);
 /// Turns are never closer than this, however often thresholds are crossed.
 const SPACING: Duration = Duration::from_millis(5);
 
@@ -27,7 +29,11 @@ pub fn run(manager: &Arc<Manager>) {
     let mut swap_ins = std::collections::HashMap::new();
     let mut last_external = Instant::now();
     while !manager.is_stopping() {
-        let why = manager.kick.wait(PERIOD);
+        // Each turn makes up for what free memory lacks, and that does not fall below zero: what was
+        // handed out beyond a budget that was lowered is reclaimed over several.
+        let ledger = &manager.host.ledger;
+        let overdrawn = ledger.used() > ledger.budget();
+        let why = manager.kick.wait(if overdrawn { OVERDRAWN } else { PERIOD });
         if last_external.elapsed() >= PERIOD {
             last_external = Instant::now();
             measure_strangers(manager);
