@@ -231,7 +231,7 @@ pub struct GuestStats {
     pub age_s: u64,
 }
 
-/// Running totals of one VM. Bytes unless named otherwise.
+/// Running totals of one VM. Bytes, but `faults`, `sampled`, `waits` and `blocks` are counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct VmCounters {
     pub faults: u64,
@@ -240,6 +240,7 @@ pub struct VmCounters {
     pub zero_dropped: u64,
     /// Backed pages that the guest gave up (balloon or free-page reporting).
     pub ballooned: u64,
+    /// Sampled pages that were touched.
     pub sampled: u64,
     pub waits: u64,
     pub blocks: u64,
@@ -262,6 +263,10 @@ pub struct VmView {
     pub active: ActiveView,
     pub balloon: BalloonView,
     pub guest: Option<GuestStats>,
+    /// The last trouble that its pager had, and how often there was any: "slot 17: Input/output
+    /// error; the guest waits (3 times)". No page is lost, but some may be waited for.
+    #[serde(default)]
+    pub trouble: Option<String>,
     pub counters: VmCounters,
     /// The VM's run folder: console.log, qemu.log.
     #[schema(value_type = String)]

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ballast_api::{AttachSpec, ErrorCode, Management, Mode, RunState, VmChange, VmView};
+use ballast_api::{AttachSpec, ErrorCode, Management, Mode, VmChange, VmView};
 use ballast_policy::{BalloonControl, Promise, TaxRate, WorkingSet};
 use ballast_qemu::{Monitor, ProcessHandle, Qmp, process};
 use ballast_units::{Bytes, PAGE_SIZE, Pages};
@@ -77,7 +77,7 @@ impl Manager {
             }
         };
         self.connected(&vm, qmp).await;
-        vm.set_run_state(RunState::Running);
+        vm.has_started();
         Ok(views::vm(self, &vm))
     }
 

@@ -19,6 +19,10 @@ const LAST_WORDS: Duration = Duration::from_secs(5);
 /// How long VMs that are just being started may take until they can be stopped.
 const STARTS: Duration = Duration::from_secs(90);
 
+/// A guest that reboots within this time of its start waits before it is started again.
+const REBOOT_LOOP: Duration = Duration::from_secs(10);
+const REBOOT_PAUSE: Duration = Duration::from_secs(5);
+
 impl Manager {
     /// Ends a VM: the guest's own way for `grace`, then the VMM's. All it had is released when this
     /// returns.
@@ -45,7 +49,8 @@ impl Manager {
     }
 
     /// Stops all VMs at once, those that are being started and those that wait to be taken over
-    /// included. None can be started afterwards.
+    /// included. None can be started afterwards. VMs that somebody else started and that are not
+    /// paged do without a manager: they are let go as they are.
     pub async fn stop_all(self: &Arc<Self>) {
         self.close();
         let deadline = tokio::time::Instant::now() + STARTS;
@@ -55,7 +60,13 @@ impl Manager {
                     tracing::error!("ending process {}: {e}", process.pid());
                 }
             }
-            let stops = self.vms().into_iter().map(|vm| {
+            let (strangers, own): (Vec<_>, Vec<_>) =
+                self.vms().into_iter().partition(|vm| vm.spec.is_none() && vm.paged().is_none());
+            for vm in strangers {
+                tracing::info!(vm = vm.name, "left as it is");
+                self.remove(&vm);
+            }
+            let stops = own.into_iter().map(|vm| {
                 let manager = self.clone();
                 tokio::spawn(async move { manager.stop_vm(&vm.name, Duration::ZERO).await })
             });
@@ -130,6 +141,11 @@ pub async fn watch_exit(manager: Arc<Manager>, vm: Arc<Vm>) {
         spec.on_reboot == RebootAction::Restart && vm.rebooting.load(Ordering::Relaxed) && !asked
     });
     if let Some(spec) = again {
+        if vm.started.elapsed() < REBOOT_LOOP {
+            // A guest that panics at boot would keep the host busy with nothing else.
+            tracing::warn!(vm = vm.name, "rebooted soon after its start: held back for a while");
+            tokio::time::sleep(REBOOT_PAUSE).await;
+        }
         tracing::info!(vm = vm.name, "the guest rebooted: starting it again");
         // Boxed, since starting a VM spawns this very watch.
         let start: std::pin::Pin<Box<dyn Future<Output = _> + Send>> =

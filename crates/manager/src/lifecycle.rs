@@ -165,7 +165,7 @@ impl Manager {
             self.remove_files(&vm.name);
             return Err(Failure::internal(format!("{}: QEMU ended at once: {last}", vm.name)));
         }
-        vm.set_run_state(RunState::Running);
+        vm.has_started();
         Ok(vm)
     }
 
@@ -290,6 +290,11 @@ impl Manager {
                 balloon.goal = holds;
                 balloon.commanded = holds;
             }
+        }
+        match monitor.query_status().await {
+            // Paused before we listened: a former manager was told, or nobody.
+            Ok(status) if status.status == "paused" => vm.set_run_state(RunState::Paused),
+            _ => vm.has_started(),
         }
         vm.set_monitor(Some(monitor.clone()));
         self.look_at(vm).await;

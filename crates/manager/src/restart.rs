@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ballast_api::{Management, Mode, RunState};
+use ballast_api::{Management, Mode};
 use ballast_policy::{BalloonControl, Promise, WorkingSet};
 use ballast_qemu::{ProcessHandle, Qmp};
 use ballast_units::Pages;
@@ -146,7 +146,7 @@ pub async fn take_over(manager: Arc<Manager>, waiting: Waiting) {
         set: WorkingSet::new(manager.config.sampling, record.size),
     });
     settled();
-    vm.set_run_state(RunState::Running);
+    vm.has_started();
     // First without QEMU, which may wait for memory that only paging can make free.
     manager.look_at(&vm).await;
     match Qmp::connect(&manager.paths(&vm.name).qmp_socket, GREETING).await {

@@ -6,6 +6,7 @@ use ballast_api::{
     ActiveView, BalloonHealth, BalloonView, HostView, MemoryView, Params, StateName, Threshold,
     VmCounters, VmView, Why,
 };
+use ballast_pager::service::{Health as PagerHealth, PagedVm};
 use ballast_pager::word::State as Page;
 use ballast_policy::{Health, State};
 use ballast_qemu::process;
@@ -31,9 +32,8 @@ pub fn host(manager: &Manager) -> HostView {
     let ledger = &manager.host.ledger;
     let vms = manager.vms();
     let sum = |f: &dyn Fn(&Vm) -> Pages| bytes(vms.iter().map(|vm| f(vm)).sum());
-    let swap = |f: &dyn Fn(&ballast_pager::service::PagedVm) -> Pages| {
-        sum(&|vm| vm.paged().as_ref().map_or(Pages::ZERO, f))
-    };
+    let swap =
+        |f: &dyn Fn(&PagedVm) -> Pages| sum(&|vm| vm.paged().as_ref().map_or(Pages::ZERO, f));
     let own = std::process::id();
     HostView {
         version: env!("CARGO_PKG_VERSION").into(),
@@ -162,8 +162,17 @@ pub fn vm(manager: &Manager, vm: &Vm) -> VmView {
             limit: bytes(balloon.output.limit),
         },
         guest: balloon.stats,
+        trouble: vm.paged().as_ref().and_then(trouble),
         counters,
         folder: vm.folder.clone(),
+    }
+}
+
+fn trouble(paged: &PagedVm) -> Option<String> {
+    match paged.health() {
+        PagerHealth::Well => None,
+        PagerHealth::Ill { last, times: 1 } => Some(last),
+        PagerHealth::Ill { last, times } => Some(format!("{last} ({times} times)")),
     }
 }
 

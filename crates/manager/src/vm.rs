@@ -210,6 +210,13 @@ impl Vm {
             *now = state;
         }
     }
+    /// From starting to running; a VM that was found paused stays so.
+    pub fn has_started(&self) {
+        let mut now = lock(&self.run_state);
+        if *now == RunState::Starting {
+            *now = RunState::Running;
+        }
+    }
     pub fn management(&self) -> Management {
         lock(&self.management).clone()
     }

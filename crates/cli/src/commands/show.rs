@@ -37,6 +37,9 @@ fn heading(vm: &VmView) -> String {
     if let Some(reason) = table::unpaged_reason(&vm.management) {
         rows.insert(2, ("not paged", reason.to_owned()));
     }
+    if let Some(trouble) = &vm.trouble {
+        rows.insert(2, ("trouble", trouble.clone()));
+    }
     section(&vm.name, &rows)
 }
 

@@ -89,6 +89,7 @@ pub fn vm(name: &str) -> VmView {
             age_s: 2,
             ..Default::default()
         }),
+        trouble: None,
         counters: VmCounters { faults: 10, ..Default::default() },
         folder: PathBuf::from("/run/ballast/vms/a"),
     }

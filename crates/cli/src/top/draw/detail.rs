@@ -92,6 +92,9 @@ fn lines(
     if let Some(reason) = table::unpaged_reason(&vm.management) {
         say("unpaged", one_line(reason));
     }
+    if let Some(trouble) = &vm.trouble {
+        say("trouble", one_line(trouble));
+    }
     say("memory", memory(vm));
     say("active", active(vm));
     say("balloon", balloon(vm));
