@@ -8,7 +8,9 @@
 //! | c | 15 GB | all of it | steady swap-in |
 //!
 //! Here at 64 MiB per GB. What the guests' own system holds (1 GB there) does not shrink with the
-//! scale, so the memory available is the paper's share plus the difference that was measured.
+//! scale, and most of it is idle: once swapped out it makes room. Granted in full beside the paper's
+//! 28 GB, it let the working sets of case c fit after a minute. So the memory available is what case
+//! a maps, and half a GB of the scale.
 
 use std::time::Duration;
 
@@ -29,9 +31,8 @@ const VMS: usize = 2;
 /// MiB that stand for one of the paper's GB.
 const SCALE: f64 = 64.0;
 const CONFIGURED_GB: f64 = 24.0;
-const AVAILABLE_GB: f64 = 28.0;
-/// What the guest's system holds in the paper.
-const SYSTEM_GB: f64 = 1.0;
+/// Available beyond what case a maps; the paper had 2 GB.
+const SLACK_GB: f64 = 0.5;
 
 struct Case {
     letter: &'static str,
@@ -53,10 +54,10 @@ fn memory() -> Bytes {
     Bytes::from_mib(mib(CONFIGURED_GB) as u64)
 }
 
-/// Budget whose part above the high threshold is `available` MiB after `overhead`.
+/// Budget of which `available` MiB can be used, after `overhead`, before anything is reclaimed.
 fn budget(available: f64, overhead: f64) -> Bytes {
-    // High begins at 6%; its upper edge and the manager's staging lie somewhat above.
-    Bytes::from_mib(((available + overhead) / 0.92).ceil() as u64)
+    // Reclamation begins below 4% free.
+    Bytes::from_mib(((available + overhead) / 0.95).ceil() as u64)
 }
 
 /// What a case showed.
@@ -73,7 +74,7 @@ struct Seen {
 pub async fn run(image: &Image, quick: bool) -> Result<Measured> {
     let seconds = if quick { 45 } else { 150 };
     let (system, overhead) = footprint(image).await?;
-    let available = mib(AVAILABLE_GB) + VMS as f64 * (system - mib(SYSTEM_GB)).max(0.0);
+    let available = VMS as f64 * (mib(CASES[0].write_gb) + system) + mib(SLACK_GB);
     say::detail(&format!(
         "a booted guest holds {system:.0} MiB; available to the guests: {available:.0} MiB"
     ));
@@ -274,8 +275,8 @@ mod tests {
     fn the_scale_keeps_the_papers_proportions() {
         assert_eq!(memory(), Bytes::from_mib(1536));
         assert!(budget(920.0, 0.0) >= Bytes::from_mib(1000));
-        assert!(2.0 * (CASES[0].write_gb + SYSTEM_GB) < AVAILABLE_GB);
-        assert!(2.0 * (CASES[1].read_gb + SYSTEM_GB) < AVAILABLE_GB);
-        assert!(2.0 * CASES[2].read_gb > AVAILABLE_GB);
+        // What is granted beyond case a is less than what case c reads beyond it.
+        assert!(SLACK_GB > 0.0 && CASES[1].read_gb < CASES[0].read_gb);
+        assert!(SLACK_GB < VMS as f64 * (CASES[2].read_gb - CASES[0].write_gb) / 2.0);
     }
 }
