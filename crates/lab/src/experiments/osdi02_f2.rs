@@ -44,8 +44,8 @@ struct Run {
 }
 
 pub async fn run(image: &Image, quick: bool) -> Result<Measured> {
-    let sizes: &[u64] = if quick { &[128, 224] } else { &[128, 160, 192, 224] };
-    let (repeats, seconds) = if quick { (1, 8) } else { (3, 20) };
+    let sizes: &[u64] = if quick { &[128, 224] } else { &[128, 176, 224] };
+    let (repeats, seconds) = if quick { (1, 8) } else { (3, 12) };
     let template = tempfile::Builder::new().prefix("ballast-disk-").tempdir()?;
     let disk = template.path().join("dbench.img");
     say::step("Building the disk with dbench");
