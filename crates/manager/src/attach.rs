@@ -1,12 +1,11 @@
 //! Attaching to a VMM that runs already: as much of it is managed as it allows.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use ballast_api::{AttachSpec, ErrorCode, Management, Mode, VmChange, VmView};
 use ballast_policy::{BalloonControl, Promise, TaxRate, WorkingSet};
-use ballast_qemu::{Monitor, ProcessHandle, Qmp, process};
+use ballast_qemu::{Monitor, ProcessHandle, Qmp, listener_pid, process};
 use ballast_units::{Bytes, PAGE_SIZE, Pages};
 
 use crate::manager::{Failure, Manager};
@@ -35,7 +34,7 @@ impl Manager {
             return Err(Failure::bad(format!("min: {} is not a multiple of 4 KiB", spec.min)));
         }
         let connect = |e: String| Failure::bad(format!("qmp: {}: {e}", spec.qmp.display()));
-        let pid = listener_pid(&spec.qmp).await.map_err(|e| connect(e.to_string()))?;
+        let pid = listener_pid(&spec.qmp, DEADLINE).await.map_err(|e| connect(e.to_string()))?;
         if let Some(vm) = self
             .vms()
             .into_iter()
@@ -140,14 +139,6 @@ async fn memory_size(monitor: &Monitor) -> Result<Pages, String> {
         .map_err(|e| e.to_string())?;
     let summary: Summary = serde_json::from_value(answer).map_err(|e| e.to_string())?;
     Ok(Bytes(summary.base_memory).pages())
-}
-
-/// Whose socket it is. The credentials are those of the process that listens.
-async fn listener_pid(socket: &Path) -> std::io::Result<u32> {
-    let peer = tokio::net::UnixStream::connect(socket).await?.peer_cred()?;
-    peer.pid()
-        .map(i32::unsigned_abs)
-        .ok_or_else(|| std::io::Error::other("who listens is not told"))
 }
 
 fn good_name(name: &str) -> bool {

@@ -82,12 +82,33 @@ pub struct Qmp {
     _in_use: Arc<oneshot::Sender<Infallible>>,
 }
 
+/// The process that listens on a QMP socket, whoever started it.
+pub async fn listener_pid(socket: &Path, deadline: Duration) -> std::io::Result<u32> {
+    let stream = timeout_at(Instant::now() + deadline, dial(socket))
+        .await
+        .map_err(|_| std::io::Error::from(std::io::ErrorKind::TimedOut))??;
+    let pid = stream.peer_cred()?.pid();
+    pid.map(i32::unsigned_abs).ok_or_else(|| std::io::Error::other("who listens is not told"))
+}
+
+/// QEMU lets one client in and one more wait; a third is turned away until it has looked.
+async fn dial(socket: &Path) -> std::io::Result<UnixStream> {
+    loop {
+        match UnixStream::connect(socket).await {
+            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            other => return other,
+        }
+    }
+}
+
 impl Qmp {
     /// Connects and negotiates, once: a socket that does not exist (yet) is an error at once.
     pub async fn connect(socket: &Path, deadline: Duration) -> Result<Qmp, QmpError> {
         let end = Instant::now() + deadline;
         let late = || QmpError::NoGreeting { socket: socket.to_owned(), after: deadline };
-        let stream = timeout_at(end, UnixStream::connect(socket))
+        let stream = timeout_at(end, dial(socket))
             .await
             .map_err(|_| late())?
             .map_err(|e| QmpError::Connect { socket: socket.to_owned(), source: Arc::new(e) })?;
