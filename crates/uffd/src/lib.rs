@@ -12,6 +12,7 @@
 //! | `error` | errno becomes domain meaning, in one place |
 //! | `device` | where a new userfaultfd comes from |
 //! | `ops` | handshake, registration, filling, protecting, waking, reading |
+//! | `procmap` | what /proc tells about the mappings of a process |
 //!
 //! The kernel's own documentation: `Documentation/admin-guide/mm/userfaultfd.rst`, userfaultfd(2),
 //! ioctl_userfaultfd(2). Why not a published wrapper: docs/adr/0002-own-userfaultfd-wrapper.md.
@@ -22,6 +23,7 @@ mod error;
 mod event;
 mod flags;
 mod ops;
+pub mod procmap;
 
 pub use device::DEVICE_PATH;
 pub use error::{HandshakeError, UffdError};

@@ -30,8 +30,8 @@ impl Uffd {
         Ok(Features::from_bits_retain(arg.features))
     }
 
-    /// Delivers the faults of [start, start + len) here. Only in the process that created the fd,
-    /// or on its behalf; registering again adds nothing and does no harm.
+    /// Delivers the faults of [start, start + len) here: of the process that created the fd, whoever
+    /// calls. Registering again adds nothing and does no harm.
     ///
     /// # Errors
     /// `Other` with EINVAL (not one whole run of mappings that can be registered), EBUSY (belongs

@@ -1,0 +1,22 @@
+//! What /proc tells about the mappings of a process: which file is where (`maps`), and which pages
+//! of a private mapping are the process's own by now (`pagemap`).
+//!
+//! It needs no userfaultfd; it is here because it answers what a userfaultfd cannot: what became of
+//! a page while nobody watched, and how far a batch of remaps came.
+//!
+//! | file | concept |
+//! | --- | --- |
+//! | `line` | one line of maps |
+//! | `maps` | the mappings of a range; how many there are, and may be |
+//! | `pagemap` | what each page shows: the file, a copy, nothing |
+//!
+//! The kernel's documentation: `Documentation/filesystems/proc.rst`,
+//! `Documentation/admin-guide/mm/pagemap.rst`.
+
+mod line;
+mod maps;
+mod pagemap;
+
+pub use line::Vma;
+pub use maps::{Mapped, Maps, max_map_count};
+pub use pagemap::{Entry, Pagemap, Shown};
