@@ -1,0 +1,363 @@
+//! Which store pages are free: a bitmap with a summary of full words.
+//!
+//! Pages that are shared together should lie together, because VMMs map a run of them with one
+//! mapping. So runs are searched next-fit, and the store is extended rather than a run broken up,
+//! as long as half of it is in use.
+
+use ballast_units::Pages;
+
+use crate::ids::{StorePage, StoreRun};
+
+/// Words that one search looks at, full ones aside, before it takes the best it saw.
+const SEARCH: usize = 256;
+/// Free pages that are never too many.
+const SPARE: u64 = 1024;
+
+/// Invariants (`check`): `used` counts the ones; bit `w` of the summary is set exactly when word
+/// `w` is all ones; the last word is not zero.
+#[derive(Clone, Debug)]
+pub struct StorePages {
+    words: Vec<u64>,
+    full: Vec<u64>,
+    used: u64,
+    /// Word at which the next search begins.
+    cursor: usize,
+    /// Pages that may ever be in use, by number.
+    limit: u64,
+}
+
+/// A run of free pages, as first and number.
+type Free = (u64, u64);
+
+impl Default for StorePages {
+    fn default() -> StorePages {
+        StorePages::new()
+    }
+}
+
+impl StorePages {
+    /// No page in use, and room for as many as can be numbered.
+    pub fn new() -> StorePages {
+        StorePages::with_limit(Pages(u64::from(StorePage::LIMIT)))
+    }
+
+    /// A store that never has a page at or above number `limit`.
+    pub fn with_limit(limit: Pages) -> StorePages {
+        let limit = limit.0.min(StorePage::LIMIT.into());
+        StorePages { words: Vec::new(), full: Vec::new(), used: 0, cursor: 0, limit }
+    }
+
+    pub fn used(&self) -> Pages {
+        Pages(self.used)
+    }
+
+    pub fn is_used(&self, page: StorePage) -> bool {
+        self.words.get(page.index() / 64).is_some_and(|w| w >> (page.index() % 64) & 1 == 1)
+    }
+
+    /// Takes a run of 1 to `most` pages; None when there is none, or `most` is 0. Who needs more
+    /// asks again.
+    pub fn allocate(&mut self, most: u64) -> Option<StoreRun> {
+        if most == 0 {
+            return None;
+        }
+        let gap = self.search(most);
+        let extends = gap.is_none_or(|(_, n)| n < most && self.is_dense());
+        let (start, n) = if extends { longer(gap, self.tail(most)) } else { gap }?;
+        let run = StoreRun::new(StorePage::new(start)?, n)?;
+        run.iter().for_each(|page| self.set(page.get().into()));
+        self.cursor = ((start + n) / 64) as usize;
+        Some(run)
+    }
+
+    /// Recovery: marks a page that a pmap word names. False, changing nothing, if it is in use or
+    /// cannot be.
+    pub fn claim(&mut self, page: StorePage) -> bool {
+        let page_in_store = u64::from(page.get()) < self.limit;
+        if !page_in_store || self.is_used(page) {
+            return false;
+        }
+        self.set(page.get().into());
+        true
+    }
+
+    /// Frees a page, which must have been punched. False, changing nothing, if it was free.
+    pub fn free(&mut self, page: StorePage) -> bool {
+        if !self.is_used(page) {
+            return false;
+        }
+        let w = page.index() / 64;
+        self.words[w] &= !(1 << (page.index() % 64));
+        self.full[w / 64] &= !(1 << (w % 64));
+        self.used -= 1;
+        while self.words.last() == Some(&0) {
+            self.words.pop();
+        }
+        self.full.truncate(self.words.len().div_ceil(64));
+        true
+    }
+
+    /// Pages in use, by number.
+    pub fn iter(&self) -> impl Iterator<Item = StorePage> + '_ {
+        self.words.iter().enumerate().flat_map(|(w, word)| {
+            (0..64)
+                .filter(move |bit| word >> bit & 1 == 1)
+                .filter_map(move |bit| StorePage::new(w as u64 * 64 + bit))
+        })
+    }
+
+    /// Whether free pages below the last one in use are few enough to leave them be.
+    fn is_dense(&self) -> bool {
+        self.end() - self.used <= self.used + SPARE
+    }
+
+    /// One above the number of the last page in use.
+    fn end(&self) -> u64 {
+        match self.words.last() {
+            Some(last) => self.words.len() as u64 * 64 - u64::from(last.leading_zeros()),
+            None => 0,
+        }
+    }
+
+    /// Up to `most` pages after the last one in use.
+    fn tail(&self, most: u64) -> Option<Free> {
+        let start = self.end();
+        let n = most.min(self.limit.saturating_sub(start));
+        (n > 0).then_some((start, n))
+    }
+
+    /// The first run of `most` free pages from the cursor on and then from the start, else the
+    /// longest that was seen. Only below the last page in use.
+    fn search(&self, most: u64) -> Option<Free> {
+        let mut budget = SEARCH;
+        let cursor = if self.cursor < self.words.len() { self.cursor } else { 0 };
+        let first = self.search_words(cursor, self.words.len(), most, &mut budget);
+        if first.is_some_and(|(_, n)| n == most) {
+            return first;
+        }
+        // On past the cursor as far as a run may reach that begins before it.
+        let to = (cursor as u64 + most / 64 + 1).min(self.words.len() as u64) as usize;
+        let second = self.search_words(0, to, most, &mut budget);
+        longer(first, second)
+    }
+
+    fn search_words(&self, from: usize, to: usize, most: u64, budget: &mut usize) -> Option<Free> {
+        let mut best: Option<Free> = None;
+        // A run that reaches into this word: where it began.
+        let mut open: Option<u64> = None;
+        let mut w = from;
+        while w < to {
+            let Some(next) = self.not_full_from(w).filter(|next| *next < to) else { break };
+            if best.is_some_and(|(_, n)| n == most) || (*budget == 0 && best.is_some()) {
+                break;
+            }
+            *budget = budget.saturating_sub(1);
+            if next != w {
+                open = None;
+            }
+            w = next;
+            let base = w as u64 * 64;
+            let end = (base + 64).min(self.end());
+            let mut at = base;
+            while at < end {
+                let rest = self.words[w] >> (at - base);
+                let free = u64::from(rest.trailing_zeros()).min(end - at);
+                if free > 0 {
+                    let start = *open.get_or_insert(at);
+                    let n = (at + free - start).min(most);
+                    if best.is_none_or(|(_, longest)| n > longest) {
+                        best = Some((start, n));
+                    }
+                    at += free;
+                }
+                if at < end {
+                    open = None;
+                    at += u64::from((self.words[w] >> (at - base)).trailing_ones());
+                }
+            }
+            w += 1;
+        }
+        best
+    }
+
+    fn not_full_from(&self, word: usize) -> Option<usize> {
+        let mut group = word / 64;
+        let mut candidates = !self.full.get(group)? & (u64::MAX << (word % 64));
+        loop {
+            if candidates != 0 {
+                let found = group * 64 + candidates.trailing_zeros() as usize;
+                return (found < self.words.len()).then_some(found);
+            }
+            group += 1;
+            candidates = !*self.full.get(group)?;
+        }
+    }
+
+    fn set(&mut self, page: u64) {
+        let w = (page / 64) as usize;
+        if w >= self.words.len() {
+            self.words.resize(w + 1, 0);
+            self.full.resize((w + 1).div_ceil(64), 0);
+        }
+        self.words[w] |= 1 << (page % 64);
+        if self.words[w] == u64::MAX {
+            self.full[w / 64] |= 1 << (w % 64);
+        }
+        self.used += 1;
+    }
+
+    pub fn check(&self) -> Result<(), String> {
+        let ones: u64 = self.words.iter().map(|w| u64::from(w.count_ones())).sum();
+        if ones != self.used {
+            return Err(format!("{ones} pages used, {} booked", self.used));
+        }
+        if self.words.last() == Some(&0) || self.full.len() != self.words.len().div_ceil(64) {
+            return Err(format!("{} words, {} of the summary", self.words.len(), self.full.len()));
+        }
+        for w in 0..self.full.len() * 64 {
+            let full = self.full[w / 64] >> (w % 64) & 1 == 1;
+            let word = self.words.get(w).copied().unwrap_or(0);
+            if full != (word == u64::MAX) {
+                return Err(format!("summary of word {w} is {full}, word {word:#x}"));
+            }
+        }
+        if self.end() > self.limit {
+            return Err(format!("pages up to {} of {}", self.end(), self.limit));
+        }
+        Ok(())
+    }
+}
+
+/// The first, if they are equal.
+fn longer(a: Option<Free>, b: Option<Free>) -> Option<Free> {
+    if b.map_or(0, |(_, n)| n) > a.map_or(0, |(_, n)| n) { b } else { a }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    fn page(n: u64) -> StorePage {
+        StorePage::new(n).unwrap()
+    }
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        Allocate(u64),
+        Free(u64, u64),
+        Claim(u64),
+    }
+
+    fn ops() -> impl Strategy<Value = Vec<Op>> {
+        let number = || prop_oneof![3 => 0u64..300, 1 => 0u64..9000];
+        let op = prop_oneof![
+            4 => prop_oneof![0u64..70, 0u64..3000].prop_map(Op::Allocate),
+            4 => (number(), prop_oneof![1u64..4, 1u64..400]).prop_map(|(p, n)| Op::Free(p, n)),
+            1 => number().prop_map(Op::Claim),
+        ];
+        prop::collection::vec(op, 1..200)
+    }
+
+    /// The longest run of free pages below the last one in use.
+    fn longest_gap(used: &BTreeSet<u64>) -> u64 {
+        let mut next = 0;
+        let mut longest = 0;
+        for n in used {
+            longest = longest.max(n - next);
+            next = n + 1;
+        }
+        longest
+    }
+
+    proptest! {
+        /// Against the obvious set of pages in use.
+        #[test]
+        fn behaves_as_a_set(
+            limit in prop_oneof![0u64..700, Just(u64::MAX)],
+            ops in ops(),
+        ) {
+            let mut pages = StorePages::with_limit(Pages(limit));
+            let mut used = BTreeSet::new();
+            for op in ops {
+                match op {
+                    Op::Allocate(most) => {
+                        let gap = longest_gap(&used);
+                        match pages.allocate(most) {
+                            Some(run) => {
+                                prop_assert!(run.pages().0 <= most);
+                                prop_assert!(run.pages().0 >= gap.min(most), "{run}, gap {gap}");
+                                for page in run.iter().map(|page| u64::from(page.get())) {
+                                    prop_assert!(page < limit && used.insert(page));
+                                }
+                            }
+                            None => prop_assert!(most == 0 || used.len() as u64 == limit),
+                        }
+                    }
+                    Op::Free(first, n) => for n in first..first + n {
+                        prop_assert_eq!(pages.free(page(n)), used.remove(&n));
+                    },
+                    Op::Claim(n) => {
+                        let fresh = n < limit && used.insert(n);
+                        prop_assert_eq!(pages.claim(page(n)), fresh);
+                    }
+                }
+                pages.check().map_err(TestCaseError::fail)?;
+                prop_assert_eq!(pages.used(), Pages(used.len() as u64));
+            }
+            prop_assert!(pages.iter().map(|page| u64::from(page.get())).eq(used));
+        }
+    }
+
+    #[test]
+    fn runs_are_whole_while_half_of_the_store_is_in_use() {
+        let mut pages = StorePages::new();
+        let run = pages.allocate(20_000).unwrap();
+        assert_eq!((run.first(), run.pages()), (page(0), Pages(20_000)));
+        // Every third page free: no run of two.
+        run.iter().step_by(3).for_each(|page| assert!(pages.free(page)));
+        let first = pages.allocate(64).unwrap();
+        assert_eq!((first.first(), first.pages()), (page(20_000), Pages(64)));
+        // Three of four free, or more: now gaps are filled, the longest first.
+        run.iter().filter(|page| page.get() % 4 != 1).for_each(|page| {
+            pages.free(page);
+        });
+        let gap = pages.allocate(64).unwrap();
+        assert_eq!(gap.pages(), Pages(7));
+        assert!(gap.first() < page(20_000));
+        pages.check().unwrap();
+    }
+
+    #[test]
+    fn freed_runs_are_found_again_across_word_boundaries() {
+        let mut pages = StorePages::new();
+        pages.allocate(10_000).unwrap();
+        (1000..1300).for_each(|n| assert!(pages.free(page(n))));
+        let run = pages.allocate(300).unwrap();
+        assert_eq!((run.first(), run.pages()), (page(1000), Pages(300)));
+        assert_eq!(pages.allocate(1).map(StoreRun::first), Some(page(10_000)));
+    }
+
+    /// Pages that come one after the other lie so, though there is room elsewhere.
+    #[test]
+    fn the_search_goes_on_where_it_ended() {
+        let mut pages = StorePages::new();
+        pages.allocate(10_000).unwrap();
+        (5000..5100).for_each(|n| assert!(pages.free(page(n))));
+        assert_eq!(pages.allocate(10).map(StoreRun::first), Some(page(5000)));
+        (50..100).for_each(|n| assert!(pages.free(page(n))));
+        assert_eq!(pages.allocate(10).map(StoreRun::first), Some(page(5010)));
+        assert_eq!(pages.allocate(80).map(StoreRun::first), Some(page(5020)));
+        assert_eq!(pages.allocate(10).map(StoreRun::first), Some(page(50)));
+    }
+
+    #[test]
+    fn a_store_that_empties_begins_anew() {
+        let mut pages = StorePages::new();
+        let run = pages.allocate(100_000).unwrap();
+        run.iter().for_each(|page| assert!(pages.free(page)));
+        assert_eq!(pages.allocate(10).map(StoreRun::first), Some(page(0)));
+        pages.check().unwrap();
+    }
+}
