@@ -16,10 +16,13 @@ pub use message::{Batch, Hello, Message, Op, OpKind, Reason, Step, TooManyOps};
 pub use name::{BadVmName, VmName};
 pub use wire::{DecodeError, MAX_MESSAGE};
 
-/// The protocol's version: the only one so far.
-pub const VERSION: u32 = 1;
+/// The protocol's version.
+pub const VERSION: u32 = 2;
+/// The oldest version of a shim that a manager understands: a VM that was started with it may run for
+/// months. Version 1 has no batches that could be relied on ([`Hello::remaps`]), and is the same else.
+pub const OLDEST_VERSION: u32 = 1;
 /// Operations in one batch at most.
-pub const MAX_OPS: usize = 64;
+pub const MAX_OPS: usize = 256;
 /// Descriptors in one message at most.
 pub const MAX_FDS: usize = 4;
 /// Bytes of a refusal's text at most; longer ones are cut.

@@ -10,7 +10,7 @@ pub enum Message {
     /// S: here is a VM's RAM. Descriptors: the RAM file; on reconnection also the userfaultfd.
     Hello(Hello),
     /// M: make a userfaultfd. Descriptor: /dev/userfaultfd, opened by the manager, so that the VMM
-    /// needs no right of its own.
+    /// needs no right of its own. `version` is that of Hello: a shim takes no other.
     Welcome { version: u32 },
     /// M: this VM is not paged. The VMM goes on without; the connection ends.
     Refuse { reason: Reason },
@@ -23,7 +23,12 @@ pub enum Message {
     Managed,
     /// M: do these in order. Descriptors: those the operations index.
     Batch(Batch),
-    /// S: the first `done` operations are done; `errno` is why the next one is not (0: all are).
+    /// S: the first `done` operations changed the address space, none after them did. `errno` 0: those
+    /// were all, and all of each is done. Else it says what failed: doing the next one, or registering
+    /// and write-protecting of those that are counted, which the manager then does itself.
+    ///
+    /// What is counted must not be sent again; what is not may be. docs/design/shim-protocol.md has
+    /// the reasons.
     BatchDone { id: u64, done: u32, errno: i32 },
 }
 
@@ -44,6 +49,17 @@ pub struct Hello {
     /// Of the VMM process; always 4,096 on x86-64.
     pub page_size: u32,
 }
+
+impl Hello {
+    /// Whether the shim does batches as this version means them. Else the VM is paged, and its pages
+    /// are not remapped.
+    pub fn remaps(&self) -> bool {
+        self.version >= FIRST_TO_REMAP
+    }
+}
+
+/// MapHome of version 1 mapped whatever the RAM file had.
+const FIRST_TO_REMAP: u32 = 2;
 
 /// What failed in [`Message::Failed`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,7 +108,8 @@ impl Batch {
     }
 }
 
-/// One change of the VMM's address space. All of them may be repeated without harm.
+/// One change of the VMM's address space. MapStore and MapHome must not be repeated once they are done
+/// ([`Message::BatchDone`]); the others may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Op {
     pub kind: OpKind,
@@ -110,11 +127,12 @@ pub struct Op {
 #[repr(u8)]
 pub enum OpKind {
     /// Map the store's pages over the RAM: privately, from a read-only descriptor; register the
-    /// mapping; write-protect it. A write in the window before that is copied by the kernel.
+    /// mapping; write-protect it. A write in the window before that is copied by the kernel; a
+    /// repetition would drop that copy.
     MapStore = 1,
-    /// Map the RAM file again, at the RAM's own offset, and register. What is a hole in the file
-    /// then could be filled with zeros, unseen, in the window between the two: the manager puts the
-    /// pages there first.
+    /// Copy what the range shows into the RAM file, at the RAM's own offset; map that there again;
+    /// register. The manager write-protects the range first, so that nothing is written to it between
+    /// the copy and the mapping. A repetition would copy pages onto themselves that the guest writes.
     MapHome = 2,
     /// madvise(MADV_COLLAPSE): one large page where small ones are.
     Collapse = 3,

@@ -3,7 +3,8 @@
 use ballast_units::{Bytes, HostAddr};
 
 use crate::{
-    Batch, Hello, MAX_NAME, MAX_OPS, MAX_REASON, Message, Op, OpKind, Reason, Step, VERSION, VmName,
+    Batch, Hello, MAX_NAME, MAX_OPS, MAX_REASON, Message, OLDEST_VERSION, Op, OpKind, Reason, Step,
+    VERSION, VmName,
 };
 
 /// "BLST", first in every message.
@@ -24,7 +25,7 @@ const MANAGED: u16 = 6;
 const BATCH: u16 = 7;
 const BATCH_DONE: u16 = 8;
 
-const _: () = assert!(MAX_MESSAGE == 2072 && MAX_NAME <= u8::MAX as usize);
+const _: () = assert!(MAX_MESSAGE == 8216 && MAX_NAME <= u8::MAX as usize);
 
 /// What is wrong with a message. Only the peer can cause it: it is broken, hostile or of another
 /// version; the connection is closed after it.
@@ -32,7 +33,7 @@ const _: () = assert!(MAX_MESSAGE == 2072 && MAX_NAME <= u8::MAX as usize);
 pub enum DecodeError {
     #[error("not a message of this protocol")]
     Magic,
-    #[error("protocol version {0}; this side speaks version {VERSION}")]
+    #[error("protocol version {0}; this side speaks versions {OLDEST_VERSION} to {VERSION}")]
     Version(u32),
     #[error("message kind {0} is unknown")]
     Kind(u16),
@@ -46,7 +47,7 @@ pub enum DecodeError {
 
 impl Message {
     pub fn encode(&self) -> Vec<u8> {
-        let mut w = Writer(Vec::with_capacity(MAX_MESSAGE));
+        let mut w = Writer(Vec::new());
         match self {
             Message::Hello(hello) => {
                 w.header(HELLO);
@@ -85,6 +86,7 @@ impl Message {
             }
             Message::Managed => w.header(MANAGED),
             Message::Batch(batch) => {
+                w.0.reserve(HEADER + 16 + batch.ops().len() * OP);
                 w.header(BATCH);
                 w.u64(batch.id);
                 w.u16(batch.ops().len() as u16);
@@ -187,7 +189,7 @@ impl<'a> Reader<'a> {
     fn hello(&mut self) -> Result<Hello, DecodeError> {
         let version = self.u32()?;
         // First of all: what follows may mean something else in another version.
-        if version != VERSION {
+        if !(OLDEST_VERSION..=VERSION).contains(&version) {
             return Err(DecodeError::Version(version));
         }
         let flags = self.u32()?;

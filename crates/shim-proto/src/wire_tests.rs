@@ -21,7 +21,7 @@ fn hello_is_laid_out_as_documented() {
     let bytes = Message::Hello(hello()).encode();
     assert_eq!(bytes.len(), 120);
     assert_eq!(&bytes[0..8], b"BLST\x01\0\0\0");
-    assert_eq!(&bytes[8..16], &[1, 0, 0, 0, 1, 0, 0, 0]);
+    assert_eq!(&bytes[8..16], &[2, 0, 0, 0, 1, 0, 0, 0]);
     assert_eq!(&bytes[16..24], &0x7f00_0000_0000u64.to_le_bytes());
     assert_eq!(&bytes[24..32], &(256u64 << 20).to_le_bytes());
     assert_eq!(&bytes[32..40], &0x1000u64.to_le_bytes());
@@ -48,7 +48,7 @@ fn every_length_is_as_documented() {
         (Message::Managed, 8),
         (Message::Batch(Batch::new(9, vec![op; 3]).unwrap()), 24 + 3 * 32),
         (Message::Batch(Batch::new(9, vec![op; MAX_OPS]).unwrap()), MAX_MESSAGE),
-        (Message::BatchDone { id: 9, done: 3, errno: -1 }, 24),
+        (Message::BatchDone { id: 9, done: 3, errno: 12 }, 24),
     ] {
         assert_eq!(message.encode().len(), len, "{message:?}");
     }
@@ -57,11 +57,28 @@ fn every_length_is_as_documented() {
 #[test]
 fn a_newer_version_is_named_whatever_follows() {
     let mut bytes = Message::Hello(hello()).encode();
-    bytes[8] = 2;
-    assert_eq!(Message::decode(&bytes), Err(DecodeError::Version(2)));
+    for version in [0, 3] {
+        bytes[8] = version;
+        assert_eq!(Message::decode(&bytes), Err(DecodeError::Version(version.into())));
+    }
     bytes.truncate(30);
     bytes.extend([0xff; 300]);
-    assert_eq!(Message::decode(&bytes), Err(DecodeError::Version(2)));
+    assert_eq!(Message::decode(&bytes), Err(DecodeError::Version(3)));
+}
+
+/// As such a shim sends it: it runs in its VMM for as long as that does.
+#[test]
+fn a_shim_of_version_1_is_understood_and_not_sent_batches() {
+    let mut bytes = b"BLST\x01\0\0\0\x01\0\0\0\x01\0\0\0".to_vec();
+    bytes.extend(0x7f00_0000_0000u64.to_le_bytes());
+    bytes.extend((256u64 << 20).to_le_bytes());
+    bytes.extend(0x1000u64.to_le_bytes());
+    bytes.extend([0, 16, 0, 0, 77, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0]);
+    bytes.extend(b"web-1");
+    bytes.resize(120, 0);
+    let old = Hello { version: 1, ..hello() };
+    assert_eq!(Message::decode(&bytes), Ok(Message::Hello(old.clone())));
+    assert!(!old.remaps() && hello().remaps());
 }
 
 #[test]
@@ -86,7 +103,7 @@ fn broken_messages_are_refused_with_the_reason() {
     assert_eq!(Message::decode(&long), Err(DecodeError::Length { kind: 1, len: 121 }));
 
     let mut batch = Message::Batch(Batch::new(1, vec![]).unwrap()).encode();
-    batch[16] = 65;
+    batch[16..18].copy_from_slice(&(MAX_OPS as u16 + 1).to_le_bytes());
     assert_eq!(Message::decode(&batch), Err(DecodeError::Field { kind: BATCH, field: "count" }));
     let mut refuse = Message::refuse("no").encode();
     refuse[16] = 0xff;
@@ -103,20 +120,25 @@ fn long_reasons_are_cut_between_characters() {
 }
 
 fn any_message() -> impl Strategy<Value = Message> {
-    let hello =
-        (any::<[u64; 3]>(), any::<[u32; 2]>(), any::<bool>(), "[a-z0-9_][A-Za-z0-9._-]{0,63}")
-            .prop_map(|([a, l, o], [pid, page_size], reconnect, name)| {
-                Message::Hello(Hello {
-                    version: VERSION,
-                    reconnect,
-                    vm: VmName::new(&name).unwrap(),
-                    pid,
-                    ram_addr: HostAddr(a),
-                    ram_len: Bytes(l),
-                    file_offset: o,
-                    page_size,
-                })
-            });
+    let hello = (
+        any::<[u64; 3]>(),
+        any::<[u32; 2]>(),
+        OLDEST_VERSION..=VERSION,
+        any::<bool>(),
+        "[a-z0-9_][A-Za-z0-9._-]{0,63}",
+    )
+        .prop_map(|([a, l, o], [pid, page_size], version, reconnect, name)| {
+            Message::Hello(Hello {
+                version,
+                reconnect,
+                vm: VmName::new(&name).unwrap(),
+                pid,
+                ram_addr: HostAddr(a),
+                ram_len: Bytes(l),
+                file_offset: o,
+                page_size,
+            })
+        });
     let op = (1..=4u8, any::<[u64; 3]>(), any::<u8>()).prop_map(|(kind, [a, l, o], fd_index)| Op {
         kind: OpKind::from_wire(kind).unwrap(),
         addr: HostAddr(a),

@@ -49,6 +49,10 @@ fn telltale_fds() -> usize {
         .count()
 }
 
+fn number(text: &str) -> Result<usize, String> {
+    text.parse().map_err(|e| format!("{text}: {e}"))
+}
+
 struct Puppet {
     base: *mut u8,
     len: usize,
@@ -64,8 +68,48 @@ impl Puppet {
         Ok(unsafe { self.base.add(offset) }.cast())
     }
 
+    fn advise(&self, offset: &str, len: &str, advice: i32) -> Result<String, String> {
+        let at = self.word(number(offset)?)?;
+        // SAFETY: inside the mapping; its content is the caller's to lose.
+        match unsafe { libc::madvise(at.cast(), number(len)?, advice) } {
+            0 => Ok("ok".to_owned()),
+            _ => Err(std::io::Error::last_os_error().to_string()),
+        }
+    }
+
+    /// Writes to the first `pages` pages in random order, and sees each time what was written last;
+    /// until the word at `stop` is not zero. Answers with the number of writes.
+    fn hammer(&self, pages: usize, stop: usize) -> Result<String, String> {
+        let stop = self.word(stop)?;
+        let mut written = Vec::new();
+        for page in 0..pages {
+            let at = self.word(page * 4096)?;
+            // SAFETY: `word` checked it.
+            written.push((at, unsafe { at.read_volatile() }));
+        }
+        let mut state = 88_172_645_463_325_252u64;
+        let mut count = 0;
+        // SAFETY: `word` checked it.
+        while unsafe { stop.read_volatile() } == 0 {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            let page = state as usize % pages;
+            let (at, last) = &mut written[page];
+            // SAFETY: `word` checked it.
+            let found = unsafe { at.read_volatile() };
+            if found != *last {
+                return Err(format!("page {page} has {found}, not {last}, after {count} writes"));
+            }
+            *last = state;
+            // SAFETY: as above.
+            unsafe { at.write_volatile(state) };
+            count += 1;
+        }
+        Ok(count.to_string())
+    }
+
     fn obey(&mut self, words: &[&str]) -> Result<String, String> {
-        let number = |s: &str| s.parse::<usize>().map_err(|e| format!("{s}: {e}"));
         match *words {
             ["map", path, len] => {
                 self.len = number(len)?;
@@ -85,14 +129,19 @@ impl Puppet {
                 unsafe { at.write_volatile(number(value)? as u64) };
                 Ok("ok".to_owned())
             }
-            ["discard", offset, len] => {
-                let at = self.word(number(offset)?)?;
-                // SAFETY: inside the mapping; its content is the caller's to lose.
-                match unsafe { libc::madvise(at.cast(), number(len)?, libc::MADV_REMOVE) } {
-                    0 => Ok("ok".to_owned()),
-                    _ => Err(std::io::Error::last_os_error().to_string()),
+            ["touch", offset, len] => {
+                for page in (number(offset)?..number(offset)? + number(len)?).step_by(4096) {
+                    // SAFETY: `word` checked it.
+                    unsafe { self.word(page)?.read_volatile() };
                 }
+                Ok("ok".to_owned())
             }
+            ["discard", offset, len] => self.advise(offset, len, libc::MADV_REMOVE),
+            // As QEMU does it besides, when it takes pages of the RAM file from its guest.
+            ["drop", offset, len] => self.advise(offset, len, libc::MADV_DONTNEED),
+            ["dontdump", offset, len] => self.advise(offset, len, libc::MADV_DONTDUMP),
+            ["hugepage", offset, len] => self.advise(offset, len, libc::MADV_HUGEPAGE),
+            ["hammer", pages, stop] => self.hammer(number(pages)?, number(stop)?),
             ["exec"] => {
                 let env = Command::new("/usr/bin/env").output().map_err(|e| e.to_string())?;
                 let env = String::from_utf8_lossy(&env.stdout).into_owned();

@@ -141,7 +141,7 @@ fn attempt(config: &Config, ram: Ram, file: &mut Option<Held<OwnedFd>>) -> Resul
         return Err(Attempt::Again("the RAM file is gone".to_owned()));
     };
     // The thread waits at the other end: this cannot fail while it lives, and it does nothing else.
-    let _ = start.send((Vm { ram, uffd, file }, connection));
+    let _ = start.send((Vm::new(ram, uffd, file), connection));
     Ok(())
 }
 

@@ -1,15 +1,22 @@
-//! Descriptors that children of a fork must not keep.
+//! What children of a fork must not keep: descriptors, and pages of the guest.
 //!
 //! A child that kept the connection would look to the manager like a VMM that lives on; one that kept
 //! the userfaultfd or the RAM file would keep memory from being freed. An exec closes them
 //! (close-on-exec); a child that only forks closes them by a pthread_atfork handler, which must know
 //! them at every instant. So opening one and noting it happens under a lock that fork takes too.
+//!
+//! A child that kept pages that the guest made of shared ones would keep them from being freed, too.
+//! They are in mappings that come and go by the ten thousands, and forks are rare: so mappings are
+//! kept from the child when it is made, not when they are. What is mapped in the moment between is
+//! the child's as well; that is a few pages, of which it knows nothing.
 
 use std::io;
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::os::fd::{AsFd, AsRawFd};
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+
+use crate::ram::Ram;
 
 /// Where one kind of descriptor is noted.
 pub struct Slot(AtomicI32);
@@ -17,6 +24,9 @@ pub struct Slot(AtomicI32);
 pub static SOCKET: Slot = Slot(AtomicI32::new(-1));
 pub static UFFD: Slot = Slot(AtomicI32::new(-1));
 pub static RAM_FILE: Slot = Slot(AtomicI32::new(-1));
+
+/// The guest's RAM, once it is managed: address and length, or 0.
+static RAM: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
 /// A spin lock, held for one or two system calls: a mutex that the child of a fork could unlock.
 static LOCK: AtomicBool = AtomicBool::new(false);
@@ -68,6 +78,12 @@ impl<T: AsFd> Drop for Held<T> {
     }
 }
 
+/// From now on no child gets any of it, whatever will be mapped there.
+pub fn keep(ram: Ram) {
+    RAM[0].store(ram.addr.0, Ordering::Relaxed);
+    RAM[1].store(ram.len.0, Ordering::Release);
+}
+
 /// From now on forks are watched.
 pub fn install() -> io::Result<()> {
     // SAFETY: the handlers stay loaded as long as the process: an LD_PRELOAD library is never
@@ -79,6 +95,12 @@ pub fn install() -> io::Result<()> {
 }
 
 extern "C" fn prepare() {
+    let len = RAM[1].load(Ordering::Acquire);
+    if len != 0 {
+        let addr = RAM[0].load(Ordering::Relaxed);
+        // SAFETY: advice on mappings of this process that keeps their content.
+        unsafe { libc::madvise(addr as *mut libc::c_void, len as usize, libc::MADV_DONTFORK) };
+    }
     lock();
 }
 
@@ -97,6 +119,7 @@ extern "C" fn child() {
             unsafe { libc::close(fd) };
         }
     }
+    RAM[1].store(0, Ordering::Relaxed);
     // A child from before the RAM was mapped stays armed: -daemonize is two forks, then the VMM.
     if had_any {
         crate::STATE.store(crate::INACTIVE, Ordering::Release);

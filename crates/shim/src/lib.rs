@@ -21,12 +21,16 @@
 //! | `ram` | which mapping is the guest's RAM |
 //! | `attach` | the opening of the conversation, inside the VMM's mmap |
 //! | `serve` | the thread that does batches and finds the manager again |
-//! | `remap` | the operations of a batch |
-//! | `held` | descriptors that children of a fork must not keep |
+//! | `batch` | how far a batch of operations comes |
+//! | `remap` | the system calls of an operation |
+//! | `alike` | what lets mappings of the RAM file merge |
+//! | `held` | what children of a fork must not keep |
 //!
 //! Protocol and failures: docs/design/shim-protocol.md.
 
+mod alike;
 mod attach;
+mod batch;
 mod config;
 mod held;
 mod ram;

@@ -1,5 +1,6 @@
 //! The thread that does batches, and finds a manager again when there is none.
 
+use std::cell::OnceCell;
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::Receiver;
@@ -9,14 +10,17 @@ use std::time::Duration;
 use ballast_shim_proto::{Connection, ConnectionError, Message};
 use ballast_uffd::Uffd;
 
+use crate::alike::Alike;
 use crate::config::Config;
-use crate::held::Held;
+use crate::held::{self, Held};
 use crate::ram::Ram;
-use crate::{CONFIG, attach, remap};
+use crate::{CONFIG, attach, batch};
 
 const STACK: usize = 256 << 10;
 const RECONNECT: Duration = Duration::from_millis(200);
 const REFUSED: Duration = Duration::from_secs(1);
+/// By then the VMM has given its RAM the properties it wants, and the guest has not touched much.
+const SETTLED: Duration = Duration::from_secs(1);
 
 /// What is kept for the life of the process.
 pub struct Vm {
@@ -25,6 +29,18 @@ pub struct Vm {
     pub uffd: Held<Uffd>,
     /// The RAM file.
     pub file: Held<OwnedFd>,
+    alike: OnceCell<Alike>,
+}
+
+impl Vm {
+    pub fn new(ram: Ram, uffd: Held<Uffd>, file: Held<OwnedFd>) -> Vm {
+        Vm { ram, uffd, file, alike: OnceCell::new() }
+    }
+
+    /// How the VMM maps its RAM; found out once.
+    pub fn alike(&self) -> &Alike {
+        self.alike.get_or_init(|| Alike::of(self.ram))
+    }
 }
 
 /// Starts the thread, which ends at once if nothing comes through `work`. Returns an errno.
@@ -43,6 +59,7 @@ pub fn spawn(work: Receiver<(Vm, Held<Connection>)>) -> Result<(), i32> {
 }
 
 fn serve(config: &Config, vm: &Vm, mut connection: Held<Connection>) -> ! {
+    held::keep(vm.ram);
     loop {
         // A panic ends a conversation, not the service: the VM's memory depends on it.
         let ended = catch_unwind(AssertUnwindSafe(|| converse(vm, &connection)));
@@ -57,13 +74,18 @@ fn serve(config: &Config, vm: &Vm, mut connection: Held<Connection>) -> ! {
 /// Does batches until the conversation ends, and returns why it did.
 fn converse(vm: &Vm, connection: &Connection) -> ConnectionError {
     loop {
-        let (batch, fds) = match connection.recv(None) {
+        let patience = vm.alike.get().is_none().then_some(SETTLED);
+        let (batch, fds) = match connection.recv(patience) {
             Ok((Message::Batch(batch), fds)) => (batch, fds),
             Ok((Message::Managed, _)) => continue,
             Ok(_) => return ConnectionError::Closed,
+            Err(ConnectionError::TimedOut(_)) => {
+                vm.alike();
+                continue;
+            }
             Err(e) => return e,
         };
-        let (done, errno) = remap::run(vm, batch.ops(), &fds);
+        let (done, errno) = batch::run(vm, batch.ops(), &fds);
         let answer = Message::BatchDone { id: batch.id, done, errno };
         if let Err(e) = connection.send(&answer, &[]) {
             return e;

@@ -3,27 +3,12 @@
 
 mod common;
 
-use std::fs::File;
-use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
-use ballast_shim_proto::{ConnectionError, Message, Op, OpKind};
+use ballast_shim_proto::{ConnectionError, Message, Op, OpKind, VERSION};
 use ballast_units::Bytes;
-use common::{FakeManager, Managed, PAGE, Puppet, puppet_command};
-
-const RAM: u64 = 16 << 20;
-const MAP: &str = "map memfd 16777216";
-
-fn managed(stamp: u64) -> Option<(FakeManager, Managed, Puppet)> {
-    let manager = FakeManager::start()?;
-    let mut puppet = manager.puppet(RAM);
-    puppet.order(MAP);
-    let vm = manager.accept(stamp);
-    let mapped: u64 = puppet.answer().parse().unwrap();
-    assert_eq!(vm.hello.ram_addr.0, mapped);
-    Some((manager, vm, puppet))
-}
+use common::{FakeManager, MAP, PAGE, Puppet, RAM, managed, puppet_command};
 
 #[test]
 fn the_ram_is_introduced_as_it_is_and_its_faults_are_served() {
@@ -168,7 +153,7 @@ fn memory_that_cannot_be_paged_is_reported_and_left_alone() {
     puppet.order(&format!("map {} {RAM}", dir.path().join("ram").display()));
     let (connection, _, _) = manager.accept_hello();
     let device = [std::os::fd::AsFd::as_fd(&manager.device)];
-    connection.send(&Message::Welcome { version: 1 }, &device).unwrap();
+    connection.send(&Message::Welcome { version: VERSION }, &device).unwrap();
     let (message, _) = connection.recv(common::PATIENCE).unwrap();
     let step = ballast_shim_proto::Step::Register;
     assert_eq!(message, Message::Failed { step, errno: libc::EINVAL });
@@ -243,97 +228,4 @@ fn children_inherit_nothing() {
     assert_eq!(gone, Err(ballast_uffd::UffdError::Gone));
     let pid = rustix::process::Pid::from_raw(child.parse().unwrap()).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
-}
-
-/// A file of pages, read-only and of shmem, whose words are 900, 901, ...
-fn store() -> (tempfile::TempDir, File) {
-    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
-    let path = dir.path().join("store");
-    let mut file = File::create(&path).unwrap();
-    for page in 0..8u64 {
-        let mut content = vec![0; PAGE as usize];
-        content[..8].copy_from_slice(&(900 + page).to_le_bytes());
-        file.write_all(&content).unwrap();
-    }
-    let store = File::open(&path).unwrap();
-    (dir, store)
-}
-
-#[test]
-fn store_pages_are_shared_until_written_and_home_pages_come_back() {
-    let Some((_manager, vm, mut puppet)) = managed(7000) else { return };
-    let (_dir, store) = store();
-    let op = |kind, page: u64, pages: u64, store_page: u64| Op {
-        kind,
-        addr: vm.addr(page),
-        len: Bytes(pages * PAGE),
-        file_offset: store_page * PAGE,
-        fd_index: 0,
-    };
-    puppet.write_page(20, 1);
-    puppet.write_page(21, 2);
-
-    let two = vec![op(OpKind::MapStore, 20, 1, 5), op(OpKind::MapStore, 21, 2, 1)];
-    assert_eq!(vm.batch(1, two, &[&store]), (2, 0));
-    assert_eq!(puppet.read_page(20), 905);
-    assert_eq!(puppet.read_page(21), 901);
-    assert_eq!(puppet.read_page(22), 902);
-    let faults = vm.missing();
-
-    // A write is trapped, and after un-protecting it is the process's own.
-    let protected = || vm.seen.protected.load(std::sync::atomic::Ordering::Acquire);
-    assert_eq!(protected(), 0);
-    puppet.write_page(20, 77);
-    assert_eq!(protected(), 1);
-    assert_eq!(puppet.read_page(20), 77);
-    let mut word = [0; 8];
-    store.read_exact_at(&mut word, 5 * PAGE).unwrap();
-    assert_eq!(u64::from_le_bytes(word), 905, "the store is untouched");
-    vm.ram_file.read_exact_at(&mut word, 20 * PAGE).unwrap();
-    assert_eq!(u64::from_le_bytes(word), 1, "and so is the home page");
-
-    // Dropping the private copy shows the store's page again, as a new mapping would.
-    assert_eq!(vm.batch(2, vec![op(OpKind::DontNeed, 20, 1, 0)], &[]), (1, 0));
-    assert_eq!(puppet.read_page(20), 905);
-
-    assert_eq!(vm.batch(3, vec![op(OpKind::MapHome, 20, 3, 0)], &[]), (1, 0));
-    assert_eq!(puppet.read_page(20), 1);
-    assert_eq!(puppet.read_page(21), 2);
-    assert_eq!(vm.missing(), faults, "both were in the RAM file");
-    assert_eq!(puppet.read_page(22), 7022, "and what was not is asked for: registered again");
-    puppet.write_page(20, 3);
-    vm.ram_file.read_exact_at(&mut word, 20 * PAGE).unwrap();
-    assert_eq!(u64::from_le_bytes(word), 3, "home is shared with the RAM file");
-}
-
-#[test]
-fn a_batch_with_one_bad_operation_does_nothing() {
-    let Some((_manager, vm, mut puppet)) = managed(7000) else { return };
-    let (_dir, store) = store();
-    puppet.write_page(20, 1);
-    let good = Op {
-        kind: OpKind::MapStore,
-        addr: vm.addr(20),
-        len: Bytes(PAGE),
-        file_offset: 0,
-        fd_index: 0,
-    };
-    let last = RAM / PAGE;
-    for bad in [
-        Op { addr: vm.addr(last), ..good },
-        Op { addr: vm.addr(last - 1), len: Bytes(2 * PAGE), ..good },
-        Op { addr: ballast_units::HostAddr(0), ..good },
-        Op { len: Bytes(0), ..good },
-        Op { fd_index: 1, ..good },
-        Op { file_offset: 8 * PAGE, ..good },
-    ] {
-        assert_eq!(vm.batch(1, vec![good, bad], &[&store]), (0, libc::EINVAL), "{bad:?}");
-        assert_eq!(puppet.read_page(20), 1);
-    }
-    // What fails while it is done leaves the count of those before it.
-    let page = Op { kind: OpKind::Collapse, file_offset: 0, len: Bytes(PAGE), ..good };
-    let (done, errno) = vm.batch(2, vec![good, page, good], &[&store]);
-    assert_eq!(done, 1, "a single page cannot be collapsed");
-    assert_ne!(errno, 0);
-    assert_eq!(puppet.read_page(20), 900);
 }

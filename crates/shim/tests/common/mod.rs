@@ -2,9 +2,12 @@
 #![allow(dead_code)] // Each test binary uses its part.
 #![allow(clippy::unwrap_used)] // A panic here is the test failing.
 
+pub mod store;
+
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,11 +18,15 @@ use std::time::Duration;
 use ballast_shim_proto::{
     Batch, Connection, ConnectionError, Hello, Listener, Message, Op, VERSION,
 };
+use ballast_uffd::procmap::{Maps, Pagemap};
 use ballast_uffd::{CopyOpts, DEVICE_PATH, Event, Uffd, UffdError};
-use ballast_units::{Bytes, HostAddr, PAGE_SIZE};
+use ballast_units::{Bytes, HostAddr, PAGE_SIZE, Pages};
 
 pub const PATIENCE: Option<Duration> = Some(Duration::from_secs(60));
 pub const PAGE: u64 = PAGE_SIZE as u64;
+/// What `managed` maps.
+pub const RAM: u64 = 16 << 20;
+pub const MAP: &str = "map memfd 16777216";
 
 /// The device, or None after saying loudly that the test is skipped.
 pub fn device() -> Option<File> {
@@ -122,8 +129,21 @@ impl FakeManager {
     }
 }
 
+/// A puppet whose missing pages begin with `stamp` + page number.
+pub fn managed(stamp: u64) -> Option<(FakeManager, Managed, Puppet)> {
+    let manager = FakeManager::start()?;
+    let mut puppet = manager.puppet(RAM);
+    puppet.order(MAP);
+    let vm = manager.accept(stamp);
+    let mapped: u64 = puppet.answer().parse().unwrap();
+    assert_eq!(vm.hello.ram_addr.0, mapped);
+    Some((manager, vm, puppet))
+}
+
 #[derive(Default)]
 pub struct Seen {
+    /// Write-protect faults are noted only: who writes waits. Locked while one is answered.
+    pub hold: Mutex<bool>,
     pub missing: AtomicU64,
     pub protected: AtomicU64,
     pub removed: Mutex<Vec<(u64, u64)>>,
@@ -180,6 +200,51 @@ impl Managed {
         self.seen.missing.load(Ordering::Acquire)
     }
 
+    pub fn protected(&self) -> u64 {
+        self.seen.protected.load(Ordering::Acquire)
+    }
+
+    /// From the return on, who writes to what is protected waits; or no longer.
+    pub fn hold(&self, hold: bool) {
+        *self.seen.hold.lock().unwrap() = hold;
+        if !hold {
+            self.uffd.wake(self.hello.ram_addr, self.hello.ram_len).unwrap();
+        }
+    }
+
+    pub fn protect(&self, page: u64, pages: u64) {
+        self.uffd.protect(self.addr(page), Bytes(pages * PAGE)).unwrap();
+    }
+
+    pub fn home_word(&self, page: u64) -> u64 {
+        word_of(&self.ram_file, page)
+    }
+
+    pub fn pagemap(&self) -> Pagemap {
+        Pagemap::open(self.hello.pid).unwrap()
+    }
+
+    /// Whether each page is a private copy.
+    pub fn copies(&self, page: u64, pages: u64) -> Vec<bool> {
+        self.pagemap().copies(self.addr(page), Pages(pages)).unwrap()
+    }
+
+    pub fn is_protected(&self, page: u64) -> bool {
+        self.pagemap().entries(self.addr(page), Pages(1)).unwrap()[0].is_protected()
+    }
+
+    /// What backs `pages` from `page` on.
+    pub fn maps(&self, page: u64, pages: u64) -> Maps {
+        Maps::read(self.hello.pid, self.addr(page)..self.addr(page + pages)).unwrap()
+    }
+
+    /// Whether the page is mapped from the RAM file, where it belongs.
+    pub fn is_home(&self, page: u64) -> bool {
+        let maps = self.maps(page, 1);
+        let part = maps.at(self.addr(page)).unwrap();
+        part.shared && part.inode == inode(&self.ram_file) && part.offset == page * PAGE
+    }
+
     pub fn wait_for_close(&self) {
         match self.connection.recv(PATIENCE) {
             Err(ConnectionError::Closed) => {}
@@ -227,6 +292,10 @@ fn serve(uffd: &Uffd, seen: &Seen, stop: &AtomicBool, base: HostAddr, stamp: u64
                 }
                 Event::Protected { addr } => {
                     seen.protected.fetch_add(1, Ordering::AcqRel);
+                    let hold = seen.hold.lock().unwrap();
+                    if *hold {
+                        continue;
+                    }
                     let page = HostAddr(addr.0 & !(PAGE - 1));
                     match uffd.unprotect(page, Bytes(PAGE), true) {
                         Ok(()) | Err(UffdError::Gone) => {}
@@ -241,6 +310,17 @@ fn serve(uffd: &Uffd, seen: &Seen, stop: &AtomicBool, base: HostAddr, stamp: u64
             }
         }
     }
+}
+
+/// The first word of a page of a file.
+pub fn word_of(file: &File, page: u64) -> u64 {
+    let mut word = [0; 8];
+    file.read_exact_at(&mut word, page * PAGE).unwrap();
+    u64::from_le_bytes(word)
+}
+
+pub fn inode(file: &File) -> u64 {
+    file.metadata().unwrap().ino()
 }
 
 pub fn puppet_command() -> Command {
