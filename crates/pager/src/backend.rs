@@ -1,6 +1,7 @@
 //! The seam to a guest's memory: what the page-state machine may do to pages. The real one drives
 //! a userfaultfd and the RAM file; tests have one that fails, delays and crashes on demand.
 
+use ballast_sharing::StorePage;
 use ballast_units::{PAGE_SIZE, Ppn};
 
 /// Why an operation on guest memory did not happen.
@@ -21,6 +22,13 @@ pub enum MemError {
     /// Anything else; caused by the kernel or by a VMM that changed its mappings.
     #[error("{op} at {ppn}: {source}")]
     Os { op: &'static str, ppn: Ppn, source: Errno },
+    /// The VMM did not say in time whether its mappings are changed: they must be looked up before
+    /// anything is concluded.
+    #[error("the VMM has not answered")]
+    Unanswered,
+    /// Its mappings cannot be changed: no shim, or one of an older version.
+    #[error("its mappings cannot be changed")]
+    Fixed,
     /// Tests: the manager dies here.
     #[error("crash injected")]
     Crash,
@@ -45,6 +53,47 @@ impl std::error::Error for Errno {}
 /// One page of bytes.
 pub type PageBuf = [u8; PAGE_SIZE];
 
+/// What is mapped where the guest sees a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Place {
+    /// The RAM file, shared: the page's home.
+    Home,
+    /// A page of the store, private.
+    Store(StorePage),
+    /// The page of zeros that every VM reads, private.
+    Zeros,
+}
+
+/// A run of pages to be mapped elsewhere; store pages count up with the pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Remap {
+    pub first: Ppn,
+    pub n: u64,
+    pub to: Place,
+}
+
+impl Remap {
+    /// Adds one page, to the last run if it continues it.
+    pub fn push(runs: &mut Vec<Remap>, ppn: Ppn, to: Place) {
+        if let Some(last) = runs.last_mut()
+            && last.first.0 + last.n == ppn.0
+            && match (last.to, to) {
+                (Place::Store(first), Place::Store(page)) => {
+                    u64::from(first.get()) + last.n == u64::from(page.get())
+                }
+                (a, b) => a == b,
+            }
+        {
+            last.n += 1;
+        } else {
+            runs.push(Remap { first: ppn, n: 1, to });
+        }
+    }
+    pub fn pages(&self) -> impl Iterator<Item = Ppn> + use<> {
+        (self.first.0..self.first.0 + self.n).map(Ppn)
+    }
+}
+
 /// Operations on the pages of one VM. All are safe to call from several threads; the page-state
 /// machine calls them only while it holds the page's busy bit.
 pub trait Backend: Send + Sync {
@@ -65,6 +114,47 @@ pub trait Backend: Send + Sync {
     fn wake(&self, ppn: Ppn, n: u64) -> Result<(), MemError>;
     /// The first home page of `[ppn, end)` that is there; `end` when none is.
     fn next_present(&self, ppn: Ppn, end: u64) -> Result<u64, MemError>;
+    /// Reads neighbouring home pages at once; zeros where there is none. Allocates nothing.
+    fn read_homes(&self, first: Ppn, into: &mut [PageBuf]) -> Result<(), MemError> {
+        for (i, page) in into.iter_mut().enumerate() {
+            self.read_home(Ppn(first.0 + i as u64), page)?;
+        }
+        Ok(())
+    }
+    /// Write-protects `n` pages from `first` on.
+    fn protect_run(&self, first: Ppn, n: u64) -> Result<(), MemError> {
+        (first.0..first.0 + n).try_for_each(|p| self.protect(Ppn(p)))
+    }
+
+    /// Whether `remap` can do anything.
+    fn can_remap(&self) -> bool {
+        false
+    }
+    /// Puts other mappings over pages, run by run. To the store and to the zeros: private, and
+    /// write-protected at once; a write in the instant before that is copied by the kernel. Home: what
+    /// the guest sees now is copied into the RAM file, then mapped, unprotected. Answers how many runs
+    /// are done whole. The rest is done in part or not at all: where its pages are is to be looked up
+    /// with `places`, and what is mapped elsewhere may be neither registered nor protected (`rearm`).
+    fn remap(&self, runs: &[Remap]) -> (usize, Result<(), MemError>) {
+        let _ = runs;
+        (0, Err(MemError::Fixed))
+    }
+    /// Where pages are mapped. Slow; only while no `remap` is under way.
+    fn places(&self, first: Ppn, n: u64) -> Result<Vec<Place>, MemError> {
+        let _ = first;
+        Ok(vec![Place::Home; n as usize])
+    }
+    /// Which of these privately mapped pages the guest has written to, so that the kernel copied them.
+    fn copied(&self, first: Ppn, n: u64) -> Result<Vec<bool>, MemError> {
+        let _ = first;
+        Ok(vec![false; n as usize])
+    }
+    /// Makes faults of a page arrive again, after a remap that was cut short, and write-protects it.
+    fn rearm(&self, ppn: Ppn) -> Result<(), MemError> {
+        let _ = ppn;
+        Ok(())
+    }
+
     /// Whether the home page is there.
     fn present(&self, ppn: Ppn) -> Result<bool, MemError> {
         Ok(self.next_present(ppn, ppn.0 + 1)? == ppn.0)

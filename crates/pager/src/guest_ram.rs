@@ -6,12 +6,13 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 
-use ballast_uffd::{CopyOpts, Uffd, UffdError};
+use ballast_uffd::{CopyOpts, Modes, Uffd, UffdError};
 use ballast_units::{Bytes, HostAddr, PAGE_SIZE, Pages, Ppn};
 use rustix::fs::{FallocateFlags, SeekFrom};
 use rustix::io::Errno as Sys;
 
-use crate::backend::{Backend, Errno, MemError, PageBuf};
+use crate::backend::{Backend, Errno, MemError, PageBuf, Place, Remap};
+use crate::mappings::Mappings;
 
 /// Where a VM's RAM is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,11 +63,12 @@ pub struct GuestRam {
     uffd: Uffd,
     file: std::fs::File,
     layout: RamLayout,
+    mappings: Mappings,
 }
 
 impl GuestRam {
     pub fn new(uffd: Uffd, file: OwnedFd, layout: RamLayout) -> GuestRam {
-        GuestRam { uffd, file: file.into(), layout }
+        GuestRam { uffd, file: file.into(), layout, mappings: Mappings::default() }
     }
 
     pub fn uffd(&self) -> &Uffd {
@@ -77,6 +79,9 @@ impl GuestRam {
     }
     pub fn layout(&self) -> RamLayout {
         self.layout
+    }
+    pub fn mappings(&self) -> &Mappings {
+        &self.mappings
     }
 
     /// Refuses a layout that cannot be, or that the RAM file is too short for.
@@ -162,6 +167,48 @@ impl Backend for GuestRam {
 
     fn wake(&self, ppn: Ppn, n: u64) -> Result<(), MemError> {
         self.uffd.wake(self.at(ppn), Pages(n).bytes()).map_err(|e| from_uffd(e, ppn))
+    }
+
+    fn read_homes(&self, first: Ppn, into: &mut [PageBuf]) -> Result<(), MemError> {
+        self.file.read_exact_at(into.as_flattened_mut(), self.offset(first)).map_err(|e| {
+            MemError::Os {
+                op: "read of the RAM file",
+                ppn: first,
+                source: Errno(e.raw_os_error().unwrap_or(libc::EIO)),
+            }
+        })
+    }
+
+    fn protect_run(&self, first: Ppn, n: u64) -> Result<(), MemError> {
+        match self.uffd.protect(self.at(first), Pages(n).bytes()) {
+            Ok(()) => Ok(()),
+            Err(UffdError::Again) => Err(MemError::Again),
+            // Before Linux 6.3 a call is about one mapping only, and here one may end between two pages.
+            Err(_) if n > 1 => (first.0..first.0 + n).try_for_each(|p| self.protect(Ppn(p))),
+            Err(e) => Err(from_uffd(e, first)),
+        }
+    }
+
+    fn can_remap(&self) -> bool {
+        self.mappings.is_connected()
+    }
+
+    fn remap(&self, runs: &[Remap]) -> (usize, Result<(), MemError>) {
+        self.mappings.remap(self.layout, runs)
+    }
+
+    fn places(&self, first: Ppn, n: u64) -> Result<Vec<Place>, MemError> {
+        self.mappings.places(self.layout, first, n)
+    }
+
+    fn copied(&self, first: Ppn, n: u64) -> Result<Vec<bool>, MemError> {
+        self.mappings.copied(self.layout, first, n)
+    }
+
+    fn rearm(&self, ppn: Ppn) -> Result<(), MemError> {
+        let modes = Modes::MISSING | Modes::WP;
+        self.uffd.register(self.at(ppn), ONE, modes).map_err(|e| from_uffd(e, ppn))?;
+        self.protect(ppn)
     }
 
     fn next_present(&self, ppn: Ppn, end: u64) -> Result<u64, MemError> {

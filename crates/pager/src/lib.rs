@@ -5,9 +5,11 @@
 //! | `word`, `pmap` | one 64-bit word per guest page, in a file that outlives the manager |
 //! | `memory/` | the page-state machine: fault, evict, discard, sample, recover |
 //! | `backend`, `guest_ram` | the seam to guest memory, and the real one |
+//! | `mappings` | how pages are mapped elsewhere, through the VM's shim |
 //! | `ledger`, `host` | exact accounting of machine memory |
 //! | `stage`, `swap/` | the way out of memory, and where it leads |
 //! | `service/` | the threads of a VM: fault service, reclaim |
+//! | `sharing/` | domains: the store, the share table, and how equal pages are found |
 //! | `replacement` | which page goes |
 
 pub mod backend;
@@ -15,10 +17,12 @@ pub mod guest_ram;
 pub mod host;
 pub mod ledger;
 mod mapping;
+pub mod mappings;
 pub mod memory;
 pub mod pmap;
 pub mod replacement;
 pub mod service;
+pub mod sharing;
 pub mod stage;
 pub mod swap;
 mod sync;

@@ -15,7 +15,8 @@ use crate::sync::{AtomicI64, AtomicU64, Ordering};
 use crate::word::{BadWord, State, Word};
 
 const MAGIC: &[u8; 8] = b"BLSTPMAP";
-pub const VERSION: u32 = 1;
+/// Version 1 knew fewer states; its files are right ones of version 2.
+pub const VERSION: u32 = 2;
 
 /// Why a pmap file cannot be used. Nothing has been changed in it.
 #[derive(Debug, thiserror::Error)]
@@ -71,7 +72,7 @@ impl Pmap {
         }
         let header = mapping.bytes_mut(0, 24);
         let found = u32::from_le_bytes([header[8], header[9], header[10], header[11]]);
-        if found != VERSION {
+        if !(1..=VERSION).contains(&found) {
             return Err(PmapError::Version { path: path.to_owned(), found });
         }
         let mut count = [0u8; 8];
@@ -80,13 +81,42 @@ impl Pmap {
         if found != len.0 || mapping.len() < file_bytes(len) {
             return Err(PmapError::Size { path: path.to_owned(), found, wanted: len });
         }
-        let pmap = Pmap::count(Words::File(mapping), len);
+        let mut pmap = Pmap::count(Words::File(mapping), len);
         for ppn in (0..len.0).map(Ppn) {
             Word::from_bits(pmap.cell(ppn).load(Ordering::Relaxed))
                 .map_err(|source| PmapError::Word { path: path.to_owned(), ppn, source })?;
         }
+        if let Words::File(mapping) = &mut pmap.words {
+            // From now on it may hold what an older manager would not understand.
+            mapping.bytes_mut(8, 4).copy_from_slice(&VERSION.to_le_bytes());
+        }
         pmap.recount();
         Ok(pmap)
+    }
+
+    /// The words of a VM that nobody has taken over yet, read from its file: changes nothing.
+    pub fn peek(path: &Path, mut each: impl FnMut(Ppn, Word)) -> Result<(), PmapError> {
+        let io = |source| PmapError::Io { path: path.to_owned(), source };
+        let bytes = std::fs::read(path).map_err(io)?;
+        if bytes.len() < PAGE_SIZE || &bytes[..8] != MAGIC {
+            return Err(PmapError::Magic { path: path.to_owned() });
+        }
+        let found = u32::from_le_bytes([bytes[8], bytes[9], bytes[10], bytes[11]]);
+        if !(1..=VERSION).contains(&found) {
+            return Err(PmapError::Version { path: path.to_owned(), found });
+        }
+        let mut count = [0u8; 8];
+        count.copy_from_slice(&bytes[16..24]);
+        let words = bytes[PAGE_SIZE..].chunks_exact(8).take(u64::from_le_bytes(count) as usize);
+        for (ppn, raw) in words.enumerate() {
+            let mut word = [0u8; 8];
+            word.copy_from_slice(raw);
+            let word = Word::from_bits(u64::from_le_bytes(word)).map_err(|source| {
+                PmapError::Word { path: path.to_owned(), ppn: Ppn(ppn as u64), source }
+            })?;
+            each(Ppn(ppn as u64), word);
+        }
+        Ok(())
     }
 
     fn count(words: Words, len: Pages) -> Pmap {

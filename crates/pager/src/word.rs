@@ -3,17 +3,20 @@
 //! ```text
 //!  63                                   8 7   6   5   4 3       0
 //! +--------------------------------------+-+---+-------+---------+
-//! | payload: stage slot or swap slot     |0| S | busy  |  state  |
+//! | payload: stage, swap or store page   |b| S | busy  |  state  |
 //! +--------------------------------------+-+---+-------+---------+
 //! ```
 //!
-//! `S` is set while the page is one of the sampled pages of the current period and has not been
-//! touched. A word of zero is an untouched, idle page, so a fresh pmap file is a right one.
+//! `b` is the third bit of busy. `S` is set while the page is one of the sampled pages of the current
+//! period and has not been touched. A word of zero is an untouched, idle page, so a fresh pmap file is
+//! a right one.
 
 use std::fmt;
 
-/// Where a page is. Shared, Broken and Compressed have their place in the word; a pager that
-/// meets one it does not implement refuses to touch the page.
+use ballast_sharing::StorePage;
+
+/// Where a page is. Compressed has its place in the word; a pager that meets a state it does not
+/// implement refuses to touch the page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum State {
@@ -21,9 +24,10 @@ pub enum State {
     Untouched = 0,
     /// In its home page: the same offset of the VM's RAM file.
     Resident = 1,
-    /// A page of the shared store.
+    /// Payload: page of the store, mapped over its home and write-protected.
     Shared = 2,
-    /// An anonymous page in the VMM, copied from the store on a write.
+    /// An anonymous page in the VMM, copied from the store when the guest wrote. Payload: the page of
+    /// the store that is still mapped there, or `NO_STORE_PAGE`.
     Broken = 3,
     /// A slot of the compressed tier.
     Compressed = 4,
@@ -36,10 +40,16 @@ pub enum State {
     /// Payload: stage slot, out of its home only so that the next access is seen (sampling). Still
     /// charged to the VM.
     Held = 8,
+    /// Read before it was ever written: the page of zeros that all VMs read is mapped there,
+    /// write-protected.
+    Zero = 9,
 }
 
+/// Payload of a Broken page that was copied from the page of zeros.
+pub const NO_STORE_PAGE: u64 = u32::MAX as u64;
+
 impl State {
-    pub const ALL: [State; 9] = [
+    pub const ALL: [State; 10] = [
         State::Untouched,
         State::Resident,
         State::Shared,
@@ -49,11 +59,12 @@ impl State {
         State::Ballooned,
         State::Staged,
         State::Held,
+        State::Zero,
     ];
 
     /// Whether an idle page in this state holds one page of the VM's machine memory.
     pub const fn charged(self) -> bool {
-        matches!(self, State::Resident | State::Held)
+        matches!(self, State::Resident | State::Held | State::Broken)
     }
 }
 
@@ -68,6 +79,14 @@ pub enum Busy {
     Filling = 2,
     /// Being dropped because the guest gave it up.
     Discarding = 3,
+    /// Another mapping is being put over its home (payload: the store's page that it will show, or
+    /// shows already). As Shared or Broken: the home page is yet to be punched. Write-protected.
+    Sharing = 4,
+    /// A shared or broken page on its way home: its home page may be there, perhaps half written,
+    /// and its mapping may be home already. Write-protected.
+    Homing = 5,
+    /// Its protection is being lifted, so that the kernel copies it.
+    Breaking = 6,
 }
 
 /// One pmap word.
@@ -76,7 +95,9 @@ pub struct Word(u64);
 
 const STATE_MASK: u64 = 0xf;
 const BUSY_SHIFT: u32 = 4;
-const BUSY_MASK: u64 = 0x3 << BUSY_SHIFT;
+/// The third bit of busy lies apart, where version 1 of the pmap had a zero.
+const BUSY_HIGH: u64 = 1 << 7;
+const BUSY_MASK: u64 = 0x3 << BUSY_SHIFT | BUSY_HIGH;
 const SAMPLED: u64 = 1 << 6;
 const PAYLOAD_SHIFT: u32 = 8;
 
@@ -96,7 +117,8 @@ impl Word {
     }
     /// Checks bits that come from a file.
     pub fn from_bits(bits: u64) -> Result<Word, BadWord> {
-        if bits & STATE_MASK > State::Held as u64 || bits & 0x80 != 0 {
+        let no_busy = bits & BUSY_MASK == BUSY_MASK;
+        if bits & STATE_MASK > State::Zero as u64 || no_busy {
             return Err(BadWord(bits));
         }
         Ok(Word(bits))
@@ -118,15 +140,19 @@ impl Word {
             5 => State::Swapped,
             6 => State::Ballooned,
             7 => State::Staged,
-            _ => State::Held,
+            8 => State::Held,
+            _ => State::Zero,
         }
     }
     pub const fn busy(self) -> Busy {
-        match (self.0 & BUSY_MASK) >> BUSY_SHIFT {
-            0 => Busy::Idle,
-            1 => Busy::Evicting,
-            2 => Busy::Filling,
-            _ => Busy::Discarding,
+        match (self.0 >> BUSY_SHIFT & 0x3, self.0 & BUSY_HIGH != 0) {
+            (0, false) => Busy::Idle,
+            (1, false) => Busy::Evicting,
+            (2, false) => Busy::Filling,
+            (_, false) => Busy::Discarding,
+            (0, true) => Busy::Sharing,
+            (1, true) => Busy::Homing,
+            (_, true) => Busy::Breaking,
         }
     }
     pub const fn is_idle(self) -> bool {
@@ -135,13 +161,22 @@ impl Word {
     pub const fn sampled(self) -> bool {
         self.0 & SAMPLED != 0
     }
-    /// Stage or swap slot.
+    /// Stage slot, swap slot or store page.
     pub const fn slot(self) -> u64 {
         self.0 >> PAYLOAD_SHIFT
     }
+    /// The page of the store that the word refers to; each such word counts as one reference.
+    pub const fn store_page(self) -> Option<StorePage> {
+        let refers = matches!(self.state(), State::Shared | State::Broken)
+            || matches!((self.state(), self.busy()), (State::Resident, Busy::Sharing));
+        // None for `NO_STORE_PAGE`, which is beyond their numbers.
+        if refers { StorePage::new(self.slot()) } else { None }
+    }
     #[must_use]
     pub const fn set_busy(self, busy: Busy) -> Word {
-        Word(self.0 & !BUSY_MASK | (busy as u64) << BUSY_SHIFT)
+        let low = (busy as u64 & 0x3) << BUSY_SHIFT;
+        let high = if busy as u64 > 3 { BUSY_HIGH } else { 0 };
+        Word(self.0 & !BUSY_MASK | low | high)
     }
     #[must_use]
     pub const fn set_sampled(self, sampled: bool) -> Word {
@@ -152,7 +187,9 @@ impl Word {
 impl fmt::Debug for Word {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}", self.state())?;
-        if matches!(self.state(), State::Swapped | State::Staged | State::Held) {
+        if self.slot() != 0
+            || matches!(self.state(), State::Swapped | State::Staged | State::Held | State::Shared)
+        {
             write!(f, "({})", self.slot())?;
         }
         if !self.is_idle() {
@@ -171,10 +208,20 @@ const _: () = assert!(Word::UNTOUCHED.0 == 0, "a fresh pmap file must read as un
 mod tests {
     use super::*;
 
+    const BUSY: [Busy; 7] = [
+        Busy::Idle,
+        Busy::Evicting,
+        Busy::Filling,
+        Busy::Discarding,
+        Busy::Sharing,
+        Busy::Homing,
+        Busy::Breaking,
+    ];
+
     #[test]
     fn fields_do_not_disturb_each_other() {
         for state in State::ALL {
-            for busy in [Busy::Idle, Busy::Evicting, Busy::Filling, Busy::Discarding] {
+            for busy in BUSY {
                 for sampled in [false, true] {
                     let w =
                         Word::with_slot(state, (1 << 55) + 7).set_sampled(sampled).set_busy(busy);
@@ -189,7 +236,7 @@ mod tests {
 
     #[test]
     fn bits_of_no_state_are_refused() {
-        for bits in [9, 0xf, 0x80, u64::MAX] {
+        for bits in [10, 0xf, 0xb0, u64::MAX] {
             assert_eq!(Word::from_bits(bits), Err(BadWord(bits)));
         }
     }

@@ -7,6 +7,7 @@ mod support;
 
 use ballast_pager::backend::{Backend, MemError};
 use ballast_pager::memory::{Access, NotEvicted};
+use ballast_pager::service::serve::{Landed, Task};
 use ballast_pager::word::State;
 use ballast_units::{Ppn, SlotId};
 use support::vm::Vm;
@@ -272,4 +273,33 @@ fn a_page_that_is_there_already_ends_the_fault() {
 #[test]
 fn contents_are_whole_pages() {
     assert_eq!(support::token_of(&page_of(77)), 77);
+}
+
+/// A page that the guest gave up while it came from swap: a fault that is met before the discard can be
+/// booked waits for it, and is answered with zeros, not with what was given up.
+#[test]
+fn a_fault_behind_a_discard_waits_for_it() {
+    let (mut vm, _) = vm();
+    let mut tasks = Vec::new();
+    vm.ram.0.park(2, Access::Missing);
+    vm.serve.fault(&vm.memory, Ppn(2), Access::Missing, &mut tasks);
+    let [Task::Read(Ppn(2), slot)] = tasks[..] else { panic!("{tasks:?}") };
+    // Given up now: its discard has to wait until the read is over.
+    let mark = vm.memory.mark();
+    vm.ram.0.announce(2, 1);
+    tasks.clear();
+    vm.serve.take(&vm.memory, &vm.ram.0.read_events(), mark, &mut tasks);
+    assert!(vm.serve.pending().discard_outstanding(Ppn(2)));
+    let bytes = vm.swap[&slot.0].clone();
+    let landed = vm.serve.arrived(&vm.memory, Ppn(2), Some(&bytes), &mut tasks);
+    assert_eq!((landed, vm.state(2)), (Landed::Done, State::Swapped), "void bytes put in place");
+    // Before the discard is tried again, the guest touches the page.
+    vm.serve.fault(&vm.memory, Ppn(2), Access::Missing, &mut tasks);
+    assert!(tasks.is_empty() && vm.state(2) == State::Swapped, "{tasks:?}");
+    vm.serve.retry(&vm.memory, &mut tasks);
+    assert!(tasks.is_empty(), "{tasks:?}");
+    assert_eq!((vm.ram.0.waiting(), vm.access(2, None)), (0, 0));
+    assert_eq!(vm.memory.counters.values().swap_ins, 0);
+    vm.write_cluster();
+    vm.memory.check_quiet().unwrap();
 }

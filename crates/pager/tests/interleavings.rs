@@ -8,51 +8,67 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+#[path = "interleavings/sharing.rs"]
+mod sharing;
 mod support;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use ballast_pager::backend::PageBuf;
+use ballast_pager::host::Host;
 use ballast_pager::memory::{Evicted, Memory};
 use ballast_pager::pmap::Pmap;
 use ballast_pager::service::serve::{Landed, Serve, Task};
 use ballast_pager::stage::{Stage, StageLayout};
+use ballast_pager::word::State;
 use ballast_units::{Pages, Ppn, SlotId};
 use shuttle::sync::Mutex;
 use shuttle::sync::atomic::{AtomicUsize, Ordering};
 use shuttle::thread;
+use support::site::{Site, check_places};
 use support::{Discard, Double, Ram, host, token_of};
 
 const LAYOUT: StageLayout = StageLayout { cluster: 8, clusters: 1, holds: 2 };
 
 /// A VM with its fault service, its reclaim operations, and a swap file in memory.
 struct Rig {
-    memory: Memory<Ram>,
+    memory: Arc<Memory<Ram>>,
     ram: Ram,
     swap: Mutex<HashMap<u64, Box<PageBuf>>>,
-    actors: AtomicUsize,
 }
 
 impl Rig {
     fn new(pages: u64, budget: u64, fault_around: u64) -> Arc<Rig> {
         let host = host(budget);
         let ram = Double::ram(pages, host.clone());
+        Rig::over(ram, host, pages, fault_around)
+    }
+
+    /// One that shares pages with the others of its site.
+    fn at(site: &Site, pages: u64, fault_around: u64) -> Arc<Rig> {
+        let ram = Double::on(&site.machine, pages);
+        let rig = Rig::over(ram, site.host.clone(), pages, fault_around);
+        site.domain.join(&rig.memory).unwrap();
+        rig
+    }
+
+    fn over(ram: Ram, host: Arc<Host>, pages: u64, fault_around: u64) -> Arc<Rig> {
         let stage = Stage::on_heap(LAYOUT).unwrap();
         let pmap = Pmap::on_heap(Pages(pages));
         let around = Pages(fault_around);
         let memory = Memory::new(pmap, ram.clone(), stage, Pages(16), host, around);
         let swap = Mutex::new(HashMap::new());
-        Arc::new(Rig { memory, ram, swap, actors: AtomicUsize::new(0) })
+        Arc::new(Rig { memory: Arc::new(memory), ram, swap })
     }
 
     /// Serves until everybody else is done and everything is booked.
-    fn serve(&self) {
+    fn serve(&self, actors: &AtomicUsize) {
         let mut serve = Serve::default();
         let mut landing: Vec<(Ppn, Box<PageBuf>)> = Vec::new();
         loop {
             // In this order: what an actor caused before it ended is read after.
-            let actors = self.actors.load(Ordering::SeqCst);
+            let actors = actors.load(Ordering::SeqCst);
             let mark = self.memory.mark();
             let notices = self.ram.0.read_events();
             let mut tasks = Vec::new();
@@ -79,32 +95,22 @@ impl Rig {
 
     /// Runs the actors beside a fault service, then checks everything.
     fn run(self: &Arc<Self>, actors: Vec<Actor>) {
-        self.actors.store(actors.len(), Ordering::SeqCst);
-        let mut threads: Vec<_> = actors
-            .into_iter()
-            .map(|actor| {
-                let rig = self.clone();
-                thread::spawn(move || {
-                    actor(&rig);
-                    rig.actors.fetch_sub(1, Ordering::SeqCst);
-                })
-            })
-            .collect();
-        let rig = self.clone();
-        threads.push(thread::spawn(move || rig.serve()));
-        for thread in threads {
-            thread.join().unwrap();
-        }
+        run_all(actors.into_iter().map(|actor| (self, actor)).collect());
         self.check();
+        assert_eq!(self.memory.host().ledger.used(), self.memory.charged());
     }
 
     fn check(&self) {
         self.memory.reconcile(Ppn(0), self.memory.pmap().len().0).unwrap();
         self.memory.check_quiet().unwrap();
         assert_eq!(self.ram.0.waiting(), 0);
-        let held = self.memory.pmap().in_state(ballast_pager::word::State::Held).0;
-        assert_eq!(self.memory.charged().0, self.ram.0.present() + held);
-        assert_eq!(self.memory.host().ledger.used(), self.memory.charged());
+        let held = self.memory.pmap().in_state(State::Held).0;
+        // A discard may have dropped the copy of a broken page.
+        let broken = self.memory.pmap().in_state(State::Broken).0;
+        let home = self.ram.0.present() - self.ram.0.copied_pages();
+        assert_eq!(self.memory.charged().0, home + held + broken);
+        assert!(self.ram.0.copied_pages() <= broken);
+        check_places(&self.memory, &self.ram);
     }
 
     /// Brings a page to its home with contents, while nobody else runs.
@@ -143,6 +149,34 @@ impl Rig {
         while !self.memory.unsample(Ppn(ppn)).unwrap() {
             thread::yield_now();
         }
+    }
+}
+
+/// Runs actors at VMs, each of which has a fault service, to the end of all.
+fn run_all(actors: Vec<(&Arc<Rig>, Actor)>) {
+    let mut rigs: Vec<Arc<Rig>> = Vec::new();
+    for (rig, _) in &actors {
+        if !rigs.iter().any(|other| Arc::ptr_eq(other, rig)) {
+            rigs.push((*rig).clone());
+        }
+    }
+    let count = Arc::new(AtomicUsize::new(actors.len()));
+    let mut threads: Vec<_> = actors
+        .into_iter()
+        .map(|(rig, actor)| {
+            let (rig, count) = (rig.clone(), count.clone());
+            thread::spawn(move || {
+                actor(&rig);
+                count.fetch_sub(1, Ordering::SeqCst);
+            })
+        })
+        .collect();
+    threads.extend(rigs.into_iter().map(|rig| {
+        let count = count.clone();
+        thread::spawn(move || rig.serve(&count))
+    }));
+    for thread in threads {
+        thread.join().unwrap();
     }
 }
 

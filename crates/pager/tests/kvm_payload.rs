@@ -1,18 +1,23 @@
 //! A vCPU of /dev/kvm writes and verifies its memory while the pager evicts, samples and brings it
-//! back: faults that come from KVM, not from a thread's own access. The payload is flat 32-bit code
+//! back, and shares those that are equal: faults that come from KVM, not from a thread's own access. The payload is flat 32-bit code
 //! of a few lines, so that it runs on any KVM. Skipped, loudly, without /dev/kvm.
 #![cfg(not(feature = "shuttle"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+#[path = "support/remapper.rs"]
+mod remapper;
 #[path = "support/vmm.rs"]
 mod vmm;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use ballast_pager::host::Host;
 use ballast_pager::ledger::Ledger;
 use ballast_pager::service::{Health, PagedVm, PagerConfig, VmFiles};
+use ballast_pager::sharing::Domain;
+use ballast_pager::sharing::control::{Control, Settings};
+use ballast_pager::sharing::examine::{Examiner, Marking};
 use ballast_uffd::Uffd;
 use ballast_units::{PAGE_SIZE, Pages, Ppn};
 use kvm_bindings::{kvm_regs, kvm_userspace_memory_region};
@@ -27,15 +32,16 @@ const KEY: u32 = 0x9e37_79b9;
 const ROUND_PORT: u16 = 0x10;
 const BAD_PORT: u16 = 0x11;
 
-/// In round n: every page must hold what round n - 1 wrote to its first and last word (address xor
-/// n * KEY), and is then written anew.
-fn payload() -> Vec<u8> {
+/// In round n: every page must hold what round n - 1 wrote to its first and last word (address and `mask`,
+/// xor n * KEY), and is then written anew.
+fn payload(mask: u32) -> Vec<u8> {
     let end = BASE + SIZE as u32 * PAGE_SIZE as u32;
     let last = PAGE_SIZE as u32 - 4;
     let with = |code: &[u8], imm: u32| [code, &imm.to_le_bytes()].concat();
     // From `write` to the jump back to `page`.
     let write = [
         vec![0x89, 0xf8],          // write: mov eax, edi
+        with(&[0x25], mask),       // and eax, mask
         vec![0x31, 0xd0],          // xor eax, edx
         vec![0x89, 0x07],          // mov [edi], eax
         with(&[0x89, 0x87], last), // mov [edi + last], eax
@@ -48,6 +54,7 @@ fn payload() -> Vec<u8> {
     let to_bad = (write.len() + 2 + tail.len() + 2) as u8;
     let verify = [
         vec![0x89, 0xf8],          // mov eax, edi
+        with(&[0x25], mask),       // and eax, mask
         vec![0x31, 0xe8],          // xor eax, ebp
         vec![0x39, 0x07],          // cmp [edi], eax
         vec![0x75, to_bad + 8],    // jne bad
@@ -79,14 +86,22 @@ fn payload() -> Vec<u8> {
 }
 
 #[test]
-#[ignore = "the VMM process of the other test"]
+#[ignore = "the VMM process of the other tests"]
 fn vmm_process() {
     let Some(guest) = Guest::enter() else { return };
+    std::thread::scope(|scope| {
+        scope.spawn(|| remapper::serve(&guest));
+        run_vcpu(&guest);
+    });
+}
+
+fn run_vcpu(guest: &Guest) {
     let kvm = Kvm::new().unwrap();
     let vm = kvm.create_vm().unwrap();
     let code_fd = vmm::memfd("code", PAGE_SIZE);
     let code = vmm::map_shared(std::os::fd::AsFd::as_fd(&code_fd), PAGE_SIZE);
-    let payload = payload();
+    // Pages that are all different, or of sixteen kinds.
+    let payload = payload(if guest.role == "alike" { 0xf000 } else { u32::MAX });
     // SAFETY: a page of ours, and the payload is shorter.
     unsafe { std::ptr::copy_nonoverlapping(payload.as_ptr(), code, payload.len()) };
     for (slot, at, memory, pages) in
@@ -151,6 +166,15 @@ fn vmm_process() {
 
 #[test]
 fn a_vcpu_keeps_its_memory_in_a_quarter_of_its_size() {
+    keeps_its_memory("different", false);
+}
+
+#[test]
+fn a_vcpu_shares_its_pages_and_keeps_its_memory() {
+    keeps_its_memory("alike", true);
+}
+
+fn keeps_its_memory(role: &str, share: bool) {
     let missing = match (Kvm::new(), Uffd::open()) {
         (Err(e), _) => Some(format!("/dev/kvm: {e}")),
         (_, Err(e)) => Some(format!("no userfaultfd: {e}")),
@@ -162,18 +186,31 @@ fn a_vcpu_keeps_its_memory_in_a_quarter_of_its_size() {
         eprintln!("SKIPPED: {why}");
         return;
     }
-    let dir = tempfile::tempdir().unwrap();
-    let vmm = Vmm::start("kvm", SIZE);
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let vmm = Vmm::start(role, SIZE);
     let config = PagerConfig::default();
     let overhead = config.overhead(Pages(SIZE));
     let host = Arc::new(Host::new(Ledger::new(Pages(ROOM) + overhead, || {})));
     assert!(host.ledger.try_reserve(overhead));
     host.set_plenty(Pages(ROOM / 8));
     let files = VmFiles::new(dir.path(), dir.path().join("swap"));
-    let vm =
-        PagedVm::start("kvm", config, files, vmm.guest_ram(), Pages(SIZE), overhead, host.clone())
-            .unwrap();
+    let store = dir.path().join("store");
+    let domain = Arc::new(Domain::create(&store, "salt", b"secret", host.clone()).unwrap());
     vmm.board.set(Cell::Go, 1);
+    let ram = match share {
+        true => remapper::connected(&vmm, dir.path(), domain.file()),
+        false => vmm.guest_ram(),
+    };
+    let mut vm =
+        PagedVm::start("kvm", config, files, ram, Pages(SIZE), overhead, host.clone()).unwrap();
+    if share {
+        let settings =
+            Settings { enabled: false, rehome_after: Duration::ZERO, ..Settings::default() };
+        vm.share_in(&domain, Arc::new(Control::new(settings)), 1).unwrap();
+    }
+    let mut examiner = Examiner::default();
     let counters = || vm.memory().counters.values();
     let begun = Instant::now();
     let mut most = Pages(0);
@@ -190,25 +227,36 @@ fn a_vcpu_keeps_its_memory_in_a_quarter_of_its_size() {
             let first = sample * 7 % SIZE;
             vm.begin_sample((0..100).map(|i| Ppn((first + i * 31) % SIZE)).collect());
         }
+        if share {
+            let first = sample * 64 % SIZE;
+            let pages: Vec<Ppn> = (first..first + 64).map(Ppn).collect();
+            examiner.examine(vm.memory(), &pages, Marking::Unchanged).unwrap();
+        }
         vm.memory_freed();
         most.0 = most.0.max(vmm.measured().0);
         std::thread::sleep(Duration::from_millis(1));
     }
     let c = counters();
     println!(
-        "kvm: {} rounds over {} pages in {:.1} s: {} faults, {} evicted, {} swapped in, {} touched",
+        "kvm: {} rounds over {} pages in {:.1} s: {} faults, {} evicted, {} swapped in, {} touched, \
+         {} shared, {} broken, {} home",
         vmm.board.get(Cell::Step),
         SIZE,
         begun.elapsed().as_secs_f64(),
         c.faults,
         c.evicted,
         c.swap_ins,
-        c.touched
+        c.touched,
+        c.shares,
+        c.breaks,
+        c.homed
     );
+    assert!(!share || c.shares > 1000 && c.breaks > 1000 && c.homed > 1000);
     assert_eq!(vmm.board.get(Cell::Errors), 0, "memory was corrupted");
     assert!(vmm.board.get(Cell::Step) > 2);
     assert!(most <= Pages(ROOM), "{most:?} in room for {ROOM}");
     assert_eq!(vm.health(), Health::Well);
     vm.release();
+    domain.check([]).unwrap();
     assert_eq!((host.ledger.used(), vmm.measured()), (Pages(0), Pages(0)));
 }

@@ -8,45 +8,19 @@
 mod vmm;
 
 use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ballast_pager::host::Host;
 use ballast_pager::ledger::Ledger;
 use ballast_pager::service::{Health, PagedVm, PagerConfig, VmFiles};
 use ballast_pager::word::State;
-use ballast_uffd::Uffd;
 use ballast_units::{HostAddr, PAGE_SIZE, Pages, Ppn};
-use vmm::{Cell, Guest, Vmm, again, inherited};
+use vmm::{Cell, Guest, Random, Vmm, again, alone, inherited, soak_seconds, wait_for};
 
 const SIZE: u64 = 8192;
 const ROOM: u64 = 2048;
 const THREADS: u64 = 4;
-
-/// One at a time: descriptors must not leak into another test's processes.
-fn alone() -> Option<MutexGuard<'static, ()>> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    if let Err(e) = Uffd::open() {
-        assert!(
-            std::env::var("BALLAST_REQUIRE_PRIVILEGED").as_deref() != Ok("1"),
-            "no userfaultfd: {e}"
-        );
-        eprintln!("SKIPPED: no userfaultfd here: {e}");
-        return None;
-    }
-    Some(ALONE.lock().unwrap_or_else(PoisonError::into_inner))
-}
-
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % n
-    }
-}
 
 // ---- the VMM process ----------------------------------------------------------------------------
 
@@ -251,6 +225,7 @@ impl Manager {
             vmm.guest_ram(),
             overhead(),
             host.clone(),
+            None,
         )
         .unwrap();
         Manager { host, vm }
@@ -302,18 +277,6 @@ impl Manager {
         assert_eq!(host.ledger.used(), Pages(0));
         assert_eq!(std::fs::read_dir(dir).unwrap().count(), 0, "files are left");
     }
-}
-
-fn wait_for(what: &str, done: impl Fn() -> bool) {
-    let begun = Instant::now();
-    while !done() {
-        assert!(begun.elapsed() < Duration::from_secs(60), "no {what} after a minute");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
-fn soak_seconds() -> u64 {
-    std::env::var("BALLAST_SOAK_SECONDS").ok().and_then(|s| s.parse().ok()).unwrap_or(10)
 }
 
 fn counts(vm: &PagedVm, vmm: &Vmm, what: &str) {
@@ -415,9 +378,11 @@ fn manager_process() {
     let Some(uffd) = inherited("MANAGER_UFFD") else { return };
     let ram = inherited("MANAGER_RAM").unwrap();
     let board = inherited("MANAGER_BOARD").unwrap();
+    let link = inherited("MANAGER_LINK").unwrap();
     let base: u64 = std::env::var("MANAGER_BASE").unwrap().parse().unwrap();
+    let pid: u32 = std::env::var("MANAGER_PID").unwrap().parse().unwrap();
     let dir = std::path::PathBuf::from(std::env::var("MANAGER_DIR").unwrap());
-    let vmm = Vmm::adopt(uffd, ram, board, HostAddr(base), SIZE);
+    let vmm = Vmm::adopt(uffd, ram, board, link, pid, HostAddr(base), SIZE);
     let manager = if dir.join("pmap").exists() {
         Manager::take_over(&vmm, &dir, ROOM)
     } else {
@@ -442,9 +407,11 @@ fn killed_managers_are_followed_without_loss() {
                 ("MANAGER_UFFD", vmm.uffd.as_fd()),
                 ("MANAGER_RAM", vmm.ram.as_fd()),
                 ("MANAGER_BOARD", vmm.board_fd.as_fd()),
+                ("MANAGER_LINK", vmm.link.as_fd()),
             ],
             &[
                 ("MANAGER_BASE", vmm.layout.base.0.to_string()),
+                ("MANAGER_PID", vmm.pid.to_string()),
                 ("MANAGER_DIR", dir.path().display().to_string()),
             ],
         );

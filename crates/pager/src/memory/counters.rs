@@ -24,6 +24,24 @@ pub struct Counters {
     pub blocks: AtomicU64,
     /// Nanoseconds that allocations waited, summed.
     pub wait_ns: AtomicU64,
+    /// Writes to shared pages, each of which made a copy.
+    pub breaks: AtomicU64,
+    /// Pages that entered the store.
+    pub shares: AtomicU64,
+    /// Shared and broken pages that went home again.
+    pub homed: AtomicU64,
+    /// Pages that were hashed to find others like them.
+    pub scanned: AtomicU64,
+    /// Pages whose contents were found to have a hash that another page has, and differ.
+    pub false_matches: AtomicU64,
+    /// Runs of pages that were mapped elsewhere.
+    pub remaps: AtomicU64,
+    /// Nanoseconds that this took, summed: so long the VMM's mappings were not to be had.
+    pub remap_ns: AtomicU64,
+    /// CPU time of the VM's share thread in nanoseconds.
+    pub share_cpu_ns: AtomicU64,
+    /// Passes over all pages in search of equal ones.
+    pub passes: AtomicU64,
 }
 
 impl Counters {
@@ -44,6 +62,15 @@ impl Counters {
             waits: get(&self.waits),
             blocks: get(&self.blocks),
             wait_ns: get(&self.wait_ns),
+            breaks: get(&self.breaks),
+            shares: get(&self.shares),
+            homed: get(&self.homed),
+            scanned: get(&self.scanned),
+            false_matches: get(&self.false_matches),
+            remaps: get(&self.remaps),
+            remap_ns: get(&self.remap_ns),
+            share_cpu_ns: get(&self.share_cpu_ns),
+            passes: get(&self.passes),
         }
     }
 }
@@ -61,4 +88,13 @@ pub struct CounterValues {
     pub waits: u64,
     pub blocks: u64,
     pub wait_ns: u64,
+    pub breaks: u64,
+    pub shares: u64,
+    pub homed: u64,
+    pub scanned: u64,
+    pub false_matches: u64,
+    pub remaps: u64,
+    pub remap_ns: u64,
+    pub share_cpu_ns: u64,
+    pub passes: u64,
 }

@@ -117,7 +117,8 @@ impl<B: Backend> Memory<B> {
             }
             let void = Word::new(State::Ballooned).set_sampled(word.sampled());
             match word.state() {
-                State::Shared | State::Broken | State::Compressed => return true,
+                // Shared with others, the page costs nothing; a copy is dropped when it has gone home.
+                State::Shared | State::Zero | State::Broken | State::Compressed => return true,
                 State::Staged | State::Held | State::Swapped
                     if self.departures.since(mark, ppn) =>
                 {

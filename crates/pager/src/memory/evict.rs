@@ -2,6 +2,7 @@
 //! durable in the pmap; punch the hole; wake. A write in between waits on the protection and finds
 //! the page gone when it may go on.
 
+use ballast_sharing::is_zero;
 use ballast_units::{Ppn, SlotId};
 
 use super::{Counters, Memory};
@@ -64,6 +65,7 @@ impl<B: Backend> Memory<B> {
             Word::with_slot(into, stage_slot)
         };
         self.departures.note(ppn);
+        self.commons.unwritten.remove(ppn);
         self.pmap.store(ppn, next.set_busy(Busy::Evicting));
         self.backend.punch(ppn, 1).map_err(|e| self.stay_home(ppn, home, e))?;
         self.pmap.store(ppn, next);
@@ -74,6 +76,7 @@ impl<B: Backend> Memory<B> {
     /// is pending), the next write faults and lifts it.
     fn stay_home(&self, ppn: Ppn, home: Word, e: MemError) -> NotEvicted {
         if e != MemError::Crash {
+            self.commons.unwritten.remove(ppn);
             let _ = self.backend.unprotect(ppn);
             self.pmap.store(ppn, home);
         }
@@ -102,11 +105,4 @@ impl<B: Backend> Memory<B> {
             }
         }
     }
-}
-
-fn is_zero(page: &[u8]) -> bool {
-    // Most pages differ from zero early: look there before comparing all of it.
-    let (head, tail) = page.split_at(64);
-    head.iter().all(|&b| b == 0)
-        && tail.chunks_exact(64).all(|c| c.iter().fold(0, |a, b| a | b) == 0)
 }

@@ -9,8 +9,10 @@ use crate::word::{Busy, State, Word};
 /// What the guest met.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// No page at its home.
+    /// No page at its home, to a write (or to who knows what).
     Missing,
+    /// No page at its home, to a read.
+    Reading,
     /// A write to a protected home page.
     Protected,
 }
@@ -22,6 +24,8 @@ pub enum Wait {
     Busy,
     /// A discard is pending: read events first.
     Discard,
+    /// Zeros are to be mapped there, to be read.
+    Zeros,
     /// No free memory.
     Memory,
     /// The host is low and this VM above its target.
@@ -51,10 +55,19 @@ impl<B: Backend> Memory<B> {
         }
         let outcome = match word.state() {
             State::Resident => self.fault_resident(ppn, word, access),
+            // A sampled one gets a page of its own: its zeros would be read unseen.
+            State::Untouched
+                if access == Access::Reading && !word.sampled() && self.backend.can_remap() =>
+            {
+                self.commons.ask_zeros(ppn);
+                return Fault::Wait(Wait::Zeros);
+            }
             State::Untouched | State::Ballooned => self.fault_fresh(ppn, word),
+            State::Shared | State::Zero => self.fault_shared(ppn, word, access),
+            State::Broken => self.fault_broken(ppn, word),
             State::Staged | State::Held => self.fault_staged(ppn, word),
             State::Swapped => self.fault_swapped(ppn, word),
-            State::Shared | State::Broken | State::Compressed => {
+            State::Compressed => {
                 // No transition of this version leads there; a guess would destroy the page.
                 Err(Fault::Failed(MemError::Os {
                     op: "fault on a page in a state of another version",
@@ -91,6 +104,7 @@ impl<B: Backend> Memory<B> {
 
     /// The page has come home.
     pub(super) fn came_home(&self, ppn: Ppn, sampled: bool) {
+        self.commons.unwritten.remove(ppn);
         self.pmap.store(ppn, Word::new(State::Resident));
         if sampled {
             Counters::add(&self.counters.touched, 1);
@@ -101,7 +115,7 @@ impl<B: Backend> Memory<B> {
     /// earlier fault, or punched by the VMM before its discard was announced.
     fn fault_resident(&self, ppn: Ppn, word: Word, access: Access) -> Result<(), Fault> {
         self.claim(ppn, word)?;
-        if access == Access::Missing {
+        if access != Access::Protected {
             match self.backend.zero(ppn, 1) {
                 Ok(_) => {
                     // The VMM had discarded it; it stays charged.
@@ -205,6 +219,37 @@ impl<B: Backend> Memory<B> {
             self.stage.free_hold(word.slot());
         }
         Ok(())
+    }
+
+    /// A write to what others may share: the kernel copies it once there is room for the copy.
+    /// Anything else was met on a mapping that is not there any more.
+    fn fault_shared(&self, ppn: Ppn, word: Word, access: Access) -> Result<(), Fault> {
+        if access != Access::Protected {
+            return self.backend.wake(ppn, 1).map_err(failed);
+        }
+        self.charge(1).map_err(Fault::Wait)?;
+        if self.pmap.exchange(ppn, word, word.set_busy(Busy::Breaking)).is_err() {
+            self.uncharge(1);
+            return Err(Fault::Wait(Wait::Busy));
+        }
+        self.let_break(ppn, word).map_err(|e| {
+            if e != MemError::Crash {
+                self.uncharge(1);
+            }
+            failed(e)
+        })
+    }
+
+    /// It has its own page already; a move home that was taken back may have left it protected.
+    fn fault_broken(&self, ppn: Ppn, word: Word) -> Result<(), Fault> {
+        if self.pmap.exchange(ppn, word, word.set_busy(Busy::Breaking)).is_err() {
+            return Err(Fault::Wait(Wait::Busy));
+        }
+        let result = self.backend.unprotect(ppn);
+        if result != Err(MemError::Crash) {
+            self.pmap.store(ppn, word);
+        }
+        result.map_err(failed)
     }
 
     fn fault_swapped(&self, ppn: Ppn, word: Word) -> Result<(), Fault> {

@@ -2,27 +2,37 @@
 //! bit, over the seam to guest memory.
 //!
 //! Invariants (`check`, when nothing moves):
-//! - one page of machine memory is charged for every Resident and every Held page, none for others;
+//! - one page of machine memory is charged for every Resident, Held and Broken page, none for others
+//!   (the store's pages are charged to their domain);
 //! - every Swapped word names its own taken slot of the swap file, and no other slot is taken but
 //!   by clusters being written;
-//! - every Held word names its own taken hold of the stage.
+//! - every Held word names its own taken hold of the stage;
+//! - a page is mapped to the store if and only if it is Shared or Broken, to the zeros if and only if it
+//!   is Zero or Broken without a store page, and home otherwise; each word that names a store page
+//!   holds one reference to it.
 //!
 //! Two pages never wait for one another: an operation that finds a page busy says so and does
 //! nothing.
 
 mod check;
+mod commons;
 mod counters;
 mod departures;
 mod discard;
 mod evict;
 mod fault;
+mod homing;
 mod recover;
 mod sample;
+mod settle;
+mod share;
+mod zeros;
 
 use std::sync::Arc;
 
 use ballast_units::{Pages, SlotId};
 
+pub use commons::{MOVING, Membership};
 pub use counters::{CounterValues, Counters};
 #[cfg(all(test, not(feature = "shuttle")))]
 pub(crate) use departures::Departures;
@@ -31,6 +41,7 @@ pub use discard::Unbooked;
 pub use evict::{Evicted, NotEvicted};
 pub use fault::{Access, Fault, Wait};
 pub use recover::{RecoverError, Recovered};
+pub use share::{Contents, Enter, Entered, Scratch};
 
 use crate::backend::Backend;
 use crate::host::Host;
@@ -40,7 +51,7 @@ use crate::swap::SlotMap;
 use crate::sync::{AtomicU64, Mutex, Ordering, lock};
 
 /// The paged memory of one VM.
-pub struct Memory<B> {
+pub struct Memory<B: Backend> {
     pub(crate) pmap: Pmap,
     pub(crate) backend: B,
     pub(crate) stage: Stage,
@@ -51,6 +62,7 @@ pub struct Memory<B> {
     target: AtomicU64,
     /// Pages handed out around a fault on an untouched page while memory is plentiful.
     fault_around: u64,
+    commons: commons::Commons<B>,
     pub counters: Counters,
 }
 
@@ -66,6 +78,7 @@ impl<B: Backend> Memory<B> {
     ) -> Memory<B> {
         Memory {
             target: AtomicU64::new(pmap.len().0),
+            commons: commons::Commons::new(pmap.len()),
             pmap,
             backend,
             stage,
@@ -142,7 +155,7 @@ impl<B: Backend> Memory<B> {
     fn uncharge(&self, n: u64) {
         if n > 0 {
             self.charged.fetch_sub(n, Ordering::Relaxed);
-            self.host.ledger.release(Pages(n));
+            self.host.ledger.release(Pages(self.pay_debt(n)));
         }
     }
 }

@@ -28,9 +28,21 @@ impl<B: Backend> Memory<B> {
     pub fn recover(&self, drain: &dyn Fn()) -> Result<Recovered, RecoverError> {
         let mut found = Recovered::default();
         let mut charged = 0;
+        let moving: Vec<Ppn> = (0..self.pmap.len().0)
+            .map(Ppn)
+            .filter(|&p| Self::is_moving(self.pmap.load(p)))
+            .collect();
+        let mut moving = moving.iter().zip(self.places_of(&moving)?).peekable();
         for ppn in (0..self.pmap.len().0).map(Ppn) {
             let mut word = self.pmap.load(ppn);
-            if !word.is_idle() {
+            if let Some((_, place)) = moving.next_if(|m| *m.0 == ppn) {
+                let next = retry(drain, || self.settled(ppn, word, place))?;
+                // In this order: a reference without a word is one that is lost.
+                self.pmap.store(ppn, next);
+                self.release_left(word, next);
+                word = next;
+                found.busy += 1;
+            } else if !word.is_idle() {
                 word = self.settle(ppn, word, drain)?;
                 found.busy += 1;
             }
@@ -55,6 +67,7 @@ impl<B: Backend> Memory<B> {
                 {
                     return Err(RecoverError::Stage { ppn, slot: word.slot() });
                 }
+                State::Broken => self.commons.add_broken(ppn),
                 State::Staged => found.staged.push((ppn, word.slot())),
                 State::Held => {
                     self.stage.claim_hold(word.slot());
@@ -95,13 +108,14 @@ impl<B: Backend> Memory<B> {
                 retry(drain, || self.backend.punch(ppn, 1))?;
                 Word::new(State::Ballooned)
             }
-            (Busy::Idle, _) => idle,
+            // The others change the mapping: see `settled`.
+            _ => idle,
         })
     }
 }
 
 /// EAGAIN lasts as long as an unread REMOVE event.
-fn retry(drain: &dyn Fn(), op: impl Fn() -> Result<(), MemError>) -> Result<(), MemError> {
+fn retry<T>(drain: &dyn Fn(), op: impl Fn() -> Result<T, MemError>) -> Result<T, MemError> {
     for _ in 0..2000 {
         match op() {
             Err(MemError::Again) => {

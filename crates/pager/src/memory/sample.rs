@@ -14,6 +14,10 @@ impl<B: Backend> Memory<B> {
         if !word.is_idle() || word.sampled() {
             return Ok(false);
         }
+        if matches!(word.state(), State::Shared | State::Broken) {
+            // Reading it is not seen where it is: `go_home` first.
+            return Ok(false);
+        }
         if word.state() != State::Resident {
             // Its next access faults anyway.
             return Ok(self.pmap.exchange(ppn, word, word.set_sampled(true)).is_ok());

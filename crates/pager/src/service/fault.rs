@@ -137,6 +137,7 @@ impl FaultService {
             }
         };
         match event {
+            Event::Missing { addr, write: false } => fault(addr, Access::Reading),
             Event::Missing { addr, .. } | Event::Minor { addr } => fault(addr, Access::Missing),
             Event::Protected { addr } => fault(addr, Access::Protected),
             Event::Remove { start, end } => {
@@ -170,6 +171,9 @@ impl FaultService {
             }
         }
         self.tasks = tasks;
+        if self.vm.memory.has_reads_of_untouched() {
+            self.vm.signal_share();
+        }
         self.submit_reads();
         result
     }

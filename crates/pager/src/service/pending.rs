@@ -37,15 +37,15 @@ impl Pending {
     }
 
     /// Keeps a fault; answers whether it is new. A second one on the same page joins the first:
-    /// Missing covers Protected, since serving it looks at what is there.
+    /// Missing covers all, since serving it looks at what is there.
     pub fn keep_fault(&mut self, ppn: Ppn, access: Access, why: Wait) -> bool {
         let mut new = false;
         let fault = self.faults.entry(ppn).or_insert_with(|| {
             new = true;
             WaitingFault { access, since: Instant::now(), why }
         });
-        if access == Access::Missing {
-            fault.access = Access::Missing;
+        if access == Access::Missing || fault.access == Access::Protected {
+            fault.access = access;
         }
         fault.why = why;
         new

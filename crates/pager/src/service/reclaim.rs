@@ -1,4 +1,4 @@
-//! The reclaim thread of one VM: eviction towards the policy's goal, clustered writes to the swap
+//! The reclaim thread of one VM: share before swap, eviction towards the policy's goal, clustered writes to the swap
 //! file, and the sampling of active memory.
 
 use std::sync::Arc;
@@ -9,13 +9,16 @@ use ballast_units::{PAGE_SIZE, Ppn, SlotId};
 
 use super::vm::Shared;
 use crate::backend::MemError;
-use crate::memory::{Evicted, NotEvicted, Recovered};
+use crate::memory::{Evicted, MOVING, NotEvicted, Recovered};
 use crate::replacement::Replacement;
+use crate::sharing::examine::{Examiner, Marking};
 use crate::swap::{Completion, Ring};
 use crate::word::State;
 
 /// Random proposals before the pmap is searched in order.
 const PROPOSALS: u32 = 128;
+/// Victims that are looked up in the share table together.
+const LOOKED_UP: u64 = 32;
 
 /// Pages that lie together in the stage and go to the swap file together.
 struct Cluster {
@@ -42,6 +45,9 @@ pub(super) struct Reclaim {
     ring: Ring,
     clusters: Vec<Cluster>,
     replacement: Box<dyn Replacement>,
+    /// Victims that have been looked up in the share table, in vain.
+    victims: Vec<Ppn>,
+    examiner: Examiner,
     sampled: Vec<Ppn>,
 }
 
@@ -63,6 +69,8 @@ impl Reclaim {
             ring: Ring::new(2 * (layout.write_slots() as u32).max(1)),
             clusters,
             replacement,
+            victims: Vec::new(),
+            examiner: Examiner::default(),
             // They go home when the next sample begins.
             sampled: found.held.clone(),
         };
@@ -143,9 +151,12 @@ impl Reclaim {
                 }
                 continue;
             };
-            let Some(ppn) = self.victim() else {
-                self.vm.evict_goal.store(0, Ordering::Relaxed);
-                break;
+            let Some(ppn) = self.next_victim() else {
+                if !self.bring_home() {
+                    self.vm.evict_goal.store(0, Ordering::Relaxed);
+                    break;
+                }
+                continue;
             };
             let slot = self.clusters[cluster].base + self.clusters[cluster].pages.len() as u64;
             match self.vm.memory.evict(ppn, slot) {
@@ -187,6 +198,82 @@ impl Reclaim {
         let open = |c: &Cluster| !c.sealed && (c.pages.len() as u64) < room;
         let best = self.clusters.iter().filter(|c| open(c)).map(|c| c.pages.len()).max()?;
         self.clusters.iter().position(|c| open(c) && c.pages.len() == best)
+    }
+
+    /// A page to evict: share before swap, so victims are looked up in the share table first, some
+    /// at a time, and those that others have too are not evicted but shared.
+    fn next_victim(&mut self) -> Option<Ppn> {
+        let resident = |vm: &Shared, ppn: Ppn| {
+            let word = vm.memory.pmap().load(ppn);
+            word.state() == State::Resident && word.is_idle()
+        };
+        loop {
+            while let Some(ppn) = self.victims.pop() {
+                if resident(&self.vm, ppn) {
+                    return Some(ppn);
+                }
+            }
+            if !self.vm.may_share.load(Ordering::Relaxed) {
+                return self.victim();
+            }
+            let goal = self.vm.evict_goal.load(Ordering::Relaxed).min(LOOKED_UP) as usize;
+            if goal == 0 {
+                return self.victim();
+            }
+            let mut some: Vec<Ppn> = (0..goal).map_while(|_| self.victim()).collect();
+            some.sort_unstable();
+            some.dedup();
+            if some.is_empty() {
+                return None;
+            }
+            if let Err(e) = self.examiner.examine(&self.vm.memory, &some, Marking::None) {
+                self.vm.set_ill(format!("sharing before swap: {e}"));
+                self.victims = some;
+                return self.victims.pop();
+            }
+            let before = some.len();
+            some.retain(|&ppn| self.vm.memory.pmap().load(ppn).state() == State::Resident);
+            let shared = (before - some.len()) as u64;
+            self.vm.evict_done(shared);
+            self.victims = some;
+            if self.vm.evict_goal.load(Ordering::Relaxed) == 0 {
+                return self.victims.pop();
+            }
+        }
+    }
+
+    /// Nothing is at home: broken pages are brought there, else shared ones, to be evicted from
+    /// there. Answers whether any came.
+    fn bring_home(&mut self) -> bool {
+        let broken = self.vm.memory.take_broken(MOVING.0 as usize);
+        let pages = if broken.is_empty() { self.shared_pages() } else { broken };
+        if pages.is_empty() {
+            return false;
+        }
+        let came = self.vm.memory.go_home(&pages);
+        let state = |p: &Ppn| self.vm.memory.pmap().load(*p).state();
+        self.vm.memory.give_back_broken(pages.into_iter().filter(|p| state(p) == State::Broken));
+        match came {
+            Ok(came) => came > 0,
+            Err(e) => {
+                self.vm.set_ill(format!("bringing pages home: {e}"));
+                false
+            }
+        }
+    }
+
+    fn shared_pages(&mut self) -> Vec<Ppn> {
+        let memory = &self.vm.memory;
+        if memory.pmap().in_state(State::Shared).is_zero() {
+            return Vec::new();
+        }
+        let size = memory.pmap().len();
+        let start = self.replacement.propose(size).0;
+        (0..size.0)
+            .map(|i| Ppn((start + i) % size.0))
+            .filter(|&p| memory.pmap().load(p).state() == State::Shared)
+            .take(MOVING.0 as usize)
+            .collect()
     }
 
     fn victim(&mut self) -> Option<Ppn> {
@@ -324,11 +411,31 @@ impl Reclaim {
             }
             std::thread::sleep(Duration::from_micros(200));
         }
+        // Reading a shared page is not seen where it is.
+        let away: Vec<Ppn> = ppns
+            .iter()
+            .copied()
+            .filter(|p| p.0 < self.vm.memory.pmap().len().0)
+            .filter(|&p| {
+                let state = self.vm.memory.pmap().load(p).state();
+                matches!(state, State::Shared | State::Broken)
+            })
+            .collect();
+        for some in away.chunks(MOVING.0 as usize) {
+            match self.vm.memory.go_home(some) {
+                Ok(_) | Err(MemError::Gone) => {}
+                Err(e) => self.vm.set_ill(format!("bringing pages home: {e}")),
+            }
+        }
         let mut taken = 0;
         self.sampled = left;
         // A page may be touched before the last one is taken.
         let base = self.vm.memory.counters.values().touched;
         for ppn in ppns.into_iter().filter(|p| p.0 < self.vm.memory.pmap().len().0) {
+            let state = self.vm.memory.pmap().load(ppn).state();
+            if matches!(state, State::Shared | State::Broken) {
+                continue;
+            }
             for _ in 0..20 {
                 match self.vm.memory.sample(ppn) {
                     Ok(true) => {

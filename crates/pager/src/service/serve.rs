@@ -6,11 +6,16 @@
 //! - A fault on a page whose discard could not be booked yet waits for that.
 //! - Contents that arrive from the swap file for a page given up meanwhile are not put in place.
 
+use std::time::Duration;
+
 use ballast_units::{Ppn, SlotId};
 
 use super::pending::Pending;
 use crate::backend::{Backend, MemError, PageBuf};
 use crate::memory::{Access, Counters, Fault, Mark, Memory, Wait};
+
+/// Who waits this long for zeros to be mapped gets a page of its own instead.
+const ZEROS_LATE: Duration = Duration::from_millis(20);
 
 /// One event, in terms of pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,7 +91,9 @@ impl Serve {
         }
         for ppn in self.pending.waiting() {
             if let Some(fault) = self.pending.fault(ppn) {
-                self.fault(memory, ppn, fault.access, tasks);
+                let late = fault.why == Wait::Zeros && fault.since.elapsed() > ZEROS_LATE;
+                let access = if late { Access::Missing } else { fault.access };
+                self.fault(memory, ppn, access, tasks);
             }
         }
     }
@@ -157,7 +164,7 @@ impl Serve {
             match why {
                 Wait::Memory => Counters::add(&memory.counters.waits, 1),
                 Wait::Blocked => Counters::add(&memory.counters.blocks, 1),
-                Wait::Busy | Wait::Discard | Wait::Kernel => {}
+                Wait::Busy | Wait::Discard | Wait::Kernel | Wait::Zeros => {}
             }
         }
     }

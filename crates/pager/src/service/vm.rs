@@ -12,13 +12,17 @@ use ballast_units::{Bytes, Pages, Ppn};
 
 use super::fault::{FaultService, READS};
 use super::reclaim::Reclaim;
+use super::share::ShareService;
 use crate::guest_ram::GuestRam;
 use crate::host::Host;
-use crate::memory::{Memory, RecoverError, Recovered};
+use crate::memory::{MOVING, Memory, RecoverError, Recovered};
 use crate::pmap::{Pmap, PmapError};
 use crate::replacement::{Random, Replacement};
+use crate::sharing::control::Control;
+use crate::sharing::{Domain, DomainError};
 use crate::stage::{Stage, StageLayout};
 use crate::swap::{SwapError, SwapFile};
+use crate::word::State;
 
 /// Sizes of a VM's pager. The same values must be used to take a VM over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,9 +46,16 @@ impl Default for PagerConfig {
 }
 
 impl PagerConfig {
-    /// Machine memory that the pager itself takes for a VM of `size`: pmap, stage, read buffers.
+    /// Machine memory that the pager itself takes for a VM of `size`: pmap, stage, read buffers, what is
+    /// set aside for pages on their way home, and the share table if all pages are in it.
     pub fn overhead(&self, size: Pages) -> Pages {
-        Bytes(size.0 * 8).pages_ceil() + Pages(1) + self.stage.pages() + Pages(READS as u64)
+        let table = Bytes(size.0 * 20).pages_ceil();
+        Bytes(size.0 * 8).pages_ceil()
+            + Pages(1)
+            + self.stage.pages()
+            + Pages(READS as u64)
+            + MOVING
+            + table
     }
 }
 
@@ -89,6 +100,8 @@ pub enum StartError {
     Layout(String),
     #[error("{0}")]
     Recover(#[from] RecoverError),
+    #[error("sharing: {0}")]
+    Domain(#[from] DomainError),
     #[error("starting the pager's threads: {0}")]
     Threads(std::io::Error),
 }
@@ -118,7 +131,7 @@ pub struct Sample {
 /// What the threads of a VM share.
 pub(super) struct Shared {
     pub name: String,
-    pub memory: Memory<GuestRam>,
+    pub memory: Arc<Memory<GuestRam>>,
     pub swap: SwapFile,
     pub wake_fd: OwnedFd,
     pub evict_goal: AtomicU64,
@@ -134,6 +147,15 @@ pub(super) struct Shared {
     sample_size: AtomicU32,
     sample_base: AtomicU64,
     samples_begun: AtomicU64,
+    /// Whether pages may be looked for that others have too.
+    pub may_share: AtomicBool,
+    /// Whether its pages are to leave the store.
+    pub leaving: AtomicBool,
+    /// Mappings of the VMM, when they were last counted.
+    pub mappings: AtomicU64,
+    share_note: Mutex<Option<String>>,
+    share_work: Mutex<bool>,
+    share_ready: Condvar,
 }
 
 #[derive(Default)]
@@ -196,6 +218,25 @@ impl Shared {
         work.ready = false;
     }
 
+    /// Lets the share thread look at what there is to do.
+    pub fn signal_share(&self) {
+        *self.share_work.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.share_ready.notify_all();
+    }
+
+    pub fn wait_for_share_work(&self, at_most: Duration) {
+        let work = self.share_work.lock().unwrap_or_else(PoisonError::into_inner);
+        let (mut work, _) = self
+            .share_ready
+            .wait_timeout_while(work, at_most, |ready| !*ready && !self.is_stopping())
+            .unwrap_or_else(PoisonError::into_inner);
+        *work = false;
+    }
+
+    pub fn set_share_note(&self, note: Option<String>) {
+        *self.share_note.lock().unwrap_or_else(PoisonError::into_inner) = note;
+    }
+
     fn signal(&self, change: impl FnOnce(&mut Work)) {
         let mut work = self.work.lock().unwrap_or_else(PoisonError::into_inner);
         change(&mut work);
@@ -244,7 +285,7 @@ impl PagedVm {
             );
         }
         let memory = Memory::new(pmap, ram, stage, swap, host, config.fault_around);
-        let mut vm = PagedVm::assemble(name, memory, file, files, overhead)?;
+        let mut vm = PagedVm::assemble(name, Arc::new(memory), file, files, overhead)?;
         vm.spawn_faults()?;
         vm.spawn_reclaim(config.seed, &Recovered::default())?;
         made.keep();
@@ -260,6 +301,7 @@ impl PagedVm {
         ram: GuestRam,
         overhead: Pages,
         host: Arc<Host>,
+        domain: Option<&Arc<Domain<GuestRam>>>,
     ) -> Result<(PagedVm, Recovered), StartError> {
         ram.check().map_err(StartError::Layout)?;
         let pmap = Pmap::open(&files.pmap, ram.layout().len)?;
@@ -267,6 +309,10 @@ impl PagedVm {
             .map_err(|source| StartError::Stage { path: files.stage.clone(), source })?;
         let file = SwapFile::open(&files.swap)?;
         let memory = Memory::new(pmap, ram, stage, file.len(), host, config.fault_around);
+        let memory = Arc::new(memory);
+        if let Some(domain) = domain {
+            domain.join(&memory)?;
+        }
         let mark = memory.mark();
         let discards = std::cell::RefCell::new(Vec::new());
         let drain = || drain_events(&memory, &mut discards.borrow_mut());
@@ -291,7 +337,7 @@ impl PagedVm {
 
     fn assemble(
         name: &str,
-        memory: Memory<GuestRam>,
+        memory: Arc<Memory<GuestRam>>,
         swap: SwapFile,
         files: VmFiles,
         overhead: Pages,
@@ -315,6 +361,12 @@ impl PagedVm {
             sample_size: AtomicU32::new(0),
             sample_base: AtomicU64::new(0),
             samples_begun: AtomicU64::new(0),
+            may_share: AtomicBool::new(false),
+            leaving: AtomicBool::new(false),
+            mappings: AtomicU64::new(0),
+            share_note: Mutex::new(None),
+            share_work: Mutex::new(false),
+            share_ready: Condvar::new(),
         });
         Ok(PagedVm { shared, files, overhead, threads: Vec::new() })
     }
@@ -407,14 +459,85 @@ impl PagedVm {
         }
     }
 
+    /// Joins a domain, and looks for pages to share in it as `control` allows, once `set_may_share`
+    /// allows it too. The way to the shim must be connected, and the domain's store set.
+    pub fn share_in(
+        &mut self,
+        domain: &Arc<Domain<GuestRam>>,
+        control: Arc<Control>,
+        seed: u64,
+    ) -> Result<(), StartError> {
+        if self.memory().membership().is_none() {
+            domain.join(&self.shared.memory)?;
+        }
+        let service = ShareService::new(self.shared.clone(), control, seed);
+        self.spawn("share", move || service.run())
+    }
+
+    /// Its part of the common pages: a page that n share counts 1/n for each (vSphere's "consumed").
+    pub fn shared_part(&self) -> Pages {
+        let memory = self.memory();
+        let Some(member) = memory.membership() else { return Pages::ZERO };
+        let (shared, common) = member.domain.counts();
+        let own = memory.pmap().in_state(State::Shared) + memory.pmap().in_state(State::Broken);
+        Pages((own.0 * common.0).div_ceil(shared.0.max(1)).min(own.0))
+    }
+
+    /// Pages that name a page of the store.
+    pub fn in_store(&self) -> Pages {
+        let pmap = self.memory().pmap();
+        pmap.in_state(State::Shared) + pmap.in_state(State::Broken)
+    }
+    /// Whether its pages leave the store, as fast as memory allows.
+    pub fn set_leaving(&self, leaving: bool) {
+        self.shared.leaving.store(leaving, Ordering::Relaxed);
+        self.shared.signal_share();
+    }
+    /// Moves it from one domain to another if none of its pages is in the store; answers whether.
+    /// `switch` is called when nothing of it can be on its way into either.
+    pub fn change_domain(
+        &self,
+        domain: &Arc<Domain<GuestRam>>,
+        switch: impl FnOnce(),
+    ) -> Result<bool, DomainError> {
+        self.shared.memory.change_domain(domain, switch)
+    }
+
+    pub fn set_may_share(&self, may: bool) {
+        self.shared.may_share.store(may, Ordering::Relaxed);
+    }
+    /// Why pages are not looked for at the moment, if they are not.
+    pub fn share_note(&self) -> Option<String> {
+        self.shared.share_note.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+    /// Mappings of the VMM, when they were last counted.
+    pub fn mappings(&self) -> u64 {
+        self.shared.mappings.load(Ordering::Relaxed)
+    }
+
+    /// Its mappings are gone with the VMM: so are its references.
+    fn leave_domain(&self) {
+        let memory = self.memory();
+        let Some(member) = memory.membership() else { return };
+        for ppn in (0..memory.pmap().len().0).map(Ppn) {
+            if let Some(page) = memory.pmap().load(ppn).store_page() {
+                member.domain.release(page);
+            }
+        }
+        member.domain.leave(memory);
+    }
+
     fn wake_faults(&self) {
         let _ = rustix::io::write(&self.shared.wake_fd, &1u64.to_ne_bytes());
     }
 
     fn stop_threads(&mut self) {
+        // Other VMs' share threads may be at its pages too.
+        self.shared.memory.close();
         self.shared.stop.store(true, Ordering::Relaxed);
         self.wake_faults();
         self.shared.signal(|_| {});
+        self.shared.signal_share();
         for thread in self.threads.drain(..) {
             if thread.join().is_err() {
                 tracing::error!(vm = %self.shared.name, "a pager thread had panicked");
@@ -425,10 +548,11 @@ impl PagedVm {
     /// The VMM process is gone: gives back all its memory and swap, and removes its files.
     pub fn release(mut self) {
         self.stop_threads();
+        self.leave_domain();
         if let Err(e) = self.memory().backend().release_all() {
             tracing::warn!(vm = %self.shared.name, "freeing its RAM file: {e}");
         }
-        let pages = self.memory().charged() + self.overhead;
+        let pages = self.memory().charged() - self.memory().owed() + self.overhead;
         self.memory().host().ledger.release(pages);
         self.files.remove();
     }

@@ -1,20 +1,23 @@
 //! A deterministic double of guest memory: a few pages that behave as the kernel's do under a
-//! userfaultfd (page cache, per-page write protection that survives a punched hole, faults, discard
-//! events, EAGAIN), and that crash on demand. A page's contents are one number, repeated.
+//! userfaultfd (page cache, per-page write protection that survives a punched hole, private mappings
+//! and the kernel's copies, faults, discard events, EAGAIN), and that crash on demand. A page's
+//! contents are one number, repeated.
 
 #![allow(dead_code, reason = "each test file uses its own part of this module")]
 
+pub mod site;
 #[cfg(not(feature = "shuttle"))]
 pub mod vm;
 
 use std::collections::VecDeque;
 use std::sync::Arc as StdArc;
 
-use ballast_pager::backend::{Backend, MemError, PageBuf};
+use ballast_pager::backend::{Backend, Errno, MemError, PageBuf, Place, Remap};
 use ballast_pager::host::Host;
 use ballast_pager::ledger::Ledger;
 use ballast_pager::memory::Access;
 use ballast_pager::service::serve::Notice;
+use ballast_sharing::{StoreFile, StorePage};
 use ballast_units::{PAGE_SIZE, Pages, Ppn};
 
 #[cfg(feature = "shuttle")]
@@ -63,11 +66,38 @@ pub struct CrashAt {
     pub after: bool,
 }
 
-#[derive(Default)]
+/// What becomes of changes of mapping that the VMM did not answer for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unanswered {
+    /// Done at once, unheard.
+    Done,
+    /// Done when the VMM answers (`shim_answers`).
+    Later,
+}
+
+/// What a page holds while it is written half.
+const HALF: u64 = 0xbad;
+
 struct World {
     /// The page cache.
     pages: Vec<Option<u64>>,
+    /// What is mapped there, and the kernel's copies in private mappings.
+    places: Vec<Place>,
+    copies: Vec<Option<u64>>,
+    /// Whether the mapping is registered with the userfaultfd.
+    watched: Vec<bool>,
     protected: Vec<bool>,
+    /// Whether the VMM's mappings can be changed, and how many runs it changes before it registers
+    /// and protects them.
+    can_remap: bool,
+    together: usize,
+    unanswered: Option<Unanswered>,
+    outstanding: Option<Vec<Remap>>,
+    /// Whether the VMM goes on with what it was asked to change when the manager dies, and that.
+    goes_on: bool,
+    left: Vec<Remap>,
+    /// Changes of mapping fail from the n-th run of the next one on, mapped but not protected.
+    unwatched_from: Option<(usize, MemError)>,
     waiters: Vec<Waiter>,
     next_id: u64,
     /// Discards announced and not read.
@@ -77,7 +107,6 @@ struct World {
     changing: u32,
     calls: u64,
     crash: Option<CrashAt>,
-    dead: bool,
     /// Operation number to fail once with this error.
     fail: Option<(u64, MemError)>,
     /// The books are being rebuilt: more may be present than is booked.
@@ -87,26 +116,203 @@ struct World {
 pub struct Double {
     world: Mutex<World>,
     changed: Condvar,
-    host: StdArc<Host>,
+    machine: StdArc<Machine>,
+    /// Which VM of the machine.
+    number: usize,
 }
 
 /// A shared double: the VMM outlives managers.
 #[derive(Clone)]
 pub struct Ram(pub StdArc<Double>);
 
+/// What all doubles of a host take together, as the kernel would count it.
+pub struct Machine {
+    host: StdArc<Host>,
+    /// Pages of each VM: at home, and copies.
+    vms: std::sync::Mutex<Vec<u64>>,
+    store: Option<StoreFile>,
+    /// The manager of them all has died.
+    dead: std::sync::atomic::AtomicBool,
+}
+
+impl Machine {
+    pub fn new(host: StdArc<Host>, store: Option<StoreFile>) -> StdArc<Machine> {
+        let vms = std::sync::Mutex::new(Vec::new());
+        StdArc::new(Machine { host, vms, store, dead: false.into() })
+    }
+    fn die(&self) {
+        self.dead.store(true, std::sync::atomic::Ordering::SeqCst);
+    }
+    pub fn is_dead(&self) -> bool {
+        self.dead.load(std::sync::atomic::Ordering::SeqCst)
+    }
+    pub fn present(&self) -> u64 {
+        self.vms.lock().unwrap().iter().sum::<u64>() + self.stored()
+    }
+    /// Pages that the store's file has.
+    pub fn stored(&self) -> u64 {
+        self.store.as_ref().map_or(0, |store| store.measured().unwrap().pages().0)
+    }
+    fn read_store(&self, page: StorePage) -> u64 {
+        let mut bytes = Box::new([0; PAGE_SIZE]);
+        self.store.as_ref().unwrap().read(page, &mut bytes).unwrap();
+        token_of(&bytes)
+    }
+}
+
 pub fn host(budget: u64) -> StdArc<Host> {
     StdArc::new(Host::new(Ledger::new(Pages(budget), || {})))
 }
 
-impl Double {
-    pub fn ram(pages: u64, host: StdArc<Host>) -> Ram {
+impl World {
+    fn new(pages: u64, can_remap: bool) -> World {
         let n = pages as usize;
-        let world = World { pages: vec![None; n], protected: vec![false; n], ..World::default() };
-        Ram(StdArc::new(Double { world: Mutex::new(world), changed: Condvar::new(), host }))
+        World {
+            pages: vec![None; n],
+            places: vec![Place::Home; n],
+            copies: vec![None; n],
+            watched: vec![true; n],
+            protected: vec![false; n],
+            can_remap,
+            together: 2,
+            unanswered: None,
+            outstanding: None,
+            goes_on: false,
+            left: Vec::new(),
+            unwatched_from: None,
+            waiters: Vec::new(),
+            next_id: 0,
+            removes: VecDeque::new(),
+            removes_read: Vec::new(),
+            changing: 0,
+            calls: 0,
+            crash: None,
+            fail: None,
+            recovering: false,
+        }
+    }
+
+    /// One access of the guest: what it sees, or the fault that it meets.
+    fn access(&mut self, machine: &Machine, ppn: u64, write: Option<u64>) -> Result<u64, Access> {
+        let p = ppn as usize;
+        if write.is_some() && self.protected[p] && self.is_mapped(p) {
+            return Err(Access::Protected);
+        }
+        let seen = if self.places[p] == Place::Home {
+            if self.pages[p].is_none() {
+                if self.watched[p] {
+                    return Err(if write.is_some() { Access::Missing } else { Access::Reading });
+                }
+                // Nobody hears of it: a fresh page.
+                self.pages[p] = Some(0);
+            }
+            &mut self.pages[p]
+        } else {
+            &mut self.copies[p]
+        };
+        if write.is_some() {
+            *seen = write;
+        }
+        Ok(seen.unwrap_or_else(|| match self.places[p] {
+            Place::Store(page) => machine.read_store(page),
+            Place::Zeros | Place::Home => 0,
+        }))
+    }
+
+    /// Whether an access finds a page, be it protected.
+    fn is_mapped(&self, p: usize) -> bool {
+        self.places[p] != Place::Home || self.pages[p].is_some()
+    }
+
+    /// What the guest sees, whatever is protected.
+    fn shown(&self, machine: &Machine, p: usize) -> Option<u64> {
+        match self.places[p] {
+            Place::Home => self.pages[p],
+            Place::Zeros => Some(self.copies[p].unwrap_or(0)),
+            Place::Store(page) => Some(self.copies[p].unwrap_or_else(|| machine.read_store(page))),
+        }
+    }
+
+    fn present(&self) -> u64 {
+        (self.pages.iter().flatten().count() + self.copies.iter().flatten().count()) as u64
+    }
+
+    /// The mapping of a run is new: nothing is copied, nothing watched.
+    fn map(&mut self, run: &Remap) {
+        for (i, ppn) in run.pages().enumerate() {
+            let p = ppn.index();
+            self.places[p] = match run.to {
+                Place::Store(first) => {
+                    Place::Store(StorePage::new(u64::from(first.get()) + i as u64).unwrap())
+                }
+                other => other,
+            };
+            self.copies[p] = None;
+            self.protected[p] = false;
+            self.watched[p] = false;
+        }
+    }
+
+    fn watch(&mut self, run: &Remap) {
+        for ppn in run.pages() {
+            self.watched[ppn.index()] = true;
+            self.protected[ppn.index()] = run.to != Place::Home;
+        }
+    }
+
+    fn save(&mut self, machine: &Machine, run: &Remap) {
+        for ppn in run.pages() {
+            self.pages[ppn.index()] = self.shown(machine, ppn.index());
+        }
+    }
+
+    /// What is left to do of a run.
+    fn finish_remap(&mut self, machine: &Machine, run: &Remap) {
+        for (i, ppn) in run.pages().enumerate() {
+            let to = match run.to {
+                Place::Store(first) => {
+                    Place::Store(StorePage::new(u64::from(first.get()) + i as u64).unwrap())
+                }
+                other => other,
+            };
+            let one = Remap { first: ppn, n: 1, to };
+            if self.places[ppn.index()] != to {
+                if to == Place::Home {
+                    self.save(machine, &one);
+                }
+                self.map(&one);
+            }
+            if !self.watched[ppn.index()] {
+                self.watch(&one);
+            }
+        }
+    }
+}
+
+impl Double {
+    /// Of a host that has no other VM, and whose mappings cannot be changed.
+    pub fn ram(pages: u64, host: StdArc<Host>) -> Ram {
+        Double::on(&Machine::new(host, None), pages)
+    }
+
+    pub fn on(machine: &StdArc<Machine>, pages: u64) -> Ram {
+        let mut vms = machine.vms.lock().unwrap();
+        vms.push(0);
+        Ram(StdArc::new(Double {
+            world: Mutex::new(World::new(pages, machine.store.is_some())),
+            changed: Condvar::new(),
+            machine: machine.clone(),
+            number: vms.len() - 1,
+        }))
     }
 
     fn world(&self) -> MutexGuard<'_, World> {
         self.world.lock().unwrap()
+    }
+
+    /// Tells the machine what there is now; no other thread has run since `world` changed.
+    fn count(&self, world: &World) {
+        self.machine.vms.lock().unwrap()[self.number] = world.present();
     }
 
     // ---- the guest's side -------------------------------------------------------------------
@@ -114,15 +320,12 @@ impl Double {
     fn access(&self, ppn: u64, write: Option<u64>) -> u64 {
         let mut world = self.world();
         loop {
-            let access = match (world.pages[ppn as usize], world.protected[ppn as usize]) {
-                (None, _) => Access::Missing,
-                (Some(_), true) if write.is_some() => Access::Protected,
-                (Some(now), _) => {
-                    if write.is_some() {
-                        world.pages[ppn as usize] = write;
-                    }
-                    return write.unwrap_or(now);
+            let access = match world.access(&self.machine, ppn, write) {
+                Ok(seen) => {
+                    self.count(&world);
+                    return seen;
                 }
+                Err(access) => access,
             };
             let id = world.next_id;
             world.next_id += 1;
@@ -145,22 +348,18 @@ impl Double {
     /// One access of a guest whose manager runs in the same thread: the fault, if it faults.
     pub fn try_access(&self, ppn: u64, write: Option<u64>) -> Result<u64, Access> {
         let mut world = self.world();
-        match (world.pages[ppn as usize], world.protected[ppn as usize]) {
-            (None, _) => Err(Access::Missing),
-            (Some(_), true) if write.is_some() => Err(Access::Protected),
-            (Some(now), _) => {
-                if write.is_some() {
-                    world.pages[ppn as usize] = write;
-                }
-                Ok(write.unwrap_or(now))
-            }
-        }
+        let result = world.access(&self.machine, ppn, write);
+        self.count(&world);
+        result
     }
 
     /// Gives pages up and waits until that is known.
     pub fn vmm_discard(&self, first: u64, n: u64, how: Discard) {
-        if how == Discard::PunchThenTell {
-            self.vmm_punch(first, n);
+        match how {
+            Discard::PunchThenTell => self.vmm_punch(first, n),
+            // MADV_REMOVE is refused where the mapping is private.
+            Discard::TellThenPunch if !self.all_home(first, n) => return,
+            Discard::TellThenPunch => {}
         }
         let mut world = self.world();
         world.changing += 1;
@@ -174,9 +373,22 @@ impl Double {
         // The kernel lets operations go on before the thread has punched.
         world.changing -= 1;
         drop(world);
-        if how == Discard::TellThenPunch {
-            self.vmm_punch(first, n);
+        match how {
+            Discard::PunchThenTell => self.vmm_zap(first, n),
+            Discard::TellThenPunch => self.vmm_punch(first, n),
         }
+    }
+
+    fn all_home(&self, first: u64, n: u64) -> bool {
+        let world = self.world();
+        (first..first + n).all(|p| world.places[p as usize] == Place::Home)
+    }
+
+    /// `MADV_DONTNEED`: the copies in private mappings go; what was protected stays so.
+    pub fn vmm_zap(&self, first: u64, n: u64) {
+        let mut world = self.world();
+        world.copies[first as usize..(first + n) as usize].fill(None);
+        self.count(&world);
     }
 
     /// The announcement alone, without waiting; for tests of one thread.
@@ -188,14 +400,29 @@ impl Double {
 
     pub fn vmm_punch(&self, first: u64, n: u64) {
         let mut world = self.world();
-        for p in first..first + n {
-            world.pages[p as usize] = None;
-        }
+        world.pages[first as usize..(first + n) as usize].fill(None);
+        self.count(&world);
     }
 
     /// The VMM writes its RAM file by the descriptor, past the pager.
     pub fn vmm_write(&self, ppn: u64, token: u64) {
-        self.world().pages[ppn as usize] = Some(token);
+        let mut world = self.world();
+        world.pages[ppn as usize] = Some(token);
+        self.count(&world);
+    }
+
+    /// The VMM answers at last; changes that it had yet to make are made.
+    pub fn shim_answers(&self) {
+        let mut world = self.world();
+        for run in world.outstanding.take().unwrap_or_default() {
+            world.finish_remap(&self.machine, &run);
+        }
+        self.count(&world);
+    }
+
+    /// Whether the VMM goes on with what it was asked to change when the manager dies.
+    pub fn goes_on(&self, on: bool) {
+        self.world().goes_on = on;
     }
 
     // ---- the manager's side -----------------------------------------------------------------
@@ -224,14 +451,27 @@ impl Double {
         out
     }
 
+    /// Pages at home, and copies.
     pub fn present(&self) -> u64 {
-        self.world().pages.iter().flatten().count() as u64
+        self.world().present()
+    }
+    pub fn copied_pages(&self) -> u64 {
+        self.world().copies.iter().flatten().count() as u64
     }
     pub fn is_present(&self, ppn: u64) -> bool {
         self.world().pages[ppn as usize].is_some()
     }
     pub fn is_protected(&self, ppn: u64) -> bool {
         self.world().protected[ppn as usize]
+    }
+    pub fn place(&self, ppn: u64) -> Place {
+        self.world().places[ppn as usize]
+    }
+    pub fn has_copy(&self, ppn: u64) -> bool {
+        self.world().copies[ppn as usize].is_some()
+    }
+    pub fn is_watched(&self, ppn: u64) -> bool {
+        self.world().watched[ppn as usize]
     }
     pub fn waiting(&self) -> usize {
         self.world().waiters.len()
@@ -250,17 +490,43 @@ impl Double {
         world.calls = 0;
         world.fail = Some((call, error));
     }
+    /// The VMM does not answer when its mappings are next changed.
+    pub fn be_silent(&self, how: Unanswered) {
+        self.world().unanswered = Some(how);
+    }
+    pub fn is_silent(&self) -> bool {
+        self.world().outstanding.is_some()
+    }
+    /// The next change of mapping stops at its n-th run: those of its group are mapped, and neither
+    /// registered nor protected.
+    pub fn fail_watching(&self, run: usize, error: MemError) {
+        self.world().unwatched_from = Some((run, error));
+    }
+    /// How many runs the VMM maps before it registers and protects them.
+    pub fn set_together(&self, runs: usize) {
+        self.world().together = runs;
+    }
+
     /// A new manager comes; whether the old one had died.
     pub fn revive(&self) -> bool {
         let mut world = self.world();
+        // A VMM looks for another manager when it has done what it was told.
+        let mut left = std::mem::take(&mut world.left);
+        left.extend(world.outstanding.take().unwrap_or_default());
+        for run in left {
+            world.finish_remap(&self.machine, &run);
+        }
+        self.count(&world);
         world.crash = None;
         world.fail = None;
+        world.unanswered = None;
+        world.unwatched_from = None;
         world.recovering = true;
-        std::mem::take(&mut world.dead)
+        self.machine.dead.swap(false, std::sync::atomic::Ordering::SeqCst)
     }
 
     pub fn is_dead(&self) -> bool {
-        self.world().dead
+        self.machine.is_dead()
     }
     pub fn recovered(&self) {
         self.world().recovering = false;
@@ -281,12 +547,12 @@ impl Double {
         effect: impl FnOnce(&mut World) -> Result<T, MemError>,
     ) -> Result<T, MemError> {
         let mut world = self.world();
-        assert!(!world.dead, "a dead manager goes on");
+        assert!(!self.is_dead(), "a dead manager goes on");
         let call = world.calls;
         world.calls += 1;
         let crash = world.crash.filter(|c| c.call == call);
         if crash.is_some_and(|c| !c.after) {
-            world.dead = true;
+            self.machine.die();
             return Err(MemError::Crash);
         }
         if let Some((_, e)) = world.fail.take_if(|f| f.0 == call) {
@@ -298,25 +564,34 @@ impl Double {
             effect(&mut world)
         };
         if crash.is_some() {
-            world.dead = true;
+            self.machine.die();
             return Err(MemError::Crash);
         }
-        let present = world.pages.iter().flatten().count() as u64;
+        self.count(&world);
         let recovering = world.recovering;
         drop(world);
         self.changed.notify_all();
-        if recovering {
-            return result;
+        if !recovering {
+            self.check_accounting();
         }
-        let used = self.host.ledger.used();
-        // Others may free pages between the two looks, never book fewer than are there; so a
-        // shortfall is looked at twice.
-        assert!(
-            present <= used.0 || self.present() <= self.host.ledger.used().0,
-            "{present} pages present, {} booked",
-            used.0
-        );
         result
+    }
+
+    /// The machine never holds more than is booked. No other thread runs between the two looks.
+    fn check_accounting(&self) {
+        let used = self.machine.host.ledger.used();
+        let present = self.machine.present();
+        assert!(present <= used.0, "{present} pages present, {} booked", used.0);
+    }
+
+    /// An operation of the userfaultfd on a mapping that it is to be, and is registered.
+    fn of(world: &World, ppn: Ppn, home_only: bool) -> Result<(), MemError> {
+        let home = world.places[ppn.index()] == Place::Home;
+        assert!(home || !home_only, "{ppn} is to be filled, and mapped elsewhere");
+        if world.watched[ppn.index()] {
+            return Ok(());
+        }
+        Err(MemError::Os { op: "not registered", ppn, source: Errno(libc::ENOENT) })
     }
 
     fn wake_in(world: &mut World, ppn: u64, n: u64) {
@@ -327,6 +602,7 @@ impl Double {
 impl Backend for Ram {
     fn protect(&self, ppn: Ppn) -> Result<(), MemError> {
         self.0.call(true, |world| {
+            Double::of(world, ppn, false)?;
             world.protected[ppn.index()] = true;
             Ok(())
         })
@@ -334,6 +610,7 @@ impl Backend for Ram {
 
     fn unprotect(&self, ppn: Ppn) -> Result<(), MemError> {
         self.0.call(true, |world| {
+            Double::of(world, ppn, false)?;
             world.protected[ppn.index()] = false;
             Double::wake_in(world, ppn.0, 1);
             Ok(())
@@ -358,6 +635,7 @@ impl Backend for Ram {
 
     fn zero(&self, ppn: Ppn, n: u64) -> Result<u64, MemError> {
         self.0.call(true, |world| {
+            Double::of(world, ppn, true)?;
             if world.pages[ppn.index()].is_some() {
                 return Err(MemError::Exists);
             }
@@ -375,6 +653,7 @@ impl Backend for Ram {
     fn fill(&self, ppn: Ppn, bytes: &PageBuf) -> Result<(), MemError> {
         let token = token_of(bytes);
         self.0.call(true, |world| {
+            Double::of(world, ppn, true)?;
             if world.pages[ppn.index()].is_some() {
                 return Err(MemError::Exists);
             }
@@ -396,5 +675,132 @@ impl Backend for Ram {
         self.0.call(false, |world| {
             Ok((ppn.0..end).find(|&p| world.pages[p as usize].is_some()).unwrap_or(end))
         })
+    }
+
+    fn can_remap(&self) -> bool {
+        self.0.world().can_remap
+    }
+
+    fn remap(&self, runs: &[Remap]) -> (usize, Result<(), MemError>) {
+        let double = &self.0;
+        let silent = {
+            let mut world = double.world();
+            if world.outstanding.is_some() {
+                return (0, Err(MemError::Again));
+            }
+            world.unanswered.take()
+        };
+        if let Some(how) = silent {
+            let result = double.call(false, |world| {
+                match how {
+                    Unanswered::Later => world.outstanding = Some(runs.to_vec()),
+                    Unanswered::Done => {
+                        for run in runs {
+                            world.finish_remap(&double.machine, run);
+                        }
+                        world.outstanding = Some(Vec::new());
+                    }
+                }
+                Err(MemError::Unanswered)
+            });
+            return (0, result);
+        }
+        let together = double.world().together;
+        let mut done = 0;
+        while done < runs.len() {
+            match self.change(&runs[done..(done + together).min(runs.len())], done) {
+                (n, Ok(())) => done += n,
+                (n, Err(e)) => {
+                    let mut world = double.world();
+                    if e == MemError::Crash && world.goes_on {
+                        world.left = runs.to_vec();
+                    }
+                    return (done + n, Err(e));
+                }
+            }
+        }
+        (done, Ok(()))
+    }
+
+    fn places(&self, first: Ppn, n: u64) -> Result<Vec<Place>, MemError> {
+        self.0.call(false, |world| {
+            if world.outstanding.is_some() {
+                return Err(MemError::Unanswered);
+            }
+            Ok(world.places[first.index()..first.index() + n as usize].to_vec())
+        })
+    }
+
+    fn copied(&self, first: Ppn, n: u64) -> Result<Vec<bool>, MemError> {
+        self.0.call(false, |world| {
+            let copies = &world.copies[first.index()..first.index() + n as usize];
+            Ok(copies.iter().map(Option::is_some).collect())
+        })
+    }
+
+    fn rearm(&self, ppn: Ppn) -> Result<(), MemError> {
+        self.0.call(false, |world| {
+            world.watched[ppn.index()] = true;
+            Ok(())
+        })?;
+        self.protect(ppn)
+    }
+}
+
+impl Ram {
+    /// Runs that are mapped one after another, then watched together. How many are done whole, and
+    /// what stopped the next one.
+    fn change(&self, runs: &[Remap], at: usize) -> (usize, Result<(), MemError>) {
+        let double = &self.0;
+        let machine = &double.machine;
+        let mut mapped = 0;
+        let mut failed = Ok(());
+        for run in runs {
+            if run.to == Place::Home {
+                // Page by page, so that it may end in the middle; and the page may be half there.
+                failed = run.pages().try_for_each(|ppn| {
+                    let one = Remap { first: ppn, n: 1, to: Place::Home };
+                    let shown = double.world().shown(machine, ppn.index());
+                    if shown.is_some() {
+                        let half = |world: &mut World| {
+                            world.pages[ppn.index()] = Some(HALF);
+                            Ok(())
+                        };
+                        double.call(false, half)?;
+                    }
+                    double.call(false, |world| {
+                        world.save(machine, &one);
+                        Ok(())
+                    })
+                });
+            }
+            failed = failed.and_then(|()| {
+                double.call(false, |world| {
+                    world.map(run);
+                    Ok(())
+                })
+            });
+            if failed.is_err() {
+                break;
+            }
+            mapped += 1;
+        }
+        if failed == Err(MemError::Crash) {
+            return (0, failed);
+        }
+        for (i, run) in runs[..mapped].iter().enumerate() {
+            let unwatched = double.world().unwatched_from.take_if(|u| u.0 == at + i);
+            if let Some((_, e)) = unwatched {
+                return (i, Err(e));
+            }
+            let watched = double.call(false, |world| {
+                world.watch(run);
+                Ok(())
+            });
+            if watched.is_err() {
+                return (i, watched);
+            }
+        }
+        (mapped, failed)
     }
 }

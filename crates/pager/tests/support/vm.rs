@@ -10,10 +10,12 @@ use ballast_pager::host::Host;
 use ballast_pager::memory::{Access, Evicted, Memory, NotEvicted, RecoverError, Recovered};
 use ballast_pager::pmap::Pmap;
 use ballast_pager::service::serve::{Landed, Serve, Task};
+use ballast_pager::sharing::Domain;
 use ballast_pager::stage::{Stage, StageLayout};
-use ballast_pager::word::State;
+use ballast_pager::word::{State, Word};
 use ballast_units::{Pages, Ppn, SlotId};
 
+use super::site::Site;
 use super::{Double, Ram, host};
 
 pub const LAYOUT: StageLayout = StageLayout { cluster: 4, clusters: 1, holds: 2 };
@@ -22,7 +24,7 @@ pub struct Vm {
     dir: tempfile::TempDir,
     pub ram: Ram,
     pub host: Arc<Host>,
-    pub memory: Memory<Ram>,
+    pub memory: Arc<Memory<Ram>>,
     pub serve: Serve,
     pub swap: HashMap<u64, Box<PageBuf>>,
     swap_len: Pages,
@@ -34,13 +36,25 @@ pub struct Vm {
 
 impl Vm {
     pub fn new(pages: u64, budget: u64, swap: u64, around: u64) -> Vm {
-        let dir = tempfile::tempdir().unwrap();
         let host = host(budget);
-        let ram = Double::ram(pages, host.clone());
+        Vm::over(Double::ram(pages, host.clone()), host, pages, swap, around)
+    }
+
+    /// One that shares pages with the others of its site.
+    pub fn at(site: &Site, pages: u64, swap: u64, around: u64) -> Vm {
+        let ram = Double::on(&site.machine, pages);
+        let vm = Vm::over(ram, site.host.clone(), pages, swap, around);
+        site.domain.join(&vm.memory).unwrap();
+        vm
+    }
+
+    fn over(ram: Ram, host: Arc<Host>, pages: u64, swap: u64, around: u64) -> Vm {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
         let pmap = Pmap::create(&dir.path().join("pmap"), Pages(pages)).unwrap();
         let stage = Stage::create(&dir.path().join("stage"), LAYOUT).unwrap();
         let (swap_len, around) = (Pages(swap), Pages(around));
         let memory = Memory::new(pmap, ram.clone(), stage, swap_len, host.clone(), around);
+        let memory = Arc::new(memory);
         Vm {
             dir,
             ram,
@@ -116,6 +130,7 @@ impl Vm {
                 Err(access) => {
                     self.pump().unwrap();
                     self.fault(ppn, access).unwrap();
+                    self.map_zeros().unwrap();
                     if self.host.ledger.free().is_zero() {
                         self.evict_any(ppn);
                     }
@@ -125,8 +140,21 @@ impl Vm {
         panic!("ppn {ppn}: {:?} is never served", self.memory.pmap().load(Ppn(ppn)));
     }
 
+    /// What the share thread does where the guest reads what it never wrote.
+    pub fn map_zeros(&mut self) -> Result<(), MemError> {
+        for ppn in self.memory.take_reads_of_untouched() {
+            self.memory.map_zeros(ppn, 2)?;
+        }
+        Ok(())
+    }
+
     fn evict_any(&mut self, but: u64) {
         let others = (0..self.memory.pmap().len().0).filter(|&p| p != but);
+        let away = |p: &u64| matches!(self.state(*p), State::Shared | State::Broken);
+        if !others.clone().any(|p| self.state(p) == State::Resident) {
+            let away: Vec<Ppn> = others.clone().filter(away).map(Ppn).take(1).collect();
+            let _ = self.memory.go_home(&away);
+        }
         if let Some(p) = others.into_iter().find(|&p| self.state(p) == State::Resident) {
             let _ = self.evict(p);
         } else if let Some(p) =
@@ -172,12 +200,35 @@ impl Vm {
     /// As `take_over`, with a crash or failure that was set up before.
     pub fn retry_take_over(&mut self) -> Result<Recovered, RecoverError> {
         self.host.ledger.release(self.host.ledger.used());
+        self.adopt(None)
+    }
+
+    /// As `take_over`, of all VMs of a site.
+    pub fn take_over_all(site: &mut Site, vms: &mut [Vm]) -> Result<(), RecoverError> {
+        for vm in vms.iter() {
+            vm.ram.0.revive();
+        }
+        Vm::retry_take_over_all(site, vms)
+    }
+    pub fn retry_take_over_all(site: &mut Site, vms: &mut [Vm]) -> Result<(), RecoverError> {
+        site.recover(vms.iter().flat_map(|vm| vm.words()).collect::<Vec<_>>());
+        for vm in vms.iter_mut() {
+            vm.adopt(Some(&site.domain))?;
+        }
+        Ok(())
+    }
+
+    fn adopt(&mut self, domain: Option<&Arc<Domain<Ram>>>) -> Result<Recovered, RecoverError> {
         self.serve = Serve::default();
         self.cluster.clear();
         let pmap = Pmap::open(&self.path("pmap"), self.memory.pmap().len()).unwrap();
         let stage = Stage::open(&self.path("stage"), LAYOUT).unwrap();
         let (ram, host) = (self.ram.clone(), self.host.clone());
-        self.memory = Memory::new(pmap, ram, stage, self.swap_len, host, self.around);
+        let memory = Memory::new(pmap, ram, stage, self.swap_len, host, self.around);
+        self.memory = Arc::new(memory);
+        if let Some(domain) = domain {
+            domain.join(&self.memory).unwrap();
+        }
         let mut discards = Vec::new();
         let mark = self.memory.mark();
         let cell = std::cell::RefCell::new(&mut discards);
@@ -198,10 +249,34 @@ impl Vm {
         Ok(found)
     }
 
+    pub fn words(&self) -> Vec<Word> {
+        (0..self.memory.pmap().len().0).map(|p| self.memory.pmap().load(Ppn(p))).collect()
+    }
+
     /// Every invariant, of the machine and between it and the double.
     pub fn check(&self) {
-        self.memory.check().unwrap();
         assert_eq!(self.host.ledger.used(), self.memory.charged());
+        self.check_pages();
+    }
+
+    /// `check_all` of the only VM of a site.
+    pub fn check_shared(&self, site: &Site) {
+        Vm::check_all(site, std::slice::from_ref(self));
+    }
+
+    /// `check` of all VMs of a site, and of what they have in common.
+    pub fn check_all(site: &Site, vms: &[Vm]) {
+        let mut booked = site.reserve() + site.domain.stats().common;
+        for vm in vms {
+            booked += vm.memory.charged() - vm.memory.owed();
+            vm.check_pages();
+        }
+        site.check(vms.iter().flat_map(|vm| vm.words()));
+        assert_eq!(site.host.ledger.used(), booked);
+    }
+
+    fn check_pages(&self) {
+        self.memory.check().unwrap();
         let held = self.memory.pmap().in_state(State::Held).0;
         let present = self.ram.0.present();
         assert!(
@@ -209,10 +284,6 @@ impl Vm {
             "{present} present and {held} held, {} charged",
             self.memory.charged().0
         );
-        for p in 0..self.memory.pmap().len().0 {
-            if self.ram.0.is_present(p) {
-                assert_eq!(self.state(p), State::Resident, "ppn {p} is at home");
-            }
-        }
+        super::site::check_places(&self.memory, &self.ram);
     }
 }

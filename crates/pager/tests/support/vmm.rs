@@ -9,6 +9,8 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use ballast_pager::guest_ram::{GuestRam, RamLayout};
 use ballast_uffd::{Features, Modes, Uffd};
@@ -116,6 +118,9 @@ pub struct Vmm {
     pub ram: OwnedFd,
     pub uffd: Uffd,
     pub layout: RamLayout,
+    /// To the thread that changes its mappings, if it has one.
+    pub link: OwnedFd,
+    pub pid: u32,
 }
 
 impl Vmm {
@@ -159,7 +164,8 @@ impl Vmm {
             file_offset: 0,
         };
         let board = Board::map(board_fd.as_fd());
-        Vmm { child: Some(child), board, board_fd, ram, uffd: Uffd::from_fd(fd).unwrap(), layout }
+        let (uffd, pid) = (Uffd::from_fd(fd).unwrap(), child.id());
+        Vmm { child: Some(child), board, board_fd, ram, uffd, layout, link: ours, pid }
     }
 
     /// For one manager; the VMM keeps the originals, as the shim does.
@@ -176,12 +182,15 @@ impl Vmm {
         uffd: OwnedFd,
         ram: OwnedFd,
         board_fd: OwnedFd,
+        link: OwnedFd,
+        pid: u32,
         base: HostAddr,
         pages: u64,
     ) -> Vmm {
         let layout = RamLayout { base, len: Pages(pages), file_offset: 0 };
         let board = Board::map(board_fd.as_fd());
-        Vmm { child: None, board, board_fd, ram, uffd: Uffd::from_fd(uffd).unwrap(), layout }
+        let uffd = Uffd::from_fd(uffd).unwrap();
+        Vmm { child: None, board, board_fd, ram, uffd, layout, link, pid }
     }
 
     pub fn kill(&mut self) {
@@ -206,6 +215,7 @@ pub struct Guest {
     pub ram: OwnedFd,
     pub board: Board,
     pub uffd: Uffd,
+    pub socket: OwnedFd,
 }
 
 // SAFETY: roles partition the memory among their threads.
@@ -237,10 +247,10 @@ impl Guest {
         let address = (base as u64).to_ne_bytes();
         sendmsg(&socket, &[IoSlice::new(&address)], &mut control, SendFlags::empty()).unwrap();
         while board.get(Cell::Go) == 0 {
-            std::thread::sleep(std::time::Duration::from_millis(1));
+            std::thread::sleep(Duration::from_millis(1));
         }
         let role = std::env::var("VMM_ROLE").unwrap();
-        Some(Guest { role, base, pages, ram, board, uffd })
+        Some(Guest { role, base, pages, ram, board, uffd, socket })
     }
 
     pub fn word(&self, ppn: u64, word: usize) -> *mut u64 {
@@ -261,4 +271,41 @@ impl Guest {
             unsafe { self.word(ppn, i).write_volatile(f(i)) };
         }
     }
+}
+
+/// One at a time: descriptors must not leak into another test's processes.
+pub fn alone() -> Option<MutexGuard<'static, ()>> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    if let Err(e) = Uffd::open() {
+        assert!(
+            std::env::var("BALLAST_REQUIRE_PRIVILEGED").as_deref() != Ok("1"),
+            "no userfaultfd: {e}"
+        );
+        eprintln!("SKIPPED: no userfaultfd here: {e}");
+        return None;
+    }
+    Some(ALONE.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % n
+    }
+}
+
+pub fn wait_for(what: &str, done: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !done() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "no {what} after a minute");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+pub fn soak_seconds() -> u64 {
+    std::env::var("BALLAST_SOAK_SECONDS").ok().and_then(|s| s.parse().ok()).unwrap_or(10)
 }

@@ -1,0 +1,207 @@
+//! What a VM needs besides its pmap to share pages: its place in a domain, which pages have not been
+//! written since they were last looked at, which copies wait to go home, and the few pages of machine
+//! memory that a move home takes while both copies exist.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use ballast_units::{Pages, Ppn};
+
+use super::Memory;
+use crate::backend::Backend;
+use crate::sharing::Domain;
+use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, lock};
+
+/// Machine memory set aside in each VM's overhead for pages that are on their way home: the copy
+/// there and the page that is still mapped.
+pub const MOVING: Pages = Pages(32);
+
+/// A VM's place in the domain whose pages it may share.
+pub struct Membership<B: Backend> {
+    pub domain: Arc<Domain<B>>,
+    /// Number of its PPN 0 among all pages of the domain.
+    pub base: u32,
+}
+
+impl<B: Backend> Clone for Membership<B> {
+    fn clone(&self) -> Self {
+        Membership { domain: self.domain.clone(), base: self.base }
+    }
+}
+
+/// One bit per page.
+pub struct PageSet(Box<[AtomicU64]>);
+
+impl PageSet {
+    fn new(len: Pages) -> PageSet {
+        PageSet((0..len.0.div_ceil(64)).map(|_| AtomicU64::new(0)).collect())
+    }
+    pub fn insert(&self, ppn: Ppn) {
+        self.0[ppn.index() / 64].fetch_or(1 << (ppn.0 % 64), Ordering::AcqRel);
+    }
+    pub fn remove(&self, ppn: Ppn) {
+        let (cell, bit) = (&self.0[ppn.index() / 64], 1 << (ppn.0 % 64));
+        // Most are not in it, and a look is cheaper than a write.
+        if cell.load(Ordering::Acquire) & bit != 0 {
+            cell.fetch_and(!bit, Ordering::AcqRel);
+        }
+    }
+    pub fn contains(&self, ppn: Ppn) -> bool {
+        self.0[ppn.index() / 64].load(Ordering::Acquire) & 1 << (ppn.0 % 64) != 0
+    }
+}
+
+pub(super) struct Commons<B: Backend> {
+    membership: Mutex<Option<Membership<B>>>,
+    /// Write-protected since their contents were hashed: not to be looked at again before the guest
+    /// writes to them.
+    pub unwritten: PageSet,
+    /// Broken pages, and perhaps some that were.
+    broken: Mutex<BTreeSet<Ppn>>,
+    /// Pages whose mapping is unknown because the VMM has not answered.
+    parked: Mutex<Vec<Ppn>>,
+    /// Untouched pages that the guest reads.
+    read_untouched: Mutex<VecDeque<Ppn>>,
+    /// One change of the VM's mappings at a time; false when there are to be no more. Never taken by
+    /// the fault service.
+    turn: Mutex<bool>,
+    /// Pages charged to the VM that are paid from `MOVING` for now.
+    debt: AtomicU64,
+}
+
+impl<B: Backend> Commons<B> {
+    pub fn new(len: Pages) -> Commons<B> {
+        Commons {
+            membership: Mutex::new(None),
+            unwritten: PageSet::new(len),
+            broken: Mutex::new(BTreeSet::new()),
+            parked: Mutex::new(Vec::new()),
+            read_untouched: Mutex::new(VecDeque::new()),
+            turn: Mutex::new(true),
+            debt: AtomicU64::new(0),
+        }
+    }
+
+    /// None when the VM is not to be touched any more.
+    pub fn turn(&self) -> Option<MutexGuard<'_, bool>> {
+        Some(lock(&self.turn)).filter(|open| **open)
+    }
+    pub fn close(&self) {
+        *lock(&self.turn) = false;
+    }
+    pub fn add_broken(&self, ppn: Ppn) {
+        lock(&self.broken).insert(ppn);
+    }
+    pub fn park(&self, pages: impl IntoIterator<Item = Ppn>) {
+        lock(&self.parked).extend(pages);
+    }
+    pub fn take_parked(&self) -> Vec<Ppn> {
+        std::mem::take(&mut *lock(&self.parked))
+    }
+    pub fn ask_zeros(&self, ppn: Ppn) {
+        let mut asked = lock(&self.read_untouched);
+        if !asked.contains(&ppn) {
+            asked.push_back(ppn);
+        }
+    }
+}
+
+impl<B: Backend> Memory<B> {
+    pub fn membership(&self) -> Option<Membership<B>> {
+        lock(&self.commons.membership).clone()
+    }
+    pub(crate) fn set_membership(&self, membership: Option<Membership<B>>) {
+        *lock(&self.commons.membership) = membership;
+    }
+
+    /// Moves the VM to another domain, if no page of it names one of the old one's. Under the turn, so
+    /// that none can any more; `switch` is called before the first can in the new one.
+    pub fn change_domain(
+        self: &Arc<Self>,
+        domain: &Arc<Domain<B>>,
+        switch: impl FnOnce(),
+    ) -> Result<bool, crate::sharing::DomainError> {
+        let Some(_turn) = self.commons.turn() else { return Ok(false) };
+        let named =
+            (0..self.pmap.len().0).map(Ppn).any(|p| self.pmap.load(p).store_page().is_some());
+        if named {
+            return Ok(false);
+        }
+        if let Some(old) = self.membership() {
+            old.domain.leave(self);
+        }
+        switch();
+        domain.join(self)?;
+        Ok(true)
+    }
+
+    /// Ends all changes of mapping, by whatever thread: those of other VMs' pages included.
+    pub fn close(&self) {
+        self.commons.close();
+    }
+
+    /// Up to `n` broken pages; those that do not go home are to be given back.
+    pub fn take_broken(&self, n: usize) -> Vec<Ppn> {
+        let mut broken = lock(&self.commons.broken);
+        (0..n).map_while(|_| broken.pop_first()).collect()
+    }
+    pub fn give_back_broken(&self, pages: impl IntoIterator<Item = Ppn>) {
+        lock(&self.commons.broken).extend(pages);
+    }
+    /// Broken pages that wait to go home.
+    pub fn broken_waiting(&self) -> usize {
+        lock(&self.commons.broken).len()
+    }
+    /// Whether a page is known not to have been written since it was hashed.
+    pub fn is_unwritten(&self, ppn: Ppn) -> bool {
+        self.commons.unwritten.contains(ppn)
+    }
+    /// Untouched pages that the guest waits to read.
+    pub fn take_reads_of_untouched(&self) -> Vec<Ppn> {
+        lock(&self.commons.read_untouched).drain(..).collect()
+    }
+    pub fn has_reads_of_untouched(&self) -> bool {
+        !lock(&self.commons.read_untouched).is_empty()
+    }
+    pub fn is_parked(&self) -> bool {
+        !lock(&self.commons.parked).is_empty()
+    }
+
+    /// Charged pages that the ledger does not have on this VM's account: they are paid from `MOVING` until
+    /// there is free memory for them.
+    pub fn owed(&self) -> Pages {
+        Pages(self.commons.debt.load(Ordering::Relaxed))
+    }
+
+    /// How many pages may be on their way home now.
+    pub(super) fn room_to_move(&self) -> u64 {
+        MOVING.0.saturating_sub(self.commons.debt.load(Ordering::Relaxed))
+    }
+
+    /// Charges pages that are paid from what is set aside for moves; under the turn.
+    pub(super) fn charge_moving(&self, n: u64) {
+        self.commons.debt.fetch_add(n, Ordering::Relaxed);
+        self.charged.fetch_add(n, Ordering::Relaxed);
+    }
+
+    /// What is released pays the debt first. Answers what is left to release.
+    pub(super) fn pay_debt(&self, n: u64) -> u64 {
+        let mut paid = 0;
+        let _ = self.commons.debt.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |debt| {
+            paid = debt.min(n);
+            (paid > 0).then(|| debt - paid)
+        });
+        n - paid
+    }
+
+    /// Pays what free memory allows.
+    pub(super) fn settle_debt(&self) {
+        while self.commons.debt.load(Ordering::Relaxed) > 0
+            && self.host.ledger.try_reserve(Pages(1))
+        {
+            if self.pay_debt(1) == 1 {
+                self.host.ledger.release(Pages(1));
+            }
+        }
+    }
+}

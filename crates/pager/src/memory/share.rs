@@ -1,0 +1,379 @@
+//! A page leaves its home for a page of the store that equals it (OSDI'02 s.4.1). The order that must
+//! hold: write-protect; compare all of it; put the store's page over it, which is registered and
+//! protected in the same step; book it; punch the home page; wake who waits. A write in the instant
+//! between mapping and protection is copied by the kernel: right data, found by `copied` and booked
+//! as Broken.
+
+use ballast_sharing::{PageHash, StorePage};
+use ballast_units::Ppn;
+
+use super::{Counters, Membership, Memory};
+use crate::backend::{Backend, MemError, PageBuf, Place, Remap};
+use crate::word::{Busy, State, Word};
+
+/// What a page must hold to enter the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Contents {
+    /// What the store's page holds.
+    Common,
+    /// Something with this hash: the store's page is free, and will hold it from now on.
+    New(PageHash),
+}
+
+/// A page that is to enter the store. The caller has a reference to the store's page, or has
+/// allocated it; either becomes the pmap word's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Enter {
+    pub ppn: Ppn,
+    pub page: StorePage,
+    pub contents: Contents,
+}
+
+/// What became of it. Unless it is in the store, the caller has its reference again (of a page that
+/// was to be new and is not published: the allocation).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Entered {
+    Shared,
+    /// Not at home, or held by another transition.
+    NotEligible,
+    /// It holds something else by now.
+    Changed,
+    /// Another content with the same hash.
+    FalseMatch,
+    Failed(MemError),
+    /// Where it is mapped is not known yet; the reference stays with the pmap word.
+    Parked,
+}
+
+/// Pages that are read and compared together.
+const TOGETHER: usize = 64;
+
+/// Pages to work in.
+pub struct Scratch {
+    pages: Vec<PageBuf>,
+    others: Vec<PageBuf>,
+}
+
+impl Default for Scratch {
+    fn default() -> Scratch {
+        let zeros = || vec![[0; ballast_units::PAGE_SIZE]; TOGETHER];
+        Scratch { pages: zeros(), others: zeros() }
+    }
+}
+
+impl<B: Backend> Memory<B> {
+    /// Moves pages into the store, in the order given; neighbours that go to neighbouring pages of
+    /// the store are mapped with one call. Answers one outcome for each.
+    pub fn enter_store(
+        &self,
+        member: &Membership<B>,
+        wanted: &[Enter],
+        scratch: &mut Scratch,
+    ) -> Vec<Entered> {
+        let turn = self.commons.turn();
+        // It may have moved to another domain since it was looked up.
+        let still = |now: Membership<B>| std::sync::Arc::ptr_eq(&now.domain, &member.domain);
+        if turn.is_none() || !self.membership().is_some_and(still) {
+            return vec![Entered::NotEligible; wanted.len()];
+        }
+        match self.can_change() {
+            Ok(true) => {}
+            Ok(false) => return vec![Entered::NotEligible; wanted.len()],
+            Err(e) => return vec![Entered::Failed(e); wanted.len()],
+        }
+        let mut outcomes: Vec<Entered> =
+            wanted.iter().map(|enter| self.claim_home(enter)).collect();
+        for run in neighbours(wanted, &outcomes) {
+            self.prepare(member, &wanted[run.clone()], &mut outcomes[run], scratch);
+            if outcomes.contains(&Entered::Failed(MemError::Crash)) {
+                return vec![Entered::Failed(MemError::Crash); wanted.len()];
+            }
+        }
+        let mut runs = Vec::new();
+        let mut indices = Vec::new();
+        for (i, enter) in wanted.iter().enumerate() {
+            if outcomes[i] == Entered::Shared {
+                Remap::push(&mut runs, enter.ppn, Place::Store(enter.page));
+                indices.push(i);
+            }
+        }
+        if runs.is_empty() {
+            return outcomes;
+        }
+        let (done, result) = self.remap(&runs);
+        if result == Err(MemError::Crash) {
+            return vec![Entered::Failed(MemError::Crash); wanted.len()];
+        }
+        let (whole, rest) = runs.split_at(done);
+        let mut reached = Vec::with_capacity(indices.len());
+        for run in whole {
+            reached.extend(self.entered(run));
+            if reached.last() == Some(&Entered::Failed(MemError::Crash)) {
+                return vec![Entered::Failed(MemError::Crash); wanted.len()];
+            }
+        }
+        reached.extend(self.not_entered(rest, result.err().unwrap_or(MemError::Fixed)));
+        for (i, outcome) in indices.into_iter().zip(reached) {
+            outcomes[i] = outcome;
+        }
+        let shared = outcomes.iter().filter(|o| **o == Entered::Shared).count();
+        Counters::add(&self.counters.shares, shared as u64);
+        outcomes
+    }
+
+    /// Claims a page. `Shared` stands for success here and in `prepare`.
+    fn claim_home(&self, enter: &Enter) -> Entered {
+        let home = self.pmap.load(enter.ppn);
+        if home.state() != State::Resident || !home.is_idle() || home.sampled() {
+            return Entered::NotEligible;
+        }
+        let busy = Word::with_slot(State::Resident, u64::from(enter.page.get()));
+        match self.pmap.exchange(enter.ppn, home, busy.set_busy(Busy::Sharing)) {
+            Ok(()) => Entered::Shared,
+            Err(_) => Entered::NotEligible,
+        }
+    }
+
+    /// Protects claimed neighbours and looks at what they hold. What cannot enter stays at home, with
+    /// the reason in its outcome.
+    fn prepare(
+        &self,
+        member: &Membership<B>,
+        wanted: &[Enter],
+        outcomes: &mut [Entered],
+        scratch: &mut Scratch,
+    ) {
+        let (first, n) = (wanted[0].ppn, wanted.len());
+        let pages = &mut scratch.pages[..n];
+        let protected = self
+            .backend
+            .protect_run(first, n as u64)
+            .and_then(|()| self.backend.read_homes(first, pages));
+        if let Err(e) = protected {
+            for (enter, outcome) in wanted.iter().zip(outcomes) {
+                *outcome = self.refused(enter.ppn, Entered::Failed(e.clone()));
+            }
+            return;
+        }
+        let mut at = 0;
+        while at < n {
+            let others = &mut scratch.others;
+            let same = common_run(&wanted[at..]).max(1);
+            if wanted[at].contents == Contents::Common
+                && let Err(e) = member.domain.read_run(wanted[at].page, &mut others[..same])
+            {
+                for i in at..at + same {
+                    outcomes[i] = self.refused(wanted[i].ppn, Entered::Failed(e.clone()));
+                }
+            } else {
+                for i in at..at + same {
+                    if let Err(why) = compare(member, &wanted[i], &pages[i], &others[i - at]) {
+                        outcomes[i] = self.refused(wanted[i].ppn, why);
+                    }
+                }
+            }
+            at += same;
+        }
+    }
+
+    /// The page stays at home; why.
+    fn refused(&self, ppn: Ppn, why: Entered) -> Entered {
+        match why {
+            Entered::Failed(MemError::Crash) => why,
+            why => self.stays(ppn).map_or_else(Entered::Failed, |()| why),
+        }
+    }
+
+    /// The page stays at home, which nobody has touched. Err only when the manager dies.
+    pub(super) fn stays(&self, ppn: Ppn) -> Result<(), MemError> {
+        self.commons.unwritten.remove(ppn);
+        self.lift(ppn)?;
+        self.pmap.store(ppn, Word::new(State::Resident));
+        Ok(())
+    }
+
+    /// The mapping of a run is changed: books it and frees the home pages.
+    fn entered(&self, run: &Remap) -> Vec<Entered> {
+        let Place::Store(first) = run.to else { return Vec::new() };
+        let copied = match self.backend.copied(run.first, run.n) {
+            Ok(copied) => copied,
+            Err(e) => return self.park_run(run, e),
+        };
+        let word = |i: u64, copied: bool| {
+            let state = if copied { State::Broken } else { State::Shared };
+            Word::with_slot(state, u64::from(first.get()) + i)
+        };
+        for (i, ppn) in run.pages().enumerate() {
+            self.commons.unwritten.remove(ppn);
+            self.pmap.store(ppn, word(i as u64, copied[i]).set_busy(Busy::Sharing));
+        }
+        if let Err(e) = self.backend.punch(run.first, run.n) {
+            return self.park_run(run, e);
+        }
+        let mut freed = 0;
+        for (i, ppn) in run.pages().enumerate() {
+            self.pmap.store(ppn, word(i as u64, copied[i]));
+            if copied[i] {
+                // The page that its home gave back is the copy's.
+                Counters::add(&self.counters.breaks, 1);
+                self.commons.add_broken(ppn);
+            } else {
+                freed += 1;
+            }
+        }
+        self.uncharge(freed);
+        match self.backend.wake(run.first, run.n) {
+            Err(MemError::Crash) => vec![Entered::Failed(MemError::Crash); run.n as usize],
+            _ => vec![Entered::Shared; run.n as usize],
+        }
+    }
+
+    /// The mappings of these runs were not changed, or in part.
+    fn not_entered(&self, runs: &[Remap], e: MemError) -> Vec<Entered> {
+        let pages = runs.iter().map(|run| run.n as usize).sum();
+        if matches!(e, MemError::Unanswered | MemError::Gone) {
+            return runs.iter().flat_map(|run| self.park_run(run, e.clone())).collect();
+        }
+        let mut outcomes = Vec::with_capacity(pages);
+        let settled = self.settle_runs(runs, |change| {
+            outcomes.push(match change {
+                None => Entered::Parked,
+                Some((_, after)) if after.store_page().is_some() => Entered::Shared,
+                Some(_) => Entered::Failed(e.clone()),
+            });
+        });
+        match settled {
+            Ok(()) => outcomes,
+            Err(dead) => vec![Entered::Failed(dead); pages],
+        }
+    }
+
+    fn park_run(&self, run: &Remap, e: MemError) -> Vec<Entered> {
+        if e == MemError::Crash {
+            return vec![Entered::Failed(e); run.n as usize];
+        }
+        self.commons.park(run.pages());
+        vec![Entered::Parked; run.n as usize]
+    }
+
+    /// Changes mappings, and counts it.
+    pub(super) fn remap(&self, runs: &[Remap]) -> (usize, Result<(), MemError>) {
+        let begun = std::time::Instant::now();
+        let result = self.backend.remap(runs);
+        Counters::add(&self.counters.remap_ns, begun.elapsed().as_nanos() as u64);
+        Counters::add(&self.counters.remaps, result.0 as u64);
+        result
+    }
+
+    /// Drops a page at home that holds zeros only. False if it is not, or another transition has it.
+    pub fn drop_if_zero(&self, ppn: Ppn, scratch: &mut Scratch) -> Result<bool, MemError> {
+        let home = self.pmap.load(ppn);
+        if home.state() != State::Resident || !home.is_idle() {
+            return Ok(false);
+        }
+        let busy = home.set_busy(Busy::Evicting);
+        if self.pmap.exchange(ppn, home, busy).is_err() {
+            return Ok(false);
+        }
+        let stay = |e: MemError| match e {
+            MemError::Crash => e,
+            e => self.stays(ppn).map_or_else(|dead| dead, |()| e),
+        };
+        match self.backend.protect(ppn).map_err(stay) {
+            Err(MemError::Again) => return Ok(false),
+            other => other?,
+        }
+        self.backend.read_home(ppn, &mut scratch.pages[0]).map_err(stay)?;
+        if !ballast_sharing::is_zero(&scratch.pages[0]) {
+            self.stays(ppn)?;
+            return Ok(false);
+        }
+        self.departures.note(ppn);
+        let next = Word::UNTOUCHED;
+        self.commons.unwritten.remove(ppn);
+        self.pmap.store(ppn, next.set_busy(Busy::Evicting));
+        self.backend.punch(ppn, 1).map_err(stay)?;
+        self.pmap.store(ppn, next);
+        self.uncharge(1);
+        Counters::add(&self.counters.zero_dropped, 1);
+        Ok(true)
+    }
+
+    /// Write-protects pages whose contents did not change since they were hashed, so that they need
+    /// not be looked at again before they are written. A write in between the hash and this is missed:
+    /// then the page is looked up under an old hash, which is found out when that matches.
+    pub fn protect_unwritten(&self, first: Ppn, n: u64) -> Result<(), MemError> {
+        // A mapping that is being changed is not registered for a moment, and cannot be protected.
+        let Some(_turn) = self.commons.turn() else { return Ok(()) };
+        let pages = (first.0..first.0 + n).map(Ppn);
+        for ppn in pages.clone() {
+            // Before the protection: a fault that lifts it removes the bit again.
+            self.commons.unwritten.insert(ppn);
+        }
+        if let Err(e) = self.backend.protect_run(first, n) {
+            for ppn in pages {
+                self.commons.unwritten.remove(ppn);
+            }
+            return match e {
+                MemError::Again => Ok(()),
+                e => Err(e),
+            };
+        }
+        Ok(())
+    }
+    /// The page is to be looked at again.
+    pub fn forget_unwritten(&self, ppn: Ppn) {
+        self.commons.unwritten.remove(ppn);
+    }
+}
+
+/// Runs of neighbours among those that were claimed, as indices; none is longer than `TOGETHER`.
+fn neighbours(wanted: &[Enter], outcomes: &[Entered]) -> Vec<std::ops::Range<usize>> {
+    let mut runs: Vec<std::ops::Range<usize>> = Vec::new();
+    for (i, enter) in wanted.iter().enumerate() {
+        if outcomes[i] != Entered::Shared {
+            continue;
+        }
+        match runs.last_mut() {
+            Some(run)
+                if run.end == i
+                    && run.len() < TOGETHER
+                    && wanted[i - 1].ppn.0 + 1 == enter.ppn.0 =>
+            {
+                run.end += 1;
+            }
+            _ => runs.push(i..i + 1),
+        }
+    }
+    runs
+}
+
+/// How many pages from the first on are to equal neighbouring pages of the store.
+fn common_run(wanted: &[Enter]) -> usize {
+    let first = u64::from(wanted[0].page.get());
+    wanted
+        .iter()
+        .zip(first..)
+        .take_while(|(enter, page)| {
+            enter.contents == Contents::Common && u64::from(enter.page.get()) == *page
+        })
+        .count()
+}
+
+/// Whether a protected page holds what it must; `other` is what the store's page holds. A new page of
+/// the store is written.
+fn compare<B: Backend>(
+    member: &Membership<B>,
+    enter: &Enter,
+    page: &PageBuf,
+    other: &PageBuf,
+) -> Result<(), Entered> {
+    let domain = &member.domain;
+    match enter.contents {
+        Contents::Common if page == other => Ok(()),
+        Contents::Common if domain.hash(page) == domain.hash(other) => Err(Entered::FalseMatch),
+        Contents::Common => Err(Entered::Changed),
+        Contents::New(hash) if domain.hash(page) != hash => Err(Entered::Changed),
+        Contents::New(hash) => domain.publish(enter.page, hash, page).map_err(Entered::Failed),
+    }
+}

@@ -1,0 +1,306 @@
+//! The share thread of one VM: it looks for equal pages, brings broken ones home, and maps zeros
+//! where the guest reads what it never wrote. All of it goes through the VM's shim, so a VMM that
+//! hangs holds up this thread and no other VM's.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use ballast_uffd::procmap::max_map_count;
+use ballast_units::Ppn;
+
+use super::vm::Shared;
+use crate::backend::{Backend, MemError};
+use crate::memory::MOVING;
+use crate::sharing::control::{Control, Settings};
+use crate::sharing::examine::{BATCH, Examined, Examiner};
+use crate::sharing::limit::{Cost, Limiter};
+use crate::sharing::order::{EXTENT, Walk};
+use crate::word::State;
+
+/// Part of vm.max_map_count that a VMM may have used; the rest is for the VMM itself.
+const MAPPINGS: f64 = 0.75;
+/// Mappings that one change may add: it splits one, and lies between the halves.
+const PER_CHANGE: u64 = 2;
+/// Between two counts of a VMM's mappings, which read its whole list; longer where that takes long.
+const RECOUNT: Duration = Duration::from_secs(10);
+/// Extents looked through for pages worth reading before the thread looks at other things.
+const EXTENTS: usize = 256;
+/// Zeros are mapped so far ahead of the first read, and twice as far each time reads go on there.
+const ZEROS_AHEAD: u64 = 16;
+const SHORTEST: Duration = Duration::from_millis(500);
+/// How long a VM that is not to be looked at is let alone.
+const IDLE: Duration = Duration::from_millis(500);
+
+pub(super) struct ShareService {
+    vm: Arc<Shared>,
+    control: Arc<Control>,
+    limiter: Limiter,
+    examiner: Examiner,
+    walk: Walk,
+    order: crate::sharing::order::Order,
+    pass: Pass,
+    zeros: Zeros,
+    mappings: MappingCount,
+    rehome_at: Instant,
+    /// Hashing what a former manager had shared.
+    unhashed: bool,
+}
+
+/// One pass over the VM.
+struct Pass {
+    began: Instant,
+    /// Time from its beginning to the next one's.
+    interval: Duration,
+    done: Examined,
+    over: bool,
+    /// Faults served when it began.
+    faults: u64,
+}
+
+/// Reads of untouched pages that follow one another.
+struct Zeros {
+    next: Ppn,
+    ahead: u64,
+}
+
+struct MappingCount {
+    counted: u64,
+    /// Changes made when it was counted.
+    changes: u64,
+    at: Option<Instant>,
+    took: Duration,
+    most: u64,
+}
+
+impl ShareService {
+    pub fn new(vm: Arc<Shared>, control: Arc<Control>, seed: u64) -> ShareService {
+        let order = control.settings().order;
+        let len = vm.memory.pmap().len();
+        ShareService {
+            control,
+            limiter: Limiter::default(),
+            examiner: Examiner::default(),
+            walk: Walk::new(len, order, seed),
+            order,
+            pass: Pass {
+                began: Instant::now(),
+                interval: SHORTEST,
+                done: Examined::default(),
+                over: false,
+                faults: 0,
+            },
+            zeros: Zeros { next: Ppn(0), ahead: ZEROS_AHEAD },
+            mappings: MappingCount {
+                counted: 0,
+                changes: 0,
+                at: None,
+                took: Duration::ZERO,
+                most: (max_map_count().unwrap_or(65530) as f64 * MAPPINGS) as u64,
+            },
+            rehome_at: Instant::now(),
+            unhashed: true,
+            vm,
+        }
+    }
+
+    pub fn run(mut self) {
+        while !self.vm.is_stopping() {
+            let begun = thread_cpu();
+            let rest = match self.turn() {
+                Ok(rest) => rest,
+                Err(MemError::Gone) => return,
+                // A discard is being read: its pages are looked at later.
+                Err(MemError::Again) => Duration::from_millis(1),
+                Err(e) => {
+                    self.vm.set_ill(format!("sharing pages: {e}"));
+                    Duration::from_secs(1)
+                }
+            };
+            let spent = thread_cpu().saturating_sub(begun);
+            self.control.spent(spent);
+            let total = &self.vm.memory.counters.share_cpu_ns;
+            total.fetch_add(spent.as_nanos() as u64, Ordering::Relaxed);
+            self.vm.wait_for_share_work(rest);
+        }
+    }
+
+    fn turn(&mut self) -> Result<Duration, MemError> {
+        if self.vm.memory.is_parked() && self.vm.memory.settle_parked()? > 0 {
+            // Whatever else is asked for would not be answered either.
+            self.vm.set_share_note(Some("QEMU does not answer".into()));
+            return Ok(Duration::from_millis(100));
+        }
+        self.map_zeros()?;
+        let settings = self.control.settings();
+        if self.vm.leaving.load(Ordering::Relaxed) {
+            return self.leave_store();
+        }
+        self.rehome(&settings)?;
+        self.scan(&settings)
+    }
+
+    fn map_zeros(&mut self) -> Result<(), MemError> {
+        for ppn in self.vm.memory.take_reads_of_untouched() {
+            let ahead = if ppn == self.zeros.next { self.zeros.ahead * 2 } else { ZEROS_AHEAD };
+            let mapped = self.vm.memory.map_zeros(ppn, ahead)?;
+            self.zeros = Zeros { next: Ppn(ppn.0 + mapped), ahead: ahead.min(1 << 20) };
+        }
+        Ok(())
+    }
+
+    fn rehome(&mut self, settings: &Settings) -> Result<(), MemError> {
+        if self.rehome_at.elapsed() < settings.rehome_after || self.vm.memory.broken_waiting() == 0
+        {
+            return Ok(());
+        }
+        self.rehome_at = Instant::now();
+        let mut stuck = Vec::new();
+        let result = loop {
+            if self.vm.memory.has_reads_of_untouched() || self.vm.is_stopping() {
+                break Ok(());
+            }
+            let some = self.vm.memory.take_broken(MOVING.0 as usize);
+            if some.is_empty() {
+                break Ok(());
+            }
+            let home = self.vm.memory.go_home(&some);
+            let word = |p: &Ppn| self.vm.memory.pmap().load(*p).state();
+            stuck.extend(some.into_iter().filter(|p| word(p) == State::Broken));
+            match home {
+                // Nothing moves at the moment: no room, or a discard that is being read.
+                Ok(0) => break Ok(()),
+                Ok(_) => {}
+                Err(e) => break Err(e),
+            }
+        };
+        self.vm.memory.give_back_broken(stuck);
+        result
+    }
+
+    /// Everything goes home, as fast as there is memory for it.
+    fn leave_store(&mut self) -> Result<Duration, MemError> {
+        let memory = &self.vm.memory;
+        self.vm.set_share_note(Some("its pages leave the store: its salt was changed".into()));
+        let state = |p: Ppn| memory.pmap().load(p).state();
+        let away = |p: &Ppn| matches!(state(*p), State::Shared | State::Broken);
+        let pages: Vec<Ppn> =
+            (0..memory.pmap().len().0).map(Ppn).filter(away).take(64 * MOVING.0 as usize).collect();
+        for some in pages.chunks(MOVING.0 as usize) {
+            if memory.go_home(some)? == 0 || self.vm.is_stopping() {
+                return Ok(IDLE);
+            }
+        }
+        Ok(if pages.is_empty() { IDLE } else { Duration::from_millis(1) })
+    }
+
+    /// Looks at some pages. Answers how long to rest.
+    fn scan(&mut self, settings: &Settings) -> Result<Duration, MemError> {
+        let memory = &self.vm.memory.clone();
+        if !settings.enabled || !self.vm.may_share.load(Ordering::Relaxed) {
+            self.vm.set_share_note((!settings.enabled).then(|| "switched off".into()));
+            return Ok(IDLE.min(settings.rehome_after));
+        }
+        let Some(member) = memory.membership() else { return Ok(IDLE) };
+        if !memory.backend().can_remap() {
+            let why = "its shim is of an older version, or the run folder is not on a tmpfs";
+            self.vm.set_share_note(Some(why.into()));
+            return Ok(IDLE);
+        }
+        if settings.order != self.order {
+            self.order = settings.order;
+            self.walk = Walk::new(memory.pmap().len(), self.order, self.pass.faults | 1);
+        }
+        if !self.room_for_mappings() {
+            return Ok(IDLE);
+        }
+        if self.pass.over {
+            let due = self.pass.began + self.interval(settings);
+            let now = Instant::now();
+            if now < due {
+                return Ok((due - now).min(IDLE));
+            }
+            let faults = memory.counters.values().faults;
+            let interval = self.pass.interval;
+            let done = Examined::default();
+            self.pass = Pass { began: now, interval, done, over: false, faults };
+        }
+        let (cpu, locked) = (thread_cpu(), memory.counters.values().remap_ns);
+        if self.unhashed {
+            self.unhashed = member.domain.hash_some(BATCH)? > 0;
+        }
+        let mut done = Examined::default();
+        for _ in 0..EXTENTS {
+            let Some(first) = self.walk.next_extent() else {
+                self.pass.over = true;
+                break;
+            };
+            let end = (first.0 + EXTENT).min(memory.pmap().len().0);
+            let pages: Vec<Ppn> = (first.0..end).map(Ppn).collect();
+            done += self.examiner.examine(memory, &pages, settings.marking())?;
+            if done.scanned >= BATCH as u64 || memory.has_reads_of_untouched() {
+                break;
+            }
+        }
+        self.pass.done += done;
+        if self.pass.over {
+            self.end_pass(settings);
+        }
+        let cost = Cost {
+            pages: done.scanned,
+            cpu: thread_cpu().saturating_sub(cpu),
+            locked: Duration::from_nanos(memory.counters.values().remap_ns - locked),
+        };
+        let rest = self.limiter.pay(settings.vm, cost).max(self.control.pay(settings.host, cost));
+        Ok(rest.min(IDLE))
+    }
+
+    /// A pass that found something is followed by the next soon; one that did not, late.
+    fn end_pass(&mut self, settings: &Settings) {
+        let done = self.pass.done;
+        let found = (done.shared + done.zero) * 100 >= done.scanned.max(1);
+        let interval =
+            if found && done.scanned > 0 { self.pass.interval / 4 } else { self.pass.interval * 2 };
+        self.pass.interval = interval.clamp(SHORTEST, settings.scan_time.max(SHORTEST));
+        self.vm.memory.counters.passes.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Much that came home since the last pass makes the next one worth while earlier.
+    fn interval(&self, settings: &Settings) -> Duration {
+        let memory = &self.vm.memory;
+        let new = memory.counters.values().faults.saturating_sub(self.pass.faults);
+        let interval = self.pass.interval.min(settings.scan_time.max(SHORTEST));
+        if new * 64 > memory.pmap().len().0 { interval.min(SHORTEST * 10) } else { interval }
+    }
+
+    /// Whether the VMM has mappings to spare.
+    fn room_for_mappings(&mut self) -> bool {
+        let changes = self.vm.memory.counters.values().remaps;
+        let count = &mut self.mappings;
+        let estimate = count.counted + (changes - count.changes) * PER_CHANGE;
+        let wait = RECOUNT.max(count.took * 200);
+        let counted_lately = count.at.is_some_and(|at| at.elapsed() < wait);
+        if !counted_lately
+            && (count.at.is_none() || changes != count.changes || estimate > count.most)
+        {
+            let begun = Instant::now();
+            if let Some(counted) = self.vm.memory.backend().mappings().count() {
+                count.counted = counted;
+                count.changes = changes;
+            }
+            count.at = Some(Instant::now());
+            count.took = begun.elapsed();
+        }
+        let estimate = count.counted + (changes - count.changes) * PER_CHANGE;
+        let room = estimate <= count.most;
+        let note = || format!("{estimate} mappings: more needs a higher vm.max_map_count");
+        self.vm.set_share_note((!room).then(note));
+        self.vm.mappings.store(count.counted, Ordering::Relaxed);
+        room
+    }
+}
+
+fn thread_cpu() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}

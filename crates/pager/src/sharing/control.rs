@@ -1,0 +1,83 @@
+//! What the operator says about sharing, and what all VMs' share threads spend together.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{PoisonError, RwLock};
+use std::time::Duration;
+
+use super::examine::Marking;
+use super::limit::{Cost, Limiter, Limits};
+use super::order::Order;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Settings {
+    /// Whether pages are looked for. Pages that are shared already stay so.
+    pub enabled: bool,
+    pub order: Order,
+    /// Pages found unchanged are write-protected and passed over until they are written.
+    pub skip_unwritten: bool,
+    /// The same at the first look already, so that each pass is over what was written since the last.
+    pub eager: bool,
+    /// Of all VMs together.
+    pub host: Limits,
+    pub vm: Limits,
+    /// The longest time from the beginning of one pass over a VM to the next.
+    pub scan_time: Duration,
+    /// Broken pages go home after this.
+    pub rehome_after: Duration,
+}
+
+impl Settings {
+    pub(crate) fn marking(&self) -> Marking {
+        match (self.skip_unwritten, self.eager) {
+            (false, _) => Marking::None,
+            (true, false) => Marking::Unchanged,
+            (true, true) => Marking::All,
+        }
+    }
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            enabled: true,
+            order: Order::Random,
+            skip_unwritten: true,
+            eager: false,
+            host: Limits { pages_per_s: 65536.0, cores: 0.1 },
+            vm: Limits { pages_per_s: 32768.0, cores: 0.1 },
+            scan_time: Duration::from_secs(600),
+            rehome_after: Duration::from_secs(2),
+        }
+    }
+}
+
+/// Shared by the share threads of all VMs.
+#[derive(Debug, Default)]
+pub struct Control {
+    settings: RwLock<Settings>,
+    limiter: Limiter,
+    cpu_ns: AtomicU64,
+}
+
+impl Control {
+    pub fn new(settings: Settings) -> Control {
+        Control { settings: RwLock::new(settings), ..Control::default() }
+    }
+    pub fn settings(&self) -> Settings {
+        *self.settings.read().unwrap_or_else(PoisonError::into_inner)
+    }
+    pub fn set(&self, settings: Settings) {
+        *self.settings.write().unwrap_or_else(PoisonError::into_inner) = settings;
+    }
+    /// CPU time of all share threads so far.
+    pub fn cpu(&self) -> Duration {
+        Duration::from_nanos(self.cpu_ns.load(Ordering::Relaxed))
+    }
+    /// Pays for a look within the host's limits; answers how long to rest.
+    pub(crate) fn pay(&self, limits: Limits, cost: Cost) -> Duration {
+        self.limiter.pay(limits, cost)
+    }
+    pub(crate) fn spent(&self, cpu: Duration) {
+        self.cpu_ns.fetch_add(cpu.as_nanos() as u64, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,427 @@
+//! A domain: the VMs that may share pages with one another, the store with the pages that they
+//! share, and the table by which these are found. Each store page is charged to the host's ledger
+//! once, however many pages it stands for.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::{Arc, Weak};
+
+use ballast_sharing::{
+    Hasher, Match, PageHash, PageId, ShareTable, StoreError, StoreFile, StorePage, StorePages,
+    StoreRun, TableStats,
+};
+use ballast_units::{Bytes, Pages, Ppn};
+
+use crate::backend::{Backend, Errno, MemError, PageBuf};
+use crate::host::Host;
+use crate::memory::{Membership, Memory};
+use crate::sync::{Mutex, lock};
+use crate::word::Word;
+
+/// Pages of a VM that leaves, forgotten at one time.
+const FORGOTTEN: u64 = 1 << 14;
+
+/// Why a domain cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum DomainError {
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The pmap of a VM names a page that the store does not have.
+    #[error("{0}: the store has no such page")]
+    Page(StorePage),
+    #[error("looking through the store: {0}")]
+    Scan(#[from] std::io::Error),
+    /// More memory than one table can number.
+    #[error("its VMs have more than {} together", Pages(PageId::LIMIT as u64).bytes())]
+    Full,
+}
+
+/// What a domain holds now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DomainStats {
+    /// Guest pages that common pages stand for.
+    pub shared: Pages,
+    /// The common pages.
+    pub common: Pages,
+    /// Pages that can be found by their hash, but are nobody else's yet.
+    pub hints: u64,
+    /// Memory of the share table.
+    pub metadata: Bytes,
+}
+
+pub struct Domain<B: Backend> {
+    name: String,
+    hasher: Hasher,
+    host: Arc<Host>,
+    file: StoreFile,
+    books: Mutex<Books<B>>,
+}
+
+struct Books<B: Backend> {
+    table: ShareTable,
+    pages: StorePages,
+    /// Allocated, and not published yet.
+    fresh: BTreeSet<StorePage>,
+    members: Vec<Member<B>>,
+}
+
+struct Member<B: Backend> {
+    base: u32,
+    len: u32,
+    memory: Weak<Memory<B>>,
+}
+
+/// What is known of pages like one that was hashed.
+pub(super) enum Known<B: Backend> {
+    /// The store has it; a reference was taken.
+    Common(StorePage),
+    /// Another page had this hash when it was looked at.
+    Seen(Arc<Memory<B>>, Ppn),
+    /// Nothing; now this page can be found. Whether it had the same hash before.
+    New { unchanged: bool },
+}
+
+impl<B: Backend> Domain<B> {
+    /// A domain without VMs, with an empty store at `path`. `secret` keys the hashes.
+    pub fn create(
+        path: &Path,
+        name: &str,
+        secret: &[u8],
+        host: Arc<Host>,
+    ) -> Result<Domain<B>, DomainError> {
+        Ok(Domain::over(StoreFile::create(path)?, name, secret, host))
+    }
+
+    fn over(file: StoreFile, name: &str, secret: &[u8], host: Arc<Host>) -> Domain<B> {
+        let books = Books {
+            table: ShareTable::new(),
+            pages: StorePages::new(),
+            fresh: BTreeSet::new(),
+            members: Vec::new(),
+        };
+        Domain {
+            name: name.to_owned(),
+            hasher: Hasher::new(secret, name),
+            host,
+            file,
+            books: Mutex::new(books),
+        }
+    }
+
+    /// The domain of VMs that a former manager left: `words` are all words of their pmaps. Pages
+    /// of the store that none of them names are freed. Those that are named cannot be found before
+    /// they are hashed again (`hash_some`).
+    pub fn recover(
+        path: &Path,
+        name: &str,
+        secret: &[u8],
+        host: Arc<Host>,
+        words: impl IntoIterator<Item = Word>,
+    ) -> Result<Domain<B>, DomainError> {
+        let domain = Domain::over(StoreFile::open(path)?, name, secret, host);
+        let mut books = lock(&domain.books);
+        let end = file_pages(&domain.file)?;
+        for page in words.into_iter().filter_map(Word::store_page) {
+            if u64::from(page.get()) >= end.0 {
+                return Err(DomainError::Page(page));
+            }
+            if books.table.adopt(page) == 1 {
+                books.pages.claim(page);
+            }
+        }
+        domain.host.ledger.adopt(books.pages.used());
+        free_unused(&domain.file, &books.pages, end)?;
+        drop(books);
+        Ok(domain)
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+    pub fn file(&self) -> &StoreFile {
+        &self.file
+    }
+    pub fn hash(&self, page: &PageBuf) -> PageHash {
+        self.hasher.page(page)
+    }
+
+    /// Adds a VM.
+    pub fn join(self: &Arc<Self>, memory: &Arc<Memory<B>>) -> Result<(), DomainError> {
+        let len = u32::try_from(memory.pmap().len().0).map_err(|_| DomainError::Full)?;
+        let mut books = lock(&self.books);
+        // The first gap that is large enough.
+        books.members.sort_by_key(|m| m.base);
+        let mut base = 0u32;
+        for member in &books.members {
+            if member.base - base >= len {
+                break;
+            }
+            base = member.base + member.len;
+        }
+        if base.checked_add(len).is_none_or(|end| end > PageId::LIMIT) {
+            return Err(DomainError::Full);
+        }
+        books.members.push(Member { base, len, memory: Arc::downgrade(memory) });
+        drop(books);
+        memory.set_membership(Some(Membership { domain: self.clone(), base }));
+        Ok(())
+    }
+
+    /// Removes a VM whose words name no store page any more, or whose VMM is gone.
+    pub fn leave(&self, memory: &Memory<B>) {
+        let Some(member) = memory.membership() else { return };
+        memory.set_membership(None);
+        // In pieces: others look pages up meanwhile.
+        let len = memory.pmap().len().0;
+        for at in (0..len).step_by(FORGOTTEN as usize) {
+            if let Some(first) = id(member.base, Ppn(at)) {
+                lock(&self.books).table.forget_pages(first, Pages(FORGOTTEN.min(len - at)));
+            }
+        }
+        lock(&self.books).members.retain(|m| m.base != member.base);
+    }
+    pub fn members(&self) -> usize {
+        lock(&self.books).members.iter().filter(|m| m.memory.strong_count() > 0).count()
+    }
+
+    /// Looks pages up, in one turn at the table: for each what is known of pages like it.
+    pub(super) fn look_up(&self, base: u32, hashed: &[(Ppn, PageHash)]) -> Vec<Known<B>> {
+        let mut books = lock(&self.books);
+        hashed.iter().map(|&(ppn, hash)| books.look_up(base, ppn, hash)).collect()
+    }
+
+    /// A hint turned out to be of other contents.
+    pub(super) fn hint_is_stale(&self, base: u32, ppn: Ppn) {
+        if let Some(id) = id(base, ppn) {
+            lock(&self.books).table.drop_hint(id);
+        }
+    }
+    pub(super) fn is_false_match(&self, base: u32, ppn: Ppn, hash: PageHash) {
+        if let Some(id) = id(base, ppn) {
+            lock(&self.books).table.mark_ineligible(id, hash);
+        }
+    }
+    pub(super) fn hint(&self, base: u32, ppn: Ppn, hash: PageHash) {
+        if let Some(id) = id(base, ppn) {
+            lock(&self.books).table.hint(id, hash);
+        }
+    }
+
+    /// Takes up to `n` neighbouring free pages of the store, charged to the host.
+    pub fn allocate(&self, n: u64) -> Option<StoreRun> {
+        let mut n = n;
+        while !self.host.ledger.try_reserve(Pages(n)) {
+            n /= 2;
+            if n == 0 {
+                return None;
+            }
+        }
+        let run = {
+            let mut books = lock(&self.books);
+            let run = books.pages.allocate(n);
+            books.fresh.extend(run.iter().flat_map(|run| run.iter()));
+            run
+        };
+        let got = run.map_or(0, |run| run.pages().0);
+        if got < n {
+            self.host.ledger.release(Pages(n - got));
+        }
+        run.filter(|run| {
+            self.file.reach(*run).is_ok() || {
+                run.iter().for_each(|page| self.release(page));
+                false
+            }
+        })
+    }
+
+    /// Writes an allocated page and makes it known, with one reference: the caller's.
+    pub fn publish(
+        &self,
+        page: StorePage,
+        hash: PageHash,
+        contents: &PageBuf,
+    ) -> Result<(), MemError> {
+        self.file.write(page, contents).map_err(|e| from_store(&e))?;
+        let mut books = lock(&self.books);
+        books.table.share(page, hash).map_err(|_| MemError::Os {
+            op: "publishing a store page twice",
+            ppn: Ppn(0),
+            source: Errno(libc::EEXIST),
+        })?;
+        books.fresh.remove(&page);
+        Ok(())
+    }
+
+    /// One reference more, unless nobody has one any more.
+    pub fn retain(&self, page: StorePage) -> bool {
+        lock(&self.books).table.retain(page).is_ok()
+    }
+
+    /// One reference less; the last one frees the page. Also gives back what was allocated and never
+    /// published.
+    pub fn release(&self, page: StorePage) {
+        let mut books = lock(&self.books);
+        let unused = match books.table.release(page) {
+            Ok(left) => left == 0,
+            Err(_) if books.fresh.remove(&page) => true,
+            // A page too many that stays is better than one too few that is somebody's.
+            Err(e) => {
+                tracing::error!(domain = self.name, "releasing {page}: {e}: it stays");
+                debug_assert!(false, "{page} released once too often: {e}");
+                false
+            }
+        };
+        drop(books);
+        if unused {
+            self.free(page);
+        }
+    }
+
+    fn free(&self, page: StorePage) {
+        if let Err(e) = self.file.punch(page.into()) {
+            tracing::error!(domain = self.name, "freeing {page}: {e}");
+        }
+        if lock(&self.books).pages.free(page) {
+            self.host.ledger.release(Pages(1));
+        }
+    }
+
+    pub fn read(&self, page: StorePage, into: &mut PageBuf) -> Result<(), MemError> {
+        self.file.read(page, into).map_err(|e| from_store(&e))
+    }
+
+    /// Neighbouring pages.
+    pub fn read_run(&self, first: StorePage, into: &mut [PageBuf]) -> Result<(), MemError> {
+        self.file.read_run(first, into.as_flattened_mut()).map_err(|e| from_store(&e))
+    }
+
+    /// After a takeover: hashes up to `n` pages that cannot be found yet. Answers how many are left.
+    pub fn hash_some(&self, n: usize) -> Result<usize, MemError> {
+        let unhashed: Vec<StorePage> = lock(&self.books).table.unhashed().take(n).collect();
+        let mut bytes = Box::new([0; ballast_units::PAGE_SIZE]);
+        for page in unhashed {
+            // Freed meanwhile, it reads as zeros, and is not in the table.
+            self.read(page, &mut bytes)?;
+            let hash = self.hash(&bytes);
+            let _ = lock(&self.books).table.set_hash(page, hash);
+        }
+        Ok(lock(&self.books).table.stats().unhashed as usize)
+    }
+
+    /// Guest pages that a store page stands for.
+    pub fn refs(&self, page: StorePage) -> u64 {
+        lock(&self.books).table.refs(page)
+    }
+
+    pub fn stats(&self) -> DomainStats {
+        let books = lock(&self.books);
+        let TableStats { shared, references, hints, .. } = books.table.stats();
+        DomainStats {
+            shared: Pages(references),
+            common: Pages(shared),
+            hints,
+            metadata: books.table.memory_bytes(),
+        }
+    }
+
+    /// Guest pages that are shared, and the common pages behind them.
+    pub fn counts(&self) -> (Pages, Pages) {
+        let TableStats { shared, references, .. } = lock(&self.books).table.stats();
+        (Pages(references), Pages(shared))
+    }
+
+    /// The store as the kernel counts it.
+    pub fn measured(&self) -> Bytes {
+        self.file.measured().unwrap_or_default()
+    }
+
+    /// Invariants, while nothing moves: table and store are whole, the store's file holds what is
+    /// used, and every reference is one of `words`, all words of all members' pmaps.
+    pub fn check(&self, words: impl IntoIterator<Item = Word>) -> Result<(), String> {
+        let books = lock(&self.books);
+        books.table.check()?;
+        books.pages.check()?;
+        let mut refs = std::collections::BTreeMap::<StorePage, u64>::new();
+        for page in words.into_iter().filter_map(Word::store_page) {
+            *refs.entry(page).or_default() += 1;
+        }
+        let booked: std::collections::BTreeMap<_, _> = books.table.shared_pages().collect();
+        if refs != booked {
+            return Err(format!("references are {refs:?}, booked {booked:?}"));
+        }
+        if books.pages.used() != Pages(booked.len() as u64) {
+            return Err(format!("{} store pages used, {} named", books.pages.used(), booked.len()));
+        }
+        Ok(())
+    }
+}
+
+impl<B: Backend> Books<B> {
+    fn look_up(&mut self, base: u32, ppn: Ppn, hash: PageHash) -> Known<B> {
+        let Some(me) = id(base, ppn) else { return Known::New { unchanged: false } };
+        let unchanged = self.table.hinted(me) == Some(hash) || self.table.is_ineligible(me, hash);
+        if self.table.is_ineligible(me, hash) {
+            return Known::New { unchanged };
+        }
+        match self.table.find_other(hash, me) {
+            Match::Shared(page) if self.table.retain(page).is_ok() => Known::Common(page),
+            Match::Hint(other) => match self.whose(other) {
+                Some((memory, ppn)) => Known::Seen(memory, ppn),
+                None => {
+                    self.table.drop_hint(other);
+                    self.table.hint(me, hash);
+                    Known::New { unchanged }
+                }
+            },
+            _ => {
+                self.table.hint(me, hash);
+                Known::New { unchanged }
+            }
+        }
+    }
+
+    fn whose(&self, page: PageId) -> Option<(Arc<Memory<B>>, Ppn)> {
+        let n = page.get();
+        let member = self.members.iter().find(|m| (m.base..m.base + m.len).contains(&n))?;
+        Some((member.memory.upgrade()?, Ppn(u64::from(n - member.base))))
+    }
+}
+
+fn id(base: u32, ppn: Ppn) -> Option<PageId> {
+    PageId::new(base.checked_add(u32::try_from(ppn.0).ok()?)?)
+}
+
+fn file_pages(file: &StoreFile) -> Result<Pages, DomainError> {
+    let stat = rustix::fs::fstat(file.read_only()?).map_err(std::io::Error::from)?;
+    Ok(Bytes(stat.st_size as u64).pages())
+}
+
+/// Frees what a manager that died had written for nobody.
+fn free_unused(file: &StoreFile, used: &StorePages, end: Pages) -> Result<(), DomainError> {
+    let fd = file.read_only()?;
+    let mut at = 0;
+    while at < end.0 {
+        let from = rustix::fs::SeekFrom::Data(at * ballast_units::PAGE_SIZE as u64);
+        at = match rustix::fs::seek(&fd, from) {
+            Ok(data) => data / ballast_units::PAGE_SIZE as u64,
+            Err(rustix::io::Errno::NXIO) => break,
+            Err(e) => return Err(DomainError::Scan(e.into())),
+        };
+        if let Some(page) = StorePage::new(at).filter(|&page| !used.is_used(page)) {
+            file.punch(page.into())?;
+        }
+        at += 1;
+    }
+    Ok(())
+}
+
+fn from_store(e: &StoreError) -> MemError {
+    MemError::Os {
+        op: "the store of shared pages",
+        ppn: Ppn(0),
+        source: Errno(match e {
+            StoreError::Io { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
+            _ => libc::EIO,
+        }),
+    }
+}

@@ -1,0 +1,342 @@
+//! Pages of a VM are looked at: zeros are dropped, and what equals another page moves into the
+//! store. Reading and hashing take no lock and hold up nobody; only a page that has a match is
+//! protected and compared whole.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use ballast_sharing::PageHash;
+use ballast_units::{PAGE_SIZE, Ppn};
+
+use super::domain::Known;
+use crate::backend::{Backend, MemError, PageBuf};
+use crate::memory::{Contents, Counters, Enter, Entered, Membership, Memory, Scratch};
+use crate::word::State;
+
+/// Pages read with one call at most.
+pub const BATCH: usize = 64;
+
+/// What came of a look at some pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Examined {
+    /// Pages read and hashed.
+    pub scanned: u64,
+    /// Of those, pages all zero, dropped.
+    pub zero: u64,
+    /// Pages that went into the store, those of other VMs included.
+    pub shared: u64,
+    /// Hints that were of other contents by then.
+    pub stale: u64,
+    /// Contents different under one hash.
+    pub false_matches: u64,
+    /// Pages found as they were the last time.
+    pub unchanged: u64,
+}
+
+impl std::ops::AddAssign for Examined {
+    fn add_assign(&mut self, other: Examined) {
+        self.scanned += other.scanned;
+        self.zero += other.zero;
+        self.shared += other.shared;
+        self.stale += other.stale;
+        self.false_matches += other.false_matches;
+        self.unchanged += other.unchanged;
+    }
+}
+
+/// Which pages are write-protected after a look, so that they can be passed over until the guest
+/// writes to them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Marking {
+    None,
+    /// Those that are as they were at the last look: others may well be written soon.
+    Unchanged,
+    All,
+}
+
+/// Whose pages are looked at, and room to work in.
+pub struct Examiner {
+    pages: Vec<PageBuf>,
+    scratch: Scratch,
+    hashed: Vec<(Ppn, PageHash)>,
+}
+
+impl Default for Examiner {
+    fn default() -> Examiner {
+        Examiner {
+            pages: vec![[0; PAGE_SIZE]; BATCH],
+            scratch: Scratch::default(),
+            hashed: Vec::with_capacity(BATCH),
+        }
+    }
+}
+
+/// A page that another one, already seen, may equal.
+struct Pair<B: Backend> {
+    ppn: Ppn,
+    hash: PageHash,
+    other: Arc<Memory<B>>,
+    seen: Ppn,
+}
+
+impl Examiner {
+    /// Looks at pages in ascending order. Those that are not at home, or known not to have been
+    /// written since the last look, are passed over.
+    pub fn examine<B: Backend>(
+        &mut self,
+        memory: &Memory<B>,
+        pages: &[Ppn],
+        marking: Marking,
+    ) -> Result<Examined, MemError> {
+        let mut done = Examined::default();
+        let Some(member) = memory.membership() else { return Ok(done) };
+        let mut zeros = Vec::new();
+        self.hash(memory, &member, pages, &mut zeros, &mut done)?;
+        for ppn in zeros {
+            done.zero += u64::from(memory.drop_if_zero(ppn, &mut self.scratch)?);
+        }
+        let hashed = std::mem::take(&mut self.hashed);
+        let result = self.place(memory, &member, &hashed, marking, &mut done);
+        self.hashed = hashed;
+        result.map(|()| done)
+    }
+
+    /// Reads and hashes what is at home, in runs.
+    fn hash<B: Backend>(
+        &mut self,
+        memory: &Memory<B>,
+        member: &Membership<B>,
+        pages: &[Ppn],
+        zeros: &mut Vec<Ppn>,
+        done: &mut Examined,
+    ) -> Result<(), MemError> {
+        self.hashed.clear();
+        let worth = |ppn: &Ppn| {
+            let word = memory.pmap().load(*ppn);
+            word.state() == State::Resident && word.is_idle() && !memory.is_unwritten(*ppn)
+        };
+        let mut rest = pages;
+        while let Some(start) = rest.iter().position(worth) {
+            rest = &rest[start..];
+            let first = rest[0];
+            let n = rest
+                .iter()
+                .enumerate()
+                .take(BATCH)
+                .take_while(|(i, p)| p.0 == first.0 + *i as u64 && worth(p))
+                .count();
+            memory.backend().read_homes(first, &mut self.pages[..n])?;
+            for (&ppn, page) in rest[..n].iter().zip(&self.pages) {
+                if ballast_sharing::is_zero(page) {
+                    zeros.push(ppn);
+                } else {
+                    self.hashed.push((ppn, member.domain.hash(page)));
+                }
+            }
+            done.scanned += n as u64;
+            rest = &rest[n..];
+        }
+        Counters::add(&memory.counters.scanned, done.scanned);
+        Ok(())
+    }
+
+    fn place<B: Backend>(
+        &mut self,
+        memory: &Memory<B>,
+        member: &Membership<B>,
+        hashed: &[(Ppn, PageHash)],
+        marking: Marking,
+        done: &mut Examined,
+    ) -> Result<(), MemError> {
+        let mut joins = Vec::new();
+        let mut pairs = Vec::new();
+        let mut marked: Vec<(Ppn, u64)> = Vec::new();
+        let known = member.domain.look_up(member.base, hashed);
+        for (&(ppn, hash), known) in hashed.iter().zip(known) {
+            match known {
+                Known::Common(page) => {
+                    joins.push((Enter { ppn, page, contents: Contents::Common }, hash));
+                }
+                Known::Seen(other, seen) => pairs.push(Pair { ppn, hash, other, seen }),
+                Known::New { unchanged } => {
+                    done.unchanged += u64::from(unchanged);
+                    let mark = match marking {
+                        Marking::None => false,
+                        Marking::Unchanged => unchanged,
+                        Marking::All => true,
+                    };
+                    match marked.last_mut() {
+                        Some((first, n)) if mark && first.0 + *n == ppn.0 => *n += 1,
+                        _ if mark => marked.push((ppn, 1)),
+                        _ => {}
+                    }
+                }
+            }
+        }
+        let result = self.pair_up(memory, member, pairs, &mut joins, done);
+        if result == Err(MemError::Crash) {
+            return result;
+        }
+        // References are held for these: they are used or released, whatever happened before.
+        joins.sort_by_key(|j| j.0.ppn);
+        let result = result.and(self.enter(memory, member, &joins, done));
+        if result.is_ok() {
+            for (first, n) in marked {
+                memory.protect_unwritten(first, n)?;
+            }
+        }
+        result
+    }
+
+    /// Pages that match one that was only seen: that one becomes common first.
+    fn pair_up<B: Backend>(
+        &mut self,
+        memory: &Memory<B>,
+        member: &Membership<B>,
+        pairs: Vec<Pair<B>>,
+        joins: &mut Vec<(Enter, PageHash)>,
+        done: &mut Examined,
+    ) -> Result<(), MemError> {
+        // By VM and page, so that neighbours become neighbours in the store.
+        let mut by_owner: BTreeMap<*const Memory<B>, Vec<Pair<B>>> = BTreeMap::new();
+        for pair in pairs {
+            by_owner.entry(Arc::as_ptr(&pair.other)).or_default().push(pair);
+        }
+        for (_, mut pairs) in by_owner {
+            pairs.sort_by_key(|p| p.seen);
+            let owner = pairs[0].other.clone();
+            // It may have moved to another domain since, whose pages are not ours.
+            let same = |its: &Membership<B>| Arc::ptr_eq(&its.domain, &member.domain);
+            let Some(its) = owner.membership().filter(same) else { continue };
+            let mut wanted: Vec<(Ppn, PageHash)> = pairs.iter().map(|p| (p.seen, p.hash)).collect();
+            // Several pages may match one.
+            wanted.dedup();
+            let entered = match self.publish(&owner, &its, &wanted, done) {
+                // What is wrong with another VM is for its own threads to find out.
+                Err(e) if e != MemError::Crash && !std::ptr::eq(&*owner, memory) => {
+                    vec![None; wanted.len()]
+                }
+                other => other?,
+            };
+            for pair in &pairs {
+                let now = wanted.binary_search(&(pair.seen, pair.hash)).ok();
+                match now.and_then(|i| entered[i]) {
+                    Some(page) if member.domain.retain(page) => joins.push((
+                        Enter { ppn: pair.ppn, page, contents: Contents::Common },
+                        pair.hash,
+                    )),
+                    _ => member.domain.hint(member.base, pair.ppn, pair.hash),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes seen pages common, if they still hold what they did. Answers the store page of each.
+    fn publish<B: Backend>(
+        &mut self,
+        owner: &Memory<B>,
+        its: &Membership<B>,
+        wanted: &[(Ppn, PageHash)],
+        done: &mut Examined,
+    ) -> Result<Vec<Option<ballast_sharing::StorePage>>, MemError> {
+        let mut published = vec![None; wanted.len()];
+        if !owner.backend().can_remap() {
+            return Ok(published);
+        }
+        let mut fresh = Vec::new();
+        for (i, &(ppn, hash)) in wanted.iter().enumerate() {
+            let word = owner.pmap().load(ppn);
+            let at_home = word.state() == State::Resident && word.is_idle();
+            let page = &mut self.pages[0];
+            if at_home {
+                owner.backend().read_home(ppn, page)?;
+            }
+            if at_home && its.domain.hash(page) == hash {
+                fresh.push((i, ppn, hash));
+            } else {
+                done.stale += 1;
+                its.domain.hint_is_stale(its.base, ppn);
+                owner.forget_unwritten(ppn);
+            }
+        }
+        let mut at = 0;
+        while at < fresh.len() {
+            let Some(run) = its.domain.allocate((fresh.len() - at) as u64) else { break };
+            let some = &fresh[at..at + run.pages().0 as usize];
+            let enter: Vec<Enter> = some
+                .iter()
+                .zip(run.iter())
+                .map(|(&(_, ppn, hash), page)| Enter { ppn, page, contents: Contents::New(hash) })
+                .collect();
+            let outcomes = owner.enter_store(its, &enter, &mut self.scratch);
+            for ((&(i, ppn, _), enter), outcome) in some.iter().zip(&enter).zip(&outcomes) {
+                match outcome {
+                    Entered::Shared => {
+                        published[i] = Some(enter.page);
+                        done.shared += 1;
+                    }
+                    Entered::Parked => {}
+                    Entered::Failed(MemError::Crash) => return Err(MemError::Crash),
+                    _ => its.domain.release(enter.page),
+                }
+                its.domain.hint_is_stale(its.base, ppn);
+            }
+            at += some.len();
+            failure(&outcomes)?;
+        }
+        Ok(published)
+    }
+
+    /// Moves pages into store pages that they hold references to.
+    fn enter<B: Backend>(
+        &mut self,
+        memory: &Memory<B>,
+        member: &Membership<B>,
+        joins: &[(Enter, PageHash)],
+        done: &mut Examined,
+    ) -> Result<(), MemError> {
+        let mut result = Ok(());
+        for some in joins.chunks(BATCH) {
+            if result.is_err() {
+                // They are not tried, but their references are held.
+                some.iter().for_each(|j| member.domain.release(j.0.page));
+                continue;
+            }
+            let enter: Vec<Enter> = some.iter().map(|j| j.0).collect();
+            let outcomes = memory.enter_store(member, &enter, &mut self.scratch);
+            for ((enter, hash), outcome) in some.iter().zip(&outcomes) {
+                match outcome {
+                    Entered::Shared => {
+                        done.shared += 1;
+                        member.domain.hint_is_stale(member.base, enter.ppn);
+                    }
+                    Entered::Parked => {}
+                    Entered::Failed(MemError::Crash) => return Err(MemError::Crash),
+                    other => {
+                        if *other == Entered::FalseMatch {
+                            done.false_matches += 1;
+                            Counters::add(&memory.counters.false_matches, 1);
+                            member.domain.is_false_match(member.base, enter.ppn, *hash);
+                        }
+                        member.domain.release(enter.page);
+                    }
+                }
+            }
+            result = failure(&outcomes);
+        }
+        result
+    }
+}
+
+/// An error that calls for a pause, not for another page.
+fn failure(outcomes: &[Entered]) -> Result<(), MemError> {
+    for outcome in outcomes {
+        if let Entered::Failed(e) = outcome
+            && !matches!(e, MemError::Again)
+        {
+            return Err(e.clone());
+        }
+    }
+    Ok(())
+}

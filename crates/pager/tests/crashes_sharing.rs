@@ -1,0 +1,495 @@
+//! As `crashes`, for what moves pages into the store, to the zeros, and home: the manager dies at
+//! every call, the VMM's changes stop half way, answers come late or never. Afterwards the guests
+//! read what they wrote, and every reference, page and charge is accounted for.
+#![cfg(not(feature = "shuttle"))]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod support;
+
+use std::cell::RefCell;
+
+use ballast_pager::backend::{Errno, MemError};
+use ballast_pager::memory::{Access, Contents, Enter, Entered, MOVING};
+use ballast_pager::sharing::examine::{Examiner, Marking};
+use ballast_pager::word::State;
+use ballast_units::{Pages, Ppn};
+use support::site::Site;
+use support::vm::Vm;
+use support::{CrashAt, Unanswered};
+
+const PAGES: u64 = 10;
+
+struct Rig {
+    site: Site,
+    vms: Vec<Vm>,
+    /// By VM and page: what the guest may find there.
+    may: Vec<Vec<Vec<u64>>>,
+}
+
+/// Two VMs with pages in every state that sharing knows.
+fn rig() -> Rig {
+    let site = Site::new(60, 2);
+    let mut vms = vec![Vm::at(&site, PAGES, 16, 1), Vm::at(&site, PAGES, 16, 1)];
+    for (p, token) in [(3, 30), (4, 31), (5, 32)] {
+        vms[0].access(p, Some(token));
+        vms[1].access(p, Some(token));
+    }
+    vms[1].access(6, Some(33));
+    vms[1].access(7, Some(33));
+    examine(&vms[0], 3..6).unwrap();
+    examine(&vms[1], 3..8).unwrap();
+    vms[0].access(5, Some(132));
+    assert_eq!(vms[0].access(6, None), 0);
+    vms[0].access(7, Some(70));
+    for p in 0..3 {
+        vms[0].access(p, Some(20 + p));
+        vms[1].access(p, Some(20 + p));
+    }
+    vms[0].access(9, Some(0));
+    vms[1].access(9, Some(30));
+    use State::{Broken, Resident, Shared, Untouched, Zero};
+    let states = [
+        [Resident, Resident, Resident, Shared, Shared, Broken, Zero, Broken, Untouched, Resident],
+        [Resident, Resident, Resident, Shared, Shared, Shared, Shared, Shared, Untouched, Resident],
+    ];
+    for (vm, states) in vms.iter().zip(states) {
+        for (p, state) in states.into_iter().enumerate() {
+            assert_eq!(vm.state(p as u64), state, "ppn {p}");
+        }
+    }
+    Vm::check_all(&site, &vms);
+    let wrote = [[20, 21, 22, 30, 31, 132, 0, 70, 0, 0], [20, 21, 22, 30, 31, 32, 33, 33, 0, 30]];
+    let may = wrote.iter().map(|vm| vm.iter().map(|&token| vec![token]).collect()).collect();
+    Rig { site, vms, may }
+}
+
+fn examine(vm: &Vm, pages: std::ops::Range<u64>) -> Result<(), MemError> {
+    let pages: Vec<Ppn> = pages.map(Ppn).collect();
+    // One for all: it is large, and these tests use it a hundred thousand times.
+    thread_local!(static EXAMINER: RefCell<Examiner> = RefCell::default());
+    EXAMINER.with_borrow_mut(|e| e.examine(&vm.memory, &pages, Marking::All).map(drop))
+}
+
+fn go_home(vm: &Vm, pages: &[u64]) -> Result<(), MemError> {
+    let pages: Vec<Ppn> = pages.iter().copied().map(Ppn).collect();
+    vm.memory.go_home(&pages).map(drop)
+}
+
+fn write(vm: &mut Vm, ppn: u64) -> Result<(), MemError> {
+    vm.ram.0.park(ppn, Access::Protected);
+    vm.pump()
+}
+
+type Op = fn(&mut Rig) -> Result<(), MemError>;
+
+const OPS: &[(&str, Op)] = &[
+    ("pages that two VMs have", |rig| {
+        examine(&rig.vms[0], 0..3)?;
+        examine(&rig.vms[1], 0..3)
+    }),
+    ("a page that the store has", |rig| examine(&rig.vms[1], 9..10)),
+    ("a page of zeros", |rig| examine(&rig.vms[0], 9..10)),
+    ("everything", |rig| {
+        examine(&rig.vms[0], 0..PAGES)?;
+        examine(&rig.vms[1], 0..PAGES)
+    }),
+    ("write to a shared page", |rig| write(&mut rig.vms[0], 3)),
+    ("write to zeros", |rig| write(&mut rig.vms[0], 6)),
+    ("write to a protected broken page", |rig| {
+        ballast_pager::backend::Backend::protect(&rig.vms[0].ram, Ppn(5))?;
+        write(&mut rig.vms[0], 5)
+    }),
+    ("shared pages go home", |rig| go_home(&rig.vms[0], &[3, 4])),
+    ("the last ones go home", |rig| {
+        go_home(&rig.vms[0], &[3, 4])?;
+        go_home(&rig.vms[1], &[3, 4, 5, 6, 7])
+    }),
+    ("a broken page goes home", |rig| go_home(&rig.vms[0], &[5])),
+    ("broken zeros go home", |rig| go_home(&rig.vms[0], &[7])),
+    ("all go home", |rig| go_home(&rig.vms[0], &[3, 4, 5, 7])),
+    ("zeros are mapped", |rig| rig.vms[0].memory.map_zeros(Ppn(8), 4).map(drop)),
+    ("read of an untouched page", |rig| {
+        rig.vms[0].ram.0.park(8, Access::Reading);
+        rig.vms[0].pump()?;
+        rig.vms[0].map_zeros()?;
+        rig.vms[0].pump()
+    }),
+    ("discard of everything", |rig| {
+        rig.vms[0].ram.0.vmm_punch(0, PAGES);
+        rig.vms[0].ram.0.announce(0, PAGES);
+        rig.vms[0].pump()?;
+        rig.vms[0].ram.0.vmm_zap(0, PAGES);
+        Ok(())
+    }),
+    ("discard of broken pages, which go home", |rig| {
+        rig.vms[0].ram.0.announce(5, 1);
+        rig.vms[0].pump()?;
+        rig.vms[0].ram.0.vmm_zap(5, 1);
+        go_home(&rig.vms[0], &[5])
+    }),
+    ("a page that was given up is looked at", |rig| {
+        rig.vms[1].ram.0.vmm_punch(9, 1);
+        examine(&rig.vms[1], 9..10)?;
+        rig.vms[1].ram.0.announce(9, 1);
+        rig.vms[1].pump()
+    }),
+];
+
+/// Pages whose contents become void: VM and page.
+fn void(op: &str) -> Vec<(usize, u64)> {
+    match op {
+        "discard of everything" => (0..PAGES).map(|p| (0, p)).collect(),
+        "discard of broken pages, which go home" => vec![(0, 5)],
+        "a page that was given up is looked at" => vec![(1, 9)],
+        _ => Vec::new(),
+    }
+}
+
+impl Rig {
+    fn begin(name: &str) -> Rig {
+        let mut rig = rig();
+        for (vm, p) in void(name) {
+            // What the store's page holds shows again where a copy is dropped.
+            rig.may[vm][p as usize].extend([0, 32]);
+        }
+        rig
+    }
+
+    /// The guests write wherever nothing holds them up.
+    fn guests_go_on(&mut self, name: &str) {
+        for (v, vm) in self.vms.iter().enumerate() {
+            for p in (0..PAGES).filter(|&p| !void(name).contains(&(v, p))) {
+                let token = 500 + p;
+                if vm.ram.0.try_access(p, Some(token)).is_ok() {
+                    self.may[v][p as usize] = vec![token];
+                }
+            }
+        }
+    }
+
+    /// As the share and fault threads do, until nothing is left to do.
+    fn settle(&mut self, what: &str) {
+        for _ in 0..8 {
+            for vm in &mut self.vms {
+                vm.pump().unwrap();
+                let _ = vm.memory.settle_parked();
+                vm.map_zeros().unwrap();
+            }
+        }
+        for vm in &self.vms {
+            assert!(!vm.memory.is_parked(), "{what}: parked for ever");
+            assert_eq!(vm.serve.pending().faults(), 0, "{what}");
+        }
+    }
+
+    fn finish(&mut self, what: &str) {
+        Vm::check_all(&self.site, &self.vms);
+        for vm in &self.vms {
+            assert_eq!(vm.ram.0.waiting(), 0, "{what}: somebody was not woken");
+            vm.memory.check_quiet().unwrap();
+        }
+        for (v, vm) in self.vms.iter_mut().enumerate() {
+            for p in 0..PAGES {
+                let seen = vm.access(p, None);
+                let may = &self.may[v][p as usize];
+                assert!(may.contains(&seen), "{what}: VM {v}, ppn {p} reads {seen}, not {may:?}");
+            }
+        }
+        Vm::check_all(&self.site, &self.vms);
+        // Shared again where it can be, written, home, and gone.
+        for vm in &self.vms {
+            examine(vm, 0..PAGES).unwrap();
+        }
+        for vm in &mut self.vms {
+            for p in 0..PAGES {
+                vm.access(p, Some(900 + p % 4));
+            }
+        }
+        Vm::check_all(&self.site, &self.vms);
+        for vm in &self.vms {
+            go_home(vm, &(0..PAGES).collect::<Vec<_>>()).unwrap();
+        }
+        Vm::check_all(&self.site, &self.vms);
+        assert_eq!(self.site.machine.stored(), 0, "{what}: pages of nobody in the store");
+        for vm in &mut self.vms {
+            for p in 0..PAGES {
+                assert_eq!(vm.access(p, None), 900 + p % 4, "{what}: ppn {p}, written after");
+                vm.evict(p).unwrap();
+            }
+            for p in 0..PAGES {
+                assert_eq!(vm.access(p, None), 900 + p % 4, "{what}: ppn {p}, from swap");
+            }
+        }
+        Vm::check_all(&self.site, &self.vms);
+    }
+}
+
+#[test]
+fn nothing_happens_and_all_is_well() {
+    for (name, op) in OPS {
+        let mut rig = Rig::begin(name);
+        op(&mut rig).unwrap();
+        rig.settle(name);
+        rig.finish(name);
+    }
+}
+
+#[test]
+fn a_crash_at_any_call_of_any_operation_loses_nothing() {
+    let mut crashes = 0;
+    for (name, op) in OPS {
+        for (vm, after, variant) in
+            [0, 1].into_iter().flat_map(|vm| (0..8).map(move |v| (vm, v & 1 != 0, v >> 1)))
+        {
+            for call in 0.. {
+                let mut rig = Rig::begin(name);
+                for each in &rig.vms {
+                    each.ram.0.goes_on(variant & 1 != 0);
+                }
+                rig.vms[vm].ram.0.crash_at(CrashAt { call, after });
+                let result = op(&mut rig);
+                let died = rig.site.machine.is_dead();
+                let what = format!("{name}, VM {vm} at call {call}, after: {after}, {variant}");
+                assert_eq!(died, result == Err(MemError::Crash), "{what}: {result:?}");
+                if variant & 2 != 0 {
+                    rig.guests_go_on(name);
+                }
+                Vm::take_over_all(&mut rig.site, &mut rig.vms).unwrap();
+                rig.finish(&what);
+                if !died {
+                    break;
+                }
+                crashes += 1;
+            }
+        }
+    }
+    println!("{crashes} crashes");
+    assert!(crashes >= 500, "{crashes}");
+}
+
+#[test]
+fn a_crash_in_the_recovery_from_a_crash_loses_nothing() {
+    let mut crashes = 0;
+    for (name, op) in OPS {
+        // Half of them: before and after alternate in both.
+        for variant in [0b000u32, 0b011, 0b101, 0b110] {
+            let (vm, after, again_after) =
+                ((variant & 1) as usize, variant & 2 != 0, variant & 4 != 0);
+            for call in 0.. {
+                let mut first_died = true;
+                for again in 0.. {
+                    let mut rig = Rig::begin(name);
+                    rig.vms[vm].ram.0.crash_at(CrashAt { call, after });
+                    let _ = op(&mut rig);
+                    first_died = rig.site.machine.is_dead();
+                    for each in &rig.vms {
+                        each.ram.0.revive();
+                    }
+                    rig.vms[vm].ram.0.crash_at(CrashAt { call: again, after: again_after });
+                    let result = Vm::retry_take_over_all(&mut rig.site, &mut rig.vms);
+                    let died = rig.site.machine.is_dead();
+                    let what = format!("{name}, VM {vm} at call {call}, in recovery at {again}");
+                    assert_eq!(died, result.is_err(), "{what}");
+                    if !died || !first_died {
+                        break;
+                    }
+                    Vm::take_over_all(&mut rig.site, &mut rig.vms).unwrap();
+                    rig.finish(&what);
+                    crashes += 1;
+                }
+                if !first_died {
+                    break;
+                }
+            }
+        }
+    }
+    println!("{crashes} crashes in recovery");
+    assert!(crashes > 500, "{crashes}");
+}
+
+/// Errors that come and go: nothing is lost, nothing stays busy, no restart needed.
+#[test]
+fn a_failure_at_any_call_of_any_operation_loses_nothing() {
+    let other = MemError::Os { op: "test", ppn: Ppn(0), source: Errno(5) };
+    for (name, op) in OPS {
+        for error in [MemError::Again, MemError::NoMemory, other.clone()] {
+            for (vm, call) in [0, 1].into_iter().flat_map(|vm| (0..60).map(move |c| (vm, c))) {
+                let mut rig = Rig::begin(name);
+                rig.vms[vm].ram.0.fail_at(call, error.clone());
+                let result = op(&mut rig);
+                let what = format!("{name}: VM {vm}: {error} at call {call}: {result:?}");
+                let failed = rig.vms[vm].ram.0.calls() > call;
+                rig.vms[vm].ram.0.revive();
+                rig.vms[vm].ram.0.recovered();
+                rig.settle(&what);
+                rig.finish(&what);
+                if !failed {
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// Mappings that were changed, and neither registered nor protected: the guest writes to them
+/// meanwhile, or does not.
+#[test]
+fn mappings_left_unwatched_are_watched_before_they_are_booked() {
+    for (name, op) in OPS {
+        for error in [MemError::Again, MemError::NoMemory] {
+            for (vm, run) in [0, 1].into_iter().flat_map(|vm| (0..4).map(move |r| (vm, r))) {
+                let mut rig = Rig::begin(name);
+                rig.vms[vm].ram.0.set_together(4);
+                rig.vms[vm].ram.0.fail_watching(run, error.clone());
+                let _ = op(&mut rig);
+                rig.vms[vm].ram.0.revive();
+                rig.vms[vm].ram.0.recovered();
+                let what = format!("{name}: VM {vm}: {error}, unwatched from run {run}");
+                rig.settle(&what);
+                rig.finish(&what);
+            }
+        }
+    }
+}
+
+/// The VMM does not answer: it did what was asked, or does it later.
+#[test]
+fn a_silent_vmm_loses_nothing() {
+    for (name, op) in OPS {
+        for how in [Unanswered::Done, Unanswered::Later] {
+            for (vm, dies) in [(0, false), (1, false), (0, true), (1, true)] {
+                let mut rig = Rig::begin(name);
+                rig.vms[vm].ram.0.be_silent(how);
+                let _ = op(&mut rig);
+                let what = format!("{name}: VM {vm} silent: {how:?}, manager dies: {dies}");
+                if dies {
+                    Vm::take_over_all(&mut rig.site, &mut rig.vms).unwrap();
+                } else {
+                    rig.guests_go_on(name);
+                    rig.vms[vm].ram.0.shim_answers();
+                    rig.vms[vm].ram.0.revive();
+                    rig.vms[vm].ram.0.recovered();
+                    rig.settle(&what);
+                }
+                rig.finish(&what);
+            }
+        }
+    }
+}
+
+/// More pages than one change takes: where the first change fails, the others are not tried, and
+/// keep no reference.
+#[test]
+fn references_of_pages_that_are_not_tried_are_released() {
+    let site = Site::new(400, 1);
+    let mut vm = Vm::at(&site, 140, 16, 1);
+    for p in 0..140 {
+        vm.access(p, Some(7));
+    }
+    examine(&vm, 0..2).unwrap();
+    assert_eq!(vm.state(1), State::Shared);
+    // All are read; then 64 are protected and read again, and changed.
+    vm.ram.0.fail_at(138 + 2 * 64, MemError::NoMemory);
+    assert_eq!(examine(&vm, 2..140), Err(MemError::NoMemory));
+    assert!(vm.ram.0.calls() > 138 + 2 * 64);
+    Vm::check_all(&site, &[vm]);
+}
+
+/// A fault that was met on a mapping which is not there any more: who waits is woken, nothing changes.
+#[test]
+fn stale_faults_are_answered() {
+    for access in [Access::Missing, Access::Reading] {
+        let mut rig = rig();
+        for ppn in [3, 5, 6, 7] {
+            let before = rig.vms[0].state(ppn);
+            rig.vms[0].ram.0.park(ppn, access);
+            rig.vms[0].pump().unwrap();
+            assert_eq!(rig.vms[0].state(ppn), before);
+        }
+        rig.finish("stale faults");
+    }
+}
+
+/// What is wrong with another VM's memory is not held against the one that finds its pages there.
+#[test]
+fn a_vm_that_fails_does_not_fail_those_that_find_its_pages() {
+    for error in [
+        MemError::Gone,
+        MemError::NoMemory,
+        MemError::Os { op: "test", ppn: Ppn(0), source: Errno(5) },
+    ] {
+        for call in 0.. {
+            let mut rig = rig();
+            examine(&rig.vms[0], 0..3).unwrap();
+            rig.vms[0].ram.0.fail_at(call, error.clone());
+            let what = format!("{error} at call {call}");
+            assert_eq!(examine(&rig.vms[1], 0..3), Ok(()), "{what}");
+            let failed = rig.vms[0].ram.0.calls() > call;
+            rig.vms[0].ram.0.revive();
+            rig.vms[0].ram.0.recovered();
+            rig.settle(&what);
+            rig.finish(&what);
+            if !failed {
+                assert!(call > 3);
+                break;
+            }
+        }
+    }
+}
+
+/// What was hashed is not what is there any more: the page stays, and the store gets nothing.
+#[test]
+fn a_page_that_changed_since_it_was_hashed_stays() {
+    let site = Site::new(20, 1);
+    let mut vm = Vm::at(&site, 3, 16, 1);
+    for p in 0..3 {
+        vm.access(p, Some(7));
+    }
+    examine(&vm, 1..3).unwrap();
+    let common = vm.memory.pmap().load(Ppn(1)).store_page().unwrap();
+    let hash = site.domain.hash(&support::page_of(7));
+    vm.access(0, Some(8));
+    let member = vm.memory.membership().unwrap();
+    let fresh = site.domain.allocate(1).unwrap().first();
+    assert!(site.domain.retain(common));
+    for (page, contents) in [(fresh, Contents::New(hash)), (common, Contents::Common)] {
+        let enter = [Enter { ppn: Ppn(0), page, contents }];
+        let outcomes = vm.memory.enter_store(&member, &enter, &mut Default::default());
+        assert_eq!(outcomes, [Entered::Changed]);
+        site.domain.release(page);
+    }
+    assert_eq!((vm.state(0), vm.access(0, None)), (State::Resident, 8));
+    assert_eq!(site.domain.stats().common, Pages(1));
+    Vm::check_all(&site, &[vm]);
+}
+
+/// No memory for pages that go home: as many go as are paid from what is set aside, and what is given
+/// back pays for that first.
+#[test]
+fn pages_that_go_home_without_memory_are_paid_for_later() {
+    let site = Site::new(200, 1);
+    let mut vm = Vm::at(&site, 100, 128, 1);
+    for p in 0..100 {
+        vm.access(p, Some(7 + p % 2));
+    }
+    let all: Vec<Ppn> = (0..100).map(Ppn).collect();
+    examine(&vm, 0..100).unwrap();
+    assert_eq!(site.domain.stats().shared, Pages(100));
+    site.host.ledger.set_budget(site.host.ledger.used());
+    assert_eq!(vm.memory.go_home(&all), Ok(MOVING.0 as usize));
+    assert_eq!((vm.memory.owed(), vm.memory.charged()), (MOVING, MOVING));
+    assert_eq!(vm.memory.go_home(&all), Ok(0));
+    vm.check_shared(&site);
+    // What leaves pays, and makes room for as many others.
+    for p in 0..5 {
+        vm.evict(p).unwrap();
+    }
+    assert_eq!(vm.memory.owed(), MOVING - Pages(5));
+    vm.check_shared(&site);
+    assert_eq!(vm.memory.go_home(&all), Ok(5));
+    // Memory that comes free pays for all.
+    site.host.ledger.set_budget(site.host.ledger.used() + Pages(200));
+    assert_eq!(vm.memory.go_home(&all[5..]), Ok(MOVING.0 as usize));
+    assert_eq!(vm.memory.owed(), Pages(0));
+    vm.check_shared(&site);
+}
