@@ -1,6 +1,8 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::HostSharing;
+
 /// Reclamation state of the host (OSDI'02 s.6.3), from plenty to need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
@@ -33,7 +35,8 @@ pub struct HostView {
     pub free: u64,
     /// Guest pages backed by machine pages.
     pub consumed: u64,
-    /// The manager's staging pool and the declared overhead of every VM.
+    /// The manager's staging pools, the declared overhead of every VM, and the 2 MiB of zeros that
+    /// guests read where they have nothing.
     pub overhead: u64,
     /// The most that was ever handed out at one instant.
     pub peak_used: u64,
@@ -58,6 +61,8 @@ pub struct HostView {
     pub manager_cpu_s: f64,
     /// Memory of the manager process itself (RSS).
     pub manager_rss: u64,
+    #[serde(default)]
+    pub sharing: HostSharing,
     pub counters: HostCounters,
 }
 

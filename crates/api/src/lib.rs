@@ -22,10 +22,14 @@
 pub mod client;
 mod error;
 mod host;
+mod salt;
+mod sharing;
 mod vm;
 
 pub use error::{ErrorBody, ErrorCode};
 pub use host::{HostChange, HostCounters, HostView, ShutdownRequest, StateName, Threshold};
+pub use salt::{BadSalt, Salt};
+pub use sharing::{HostSharing, VmSharing};
 pub use vm::{
     Accel, ActiveView, AttachSpec, BalloonHealth, BalloonView, GuestStats, Management, MemoryView,
     Mode, Params, RebootAction, RunState, StopRequest, VmChange, VmCounters, VmSpec, VmView, Why,

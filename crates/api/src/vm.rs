@@ -3,6 +3,8 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::{Salt, VmSharing};
+
 /// What a guest runs on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
@@ -44,6 +46,9 @@ pub struct VmSpec {
     /// Overhead memory charged to the budget for as long as the VM runs, beside its pages.
     #[serde(default)]
     pub overhead: Option<u64>,
+    /// Pages are shared with the VMs that were given the same; without one, inside the VM alone.
+    #[serde(default)]
+    pub salt: Option<Salt>,
     /// Default 1.
     #[serde(default)]
     pub vcpus: Option<u32>,
@@ -95,7 +100,7 @@ pub struct AttachSpec {
 }
 
 /// New parameters of a running VM; absent fields stay. All are checked before any is applied.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VmChange {
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -107,6 +112,17 @@ pub struct VmChange {
     pub max: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tax: Option<f64>,
+    /// Pages are shared with the VMs that have the same. What the VM shares under another salt, or
+    /// none, is unshared first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub salt: Option<Salt>,
+    /// Take the salt away: pages are shared inside the VM alone. Not with `salt`.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub no_salt: bool,
+}
+
+fn is_false(b: &bool) -> bool {
+    !b
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -267,6 +283,8 @@ pub struct VmView {
     /// error; the guest waits (3 times)". No page is lost, but some may be waited for.
     #[serde(default)]
     pub trouble: Option<String>,
+    #[serde(default)]
+    pub sharing: VmSharing,
     pub counters: VmCounters,
     /// The VM's run folder: console.log, qemu.log.
     #[schema(value_type = String)]

@@ -4,10 +4,11 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use ballast_api::Salt;
 use ballast_units::Bytes;
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 
-use crate::parse;
+use crate::parse::{self, Target};
 
 const EXAMPLES: &str = "\
 Sizes are whole bytes, or a number with K, M, G or T (powers of 1,024): 256M, 2G.
@@ -53,6 +54,9 @@ pub enum Command {
     Vm(VmCommand),
     /// Show the host: budget, state, thresholds, totals; or change its parameters.
     Host(HostArgs),
+    /// Page sharing: what it saves, and what it would save.
+    #[command(subcommand)]
+    Share(ShareCommand),
     /// Say why a VM has the memory it has.
     #[command(after_help = "Example:\n  ballast why web")]
     Why(NameArgs),
@@ -130,6 +134,8 @@ pub struct RunArgs {
     /// Memory charged to the budget beside the guest's pages [default: the manager's].
     #[arg(long, value_name = "SIZE")]
     pub overhead: Option<Bytes>,
+    #[command(flatten)]
+    pub salt: SaltArgs,
     /// Virtual CPUs [default: 1].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub vcpus: Option<u32>,
@@ -165,6 +171,19 @@ pub struct RunArgs {
     pub extra: Vec<String>,
 }
 
+/// The trust domain of page sharing.
+#[derive(Debug, Args)]
+#[group(multiple = false)]
+pub struct SaltArgs {
+    /// Share pages with the VMs that have the same salt, 1 to 256 bytes of text [default: only
+    /// inside the VM]. Other users of this host see it in the list of processes.
+    #[arg(long, value_name = "TEXT", value_parser = parse::salt)]
+    pub salt: Option<Salt>,
+    /// The same, read from a file; a newline at its end does not count.
+    #[arg(long, value_name = "PATH")]
+    pub salt_file: Option<PathBuf>,
+}
+
 #[derive(Debug, Args)]
 #[command(after_help = "\
 The QMP socket must be one that nobody else is using. A VM whose RAM cannot be paged is managed by
@@ -194,9 +213,13 @@ pub struct AttachArgs {
 #[command(after_help = "\
 What is not named stays as it is. All is checked before anything is applied.
 
-Example:
-  ballast vm set web --shares 5000 --min 64M --max 192M")]
-#[command(group(at_least_one("change", &["shares", "min", "max", "tax"])))]
+Examples:
+  ballast vm set web --shares 5000 --min 64M --max 192M
+  ballast vm set web --salt-file /etc/ballast/team-blue.salt")]
+#[command(group(at_least_one(
+    "change",
+    &["shares", "min", "max", "tax", "salt", "salt_file", "no_salt"]
+)))]
 pub struct SetArgs {
     /// Name of the VM.
     #[arg(value_parser = parse::name)]
@@ -213,6 +236,11 @@ pub struct SetArgs {
     /// Tax on idle memory, 0 <= TAX < 1.
     #[arg(long, value_name = "TAX", value_parser = parse::tax, allow_negative_numbers = true)]
     pub tax: Option<f64>,
+    #[command(flatten)]
+    pub salt: SaltArgs,
+    /// Take the salt away: share pages only inside the VM.
+    #[arg(long, conflicts_with_all = ["salt", "salt_file"])]
+    pub no_salt: bool,
 }
 
 #[derive(Debug, Args)]
@@ -256,6 +284,35 @@ pub struct HostSetArgs {
     /// Machine memory that guests and overhead may use together.
     #[arg(long, value_name = "SIZE")]
     pub budget: Option<Bytes>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum ShareCommand {
+    /// List what each VM shares, saves and costs.
+    Ls,
+    /// Read the memory of guests and tell what sharing would save. Nothing is changed.
+    Estimate(EstimateArgs),
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Reads the pages that are in memory, and no others. It takes the right to trace the processes, which
+root has. Processes need not be managed, nor QEMU.
+
+Examples:
+  ballast share estimate
+  ballast share estimate web db
+  ballast share estimate $(pidof qemu-system-x86_64) --rate-mib-s 200")]
+pub struct EstimateArgs {
+    /// Processes by number, or VMs by name [default: all VMs of the manager].
+    #[arg(value_name = "NAME|PID", value_parser = parse::target)]
+    pub targets: Vec<Target>,
+    /// The smallest piece of memory that is taken for guest RAM.
+    #[arg(long, value_name = "SIZE", default_value = "16M")]
+    pub min_size: Bytes,
+    /// Read no faster than so many MiB per second [default: as fast as it goes].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
+    pub rate_mib_s: Option<u64>,
 }
 
 #[derive(Debug, Args)]

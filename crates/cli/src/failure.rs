@@ -2,7 +2,7 @@
 //!
 //! | exit code | meaning |
 //! | --- | --- |
-//! | 1 | the manager refused or failed, or the output could not be written |
+//! | 1 | the manager refused or failed, a process cannot be estimated, or the output could not be written |
 //! | 2 | wrong usage; the manager was not asked |
 //! | 3 | no usable answer from the manager: not there, silent, or broken off |
 
@@ -11,10 +11,14 @@ use std::io;
 use ballast_api::client::ClientError;
 use serde_json::{Value, json};
 
+use crate::estimate::EstimateError;
+
 #[derive(Debug)]
 pub enum Failure {
     Usage(String),
     Manager(ClientError),
+    /// Reading the memory of a process.
+    Estimate(EstimateError),
     /// Writing the output, or handling the terminal. `what` names which.
     Io {
         what: &'static str,
@@ -25,6 +29,12 @@ pub enum Failure {
 impl From<ClientError> for Failure {
     fn from(e: ClientError) -> Failure {
         Failure::Manager(e)
+    }
+}
+
+impl From<EstimateError> for Failure {
+    fn from(e: EstimateError) -> Failure {
+        Failure::Estimate(e)
     }
 }
 
@@ -45,7 +55,9 @@ impl Failure {
     pub fn exit_code(&self) -> u8 {
         match self {
             Failure::Usage(_) => 2,
-            Failure::Manager(ClientError::Refused(_)) | Failure::Io { .. } => 1,
+            Failure::Manager(ClientError::Refused(_))
+            | Failure::Estimate(_)
+            | Failure::Io { .. } => 1,
             Failure::Manager(_) => 3,
         }
     }
@@ -58,6 +70,7 @@ impl Failure {
             Failure::Manager(ClientError::Unreachable { .. }) => json!("unreachable"),
             Failure::Manager(ClientError::Timeout { .. }) => json!("timeout"),
             Failure::Manager(ClientError::Broken { .. }) => json!("broken"),
+            Failure::Estimate(_) => json!("process"),
             Failure::Io { .. } => json!("io"),
         }
     }
@@ -67,6 +80,7 @@ impl Failure {
         let text = match self {
             Failure::Usage(text) => text.clone(),
             Failure::Manager(e) => manager_message(e),
+            Failure::Estimate(e) => e.to_string(),
             Failure::Io { what, source } => format!("{what}: {source}"),
         };
         one_line(&text)

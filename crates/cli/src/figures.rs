@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ballast_units::Bytes;
+use ballast_units::{Bytes, PAGE_SIZE};
 
 /// "384 MiB".
 pub fn size(bytes: u64) -> String {
@@ -42,6 +42,11 @@ pub fn rate(bytes_per_s: Option<f64>) -> String {
         Some(r) => format!("{:.1} MB/s", r / 1e6),
         None => "- MB/s".to_owned(),
     }
+}
+
+/// Pages per second in MB/s.
+pub fn pages_rate(pages_per_s: f64) -> String {
+    rate(Some(pages_per_s * PAGE_SIZE as f64))
 }
 
 /// Events per second: "1.2k/s"; unknown is "-".

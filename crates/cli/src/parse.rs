@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use ballast_api::{BadSalt, Salt};
 use ballast_units::Bytes;
 
 /// Smallest guest, and the step of guest sizes (the API's rules for `VmSpec::max`).
@@ -19,6 +20,24 @@ pub fn name(text: &str) -> Result<String, String> {
     } else {
         Err("a VM's name is 1 to 64 of A-Z a-z 0-9 . _ - and begins with a letter or digit"
             .to_owned())
+    }
+}
+
+/// What `share estimate` looks at: a process by its number, or a VM by its name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Target {
+    Pid(u32),
+    Vm(String),
+}
+
+/// A number is a process, all else a VM.
+pub fn target(text: &str) -> Result<Target, String> {
+    if text.is_empty() || !text.bytes().all(|b| b.is_ascii_digit()) {
+        return name(text).map(Target::Vm);
+    }
+    match text.parse() {
+        Ok(0) | Err(_) => Err(format!("'{text}' is not a process number")),
+        Ok(pid) => Ok(Target::Pid(pid)),
     }
 }
 
@@ -52,6 +71,11 @@ pub fn shares(text: &str) -> Result<u32, String> {
             Err(format!("'{text}' is not a number of shares: expected 1 to {}, whole", u32::MAX))
         }
     }
+}
+
+/// A salt, which names a trust domain of page sharing.
+pub fn salt(text: &str) -> Result<Salt, BadSalt> {
+    Salt::try_from(text)
 }
 
 /// A length of time up to a day: `30`, `0.5`, `500ms`, `30s`, `2m`, `1h`.
@@ -95,6 +119,16 @@ mod tests {
         }
         for bad in ["", "-a", ".a", "a b", "a/b", "ä", &"n".repeat(65)] {
             assert!(name(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_number_is_a_process_and_all_else_a_name() {
+        assert_eq!(target("4711"), Ok(Target::Pid(4711)));
+        assert_eq!(target("web"), Ok(Target::Vm("web".to_owned())));
+        assert_eq!(target("4a"), Ok(Target::Vm("4a".to_owned())));
+        for bad in ["", "0", "4294967296", "-1", "a/b"] {
+            assert!(target(bad).is_err(), "{bad}");
         }
     }
 

@@ -3,10 +3,10 @@
 use ballast_api::{BalloonHealth, HostView, Management, Mode, RunState, StateName, VmView};
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 
-use crate::figures::size;
+use crate::figures::{frequency, pages_rate, size};
 
 /// The columns of `vm ls`: heading, and whether it holds a number.
-const COLUMNS: [(&str, bool); 11] = [
+const COLUMNS: [(&str, bool); 13] = [
     ("NAME", false),
     ("STATE", false),
     ("MODE", false),
@@ -18,6 +18,8 @@ const COLUMNS: [(&str, bool); 11] = [
     ("ACTIVE", true),
     ("BALLOON", true),
     ("SWAPPED", true),
+    ("SHARED", true),
+    ("SAVED", true),
 ];
 
 /// Columns under headings; `true` marks a column of numbers. Ends with a newline.
@@ -66,7 +68,25 @@ fn vm_row(vm: &VmView) -> Vec<String> {
         size(vm.active.estimate),
         balloon(vm),
         size(vm.memory.swapped),
+        size(vm.sharing.shared),
+        size(vm.sharing.saved),
     ]
+}
+
+/// The host's page sharing in one line.
+pub fn sharing(host: &HostView) -> String {
+    let s = &host.sharing;
+    format!(
+        "sharing {}  shared {}  common {}  saved {}  zero {}  breaks {}  scan {}  cost {:.1}%\n",
+        if s.enabled { "on" } else { "off" },
+        size(s.shared),
+        size(s.common),
+        size(s.saved),
+        size(s.zero_dropped),
+        frequency(Some(s.breaks_per_s)),
+        pages_rate(s.scan_rate),
+        s.cpu_percent,
+    )
 }
 
 /// What the balloon holds, with its health where that is not good.

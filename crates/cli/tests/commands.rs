@@ -72,6 +72,8 @@ fn vm_run_sends_the_whole_spec_with_paths_the_manager_can_find() {
         "0.5",
         "--overhead",
         "8M",
+        "--salt",
+        "team blue",
         "--vcpus",
         "2",
         "--kernel",
@@ -102,7 +104,7 @@ fn vm_run_sends_the_whole_spec_with_paths_the_manager_can_find() {
         spec,
         json!({
             "name": "new", "max": 256 * MIB, "min": 64 * MIB, "shares": 5000, "tax": 0.5,
-            "overhead": 8 * MIB, "vcpus": 2, "kernel": here.join("boot/vmlinuz"),
+            "overhead": 8 * MIB, "salt": "team blue", "vcpus": 2, "kernel": here.join("boot/vmlinuz"),
             "initrd": "/i.cpio", "append": "console=ttyS0 quiet", "accel": "tcg",
             "no_balloon": false, "free_page_reporting": true, "on_reboot": "restart",
             "console": here.join("c.log"), "qemu": "qemu-kvm", "extra": ["-drive", "file=x"],
@@ -136,7 +138,7 @@ fn vm_ls_lists_all_columns_and_the_reasons_below() {
         heading,
         [
             "NAME", "STATE", "MODE", "MAX", "MIN", "SHARES", "TARGET", "CONSUMED", "ACTIVE",
-            "BALLOON", "SWAPPED"
+            "BALLOON", "SWAPPED", "SHARED", "SAVED"
         ]
     );
     contains_all(
@@ -177,6 +179,21 @@ fn vm_show_has_all_sections() {
             "guest statistics\n",
             "major faults  321",
             "totals since its start\n",
+            "page sharing\n  none, since it is not paged\n",
+        ],
+    );
+    let paged = human(&fake, &["vm", "show", "web"]);
+    contains_all(
+        &paged,
+        &[
+            "domain               own",
+            "shared               48 MiB (18.8%)",
+            "saved                40 MiB (15.6%)",
+            "zero pages dropped   8 MiB",
+            "breaks               321 (6/s)",
+            "pages scanned        32768 (5.2 MB/s)",
+            "CPU time             2.5 s (0.5% of a core now)",
+            "held back            mappings: only runs are shared",
         ],
     );
     assert_eq!(as_json(&fake, &["vm", "show", "web"])["memory"]["swapped"], json!(64 * MIB));
@@ -194,6 +211,72 @@ fn vm_set_sends_only_what_was_named() {
         ("PATCH db".to_owned(), json!({"min": 0, "tax": 0.0})),
     ];
     assert_eq!(fake.recorded(), expected);
+}
+
+#[test]
+fn salts_come_from_the_line_or_a_file_and_go_on_request() {
+    let fake = Fake::start();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("salt");
+    let file = path.to_str().unwrap();
+    let text = human(&fake, &["vm", "set", "web", "--salt", "team blue"]);
+    contains_all(&text, &["web: shares pages in salt:1a2b3c4d"]);
+    std::fs::write(&path, "team red\n").unwrap();
+    human(&fake, &["vm", "set", "web", "--salt-file", file]);
+    let text = human(&fake, &["vm", "set", "web", "--no-salt"]);
+    assert!(!text.contains("shares pages"), "{text}");
+    std::fs::write(&path, "x".repeat(256) + "\r\n").unwrap();
+    human(&fake, &["vm", "run", "new", "--max", "64M", "--kernel", "k", "--salt-file", file]);
+    let mut sent = fake.recorded();
+    assert_eq!(sent.remove(3).1["salt"], "x".repeat(256));
+    let expected =
+        [json!({"salt": "team blue"}), json!({"salt": "team red"}), json!({"no_salt": true})];
+    assert_eq!(sent.into_iter().map(|(_, body)| body).collect::<Vec<_>>(), expected);
+
+    let away = Path::new("/nonexistent/api.sock");
+    for (line, expected) in [
+        (vec!["--salt", ""], "1 to 256 bytes"),
+        (vec!["--salt", "a\tb"], "control characters"),
+        (vec!["--salt", "a", "--no-salt"], "cannot be used with"),
+        (vec!["--salt", "a", "--salt-file", file], "cannot be used with"),
+        (vec!["--salt-file", file, "--no-salt"], "cannot be used with"),
+        (vec!["--salt-file", "/nonexistent"], "--salt-file /nonexistent: No such file"),
+    ] {
+        let (exit, _, message) = refused(away, &[&["vm", "set", "web"][..], &line].concat());
+        assert_eq!(exit, 2, "{message}");
+        assert!(message.contains(expected), "{line:?}: {message}");
+    }
+    for bad in ["", "\n", "two\nlines\n", &("x".repeat(257) + "\n"), &"x".repeat(1 << 20)] {
+        std::fs::write(&path, bad).unwrap();
+        let (exit, _, message) = refused(away, &["vm", "set", "web", "--salt-file", file]);
+        assert_eq!(exit, 2);
+        contains_all(&message, &["--salt-file", file, "1 to 256 bytes"]);
+    }
+}
+
+#[test]
+fn share_ls_shows_the_host_the_vms_and_what_holds_them_back() {
+    let fake = Fake::start();
+    let text = human(&fake, &["share", "ls"]);
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(
+        lines[0],
+        "sharing on  shared 96 MiB  common 16 MiB  saved 80 MiB  zero 40 MiB  breaks 12/s  \
+         scan 10 MB/s  cost 1.2%"
+    );
+    let words: Vec<&str> = lines[2].split_whitespace().collect();
+    let expected = "web own 48 MiB 40 MiB 8 MiB 1 MiB 6/s 5.2 MB/s 0.5%";
+    assert_eq!(words.join(" "), expected);
+    contains_all(&text, &["DOMAIN", "BRK/S", "COST", "db: mappings: only runs are shared"]);
+    // It is not paged.
+    assert!(!text.contains("gpu"), "{text}");
+    let json = as_json(&fake, &["share", "ls"]);
+    assert_eq!(json["host"]["sharing"]["saved"], json!(80 * MIB));
+    assert_eq!(json["vms"][0]["sharing"]["domain"], "own");
+    fake.world().vms.clear();
+    contains_all(&human(&fake, &["share", "ls"]), &["no VMs whose pages could be shared"]);
+    contains_all(&human(&fake, &["share", "estimate"]), &["no VMs (name processes by"]);
+    assert_eq!(as_json(&fake, &["share", "estimate"])["processes"], json!([]));
 }
 
 #[test]
@@ -217,6 +300,9 @@ fn host_shows_states_and_thresholds_and_sets_parameters() {
             "state ",
             "of 448 MiB free",
             "overcommitted 2.00 times",
+            "saved                 80 MiB (17.9%)",
+            "share tables          1 MiB",
+            "CPU time              4.5 s (1.2% of a core now)",
             "BEGINS BELOW",
             "26.9 MiB",
             "<- now",
@@ -254,7 +340,10 @@ fn why_prints_the_verdict_the_cause_and_the_steps_in_order() {
 fn top_without_a_terminal_prints_tables_or_lines_of_json() {
     let fake = Fake::start();
     let text = human(&fake, &["top", "--once"]);
-    contains_all(&text, &["state ", "of 448 MiB", "NAME", "web", "gpu: unmanaged"]);
+    contains_all(
+        &text,
+        &["state ", "of 448 MiB", "NAME", "web", "gpu: unmanaged", "saved 80 MiB  zero 40 MiB"],
+    );
     let seen = as_json(&fake, &["top", "--once"]);
     assert_eq!(seen["host"]["vms"], json!(4));
     assert_eq!(seen["vms"][3]["name"], "gpu");
@@ -333,6 +422,9 @@ fn wrong_usage_is_refused_before_the_manager_is_asked() {
         (vec!["vm", "attach", "old"], "--qmp"),
         (vec!["host", "set"], "--budget"),
         (vec!["host", "set", "--budget", "lots"], "'lots' is not a size"),
+        (vec!["share", "estimate", "a/b"], "begins with a letter"),
+        (vec!["share", "estimate", "0"], "'0' is not a process number"),
+        (vec!["share", "estimate", "--rate-mib-s", "0"], "--rate-mib-s"),
         (vec!["top", "--interval", "0"], "not between 100ms and 1h"),
         (vec!["vm", "list"], "unrecognized subcommand"),
     ] {
@@ -355,6 +447,9 @@ fn an_absent_manager_is_exit_code_3_for_every_command() {
         &["host"],
         &["host", "set", "--tax", "0"],
         &["why", "web"],
+        &["share", "ls"],
+        &["share", "estimate"],
+        &["share", "estimate", "web"],
         &["top"],
         &["top", "--once"],
     ] {
@@ -401,6 +496,7 @@ fn what_the_manager_refuses_is_exit_code_1_in_its_words() {
         (vec!["vm", "stop", "nobody"], "not_found", "no VM named 'nobody'"),
         (vec!["vm", "set", "nobody", "--tax", "0"], "not_found", "no VM named 'nobody'"),
         (vec!["why", "nobody"], "not_found", "no VM named 'nobody'"),
+        (vec!["share", "estimate", "nobody"], "not_found", "no VM named 'nobody'"),
         (run("full"), "no_room", "needs 512 MiB of machine memory, 104 MiB are unreserved"),
         (run("taken"), "conflict", "a VM named taken runs already"),
         (vec!["vm", "set", "web", "--max", "1G"], "bad_request", "max of web is above its size"),

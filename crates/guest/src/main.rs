@@ -5,6 +5,7 @@
 //! lines of `@ballast {json}` on standard output, which in a guest is the serial console.
 
 mod args;
+mod compute;
 mod dbench;
 mod files;
 mod idle;
@@ -17,6 +18,8 @@ mod page;
 mod pattern;
 mod reader;
 mod report;
+mod service;
+mod share;
 mod simple;
 mod torture;
 mod toucher;
@@ -36,6 +39,12 @@ const HELP: &str = "ballast-guest WORKLOAD [OPTIONS]: workloads of Ballast's sam
   reader         writes --mb, then reads its first --block-mb round-robin  --rate-mb 0 --seconds 0
   verify-torture threads that write, check, free and refill pages as fast as they can
                  --mb 64 --seconds 60 --threads 3
+  share-torture  the same with pages of few different contents, which a host may share: writes,
+                 copies, frees, and single bytes of what was left alone
+                 --mb 48 --seconds 60 --threads 2 --contents 16 --rest 5 --seed 11
+  compute        sorts, compresses, searches: rounds per second  --mb 8 --seconds 0 --seed 1
+  service        a service from /disk, and a client that checks its answers
+                 --kind postgresql|nginx|lighttpd|redis|memcached --mb 16 --rate 50 --seconds 0
   dbench         dbench from /disk  --clients 40 --seconds 20 --dir /disk
   hog            takes memory and keeps it  --mb 100 --seconds 0
   dirty          writes pages all the time  --mb 50 --rate-mb 50 --seconds 0
@@ -75,6 +84,9 @@ fn run(name: &str, words: Vec<String>) -> Result<(), String> {
         "idle" => idle::run,
         "reader" => reader::run,
         "verify-torture" => torture::run,
+        "share-torture" => share::run,
+        "compute" => compute::run,
+        "service" => service::run,
         "dbench" => dbench::run,
         "hog" => simple::hog,
         "dirty" => simple::dirty,

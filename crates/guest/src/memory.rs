@@ -3,7 +3,7 @@
 use crate::page::{Mark, PAGE, Page};
 
 /// A private anonymous mapping.
-struct Mapping {
+pub struct Mapping {
     base: *mut Page,
     pages: usize,
 }
@@ -12,7 +12,7 @@ struct Mapping {
 unsafe impl Send for Mapping {}
 
 impl Mapping {
-    fn new(pages: usize) -> Result<Mapping, String> {
+    pub fn new(pages: usize) -> Result<Mapping, String> {
         let bytes = pages.checked_mul(PAGE).filter(|b| *b > 0).ok_or("no memory asked for")?;
         // SAFETY: a new anonymous mapping at an address of the kernel's choice touches nothing
         // that exists.
@@ -33,20 +33,29 @@ impl Mapping {
         Ok(Mapping { base: base.cast(), pages })
     }
 
-    fn page(&self, index: usize) -> &Page {
+    pub fn pages(&self) -> usize {
+        self.pages
+    }
+
+    /// For those who hold no references into it.
+    pub fn base(&self) -> *mut u8 {
+        self.base.cast()
+    }
+
+    pub fn page(&self, index: usize) -> &Page {
         assert!(index < self.pages, "page {index} of {}", self.pages);
         // SAFETY: inside the mapping (asserted); it is page-aligned, readable, initialized (the
         // kernel gives zeros), and &self keeps out writers.
         unsafe { &*self.base.add(index) }
     }
 
-    fn page_mut(&mut self, index: usize) -> &mut Page {
+    pub fn page_mut(&mut self, index: usize) -> &mut Page {
         assert!(index < self.pages, "page {index} of {}", self.pages);
         // SAFETY: as in page(), and &mut self keeps out all others.
         unsafe { &mut *self.base.add(index) }
     }
 
-    fn discard(&mut self, from: usize, count: usize) -> Result<(), String> {
+    pub fn discard(&mut self, from: usize, count: usize) -> Result<(), String> {
         assert!(from + count <= self.pages, "pages {from}+{count} of {}", self.pages);
         // SAFETY: inside the mapping (asserted); &mut self means that no reference into it lives.
         let rc =

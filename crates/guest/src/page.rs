@@ -66,7 +66,7 @@ impl Mark {
     }
 }
 
-const fn step(word: u64) -> u64 {
+pub const fn step(word: u64) -> u64 {
     word.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f)
 }
 

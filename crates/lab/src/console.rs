@@ -49,6 +49,11 @@ pub struct Story {
 }
 
 impl Story {
+    /// Checks passed by one workload.
+    pub fn checks_of(&self, work: &str) -> u64 {
+        self.by_work.get(work).copied().unwrap_or(0)
+    }
+
     fn take(&mut self, line: &str) -> Option<Event> {
         let Some(event) = Event::parse(line) else {
             const SIGNS: [&str; 4] =

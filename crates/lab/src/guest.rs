@@ -18,6 +18,9 @@ pub struct Guest {
     pub run: Vec<String>,
     pub power_off_when_done: bool,
     pub disk: Option<PathBuf>,
+    /// What the guest writes to its disk goes to a temporary file of QEMU's: several guests may
+    /// have one disk.
+    pub disk_is_shared: bool,
     pub console: PathBuf,
 }
 
@@ -29,6 +32,7 @@ impl Guest {
             run: Vec::new(),
             power_off_when_done: false,
             disk: None,
+            disk_is_shared: false,
             console: consoles.join(format!("{name}.console.log")),
         }
     }
@@ -43,6 +47,11 @@ impl Guest {
     pub fn disk(mut self, path: PathBuf) -> Guest {
         self.disk = Some(path);
         self
+    }
+
+    #[must_use]
+    pub fn shared_disk(self, path: PathBuf) -> Guest {
+        Guest { disk_is_shared: true, ..self.disk(path) }
     }
 
     #[must_use]
@@ -69,9 +78,10 @@ impl Guest {
         let Some(path) = &self.disk else { return Vec::new() };
         // QEMU's option syntax: a comma inside a value is doubled.
         let file = path.display().to_string().replace(',', ",,");
+        let snapshot = if self.disk_is_shared { ",snapshot=on" } else { "" };
         vec![
             "-drive".to_owned(),
-            format!("file={file},format=raw,if=none,id=disk0,cache=unsafe"),
+            format!("file={file},format=raw,if=none,id=disk0,cache=unsafe{snapshot}"),
             "-device".to_owned(),
             "virtio-blk-pci,drive=disk0".to_owned(),
         ]
@@ -108,6 +118,8 @@ mod tests {
              ballast.then=poweroff"
         ));
         assert!(g.disk_arguments()[1].starts_with("file=/d/x,,y.img,format=raw"));
+        let shared = g.clone().shared_disk("/d/s.img".into()).disk_arguments();
+        assert!(shared[1].starts_with("file=/d/s.img,") && shared[1].ends_with(",snapshot=on"));
         assert_eq!(g.console, Path::new("/c/a.console.log"));
     }
 }

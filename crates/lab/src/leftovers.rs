@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
+use crate::tools;
+
 /// Programs that a run starts, as the kernel shows their names (15 bytes). Anything else that names
 /// the folder, such as somebody's pager on a console log, is not ours to count or to end.
 const PROGRAMS: [&str; 2] = ["ballastd", "qemu-system-x86"];
@@ -17,10 +19,8 @@ const PROGRAMS: [&str; 2] = ["ballastd", "qemu-system-x86"];
 /// Processes of a run: one of its programs, with `folder` in the command line.
 pub fn processes(folder: &Path) -> Vec<i32> {
     let needle = folder.as_os_str().as_bytes();
-    let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
-    entries
-        .filter_map(|e| e.ok()?.file_name().to_str()?.parse().ok())
-        .filter(|pid: &i32| {
+    tools::processes()
+        .filter(|pid| {
             let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
             PROGRAMS.contains(&name.trim_end())
         })
@@ -118,7 +118,8 @@ mod tests {
         std::fs::create_dir(folder.join("sub")).unwrap();
         std::fs::write(folder.join("sub/socket"), "").unwrap();
         let program = folder.join("ballastd");
-        std::fs::copy("/bin/sh", &program).unwrap();
+        // Not a copy: a file that was just written may still be open in a child of another test.
+        std::os::unix::fs::symlink("/bin/sh", &program).unwrap();
         let mut child = std::process::Command::new(&program)
             .args(["-c", "read line"])
             .stdin(std::process::Stdio::piped())

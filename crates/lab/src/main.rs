@@ -19,6 +19,9 @@ enum Command {
         /// A kernel package instead of the one in the cache or the newest
         #[arg(long, value_name = "PACKAGE")]
         kernel_package: Option<String>,
+        /// Also the disk with services
+        #[arg(long)]
+        services: bool,
     },
     /// Guests with different workloads, overcommitted, under one manager
     Demo(demo::DemoArgs),
@@ -26,6 +29,12 @@ enum Command {
     Experiment(experiments::ExperimentArgs),
     /// Benchmarks on real guests
     Bench(bench::BenchArgs),
+    /// The process whose memory `bench sharing` is about
+    #[command(hide = true)]
+    Holder(bench::sharing::HolderArgs),
+    /// Puts KSM's settings back after `bench sharing`
+    #[command(hide = true)]
+    KsmKeeper,
 }
 
 fn main() -> ExitCode {
@@ -41,21 +50,30 @@ fn main() -> ExitCode {
 }
 
 fn run(command: Command) -> Result<bool> {
+    match command {
+        Command::Holder(args) => return bench::sharing::hold(&args).map(|()| true),
+        Command::KsmKeeper => return bench::sharing::ksm::keep().map(|()| true),
+        _ => {}
+    }
     // One thread: the manager's parent-death signal is tied to the thread that starts it.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .context("tokio runtime")?;
     match command {
-        Command::Image { kernel_package } => {
+        Command::Image { kernel_package, services } => {
             let image = image::prepare(kernel_package.as_deref())?;
             say::line(&format!("package {}", image.package));
             say::line(&format!("kernel  {}", image.kernel.display()));
             say::line(&format!("initrd  {}", image.initrd.display()));
+            if services {
+                say::line(&format!("services {}", image::services_disk()?.display()));
+            }
             Ok(true)
         }
         Command::Demo(args) => runtime.block_on(demo::run(&args)),
         Command::Experiment(args) => runtime.block_on(experiments::run(&args)),
         Command::Bench(args) => runtime.block_on(bench::run(&args)),
+        Command::Holder(_) | Command::KsmKeeper => Ok(true),
     }
 }

@@ -25,21 +25,82 @@ pub struct Options {
     pub tax: Option<f64>,
     pub sample_period: Option<Duration>,
     pub samples: Option<u32>,
+    pub sharing: Option<SharingOptions>,
 }
 
 impl Options {
     pub fn budget(budget: Bytes) -> Options {
-        Options { budget, tax: None, sample_period: None, samples: None }
+        Options { budget, tax: None, sample_period: None, samples: None, sharing: None }
     }
 }
 
-/// Where the manager's state belongs: on a tmpfs.
+/// The table `[sharing]` of the manager's configuration.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SharingOptions {
+    pub enabled: bool,
+    /// MiB per second, of all VMs together and of one.
+    pub rate_mib_s: u64,
+    pub vm_rate_mib_s: u64,
+    /// Of one core.
+    pub cpu_percent: f64,
+    /// In which all memory is looked at once, if the limits above allow it; seconds.
+    pub scan_time_s: f64,
+}
+
+impl SharingOptions {
+    pub fn off() -> SharingOptions {
+        SharingOptions { enabled: false, ..SharingOptions::as_fast_as_it_goes() }
+    }
+
+    pub fn as_fast_as_it_goes() -> SharingOptions {
+        SharingOptions {
+            enabled: true,
+            rate_mib_s: 1 << 20,
+            vm_rate_mib_s: 1 << 20,
+            cpu_percent: 100.0,
+            scan_time_s: 0.1,
+        }
+    }
+
+    /// Quick enough to see memory settle within minutes, and most of the CPU left to the guests.
+    pub fn brisk() -> SharingOptions {
+        SharingOptions {
+            cpu_percent: 30.0,
+            scan_time_s: 10.0,
+            ..SharingOptions::as_fast_as_it_goes()
+        }
+    }
+
+    fn toml(&self) -> String {
+        let SharingOptions { enabled, rate_mib_s, vm_rate_mib_s, cpu_percent, scan_time_s } = self;
+        format!(
+            "[sharing]\nenabled = {enabled}\nrate_mib_s = {rate_mib_s}\n\
+             vm_rate_mib_s = {vm_rate_mib_s}\ncpu_percent = {cpu_percent:?}\n\
+             scan_time_s = {scan_time_s:?}\n"
+        )
+    }
+}
+
+/// Where the manager's state belongs: on a tmpfs, which /run is on most systems, but not in every
+/// container.
 fn runtime_folder() -> PathBuf {
     let own = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-    std::iter::once(PathBuf::from("/run"))
+    let places: Vec<PathBuf> = std::iter::once(PathBuf::from("/run"))
         .chain(own)
-        .find(|dir| dir.metadata().is_ok_and(|m| m.is_dir()) && writable(dir))
-        .unwrap_or_else(std::env::temp_dir)
+        .chain([PathBuf::from("/dev/shm"), std::env::temp_dir()])
+        .filter(|dir| dir.is_dir() && writable(dir))
+        .collect();
+    let tmpfs = places.iter().find(|dir| on_tmpfs(dir)).or(places.first());
+    tmpfs.cloned().unwrap_or_else(std::env::temp_dir)
+}
+
+fn on_tmpfs(dir: &Path) -> bool {
+    let Ok(path) = std::ffi::CString::new(dir.as_os_str().as_encoded_bytes()) else { return false };
+    // SAFETY: all-zero is a valid statfs, which the call fills; a NUL-ended path.
+    unsafe {
+        let mut fs: libc::statfs = std::mem::zeroed();
+        libc::statfs(path.as_ptr(), &mut fs) == 0 && fs.f_type == libc::TMPFS_MAGIC
+    }
 }
 
 /// Swap and disk images belong on a disk, which /tmp need not be.
@@ -104,6 +165,11 @@ impl Manager {
         if let Some(samples) = options.samples {
             command.arg("--samples").arg(samples.to_string());
         }
+        if let Some(sharing) = &options.sharing {
+            let file = self.root.join("ballast.toml");
+            std::fs::write(&file, sharing.toml()).with_context(|| file.display().to_string())?;
+            command.arg("--config").arg(file);
+        }
         // Its own group, so that Ctrl-C reaches this program alone, which then ends it in order.
         command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
         // SAFETY: prctl is async-signal-safe and touches no memory. If this program is killed, the
@@ -144,6 +210,14 @@ impl Manager {
     }
     pub fn socket(&self) -> &Path {
         self.client.socket()
+    }
+    /// Where shims of processes that somebody else starts find it.
+    pub fn shim_socket(&self) -> PathBuf {
+        self.run_dir().join("shim.sock")
+    }
+    /// The process of ballastd.
+    pub fn pid(&self) -> Result<i32> {
+        self.child.as_ref().map(|c| c.id() as i32).context("ballastd was not started")
     }
     /// Where guests' consoles are logged.
     pub fn consoles(&self) -> PathBuf {

@@ -41,6 +41,12 @@ pub fn sibling(name: &str) -> Result<PathBuf> {
         .with_context(|| format!("no {name} beside {} (build it first)", me.display()))
 }
 
+/// The ids of all processes, as far as /proc shows them.
+pub fn processes() -> impl Iterator<Item = i32> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten();
+    entries.filter_map(|e| e.ok()?.file_name().to_str()?.parse().ok())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

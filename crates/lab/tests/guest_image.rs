@@ -49,6 +49,7 @@ fn workloads_pass_on_disk_and_power_off_when_done() {
     let guest = guest("files", dir.path())
         .run("files --dir /disk --mb 24 --seconds 6")
         .run("verify-torture --mb 32 --seconds 6")
+        .run("share-torture --mb 12 --rest 1 --seconds 6")
         .run("idle --mb 8 --busy 2 --seconds 4")
         .run("reader --mb 16 --block-mb 4 --seconds 4")
         .disk(disk)
@@ -58,7 +59,7 @@ fn workloads_pass_on_disk_and_power_off_when_done() {
     assert!(vm.wait_for_end(LIMIT).unwrap().success());
     let story = &vm.console.story;
     assert_eq!(story.trouble, None, "{}", vm.console.tail(20));
-    assert_eq!(story.exits.iter().filter(|(_, code)| *code == 0).count(), 4);
+    assert_eq!(story.exits.iter().filter(|(_, code)| *code == 0).count(), 5);
     assert!(story.checks > 24 * 256, "{} checks", story.checks);
 }
 

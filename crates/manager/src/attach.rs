@@ -60,8 +60,8 @@ impl Manager {
                     &VmChange {
                         shares: spec.shares,
                         min: (spec.min > 0).then_some(spec.min),
-                        max: None,
                         tax: spec.tax,
+                        ..VmChange::default()
                     },
                 )?;
                 vm
@@ -115,6 +115,7 @@ impl Manager {
                 min: Bytes(spec.min).pages(),
                 max: size,
                 tax: spec.tax,
+                salt: None,
             },
             process: handle,
             management: Management { mode: Mode::Unmanaged, reason: Some("not seen yet".into()) },

@@ -39,6 +39,49 @@ impl Scale {
     }
 }
 
+/// In which order a VM's pages are looked at for sharing (OSDI'02 s.4.3 chooses them at random).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ScanOrder {
+    #[default]
+    Random,
+    /// By address.
+    Sequential,
+    /// At random, of the pages that were written since the last pass.
+    Written,
+}
+
+/// What looking for pages to share may cost, and how it is done.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SharingSettings {
+    pub enabled: bool,
+    pub order: ScanOrder,
+    /// Pages per second, of all VMs together.
+    pub rate: Pages,
+    /// Pages per second of one VM.
+    pub vm_rate: Pages,
+    /// Of one core: above 0, at most 100.
+    pub cpu_percent: f64,
+    /// In which all memory is to be looked at once, if the limits above allow it.
+    pub scan_time: Duration,
+    /// For how long a page that was written while shared stays where the kernel put its copy.
+    pub rehome_after: Duration,
+}
+
+impl Default for SharingSettings {
+    fn default() -> SharingSettings {
+        SharingSettings {
+            enabled: true,
+            order: ScanOrder::default(),
+            rate: Pages::from_mib(256),
+            vm_rate: Pages::from_mib(128),
+            cpu_percent: 10.0,
+            scan_time: Duration::from_secs(600),
+            rehome_after: Duration::from_secs(2),
+        }
+    }
+}
+
 /// The file as it is written; see docs/configuration.md.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -57,6 +100,8 @@ struct File {
     balloon: Balloon,
     #[serde(default)]
     pager: Pager,
+    #[serde(default)]
+    sharing: Sharing,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -82,6 +127,18 @@ struct Balloon {
 #[serde(deny_unknown_fields)]
 struct Pager {
     fault_around: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Sharing {
+    enabled: Option<bool>,
+    order: Option<ScanOrder>,
+    rate_mib_s: Option<u64>,
+    vm_rate_mib_s: Option<u64>,
+    cpu_percent: Option<f64>,
+    scan_time_s: Option<f64>,
+    rehome_after_ms: Option<u64>,
 }
 
 /// What the command line overrides.
@@ -110,6 +167,7 @@ pub struct Config {
     pub sampling: SamplingConfig,
     pub balloon: BalloonConfig,
     pub fault_around: Pages,
+    pub sharing: SharingSettings,
 }
 
 /// The smallest budget that makes sense: below it the thresholds are a few pages.
@@ -208,6 +266,8 @@ impl Config {
             return Err(bad("pager.fault_around", "not a power of two from 4K to 2M".into()));
         }
 
+        let sharing = sharing(&file.sharing).map_err(|(key, what)| bad(key, what))?;
+
         // VMMs run in folders of their own: nothing that they are told may be relative.
         let absolute = |key, path: PathBuf| {
             std::path::absolute(&path).map_err(|e| bad(key, format!("{}: {e}", path.display())))
@@ -236,6 +296,7 @@ impl Config {
             sampling,
             balloon,
             fault_around,
+            sharing,
         })
     }
 }
@@ -264,6 +325,42 @@ fn budget_within(budget: Pages, host: Bytes) -> Result<(), String> {
         return Err(format!("{budget} is more than the host's memory, {host}"));
     }
     Ok(())
+}
+
+/// The table `[sharing]`, checked; an error names its key.
+fn sharing(file: &Sharing) -> Result<SharingSettings, (&'static str, String)> {
+    let d = SharingSettings::default();
+    let rate = |key, mib: Option<u64>, default| match mib {
+        None => Ok(default),
+        Some(0) => Err((key, "a rate of 0 MiB/s looks at nothing (enabled = false does)".into())),
+        Some(mib) if mib > 1 << 24 => Err((key, "a rate above 16 TiB/s".into())),
+        Some(mib) => Ok(Pages::from_mib(mib)),
+    };
+    let cpu_percent = file.cpu_percent.unwrap_or(d.cpu_percent);
+    if !(0.1..=100.0).contains(&cpu_percent) {
+        return Err(("sharing.cpu_percent", format!("{cpu_percent} is not between 0.1 and 100")));
+    }
+    let scan_time = match file.scan_time_s {
+        None => d.scan_time,
+        Some(s) => seconds(s)
+            .ok_or_else(|| ("sharing.scan_time_s", format!("{s} is not between 0.1 and 86400")))?,
+    };
+    let rehome_after = match file.rehome_after_ms {
+        None => d.rehome_after,
+        Some(ms @ 1..=3_600_000) => Duration::from_millis(ms),
+        Some(ms) => {
+            return Err(("sharing.rehome_after_ms", format!("{ms} is not between 1 and 3600000")));
+        }
+    };
+    Ok(SharingSettings {
+        enabled: file.enabled.unwrap_or(d.enabled),
+        order: file.order.unwrap_or(d.order),
+        rate: rate("sharing.rate_mib_s", file.rate_mib_s, d.rate)?,
+        vm_rate: rate("sharing.vm_rate_mib_s", file.vm_rate_mib_s, d.vm_rate)?,
+        cpu_percent,
+        scan_time,
+        rehome_after,
+    })
 }
 
 fn seconds(s: f64) -> Option<Duration> {
@@ -304,6 +401,25 @@ mod tests {
         assert_eq!(config.tax, TaxRate::new(0.75).unwrap());
         assert_eq!(config.sampling, SamplingConfig::default());
         assert_eq!(config.socket, Path::new("/run/ballast/api.sock"));
+        assert_eq!(config.sharing, SharingSettings::default());
+        assert!(config.sharing.enabled);
+    }
+
+    #[test]
+    fn sharing_is_read_in_full() {
+        let text = "[sharing]\nenabled = false\norder = \"written\"\nrate_mib_s = 64\n\
+                    vm_rate_mib_s = 16\ncpu_percent = 2.5\nscan_time_s = 3600\n\
+                    rehome_after_ms = 500\n";
+        let expected = SharingSettings {
+            enabled: false,
+            order: ScanOrder::Written,
+            rate: Pages::from_mib(64),
+            vm_rate: Pages::from_mib(16),
+            cpu_percent: 2.5,
+            scan_time: Duration::from_secs(3600),
+            rehome_after: Duration::from_millis(500),
+        };
+        assert_eq!(check(text).unwrap().sharing, expected);
     }
 
     #[test]
@@ -323,6 +439,16 @@ mod tests {
             ("[balloon]\nrate_mib_s = 0\n", "balloon"),
             ("[pager]\nfault_around = \"12K\"\n", "pager.fault_around"),
             ("thresholds = \"steep\"\n", "line 1"),
+            ("[sharing]\norder = \"alphabetic\"\n", "line 2"),
+            ("[sharing]\nenabled = 1\n", "line 2"),
+            ("[sharing]\nsalt = \"x\"\n", "line 2"),
+            ("[sharing]\nrate_mib_s = 0\n", "sharing.rate_mib_s"),
+            ("[sharing]\nvm_rate_mib_s = 99999999999\n", "sharing.vm_rate_mib_s"),
+            ("[sharing]\ncpu_percent = 0\n", "sharing.cpu_percent"),
+            ("[sharing]\ncpu_percent = nan\n", "sharing.cpu_percent"),
+            ("[sharing]\ncpu_percent = 400\n", "sharing.cpu_percent"),
+            ("[sharing]\nscan_time_s = -1\n", "sharing.scan_time_s"),
+            ("[sharing]\nrehome_after_ms = 0\n", "sharing.rehome_after_ms"),
         ] {
             let error = check(text).unwrap_err().to_string();
             assert!(error.contains(wanted), "{text:?}: {error}");

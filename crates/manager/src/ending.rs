@@ -110,10 +110,18 @@ impl Manager {
             // What it counted moves into the totals in one step.
             let mut ended = lock(&self.ended);
             add_counters(&mut ended, vm);
+            if let Some(paged) = &*vm.paged() {
+                let counters = paged.memory().counters.values();
+                let mut sharing = lock(&self.ended_sharing);
+                *sharing = (sharing.0 + counters.breaks, sharing.1 + counters.scanned);
+            }
             vm.take_paged()
         };
         match paged {
-            Some(paged) => PagedVm::release(paged),
+            Some(paged) => {
+                PagedVm::release(paged);
+                self.commons.sweep();
+            }
             None => {
                 let external = vm.external.swap(0, Ordering::Relaxed);
                 self.host.ledger.release(Pages(external) + vm.overhead);
@@ -159,8 +167,13 @@ pub async fn watch_exit(manager: Arc<Manager>, vm: Arc<Vm>) {
 /// With the parameters that it had, which are not those of its start if somebody changed them.
 async fn restart(manager: Arc<Manager>, spec: VmSpec, vm: Arc<Vm>) -> Result<(), Failure> {
     let params = vm.params();
-    let spec =
-        VmSpec { shares: Some(params.shares), min: params.min.bytes().0, tax: params.tax, ..spec };
+    let spec = VmSpec {
+        shares: Some(params.shares),
+        min: params.min.bytes().0,
+        tax: params.tax,
+        salt: params.salt,
+        ..spec
+    };
     manager.run_vm(spec).await?;
     if params.max < vm.size {
         let limit = VmChange { max: Some(params.max.bytes().0), ..VmChange::default() };

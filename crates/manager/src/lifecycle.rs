@@ -33,7 +33,7 @@ const INSPECTION: Duration = Duration::from_secs(30);
 
 impl Manager {
     /// Starts a VM: admission, VMM, pager, QMP. Answers when the guest runs.
-    pub async fn run_vm(self: &Arc<Self>, spec: VmSpec) -> Result<VmView, Failure> {
+    pub async fn run_vm(self: &Arc<Self>, mut spec: VmSpec) -> Result<VmView, Failure> {
         let checked = spec.clone();
         tokio::task::spawn_blocking(move || check_spec(&checked))
             .await
@@ -51,6 +51,8 @@ impl Manager {
             min: Bytes(spec.min).pages_ceil(),
             max: size,
             tax: spec.tax,
+            // From here on among the parameters alone, where it can be changed.
+            salt: spec.salt.take(),
         };
         let overhead = pager_config(&self.config, 0).overhead(size)
             + Bytes(spec.overhead.unwrap_or(0)).pages_ceil();
@@ -101,7 +103,7 @@ impl Manager {
         let accel = self.choose_accel(&spec).await?;
         self.make_room(overhead).await?;
         // Until the pager has it, the overhead is ours to give back.
-        let started = self.start_vmm(&spec, &accel, size, params, overhead).await;
+        let started = self.start_vmm(&spec, &accel, size, params.clone(), overhead).await;
         let (vmm, paged, paths) = match started {
             Ok(parts) => parts,
             Err(e) => {
@@ -218,10 +220,13 @@ impl Manager {
         let vmm = spawn(&command(spec, accel, &paths))
             .await
             .map_err(|e| Failure::internal(format!("{name}: {e}")))?;
-        // Before its shim is let in: a manager that dies in between must find it.
-        Record::new(name, Some(spec), params, size, overhead, vmm.pid, accel).save(&paths.run_dir);
         let swap = size.saturating_sub(params.min);
-        let mut answer = self.expect_shim(name, vmm.pid, size, swap, overhead);
+        // Before its shim is let in: a manager that dies in between must find it.
+        let domain = self.commons.domain_name(name, params.salt.as_ref());
+        Record::new(name, Some(spec), params, size, overhead, vmm.pid, accel)
+            .in_domain(&domain)
+            .save(&paths.run_dir);
+        let mut answer = self.expect_shim(name, vmm.pid, size, swap, overhead, domain);
         let failed = tokio::select! {
             paged = &mut answer => match paged {
                 Ok(paged) => return Ok((vmm, paged, paths)),
@@ -381,6 +386,12 @@ impl Manager {
             ballast_policy::TaxRate::new(tax).map_err(|e| Failure::bad(format!("tax: {e}")))?;
             params.tax = Some(tax);
         }
+        match (&change.salt, change.no_salt) {
+            (Some(_), true) => return Err(Failure::bad("salt: give either salt or no_salt")),
+            (Some(salt), false) => params.salt = Some(salt.clone()),
+            (None, true) => params.salt = None,
+            (None, false) => {}
+        }
         if let Some(max) = change.max {
             params.max = Bytes(max).pages();
             if params.max > vm.size {
@@ -427,10 +438,10 @@ impl Manager {
             let more = Promise { min: params.min - old.min, overhead: Pages(0), swap: Pages(0) };
             let key = format!("min of {name}");
             self.promise(&key, more)?;
-            vm.set_params(params);
+            vm.set_params(params.clone());
             self.promise_settled(&key);
         }
-        vm.set_params(params);
+        vm.set_params(params.clone());
         Record::update_params(&vm.folder, params);
         self.kick.ring(format!("parameters of {name} changed"));
         Ok(vm)
@@ -450,6 +461,7 @@ impl Manager {
             min: Pages::ZERO,
             max: size,
             tax: None,
+            salt: None,
         };
         let overhead = pager_config(&self.config, 0).overhead(size);
         let need = Promise::of(params.min, size, overhead);
@@ -463,11 +475,13 @@ impl Manager {
             };
             let process = made.await.inspect_err(|_| self.promise_settled(&name))?;
             let accel = AccelChoice::Tcg { why: "started by another".into() };
-            Record::new(&name, None, params, size, overhead, peer.pid, &accel)
+            let domain = self.commons.domain_name(&name, None);
+            Record::new(&name, None, params.clone(), size, overhead, peer.pid, &accel)
+                .in_domain(&domain)
                 .save(&self.folder_of(&name));
             let (answer, receiver) = tokio::sync::oneshot::channel();
             tokio::spawn(self.clone().adopted(name, receiver, process, size, params, overhead));
-            Ok(Expected { pid: peer.pid, size, swap: need.swap, overhead, answer })
+            Ok(Expected { pid: peer.pid, size, swap: need.swap, overhead, domain, answer })
         })
     }
 

@@ -2,7 +2,9 @@
 
 mod attach;
 mod balloon_loop;
+mod commons;
 mod config;
+mod domain;
 mod ending;
 mod kick;
 mod lifecycle;
@@ -11,6 +13,7 @@ mod measure;
 mod metrics;
 mod paging;
 mod policy_loop;
+mod rates;
 mod records;
 mod restart;
 mod routes;
@@ -132,7 +135,7 @@ async fn serve_in(config: Config, stop_vms_on_exit: bool) -> anyhow::Result<Endi
     // From the first moment: an end in order, however early it is asked for.
     let mut signals = Signals::catch()?;
     let _lock = lock_run_dir(&config.run_dir)?;
-    let manager = Manager::new(config);
+    let manager = Manager::new(config)?;
     let config = &manager.config;
     let waiting = restart::announce(&manager).context("VMs of a former manager")?;
     let shims = bind_shims(&config.run_dir.join("shim.sock"))?;
@@ -246,6 +249,7 @@ impl Folders {
             }
         }
         let _ = std::fs::remove_dir(&vms);
+        commons::Commons::clear(&config.run_dir);
         for file in ["lock", "shim.sock", "accel.json"] {
             let _ = std::fs::remove_file(config.run_dir.join(file));
         }
@@ -255,6 +259,7 @@ impl Folders {
     /// It did not start: what it found is as it was.
     fn undo(&self, config: &Config) {
         if self.made.contains(&config.run_dir) {
+            commons::Commons::undo(&config.run_dir);
             for file in ["lock", "shim.sock"] {
                 let _ = std::fs::remove_file(config.run_dir.join(file));
             }

@@ -9,14 +9,17 @@ use std::time::Instant;
 use ballast_api::{ErrorBody, ErrorCode, HostCounters, RunState};
 use ballast_pager::host::Host;
 use ballast_pager::ledger::Ledger;
+use ballast_pager::mappings::ZERO_RUN;
 use ballast_policy::{Decision, Promise, TaxRate, Thresholds, admit};
 use ballast_qemu::ProcessHandle;
 use ballast_units::{Bytes, Pages, VmId};
 use tokio::sync::watch;
 
+use crate::commons::Commons;
 use crate::config::Config;
 use crate::kick::Kick;
 use crate::paging::Expected;
+use crate::rates::Rates;
 use crate::vm::{Vm, lock};
 
 /// How the manager is to end.
@@ -32,6 +35,9 @@ pub enum Ending {
 pub struct Manager {
     pub config: Config,
     pub host: Arc<Host>,
+    pub commons: Commons,
+    /// As of `Vm::share_rates`, of all.
+    pub share_rates: Rates<3>,
     pub kick: Arc<Kick>,
     pub started: Instant,
     tax: Mutex<TaxRate>,
@@ -49,6 +55,8 @@ pub struct Manager {
     pub(crate) expected: Mutex<HashMap<String, Expected>>,
     decision: Mutex<Option<(Instant, Decision)>>,
     pub(crate) ended: Mutex<HostCounters>,
+    /// Breaks and pages looked at of VMs that ended.
+    pub(crate) ended_sharing: Mutex<(u64, u64)>,
     pub(crate) measured_peak: AtomicU64,
     pub(crate) measured_now: AtomicU64,
     overcommit_peak: Mutex<f64>,
@@ -86,12 +94,15 @@ impl Failure {
 
 impl Manager {
     /// Must be called inside the runtime.
-    pub fn new(config: Config) -> Arc<Manager> {
+    pub fn new(config: Config) -> anyhow::Result<Arc<Manager>> {
         let kick = Arc::new(Kick::default());
         let bell = kick.clone();
         let host = Arc::new(Host::new(Ledger::new(config.budget, move || bell.crossing())));
         host.set_plenty(config.scale.thresholds(config.budget).goal());
-        Arc::new(Manager {
+        let commons = Commons::open(&config.run_dir, &config.sharing, host.clone())?;
+        Ok(Arc::new(Manager {
+            commons,
+            share_rates: Rates::default(),
             tax: Mutex::new(config.tax),
             config,
             host,
@@ -106,6 +117,7 @@ impl Manager {
             expected: Mutex::new(HashMap::new()),
             decision: Mutex::new(None),
             ended: Mutex::new(HostCounters::default()),
+            ended_sharing: Mutex::new((0, 0)),
             measured_peak: AtomicU64::new(0),
             measured_now: AtomicU64::new(0),
             overcommit_peak: Mutex::new(0.0),
@@ -114,7 +126,7 @@ impl Manager {
             stopping: AtomicBool::new(false),
             ending: watch::Sender::new(Ending::Running),
             runtime: tokio::runtime::Handle::current(),
-        })
+        }))
     }
 
     pub fn tax(&self) -> TaxRate {
@@ -220,7 +232,8 @@ impl Manager {
         let made = self.promises(&starting);
         let promised: Pages = made.iter().map(|(_, pages)| *pages).sum();
         let budget = self.host.ledger.budget();
-        let unreserved = budget.saturating_sub(goal).saturating_sub(promised);
+        let unreserved =
+            budget.saturating_sub(goal).saturating_sub(ZERO_RUN).saturating_sub(promised);
         let largest = made.into_iter().max_by_key(|(_, pages)| *pages);
         admit(unreserved, self.swap_space().pages(), &need, largest)
             .map_err(|refusal| Failure::new(ErrorCode::NoRoom, format!("{name}: {refusal}")))?;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use ballast_pager::word::State;
 use ballast_units::Bytes;
 
 use crate::manager::Manager;
@@ -14,10 +15,25 @@ const INTERVAL: Duration = Duration::from_millis(100);
 pub fn run(manager: &Arc<Manager>) {
     while !manager.is_stopping() {
         let used = measure(manager);
+        note_rates(manager);
         manager.measured_now.store(used.0, Ordering::Relaxed);
         manager.measured_peak.fetch_max(used.0, Ordering::Relaxed);
         std::thread::sleep(INTERVAL);
     }
+}
+
+fn note_rates(manager: &Manager) {
+    let mut all = [0.0; 3];
+    for vm in manager.vms() {
+        let Some(counters) = vm.paged().as_ref().map(|p| p.memory().counters.values()) else {
+            continue;
+        };
+        let counts =
+            [counters.breaks as f64, counters.scanned as f64, counters.share_cpu_ns as f64 / 1e9];
+        vm.share_rates.note(counts);
+        all = std::array::from_fn(|i| all[i] + counts[i]);
+    }
+    manager.share_rates.note(all);
 }
 
 /// RAM files are read one after the other, so pages that move from a VM read early to one read late
@@ -35,15 +51,22 @@ fn measure(manager: &Manager) -> Bytes {
 }
 
 fn sum(manager: &Manager) -> Bytes {
-    manager
+    let own: Bytes = manager
         .vms()
         .iter()
         .map(|vm| {
             let pages = match &*vm.paged() {
-                Some(paged) => paged.memory().backend().measured().unwrap_or_default(),
+                Some(paged) => {
+                    let memory = paged.memory();
+                    // Copies of shared pages are the VMM's own memory, which is not counted by range
+                    // anywhere: these the pager counts.
+                    let copies = memory.pmap().in_state(State::Broken).bytes();
+                    memory.backend().measured().unwrap_or_default() + copies
+                }
                 None => vm.consumed().bytes(),
             };
             pages + vm.overhead().bytes()
         })
-        .sum()
+        .sum();
+    own + manager.commons.measured()
 }

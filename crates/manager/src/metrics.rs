@@ -8,7 +8,7 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::IntoResponse;
 use ballast_api::{HostView, VmView};
 use prometheus_client::encoding::text::encode;
-use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::registry::{Registry, Unit};
@@ -39,6 +39,28 @@ fn render(host: &HostView, vms: &[VmView]) -> Result<String, std::fmt::Error> {
     gauge("overhead", "Overhead memory in the budget", host.overhead);
     gauge("measured_used", "Machine memory in use by the kernel's count", host.measured_used);
     gauge("swap_used", "Swap space that holds pages", host.swap_used);
+    let sharing = &host.sharing;
+    gauge("shared", "Guest memory backed by common pages", sharing.shared);
+    gauge("common", "Machine memory of common pages", sharing.common);
+    gauge("saved", "Shared less common memory", sharing.saved);
+    gauge("broken", "Private copies of pages that were shared", sharing.broken);
+    gauge("sharing_metadata", "Memory of the share tables", sharing.metadata);
+    registry.register(
+        "sharing_mappings",
+        "Mappings of all VMM processes",
+        ConstGauge::new(sharing.mappings as f64),
+    );
+    registry.register(
+        "sharing_enabled",
+        "Whether pages to share are looked for",
+        ConstGauge::new(f64::from(u8::from(sharing.enabled))),
+    );
+    registry.register_with_unit(
+        "sharing_cpu",
+        "CPU time spent on looking and sharing",
+        Unit::Seconds,
+        ConstCounter::new(sharing.cpu_s),
+    );
     registry.register(
         "state",
         "Reclamation state: 0 high, 1 soft, 2 hard, 3 low",
@@ -54,31 +76,120 @@ fn render(host: &HostView, vms: &[VmView]) -> Result<String, std::fmt::Error> {
     counter("faults", "Faults served", host.counters.faults);
     counter("waits", "Allocations that waited for memory", host.counters.waits);
     counter("blocks", "Allocations that waited in state low", host.counters.blocks);
+    counter("share_breaks", "Shared pages that were written", sharing.breaks);
+    counter("share_scanned_pages", "Pages looked at for sharing", sharing.scanned);
+    per_vm(&mut registry, vms);
+    let mut text = String::new();
+    encode(&mut text, &registry)?;
+    Ok(text)
+}
 
-    type PerVm = Family<[(&'static str, String); 1], Gauge<u64, AtomicU64>>;
+fn per_vm(registry: &mut Registry, vms: &[VmView]) {
+    type Label = [(&'static str, String); 1];
     type Field = fn(&VmView) -> u64;
-    let fields: [(&str, &str, Field); 8] = [
+    let label = |vm: &VmView| -> Label { [("vm", vm.name.clone())] };
+    let gauges = |field: Field| {
+        let family = Family::<Label, Gauge<u64, AtomicU64>>::default();
+        for vm in vms {
+            family.get_or_create(&label(vm)).set(field(vm));
+        }
+        family
+    };
+    let bytes: [(&str, &str, Field); 10] = [
         ("vm_consumed", "Machine memory of a VM's pages", |v| v.memory.consumed),
         ("vm_target", "Machine memory that the policy grants", |v| v.memory.target),
         ("vm_active", "Estimate of active memory", |v| v.active.estimate),
         ("vm_ballooned", "Memory the guest gave up", |v| v.memory.ballooned),
         ("vm_swapped", "Memory in the swap file", |v| v.memory.swapped),
+        ("vm_shared", "Memory backed by common pages", |v| v.sharing.shared),
+        ("vm_saved", "Shared memory less the VM's part of the common", |v| v.sharing.saved),
+        ("vm_broken", "Private copies of pages that were shared", |v| v.sharing.broken),
         ("vm_min", "Guaranteed memory", |v| v.params.min),
         ("vm_max", "Configured size or limit", |v| v.params.max),
-        ("vm_shares", "Memory shares", |v| u64::from(v.params.shares)),
     ];
-    for (name, help, field) in fields {
-        let family = PerVm::default();
+    for (name, help, field) in bytes {
+        registry.register_with_unit(name, help, Unit::Bytes, gauges(field));
+    }
+    let counts: [(&str, &str, Field); 2] = [
+        ("vm_shares", "Memory shares", |v| u64::from(v.params.shares)),
+        ("vm_mappings", "Mappings of the VMM process", |v| v.sharing.mappings),
+    ];
+    for (name, help, field) in counts {
+        registry.register(name, help, gauges(field));
+    }
+    let totals: [(&str, &str, Field); 3] = [
+        ("vm_zero_dropped_bytes", "Pages found all zero and dropped", |v| v.counters.zero_dropped),
+        ("vm_share_breaks", "Shared pages that the VM wrote", |v| v.sharing.breaks),
+        ("vm_share_scanned_pages", "Pages looked at for sharing", |v| v.sharing.scanned),
+    ];
+    for (name, help, field) in totals {
+        let family = Family::<Label, Counter>::default();
         for vm in vms {
-            family.get_or_create(&[("vm", vm.name.clone())]).set(field(vm));
+            family.get_or_create(&label(vm)).inc_by(field(vm));
         }
-        if name == "vm_shares" {
-            registry.register(name, help, family);
-        } else {
-            registry.register_with_unit(name, help, Unit::Bytes, family);
+        registry.register(name, help, family);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn every_figure_of_page_sharing_is_told_under_its_name() {
+        let host = json!({
+            "version": "0", "pid": 1, "uptime_s": 0.0, "budget": 1, "free": 1, "consumed": 0,
+            "overhead": 0, "peak_used": 0, "measured_used": 0, "measured_peak": 0,
+            "state": "high", "thresholds": [], "overcommit": 0.0, "overcommit_peak": 0.0,
+            "tax": 0.75, "vms": 1, "swap_reserved": 0, "swap_used": 0, "accel": "",
+            "manager_cpu_s": 0.0, "manager_rss": 0,
+            "sharing": {"enabled": true, "shared": 101, "common": 102, "saved": 103,
+                        "broken": 104, "breaks": 105, "scanned": 106, "cpu_s": 1.5,
+                        "metadata": 107, "mappings": 108},
+            "counters": {"ballooned": 0, "reported": 0, "swapped_out": 0, "swapped_in": 0,
+                         "zero_dropped": 109, "faults": 0, "waits": 0, "blocks": 0}
+        });
+        let vm = json!({
+            "name": "a", "state": "running", "management": {"mode": "paged", "reason": null},
+            "pid": 1, "accel": "", "uptime_s": 0.0,
+            "params": {"size": 1, "min": 0, "max": 1, "shares": 1, "tax": 0.75},
+            "memory": {"consumed": 0, "target": 0, "untouched": 0, "resident": 0, "shared": 0,
+                       "broken": 0, "compressed": 0, "staged": 0, "swapped": 0, "ballooned": 0,
+                       "overhead": 0, "vmm_overhead": 0, "swap_reserved": 0, "swap_target": 0},
+            "active": {"estimate": 0, "slow": 0, "fast": 0, "current": 0, "periods": 0},
+            "balloon": {"health": "missing", "target": 0, "reported": 0, "limit": 0},
+            "guest": null, "folder": "",
+            "sharing": {"domain": "own", "shared": 201, "saved": 202, "broken": 203,
+                        "breaks": 204, "scanned": 205, "mappings": 206},
+            "counters": {"faults": 0, "swapped_in": 0, "swapped_out": 0, "zero_dropped": 207,
+                         "ballooned": 0, "sampled": 0, "waits": 0, "blocks": 0, "wait_s": 0.0,
+                         "cpu_s": 0.0}
+        });
+        let host = serde_json::from_value(host).unwrap();
+        let text = render(&host, &[serde_json::from_value(vm).unwrap()]).unwrap();
+        for line in [
+            "ballast_sharing_enabled 1.0",
+            "ballast_shared_bytes 101.0",
+            "ballast_common_bytes 102.0",
+            "ballast_saved_bytes 103.0",
+            "ballast_broken_bytes 104.0",
+            "ballast_share_breaks_total 105",
+            "ballast_share_scanned_pages_total 106",
+            "ballast_sharing_cpu_seconds_total 1.5",
+            "ballast_sharing_metadata_bytes 107.0",
+            "ballast_sharing_mappings 108.0",
+            "ballast_zero_dropped_bytes_total 109",
+            "ballast_vm_shared_bytes{vm=\"a\"} 201",
+            "ballast_vm_saved_bytes{vm=\"a\"} 202",
+            "ballast_vm_broken_bytes{vm=\"a\"} 203",
+            "ballast_vm_share_breaks_total{vm=\"a\"} 204",
+            "ballast_vm_share_scanned_pages_total{vm=\"a\"} 205",
+            "ballast_vm_mappings{vm=\"a\"} 206",
+            "ballast_vm_zero_dropped_bytes_total{vm=\"a\"} 207",
+        ] {
+            assert!(text.lines().any(|l| l == line), "{line} is not in:\n{text}");
         }
     }
-    let mut text = String::new();
-    encode(&mut text, &registry)?;
-    Ok(text)
 }

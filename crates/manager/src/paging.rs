@@ -12,11 +12,14 @@ use std::time::{Duration, Instant};
 use ballast_pager::guest_ram::{GuestRam, RamLayout};
 use ballast_pager::service::{PagedVm, PagerConfig, VmFiles};
 use ballast_pager::stage::StageLayout;
-use ballast_shim_proto::{Connection, ConnectionError, Hello, Listener, Message, Peer, VERSION};
+use ballast_shim_proto::{
+    Connection, ConnectionError, DecodeError, Hello, Listener, Message, Peer,
+};
 use ballast_uffd::Uffd;
 use ballast_units::{Bytes, PAGE_SIZE, Pages};
 use tokio::sync::oneshot;
 
+use crate::commons::{SHARING_VERSION, hung_up};
 use crate::config::Config;
 use crate::manager::Manager;
 use crate::vm::lock;
@@ -32,6 +35,8 @@ pub struct Expected {
     pub size: Pages,
     pub swap: Pages,
     pub overhead: Pages,
+    /// With whom it shares pages.
+    pub domain: String,
     pub answer: oneshot::Sender<Result<PagedVm, String>>,
 }
 
@@ -59,10 +64,11 @@ impl Manager {
         size: Pages,
         swap: Pages,
         overhead: Pages,
+        domain: String,
     ) -> Answer {
         let (answer, receiver) = oneshot::channel();
         lock(&self.expected)
-            .insert(name.to_owned(), Expected { pid, size, swap, overhead, answer });
+            .insert(name.to_owned(), Expected { pid, size, swap, overhead, domain, answer });
         receiver
     }
 
@@ -117,7 +123,8 @@ fn greet(manager: &Arc<Manager>, connection: Connection) {
         Ok(expected) => expected,
         Err(why) => return refuse(&connection, &why),
     };
-    match take_charge(manager, &connection, &hello, fds, &expected) {
+    let connection = Arc::new(connection);
+    match take_charge(manager, &connection, &hello, fds, &expected, peer) {
         Ok(paged) => {
             if let Err(Ok(paged)) = expected.answer.send(Ok(paged)) {
                 tracing::warn!(vm = name, "nobody waits for it any more: left as it is");
@@ -131,14 +138,8 @@ fn greet(manager: &Arc<Manager>, connection: Connection) {
         }
     }
     // The connection is kept for as long as both live: the shim takes its closing as the manager's
-    // death. Nothing is expected to be said on it.
-    while !manager.is_stopping() {
-        match connection.recv(Some(Duration::from_secs(1))) {
-            Err(ConnectionError::TimedOut(_)) => {}
-            Err(_) => return,
-            Ok((message, _)) => tracing::warn!(vm = name, "unexpected {message:?}"),
-        }
-    }
+    // death. What it says answers the pager, which reads it.
+    while !manager.is_stopping() && !hung_up(&connection, Duration::from_secs(1)) {}
 }
 
 /// The VM that this shim is of, if it was announced. One that is being started may be a moment ahead
@@ -166,12 +167,18 @@ fn expected(manager: &Manager, name: &str, peer: Peer) -> Result<Option<Expected
 
 fn first_words(connection: &Connection) -> Result<(Hello, Vec<OwnedFd>, Peer), ConnectionError> {
     let peer = connection.peer()?;
-    match connection.recv(Some(STEP))? {
-        (Message::Hello(hello), fds) => Ok((hello, fds, peer)),
-        (other, _) => {
+    match connection.recv(Some(STEP)) {
+        Ok((Message::Hello(hello), fds)) => Ok((hello, fds, peer)),
+        Ok((other, _)) => {
             refuse(connection, "expected Hello");
             Err(ConnectionError::Io(std::io::Error::other(format!("sent {other:?} first"))))
         }
+        // Without an answer it would take us for a manager that hangs, and end its VMM.
+        Err(ConnectionError::Decode(e @ DecodeError::Version(_))) => {
+            refuse(connection, &e.to_string());
+            Err(e.into())
+        }
+        Err(e) => Err(e),
     }
 }
 
@@ -183,17 +190,12 @@ fn refuse(connection: &Connection, why: &str) {
 /// Checks what the shim announces and starts the pager over it, or says why not.
 fn take_charge(
     manager: &Manager,
-    connection: &Connection,
+    connection: &Arc<Connection>,
     hello: &Hello,
     fds: Vec<OwnedFd>,
     expected: &Expected,
+    peer: Peer,
 ) -> Result<PagedVm, String> {
-    if hello.version > VERSION {
-        return Err(format!(
-            "the shim speaks version {}, this manager {VERSION}: update ballastd",
-            hello.version
-        ));
-    }
     if hello.page_size as usize != PAGE_SIZE {
         return Err(format!("RAM with pages of {} bytes: only 4 KiB pages", hello.page_size));
     }
@@ -213,12 +215,31 @@ fn take_charge(
     let config = pager_config(&manager.config, u64::from(expected.pid));
     let files = VmFiles::new(&manager.folder_of(name), manager.swap_path(name));
     let host = manager.host.clone();
+    let commons = &manager.commons;
+    let domain = commons.domain(&expected.domain)?;
+    let can_share = hello.version >= SHARING_VERSION;
+    let seed = config.seed;
+    let shared = |mut paged: PagedVm| -> Result<PagedVm, String> {
+        match paged.share_in(&domain, commons.control.clone(), seed) {
+            Ok(()) => Ok(paged),
+            Err(e) => {
+                // Its pages are in the pager's hands already: it does without.
+                tracing::error!(vm = name, "{e}: its pages are not shared");
+                Ok(paged)
+            }
+        }
+    };
     if hello.reconnect {
         let uffd = fds.next().ok_or("Hello after a restart without the userfaultfd")?;
         let uffd = Uffd::from_fd(uffd).map_err(|e| format!("its userfaultfd: {e}"))?;
         let ram = GuestRam::new(uffd, ram_file, layout);
-        let (paged, found) = PagedVm::take_over(name, config, files, ram, expected.overhead, host)
-            .map_err(|e| e.to_string())?;
+        if can_share {
+            commons.connect(&ram, connection.clone(), peer.pid, &domain)?;
+        }
+        let overhead = expected.overhead;
+        let (paged, found) =
+            PagedVm::take_over(name, config, files, ram, overhead, host, Some(&domain))
+                .map_err(|e| e.to_string())?;
         tracing::info!(
             vm = name,
             busy = found.busy,
@@ -227,15 +248,21 @@ fn take_charge(
             "taken over"
         );
         managed(connection)?;
-        return Ok(paged);
+        return shared(paged);
     }
-    let uffd = receive_uffd(connection)?;
+    let uffd = receive_uffd(connection, hello)?;
     let ram = GuestRam::new(uffd, ram_file, layout);
     let paged = PagedVm::start(name, config, files, ram, expected.swap, expected.overhead, host)
         .map_err(|e| e.to_string())?;
     // From here on faults are served; only now may the VMM's mmap return.
     managed(connection)?;
-    Ok(paged)
+    if can_share {
+        let ram = paged.memory().backend();
+        if let Err(e) = commons.connect(ram, connection.clone(), peer.pid, &domain) {
+            tracing::error!(vm = name, "{e}: its pages are not shared");
+        }
+    }
+    shared(paged)
 }
 
 fn managed(connection: &Connection) -> Result<(), String> {
@@ -243,14 +270,14 @@ fn managed(connection: &Connection) -> Result<(), String> {
 }
 
 /// Lends the shim the right to create a userfaultfd that also sees faults in the kernel.
-fn receive_uffd(connection: &Connection) -> Result<Uffd, String> {
+fn receive_uffd(connection: &Connection, hello: &Hello) -> Result<Uffd, String> {
     let device = OpenOptions::new()
         .read(true)
         .write(true)
         .open("/dev/userfaultfd")
         .map_err(|e| format!("/dev/userfaultfd: {e}: the manager must be able to open it"))?;
     connection
-        .send(&Message::Welcome { version: VERSION }, &[device.as_fd()])
+        .send(&Message::Welcome { version: hello.version }, &[device.as_fd()])
         .map_err(|e| e.to_string())?;
     match connection.recv(Some(STEP)) {
         Ok((Message::Ready { .. }, fds)) => {

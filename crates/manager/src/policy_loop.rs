@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use ballast_api::{Mode, RunState};
+use ballast_pager::mappings::ZERO_RUN;
 use ballast_pager::service::PagedVm;
 use ballast_policy::{
     Decision, State, StateMachine, VmDemand, VmState, available, choose_samples, plan, targets,
@@ -15,6 +16,7 @@ use ballast_qemu::process;
 use ballast_units::{Pages, VmId};
 
 use crate::manager::Manager;
+use crate::records::Record;
 use crate::vm::{Vm, lock};
 
 const PERIOD: Duration = Duration::from_secs(1);
@@ -75,7 +77,8 @@ fn turn(
     let (managed, strangers): (Vec<_>, Vec<_>) =
         vms.iter().partition(|vm| vm.mode() != Mode::Unmanaged);
     let overhead: Pages = vms.iter().map(|vm| vm.overhead()).sum::<Pages>()
-        + strangers.iter().map(|vm| vm.consumed()).sum::<Pages>();
+        + strangers.iter().map(|vm| vm.consumed()).sum::<Pages>()
+        + ZERO_RUN;
     for vm in &strangers {
         // Nothing is taken from it any more, and it gets what it asks for.
         if let Some(paged) = &*vm.paged() {
@@ -97,9 +100,13 @@ fn turn(
     for ((vm, entitlement), plan) in managed.iter().zip(&entitled).zip(&plans) {
         lock(&vm.balloon).goal = plan.balloon_goal;
         if let Some(paged) = &*vm.paged() {
-            paged.memory().set_target(entitlement.target);
+            // What the pager charges to the VM leaves out its part of the common pages.
+            let part = paged.shared_part();
+            paged.memory().set_target(entitlement.target.saturating_sub(part));
+            paged.set_may_share(vm.may_be_paged());
+            change_domain(manager, vm, paged);
             let evict = if vm.may_be_paged() { plan.evict } else { Pages::ZERO };
-            paged.evict_down_to(evict, plan.leave);
+            paged.evict_down_to(evict, plan.leave.saturating_sub(part));
             paged.memory_freed();
         }
     }
@@ -122,6 +129,15 @@ fn turn(
         results: entitled,
         plans,
     });
+}
+
+/// A VM whose salt was changed leaves one domain for another, over several turns.
+fn change_domain(manager: &Manager, vm: &Vm, paged: &PagedVm) {
+    let name = manager.commons.domain_name(&vm.name, vm.params().salt.as_ref());
+    let book = || Record::update_domain(&vm.folder, &name);
+    if let Err(e) = manager.commons.move_to(paged, &name, book) {
+        tracing::error!(vm = vm.name, "changing its salt: {e}");
+    }
 }
 
 fn demand(manager: &Manager, vm: &Vm) -> VmDemand {

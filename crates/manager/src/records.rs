@@ -28,6 +28,9 @@ pub struct Record {
     /// Start time of the process, in clock ticks since boot: process numbers are used again.
     pub pid_started: u64,
     pub accel: String,
+    /// With whom it shares pages now. None: as its salt says.
+    #[serde(default)]
+    pub domain: Option<String>,
 }
 
 impl Record {
@@ -50,7 +53,13 @@ impl Record {
             pid,
             pid_started: started(pid).unwrap_or(0),
             accel: accel.to_string(),
+            domain: None,
         }
+    }
+
+    #[must_use]
+    pub fn in_domain(self, domain: &str) -> Record {
+        Record { domain: Some(domain.to_owned()), ..self }
     }
 
     /// Written beside and renamed, so that there is always a whole one.
@@ -106,6 +115,12 @@ impl Record {
         }
     }
 
+    pub fn update_domain(folder: &Path, domain: &str) {
+        if let Ok(Some(record)) = Record::load(folder) {
+            Record { domain: Some(domain.to_owned()), ..record }.save(folder);
+        }
+    }
+
     pub fn remove(folder: &Path) {
         let _ = std::fs::remove_file(folder.join(NAME));
     }
@@ -124,10 +139,15 @@ fn started(pid: u32) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use ballast_api::Salt;
+
     use super::*;
 
     fn record() -> Record {
-        let params = VmParams { shares: 7, min: Pages(1), max: Pages(4), tax: Some(0.5) };
+        let salt = Some(Salt::try_from("blue").unwrap());
+        let params = VmParams { shares: 7, min: Pages(1), max: Pages(4), tax: Some(0.5), salt };
         let accel = AccelChoice::Kvm;
         Record::new("a", None, params, Pages(4), Pages(1), std::process::id(), &accel)
     }
@@ -139,13 +159,24 @@ mod tests {
         let ours = record();
         ours.save(dir.path());
         assert_eq!(Record::load(dir.path()), Ok(Some(ours.clone())));
+        let mode = std::fs::metadata(dir.path().join(NAME)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "it holds the salt");
         assert!(ours.is_alive());
         assert!(!Record { pid_started: ours.pid_started + 1, ..ours }.is_alive());
         let params = VmParams { shares: 9, ..record().params };
-        Record::update_params(dir.path(), params);
+        Record::update_params(dir.path(), params.clone());
         assert_eq!(Record::load(dir.path()).unwrap().unwrap().params, params);
         Record::remove(dir.path());
         assert_eq!(Record::load(dir.path()), Ok(None));
+    }
+
+    #[test]
+    fn a_record_from_before_salts_has_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut old = serde_json::to_value(record()).unwrap();
+        old["params"].as_object_mut().unwrap().remove("salt").unwrap();
+        std::fs::write(dir.path().join(NAME), old.to_string()).unwrap();
+        assert_eq!(Record::load(dir.path()).unwrap().unwrap().params.salt, None);
     }
 
     #[test]

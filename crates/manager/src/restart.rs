@@ -37,6 +37,7 @@ pub fn announce(manager: &Arc<Manager>) -> anyhow::Result<Vec<Waiting>> {
         }
     }
     let mut waiting = Vec::new();
+    let mut left = Vec::new();
     for (folder, record) in records {
         let alive = record.is_alive().then(|| ProcessHandle::open(record.pid));
         let process = match alive {
@@ -51,14 +52,23 @@ pub fn announce(manager: &Arc<Manager>) -> anyhow::Result<Vec<Waiting>> {
         };
         let (size, overhead, min) = (record.size, record.overhead, record.params.min);
         let swap = size.saturating_sub(min);
-        let answer = manager.expect_shim(&record.name, record.pid, size, swap, overhead);
+        let domain = domain_of(manager, &record);
+        left.push((domain.clone(), folder.join("pmap")));
+        let answer = manager.expect_shim(&record.name, record.pid, size, swap, overhead, domain);
         manager.host.ledger.adopt(overhead);
         let promise = Promise { min, overhead, swap: Pages::ZERO };
         lock(&manager.starting).insert(record.name.clone(), promise);
         lock(&manager.waiting).insert(record.name.clone(), process.clone());
         waiting.push(Waiting { folder, record, process, answer });
     }
+    manager.commons.recover(&left)?;
     Ok(waiting)
+}
+
+/// Where the pages are that it shares: if its salt was changed, not yet where it says.
+fn domain_of(manager: &Manager, record: &Record) -> String {
+    let named = || manager.commons.domain_name(&record.name, record.params.salt.as_ref());
+    record.domain.clone().unwrap_or_else(named)
 }
 
 /// Removes what the pager had of a VM whose VMM is gone; its logs stay.
@@ -111,7 +121,8 @@ pub async fn take_over(manager: Arc<Manager>, waiting: Waiting) {
             said = Some(why);
         }
         let swap = record.size.saturating_sub(record.params.min);
-        answer = manager.expect_shim(&name, record.pid, record.size, swap, record.overhead);
+        let domain = domain_of(&manager, &record);
+        answer = manager.expect_shim(&name, record.pid, record.size, swap, record.overhead, domain);
     };
     let settled = || {
         lock(&manager.waiting).remove(&name);
@@ -120,6 +131,7 @@ pub async fn take_over(manager: Arc<Manager>, waiting: Waiting) {
     let Some(paged) = paged else {
         tracing::info!(vm = name, "ended before it was taken over");
         manager.host.ledger.release(record.overhead);
+        manager.commons.forget(&domain_of(&manager, &record), &folder.join("pmap"));
         clear(&manager, &folder, &record);
         settled();
         return;

@@ -1,17 +1,20 @@
 //! What the API shows of the host and its VMs.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use ballast_api::{
-    ActiveView, BalloonHealth, BalloonView, HostView, MemoryView, Params, StateName, Threshold,
-    VmCounters, VmView, Why,
+    ActiveView, BalloonHealth, BalloonView, HostSharing, HostView, MemoryView, Params, StateName,
+    Threshold, VmCounters, VmSharing, VmView, Why,
 };
+use ballast_pager::mappings::ZERO_RUN;
 use ballast_pager::service::{Health as PagerHealth, PagedVm};
 use ballast_pager::word::State as Page;
 use ballast_policy::{Health, State};
 use ballast_qemu::process;
 use ballast_units::Pages;
 
+use crate::domain;
 use crate::manager::{Failure, Manager};
 use crate::vm::{Vm, lock};
 
@@ -35,6 +38,7 @@ pub fn host(manager: &Manager) -> HostView {
     let swap =
         |f: &dyn Fn(&PagedVm) -> Pages| sum(&|vm| vm.paged().as_ref().map_or(Pages::ZERO, f));
     let own = std::process::id();
+    let counters = manager.counters();
     HostView {
         version: env!("CARGO_PKG_VERSION").into(),
         pid: own,
@@ -42,7 +46,7 @@ pub fn host(manager: &Manager) -> HostView {
         budget: bytes(ledger.budget()),
         free: bytes(ledger.free()),
         consumed: sum(&Vm::consumed),
-        overhead: sum(&|vm| vm.overhead()),
+        overhead: sum(&|vm| vm.overhead()) + bytes(ZERO_RUN),
         peak_used: bytes(ledger.peak()),
         measured_used: manager.measured_now.load(Ordering::Relaxed),
         measured_peak: manager.measured_peak.load(Ordering::Relaxed),
@@ -66,7 +70,8 @@ pub fn host(manager: &Manager) -> HostView {
         accel: lock(&manager.accel).clone(),
         manager_cpu_s: process::cpu_time(own).unwrap_or_default().as_secs_f64(),
         manager_rss: process::rss(own).unwrap_or_default().0,
-        counters: manager.counters(),
+        sharing: host_sharing(manager, &vms, counters.zero_dropped),
+        counters,
     }
 }
 
@@ -78,7 +83,7 @@ pub fn vm(manager: &Manager, vm: &Vm) -> VmView {
     let overheads = MemoryView {
         consumed: bytes(vm.consumed()),
         overhead: bytes(vm.overhead()),
-        vmm_overhead: process::rss_anon(pid).unwrap_or_default().0,
+        vmm_overhead: vmm_overhead(vm),
         ..MemoryView::default()
     };
     let cpu_s = process::cpu_time(pid).unwrap_or_default().as_secs_f64();
@@ -90,8 +95,8 @@ pub fn vm(manager: &Manager, vm: &Vm) -> VmView {
             let size = |pages: u64| bytes(Pages(pages));
             (
                 MemoryView {
-                    target: bytes(memory.target()),
-                    untouched: pages(Page::Untouched),
+                    target: bytes((memory.target() + paged.shared_part()).min(vm.size)),
+                    untouched: pages(Page::Untouched) + pages(Page::Zero),
                     resident: pages(Page::Resident),
                     shared: pages(Page::Shared),
                     broken: pages(Page::Broken),
@@ -163,8 +168,67 @@ pub fn vm(manager: &Manager, vm: &Vm) -> VmView {
         },
         guest: balloon.stats,
         trouble: vm.paged().as_ref().and_then(trouble),
+        sharing: vm.paged().as_ref().map_or_else(VmSharing::default, |p| sharing(manager, vm, p)),
         counters,
         folder: vm.folder.clone(),
+    }
+}
+
+/// The VMM's own memory: its private pages, but for the copies of shared ones, which are its guest's.
+fn vmm_overhead(vm: &Vm) -> u64 {
+    let copies = |p: &PagedVm| p.memory().pmap().in_state(Page::Broken).bytes();
+    let copies = vm.paged().as_ref().map_or(0, |p| copies(p).0);
+    process::rss_anon(vm.process.pid()).unwrap_or_default().0.saturating_sub(copies)
+}
+
+fn host_sharing(manager: &Manager, vms: &[Arc<Vm>], zero_dropped: u64) -> HostSharing {
+    let each: Vec<VmSharing> =
+        vms.iter().filter_map(|vm| vm.paged().as_ref().map(|p| sharing(manager, vm, p))).collect();
+    let sum = |f: &dyn Fn(&VmSharing) -> u64| each.iter().map(f).sum::<u64>();
+    let stats = manager.commons.stats();
+    let ended = *lock(&manager.ended_sharing);
+    let [breaks_per_s, scan_rate, cores] = manager.share_rates.get();
+    HostSharing {
+        enabled: manager.config.sharing.enabled,
+        shared: sum(&|s| s.shared),
+        common: bytes(stats.common),
+        saved: sum(&|s| s.shared).saturating_sub(bytes(stats.common)),
+        zero_dropped,
+        broken: sum(&|s| s.broken),
+        breaks: ended.0 + sum(&|s| s.breaks),
+        breaks_per_s,
+        scanned: ended.1 + sum(&|s| s.scanned),
+        passes: vms
+            .iter()
+            .filter_map(|vm| vm.paged().as_ref().map(|p| p.memory().counters.values().passes))
+            .sum(),
+        scan_rate,
+        cpu_s: manager.commons.control.cpu().as_secs_f64(),
+        cpu_percent: cores * 100.0,
+        metadata: stats.metadata.0,
+        mappings: sum(&|s| s.mappings),
+    }
+}
+
+fn sharing(manager: &Manager, vm: &Vm, paged: &PagedVm) -> VmSharing {
+    let memory = paged.memory();
+    let pages = |state| memory.pmap().in_state(state);
+    let counters = memory.counters.values();
+    let [breaks_per_s, scan_rate, cores] = vm.share_rates.get();
+    let domain = manager.commons.domain_name(&vm.name, vm.params().salt.as_ref());
+    VmSharing {
+        domain: domain::label(&domain),
+        shared: bytes(pages(Page::Shared)),
+        saved: bytes(pages(Page::Shared).saturating_sub(paged.shared_part())),
+        broken: bytes(pages(Page::Broken)),
+        breaks: counters.breaks,
+        breaks_per_s,
+        scanned: counters.scanned,
+        scan_rate,
+        cpu_s: counters.share_cpu_ns as f64 / 1e9,
+        cpu_percent: cores * 100.0,
+        mappings: paged.mappings(),
+        note: paged.share_note(),
     }
 }
 

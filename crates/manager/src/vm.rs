@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Instant;
 
-use ballast_api::{GuestStats, Management, Mode, RunState, VmSpec};
+use crate::rates::Rates;
+use ballast_api::{GuestStats, Management, Mode, RunState, Salt, VmSpec};
 use ballast_pager::service::PagedVm;
 use ballast_policy::{BalloonControl, BalloonOutput, Health, TaxRate, WorkingSet};
 use ballast_qemu::{Monitor, ProcessHandle, QmpEvent};
@@ -16,13 +17,16 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::task::JoinHandle;
 
 /// What the operator decides about a VM.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VmParams {
     pub shares: u32,
     pub min: Pages,
     pub max: Pages,
     /// The VM's own tax rate, if it has one.
     pub tax: Option<f64>,
+    /// With whom pages are shared; None: with nobody, only inside the VM.
+    #[serde(default)]
+    pub salt: Option<Salt>,
 }
 
 impl VmParams {
@@ -63,7 +67,7 @@ pub struct Sampling {
 pub struct Vm {
     pub id: VmId,
     pub name: String,
-    /// None for a VM that was attached.
+    /// None for a VM that was attached. Without its salt, which is among the parameters.
     pub spec: Option<VmSpec>,
     pub folder: PathBuf,
     pub accel: String,
@@ -92,6 +96,8 @@ pub struct Vm {
     /// Whether all it had was given back. Held while that is done.
     pub released: tokio::sync::Mutex<bool>,
     events: Mutex<Option<JoinHandle<()>>>,
+    /// Breaks, pages looked at, and cores that this took, per second.
+    pub share_rates: Rates<3>,
 }
 
 pub struct NewVm {
@@ -157,6 +163,7 @@ impl Vm {
             inspected: AtomicBool::new(false),
             released: tokio::sync::Mutex::new(false),
             events: Mutex::new(None),
+            share_rates: Rates::default(),
         }
     }
 
@@ -193,7 +200,7 @@ impl Vm {
     }
 
     pub fn params(&self) -> VmParams {
-        *lock(&self.params)
+        lock(&self.params).clone()
     }
     pub fn set_params(&self, params: VmParams) {
         *lock(&self.params) = params;
@@ -242,10 +249,10 @@ impl Vm {
     pub fn take_paged(&self) -> Option<PagedVm> {
         self.paged.write().unwrap_or_else(PoisonError::into_inner).take()
     }
-    /// Machine memory that the VM's pages take.
+    /// Machine memory that the VM's pages take; a page that n share counts 1/n.
     pub fn consumed(&self) -> Pages {
         match &*self.paged() {
-            Some(paged) => paged.memory().charged(),
+            Some(paged) => paged.memory().charged() + paged.shared_part(),
             None => self.booked().min(self.size),
         }
     }

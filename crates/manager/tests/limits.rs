@@ -13,7 +13,12 @@ const BUDGET: u64 = 224;
 #[tokio::test(flavor = "multi_thread")]
 async fn limits_shares_and_budgets_are_carried_out() {
     let Some(image) = image_or_skip() else { return };
-    let ballastd = Ballastd::start(&["--budget", &format!("{BUDGET}M"), "--sample-period", "2"]);
+    let ballastd = Ballastd::start_without_sharing(&[
+        "--budget",
+        &format!("{BUDGET}M"),
+        "--sample-period",
+        "2",
+    ]);
     let witness = Witness::watch(&ballastd.root, BUDGET * MIB);
     let client = &ballastd.client;
     let work = "verify-torture --mb 40 --threads 2 --seconds 100000";
@@ -31,25 +36,44 @@ async fn limits_shares_and_budgets_are_carried_out() {
 
     // Bad values change nothing, not even what is good beside them.
     let before = [ballastd.vm("balloon").await.params, ballastd.vm("swap").await.params];
-    let some = VmChange { shares: Some(9), ..VmChange::default() };
+    let some = || VmChange { shares: Some(9), ..VmChange::default() };
     for (change, code, part) in [
-        (VmChange { shares: Some(0), ..some }, ErrorCode::BadRequest, "shares"),
-        (VmChange { tax: Some(1.0), ..some }, ErrorCode::BadRequest, "tax"),
-        (VmChange { max: Some(129 * MIB), ..some }, ErrorCode::BadRequest, "max"),
-        (VmChange { max: Some(0), ..some }, ErrorCode::BadRequest, "max"),
-        (VmChange { min: Some(u64::MAX), ..some }, ErrorCode::BadRequest, "min"),
-        (VmChange { max: Some(8 * MIB), ..some }, ErrorCode::BadRequest, "min"),
-        (VmChange { min: Some(0), ..some }, ErrorCode::Conflict, "swap"),
+        (VmChange { shares: Some(0), ..some() }, ErrorCode::BadRequest, "shares"),
+        (VmChange { tax: Some(1.0), ..some() }, ErrorCode::BadRequest, "tax"),
+        (VmChange { max: Some(129 * MIB), ..some() }, ErrorCode::BadRequest, "max"),
+        (VmChange { max: Some(0), ..some() }, ErrorCode::BadRequest, "max"),
+        (VmChange { min: Some(u64::MAX), ..some() }, ErrorCode::BadRequest, "min"),
+        (VmChange { max: Some(8 * MIB), ..some() }, ErrorCode::BadRequest, "min"),
+        (VmChange { min: Some(0), ..some() }, ErrorCode::Conflict, "swap"),
     ] {
         refused_as(client.change("swap", &change).await, code, part);
     }
-    for body in ["{\"share\":1}", "{\"shares\":-1}", "{\"shares\":4294967296}", "[]"] {
+    for body in [
+        "{\"share\":1}",
+        "{\"shares\":-1}",
+        "{\"shares\":4294967296}",
+        "[]",
+        "{\"salt\":\"\"}",
+        "{\"salt\":\"a\\nb\"}",
+        "{\"salt\":\"a\",\"no_salt\":true}",
+    ] {
         assert_eq!(refusal(client.socket(), "PATCH", "/v1/vms/swap", body).0, 400, "{body}");
+    }
+    // What a salt is goes in, and does not come out.
+    let blue = VmChange { salt: Some("team blue".try_into().unwrap()), ..VmChange::default() };
+    let one = client.change("swap", &blue).await.unwrap();
+    let two = client.change("balloon", &blue).await.unwrap();
+    assert!(one.sharing.domain.starts_with("salt:"), "{:?}", one.sharing);
+    assert_eq!(one.sharing.domain, two.sharing.domain);
+    assert!(!serde_json::to_string(&[one, two]).unwrap().contains("blue"));
+    let none = VmChange { no_salt: true, ..VmChange::default() };
+    for vm in ["swap", "balloon"] {
+        assert_eq!(client.change(vm, &none).await.unwrap().sharing.domain, "own");
     }
     // 120 and the other's 16 fit; 128 and 96 do not.
     let high = VmChange { min: Some(120 * MIB), ..VmChange::default() };
     client.change("balloon", &high).await.unwrap();
-    let more = VmChange { min: Some(96 * MIB), ..some };
+    let more = VmChange { min: Some(96 * MIB), ..some() };
     refused_as(client.change("swap", &more).await, ErrorCode::NoRoom, "swap");
     let back = VmChange { min: Some(0), ..VmChange::default() };
     client.change("balloon", &back).await.unwrap();

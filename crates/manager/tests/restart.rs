@@ -66,8 +66,13 @@ async fn guests_survive_kills_in_the_midst_of_swapping() {
     }
     let names = workloads.map(|(name, _)| name);
     let mut consoles = names.map(|name| ballastd.console(name));
-    let params =
-        VmChange { shares: Some(4321), min: Some(24 * MIB), max: Some(126 * MIB), tax: Some(0.25) };
+    let params = VmChange {
+        shares: Some(4321),
+        min: Some(24 * MIB),
+        max: Some(126 * MIB),
+        tax: Some(0.25),
+        ..VmChange::default()
+    };
     let changed = ballastd.client.change("torture", &params).await.unwrap().params;
     let pids = [ballastd.vm("torture").await.pid, ballastd.vm("toucher").await.pid];
 

@@ -1,64 +1,7 @@
 //! The texts of /proc, read tolerantly: a line that is not understood is as if it were not there.
+//! (maps: `ballast_uffd::procmap`.)
 
 use ballast_units::Bytes;
-
-/// One line of /proc/PID/maps.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Vma {
-    pub start: u64,
-    /// One past the last byte.
-    pub end: u64,
-    pub writable: bool,
-    /// MAP_SHARED.
-    pub shared: bool,
-    /// Major and minor number of the file's device.
-    pub device: (u32, u32),
-    /// 0 for anonymous memory.
-    pub inode: u64,
-    pub path: String,
-}
-
-impl Vma {
-    pub fn len(&self) -> Bytes {
-        Bytes(self.end - self.start)
-    }
-    pub fn is_empty(&self) -> bool {
-        self.end == self.start
-    }
-    pub fn holds(&self, address: u64) -> bool {
-        (self.start..self.end).contains(&address)
-    }
-}
-
-/// A line of maps, or the first of a block of smaps; None for any other.
-pub fn vma(line: &str) -> Option<Vma> {
-    let mut rest = line.trim_end_matches('\n');
-    let mut word = || {
-        rest = rest.trim_start_matches(' ');
-        let (word, tail) = rest.split_at(rest.find(' ').unwrap_or(rest.len()));
-        rest = tail;
-        word
-    };
-    let (start, end) = word().split_once('-')?;
-    let permissions = word().as_bytes();
-    let _offset = word();
-    let (major, minor) = word().split_once(':')?;
-    let inode = word().parse().ok()?;
-    let (start, end) = (u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?);
-    Some(Vma {
-        start,
-        end: (end >= start).then_some(end)?,
-        writable: permissions.get(1) == Some(&b'w'),
-        shared: match permissions.get(3)? {
-            b's' => true,
-            b'p' => false,
-            _ => return None,
-        },
-        device: (u32::from_str_radix(major, 16).ok()?, u32::from_str_radix(minor, 16).ok()?),
-        inode,
-        path: rest.trim_start_matches(' ').to_owned(),
-    })
-}
 
 /// A number of kilobytes after `key:`, as in status and smaps.
 pub fn kilobytes(line: &str, key: &str) -> Option<Bytes> {
@@ -107,41 +50,6 @@ pub fn open_flags(text: &str) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn maps_lines_are_read_with_any_path() {
-        let line = "7f5c04000000-7f5c08000000 rw-s 00000000 00:01 2071   /memfd:memory backend (deleted)\n";
-        let vma = vma(line).unwrap();
-        assert_eq!((vma.start, vma.end), (0x7f5c_0400_0000, 0x7f5c_0800_0000));
-        assert!(vma.shared && vma.writable);
-        assert_eq!((vma.device, vma.inode), ((0, 1), 2071));
-        assert_eq!(vma.path, "/memfd:memory backend (deleted)");
-        assert_eq!(vma.len(), Bytes::from_mib(64));
-        assert!(vma.holds(0x7f5c_0400_0000) && !vma.holds(0x7f5c_0800_0000));
-        let anonymous = super::vma("1000-2000 r--p 00000000 00:00 0").unwrap();
-        assert!(!anonymous.shared && !anonymous.writable && anonymous.path.is_empty());
-    }
-
-    #[test]
-    fn what_is_no_maps_line_is_none() {
-        for bad in [
-            "",
-            " ",
-            "Size:  4 kB",
-            "VmFlags: rd wr sh",
-            "1000 rw-p 0 00:00 0",
-            "2000-1000 rw-p 0 00:00 0",
-            "x-y rw-p 0 00:00 0",
-            "1000-2000 rw 0 00:00 0",
-            "1000-2000 rw-x 0 00:00 0",
-            "1000-2000 rw-p 0 0000 0",
-            "1000-2000 rw-p 0 00:00 -1",
-            "10000000000000000-20000000000000000 rw-p 0 00:00 0",
-            "1000-2000 rw-p 0 00:00",
-        ] {
-            assert_eq!(vma(bad), None, "{bad:?}");
-        }
-    }
 
     #[test]
     fn fields_in_kilobytes() {

@@ -11,7 +11,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
-use ballast_qemu::{Launch, Qmp, RamMapping, Verdict, inspect, proc_text};
+use ballast_qemu::{Launch, Qmp, RamMapping, Verdict, inspect};
+use ballast_uffd::procmap::Vma;
 use ballast_units::{Bytes, HostAddr};
 use common::{Guestless, PATIENT, have_qemu, remove_pair, replace, skip, start, start_changed};
 
@@ -29,9 +30,9 @@ fn ram_of(vm: &Guestless) -> (PathBuf, RamMapping) {
         .expect("a file of the RAM's size");
     let inode = fs::metadata(&fd).unwrap().ino();
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
-    let vma = maps.lines().filter_map(proc_text::vma).find(|v| v.inode == inode).unwrap();
+    let vma = maps.lines().filter_map(Vma::parse).find(|v| v.inode == inode).unwrap();
     let file = File::open(&fd).unwrap();
-    let ram = RamMapping::of_file(file.as_fd(), HostAddr(vma.start), SIZE).unwrap();
+    let ram = RamMapping::of_file(file.as_fd(), vma.start, SIZE).unwrap();
     (fd, ram)
 }
 

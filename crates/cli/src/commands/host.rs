@@ -4,7 +4,7 @@ use ballast_api::{HostChange, HostView};
 use super::Output;
 use crate::args::HostSetArgs;
 use crate::failure::Failure;
-use crate::figures::{age, percent, size, vms};
+use crate::figures::{age, frequency, pages_rate, percent, size, vms};
 use crate::table::{self, columns, section};
 
 pub async fn show(client: &Client, out: Output) -> Result<(), Failure> {
@@ -62,7 +62,6 @@ fn summary(h: &HostView) -> String {
             ("reported free", size(c.reported)),
             ("swapped out", size(c.swapped_out)),
             ("swapped in", size(c.swapped_in)),
-            ("zero pages dropped", size(c.zero_dropped)),
             ("faults served", c.faults.to_string()),
             ("allocations that waited", c.waits.to_string()),
             ("allocations blocked", c.blocks.to_string()),
@@ -70,6 +69,8 @@ fn summary(h: &HostView) -> String {
     );
     text += "\n";
     text += &section("swap", &[("reserved", size(h.swap_reserved)), ("used", size(h.swap_used))]);
+    text += "\n";
+    text += &sharing(h);
     text += "\n";
     text += &section(
         "manager",
@@ -83,6 +84,27 @@ fn summary(h: &HostView) -> String {
         ],
     );
     text
+}
+
+fn sharing(h: &HostView) -> String {
+    let s = &h.sharing;
+    let share = |bytes: u64| format!("{} ({})", size(bytes), percent(bytes, h.budget));
+    section(
+        "page sharing",
+        &[
+            ("looks for pages", if s.enabled { "yes" } else { "no" }.to_owned()),
+            ("shared", share(s.shared)),
+            ("common", share(s.common)),
+            ("saved", share(s.saved)),
+            ("zero pages dropped", size(s.zero_dropped)),
+            ("broken", size(s.broken)),
+            ("breaks", format!("{} ({})", s.breaks, frequency(Some(s.breaks_per_s)))),
+            ("pages scanned", format!("{} ({})", s.scanned, pages_rate(s.scan_rate))),
+            ("CPU time", format!("{:.1} s ({:.1}% of a core now)", s.cpu_s, s.cpu_percent)),
+            ("share tables", size(s.metadata)),
+            ("mappings of all VMMs", s.mappings.to_string()),
+        ],
+    )
 }
 
 fn thresholds(h: &HostView) -> String {

@@ -5,19 +5,20 @@ mod host;
 mod ls;
 mod run;
 mod set;
+mod share;
 mod show;
 mod stop;
 mod why;
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
-use ballast_api::VmView;
 use ballast_api::client::Client;
+use ballast_api::{Salt, VmView};
 use clap::CommandFactory;
 use serde::Serialize;
 
-use crate::args::{Cli, Command, HostCommand, VmCommand};
+use crate::args::{Cli, Command, HostCommand, SaltArgs, ShareCommand, VmCommand};
 use crate::failure::Failure;
 use crate::figures::size;
 use crate::table;
@@ -37,6 +38,8 @@ pub async fn dispatch(cli: Cli) -> Result<(), Failure> {
             None => host::show(&client, out).await,
             Some(HostCommand::Set(args)) => host::set(&client, args, out).await,
         },
+        Command::Share(ShareCommand::Ls) => share::ls(&client, out).await,
+        Command::Share(ShareCommand::Estimate(args)) => share::estimate(&client, args, out).await,
         Command::Why(args) => why::run(&client, &args.name, out).await,
         Command::Top(args) => top::run(client, &args, cli.json).await,
         Command::Completions(args) => {
@@ -76,7 +79,23 @@ fn for_manager(path: &Path) -> Result<PathBuf, Failure> {
     std::path::absolute(path).map_err(|e| Failure::Usage(format!("path '{}': {e}", path.display())))
 }
 
-/// One line about what a VM was given, and one about why it is not paged.
+/// The salt that was asked for, on the command line or in a file.
+fn salt(args: SaltArgs) -> Result<Option<Salt>, Failure> {
+    let Some(path) = args.salt_file else { return Ok(args.salt) };
+    let bad = |what: String| Failure::Usage(format!("--salt-file {}: {what}", path.display()));
+    let mut text = String::new();
+    // A newline of two bytes, and one more to tell that it is too long.
+    let most = Salt::LONGEST as u64 + 3;
+    std::fs::File::open(&path)
+        .and_then(|file| file.take(most).read_to_string(&mut text))
+        .map_err(|e| bad(e.to_string()))?;
+    let line = text.strip_suffix('\n').unwrap_or(&text);
+    let line = line.strip_suffix('\r').unwrap_or(line);
+    Salt::try_from(line).map(Some).map_err(|e| bad(e.to_string()))
+}
+
+/// One line each about what a VM was given, with whom it shares if not with itself, and why it is
+/// not paged.
 fn given(vm: &VmView) -> String {
     let p = &vm.params;
     let mut text = format!(
@@ -87,6 +106,9 @@ fn given(vm: &VmView) -> String {
         p.shares,
         p.tax
     );
+    if vm.sharing.domain.starts_with("salt:") {
+        text.push_str(&format!("{}: shares pages in {}\n", vm.name, vm.sharing.domain));
+    }
     if let Some(reason) = table::unpaged_reason(&vm.management) {
         text.push_str(&format!("{}: {}: {reason}\n", vm.name, table::mode(vm.management.mode)));
     }

@@ -3,7 +3,7 @@ use std::path::{Path, PathBuf};
 use ballast_api::client::Client;
 use ballast_api::{Accel, RebootAction, VmSpec, VmView};
 
-use super::{Output, for_manager, given, pid};
+use super::{Output, for_manager, given, pid, salt};
 use crate::args::{AccelArg, RebootArg, RunArgs};
 use crate::failure::Failure;
 use crate::table;
@@ -24,6 +24,7 @@ fn spec(args: RunArgs) -> Result<VmSpec, Failure> {
         shares: args.shares,
         tax: args.tax,
         overhead: args.overhead.map(|b| b.0),
+        salt: salt(args.salt)?,
         vcpus: args.vcpus,
         kernel: for_manager(&args.kernel)?,
         initrd: args.initrd.as_deref().map(for_manager).transpose()?,

@@ -1,7 +1,7 @@
 use ballast_api::VmChange;
 use ballast_api::client::Client;
 
-use super::{Output, given};
+use super::{Output, given, salt};
 use crate::args::SetArgs;
 use crate::failure::Failure;
 
@@ -16,6 +16,8 @@ pub async fn run(client: &Client, args: SetArgs, out: Output) -> Result<(), Fail
         min: args.min.map(|b| b.0),
         max: args.max.map(|b| b.0),
         tax: args.tax,
+        salt: salt(args.salt)?,
+        no_salt: args.no_salt,
     };
     let vm = client.change(&args.name, &change).await?;
     out.print(&vm, given)

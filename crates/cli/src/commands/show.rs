@@ -3,7 +3,7 @@ use ballast_api::{GuestStats, VmView};
 
 use super::Output;
 use crate::failure::Failure;
-use crate::figures::{age, percent, size};
+use crate::figures::{age, frequency, pages_rate, percent, size};
 use crate::table::{self, section};
 
 pub async fn run(client: &Client, name: &str, out: Output) -> Result<(), Failure> {
@@ -18,6 +18,7 @@ fn described(vm: &VmView) -> String {
         memory(vm),
         active(vm),
         balloon(vm),
+        sharing(vm),
         guest(vm.guest.as_ref()),
         totals(vm),
     ]
@@ -108,6 +109,28 @@ fn balloon(vm: &VmView) -> String {
     )
 }
 
+fn sharing(vm: &VmView) -> String {
+    let s = &vm.sharing;
+    if s.domain.is_empty() {
+        return "page sharing\n  none, since it is not paged\n".to_owned();
+    }
+    let mut rows = vec![
+        ("domain", s.domain.clone()),
+        ("shared", format!("{} ({})", size(s.shared), percent(s.shared, vm.params.size))),
+        ("saved", format!("{} ({})", size(s.saved), percent(s.saved, vm.params.size))),
+        ("zero pages dropped", size(vm.counters.zero_dropped)),
+        ("broken", size(s.broken)),
+        ("breaks", format!("{} ({})", s.breaks, frequency(Some(s.breaks_per_s)))),
+        ("pages scanned", format!("{} ({})", s.scanned, pages_rate(s.scan_rate))),
+        ("CPU time", format!("{:.1} s ({:.1}% of a core now)", s.cpu_s, s.cpu_percent)),
+        ("mappings of the VMM", s.mappings.to_string()),
+    ];
+    if let Some(note) = &s.note {
+        rows.push(("held back", note.clone()));
+    }
+    section("page sharing", &rows)
+}
+
 fn guest(stats: Option<&GuestStats>) -> String {
     let Some(g) = stats else {
         return "guest statistics\n  none sent\n".to_owned();
@@ -136,7 +159,6 @@ fn totals(vm: &VmView) -> String {
             ("faults served", c.faults.to_string()),
             ("swapped in", size(c.swapped_in)),
             ("swapped out", size(c.swapped_out)),
-            ("zero pages dropped", size(c.zero_dropped)),
             ("ballooned", size(c.ballooned)),
             ("sampled", c.sampled.to_string()),
             ("waits", format!("{} ({:.1} s)", c.waits, c.wait_s)),

@@ -29,12 +29,12 @@ fn change(vm: &str, change: VmChange) -> Vec<Action> {
 
 #[test]
 fn each_edit_key_sends_the_change_of_its_field_for_the_selected_vm() {
-    let none = VmChange::default();
+    let none = VmChange::default;
     for (keys, expected) in [
-        ("s5000\n", VmChange { shares: Some(5000), ..none }),
-        ("m32M\n", VmChange { min: Some(32 << 20), ..none }),
-        ("x192M\n", VmChange { max: Some(192 << 20), ..none }),
-        ("t0.5\n", VmChange { tax: Some(0.5), ..none }),
+        ("s5000\n", VmChange { shares: Some(5000), ..none() }),
+        ("m32M\n", VmChange { min: Some(32 << 20), ..none() }),
+        ("x192M\n", VmChange { max: Some(192 << 20), ..none() }),
+        ("t0.5\n", VmChange { tax: Some(0.5), ..none() }),
     ] {
         let mut app = app();
         press(&mut app, "j");

@@ -69,6 +69,8 @@ fn the_state_the_vms_and_the_numbers_are_on_small_and_large_screens() {
                 "swapped 64M",
                 "96M, the largest of slow 90M",
                 "healthy, asked 64M",
+                "shared 120M common 20M saved 100M zero 50M  broken 3M 12/s  scan 41 MB/s 3.2%",
+                "own: shared 40M saved 33M broken 1M 4/s  scan 12 MB/s 1.1%",
                 "available 80M",
                 "target 160 MiB, 32 MiB more than consumed",
                 "2560",
@@ -80,6 +82,31 @@ fn the_state_the_vms_and_the_numbers_are_on_small_and_large_screens() {
             assert!(screen.contains('◆') && screen.contains('┃') && screen.contains('▓'));
         }
     }
+}
+
+#[test]
+fn columns_of_sharing_come_with_the_room_for_them() {
+    let heading = |width| {
+        let screen = text(&app(StateName::High), width, 30);
+        let lines: Vec<&str> = screen.lines().collect();
+        let at = lines.iter().position(|l| l.contains("MEMORY")).unwrap();
+        (lines[at].to_owned(), lines[at + 1].to_owned())
+    };
+    assert!(!heading(80).0.contains("SHARED") && heading(80).0.contains("WT/BL"));
+    assert!(heading(96).0.contains("SHARED SAVED  ZERO") && !heading(96).0.contains("BRK/s"));
+    let (heading, web) = heading(104);
+    assert!(heading.ends_with("WT/BL SHARED SAVED  ZERO BRK/s│"), "{heading}");
+    assert!(web.ends_with("   40M   33M     0     4│"), "{web}");
+}
+
+#[test]
+fn a_vm_that_shares_nothing_keeps_its_history_on_a_small_screen() {
+    let quiet = |name| VmView { sharing: Default::default(), ..vm(name) };
+    let mut app = App::default();
+    app.update(seen(1.0, host(), vec![quiet("web"), quiet("db"), quiet("idle")]));
+    let screen = text(&app, 80, 24);
+    assert!(!screen.contains("sharing ") && screen.contains("used "), "{screen}");
+    assert!(text(&app, 80, 40).contains("none, since it is not paged"));
 }
 
 #[test]

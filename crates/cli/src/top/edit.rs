@@ -126,11 +126,11 @@ mod tests {
 
     #[test]
     fn each_field_changes_itself_alone() {
-        let none = VmChange::default();
-        assert_eq!(change(Field::Shares, "5"), Ok(VmChange { shares: Some(5), ..none }));
-        assert_eq!(change(Field::Min, "128M"), Ok(VmChange { min: Some(128 << 20), ..none }));
-        assert_eq!(change(Field::Max, "64m"), Ok(VmChange { max: Some(64 << 20), ..none }));
-        assert_eq!(change(Field::Tax, "0"), Ok(VmChange { tax: Some(0.0), ..none }));
+        let none = VmChange::default;
+        assert_eq!(change(Field::Shares, "5"), Ok(VmChange { shares: Some(5), ..none() }));
+        assert_eq!(change(Field::Min, "128M"), Ok(VmChange { min: Some(128 << 20), ..none() }));
+        assert_eq!(change(Field::Max, "64m"), Ok(VmChange { max: Some(64 << 20), ..none() }));
+        assert_eq!(change(Field::Tax, "0"), Ok(VmChange { tax: Some(0.0), ..none() }));
     }
 
     #[test]

@@ -7,6 +7,7 @@
 //! | H high >23M  S soft <15M  D hard <7.7M  L low <3.8M                 H  S  D L  |   <- marks
 //! | used 361M of 384M  peak 380M  measured 350M  peak 377M  swap 40M of 512M       |
 //! | swap in 0.0 MB/s  out 1.2 MB/s  balloon 3.0 MB/s  faults 1.2k/s  waits 0/s     |
+//! | shared 120M common 20M saved 100M zero 50M  broken 3M 12/s  scan 41 MB/s 3.2%  |
 //! +--------------------------------------------------------------------------------+
 //! +- VMs --------------------------------------------------------------------------+
 //! | NAME  MEMORY             USED  TGT  ACT SHARES  MIN  MAX  TAX  BALLOON  WT/BL  |
@@ -17,6 +18,7 @@
 //! | memory   resident 128M  staged 1M  swapped 30M  ballooned 64M  untouched 33M   |
 //! | active   128M, the largest of slow 120M, fast 128M, now 100M (12 periods)      |
 //! | balloon  healthy, asked 64M, reported 60M, at most 150M                        |
+//! | sharing  own: shared 40M saved 33M broken 1M 4/s  scan 12 MB/s 1.1%            |
 //! | guest    free 30M  available 80M  caches 50M  major faults 12  (2 s old)       |
 //! | traffic  swap in 0.0 MB/s  out 1.2 MB/s  faults 12/s  waits 0/s  blocks 0/s    |
 //! | why      target 160 MiB: ...                                                   |

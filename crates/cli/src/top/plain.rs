@@ -53,7 +53,8 @@ fn print(seen: &Snapshot, rates: &Rates, as_json: bool) -> Result<(), Failure> {
     let text = if as_json {
         format!("{}\n", json!({"host": seen.host, "vms": seen.vms}))
     } else {
-        format!("{}{}\n", summary(seen, rates), table::vms(&seen.vms))
+        let sharing = table::sharing(&seen.host);
+        format!("{}{sharing}{}\n", summary(seen, rates), table::vms(&seen.vms))
     };
     let mut stdout = std::io::stdout().lock();
     stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(Failure::output)

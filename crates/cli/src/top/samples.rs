@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 
 use ballast_api::{
-    ActiveView, BalloonHealth, BalloonView, GuestStats, HostCounters, HostView, Management,
-    MemoryView, Mode, Params, RunState, StateName, Threshold, VmCounters, VmView, Why,
+    ActiveView, BalloonHealth, BalloonView, GuestStats, HostCounters, HostSharing, HostView,
+    Management, MemoryView, Mode, Params, RunState, StateName, Threshold, VmCounters, VmSharing,
+    VmView, Why,
 };
 
 use super::app::Event;
@@ -46,6 +47,23 @@ pub fn host() -> HostView {
         accel: "tcg (no stock kernel boots on this /dev/kvm)".to_owned(),
         manager_cpu_s: 1.5,
         manager_rss: 20 * MIB,
+        sharing: HostSharing {
+            enabled: true,
+            shared: 120 * MIB,
+            common: 20 * MIB,
+            saved: 100 * MIB,
+            zero_dropped: 50 * MIB,
+            broken: 3 * MIB,
+            breaks: 5000,
+            breaks_per_s: 12.0,
+            scanned: 1_000_000,
+            passes: 40,
+            scan_rate: 10_000.0,
+            cpu_s: 8.5,
+            cpu_percent: 3.2,
+            metadata: 2 * MIB,
+            mappings: 12_000,
+        },
         counters: HostCounters::default(),
     }
 }
@@ -90,6 +108,18 @@ pub fn vm(name: &str) -> VmView {
             ..Default::default()
         }),
         trouble: None,
+        sharing: VmSharing {
+            domain: "own".to_owned(),
+            shared: 40 * MIB,
+            saved: 33 * MIB,
+            broken: MIB,
+            breaks: 1500,
+            breaks_per_s: 4.0,
+            scan_rate: 3000.0,
+            cpu_percent: 1.1,
+            mappings: 4000,
+            ..Default::default()
+        },
         counters: VmCounters { faults: 10, ..Default::default() },
         folder: PathBuf::from("/run/ballast/vms/a"),
     }

@@ -3,6 +3,7 @@
 
 mod boot;
 mod reclaim;
+pub mod sharing;
 mod touch;
 
 use std::path::PathBuf;
@@ -30,10 +31,11 @@ pub struct BenchArgs {
 }
 
 /// Names, and what each measures.
-pub const NAMES: [(&str, &str); 3] = [
+pub const NAMES: [(&str, &str); 4] = [
     ("boot", "seconds until a 256 MiB guest is ready: plain QEMU, and under Ballast"),
     ("touch", "pages a guest checks per second, memory plentiful: plain QEMU, and under Ballast"),
     ("reclaim", "MiB taken from a guest per second: by its balloon, and by swapping"),
+    ("sharing", "CPU, memory and time to share equal pages: the kernel's KSM, and Ballast"),
 ];
 
 /// True if all targets of all benchmarks were met.
@@ -76,6 +78,7 @@ async fn measure(name: &str, image: &Image, quick: bool) -> Result<Outcome> {
     match name {
         "boot" => boot::run(image, repeats).await,
         "touch" => touch::run(image, repeats).await,
+        "sharing" => sharing::run(quick).await,
         _ => reclaim::run(image, repeats).await,
     }
 }

@@ -42,6 +42,13 @@ impl Summary {
             mib(c.zero_dropped),
             mib(c.swapped_out)
         ));
+        let sum = |f: fn(&VmView) -> u64| mib(vms.iter().map(f).sum());
+        s.lines.push(format!(
+            "page sharing, at the end {} MiB shared, {} MiB saved by it; {} writes to shared pages",
+            sum(|vm| vm.sharing.shared),
+            sum(|vm| vm.sharing.saved),
+            vms.iter().map(|vm| vm.sharing.breaks).sum::<u64>()
+        ));
         s.lines.push(format!(
             "given back from swap     {} MiB in {} faults served; {} allocations waited, {} were blocked",
             mib(c.swapped_in),

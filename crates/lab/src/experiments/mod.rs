@@ -3,7 +3,11 @@
 //! Each writes data.csv, figures.json and plot.svg, and ends with its outcome as one line of JSON.
 
 mod osdi02_f2;
+mod osdi02_f4;
+mod osdi02_f5;
 mod osdi02_f6;
+mod settle;
+mod sharing_cost;
 pub(crate) mod stage;
 mod vtj_memory_f5;
 
@@ -30,15 +34,21 @@ pub struct ExperimentArgs {
 }
 
 /// Names, and what each shows.
-pub const NAMES: [(&str, &str); 3] = [
+pub const NAMES: [(&str, &str); 6] = [
     (
         "osdi02-f2",
         "dbench in a guest of 128 to 224 MiB against a 256 MiB guest ballooned to that size",
     ),
     (
+        "osdi02-f4",
+        "one to ten identical guests under a CPU-bound load: shared, reclaimed and zero pages",
+    ),
+    ("osdi02-f5", "three sets of guests with real services: percent shared and reclaimed"),
+    (
         "osdi02-f6",
         "a toucher between 50 and 250 MB: touched, slow, fast and estimated active memory",
     ),
+    ("sharing-cost", "CPU-bound throughput of two guests with page sharing on against off"),
     (
         "vtj-memory-f5",
         "swap-in over time: working sets fit; mapped exceeds memory; they do not fit",
@@ -82,7 +92,10 @@ pub async fn run(args: &ExperimentArgs) -> Result<bool> {
 async fn measure(name: &str, image: &Image, quick: bool) -> Result<Measured> {
     match name {
         "osdi02-f2" => osdi02_f2::run(image, quick).await,
+        "osdi02-f4" => osdi02_f4::run(image, quick).await,
+        "osdi02-f5" => osdi02_f5::run(image, quick).await,
         "osdi02-f6" => osdi02_f6::run(image, quick).await,
+        "sharing-cost" => sharing_cost::run(image, quick).await,
         _ => vtj_memory_f5::run(image, quick).await,
     }
 }

@@ -34,6 +34,15 @@ pub fn dbench_disk(path: &Path, size: Bytes) -> Result<()> {
     make(path, size, Some(work.path()))
 }
 
+/// As [`empty_disk`], with what is in `folder`, and `free` beside it.
+pub fn from_folder(path: &Path, folder: &Path, free: Bytes) -> Result<()> {
+    let used = tools::run(Command::new(tools::find("du", "coreutils")?).arg("-sk").arg(folder))?;
+    let used = String::from_utf8_lossy(&used);
+    let kib: u64 = used.split_whitespace().next().and_then(|w| w.parse().ok()).context("du")?;
+    // A tenth for the file system's own tables.
+    make(path, Bytes((kib << 10) * 11 / 10 + free.0), Some(folder))
+}
+
 /// The paths that ldd prints: "libc.so.6 => /lib/libc.so.6 (0x...)", "/lib64/ld.so (0x...)".
 fn libraries(ldd: &str) -> Vec<PathBuf> {
     ldd.lines()

@@ -9,6 +9,7 @@ mod disk;
 mod guest_binary;
 mod initramfs;
 mod kernel;
+mod services;
 
 use std::path::PathBuf;
 
@@ -32,4 +33,9 @@ pub fn prepare(package: Option<&str>) -> Result<Image> {
     let kernel = kernel::get(&cache, package)?;
     let initrd = initramfs::get(&cache, &kernel)?;
     Ok(Image { package: kernel.package, kernel: kernel.vmlinuz, initrd })
+}
+
+/// The disk with services: built once, and shared by all guests, who write to overlays of their own.
+pub fn services_disk() -> Result<PathBuf> {
+    services::get(&cache::Cache::open()?)
 }

@@ -22,6 +22,8 @@ use ballast_lab::{leftovers, tools};
 use ballast_units::Bytes;
 
 pub const MIB: u64 = 1 << 20;
+/// The pages of zeros that all VMs read: the host's own overhead.
+pub const ZEROS: u64 = 2 * MIB;
 /// For whatever must happen at all: crowded machines are slow.
 pub const PATIENT: Duration = Duration::from_secs(120);
 
@@ -94,6 +96,16 @@ impl Ballastd {
     /// Starts it with `options` beside those of its folders, and waits until it listens.
     pub fn start(options: &[&str]) -> Ballastd {
         let mut ballastd = Ballastd::prepare(options);
+        ballastd.restart();
+        ballastd
+    }
+
+    /// The same, looking for no pages to share: what is reclaimed, balloons and eviction give.
+    pub fn start_without_sharing(options: &[&str]) -> Ballastd {
+        let mut ballastd = Ballastd::prepare(options);
+        let config = ballastd.root.join("ballast.toml");
+        std::fs::write(&config, "[sharing]\nenabled = false\n").unwrap();
+        ballastd.add_option("--config", &config);
         ballastd.restart();
         ballastd
     }
@@ -218,9 +230,11 @@ impl Ballastd {
             let host = self.host().await;
             let vms = self.client.vms().await.unwrap();
             let used = host.budget - host.free;
-            let sum: u64 = vms.iter().map(|v| v.memory.consumed + v.memory.overhead).sum();
-            // The two were not read at one instant.
-            used.abs_diff(sum) <= MIB && host.measured_used <= sum + MIB
+            let of_vms: u64 = vms.iter().map(|v| v.memory.consumed + v.memory.overhead).sum();
+            // Among it what no VM has for itself.
+            let sum = host.consumed + host.overhead;
+            // They were not read at one instant.
+            used.abs_diff(sum) <= MIB && of_vms <= sum + MIB && host.measured_used <= sum + MIB
         })
         .await;
     }

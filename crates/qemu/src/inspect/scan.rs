@@ -7,11 +7,12 @@ use std::io::{self, BufRead, BufReader};
 use std::path::Path;
 use std::time::Duration;
 
-use ballast_units::{Bytes, PAGE_SIZE};
+use ballast_uffd::procmap::Vma;
+use ballast_units::{Bytes, HostAddr, PAGE_SIZE};
 use rustix::fs::{AtFlags, CWD, StatxFlags, statfs, statx};
 
 use super::{Holder, MappedRam, RamMapping};
-use crate::proc_text::{self, Vma};
+use crate::proc_text;
 use crate::process;
 
 const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
@@ -51,19 +52,26 @@ pub(super) fn process(pid: u32, wanted: &Wanted) -> io::Result<Found> {
     let field = |key| proc_text::status_field(&status, key).unwrap_or(Bytes::ZERO);
     let locked = Bytes(field("VmLck").0.saturating_add(field("VmPin").0));
     let mut candidates = Vec::new();
+    let mut whole = false;
     each_vma(pid, |vma| {
+        whole |= wanted.ends_in(&vma);
         if wanted.may_be(&vma) {
             candidates.push(vma);
         }
         true
     })?;
-    let vma = candidates.iter().find(|vma| vma.shared).or(candidates.first());
+    let of_file = |vma: &&Vma| wanted.announced.is_some_and(|ram| ram.inode == vma.inode);
+    let vma = candidates
+        .iter()
+        .find(|vma| vma.shared && of_file(vma))
+        .or(candidates.iter().find(|vma| vma.shared))
+        .or(candidates.first());
     let file = vma.filter(|vma| vma.shared && vma.inode != 0).map(|vma| wanted.identity(vma));
     Ok(Found {
         pinning_files: files(pid, |_, target| pins(target))?,
         direct_files: files(pid, |fd, _| is_direct(pid, fd))?,
         locked,
-        ram: vma.map(|vma| wanted.mapped_ram(pid, vma)),
+        ram: vma.map(|vma| wanted.mapped_ram(pid, vma, whole)),
         holders: file.map_or(Ok(Vec::new()), |file| holders(pid, file))?,
     })
 }
@@ -71,7 +79,12 @@ pub(super) fn process(pid: u32, wanted: &Wanted) -> io::Result<Found> {
 impl Wanted {
     fn may_be(&self, vma: &Vma) -> bool {
         match (self.announced, self.size) {
-            (Some(ram), _) => vma.holds(ram.addr.0),
+            // Pages that are shared are mapped elsewhere, one by one, the first perhaps among them:
+            // any part of the RAM that is its file's tells.
+            (Some(ram), _) => {
+                let home = vma.inode == ram.inode && overlaps(vma, ram);
+                home || vma.holds(ram.addr)
+            }
             (None, Some(size)) => vma.writable && vma.len() == size,
             (None, None) => false,
         }
@@ -83,23 +96,35 @@ impl Wanted {
         Identity { mapped, stat }
     }
 
-    fn mapped_ram(&self, pid: u32, vma: &Vma) -> MappedRam {
+    /// Whether the last page of the RAM lies in this mapping, which is of its file, or a private one of
+    /// another: a page that is shared.
+    fn ends_in(&self, vma: &Vma) -> bool {
+        self.announced.is_none_or(|ram| {
+            let last = ram.addr.0.checked_add(ram.len.0).and_then(|end| end.checked_sub(1));
+            let its = vma.inode == ram.inode || (!vma.shared && vma.inode != 0);
+            its && last.is_some_and(|last| vma.holds(HostAddr(last)))
+        })
+    }
+
+    /// `whole`: all that was announced is mapped.
+    fn mapped_ram(&self, pid: u32, vma: &Vma, whole: bool) -> MappedRam {
         MappedRam {
             shared: vma.shared,
             // Shared memory without a name of its own is shown as this.
             file: vma.inode != 0 && !vma.path.starts_with("/dev/zero"),
             page_size: page_size(pid, vma),
             // The inode alone: the devices of maps and of stat differ on some file systems.
-            as_announced: self.announced.is_none_or(|ram| {
-                ram.inode == vma.inode
-                    && ram.addr.0.checked_add(ram.len.0).is_some_and(|end| end <= vma.end)
-            }),
+            as_announced: self.announced.is_none_or(|ram| ram.inode == vma.inode && whole),
         }
     }
 }
 
+fn overlaps(vma: &Vma, ram: RamMapping) -> bool {
+    vma.start.0 < ram.addr.0.saturating_add(ram.len.0) && ram.addr < vma.end
+}
+
 fn page_size(pid: u32, vma: &Vma) -> Bytes {
-    let file = format!("/proc/{pid}/map_files/{:x}-{:x}", vma.start, vma.end);
+    let file = format!("/proc/{pid}/map_files/{:x}-{:x}", vma.start.0, vma.end.0);
     match statfs(file) {
         Ok(stat) if stat.f_type == HUGETLBFS_MAGIC => Bytes(stat.f_bsize.unsigned_abs()),
         _ => Bytes(PAGE_SIZE as u64),
@@ -111,7 +136,7 @@ fn each_vma(pid: u32, mut visit: impl FnMut(Vma) -> bool) -> io::Result<()> {
     let mut maps = BufReader::with_capacity(64 << 10, File::open(format!("/proc/{pid}/maps"))?);
     let mut line = Vec::new();
     while maps.read_until(b'\n', &mut line)? > 0 {
-        if let Some(vma) = proc_text::vma(&String::from_utf8_lossy(&line))
+        if let Some(vma) = Vma::parse(&String::from_utf8_lossy(&line))
             && !visit(vma)
         {
             break;

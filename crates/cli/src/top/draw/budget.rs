@@ -1,6 +1,6 @@
 //! The host: who has the budget, how far it is to each threshold, and what goes on.
 
-use ballast_api::{HostView, StateName};
+use ballast_api::{HostSharing, HostView, StateName};
 use ratatui::Frame;
 use ratatui::layout::Rect;
 use ratatui::style::Style;
@@ -8,7 +8,7 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::Paragraph;
 
 use super::{bar, panel, traffic};
-use crate::figures::{short_size, vms};
+use crate::figures::{pages_rate, short_count, short_size, vms};
 use crate::table;
 use crate::top::app::App;
 use crate::top::palette::Palette;
@@ -25,6 +25,7 @@ pub fn draw(frame: &mut Frame, area: Rect, app: &App, palette: Palette) {
         marks(host, width, palette),
         usage(host),
         Line::from(traffic::host(&app.host_rates, width)),
+        Line::from(sharing(&host.sharing)),
     ];
     frame.render_widget(block, area);
     frame.render_widget(Paragraph::new(lines), inner);
@@ -141,6 +142,23 @@ fn usage(h: &HostView) -> Line<'static> {
     ))
 }
 
+/// Fits 78 columns with any numbers.
+fn sharing(s: &HostSharing) -> String {
+    let scan = match s.enabled {
+        true => format!("scan {} {:.1}%", pages_rate(s.scan_rate), s.cpu_percent),
+        false => "scan off".to_owned(),
+    };
+    format!(
+        "shared {} common {} saved {} zero {}  broken {} {}/s  {scan}",
+        short_size(s.shared),
+        short_size(s.common),
+        short_size(s.saved),
+        short_size(s.zero_dropped),
+        short_size(s.broken),
+        short_count(s.breaks_per_s),
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -177,6 +195,28 @@ mod tests {
         assert_eq!(line.chars().count(), 76);
         assert!(line.contains("web 128M") && line.contains("db 128M"), "{line}");
         assert!(line.contains("free 104M"), "{line}");
+    }
+
+    #[test]
+    fn sharing_fits_a_screen_of_80_columns() {
+        let large = 1023 << 50;
+        let line = sharing(&HostSharing {
+            enabled: true,
+            shared: large,
+            common: large,
+            saved: large,
+            zero_dropped: large,
+            broken: large,
+            breaks_per_s: 999_949.0,
+            scan_rate: 9999.0e6 / 4096.0,
+            cpu_percent: 100.0,
+            ..samples::host().sharing
+        });
+        assert!(line.chars().count() <= 78, "{line}");
+        assert_eq!(
+            sharing(&samples::host().sharing),
+            "shared 120M common 20M saved 100M zero 50M  broken 3M 12/s  scan 41 MB/s 3.2%"
+        );
     }
 
     #[test]

@@ -9,7 +9,7 @@ use ratatui::widgets::{Paragraph, Sparkline};
 
 use super::{bar, panel, text, traffic};
 use crate::failure::one_line;
-use crate::figures::{age, short_count, short_size};
+use crate::figures::{age, pages_rate, short_count, short_size};
 use crate::table;
 use crate::top::app::{App, VmRow};
 use crate::top::history::Sample;
@@ -98,6 +98,11 @@ fn lines(
     say("memory", memory(vm));
     say("active", active(vm));
     say("balloon", balloon(vm));
+    // A line that says nothing needs room that nothing else wants.
+    let s = &vm.sharing;
+    if room > 7 || s.shared > 0 || s.broken > 0 || s.note.is_some() {
+        say("sharing", sharing(vm));
+    }
     say("guest", guest(vm));
     say("traffic", traffic::vm(&row.rates, width.saturating_sub(LABEL)));
     let left = room.saturating_sub(all.len()).clamp(1, 4);
@@ -128,8 +133,6 @@ fn memory(vm: &VmView) -> String {
         ("untouched", m.untouched),
         ("staged", m.staged),
         ("evicting", m.swap_target),
-        ("shared", m.shared),
-        ("broken", m.broken),
         ("compressed", m.compressed),
     ] {
         // The first three are always of interest; the others when there are any.
@@ -162,6 +165,27 @@ fn balloon(vm: &VmView) -> String {
         short_size(b.reported),
         short_size(b.limit)
     )
+}
+
+fn sharing(vm: &VmView) -> String {
+    let s = &vm.sharing;
+    if s.domain.is_empty() {
+        return "none, since it is not paged".to_owned();
+    }
+    let text = format!(
+        "{}: shared {} saved {} broken {} {}/s  scan {} {:.1}%",
+        s.domain,
+        short_size(s.shared),
+        short_size(s.saved),
+        short_size(s.broken),
+        short_count(s.breaks_per_s),
+        pages_rate(s.scan_rate),
+        s.cpu_percent
+    );
+    match &s.note {
+        Some(note) => format!("{text}  {}", one_line(note)),
+        None => text,
+    }
 }
 
 fn guest(vm: &VmView) -> String {

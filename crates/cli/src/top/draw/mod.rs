@@ -36,7 +36,11 @@ pub fn screen(frame: &mut Frame, app: &App, palette: Palette) {
     }
     let prompt = matches!(app.overlay, Overlay::Edit(_));
     let footer_height = if prompt { 2 } else { 1 };
-    let host_height = if area.height >= 16 { 6 } else { 3 };
+    let host_height = match area.height {
+        24.. => 7,
+        16..24 => 6,
+        _ => 3,
+    };
     let [title, host, middle, footer] = Layout::vertical([
         Constraint::Length(1),
         Constraint::Length(host_height),

@@ -88,6 +88,9 @@ fn help(width: usize) -> Vec<String> {
          ┃ is its target, ◆ its active memory.",
         "USED, TGT, ACT, MIN, MAX in bytes (K, M, G: powers of 1,024). WT/BL: allocations per \
          second that waited for memory, and that were blocked because the VM is above its target.",
+        "SHARED: backed by common pages. SAVED: that, less the VM's part of the common pages. ZERO: \
+         zero pages dropped so far. BRK/s: shared pages written per second. The cost of scanning is \
+         in per cent of one core.",
     ] {
         lines.extend(text::wrap(note, width, "  "));
     }

@@ -25,7 +25,7 @@ struct Column {
     value: fn(&VmRow) -> String,
 }
 
-const COLUMNS: [Column; 9] = [
+const COLUMNS: [Column; 13] = [
     Column { heading: "USED", width: 5, value: |r| short_size(r.view.memory.consumed) },
     Column { heading: "TGT", width: 5, value: |r| short_size(r.view.memory.target) },
     Column { heading: "ACT", width: 5, value: |r| short_size(r.view.active.estimate) },
@@ -35,6 +35,10 @@ const COLUMNS: [Column; 9] = [
     Column { heading: "TAX", width: 4, value: |r| tax(r.view.params.tax) },
     Column { heading: "BALLN", width: 5, value: |r| health(r.view.balloon.health).to_owned() },
     Column { heading: "WT/BL", width: 5, value: waits },
+    Column { heading: "SHARED", width: 6, value: |r| short_size(r.view.sharing.shared) },
+    Column { heading: "SAVED", width: 5, value: |r| short_size(r.view.sharing.saved) },
+    Column { heading: "ZERO", width: 5, value: |r| short_size(r.view.counters.zero_dropped) },
+    Column { heading: "BRK/s", width: 5, value: |r| short_count(r.view.sharing.breaks_per_s) },
 ];
 const BALLOON_COLUMN: usize = 7;
 

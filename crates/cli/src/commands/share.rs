@@ -1,0 +1,181 @@
+use ballast_api::client::Client;
+use ballast_api::{HostView, VmView};
+use ballast_units::Bytes;
+use serde::Serialize;
+
+use super::Output;
+use crate::args::EstimateArgs;
+use crate::estimate::{self, Claims, Estimate, EstimateError, Pace, Process};
+use crate::failure::Failure;
+use crate::figures::{frequency, pages_rate, percent, size};
+use crate::parse::Target;
+use crate::table::{self, columns, section};
+
+#[derive(Serialize)]
+struct Shared {
+    host: HostView,
+    vms: Vec<VmView>,
+}
+
+pub async fn ls(client: &Client, out: Output) -> Result<(), Failure> {
+    let (host, vms) = tokio::try_join!(client.host(), client.vms())?;
+    out.print(&Shared { host, vms }, |s| format!("{}{}", table::sharing(&s.host), vm_table(&s.vms)))
+}
+
+fn vm_table(vms: &[VmView]) -> String {
+    let paged = || vms.iter().filter(|vm| !vm.sharing.domain.is_empty());
+    if paged().next().is_none() {
+        return "no VMs whose pages could be shared\n".to_owned();
+    }
+    let rows = paged().map(|vm| {
+        let s = &vm.sharing;
+        vec![
+            vm.name.clone(),
+            s.domain.clone(),
+            size(s.shared),
+            size(s.saved),
+            size(vm.counters.zero_dropped),
+            size(s.broken),
+            frequency(Some(s.breaks_per_s)),
+            pages_rate(s.scan_rate),
+            format!("{:.1}%", s.cpu_percent),
+        ]
+    });
+    let mut text = columns(
+        &[
+            ("NAME", false),
+            ("DOMAIN", false),
+            ("SHARED", true),
+            ("SAVED", true),
+            ("ZERO", true),
+            ("BROKEN", true),
+            ("BRK/S", true),
+            ("SCAN", true),
+            ("COST", true),
+        ],
+        rows,
+    );
+    for vm in paged() {
+        if let Some(note) = &vm.sharing.note {
+            text.push_str(&format!("{}: {note}\n", vm.name));
+        }
+    }
+    text
+}
+
+pub async fn estimate(client: &Client, args: EstimateArgs, out: Output) -> Result<(), Failure> {
+    let processes = open(client, &args).await?;
+    let total = Bytes(processes.iter().map(|p| p.guest_ram().0).sum());
+    // In JSON, what is on standard error is one error.
+    let mut pace = Pace::new(args.rate_mib_s, total, out.json);
+    let (found, ended) = estimate::estimate(processes, &mut pace)?;
+    drop(pace);
+    match ended.first() {
+        Some(pid) if found.processes.is_empty() => Err(EstimateError::Gone { pid: *pid })?,
+        Some(_) if !out.json => {
+            eprintln!("ballast: ended while they were read, and are left out: {ended:?}");
+        }
+        _ => {}
+    }
+    out.print(&found, described)
+}
+
+/// The processes, each of which is known to be readable before the first is read.
+async fn open(client: &Client, args: &EstimateArgs) -> Result<Vec<Process>, Failure> {
+    let ask = args.targets.is_empty() || args.targets.iter().any(|t| matches!(t, Target::Vm(_)));
+    let vms = if ask { client.vms().await? } else { Vec::new() };
+    let mut claims = Claims::default();
+    let mut open = |pid, vm| Process::open(pid, vm, args.min_size, &mut claims);
+    let mut processes: Vec<Process> = Vec::new();
+    if args.targets.is_empty() {
+        for vm in &vms {
+            let Some(pid) = vm.pid else { continue };
+            match open(pid, Some(vm.name.clone())) {
+                Ok(process) => processes.push(process),
+                // It has just ended, or was started with less.
+                Err(EstimateError::Gone { .. } | EstimateError::NoRam { .. }) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
+    for target in &args.targets {
+        let (pid, name) = match target {
+            Target::Pid(pid) => (*pid, None),
+            Target::Vm(name) => {
+                // The manager words what it does not know.
+                let vm = match vms.iter().find(|vm| vm.name == *name) {
+                    Some(vm) => vm.clone(),
+                    None => client.vm(name).await?,
+                };
+                let gone = || Failure::Usage(format!("'{name}' has no process"));
+                (vm.pid.ok_or_else(gone)?, Some(vm.name))
+            }
+        };
+        if !processes.iter().any(|process| process.pid() == pid) {
+            processes.push(open(pid, name)?);
+        }
+    }
+    Ok(processes)
+}
+
+fn described(found: &Estimate) -> String {
+    if found.processes.is_empty() {
+        return "no VMs (name processes by their number: ballast share estimate PID...)\n".into();
+    }
+    let part = |bytes: u64, of: u64| format!("{} ({})", size(bytes), percent(bytes, of));
+    let rows = found.processes.iter().map(|p| {
+        vec![
+            p.pid.to_string(),
+            p.vm.clone().unwrap_or_else(|| "-".to_owned()),
+            size(p.guest_ram),
+            size(p.present),
+            part(p.zero, p.present),
+            part(p.repeated_inside, p.present),
+            size(p.shared_now),
+        ]
+    });
+    let mut text = columns(
+        &[
+            ("PID", true),
+            ("VM", false),
+            ("GUEST RAM", true),
+            ("PRESENT", true),
+            ("ZERO", true),
+            ("REPEATED INSIDE", true),
+            ("SHARED NOW", true),
+        ],
+        rows,
+    );
+    let t = &found.total;
+    let part = |bytes: u64| part(bytes, t.present);
+    let count = match found.processes.len() {
+        1 => "1 process".to_owned(),
+        n => format!("{n} processes"),
+    };
+    let mut rows = vec![
+        ("zero pages", format!("{}: dropped, whatever the salts", part(t.zero))),
+        (
+            "repeated inside a process",
+            format!("{}: saved if each shares inside itself", part(t.repeated_inside)),
+        ),
+    ];
+    if found.processes.len() > 1 {
+        let across = part(t.repeated_across);
+        rows.push((
+            "repeated across them",
+            format!("{across}: saved if all have one salt; those inside are among them"),
+        ));
+    }
+    rows.push(("zero and repeated", part(t.zero + t.repeated_across)));
+    if !found.most_repeated.is_empty() {
+        let copies: Vec<String> =
+            found.most_repeated.iter().map(|m| m.copies.to_string()).collect();
+        rows.push(("most copies of a page", copies.join(", ")));
+    }
+    if t.unread > 0 {
+        rows.push(("gone before it was read", size(t.unread)));
+    }
+    text.push('\n');
+    text += &section(&format!("{count}, {} present", size(t.present)), &rows);
+    text
+}

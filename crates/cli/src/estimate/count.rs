@@ -1,0 +1,138 @@
+//! Pages by content: which are zero, and which repeat others.
+
+use ballast_sharing::{Hasher, PageHash, is_zero};
+use ballast_units::{PAGE_SIZE, Pages};
+use serde::Serialize;
+
+/// How many of the most repeated contents are told.
+const MOST_REPEATED: usize = 5;
+
+/// Contents of the pages of one process: 8 bytes for each that is not zero.
+#[derive(Debug)]
+pub struct Contents {
+    hasher: Hasher,
+    zero: Pages,
+    hashes: Vec<PageHash>,
+}
+
+impl Contents {
+    /// Contents that are to be counted together need equal hashers.
+    pub fn new(hasher: Hasher) -> Contents {
+        Contents { hasher, zero: Pages::ZERO, hashes: Vec::new() }
+    }
+
+    pub fn add(&mut self, page: &[u8; PAGE_SIZE]) {
+        if is_zero(page) {
+            self.zero += Pages(1);
+        } else {
+            self.hashes.push(self.hasher.page(page));
+        }
+    }
+
+    pub fn zero(&self) -> Pages {
+        self.zero
+    }
+
+    pub fn sorted(mut self) -> Sorted {
+        self.hashes.sort_unstable();
+        Sorted(self.hashes)
+    }
+}
+
+/// Hashes of the pages that are not zero, in order.
+#[derive(Debug)]
+pub struct Sorted(Vec<PageHash>);
+
+impl Sorted {
+    /// All but one of each content.
+    pub fn repeated(&self) -> Pages {
+        self.0.chunk_by(PageHash::eq).map(|equal| Pages(equal.len() as u64 - 1)).sum()
+    }
+}
+
+/// A content that occurs more than once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Repeated {
+    /// How often, in all processes together.
+    pub copies: u64,
+    /// What one copy less than all of them take.
+    pub saved: u64,
+}
+
+/// What repeats itself in all processes taken together, and what does so most.
+pub fn across(processes: Vec<Sorted>) -> (Pages, Vec<Repeated>) {
+    let mut hashes: Vec<PageHash> = Vec::new();
+    hashes.reserve_exact(processes.iter().map(|p| p.0.len()).sum());
+    for process in processes {
+        hashes.extend(process.0);
+    }
+    // Runs that are in order already are merged.
+    hashes.sort();
+    let all = Sorted(hashes);
+    // The largest so far, largest first.
+    let mut most: Vec<u64> = Vec::new();
+    for equal in all.0.chunk_by(PageHash::eq) {
+        let copies = equal.len() as u64;
+        if copies > 1 {
+            let place = most.partition_point(|more| *more >= copies);
+            if place < MOST_REPEATED {
+                most.insert(place, copies);
+                most.truncate(MOST_REPEATED);
+            }
+        }
+    }
+    let told = |copies| Repeated { copies, saved: Pages(copies - 1).bytes().0 };
+    (all.repeated(), most.into_iter().map(told).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn page(content: u32) -> [u8; PAGE_SIZE] {
+        let mut page = [0; PAGE_SIZE];
+        // At the end, where a hash of a part would miss it.
+        page[PAGE_SIZE - 4..].copy_from_slice(&content.to_le_bytes());
+        page
+    }
+
+    fn contents(pages: &[u32]) -> Contents {
+        let mut contents = Contents::new(Hasher::new(b"test", "count"));
+        pages.iter().for_each(|content| contents.add(&page(*content)));
+        contents
+    }
+
+    #[test]
+    fn zero_pages_are_counted_apart_and_repeat_nothing() {
+        let found = contents(&[0, 1, 0, 2, 1, 0, 1]);
+        assert_eq!(found.zero(), Pages(3));
+        assert_eq!(found.sorted().repeated(), Pages(2));
+        let none = contents(&[]);
+        assert_eq!((none.zero(), none.sorted().repeated()), (Pages(0), Pages(0)));
+    }
+
+    #[test]
+    fn across_counts_what_is_inside_too_and_each_content_keeps_one_page() {
+        // 1 is in both, 2 twice in one, 3 once.
+        let (a, b) = (contents(&[1, 2, 2, 0]).sorted(), contents(&[3, 1, 1, 1]).sorted());
+        assert_eq!((a.repeated(), b.repeated()), (Pages(1), Pages(2)));
+        let (repeated, most) = across(vec![a, b]);
+        assert_eq!(repeated, Pages(7 - 3));
+        let told = |copies, pages| Repeated { copies, saved: pages * PAGE_SIZE as u64 };
+        assert_eq!(most, [told(4, 3), told(2, 1)]);
+        assert_eq!(across(Vec::new()), (Pages(0), Vec::new()));
+    }
+
+    #[test]
+    fn only_the_most_repeated_are_told_most_first() {
+        let mut pages = Vec::new();
+        for content in 1..=20 {
+            // 1 to 20 copies, in an order of hashes that has nothing to do with it.
+            pages.extend(std::iter::repeat_n(content, content as usize));
+        }
+        let (repeated, most) = across(vec![contents(&pages).sorted()]);
+        assert_eq!(repeated, Pages((0..20).sum()));
+        let copies: Vec<u64> = most.iter().map(|m| m.copies).collect();
+        assert_eq!(copies, [20, 19, 18, 17, 16]);
+    }
+}

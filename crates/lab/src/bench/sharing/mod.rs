@@ -1,0 +1,132 @@
+//! Page sharing against the kernel's own (KSM): the same contents, once in private memory that KSM is
+//! asked to merge, once in the RAM file of a paged process.
+//!
+//! | file | what it is |
+//! | --- | --- |
+//! | `contents` | what the memory holds |
+//! | `holder`, `hold` | the process that holds it, and its other end |
+//! | `ksm` | the kernel's settings and counters |
+//! | `peer`, `ours` | one round of each |
+//! | `watch` | a scanner at work |
+//! | `round` | what a round showed |
+
+mod contents;
+mod cpu;
+mod hold;
+mod holder;
+pub mod ksm;
+mod ours;
+mod peer;
+mod round;
+mod watch;
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::figures::Outcome;
+use crate::say;
+use crate::stats::median;
+use hold::Shape;
+pub use holder::{HolderArgs, run as hold};
+use ksm::{Ksm, MODES};
+use ours::OurRound;
+use round::{FIGURES, Plan, Round};
+
+const SEED: u64 = 41;
+/// Neighbours that are copied together: in sample guests, pages that are shared lie in runs of about
+/// ten (mappings of the store against pages).
+const RUN: usize = 8;
+
+/// The targets: parts of the peer's CPU.
+const MERGE_TARGET: f64 = 1.0 / 5.0;
+const QUIET_TARGET: f64 = 1.0 / 20.0;
+
+pub async fn run(quick: bool) -> Result<Outcome> {
+    let (plan, repeats) = if quick {
+        (Plan { mib: 128, writes: 2000, passes: 2.0 }, 1)
+    } else {
+        (Plan { mib: 512, writes: 10_000, passes: 2.0 }, 1)
+    };
+    let possible = Shape { mib: plan.mib, seed: SEED, run: RUN }.contents().saving();
+    let mut peers: BTreeMap<&str, Vec<Round>> = BTreeMap::new();
+    let mut ours = Vec::new();
+    let mut scattered = Vec::new();
+    for repeat in 0..repeats {
+        // Each round its own contents, the same for all scanners.
+        let shape = Shape { mib: plan.mib, seed: SEED + repeat, run: RUN };
+        {
+            let ksm = Ksm::take()?;
+            for mode in MODES {
+                let told = || format!("KSM, {}", mode.name);
+                let Some(round) = peer::round(&ksm, mode, shape, &plan).await.with_context(told)?
+                else {
+                    say::detail(&format!("{}: this kernel does not have it", told()));
+                    continue;
+                };
+                say::detail(&format!("{}: {}", told(), round.line(possible)));
+                peers.entry(mode.name).or_default().push(round);
+            }
+        }
+        let mine = ours::round(shape, &plan).await.context("Ballast")?;
+        say::detail(&format!("Ballast: {}", mine.round.line(possible)));
+        ours.push(mine);
+        // The kernel's scanner cares little how copies lie; ours does.
+        let mine = ours::round(Shape { run: 1, ..shape }, &plan).await.context("Ballast")?;
+        say::detail(&format!("Ballast, all scattered: {}", mine.round.line(possible)));
+        scattered.push(mine);
+    }
+    evaluate(&peers, &ours, &scattered, possible)
+}
+
+fn evaluate(
+    peers: &BTreeMap<&str, Vec<Round>>,
+    ours: &[OurRound],
+    scattered: &[OurRound],
+    possible: usize,
+) -> Result<Outcome> {
+    let mut outcome = Outcome::new("sharing");
+    outcome.figure("possible_mib", possible as f64 / 256.0);
+    let mine: Vec<Round> = ours.iter().map(|o| o.round).collect();
+    let scanners = peers.iter().map(|(name, rounds)| (format!("ksm_{name}"), rounds.as_slice()));
+    let worst: Vec<Round> = scattered.iter().map(|o| o.round).collect();
+    let own = [("ballast", mine.as_slice()), ("ballast_scattered", worst.as_slice())];
+    let own = own.map(|(name, rounds)| (name.to_owned(), rounds));
+    for (scanner, rounds) in scanners.chain(own) {
+        for (name, of) in FIGURES {
+            outcome.figure(&format!("{scanner}_{name}"), middle(rounds, of));
+        }
+    }
+    let of = |what: fn(&OurRound) -> f64| median(&ours.iter().map(what).collect::<Vec<_>>());
+    outcome.figure("ballast_shim_cpu_s", of(|o| o.shim_cpu_s));
+    outcome.figure("ballast_manager_cpu_s", of(|o| o.manager_cpu_s));
+    outcome.figure("ballast_measured_mib", of(|o| o.measured) / (1u64 << 20) as f64);
+
+    ensure!(!peers.is_empty(), "no peer to compare with");
+    // Against the peer's best setting, figure by figure.
+    let best = |what: fn(&Round) -> f64| {
+        peers.values().map(|rounds| middle(rounds, what)).fold(f64::INFINITY, f64::min)
+    };
+    let merge: fn(&Round) -> f64 = |r| r.merge.cpu_s / r.merge.saved;
+    let quiet: fn(&Round) -> f64 = |r| r.quiet.cpu_s / r.quiet.passes;
+    let saved: fn(&Round) -> f64 = |r| r.saved;
+    let most = peers.values().map(|rounds| middle(rounds, saved)).fold(0.0, f64::max);
+    outcome.at_most("merge_cpu_of_ksm", middle(&mine, merge) / best(merge), MERGE_TARGET);
+    outcome.at_most(
+        "merge_cpu_of_ksm_scattered",
+        middle(&worst, merge) / best(merge),
+        MERGE_TARGET,
+    );
+    let default: Vec<Round> = peers.get("default").cloned().unwrap_or_default();
+    if !default.is_empty() {
+        let ratio = middle(&mine, merge) / middle(&default, merge);
+        outcome.at_most("merge_cpu_of_ksm_default", ratio, MERGE_TARGET);
+    }
+    outcome.at_most("quiet_cpu_of_ksm", middle(&mine, quiet) / best(quiet), QUIET_TARGET);
+    outcome.at_least("saved_of_ksm", middle(&mine, saved) / most, 1.0);
+    Ok(outcome)
+}
+
+fn middle(rounds: &[Round], of: fn(&Round) -> f64) -> f64 {
+    median(&rounds.iter().map(of).collect::<Vec<_>>())
+}

@@ -1,0 +1,514 @@
+//! Page sharing on this host: which VMs may share with one another, where their common pages are, and
+//! the way to the shims that map them.
+
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use ballast_api::Salt;
+use ballast_pager::guest_ram::GuestRam;
+use ballast_pager::host::Host;
+use ballast_pager::mappings::{Change, RemapError, Remapper, Target, View, ZERO_RUN};
+use ballast_pager::pmap::Pmap;
+use ballast_pager::service::PagedVm;
+use ballast_pager::sharing::control::{Control, Settings};
+use ballast_pager::sharing::limit::Limits;
+use ballast_pager::sharing::order::Order;
+use ballast_pager::sharing::{Domain, DomainStats};
+use ballast_pager::word::Word;
+use ballast_sharing::Hasher;
+use ballast_shim_proto::{Batch, Connection, ConnectionError, MAX_OPS, Message, Op, OpKind};
+use ballast_units::{Bytes, PAGE_SIZE};
+
+use crate::config::{ScanOrder, SharingSettings};
+use crate::vm::lock;
+
+/// How long a shim may take for a batch before its VM's share thread turns to other things.
+const ANSWER: Duration = Duration::from_secs(2);
+const TMPFS_MAGIC: i64 = 0x0102_1994;
+/// The first version of the protocol whose MapHome brings pages home.
+pub const SHARING_VERSION: u32 = 2;
+
+/// All domains of a host.
+pub struct Commons {
+    folder: PathBuf,
+    secret: [u8; 32],
+    host: Arc<Host>,
+    domains: Mutex<HashMap<String, Arc<Domain<GuestRam>>>>,
+    pub control: Arc<Control>,
+    zeros: View,
+    /// Whether the stores are where they must be.
+    usable: bool,
+}
+
+impl Commons {
+    /// The folder with the stores, the key of the hashes, and the file of zeros: a former manager's,
+    /// or new ones. The zeros are charged as overhead.
+    pub fn open(
+        run_dir: &Path,
+        settings: &SharingSettings,
+        host: Arc<Host>,
+    ) -> anyhow::Result<Commons> {
+        let folder = run_dir.join("store");
+        std::fs::create_dir_all(&folder).with_context(|| format!("folder {}", folder.display()))?;
+        // Other files cannot be mapped where faults are to be seen.
+        let usable = rustix::fs::statfs(&folder).is_ok_and(|fs| fs.f_type == TMPFS_MAGIC);
+        if !usable {
+            tracing::warn!("{}: not on a tmpfs: no pages are shared", folder.display());
+        }
+        let secret = secret(&folder.join("key"))?;
+        let zeros = zeros(&folder.join("zeros"))?;
+        host.ledger.adopt(ZERO_RUN);
+        let control = Arc::new(Control::new(scan_settings(settings)));
+        let domains = Mutex::new(HashMap::new());
+        Ok(Commons { folder, secret, host, domains, control, zeros, usable })
+    }
+
+    /// Removes what `open` made, unless pages of VMs are in a store.
+    pub fn undo(run_dir: &Path) {
+        let stores = std::fs::read_dir(run_dir.join("store")).into_iter().flatten().flatten();
+        let pages = |name: std::ffi::OsString| name.to_string_lossy().ends_with(".pages");
+        if !stores.map(|entry| entry.file_name()).any(pages) {
+            Commons::clear(run_dir);
+        }
+    }
+
+    /// Nobody shares any more: removes what `open` made.
+    pub fn clear(run_dir: &Path) {
+        let folder = run_dir.join("store");
+        for entry in std::fs::read_dir(&folder).into_iter().flatten().flatten() {
+            let _ = std::fs::remove_file(entry.path());
+        }
+        let _ = std::fs::remove_dir(folder);
+    }
+
+    /// The name of a VM's domain: its own without a salt, else that of all with the same salt. What
+    /// is in it tells nothing of the salt to who does not know the host's key.
+    pub fn domain_name(&self, vm: &str, salt: Option<&Salt>) -> String {
+        match salt {
+            None => format!("vm-{vm}"),
+            Some(salt) => {
+                // Two hashes under different keys: no two salts are ever taken for one.
+                let half = |what: &str| {
+                    let mut page = [0; PAGE_SIZE];
+                    let text = salt.secret().as_bytes();
+                    page[..text.len()].copy_from_slice(text);
+                    page[PAGE_SIZE - 8..].copy_from_slice(&(text.len() as u64).to_le_bytes());
+                    Hasher::new(&self.secret, what).page(&page).0
+                };
+                format!("salt-{:016x}{:016x}", half("salt a"), half("salt b"))
+            }
+        }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.join(format!("{name}.pages"))
+    }
+
+    /// The domain of this name, empty if it is new.
+    pub fn domain(&self, name: &str) -> Result<Arc<Domain<GuestRam>>, String> {
+        let mut domains = lock(&self.domains);
+        if let Some(domain) = domains.get(name) {
+            return Ok(domain.clone());
+        }
+        let path = self.path(name);
+        // Without a member it is nobody's: those with members were found at the start.
+        let _ = std::fs::remove_file(&path);
+        let domain = Domain::create(&path, name, &self.secret, self.host.clone())
+            .map_err(|e| e.to_string())?;
+        let domain = Arc::new(domain);
+        domains.insert(name.to_owned(), domain.clone());
+        Ok(domain)
+    }
+
+    /// At the start: the domains of VMs that a former manager left, as (domain, pmap), all of them
+    /// together, since a store page may be named by any. What other stores hold is nobody's.
+    pub fn recover(&self, left: &[(String, PathBuf)]) -> anyhow::Result<()> {
+        let mut words: HashMap<&str, Vec<Word>> = HashMap::new();
+        for (name, pmap) in left {
+            let all = words.entry(name).or_default();
+            match Pmap::peek(pmap, |_, word| all.extend(word.store_page().map(|_| word))) {
+                Ok(()) => {}
+                // Its VMM had not mapped its RAM yet.
+                Err(_) if !pmap.exists() => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        let mut domains = lock(&self.domains);
+        for (name, words) in words {
+            if !self.path(name).exists() && words.is_empty() {
+                continue;
+            }
+            let domain =
+                Domain::recover(&self.path(name), name, &self.secret, self.host.clone(), words)
+                    .with_context(|| format!("shared pages of {name}"))?;
+            domains.insert(name.to_owned(), Arc::new(domain));
+        }
+        for entry in std::fs::read_dir(&self.folder)?.flatten() {
+            let file = entry.file_name();
+            let name = file.to_string_lossy();
+            if let Some(name) = name.strip_suffix(".pages")
+                && !domains.contains_key(name)
+            {
+                let _ = std::fs::remove_file(entry.path());
+            }
+        }
+        Ok(())
+    }
+
+    /// A VM ended before it was taken over: its references end too.
+    pub fn forget(&self, domain: &str, pmap: &Path) {
+        if let Some(domain) = lock(&self.domains).get(domain) {
+            let forgotten = Pmap::peek(pmap, |_, word| {
+                if let Some(page) = word.store_page() {
+                    domain.release(page);
+                }
+            });
+            if let Err(e) = forgotten {
+                tracing::debug!("{e}");
+            }
+        }
+        self.sweep();
+    }
+
+    /// Removes the stores that nobody uses.
+    pub fn sweep(&self) {
+        lock(&self.domains).retain(|_, domain| {
+            // One reference is the map's own; members, and who is about to become one, have others.
+            let unused = Arc::strong_count(domain) == 1 && domain.counts().1.is_zero();
+            if unused {
+                let _ = std::fs::remove_file(domain.file().path());
+            }
+            !unused
+        });
+    }
+
+    pub fn stats(&self) -> DomainStats {
+        let mut sum = DomainStats::default();
+        for domain in lock(&self.domains).values() {
+            let stats = domain.stats();
+            sum.shared += stats.shared;
+            sum.common += stats.common;
+            sum.hints += stats.hints;
+            sum.metadata += stats.metadata;
+        }
+        sum
+    }
+
+    /// The stores and the zeros, as the kernel counts them.
+    pub fn measured(&self) -> Bytes {
+        let stores: Bytes = lock(&self.domains).values().map(|domain| domain.measured()).sum();
+        stores + ZERO_RUN.bytes()
+    }
+
+    /// Lets the pager map other pages in a VM, through its shim, if the stores are usable.
+    pub fn connect(
+        &self,
+        ram: &GuestRam,
+        connection: Arc<Connection>,
+        pid: u32,
+        domain: &Domain<GuestRam>,
+    ) -> Result<(), String> {
+        if !self.usable {
+            return Ok(());
+        }
+        let home = ram.identity().map_err(|e| format!("its RAM file: {e}"))?;
+        let link = Box::new(ShimLink { connection, next: 1, outstanding: None });
+        let mappings = ram.mappings();
+        mappings.connect(link, pid, home).map_err(|e| format!("/proc/{pid}/pagemap: {e}"))?;
+        let zeros = self.zeros.try_clone().map_err(|e| format!("the file of zeros: {e}"))?;
+        mappings.set_zeros(zeros);
+        mappings.set_store(view(domain)?);
+        Ok(())
+    }
+
+    /// One step of a VM into the domain of this name, if it is in another: first its pages leave that
+    /// one's store. `book` makes the change outlive the manager. Answers whether it is there.
+    pub fn move_to(
+        &self,
+        paged: &PagedVm,
+        name: &str,
+        book: impl FnOnce(),
+    ) -> Result<bool, String> {
+        match paged.memory().membership() {
+            Some(member) if member.domain.name() != name => {}
+            _ => return Ok(true),
+        }
+        paged.set_leaving(true);
+        if paged.in_store().is_zero() {
+            let domain = self.domain(name)?;
+            let view = view(&domain)?;
+            let switch = || {
+                book();
+                paged.memory().backend().mappings().set_store(view);
+            };
+            if paged.change_domain(&domain, switch).map_err(|e| e.to_string())? {
+                paged.set_leaving(false);
+                self.sweep();
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+fn view(domain: &Domain<GuestRam>) -> Result<View, String> {
+    let fd = domain.file().read_only().map_err(|e| e.to_string())?;
+    View::new(fd).map_err(|e| e.to_string())
+}
+
+pub fn scan_settings(settings: &SharingSettings) -> Settings {
+    let cores = settings.cpu_percent / 100.0;
+    Settings {
+        enabled: settings.enabled,
+        order: match settings.order {
+            ScanOrder::Random | ScanOrder::Written => Order::Random,
+            ScanOrder::Sequential => Order::Sequential,
+        },
+        skip_unwritten: true,
+        eager: settings.order == ScanOrder::Written,
+        host: Limits { pages_per_s: settings.rate.0 as f64, cores },
+        vm: Limits { pages_per_s: settings.vm_rate.0 as f64, cores },
+        scan_time: settings.scan_time,
+        rehome_after: settings.rehome_after,
+    }
+}
+
+/// Batches to a shim, one at a time.
+struct ShimLink {
+    connection: Arc<Connection>,
+    next: u64,
+    /// A batch that was not answered in time.
+    outstanding: Option<u64>,
+}
+
+impl ShimLink {
+    /// Waits for the answer to a batch: how many of its operations are done, and why no more.
+    fn answer(&mut self, id: u64, patience: Duration) -> Result<(u32, i32), RemapError> {
+        // In all, however much else it says: another VM's thread may be waiting here.
+        let deadline = Instant::now() + patience;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.connection.recv(Some(left)) {
+                Ok((Message::BatchDone { id: answered, done, errno }, _)) if answered == id => {
+                    self.outstanding = None;
+                    return Ok((done, errno));
+                }
+                // An answer that nobody waits for any more.
+                Ok((Message::BatchDone { .. }, _)) if Instant::now() < deadline => {}
+                Ok((Message::BatchDone { .. }, _)) => {
+                    self.outstanding = Some(id);
+                    return Err(RemapError::Unanswered);
+                }
+                Ok((other, _)) => {
+                    tracing::warn!("a shim sent {} instead of an answer", other.name());
+                    return Err(RemapError::Gone);
+                }
+                Err(ConnectionError::TimedOut(_)) => {
+                    self.outstanding = Some(id);
+                    return Err(RemapError::Unanswered);
+                }
+                Err(e) => {
+                    tracing::debug!("a shim: {e}");
+                    return Err(RemapError::Gone);
+                }
+            }
+        }
+    }
+}
+
+impl Remapper for ShimLink {
+    fn remap(&mut self, changes: &[Change], files: &[BorrowedFd<'_>]) -> Result<(), RemapError> {
+        if !self.settled() {
+            return Err(RemapError::Stopped { done: 0, errno: libc::EAGAIN });
+        }
+        let id = self.next;
+        self.next += 1;
+        let ops = changes.iter().map(|change| {
+            let (kind, file_offset, fd_index) = match change.to {
+                Target::Home => (OpKind::MapHome, 0, 0),
+                Target::File { index, offset } => (OpKind::MapStore, offset, index),
+            };
+            Op { kind, addr: change.addr, len: change.len, file_offset, fd_index }
+        });
+        let batch = Batch::new(id, ops.collect())
+            .map_err(|_| RemapError::Stopped { done: 0, errno: libc::E2BIG })?;
+        let fds: Vec<BorrowedFd<'_>> = files.to_vec();
+        if let Err(e) = self.connection.send(&Message::Batch(batch), &fds) {
+            tracing::debug!("a shim: {e}");
+            return Err(RemapError::Gone);
+        }
+        match self.answer(id, ANSWER)? {
+            (_, 0) => Ok(()),
+            (done, errno) => {
+                Err(RemapError::Stopped { done: (done as usize).min(changes.len()), errno })
+            }
+        }
+    }
+
+    fn settled(&mut self) -> bool {
+        match self.outstanding {
+            None => true,
+            Some(id) => !matches!(self.answer(id, Duration::ZERO), Err(RemapError::Unanswered)),
+        }
+    }
+
+    fn most(&self) -> usize {
+        MAX_OPS
+    }
+}
+
+/// The host's key: drawn once, kept for as long as VMs share.
+fn secret(path: &Path) -> anyhow::Result<[u8; 32]> {
+    let mut key = [0; 32];
+    match std::fs::File::open(path) {
+        Ok(mut file) => {
+            file.read_exact(&mut key).with_context(|| format!("{}", path.display()))?;
+        }
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            std::fs::File::open("/dev/urandom")
+                .and_then(|mut random| random.read_exact(&mut key))
+                .context("/dev/urandom")?;
+            // Whole or not at all.
+            let fresh = path.with_extension("new");
+            private(&fresh)
+                .and_then(|mut file| file.write_all(&key))
+                .and_then(|()| std::fs::rename(&fresh, path))
+                .with_context(|| format!("{}", path.display()))?;
+        }
+        Err(e) => return Err(e).with_context(|| format!("{}", path.display())),
+    }
+    Ok(key)
+}
+
+/// The pages of zeros that all VMs read: pages and not holes, which a read would fill.
+fn zeros(path: &Path) -> anyhow::Result<View> {
+    let whole = ZERO_RUN.bytes().0;
+    let make = || -> std::io::Result<View> {
+        if std::fs::metadata(path).map(|meta| meta.len()).ok() != Some(whole) {
+            let fresh = path.with_extension("new");
+            private(&fresh)?.write_all(&vec![0; whole as usize])?;
+            std::fs::rename(&fresh, path)?;
+        }
+        let fd: OwnedFd = std::fs::File::open(path)?.into();
+        View::new(fd)
+    };
+    make().with_context(|| format!("{}", path.display()))
+}
+
+fn private(path: &Path) -> std::io::Result<std::fs::File> {
+    let mut options = std::fs::OpenOptions::new();
+    options.write(true).create(true).truncate(true).mode(0o600).open(path)
+}
+
+/// Waits until the other side has closed, without reading what it says to somebody else.
+pub fn hung_up(connection: &Connection, at_most: Duration) -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let mut fds = [PollFd::from_borrowed_fd(connection.as_fd(), PollFlags::RDHUP)];
+    let timeout = Timespec::try_from(at_most).ok();
+    let ended = PollFlags::HUP | PollFlags::RDHUP | PollFlags::ERR;
+    poll(&mut fds, timeout.as_ref()).is_ok() && fds[0].revents().intersects(ended)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ballast_pager::ledger::Ledger;
+    use ballast_units::{HostAddr, Pages};
+
+    fn commons(run_dir: &Path) -> Commons {
+        let host = Arc::new(Host::new(Ledger::new(Pages::from_mib(64), || {})));
+        Commons::open(run_dir, &SharingSettings::default(), host).unwrap()
+    }
+
+    #[test]
+    fn domains_are_told_apart_by_salt_alone_and_the_key_outlives_the_manager() {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let first = commons(dir.path());
+        let salt = |text: &str| Salt::try_from(text).unwrap();
+        let blue = first.domain_name("a", Some(&salt("blue")));
+        assert_eq!(blue, first.domain_name("b", Some(&salt("blue"))));
+        assert_ne!(blue, first.domain_name("a", Some(&salt("blu"))));
+        assert_ne!(blue, first.domain_name("a", Some(&salt("blue."))));
+        assert_eq!(first.domain_name("a", None), "vm-a");
+        assert!(!blue.contains("blue"));
+        assert_eq!(commons(dir.path()).domain_name("c", Some(&salt("blue"))), blue);
+        let other = tempfile::tempdir_in("/dev/shm").unwrap();
+        assert_ne!(commons(other.path()).domain_name("a", Some(&salt("blue"))), blue);
+        // The zeros are pages and not holes: reading them allocates nothing more.
+        assert_eq!(first.measured(), ZERO_RUN.bytes());
+        let blocks = std::fs::metadata(dir.path().join("store/zeros")).unwrap();
+        assert_eq!(std::os::unix::fs::MetadataExt::blocks(&blocks) * 512, ZERO_RUN.bytes().0);
+        Commons::clear(dir.path());
+        assert!(!dir.path().join("store").exists());
+    }
+
+    #[test]
+    fn stores_that_nobody_uses_are_removed_and_others_stay() {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let first = commons(dir.path());
+        let used = first.domain("vm-a").unwrap();
+        drop(first.domain("vm-b").unwrap());
+        first.sweep();
+        assert!(dir.path().join("store/vm-a.pages").exists());
+        assert!(!dir.path().join("store/vm-b.pages").exists());
+        Commons::undo(dir.path());
+        assert!(used.file().path().exists(), "pages of VMs are never undone");
+        // A manager that finds no VM that uses it removes it.
+        drop(used);
+        commons(dir.path()).recover(&[]).unwrap();
+        assert!(!dir.path().join("store/vm-a.pages").exists());
+        assert!(dir.path().join("store/key").exists());
+    }
+
+    fn change() -> Change {
+        Change { addr: HostAddr(4096), len: Bytes(4096), to: Target::Home }
+    }
+
+    #[test]
+    fn a_shim_that_is_late_is_waited_for_without_sending_more() {
+        let (ours, theirs) = Connection::pair().unwrap();
+        let mut link = ShimLink { connection: Arc::new(ours), next: 1, outstanding: None };
+        let shim = std::thread::spawn(move || {
+            let (Message::Batch(batch), _) = theirs.recv(None).unwrap() else { panic!("a batch") };
+            (theirs, batch.id)
+        });
+        assert_eq!(link.remap(&[change()], &[]), Err(RemapError::Unanswered));
+        let (theirs, id) = shim.join().unwrap();
+        assert!(!link.settled());
+        let again = link.remap(&[change()], &[]);
+        assert_eq!(again, Err(RemapError::Stopped { done: 0, errno: libc::EAGAIN }));
+        // Answers to what was never asked change nothing.
+        theirs.send(&Message::BatchDone { id: id + 7, done: 1, errno: 0 }, &[]).unwrap();
+        assert!(!link.settled());
+        theirs.send(&Message::BatchDone { id, done: 1, errno: 0 }, &[]).unwrap();
+        assert!(link.settled());
+        drop(theirs);
+        assert_eq!(link.remap(&[change()], &[]), Err(RemapError::Gone));
+    }
+
+    #[test]
+    fn nonsense_from_a_shim_is_an_error_and_not_a_crash() {
+        let (ours, theirs) = Connection::pair().unwrap();
+        let mut link = ShimLink { connection: Arc::new(ours), next: 1, outstanding: None };
+        let shim = std::thread::spawn(move || {
+            theirs.recv(None).unwrap();
+            // More operations done than there were.
+            theirs
+                .send(&Message::BatchDone { id: 1, done: 900, errno: libc::ENOMEM }, &[])
+                .unwrap();
+            theirs.recv(None).unwrap();
+            theirs.send(&Message::Managed, &[]).unwrap();
+            theirs
+        });
+        let stopped = Err(RemapError::Stopped { done: 1, errno: libc::ENOMEM });
+        assert_eq!(link.remap(&[change()], &[]), stopped);
+        assert_eq!(link.remap(&[change()], &[]), Err(RemapError::Gone));
+        shim.join().unwrap();
+    }
+}
