@@ -2,7 +2,7 @@
 //! written since they were last looked at, which copies wait to go home, and the few pages of machine
 //! memory that a move home takes while both copies exist.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
 use ballast_units::{Pages, Ppn};
@@ -15,6 +15,9 @@ use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, lock};
 /// Machine memory set aside in each VM's overhead for pages that are on their way home: the copy
 /// there and the page that is still mapped.
 pub const MOVING: Pages = Pages(32);
+
+/// One page in so many may be remembered as restless; more are not worth the memory.
+const RESTLESS_PART: usize = 64;
 
 /// A VM's place in the domain whose pages it may share.
 pub struct Membership<B: Backend> {
@@ -58,6 +61,10 @@ pub(super) struct Commons<B: Backend> {
     pub unwritten: PageSet,
     /// Broken pages, and perhaps some that were.
     broken: Mutex<BTreeSet<Ppn>>,
+    /// Pages that broke and came home, with a part of their hash at the first look since. A page that is
+    /// written again and again is not worth sharing each time it equals another.
+    restless: Mutex<HashMap<Ppn, Option<u32>>>,
+    restless_most: usize,
     /// Pages whose mapping is unknown because the VMM has not answered.
     parked: Mutex<Vec<Ppn>>,
     /// Untouched pages that the guest reads.
@@ -75,6 +82,8 @@ impl<B: Backend> Commons<B> {
             membership: Mutex::new(None),
             unwritten: PageSet::new(len),
             broken: Mutex::new(BTreeSet::new()),
+            restless: Mutex::new(HashMap::new()),
+            restless_most: (len.0 as usize / RESTLESS_PART).max(64),
             parked: Mutex::new(Vec::new()),
             read_untouched: Mutex::new(VecDeque::new()),
             turn: Mutex::new(true),
@@ -147,6 +156,28 @@ impl<B: Backend> Memory<B> {
     }
     pub fn give_back_broken(&self, pages: impl IntoIterator<Item = Ppn>) {
         lock(&self.commons.broken).extend(pages);
+    }
+    /// A page that broke has come home.
+    pub(super) fn has_been_written(&self, ppn: Ppn) {
+        let mut restless = lock(&self.commons.restless);
+        if restless.len() >= self.commons.restless_most {
+            // Most of these left long ago, or rest by now.
+            restless.clear();
+        }
+        restless.insert(ppn, None);
+    }
+    /// Whether a page broke and has not been seen unchanged since: such a one is left alone. This
+    /// look counts as one.
+    pub(crate) fn is_restless(&self, ppn: Ppn, hash: u64) -> bool {
+        let mut restless = lock(&self.commons.restless);
+        let Some(seen) = restless.get_mut(&ppn) else { return false };
+        let hash = hash as u32;
+        if *seen == Some(hash) {
+            restless.remove(&ppn);
+            return false;
+        }
+        *seen = Some(hash);
+        true
     }
     /// Broken pages that wait to go home.
     pub fn broken_waiting(&self) -> usize {

@@ -103,6 +103,9 @@ impl<B: Backend> Memory<B> {
         for ppn in run.pages() {
             let word = self.pmap.load(ppn);
             self.came_home(ppn, word.sampled());
+            if word.state() == State::Broken {
+                self.has_been_written(ppn);
+            }
             if let Some(page) = word.store_page() {
                 self.release_store_page(page);
             }

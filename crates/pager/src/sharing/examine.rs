@@ -48,6 +48,7 @@ impl std::ops::AddAssign for Examined {
 /// writes to them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Marking {
+    /// The page may go to swap otherwise: those that are written again and again are shared, too.
     None,
     /// Those that are as they were at the last look: others may well be written soon.
     Unchanged,
@@ -91,7 +92,7 @@ impl Examiner {
         let mut done = Examined::default();
         let Some(member) = memory.membership() else { return Ok(done) };
         let mut zeros = Vec::new();
-        self.hash(memory, &member, pages, &mut zeros, &mut done)?;
+        self.hash(memory, &member, pages, marking, &mut zeros, &mut done)?;
         for ppn in zeros {
             done.zero += u64::from(memory.drop_if_zero(ppn, &mut self.scratch)?);
         }
@@ -107,6 +108,7 @@ impl Examiner {
         memory: &Memory<B>,
         member: &Membership<B>,
         pages: &[Ppn],
+        marking: Marking,
         zeros: &mut Vec<Ppn>,
         done: &mut Examined,
     ) -> Result<(), MemError> {
@@ -130,7 +132,10 @@ impl Examiner {
                 if ballast_sharing::is_zero(page) {
                     zeros.push(ppn);
                 } else {
-                    self.hashed.push((ppn, member.domain.hash(page)));
+                    let hash = member.domain.hash(page);
+                    if marking == Marking::None || !memory.is_restless(ppn, hash.0) {
+                        self.hashed.push((ppn, hash));
+                    }
                 }
             }
             done.scanned += n as u64;
