@@ -1,7 +1,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::HostSharing;
+use crate::{CompressionView, HostSharing};
 
 /// Reclamation state of the host (OSDI'02 s.6.3), from plenty to need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
@@ -63,6 +63,9 @@ pub struct HostView {
     pub manager_rss: u64,
     #[serde(default)]
     pub sharing: HostSharing,
+    /// Sums over the VMs that run.
+    #[serde(default)]
+    pub compression: CompressionView,
     pub counters: HostCounters,
 }
 

@@ -20,12 +20,14 @@
 //! 500 (the manager's own fault).
 
 pub mod client;
+mod compression;
 mod error;
 mod host;
 mod salt;
 mod sharing;
 mod vm;
 
+pub use compression::CompressionView;
 pub use error::{ErrorBody, ErrorCode};
 pub use host::{HostChange, HostCounters, HostView, ShutdownRequest, StateName, Threshold};
 pub use salt::{BadSalt, Salt};

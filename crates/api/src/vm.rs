@@ -3,7 +3,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{Salt, VmSharing};
+use crate::{CompressionView, Salt, VmSharing};
 
 /// What a guest runs on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -197,6 +197,9 @@ pub struct MemoryView {
     pub shared: u64,
     pub broken: u64,
     pub compressed: u64,
+    /// Pages that repeat one number, kept as that number.
+    #[serde(default)]
+    pub filled: u64,
     /// In the staging pool: being written to swap, or sampled.
     pub staged: u64,
     pub swapped: u64,
@@ -285,6 +288,8 @@ pub struct VmView {
     pub trouble: Option<String>,
     #[serde(default)]
     pub sharing: VmSharing,
+    #[serde(default)]
+    pub compression: CompressionView,
     pub counters: VmCounters,
     /// The VM's run folder: console.log, qemu.log.
     #[schema(value_type = String)]

@@ -49,6 +49,8 @@ async fn checksums_hold_while_a_third_of_memory_is_always_swapped_out() {
         // It was put to the test: much was written out, and came back.
         assert!(vm.counters.swapped_out > Bytes::from_mib(64).0, "{:?}", vm.counters);
         assert!(vm.counters.swapped_in > Bytes::from_mib(64).0, "{:?}", vm.counters);
+        let compression = vm.compression;
+        assert!(compression.stored > 0 && compression.restored > 0, "{compression:?}");
     }
     let (host, left) = manager.finish().await.unwrap();
     assert!(host.measured_peak <= budget.0 && host.peak_used <= budget.0, "{host:?}");

@@ -4,6 +4,8 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use ballast_compress::Algorithm;
+use ballast_pager::tier::Compression;
 use ballast_policy::{BalloonConfig, SamplingConfig, TaxRate, Thresholds};
 use ballast_units::{Bytes, Pages};
 use serde::Deserialize;
@@ -102,6 +104,8 @@ struct File {
     pager: Pager,
     #[serde(default)]
     sharing: Sharing,
+    #[serde(default)]
+    compression: CompressionTable,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -141,6 +145,22 @@ struct Sharing {
     rehome_after_ms: Option<u64>,
 }
 
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CompressionTable {
+    enabled: Option<bool>,
+    algorithm: Option<AlgorithmName>,
+    cache_percent: Option<u32>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum AlgorithmName {
+    #[default]
+    Lz4,
+    Zstd,
+}
+
 /// What the command line overrides.
 #[derive(Clone, Debug, Default)]
 pub struct Overrides {
@@ -168,6 +188,7 @@ pub struct Config {
     pub balloon: BalloonConfig,
     pub fault_around: Pages,
     pub sharing: SharingSettings,
+    pub compression: Compression,
 }
 
 /// The smallest budget that makes sense: below it the thresholds are a few pages.
@@ -268,6 +289,8 @@ impl Config {
 
         let sharing = sharing(&file.sharing).map_err(|(key, what)| bad(key, what))?;
 
+        let compression = compression(&file.compression).map_err(|(key, what)| bad(key, what))?;
+
         // VMMs run in folders of their own: nothing that they are told may be relative.
         let absolute = |key, path: PathBuf| {
             std::path::absolute(&path).map_err(|e| bad(key, format!("{}: {e}", path.display())))
@@ -297,6 +320,7 @@ impl Config {
             balloon,
             fault_around,
             sharing,
+            compression,
         })
     }
 }
@@ -363,6 +387,23 @@ fn sharing(file: &Sharing) -> Result<SharingSettings, (&'static str, String)> {
     })
 }
 
+/// The table `[compression]`, checked; an error names its key.
+fn compression(file: &CompressionTable) -> Result<Compression, (&'static str, String)> {
+    let percent = file.cache_percent.unwrap_or(Compression::default().percent);
+    if !(1..=50).contains(&percent) {
+        let what = format!("{percent} is not between 1 and 50 (enabled = false keeps none)");
+        return Err(("compression.cache_percent", what));
+    }
+    if file.enabled == Some(false) {
+        return Ok(Compression::OFF);
+    }
+    let algorithm = match file.algorithm.unwrap_or_default() {
+        AlgorithmName::Lz4 => Algorithm::Lz4,
+        AlgorithmName::Zstd => Algorithm::Zstd,
+    };
+    Ok(Compression { algorithm: Some(algorithm), percent, ..Compression::default() })
+}
+
 fn seconds(s: f64) -> Option<Duration> {
     (0.1..=86_400.0).contains(&s).then(|| Duration::from_secs_f64(s))
 }
@@ -423,6 +464,17 @@ mod tests {
     }
 
     #[test]
+    fn compression_is_read_in_full() {
+        assert_eq!(check("").unwrap().compression, Compression::default());
+        let text = "[compression]\nalgorithm = \"zstd\"\ncache_percent = 25\n";
+        let expected =
+            Compression { algorithm: Some(Algorithm::Zstd), percent: 25, ..Compression::default() };
+        assert_eq!(check(text).unwrap().compression, expected);
+        let off = check("[compression]\nenabled = false\n").unwrap().compression;
+        assert_eq!(off, Compression::OFF);
+    }
+
+    #[test]
     fn mistakes_are_refused_as_a_whole_and_name_their_line_or_key() {
         for (text, wanted) in [
             ("budget = \"1G\"\nshares = 4\n", "line 2"),
@@ -449,6 +501,9 @@ mod tests {
             ("[sharing]\ncpu_percent = 400\n", "sharing.cpu_percent"),
             ("[sharing]\nscan_time_s = -1\n", "sharing.scan_time_s"),
             ("[sharing]\nrehome_after_ms = 0\n", "sharing.rehome_after_ms"),
+            ("[compression]\nalgorithm = \"lzw\"\n", "line 2"),
+            ("[compression]\ncache_percent = 0\n", "compression.cache_percent"),
+            ("[compression]\nenabled = false\ncache_percent = 51\n", "compression.cache_percent"),
         ] {
             let error = check(text).unwrap_err().to_string();
             assert!(error.contains(wanted), "{text:?}: {error}");

@@ -61,7 +61,9 @@ fn sum(manager: &Manager) -> Bytes {
                     // Copies of shared pages are the VMM's own memory, which is not counted by range
                     // anywhere: these the pager counts.
                     let copies = memory.pmap().in_state(State::Broken).bytes();
-                    memory.backend().measured().unwrap_or_default() + copies
+                    memory.backend().measured().unwrap_or_default()
+                        + copies
+                        + memory.tier().measured()
                 }
                 None => vm.consumed().bytes(),
             };

@@ -78,6 +78,14 @@ fn render(host: &HostView, vms: &[VmView]) -> Result<String, std::fmt::Error> {
     counter("blocks", "Allocations that waited in state low", host.counters.blocks);
     counter("share_breaks", "Shared pages that were written", sharing.breaks);
     counter("share_scanned_pages", "Pages looked at for sharing", sharing.scanned);
+    let compression = &host.compression;
+    for (name, help, value) in [
+        ("compressed", "Guest memory kept compressed", compression.compressed),
+        ("filled", "Guest memory kept as one number a page", compression.filled),
+        ("compression_cache", "Machine memory of compressed pages", compression.cache),
+    ] {
+        registry.register_with_unit(name, help, Unit::Bytes, ConstGauge::new(value as f64));
+    }
     per_vm(&mut registry, vms);
     let mut text = String::new();
     encode(&mut text, &registry)?;
@@ -95,12 +103,14 @@ fn per_vm(registry: &mut Registry, vms: &[VmView]) {
         }
         family
     };
-    let bytes: [(&str, &str, Field); 10] = [
+    let bytes: [(&str, &str, Field); 12] = [
         ("vm_consumed", "Machine memory of a VM's pages", |v| v.memory.consumed),
         ("vm_target", "Machine memory that the policy grants", |v| v.memory.target),
         ("vm_active", "Estimate of active memory", |v| v.active.estimate),
         ("vm_ballooned", "Memory the guest gave up", |v| v.memory.ballooned),
         ("vm_swapped", "Memory in the swap file", |v| v.memory.swapped),
+        ("vm_compressed", "Memory kept compressed", |v| v.compression.compressed),
+        ("vm_compression_cache", "Machine memory of compressed pages", |v| v.compression.cache),
         ("vm_shared", "Memory backed by common pages", |v| v.sharing.shared),
         ("vm_saved", "Shared memory less the VM's part of the common", |v| v.sharing.saved),
         ("vm_broken", "Private copies of pages that were shared", |v| v.sharing.broken),
@@ -117,8 +127,13 @@ fn per_vm(registry: &mut Registry, vms: &[VmView]) {
     for (name, help, field) in counts {
         registry.register(name, help, gauges(field));
     }
-    let totals: [(&str, &str, Field); 3] = [
+    let totals: [(&str, &str, Field); 6] = [
         ("vm_zero_dropped_bytes", "Pages found all zero and dropped", |v| v.counters.zero_dropped),
+        ("vm_compressed_bytes", "Pages compressed", |v| v.compression.stored),
+        ("vm_decompressed_bytes", "Compressed pages brought back", |v| v.compression.restored),
+        ("vm_written_back_bytes", "Compressed pages moved on to swap", |v| {
+            v.compression.written_back
+        }),
         ("vm_share_breaks", "Shared pages that the VM wrote", |v| v.sharing.breaks),
         ("vm_share_scanned_pages", "Pages looked at for sharing", |v| v.sharing.scanned),
     ];

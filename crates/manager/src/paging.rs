@@ -51,6 +51,7 @@ pub fn pager_config(config: &Config, seed: u64) -> PagerConfig {
     PagerConfig {
         fault_around: config.fault_around,
         stage: StageLayout { holds, ..PagerConfig::default().stage },
+        compression: config.compression,
         seed,
     }
 }

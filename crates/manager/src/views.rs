@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use ballast_api::{
-    ActiveView, BalloonHealth, BalloonView, HostSharing, HostView, MemoryView, Params, StateName,
-    Threshold, VmCounters, VmSharing, VmView, Why,
+    ActiveView, BalloonHealth, BalloonView, CompressionView, HostSharing, HostView, MemoryView,
+    Params, StateName, Threshold, VmCounters, VmSharing, VmView, Why,
 };
 use ballast_pager::mappings::ZERO_RUN;
 use ballast_pager::service::{Health as PagerHealth, PagedVm};
@@ -71,6 +71,10 @@ pub fn host(manager: &Manager) -> HostView {
         manager_cpu_s: process::cpu_time(own).unwrap_or_default().as_secs_f64(),
         manager_rss: process::rss(own).unwrap_or_default().0,
         sharing: host_sharing(manager, &vms, counters.zero_dropped),
+        compression: vms.iter().fold(CompressionView::default(), |mut all, vm| {
+            all += vm.paged().as_ref().map_or_else(CompressionView::default, compression);
+            all
+        }),
         counters,
     }
 }
@@ -101,6 +105,7 @@ pub fn vm(manager: &Manager, vm: &Vm) -> VmView {
                     shared: pages(Page::Shared),
                     broken: pages(Page::Broken),
                     compressed: pages(Page::Compressed),
+                    filled: pages(Page::Filled),
                     staged: pages(Page::Staged) + pages(Page::Held),
                     swapped: pages(Page::Swapped),
                     ballooned: pages(Page::Ballooned),
@@ -168,6 +173,7 @@ pub fn vm(manager: &Manager, vm: &Vm) -> VmView {
         },
         guest: balloon.stats,
         trouble: vm.paged().as_ref().and_then(trouble),
+        compression: vm.paged().as_ref().map_or_else(CompressionView::default, compression),
         sharing: vm.paged().as_ref().map_or_else(VmSharing::default, |p| sharing(manager, vm, p)),
         counters,
         folder: vm.folder.clone(),
@@ -229,6 +235,25 @@ fn sharing(manager: &Manager, vm: &Vm, paged: &PagedVm) -> VmSharing {
         cpu_percent: cores * 100.0,
         mappings: paged.mappings(),
         note: paged.share_note(),
+    }
+}
+
+fn compression(paged: &PagedVm) -> CompressionView {
+    let memory = paged.memory();
+    let pages = |state| bytes(memory.pmap().in_state(state));
+    let tier = memory.tier().occupancy();
+    let c = memory.counters.values();
+    let size = |pages: u64| bytes(Pages(pages));
+    CompressionView {
+        compressed: pages(Page::Compressed),
+        filled: pages(Page::Filled),
+        cache: size(tier.frames),
+        cache_used: size(tier.quarters) / 4,
+        cache_limit: bytes(memory.tier().settings().limit(memory.pmap().len())),
+        stored: size(c.compressed),
+        restored: size(c.decompressed),
+        written_back: size(c.written_back),
+        incompressible: size(c.incompressible),
     }
 }
 

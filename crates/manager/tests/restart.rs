@@ -104,7 +104,7 @@ async fn guests_survive_kills_in_the_midst_of_swapping() {
         assert_eq!([vm.pid, ballastd.vm("toucher").await.pid], pids);
         for vm in ballastd.client.vms().await.unwrap() {
             let m = vm.memory;
-            let states = m.untouched + m.resident + m.shared + m.broken + m.compressed;
+            let states = m.untouched + m.resident + m.shared + m.broken + m.compressed + m.filled;
             let all = states + m.staged + m.swapped + m.ballooned;
             assert!(all.abs_diff(vm.params.size) <= MIB, "{all}: {vm:?}");
             assert!(m.swapped <= m.swap_reserved && m.consumed <= vm.params.size, "{m:?}");

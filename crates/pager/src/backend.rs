@@ -26,6 +26,10 @@ pub enum MemError {
     /// anything is concluded.
     #[error("the VMM has not answered")]
     Unanswered,
+    /// What is kept of the page is not what was stored. Caused by memory or a disk that lies, or by
+    /// whoever wrote to the manager's files.
+    #[error("{ppn}: its compressed contents are damaged")]
+    Damaged { ppn: Ppn },
     /// Its mappings cannot be changed: no shim, or one of an older version.
     #[error("its mappings cannot be changed")]
     Fixed,

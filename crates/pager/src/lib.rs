@@ -7,7 +7,7 @@
 //! | `backend`, `guest_ram` | the seam to guest memory, and the real one |
 //! | `mappings` | how pages are mapped elsewhere, through the VM's shim |
 //! | `ledger`, `host` | exact accounting of machine memory |
-//! | `stage`, `swap/` | the way out of memory, and where it leads |
+//! | `stage`, `tier`, `swap/` | the way out of memory, and where it leads: compressed pages, swap |
 //! | `service/` | the threads of a VM: fault service, reclaim |
 //! | `sharing/` | domains: the store, the share table, and how equal pages are found |
 //! | `replacement` | which page goes |
@@ -26,4 +26,5 @@ pub mod sharing;
 pub mod stage;
 pub mod swap;
 mod sync;
+pub mod tier;
 pub mod word;

@@ -47,6 +47,18 @@ impl Mapping {
         Mapping::map(&file, len)
     }
 
+    /// A file of `len` bytes of which nothing is allocated; one that is there is made longer if need be.
+    /// Whoever writes to it allocates first.
+    pub fn open_sparse(path: &Path, len: usize) -> std::io::Result<(Mapping, File)> {
+        let mut options = OpenOptions::new();
+        let file = options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        let file = file.open(path)?;
+        if file.metadata()?.len() < len as u64 {
+            file.set_len(len as u64)?;
+        }
+        Ok((Mapping::map(&file, len)?, file))
+    }
+
     /// Private memory, page-aligned and zeroed.
     pub fn anonymous(len: usize) -> std::io::Result<Mapping> {
         // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing.

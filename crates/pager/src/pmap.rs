@@ -15,8 +15,8 @@ use crate::sync::{AtomicI64, AtomicU64, Ordering};
 use crate::word::{BadWord, State, Word};
 
 const MAGIC: &[u8; 8] = b"BLSTPMAP";
-/// Version 1 knew fewer states; its files are right ones of version 2.
-pub const VERSION: u32 = 2;
+/// Versions 1 and 2 knew fewer states; their files are right ones of version 3.
+pub const VERSION: u32 = 3;
 
 /// Why a pmap file cannot be used. Nothing has been changed in it.
 #[derive(Debug, thiserror::Error)]
@@ -250,7 +250,7 @@ mod tests {
         assert!(matches!(Pmap::open(&path, Pages(16)), Err(PmapError::Version { found: 9, .. })));
         damage(0, b'x');
         assert!(matches!(Pmap::open(&path, Pages(16)), Err(PmapError::Magic { .. })));
-        damage(PAGE_SIZE + 8 * 3, 0x0c);
+        damage(PAGE_SIZE + 8 * 3, 0x0c); // no state
         assert!(matches!(Pmap::open(&path, Pages(16)), Err(PmapError::Word { ppn: Ppn(3), .. })));
         std::fs::write(&path, &good[..100]).unwrap();
         assert!(Pmap::open(&path, Pages(16)).is_err());

@@ -3,7 +3,7 @@
 //! ```text
 //!  63                                   8 7   6   5   4 3       0
 //! +--------------------------------------+-+---+-------+---------+
-//! | payload: stage, swap or store page   |b| S | busy  |  state  |
+//! | payload: a place, or a number        |b| S | busy  |  state  |
 //! +--------------------------------------+-+---+-------+---------+
 //! ```
 //!
@@ -15,8 +15,7 @@ use std::fmt;
 
 use ballast_sharing::StorePage;
 
-/// Where a page is. Compressed has its place in the word; a pager that meets a state it does not
-/// implement refuses to touch the page.
+/// Where a page is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum State {
@@ -29,7 +28,7 @@ pub enum State {
     /// An anonymous page in the VMM, copied from the store when the guest wrote. Payload: the page of
     /// the store that is still mapped there, or `NO_STORE_PAGE`.
     Broken = 3,
-    /// A slot of the compressed tier.
+    /// Payload: slot of the VM's compressed tier.
     Compressed = 4,
     /// Payload: slot of the VM's swap file.
     Swapped = 5,
@@ -43,13 +42,15 @@ pub enum State {
     /// Read before it was ever written: the page of zeros that all VMs read is mapped there,
     /// write-protected.
     Zero = 9,
+    /// Payload: the number that the whole page repeats.
+    Filled = 10,
 }
 
 /// Payload of a Broken page that was copied from the page of zeros.
 pub const NO_STORE_PAGE: u64 = u32::MAX as u64;
 
 impl State {
-    pub const ALL: [State; 10] = [
+    pub const ALL: [State; 11] = [
         State::Untouched,
         State::Resident,
         State::Shared,
@@ -60,6 +61,7 @@ impl State {
         State::Staged,
         State::Held,
         State::Zero,
+        State::Filled,
     ];
 
     /// Whether an idle page in this state holds one page of the VM's machine memory.
@@ -118,7 +120,7 @@ impl Word {
     /// Checks bits that come from a file.
     pub fn from_bits(bits: u64) -> Result<Word, BadWord> {
         let no_busy = bits & BUSY_MASK == BUSY_MASK;
-        if bits & STATE_MASK > State::Zero as u64 || no_busy {
+        if bits & STATE_MASK > State::Filled as u64 || no_busy {
             return Err(BadWord(bits));
         }
         Ok(Word(bits))
@@ -141,7 +143,8 @@ impl Word {
             6 => State::Ballooned,
             7 => State::Staged,
             8 => State::Held,
-            _ => State::Zero,
+            9 => State::Zero,
+            _ => State::Filled,
         }
     }
     pub const fn busy(self) -> Busy {
@@ -236,7 +239,7 @@ mod tests {
 
     #[test]
     fn bits_of_no_state_are_refused() {
-        for bits in [10, 0xf, 0xb0, u64::MAX] {
+        for bits in [11, 0xf, 0xb0, u64::MAX] {
             assert_eq!(Word::from_bits(bits), Err(BadWord(bits)));
         }
     }

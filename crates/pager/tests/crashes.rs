@@ -6,14 +6,14 @@
 mod support;
 
 use ballast_pager::backend::{Backend, MemError};
-use ballast_pager::memory::{Access, NotEvicted};
+use ballast_pager::memory::{Access, Compressed, NotEvicted};
 use ballast_pager::service::serve::{Landed, Task};
 use ballast_pager::word::State;
 use ballast_units::{Ppn, SlotId};
-use support::vm::Vm;
+use support::vm::{LARGE, Vm};
 use support::{CrashAt, page_of};
 
-const PAGES: u64 = 10;
+const PAGES: u64 = 14;
 
 /// One page in every state, with contents by page number.
 fn vm() -> (Vm, Vec<u64>) {
@@ -22,6 +22,13 @@ fn vm() -> (Vm, Vec<u64>) {
         vm.access(p, Some(10 + p));
     }
     vm.access(7, Some(0));
+    // Compressed, and one number.
+    vm.access(10, Some(LARGE + 10));
+    vm.access(11, Some(11));
+    assert!(matches!(vm.compress(10), Ok(Some(Compressed::Stored { new_frame: true }))));
+    assert_eq!(vm.compress(11), Ok(Some(Compressed::Filled)));
+    vm.evict(8).unwrap();
+    vm.evict(9).unwrap();
     // Swapped, staged, held, resident (0), and a resident page of zeros (7).
     vm.evict(2).unwrap();
     vm.write_cluster();
@@ -44,12 +51,16 @@ fn vm() -> (Vm, Vec<u64>) {
         State::Resident,
         State::Untouched,
         State::Untouched,
+        State::Compressed,
+        State::Filled,
+        State::Untouched,
+        State::Untouched,
     ];
     for (p, state) in states.into_iter().enumerate() {
         assert_eq!(vm.state(p as u64), state, "ppn {p}");
     }
     vm.check();
-    (vm, vec![10, 11, 12, 13, 0, 0, 0, 0, 0, 0])
+    (vm, vec![10, 11, 12, 13, 0, 0, 0, 0, 0, 0, LARGE + 10, 11, 0, 0])
 }
 
 type Op = fn(&mut Vm) -> Result<(), MemError>;
@@ -90,7 +101,14 @@ const OPS: &[(&str, Op)] = &[
     ("fault on a swapped page", |vm| missing(vm, 2)),
     ("fault on a held page", |vm| missing(vm, 3)),
     ("fault and its neighbours", |vm| missing(vm, 4)),
-    ("fault at the short end", |vm| missing(vm, 9)),
+    ("fault at the short end", |vm| missing(vm, 13)),
+    ("fault on a compressed page", |vm| missing(vm, 10)),
+    ("fault on a filled page", |vm| missing(vm, 11)),
+    ("compress", |vm| evicted(vm.compress(0))),
+    ("write back", |vm| {
+        vm.write_back();
+        missing(vm, 10)
+    }),
     ("fault on a ballooned page", |vm| missing(vm, 6)),
     ("fault and neighbours that are there", |vm| {
         vm.ram.0.vmm_punch(7, 1);
@@ -119,7 +137,9 @@ const OPS: &[(&str, Op)] = &[
 /// What the guest may find: what it wrote, or zeros where it gave the page up.
 fn expected(op: &str, wrote: &[u64]) -> Vec<Vec<u64>> {
     let void: &[u64] = match op {
-        "discard of everything" | "announced, punched later" => &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9],
+        "discard of everything" | "announced, punched later" => {
+            &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13]
+        }
         "swap-in of a page given up" => &[2],
         _ => &[],
     };
@@ -144,13 +164,14 @@ fn finish(vm: &mut Vm, expected: &[Vec<u64>], what: &str) {
     for p in 0..PAGES {
         let seen = vm.access(p, None);
         assert!(expected[p as usize].contains(&seen), "{what}: ppn {p} reads {seen}");
-        vm.access(p, Some(100 + p));
+        vm.access(p, Some(LARGE * (p % 2) + 100 + p));
     }
     for p in 0..PAGES {
-        vm.evict(p).unwrap();
+        vm.compress(p).unwrap();
     }
     for p in 0..PAGES {
-        assert_eq!(vm.access(p, None), 100 + p, "{what}: ppn {p}, written after");
+        let wrote = LARGE * (p % 2) + 100 + p;
+        assert_eq!(vm.access(p, None), wrote, "{what}: ppn {p}, written after");
     }
     vm.check();
 }

@@ -8,6 +8,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+#[path = "interleavings/compression.rs"]
+mod compression;
 #[path = "interleavings/sharing.rs"]
 mod sharing;
 mod support;
@@ -15,12 +17,14 @@ mod support;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use ballast_compress::Algorithm;
 use ballast_pager::backend::PageBuf;
 use ballast_pager::host::Host;
 use ballast_pager::memory::{Evicted, Memory};
 use ballast_pager::pmap::Pmap;
 use ballast_pager::service::serve::{Landed, Serve, Task};
 use ballast_pager::stage::{Stage, StageLayout};
+use ballast_pager::tier::{Compression, Tier};
 use ballast_pager::word::State;
 use ballast_units::{Pages, Ppn, SlotId};
 use shuttle::sync::Mutex;
@@ -29,6 +33,8 @@ use shuttle::thread;
 use support::site::{Site, check_places};
 use support::{Discard, Double, Ram, host, token_of};
 
+const TIER: Compression =
+    Compression { algorithm: Some(Algorithm::Lz4), percent: 100, same_filled: false };
 const LAYOUT: StageLayout = StageLayout { cluster: 8, clusters: 1, holds: 2 };
 
 /// A VM with its fault service, its reclaim operations, and a swap file in memory.
@@ -57,7 +63,8 @@ impl Rig {
         let stage = Stage::on_heap(LAYOUT).unwrap();
         let pmap = Pmap::on_heap(Pages(pages));
         let around = Pages(fault_around);
-        let memory = Memory::new(pmap, ram.clone(), stage, Pages(16), host, around);
+        let tier = Tier::on_heap(Pages(pages.max(2)), TIER).unwrap();
+        let memory = Memory::new(pmap, ram.clone(), stage, Pages(16), host, around).with_tier(tier);
         let swap = Mutex::new(HashMap::new());
         Arc::new(Rig { memory: Arc::new(memory), ram, swap })
     }
@@ -108,7 +115,8 @@ impl Rig {
         // A discard may have dropped the copy of a broken page.
         let broken = self.memory.pmap().in_state(State::Broken).0;
         let home = self.ram.0.present() - self.ram.0.copied_pages();
-        assert_eq!(self.memory.charged().0, home + held + broken);
+        let frames = self.memory.tier().occupancy().frames;
+        assert_eq!(self.memory.charged().0, home + held + broken + frames);
         assert!(self.ram.0.copied_pages() <= broken);
         check_places(&self.memory, &self.ram);
     }

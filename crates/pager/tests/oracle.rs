@@ -8,7 +8,7 @@ mod support;
 use ballast_pager::backend::{Errno, MemError};
 use ballast_units::Ppn;
 use proptest::prelude::*;
-use support::vm::Vm;
+use support::vm::{LARGE, Vm};
 
 const PAGES: u64 = 12;
 
@@ -17,6 +17,8 @@ enum Op {
     Write(u64, u64),
     Read(u64),
     Evict(u64),
+    Compress(u64),
+    WriteBack,
     WriteCluster,
     Sample(u64),
     Unsample(u64),
@@ -31,8 +33,11 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     let page = 0..PAGES;
     let op = prop_oneof![
         6 => (page.clone(), 0u64..5).prop_map(|(p, t)| Op::Write(p, t)),
+        3 => (page.clone(), 0u64..5).prop_map(|(p, t)| Op::Write(p, LARGE + t)),
         6 => page.clone().prop_map(Op::Read),
         8 => page.clone().prop_map(Op::Evict),
+        6 => page.clone().prop_map(Op::Compress),
+        2 => Just(Op::WriteBack),
         2 => Just(Op::WriteCluster),
         2 => page.clone().prop_map(Op::Sample),
         2 => page.clone().prop_map(Op::Unsample),
@@ -53,6 +58,8 @@ fn step(vm: &mut Vm, wrote: &mut [u64], op: &Op) {
         }
         Op::Read(p) => assert_eq!(vm.access(p, None), wrote[p as usize], "ppn {p}"),
         Op::Evict(p) => drop(vm.evict(p)),
+        Op::Compress(p) => drop(vm.compress(p)),
+        Op::WriteBack => drop(vm.write_back()),
         Op::WriteCluster => vm.write_cluster(),
         Op::Sample(p) => drop(vm.memory.sample(Ppn(p))),
         Op::Unsample(p) => drop(vm.memory.unsample(Ppn(p))),

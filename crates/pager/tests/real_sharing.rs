@@ -344,9 +344,10 @@ impl Manager {
             memory.check_quiet()?;
             let held = memory.pmap().in_state(State::Held);
             let broken = memory.pmap().in_state(State::Broken);
-            if vmm.measured() + held + broken != memory.charged() {
+            let frames = Pages(memory.tier().occupancy().frames);
+            if vmm.measured() + held + broken + frames != memory.charged() {
                 return Err(format!(
-                    "{:?} at home, {held:?} held, {broken:?} broken, {:?} charged",
+                    "{:?} at home, {held:?} held, {broken:?} broken, {frames:?} frames, {:?} charged",
                     vmm.measured(),
                     memory.charged()
                 ));

@@ -2,6 +2,7 @@ use ballast_api::client::Client;
 use ballast_api::{HostChange, HostView};
 
 use super::Output;
+use super::show::compression;
 use crate::args::HostSetArgs;
 use crate::failure::Failure;
 use crate::figures::{age, frequency, pages_rate, percent, size, vms};
@@ -71,6 +72,8 @@ fn summary(h: &HostView) -> String {
     text += &section("swap", &[("reserved", size(h.swap_reserved)), ("used", size(h.swap_used))]);
     text += "\n";
     text += &sharing(h);
+    text += "\n";
+    text += &compression(&h.compression);
     text += "\n";
     text += &section(
         "manager",

@@ -1,5 +1,5 @@
 use ballast_api::client::Client;
-use ballast_api::{GuestStats, VmView};
+use ballast_api::{CompressionView, GuestStats, VmView};
 
 use super::Output;
 use crate::failure::Failure;
@@ -19,6 +19,7 @@ fn described(vm: &VmView) -> String {
         active(vm),
         balloon(vm),
         sharing(vm),
+        compression(&vm.compression),
         guest(vm.guest.as_ref()),
         totals(vm),
     ]
@@ -71,6 +72,7 @@ fn memory(vm: &VmView) -> String {
             ("shared", part(m.shared)),
             ("broken", part(m.broken)),
             ("compressed", part(m.compressed)),
+            ("filled", part(m.filled)),
             ("staged", part(m.staged)),
             ("swapped", part(m.swapped)),
             ("ballooned", part(m.ballooned)),
@@ -129,6 +131,23 @@ fn sharing(vm: &VmView) -> String {
         rows.push(("held back", note.clone()));
     }
     section("page sharing", &rows)
+}
+
+/// The same for a VM and for the host.
+pub fn compression(c: &CompressionView) -> String {
+    section(
+        "compression",
+        &[
+            ("compressed", size(c.compressed)),
+            ("one number a page", size(c.filled)),
+            ("cache", format!("{} of at most {}", size(c.cache), size(c.cache_limit))),
+            ("in use of the cache", percent(c.cache_used, c.cache)),
+            ("compressed in all", size(c.stored)),
+            ("brought back", size(c.restored)),
+            ("moved on to swap", size(c.written_back)),
+            ("not compressible", size(c.incompressible)),
+        ],
+    )
 }
 
 fn guest(stats: Option<&GuestStats>) -> String {

@@ -47,6 +47,7 @@ pub fn host() -> HostView {
         accel: "tcg (no stock kernel boots on this /dev/kvm)".to_owned(),
         manager_cpu_s: 1.5,
         manager_rss: 20 * MIB,
+        compression: Default::default(),
         sharing: HostSharing {
             enabled: true,
             shared: 120 * MIB,
@@ -108,6 +109,7 @@ pub fn vm(name: &str) -> VmView {
             ..Default::default()
         }),
         trouble: None,
+        compression: Default::default(),
         sharing: VmSharing {
             domain: "own".to_owned(),
             shared: 40 * MIB,

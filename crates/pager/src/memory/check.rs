@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use ballast_compress::Place;
 use ballast_units::Ppn;
 
 use super::Memory;
@@ -17,6 +18,7 @@ impl<B: Backend> Memory<B> {
         slots.check()?;
         let (mut charged, mut swapped) = (0, HashSet::new());
         let mut staged = HashSet::new();
+        let mut compressed = 0;
         for ppn in (0..self.pmap.len().0).map(Ppn) {
             let word = self.pmap.load(ppn);
             if !word.is_idle() {
@@ -33,9 +35,26 @@ impl<B: Backend> Memory<B> {
                 State::Staged | State::Held if !staged.insert(word.slot()) => {
                     return Err(format!("{ppn}: {word:?}, another page's stage slot"));
                 }
+                State::Compressed => {
+                    let place = Place::from_bits(word.slot());
+                    if !place.is_some_and(|p| self.tier.is_taken(p)) {
+                        return Err(format!("{ppn}: {word:?}, but the slot is free"));
+                    }
+                    let owner = place.and_then(|p| self.tier.owner(p));
+                    if owner != Some(ppn) {
+                        return Err(format!("{ppn}: {word:?}, a slot of {owner:?}"));
+                    }
+                    compressed += 1;
+                }
                 _ => {}
             }
         }
+        self.tier.check()?;
+        let tier = self.tier.occupancy();
+        if tier.pages != compressed {
+            return Err(format!("{compressed} pages compressed, {} slots taken", tier.pages));
+        }
+        charged += tier.frames;
         if charged != self.charged().0 {
             return Err(format!("{charged} charged pages, {} booked", self.charged().0));
         }

@@ -10,6 +10,16 @@ pub struct Counters {
     pub swap_ins: AtomicU64,
     /// Pages written to the swap file.
     pub swap_outs: AtomicU64,
+    /// Pages that went from the stage into the compressed tier.
+    pub compressed: AtomicU64,
+    /// Pages that were found to repeat one number.
+    pub filled: AtomicU64,
+    /// Compressed and filled pages that came home.
+    pub decompressed: AtomicU64,
+    /// Compressed pages that made room for others, on their way to swap.
+    pub written_back: AtomicU64,
+    /// Pages that were too large when compressed.
+    pub incompressible: AtomicU64,
     /// Pages that left their homes by eviction.
     pub evicted: AtomicU64,
     /// Of those, pages all zero, which were dropped.
@@ -55,6 +65,11 @@ impl Counters {
             faults: get(&self.faults),
             swap_ins: get(&self.swap_ins),
             swap_outs: get(&self.swap_outs),
+            compressed: get(&self.compressed),
+            filled: get(&self.filled),
+            decompressed: get(&self.decompressed),
+            written_back: get(&self.written_back),
+            incompressible: get(&self.incompressible),
             evicted: get(&self.evicted),
             zero_dropped: get(&self.zero_dropped),
             discarded: get(&self.discarded),
@@ -81,6 +96,11 @@ pub struct CounterValues {
     pub faults: u64,
     pub swap_ins: u64,
     pub swap_outs: u64,
+    pub compressed: u64,
+    pub filled: u64,
+    pub decompressed: u64,
+    pub written_back: u64,
+    pub incompressible: u64,
     pub evicted: u64,
     pub zero_dropped: u64,
     pub discarded: u64,

@@ -118,14 +118,19 @@ impl<B: Backend> Memory<B> {
             let void = Word::new(State::Ballooned).set_sampled(word.sampled());
             match word.state() {
                 // Shared with others, the page costs nothing; a copy is dropped when it has gone home.
-                State::Shared | State::Zero | State::Broken | State::Compressed => return true,
-                State::Staged | State::Held | State::Swapped
+                State::Shared | State::Zero | State::Broken => return true,
+                State::Staged
+                | State::Held
+                | State::Swapped
+                | State::Compressed
+                | State::Filled
                     if self.departures.since(mark, ppn) =>
                 {
                     return true;
                 }
                 _ if self.pmap.exchange(ppn, word, void).is_err() => continue,
                 State::Swapped => self.free_slot(SlotId(word.slot())),
+                State::Compressed => self.free_named(word),
                 State::Held => {
                     self.stage.free_hold(word.slot());
                     self.uncharge(1);

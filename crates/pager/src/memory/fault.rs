@@ -67,14 +67,7 @@ impl<B: Backend> Memory<B> {
             State::Broken => self.fault_broken(ppn, word),
             State::Staged | State::Held => self.fault_staged(ppn, word),
             State::Swapped => self.fault_swapped(ppn, word),
-            State::Compressed => {
-                // No transition of this version leads there; a guess would destroy the page.
-                Err(Fault::Failed(MemError::Os {
-                    op: "fault on a page in a state of another version",
-                    ppn,
-                    source: crate::backend::Errno(libc::ENOTSUP),
-                }))
-            }
+            State::Compressed | State::Filled => self.fault_compressed(ppn, word),
         };
         match outcome {
             Ok(()) => {
@@ -86,14 +79,14 @@ impl<B: Backend> Memory<B> {
     }
 
     /// Takes the page's busy bit for filling.
-    fn claim(&self, ppn: Ppn, word: Word) -> Result<(), Fault> {
+    pub(super) fn claim(&self, ppn: Ppn, word: Word) -> Result<(), Fault> {
         self.pmap
             .exchange(ppn, word, word.set_busy(Busy::Filling))
             .map_err(|_| Fault::Wait(Wait::Busy))
     }
 
     /// Gives the page back as it was. After an injected crash nothing more may happen.
-    fn unclaim(&self, ppn: Ppn, word: Word, charged: u64, e: MemError) -> Fault {
+    pub(super) fn unclaim(&self, ppn: Ppn, word: Word, charged: u64, e: MemError) -> Fault {
         if e == MemError::Crash {
             return Fault::Failed(e);
         }

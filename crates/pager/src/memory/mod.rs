@@ -2,8 +2,9 @@
 //! bit, over the seam to guest memory.
 //!
 //! Invariants (`check`, when nothing moves):
-//! - one page of machine memory is charged for every Resident, Held and Broken page, none for others
-//!   (the store's pages are charged to their domain);
+//! - one page of machine memory is charged for every Resident, Held and Broken page and for every frame
+//!   of the tier, none for others (the store's pages are charged to their domain);
+//! - every Compressed word names its own taken slot of the tier, and no other slot is taken;
 //! - every Swapped word names its own taken slot of the swap file, and no other slot is taken but
 //!   by clusters being written;
 //! - every Held word names its own taken hold of the stage;
@@ -16,6 +17,7 @@
 
 mod check;
 mod commons;
+mod compress;
 mod counters;
 mod departures;
 mod discard;
@@ -33,6 +35,7 @@ use std::sync::Arc;
 use ballast_units::{Pages, SlotId};
 
 pub use commons::{MOVING, Membership};
+pub use compress::{Compressed, NotBack};
 pub use counters::{CounterValues, Counters};
 #[cfg(all(test, not(feature = "shuttle")))]
 pub(crate) use departures::Departures;
@@ -49,12 +52,14 @@ use crate::pmap::Pmap;
 use crate::stage::Stage;
 use crate::swap::SlotMap;
 use crate::sync::{AtomicU64, Mutex, Ordering, lock};
+use crate::tier::Tier;
 
 /// The paged memory of one VM.
 pub struct Memory<B: Backend> {
     pub(crate) pmap: Pmap,
     pub(crate) backend: B,
     pub(crate) stage: Stage,
+    pub(crate) tier: Tier,
     pub(crate) host: Arc<Host>,
     slots: Mutex<SlotMap>,
     departures: departures::Departures,
@@ -82,6 +87,7 @@ impl<B: Backend> Memory<B> {
             pmap,
             backend,
             stage,
+            tier: Tier::off(),
             host,
             slots: Mutex::new(SlotMap::new(swap)),
             departures: departures::Departures::new(),
@@ -89,6 +95,12 @@ impl<B: Backend> Memory<B> {
             fault_around: fault_around.0.max(1),
             counters: Counters::default(),
         }
+    }
+
+    /// With a tier of compressed pages between stage and swap.
+    #[must_use]
+    pub fn with_tier(self, tier: Tier) -> Memory<B> {
+        Memory { tier, ..self }
     }
 
     pub fn pmap(&self) -> &Pmap {
@@ -100,10 +112,13 @@ impl<B: Backend> Memory<B> {
     pub fn stage(&self) -> &Stage {
         &self.stage
     }
+    pub fn tier(&self) -> &Tier {
+        &self.tier
+    }
     pub fn host(&self) -> &Host {
         &self.host
     }
-    /// Machine memory charged to the VM for its pages.
+    /// Machine memory charged to the VM for its pages, those of its compressed ones included.
     pub fn charged(&self) -> Pages {
         Pages(self.charged.load(Ordering::Relaxed))
     }

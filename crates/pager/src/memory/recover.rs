@@ -1,6 +1,7 @@
 //! A manager takes over a VM that runs: from the pmap alone, every page found busy is finished or
 //! rolled back, and everything derived is rebuilt.
 
+use ballast_compress::Place;
 use ballast_units::{Pages, Ppn, SlotId};
 
 use super::Memory;
@@ -67,6 +68,12 @@ impl<B: Backend> Memory<B> {
                 {
                     return Err(RecoverError::Stage { ppn, slot: word.slot() });
                 }
+                State::Compressed => {
+                    let place = Place::from_bits(word.slot());
+                    let claimed = place.and_then(|place| self.tier.claim(place));
+                    let slot = word.slot();
+                    charged += u64::from(claimed.ok_or(RecoverError::Tier { ppn, slot })?);
+                }
                 State::Broken => self.commons.add_broken(ppn),
                 State::Staged => found.staged.push((ppn, word.slot())),
                 State::Held => {
@@ -78,6 +85,7 @@ impl<B: Backend> Memory<B> {
             charged += u64::from(word.state().charged());
             self.pmap.store(ppn, word);
         }
+        self.tier.trim();
         self.host.ledger.adopt(Pages(charged));
         self.charged.store(charged, Ordering::Relaxed);
         retry(drain, || self.backend.wake(Ppn(0), self.pmap.len().0))?;
@@ -135,6 +143,10 @@ pub enum RecoverError {
     Memory(#[from] MemError),
     #[error("pmap: {ppn} names swap slot {}, which does not exist or is another page's", .slot.0)]
     Slot { ppn: Ppn, slot: SlotId },
+    #[error(
+        "pmap: {ppn} names slot {slot} of the compressed tier, which does not exist or is another page's"
+    )]
+    Tier { ppn: Ppn, slot: u64 },
     #[error("pmap: {ppn} names stage slot {slot}, which is not one of its kind")]
     Stage { ppn: Ppn, slot: u64 },
 }

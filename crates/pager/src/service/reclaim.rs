@@ -1,5 +1,5 @@
-//! The reclaim thread of one VM: share before swap, eviction towards the policy's goal, clustered writes to the swap
-//! file, and the sampling of active memory.
+//! The reclaim thread of one VM: eviction towards the policy's goal, of each page what it is good for (share
+//! before compress before swap), clustered writes to the swap file, and the sampling of active memory.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -9,7 +9,9 @@ use ballast_units::{PAGE_SIZE, Ppn, SlotId};
 
 use super::vm::Shared;
 use crate::backend::MemError;
-use crate::memory::{Evicted, MOVING, NotEvicted, Recovered};
+use ballast_compress::Compressor;
+
+use crate::memory::{Compressed, Evicted, MOVING, NotBack, NotEvicted, Recovered};
 use crate::replacement::Replacement;
 use crate::sharing::examine::{Examiner, Marking};
 use crate::swap::{Completion, Ring};
@@ -19,6 +21,9 @@ use crate::word::State;
 const PROPOSALS: u32 = 128;
 /// Victims that are looked up in the share table together.
 const LOOKED_UP: u64 = 32;
+
+/// Compressed pages, the oldest, that are tried to be moved on in one go.
+const TRIED: usize = 8;
 
 /// Pages that lie together in the stage and go to the swap file together.
 struct Cluster {
@@ -48,6 +53,8 @@ pub(super) struct Reclaim {
     /// Victims that have been looked up in the share table, in vain.
     victims: Vec<Ppn>,
     examiner: Examiner,
+    /// None where nothing is compressed.
+    compressor: Option<Compressor>,
     sampled: Vec<Ppn>,
 }
 
@@ -64,6 +71,11 @@ impl Reclaim {
                 sealed: false,
             })
             .collect();
+        let compressor = vm.memory.tier().settings().algorithm.and_then(|algorithm| {
+            Compressor::new(algorithm)
+                .inspect_err(|e| tracing::error!(vm = %vm.name, "nothing is compressed: {e}"))
+                .ok()
+        });
         let mut reclaim = Reclaim {
             vm,
             ring: Ring::new(2 * (layout.write_slots() as u32).max(1)),
@@ -71,6 +83,7 @@ impl Reclaim {
             replacement,
             victims: Vec::new(),
             examiner: Examiner::default(),
+            compressor,
             // They go home when the next sample begins.
             sampled: found.held.clone(),
         };
@@ -151,6 +164,9 @@ impl Reclaim {
                 }
                 continue;
             };
+            if self.make_room(cluster) {
+                continue;
+            }
             let Some(ppn) = self.next_victim() else {
                 if !self.bring_home() {
                     self.vm.evict_goal.store(0, Ordering::Relaxed);
@@ -162,15 +178,11 @@ impl Reclaim {
             match self.vm.memory.evict(ppn, slot) {
                 Ok(evicted) => {
                     refused = 0;
-                    self.vm.evict_done(1);
-                    if evicted == Evicted::Staged {
-                        self.clusters[cluster].pages.push(ppn);
-                        if self.clusters[cluster].pages.len() as u64
-                            == self.vm.memory.stage().layout().cluster
-                        {
-                            self.write(cluster);
-                        }
-                    }
+                    let gained = match evicted {
+                        Evicted::Zero => 1,
+                        Evicted::Staged => self.compress(cluster, ppn, slot),
+                    };
+                    self.vm.evict_done(gained);
                 }
                 Err(NotEvicted::NotEligible) => {}
                 Err(NotEvicted::Failed(MemError::Gone)) => {
@@ -190,6 +202,49 @@ impl Reclaim {
                 }
             }
         }
+    }
+
+    /// The next step for a page that was evicted into `slot` of a cluster. Answers how many pages of
+    /// machine memory the two steps have gained.
+    fn compress(&mut self, cluster: usize, ppn: Ppn, slot: u64) -> u64 {
+        if let Some(compressor) = &mut self.compressor {
+            match self.vm.memory.compress(ppn, slot, compressor) {
+                // The slot takes the next one.
+                Compressed::Filled => return 1,
+                Compressed::Stored { new_frame } => return u64::from(!new_frame),
+                Compressed::TooLarge | Compressed::NoRoom | Compressed::Left => {}
+            }
+        }
+        self.add_to(cluster, ppn);
+        1
+    }
+
+    fn add_to(&mut self, cluster: usize, ppn: Ppn) {
+        self.clusters[cluster].pages.push(ppn);
+        if self.clusters[cluster].pages.len() as u64 == self.vm.memory.stage().layout().cluster {
+            self.write(cluster);
+        }
+    }
+
+    /// The page that was compressed longest ago goes on to swap if the tier is full. Answers whether one
+    /// did.
+    fn make_room(&mut self, cluster: usize) -> bool {
+        let tier = self.vm.memory.tier();
+        if self.compressor.is_none() || tier.has_room() {
+            return false;
+        }
+        let slot = self.clusters[cluster].base + self.clusters[cluster].pages.len() as u64;
+        for place in tier.oldest(TRIED) {
+            match self.vm.memory.write_back(place, slot) {
+                Ok(ppn) => {
+                    self.add_to(cluster, ppn);
+                    return true;
+                }
+                Err(NotBack::Left) => {}
+                Err(NotBack::Damaged(ppn, e)) => self.vm.set_ill(format!("{ppn}: {e}")),
+            }
+        }
+        false
     }
 
     fn open_cluster(&self) -> Option<usize> {

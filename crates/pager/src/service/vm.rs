@@ -22,6 +22,7 @@ use crate::sharing::control::Control;
 use crate::sharing::{Domain, DomainError};
 use crate::stage::{Stage, StageLayout};
 use crate::swap::{SwapError, SwapFile};
+use crate::tier::{Compression, Tier};
 use crate::word::State;
 
 /// Sizes of a VM's pager. The same values must be used to take a VM over.
@@ -31,6 +32,8 @@ pub struct PagerConfig {
     /// two, 1 for none.
     pub fault_around: Pages,
     pub stage: StageLayout,
+    /// May differ from one manager to the next.
+    pub compression: Compression,
     /// Seed of the random replacement.
     pub seed: u64,
 }
@@ -40,6 +43,7 @@ impl Default for PagerConfig {
         PagerConfig {
             fault_around: Pages(16),
             stage: StageLayout { cluster: 32, clusters: 4, holds: 128 },
+            compression: Compression::default(),
             seed: 0,
         }
     }
@@ -47,7 +51,8 @@ impl Default for PagerConfig {
 
 impl PagerConfig {
     /// Machine memory that the pager itself takes for a VM of `size`: pmap, stage, read buffers, what is
-    /// set aside for pages on their way home, and the share table if all pages are in it.
+    /// set aside for pages on their way home, the share table if all pages are in it, and the books of
+    /// the compressed tier (whose frames are charged one by one).
     pub fn overhead(&self, size: Pages) -> Pages {
         let table = Bytes(size.0 * 20).pages_ceil();
         Bytes(size.0 * 8).pages_ceil()
@@ -56,6 +61,7 @@ impl PagerConfig {
             + Pages(READS as u64)
             + MOVING
             + table
+            + self.compression.overhead(size)
     }
 }
 
@@ -64,18 +70,25 @@ impl PagerConfig {
 pub struct VmFiles {
     pub pmap: PathBuf,
     pub stage: PathBuf,
+    pub compressed: PathBuf,
     pub swap: PathBuf,
 }
 
 impl VmFiles {
-    /// pmap and stage in the VM's run folder, which is on a tmpfs; the swap file on a disk.
+    /// pmap, stage and compressed pages in the VM's run folder, which is on a tmpfs; the swap file on a
+    /// disk.
     pub fn new(run: &Path, swap: PathBuf) -> VmFiles {
-        VmFiles { pmap: run.join("pmap"), stage: run.join("stage"), swap }
+        VmFiles {
+            pmap: run.join("pmap"),
+            stage: run.join("stage"),
+            compressed: run.join("compressed"),
+            swap,
+        }
     }
 
     /// Removes what is there.
     pub fn remove(&self) {
-        for path in [&self.pmap, &self.stage, &self.swap] {
+        for path in [&self.pmap, &self.stage, &self.compressed, &self.swap] {
             match std::fs::remove_file(path) {
                 Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
                     tracing::warn!("removing {}: {e}", path.display());
@@ -95,6 +108,8 @@ pub enum StartError {
     Swap(#[from] SwapError),
     #[error("stage {}: {source}", .path.display())]
     Stage { path: PathBuf, source: std::io::Error },
+    #[error("compressed pages {}: {source}", .path.display())]
+    Tier { path: PathBuf, source: std::io::Error },
     /// Caused by the VMM, or by whoever described its RAM.
     #[error("the RAM mapping cannot be paged: {0}")]
     Layout(String),
@@ -276,6 +291,8 @@ impl PagedVm {
         made.add(&files.stage);
         let file = SwapFile::create(&files.swap, swap)?;
         made.add(&files.swap);
+        let tier = open_tier(&files, ram.layout().len, config.compression)?;
+        made.add(&files.compressed);
         if !file.is_direct() {
             tracing::warn!(
                 vm = name,
@@ -284,7 +301,7 @@ impl PagedVm {
                 files.swap.display()
             );
         }
-        let memory = Memory::new(pmap, ram, stage, swap, host, config.fault_around);
+        let memory = Memory::new(pmap, ram, stage, swap, host, config.fault_around).with_tier(tier);
         let mut vm = PagedVm::assemble(name, Arc::new(memory), file, files, overhead)?;
         vm.spawn_faults()?;
         vm.spawn_reclaim(config.seed, &Recovered::default())?;
@@ -308,8 +325,9 @@ impl PagedVm {
         let stage = Stage::open(&files.stage, config.stage)
             .map_err(|source| StartError::Stage { path: files.stage.clone(), source })?;
         let file = SwapFile::open(&files.swap)?;
+        let tier = open_tier(&files, ram.layout().len, config.compression)?;
         let memory = Memory::new(pmap, ram, stage, file.len(), host, config.fault_around);
-        let memory = Arc::new(memory);
+        let memory = Arc::new(memory.with_tier(tier));
         if let Some(domain) = domain {
             domain.join(&memory)?;
         }
@@ -581,6 +599,11 @@ fn drain_events(memory: &Memory<GuestRam>, discards: &mut Vec<(Ppn, u64)>) {
             }
         }
     }
+}
+
+fn open_tier(files: &VmFiles, size: Pages, settings: Compression) -> Result<Tier, StartError> {
+    Tier::open(&files.compressed, size, settings)
+        .map_err(|source| StartError::Tier { path: files.compressed.clone(), source })
 }
 
 /// Files to remove unless all goes well.

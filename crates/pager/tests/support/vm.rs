@@ -5,13 +5,17 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use ballast_compress::{Algorithm, Compressor};
 use ballast_pager::backend::{MemError, PageBuf};
 use ballast_pager::host::Host;
-use ballast_pager::memory::{Access, Evicted, Memory, NotEvicted, RecoverError, Recovered};
+use ballast_pager::memory::{
+    Access, Compressed, Evicted, Memory, NotBack, NotEvicted, RecoverError, Recovered,
+};
 use ballast_pager::pmap::Pmap;
 use ballast_pager::service::serve::{Landed, Serve, Task};
 use ballast_pager::sharing::Domain;
 use ballast_pager::stage::{Stage, StageLayout};
+use ballast_pager::tier::{Compression, Tier};
 use ballast_pager::word::{State, Word};
 use ballast_units::{Pages, Ppn, SlotId};
 
@@ -19,6 +23,12 @@ use super::site::Site;
 use super::{Double, Ram, host};
 
 pub const LAYOUT: StageLayout = StageLayout { cluster: 4, clusters: 1, holds: 2 };
+
+/// Half of a VM's pages may be frames of its tier.
+pub const TIER: Compression =
+    Compression { algorithm: Some(Algorithm::Lz4), percent: 50, same_filled: true };
+/// A page full of a number with this in it has to be compressed: it has no place in a pmap word.
+pub const LARGE: u64 = 1 << 60;
 
 pub struct Vm {
     dir: tempfile::TempDir,
@@ -53,8 +63,9 @@ impl Vm {
         let pmap = Pmap::create(&dir.path().join("pmap"), Pages(pages)).unwrap();
         let stage = Stage::create(&dir.path().join("stage"), LAYOUT).unwrap();
         let (swap_len, around) = (Pages(swap), Pages(around));
+        let tier = Tier::open(&dir.path().join("compressed"), Pages(pages), TIER).unwrap();
         let memory = Memory::new(pmap, ram.clone(), stage, swap_len, host.clone(), around);
-        let memory = Arc::new(memory);
+        let memory = Arc::new(memory.with_tier(tier));
         Vm {
             dir,
             ram,
@@ -178,6 +189,38 @@ impl Vm {
         Ok(evicted)
     }
 
+    /// Evicts a page and compresses it; it stays in the cluster if that cannot be.
+    pub fn compress(&mut self, ppn: u64) -> Result<Option<Compressed>, NotEvicted> {
+        if self.evict(ppn)? == Evicted::Zero {
+            return Ok(None);
+        }
+        let slot = *self.cluster.iter().find(|(_, p)| p.0 == ppn).unwrap().0;
+        let mut compressor = Compressor::new(Algorithm::Lz4).unwrap();
+        let done = self.memory.compress(Ppn(ppn), slot, &mut compressor);
+        if matches!(done, Compressed::Filled | Compressed::Stored { .. }) {
+            self.cluster.remove(&slot);
+        }
+        Ok(Some(done))
+    }
+
+    /// Moves the page that was compressed longest ago into the cluster.
+    pub fn write_back(&mut self) -> Option<Ppn> {
+        if self.cluster.len() as u64 == LAYOUT.cluster {
+            self.write_cluster();
+        }
+        let slot = (0..LAYOUT.cluster).find(|s| !self.cluster.contains_key(s))?;
+        let place = *self.memory.tier().oldest(1).first()?;
+        match self.memory.write_back(place, slot) {
+            Ok(ppn) => {
+                self.cluster.insert(slot, ppn);
+                Some(ppn)
+            }
+            // A read that nobody ends holds it busy.
+            Err(NotBack::Left) => None,
+            Err(NotBack::Damaged(ppn, e)) => panic!("{ppn}: {e}"),
+        }
+    }
+
     pub fn write_cluster(&mut self) {
         for (slot, ppn) in std::mem::take(&mut self.cluster) {
             let Some((to, _)) = self.memory.take_slots(1) else {
@@ -224,8 +267,9 @@ impl Vm {
         let pmap = Pmap::open(&self.path("pmap"), self.memory.pmap().len()).unwrap();
         let stage = Stage::open(&self.path("stage"), LAYOUT).unwrap();
         let (ram, host) = (self.ram.clone(), self.host.clone());
+        let tier = Tier::open(&self.path("compressed"), self.memory.pmap().len(), TIER).unwrap();
         let memory = Memory::new(pmap, ram, stage, self.swap_len, host, self.around);
-        self.memory = Arc::new(memory);
+        self.memory = Arc::new(memory.with_tier(tier));
         if let Some(domain) = domain {
             domain.join(&self.memory).unwrap();
         }

@@ -46,7 +46,7 @@ pub fn of_vm(vm: &VmView, width: usize, palette: Palette) -> Vec<Span<'static>> 
     }
     let parts = [
         (backed, RESIDENT, palette.resident()),
-        (m.compressed, COMPRESSED, palette.compressed()),
+        (m.compressed.saturating_add(m.filled), COMPRESSED, palette.compressed()),
         (m.swapped, SWAPPED, palette.swapped()),
         (m.ballooned, BALLOONED, palette.ballooned()),
     ];

@@ -134,11 +134,15 @@ fn memory(vm: &VmView) -> String {
         ("staged", m.staged),
         ("evicting", m.swap_target),
         ("compressed", m.compressed),
+        ("filled", m.filled),
     ] {
         // The first three are always of interest; the others when there are any.
         if bytes > 0 || matches!(name, "swapped" | "ballooned" | "untouched") {
             text.push_str(&format!("  {name} {}", short_size(bytes)));
         }
+    }
+    if m.compressed > 0 {
+        text.push_str(&format!("  cache {}", short_size(vm.compression.cache)));
     }
     text.push_str(&format!("  overhead {}", short_size(m.overhead)));
     text

@@ -1,0 +1,361 @@
+//! Frames of one page each, cut into slots; which are taken, and which to take next.
+//!
+//! Invariants (`check`): a frame is in the set of its kind and in no other; `quarters` counts the bits
+//! that are set; a slot that is taken is in the order of age, by its first quarter, and no other is.
+
+use std::collections::BTreeSet;
+
+use crate::oldest::Oldest;
+use crate::place::{Place, QUARTERS, Size};
+
+/// A slot that was taken, and whether its frame is a new one: whoever takes it needs a page of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Allocated {
+    pub place: Place,
+    pub new_frame: bool,
+}
+
+/// What is taken at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Occupancy {
+    /// Frames with anything in them: pages of machine memory.
+    pub frames: u64,
+    /// Quarters of them that are taken.
+    pub quarters: u64,
+    /// Pages stored.
+    pub pages: u64,
+}
+
+/// Slots of at most `limit` frames.
+#[derive(Clone, Debug, Default)]
+pub struct Frames {
+    /// By frame: its quarters that are taken, a bit each, and which of them begin a slot of a half.
+    taken: Vec<u8>,
+    halves: Vec<u8>,
+    limit: u64,
+    /// Frames in which a quarter is free beside one that is taken.
+    odd: BTreeSet<u32>,
+    /// Frames with a free half and no odd quarter.
+    even: BTreeSet<u32>,
+    /// Frames below the highest that was ever used that hold nothing.
+    empty: BTreeSet<u32>,
+    oldest: Oldest,
+    now: Occupancy,
+}
+
+impl Frames {
+    pub fn new(limit: u64) -> Frames {
+        Frames { limit, ..Frames::default() }
+    }
+
+    /// Frames above a lowered limit stay for as long as anything is in them.
+    pub fn set_limit(&mut self, limit: u64) {
+        self.limit = limit;
+    }
+    pub fn limit(&self) -> u64 {
+        self.limit
+    }
+    pub fn occupancy(&self) -> Occupancy {
+        self.now
+    }
+
+    /// Whether a slot of any size can be had.
+    pub fn has_room(&self) -> bool {
+        self.now.frames < self.limit || self.free_half().is_some()
+    }
+
+    fn free_half(&self) -> Option<u32> {
+        let odd = || self.odd.iter().copied().find(|&f| has_half(self.taken[f as usize]));
+        self.even.first().copied().or_else(odd)
+    }
+
+    /// Takes a slot: a quarter beside a taken one first, then half of a frame in use, then a new frame,
+    /// if `open` allows it. Lower frames first, so that higher ones empty.
+    pub fn take(&mut self, size: Size, open: impl FnOnce() -> bool) -> Option<Allocated> {
+        let used = match size {
+            Size::Quarter => self.odd.first().or_else(|| self.even.first()).copied(),
+            Size::Half => self.free_half(),
+        };
+        let (frame, new_frame) = match used {
+            Some(frame) => (frame, false),
+            None if self.now.frames < self.limit => {
+                let next = u32::try_from(self.taken.len()).ok();
+                let next = next.filter(|&f| f < u32::MAX / QUARTERS - 1);
+                let frame = self.empty.first().copied().or(next)?;
+                if !open() {
+                    return None;
+                }
+                (frame, true)
+            }
+            None => return None,
+        };
+        let taken = self.taken.get(frame as usize).copied().unwrap_or(0);
+        let first = match size {
+            Size::Half => [0, 2].into_iter().find(|q| taken & 0b11 << q == 0),
+            // The one whose neighbour is taken, lest a half is broken.
+            Size::Quarter => (0..QUARTERS)
+                .find(|q| taken & 1 << q == 0 && taken & 1 << (q ^ 1) != 0)
+                .or_else(|| (0..QUARTERS).find(|q| taken & 1 << q == 0)),
+        }?;
+        let place = Place { quarter: frame * QUARTERS + first, size };
+        self.mark(place);
+        Some(Allocated { place, new_frame })
+    }
+
+    /// Recovery: takes the slot that a pmap word names. Answers whether its frame is a new one; None if
+    /// it is another page's, wholly or in part.
+    pub fn claim(&mut self, place: Place) -> Option<bool> {
+        let taken = self.taken.get(place.frame() as usize).copied().unwrap_or(0);
+        if taken & place.mask() != 0 {
+            return None;
+        }
+        self.mark(place);
+        Some(taken == 0)
+    }
+
+    fn mark(&mut self, place: Place) {
+        let frame = place.frame();
+        if self.taken.len() <= frame as usize {
+            let from = self.taken.len() as u32;
+            self.taken.resize(frame as usize + 1, 0);
+            self.halves.resize(frame as usize + 1, 0);
+            self.empty.extend(from..=frame);
+        }
+        let before = self.taken[frame as usize];
+        let after = before | place.mask();
+        if place.size == Size::Half {
+            self.halves[frame as usize] |= 1 << (place.quarter % QUARTERS);
+        }
+        self.file(frame, before, after);
+        self.oldest.push(place.quarter);
+        self.now.frames += u64::from(before == 0);
+        self.now.quarters += u64::from(place.size.quarters());
+        self.now.pages += 1;
+    }
+
+    /// Frees a slot that is taken. Answers whether its frame holds nothing more.
+    pub fn release(&mut self, place: Place) -> bool {
+        debug_assert!(self.is_taken(place), "{place:?} freed twice");
+        let frame = place.frame();
+        let before = self.taken[frame as usize];
+        let after = before & !place.mask();
+        self.halves[frame as usize] &= !place.mask();
+        self.file(frame, before, after);
+        self.oldest.remove(place.quarter);
+        self.now.frames -= u64::from(after == 0);
+        self.now.quarters -= u64::from(place.size.quarters());
+        self.now.pages -= 1;
+        after == 0
+    }
+
+    /// Whether this very slot is taken.
+    pub fn is_taken(&self, place: Place) -> bool {
+        self.at(place.quarter) == Some(place)
+    }
+
+    /// The slot that begins at a quarter.
+    fn at(&self, quarter: u32) -> Option<Place> {
+        let frame = (quarter / QUARTERS) as usize;
+        let bit = 1u8 << (quarter % QUARTERS);
+        if self.taken.get(frame)? & bit == 0 {
+            return None;
+        }
+        let size = if self.halves[frame] & bit != 0 { Size::Half } else { Size::Quarter };
+        // The second quarter of a half begins nothing.
+        let second = quarter % 2 == 1 && self.halves[frame] & bit >> 1 != 0;
+        (!second).then_some(Place { quarter, size })
+    }
+
+    /// The slots taken, the oldest first.
+    pub fn oldest(&self) -> impl Iterator<Item = Place> + '_ {
+        std::iter::successors(self.oldest.first(), |&q| self.oldest.after(q))
+            .filter_map(|q| self.at(q))
+    }
+
+    /// Moves a frame to the set of what it is now.
+    fn file(&mut self, frame: u32, before: u8, after: u8) {
+        self.taken[frame as usize] = after;
+        for (taken, put) in [(before, false), (after, true)] {
+            let set = match kind(taken) {
+                Kind::Empty => &mut self.empty,
+                Kind::Odd => &mut self.odd,
+                Kind::Even => &mut self.even,
+                Kind::Full => continue,
+            };
+            if put {
+                set.insert(frame);
+            } else {
+                set.remove(&frame);
+            }
+        }
+    }
+
+    pub fn check(&self) -> Result<(), String> {
+        let mut now = Occupancy::default();
+        for (frame, &taken) in self.taken.iter().enumerate() {
+            let frame = frame as u32;
+            now.frames += u64::from(taken != 0);
+            now.quarters += u64::from(taken.count_ones());
+            let kinds = [
+                (Kind::Empty, self.empty.contains(&frame)),
+                (Kind::Odd, self.odd.contains(&frame)),
+                (Kind::Even, self.even.contains(&frame)),
+            ];
+            for (kind_of_set, is_in) in kinds {
+                if is_in != (kind(taken) == kind_of_set) {
+                    return Err(format!(
+                        "frame {frame} ({taken:#06b}) and {kind_of_set:?}: {is_in}"
+                    ));
+                }
+            }
+        }
+        let listed: Vec<Place> = self.oldest().collect();
+        now.pages = listed.len() as u64;
+        let quarters: u64 = listed.iter().map(|p| u64::from(p.size.quarters())).sum();
+        if quarters != now.quarters {
+            return Err(format!("{quarters} quarters by age, {} taken", now.quarters));
+        }
+        if now != self.now {
+            return Err(format!("{now:?}, booked {:?}", self.now));
+        }
+        Ok(())
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Empty,
+    Odd,
+    Even,
+    Full,
+}
+
+fn kind(taken: u8) -> Kind {
+    let odd = |pair: u8| pair == 0b01 || pair == 0b10;
+    match (taken & 0b11, taken >> 2 & 0b11) {
+        (0, 0) => Kind::Empty,
+        (0b11, 0b11) => Kind::Full,
+        (a, b) if odd(a) || odd(b) => Kind::Odd,
+        _ => Kind::Even,
+    }
+}
+
+fn has_half(taken: u8) -> bool {
+    taken & 0b0011 == 0 || taken & 0b1100 == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        Take(Size),
+        Release(prop::sample::Index),
+        Claim(u32, Size),
+        Limit(u64),
+    }
+
+    fn ops() -> impl Strategy<Value = Vec<Op>> {
+        let size = prop_oneof![Just(Size::Quarter), Just(Size::Half)];
+        prop::collection::vec(
+            prop_oneof![
+                6 => size.clone().prop_map(Op::Take),
+                5 => any::<prop::sample::Index>().prop_map(Op::Release),
+                1 => (0u32..80, size).prop_map(|(q, s)| Op::Claim(q, s)),
+                1 => (0u64..12).prop_map(Op::Limit),
+            ],
+            1..300,
+        )
+    }
+
+    proptest! {
+        /// Against a list of slots, searched from end to end.
+        #[test]
+        fn behaves_as_a_list_of_slots(ops in ops()) {
+            let mut frames = Frames::new(10);
+            let mut limit = 10;
+            // In order of age.
+            let mut model: Vec<Place> = Vec::new();
+            let used = |model: &[Place]| {
+                let mut all: Vec<u32> = model.iter().map(|p| p.frame()).collect();
+                all.sort_unstable();
+                all.dedup();
+                all.len() as u64
+            };
+            let clash = |model: &[Place], place: Place| {
+                model.iter().any(|p| p.frame() == place.frame() && p.mask() & place.mask() != 0)
+            };
+            for op in ops {
+                match op {
+                    Op::Take(size) => {
+                        let before = used(&model);
+                        let could = model.iter().map(|p| p.frame()).any(|f| {
+                            (0..4).step_by(size.quarters() as usize).any(|q| {
+                                !clash(&model, Place { quarter: f * 4 + q, size })
+                            })
+                        });
+                        match frames.take(size, || true) {
+                            Some(Allocated { place, new_frame }) => {
+                                prop_assert_eq!(place.size, size);
+                                prop_assert!(!clash(&model, place));
+                                prop_assert_eq!(new_frame, !could);
+                                model.push(place);
+                                prop_assert!(used(&model) <= limit.max(before));
+                            }
+                            None => prop_assert!(!could && before >= limit),
+                        }
+                    }
+                    Op::Release(at) if !model.is_empty() => {
+                        let place = model.remove(at.index(model.len()));
+                        let gone = model.iter().all(|p| p.frame() != place.frame());
+                        prop_assert_eq!(frames.release(place), gone);
+                    }
+                    Op::Release(_) => {}
+                    Op::Claim(quarter, size) => {
+                        let Some(place) = Place::from_bits(Place { quarter, size }.bits()) else {
+                            continue;
+                        };
+                        let new = model.iter().all(|p| p.frame() != place.frame());
+                        let free = !clash(&model, place);
+                        prop_assert_eq!(frames.claim(place), free.then_some(new));
+                        if free {
+                            model.push(place);
+                        }
+                    }
+                    Op::Limit(to) => {
+                        limit = to;
+                        frames.set_limit(to);
+                    }
+                }
+                frames.check().map_err(TestCaseError::fail)?;
+                prop_assert_eq!(frames.oldest().collect::<Vec<_>>(), model.clone());
+                prop_assert_eq!(frames.occupancy().frames, used(&model));
+                for &place in &model {
+                    prop_assert!(frames.is_taken(place));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn quarters_fill_what_halves_leave_before_a_frame_is_opened() {
+        let mut frames = Frames::new(2);
+        let mut take = |size| frames.take(size, || true).map(|a| (a.place.quarter, a.new_frame));
+        assert_eq!(take(Size::Half), Some((0, true)));
+        assert_eq!(take(Size::Quarter), Some((2, false)));
+        assert_eq!(take(Size::Half), Some((4, true)));
+        assert_eq!(take(Size::Quarter), Some((3, false)));
+        assert_eq!(take(Size::Half), Some((6, false)));
+        assert_eq!(take(Size::Quarter), None);
+    }
+
+    #[test]
+    fn a_frame_that_cannot_be_had_is_not_taken() {
+        let mut frames = Frames::new(2);
+        assert_eq!(frames.take(Size::Half, || false), None);
+        assert_eq!(frames.occupancy(), Occupancy::default());
+        frames.check().unwrap();
+    }
+}

@@ -1,0 +1,245 @@
+//! The compressed tier of a VM: pages that a guest has not used for a while, in fewer bytes of machine
+//! memory, in a file of the VM's run folder so that they outlive the manager.
+//!
+//! ```text
+//! the file:  frame 0 | frame 1 | hole | frame 3 ...      frames that hold nothing are holes
+//! a frame:   four quarters, in slots of one or two
+//! a slot:    PPN u64, then what the codec made of the page
+//! ```
+//!
+//! Slots are taken by the VM's reclaim thread alone, and freed by any. A slot's bytes do not change from
+//! the moment a pmap word names it until none does.
+
+use std::fs::File;
+use std::path::Path;
+
+use ballast_compress::{Algorithm, Allocated, Damaged, Frames, Occupancy, Place, Size};
+use ballast_units::{Bytes, PAGE_SIZE, Pages, Ppn};
+
+use crate::backend::PageBuf;
+use crate::mapping::Mapping;
+use crate::sync::{Mutex, lock};
+
+/// Bytes of a slot before the codec's.
+const OWNER: usize = 8;
+/// The most that a page may be compressed to.
+const MOST: usize = Size::Half.bytes() - OWNER;
+
+/// How a VM's pages are compressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Compression {
+    /// None: none are, beyond those that are already.
+    pub algorithm: Option<Algorithm>,
+    /// Machine memory that compressed pages may take, per cent of the VM's size (vSphere's default
+    /// is 10).
+    pub percent: u32,
+    /// Whether a page that repeats one number is kept as that number.
+    pub same_filled: bool,
+}
+
+impl Default for Compression {
+    fn default() -> Compression {
+        Compression { algorithm: Some(Algorithm::Lz4), percent: 10, same_filled: true }
+    }
+}
+
+impl Compression {
+    pub const OFF: Compression = Compression { algorithm: None, percent: 0, same_filled: false };
+
+    /// The most frames that a VM of `size` may have.
+    pub fn limit(self, size: Pages) -> Pages {
+        Pages(size.0 * u64::from(self.percent) / 100)
+    }
+    /// Memory that the books of `limit` frames take.
+    pub fn overhead(self, size: Pages) -> Pages {
+        Bytes(self.limit(size).0 * 44).pages_ceil()
+    }
+}
+
+pub struct Tier {
+    mapping: Option<Mapping>,
+    /// None on the heap, where frames are always there.
+    file: Option<File>,
+    /// Room for so many frames.
+    room: Pages,
+    frames: Mutex<Frames>,
+    settings: Compression,
+}
+
+impl Tier {
+    /// One that takes nothing.
+    pub fn off() -> Tier {
+        Tier::over(None, None, Pages::ZERO, Pages::ZERO, Compression::OFF)
+    }
+
+    /// The tier of a VM of `size`. An existing file is used: which of its slots are taken is told by
+    /// `claim`.
+    pub fn open(path: &Path, size: Pages, settings: Compression) -> std::io::Result<Tier> {
+        let (mapping, file) = Mapping::open_sparse(path, size.bytes().0 as usize)?;
+        Ok(Tier::over(Some(mapping), Some(file), size, size, settings))
+    }
+
+    pub fn on_heap(size: Pages, settings: Compression) -> std::io::Result<Tier> {
+        let mapping = Mapping::anonymous(size.bytes().0 as usize)?;
+        Ok(Tier::over(Some(mapping), None, size, size, settings))
+    }
+
+    fn over(
+        mapping: Option<Mapping>,
+        file: Option<File>,
+        room: Pages,
+        size: Pages,
+        settings: Compression,
+    ) -> Tier {
+        let limit = settings.limit(size).0.min(room.0);
+        Tier { mapping, file, room, frames: Mutex::new(Frames::new(limit)), settings }
+    }
+
+    pub fn settings(&self) -> Compression {
+        self.settings
+    }
+    pub fn occupancy(&self) -> Occupancy {
+        lock(&self.frames).occupancy()
+    }
+    /// Memory that the file takes, as the kernel counts it.
+    pub fn measured(&self) -> Bytes {
+        let stat = self.file.as_ref().and_then(|file| rustix::fs::fstat(file).ok());
+        stat.map_or(Bytes(0), |stat| Bytes(stat.st_blocks as u64 * 512))
+    }
+    /// Whether a page of any compressed size finds room, if the host has a page to spare.
+    pub fn has_room(&self) -> bool {
+        lock(&self.frames).has_room()
+    }
+    /// The most bytes that `put` takes.
+    pub fn most(&self) -> usize {
+        MOST
+    }
+    pub fn check(&self) -> Result<(), String> {
+        lock(&self.frames).check()
+    }
+
+    /// Stores a compressed page. `charge` is asked for a page of machine memory if it needs another
+    /// frame; `uncharge` takes it back if the file system has none. None if there is no room.
+    pub fn put(
+        &self,
+        ppn: Ppn,
+        bytes: &[u8],
+        charge: impl FnOnce() -> bool,
+        uncharge: impl FnOnce(),
+    ) -> Option<Allocated> {
+        let mapping = self.mapping.as_ref()?;
+        let size = Size::holding(OWNER + bytes.len())?;
+        let mut refused = false;
+        let taken = {
+            let mut frames = lock(&self.frames);
+            let taken = frames.take(size, charge)?;
+            if taken.new_frame && self.allocate(taken.place).is_err() {
+                frames.release(taken.place);
+                refused = true;
+            }
+            taken
+        };
+        if refused {
+            uncharge();
+            return None;
+        }
+        let at = taken.place.offset();
+        // SAFETY: in bounds, for frames are only taken below the limit, which is below `room`; the
+        // slot is taken and no word names it yet, so nobody else is at it.
+        let slot = unsafe { mapping.slice_mut(at, size.bytes()) };
+        slot[..OWNER].copy_from_slice(&ppn.0.to_le_bytes());
+        slot[OWNER..OWNER + bytes.len()].copy_from_slice(bytes);
+        Some(taken)
+    }
+
+    /// Backs a frame: a full tmpfs must be an error here, not a SIGBUS later.
+    fn allocate(&self, place: Place) -> std::io::Result<()> {
+        let Some(file) = &self.file else { return Ok(()) };
+        let at = u64::from(place.frame()) * PAGE_SIZE as u64;
+        let none = rustix::fs::FallocateFlags::empty();
+        Ok(rustix::fs::fallocate(file, none, at, PAGE_SIZE as u64)?)
+    }
+
+    fn punch(&self, first: u64, frames: u64) {
+        let Some(file) = &self.file else { return };
+        use rustix::fs::FallocateFlags;
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let page = PAGE_SIZE as u64;
+        if let Err(e) = rustix::fs::fallocate(file, flags, first * page, frames * page) {
+            // It stays allocated until it is used again.
+            tracing::error!("freeing a frame of compressed pages: {e}");
+        }
+    }
+
+    fn slot(&self, place: Place) -> Option<&[u8]> {
+        let mapping = self.mapping.as_ref()?;
+        if u64::from(place.frame()) >= self.room.0 {
+            return None;
+        }
+        // SAFETY: in bounds; the caller holds the busy bit of the page whose word names the slot, or
+        // is the reclaim thread, which alone writes to slots.
+        Some(unsafe { mapping.slice(place.offset(), place.size().bytes()) })
+    }
+
+    /// The page in a slot that a word names whose busy bit the caller holds.
+    pub fn read(&self, place: Place, page: &mut PageBuf) -> Result<(), Damaged> {
+        let slot = self.slot(place).unwrap_or_default();
+        ballast_compress::decompress(slot.get(OWNER..).unwrap_or_default(), page)
+    }
+
+    /// The page that was stored in a slot. For the reclaim thread: somebody may free the slot
+    /// meanwhile, but nobody write to it.
+    pub fn owner(&self, place: Place) -> Option<Ppn> {
+        let number = self.slot(place)?.first_chunk()?;
+        Some(Ppn(u64::from_le_bytes(*number)))
+    }
+
+    /// Up to `n` slots, those first that were taken first.
+    pub fn oldest(&self, n: usize) -> Vec<Place> {
+        lock(&self.frames).oldest().take(n).collect()
+    }
+
+    /// Frees a slot that no word names any more. `uncharge` gives back its frame's page, if that holds
+    /// nothing more.
+    pub fn release(&self, place: Place, uncharge: impl FnOnce()) {
+        let emptied = {
+            let mut frames = lock(&self.frames);
+            let emptied = frames.release(place);
+            if emptied {
+                // Under the lock: a frame must not be taken again before it is a hole.
+                self.punch(u64::from(place.frame()), 1);
+            }
+            emptied
+        };
+        if emptied {
+            uncharge();
+        }
+    }
+
+    /// Recovery: a slot that a pmap word names. Answers whether its frame is counted for the first time;
+    /// None if it does not exist or is another page's.
+    pub fn claim(&self, place: Place) -> Option<bool> {
+        self.slot(place)?;
+        lock(&self.frames).claim(place)
+    }
+
+    /// Recovery, after all claims: frees the frames that none was in.
+    pub fn trim(&self) {
+        let frames = lock(&self.frames);
+        let mut used: Vec<u64> = frames.oldest().map(|p| u64::from(p.frame())).collect();
+        used.sort_unstable();
+        used.dedup();
+        let mut next = 0;
+        for frame in used.into_iter().chain([self.room.0]) {
+            if frame > next {
+                self.punch(next, frame - next);
+            }
+            next = frame + 1;
+        }
+    }
+
+    /// Whether a slot is taken, for checks.
+    pub fn is_taken(&self, place: Place) -> bool {
+        lock(&self.frames).is_taken(place)
+    }
+}
