@@ -26,11 +26,12 @@ pub fn run(mut args: Args) -> Result<(), String> {
     let mb = args.at_least("mb", 8u64, 1)?;
     let limit = args.seconds("seconds", 0.0)?;
     let seed = args.number("seed", 1u64)?;
+    let every = args.seconds("every", 3.0)?;
     args.done()?;
 
     let input = input(mb, seed);
     let expected = PROGRAMS.map(|(_, program)| program(&input));
-    let mut progress = Progress::new(NAME);
+    let mut progress = Progress::new(NAME).every(every);
     let begin = Instant::now();
     while limit.is_zero() || begin.elapsed() < limit {
         for ((name, program), want) in PROGRAMS.iter().zip(expected) {

@@ -42,7 +42,7 @@ const HELP: &str = "ballast-guest WORKLOAD [OPTIONS]: workloads of Ballast's sam
   share-torture  the same with pages of few different contents, which a host may share: writes,
                  copies, frees, and single bytes of what was left alone
                  --mb 48 --seconds 60 --threads 2 --contents 16 --rest 5 --seed 11
-  compute        sorts, compresses, searches: rounds per second  --mb 8 --seconds 0 --seed 1
+  compute        sorts, compresses, searches: rounds per second  --mb 8 --seconds 0 --seed 1 --every 3
   service        a service from /disk, and a client that checks its answers
                  --kind postgresql|nginx|lighttpd|redis|memcached --mb 16 --rate 50 --seconds 0
   dbench         dbench from /disk  --clients 40 --seconds 20 --dir /disk

@@ -59,6 +59,12 @@ impl Progress {
         }
     }
 
+    /// Reports this often instead of every three seconds.
+    #[must_use]
+    pub fn every(self, every: Duration) -> Progress {
+        Progress { every, ..self }
+    }
+
     pub fn elapsed(&self) -> Duration {
         self.started.elapsed()
     }

@@ -300,7 +300,11 @@ impl Manager {
             if let Some(pid) = self.child.as_ref().map(Child::id) {
                 // SAFETY: kill touches no memory; the child was not collected yet, so the number is
                 // still its own.
-                unsafe { libc::kill(pid as i32, libc::SIGTERM) };
+                unsafe {
+                    libc::kill(pid as i32, libc::SIGTERM);
+                    // One that was stopped would not hear it.
+                    libc::kill(pid as i32, libc::SIGCONT);
+                }
             }
             self.wait(Duration::from_secs(30));
         }
