@@ -35,9 +35,9 @@ fn vmm_process() {
                 scope.spawn(move || soak(guest, t));
             }
         }),
-        "touch" => {
+        "touch" | "squeeze" => {
             for ppn in 0..guest.pages {
-                guest.write_page(ppn, |i| ppn << 32 | i as u64);
+                guest.write_page(ppn, |i| touched(&guest, ppn, i));
                 guest.board.set(Cell::Step, ppn + 1);
             }
             hold(&guest);
@@ -76,13 +76,19 @@ fn vmm_process() {
     }
 }
 
+/// What is written once: with a number for each word, or one for sixteen, which compresses.
+fn touched(guest: &Guest, ppn: u64, i: usize) -> u64 {
+    let i = if guest.role == "squeeze" { i / 16 } else { i };
+    ppn << 32 | i as u64
+}
+
 fn hold(guest: &Guest) {
     while guest.board.get(Cell::Stop) == 0 {
         std::thread::sleep(Duration::from_millis(1));
     }
     for ppn in 0..guest.pages.min(guest.board.get(Cell::Step)) {
         let page = guest.read_page(ppn);
-        if !page.iter().enumerate().all(|(i, &w)| w == ppn << 32 | i as u64) {
+        if !page.iter().enumerate().all(|(i, &w)| w == touched(guest, ppn, i)) {
             guest.board.add(Cell::Errors, 1);
         }
     }
@@ -483,6 +489,35 @@ fn faults_wait_for_memory_and_for_the_low_state_to_end() {
     manager.vm.evict_down_to(Pages(SIZE), leave);
     wait_for("eviction", || manager.vm.evict_goal().is_zero());
     assert_eq!(manager.vm.memory().charged(), leave);
+    vmm.board.set(Cell::Stop, 1);
+    wait_for("verification", || vmm.board.get(Cell::Done) == 1);
+    assert_eq!(vmm.board.get(Cell::Errors), 0);
+    manager.settle();
+    manager.release(dir.path());
+}
+
+/// Compressed pages take memory too: they go on to swap where a VM is to give up more than it has besides.
+#[test]
+fn what_is_compressed_goes_on_to_swap_when_nothing_else_is_left() {
+    let Some(_alone) = alone() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let vmm = Vmm::start("squeeze", SIZE);
+    let manager = start(&vmm, dir.path(), 2 * SIZE);
+    let memory = manager.vm.memory();
+    wait_for("all pages", || vmm.board.get(Cell::Step) == SIZE);
+    let limit = memory.tier().settings().limit(Pages(SIZE));
+    manager.vm.evict_down_to(Pages(SIZE), limit);
+    wait_for("a full cache", || memory.charged() <= limit);
+    assert!(frames(&manager.vm) >= Pages(limit.0 / 2), "{:?}", frames(&manager.vm));
+    assert!(memory.pmap().in_state(State::Compressed).0 > limit.0, "no gain");
+    wait_for("an empty one", || {
+        manager.vm.set_evict_goal(Pages(SIZE));
+        memory.charged() == Pages(0)
+    });
+    assert_eq!((frames(&manager.vm), vmm.measured()), (Pages(0), Pages(0)));
+    assert_eq!(memory.tier().measured().0, 0, "a file that holds nothing takes nothing");
+    assert!(memory.counters.values().written_back > limit.0);
+    manager.vm.set_evict_goal(Pages(0));
     vmm.board.set(Cell::Stop, 1);
     wait_for("verification", || vmm.board.get(Cell::Done) == 1);
     assert_eq!(vmm.board.get(Cell::Errors), 0);

@@ -1,4 +1,5 @@
-//! Counts machine memory without asking the manager: the blocks of the RAM files of all its QEMUs.
+//! Counts machine memory without asking the manager: the blocks of the RAM files of all its QEMUs, and of
+//! the files of their compressed pages.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -31,6 +32,7 @@ impl Witness {
                 }
                 if n % 20 == 0 {
                     files = ram_files(&root);
+                    files.extend(compressed_files(&root));
                 }
                 let least = (0..4).map(|_| sum(&files)).take_while_inclusive(budget).min();
                 p.fetch_max(least.unwrap_or(0), Ordering::Relaxed);
@@ -98,6 +100,12 @@ pub fn ram_files(root: &Path) -> Vec<PathBuf> {
         .into_iter()
         .map(|(_, path)| path)
         .collect()
+}
+
+/// Those in the run folders of VMs.
+fn compressed_files(root: &Path) -> Vec<PathBuf> {
+    let vms = std::fs::read_dir(root.join("run/vms")).into_iter().flatten().flatten();
+    vms.map(|vm| vm.path().join("compressed")).filter(|path| path.exists()).collect()
 }
 
 fn sum(files: &[PathBuf]) -> u64 {

@@ -168,7 +168,8 @@ impl Reclaim {
                 continue;
             }
             let Some(ppn) = self.next_victim() else {
-                if !self.bring_home() {
+                // Nothing is at home: what is compressed takes memory, too.
+                if !self.bring_home() && !self.write_back(cluster) {
                     self.vm.evict_goal.store(0, Ordering::Relaxed);
                     break;
                 }
@@ -226,18 +227,22 @@ impl Reclaim {
         }
     }
 
-    /// The page that was compressed longest ago goes on to swap if the tier is full. Answers whether one
-    /// did.
+    /// If the tier is full, a page leaves it. Answers whether one did.
     fn make_room(&mut self, cluster: usize) -> bool {
+        self.compressor.is_some() && !self.vm.memory.tier().has_room() && self.write_back(cluster)
+    }
+
+    /// The page that was compressed longest ago goes on to swap. Answers whether one did.
+    fn write_back(&mut self, cluster: usize) -> bool {
         let tier = self.vm.memory.tier();
-        if self.compressor.is_none() || tier.has_room() {
-            return false;
-        }
+        let frames = tier.occupancy().frames;
         let slot = self.clusters[cluster].base + self.clusters[cluster].pages.len() as u64;
         for place in tier.oldest(TRIED) {
             match self.vm.memory.write_back(place, slot) {
                 Ok(ppn) => {
                     self.add_to(cluster, ppn);
+                    let left = self.vm.memory.tier().occupancy().frames;
+                    self.vm.evict_done(frames.saturating_sub(left));
                     return true;
                 }
                 Err(NotBack::Left) => {}
