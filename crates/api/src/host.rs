@@ -1,3 +1,5 @@
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -21,6 +23,36 @@ pub struct Threshold {
     pub lower: u64,
     /// Rising to it, the host comes back to `state`.
     pub upper: u64,
+}
+
+/// How a swap location fares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum LocationState {
+    Good,
+    /// Too many writes failed: nothing more is written there until the manager is restarted.
+    Failed,
+    /// The folder is not there, or cannot be looked at.
+    Missing,
+}
+
+/// A folder of swap files. Sizes in bytes; the errors are counts since the manager was started.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct SwapLocation {
+    #[schema(value_type = String)]
+    pub path: PathBuf,
+    /// Higher ones are used first.
+    pub priority: i32,
+    pub state: LocationState,
+    /// Files that VMs have there.
+    pub reserved: u64,
+    /// Of that, slots in use, those included that could not be written.
+    pub used: u64,
+    /// Room for more files.
+    pub free: u64,
+    pub write_errors: u64,
+    /// Reads that failed or brought something else than was written.
+    pub read_errors: u64,
 }
 
 /// The host as the manager sees it. Sizes in bytes.
@@ -55,6 +87,9 @@ pub struct HostView {
     /// Swap space: reserved for VMs, and holding pages now.
     pub swap_reserved: u64,
     pub swap_used: u64,
+    /// Where swap files are, those of the highest priority first.
+    #[serde(default)]
+    pub swap_locations: Vec<SwapLocation>,
     /// What VMs run on, and why not KVM: "tcg (no stock kernel boots on this /dev/kvm)".
     pub accel: String,
     /// CPU seconds that the manager has used.

@@ -29,7 +29,10 @@ mod vm;
 
 pub use compression::CompressionView;
 pub use error::{ErrorBody, ErrorCode};
-pub use host::{HostChange, HostCounters, HostView, ShutdownRequest, StateName, Threshold};
+pub use host::{
+    HostChange, HostCounters, HostView, LocationState, ShutdownRequest, StateName, SwapLocation,
+    Threshold,
+};
 pub use salt::{BadSalt, Salt};
 pub use sharing::{HostSharing, VmSharing};
 pub use vm::{

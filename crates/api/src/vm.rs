@@ -158,6 +158,9 @@ pub enum RunState {
     Running,
     /// Paused by somebody (QMP `stop`), not by memory.
     Paused,
+    /// Stopped because pages that it waits for cannot be read from its swap files, or are damaged there:
+    /// `trouble` says which and why. It goes on by itself once they can be read.
+    Unreadable,
     Stopping,
     Stopped,
 }
@@ -209,6 +212,9 @@ pub struct MemoryView {
     /// Memory of the VMM process beside the guest's RAM (anonymous RSS); not in the budget.
     pub vmm_overhead: u64,
     pub swap_reserved: u64,
+    /// Swap space that could not be written and is not used any more.
+    #[serde(default)]
+    pub swap_retired: u64,
     /// Eviction asked for by the policy and not yet done.
     pub swap_target: u64,
 }
@@ -256,6 +262,11 @@ pub struct VmCounters {
     pub faults: u64,
     pub swapped_in: u64,
     pub swapped_out: u64,
+    /// Swapped pages that were read before they were wanted, and those of them that were wanted then.
+    #[serde(default)]
+    pub read_ahead: u64,
+    #[serde(default)]
+    pub read_ahead_hits: u64,
     pub zero_dropped: u64,
     /// Backed pages that the guest gave up (balloon or free-page reporting).
     pub ballooned: u64,
@@ -282,8 +293,8 @@ pub struct VmView {
     pub active: ActiveView,
     pub balloon: BalloonView,
     pub guest: Option<GuestStats>,
-    /// The last trouble that its pager had, and how often there was any: "slot 17: Input/output
-    /// error; the guest waits (3 times)". No page is lost, but some may be waited for.
+    /// The last trouble that its pager had, and how often there was any: "/swap/a.swap:
+    /// Input/output error; its pages stay (3 times)". No page is lost, but some may be waited for.
     #[serde(default)]
     pub trouble: Option<String>,
     #[serde(default)]

@@ -51,6 +51,10 @@ pub fn vms(views: &[VmView]) -> String {
         if let Some(reason) = unpaged_reason(&vm.management) {
             text.push_str(&format!("{}: {}: {reason}\n", vm.name, mode(vm.management.mode)));
         }
+        if vm.state == RunState::Unreadable {
+            let trouble = vm.trouble.as_deref().unwrap_or("its pages can be read again");
+            text.push_str(&format!("{}: unreadable: {trouble}\n", vm.name));
+        }
     }
     text
 }
@@ -122,6 +126,7 @@ pub fn run_state(state: RunState) -> &'static str {
         RunState::Starting => "starting",
         RunState::Running => "running",
         RunState::Paused => "paused",
+        RunState::Unreadable => "unreadable",
         RunState::Stopping => "stopping",
         RunState::Stopped => "stopped",
     }

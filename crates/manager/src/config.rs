@@ -106,6 +106,24 @@ struct File {
     sharing: Sharing,
     #[serde(default)]
     compression: CompressionTable,
+    swap: Swap,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Swap {
+    #[serde(default)]
+    location: Vec<SwapLocation>,
+}
+
+/// A folder of swap files.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SwapLocation {
+    pub path: PathBuf,
+    /// Higher ones are used first.
+    #[serde(default)]
+    pub priority: i32,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -179,7 +197,10 @@ pub struct Overrides {
 pub struct Config {
     pub budget: Pages,
     pub run_dir: PathBuf,
-    pub swap_dir: PathBuf,
+    /// The one location, where none is named; made if it is not there.
+    pub swap_dir: Option<PathBuf>,
+    /// Where swap files are, the highest priority first.
+    pub swap: Vec<SwapLocation>,
     pub socket: PathBuf,
     pub shim: PathBuf,
     pub tax: TaxRate,
@@ -297,11 +318,30 @@ impl Config {
         };
         let run_dir = over.run_dir.or(file.run_dir).unwrap_or_else(|| "/run/ballast".into());
         let run_dir = absolute("run_dir", run_dir)?;
-        let swap_dir = match over.swap_dir.or(file.swap_dir) {
-            Some(dir) => absolute("swap_dir", dir)?,
-            None if run_dir == Path::new("/run/ballast") => "/var/lib/ballast/swap".into(),
-            None => run_dir.join("swap"),
+        let named = over.swap_dir.or(file.swap_dir);
+        let mut swap = file.swap.location;
+        let swap_dir = match named {
+            Some(_) if !swap.is_empty() => {
+                return Err(bad(
+                    "swap.location",
+                    "give either swap_dir or locations, not both".into(),
+                ));
+            }
+            None if !swap.is_empty() => None,
+            Some(dir) => Some(absolute("swap_dir", dir)?),
+            None if run_dir == Path::new("/run/ballast") => Some("/var/lib/ballast/swap".into()),
+            None => Some(run_dir.join("swap")),
         };
+        for location in &mut swap {
+            location.path = absolute("swap.location", std::mem::take(&mut location.path))?;
+        }
+        let same = |i: usize| swap[..i].iter().any(|other| other.path == swap[i].path);
+        if let Some(twice) = (0..swap.len()).find(|&i| same(i)) {
+            let what = format!("{}: named twice", swap[twice].path.display());
+            return Err(bad("swap.location", what));
+        }
+        swap.extend(swap_dir.iter().map(|dir| SwapLocation { path: dir.clone(), priority: 0 }));
+        swap.sort_by_key(|location| std::cmp::Reverse(location.priority));
         let socket = over.socket.or(file.socket).unwrap_or_else(|| run_dir.join("api.sock"));
         let socket = absolute("socket", socket)?;
         let shim = absolute("shim", over.shim.or(file.shim).unwrap_or_else(default_shim))?;
@@ -313,6 +353,7 @@ impl Config {
             socket,
             run_dir,
             swap_dir,
+            swap,
             shim,
             tax,
             scale: file.thresholds.unwrap_or_default(),
@@ -475,6 +516,22 @@ mod tests {
     }
 
     #[test]
+    fn swap_locations_are_in_order_of_priority() {
+        let config = check(
+            "[[swap.location]]\npath = \"/disk\"\n[[swap.location]]\npath = \"/ssd\"\n\
+             priority = 10\n[[swap.location]]\npath = \"/slow\"\npriority = -1\n",
+        )
+        .unwrap();
+        let places: Vec<_> =
+            config.swap.iter().map(|l| (l.path.to_str().unwrap(), l.priority)).collect();
+        assert_eq!(places, [("/ssd", 10), ("/disk", 0), ("/slow", -1)]);
+        assert_eq!(config.swap_dir, None);
+        let lone = check("swap_dir = \"/only\"\n").unwrap();
+        assert_eq!(lone.swap_dir.as_deref(), Some(Path::new("/only")));
+        assert_eq!(lone.swap, [SwapLocation { path: "/only".into(), priority: 0 }]);
+    }
+
+    #[test]
     fn mistakes_are_refused_as_a_whole_and_name_their_line_or_key() {
         for (text, wanted) in [
             ("budget = \"1G\"\nshares = 4\n", "line 2"),
@@ -504,6 +561,13 @@ mod tests {
             ("[compression]\nalgorithm = \"lzw\"\n", "line 2"),
             ("[compression]\ncache_percent = 0\n", "compression.cache_percent"),
             ("[compression]\nenabled = false\ncache_percent = 51\n", "compression.cache_percent"),
+            ("[[swap.location]]\npriority = 1\n", "line 1"),
+            ("[[swap.location]]\npath = \"/a\"\npriority = \"x\"\n", "line 3"),
+            ("swap_dir = \"/b\"\n[[swap.location]]\npath = \"/a\"\n", "swap.location: give either"),
+            (
+                "[[swap.location]]\npath = \"/a\"\n[[swap.location]]\npath = \"/a\"\n",
+                "swap.location: /a: named twice",
+            ),
         ] {
             let error = check(text).unwrap_err().to_string();
             assert!(error.contains(wanted), "{text:?}: {error}");
@@ -523,7 +587,7 @@ mod tests {
         let config = Config::check(file, over, "x", Bytes::from_mib(2048)).unwrap();
         assert_eq!(config.budget, Pages::from_mib(512));
         assert_eq!(config.run_dir, Path::new("/b"));
-        assert_eq!(config.swap_dir, Path::new("/b/swap"));
+        assert_eq!(config.swap_dir.as_deref(), Some(Path::new("/b/swap")));
         assert_eq!(config.tax, TaxRate::new(0.5).unwrap());
     }
 }

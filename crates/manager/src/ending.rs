@@ -30,7 +30,9 @@ impl Manager {
         let vm = self.vm(name)?;
         let last = views::vm(self, &vm);
         vm.set_run_state(RunState::Stopping);
+        // One that is stopped because its pages cannot be read hears nothing.
         if !grace.is_zero()
+            && !vm.is_frozen()
             && let Some(monitor) = vm.monitor()
         {
             // QEMU may be waiting in a page fault: its answer counts against the grace.
@@ -41,7 +43,8 @@ impl Manager {
             };
             let _ = tokio::time::timeout(grace, asked).await;
         }
-        // SIGTERM would wait for as long as a vCPU waits in a page fault; SIGKILL does not.
+        // SIGTERM would wait for as long as a vCPU waits in a page fault, or the process is stopped;
+        // SIGKILL does not.
         vm.process.kill().map_err(|e| Failure::internal(format!("{name}: ending its VMM: {e}")))?;
         vm.process.exited().await;
         self.gone(&vm).await;

@@ -525,23 +525,24 @@ impl Manager {
     /// The folder of a VM whose name was claimed, without the files that a former VM of that name
     /// may have left: the swap file survives a crash of the host, which the folder does not.
     fn fresh_folder(&self, name: &str) -> std::io::Result<()> {
-        let (folder, swap) = (self.folder_of(name), self.swap_path(name));
+        let folder = self.folder_of(name);
         let named = |path: &Path, result: std::io::Result<()>| {
             let told = |e: std::io::Error| {
                 std::io::Error::new(e.kind(), format!("{}: {e}", path.display()))
             };
             missing_is_fine(result).map_err(told)
         };
+        self.swap.remove(name, None)?;
         named(&folder, std::fs::remove_dir_all(&folder))?;
-        named(&swap, std::fs::remove_file(&swap))?;
         named(&folder, std::fs::create_dir_all(&folder))
     }
 
     /// Removes all files of a VM that is not there any more.
     pub(crate) fn remove_files(&self, name: &str) {
         let folder = self.folder_of(name);
+        let recorded = Record::load(&folder).ok().flatten().and_then(|record| record.swap);
         for gone in [
-            missing_is_fine(std::fs::remove_file(self.swap_path(name))),
+            self.swap.remove(name, recorded.as_deref()),
             missing_is_fine(std::fs::remove_dir_all(&folder)),
         ] {
             if let Err(e) = gone {

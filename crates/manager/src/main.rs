@@ -17,6 +17,8 @@ mod rates;
 mod records;
 mod restart;
 mod routes;
+mod swap;
+mod unreadable;
 mod views;
 mod vm;
 
@@ -50,7 +52,8 @@ struct Args {
     /// Folder of sockets and of each VM's state; on a tmpfs [default: /run/ballast]
     #[arg(long, value_name = "DIR")]
     run_dir: Option<PathBuf>,
-    /// Folder of swap files; on a disk [default: /var/lib/ballast/swap, or swap in --run-dir]
+    /// Folder of swap files, on a disk; several are named in the configuration file
+    /// [default: /var/lib/ballast/swap, or swap in --run-dir]
     #[arg(long, value_name = "DIR")]
     swap_dir: Option<PathBuf>,
     /// Socket of the API [default: api.sock in --run-dir]
@@ -104,6 +107,9 @@ fn run(args: Args) -> anyhow::Result<()> {
         sample_period: args.sample_period,
     };
     let config = Config::load(args.config.as_deref(), overrides)?;
+    if let Some(missing) = swap::missing(&config).filter(|_| args.check) {
+        anyhow::bail!(missing);
+    }
     if args.check {
         println!("configuration is good: budget {}", config.budget);
         return Ok(());
@@ -138,6 +144,12 @@ async fn serve_in(config: Config, stop_vms_on_exit: bool) -> anyhow::Result<Endi
     let manager = Manager::new(config)?;
     let config = &manager.config;
     let waiting = restart::announce(&manager).context("VMs of a former manager")?;
+    match swap::missing(config) {
+        // They wait for a manager, and not all of them for what is missing.
+        Some(missing) if !waiting.is_empty() => tracing::error!("{missing}"),
+        Some(missing) => anyhow::bail!(missing),
+        None => {}
+    }
     let shims = bind_shims(&config.run_dir.join("shim.sock"))?;
     let listener = bind_api(&config.socket)?;
     let mut threads = Vec::new();
@@ -151,6 +163,13 @@ async fn serve_in(config: Config, stop_vms_on_exit: bool) -> anyhow::Result<Endi
     let m = manager.clone();
     thread("measure", Box::new(move || measure::run(&m)))?;
     let m = manager.clone();
+    thread(
+        "unreadable",
+        Box::new({
+            let m = manager.clone();
+            move || unreadable::run(&m)
+        }),
+    )?;
     thread("shims", Box::new(move || paging::serve(m, shims)))?;
     for vm in waiting {
         tokio::spawn(restart::take_over(manager.clone(), vm));
@@ -226,7 +245,7 @@ struct Folders {
 impl Folders {
     fn make(config: &Config) -> anyhow::Result<Folders> {
         let mut made = Vec::new();
-        for dir in [&config.run_dir, &config.swap_dir] {
+        for dir in std::iter::once(&config.run_dir).chain(&config.swap_dir) {
             let fresh: Vec<_> = dir.ancestors().take_while(|d| !d.exists()).collect();
             std::fs::create_dir_all(dir).with_context(|| format!("folder {}", dir.display()))?;
             made.extend(fresh.into_iter().map(Path::to_owned));

@@ -12,7 +12,7 @@ use ballast_pager::ledger::Ledger;
 use ballast_pager::mappings::ZERO_RUN;
 use ballast_policy::{Decision, Promise, TaxRate, Thresholds, admit};
 use ballast_qemu::ProcessHandle;
-use ballast_units::{Bytes, Pages, VmId};
+use ballast_units::{Pages, VmId};
 use tokio::sync::watch;
 
 use crate::commons::Commons;
@@ -20,6 +20,7 @@ use crate::config::Config;
 use crate::kick::Kick;
 use crate::paging::Expected;
 use crate::rates::Rates;
+use crate::swap::Swap;
 use crate::vm::{Vm, lock};
 
 /// How the manager is to end.
@@ -36,6 +37,7 @@ pub struct Manager {
     pub config: Config,
     pub host: Arc<Host>,
     pub commons: Commons,
+    pub swap: Swap,
     /// As of `Vm::share_rates`, of all.
     pub share_rates: Rates<3>,
     pub kick: Arc<Kick>,
@@ -102,6 +104,7 @@ impl Manager {
         let commons = Commons::open(&config.run_dir, &config.sharing, host.clone())?;
         Ok(Arc::new(Manager {
             commons,
+            swap: Swap::new(&config),
             share_rates: Rates::default(),
             tax: Mutex::new(config.tax),
             config,
@@ -214,15 +217,6 @@ impl Manager {
     pub fn folder_of(&self, name: &str) -> PathBuf {
         self.config.run_dir.join("vms").join(name)
     }
-    pub fn swap_path(&self, name: &str) -> PathBuf {
-        self.config.swap_dir.join(format!("{name}.swap"))
-    }
-
-    /// Free space where swap files are made. Space reserved for VMs is allocated already.
-    pub fn swap_space(&self) -> Bytes {
-        rustix::fs::statvfs(&self.config.swap_dir)
-            .map_or(Bytes(0), |fs| Bytes(fs.f_bavail.saturating_mul(fs.f_frsize)))
-    }
 
     /// Checks promises already made against one more (OSDI'02 s.6.2), and records it under `name`
     /// until the VM is there or the start failed.
@@ -235,7 +229,7 @@ impl Manager {
         let unreserved =
             budget.saturating_sub(goal).saturating_sub(ZERO_RUN).saturating_sub(promised);
         let largest = made.into_iter().max_by_key(|(_, pages)| *pages);
-        admit(unreserved, self.swap_space().pages(), &need, largest)
+        admit(unreserved, self.swap.room().pages(), &need, largest)
             .map_err(|refusal| Failure::new(ErrorCode::NoRoom, format!("{name}: {refusal}")))?;
         starting.insert(name.to_owned(), need);
         Ok(())

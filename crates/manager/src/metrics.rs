@@ -70,6 +70,14 @@ fn render(host: &HostView, vms: &[VmView]) -> Result<String, std::fmt::Error> {
         registry.register(name, help, ConstCounter::new(value));
     };
     counter("swapped_in_bytes", "Read back from swap files", host.counters.swapped_in);
+    let errors =
+        |of: fn(&ballast_api::SwapLocation) -> u64| host.swap_locations.iter().map(of).sum::<u64>();
+    counter("swap_write_errors", "Writes to swap files that failed", errors(|l| l.write_errors));
+    counter(
+        "swap_read_errors",
+        "Reads from swap files that failed, or brought something else than was written",
+        errors(|l| l.read_errors),
+    );
     counter("swapped_out_bytes", "Written to swap files", host.counters.swapped_out);
     counter("ballooned_bytes", "Backed pages that guests gave up", host.counters.ballooned);
     counter("zero_dropped_bytes", "Pages found all zero and dropped", host.counters.zero_dropped);
@@ -127,7 +135,13 @@ fn per_vm(registry: &mut Registry, vms: &[VmView]) {
     for (name, help, field) in counts {
         registry.register(name, help, gauges(field));
     }
-    let totals: [(&str, &str, Field); 6] = [
+    let totals: [(&str, &str, Field); 8] = [
+        ("vm_read_ahead_bytes", "Swapped memory read before it was wanted", |v| {
+            v.counters.read_ahead
+        }),
+        ("vm_read_ahead_hit_bytes", "Memory read ahead that was wanted then", |v| {
+            v.counters.read_ahead_hits
+        }),
         ("vm_zero_dropped_bytes", "Pages found all zero and dropped", |v| v.counters.zero_dropped),
         ("vm_compressed_bytes", "Pages compressed", |v| v.compression.stored),
         ("vm_decompressed_bytes", "Compressed pages brought back", |v| v.compression.restored),

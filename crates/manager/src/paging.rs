@@ -22,6 +22,8 @@ use tokio::sync::oneshot;
 use crate::commons::{SHARING_VERSION, hung_up};
 use crate::config::Config;
 use crate::manager::Manager;
+use crate::records::Record;
+use crate::swap;
 use crate::vm::lock;
 
 /// How long a shim may take for one step of the handshake.
@@ -214,7 +216,7 @@ fn take_charge(
     let layout =
         RamLayout { base: hello.ram_addr, len: expected.size, file_offset: hello.file_offset };
     let config = pager_config(&manager.config, u64::from(expected.pid));
-    let files = VmFiles::new(&manager.folder_of(name), manager.swap_path(name));
+    let folder = manager.folder_of(name);
     let host = manager.host.clone();
     let commons = &manager.commons;
     let domain = commons.domain(&expected.domain)?;
@@ -237,6 +239,10 @@ fn take_charge(
         if can_share {
             commons.connect(&ram, connection.clone(), peer.pid, &domain)?;
         }
+        let recorded = Record::load(&folder)?.and_then(|record| record.swap);
+        let swap = manager.swap.open(name, recorded.as_deref()).map_err(|e| e.to_string())?;
+        Record::update(&folder, |record| record.swap = Some(swap::files(&swap)));
+        let files = VmFiles::new(&folder, swap);
         let overhead = expected.overhead;
         let (paged, found) =
             PagedVm::take_over(name, config, files, ram, overhead, host, Some(&domain))
@@ -253,7 +259,11 @@ fn take_charge(
     }
     let uffd = receive_uffd(connection, hello)?;
     let ram = GuestRam::new(uffd, ram_file, layout);
-    let paged = PagedVm::start(name, config, files, ram, expected.swap, expected.overhead, host)
+    // Once a VM is admitted, its pages have a place to go (OSDI'02 s.6.2).
+    let swap = manager.swap.create(name, expected.swap).map_err(|e| e.to_string())?;
+    Record::update(&folder, |record| record.swap = Some(swap::files(&swap)));
+    let files = VmFiles::new(&folder, swap);
+    let paged = PagedVm::start(name, config, files, ram, expected.overhead, host)
         .map_err(|e| e.to_string())?;
     // From here on faults are served; only now may the VMM's mmap return.
     managed(connection)?;

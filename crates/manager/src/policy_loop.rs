@@ -103,7 +103,8 @@ fn turn(
             // What the pager charges to the VM leaves out its part of the common pages.
             let part = paged.shared_part();
             paged.memory().set_target(entitlement.target.saturating_sub(part));
-            paged.set_may_share(vm.may_be_paged());
+            // A shim whose process is stopped does not answer.
+            paged.set_may_share(vm.may_be_paged() && !vm.is_frozen());
             change_domain(manager, vm, paged);
             let evict = if vm.may_be_paged() { plan.evict } else { Pages::ZERO };
             paged.evict_down_to(evict, plan.leave.saturating_sub(part));
@@ -168,7 +169,7 @@ fn vm_state(
         Some(paged) => {
             let now = paged.memory().counters.values().swap_ins;
             let before = swap_ins.insert(vm.id, now).unwrap_or(now);
-            let room = if vm.may_be_paged() { paged.memory().swap_free() } else { Pages(0) };
+            let room = if vm.may_be_paged() { paged.swap_room() } else { Pages(0) };
             (paged.waiting() > 0, now > before, room)
         }
         None => (false, false, Pages::ZERO),
@@ -214,7 +215,7 @@ fn sample(vm: &Vm, paged: &PagedVm) {
     let fresh = touched.saturating_sub(sampling.touched);
     sampling.touched = touched;
     sampling.set.touched(u32::try_from(fresh).unwrap_or(u32::MAX));
-    let running = vm.run_state() == RunState::Running && paged.waiting() == 0;
+    let running = vm.shown_state() == RunState::Running && paged.waiting() == 0;
     let executed = if running { passed } else { Duration::ZERO };
     if sampling.set.advance(executed) {
         sampling.set.end_period();

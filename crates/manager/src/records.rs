@@ -4,16 +4,18 @@
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use std::sync::Mutex;
 
 use ballast_api::VmSpec;
 use ballast_qemu::AccelChoice;
 use ballast_units::Pages;
 use serde::{Deserialize, Serialize};
 
-use crate::vm::VmParams;
+use crate::swap::SwapFile;
+use crate::vm::{VmParams, lock};
 
 /// Grows by one whenever an older manager could not understand the file.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const NAME: &str = "vm.json";
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -31,6 +33,13 @@ pub struct Record {
     /// With whom it shares pages now. None: as its salt says.
     #[serde(default)]
     pub domain: Option<String>,
+    /// Its swap files, in the order of their slots. None: not made yet, or by a manager that made one, of
+    /// the VM's name.
+    #[serde(default)]
+    pub swap: Option<Vec<SwapFile>>,
+    /// Whether its process may have been stopped because it waits for pages that cannot be read.
+    #[serde(default)]
+    pub frozen: bool,
 }
 
 impl Record {
@@ -54,6 +63,8 @@ impl Record {
             pid_started: started(pid).unwrap_or(0),
             accel: accel.to_string(),
             domain: None,
+            swap: None,
+            frozen: false,
         }
     }
 
@@ -109,16 +120,23 @@ impl Record {
         started(self.pid) == Some(self.pid_started)
     }
 
-    pub fn update_params(folder: &Path, params: VmParams) {
-        if let Ok(Some(record)) = Record::load(folder) {
-            Record { params, ..record }.save(folder);
+    /// Changes a record that is there. One at a time: each builds upon what the last one wrote.
+    pub fn update(folder: &Path, change: impl FnOnce(&mut Record)) {
+        static ONE: Mutex<()> = Mutex::new(());
+        let _one = lock(&ONE);
+        if let Ok(Some(mut record)) = Record::load(folder) {
+            record.version = VERSION;
+            change(&mut record);
+            record.save(folder);
         }
     }
 
+    pub fn update_params(folder: &Path, params: VmParams) {
+        Record::update(folder, |record| record.params = params);
+    }
+
     pub fn update_domain(folder: &Path, domain: &str) {
-        if let Ok(Some(record)) = Record::load(folder) {
-            Record { domain: Some(domain.to_owned()), ..record }.save(folder);
-        }
+        Record::update(folder, |record| record.domain = Some(domain.to_owned()));
     }
 
     pub fn remove(folder: &Path) {
@@ -177,6 +195,22 @@ mod tests {
         old["params"].as_object_mut().unwrap().remove("salt").unwrap();
         std::fs::write(dir.path().join(NAME), old.to_string()).unwrap();
         assert_eq!(Record::load(dir.path()).unwrap().unwrap().params.salt, None);
+    }
+
+    #[test]
+    fn a_record_of_version_1_is_understood_and_becomes_one_of_this() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut old = serde_json::to_value(record()).unwrap();
+        old["version"] = 1.into();
+        for key in ["swap", "frozen"] {
+            old.as_object_mut().unwrap().remove(key).unwrap();
+        }
+        std::fs::write(dir.path().join(NAME), old.to_string()).unwrap();
+        let read = Record::load(dir.path()).unwrap().unwrap();
+        assert_eq!((read.version, &read.swap, read.frozen), (1, &None, false));
+        Record::update(dir.path(), |record| record.frozen = true);
+        let read = Record::load(dir.path()).unwrap().unwrap();
+        assert_eq!((read.version, read.frozen), (VERSION, true));
     }
 
     #[test]

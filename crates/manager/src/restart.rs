@@ -50,6 +50,11 @@ pub fn announce(manager: &Arc<Manager>) -> anyhow::Result<Vec<Waiting>> {
                 continue;
             }
         };
+        if record.frozen {
+            // Its shim could not answer. If its pages still cannot be read, it is stopped again.
+            process.signal(rustix::process::Signal::CONT)?;
+            Record::update(&folder, |record| record.frozen = false);
+        }
         let (size, overhead, min) = (record.size, record.overhead, record.params.min);
         let swap = size.saturating_sub(min);
         let domain = domain_of(manager, &record);
@@ -73,13 +78,11 @@ fn domain_of(manager: &Manager, record: &Record) -> String {
 
 /// Removes what the pager had of a VM whose VMM is gone; its logs stay.
 fn clear(manager: &Manager, folder: &std::path::Path, record: &Record) {
-    for path in [
-        folder.join("pmap"),
-        folder.join("stage"),
-        folder.join("qmp.sock"),
-        manager.swap_path(&record.name),
-    ] {
+    for path in [folder.join("pmap"), folder.join("stage"), folder.join("qmp.sock")] {
         let _ = std::fs::remove_file(path);
+    }
+    if let Err(e) = manager.swap.remove(&record.name, record.swap.as_deref()) {
+        tracing::warn!(vm = record.name, "removing its swap files: {e}");
     }
     Record::remove(folder);
     let _ = std::fs::remove_dir(folder);
@@ -132,6 +135,8 @@ pub async fn take_over(manager: Arc<Manager>, waiting: Waiting) {
         tracing::info!(vm = name, "ended before it was taken over");
         manager.host.ledger.release(record.overhead);
         manager.commons.forget(&domain_of(&manager, &record), &folder.join("pmap"));
+        // Its swap files may have been made since it was read.
+        let record = Record::load(&folder).ok().flatten().unwrap_or(record);
         clear(&manager, &folder, &record);
         settled();
         return;

@@ -67,6 +67,7 @@ pub fn host(manager: &Manager) -> HostView {
         vms: vms.len() as u32,
         swap_reserved: swap(&|p| p.swap_len()),
         swap_used: swap(&|p| p.memory().swap_used()),
+        swap_locations: manager.swap.views(&vms),
         accel: lock(&manager.accel).clone(),
         manager_cpu_s: process::cpu_time(own).unwrap_or_default().as_secs_f64(),
         manager_rss: process::rss(own).unwrap_or_default().0,
@@ -110,6 +111,7 @@ pub fn vm(manager: &Manager, vm: &Vm) -> VmView {
                     swapped: pages(Page::Swapped),
                     ballooned: pages(Page::Ballooned),
                     swap_reserved: bytes(paged.swap_len()),
+                    swap_retired: bytes(memory.swap_retired()),
                     swap_target: bytes(paged.evict_goal()),
                     ..overheads
                 },
@@ -117,6 +119,8 @@ pub fn vm(manager: &Manager, vm: &Vm) -> VmView {
                     faults: c.faults,
                     swapped_in: size(c.swap_ins),
                     swapped_out: size(c.swap_outs),
+                    read_ahead: size(c.read_ahead),
+                    read_ahead_hits: size(c.read_ahead_hits),
                     zero_dropped: size(c.zero_dropped),
                     ballooned: size(c.discarded),
                     sampled: c.touched,
@@ -140,7 +144,7 @@ pub fn vm(manager: &Manager, vm: &Vm) -> VmView {
     let active = lock(&vm.sampling).set.estimate();
     VmView {
         name: vm.name.clone(),
-        state: vm.run_state(),
+        state: vm.shown_state(),
         management: vm.management(),
         pid: alive.then_some(pid),
         accel: vm.accel.clone(),
@@ -262,6 +266,10 @@ fn trouble(paged: &PagedVm) -> Option<String> {
         PagerHealth::Well => None,
         PagerHealth::Ill { last, times: 1 } => Some(last),
         PagerHealth::Ill { last, times } => Some(format!("{last} ({times} times)")),
+        PagerHealth::Unreadable { page, pages, what } => Some(format!(
+            "{pages} {} that it waits for cannot be read: {page}: {what}; tried again until it can",
+            if pages == 1 { "page" } else { "pages" }
+        )),
     }
 }
 

@@ -95,6 +95,8 @@ pub struct Vm {
     pub inspected: AtomicBool,
     /// Whether all it had was given back. Held while that is done.
     pub released: tokio::sync::Mutex<bool>,
+    /// Whether its process was stopped, because it waits for pages that cannot be read.
+    pub frozen: Mutex<bool>,
     events: Mutex<Option<JoinHandle<()>>>,
     /// Breaks, pages looked at, and cores that this took, per second.
     pub share_rates: Rates<3>,
@@ -162,6 +164,7 @@ impl Vm {
             rebooting: AtomicBool::new(false),
             inspected: AtomicBool::new(false),
             released: tokio::sync::Mutex::new(false),
+            frozen: Mutex::new(false),
             events: Mutex::new(None),
             share_rates: Rates::default(),
         }
@@ -207,6 +210,18 @@ impl Vm {
     }
     pub fn run_state(&self) -> RunState {
         *lock(&self.run_state)
+    }
+    pub fn is_frozen(&self) -> bool {
+        *lock(&self.frozen)
+    }
+    /// As people see it.
+    pub fn shown_state(&self) -> RunState {
+        match self.run_state() {
+            RunState::Starting | RunState::Running | RunState::Paused if self.is_frozen() => {
+                RunState::Unreadable
+            }
+            state => state,
+        }
     }
     /// A VM that is stopping or stopped does not come back to running.
     pub fn set_run_state(&self, state: RunState) {

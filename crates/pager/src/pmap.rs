@@ -15,8 +15,11 @@ use crate::sync::{AtomicI64, AtomicU64, Ordering};
 use crate::word::{BadWord, State, Word};
 
 const MAGIC: &[u8; 8] = b"BLSTPMAP";
-/// Versions 1 and 2 knew fewer states; their files are right ones of version 3.
+/// Versions 1 and 2 knew fewer states, and no checksums in the words of swapped pages: their files are
+/// right ones of version 3, whose zero checksum means that there is none.
 pub const VERSION: u32 = 3;
+/// The first with checksums.
+const SUMS: u32 = 3;
 
 /// Why a pmap file cannot be used. Nothing has been changed in it.
 #[derive(Debug, thiserror::Error)]
@@ -75,6 +78,7 @@ impl Pmap {
         if !(1..=VERSION).contains(&found) {
             return Err(PmapError::Version { path: path.to_owned(), found });
         }
+        let has_sums = found >= SUMS;
         let mut count = [0u8; 8];
         count.copy_from_slice(&header[16..24]);
         let found = u64::from_le_bytes(count);
@@ -83,11 +87,16 @@ impl Pmap {
         }
         let mut pmap = Pmap::count(Words::File(mapping), len);
         for ppn in (0..len.0).map(Ppn) {
-            Word::from_bits(pmap.cell(ppn).load(Ordering::Relaxed))
+            let bits = pmap.cell(ppn).load(Ordering::Relaxed);
+            Word::from_bits(bits)
+                .and_then(
+                    |w| if has_sums || w.has_room_for_sum() { Ok(w) } else { Err(BadWord(bits)) },
+                )
                 .map_err(|source| PmapError::Word { path: path.to_owned(), ppn, source })?;
         }
         if let Words::File(mapping) = &mut pmap.words {
-            // From now on it may hold what an older manager would not understand.
+            // From now on it may hold what an older manager would not understand. One store: a manager
+            // that dies here leaves a right file of either version.
             mapping.bytes_mut(8, 4).copy_from_slice(&VERSION.to_le_bytes());
         }
         pmap.recount();
@@ -232,6 +241,36 @@ mod tests {
         assert_eq!(pmap.in_state(State::Resident), Pages(1));
         pmap.check().unwrap();
         assert!(Pmap::create(&path, Pages(1000)).is_err(), "an existing pmap is never overwritten");
+    }
+
+    #[test]
+    fn a_file_of_an_older_version_becomes_one_of_this_with_its_slots_unchecked() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pmap");
+        let old = |version: u8, slot: u64| {
+            let _ = std::fs::remove_file(&path);
+            let pmap = Pmap::create(&path, Pages(16)).unwrap();
+            pmap.store(Ppn(3), Word::with_slot(State::Swapped, slot));
+            pmap.store(Ppn(4), Word::with_slot(State::Broken, crate::word::NO_STORE_PAGE));
+            drop(pmap);
+            let mut bytes = std::fs::read(&path).unwrap();
+            bytes[8] = version;
+            std::fs::write(&path, bytes).unwrap();
+        };
+        for version in [1, 2] {
+            old(version, 42);
+            for _ in 0..2 {
+                let pmap = Pmap::open(&path, Pages(16)).unwrap();
+                let stored = pmap.load(Ppn(3)).stored();
+                assert!(stored.slot.0 == 42 && stored.sum.is_none(), "{stored:?}");
+                assert_eq!(std::fs::read(&path).unwrap()[8], VERSION as u8);
+            }
+            // Its slot would be taken for a checksum.
+            old(version, 1 << 30);
+            let refused = Pmap::open(&path, Pages(16));
+            assert!(matches!(refused, Err(PmapError::Word { ppn: Ppn(3), .. })));
+            assert_eq!(std::fs::read(&path).unwrap()[8], version, "a refused file was changed");
+        }
     }
 
     #[test]

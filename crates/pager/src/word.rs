@@ -7,6 +7,15 @@
 //! +--------------------------------------+-+---+-------+---------+
 //! ```
 //!
+//! The payload of a swapped page:
+//!
+//! ```text
+//!  63                        38 37                              8
+//! +----------------------------+--------------------------------+
+//! | checksum, 0: none          | slot of the VM's swap space    |
+//! +----------------------------+--------------------------------+
+//! ```
+//!
 //! `b` is the third bit of busy. `S` is set while the page is one of the sampled pages of the current
 //! period and has not been touched. A word of zero is an untouched, idle page, so a fresh pmap file is
 //! a right one.
@@ -14,6 +23,8 @@
 use std::fmt;
 
 use ballast_sharing::StorePage;
+
+use crate::swap::{SLOT_BITS, Stored};
 
 /// Where a page is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -30,7 +41,7 @@ pub enum State {
     Broken = 3,
     /// Payload: slot of the VM's compressed tier.
     Compressed = 4,
-    /// Payload: slot of the VM's swap file.
+    /// Payload: slot of the VM's swap space, and the checksum of what is there.
     Swapped = 5,
     /// Given up by the guest: contents are void.
     Ballooned = 6,
@@ -117,6 +128,9 @@ impl Word {
     pub const fn with_slot(state: State, slot: u64) -> Word {
         Word(state as u64 | slot << PAYLOAD_SHIFT)
     }
+    pub const fn swapped(stored: Stored) -> Word {
+        Word::with_slot(State::Swapped, stored.payload())
+    }
     /// Checks bits that come from a file.
     pub fn from_bits(bits: u64) -> Result<Word, BadWord> {
         let no_busy = bits & BUSY_MASK == BUSY_MASK;
@@ -166,7 +180,18 @@ impl Word {
     }
     /// Stage slot, swap slot or store page.
     pub const fn slot(self) -> u64 {
-        self.0 >> PAYLOAD_SHIFT
+        match self.state() {
+            State::Swapped => self.stored().slot.0,
+            _ => self.0 >> PAYLOAD_SHIFT,
+        }
+    }
+    /// Of a swapped page: where it is, and what it must be like.
+    pub const fn stored(self) -> Stored {
+        Stored::from_payload(self.0 >> PAYLOAD_SHIFT)
+    }
+    /// Whether a word of a pmap without checksums can be one with them: its slot must leave them room.
+    pub const fn has_room_for_sum(self) -> bool {
+        !matches!(self.state(), State::Swapped) || (self.0 >> PAYLOAD_SHIFT) < 1 << SLOT_BITS
     }
     /// The page of the store that the word refers to; each such word counts as one reference.
     pub const fn store_page(self) -> Option<StorePage> {
@@ -205,11 +230,13 @@ impl fmt::Debug for Word {
     }
 }
 
+const _: () = assert!(PAYLOAD_SHIFT + SLOT_BITS + crate::swap::SUM_BITS == u64::BITS);
 const _: () = assert!(Word::UNTOUCHED.0 == 0, "a fresh pmap file must read as untouched pages");
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ballast_units::SlotId;
 
     const BUSY: [Busy; 7] = [
         Busy::Idle,
@@ -226,15 +253,29 @@ mod tests {
         for state in State::ALL {
             for busy in BUSY {
                 for sampled in [false, true] {
-                    let w =
-                        Word::with_slot(state, (1 << 55) + 7).set_sampled(sampled).set_busy(busy);
+                    let payload = (1 << 55) + 7;
+                    let w = Word::with_slot(state, payload).set_sampled(sampled).set_busy(busy);
                     assert_eq!((w.state(), w.busy(), w.sampled()), (state, busy, sampled));
-                    assert_eq!(w.slot(), (1 << 55) + 7);
+                    // Of a swapped page, the upper part is the checksum.
+                    assert_eq!(w.slot(), if state == State::Swapped { 7 } else { payload });
                     assert_eq!(Word::from_bits(w.bits()), Ok(w));
                     assert!(w.set_busy(Busy::Idle).is_idle());
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_swapped_word_keeps_slot_and_checksum_apart() {
+        for slot in [0, 5, (1 << SLOT_BITS) - 1] {
+            let stored = Stored::new(SlotId(slot), &[3; 4096]);
+            let w = Word::swapped(stored).set_sampled(true).set_busy(Busy::Filling);
+            assert_eq!((w.stored(), w.slot(), w.state()), (stored, slot, State::Swapped));
+        }
+        let old = Word::with_slot(State::Swapped, 42);
+        assert!(old.stored().sum.is_none() && old.has_room_for_sum());
+        assert!(!Word::with_slot(State::Swapped, 1 << SLOT_BITS).has_room_for_sum());
+        assert!(Word::with_slot(State::Broken, NO_STORE_PAGE).has_room_for_sum());
     }
 
     #[test]

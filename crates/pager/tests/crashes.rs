@@ -9,7 +9,7 @@ use ballast_pager::backend::{Backend, MemError};
 use ballast_pager::memory::{Access, Compressed, NotEvicted};
 use ballast_pager::service::serve::{Landed, Task};
 use ballast_pager::word::State;
-use ballast_units::{Ppn, SlotId};
+use ballast_units::Ppn;
 use support::vm::{LARGE, Vm};
 use support::{CrashAt, page_of};
 
@@ -129,7 +129,7 @@ const OPS: &[(&str, Op)] = &[
     }),
     ("swap-in of a page given up", |vm| {
         let fault = vm.memory.fault(Ppn(2), Access::Missing);
-        assert!(matches!(fault, ballast_pager::memory::Fault::Read(SlotId(_))));
+        assert!(matches!(fault, ballast_pager::memory::Fault::Read(_)));
         gone(vm, 2, 1)
     }),
 ];
@@ -304,14 +304,14 @@ fn a_fault_behind_a_discard_waits_for_it() {
     let mut tasks = Vec::new();
     vm.ram.0.park(2, Access::Missing);
     vm.serve.fault(&vm.memory, Ppn(2), Access::Missing, &mut tasks);
-    let [Task::Read(Ppn(2), slot)] = tasks[..] else { panic!("{tasks:?}") };
+    let [Task::Read(Ppn(2), stored)] = tasks[..] else { panic!("{tasks:?}") };
     // Given up now: its discard has to wait until the read is over.
     let mark = vm.memory.mark();
     vm.ram.0.announce(2, 1);
     tasks.clear();
     vm.serve.take(&vm.memory, &vm.ram.0.read_events(), mark, &mut tasks);
     assert!(vm.serve.pending().discard_outstanding(Ppn(2)));
-    let bytes = vm.swap[&slot.0].clone();
+    let bytes = vm.swap[&stored.slot.0].clone();
     let landed = vm.serve.arrived(&vm.memory, Ppn(2), Some(&bytes), &mut tasks);
     assert_eq!((landed, vm.state(2)), (Landed::Done, State::Swapped), "void bytes put in place");
     // Before the discard is tried again, the guest touches the page.

@@ -24,9 +24,10 @@ use ballast_pager::memory::{Evicted, Memory};
 use ballast_pager::pmap::Pmap;
 use ballast_pager::service::serve::{Landed, Serve, Task};
 use ballast_pager::stage::{Stage, StageLayout};
+use ballast_pager::swap::Stored;
 use ballast_pager::tier::{Compression, Tier};
 use ballast_pager::word::State;
-use ballast_units::{Pages, Ppn, SlotId};
+use ballast_units::{Pages, Ppn};
 use shuttle::sync::Mutex;
 use shuttle::sync::atomic::{AtomicUsize, Ordering};
 use shuttle::thread;
@@ -86,8 +87,9 @@ impl Rig {
             serve.retry(&self.memory, &mut tasks);
             for task in tasks {
                 match task {
-                    Task::Read(ppn, SlotId(slot)) => {
-                        let bytes = self.swap.lock().unwrap()[&slot].clone();
+                    Task::Read(ppn, stored) => {
+                        let bytes = self.swap.lock().unwrap()[&stored.slot.0].clone();
+                        assert!(stored.sum.fits(&bytes), "{ppn}: {stored:?}");
                         landing.push((ppn, bytes));
                     }
                     Task::Trouble(what) => panic!("{what}"),
@@ -141,8 +143,9 @@ impl Rig {
         // SAFETY: the slot is not reused before `written` has said that it may be.
         let bytes = Box::new(*unsafe { self.memory.stage().page(stage_slot) });
         token_of(&bytes);
+        let stored = Stored::new(slot, &bytes);
         self.swap.lock().unwrap().insert(slot.0, bytes);
-        while !self.memory.written(Ppn(ppn), stage_slot, slot) {
+        while !self.memory.written(Ppn(ppn), stage_slot, stored) {
             thread::yield_now();
         }
     }
@@ -274,6 +277,7 @@ fn fault_against_the_end_of_its_cluster() {
         rig.put(0, 7);
         let (slot, _) = rig.memory.take_slots(1).unwrap();
         assert_eq!(rig.memory.evict(Ppn(0), 0), Ok(Evicted::Staged));
+        let stored = Stored::new(slot, &support::page_of(7));
         rig.swap.lock().unwrap().insert(slot.0, support::page_of(7));
         rig.run(vec![
             actor(|rig| {
@@ -282,7 +286,7 @@ fn fault_against_the_end_of_its_cluster() {
                 assert_eq!(rig.ram.0.guest_read(0), 8);
             }),
             actor(move |rig| {
-                while !rig.memory.written(Ppn(0), 0, slot) {
+                while !rig.memory.written(Ppn(0), 0, stored) {
                     thread::yield_now();
                 }
             }),

@@ -18,6 +18,7 @@ use ballast_pager::service::{Health, PagedVm, PagerConfig, VmFiles};
 use ballast_pager::sharing::Domain;
 use ballast_pager::sharing::control::{Control, Settings};
 use ballast_pager::sharing::examine::{Examiner, Marking};
+use ballast_pager::swap::SwapSpace;
 use ballast_uffd::Uffd;
 use ballast_units::{PAGE_SIZE, Pages, Ppn};
 use kvm_bindings::{kvm_regs, kvm_userspace_memory_region};
@@ -195,7 +196,8 @@ fn keeps_its_memory(role: &str, share: bool) {
     let host = Arc::new(Host::new(Ledger::new(Pages(ROOM) + overhead, || {})));
     assert!(host.ledger.try_reserve(overhead));
     host.set_plenty(Pages(ROOM / 8));
-    let files = VmFiles::new(dir.path(), dir.path().join("swap"));
+    let swap = SwapSpace::create_at(&dir.path().join("swap"), Pages(SIZE)).unwrap();
+    let files = VmFiles::new(dir.path(), swap);
     let store = dir.path().join("store");
     let domain = Arc::new(Domain::create(&store, "salt", b"secret", host.clone()).unwrap());
     vmm.board.set(Cell::Go, 1);
@@ -203,8 +205,7 @@ fn keeps_its_memory(role: &str, share: bool) {
         true => remapper::connected(&vmm, dir.path(), domain.file()),
         false => vmm.guest_ram(),
     };
-    let mut vm =
-        PagedVm::start("kvm", config, files, ram, Pages(SIZE), overhead, host.clone()).unwrap();
+    let mut vm = PagedVm::start("kvm", config, files, ram, overhead, host.clone()).unwrap();
     if share {
         let settings =
             Settings { enabled: false, rehome_after: Duration::ZERO, ..Settings::default() };

@@ -25,6 +25,7 @@ use ballast_pager::sharing::Domain;
 use ballast_pager::sharing::control::{Control, Settings};
 use ballast_pager::sharing::examine::{Examiner, Marking};
 use ballast_pager::sharing::limit::Limits;
+use ballast_pager::swap::SwapSpace;
 use ballast_pager::word::{State, Word};
 use ballast_units::{HostAddr, PAGE_SIZE, Pages, Ppn};
 use vmm::{Cell, Guest, Random, Vmm, again, alone, inherited, soak_seconds, wait_for};
@@ -209,10 +210,19 @@ fn settings() -> Settings {
     Settings { host: limits, vm: limits, scan_time, rehome_after, ..Settings::default() }
 }
 
-fn files(dir: &Path, n: usize) -> VmFiles {
-    let own = dir.join(n.to_string());
-    let _ = std::fs::create_dir(&own);
-    VmFiles::new(&own, own.join("swap"))
+fn folder(dir: &Path, n: usize) -> PathBuf {
+    dir.join(n.to_string())
+}
+
+fn new_files(dir: &Path, n: usize) -> VmFiles {
+    let own = folder(dir, n);
+    std::fs::create_dir(&own).unwrap();
+    VmFiles::new(&own, SwapSpace::create_at(&own.join("swap"), Pages(SIZE)).unwrap())
+}
+
+fn old_files(dir: &Path, n: usize) -> VmFiles {
+    let own = folder(dir, n);
+    VmFiles::new(&own, SwapSpace::open_at(&own.join("swap")).unwrap())
 }
 
 impl Manager {
@@ -223,13 +233,12 @@ impl Manager {
         let control = Arc::new(Control::new(settings()));
         let mut manager = Manager { host, domain: Arc::new(domain), control, vms: Vec::new(), dir };
         for (n, vmm) in vmms.iter().enumerate() {
-            let (files, host) = (files(&manager.dir, n), manager.host.clone());
+            let (files, host) = (new_files(&manager.dir, n), manager.host.clone());
             let config = PagerConfig::default();
             // It answers from here on, and its faults wait.
             vmm.board.set(Cell::Go, 1);
             let ram = remapper::connected(vmm, &manager.dir, manager.domain.file());
-            let vm =
-                PagedVm::start("t", config, files, ram, Pages(SIZE), overhead(), host).unwrap();
+            let vm = PagedVm::start("t", config, files, ram, overhead(), host).unwrap();
             manager.share(vm, n);
         }
         manager
@@ -239,7 +248,7 @@ impl Manager {
         let (host, dir) = (Manager::host(vmms.len() as u64, room), dir.to_owned());
         let mut words: Vec<Word> = Vec::new();
         for n in 0..vmms.len() {
-            let pmap = Pmap::open(&files(&dir, n).pmap, Pages(SIZE)).unwrap();
+            let pmap = Pmap::open(&folder(&dir, n).join("pmap"), Pages(SIZE)).unwrap();
             words.extend((0..SIZE).map(|p| pmap.load(Ppn(p))));
         }
         let store = dir.join("store");
@@ -247,7 +256,7 @@ impl Manager {
         let control = Arc::new(Control::new(settings()));
         let mut manager = Manager { host, domain: Arc::new(domain), control, vms: Vec::new(), dir };
         for (n, vmm) in vmms.iter().enumerate() {
-            let (files, host) = (files(&manager.dir, n), manager.host.clone());
+            let (files, host) = (old_files(&manager.dir, n), manager.host.clone());
             let config = PagerConfig::default();
             let domain = Some(&manager.domain);
             let ram = remapper::connected(vmm, &manager.dir, manager.domain.file());

@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 
 use ballast_pager::host::Host;
 use ballast_pager::ledger::Ledger;
-use ballast_pager::service::{Health, PagedVm, PagerConfig, VmFiles};
+use ballast_pager::service::{Health, PagedVm, PagerConfig, StartError, VmFiles};
+use ballast_pager::swap::SwapSpace;
 use ballast_pager::word::State;
 use ballast_units::{HostAddr, PAGE_SIZE, Pages, Ppn};
 use vmm::{Cell, Guest, Random, Vmm, again, alone, inherited, soak_seconds, wait_for};
@@ -217,11 +218,9 @@ fn new_host(room: u64) -> Arc<Host> {
 
 fn start(vmm: &Vmm, dir: &std::path::Path, room: u64) -> Manager {
     let host = new_host(room);
-    let files = VmFiles::new(dir, dir.join("swap"));
+    let files = VmFiles::new(dir, SwapSpace::create_at(&dir.join("swap"), Pages(SIZE)).unwrap());
     let config = PagerConfig::default();
-    let vm =
-        PagedVm::start("t", config, files, vmm.guest_ram(), Pages(SIZE), overhead(), host.clone())
-            .unwrap();
+    let vm = PagedVm::start("t", config, files, vmm.guest_ram(), overhead(), host.clone()).unwrap();
     vmm.board.set(Cell::Go, 1);
     Manager { host, vm }
 }
@@ -229,7 +228,7 @@ fn start(vmm: &Vmm, dir: &std::path::Path, room: u64) -> Manager {
 impl Manager {
     fn take_over(vmm: &Vmm, dir: &std::path::Path, room: u64) -> Manager {
         let host = new_host(room);
-        let files = VmFiles::new(dir, dir.join("swap"));
+        let files = VmFiles::new(dir, SwapSpace::open_at(&dir.join("swap")).unwrap());
         let (vm, _) = PagedVm::take_over(
             "t",
             PagerConfig::default(),
@@ -573,13 +572,13 @@ fn a_vmm_that_makes_its_userfaultfd_blocking_does_not_hang_the_manager() {
 fn what_cannot_be_paged_is_refused_and_files_of_others_stay() {
     let Some(_alone) = alone() else { return };
     let dir = tempfile::tempdir().unwrap();
-    let files = VmFiles::new(dir.path(), dir.path().join("swap"));
+    let swap = dir.path().join("swap");
     let mut vmm = Vmm::start("touch", SIZE);
-    let try_start = |vmm: &Vmm| {
+    let try_start = |vmm: &Vmm| -> Result<(), StartError> {
         let host = new_host(ROOM);
         let config = PagerConfig::default();
-        let ram = vmm.guest_ram();
-        PagedVm::start("t", config, files.clone(), ram, Pages(SIZE), overhead(), host).map(drop)
+        let files = VmFiles::new(dir.path(), SwapSpace::create_at(&swap, Pages(SIZE))?);
+        PagedVm::start("t", config, files, vmm.guest_ram(), overhead(), host).map(drop)
     };
     for (base, len, offset) in [
         (u64::MAX - 4095, SIZE, 0),
@@ -600,11 +599,13 @@ fn what_cannot_be_paged_is_refused_and_files_of_others_stay() {
     }
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
     // Files of a VM that a former manager may have left running are not this call's to remove.
-    std::fs::write(&files.swap, b"the only copy").unwrap();
+    std::fs::write(&swap, b"the only copy").unwrap();
     try_start(&vmm).unwrap_err();
-    assert_eq!(std::fs::read(&files.swap).unwrap(), b"the only copy");
+    assert_eq!(std::fs::read(&swap).unwrap(), b"the only copy");
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "its own files are left");
-    std::fs::write(&files.pmap, b"words").unwrap();
+    std::fs::remove_file(&swap).unwrap();
+    std::fs::write(dir.path().join("pmap"), b"words").unwrap();
     try_start(&vmm).unwrap_err();
-    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2);
+    assert_eq!(std::fs::read(dir.path().join("pmap")).unwrap(), b"words");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "its own files are left");
 }

@@ -1,5 +1,5 @@
 use ballast_api::client::Client;
-use ballast_api::{HostChange, HostView};
+use ballast_api::{HostChange, HostView, LocationState};
 
 use super::Output;
 use super::show::compression;
@@ -70,6 +70,7 @@ fn summary(h: &HostView) -> String {
     );
     text += "\n";
     text += &section("swap", &[("reserved", size(h.swap_reserved)), ("used", size(h.swap_used))]);
+    text += &locations(h);
     text += "\n";
     text += &sharing(h);
     text += "\n";
@@ -87,6 +88,42 @@ fn summary(h: &HostView) -> String {
         ],
     );
     text
+}
+
+fn locations(h: &HostView) -> String {
+    if h.swap_locations.is_empty() {
+        return String::new();
+    }
+    let rows = h.swap_locations.iter().map(|l| {
+        let state = match l.state {
+            LocationState::Good => "good",
+            LocationState::Failed => "failed: not written to",
+            LocationState::Missing => "missing",
+        };
+        vec![
+            format!("  {}", l.path.display()),
+            l.priority.to_string(),
+            size(l.reserved),
+            size(l.used),
+            size(l.free),
+            l.write_errors.to_string(),
+            l.read_errors.to_string(),
+            state.to_owned(),
+        ]
+    });
+    columns(
+        &[
+            ("  LOCATION", false),
+            ("PRIORITY", true),
+            ("RESERVED", true),
+            ("USED", true),
+            ("FREE", true),
+            ("WRITE ERRORS", true),
+            ("READ ERRORS", true),
+            ("STATE", false),
+        ],
+        rows,
+    )
 }
 
 fn sharing(h: &HostView) -> String {

@@ -78,6 +78,7 @@ fn memory(vm: &VmView) -> String {
             ("ballooned", part(m.ballooned)),
             ("swap target", size(m.swap_target)),
             ("swap reserved", size(m.swap_reserved)),
+            ("swap not writable", size(m.swap_retired)),
             ("declared overhead", size(m.overhead)),
             ("VMM's own memory", format!("{} (not in the budget)", size(m.vmm_overhead))),
         ],
@@ -178,6 +179,10 @@ fn totals(vm: &VmView) -> String {
             ("faults served", c.faults.to_string()),
             ("swapped in", size(c.swapped_in)),
             ("swapped out", size(c.swapped_out)),
+            (
+                "read ahead",
+                format!("{}, {} of it wanted", size(c.read_ahead), size(c.read_ahead_hits)),
+            ),
             ("ballooned", size(c.ballooned)),
             ("sampled", c.sampled.to_string()),
             ("waits", format!("{} ({:.1} s)", c.waits, c.wait_s)),

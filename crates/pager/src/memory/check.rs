@@ -26,7 +26,7 @@ impl<B: Backend> Memory<B> {
             }
             charged += u64::from(word.state().charged());
             match word.state() {
-                State::Swapped if word.slot() >= slots.len().0 || !slots.is_taken(word.slot()) => {
+                State::Swapped if !slots.is_taken(word.stored().slot) => {
                     return Err(format!("{ppn}: {word:?}, but the slot is free"));
                 }
                 State::Swapped if !swapped.insert(word.slot()) => {

@@ -20,6 +20,10 @@ pub struct Counters {
     pub written_back: AtomicU64,
     /// Pages that were too large when compressed.
     pub incompressible: AtomicU64,
+    /// Swapped pages that were read before they were wanted.
+    pub read_ahead: AtomicU64,
+    /// Of those, pages that were wanted then.
+    pub read_ahead_hits: AtomicU64,
     /// Pages that left their homes by eviction.
     pub evicted: AtomicU64,
     /// Of those, pages all zero, which were dropped.
@@ -70,6 +74,8 @@ impl Counters {
             decompressed: get(&self.decompressed),
             written_back: get(&self.written_back),
             incompressible: get(&self.incompressible),
+            read_ahead: get(&self.read_ahead),
+            read_ahead_hits: get(&self.read_ahead_hits),
             evicted: get(&self.evicted),
             zero_dropped: get(&self.zero_dropped),
             discarded: get(&self.discarded),
@@ -101,6 +107,8 @@ pub struct CounterValues {
     pub decompressed: u64,
     pub written_back: u64,
     pub incompressible: u64,
+    pub read_ahead: u64,
+    pub read_ahead_hits: u64,
     pub evicted: u64,
     pub zero_dropped: u64,
     pub discarded: u64,

@@ -7,7 +7,7 @@
 //! that is gone is released, and a copy elsewhere is dropped if it left home before the event was
 //! read.
 
-use ballast_units::{Ppn, SlotId};
+use ballast_units::Ppn;
 
 use super::departures::Mark;
 use super::{Counters, Memory};
@@ -129,7 +129,7 @@ impl<B: Backend> Memory<B> {
                     return true;
                 }
                 _ if self.pmap.exchange(ppn, word, void).is_err() => continue,
-                State::Swapped => self.free_slot(SlotId(word.slot())),
+                State::Swapped => self.free_slot(word.stored().slot),
                 State::Compressed => self.free_named(word),
                 State::Held => {
                     self.stage.free_hold(word.slot());

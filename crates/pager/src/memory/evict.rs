@@ -3,10 +3,11 @@
 //! the page gone when it may go on.
 
 use ballast_sharing::is_zero;
-use ballast_units::{Ppn, SlotId};
+use ballast_units::Ppn;
 
 use super::{Counters, Memory};
 use crate::backend::{Backend, MemError};
+use crate::swap::Stored;
 use crate::word::{Busy, State, Word};
 
 /// What became of the page.
@@ -83,22 +84,29 @@ impl<B: Backend> Memory<B> {
         NotEvicted::Failed(e)
     }
 
-    /// The cluster write that carried `ppn` from stage slot `stage_slot` to `slot` is complete.
+    /// Whether a page is still in the stage slot that it left its home for. One that is not has no need
+    /// of being written.
+    pub fn is_staged(&self, ppn: Ppn, stage_slot: u64) -> bool {
+        let word = self.pmap.load(ppn);
+        word.state() == State::Staged && word.slot() == stage_slot
+    }
+
+    /// The cluster write that carried `ppn` from stage slot `stage_slot` to where `stored` says is complete.
     /// Answers false if the page is busy at the moment: ask again, and keep the stage slot until
     /// then. If the page has left the stage meanwhile, its swap slot is freed.
     #[must_use]
-    pub fn written(&self, ppn: Ppn, stage_slot: u64, slot: SlotId) -> bool {
+    pub fn written(&self, ppn: Ppn, stage_slot: u64, stored: Stored) -> bool {
         loop {
             let word = self.pmap.load(ppn);
             if word.state() != State::Staged || word.slot() != stage_slot {
                 // Shuttles between home and this stage slot are over: it is not reused before now.
-                self.free_slot(slot);
+                self.free_slot(stored.slot);
                 return true;
             }
             if !word.is_idle() {
                 return false;
             }
-            let swapped = Word::with_slot(State::Swapped, slot.0).set_sampled(word.sampled());
+            let swapped = Word::swapped(stored).set_sampled(word.sampled());
             if self.pmap.exchange(ppn, word, swapped).is_ok() {
                 Counters::add(&self.counters.swap_outs, 1);
                 return true;

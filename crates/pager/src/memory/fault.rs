@@ -1,9 +1,10 @@
 //! Serving faults: a page comes home.
 
-use ballast_units::{Ppn, SlotId};
+use ballast_units::Ppn;
 
 use super::{Counters, Memory};
 use crate::backend::{Backend, MemError, PageBuf};
+use crate::swap::Stored;
 use crate::word::{Busy, State, Word};
 
 /// What the guest met.
@@ -40,9 +41,9 @@ pub enum Fault {
     /// The guest goes on.
     Served,
     Wait(Wait),
-    /// The page must be read from this swap slot; hand what was read to `swapped_in`. Until then
-    /// the page is busy and memory for it is reserved.
-    Read(SlotId),
+    /// The page must be read from this swap slot; hand what was read, if it fits the checksum, to
+    /// `swapped_in`. Until then the page is busy and memory for it is reserved.
+    Read(Stored),
     Failed(MemError),
 }
 
@@ -251,7 +252,7 @@ impl<B: Backend> Memory<B> {
             self.uncharge(1);
             return Err(busy);
         }
-        Err(Fault::Read(SlotId(word.slot())))
+        Err(Fault::Read(word.stored()))
     }
 
     /// The read that `Fault::Read` asked for is done. `Wait` means: keep the bytes, call again.
@@ -260,6 +261,7 @@ impl<B: Backend> Memory<B> {
     pub fn swapped_in(&self, ppn: Ppn, bytes: Option<&PageBuf>) -> Fault {
         let word = self.pmap.load(ppn);
         debug_assert!(word.state() == State::Swapped && word.busy() == Busy::Filling, "{word:?}");
+        debug_assert!(bytes.is_none_or(|b| word.stored().sum.fits(b)), "{ppn}: not its contents");
         let Some(bytes) = bytes else {
             self.pmap.store(ppn, word.set_busy(Busy::Idle));
             self.uncharge(1);
@@ -268,7 +270,7 @@ impl<B: Backend> Memory<B> {
         match self.fill(ppn, bytes) {
             Ok(()) => {
                 self.came_home(ppn, word.sampled());
-                self.free_slot(SlotId(word.slot()));
+                self.free_slot(word.stored().slot);
                 Counters::add(&self.counters.swap_ins, 1);
                 Counters::add(&self.counters.faults, 1);
                 Fault::Served

@@ -5,8 +5,8 @@
 //! - one page of machine memory is charged for every Resident, Held and Broken page and for every frame
 //!   of the tier, none for others (the store's pages are charged to their domain);
 //! - every Compressed word names its own taken slot of the tier, and no other slot is taken;
-//! - every Swapped word names its own taken slot of the swap file, and no other slot is taken but
-//!   by clusters being written;
+//! - every Swapped word names its own taken slot of the swap space, and no other slot is taken but
+//!   by clusters being written, and those that could not be written and are retired;
 //! - every Held word names its own taken hold of the stage;
 //! - a page is mapped to the store if and only if it is Shared or Broken, to the zeros if and only if it
 //!   is Zero or Broken without a store page, and home otherwise; each word that names a store page
@@ -50,7 +50,7 @@ use crate::backend::Backend;
 use crate::host::Host;
 use crate::pmap::Pmap;
 use crate::stage::Stage;
-use crate::swap::SlotMap;
+use crate::swap::SlotSpace;
 use crate::sync::{AtomicU64, Mutex, Ordering, lock};
 use crate::tier::Tier;
 
@@ -61,7 +61,7 @@ pub struct Memory<B: Backend> {
     pub(crate) stage: Stage,
     pub(crate) tier: Tier,
     pub(crate) host: Arc<Host>,
-    slots: Mutex<SlotMap>,
+    slots: Mutex<SlotSpace>,
     departures: departures::Departures,
     charged: AtomicU64,
     target: AtomicU64,
@@ -77,7 +77,7 @@ impl<B: Backend> Memory<B> {
         pmap: Pmap,
         backend: B,
         stage: Stage,
-        swap: Pages,
+        swap: impl Into<SlotSpace>,
         host: Arc<Host>,
         fault_around: Pages,
     ) -> Memory<B> {
@@ -89,7 +89,7 @@ impl<B: Backend> Memory<B> {
             stage,
             tier: Tier::off(),
             host,
-            slots: Mutex::new(SlotMap::new(swap)),
+            slots: Mutex::new(swap.into()),
             departures: departures::Departures::new(),
             charged: AtomicU64::new(0),
             fault_around: fault_around.0.max(1),
@@ -129,11 +129,20 @@ impl<B: Backend> Memory<B> {
     pub fn set_target(&self, target: Pages) {
         self.target.store(target.0, Ordering::Relaxed);
     }
+    /// Slots that a page can be written to: those of a location that has failed are not among them.
     pub fn swap_free(&self) -> Pages {
         lock(&self.slots).free()
     }
     pub fn swap_used(&self) -> Pages {
         lock(&self.slots).used()
+    }
+    /// Slots that could not be written and are not tried again.
+    pub fn swap_retired(&self) -> Pages {
+        lock(&self.slots).retired()
+    }
+    /// Used slots of one file of the swap space; the first is 0.
+    pub fn swap_used_of(&self, part: usize) -> Pages {
+        lock(&self.slots).used_of(part)
     }
 
     /// Takes a run of swap slots for a cluster.
@@ -143,6 +152,10 @@ impl<B: Backend> Memory<B> {
     pub fn free_slot(&self, slot: SlotId) {
         let freed = lock(&self.slots).release(slot);
         debug_assert!(freed, "{slot:?} freed twice");
+    }
+    /// A slot that was taken, and could not be written.
+    pub fn retire_slot(&self, slot: SlotId) {
+        lock(&self.slots).retire(slot);
     }
 
     /// Reserves `n` pages for this VM, or says why they must be waited for.

@@ -56,8 +56,8 @@ impl<B: Backend> Memory<B> {
                 found.absent += 1;
             }
             match word.state() {
-                State::Swapped if !lock(&self.slots).claim(SlotId(word.slot())) => {
-                    return Err(RecoverError::Slot { ppn, slot: SlotId(word.slot()) });
+                State::Swapped if !lock(&self.slots).claim(word.stored().slot) => {
+                    return Err(RecoverError::Slot { ppn, slot: word.stored().slot });
                 }
                 State::Staged if word.slot() >= self.stage.layout().write_slots() => {
                     return Err(RecoverError::Stage { ppn, slot: word.slot() });

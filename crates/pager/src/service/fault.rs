@@ -1,49 +1,32 @@
 //! The fault service of one VM.
 
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ballast_uffd::{EVENTS_PER_READ, Event};
-use ballast_units::{HostAddr, PAGE_SIZE, Ppn, SlotId};
+use ballast_units::{HostAddr, Ppn};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
 
+use super::reads::{Arrival, Reads};
 use super::serve::{Landed, Notice, Serve, Task};
 use super::vm::Shared;
-use crate::backend::PageBuf;
 use crate::guest_ram::GuestRam;
-use crate::mapping::Mapping;
 use crate::memory::{Access, Memory, Wait};
-use crate::swap::{Completion, Ring};
+use crate::word::State;
 
-/// Pages being read from the swap file at one time. Their buffers are overhead memory.
-pub(super) const READS: usize = 64;
-
-/// How often a read that fails is tried again at once, before the VM is declared ill.
-const READ_ATTEMPTS: u32 = 3;
-
-/// What is read into one buffer.
-#[derive(Clone, Copy, Debug)]
-struct Read {
-    ppn: Ppn,
-    slot: SlotId,
-    attempts: u32,
-}
+/// How long until a page that could not be read is tried again.
+const RETRY: Duration = Duration::from_secs(2);
 
 pub(super) struct FaultService {
     vm: Arc<Shared>,
-    ring: Ring,
-    buffers: Mapping,
-    /// By buffer: what is being read, or waits to be filled.
-    reads: [Option<Read>; READS],
+    reads: Reads,
     /// Buffers whose bytes are here but could not be put in place yet.
     unfilled: Vec<(usize, Wait)>,
-    /// Pages claimed for reading that no buffer was free for.
-    queued: VecDeque<Read>,
-    /// Reads that failed for good, and when to try them again.
-    failed: Vec<(Ppn, Instant)>,
+    /// Pages that could not be read, and when to try them again.
+    failed: BTreeMap<Ppn, Instant>,
     serve: Serve,
     tasks: Vec<Task>,
 }
@@ -51,13 +34,10 @@ pub(super) struct FaultService {
 impl FaultService {
     pub fn new(vm: Arc<Shared>) -> std::io::Result<FaultService> {
         Ok(FaultService {
+            reads: Reads::new(vm.clone())?,
             vm,
-            ring: Ring::new(READS as u32),
-            buffers: Mapping::anonymous(READS * PAGE_SIZE)?,
-            reads: [None; READS],
             unfilled: Vec::new(),
-            queued: VecDeque::new(),
-            failed: Vec::new(),
+            failed: BTreeMap::new(),
             serve: Serve::default(),
             tasks: Vec::new(),
         })
@@ -86,8 +66,7 @@ impl FaultService {
             PollFd::new(uffd, PollFlags::IN),
             PollFd::from_borrowed_fd(self.vm.wake_fd.as_fd(), PollFlags::IN),
         ];
-        let ring = self.ring.poll_fd();
-        if let (Some(fd), true) = (ring, self.ring.in_flight() > 0) {
+        if let Some(fd) = self.reads.poll_fd() {
             fds.push(PollFd::from_borrowed_fd(fd, PollFlags::IN));
         }
         let timeout = Timespec::try_from(self.patience()).ok();
@@ -154,110 +133,76 @@ impl FaultService {
         let mark = self.vm.memory.mark();
         self.vm.memory.backend().uffd().read_events(events)?;
         let notices: Vec<Notice> = events.drain(..).filter_map(|e| self.notice(e)).collect();
+        for notice in &notices {
+            if let Notice::Discard(first, n) = *notice {
+                self.reads.forget(first, n);
+            }
+        }
         self.with_serve(|serve, memory, tasks| serve.take(memory, &notices, mark, tasks));
         Ok(())
     }
 
-    fn with_serve<T>(
-        &mut self,
-        act: impl FnOnce(&mut Serve, &Memory<GuestRam>, &mut Vec<Task>) -> T,
-    ) -> T {
-        let mut tasks = std::mem::take(&mut self.tasks);
-        let result = act(&mut self.serve, &self.vm.memory, &mut tasks);
-        for task in tasks.drain(..) {
-            match task {
-                Task::Read(ppn, slot) => self.queued.push_back(Read { ppn, slot, attempts: 0 }),
-                Task::Trouble(what) => self.vm.set_ill(what),
-            }
-        }
-        self.tasks = tasks;
+    fn with_serve(&mut self, act: impl FnOnce(&mut Serve, &Memory<GuestRam>, &mut Vec<Task>)) {
+        act(&mut self.serve, &self.vm.memory, &mut self.tasks);
+        self.work();
         if self.vm.memory.has_reads_of_untouched() {
             self.vm.signal_share();
         }
-        self.submit_reads();
-        result
     }
 
-    fn submit_reads(&mut self) {
-        let mut refused = Vec::new();
-        while !self.ring.is_full()
-            && let Some(free) = self.reads.iter().position(Option::is_none)
-            && let Some(read) = self.queued.pop_front()
-        {
-            match self.submit(free, read) {
-                Ok(()) => self.reads[free] = Some(read),
-                Err(e) => {
-                    self.vm.set_ill(format!("reading swap: {e}"));
-                    refused.push(read);
+    /// Does what is to be done, and begins to read what is to be read.
+    fn work(&mut self) {
+        loop {
+            for task in std::mem::take(&mut self.tasks) {
+                match task {
+                    Task::Read(ppn, stored) => {
+                        if let Some(buffer) = self.reads.want(ppn, stored) {
+                            self.put_in_place(buffer);
+                        }
+                        self.reads.look_ahead(ppn);
+                    }
+                    Task::Trouble(what) => self.vm.set_ill(what),
                 }
             }
-        }
-        for read in refused {
-            self.give_up(read);
-        }
-    }
-
-    fn submit(&mut self, buffer: usize, read: Read) -> std::io::Result<()> {
-        // SAFETY: the buffer lies in a mapping that self owns and that outlives the ring's operations
-        // (the ring waits for them on drop, and is declared first); `reads[buffer]` keeps it from
-        // other use until the completion is reaped.
-        unsafe {
-            let into = self.buffers.as_ptr().add(buffer * PAGE_SIZE);
-            self.ring.read(&self.vm.swap, into, PAGE_SIZE as u32, read.slot.offset(), buffer as u64)
+            let mut lost = Vec::new();
+            self.reads.submit(&mut lost);
+            self.take(lost);
+            if self.tasks.is_empty() {
+                return;
+            }
         }
     }
 
     fn reap(&mut self) {
-        if self.ring.in_flight() == 0 {
-            return;
-        }
-        let mut done = Vec::new();
-        if let Err(e) = self.ring.reap(false, &mut done) {
-            self.vm.set_ill(format!("swap I/O: {e}"));
-        }
-        for Completion { tag, result } in done {
-            let buffer = tag as usize;
-            let Some(read) = self.reads.get(buffer).copied().flatten() else { continue };
-            if result == Ok(PAGE_SIZE as u32) {
-                self.put_in_place(buffer);
-            } else {
-                self.reread(buffer, read, result);
+        let mut arrivals = Vec::new();
+        self.reads.reap(&mut arrivals);
+        self.take(arrivals);
+        self.work();
+    }
+
+    fn take(&mut self, arrivals: Vec<Arrival>) {
+        for arrival in arrivals {
+            match arrival {
+                Arrival::Here(buffer) => self.put_in_place(buffer),
+                Arrival::Lost(ppn, what) => {
+                    // The page stays swapped and its fault unanswered: there is nothing true to answer
+                    // it with. It is tried again later.
+                    self.serve.arrived(&self.vm.memory, ppn, None, &mut self.tasks);
+                    self.failed.insert(ppn, Instant::now() + RETRY);
+                    self.vm.set_unreadable(ppn, what);
+                }
             }
         }
-        self.submit_reads();
-    }
-
-    fn reread(&mut self, buffer: usize, read: Read, result: Result<u32, i32>) {
-        let read = Read { attempts: read.attempts + 1, ..read };
-        self.reads[buffer] = Some(read);
-        let again = read.attempts < READ_ATTEMPTS && self.submit(buffer, read).is_ok();
-        if !again {
-            let what = match result {
-                Ok(n) => format!("{n} bytes of a page"),
-                Err(errno) => std::io::Error::from_raw_os_error(errno).to_string(),
-            };
-            let path = self.vm.swap.path().display().to_string();
-            self.vm.set_ill(format!("{path}: slot {}: {what}; the guest waits", read.slot.0));
-            self.reads[buffer] = None;
-            self.give_up(read);
-        }
-    }
-
-    /// The page stays swapped and its fault unanswered; it is tried again later.
-    fn give_up(&mut self, read: Read) {
-        self.with_serve(|serve, memory, tasks| serve.arrived(memory, read.ppn, None, tasks));
-        self.failed.push((read.ppn, Instant::now() + Duration::from_secs(1)));
     }
 
     fn put_in_place(&mut self, buffer: usize) {
-        let Some(read) = self.reads[buffer] else { return };
-        // SAFETY: the read into this buffer is complete, and `reads[buffer]` keeps it from other use.
-        let bytes = unsafe { self.buffers.slice(buffer * PAGE_SIZE, PAGE_SIZE) };
-        let Ok(page) = <&PageBuf>::try_from(bytes) else { return };
-        // Tasks are kept for the caller's end, so that no new read takes this buffer meanwhile.
-        let landed = self.serve.arrived(&self.vm.memory, read.ppn, Some(page), &mut self.tasks);
-        match landed {
-            Landed::Done => self.reads[buffer] = None,
+        let Some((ppn, page)) = self.reads.arrived(buffer) else { return };
+        match self.serve.arrived(&self.vm.memory, ppn, Some(page), &mut self.tasks) {
+            Landed::Done => {
+                self.reads.done(buffer);
+                self.failed.remove(&ppn);
+                self.vm.set_readable(ppn);
+            }
             Landed::NotYet(why) => self.unfilled.push((buffer, why)),
         }
     }
@@ -268,13 +213,23 @@ impl FaultService {
             self.put_in_place(buffer);
         }
         let now = Instant::now();
-        let due: Vec<Ppn> = self.failed.extract_if(.., |f| f.1 <= now).map(|f| f.0).collect();
+        let swapped = |ppn: Ppn| self.vm.memory.pmap().load(ppn).state() == State::Swapped;
+        // One that the guest gave up meanwhile needs no reading, and somebody may wait for it.
+        let is_due = |ppn: Ppn, at: Instant| at <= now || !swapped(ppn);
+        let due: Vec<Ppn> =
+            self.failed.iter().filter(|f| is_due(*f.0, *f.1)).map(|f| *f.0).collect();
+        self.failed.retain(|ppn, _| !due.contains(ppn));
         self.with_serve(|serve, memory, tasks| {
             serve.retry(memory, tasks);
-            for ppn in due {
+            for &ppn in &due {
                 serve.fault(memory, ppn, Access::Missing, tasks);
             }
         });
+        for ppn in due {
+            if self.vm.memory.pmap().load(ppn).state() != State::Swapped {
+                self.vm.set_readable(ppn);
+            }
+        }
         let waiting = self.serve.pending().faults() as u64;
         self.vm.waiting.store(waiting, std::sync::atomic::Ordering::Relaxed);
     }

@@ -5,13 +5,17 @@
 //!   threads wait until their discard events are read.
 //! - `serve`, `pending`: in which order it does so.
 //! - `share`: looks for equal pages, brings broken ones home, maps zeros to be read.
-//! - `reclaim`: evicts what the policy asks for, writes clusters to the swap file, samples.
+//! - `reads`: what is read from the swap space for it, and read ahead.
+//! - `reclaim`: evicts what the policy asks for, samples.
+//! - `write`: how it writes clusters to the swap space, whatever fails.
 
 mod fault;
 pub mod pending;
+mod reads;
 mod reclaim;
 pub mod serve;
 mod share;
 mod vm;
+mod write;
 
 pub use vm::{Health, PagedVm, PagerConfig, Sample, StartError, VmFiles};

@@ -1,20 +1,21 @@
 //! The reclaim thread of one VM: eviction towards the policy's goal, of each page what it is good for (share
-//! before compress before swap), clustered writes to the swap file, and the sampling of active memory.
+//! before compress before swap), and the sampling of active memory. How pages are written is in `write`.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use ballast_units::{PAGE_SIZE, Ppn, SlotId};
+use ballast_units::Ppn;
 
 use super::vm::Shared;
+use super::write::{Cluster, Stuck};
 use crate::backend::MemError;
 use ballast_compress::Compressor;
 
 use crate::memory::{Compressed, Evicted, MOVING, NotBack, NotEvicted, Recovered};
 use crate::replacement::Replacement;
 use crate::sharing::examine::{Examiner, Marking};
-use crate::swap::{Completion, Ring};
+use crate::swap::Ring;
 use crate::word::State;
 
 /// Random proposals before the pmap is searched in order.
@@ -25,30 +26,12 @@ const LOOKED_UP: u64 = 32;
 /// Compressed pages, the oldest, that are tried to be moved on in one go.
 const TRIED: usize = 8;
 
-/// Pages that lie together in the stage and go to the swap file together.
-struct Cluster {
-    /// Its first stage slot.
-    base: u64,
-    pages: Vec<Ppn>,
-    /// Swap slots by page, once written to; a page settled is None.
-    slots: Vec<Option<SlotId>>,
-    /// Writes in flight.
-    writing: u32,
-    /// Writes that were not accepted: first page, pages, slot. Their pages must not be settled.
-    refused: Vec<(usize, usize, SlotId)>,
-    sealed: bool,
-}
-
-impl Cluster {
-    fn is_free(&self) -> bool {
-        self.sealed && self.writing == 0 && self.slots.iter().all(Option::is_none)
-    }
-}
-
 pub(super) struct Reclaim {
-    vm: Arc<Shared>,
-    ring: Ring,
-    clusters: Vec<Cluster>,
+    pub(super) vm: Arc<Shared>,
+    pub(super) ring: Ring,
+    pub(super) clusters: Vec<Cluster>,
+    /// See `write`.
+    pub(super) stuck: Option<Stuck>,
     replacement: Box<dyn Replacement>,
     /// Victims that have been looked up in the share table, in vain.
     victims: Vec<Ppn>,
@@ -61,16 +44,8 @@ pub(super) struct Reclaim {
 impl Reclaim {
     pub fn new(vm: Arc<Shared>, replacement: Box<dyn Replacement>, found: &Recovered) -> Reclaim {
         let layout = vm.memory.stage().layout();
-        let clusters = (0..layout.clusters)
-            .map(|c| Cluster {
-                base: c * layout.cluster,
-                pages: Vec::new(),
-                slots: Vec::new(),
-                writing: 0,
-                refused: Vec::new(),
-                sealed: false,
-            })
-            .collect();
+        let clusters = (0..layout.clusters).map(|c| Cluster::new(c * layout.cluster)).collect();
+        let ring = vm.swap.ring(2 * (layout.write_slots() as u32).max(1));
         let compressor = vm.memory.tier().settings().algorithm.and_then(|algorithm| {
             Compressor::new(algorithm)
                 .inspect_err(|e| tracing::error!(vm = %vm.name, "nothing is compressed: {e}"))
@@ -78,8 +53,9 @@ impl Reclaim {
         });
         let mut reclaim = Reclaim {
             vm,
-            ring: Ring::new(2 * (layout.write_slots() as u32).max(1)),
+            ring,
             clusters,
+            stuck: None,
             replacement,
             victims: Vec::new(),
             examiner: Examiner::default(),
@@ -92,8 +68,7 @@ impl Reclaim {
     }
 
     /// Pages that a former manager left in the stage go back into their clusters. A slot between
-    /// them that no page names is given to the first page of the cluster: it is written twice, once
-    /// in vain, and settles as "left the stage".
+    /// them that no page names is given to the first page of the cluster: that one has left it.
     fn adopt(&mut self, staged: &[(Ppn, u64)], per_cluster: u64) {
         for cluster in &mut self.clusters {
             let mut own: Vec<_> =
@@ -119,7 +94,9 @@ impl Reclaim {
             self.evict();
             self.flush();
             self.settle_all();
-            let rest = if self.clusters.iter().any(|c| c.sealed) {
+            let rest = if let Some(rest) = self.stuck_for() {
+                Some(rest)
+            } else if self.clusters.iter().any(|c| c.sealed) {
                 Some(Duration::from_millis(2))
             } else if self.vm.evict_goal.load(Ordering::Relaxed) > 0 {
                 // It gave up for now, or a sample was asked for in between.
@@ -143,16 +120,18 @@ impl Reclaim {
                 break;
             }
             self.reap(false);
-            let open: u64 =
-                self.clusters.iter().filter(|c| !c.sealed).map(|c| c.pages.len() as u64).sum();
-            if self.vm.memory.swap_free().0 <= open {
-                // Reserved at admission, so only a VM that was given less gets here.
+            if self.vm.memory.swap_free().0 <= self.waiting_for_slots() {
+                // Reserved at admission, so only a VM that was given less gets here, or one whose
+                // locations have failed.
                 self.vm.evict_goal.store(0, Ordering::Relaxed);
                 break;
             }
             let Some(cluster) = self.open_cluster() else {
                 if self.ring.in_flight() > 0 {
                     self.reap(true);
+                } else if self.stuck_for().is_some() {
+                    // Nothing can be written for now, and the policy is told.
+                    break;
                 } else {
                     self.settle_all();
                     std::thread::sleep(Duration::from_micros(100));
@@ -356,104 +335,6 @@ impl Reclaim {
         (0..size.0).map(|i| Ppn((last.0 + i) % size.0)).find(|&p| eligible(p))
     }
 
-    /// Part-filled clusters go too: a page in the stage is neither here nor there.
-    fn flush(&mut self) {
-        for cluster in 0..self.clusters.len() {
-            if !self.clusters[cluster].sealed && !self.clusters[cluster].pages.is_empty() {
-                self.write(cluster);
-            }
-        }
-        while self.ring.in_flight() > 0 && !self.vm.is_stopping() {
-            self.reap(true);
-        }
-    }
-
-    /// Submits a cluster's pages that have no slot yet, in as few writes as the free slots allow.
-    fn write(&mut self, index: usize) {
-        let cluster = &mut self.clusters[index];
-        if !cluster.sealed {
-            cluster.sealed = true;
-            cluster.slots = Vec::with_capacity(cluster.pages.len());
-        }
-        while cluster.slots.len() < cluster.pages.len() {
-            let first = cluster.slots.len();
-            let left = (cluster.pages.len() - first) as u64;
-            let Some((slot, n)) = self.vm.memory.take_slots(left) else { return };
-            cluster.slots.extend((0..n).map(|i| Some(SlotId(slot.0 + i))));
-            submit(&self.vm, &mut self.ring, cluster, index, first, n as usize, slot);
-        }
-    }
-
-    fn reap(&mut self, wait: bool) {
-        let mut done = Vec::new();
-        if let Err(e) = self.ring.reap(wait, &mut done) {
-            self.vm.set_ill(format!("swap I/O: {e}"));
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        for Completion { tag, result } in done {
-            let (index, first, n) =
-                ((tag >> 40) as usize, (tag >> 20 & 0xf_ffff) as usize, (tag & 0xf_ffff) as usize);
-            let cluster = &mut self.clusters[index];
-            cluster.writing -= 1;
-            if result == Ok((n * PAGE_SIZE) as u32) {
-                self.settle(index, first, n);
-                continue;
-            }
-            let what = match result {
-                Ok(bytes) => format!("{bytes} of {} bytes written", n * PAGE_SIZE),
-                Err(errno) => std::io::Error::from_raw_os_error(errno).to_string(),
-            };
-            self.vm.set_ill(format!("{}: {what}; its pages stay", self.vm.swap.path().display()));
-            // The pages are whole in the stage: write them again, page by page, less in a hurry.
-            std::thread::sleep(Duration::from_millis(20));
-            for i in first..first + n {
-                if let Some(slot) = self.clusters[index].slots[i] {
-                    let cluster = &mut self.clusters[index];
-                    submit(&self.vm, &mut self.ring, cluster, index, i, 1, slot);
-                }
-            }
-        }
-        self.settle_all();
-    }
-
-    /// Books the pages of a complete write, but for those busy at the moment.
-    fn settle(&mut self, index: usize, first: usize, n: usize) {
-        let cluster = &mut self.clusters[index];
-        for i in first..first + n {
-            if let Some(slot) = cluster.slots[i]
-                && self.vm.memory.written(cluster.pages[i], cluster.base + i as u64, slot)
-            {
-                cluster.slots[i] = None;
-            }
-        }
-    }
-
-    /// Settles what was busy, gives slots to what got none, and opens clusters that are done.
-    fn settle_all(&mut self) {
-        for index in 0..self.clusters.len() {
-            let cluster = &mut self.clusters[index];
-            if !cluster.sealed || cluster.writing > 0 {
-                continue;
-            }
-            if !cluster.refused.is_empty() {
-                for (first, n, slot) in std::mem::take(&mut cluster.refused) {
-                    submit(&self.vm, &mut self.ring, cluster, index, first, n, slot);
-                }
-                continue;
-            }
-            let written = self.clusters[index].slots.len();
-            self.settle(index, 0, written);
-            if written < self.clusters[index].pages.len() {
-                self.write(index);
-            } else if self.clusters[index].is_free() {
-                let cluster = &mut self.clusters[index];
-                cluster.sealed = false;
-                cluster.pages.clear();
-                cluster.slots.clear();
-            }
-        }
-    }
-
     /// Ends the sample of the last period and begins a new one.
     fn sample(&mut self, ppns: Vec<Ppn>) {
         let mut left = std::mem::take(&mut self.sampled);
@@ -513,30 +394,5 @@ impl Reclaim {
             }
         }
         self.vm.sample_began(taken, base);
-    }
-}
-
-/// Submits pages `first..first + n` of a cluster to neighbouring swap slots from `slot` on.
-fn submit(
-    vm: &Shared,
-    ring: &mut Ring,
-    cluster: &mut Cluster,
-    index: usize,
-    first: usize,
-    n: usize,
-    slot: SlotId,
-) {
-    let tag = (index as u64) << 40 | (first as u64) << 20 | n as u64;
-    let from = vm.memory.stage().slot_ptr(cluster.base + first as u64);
-    // SAFETY: the stage outlives the ring (the VM's shared part, which owns it, is held by this
-    // thread, and the ring waits for its writes on drop); the slots are not reused before the
-    // cluster is settled, which the completion precedes.
-    let result = unsafe { ring.write(&vm.swap, from, (n * PAGE_SIZE) as u32, slot.offset(), tag) };
-    match result {
-        Ok(()) => cluster.writing += 1,
-        Err(e) => {
-            vm.set_ill(format!("{}: {e}; its pages stay", vm.swap.path().display()));
-            cluster.refused.push((first, n, slot));
-        }
     }
 }

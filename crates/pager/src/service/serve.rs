@@ -8,11 +8,12 @@
 
 use std::time::Duration;
 
-use ballast_units::{Ppn, SlotId};
+use ballast_units::Ppn;
 
 use super::pending::Pending;
 use crate::backend::{Backend, MemError, PageBuf};
 use crate::memory::{Access, Counters, Fault, Mark, Memory, Wait};
+use crate::swap::Stored;
 
 /// Who waits this long for zeros to be mapped gets a page of its own instead.
 const ZEROS_LATE: Duration = Duration::from_millis(20);
@@ -28,8 +29,8 @@ pub enum Notice {
 /// What the owner of a `Serve` has to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Task {
-    /// Read the slot, then call `arrived`.
-    Read(Ppn, SlotId),
+    /// Read the page, make sure that it is the page, then call `arrived`.
+    Read(Ppn, Stored),
     /// Tell people.
     Trouble(String),
 }
@@ -98,8 +99,8 @@ impl Serve {
         }
     }
 
-    /// The read that a task asked for is done; `None` as bytes when it failed for good, then the
-    /// page stays swapped and its fault unanswered until `fault` is called for it again.
+    /// The read that a task asked for is done, and what came fits the checksum; `None` as bytes when that
+    /// could not be had, then the page stays swapped and its fault unanswered until `fault` is called for it again.
     pub fn arrived<B: Backend>(
         &mut self,
         memory: &Memory<B>,
@@ -143,10 +144,10 @@ impl Serve {
         match memory.fault(ppn, access) {
             Fault::Served => self.served(memory, ppn),
             Fault::Wait(why) => self.keep(memory, ppn, access, why),
-            Fault::Read(slot) => {
+            Fault::Read(stored) => {
                 self.served(memory, ppn);
                 self.coming.push(ppn);
-                tasks.push(Task::Read(ppn, slot));
+                tasks.push(Task::Read(ppn, stored));
             }
             // The VMM is exiting; its process handle tells the manager.
             Fault::Failed(MemError::Gone) => drop(self.pending.drop_fault(ppn)),

@@ -1,5 +1,6 @@
 //! A paged VM: its memory, its files and its threads.
 
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -10,7 +11,8 @@ use std::time::Duration;
 use ballast_uffd::Event;
 use ballast_units::{Bytes, Pages, Ppn};
 
-use super::fault::{FaultService, READS};
+use super::fault::FaultService;
+use super::reads::Reads;
 use super::reclaim::Reclaim;
 use super::share::ShareService;
 use crate::guest_ram::GuestRam;
@@ -21,7 +23,7 @@ use crate::replacement::{Random, Replacement};
 use crate::sharing::control::Control;
 use crate::sharing::{Domain, DomainError};
 use crate::stage::{Stage, StageLayout};
-use crate::swap::{SwapError, SwapFile};
+use crate::swap::{Place, SwapError, SwapSpace};
 use crate::tier::{Compression, Tier};
 use crate::word::State;
 
@@ -58,7 +60,7 @@ impl PagerConfig {
         Bytes(size.0 * 8).pages_ceil()
             + Pages(1)
             + self.stage.pages()
-            + Pages(READS as u64)
+            + Reads::PAGES
             + MOVING
             + table
             + self.compression.overhead(size)
@@ -66,35 +68,22 @@ impl PagerConfig {
 }
 
 /// The files of a VM's pager.
-#[derive(Clone, Debug)]
 pub struct VmFiles {
     pub pmap: PathBuf,
     pub stage: PathBuf,
     pub compressed: PathBuf,
-    pub swap: PathBuf,
+    pub swap: SwapSpace,
 }
 
 impl VmFiles {
-    /// pmap, stage and compressed pages in the VM's run folder, which is on a tmpfs; the swap file on a
-    /// disk.
-    pub fn new(run: &Path, swap: PathBuf) -> VmFiles {
+    /// pmap, stage and compressed pages in the VM's run folder, which is on a tmpfs; the swap files on
+    /// disks.
+    pub fn new(run: &Path, swap: SwapSpace) -> VmFiles {
         VmFiles {
             pmap: run.join("pmap"),
             stage: run.join("stage"),
             compressed: run.join("compressed"),
             swap,
-        }
-    }
-
-    /// Removes what is there.
-    pub fn remove(&self) {
-        for path in [&self.pmap, &self.stage, &self.compressed, &self.swap] {
-            match std::fs::remove_file(path) {
-                Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-                    tracing::warn!("removing {}: {e}", path.display());
-                }
-                _ => {}
-            }
         }
     }
 }
@@ -130,6 +119,13 @@ pub enum Health {
         last: String,
         times: u32,
     },
+    /// Pages that the guest waits for cannot be read, or are not what was written: the first of them, how
+    /// many there are, and what is wrong with it. They are tried again until they can be.
+    Unreadable {
+        page: Ppn,
+        pages: usize,
+        what: String,
+    },
 }
 
 /// A sample of active memory.
@@ -147,7 +143,7 @@ pub struct Sample {
 pub(super) struct Shared {
     pub name: String,
     pub memory: Arc<Memory<GuestRam>>,
-    pub swap: SwapFile,
+    pub swap: SwapSpace,
     pub wake_fd: OwnedFd,
     pub evict_goal: AtomicU64,
     /// Charged pages that eviction leaves.
@@ -157,6 +153,11 @@ pub(super) struct Shared {
     stop: AtomicBool,
     ill: Mutex<Option<String>>,
     ill_times: AtomicU32,
+    /// Pages that are waited for and cannot be read, and why.
+    unreadable: Mutex<BTreeMap<Ppn, String>>,
+    has_unreadable: AtomicBool,
+    /// Nothing can be written to the swap space for now.
+    swap_stuck: AtomicBool,
     work: Mutex<Work>,
     work_ready: Condvar,
     sample_size: AtomicU32,
@@ -191,6 +192,30 @@ impl Shared {
             tracing::error!(vm = %self.name, "{what}");
         }
         *self.ill.lock().unwrap_or_else(PoisonError::into_inner) = Some(what);
+    }
+
+    pub fn set_unreadable(&self, ppn: Ppn, what: String) {
+        let mut pages = self.unreadable.lock().unwrap_or_else(PoisonError::into_inner);
+        if !pages.contains_key(&ppn) {
+            tracing::error!(vm = %self.name, "{ppn}: {what}; the guest waits for it");
+        }
+        pages.insert(ppn, what);
+        self.has_unreadable.store(true, Ordering::Relaxed);
+    }
+    /// The page has been read, or is not needed any more.
+    pub fn set_readable(&self, ppn: Ppn) {
+        if !self.has_unreadable.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut pages = self.unreadable.lock().unwrap_or_else(PoisonError::into_inner);
+        if pages.remove(&ppn).is_some() {
+            tracing::info!(vm = %self.name, "{ppn} can be read again, or is not needed any more");
+        }
+        self.has_unreadable.store(!pages.is_empty(), Ordering::Relaxed);
+    }
+
+    pub fn set_swap_stuck(&self, stuck: bool) {
+        self.swap_stuck.store(stuck, Ordering::Relaxed);
     }
 
     pub fn has_sample_request(&self) -> bool {
@@ -263,46 +288,47 @@ impl Shared {
 /// A VM whose every page the pager hands out.
 pub struct PagedVm {
     shared: Arc<Shared>,
-    files: VmFiles,
+    /// pmap, stage and compressed pages.
+    files: [PathBuf; 3],
     overhead: Pages,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl PagedVm {
     /// Takes charge of a VM that has just mapped its RAM. `overhead` pages must be reserved in the
-    /// host's ledger already; they are released with the VM. The swap file is as long as `swap`.
+    /// host's ledger already; they are released with the VM. The swap files have been made for it.
     pub fn start(
         name: &str,
         config: PagerConfig,
         files: VmFiles,
         ram: GuestRam,
-        swap: Pages,
         overhead: Pages,
         host: Arc<Host>,
     ) -> Result<PagedVm, StartError> {
-        ram.check().map_err(StartError::Layout)?;
         // Each file is removed again if a later step fails; one that was there before never is: it
         // may be all that is left of a running VM's memory.
         let mut made = Undo::default();
+        files.swap.places().iter().for_each(|place| made.add(&place.path));
+        ram.check().map_err(StartError::Layout)?;
         let pmap = Pmap::create(&files.pmap, ram.layout().len)?;
         made.add(&files.pmap);
         let stage = Stage::create(&files.stage, config.stage)
             .map_err(|source| StartError::Stage { path: files.stage.clone(), source })?;
         made.add(&files.stage);
-        let file = SwapFile::create(&files.swap, swap)?;
-        made.add(&files.swap);
         let tier = open_tier(&files, ram.layout().len, config.compression)?;
         made.add(&files.compressed);
-        if !file.is_direct() {
+        for path in files.swap.indirect() {
             tracing::warn!(
                 vm = name,
                 "{}: no O_DIRECT there: swapped pages may stay in the host's \
                 page cache, outside the budget",
-                files.swap.display()
+                path.display()
             );
         }
-        let memory = Memory::new(pmap, ram, stage, swap, host, config.fault_around).with_tier(tier);
-        let mut vm = PagedVm::assemble(name, Arc::new(memory), file, files, overhead)?;
+        let slots = files.swap.slots();
+        let memory =
+            Memory::new(pmap, ram, stage, slots, host, config.fault_around).with_tier(tier);
+        let mut vm = PagedVm::assemble(name, Arc::new(memory), files, overhead)?;
         vm.spawn_faults()?;
         vm.spawn_reclaim(config.seed, &Recovered::default())?;
         made.keep();
@@ -324,9 +350,9 @@ impl PagedVm {
         let pmap = Pmap::open(&files.pmap, ram.layout().len)?;
         let stage = Stage::open(&files.stage, config.stage)
             .map_err(|source| StartError::Stage { path: files.stage.clone(), source })?;
-        let file = SwapFile::open(&files.swap)?;
+        let slots = files.swap.slots();
         let tier = open_tier(&files, ram.layout().len, config.compression)?;
-        let memory = Memory::new(pmap, ram, stage, file.len(), host, config.fault_around);
+        let memory = Memory::new(pmap, ram, stage, slots, host, config.fault_around);
         let memory = Arc::new(memory.with_tier(tier));
         if let Some(domain) = domain {
             domain.join(&memory)?;
@@ -336,7 +362,7 @@ impl PagedVm {
         let drain = || drain_events(&memory, &mut discards.borrow_mut());
         drain();
         let recovered = memory.recover(&drain)?;
-        let mut vm = PagedVm::assemble(name, memory, file, files, overhead)?;
+        let mut vm = PagedVm::assemble(name, memory, files, overhead)?;
         let ready = discards.take().into_iter().try_for_each(|(first, n)| {
             vm.memory().discard(first, n, mark).1.map_err(RecoverError::Memory)
         });
@@ -356,7 +382,6 @@ impl PagedVm {
     fn assemble(
         name: &str,
         memory: Arc<Memory<GuestRam>>,
-        swap: SwapFile,
         files: VmFiles,
         overhead: Pages,
     ) -> Result<PagedVm, StartError> {
@@ -366,7 +391,7 @@ impl PagedVm {
         let shared = Arc::new(Shared {
             name: name.to_owned(),
             memory,
-            swap,
+            swap: files.swap,
             wake_fd,
             evict_goal: AtomicU64::new(0),
             evict_leave: AtomicU64::new(0),
@@ -374,6 +399,9 @@ impl PagedVm {
             stop: AtomicBool::new(false),
             ill: Mutex::new(None),
             ill_times: AtomicU32::new(0),
+            unreadable: Mutex::new(BTreeMap::new()),
+            has_unreadable: AtomicBool::new(false),
+            swap_stuck: AtomicBool::new(false),
             work: Mutex::new(Work::default()),
             work_ready: Condvar::new(),
             sample_size: AtomicU32::new(0),
@@ -386,6 +414,7 @@ impl PagedVm {
             share_work: Mutex::new(false),
             share_ready: Condvar::new(),
         });
+        let files = [files.pmap, files.stage, files.compressed];
         Ok(PagedVm { shared, files, overhead, threads: Vec::new() })
     }
 
@@ -421,6 +450,18 @@ impl PagedVm {
     }
     pub fn swap_len(&self) -> Pages {
         self.shared.swap.len()
+    }
+    /// Pages that can be evicted now: none while nothing can be written.
+    pub fn swap_room(&self) -> Pages {
+        if self.shared.swap_stuck.load(Ordering::Relaxed) {
+            return Pages::ZERO;
+        }
+        self.memory().swap_free()
+    }
+    /// Its swap files, those of the highest priority first, and how many slots of each are used.
+    pub fn swap_places(&self) -> Vec<(Place, Pages)> {
+        let used = |(i, place)| (place, self.memory().swap_used_of(i));
+        self.shared.swap.places().into_iter().enumerate().map(used).collect()
     }
     /// Faults that wait at this moment.
     pub fn waiting(&self) -> u64 {
@@ -468,6 +509,11 @@ impl PagedVm {
     }
 
     pub fn health(&self) -> Health {
+        let unreadable = self.shared.unreadable.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((page, what)) = unreadable.first_key_value() {
+            return Health::Unreadable { page: *page, pages: unreadable.len(), what: what.clone() };
+        }
+        drop(unreadable);
         match &*self.shared.ill.lock().unwrap_or_else(PoisonError::into_inner) {
             None => Health::Well,
             Some(last) => Health::Ill {
@@ -572,7 +618,15 @@ impl PagedVm {
         }
         let pages = self.memory().charged() - self.memory().owed() + self.overhead;
         self.memory().host().ledger.release(pages);
-        self.files.remove();
+        for path in &self.files {
+            match std::fs::remove_file(path) {
+                Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                    tracing::warn!("removing {}: {e}", path.display());
+                }
+                _ => {}
+            }
+        }
+        self.shared.swap.remove();
     }
 
     /// The manager goes, the VM stays: stops the threads between two transitions and leaves

@@ -15,6 +15,11 @@ pub enum SwapError {
     Create { path: PathBuf, size: Pages, source: std::io::Error },
     #[error("swap file {}: {source}", .path.display())]
     Open { path: PathBuf, source: std::io::Error },
+    /// Of all locations together.
+    #[error("swap files of {size}: there is room for {had} only")]
+    NoRoom { size: Pages, had: Pages },
+    #[error("swap files of {size}: more than {most}, all that a VM can have")]
+    TooLarge { size: Pages, most: Pages },
 }
 
 /// One VM's swap file. Removed by `remove`, not on drop: it must outlive the manager.
@@ -43,10 +48,13 @@ impl SwapFile {
         Ok(SwapFile { file, path: path.to_owned(), direct, len })
     }
 
-    pub fn open(path: &Path) -> Result<SwapFile, SwapError> {
+    /// A file of `len` slots, or of as many as it has. One that has become shorter is not refused: what
+    /// is missing cannot be read, and the rest can.
+    pub fn open(path: &Path, len: Option<Pages>) -> Result<SwapFile, SwapError> {
         let fail = |source| SwapError::Open { path: path.to_owned(), source };
         let (file, direct) = open(path, false).map_err(fail)?;
-        let len = Pages(file.metadata().map_err(fail)?.len() / PAGE_SIZE as u64);
+        let has = Pages(file.metadata().map_err(fail)?.len() / PAGE_SIZE as u64);
+        let len = len.unwrap_or(has);
         Ok(SwapFile { file, path: path.to_owned(), direct, len })
     }
 
@@ -78,11 +86,6 @@ impl SwapFile {
         }
         self.file.read_exact_at(into, slot.offset())
     }
-
-    /// Deletes the file.
-    pub fn remove(self) -> std::io::Result<()> {
-        std::fs::remove_file(&self.path)
-    }
 }
 
 fn open(path: &Path, create: bool) -> std::io::Result<(File, bool)> {
@@ -111,16 +114,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn space_is_allocated_at_creation_and_released_by_removal() {
+    fn space_is_allocated_at_creation() {
         use std::os::unix::fs::MetadataExt;
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.swap");
         let swap = SwapFile::create(&path, Pages(256)).unwrap();
         assert!(swap.file().metadata().unwrap().blocks() * 512 >= 1 << 20);
-        assert_eq!(SwapFile::open(&path).unwrap().len(), Pages(256));
+        assert_eq!(SwapFile::open(&path, None).unwrap().len(), Pages(256));
         assert!(SwapFile::create(&path, Pages(1)).is_err(), "never overwritten");
-        swap.remove().unwrap();
-        assert!(!path.exists());
     }
 
     #[test]

@@ -3,10 +3,13 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::Instant;
 
 use io_uring::{IoUring, opcode, types};
 
 use super::SwapFile;
+use super::inject::{Buffer, Injector, Op, done_as};
 
 /// A finished operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +23,8 @@ pub struct Completion {
 enum Engine {
     Uring(Box<IoUring>),
     Blocking(VecDeque<Completion>),
+    /// Tests: as an injector says; with each completion, when it is to be seen.
+    Injected(Arc<dyn Injector>, Vec<(Instant, Completion)>),
 }
 
 /// A queue of page I/O, used by one thread.
@@ -42,8 +47,22 @@ impl Ring {
         Ring { engine, depth, in_flight: 0 }
     }
 
+    /// One whose operations end as an injector says, if there is one.
+    pub fn with(depth: u32, injector: Option<Arc<dyn Injector>>) -> Ring {
+        match injector {
+            None => Ring::new(depth),
+            Some(injector) => {
+                Ring { engine: Engine::Injected(injector, Vec::new()), depth, in_flight: 0 }
+            }
+        }
+    }
+
     pub fn in_flight(&self) -> u32 {
         self.in_flight
+    }
+    /// Whether each operation holds up its submitter.
+    pub fn is_blocking(&self) -> bool {
+        matches!(self.engine, Engine::Blocking(_))
     }
     pub fn is_full(&self) -> bool {
         self.in_flight >= self.depth
@@ -53,7 +72,7 @@ impl Ring {
         match &self.engine {
             // SAFETY: the descriptor lives as long as the ring, which self owns.
             Engine::Uring(ring) => Some(unsafe { BorrowedFd::borrow_raw(ring.as_raw_fd()) }),
-            Engine::Blocking(_) => None,
+            Engine::Blocking(_) | Engine::Injected(..) => None,
         }
     }
 
@@ -80,6 +99,14 @@ impl Ring {
                 let bytes = unsafe { std::slice::from_raw_parts(from, len as usize) };
                 let result = rustix::io::pwrite(file.file(), bytes, offset);
                 done.push_back(completion(tag, result));
+            }
+            Engine::Injected(injector, done) => {
+                // SAFETY: as above.
+                let bytes = unsafe { std::slice::from_raw_parts(from, len as usize) };
+                let op = Op { path: file.path(), write: true, offset, len };
+                let verdict = injector.verdict(&op);
+                let result = done_as(verdict, file.file(), offset, Buffer::From(bytes));
+                done.push((Instant::now() + verdict.late, Completion { tag, result }));
             }
         }
         self.in_flight += 1;
@@ -110,6 +137,14 @@ impl Ring {
                 let result = rustix::io::pread(file.file(), bytes, offset);
                 done.push_back(completion(tag, result));
             }
+            Engine::Injected(injector, done) => {
+                // SAFETY: as above.
+                let bytes = unsafe { std::slice::from_raw_parts_mut(into, len as usize) };
+                let op = Op { path: file.path(), write: false, offset, len };
+                let verdict = injector.verdict(&op);
+                let result = done_as(verdict, file.file(), offset, Buffer::Into(bytes));
+                done.push((Instant::now() + verdict.late, Completion { tag, result }));
+            }
         }
         self.in_flight += 1;
         Ok(())
@@ -138,6 +173,13 @@ impl Ring {
                 }));
             }
             Engine::Blocking(done) => out.extend(done.drain(..)),
+            Engine::Injected(_, done) => {
+                if wait && let Some(first) = done.iter().map(|d| d.0).min() {
+                    std::thread::sleep(first.saturating_duration_since(Instant::now()));
+                }
+                let now = Instant::now();
+                out.extend(done.extract_if(.., |d| d.0 <= now).map(|d| d.1));
+            }
         }
         self.in_flight -= (out.len() - before) as u32;
         Ok(())

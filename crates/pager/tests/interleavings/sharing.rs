@@ -118,8 +118,8 @@ fn expect(rig: &Rig, ppn: u64, token: u64) {
                 let mut tasks = Vec::new();
                 serve.fault(&rig.memory, Ppn(ppn), access, &mut tasks);
                 for task in tasks {
-                    let Task::Read(ppn, slot) = task else { panic!("{task:?}") };
-                    let bytes = rig.swap.lock().unwrap()[&slot.0].clone();
+                    let Task::Read(ppn, stored) = task else { panic!("{task:?}") };
+                    let bytes = rig.swap.lock().unwrap()[&stored.slot.0].clone();
                     serve.arrived(&rig.memory, ppn, Some(&bytes), &mut Vec::new());
                 }
                 for ppn in rig.memory.take_reads_of_untouched() {

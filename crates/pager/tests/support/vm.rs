@@ -15,9 +15,10 @@ use ballast_pager::pmap::Pmap;
 use ballast_pager::service::serve::{Landed, Serve, Task};
 use ballast_pager::sharing::Domain;
 use ballast_pager::stage::{Stage, StageLayout};
+use ballast_pager::swap::Stored;
 use ballast_pager::tier::{Compression, Tier};
 use ballast_pager::word::{State, Word};
-use ballast_units::{Pages, Ppn, SlotId};
+use ballast_units::{Pages, Ppn};
 
 use super::site::Site;
 use super::{Double, Ram, host};
@@ -113,8 +114,9 @@ impl Vm {
                     return Err(MemError::Crash);
                 }
                 Task::Trouble(what) => self.troubles.push(what),
-                Task::Read(ppn, slot) => {
-                    let bytes = self.swap[&slot.0].clone();
+                Task::Read(ppn, stored) => {
+                    let bytes = self.swap[&stored.slot.0].clone();
+                    assert!(stored.sum.fits(&bytes), "{ppn}: {stored:?}");
                     let mut tries = 0;
                     while self.serve.arrived(&self.memory, ppn, Some(&bytes), &mut tasks)
                         != Landed::Done
@@ -229,8 +231,9 @@ impl Vm {
             };
             // SAFETY: one thread; the slot is not reused before `written`.
             let bytes = Box::new(*unsafe { self.memory.stage().page(slot) });
+            let stored = Stored::new(to, &bytes);
             self.swap.insert(to.0, bytes);
-            assert!(self.memory.written(ppn, slot, SlotId(to.0)));
+            assert!(self.memory.written(ppn, slot, stored));
         }
     }
 

@@ -1,0 +1,103 @@
+//! A place for swap files: a folder on some disk, what the operator thinks of it, and what it has been
+//! like. One is shared by all VMs that have files there.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+use ballast_units::{Bytes, Pages};
+
+/// Writes that fail one after another before a location is given up.
+const ROW: u32 = 8;
+/// Failed writes altogether before it is.
+const ALTOGETHER: u64 = 64;
+
+#[derive(Debug, Default)]
+pub struct Location {
+    folder: PathBuf,
+    /// Higher ones are used first.
+    priority: i32,
+    write_errors: AtomicU64,
+    read_errors: AtomicU64,
+    row: AtomicU32,
+    failed: AtomicBool,
+}
+
+impl Location {
+    pub fn new(folder: &Path, priority: i32) -> Arc<Location> {
+        Arc::new(Location { folder: folder.to_owned(), priority, ..Location::default() })
+    }
+
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+    pub fn priority(&self) -> i32 {
+        self.priority
+    }
+    /// Writes that failed: an error, or fewer bytes than there were to write.
+    pub fn write_errors(&self) -> u64 {
+        self.write_errors.load(Ordering::Relaxed)
+    }
+    /// Reads that failed, or brought something else than was written.
+    pub fn read_errors(&self) -> u64 {
+        self.read_errors.load(Ordering::Relaxed)
+    }
+    /// Whether it has failed: nothing more is written there while this manager lives. What is there is
+    /// read as ever.
+    pub fn is_failed(&self) -> bool {
+        self.failed.load(Ordering::Relaxed)
+    }
+
+    pub fn wrote(&self) {
+        self.row.store(0, Ordering::Relaxed);
+    }
+    pub fn write_failed(&self) {
+        let all = self.write_errors.fetch_add(1, Ordering::Relaxed) + 1;
+        let row = self.row.fetch_add(1, Ordering::Relaxed) + 1;
+        if (row >= ROW || all >= ALTOGETHER) && !self.failed.swap(true, Ordering::Relaxed) {
+            tracing::error!(
+                "swap location {}: {all} writes failed: no more are tried there",
+                self.folder.display()
+            );
+        }
+    }
+    pub fn read_failed(&self) {
+        self.read_errors.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Room for files that are yet to be made. None where it is not to be told: the folder is not there,
+    /// or its disk has failed.
+    pub fn room(&self) -> Option<Pages> {
+        let fs = rustix::fs::statvfs(&self.folder).ok()?;
+        Some(Bytes(fs.f_bavail.saturating_mul(fs.f_frsize)).pages())
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_now_and_then_are_borne_longer_than_errors_in_a_row() {
+        let location = Location::new(Path::new("/nowhere"), 3);
+        for _ in 1..ROW {
+            location.write_failed();
+        }
+        location.wrote();
+        assert!(!location.is_failed());
+        for _ in 0..ROW {
+            assert!(!location.is_failed());
+            location.write_failed();
+        }
+        assert!(location.is_failed());
+
+        let bad_spots = Location::new(Path::new("/nowhere"), 3);
+        for n in 1..=ALTOGETHER {
+            assert!(!bad_spots.is_failed(), "after {n}");
+            bad_spots.write_failed();
+            bad_spots.wrote();
+        }
+        assert!(bad_spots.is_failed());
+        assert_eq!((bad_spots.write_errors(), bad_spots.room()), (ALTOGETHER, None));
+    }
+}

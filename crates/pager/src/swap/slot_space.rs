@@ -1,0 +1,163 @@
+//! The slots of a VM: one range of numbers over all its swap files, those of the highest priority first.
+
+use std::sync::Arc;
+
+use ballast_units::{Pages, SlotId};
+
+use super::{Location, SlotMap};
+
+#[derive(Debug)]
+struct Part {
+    /// Its slot 0 among all.
+    first: u64,
+    map: SlotMap,
+    location: Arc<Location>,
+}
+
+/// Which slots are free, used, and retired.
+///
+/// Invariants (`check`): those of each part's map; parts follow one another without a gap; a retired slot
+/// is taken.
+#[derive(Debug)]
+pub struct SlotSpace {
+    parts: Vec<Part>,
+    retired: u64,
+}
+
+impl From<Pages> for SlotSpace {
+    /// One file, in a location of its own.
+    fn from(len: Pages) -> SlotSpace {
+        SlotSpace::new([(len, Arc::default())])
+    }
+}
+
+impl SlotSpace {
+    pub fn new(parts: impl IntoIterator<Item = (Pages, Arc<Location>)>) -> SlotSpace {
+        let mut first = 0;
+        let parts = parts
+            .into_iter()
+            .map(|(len, location)| {
+                let part = Part { first, map: SlotMap::new(len), location };
+                first += len.0;
+                part
+            })
+            .collect();
+        SlotSpace { parts, retired: 0 }
+    }
+
+    pub fn len(&self) -> Pages {
+        self.parts.iter().map(|p| p.map.len()).sum()
+    }
+    pub fn is_empty(&self) -> bool {
+        self.len().is_zero()
+    }
+    /// Slots that a page could be written to now.
+    pub fn free(&self) -> Pages {
+        self.parts.iter().filter(|p| !p.location.is_failed()).map(|p| p.map.free()).sum()
+    }
+    /// Slots that hold pages, or are being written.
+    pub fn used(&self) -> Pages {
+        self.parts.iter().map(|p| p.map.used()).sum::<Pages>().saturating_sub(self.retired())
+    }
+    /// Slots that could not be written, never to be used again.
+    pub fn retired(&self) -> Pages {
+        Pages(self.retired)
+    }
+    /// Used slots per part.
+    pub fn used_of(&self, part: usize) -> Pages {
+        self.parts.get(part).map_or(Pages::ZERO, |p| p.map.used())
+    }
+
+    /// Takes a run of 1 to `most` neighbouring slots of one part; None when none is free where
+    /// writes are still tried.
+    pub fn take_run(&mut self, most: u64) -> Option<(SlotId, u64)> {
+        self.parts.iter_mut().filter(|p| !p.location.is_failed()).find_map(|part| {
+            let (slot, n) = part.map.take_run(most)?;
+            Some((SlotId(part.first + slot.0), n))
+        })
+    }
+
+    /// Frees a slot. Answers false, changing nothing, if it was free or does not exist.
+    pub fn release(&mut self, slot: SlotId) -> bool {
+        self.part(slot).is_some_and(|(part, slot)| part.map.release(slot))
+    }
+    /// Recovery: marks a slot that a pmap word names. False if it is taken or does not exist.
+    pub fn claim(&mut self, slot: SlotId) -> bool {
+        self.part(slot).is_some_and(|(part, slot)| part.map.claim(slot))
+    }
+    /// A taken slot that no page names is never used again.
+    pub fn retire(&mut self, slot: SlotId) {
+        debug_assert!(self.is_taken(slot), "{slot:?} is not taken");
+        self.retired += 1;
+    }
+    pub fn is_taken(&self, slot: SlotId) -> bool {
+        let part = self.parts.iter().rfind(|p| p.first <= slot.0);
+        part.is_some_and(|p| slot.0 - p.first < p.map.len().0 && p.map.is_taken(slot.0 - p.first))
+    }
+
+    fn part(&mut self, slot: SlotId) -> Option<(&mut Part, SlotId)> {
+        let part = self.parts.iter_mut().rfind(|p| p.first <= slot.0)?;
+        let within = SlotId(slot.0 - part.first);
+        Some((part, within))
+    }
+
+    pub fn check(&self) -> Result<(), String> {
+        let mut first = 0;
+        for part in &self.parts {
+            part.map.check()?;
+            if part.first != first {
+                return Err(format!("a part begins at {}, not at {first}", part.first));
+            }
+            first += part.map.len().0;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    fn fail(location: &Location) {
+        while !location.is_failed() {
+            location.write_failed();
+        }
+    }
+
+    #[test]
+    fn slots_are_taken_from_the_first_part_that_has_some() {
+        let [fast, slow] = [2, 1].map(|p| Location::new(Path::new("/x"), p));
+        let mut space = SlotSpace::new([(Pages(40), fast.clone()), (Pages(100), slow)]);
+        assert_eq!((space.len(), space.free()), (Pages(140), Pages(140)));
+        assert_eq!(space.take_run(32), Some((SlotId(0), 32)));
+        assert_eq!(space.take_run(32), Some((SlotId(32), 8)));
+        assert_eq!(space.take_run(32), Some((SlotId(40), 32)));
+        assert!(space.release(SlotId(5)) && !space.release(SlotId(5)));
+        assert_eq!(space.take_run(32), Some((SlotId(5), 1)));
+        assert!(space.claim(SlotId(139)) && !space.claim(SlotId(139)) && !space.claim(SlotId(140)));
+        assert!(space.is_taken(SlotId(139)) && !space.is_taken(SlotId(138)));
+        assert!(!space.is_taken(SlotId(140)));
+        assert_eq!(
+            (space.used(), space.used_of(0), space.used_of(1)),
+            (Pages(73), Pages(40), Pages(33))
+        );
+        space.check().unwrap();
+    }
+
+    #[test]
+    fn nothing_is_taken_where_writes_fail_and_retired_slots_stay_out() {
+        let [fast, slow] = [2, 1].map(|p| Location::new(Path::new("/x"), p));
+        let mut space = SlotSpace::new([(Pages(64), fast.clone()), (Pages(64), slow.clone())]);
+        assert_eq!(space.take_run(1), Some((SlotId(0), 1)));
+        space.retire(SlotId(0));
+        assert_eq!((space.used(), space.retired(), space.free()), (Pages(0), Pages(1), Pages(127)));
+        fail(&fast);
+        assert_eq!(space.free(), Pages(64));
+        assert_eq!(space.take_run(8), Some((SlotId(64), 8)));
+        fail(&slow);
+        assert_eq!((space.take_run(1), space.free()), (None, Pages(0)));
+        assert_eq!(space.used(), Pages(8));
+    }
+}

@@ -1,0 +1,125 @@
+//! How far to read ahead: as far as it pays. Pure: told what became of each page that was read ahead, it
+//! says how many to read at the next fault.
+
+/// The most pages that are read ahead of one fault.
+const MOST: u32 = 16;
+/// Outcomes that are looked at together.
+const VERDICT: u32 = 16;
+/// While nothing is read ahead, one fault in so many is followed by a probe of so many pages.
+const PROBE_EVERY: u32 = 64;
+const PROBE: u32 = 2;
+
+/// The window of one VM.
+///
+/// It doubles when three quarters of the pages looked at last were used, and halves, to nothing at last,
+/// when less than half were. From nothing it comes back by a probe that was used as well.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Window {
+    size: u32,
+    used: u32,
+    wasted: u32,
+    /// Reads since the last probe.
+    since_probe: u32,
+}
+
+impl Default for Window {
+    fn default() -> Window {
+        Window { size: PROBE, used: 0, wasted: 0, since_probe: 0 }
+    }
+}
+
+impl Window {
+    pub const MOST: usize = MOST as usize;
+
+    /// A swapped page is wanted: how many of its neighbours to read.
+    pub fn wanted(&mut self) -> u32 {
+        if self.size > 0 {
+            return self.size;
+        }
+        self.since_probe += 1;
+        if self.since_probe < PROBE_EVERY {
+            return 0;
+        }
+        self.since_probe = 0;
+        PROBE
+    }
+
+    /// A page that was read ahead was wanted.
+    pub fn used(&mut self) {
+        self.used += 1;
+        self.judge();
+    }
+    /// A page that was read ahead was dropped, unwanted.
+    pub fn wasted(&mut self) {
+        self.wasted += 1;
+        self.judge();
+    }
+
+    fn judge(&mut self) {
+        let seen = self.used + self.wasted;
+        if seen < if self.size == 0 { PROBE } else { VERDICT } {
+            return;
+        }
+        if self.used * 4 >= seen * 3 {
+            self.size = (self.size * 2).clamp(PROBE, MOST);
+        } else if self.used * 2 < seen {
+            self.size /= 2;
+        }
+        (self.used, self.wasted) = (0, 0);
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+
+    /// Faults of which each page that is read ahead is used `of` times in `in_all`: pages read ahead.
+    fn faults(window: &mut Window, n: u32, of: u32, in_all: u32) -> u32 {
+        let mut ahead = 0;
+        for _ in 0..n {
+            for _ in 0..window.wanted() {
+                ahead += 1;
+                if ahead % in_all < of { window.used() } else { window.wasted() }
+            }
+        }
+        ahead
+    }
+
+    #[test]
+    fn it_grows_to_its_most_while_all_is_used() {
+        let mut window = Window::default();
+        faults(&mut window, 100, 1, 1);
+        assert_eq!(window.wanted(), MOST);
+        // Most is enough to stay.
+        faults(&mut window, 1000, 5, 8);
+        assert_eq!(window.wanted(), MOST);
+    }
+
+    #[test]
+    fn what_is_wasted_ends_but_for_a_rare_probe() {
+        let mut window = Window::default();
+        faults(&mut window, 100, 0, 1);
+        assert_eq!(window.size, 0);
+        let n = 100 * PROBE_EVERY;
+        assert_eq!(faults(&mut window, n, 0, 1), n / PROBE_EVERY * PROBE);
+    }
+
+    #[test]
+    fn it_comes_back_when_a_probe_pays() {
+        let mut window = Window::default();
+        faults(&mut window, 1000, 1, 3);
+        assert_eq!(window.size, 0);
+        faults(&mut window, 4 * PROBE_EVERY, 1, 1);
+        assert_eq!(window.wanted(), MOST);
+    }
+
+    #[test]
+    fn reading_ahead_costs_little_where_it_is_in_vain_at_any_rate_below_a_half() {
+        for in_all in 3..20 {
+            let mut window = Window::default();
+            faults(&mut window, 1000, 1, in_all);
+            let ahead = faults(&mut window, 10_000, 1, in_all);
+            assert!(ahead < 2500, "{ahead} pages, 1 in {in_all} used");
+        }
+    }
+}
