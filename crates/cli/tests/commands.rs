@@ -291,6 +291,21 @@ fn vm_stop_passes_its_grace() {
 }
 
 #[test]
+fn a_vm_that_waits_for_unreadable_pages_says_so() {
+    let fake = Fake::start();
+    let why = "1 page that it waits for cannot be read: ppn 0x64: slot 3 of /ssd/a.swap ends";
+    {
+        let mut world = fake.world();
+        world.vms[0].state = ballast_api::RunState::Unreadable;
+        world.vms[0].trouble = Some(why.to_owned());
+    }
+    let name = fake.world().vms[0].name.clone();
+    let text = human(&fake, &["vm", "ls"]);
+    contains_all(&text, &[&format!("{name}: unreadable: {why}")]);
+    contains_all(&human(&fake, &["vm", "show", &name]), &["unreadable", why]);
+}
+
+#[test]
 fn host_shows_states_and_thresholds_and_sets_parameters() {
     let fake = Fake::start();
     let text = human(&fake, &["host"]);
@@ -311,6 +326,9 @@ fn host_shows_states_and_thresholds_and_sets_parameters() {
     for state in ["high", "soft", "hard", "low"] {
         assert!(text.contains(&format!("\n  {state} ")), "{state}:\n{text}");
     }
+    let location = |path: &str| text.lines().find(|l| l.contains(path)).unwrap();
+    contains_all(location("/ssd/ballast"), &["10", "384 MiB", "40 MiB", "77", "failed"]);
+    contains_all(location("/disk/ballast"), &["-2", "128 MiB", "4 GiB", "good"]);
     // 4% of 448 MiB, 6% of it.
     let soft = text.lines().find(|l| l.starts_with("  soft ")).unwrap();
     contains_all(soft, &["17.9 MiB", "26.9 MiB", "ballooning"]);

@@ -18,6 +18,9 @@ use crate::vm::{VmParams, lock};
 const VERSION: u32 = 2;
 const NAME: &str = "vm.json";
 
+/// Held for each change of a record that is there, its removal included.
+static CHANGES: Mutex<()> = Mutex::new(());
+
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     pub version: u32,
@@ -122,8 +125,7 @@ impl Record {
 
     /// Changes a record that is there. One at a time: each builds upon what the last one wrote.
     pub fn update(folder: &Path, change: impl FnOnce(&mut Record)) {
-        static ONE: Mutex<()> = Mutex::new(());
-        let _one = lock(&ONE);
+        let _one = lock(&CHANGES);
         if let Ok(Some(mut record)) = Record::load(folder) {
             record.version = VERSION;
             change(&mut record);
@@ -140,6 +142,7 @@ impl Record {
     }
 
     pub fn remove(folder: &Path) {
+        let _one = lock(&CHANGES);
         let _ = std::fs::remove_file(folder.join(NAME));
     }
 }

@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use ballast_api::{Management, Mode};
@@ -166,8 +167,20 @@ pub async fn take_over(manager: Arc<Manager>, waiting: Waiting) {
     vm.has_started();
     // First without QEMU, which may wait for memory that only paging can make free.
     manager.look_at(&vm).await;
-    match Qmp::connect(&manager.paths(&vm.name).qmp_socket, GREETING).await {
-        Ok(qmp) => manager.connected(&vm, qmp).await,
-        Err(e) => tracing::warn!(vm = vm.name, "{e}: no balloon for this VM"),
+    let mut freezes = 0;
+    loop {
+        match Qmp::connect(&manager.paths(&vm.name).qmp_socket, GREETING).await {
+            Ok(qmp) => return manager.connected(&vm, qmp).await,
+            Err(e) => {
+                // While its process is stopped, for pages that cannot be read, it cannot answer.
+                let now = vm.freezes.load(Ordering::Relaxed);
+                if (now == freezes && !vm.is_frozen()) || !vm.process.is_alive() {
+                    return tracing::warn!(vm = vm.name, "{e}: no balloon for this VM");
+                }
+                freezes = now;
+                // A connection that is refused is so at once.
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+        }
     }
 }

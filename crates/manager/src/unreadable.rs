@@ -2,6 +2,7 @@
 //! true to go on with. Its process is, not its vCPUs by QMP: QEMU does not answer while one of them waits
 //! in a fault. When all pages can be read again, it goes on.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use ballast_api::RunState;
@@ -26,15 +27,15 @@ pub fn run(manager: &Manager) {
 }
 
 fn look(manager: &Manager, vm: &Vm) {
+    if matches!(vm.run_state(), RunState::Stopping | RunState::Stopped) {
+        return;
+    }
     let unreadable = match &*vm.paged() {
         Some(paged) => matches!(paged.health(), Health::Unreadable { .. }),
         None => false,
     };
     let mut frozen = lock(&vm.frozen);
     if unreadable == *frozen {
-        return;
-    }
-    if unreadable && matches!(vm.run_state(), RunState::Stopping | RunState::Stopped) {
         return;
     }
     let signal = if unreadable { Signal::STOP } else { Signal::CONT };
@@ -48,6 +49,7 @@ fn look(manager: &Manager, vm: &Vm) {
     }
     *frozen = unreadable;
     if unreadable {
+        vm.freezes.fetch_add(1, Ordering::Relaxed);
         tracing::error!(vm = vm.name, "stopped: it waits for pages that cannot be read");
     } else {
         Record::update(&vm.folder, |record| record.frozen = false);

@@ -1,7 +1,7 @@
 //! A VM as the manager holds it.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Instant;
 
@@ -97,6 +97,8 @@ pub struct Vm {
     pub released: tokio::sync::Mutex<bool>,
     /// Whether its process was stopped, because it waits for pages that cannot be read.
     pub frozen: Mutex<bool>,
+    /// How often that was so.
+    pub freezes: AtomicU32,
     events: Mutex<Option<JoinHandle<()>>>,
     /// Breaks, pages looked at, and cores that this took, per second.
     pub share_rates: Rates<3>,
@@ -165,6 +167,7 @@ impl Vm {
             inspected: AtomicBool::new(false),
             released: tokio::sync::Mutex::new(false),
             frozen: Mutex::new(false),
+            freezes: AtomicU32::new(0),
             events: Mutex::new(None),
             share_rates: Rates::default(),
         }

@@ -38,6 +38,10 @@ fn mistakes_are_refused_as_a_whole() {
         ("budget = \"256M\"\ntax = 1.5\n", ["tax", "1.5"]),
         ("budget = \"256M\"\n[sampling]\nperiod_s = -1\n", ["sampling.period_s", "-1"]),
         ("budget = \"256M\"\nshim = \"/nonexistent.so\"\n", ["shim", "/nonexistent.so"]),
+        (
+            "budget = \"256M\"\n[[swap.location]]\npath = \"/nonexistent\"\n",
+            ["swap.location", "not both"],
+        ),
     ] {
         std::fs::write(&path, text).unwrap();
         for check in [false, true] {

@@ -18,6 +18,7 @@ use ballast_pager::ledger::Ledger;
 use ballast_pager::service::{Health, PagedVm, PagerConfig, VmFiles};
 use ballast_pager::swap::inject::{Injector, Op, Verdict};
 use ballast_pager::swap::{Location, Place, Stored, SwapSpace};
+use ballast_pager::tier::Compression;
 use ballast_pager::word::State;
 use ballast_units::{PAGE_SIZE, Pages, Ppn};
 use vmm::{Cell, Guest, Vmm, alone, wait_for};
@@ -163,8 +164,13 @@ struct Rig {
     disk: Arc<Disk>,
 }
 
+/// All that is evicted goes to swap.
+fn config() -> PagerConfig {
+    PagerConfig { compression: Compression::OFF, ..PagerConfig::default() }
+}
+
 fn overhead() -> Pages {
-    PagerConfig::default().overhead(Pages(SIZE))
+    config().overhead(Pages(SIZE))
 }
 
 fn host(vms: u64) -> Arc<Host> {
@@ -193,7 +199,7 @@ impl Rig {
         let disk = Disk::new();
         let swap = if injected { swap.injected(disk.clone()) } else { swap };
         let vmm = Vmm::start(role, SIZE);
-        let (config, files) = (PagerConfig::default(), VmFiles::new(dir, swap));
+        let (config, files) = (config(), VmFiles::new(dir, swap));
         let vm =
             PagedVm::start("t", config, files, vmm.guest_ram(), overhead(), host.clone()).unwrap();
         vmm.board.set(Cell::Go, 1);
@@ -207,7 +213,7 @@ impl Rig {
         between(&self.dir.join("pmap"));
         self.host = host(1);
         let files = VmFiles::new(&self.dir, swap().injected(self.disk.clone()));
-        let (config, ram) = (PagerConfig::default(), self.vmm.guest_ram());
+        let (config, ram) = (config(), self.vmm.guest_ram());
         let (vm, _) =
             PagedVm::take_over("t", config, files, ram, overhead(), self.host.clone(), None)
                 .unwrap();
@@ -385,7 +391,7 @@ fn where_nothing_can_be_written_pages_stay_and_faults_are_served() {
         rig.vm().set_evict_goal(Pages(SIZE));
         rig.vm().swap_room().is_zero()
     });
-    let layout = PagerConfig::default().stage;
+    let layout = config().stage;
     let staged = rig.vm().memory().pmap().in_state(State::Staged).0;
     assert!(staged <= layout.write_slots(), "{staged}");
     for _ in 0..2 {

@@ -299,6 +299,11 @@ fn host() -> HostView {
                        threshold("hard", 1, 2), threshold("low", 0, 0)],
         "overcommit": 2.0, "overcommit_peak": 2.1, "tax": 0.75, "vms": 4,
         "swap_reserved": 512 * MIB, "swap_used": 40 * MIB,
+        "swap_locations": [
+            {"path": "/ssd/ballast", "priority": 10, "state": "failed", "reserved": 384 * MIB,
+             "used": 40 * MIB, "free": 0, "write_errors": 77, "read_errors": 3},
+            {"path": "/disk/ballast", "priority": -2, "state": "good", "reserved": 128 * MIB,
+             "used": 0, "free": 4096 * MIB, "write_errors": 0, "read_errors": 0}],
         "accel": "tcg (no stock kernel boots on this /dev/kvm)",
         "manager_cpu_s": 1.5, "manager_rss": 20 * MIB,
         "sharing": {"enabled": true, "shared": 96 * MIB, "common": 16 * MIB, "saved": 80 * MIB,

@@ -89,6 +89,8 @@ pub struct Ballastd {
     /// Private, on a disk.
     disk: PathBuf,
     options: Vec<String>,
+    /// Whether it is told where its swap files are; otherwise a configuration file says so.
+    pub names_swap_dir: bool,
     pub ended: Option<ExitStatus>,
 }
 
@@ -119,12 +121,16 @@ impl Ballastd {
         std::fs::create_dir(root.join("console")).unwrap();
         let client = Client::new(root.join("run/api.sock")).with_timeout(PATIENT);
         let options = options.iter().map(|o| (*o).to_owned()).collect();
-        Ballastd { child: None, client, root, disk, options, ended: None }
+        let names_swap_dir = true;
+        Ballastd { child: None, client, root, disk, options, names_swap_dir, ended: None }
     }
 
     pub fn command(&self) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ballastd"));
-        command.arg("--run-dir").arg(self.run_dir()).arg("--swap-dir").arg(self.swap_dir());
+        command.arg("--run-dir").arg(self.run_dir());
+        if self.names_swap_dir {
+            command.arg("--swap-dir").arg(self.swap_dir());
+        }
         command.args(&self.options).env("BALLAST_LOG", "info,ballastd::policy_loop=warn");
         command
     }

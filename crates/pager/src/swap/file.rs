@@ -55,6 +55,12 @@ impl SwapFile {
         let (file, direct) = open(path, false).map_err(fail)?;
         let has = Pages(file.metadata().map_err(fail)?.len() / PAGE_SIZE as u64);
         let len = len.unwrap_or(has);
+        // A manager that was killed may have left writes under way, and its successor could use their
+        // slots at once. File systems wait for such direct writes before they allocate.
+        let flags = rustix::fs::FallocateFlags::KEEP_SIZE;
+        if let Err(e) = rustix::fs::fallocate(&file, flags, 0, len.bytes().0.max(1)) {
+            tracing::debug!("{}: fallocate: {e}", path.display());
+        }
         Ok(SwapFile { file, path: path.to_owned(), direct, len })
     }
 

@@ -26,8 +26,9 @@ impl Rig {
         // SAFETY: the slot is not reused before `written` has said that it may be.
         let bytes = Box::new(*unsafe { self.memory.stage().page(stage_slot) });
         token_of(&bytes);
+        let stored = Stored::new(slot, &bytes);
         self.swap.lock().unwrap().insert(slot.0, bytes);
-        while !self.memory.written(Ppn(ppn), stage_slot, slot) {
+        while !self.memory.written(Ppn(ppn), stage_slot, stored) {
             thread::yield_now();
         }
     }

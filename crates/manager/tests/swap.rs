@@ -1,0 +1,243 @@
+//! Swap files: several locations, and contents that are damaged under a running guest.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // a panic here is the test failing
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use ballast_api::{LocationState, RunState};
+use rustix::process::Signal;
+use support::{Ballastd, MIB, image_or_skip, signal};
+
+/// The first bytes of each slot of a swap file, as they were and as they are now.
+struct Damage {
+    file: File,
+    slots: BTreeMap<u64, ([u8; 64], [u8; 64])>,
+}
+
+impl Damage {
+    /// Of every slot that holds anything, while the manager does nothing.
+    fn new(manager: u32, path: &Path) -> Damage {
+        signal(manager, Signal::STOP);
+        let file = File::options().read(true).write(true).open(path).unwrap();
+        settle(&file);
+        let mut slots = BTreeMap::new();
+        for at in (0..file.metadata().unwrap().len()).step_by(4096) {
+            let mut page = [0; 4096];
+            file.read_exact_at(&mut page, at).unwrap();
+            if page.iter().any(|&b| b != 0) {
+                let was: [u8; 64] = page[..64].try_into().unwrap();
+                let now = was.map(|b| b ^ 0xa5);
+                file.write_all_at(&now, at).unwrap();
+                slots.insert(at, (was, now));
+            }
+        }
+        file.sync_all().unwrap();
+        signal(manager, Signal::CONT);
+        Damage { file, slots }
+    }
+
+    /// What has not been written anew since is as it was.
+    fn heal(self, manager: u32) {
+        signal(manager, Signal::STOP);
+        settle(&self.file);
+        for (at, (was, now)) in self.slots {
+            let mut is = [0; 64];
+            self.file.read_exact_at(&mut is, at).unwrap();
+            if is == now {
+                self.file.write_all_at(&was, at).unwrap();
+            }
+        }
+        self.file.sync_all().unwrap();
+        signal(manager, Signal::CONT);
+    }
+}
+
+/// Waits for direct writes that are under way.
+fn settle(file: &File) {
+    let len = file.metadata().unwrap().len();
+    rustix::fs::fallocate(file, rustix::fs::FallocateFlags::KEEP_SIZE, 0, len).unwrap();
+}
+
+fn is_stopped(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    stat.rsplit_once(") ").unwrap().1.starts_with('T')
+}
+
+async fn is_unreadable(ballastd: &Ballastd, vm: &str) {
+    ballastd
+        .eventually("it is shown as unreadable", async || {
+            ballastd.vm(vm).await.state == RunState::Unreadable
+        })
+        .await;
+    let view = ballastd.vm(vm).await;
+    let trouble = view.trouble.unwrap_or_default();
+    assert!(trouble.contains(&format!("{vm}.swap")), "{trouble}");
+    assert!(trouble.contains("does not hold what was written there"), "{trouble}");
+    assert!(is_stopped(view.pid.unwrap()));
+}
+
+async fn runs(ballastd: &Ballastd, vm: &str) {
+    ballastd.eventually("it runs", async || ballastd.vm(vm).await.state == RunState::Running).await;
+}
+
+async fn is_swapped(ballastd: &Ballastd, vm: &str) {
+    ballastd
+        .eventually("its pages are swapped", async || {
+            let memory = ballastd.vm(vm).await.memory;
+            memory.swapped > 8 * MIB && ballastd.host().await.counters.swapped_in > MIB
+        })
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guest_whose_pages_are_damaged_stops_and_goes_on_when_they_are_not() {
+    let Some(image) = image_or_skip() else { return };
+    let mut ballastd = Ballastd::start_without_sharing(&["--budget", "176M"]);
+    for name in ["hurt", "well"] {
+        let workload = "verify-torture --mb 56 --threads 3 --seconds 100000";
+        let mut spec = ballastd.guest(image, name, 128, workload);
+        spec.no_balloon = true;
+        ballastd.client.run(&spec).await.unwrap();
+    }
+    let (mut hurt, mut well) = (ballastd.console("hurt"), ballastd.console("well"));
+    for console in [&mut hurt, &mut well] {
+        ballastd.checks_go_on(console, 1000).await;
+    }
+    is_swapped(&ballastd, "hurt").await;
+    let swap = ballastd.swap_file("hurt");
+    let damage = Damage::new(ballastd.pid(), &swap);
+    is_unreadable(&ballastd, "hurt").await;
+    let location = ballastd.host().await.swap_locations[0].clone();
+    assert!(location.read_errors > 0 && location.state == LocationState::Good, "{location:?}");
+    ballastd.checks_go_on(&mut well, 1000).await;
+    assert_eq!(ballastd.vm("well").await.trouble, None);
+
+    // Another manager finds it stopped, and so it stays.
+    let pid = ballastd.vm("hurt").await.pid;
+    ballastd.kill();
+    ballastd.restart();
+    ballastd.eventually("it is taken over", async || !ballastd.is_gone("hurt").await).await;
+    is_unreadable(&ballastd, "hurt").await;
+    runs(&ballastd, "well").await;
+    ballastd.checks_go_on(&mut well, 1000).await;
+
+    damage.heal(ballastd.pid());
+    runs(&ballastd, "hurt").await;
+    ballastd.checks_go_on(&mut hurt, 1000).await;
+    let view = ballastd.vm("hurt").await;
+    assert_eq!((view.pid, view.trouble), (pid, None));
+
+    // It can be stopped while it cannot go on, without the guest's help.
+    is_swapped(&ballastd, "hurt").await;
+    let damage = Damage::new(ballastd.pid(), &swap);
+    is_unreadable(&ballastd, "hurt").await;
+    ballastd.client.stop("hurt", Duration::from_secs(3600)).await.unwrap();
+    assert!(ballastd.is_gone("hurt").await);
+    ballastd.assert_nothing_left("hurt");
+    drop(damage);
+    ballastd.checks_go_on(&mut well, 1000).await;
+    ballastd.assert_books_balance().await;
+}
+
+/// A small file system, unmounted with the test.
+struct Small(PathBuf);
+
+impl Small {
+    fn mount(at: PathBuf, mib: u64) -> Small {
+        std::fs::create_dir(&at).unwrap();
+        let size = format!("size={mib}m");
+        let mount =
+            Command::new("mount").args(["-t", "tmpfs", "-o", &size, "none"]).arg(&at).status();
+        assert!(mount.unwrap().success(), "mounting a tmpfs");
+        Small(at)
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn swap_files_are_where_their_priorities_say_and_found_again() {
+    let Some(image) = image_or_skip() else { return };
+    let mut ballastd = Ballastd::prepare(&["--budget", "120M"]);
+    let small = Small::mount(ballastd.root.join("small"), 48);
+    let large = ballastd.swap_dir();
+    std::fs::create_dir_all(&large).unwrap();
+    let config = ballastd.root.join("ballast.toml");
+    let write_config = |small_priority: i32| {
+        let text = format!(
+            "[sharing]\nenabled = false\n[[swap.location]]\npath = {:?}\n\
+             [[swap.location]]\npath = {:?}\npriority = {small_priority}\n",
+            large, small.0
+        );
+        std::fs::write(&config, text).unwrap();
+    };
+    write_config(7);
+    ballastd.add_option("--config", &config);
+    ballastd.names_swap_dir = false;
+    ballastd.restart();
+    let mut spec =
+        ballastd.guest(image, "a", 128, "verify-torture --mb 88 --threads 2 --seconds 100000");
+    spec.no_balloon = true;
+    let reserved = ballastd.client.run(&spec).await.unwrap().memory.swap_reserved;
+    assert_eq!(reserved, 128 * MIB);
+    let mut console = ballastd.console("a");
+    let files = [small.0.join("a.swap"), large.join("a.swap")];
+    let sizes = files.each_ref().map(|file| std::fs::metadata(file).unwrap().len());
+    assert!(sizes[0] >= 40 * MIB && sizes[0] + sizes[1] == reserved, "{sizes:?}");
+    ballastd
+        .eventually("pages are swapped", async || ballastd.host().await.counters.swapped_in > MIB)
+        .await;
+    let seen = ballastd.host().await.swap_locations;
+    let [first, second] = &seen[..] else { panic!("{seen:?}") };
+    assert!(first.path == small.0 && first.priority == 7 && first.used > 0, "{first:?}");
+    assert!(second.path == large && second.used == 0, "{second:?}");
+    assert_eq!([first.reserved, second.reserved], sizes);
+
+    // In another order now, and the first one gone from the configuration: the VM knows better.
+    for round in 0..2 {
+        ballastd.checks_go_on(&mut console, 500).await;
+        ballastd.kill();
+        match round {
+            0 => write_config(-7),
+            _ => std::fs::write(&config, format!("[[swap.location]]\npath = {large:?}\n")).unwrap(),
+        }
+        ballastd.restart();
+        ballastd.eventually("it is taken over", async || !ballastd.is_gone("a").await).await;
+        runs(&ballastd, "a").await;
+    }
+    ballastd.checks_go_on(&mut console, 500).await;
+    assert!(ballastd.host().await.swap_locations.iter().any(|l| l.path == small.0));
+    ballastd.client.stop("a", Duration::ZERO).await.unwrap();
+    assert!(!files.iter().any(|file| file.exists()));
+}
+
+#[test]
+fn a_location_that_is_not_there_is_named() {
+    let mut ballastd = Ballastd::prepare(&["--budget", "256M"]);
+    let config = ballastd.root.join("ballast.toml");
+    std::fs::write(&config, "[[swap.location]]\npath = \"/nonexistent/disk\"\n").unwrap();
+    ballastd.add_option("--config", &config);
+    ballastd.names_swap_dir = false;
+    for check in [false, true] {
+        let mut command = ballastd.command();
+        let output = if check { command.arg("--check") } else { &mut command }.output().unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        let last = errors.lines().last().unwrap_or_default();
+        assert!(!output.status.success(), "{errors}");
+        assert_eq!(
+            last,
+            "ballastd: swap.location: /nonexistent/disk: No such file or directory (os error 2)"
+        );
+        assert!(!ballastd.run_dir().exists());
+    }
+}
