@@ -92,7 +92,7 @@ impl Rig {
                         assert!(stored.sum.fits(&bytes), "{ppn}: {stored:?}");
                         landing.push((ppn, bytes));
                     }
-                    Task::Trouble(what) => panic!("{what}"),
+                    Task::Trouble(what) | Task::Damaged(_, what) => panic!("{what}"),
                 }
             }
             if actors == 0 && notices.is_empty() && landing.is_empty() && settled(&serve) {

@@ -524,6 +524,45 @@ fn what_is_compressed_goes_on_to_swap_when_nothing_else_is_left() {
     manager.release(dir.path());
 }
 
+/// Bytes that are not what was stored are never a guest's.
+#[test]
+fn a_damaged_compressed_page_is_waited_for_and_never_fed() {
+    let Some(_alone) = alone() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let vmm = Vmm::start("squeeze", SIZE);
+    let manager = start(&vmm, dir.path(), 2 * SIZE);
+    let memory = manager.vm.memory();
+    wait_for("all pages", || vmm.board.get(Cell::Step) == SIZE);
+    manager.vm.evict_down_to(Pages(SIZE), Pages(SIZE / 2));
+    wait_for("eviction", || memory.charged() <= Pages(SIZE / 2));
+    manager.settle();
+    let path = dir.path().join("compressed");
+    let good = std::fs::read(&path).unwrap();
+    let place = memory.tier().oldest(1)[0];
+    let mut bad = good.clone();
+    bad[place.offset() + 20] ^= 1;
+    let write = |bytes: &[u8]| {
+        use std::os::unix::fs::FileExt;
+        let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+        let at = place.offset();
+        let len = place.size().bytes();
+        file.write_all_at(&bytes[at..at + len], at as u64).unwrap();
+    };
+    write(&bad);
+    vmm.board.set(Cell::Stop, 1);
+    wait_for("damage to be met", || matches!(manager.vm.health(), Health::Unreadable { .. }));
+    let Health::Unreadable { pages, what, .. } = manager.vm.health() else { panic!() };
+    assert!(pages == 1 && what.contains("damaged"), "{pages} pages, {what}");
+    assert_eq!((vmm.board.get(Cell::Done), vmm.board.get(Cell::Errors)), (0, 0));
+    // Whole again, and the guest goes on.
+    write(&good);
+    wait_for("verification", || vmm.board.get(Cell::Done) == 1);
+    assert_eq!(vmm.board.get(Cell::Errors), 0);
+    wait_for("health", || !matches!(manager.vm.health(), Health::Unreadable { .. }));
+    manager.settle();
+    manager.release(dir.path());
+}
+
 #[test]
 fn a_vmm_that_truncates_its_ram_harms_only_itself() {
     let Some(_alone) = alone() else { return };

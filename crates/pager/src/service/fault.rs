@@ -161,6 +161,10 @@ impl FaultService {
                         }
                         self.reads.look_ahead(ppn);
                     }
+                    Task::Damaged(ppn, what) => {
+                        self.failed.insert(ppn, Instant::now() + RETRY);
+                        self.vm.set_unreadable(ppn, what);
+                    }
                     Task::Trouble(what) => self.vm.set_ill(what),
                 }
             }
@@ -213,9 +217,11 @@ impl FaultService {
             self.put_in_place(buffer);
         }
         let now = Instant::now();
-        let swapped = |ppn: Ppn| self.vm.memory.pmap().load(ppn).state() == State::Swapped;
+        let is_kept = |ppn: Ppn| {
+            matches!(self.vm.memory.pmap().load(ppn).state(), State::Swapped | State::Compressed)
+        };
         // One that the guest gave up meanwhile needs no reading, and somebody may wait for it.
-        let is_due = |ppn: Ppn, at: Instant| at <= now || !swapped(ppn);
+        let is_due = |ppn: Ppn, at: Instant| at <= now || !is_kept(ppn);
         let due: Vec<Ppn> =
             self.failed.iter().filter(|f| is_due(*f.0, *f.1)).map(|f| *f.0).collect();
         self.failed.retain(|ppn, _| !due.contains(ppn));
@@ -226,7 +232,8 @@ impl FaultService {
             }
         });
         for ppn in due {
-            if self.vm.memory.pmap().load(ppn).state() != State::Swapped {
+            let state = self.vm.memory.pmap().load(ppn).state();
+            if !matches!(state, State::Swapped | State::Compressed) {
                 self.vm.set_readable(ppn);
             }
         }

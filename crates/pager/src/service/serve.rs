@@ -31,6 +31,9 @@ pub enum Notice {
 pub enum Task {
     /// Read the page, make sure that it is the page, then call `arrived`.
     Read(Ppn, Stored),
+    /// What is kept of the page is damaged: its fault stays unanswered until `fault` is called for it
+    /// again.
+    Damaged(Ppn, String),
     /// Tell people.
     Trouble(String),
 }
@@ -151,6 +154,10 @@ impl Serve {
             }
             // The VMM is exiting; its process handle tells the manager.
             Fault::Failed(MemError::Gone) => drop(self.pending.drop_fault(ppn)),
+            Fault::Failed(e @ MemError::Damaged { .. }) => {
+                self.served(memory, ppn);
+                tasks.push(Task::Damaged(ppn, e.to_string()));
+            }
             Fault::Failed(e) => {
                 tasks.push(Task::Trouble(format!("fault on {ppn}: {e}")));
                 self.keep(memory, ppn, access, Wait::Kernel);

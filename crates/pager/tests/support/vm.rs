@@ -113,7 +113,7 @@ impl Vm {
                 Task::Trouble(what) if what.contains("crash injected") => {
                     return Err(MemError::Crash);
                 }
-                Task::Trouble(what) => self.troubles.push(what),
+                Task::Trouble(what) | Task::Damaged(_, what) => self.troubles.push(what),
                 Task::Read(ppn, stored) => {
                     let bytes = self.swap[&stored.slot.0].clone();
                     assert!(stored.sum.fits(&bytes), "{ppn}: {stored:?}");
