@@ -118,6 +118,14 @@ pub trait Backend: Send + Sync {
     fn wake(&self, ppn: Ppn, n: u64) -> Result<(), MemError>;
     /// The first home page of `[ppn, end)` that is there; `end` when none is.
     fn next_present(&self, ppn: Ppn, end: u64) -> Result<u64, MemError>;
+    /// The first page of `[ppn, end)` whose home page is not there; `end` when all are.
+    fn next_absent(&self, ppn: Ppn, end: u64) -> Result<u64, MemError> {
+        let mut at = ppn.0;
+        while at < end && self.next_present(Ppn(at), at + 1)? == at {
+            at += 1;
+        }
+        Ok(at)
+    }
     /// Reads neighbouring home pages at once; zeros where there is none. Allocates nothing.
     fn read_homes(&self, first: Ppn, into: &mut [PageBuf]) -> Result<(), MemError> {
         for (i, page) in into.iter_mut().enumerate() {

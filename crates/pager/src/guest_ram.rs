@@ -121,6 +121,19 @@ impl GuestRam {
         }
     }
 
+    /// The page that a seek from `ppn` on finds, at most `end`.
+    fn next(&self, what: SeekFrom, ppn: Ppn, end: u64) -> Result<u64, MemError> {
+        match rustix::fs::seek(&self.file, what) {
+            // A file that was truncated meanwhile ends before it began.
+            Ok(at) => {
+                let page = at.saturating_sub(self.layout.file_offset) / PAGE_SIZE as u64;
+                Ok(page.clamp(ppn.0, end))
+            }
+            Err(Sys::NXIO) => Ok(end),
+            Err(e) => Err(from_errno(e, "seeking in the RAM file", ppn)),
+        }
+    }
+
     fn at(&self, ppn: Ppn) -> HostAddr {
         self.layout.base.page(ppn)
     }
@@ -212,11 +225,11 @@ impl Backend for GuestRam {
     }
 
     fn next_present(&self, ppn: Ppn, end: u64) -> Result<u64, MemError> {
-        match rustix::fs::seek(&self.file, SeekFrom::Data(self.offset(ppn))) {
-            Ok(data) => Ok(((data - self.layout.file_offset) / PAGE_SIZE as u64).min(end)),
-            Err(Sys::NXIO) => Ok(end),
-            Err(e) => Err(from_errno(e, "seeking in the RAM file", ppn)),
-        }
+        self.next(SeekFrom::Data(self.offset(ppn)), ppn, end)
+    }
+
+    fn next_absent(&self, ppn: Ppn, end: u64) -> Result<u64, MemError> {
+        self.next(SeekFrom::Hole(self.offset(ppn)), ppn, end)
     }
 }
 

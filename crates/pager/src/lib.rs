@@ -13,6 +13,8 @@
 //! | `replacement` | which page goes |
 
 pub mod backend;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod guest_ram;
 pub mod host;
 pub mod ledger;

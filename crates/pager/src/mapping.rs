@@ -13,6 +13,14 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::sync::AtomicU64;
 
+/// The first page of a file, or what there is of it.
+pub fn first_bytes(path: &Path) -> std::io::Result<Vec<u8>> {
+    use std::io::Read;
+    let mut bytes = Vec::new();
+    File::open(path)?.take(ballast_units::PAGE_SIZE as u64).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
 /// A mapping, readable and writable, unmapped on drop.
 pub struct Mapping {
     base: NonNull<u8>,

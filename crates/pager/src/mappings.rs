@@ -61,6 +61,10 @@ impl View {
         let stat = rustix::fs::fstat(&fd)?;
         Ok(View { fd, identity: (stat.st_dev, stat.st_ino) })
     }
+    /// Device and inode of the file.
+    pub fn identity(&self) -> (u64, u64) {
+        self.identity
+    }
     pub fn try_clone(&self) -> std::io::Result<View> {
         Ok(View { fd: self.fd.try_clone()?, identity: self.identity })
     }

@@ -69,15 +69,13 @@ impl Pmap {
     /// Opens the pmap of a VM that runs already; every word is checked.
     pub fn open(path: &Path, len: Pages) -> Result<Pmap, PmapError> {
         let io = |source| PmapError::Io { path: path.to_owned(), source };
+        Pmap::verify(path)?;
         let mut mapping = Mapping::open_file(path).map_err(io)?;
-        if mapping.len() < PAGE_SIZE || &mapping.bytes_mut(0, 8)[..] != MAGIC {
+        if mapping.len() < PAGE_SIZE {
             return Err(PmapError::Magic { path: path.to_owned() });
         }
         let header = mapping.bytes_mut(0, 24);
         let found = u32::from_le_bytes([header[8], header[9], header[10], header[11]]);
-        if !(1..=VERSION).contains(&found) {
-            return Err(PmapError::Version { path: path.to_owned(), found });
-        }
         let has_sums = found >= SUMS;
         let mut count = [0u8; 8];
         count.copy_from_slice(&header[16..24]);
@@ -103,16 +101,28 @@ impl Pmap {
         Ok(pmap)
     }
 
+    /// Whether this manager understands the file.
+    pub fn verify(path: &Path) -> Result<(), PmapError> {
+        let header = crate::mapping::first_bytes(path)
+            .map_err(|source| PmapError::Io { path: path.to_owned(), source })?;
+        check_version(path, &header)
+    }
+
     /// The words of a VM that nobody has taken over yet, read from its file: changes nothing.
-    pub fn peek(path: &Path, mut each: impl FnMut(Ppn, Word)) -> Result<(), PmapError> {
+    pub fn peek(path: &Path, each: impl FnMut(Ppn, Word)) -> Result<(), PmapError> {
         let io = |source| PmapError::Io { path: path.to_owned(), source };
-        let bytes = std::fs::read(path).map_err(io)?;
-        if bytes.len() < PAGE_SIZE || &bytes[..8] != MAGIC {
+        Pmap::peek_bytes(path, &std::fs::read(path).map_err(io)?, each)
+    }
+
+    /// The same of bytes that are there already; `path` is for the error.
+    pub(crate) fn peek_bytes(
+        path: &Path,
+        bytes: &[u8],
+        mut each: impl FnMut(Ppn, Word),
+    ) -> Result<(), PmapError> {
+        check_version(path, bytes)?;
+        if bytes.len() < PAGE_SIZE {
             return Err(PmapError::Magic { path: path.to_owned() });
-        }
-        let found = u32::from_le_bytes([bytes[8], bytes[9], bytes[10], bytes[11]]);
-        if !(1..=VERSION).contains(&found) {
-            return Err(PmapError::Version { path: path.to_owned(), found });
         }
         let mut count = [0u8; 8];
         count.copy_from_slice(&bytes[16..24]);
@@ -215,6 +225,14 @@ impl Pmap {
             }
         }
         Ok(())
+    }
+}
+
+fn check_version(path: &Path, header: &[u8]) -> Result<(), PmapError> {
+    match crate::stage::version_in(header, MAGIC) {
+        None => Err(PmapError::Magic { path: path.to_owned() }),
+        Some(1..=VERSION) => Ok(()),
+        Some(found) => Err(PmapError::Version { path: path.to_owned(), found }),
     }
 }
 

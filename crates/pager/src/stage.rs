@@ -2,17 +2,37 @@
 //! outlives the manager, through which pages leave their homes.
 //!
 //! ```text
-//! [0 .. write_slots)                    clusters of pages on their way to the swap file
-//! [write_slots .. write_slots + holds)  sampled pages, until their next access
+//! page 0     magic "BLSTSTAG", version u32, reserved u32, cluster u64, clusters u64, holds u64; zeros
+//! page 1..   slots, a page each:
+//!            [0 .. write_slots)                    clusters of pages on their way to the swap file
+//!            [write_slots .. write_slots + holds)  sampled pages, until their next access
 //! ```
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use ballast_units::{PAGE_SIZE, Pages};
 
 use crate::backend::PageBuf;
 use crate::mapping::Mapping;
 use crate::sync::{Mutex, lock};
+
+const MAGIC: &[u8; 8] = b"BLSTSTAG";
+pub const VERSION: u32 = 1;
+/// More slots than any configuration asks for.
+const MOST_SLOTS: u64 = 1 << 24;
+
+/// Why a stage cannot be used. Nothing has been changed in it.
+#[derive(Debug, thiserror::Error)]
+pub enum StageError {
+    #[error("stage {}: {source}", .path.display())]
+    Io { path: PathBuf, source: std::io::Error },
+    #[error("stage {} is not a stage", .path.display())]
+    Magic { path: PathBuf },
+    #[error("stage {} has version {found}; this manager knows {VERSION}", .path.display())]
+    Version { path: PathBuf, found: u32 },
+    #[error("stage {} has {found} bytes, its header says otherwise", .path.display())]
+    Size { path: PathBuf, found: usize },
+}
 
 /// Sizes of a stage. The whole of it is part of a VM's overhead memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,8 +47,41 @@ impl StageLayout {
     pub const fn write_slots(self) -> u64 {
         self.cluster * self.clusters
     }
+    /// The slots.
     pub const fn pages(self) -> Pages {
         Pages(self.write_slots() + self.holds)
+    }
+    /// The whole file.
+    pub const fn file_pages(self) -> Pages {
+        Pages(self.pages().0 + 1)
+    }
+
+    /// What a header says; None for what no manager wrote.
+    pub(crate) fn parse(header: &[u8]) -> Option<StageLayout> {
+        let number = |at: usize| {
+            Some(u64::from_le_bytes(*header.get(at..)?.first_chunk::<8>()?))
+                .filter(|&n| n <= MOST_SLOTS)
+        };
+        let layout =
+            StageLayout { cluster: number(16)?, clusters: number(24)?, holds: number(32)? };
+        let slots = layout.cluster.checked_mul(layout.clusters)?.checked_add(layout.holds)?;
+        (slots <= MOST_SLOTS).then_some(layout)
+    }
+}
+
+/// The version in a file of the manager that begins with `magic`; None if it does not.
+pub(crate) fn version_in(header: &[u8], magic: &[u8; 8]) -> Option<u32> {
+    let rest = header.strip_prefix(magic)?;
+    Some(u32::from_le_bytes(*rest.first_chunk::<4>()?))
+}
+
+fn header(path: &Path) -> Result<Vec<u8>, StageError> {
+    let header = crate::mapping::first_bytes(path)
+        .map_err(|source| StageError::Io { path: path.to_owned(), source })?;
+    match version_in(&header, MAGIC) {
+        None => Err(StageError::Magic { path: path.to_owned() }),
+        Some(VERSION) => Ok(header),
+        Some(found) => Err(StageError::Version { path: path.to_owned(), found }),
     }
 }
 
@@ -39,26 +92,42 @@ pub struct Stage {
 }
 
 impl Stage {
-    pub fn create(path: &Path, layout: StageLayout) -> std::io::Result<Stage> {
-        let mapping = Mapping::create_file(path, layout.pages().bytes().0 as usize)?;
-        Ok(Stage::over(mapping, layout))
-    }
-
-    /// The stage of a VM that runs already. Which holds are free is told by `claim_hold`.
-    pub fn open(path: &Path, layout: StageLayout) -> std::io::Result<Stage> {
-        let mapping = Mapping::open_file(path)?;
-        if mapping.len() as u64 != layout.pages().bytes().0 {
-            return Err(std::io::Error::other(format!(
-                "stage of {} bytes, expected {}",
-                mapping.len(),
-                layout.pages().bytes().0
-            )));
+    pub fn create(path: &Path, layout: StageLayout) -> Result<Stage, StageError> {
+        let io = |source| StageError::Io { path: path.to_owned(), source };
+        let len = layout.file_pages().bytes().0 as usize;
+        let mut mapping = Mapping::create_file(path, len).map_err(io)?;
+        let header = mapping.bytes_mut(0, 40);
+        header[..8].copy_from_slice(MAGIC);
+        header[8..12].copy_from_slice(&VERSION.to_le_bytes());
+        for (at, n) in [(16, layout.cluster), (24, layout.clusters), (32, layout.holds)] {
+            header[at..at + 8].copy_from_slice(&n.to_le_bytes());
         }
         Ok(Stage::over(mapping, layout))
     }
 
+    /// The stage of a VM that runs already, as large as it was made. Which holds are free is told by
+    /// `claim_hold`.
+    pub fn open(path: &Path) -> Result<Stage, StageError> {
+        let header = header(path)?;
+        let mapping = Mapping::open_file(path)
+            .map_err(|source| StageError::Io { path: path.to_owned(), source })?;
+        let found = mapping.len();
+        match StageLayout::parse(&header) {
+            Some(layout) if layout.file_pages().bytes().0 == found as u64 => {
+                Ok(Stage::over(mapping, layout))
+            }
+            _ => Err(StageError::Size { path: path.to_owned(), found }),
+        }
+    }
+
+    /// Whether this manager understands the file.
+    pub fn verify(path: &Path) -> Result<(), StageError> {
+        header(path).map(drop)
+    }
+
     pub fn on_heap(layout: StageLayout) -> std::io::Result<Stage> {
-        Ok(Stage::over(Mapping::anonymous(layout.pages().bytes().0 as usize)?, layout))
+        let len = layout.file_pages().bytes().0 as usize;
+        Ok(Stage::over(Mapping::anonymous(len)?, layout))
     }
 
     fn over(mapping: Mapping, layout: StageLayout) -> Stage {
@@ -91,7 +160,7 @@ impl Stage {
     /// If there is no such slot: slots come from this process or from checked pmap words.
     fn at(&self, slot: u64) -> usize {
         assert!(slot < self.layout.pages().0, "stage slot {slot}");
-        slot as usize * PAGE_SIZE
+        (slot as usize + 1) * PAGE_SIZE
     }
 
     /// # Safety
@@ -122,5 +191,52 @@ impl Stage {
         let at = self.at(slot);
         // SAFETY: `at` lies inside the mapping.
         unsafe { self.mapping.as_ptr().add(at) }
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+
+    const LAYOUT: StageLayout = StageLayout { cluster: 4, clusters: 2, holds: 3 };
+
+    #[test]
+    fn a_stage_is_as_large_as_it_was_made_whatever_is_configured_now() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("stage");
+        let stage = Stage::create(&path, LAYOUT).unwrap();
+        // SAFETY: this thread alone uses the stage.
+        unsafe { stage.page_mut(10) }.fill(7);
+        drop(stage);
+        let stage = Stage::open(&path).unwrap();
+        assert_eq!(stage.layout(), LAYOUT);
+        // SAFETY: as above.
+        assert!(unsafe { stage.page(10) }.iter().all(|&b| b == 7));
+        assert!(Stage::create(&path, LAYOUT).is_err(), "never overwritten");
+    }
+
+    #[test]
+    fn newer_damaged_and_foreign_stages_are_refused_untouched() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("stage");
+        drop(Stage::create(&path, LAYOUT).unwrap());
+        let good = std::fs::read(&path).unwrap();
+        let with = |at: usize, byte: u8| {
+            let mut bytes = good.clone();
+            bytes[at] = byte;
+            std::fs::write(&path, &bytes).unwrap();
+            let error = Stage::open(&path).map(drop).unwrap_err();
+            assert_eq!(std::fs::read(&path).unwrap(), bytes);
+            error
+        };
+        assert!(matches!(with(8, 2), StageError::Version { found: 2, .. }));
+        assert!(matches!(with(0, b'x'), StageError::Magic { .. }));
+        for at in [16, 24, 32, 39] {
+            assert!(matches!(with(at, 9), StageError::Size { .. }), "{at}");
+        }
+        std::fs::write(&path, &good[..good.len() - 1]).unwrap();
+        assert!(matches!(Stage::open(&path), Err(StageError::Size { .. })));
+        std::fs::write(&path, b"").unwrap();
+        assert!(matches!(Stage::open(&path), Err(StageError::Magic { .. })));
     }
 }

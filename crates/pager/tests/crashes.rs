@@ -117,6 +117,8 @@ const OPS: &[(&str, Op)] = &[
     }),
     ("discard of everything", |vm| gone(vm, 0, PAGES)),
     ("discard of residents", |vm| gone(vm, 7, 1)),
+    // Of pages that the guest uses again: its discard was read, and what it wrote since is there.
+    ("a late look at pages that were given up", |vm| vm.memory.reconcile(Ppn(0), PAGES)),
     ("announced, punched later", |vm| {
         vm.ram.0.announce(0, PAGES);
         vm.pump()

@@ -4,34 +4,26 @@
 #![cfg(not(feature = "shuttle"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+#[path = "support/manager.rs"]
+mod manager;
 #[path = "support/remapper.rs"]
 mod remapper;
 #[path = "support/vmm.rs"]
 mod vmm;
 
 use std::os::fd::AsFd;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::path::PathBuf;
 use std::time::Duration;
 
-use ballast_pager::guest_ram::GuestRam;
-use ballast_pager::host::Host;
-use ballast_pager::ledger::Ledger;
 use ballast_pager::memory::MOVING;
-use ballast_pager::pmap::Pmap;
-use ballast_pager::service::{Health, PagedVm, PagerConfig, VmFiles};
-use ballast_pager::sharing::Domain;
-use ballast_pager::sharing::control::{Control, Settings};
+use ballast_pager::service::{Health, PagedVm};
+use ballast_pager::sharing::control::Settings;
 use ballast_pager::sharing::examine::{Examiner, Marking};
-use ballast_pager::sharing::limit::Limits;
-use ballast_pager::swap::SwapSpace;
-use ballast_pager::word::{State, Word};
+use ballast_pager::word::State;
 use ballast_units::{HostAddr, PAGE_SIZE, Pages, Ppn};
+use manager::{Manager, ROOM, SIZE, settings};
 use vmm::{Cell, Guest, Random, Vmm, again, alone, inherited, soak_seconds, wait_for};
 
-const SIZE: u64 = 2048;
-const ROOM: u64 = 2 * SIZE;
 const THREADS: u64 = 2;
 /// Different pages that guests write.
 const KINDS: u64 = 24;
@@ -190,196 +182,6 @@ fn discard(guest: &Guest, ppn: u64) {
 }
 
 // ---- the manager's side ------------------------------------------------------------------------
-
-struct Manager {
-    host: Arc<Host>,
-    domain: Arc<Domain<GuestRam>>,
-    control: Arc<Control>,
-    vms: Vec<PagedVm>,
-    dir: PathBuf,
-}
-
-fn overhead() -> Pages {
-    PagerConfig::default().overhead(Pages(SIZE))
-}
-
-/// As fast as it can be.
-fn settings() -> Settings {
-    let limits = Limits { pages_per_s: 1e9, cores: 64.0 };
-    let (scan_time, rehome_after) = (Duration::from_millis(500), Duration::from_millis(20));
-    Settings { host: limits, vm: limits, scan_time, rehome_after, ..Settings::default() }
-}
-
-fn folder(dir: &Path, n: usize) -> PathBuf {
-    dir.join(n.to_string())
-}
-
-fn new_files(dir: &Path, n: usize) -> VmFiles {
-    let own = folder(dir, n);
-    std::fs::create_dir(&own).unwrap();
-    VmFiles::new(&own, SwapSpace::create_at(&own.join("swap"), Pages(SIZE)).unwrap())
-}
-
-fn old_files(dir: &Path, n: usize) -> VmFiles {
-    let own = folder(dir, n);
-    VmFiles::new(&own, SwapSpace::open_at(&own.join("swap")).unwrap())
-}
-
-impl Manager {
-    /// Of a host with room for `room` pages besides overhead.
-    fn start(vmms: &[Vmm], dir: &Path, room: u64) -> Manager {
-        let (host, dir) = (Manager::host(vmms.len() as u64, room), dir.to_owned());
-        let domain = Domain::create(&dir.join("store"), "salt", b"secret", host.clone()).unwrap();
-        let control = Arc::new(Control::new(settings()));
-        let mut manager = Manager { host, domain: Arc::new(domain), control, vms: Vec::new(), dir };
-        for (n, vmm) in vmms.iter().enumerate() {
-            let (files, host) = (new_files(&manager.dir, n), manager.host.clone());
-            let config = PagerConfig::default();
-            // It answers from here on, and its faults wait.
-            vmm.board.set(Cell::Go, 1);
-            let ram = remapper::connected(vmm, &manager.dir, manager.domain.file());
-            let vm = PagedVm::start("t", config, files, ram, overhead(), host).unwrap();
-            manager.share(vm, n);
-        }
-        manager
-    }
-
-    fn take_over(vmms: &[Vmm], dir: &Path, room: u64) -> Manager {
-        let (host, dir) = (Manager::host(vmms.len() as u64, room), dir.to_owned());
-        let mut words: Vec<Word> = Vec::new();
-        for n in 0..vmms.len() {
-            let pmap = Pmap::open(&folder(&dir, n).join("pmap"), Pages(SIZE)).unwrap();
-            words.extend((0..SIZE).map(|p| pmap.load(Ppn(p))));
-        }
-        let store = dir.join("store");
-        let domain = Domain::recover(&store, "salt", b"secret", host.clone(), words).unwrap();
-        let control = Arc::new(Control::new(settings()));
-        let mut manager = Manager { host, domain: Arc::new(domain), control, vms: Vec::new(), dir };
-        for (n, vmm) in vmms.iter().enumerate() {
-            let (files, host) = (old_files(&manager.dir, n), manager.host.clone());
-            let config = PagerConfig::default();
-            let domain = Some(&manager.domain);
-            let ram = remapper::connected(vmm, &manager.dir, manager.domain.file());
-            let (vm, _) =
-                PagedVm::take_over("t", config, files, ram, overhead(), host, domain).unwrap();
-            manager.share(vm, n);
-        }
-        manager
-    }
-
-    fn host(vms: u64, room: u64) -> Arc<Host> {
-        let all = Pages(overhead().0 * vms);
-        let host = Arc::new(Host::new(Ledger::new(Pages(room) + all, || {})));
-        assert!(host.ledger.try_reserve(all));
-        host.set_plenty(Pages(room / 8));
-        host
-    }
-
-    fn share(&mut self, mut vm: PagedVm, n: usize) {
-        vm.share_in(&self.domain, self.control.clone(), n as u64 + 1).unwrap();
-        vm.set_may_share(true);
-        self.vms.push(vm);
-    }
-
-    /// Looks for equal pages flat out, evicts, samples and brings pages home, until `done`.
-    fn drive(&self, vmms: &[Vmm], most: Duration, done: impl Fn() -> bool) {
-        let stop = AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            for vm in &self.vms {
-                let stop = &stop;
-                scope.spawn(move || {
-                    let (mut examiner, mut first) = (Examiner::default(), 0);
-                    while !stop.load(Ordering::Relaxed) {
-                        let pages: Vec<Ppn> = (first..first + 64).map(Ppn).collect();
-                        let marking = [Marking::None, Marking::All][(first / 64 % 2) as usize];
-                        examiner.examine(vm.memory(), &pages, marking).unwrap();
-                        first = (first + 64) % SIZE;
-                        std::thread::yield_now();
-                    }
-                });
-            }
-            let mut random = Random(77);
-            let begun = std::time::Instant::now();
-            for turn in 0u64.. {
-                if done() || begun.elapsed() > most {
-                    break;
-                }
-                for vm in &self.vms {
-                    if turn % 8 == 0 {
-                        vm.begin_sample((0..20).map(|_| Ppn(random.below(SIZE))).collect());
-                    }
-                    let free = self.host.ledger.free().0;
-                    vm.set_evict_goal(Pages((ROOM / 16).saturating_sub(free).max(turn % 3)));
-                    vm.memory_freed();
-                }
-                self.check_kernel(vmms);
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            stop.store(true, Ordering::Relaxed);
-        });
-    }
-
-    /// What the kernel counts is never more than the books say. Copies are in the VMMs, uncounted.
-    fn check_kernel(&self, vmms: &[Vmm]) {
-        let homes: u64 = vmms.iter().map(|vmm| vmm.measured().0).sum();
-        let present = homes + self.domain.measured().pages().0;
-        assert!(present <= self.host.ledger.budget().0, "{present} pages present");
-    }
-
-    fn words(&self) -> Vec<Word> {
-        let pmaps = self.vms.iter().map(|vm| vm.memory().pmap());
-        pmaps.flat_map(|pmap| (0..SIZE).map(|p| pmap.load(Ppn(p)))).collect()
-    }
-
-    fn in_state(&self, state: State) -> u64 {
-        self.vms.iter().map(|vm| vm.memory().pmap().in_state(state).0).sum()
-    }
-
-    /// Waits until nothing moves, then checks everything.
-    fn settle(&self, vmms: &[Vmm]) {
-        self.control.set(Settings { enabled: false, ..settings() });
-        for vm in &self.vms {
-            vm.set_evict_goal(Pages(0));
-            vm.begin_sample(Vec::new());
-        }
-        wait_for("quiet", || self.quiet(vmms).inspect_err(|e| eprintln!("{e}")).is_ok());
-    }
-
-    fn quiet(&self, vmms: &[Vmm]) -> Result<(), String> {
-        let mut booked = Pages(overhead().0 * self.vms.len() as u64) + self.domain.stats().common;
-        for (vm, vmm) in self.vms.iter().zip(vmms) {
-            let memory = vm.memory();
-            memory.reconcile(Ppn(0), SIZE).map_err(|e| e.to_string())?;
-            memory.check_quiet()?;
-            let held = memory.pmap().in_state(State::Held);
-            let broken = memory.pmap().in_state(State::Broken);
-            let frames = Pages(memory.tier().occupancy().frames);
-            if vmm.measured() + held + broken + frames != memory.charged() {
-                return Err(format!(
-                    "{:?} at home, {held:?} held, {broken:?} broken, {frames:?} frames, {:?} charged",
-                    vmm.measured(),
-                    memory.charged()
-                ));
-            }
-            booked += memory.charged() - memory.owed();
-        }
-        self.domain.check(self.words())?;
-        if self.domain.measured().pages() != self.domain.stats().common {
-            return Err(format!("{:?} in the store", self.domain.measured().pages()));
-        }
-        if booked != self.host.ledger.used() {
-            return Err(format!("{booked:?} booked, {:?} used", self.host.ledger.used()));
-        }
-        Ok(())
-    }
-
-    fn release(self) {
-        let (host, domain) = (self.host.clone(), self.domain.clone());
-        self.vms.into_iter().for_each(PagedVm::release);
-        domain.check([]).unwrap();
-        assert_eq!((domain.measured().pages(), host.ledger.used()), (Pages(0), Pages(0)));
-    }
-}
 
 fn step(vmms: &[Vmm], step: u64) {
     vmms.iter().for_each(|vmm| vmm.board.set(Cell::Go, step));
@@ -558,9 +360,9 @@ fn manager_process() {
     let (base, pid) = (HostAddr(number("MANAGER_BASE")), number("MANAGER_PID") as u32);
     let vmms = [Vmm::adopt(uffd, ram, board, link, pid, base, SIZE)];
     let manager = if dir.join("0/pmap").exists() {
-        Manager::take_over(&vmms, &dir, SIZE / 2)
+        Manager::take_over(&vmms, dir.as_path(), SIZE / 2)
     } else {
-        Manager::start(&vmms, &dir, SIZE / 2)
+        Manager::start(&vmms, dir.as_path(), SIZE / 2)
     };
     vmms[0].board.add(Cell::Step, 1);
     manager.drive(&vmms, Duration::from_secs(60), || false);

@@ -7,6 +7,8 @@
 
 mod accel;
 mod command_line;
+#[doc(hidden)]
+pub mod fuzzing;
 mod handle;
 mod inspect;
 mod launch;

@@ -18,6 +18,7 @@ use tokio::net::UnixStream;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tokio::time::{Instant, timeout_at};
 
+pub(crate) use connection::heard;
 use connection::{Connection, Request};
 
 /// The longest line accepted, bytes. QEMU's longest (the schema) has some 200,000.

@@ -7,6 +7,8 @@
 //! is not trusted: whatever bytes and descriptors it sends, decoding returns an error at worst.
 
 mod connection;
+#[doc(hidden)]
+pub mod fuzzing;
 mod message;
 mod name;
 mod wire;

@@ -34,6 +34,7 @@ impl<B: Backend> Memory<B> {
             .filter(|&p| Self::is_moving(self.pmap.load(p)))
             .collect();
         let mut moving = moving.iter().zip(self.places_of(&moving)?).peekable();
+        let mut home = Presence::default();
         for ppn in (0..self.pmap.len().0).map(Ppn) {
             let mut word = self.pmap.load(ppn);
             if let Some((_, place)) = moving.next_if(|m| *m.0 == ppn) {
@@ -51,7 +52,7 @@ impl<B: Backend> Memory<B> {
                 // The period it belonged to is over.
                 word = word.set_sampled(false);
             }
-            if word.state() == State::Resident && !self.backend.present(ppn)? {
+            if word.state() == State::Resident && !home.has(&self.backend, ppn, self.pmap.len())? {
                 word = Word::new(State::Ballooned);
                 found.absent += 1;
             }
@@ -112,13 +113,37 @@ impl<B: Backend> Memory<B> {
                 Word::new(State::Resident)
             }
             (Busy::Filling, _) => idle,
-            (Busy::Discarding, _) => {
-                retry(drain, || self.backend.punch(ppn, 1))?;
-                Word::new(State::Ballooned)
-            }
+            // Its event had been read, so the guest may have used the page again: what is there stays,
+            // what is not is booked as given up.
+            (Busy::Discarding, _) => idle,
             // The others change the mapping: see `settled`.
             _ => idle,
         })
+    }
+}
+
+/// Which home pages are there, looked up by whole runs. What recovery itself does to home pages, it does
+/// to pages that are not Resident then; what the guest gives up meanwhile is announced, and booked when
+/// that is read.
+#[derive(Default)]
+struct Presence {
+    /// The run of present pages that was found last: `[from, until)`, and none between the page that
+    /// was asked about then and `from`.
+    from: u64,
+    until: u64,
+}
+
+impl Presence {
+    /// Asked in rising order.
+    fn has<B: Backend>(&mut self, backend: &B, ppn: Ppn, len: Pages) -> Result<bool, MemError> {
+        if ppn.0 >= self.until {
+            self.from = backend.next_present(ppn, len.0)?;
+            self.until = match self.from < len.0 {
+                true => backend.next_absent(Ppn(self.from), len.0)?.max(self.from + 1),
+                false => len.0,
+            };
+        }
+        Ok(ppn.0 >= self.from)
     }
 }
 
@@ -149,4 +174,7 @@ pub enum RecoverError {
     Tier { ppn: Ppn, slot: u64 },
     #[error("pmap: {ppn} names stage slot {slot}, which is not one of its kind")]
     Stage { ppn: Ppn, slot: u64 },
+    /// A mistake of this program's, found by a debug build before it did harm.
+    #[error("what was recovered breaks an invariant: {0}")]
+    Unsound(String),
 }

@@ -22,17 +22,18 @@ use crate::pmap::{Pmap, PmapError};
 use crate::replacement::{Random, Replacement};
 use crate::sharing::control::Control;
 use crate::sharing::{Domain, DomainError};
-use crate::stage::{Stage, StageLayout};
+use crate::stage::{Stage, StageError, StageLayout};
 use crate::swap::{Place, SwapError, SwapSpace};
 use crate::tier::{Compression, Tier};
 use crate::word::State;
 
-/// Sizes of a VM's pager. The same values must be used to take a VM over.
+/// Sizes of a VM's pager.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PagerConfig {
     /// Pages handed out around a fault on an untouched page while memory is plentiful; a power of
     /// two, 1 for none.
     pub fault_around: Pages,
+    /// Of a VM that is started. One that is taken over has the stage that it was started with.
     pub stage: StageLayout,
     /// May differ from one manager to the next.
     pub compression: Compression,
@@ -59,7 +60,7 @@ impl PagerConfig {
         let table = Bytes(size.0 * 20).pages_ceil();
         Bytes(size.0 * 8).pages_ceil()
             + Pages(1)
-            + self.stage.pages()
+            + self.stage.file_pages()
             + Reads::PAGES
             + MOVING
             + table
@@ -86,6 +87,17 @@ impl VmFiles {
             swap,
         }
     }
+
+    /// Whether this manager understands what another one left in a VM's run folder: to be asked before
+    /// anything is touched. The swap files have no version: what is in them is for the pmap to say.
+    pub fn verify(run: &Path) -> Result<(), StartError> {
+        // The stage is made after the pmap. Without it the VM has not mapped its RAM yet.
+        if run.join("stage").exists() {
+            Pmap::verify(&run.join("pmap"))?;
+            Stage::verify(&run.join("stage"))?;
+        }
+        Ok(())
+    }
 }
 
 /// Why a VM's pager did not start. Nothing of it is left behind.
@@ -95,8 +107,8 @@ pub enum StartError {
     Pmap(#[from] PmapError),
     #[error(transparent)]
     Swap(#[from] SwapError),
-    #[error("stage {}: {source}", .path.display())]
-    Stage { path: PathBuf, source: std::io::Error },
+    #[error(transparent)]
+    Stage(#[from] StageError),
     #[error("compressed pages {}: {source}", .path.display())]
     Tier { path: PathBuf, source: std::io::Error },
     /// Caused by the VMM, or by whoever described its RAM.
@@ -312,8 +324,7 @@ impl PagedVm {
         ram.check().map_err(StartError::Layout)?;
         let pmap = Pmap::create(&files.pmap, ram.layout().len)?;
         made.add(&files.pmap);
-        let stage = Stage::create(&files.stage, config.stage)
-            .map_err(|source| StartError::Stage { path: files.stage.clone(), source })?;
+        let stage = Stage::create(&files.stage, config.stage)?;
         made.add(&files.stage);
         let tier = open_tier(&files, ram.layout().len, config.compression)?;
         made.add(&files.compressed);
@@ -348,8 +359,7 @@ impl PagedVm {
     ) -> Result<(PagedVm, Recovered), StartError> {
         ram.check().map_err(StartError::Layout)?;
         let pmap = Pmap::open(&files.pmap, ram.layout().len)?;
-        let stage = Stage::open(&files.stage, config.stage)
-            .map_err(|source| StartError::Stage { path: files.stage.clone(), source })?;
+        let stage = Stage::open(&files.stage)?;
         let slots = files.swap.slots();
         let tier = open_tier(&files, ram.layout().len, config.compression)?;
         let memory = Memory::new(pmap, ram, stage, slots, host, config.fault_around);
@@ -362,6 +372,9 @@ impl PagedVm {
         let drain = || drain_events(&memory, &mut discards.borrow_mut());
         drain();
         let recovered = memory.recover(&drain)?;
+        if cfg!(debug_assertions) {
+            memory.check_quiet().map_err(RecoverError::Unsound)?;
+        }
         let mut vm = PagedVm::assemble(name, memory, files, overhead)?;
         let ready = discards.take().into_iter().try_for_each(|(first, n)| {
             vm.memory().discard(first, n, mark).1.map_err(RecoverError::Memory)

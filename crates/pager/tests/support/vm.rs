@@ -268,7 +268,7 @@ impl Vm {
         self.serve = Serve::default();
         self.cluster.clear();
         let pmap = Pmap::open(&self.path("pmap"), self.memory.pmap().len()).unwrap();
-        let stage = Stage::open(&self.path("stage"), LAYOUT).unwrap();
+        let stage = Stage::open(&self.path("stage")).unwrap();
         let (ram, host) = (self.ram.clone(), self.host.clone());
         let tier = Tier::open(&self.path("compressed"), self.memory.pmap().len(), TIER).unwrap();
         let memory = Memory::new(pmap, ram, stage, self.swap_len, host, self.around);

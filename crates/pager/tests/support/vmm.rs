@@ -34,6 +34,12 @@ pub enum Cell {
     Discards,
     /// Progress of a role, as it likes.
     Step,
+    /// The manager's wish that threads wait.
+    Pause,
+    /// Threads that do.
+    Paused,
+    /// Progress of the manager in its start.
+    Phase,
 }
 
 pub struct Board(*mut u8);
@@ -56,6 +62,9 @@ impl Board {
     }
     pub fn add(&self, cell: Cell, n: u64) {
         self.cell(cell).fetch_add(n, Ordering::SeqCst);
+    }
+    pub fn subtract(&self, cell: Cell, n: u64) {
+        self.cell(cell).fetch_sub(n, Ordering::SeqCst);
     }
     pub fn set(&self, cell: Cell, n: u64) {
         self.cell(cell).store(n, Ordering::SeqCst);

@@ -168,6 +168,37 @@ impl Connection {
     }
 }
 
+/// What bytes from QEMU lead to, when two questions wait for answers: all of it as text, for comparison.
+pub(crate) fn heard(pieces: &[&[u8]]) -> Vec<String> {
+    let (_asking, queue) = mpsc::channel(1);
+    let (_in_use, unused) = oneshot::channel();
+    let (events, mut told) = broadcast::channel(64);
+    let (greeted, mut greeting) = oneshot::channel();
+    let mut connection = Connection::new(queue, unused, events, greeted);
+    let mut answers: Vec<_> = (1..=2)
+        .map(|id| {
+            let (reply, answer) = oneshot::channel();
+            connection.in_flight.insert(id, reply);
+            answer
+        })
+        .collect();
+    let ended = pieces.iter().try_for_each(|piece| connection.take(piece));
+    assert!(connection.input.len() <= MAX_LINE, "more is kept than the longest line");
+    let mut all = vec![format!("{ended:?}"), format!("greeted {:?}", greeting.try_recv())];
+    if ended.is_ok() {
+        all.push(format!("{} bytes kept", connection.input.len()));
+    }
+    all.extend(answers.iter_mut().map(|answer| match answer.try_recv() {
+        Ok(Ok(value)) => value.to_string(),
+        Ok(Err(refusal)) => format!("{} {}", refusal.class, refusal.description),
+        Err(e) => e.to_string(),
+    }));
+    while let Ok(event) = told.try_recv() {
+        all.push(format!("{event:?}"));
+    }
+    all
+}
+
 fn too_long() -> Arc<str> {
     format!("a line of more than {MAX_LINE} bytes").into()
 }
