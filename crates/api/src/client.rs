@@ -79,7 +79,15 @@ impl Client {
         self.call(Method::GET, &vm_path(name, "/why"), None::<&()>).await
     }
     pub async fn shutdown(&self, stop_vms: bool) -> Result<HostView, ClientError> {
-        self.call(Method::POST, "/v1/shutdown", Some(&ShutdownRequest { stop_vms })).await
+        let request = ShutdownRequest { stop_vms, ..ShutdownRequest::default() };
+        self.call(Method::POST, "/v1/shutdown", Some(&request)).await
+    }
+    /// Ends the manager and leaves its VMs to the next one, which must come at once; unless it is
+    /// `before_ms` since the host's boot by then.
+    pub async fn leave(&self, before_ms: u64) -> Result<HostView, ClientError> {
+        let before_ms = Some(before_ms);
+        let request = ShutdownRequest { stop_vms: false, leave_vms: true, before_ms };
+        self.call(Method::POST, "/v1/shutdown", Some(&request)).await
     }
 
     async fn call<B: Serialize, T: DeserializeOwned>(

@@ -145,4 +145,15 @@ pub struct ShutdownRequest {
     /// at their next fault until a manager comes back.
     #[serde(default)]
     pub stop_vms: bool,
+    /// Leave the VMs to the manager that asks, which takes them over at once. Not with `stop_vms`.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub leave_vms: bool,
+    /// With `leave_vms`: milliseconds since the host's boot (CLOCK_BOOTTIME) from which on nobody waits
+    /// for this any more, and it must not be done.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub before_ms: Option<u64>,
+}
+
+fn is_false(b: &bool) -> bool {
+    !b
 }

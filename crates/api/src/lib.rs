@@ -22,7 +22,10 @@
 pub mod client;
 mod compression;
 mod error;
+#[doc(hidden)]
+pub mod fuzzing;
 mod host;
+pub mod record;
 mod salt;
 mod sharing;
 mod vm;

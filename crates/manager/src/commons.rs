@@ -200,6 +200,13 @@ impl Commons {
         sum
     }
 
+    /// Whether this is one of its files, by device and inode.
+    pub fn holds(&self, id: (u64, u64)) -> bool {
+        let is_store =
+            |domain: &Arc<Domain<GuestRam>>| view(domain).is_ok_and(|store| store.identity() == id);
+        self.zeros.identity() == id || lock(&self.domains).values().any(is_store)
+    }
+
     /// The stores and the zeros, as the kernel counts them.
     pub fn measured(&self) -> Bytes {
         let stores: Bytes = lock(&self.domains).values().map(|domain| domain.measured()).sum();

@@ -4,18 +4,20 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use ballast_api::{RebootAction, RunState, VmChange, VmSpec, VmView};
+use ballast_api::{Management, Mode, RebootAction, RunState, VmChange, VmSpec, VmView};
 use ballast_pager::service::PagedVm;
+use ballast_policy::{BalloonControl, WorkingSet};
 use ballast_qemu::last_log_line;
 use ballast_units::Pages;
 
 use crate::manager::{Failure, Manager, add_counters};
 use crate::records::Record;
 use crate::views;
-use crate::vm::{Vm, lock};
+use crate::vm::{NewVm, Vm, lock};
 
 /// How long the last words of a QEMU that has ended may take through its socket.
 const LAST_WORDS: Duration = Duration::from_secs(5);
+const STEP: Duration = Duration::from_millis(20);
 /// How long VMs that are just being started may take until they can be stopped.
 const STARTS: Duration = Duration::from_secs(90);
 
@@ -27,7 +29,10 @@ impl Manager {
     /// Ends a VM: the guest's own way for `grace`, then the VMM's. All it had is released when this
     /// returns.
     pub async fn stop_vm(self: &Arc<Self>, name: &str, grace: Duration) -> Result<VmView, Failure> {
-        let vm = self.vm(name)?;
+        let vm = match self.vm(name) {
+            Ok(vm) => vm,
+            Err(unknown) => return self.stop_waiting(name).await.ok_or(unknown),
+        };
         let last = views::vm(self, &vm);
         vm.set_run_state(RunState::Stopping);
         // One that is stopped because its pages cannot be read hears nothing.
@@ -51,6 +56,47 @@ impl Manager {
         Ok(VmView { state: RunState::Stopped, ..last })
     }
 
+    /// Ends a VM that waits to be taken over: its guest stands still, so there is nobody to be asked.
+    async fn stop_waiting(self: &Arc<Self>, name: &str) -> Option<VmView> {
+        let (process, record) = lock(&self.waiting).get(name).cloned()?;
+        // Seen as it would be if it had been taken over, with no page in memory.
+        let seen = Vm::new(NewVm {
+            id: self.next_id(),
+            name: record.name,
+            spec: record.spec,
+            folder: self.folder_of(name),
+            accel: record.accel,
+            size: record.size,
+            overhead: record.overhead,
+            params: record.params,
+            process: process.clone(),
+            management: Management {
+                mode: Mode::Unmanaged,
+                reason: Some("not taken over yet".into()),
+            },
+            external: Pages::ZERO,
+            paged: None,
+            control: BalloonControl::new(self.config.balloon),
+            set: WorkingSet::new(self.config.sampling, record.size),
+        });
+        let last = views::vm(self, &seen);
+        if let Err(e) = process.kill() {
+            tracing::error!(vm = name, "ending its VMM: {e}");
+        }
+        process.exited().await;
+        // Its files go, then its name is free.
+        while lock(&self.waiting).get(name).is_some_and(|(same, _)| same.pid() == process.pid()) {
+            tokio::time::sleep(STEP).await;
+        }
+        // Taken over in the last moment: then it is one that ended.
+        if let Ok(vm) = self.vm(name)
+            && vm.process.pid() == process.pid()
+        {
+            self.gone(&vm).await;
+        }
+        Some(VmView { state: RunState::Stopped, ..last })
+    }
+
     /// Stops all VMs at once, those that are being started and those that wait to be taken over
     /// included. None can be started afterwards. VMs that somebody else started and that are not
     /// paged do without a manager: they are let go as they are.
@@ -58,7 +104,7 @@ impl Manager {
         self.close();
         let deadline = tokio::time::Instant::now() + STARTS;
         loop {
-            for process in lock(&self.waiting).values() {
+            for (process, _) in lock(&self.waiting).values() {
                 if let Err(e) = process.kill() {
                     tracing::error!("ending process {}: {e}", process.pid());
                 }
@@ -87,6 +133,25 @@ impl Manager {
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
+    }
+
+    /// From now on no VM is started; waits until those that are being started are there, or not.
+    /// False, and all as before, if that takes too long.
+    pub async fn settle_starts(&self, at_most: Duration) -> bool {
+        self.close();
+        let deadline = tokio::time::Instant::now() + at_most;
+        let starting = || {
+            let waiting: Vec<String> = lock(&self.waiting).keys().cloned().collect();
+            lock(&self.starting).keys().any(|name| !waiting.contains(name))
+        };
+        while starting() {
+            if tokio::time::Instant::now() > deadline {
+                self.reopen();
+                return false;
+            }
+            tokio::time::sleep(STEP).await;
+        }
+        true
     }
 
     /// Releases all that a VM had; whoever comes second waits for the first. Its name is free for

@@ -454,6 +454,22 @@ impl Manager {
         if hello.reconnect {
             return Err(format!("this manager does not know '{name}'"));
         }
+        // A VMM has one guest: more names would be more memory than it is entitled to.
+        if let Some(vm) = self.vms().into_iter().find(|vm| vm.process.pid() == peer.pid) {
+            return Err(format!("process {} is managed already, as '{}'", peer.pid, vm.name));
+        }
+        if !lock(&self.adopting).insert(peer.pid) {
+            return Err(format!("process {} is being taken in already", peer.pid));
+        }
+        let adopted = self.adopt_new(hello, peer);
+        if adopted.is_err() {
+            lock(&self.adopting).remove(&peer.pid);
+        }
+        adopted
+    }
+
+    fn adopt_new(self: &Arc<Self>, hello: &Hello, peer: Peer) -> Result<Expected, String> {
+        let name = hello.vm.as_str().to_owned();
         let size = hello.ram_len.pages();
         let handle = self.runtime.clone();
         let params = VmParams {
@@ -498,6 +514,7 @@ impl Manager {
             self.host.ledger.release(overhead);
             self.remove_files(&name);
             self.promise_settled(&name);
+            lock(&self.adopting).remove(&process.pid());
             return;
         };
         let folder = self.folder_of(&name);
@@ -518,6 +535,7 @@ impl Manager {
             set: WorkingSet::new(self.config.sampling, size),
         });
         self.promise_settled(&vm.name);
+        lock(&self.adopting).remove(&vm.process.pid());
         self.look_at(&vm).await;
         vm.set_run_state(RunState::Running);
     }

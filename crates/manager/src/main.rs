@@ -6,6 +6,7 @@ mod commons;
 mod config;
 mod domain;
 mod ending;
+mod handshakes;
 mod kick;
 mod lifecycle;
 mod manager;
@@ -17,8 +18,11 @@ mod rates;
 mod records;
 mod restart;
 mod routes;
+mod run_dir;
+mod survey;
 mod swap;
 mod unreadable;
+mod upgrade;
 mod views;
 mod vm;
 
@@ -27,6 +31,7 @@ use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use ballast_shim_proto::Listener;
@@ -36,6 +41,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::config::{Config, Overrides};
 use crate::manager::{Ending, Manager};
+use crate::run_dir::Folders;
 
 /// The memory manager of a Linux/KVM host: hands out, measures, targets and reclaims the memory of
 /// its guests.
@@ -76,9 +82,24 @@ struct Args {
     /// their next fault until a manager comes back
     #[arg(long)]
     stop_vms_on_exit: bool,
+    /// Take over from a ballastd that runs on the same folders: it is asked to leave its VMs, which
+    /// pause at most until this one has them. With none there, a start as any other
+    #[arg(long)]
+    take_over: bool,
+    /// How long --take-over gives the running ballastd to leave; after that it stays, and this one ends
+    #[arg(long, value_name = "SECONDS", default_value_t = 30.0, requires = "take_over",
+        value_parser = seconds)]
+    take_over_within: f64,
     /// Check the configuration and exit
     #[arg(long)]
     check: bool,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(s) if (0.1..=3600.0).contains(&s) => Ok(s),
+        _ => Err(format!("'{text}' is not a number of seconds between 0.1 and 3600")),
+    }
 }
 
 fn main() -> ExitCode {
@@ -121,29 +142,29 @@ fn run(args: Args) -> anyhow::Result<()> {
         .enable_all()
         .build()
         .context("starting the runtime")?;
-    let ended = runtime.block_on(serve(config, args.stop_vms_on_exit));
-    runtime.shutdown_timeout(std::time::Duration::from_secs(2));
-    ended
-}
-
-async fn serve(config: Config, stop_vms_on_exit: bool) -> anyhow::Result<()> {
     let made = Folders::make(&config)?;
-    let served = serve_in(config.clone(), stop_vms_on_exit).await;
+    // Held to the very end of the process: whatever is left of this manager then does nothing any more.
+    let take_over = args.take_over.then(|| Duration::from_secs_f64(args.take_over_within));
+    let lock = runtime.block_on(upgrade::lock(&config, take_over));
+    let _lock = lock.inspect_err(|_| made.remove_empty())?;
+    let served = runtime.block_on(serve(config.clone(), args.stop_vms_on_exit));
     match &served {
         Ok(Ending::VmsStopped) => made.clear(&config),
         Ok(_) => {}
         Err(_) => made.undo(&config),
     }
+    runtime.shutdown_timeout(Duration::from_secs(2));
     served.map(drop)
 }
 
-async fn serve_in(config: Config, stop_vms_on_exit: bool) -> anyhow::Result<Ending> {
+async fn serve(config: Config, stop_vms_on_exit: bool) -> anyhow::Result<Ending> {
     // From the first moment: an end in order, however early it is asked for.
     let mut signals = Signals::catch()?;
-    let _lock = lock_run_dir(&config.run_dir)?;
+    let left = survey::survey(&config.run_dir).context("VMs of a former manager")?;
+    run_dir::set_format(&config.run_dir)?;
     let manager = Manager::new(config)?;
     let config = &manager.config;
-    let waiting = restart::announce(&manager).context("VMs of a former manager")?;
+    let waiting = restart::announce(&manager, left).context("VMs of a former manager")?;
     match swap::missing(config) {
         // They wait for a manager, and not all of them for what is missing.
         Some(missing) if !waiting.is_empty() => tracing::error!("{missing}"),
@@ -182,7 +203,7 @@ async fn serve_in(config: Config, stop_vms_on_exit: bool) -> anyhow::Result<Endi
     let ending = until_ended(&manager, &mut signals, stop_vms_on_exit).await;
     manager.set_stopping();
     // The answer to the request that ended us is on its way.
-    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
     server.abort();
     for thread in threads {
         if thread.join().is_err() {
@@ -190,12 +211,17 @@ async fn serve_in(config: Config, stop_vms_on_exit: bool) -> anyhow::Result<Endi
         }
     }
     let _ = std::fs::remove_file(&config.socket);
-    for vm in manager.vms() {
-        if let Some(paged) = vm.take_paged() {
-            tracing::info!(vm = vm.name, "left for the next manager");
-            paged.leave();
+    // All at once: one whose shim hangs is waited for.
+    std::thread::scope(|scope| {
+        for vm in manager.vms() {
+            scope.spawn(move || {
+                if let Some(paged) = vm.take_paged() {
+                    paged.leave();
+                    tracing::info!(vm = vm.name, "left for the next manager");
+                }
+            });
         }
-    }
+    });
     Ok(ending)
 }
 
@@ -235,74 +261,6 @@ async fn answer(manager: Arc<Manager>, listener: tokio::net::UnixListener) {
     if let Err(e) = axum::serve(listener, routes::router(manager)).await {
         tracing::error!("the API: {e}");
     }
-}
-
-/// Folders that the manager needs, and which of them it made.
-struct Folders {
-    made: Vec<PathBuf>,
-}
-
-impl Folders {
-    fn make(config: &Config) -> anyhow::Result<Folders> {
-        let mut made = Vec::new();
-        for dir in std::iter::once(&config.run_dir).chain(&config.swap_dir) {
-            let fresh: Vec<_> = dir.ancestors().take_while(|d| !d.exists()).collect();
-            std::fs::create_dir_all(dir).with_context(|| format!("folder {}", dir.display()))?;
-            made.extend(fresh.into_iter().map(Path::to_owned));
-            // Its own by name, even if a former manager made it.
-            made.push(dir.clone());
-        }
-        let mode = std::fs::Permissions::from_mode(0o700);
-        std::fs::set_permissions(&config.run_dir, mode)
-            .with_context(|| format!("folder {}", config.run_dir.display()))?;
-        Ok(Folders { made })
-    }
-
-    /// Nothing is left to be managed: nothing is left behind.
-    fn clear(&self, config: &Config) {
-        let vms = config.run_dir.join("vms");
-        for folder in std::fs::read_dir(&vms).into_iter().flatten().flatten() {
-            // One with a record is of a VM that did not end.
-            if !folder.path().join("vm.json").exists() {
-                let _ = std::fs::remove_dir_all(folder.path());
-            }
-        }
-        let _ = std::fs::remove_dir(&vms);
-        commons::Commons::clear(&config.run_dir);
-        for file in ["lock", "shim.sock", "accel.json"] {
-            let _ = std::fs::remove_file(config.run_dir.join(file));
-        }
-        self.remove();
-    }
-
-    /// It did not start: what it found is as it was.
-    fn undo(&self, config: &Config) {
-        if self.made.contains(&config.run_dir) {
-            commons::Commons::undo(&config.run_dir);
-            for file in ["lock", "shim.sock"] {
-                let _ = std::fs::remove_file(config.run_dir.join(file));
-            }
-        }
-        self.remove();
-    }
-
-    fn remove(&self) {
-        // Deepest first; a folder with something of another's in it stays.
-        let mut made = self.made.clone();
-        made.sort_by_key(|dir| std::cmp::Reverse(dir.as_os_str().len()));
-        for dir in made {
-            let _ = std::fs::remove_dir(dir);
-        }
-    }
-}
-
-/// Two managers on one run folder would page the same guests.
-fn lock_run_dir(run_dir: &Path) -> anyhow::Result<std::fs::File> {
-    let path = run_dir.join("lock");
-    let file = std::fs::File::create(&path).with_context(|| format!("{}", path.display()))?;
-    rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive)
-        .map_err(|_| anyhow::anyhow!("another ballastd runs on {}", run_dir.display()))?;
-    Ok(file)
 }
 
 /// With the lock held, a socket that is there is a dead manager's.

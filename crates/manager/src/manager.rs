@@ -1,6 +1,6 @@
 //! The manager's state: the host, its VMs, and what was last decided.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -20,6 +20,7 @@ use crate::config::Config;
 use crate::kick::Kick;
 use crate::paging::Expected;
 use crate::rates::Rates;
+use crate::records::Record;
 use crate::swap::Swap;
 use crate::vm::{Vm, lock};
 
@@ -51,7 +52,9 @@ pub struct Manager {
     /// to be taken over.
     pub(crate) starting: Mutex<HashMap<String, Promise>>,
     /// VMMs that wait to be taken over.
-    pub(crate) waiting: Mutex<HashMap<String, ProcessHandle>>,
+    pub(crate) waiting: Mutex<HashMap<String, (ProcessHandle, Record)>>,
+    /// Processes that nobody announced, while they are taken in.
+    pub(crate) adopting: Mutex<HashSet<u32>>,
     /// One change of parameters at a time.
     pub(crate) changing: Mutex<()>,
     pub(crate) expected: Mutex<HashMap<String, Expected>>,
@@ -116,6 +119,7 @@ impl Manager {
             admission: tokio::sync::Mutex::new(()),
             starting: Mutex::new(HashMap::new()),
             waiting: Mutex::new(HashMap::new()),
+            adopting: Mutex::new(HashSet::new()),
             changing: Mutex::new(()),
             expected: Mutex::new(HashMap::new()),
             decision: Mutex::new(None),
@@ -144,6 +148,10 @@ impl Manager {
     /// From now on no VM is started.
     pub fn close(&self) {
         self.closing.store(true, Ordering::Relaxed);
+    }
+    /// It goes on after all.
+    pub fn reopen(&self) {
+        self.closing.store(false, Ordering::Relaxed);
     }
     pub fn is_closing(&self) -> bool {
         self.closing.load(Ordering::Relaxed) || self.is_stopping()

@@ -21,6 +21,7 @@ use tokio::sync::oneshot;
 
 use crate::commons::{SHARING_VERSION, hung_up};
 use crate::config::Config;
+use crate::handshakes::{Handshake, Handshakes};
 use crate::manager::Manager;
 use crate::records::Record;
 use crate::swap;
@@ -28,8 +29,8 @@ use crate::vm::lock;
 
 /// How long a shim may take for one step of the handshake.
 const STEP: Duration = Duration::from_secs(10);
-/// Connections in their handshake at one time.
-const MOST_HANDSHAKES: usize = 64;
+/// After a handshake that led to nothing: nobody fills the log faster than this.
+const REFUSED: Duration = Duration::from_millis(200);
 
 /// A VMM that the manager has started, or knows from before, and whose shim is to come.
 pub struct Expected {
@@ -46,8 +47,7 @@ pub struct Expected {
 /// the books.
 pub type Answer = oneshot::Receiver<Result<PagedVm, String>>;
 
-/// How the pager of a VM is laid out. Derived from the configuration alone, so that a manager that
-/// takes over finds what its predecessor made.
+/// How the pager of a VM that is started is laid out.
 pub fn pager_config(config: &Config, seed: u64) -> PagerConfig {
     let holds = u64::from(config.sampling.samples) + u64::from(config.sampling.samples) / 4;
     PagerConfig {
@@ -78,11 +78,44 @@ impl Manager {
     pub fn expect_no_longer(&self, name: &str) {
         lock(&self.expected).remove(name);
     }
+
+    /// Removes what a manager that died in the middle of a start had made for it: the VMM has not come out
+    /// of its mmap since, and has no page that could be lost.
+    fn forget_cut_short(&self, name: &str) {
+        let folder = self.folder_of(name);
+        let recorded = Record::load(&folder).ok().flatten().and_then(|record| record.swap);
+        for file in ["pmap", "stage", "compressed"] {
+            if std::fs::remove_file(folder.join(file)).is_ok() {
+                tracing::info!(vm = name, "{file} of a start that was cut short: made anew");
+            }
+        }
+        if let Err(e) = self.swap.remove(name, recorded.as_deref()) {
+            tracing::warn!(vm = name, "removing its swap files: {e}");
+        }
+    }
+
+    /// A VMM that hands in somebody else's memory as its own would have it evicted twice.
+    fn check_ram_is_its_own(&self, ram_file: &OwnedFd) -> Result<(), String> {
+        let stat = rustix::fs::fstat(ram_file).map_err(|e| format!("its RAM file: {e}"))?;
+        let id = (stat.st_dev, stat.st_ino);
+        let owner = self.vms().into_iter().find(|vm| {
+            vm.paged().as_ref().is_some_and(|paged| {
+                paged.memory().backend().identity().is_ok_and(|other| other == id)
+            })
+        });
+        if let Some(owner) = owner {
+            return Err(format!("its RAM file is the RAM of '{}'", owner.name));
+        }
+        if self.commons.holds(id) {
+            return Err("its RAM file is one of the manager's own".into());
+        }
+        Ok(())
+    }
 }
 
 /// Accepts shims until the manager ends.
 pub fn serve(manager: Arc<Manager>, listener: Listener) {
-    let busy = Arc::new(());
+    let handshakes = Arc::new(Handshakes::default());
     while !manager.is_stopping() {
         let connection = match listener.accept(Some(Duration::from_millis(250))) {
             Ok(connection) => connection,
@@ -93,15 +126,16 @@ pub fn serve(manager: Arc<Manager>, listener: Listener) {
                 continue;
             }
         };
-        if Arc::strong_count(&busy) > MOST_HANDSHAKES {
-            tracing::warn!("{MOST_HANDSHAKES} shims in their handshakes: turning one away");
+        let Ok(peer) = connection.peer() else { continue };
+        let is_expected = lock(&manager.expected).values().any(|vm| vm.pid == peer.pid);
+        let Some(place) = handshakes.begin(peer.pid, is_expected) else {
+            tracing::debug!("too many shims in their handshakes: process {} turned away", peer.pid);
             continue;
-        }
-        let (manager, guard) = (manager.clone(), busy.clone());
-        let spawned = std::thread::Builder::new().name("shim".into()).spawn(move || {
-            greet(&manager, connection);
-            drop(guard);
-        });
+        };
+        let manager = manager.clone();
+        let spawned = std::thread::Builder::new()
+            .name("shim".into())
+            .spawn(move || greet(&manager, connection, peer, place));
         if let Err(e) = spawned {
             tracing::error!("a thread for a shim: {e}");
         }
@@ -109,40 +143,46 @@ pub fn serve(manager: Arc<Manager>, listener: Listener) {
 }
 
 /// One handshake, and the watch over the connection afterwards.
-fn greet(manager: &Arc<Manager>, connection: Connection) {
-    let (hello, fds, peer) = match first_words(&connection) {
-        Ok(words) => words,
-        Err(e) => {
-            tracing::warn!("a shim: {e}");
-            return;
-        }
-    };
-    let name = hello.vm.as_str().to_owned();
-    let known = match expected(manager, &name, peer) {
-        Ok(known) => known,
-        Err(why) => return refuse(&connection, &why),
-    };
-    let expected = match known.map_or_else(|| manager.adopt(&hello, peer), Ok) {
-        Ok(expected) => expected,
-        Err(why) => return refuse(&connection, &why),
-    };
+fn greet(manager: &Arc<Manager>, connection: Connection, peer: Peer, place: Handshake) {
     let connection = Arc::new(connection);
-    match take_charge(manager, &connection, &hello, fds, &expected, peer) {
+    if let Err(why) = shake_hands(manager, &connection, peer) {
+        tracing::warn!("a shim in process {}: {why}", peer.pid);
+        std::thread::sleep(REFUSED);
+        return;
+    }
+    drop(place);
+    // The connection is kept for as long as both live: the shim takes its closing as the manager's
+    // death. What it says answers the pager, which reads it.
+    while !manager.is_stopping() && !hung_up(&connection, Duration::from_secs(1)) {}
+}
+
+/// From the first words to a paged VM, or why it is none.
+fn shake_hands(
+    manager: &Arc<Manager>,
+    connection: &Arc<Connection>,
+    peer: Peer,
+) -> Result<(), String> {
+    let (hello, fds) = first_words(connection)?;
+    let name = hello.vm.as_str().to_owned();
+    let known = expected(manager, &name, peer).map_err(|why| refuse(connection, why))?;
+    let expected = match known {
+        Some(expected) => expected,
+        None => manager.adopt(&hello, peer).map_err(|why| refuse(connection, why))?,
+    };
+    match take_charge(manager, connection, &hello, fds, &expected, peer) {
         Ok(paged) => {
             if let Err(Ok(paged)) = expected.answer.send(Ok(paged)) {
                 tracing::warn!(vm = name, "nobody waits for it any more: left as it is");
                 paged.leave();
             }
+            Ok(())
         }
         Err(why) => {
-            refuse(&connection, &why);
-            let _ = expected.answer.send(Err(why));
-            return;
+            let why = refuse(connection, why);
+            let _ = expected.answer.send(Err(why.clone()));
+            Err(why)
         }
     }
-    // The connection is kept for as long as both live: the shim takes its closing as the manager's
-    // death. What it says answers the pager, which reads it.
-    while !manager.is_stopping() && !hung_up(&connection, Duration::from_secs(1)) {}
 }
 
 /// The VM that this shim is of, if it was announced. One that is being started may be a moment ahead
@@ -168,26 +208,23 @@ fn expected(manager: &Manager, name: &str, peer: Peer) -> Result<Option<Expected
     }
 }
 
-fn first_words(connection: &Connection) -> Result<(Hello, Vec<OwnedFd>, Peer), ConnectionError> {
-    let peer = connection.peer()?;
+fn first_words(connection: &Connection) -> Result<(Hello, Vec<OwnedFd>), String> {
     match connection.recv(Some(STEP)) {
-        Ok((Message::Hello(hello), fds)) => Ok((hello, fds, peer)),
+        Ok((Message::Hello(hello), fds)) => Ok((hello, fds)),
         Ok((other, _)) => {
-            refuse(connection, "expected Hello");
-            Err(ConnectionError::Io(std::io::Error::other(format!("sent {other:?} first"))))
+            Err(refuse(connection, format!("sent {} instead of Hello", other.name())))
         }
         // Without an answer it would take us for a manager that hangs, and end its VMM.
         Err(ConnectionError::Decode(e @ DecodeError::Version(_))) => {
-            refuse(connection, &e.to_string());
-            Err(e.into())
+            Err(refuse(connection, e.to_string()))
         }
-        Err(e) => Err(e),
+        Err(e) => Err(e.to_string()),
     }
 }
 
-fn refuse(connection: &Connection, why: &str) {
-    tracing::warn!("refusing a shim: {why}");
-    let _ = connection.send(&Message::refuse(why), &[]);
+fn refuse(connection: &Connection, why: String) -> String {
+    let _ = connection.send(&Message::refuse(&why), &[]);
+    why
 }
 
 /// Checks what the shim announces and starts the pager over it, or says why not.
@@ -212,6 +249,7 @@ fn take_charge(
     let mut fds = fds.into_iter();
     let ram_file = fds.next().ok_or("Hello without the RAM file")?;
     check_ram_file(&ram_file, hello)?;
+    manager.check_ram_is_its_own(&ram_file)?;
     let name = hello.vm.as_str();
     let layout =
         RamLayout { base: hello.ram_addr, len: expected.size, file_offset: hello.file_offset };
@@ -259,6 +297,7 @@ fn take_charge(
     }
     let uffd = receive_uffd(connection, hello)?;
     let ram = GuestRam::new(uffd, ram_file, layout);
+    manager.forget_cut_short(name);
     // Once a VM is admitted, its pages have a place to go (OSDI'02 s.6.2).
     let swap = manager.swap.create(name, expected.swap).map_err(|e| e.to_string())?;
     Record::update(&folder, |record| record.swap = Some(swap::files(&swap)));

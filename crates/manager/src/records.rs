@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Mutex;
 
 use ballast_api::VmSpec;
+use ballast_api::record::{RECORD_VERSION, process_started, read_record};
 use ballast_qemu::AccelChoice;
 use ballast_units::Pages;
 use serde::{Deserialize, Serialize};
@@ -14,8 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::swap::SwapFile;
 use crate::vm::{VmParams, lock};
 
-/// Grows by one whenever an older manager could not understand the file.
-const VERSION: u32 = 2;
+const VERSION: u32 = RECORD_VERSION;
 const NAME: &str = "vm.json";
 
 /// Held for each change of a record that is there, its removal included.
@@ -63,7 +63,7 @@ impl Record {
             size,
             overhead,
             pid,
-            pid_started: started(pid).unwrap_or(0),
+            pid_started: process_started(pid).unwrap_or(0),
             accel: accel.to_string(),
             domain: None,
             swap: None,
@@ -101,26 +101,13 @@ impl Record {
     /// None if there is none; an error if there is one that cannot be used.
     pub fn load(folder: &Path) -> Result<Option<Record>, String> {
         let path = folder.join(NAME);
-        let text = match std::fs::read(&path) {
-            Ok(text) => text,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(e) => return Err(format!("{}: {e}", path.display())),
-        };
-        let record: Record =
-            serde_json::from_slice(&text).map_err(|e| format!("{}: {e}", path.display()))?;
-        if record.version > VERSION {
-            return Err(format!(
-                "{}: written by a newer manager (version {}, this one knows {VERSION})",
-                path.display(),
-                record.version
-            ));
-        }
-        Ok(Some(record))
+        let Some(text) = read_record(&path).map_err(|e| e.to_string())? else { return Ok(None) };
+        serde_json::from_slice(&text).map(Some).map_err(|e| format!("{}: {e}", path.display()))
     }
 
     /// Whether the process that the record names still runs.
     pub fn is_alive(&self) -> bool {
-        started(self.pid) == Some(self.pid_started)
+        process_started(self.pid) == Some(self.pid_started)
     }
 
     /// Changes a record that is there. One at a time: each builds upon what the last one wrote.
@@ -145,17 +132,6 @@ impl Record {
         let _one = lock(&CHANGES);
         let _ = std::fs::remove_file(folder.join(NAME));
     }
-}
-
-/// Field 22 of /proc/PID/stat, counted behind the name, which may hold spaces. None for a zombie.
-fn started(pid: u32) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
-    let state = fields.next()?;
-    if state == "Z" || state == "X" {
-        return None;
-    }
-    fields.nth(18)?.parse().ok()
 }
 
 #[cfg(test)]

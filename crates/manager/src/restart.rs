@@ -14,31 +14,17 @@ use ballast_units::Pages;
 use crate::manager::Manager;
 use crate::paging::Answer;
 use crate::records::Record;
+use crate::survey::Left;
 use crate::vm::{NewVm, lock};
 
 /// How long a QEMU may take to greet: it may wait in a page fault.
 const GREETING: Duration = Duration::from_secs(20);
 
-/// The VMs that wait for a manager, announced so that their shims are let in. Call before shims are
-/// accepted.
-///
-/// All records are read before anything is touched: one that cannot be read may be a newer
-/// manager's VM.
-pub fn announce(manager: &Arc<Manager>) -> anyhow::Result<Vec<Waiting>> {
-    let folders = match std::fs::read_dir(manager.config.run_dir.join("vms")) {
-        Ok(folders) => folders,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(e) => return Err(e.into()),
-    };
-    let mut records = Vec::new();
-    for entry in folders {
-        let folder = entry?.path();
-        if let Some(record) = Record::load(&folder).map_err(anyhow::Error::msg)? {
-            records.push((folder, record));
-        }
-    }
+/// Of the VMs that a former manager left, those that wait for a manager, announced so that their shims
+/// are let in. Call before shims are accepted.
+pub fn announce(manager: &Arc<Manager>, records: Vec<Left>) -> anyhow::Result<Vec<Waiting>> {
     let mut waiting = Vec::new();
-    let mut left = Vec::new();
+    let mut stores = Vec::new();
     for (folder, record) in records {
         let alive = record.is_alive().then(|| ProcessHandle::open(record.pid));
         let process = match alive {
@@ -59,15 +45,16 @@ pub fn announce(manager: &Arc<Manager>) -> anyhow::Result<Vec<Waiting>> {
         let (size, overhead, min) = (record.size, record.overhead, record.params.min);
         let swap = size.saturating_sub(min);
         let domain = domain_of(manager, &record);
-        left.push((domain.clone(), folder.join("pmap")));
+        stores.push((domain.clone(), folder.join("pmap")));
         let answer = manager.expect_shim(&record.name, record.pid, size, swap, overhead, domain);
         manager.host.ledger.adopt(overhead);
         let promise = Promise { min, overhead, swap: Pages::ZERO };
         lock(&manager.starting).insert(record.name.clone(), promise);
-        lock(&manager.waiting).insert(record.name.clone(), process.clone());
+        let known = (process.clone(), record.clone());
+        lock(&manager.waiting).insert(record.name.clone(), known);
         waiting.push(Waiting { folder, record, process, answer });
     }
-    manager.commons.recover(&left)?;
+    manager.commons.recover(&stores)?;
     Ok(waiting)
 }
 

@@ -18,9 +18,12 @@ use serde::de::DeserializeOwned;
 use utoipa::OpenApi;
 
 use crate::manager::{Ending, Failure, Manager};
-use crate::{config, metrics, views};
+use crate::{config, metrics, upgrade, views};
 
 type Shared = State<Arc<Manager>>;
+
+/// How long a manager that is to leave waits for VMs that are being started.
+const STARTS: Duration = Duration::from_secs(15);
 
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
@@ -203,6 +206,14 @@ async fn shutdown(
     State(manager): Shared,
     Body(request): Body<ShutdownRequest>,
 ) -> Result<Json<HostView>, Failure> {
+    if request.stop_vms && request.leave_vms {
+        return Err(Failure::bad("stop_vms: give either stop_vms or leave_vms"));
+    }
+    if request.leave_vms {
+        // To its end, also when the client goes away.
+        let leave = tokio::spawn(async move { leave(&manager, request.before_ms).await });
+        return leave.await.map_err(|e| Failure::internal(e.to_string()))?.map(Json);
+    }
     if !request.stop_vms && manager.has_paged_vms() {
         return Err(Failure::new(
             ErrorCode::Conflict,
@@ -220,4 +231,21 @@ async fn shutdown(
     let ending = if request.stop_vms { Ending::VmsStopped } else { Ending::LeaveVms };
     manager.ending.send_replace(ending);
     Ok(Json(last))
+}
+
+/// Leaves all VMs to the next manager, unless that must not be.
+async fn leave(manager: &Manager, before_ms: Option<u64>) -> Result<HostView, Failure> {
+    // A start that is cut short would be found half done.
+    if !manager.settle_starts(STARTS).await {
+        let why = format!("VMs are being started, and were not ready in {} s", STARTS.as_secs());
+        return Err(Failure::new(ErrorCode::Conflict, why));
+    }
+    if before_ms.is_some_and(|end| upgrade::since_boot_ms() >= end) {
+        manager.reopen();
+        let why = "who asked does not wait for it any more: the VMs stay here";
+        return Err(Failure::new(ErrorCode::Conflict, why));
+    }
+    let last = views::host(manager);
+    manager.ending.send_replace(Ending::LeaveVms);
+    Ok(last)
 }

@@ -3,13 +3,20 @@
 
 mod support;
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use ballast_api::{Mode, RunState, VmChange};
 use support::witness::Witness;
 use support::{Ballastd, MIB, image_or_skip, refused_as, signal};
 
+/// At least, however slow the machine.
 const KILLS: u32 = 5;
+
+/// How long guests are kept running while managers die: BALLAST_KILL_GUESTS_SECS, or a minute.
+fn long_enough() -> Duration {
+    let given = std::env::var("BALLAST_KILL_GUESTS_SECS").ok().and_then(|s| s.parse().ok());
+    Duration::from_secs(given.unwrap_or(60))
+}
 
 /// Splitmix64: the moments of death.
 struct Random(u64);
@@ -62,6 +69,8 @@ async fn guests_survive_kills_in_the_midst_of_swapping() {
     for (name, workload) in workloads {
         let mut spec = ballastd.guest(image, name, 128, workload);
         spec.no_balloon = name == "torture";
+        // They boot the same system: pages of both are shared while they come and go.
+        spec.salt = Some("the same".try_into().unwrap());
         ballastd.client.run(&spec).await.unwrap();
     }
     let names = workloads.map(|(name, _)| name);
@@ -76,7 +85,9 @@ async fn guests_survive_kills_in_the_midst_of_swapping() {
     let changed = ballastd.client.change("torture", &params).await.unwrap().params;
     let pids = [ballastd.vm("torture").await.pid, ballastd.vm("toucher").await.pid];
 
-    for round in 0..KILLS {
+    let begun = Instant::now();
+    let (mut round, mut kills) = (0, 0);
+    while round < KILLS || begun.elapsed() < long_enough() {
         // In the midst of it: pages leave, and come back.
         ballastd
             .eventually("pages move both ways", async || {
@@ -86,6 +97,7 @@ async fn guests_survive_kills_in_the_midst_of_swapping() {
             .await;
         tokio::time::sleep(Duration::from_micros(random.below(400_000))).await;
         ballastd.kill();
+        kills += 1;
         // At times the guests have run into their next fault, at times not yet.
         tokio::time::sleep(Duration::from_micros(random.below(600_000))).await;
         ballastd.restart();
@@ -93,6 +105,7 @@ async fn guests_survive_kills_in_the_midst_of_swapping() {
             // Not even taken over yet.
             tokio::time::sleep(Duration::from_micros(random.below(300_000))).await;
             ballastd.kill();
+            kills += 1;
             ballastd.restart();
         }
         taken_over(&ballastd, &names).await;
@@ -110,7 +123,13 @@ async fn guests_survive_kills_in_the_midst_of_swapping() {
             assert!(m.swapped <= m.swap_reserved && m.consumed <= vm.params.size, "{m:?}");
             assert!(vm.counters.swapped_in < 1 << 40 && vm.counters.ballooned < 1 << 40);
         }
+        round += 1;
     }
+    println!(
+        "KILLED {kills} managers of real guests in {:.0} s; {} checks passed",
+        begun.elapsed().as_secs_f64(),
+        consoles.iter().map(|console| console.story.checks).sum::<u64>()
+    );
     ballastd.assert_books_balance().await;
     for console in &mut consoles {
         ballastd.checks_go_on(console, 20_000).await;
@@ -118,6 +137,10 @@ async fn guests_survive_kills_in_the_midst_of_swapping() {
     assert!(witness.peak() <= 176 * MIB, "{} MiB", witness.peak() / MIB);
     let host = ballastd.host().await;
     assert!(host.peak_used <= host.budget && host.measured_peak <= host.budget, "{host:?}");
+    ballastd.client.shutdown(true).await.unwrap();
+    assert!(ballastd.end().success());
+    assert!(!ballastd.run_dir().exists() && !ballastd.swap_dir().exists());
+    assert!(ballast_lab::leftovers::processes(&ballastd.root).is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -60,25 +60,33 @@ pub fn required() -> bool {
     std::env::var_os("BALLAST_REQUIRE_PRIVILEGED").is_some_and(|v| v == "1")
 }
 
-/// The library to preload, of this build: Cargo does not build another package's library for a test.
+/// The library to preload, of this build.
 pub fn shim() -> PathBuf {
     static SHIM: OnceLock<PathBuf> = OnceLock::new();
-    SHIM.get_or_init(|| {
-        let ballastd = Path::new(env!("CARGO_BIN_EXE_ballastd"));
-        let folder = ballastd.parent().unwrap();
-        let shim = folder.join("libballast_shim.so");
-        if !shim.is_file() {
-            let mut build = Command::new(env!("CARGO"));
-            build.args(["build", "--quiet", "-p", "ballast-shim", "--target-dir"]);
-            build.arg(folder.parent().unwrap());
-            if folder.ends_with("release") {
-                build.arg("--release");
-            }
-            assert!(build.status().unwrap().success(), "building the shim");
+    SHIM.get_or_init(|| built("libballast_shim.so", "ballast-shim")).clone()
+}
+
+/// What another package makes, which Cargo does not build for a test.
+fn built(file: &str, package: &str) -> PathBuf {
+    let ballastd = Path::new(env!("CARGO_BIN_EXE_ballastd"));
+    let folder = ballastd.parent().unwrap();
+    let path = folder.join(file);
+    if !path.is_file() {
+        let mut build = Command::new(env!("CARGO"));
+        build.args(["build", "--quiet", "-p", package, "--target-dir"]);
+        build.arg(folder.parent().unwrap());
+        if folder.ends_with("release") {
+            build.arg("--release");
         }
-        shim
-    })
-    .clone()
+        assert!(build.status().unwrap().success(), "building {package}");
+    }
+    path
+}
+
+/// `ballast`, of this build.
+pub fn cli() -> PathBuf {
+    static CLI: OnceLock<PathBuf> = OnceLock::new();
+    CLI.get_or_init(|| built("ballast", "ballast-cli")).clone()
 }
 
 pub struct Ballastd {
@@ -138,14 +146,30 @@ impl Ballastd {
     /// Starts it (again), on the same folders.
     pub fn restart(&mut self) {
         assert!(self.child.is_none(), "it runs");
+        self.child = Some(self.spawn(&[]));
+    }
+
+    /// Another one takes over from the one that runs. How that one ended.
+    pub fn take_over(&mut self) -> ExitStatus {
+        let mut old = self.child.take().unwrap();
+        self.child = Some(self.spawn(&["--take-over"]));
+        wait("the end of the old ballastd", || old.try_wait().unwrap())
+    }
+
+    /// Until it listens.
+    fn spawn(&self, more: &[&str]) -> Child {
         let log = File::options().create(true).append(true).open(self.log()).unwrap();
-        let mut child =
-            self.command().stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).spawn().unwrap();
+        let mut command = self.command();
+        command.args(more).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
+        let mut child = command.spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        self.child = Some(child);
         let first = lines.next().and_then(Result::ok).unwrap_or_default();
-        assert!(first.starts_with("ready:"), "{first} {}", self.last_words());
+        if !first.starts_with("ready:") {
+            let _ = child.kill();
+            panic!("{first} {} {:?}", self.last_words(), child.wait());
+        }
         std::thread::spawn(move || lines.for_each(drop));
+        child
     }
 
     pub fn add_flag(&mut self, name: &str) {

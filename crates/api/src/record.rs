@@ -1,0 +1,128 @@
+//! What `ballastd` notes of each VM in its run folder, as far as others may rely on it: which process
+//! the VM is. Enough to end a VM while no manager runs.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+/// Grows by one whenever an older program could not understand the file.
+pub const RECORD_VERSION: u32 = 2;
+
+/// Why a record cannot be used. Nothing has been changed in it.
+#[derive(Debug, thiserror::Error)]
+pub enum RecordError {
+    #[error("{}: {source}", .path.display())]
+    Io { path: PathBuf, source: std::io::Error },
+    #[error("{}: {source}", .path.display())]
+    Syntax { path: PathBuf, source: serde_json::Error },
+    #[error(
+        "{}: written by a newer manager (version {found}, this one knows {RECORD_VERSION})",
+        .path.display()
+    )]
+    Newer { path: PathBuf, found: u32 },
+}
+
+/// The part of a VM's record that says which process it is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessRecord {
+    pub version: u32,
+    pub name: String,
+    pub pid: u32,
+    /// Start time of the process, in clock ticks since boot: process numbers are used again.
+    pub pid_started: u64,
+}
+
+/// Where the record of a VM is, whose name must be a good one.
+pub fn record_path(run_dir: &Path, vm: &str) -> PathBuf {
+    run_dir.join("vms").join(vm).join("vm.json")
+}
+
+/// The text of a record whose version this program knows; None if there is no record.
+pub fn read_record(path: &Path) -> Result<Option<Vec<u8>>, RecordError> {
+    match std::fs::read(path) {
+        Ok(text) => check_version(path, &text).map(|()| Some(text)),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(RecordError::Io { path: path.to_owned(), source }),
+    }
+}
+
+/// Before anything else, which may have changed.
+fn check_version(path: &Path, text: &[u8]) -> Result<(), RecordError> {
+    #[derive(Deserialize)]
+    struct Versioned {
+        version: u32,
+    }
+    match serde_json::from_slice(text) {
+        Ok(Versioned { version }) if version > RECORD_VERSION => {
+            Err(RecordError::Newer { path: path.to_owned(), found: version })
+        }
+        Ok(Versioned { .. }) => Ok(()),
+        Err(source) => Err(RecordError::Syntax { path: path.to_owned(), source }),
+    }
+}
+
+impl ProcessRecord {
+    pub fn load(run_dir: &Path, vm: &str) -> Result<Option<ProcessRecord>, RecordError> {
+        let path = record_path(run_dir, vm);
+        match read_record(&path)? {
+            Some(text) => ProcessRecord::parse(&path, &text).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// The text of a record; `path` is for the error.
+    pub fn parse(path: &Path, text: &[u8]) -> Result<ProcessRecord, RecordError> {
+        check_version(path, text)?;
+        serde_json::from_slice(text)
+            .map_err(|source| RecordError::Syntax { path: path.to_owned(), source })
+    }
+
+    /// Whether the process that the record names still runs.
+    pub fn is_alive(&self) -> bool {
+        process_started(self.pid) == Some(self.pid_started)
+    }
+}
+
+/// When a process started, in clock ticks since boot. None if there is none, or only a zombie.
+pub fn process_started(pid: u32) -> Option<u64> {
+    // Field 22, counted behind the name, which may hold spaces and parentheses.
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
+    let state = fields.next()?;
+    if state == "Z" || state == "X" {
+        return None;
+    }
+    fields.nth(18)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_newer_record_is_told_from_a_damaged_one_whatever_else_is_in_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = record_path(dir.path(), "a");
+        assert!(ProcessRecord::load(dir.path(), "a").unwrap().is_none());
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        let with = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            let loaded = ProcessRecord::load(dir.path(), "a");
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
+            loaded
+        };
+        let newer = with("{\"version\":99,\"process\":{\"changed\":true}}");
+        assert!(matches!(newer, Err(RecordError::Newer { found: 99, .. })), "{newer:?}");
+        for damaged in ["", "[]", "{\"version\":1", "{\"version\":1}", "{\"version\":-1}"] {
+            let loaded = with(damaged);
+            assert!(matches!(loaded, Err(RecordError::Syntax { .. })), "{damaged}: {loaded:?}");
+        }
+        let (me, started) = (std::process::id(), process_started(std::process::id()).unwrap());
+        let good = format!(
+            "{{\"version\":1,\"name\":\"a\",\"pid\":{me},\"pid_started\":{started},\"more\":[]}}"
+        );
+        let record = with(&good).unwrap().unwrap();
+        assert!(record.is_alive());
+        assert!(!ProcessRecord { pid_started: started + 1, ..record }.is_alive());
+    }
+}

@@ -1,0 +1,182 @@
+//! The manager's folders: made, locked, and cleared when nothing is left to be managed.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail};
+
+use crate::commons;
+use crate::config::Config;
+
+/// Of all in the run folder and of the swap files that has no version of its own: the stores, their
+/// key, the zeros. Grows by one whenever an older manager could not understand them.
+pub const FORMAT: u32 = 1;
+const FORMAT_FILE: &str = "format";
+const FORMAT_TEXT: &str = "ballast run folder ";
+
+/// Folders that the manager needs, and which of them it made.
+pub struct Folders {
+    made: Vec<PathBuf>,
+    /// Whether there were stores, and a format, of a former manager.
+    had_stores: bool,
+    had_format: bool,
+}
+
+impl Folders {
+    pub fn make(config: &Config) -> anyhow::Result<Folders> {
+        let mut made = Vec::new();
+        let had_stores = config.run_dir.join("store").exists();
+        let had_format = config.run_dir.join(FORMAT_FILE).exists();
+        for dir in std::iter::once(&config.run_dir).chain(&config.swap_dir) {
+            let fresh: Vec<_> = dir.ancestors().take_while(|d| !d.exists()).collect();
+            std::fs::create_dir_all(dir).with_context(|| format!("folder {}", dir.display()))?;
+            made.extend(fresh.into_iter().map(Path::to_owned));
+            // Its own by name, even if a former manager made it.
+            made.push(dir.clone());
+        }
+        let mode = std::fs::Permissions::from_mode(0o700);
+        std::fs::set_permissions(&config.run_dir, mode)
+            .with_context(|| format!("folder {}", config.run_dir.display()))?;
+        Ok(Folders { made, had_stores, had_format })
+    }
+
+    /// Nothing is left to be managed: nothing is left behind.
+    pub fn clear(&self, config: &Config) {
+        let vms = config.run_dir.join("vms");
+        for folder in std::fs::read_dir(&vms).into_iter().flatten().flatten() {
+            // One with a record is of a VM that did not end.
+            if !folder.path().join("vm.json").exists() {
+                let _ = std::fs::remove_dir_all(folder.path());
+            }
+        }
+        let _ = std::fs::remove_dir(&vms);
+        commons::Commons::clear(&config.run_dir);
+        for file in ["lock", "shim.sock", "accel.json", FORMAT_FILE] {
+            let _ = std::fs::remove_file(config.run_dir.join(file));
+        }
+        self.remove_empty();
+    }
+
+    /// It has the folder to itself, but did not start: what it found is as it was.
+    pub fn undo(&self, config: &Config) {
+        if !self.had_stores {
+            commons::Commons::undo(&config.run_dir);
+        }
+        if !self.had_format && !config.run_dir.join("store").exists() {
+            let _ = std::fs::remove_file(config.run_dir.join(FORMAT_FILE));
+        }
+        for file in ["lock", "shim.sock"] {
+            let _ = std::fs::remove_file(config.run_dir.join(file));
+        }
+        self.remove_empty();
+    }
+
+    /// Removes the folders that nothing is in.
+    pub fn remove_empty(&self) {
+        // Deepest first; a folder with something of another's in it stays.
+        let mut made = self.made.clone();
+        made.sort_by_key(|dir| std::cmp::Reverse(dir.as_os_str().len()));
+        for dir in made {
+            let _ = std::fs::remove_dir(dir);
+        }
+    }
+}
+
+/// Two managers on one run folder would page the same guests: None if there is one already.
+pub fn try_lock(run_dir: &Path) -> anyhow::Result<Option<File>> {
+    let path = run_dir.join("lock");
+    let named = || path.display().to_string();
+    // A manager that ends without VMs removes the file that it holds: then it is another's lock.
+    for _ in 0..100 {
+        let mut options = File::options();
+        let file = options.write(true).create(true).truncate(false).mode(0o600).open(&path);
+        let file = file.with_context(named)?;
+        match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+            Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
+            other => other.with_context(named)?,
+        }
+        let held = rustix::fs::fstat(&file).with_context(named)?;
+        match rustix::fs::stat(&path) {
+            Ok(there) if (there.st_dev, there.st_ino) == (held.st_dev, held.st_ino) => {
+                return Ok(Some(file));
+            }
+            _ => {}
+        }
+    }
+    bail!("{}: it comes and goes", path.display())
+}
+
+/// Whether this manager understands what is in the folder. Changes nothing.
+pub fn check_format(run_dir: &Path) -> anyhow::Result<()> {
+    let path = run_dir.join(FORMAT_FILE);
+    let text = match std::fs::read_to_string(&path) {
+        Ok(text) => text,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(e) => return Err(e).with_context(|| path.display().to_string()),
+    };
+    let version: Option<u32> =
+        text.strip_prefix(FORMAT_TEXT).and_then(|rest| rest.trim_end().parse().ok());
+    match version {
+        None => bail!("{}: not a format that a manager wrote", path.display()),
+        Some(version) if version > FORMAT => bail!(
+            "{}: written by a newer manager (version {version}, this one knows {FORMAT})",
+            path.display()
+        ),
+        Some(_) => Ok(()),
+    }
+}
+
+/// From now on the folder is of this manager's format.
+pub fn set_format(run_dir: &Path) -> anyhow::Result<()> {
+    let path = run_dir.join(FORMAT_FILE);
+    let fresh = path.with_extension("new");
+    let mut options = File::options();
+    options
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(&fresh)
+        .and_then(|mut file| file.write_all(format!("{FORMAT_TEXT}{FORMAT}\n").as_bytes()))
+        .and_then(|()| std::fs::rename(&fresh, &path))
+        .with_context(|| path.display().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_is_locked_by_one_at_a_time_also_when_the_file_was_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = try_lock(dir.path()).unwrap().unwrap();
+        assert!(try_lock(dir.path()).unwrap().is_none());
+        std::fs::remove_file(dir.path().join("lock")).unwrap();
+        let second = try_lock(dir.path()).unwrap().unwrap();
+        drop(first);
+        assert!(try_lock(dir.path()).unwrap().is_none());
+        drop(second);
+        assert!(try_lock(dir.path()).unwrap().is_some());
+    }
+
+    #[test]
+    fn a_newer_format_is_refused_untouched() {
+        let dir = tempfile::tempdir().unwrap();
+        check_format(dir.path()).unwrap();
+        set_format(dir.path()).unwrap();
+        check_format(dir.path()).unwrap();
+        let path = dir.path().join(FORMAT_FILE);
+        for (text, part) in [
+            ("ballast run folder 2\n", "newer manager (version 2"),
+            ("ballast run folder\n", "not a format"),
+            ("", "not a format"),
+        ] {
+            std::fs::write(&path, text).unwrap();
+            let error = check_format(dir.path()).unwrap_err().to_string();
+            assert!(error.contains(part) && !error.contains('\n'), "{error}");
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! VMs are ended whatever state they and the manager are in: without a manager, and while they wait for
+//! one to take them over.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // a panic here is the test failing
+
+mod support;
+
+use std::process::Command;
+use std::time::Duration;
+
+use ballast_api::RunState;
+use support::{Ballastd, cli, image_or_skip, signal, wait};
+
+/// Whether a thread of the process waits in a page fault that only a manager can serve.
+fn waits_in_a_fault(pid: u32) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    tasks.flatten().any(|task| {
+        let told = |file: &str| std::fs::read_to_string(task.path().join(file)).unwrap_or_default();
+        told("wchan").contains("userfault") || told("stack").contains("userfault")
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_vm_that_waits_in_a_fault_is_ended_without_a_manager() {
+    let Some(image) = image_or_skip() else { return };
+    let mut ballastd = Ballastd::start(&["--budget", "112M"]);
+    let work = "verify-torture --mb 72 --threads 2 --seconds 100000";
+    for name in ["stuck", "forced"] {
+        let mut spec = ballastd.guest(image, name, 96, work);
+        spec.no_balloon = true;
+        ballastd.client.run(&spec).await.unwrap();
+    }
+    for name in ["stuck", "forced"] {
+        ballastd.checks_go_on(&mut ballastd.console(name), 100).await;
+    }
+    let pids = [ballastd.vm("stuck").await.pid.unwrap(), ballastd.vm("forced").await.pid.unwrap()];
+    ballastd.kill();
+    wait("both wait in a fault", || pids.iter().all(|&pid| waits_in_a_fault(pid)).then_some(()));
+    let stop = |more: &[&str]| {
+        let mut command = Command::new(cli());
+        command.arg("--socket").arg(ballastd.client.socket()).args(["vm", "stop"]);
+        let output = command.args(more).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{said}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    // SIGTERM does nothing to it: this is what the grace is for.
+    let said = stop(&["stuck", "--grace", "500ms"]);
+    assert!(said.contains("did not obey SIGTERM within 0.5 s"), "{said}");
+    let said = stop(&["forced", "--force"]);
+    assert!(said.contains("was killed"), "{said}");
+    assert!(stop(&["stuck"]).contains("had ended already"));
+    assert!(ballast_lab::leftovers::processes(&ballastd.root).is_empty());
+    // The next manager clears up after them.
+    assert!(ballastd.swap_file("stuck").exists());
+    ballastd.restart();
+    for name in ["stuck", "forced"] {
+        ballastd.assert_nothing_left(name);
+        assert!(ballastd.is_gone(name).await);
+    }
+    assert!(ballastd.term().success());
+    assert!(!ballastd.run_dir().exists() && !ballastd.swap_dir().exists());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_vm_that_waits_to_be_taken_over_is_ended_by_name() {
+    let Some(image) = image_or_skip() else { return };
+    let mut ballastd = Ballastd::start(&["--budget", "256M"]);
+    ballastd.client.run(&ballastd.guest(image, "waits", 96, "")).await.unwrap();
+    let pid = ballastd.vm("waits").await.pid.unwrap();
+    ballastd.kill();
+    // Its shim cannot come.
+    signal(pid, rustix::process::Signal::STOP);
+    ballastd.restart();
+    assert!(ballastd.is_gone("waits").await);
+    let last = ballastd.client.stop("waits", Duration::from_secs(30)).await.unwrap();
+    assert_eq!((last.state, last.name.as_str()), (RunState::Stopped, "waits"));
+    ballastd.assert_nothing_left("waits");
+    // Its name is free at once.
+    ballastd.client.run(&ballastd.guest(image, "waits", 96, "")).await.unwrap();
+    ballastd.client.shutdown(true).await.unwrap();
+    assert!(ballastd.end().success());
+    assert!(!ballastd.run_dir().exists() && !ballastd.swap_dir().exists());
+}
