@@ -245,6 +245,9 @@ pub struct SetArgs {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
+Works without a ballastd, too: the VM's process is found by the record in the run folder, told to end,
+and killed if it does not (one that waits in a page fault cannot obey).
+
 Examples:
   ballast vm stop web
   ballast vm stop web --grace 2m
@@ -253,12 +256,16 @@ pub struct StopArgs {
     /// Name of the VM.
     #[arg(value_parser = parse::name)]
     pub name: String,
-    /// How long the guest may take to power itself off: 30s, 500ms, 2m, 1h, or seconds.
-    #[arg(long, value_name = "TIME", value_parser = parse::duration, default_value = "30s")]
-    pub grace: Duration,
+    /// How long the guest may take to power itself off: 30s, 500ms, 2m, 1h, or seconds [default: 30s].
+    /// Without a ballastd: how long the VMM may take to obey SIGTERM [default: 5s].
+    #[arg(long, value_name = "TIME", value_parser = parse::duration)]
+    pub grace: Option<Duration>,
     /// End it at once, without asking the guest.
     #[arg(long, conflicts_with = "grace")]
     pub force: bool,
+    /// Where a ballastd that is gone kept its records [default: the folder of --socket].
+    #[arg(long, value_name = "DIR")]
+    pub run_dir: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]

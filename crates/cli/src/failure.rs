@@ -12,6 +12,7 @@ use ballast_api::client::ClientError;
 use serde_json::{Value, json};
 
 use crate::estimate::EstimateError;
+use crate::offline::OfflineError;
 
 #[derive(Debug)]
 pub enum Failure {
@@ -19,6 +20,8 @@ pub enum Failure {
     Manager(ClientError),
     /// Reading the memory of a process.
     Estimate(EstimateError),
+    /// Ending a VM without a manager.
+    Offline(OfflineError),
     /// Writing the output, or handling the terminal. `what` names which.
     Io {
         what: &'static str,
@@ -35,6 +38,12 @@ impl From<ClientError> for Failure {
 impl From<EstimateError> for Failure {
     fn from(e: EstimateError) -> Failure {
         Failure::Estimate(e)
+    }
+}
+
+impl From<OfflineError> for Failure {
+    fn from(e: OfflineError) -> Failure {
+        Failure::Offline(e)
     }
 }
 
@@ -57,6 +66,7 @@ impl Failure {
             Failure::Usage(_) => 2,
             Failure::Manager(ClientError::Refused(_))
             | Failure::Estimate(_)
+            | Failure::Offline(_)
             | Failure::Io { .. } => 1,
             Failure::Manager(_) => 3,
         }
@@ -70,7 +80,7 @@ impl Failure {
             Failure::Manager(ClientError::Unreachable { .. }) => json!("unreachable"),
             Failure::Manager(ClientError::Timeout { .. }) => json!("timeout"),
             Failure::Manager(ClientError::Broken { .. }) => json!("broken"),
-            Failure::Estimate(_) => json!("process"),
+            Failure::Estimate(_) | Failure::Offline(_) => json!("process"),
             Failure::Io { .. } => json!("io"),
         }
     }
@@ -81,6 +91,7 @@ impl Failure {
             Failure::Usage(text) => text.clone(),
             Failure::Manager(e) => manager_message(e),
             Failure::Estimate(e) => e.to_string(),
+            Failure::Offline(e) => e.to_string(),
             Failure::Io { what, source } => format!("{what}: {source}"),
         };
         one_line(&text)

@@ -6,6 +6,7 @@ mod commands;
 mod estimate;
 mod failure;
 mod figures;
+mod offline;
 mod parse;
 mod table;
 mod top;

@@ -1,0 +1,146 @@
+//! Ending a VM while no manager runs. Its guest stands still, or will at its next page fault, and a VMM
+//! whose vCPU waits in a page fault does not obey SIGTERM: SIGKILL is what always works.
+//!
+//! Which process the VM is, its record in the manager's run folder says; that the process is still the
+//! one, its start time; and it is signalled by a pidfd, never by a number that may be another's by then.
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use ballast_api::record::{ProcessRecord, RecordError};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use serde::Serialize;
+
+/// How long a VMM may take to obey SIGTERM. One that can does so at once.
+pub const GRACE: Duration = Duration::from_secs(5);
+/// How long the kernel may take to clear away a killed process.
+const KILLED: Duration = Duration::from_secs(60);
+
+/// Why a VM was not ended.
+#[derive(Debug, thiserror::Error)]
+pub enum OfflineError {
+    #[error("no ballastd answers, and the record of the VM cannot be used: {0}")]
+    Record(#[from] RecordError),
+    #[error("a ballastd is about to start or to end on {}: try again", .run_dir.display())]
+    Busy { run_dir: PathBuf },
+    #[error("{name}: process {pid}: {source}")]
+    Process { name: String, pid: u32, source: std::io::Error },
+    #[error("{name}: process {pid} was killed and is still there after {} s", KILLED.as_secs())]
+    Lives { name: String, pid: u32 },
+}
+
+/// How it ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum End {
+    /// It had ended before.
+    Gone,
+    /// It obeyed SIGTERM.
+    Asked,
+    /// It did not, and SIGKILL ended it.
+    Killed,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Ended {
+    pub name: String,
+    pub pid: u32,
+    pub end: End,
+    /// Milliseconds that it had to obey SIGTERM; 0: it was not asked.
+    pub grace_ms: u64,
+}
+
+impl Ended {
+    pub fn text(&self) -> String {
+        let Ended { name, pid, .. } = self;
+        let how = match self.end {
+            End::Gone => "had ended already".to_owned(),
+            End::Asked => "was told to end (SIGTERM), and has".to_owned(),
+            End::Killed if self.grace_ms == 0 => "was killed".to_owned(),
+            End::Killed => {
+                let s = self.grace_ms as f64 / 1e3;
+                format!(
+                    "did not obey SIGTERM within {s} s, as one that waits in a page fault; killed"
+                )
+            }
+        };
+        format!(
+            "{name}: no ballastd runs: its VMM (pid {pid}) {how}; the next ballastd clears its files\n"
+        )
+    }
+}
+
+/// Ends the VM of this name by what a manager that is gone noted in `run_dir`; None if it noted nothing.
+/// Without `grace` at once.
+pub fn stop(run_dir: &Path, name: &str, grace: Duration) -> Result<Option<Ended>, OfflineError> {
+    let Some(record) = ProcessRecord::load(run_dir, name)? else { return Ok(None) };
+    if has_manager(run_dir) {
+        return Err(OfflineError::Busy { run_dir: run_dir.to_owned() });
+    }
+    let mut ended = Ended {
+        name: name.to_owned(),
+        pid: record.pid,
+        end: End::Gone,
+        grace_ms: grace.as_millis() as u64,
+    };
+    let failed = |source: Errno| OfflineError::Process {
+        name: name.to_owned(),
+        pid: record.pid,
+        source: source.into(),
+    };
+    let number = i32::try_from(record.pid).ok().and_then(Pid::from_raw);
+    let process = match number.map(|pid| pidfd_open(pid, PidfdFlags::empty())) {
+        Some(Ok(process)) => process,
+        None | Some(Err(Errno::SRCH)) => return Ok(Some(ended)),
+        Some(Err(e)) => return Err(failed(e)),
+    };
+    // Looked at after the descriptor was made: from here on they are the same.
+    if !record.is_alive() {
+        return Ok(Some(ended));
+    }
+    if !grace.is_zero() {
+        send(&process, Signal::TERM).map_err(failed)?;
+        if has_ended(&process, grace).map_err(failed)? {
+            ended.end = End::Asked;
+            return Ok(Some(ended));
+        }
+    }
+    send(&process, Signal::KILL).map_err(failed)?;
+    if !has_ended(&process, KILLED).map_err(failed)? {
+        return Err(OfflineError::Lives { name: name.to_owned(), pid: record.pid });
+    }
+    ended.end = End::Killed;
+    Ok(Some(ended))
+}
+
+/// Whether a manager has the folder, though nobody answers yet or any more.
+fn has_manager(run_dir: &Path) -> bool {
+    let Ok(file) = std::fs::File::open(run_dir.join("lock")) else { return false };
+    flock(&file, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK)
+}
+
+fn send(process: &OwnedFd, signal: Signal) -> Result<(), Errno> {
+    match pidfd_send_signal(process, signal) {
+        Ok(()) | Err(Errno::SRCH) => Ok(()),
+        Err(e) => Err(e),
+    }
+}
+
+/// Waits for its end, `at_most` so long.
+fn has_ended(process: &OwnedFd, at_most: Duration) -> Result<bool, Errno> {
+    let deadline = Instant::now() + at_most;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let timeout = Timespec::try_from(left).ok();
+        match poll(&mut [PollFd::new(process, PollFlags::IN)], timeout.as_ref()) {
+            Ok(0) if left.is_zero() => return Ok(false),
+            Ok(0) | Err(Errno::INTR) => {}
+            Ok(_) => return Ok(true),
+            Err(e) => return Err(e),
+        }
+    }
+}

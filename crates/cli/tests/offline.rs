@@ -1,0 +1,153 @@
+//! `vm stop` while no manager runs: the right process is ended, however it takes it, and no other.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+
+use ballast_api::record::{RECORD_VERSION, process_started, record_path};
+use serde_json::{Value, json};
+
+/// A process that says when it is ready, and what it then does on SIGTERM.
+struct Process(Child);
+
+impl Process {
+    fn start(script: &str) -> Process {
+        let mut child = Command::new("sh")
+            .args(["-c", script])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "ready\n");
+        Process(child)
+    }
+    fn obedient() -> Process {
+        Process::start("echo ready; exec sleep 1000")
+    }
+    fn deaf() -> Process {
+        Process::start("trap '' TERM; echo ready; while :; do sleep 1; done")
+    }
+    fn is_alive(&mut self) -> bool {
+        self.0.try_wait().unwrap().is_none()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn note(run_dir: &Path, name: &str, pid: u32, started: u64) {
+    let path = record_path(run_dir, name);
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    let record = json!({
+        "version": RECORD_VERSION, "name": name, "pid": pid, "pid_started": started,
+    });
+    std::fs::write(path, record.to_string()).unwrap();
+}
+
+fn note_alive(run_dir: &Path, name: &str, process: &Process) {
+    let pid = process.0.id();
+    note(run_dir, name, pid, process_started(pid).unwrap());
+}
+
+fn stop(run_dir: &Path, more: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ballast"));
+    command.arg("--socket").arg(run_dir.join("api.sock"));
+    command.args(["vm", "stop"]).args(more).output().unwrap()
+}
+
+fn text(output: &Output) -> String {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+#[track_caller]
+fn refused(output: &Output, code: i32, part: &str) {
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{said}");
+    assert!(said.contains(part) && said.lines().count() == 1, "{said}");
+}
+
+#[test]
+fn a_process_that_obeys_is_asked_and_one_that_does_not_is_killed() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut good = Process::obedient();
+    note_alive(dir.path(), "good", &good);
+    let said = text(&stop(dir.path(), &["good"]));
+    assert!(
+        said.contains("good: no ballastd runs") && said.contains("SIGTERM), and has"),
+        "{said}"
+    );
+    assert_eq!(good.0.wait().unwrap().signal(), Some(15));
+
+    let mut deaf = Process::deaf();
+    note_alive(dir.path(), "deaf", &deaf);
+    let said = text(&stop(dir.path(), &["deaf", "--grace", "100ms", "--json"]));
+    let ended: Value = serde_json::from_str(&said).unwrap();
+    assert_eq!(ended["end"], "killed");
+    assert_eq!((&ended["name"], &ended["grace_ms"]), (&json!("deaf"), &json!(100)));
+    assert_eq!(deaf.0.wait().unwrap().signal(), Some(9));
+    // Once more: it is gone, and that is no error.
+    assert!(text(&stop(dir.path(), &["deaf"])).contains("had ended already"));
+
+    let mut forced = Process::obedient();
+    note_alive(dir.path(), "forced", &forced);
+    assert!(text(&stop(dir.path(), &["forced", "--force"])).contains("was killed"));
+    assert_eq!(forced.0.wait().unwrap().signal(), Some(9));
+    // Records are the next manager's to clear.
+    assert!(record_path(dir.path(), "good").exists());
+}
+
+#[test]
+fn a_number_that_is_another_process_by_now_is_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut other = Process::obedient();
+    let pid = other.0.id();
+    note(dir.path(), "old", pid, process_started(pid).unwrap() - 1);
+    assert!(text(&stop(dir.path(), &["old", "--force"])).contains("had ended already"));
+    for nobody in [0, u32::MAX] {
+        note(dir.path(), "odd", nobody, 1);
+        assert!(text(&stop(dir.path(), &["odd"])).contains("had ended already"));
+    }
+    assert!(other.is_alive());
+}
+
+#[test]
+fn what_is_not_understood_is_refused_and_nobody_is_signalled() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut process = Process::obedient();
+    note_alive(dir.path(), "vm", &process);
+    let path = record_path(dir.path(), "vm");
+    let good = std::fs::read_to_string(&path).unwrap();
+    let newer = good.replace(
+        &format!("\"version\":{RECORD_VERSION}"),
+        &format!("\"version\":{}", RECORD_VERSION + 1),
+    );
+    assert_ne!(good, newer);
+    for (content, part) in [(newer.as_str(), "newer manager"), ("{", "vm.json"), ("", "vm.json")] {
+        std::fs::write(&path, content).unwrap();
+        refused(&stop(dir.path(), &["vm"]), 1, part);
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), content);
+    }
+    std::fs::write(&path, &good).unwrap();
+    // A manager that has the folder, and does not answer yet.
+    let lock = std::fs::File::create(dir.path().join("lock")).unwrap();
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    refused(&stop(dir.path(), &["vm"]), 1, "try again");
+    drop(lock);
+    // A VM that nobody knows: there is only the manager to be told of.
+    refused(&stop(dir.path(), &["nobody"]), 3, "no ballastd at");
+    assert!(process.is_alive());
+    let elsewhere = tempfile::tempdir().unwrap();
+    let run_dir = dir.path().display().to_string();
+    let said = text(&stop(elsewhere.path(), &["vm", "--run-dir", &run_dir]));
+    assert!(said.contains("vm: no ballastd runs"), "{said}");
+    assert!(!process.is_alive());
+}
