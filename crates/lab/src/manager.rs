@@ -143,8 +143,22 @@ impl Manager {
         Ok(manager)
     }
 
+    /// SIGKILL. Its VMs stay.
+    pub fn kill(&mut self) -> Result<()> {
+        let mut child = self.child.take().context("ballastd was not started")?;
+        child.kill().context("killing ballastd")?;
+        child.wait().context("ballastd").map(drop)
+    }
+
+    /// Starts it again where it was, after `kill`.
+    pub fn restart(&mut self, options: &Options) -> Result<()> {
+        anyhow::ensure!(self.child.is_none(), "ballastd runs");
+        self.spawn(&tools::sibling("ballastd")?, options)
+    }
+
     fn spawn(&mut self, program: &Path, options: &Options) -> Result<()> {
-        let log = File::create(self.log()).context("ballastd.log")?;
+        let log = File::options().create(true).append(true).open(self.log());
+        let log = log.context("ballastd.log")?;
         let mut command = Command::new(program);
         command
             .arg("--budget")

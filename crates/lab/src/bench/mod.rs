@@ -3,6 +3,7 @@
 
 mod boot;
 mod reclaim;
+mod restart;
 pub mod sharing;
 mod touch;
 
@@ -31,10 +32,14 @@ pub struct BenchArgs {
 }
 
 /// Names, and what each measures.
-pub const NAMES: [(&str, &str); 4] = [
+pub const NAMES: [(&str, &str); 5] = [
     ("boot", "seconds until a 256 MiB guest is ready: plain QEMU, and under Ballast"),
     ("touch", "pages a guest checks per second, memory plentiful: plain QEMU, and under Ballast"),
     ("reclaim", "MiB taken from a guest per second: by its balloon, and by swapping"),
+    (
+        "restart",
+        "seconds until a ballastd that was killed has 10 GiB of guests again, and serves them",
+    ),
     ("sharing", "CPU, memory and time to share equal pages: the kernel's KSM, and Ballast"),
 ];
 
@@ -78,6 +83,7 @@ async fn measure(name: &str, image: &Image, quick: bool) -> Result<Outcome> {
     match name {
         "boot" => boot::run(image, repeats).await,
         "touch" => touch::run(image, repeats).await,
+        "restart" => restart::run(quick).await,
         "sharing" => sharing::run(quick).await,
         _ => reclaim::run(image, repeats).await,
     }

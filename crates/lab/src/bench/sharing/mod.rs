@@ -27,7 +27,7 @@ use anyhow::{Context, Result, ensure};
 use crate::figures::Outcome;
 use crate::say;
 use crate::stats::median;
-use hold::Shape;
+pub use hold::{Holder, Shape};
 pub use holder::{HolderArgs, run as hold};
 use ksm::{Ksm, MODES};
 use ours::OurRound;

@@ -1,0 +1,175 @@
+//! How long guests are without a manager when it is killed and started again: until all of them are
+//! managed, and until pages that they have waited for meanwhile were served.
+//!
+//! Five processes of 2 GiB each stand in for VMMs. Their memory is in all the states that a busy host
+//! has: more than half at home, some of it swapped (chosen at random, so nothing lies together), some
+//! shared in runs, some zero.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use ballast_api::client::Client;
+use ballast_api::{Mode, RunState, VmView};
+use ballast_units::{Bytes, PAGE_SIZE};
+use tokio::task::JoinSet;
+
+use super::sharing::{Holder, Shape};
+use crate::figures::Outcome;
+use crate::manager::{Manager, Options, SharingOptions};
+use crate::stats::median;
+use crate::{say, tools};
+
+const VMS: usize = 5;
+const MIB_EACH: usize = 2048;
+/// Some 70% of what the VMs have is unlike anything else, and does not fit in this.
+const BUDGET: Bytes = Bytes::from_mib(5632);
+/// Pages that each VM touches while nobody serves it: some of them are swapped.
+const TOUCHES: usize = 100;
+const PATIENCE: Duration = Duration::from_secs(300);
+/// Seconds per 10 GiB.
+const TARGET: f64 = 1.0;
+
+pub async fn run(quick: bool) -> Result<Outcome> {
+    let mut options = Options::budget(BUDGET);
+    options.sharing = Some(SharingOptions::as_fast_as_it_goes());
+    let mut manager = Manager::start(&options)?;
+    let mut holders = Vec::new();
+    for n in 0..VMS {
+        holders.push(start(&manager, n).await?);
+    }
+    let client = manager.client().clone();
+    all_paged(&client).await?;
+    for (n, holder) in holders.iter_mut().enumerate() {
+        holder.fill().await?;
+        say::detail(&format!("vm{n}: {MIB_EACH} MiB written"));
+    }
+    settle(&client).await?;
+    let mix = Mix::of(&client.vms().await?);
+    say::detail(&mix.text());
+    let (mut managed, mut served) = (Vec::new(), Vec::new());
+    for round in 0..if quick { 1 } else { 5 } {
+        manager.kill()?;
+        // They run into pages that are not there, and wait.
+        let mut touching = JoinSet::new();
+        for mut holder in holders.drain(..) {
+            touching.spawn(async move {
+                let written = holder.write("unique", TOUCHES, 1000 + round).await;
+                (holder, written, Instant::now())
+            });
+        }
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let waiting = touching.len();
+        let begin = Instant::now();
+        manager.restart(&options)?;
+        all_paged(&client).await?;
+        managed.push(begin.elapsed().as_secs_f64());
+        let mut last = Duration::ZERO;
+        while let Some(done) = touching.join_next().await {
+            let (holder, written, at) = done.context("a holder's task")?;
+            written?;
+            last = last.max(at.saturating_duration_since(begin));
+            holders.push(holder);
+        }
+        served.push(last.as_secs_f64());
+        say::detail(&format!(
+            "managed after {:.3} s, {waiting} VMs served after {:.3} s",
+            managed[managed.len() - 1],
+            served[served.len() - 1]
+        ));
+    }
+    // Not a byte was lost. All of them would take minutes, since half of it must come from the disk.
+    holders[0].check().await?;
+    for holder in holders {
+        holder.end().await?;
+    }
+    let (_, left) = manager.finish().await?;
+    ensure!(left.is_empty(), "left behind: {}", left.join(", "));
+    let gib = (VMS * MIB_EACH) as f64 / 1024.0;
+    let mut outcome = Outcome::new("restart");
+    outcome.figure("guests_gib", gib);
+    mix.into_figures(&mut outcome);
+    outcome.figure("managed_s", median(&managed));
+    outcome.figure("served_s", median(&served));
+    let worst = managed.iter().chain(&served).copied().fold(0.0, f64::max);
+    outcome.figure("worst_s", worst);
+    let both = median(&managed).max(median(&served));
+    outcome.at_most("s_per_10_gib", both * 10.0 / gib, TARGET);
+    Ok(outcome)
+}
+
+async fn start(manager: &Manager, n: usize) -> Result<Holder> {
+    let shape = Shape { mib: MIB_EACH, seed: 1 + n as u64, run: 16 };
+    let size = shape.pages() * PAGE_SIZE;
+    let environment = BTreeMap::from([
+        ("LD_PRELOAD", OsString::from(tools::sibling("libballast_shim.so")?)),
+        ("BALLAST_VM", format!("vm{n}").into()),
+        ("BALLAST_SHIM_SOCKET", manager.shim_socket().into()),
+        ("BALLAST_RAM_SIZE", size.to_string().into()),
+    ]);
+    Holder::start(shape, true, &environment)
+}
+
+async fn all_paged(client: &Client) -> Result<()> {
+    let begin = Instant::now();
+    loop {
+        let vms = client.vms().await?;
+        let paged =
+            |vm: &&VmView| vm.state == RunState::Running && vm.management.mode == Mode::Paged;
+        if vms.iter().filter(paged).count() == VMS {
+            return Ok(());
+        }
+        ensure!(begin.elapsed() < PATIENCE, "not all are managed: {vms:?}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Until sharing finds no more, and no more is written out.
+async fn settle(client: &Client) -> Result<()> {
+    let begin = Instant::now();
+    let mut last = (0, 0);
+    loop {
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        let host = client.host().await?;
+        let now = (host.sharing.shared >> 24, host.counters.swapped_out >> 24);
+        if now == last || begin.elapsed() > Duration::from_secs(120) {
+            return Ok(());
+        }
+        last = now;
+    }
+}
+
+/// Where the VMs' pages are, in parts of their memory.
+struct Mix {
+    parts: Vec<(&'static str, f64)>,
+}
+
+impl Mix {
+    fn of(vms: &[VmView]) -> Mix {
+        let size: u64 = vms.iter().map(|vm| vm.params.size).sum();
+        let part =
+            |of: fn(&VmView) -> u64| vms.iter().map(of).sum::<u64>() as f64 / size.max(1) as f64;
+        Mix {
+            parts: vec![
+                ("resident_part", part(|vm| vm.memory.resident)),
+                ("swapped_part", part(|vm| vm.memory.swapped)),
+                ("compressed_part", part(|vm| vm.memory.compressed)),
+                ("shared_part", part(|vm| vm.memory.shared + vm.memory.broken)),
+                ("untouched_part", part(|vm| vm.memory.untouched)),
+            ],
+        }
+    }
+
+    fn text(&self) -> String {
+        let parts = self
+            .parts
+            .iter()
+            .map(|(name, part)| format!("{} {:.0}%", name.trim_end_matches("_part"), part * 100.0));
+        parts.collect::<Vec<_>>().join(", ")
+    }
+
+    fn into_figures(self, outcome: &mut Outcome) {
+        self.parts.into_iter().for_each(|(name, part)| outcome.figure(name, part));
+    }
+}
