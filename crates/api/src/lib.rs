@@ -15,6 +15,9 @@
 //! | `GET /v1/openapi.json` | - | the OpenAPI document |
 //! | `GET /metrics` | - | Prometheus text |
 //!
+//! A manager that is to be followed by another at once is ended with `leave_vms`: see [`ShutdownRequest`].
+//! [`record`] is what it notes of each VM for whoever must end one without it.
+//!
 //! Sizes are integers of bytes unless a field's name says pages. Errors are an [`ErrorBody`] with
 //! status 400 (bad request), 404 (no such VM), 409 (not in this state), 507 (admission refused) or
 //! 500 (the manager's own fault).

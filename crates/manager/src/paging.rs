@@ -246,13 +246,14 @@ fn take_charge(
             expected.size.bytes()
         ));
     }
+    let layout =
+        RamLayout { base: hello.ram_addr, len: expected.size, file_offset: hello.file_offset };
+    layout.check().map_err(|what| format!("its RAM mapping cannot be paged: {what}"))?;
     let mut fds = fds.into_iter();
     let ram_file = fds.next().ok_or("Hello without the RAM file")?;
     check_ram_file(&ram_file, hello)?;
     manager.check_ram_is_its_own(&ram_file)?;
     let name = hello.vm.as_str();
-    let layout =
-        RamLayout { base: hello.ram_addr, len: expected.size, file_offset: hello.file_offset };
     let config = pager_config(&manager.config, u64::from(expected.pid));
     let folder = manager.folder_of(name);
     let host = manager.host.clone();

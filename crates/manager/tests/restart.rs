@@ -251,3 +251,43 @@ async fn what_waits_for_a_takeover_can_be_stopped_or_end() {
     assert!(!ballastd.run_dir().exists() && !ballastd.swap_dir().exists());
     assert!(ballast_lab::leftovers::processes(&ballastd.root).is_empty());
 }
+
+/// A manager that dies while it starts a VM: the VM is paged by the next one, or it never was.
+#[tokio::test(flavor = "multi_thread")]
+async fn starts_that_are_cut_short_are_begun_anew_or_gone() {
+    let Some(image) = image_or_skip() else { return };
+    let mut random = Random(seed());
+    let mut ballastd = Ballastd::start(&["--budget", "192M"]);
+    let (mut begun, mut never) = (0, 0);
+    for _ in 0..8 {
+        let (client, spec) = (ballastd.client.clone(), ballastd.guest(image, "vm", 96, ""));
+        let start = tokio::spawn(async move { client.run(&spec).await });
+        tokio::time::sleep(Duration::from_micros(random.below(500_000))).await;
+        ballastd.kill();
+        start.abort();
+        ballastd.restart();
+        ballastd
+            .eventually("it is paged, or not there", async || {
+                match ballastd.client.vm("vm").await {
+                    Ok(vm) => vm.state == RunState::Running && vm.management.mode == Mode::Paged,
+                    // Its VMM, if there is one, may have yet to come.
+                    Err(_) => !ballast_lab::leftovers::processes(&ballastd.root)
+                        .iter()
+                        .any(|&pid| pid.unsigned_abs() != ballastd.pid()),
+                }
+            })
+            .await;
+        if ballastd.client.vm("vm").await.is_ok() {
+            begun += 1;
+            ballastd.client.stop("vm", Duration::ZERO).await.unwrap();
+        } else {
+            never += 1;
+        }
+        ballastd.assert_nothing_left("vm");
+    }
+    println!("{begun} begun, {never} never were");
+    ballastd.assert_books_balance().await;
+    ballastd.client.shutdown(true).await.unwrap();
+    assert!(ballastd.end().success());
+    assert!(!ballastd.run_dir().exists() && !ballastd.swap_dir().exists());
+}

@@ -38,8 +38,8 @@ impl RamLayout {
         (from < to).then(|| (Ppn(from), to - from))
     }
 
-    /// What comes from a VMM is checked before anything is computed from it.
-    fn check(&self) -> Result<(), &'static str> {
+    /// What comes from a VMM is checked before anything is computed from it. Err says what cannot be.
+    pub fn check(&self) -> Result<(), &'static str> {
         let page = PAGE_SIZE as u64;
         if self.len.is_zero() {
             return Err("it is empty");

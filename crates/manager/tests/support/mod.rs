@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a panic here is the test failing
 #![allow(dead_code)] // each test program uses its part
 
+pub mod evil;
 pub mod http;
 pub mod witness;
 

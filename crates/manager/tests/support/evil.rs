@@ -1,0 +1,199 @@
+//! VMMs that mean harm: this test binary, executed again. Each opens as a good one does, and then does
+//! what its role says. And words at the shims' socket that no good VMM would say.
+
+use std::io::{BufRead, BufReader};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use ballast_shim_proto::{Connection, ConnectionError, Hello, Message, VERSION, VmName};
+use ballast_uffd::{Features, Modes, Uffd};
+use ballast_units::{Bytes, HostAddr, PAGE_SIZE};
+use rustix::mm::{MapFlags, ProtFlags};
+
+const PATIENT: Option<Duration> = Some(Duration::from_secs(60));
+
+pub fn memfd(len: u64) -> OwnedFd {
+    let fd = rustix::fs::memfd_create("ram", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&fd, len).unwrap();
+    fd
+}
+
+pub fn hello(name: &str, ram_len: u64) -> Hello {
+    Hello {
+        version: VERSION,
+        reconnect: false,
+        vm: VmName::new(name).unwrap(),
+        pid: std::process::id(),
+        ram_addr: HostAddr(0x7000_0000_0000),
+        ram_len: Bytes(ram_len),
+        file_offset: 0,
+        page_size: 4096,
+    }
+}
+
+/// A hostile VMM, from the side of the test. Ended when dropped.
+pub struct Evil {
+    pub child: Child,
+}
+
+impl Evil {
+    /// Starts one; returns when it is managed and has filled its memory.
+    pub fn start(shim_socket: &Path, name: &str, role: &str, mib: u64) -> Evil {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "evil_process", "--ignored", "--nocapture", "--test-threads=1"])
+            .env("EVIL_SOCKET", shim_socket)
+            .env("EVIL_NAME", name)
+            .env("EVIL_ROLE", role)
+            .env("EVIL_MIB", mib.to_string())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let filled = lines.any(|line| line.is_ok_and(|line| line.contains("filled")));
+        assert!(filled, "{role}: it has not come so far");
+        std::thread::spawn(move || lines.for_each(drop));
+        Evil { child }
+    }
+}
+
+impl Drop for Evil {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// In the process that `Evil::start` made; returns at once in any other.
+pub fn play() {
+    let Ok(role) = std::env::var("EVIL_ROLE") else { return };
+    let of = |name: &str| std::env::var(name).unwrap();
+    let len = of("EVIL_MIB").parse::<u64>().unwrap() << 20;
+    let ram = memfd(len);
+    let base = map(&ram, len);
+    let connection = Connection::connect(Path::new(&of("EVIL_SOCKET"))).unwrap();
+    let hello = Hello { ram_addr: HostAddr(base as u64), ..hello(&of("EVIL_NAME"), len) };
+    connection.send(&Message::Hello(hello), &[ram.as_fd()]).unwrap();
+    let device = match connection.recv(PATIENT).unwrap() {
+        (Message::Welcome { .. }, mut fds) => fds.remove(0),
+        (other, _) => panic!("{other:?}"),
+    };
+    let uffd = Uffd::from_device(device.as_fd()).unwrap();
+    let wanted = Features::PAGEFAULT_FLAG_WP
+        | Features::MISSING_SHMEM
+        | Features::EVENT_REMOVE
+        | Features::WP_HUGETLBFS_SHMEM;
+    uffd.handshake(wanted).unwrap();
+    uffd.register(HostAddr(base as u64), Bytes(len), Modes::MISSING | Modes::WP).unwrap();
+    let ready = Message::Ready { features: wanted.bits(), ioctls: u64::MAX };
+    connection.send(&ready, &[uffd.as_fd()]).unwrap();
+    assert_eq!(connection.recv(PATIENT).unwrap().0, Message::Managed);
+    // Much that is alike, so that there is something to share.
+    for page in 0..len as usize / PAGE_SIZE {
+        // SAFETY: inside the mapping, which this thread alone uses.
+        let words = unsafe { std::slice::from_raw_parts_mut(base.add(page * PAGE_SIZE), 4096) };
+        words.fill(1 + (page % 7) as u8);
+    }
+    println!("filled");
+    act(&role, connection, &ram, base, len);
+    loop {
+        std::thread::sleep(Duration::from_secs(1));
+    }
+}
+
+fn map(ram: &OwnedFd, len: u64) -> *mut u8 {
+    let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
+    // SAFETY: a new mapping at an address of the kernel's choice, never unmapped by anyone else.
+    let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len as usize, prot, flags, ram, 0) };
+    base.unwrap().cast()
+}
+
+fn act(role: &str, connection: Connection, ram: &OwnedFd, base: *mut u8, len: u64) {
+    match role {
+        // Says that all is done, and does nothing.
+        "liar" => loop {
+            let Ok((Message::Batch(batch), _)) = connection.recv(None) else { continue };
+            let done = batch.ops().len() as u32;
+            let answer = Message::BatchDone { id: batch.id, done, errno: 0 };
+            let _ = connection.send(&answer, &[]);
+        },
+        // Maps what it likes instead of what it was given.
+        "forger" => loop {
+            let Ok((Message::Batch(batch), _)) = connection.recv(None) else { continue };
+            for op in batch.ops() {
+                let own = memfd(op.len.0);
+                let (prot, flags) = (ProtFlags::READ, MapFlags::PRIVATE | MapFlags::FIXED);
+                // SAFETY: inside its own memory, which is nobody's but its own.
+                let _ = unsafe {
+                    rustix::mm::mmap(op.addr.0 as *mut _, op.len.0 as usize, prot, flags, &own, 0)
+                };
+            }
+            let done = batch.ops().len() as u32;
+            let answer = Message::BatchDone { id: batch.id, done, errno: 0 };
+            let _ = connection.send(&answer, &[]);
+        },
+        "nonsense" => loop {
+            let Ok((Message::Batch(batch), _)) = connection.recv(None) else { continue };
+            let wrong = [
+                Message::BatchDone { id: batch.id ^ 1, done: 1, errno: 0 },
+                Message::BatchDone { id: batch.id, done: u32::MAX, errno: -7 },
+                Message::Failed { step: ballast_shim_proto::Step::Register, errno: 0 },
+            ];
+            for answer in &wrong {
+                let _ = connection.send(answer, &[]);
+            }
+        },
+        "silent" => {
+            drop(connection.recv(None));
+            std::mem::forget(connection);
+        }
+        "vanishes" => {
+            let _ = connection.recv(None);
+            drop(connection);
+            // It goes on with its memory as if nothing had been.
+            for page in (0..len as usize / PAGE_SIZE).cycle() {
+                // SAFETY: inside the mapping; whatever is there may be read.
+                unsafe { base.add(page * PAGE_SIZE).read_volatile() };
+            }
+        }
+        "floods" => loop {
+            let answer = Message::BatchDone { id: u64::MAX, done: 0, errno: 0 };
+            let _ = connection.send(&answer, &[]);
+        },
+        "truncates" => {
+            rustix::fs::ftruncate(ram, 0).unwrap();
+            std::mem::forget(connection);
+        }
+        "unmaps" => {
+            let half = len as usize / 2;
+            // SAFETY: its own memory, which it does not touch afterwards.
+            unsafe { rustix::mm::munmap(base.cast(), half) }.unwrap();
+            std::mem::forget(connection);
+        }
+        other => panic!("no role {other}"),
+    }
+}
+
+/// What the manager makes of first words: its refusal; None if it only closes.
+pub fn say(
+    shim_socket: &Path,
+    message: &Message,
+    fds: &[std::os::fd::BorrowedFd<'_>],
+) -> Option<String> {
+    // One that was turned away because there were too many tries again.
+    for _ in 0..200 {
+        let Ok(connection) = Connection::connect(shim_socket) else { continue };
+        if connection.send(message, fds).is_ok() {
+            match connection.recv(PATIENT) {
+                Ok((Message::Refuse { reason }, _)) => return Some(reason.as_str().to_owned()),
+                Ok((other, _)) => panic!("{message:?} was answered by {other:?}"),
+                Err(ConnectionError::Closed) => {}
+                Err(e) => panic!("{message:?}: {e}"),
+            }
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    None
+}
