@@ -18,7 +18,10 @@ const FORMAT_TEXT: &str = "ballast run folder ";
 
 /// Folders that the manager needs, and which of them it made.
 pub struct Folders {
-    made: Vec<PathBuf>,
+    /// Made by this process.
+    fresh: Vec<PathBuf>,
+    /// Those, and its own by name, even if a former manager made them.
+    own: Vec<PathBuf>,
     /// Whether there were stores, and a format, of a former manager.
     had_stores: bool,
     had_format: bool,
@@ -26,20 +29,20 @@ pub struct Folders {
 
 impl Folders {
     pub fn make(config: &Config) -> anyhow::Result<Folders> {
-        let mut made = Vec::new();
+        let mut fresh = Vec::new();
         let had_stores = config.run_dir.join("store").exists();
         let had_format = config.run_dir.join(FORMAT_FILE).exists();
         for dir in std::iter::once(&config.run_dir).chain(&config.swap_dir) {
-            let fresh: Vec<_> = dir.ancestors().take_while(|d| !d.exists()).collect();
+            let missing = dir.ancestors().take_while(|d| !d.exists());
+            fresh.extend(missing.map(Path::to_owned));
             std::fs::create_dir_all(dir).with_context(|| format!("folder {}", dir.display()))?;
-            made.extend(fresh.into_iter().map(Path::to_owned));
-            // Its own by name, even if a former manager made it.
-            made.push(dir.clone());
         }
         let mode = std::fs::Permissions::from_mode(0o700);
         std::fs::set_permissions(&config.run_dir, mode)
             .with_context(|| format!("folder {}", config.run_dir.display()))?;
-        Ok(Folders { made, had_stores, had_format })
+        let mut own = fresh.clone();
+        own.extend([config.run_dir.clone(), config.swap_dir.clone()]);
+        Ok(Folders { fresh, own, had_stores, had_format })
     }
 
     /// Nothing is left to be managed: nothing is left behind.
@@ -56,7 +59,7 @@ impl Folders {
         for file in ["lock", "shim.sock", "accel.json", FORMAT_FILE] {
             let _ = std::fs::remove_file(config.run_dir.join(file));
         }
-        self.remove_empty();
+        remove_empty(&self.own);
     }
 
     /// It has the folder to itself, but did not start: what it found is as it was.
@@ -70,17 +73,22 @@ impl Folders {
         for file in ["lock", "shim.sock"] {
             let _ = std::fs::remove_file(config.run_dir.join(file));
         }
-        self.remove_empty();
+        remove_empty(&self.own);
     }
 
-    /// Removes the folders that nothing is in.
-    pub fn remove_empty(&self) {
-        // Deepest first; a folder with something of another's in it stays.
-        let mut made = self.made.clone();
-        made.sort_by_key(|dir| std::cmp::Reverse(dir.as_os_str().len()));
-        for dir in made {
-            let _ = std::fs::remove_dir(dir);
-        }
+    /// Another manager has the folders: what it did not need is gone.
+    pub fn leave(&self) {
+        remove_empty(&self.fresh);
+    }
+}
+
+/// Removes those of the folders that nothing is in.
+fn remove_empty(folders: &[PathBuf]) {
+    // Deepest first; a folder with something of another's in it stays.
+    let mut folders = folders.to_vec();
+    folders.sort_by_key(|dir| std::cmp::Reverse(dir.as_os_str().len()));
+    for dir in folders {
+        let _ = std::fs::remove_dir(dir);
     }
 }
 
