@@ -147,6 +147,7 @@ fn run(args: Args) -> anyhow::Result<()> {
     let take_over = args.take_over.then(|| Duration::from_secs_f64(args.take_over_within));
     let lock = runtime.block_on(upgrade::lock(&config, take_over));
     let _lock = lock.inspect_err(|_| made.leave())?;
+    made.make_again(&config)?;
     let served = runtime.block_on(serve(config.clone(), args.stop_vms_on_exit));
     match &served {
         Ok(Ending::VmsStopped) => made.clear(&config),

@@ -35,14 +35,16 @@ impl Folders {
         for dir in std::iter::once(&config.run_dir).chain(&config.swap_dir) {
             let missing = dir.ancestors().take_while(|d| !d.exists());
             fresh.extend(missing.map(Path::to_owned));
-            std::fs::create_dir_all(dir).with_context(|| format!("folder {}", dir.display()))?;
         }
-        let mode = std::fs::Permissions::from_mode(0o700);
-        std::fs::set_permissions(&config.run_dir, mode)
-            .with_context(|| format!("folder {}", config.run_dir.display()))?;
+        create(config)?;
         let mut own = fresh.clone();
         own.extend([config.run_dir.clone(), config.swap_dir.clone()]);
         Ok(Folders { fresh, own, had_stores, had_format })
+    }
+
+    /// It has the folder to itself: another one that ended a moment ago may have cleared it.
+    pub fn make_again(&self, config: &Config) -> anyhow::Result<()> {
+        create(config)
     }
 
     /// Nothing is left to be managed: nothing is left behind.
@@ -80,6 +82,15 @@ impl Folders {
     pub fn leave(&self) {
         remove_empty(&self.fresh);
     }
+}
+
+fn create(config: &Config) -> anyhow::Result<()> {
+    for dir in [&config.run_dir, &config.swap_dir] {
+        std::fs::create_dir_all(dir).with_context(|| format!("folder {}", dir.display()))?;
+    }
+    let mode = std::fs::Permissions::from_mode(0o700);
+    std::fs::set_permissions(&config.run_dir, mode)
+        .with_context(|| format!("folder {}", config.run_dir.display()))
 }
 
 /// Removes those of the folders that nothing is in.
