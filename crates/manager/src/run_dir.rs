@@ -38,7 +38,8 @@ impl Folders {
         }
         create(config)?;
         let mut own = fresh.clone();
-        own.extend([config.run_dir.clone(), config.swap_dir.clone()]);
+        own.push(config.run_dir.clone());
+        own.extend(config.swap_dir.clone());
         Ok(Folders { fresh, own, had_stores, had_format })
     }
 
@@ -85,7 +86,7 @@ impl Folders {
 }
 
 fn create(config: &Config) -> anyhow::Result<()> {
-    for dir in [&config.run_dir, &config.swap_dir] {
+    for dir in std::iter::once(&config.run_dir).chain(&config.swap_dir) {
         std::fs::create_dir_all(dir).with_context(|| format!("folder {}", dir.display()))?;
     }
     let mode = std::fs::Permissions::from_mode(0o700);

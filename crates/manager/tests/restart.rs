@@ -167,7 +167,9 @@ async fn what_happened_without_a_manager_is_put_in_order() {
     // A record of a newer manager: this one does not start, and touches nothing.
     let record = ballastd.folder("lives").join("vm.json");
     let ours = std::fs::read_to_string(&record).unwrap();
-    let newer = ours.replacen("\"version\":1", "\"version\":2", 1);
+    let version = |n: u32| format!("\"version\":{n},");
+    let known = ballast_api::record::RECORD_VERSION;
+    let newer = ours.replacen(&version(known), &version(known + 1), 1);
     assert_ne!(ours, newer);
     std::fs::write(&record, &newer).unwrap();
     let output = ballastd.command().output().unwrap();
