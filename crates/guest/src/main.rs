@@ -11,18 +11,23 @@ mod files;
 mod idle;
 mod init;
 mod json;
+mod latency;
 mod meminfo;
 mod memory;
+mod office;
 mod pace;
 mod page;
 mod pattern;
 mod reader;
 mod report;
+mod row;
 mod service;
 mod share;
 mod simple;
+mod store;
 mod torture;
 mod toucher;
+mod zipf;
 
 use std::process::ExitCode;
 
@@ -45,6 +50,11 @@ const HELP: &str = "ballast-guest WORKLOAD [OPTIONS]: workloads of Ballast's sam
   compute        sorts, compresses, searches: rounds per second  --mb 8 --seconds 0 --seed 1 --every 3
   service        a service from /disk, and a client that checks its answers
                  --kind postgresql|nginx|lighttpd|redis|memcached --mb 16 --rate 50 --seconds 0
+  store          a keyed store: a table in a file, sessions in memory, both checked, by Zipf's law
+                 --dir /disk --mb 64 --sessions-mb 16 --rate 0 (transactions/s) --reads 4
+                 --zipf 0.9 --every 2 --seconds 0 --seed 1
+  office         a user of several programs, who waits for each action and thinks between them
+                 --programs 6 --program-mb 12 --touch 96 --think 0.4 --every 2 --seconds 0
   dbench         dbench from /disk  --clients 40 --seconds 20 --dir /disk
   hog            takes memory and keeps it  --mb 100 --seconds 0
   dirty          writes pages all the time  --mb 50 --rate-mb 50 --seconds 0
@@ -87,6 +97,8 @@ fn run(name: &str, words: Vec<String>) -> Result<(), String> {
         "share-torture" => share::run,
         "compute" => compute::run,
         "service" => service::run,
+        "store" => store::run,
+        "office" => office::run,
         "dbench" => dbench::run,
         "hog" => simple::hog,
         "dirty" => simple::dirty,

@@ -80,12 +80,30 @@ pub struct Memory {
     mapping: Mapping,
     generations: Vec<u32>,
     seed: u64,
+    content: Content,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Content {
+    /// Like no other page, and not compressible.
+    Random,
+    /// See [`Mark::fill_rows`].
+    Rows,
 }
 
 impl Memory {
     pub fn new(mb: u64, seed: u64) -> Result<Memory, String> {
+        Memory::of(Content::Random, mb, seed)
+    }
+
+    /// Its pages can be compressed to a little under half.
+    pub fn of_rows(mb: u64, seed: u64) -> Result<Memory, String> {
+        Memory::of(Content::Rows, mb, seed)
+    }
+
+    fn of(content: Content, mb: u64, seed: u64) -> Result<Memory, String> {
         let pages = usize::try_from(mb << 8).map_err(|_| format!("{mb} MB is too much"))?;
-        Ok(Memory { mapping: Mapping::new(pages)?, generations: vec![0; pages], seed })
+        Ok(Memory { mapping: Mapping::new(pages)?, generations: vec![0; pages], seed, content })
     }
 
     pub fn pages(&self) -> usize {
@@ -100,7 +118,11 @@ impl Memory {
     pub fn write(&mut self, index: usize) {
         self.generations[index] = self.generations[index].wrapping_add(1).max(1);
         let mark = self.mark(index);
-        mark.fill(self.mapping.page_mut(index));
+        let page = self.mapping.page_mut(index);
+        match self.content {
+            Content::Random => mark.fill(page),
+            Content::Rows => mark.fill_rows(page),
+        }
     }
 
     /// Checks the whole page; the error tells what is wrong with it.
@@ -111,6 +133,7 @@ impl Memory {
                 .iter()
                 .position(|w| *w != 0)
                 .map(|at| format!("page {index} was never written, but word {at} is not zero")),
+            _ if self.content == Content::Rows => self.mark(index).verify_rows(page),
             _ => self.mark(index).verify(page),
         };
         wrong.map_or(Ok(()), Err)
@@ -130,16 +153,18 @@ mod tests {
 
     #[test]
     fn written_rewritten_and_freed_pages_verify() {
-        let mut m = Memory::new(1, 5).unwrap();
-        assert_eq!(m.pages(), 256);
-        for i in 0..m.pages() {
-            m.verify(i).unwrap();
-            m.write(i);
-        }
-        m.write(3);
-        m.free(10, 20).unwrap();
-        for i in 0..m.pages() {
-            m.verify(i).unwrap();
+        for content in [Content::Random, Content::Rows] {
+            let mut m = Memory::of(content, 1, 5).unwrap();
+            assert_eq!(m.pages(), 256);
+            for i in 0..m.pages() {
+                m.verify(i).unwrap();
+                m.write(i);
+            }
+            m.write(3);
+            m.free(10, 20).unwrap();
+            for i in 0..m.pages() {
+                m.verify(i).unwrap();
+            }
         }
     }
 

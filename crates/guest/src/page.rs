@@ -18,11 +18,11 @@ pub struct Mark {
 /// sequence that begins at a mix of all three. On each third page every word of it comes eight times,
 /// so that the page compresses.
 impl Mark {
-    fn head(&self) -> [u64; 3] {
+    pub(crate) fn head(&self) -> [u64; 3] {
         [mix(self.seed ^ self.index), self.index, u64::from(self.generation)]
     }
 
-    fn start(&self) -> u64 {
+    pub(crate) fn start(&self) -> u64 {
         mix(self.seed ^ mix(self.index ^ mix(u64::from(self.generation))))
     }
 

@@ -1,7 +1,7 @@
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use ballast_lab::{bench, demo, experiments, image, say};
+use ballast_lab::{bench, demo, experiments, image, peers, say};
 use clap::{Parser, Subcommand};
 
 /// Sample guests of Ballast: the demo, experiments, benchmarks
@@ -32,6 +32,12 @@ enum Command {
     /// The process whose memory `bench sharing` is about
     #[command(hide = true)]
     Holder(bench::sharing::HolderArgs),
+    /// The process whose memory `bench faults` is about
+    #[command(hide = true)]
+    Faulter(bench::faults::FaulterArgs),
+    /// Holds swap space for a peer
+    #[command(hide = true)]
+    SwapKeeper(peers::KeeperArgs),
     /// Puts KSM's settings back after `bench sharing`
     #[command(hide = true)]
     KsmKeeper,
@@ -52,6 +58,8 @@ fn main() -> ExitCode {
 fn run(command: Command) -> Result<bool> {
     match command {
         Command::Holder(args) => return bench::sharing::hold(&args).map(|()| true),
+        Command::Faulter(args) => return bench::faults::fault(&args).map(|()| true),
+        Command::SwapKeeper(args) => return peers::keep(&args).map(|()| true),
         Command::KsmKeeper => return bench::sharing::ksm::keep().map(|()| true),
         _ => {}
     }
@@ -74,6 +82,7 @@ fn run(command: Command) -> Result<bool> {
         Command::Demo(args) => runtime.block_on(demo::run(&args)),
         Command::Experiment(args) => runtime.block_on(experiments::run(&args)),
         Command::Bench(args) => runtime.block_on(bench::run(&args)),
-        Command::Holder(_) | Command::KsmKeeper => Ok(true),
+        // Done above.
+        _ => Ok(true),
     }
 }

@@ -26,11 +26,20 @@ pub struct Options {
     pub sample_period: Option<Duration>,
     pub samples: Option<u32>,
     pub sharing: Option<SharingOptions>,
+    /// More of its configuration, as TOML.
+    pub more: String,
 }
 
 impl Options {
     pub fn budget(budget: Bytes) -> Options {
-        Options { budget, tax: None, sample_period: None, samples: None, sharing: None }
+        Options {
+            budget,
+            tax: None,
+            sample_period: None,
+            samples: None,
+            sharing: None,
+            more: String::new(),
+        }
     }
 }
 
@@ -104,7 +113,7 @@ fn on_tmpfs(dir: &Path) -> bool {
 }
 
 /// Swap and disk images belong on a disk, which /tmp need not be.
-fn disk_folder() -> PathBuf {
+pub(crate) fn disk_folder() -> PathBuf {
     let disk = PathBuf::from("/var/tmp");
     if writable(&disk) { disk } else { std::env::temp_dir() }
 }
@@ -179,9 +188,11 @@ impl Manager {
         if let Some(samples) = options.samples {
             command.arg("--samples").arg(samples.to_string());
         }
-        if let Some(sharing) = &options.sharing {
+        let sharing = options.sharing.map_or(String::new(), |s| s.toml());
+        let configuration = format!("{}\n{sharing}", options.more);
+        if !configuration.trim().is_empty() {
             let file = self.root.join("ballast.toml");
-            std::fs::write(&file, sharing.toml()).with_context(|| file.display().to_string())?;
+            std::fs::write(&file, configuration).with_context(|| file.display().to_string())?;
             command.arg("--config").arg(file);
         }
         // Its own group, so that Ctrl-C reaches this program alone, which then ends it in order.

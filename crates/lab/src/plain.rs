@@ -1,13 +1,17 @@
 //! A sample guest under plain QEMU, without Ballast: the image's own test, and the peer of the
 //! benchmarks.
 
+use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use ballast_units::Bytes;
 use serde_json::Value;
 
 use crate::console::{Console, Story};
@@ -15,8 +19,34 @@ use crate::guest::Guest;
 use crate::image::Image;
 use crate::tools;
 
+/// What guest memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ram {
+    /// A shared memfd, as under Ballast.
+    Shared,
+    /// QEMU's default.
+    Private,
+}
+
+/// How a plain VM is run.
+#[derive(Debug)]
+pub struct Style {
+    pub ram: Ram,
+    /// Where it enters a cgroup, before it is QEMU.
+    pub cgroup: Option<File>,
+    /// TCG's buffer for translated code.
+    pub translations_mib: u32,
+}
+
+impl Default for Style {
+    fn default() -> Style {
+        Style { ram: Ram::Shared, cgroup: None, translations_mib: 32 }
+    }
+}
+
 pub struct PlainVm {
     child: Child,
+    memory: Bytes,
     qmp: PathBuf,
     pub console: Console,
     /// Sockets and QEMU's messages.
@@ -25,16 +55,26 @@ pub struct PlainVm {
 
 impl PlainVm {
     pub fn start(guest: &Guest, image: &Image) -> Result<PlainVm> {
+        PlainVm::start_as(guest, image, &Style::default())
+    }
+
+    pub fn start_as(guest: &Guest, image: &Image, style: &Style) -> Result<PlainVm> {
         let qemu = tools::find("qemu-system-x86_64", "qemu-system-x86")?;
         let folder = tempfile::Builder::new().prefix("ballast-plain-").tempdir()?;
         let qmp = folder.path().join("qmp.sock");
         let mib = guest.memory.0 >> 20;
         let errors = std::fs::File::create(folder.path().join("qemu.log"))?;
-        let child = Command::new(qemu)
+        let ram = match style.ram {
+            Ram::Shared => format!("memory-backend-memfd,id=mem,size={mib}M,share=on"),
+            Ram::Private => format!("memory-backend-ram,id=mem,size={mib}M"),
+        };
+        let tcg = format!("tcg,tb-size={}", style.translations_mib);
+        let mut command = Command::new(qemu);
+        enter(&mut command, style.cgroup.as_ref());
+        let child = command
             .args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"])
-            .args(["-accel", "tcg,tb-size=32", "-machine", "q35,memory-backend=mem", "-smp", "1"])
-            .args(["-m", &format!("{mib}M"), "-object"])
-            .arg(format!("memory-backend-memfd,id=mem,size={mib}M,share=on"))
+            .args(["-accel", &tcg, "-machine", "q35,memory-backend=mem", "-smp", "1"])
+            .args(["-m", &format!("{mib}M"), "-object", &ram])
             .args(["-device", "virtio-balloon-pci,id=bal"])
             .arg("-serial")
             .arg(format!("file:{}", guest.console.display()))
@@ -51,7 +91,21 @@ impl PlainVm {
             .stderr(errors)
             .spawn()
             .context("qemu-system-x86_64")?;
-        Ok(PlainVm { child, qmp, console: Console::new(&guest.console), folder })
+        let console = Console::new(&guest.console);
+        Ok(PlainVm { child, memory: guest.memory, qmp, console, folder })
+    }
+
+    /// Whether, and how, QEMU has ended.
+    pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
+        Ok(self.child.try_wait()?)
+    }
+
+    /// Guest memory that is resident in its process.
+    pub fn resident_ram(&self) -> Result<Bytes> {
+        let path = format!("/proc/{}/smaps", self.child.id());
+        let text = std::fs::read_to_string(&path).with_context(|| path.clone())?;
+        // Nothing else that QEMU maps is as large, but address space that it only keeps for itself.
+        resident(&text, self.memory).with_context(|| format!("{path}: no mapping of guest memory"))
     }
 
     pub fn pid(&self) -> u32 {
@@ -128,10 +182,56 @@ impl PlainVm {
     }
 }
 
+/// In the child: into the cgroup, and not longer than this program.
+fn enter(command: &mut Command, cgroup: Option<&File>) {
+    let entrance = cgroup.map(AsRawFd::as_raw_fd);
+    let enter = move || {
+        // SAFETY: system calls that touch no memory but a constant; the descriptor is open in the
+        // parent for as long as the command is used.
+        let failed = unsafe {
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0
+                || entrance.is_some_and(|fd| libc::write(fd, c"0".as_ptr().cast(), 1) != 1)
+        };
+        if failed { Err(std::io::Error::last_os_error()) } else { Ok(()) }
+    };
+    // SAFETY: `enter` makes system calls only.
+    unsafe { command.pre_exec(enter) };
+}
+
+/// In smaps, what is resident of the mappings of `size`; None if there is none.
+fn resident(smaps: &str, size: Bytes) -> Option<Bytes> {
+    let kib = |line: &str, name: &str| -> Option<u64> {
+        line.strip_prefix(name)?.trim().strip_suffix(" kB")?.parse().ok()
+    };
+    let (mut found, mut sum, mut here) = (false, 0, false);
+    for line in smaps.lines() {
+        if let Some(mapped) = kib(line, "Size:") {
+            here = mapped << 10 == size.0;
+            found |= here;
+        } else if let Some(rss) = kib(line, "Rss:").filter(|_| here) {
+            sum += rss << 10;
+        }
+    }
+    found.then_some(Bytes(sum))
+}
+
 impl Drop for PlainVm {
     fn drop(&mut self) {
         // Already gone is what is wanted.
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn guest_memory_is_found_by_its_size() {
+        let text = "7f00-7f10 rw-p 0 00:00 0\nSize:   1024 kB\nRss:   40 kB\n\
+                    7f20-7f30 rw-p 0 00:00 0\nSize:  262144 kB\nKernelPageSize: 4 kB\nRss:  2048 kB\n";
+        assert_eq!(resident(text, Bytes::from_mib(256)), Some(Bytes::from_mib(2)));
+        assert_eq!(resident(text, Bytes::from_mib(128)), None);
     }
 }

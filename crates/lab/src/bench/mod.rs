@@ -2,6 +2,11 @@
 //! as the peer; where Ballast loses, the line shows it.
 
 mod boot;
+mod child;
+pub mod faults;
+mod memory;
+mod overcommit;
+mod paged;
 mod reclaim;
 mod restart;
 pub mod sharing;
@@ -26,13 +31,16 @@ pub struct BenchArgs {
     /// Fewer repeats
     #[arg(long)]
     pub quick: bool,
+    /// For `faults`: TOML that is laid over the manager's default configuration
+    #[arg(long, value_name = "TOML", default_value = "")]
+    pub tiers: String,
     /// Also write each result to DIR/NAME.json
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
 }
 
 /// Names, and what each measures.
-pub const NAMES: [(&str, &str); 5] = [
+pub const NAMES: [(&str, &str); 7] = [
     ("boot", "seconds until a 256 MiB guest is ready: plain QEMU, and under Ballast"),
     ("touch", "pages a guest checks per second, memory plentiful: plain QEMU, and under Ballast"),
     ("reclaim", "MiB taken from a guest per second: by its balloon, and by swapping"),
@@ -41,12 +49,14 @@ pub const NAMES: [(&str, &str); 5] = [
         "seconds until a ballastd that was killed has 10 GiB of guests again, and serves them",
     ),
     ("sharing", "CPU, memory and time to share equal pages: the kernel's KSM, and Ballast"),
+    ("faults", "time of a fault on a reclaimed page: zram, zswap, a swap file, and Ballast"),
+    ("overcommit", "work done by overcommitted guests: kernel swap, zram, KSM, and Ballast"),
 ];
 
 /// True if all targets of all benchmarks were met.
 pub async fn run(args: &BenchArgs) -> Result<bool> {
     if args.list {
-        NAMES.iter().for_each(|(n, what)| say::line(&format!("{n:<10}{what}")));
+        NAMES.iter().for_each(|(n, what)| say::line(&format!("{n:<12}{what}")));
         return Ok(true);
     }
     if let Some(name) = &args.name
@@ -64,7 +74,7 @@ pub async fn run(args: &BenchArgs) -> Result<bool> {
         }
         say::step(&format!("{name}: {what}"));
         let outcome = tokio::select! {
-            outcome = measure(name, &image, args.quick) => outcome?,
+            outcome = measure(name, &image, args) => outcome?,
             signal = signals.any() => bail!("{name}: ended by {signal}"),
         };
         ok &= outcome.ok;
@@ -78,13 +88,15 @@ pub async fn run(args: &BenchArgs) -> Result<bool> {
     Ok(ok)
 }
 
-async fn measure(name: &str, image: &Image, quick: bool) -> Result<Outcome> {
-    let repeats = if quick { 1 } else { 5 };
+async fn measure(name: &str, image: &Image, args: &BenchArgs) -> Result<Outcome> {
+    let repeats = if args.quick { 1 } else { 5 };
     match name {
         "boot" => boot::run(image, repeats).await,
         "touch" => touch::run(image, repeats).await,
         "restart" => restart::run(quick).await,
-        "sharing" => sharing::run(quick).await,
+        "sharing" => sharing::run(args.quick).await,
+        "faults" => faults::run(args.quick, &args.tiers).await,
+        "overcommit" => overcommit::run(image, args.quick).await,
         _ => reclaim::run(image, repeats).await,
     }
 }

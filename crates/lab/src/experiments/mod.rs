@@ -10,6 +10,8 @@ mod settle;
 mod sharing_cost;
 pub(crate) mod stage;
 mod vtj_memory_f5;
+mod vtj_memory_f6;
+mod vtj_memory_f7;
 
 use std::path::PathBuf;
 
@@ -34,7 +36,7 @@ pub struct ExperimentArgs {
 }
 
 /// Names, and what each shows.
-pub const NAMES: [(&str, &str); 6] = [
+pub const NAMES: [(&str, &str); 8] = [
     (
         "osdi02-f2",
         "dbench in a guest of 128 to 224 MiB against a 256 MiB guest ballooned to that size",
@@ -52,6 +54,14 @@ pub const NAMES: [(&str, &str); 6] = [
     (
         "vtj-memory-f5",
         "swap-in over time: working sets fit; mapped exceeds memory; they do not fit",
+    ),
+    (
+        "vtj-memory-f6",
+        "five keyed stores while a hog takes the host from factor 0.47 to 2.85; kernel swap, zram, KSM",
+    ),
+    (
+        "vtj-memory-f7",
+        "interactive users at factors 1.00 to 3.15: 95th percentile; kernel swap, zram, KSM",
     ),
 ];
 
@@ -96,6 +106,8 @@ async fn measure(name: &str, image: &Image, quick: bool) -> Result<Measured> {
         "osdi02-f5" => osdi02_f5::run(image, quick).await,
         "osdi02-f6" => osdi02_f6::run(image, quick).await,
         "sharing-cost" => sharing_cost::run(image, quick).await,
+        "vtj-memory-f6" => vtj_memory_f6::run(image, quick).await,
+        "vtj-memory-f7" => vtj_memory_f7::run(image, quick).await,
         _ => vtj_memory_f5::run(image, quick).await,
     }
 }

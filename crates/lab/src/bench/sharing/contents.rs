@@ -11,8 +11,7 @@
 //! no two neighbours belong together. The words of a page are pseudo-random, so two different pages
 //! differ in their first word, which is kind to a scanner that compares pages to order them.
 
-pub const WORDS: usize = 512;
-pub const PAGE: usize = WORDS * 8;
+pub use super::super::memory::WORDS;
 
 /// A multiple of this many pages has whole groups only.
 pub const GRAIN: usize = 4096;
@@ -118,7 +117,7 @@ impl Contents {
     }
 }
 
-fn shuffle(values: &mut [u32], seed: u64) {
+pub fn shuffle(values: &mut [u32], seed: u64) {
     let mut state = mix(seed);
     for at in (1..values.len()).rev() {
         state = step(state);
@@ -126,11 +125,11 @@ fn shuffle(values: &mut [u32], seed: u64) {
     }
 }
 
-const fn step(word: u64) -> u64 {
+pub const fn step(word: u64) -> u64 {
     word.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f)
 }
 
-const fn mix(x: u64) -> u64 {
+pub const fn mix(x: u64) -> u64 {
     let x = (x ^ (x >> 31)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let x = (x ^ (x >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x ^ (x >> 32)

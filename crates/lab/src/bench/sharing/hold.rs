@@ -2,17 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::process::Stdio;
-use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
-use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use anyhow::{Context, Result};
 
+use super::super::child::Child;
 use super::contents::Contents;
-
-/// No command takes longer, unless somebody has lost the holder's memory.
-const PATIENCE: Duration = Duration::from_secs(300);
 
 /// What memory to hold.
 #[derive(Clone, Copy, Debug)]
@@ -41,8 +35,6 @@ pub struct Times {
 
 pub struct Holder {
     child: Child,
-    input: ChildStdin,
-    output: Lines<BufReader<ChildStdout>>,
     pub pid: u32,
 }
 
@@ -53,39 +45,17 @@ impl Holder {
         file: bool,
         environment: &BTreeMap<&str, OsString>,
     ) -> Result<Holder> {
-        let me = std::env::current_exe().context("the path of this program")?;
-        let mut command = Command::new(me);
-        command.args(["holder", "--mib", &shape.mib.to_string()]);
-        command.args(["--seed", &shape.seed.to_string(), "--run", &shape.run.to_string()]);
-        if file {
-            command.arg("--file");
-        }
-        let mut child = command
-            .envs(environment)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .context("starting the holder of memory")?;
-        let input = child.stdin.take().context("the holder has no input")?;
-        let output = child.stdout.take().context("the holder has no output")?;
-        let pid = child.id().context("the holder has ended")?;
-        Ok(Holder { child, input, output: BufReader::new(output).lines(), pid })
+        let mut words = vec!["--mib".to_owned(), shape.mib.to_string()];
+        words.extend(["--seed".to_owned(), shape.seed.to_string()]);
+        words.extend(["--run".to_owned(), shape.run.to_string()]);
+        words.extend(file.then(|| "--file".to_owned()));
+        let child = Child::start("holder", &words, environment)?;
+        let pid = child.pid;
+        Ok(Holder { child, pid })
     }
 
     async fn ask(&mut self, line: &str) -> Result<String> {
-        let talk = async {
-            self.input.write_all(format!("{line}\n").as_bytes()).await?;
-            self.output.next_line().await
-        };
-        let answer = tokio::time::timeout(PATIENCE, talk).await;
-        let answer = answer.with_context(|| format!("holder: no answer to '{line}'"))?;
-        let answer = answer.with_context(|| format!("holder: '{line}'"))?;
-        let answer = answer.with_context(|| format!("the holder ended at '{line}'"))?;
-        match answer.strip_prefix("error ") {
-            Some(what) => bail!("holder: {line}: {what}"),
-            None => Ok(answer),
-        }
+        self.child.ask(line).await
     }
 
     pub async fn fill(&mut self) -> Result<()> {
@@ -107,11 +77,8 @@ impl Holder {
         parse(&answer).with_context(|| format!("holder: '{answer}'"))
     }
 
-    pub async fn end(mut self) -> Result<()> {
-        drop(self.input);
-        let status = self.child.wait().await.context("the holder")?;
-        ensure!(status.success(), "the holder ended with {status}");
-        Ok(())
+    pub async fn end(self) -> Result<()> {
+        self.child.end().await
     }
 }
 

@@ -14,7 +14,8 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::contents::{Contents, Kind, PAGE, WORDS};
+use super::super::memory::Memory;
+use super::contents::{Contents, Kind, WORDS};
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct HolderArgs {
@@ -108,63 +109,6 @@ impl Holder {
         }
         times
     }
-}
-
-struct Memory {
-    base: *mut [u64; WORDS],
-    pages: usize,
-}
-
-impl Memory {
-    fn map(pages: usize, file: bool) -> Result<Memory> {
-        let bytes = pages * PAGE;
-        let fd = if file { memfd(bytes)? } else { -1 };
-        let flags = if file {
-            libc::MAP_SHARED
-        } else {
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE
-        };
-        // SAFETY: a new mapping at an address of the kernel's choice. (The memfd stays open, as
-        // QEMU's does.)
-        let base = unsafe {
-            let rw = libc::PROT_READ | libc::PROT_WRITE;
-            libc::mmap(std::ptr::null_mut(), bytes, rw, flags, fd, 0)
-        };
-        if base == libc::MAP_FAILED {
-            return Err(std::io::Error::last_os_error()).context("mmap");
-        }
-        let memory = Memory { base: base.cast(), pages };
-        if !file {
-            // The scanner would have to split large pages first; that is not what is compared.
-            memory.advise(libc::MADV_NOHUGEPAGE)?;
-        }
-        Ok(memory)
-    }
-
-    fn page(&mut self, index: usize) -> &mut [u64; WORDS] {
-        assert!(index < self.pages, "page {index} of {}", self.pages);
-        // SAFETY: inside the mapping (asserted), aligned, initialized by the kernel, and borrowed
-        // from &mut self.
-        unsafe { &mut *self.base.add(index) }
-    }
-
-    fn advise(&self, advice: i32) -> Result<()> {
-        // SAFETY: exactly the mapping; neither advice changes what it holds.
-        match unsafe { libc::madvise(self.base.cast(), self.pages * PAGE, advice) } {
-            0 => Ok(()),
-            _ => Err(std::io::Error::last_os_error()).context("madvise"),
-        }
-    }
-}
-
-fn memfd(bytes: usize) -> Result<i32> {
-    // SAFETY: a NUL-ended name.
-    let fd = unsafe { libc::memfd_create(c"memory".as_ptr(), libc::MFD_CLOEXEC) };
-    // SAFETY: plain call on a descriptor that was just made.
-    if fd < 0 || unsafe { libc::ftruncate(fd, bytes as i64) } < 0 {
-        return Err(std::io::Error::last_os_error()).context("memfd");
-    }
-    Ok(fd)
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@
 //! | `watch` | a scanner at work |
 //! | `round` | what a round showed |
 
-mod contents;
+pub mod contents;
 mod cpu;
 mod hold;
 mod holder;

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Result, bail, ensure};
-use ballast_api::{Mode, RunState};
+use anyhow::{Result, ensure};
 use ballast_units::{Bytes, PAGE_SIZE};
 
+use super::super::paged;
 use super::cpu;
 use super::hold::{Holder, Shape};
 use super::round::{Plan, Round};
@@ -48,7 +48,7 @@ pub async fn round(shape: Shape, plan: &Plan) -> Result<OurRound> {
         ("BALLAST_RAM_SIZE", size.0.to_string().into()),
     ]);
     let mut holder = Holder::start(shape, true, &environment)?;
-    wait_until_paged(&manager).await?;
+    paged::wait(&manager, NAME).await?;
     let (me, vmm) = (manager.pid()?, holder.pid as i32);
     let client = manager.client().clone();
     let look = async || {
@@ -100,19 +100,4 @@ pub async fn round(shape: Shape, plan: &Plan) -> Result<OurRound> {
 /// The holder's own thread holds and writes; every other one is the shim's.
 fn shim_s(vmm: i32) -> Result<f64> {
     cpu::sum_s(vmm, |tid, _| tid != vmm)
-}
-
-async fn wait_until_paged(manager: &Manager) -> Result<()> {
-    let begin = Instant::now();
-    loop {
-        let vms = manager.client().vms().await?;
-        if let Some(vm) = vms.iter().find(|vm| vm.name == NAME && vm.state == RunState::Running) {
-            match vm.management.mode {
-                Mode::Paged => return Ok(()),
-                _ => bail!("it is not paged: {}", vm.management.reason.as_deref().unwrap_or("?")),
-            }
-        }
-        ensure!(begin.elapsed() < Duration::from_secs(30), "the manager has not taken it in");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
 }

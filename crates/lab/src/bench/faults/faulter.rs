@@ -1,0 +1,136 @@
+//! The process whose pages are reclaimed: private memory for the kernel's tiers, a shared file as
+//! QEMU's RAM for ours. It does what standard input says, a line at a time, and answers each line
+//! with one; when its input ends, it ends.
+//!
+//! | command | does | answers |
+//! | --- | --- | --- |
+//! | `fill` | writes all its memory | `filled PAGES` |
+//! | `pageout` | asks the kernel to reclaim all of it | `ok` |
+//! | `out` | counts the pages that are not in memory | `out PAGES` |
+//! | `read COUNT SEED` | reads so many of those, in random order, each timed | `times N P50 P99 MAX`, ns |
+//! | `check` | compares all its memory with what it wrote | `whole PAGES` |
+
+use std::io::{BufRead, Write};
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::super::memory::{Memory, WORDS};
+use super::super::sharing::contents::shuffle;
+use super::contents::Kind;
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct FaulterArgs {
+    #[arg(long)]
+    mib: usize,
+    #[arg(long)]
+    seed: u64,
+    #[arg(long)]
+    kind: Kind,
+    /// A shared memfd instead of private memory
+    #[arg(long)]
+    file: bool,
+}
+
+/// Nothing but commands until the input ends.
+pub fn run(args: &FaulterArgs) -> Result<()> {
+    let memory = Memory::map(args.mib << 8, args.file)?;
+    let mut faulter = Faulter { memory, kind: args.kind, seed: args.seed };
+    for line in std::io::stdin().lock().lines() {
+        let line = line.context("standard input")?;
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let answer = faulter.obey(&words).unwrap_or_else(|e| format!("error {e:#}"));
+        let mut out = std::io::stdout();
+        writeln!(out, "{answer}").and_then(|()| out.flush()).context("standard output")?;
+    }
+    Ok(())
+}
+
+struct Faulter {
+    memory: Memory,
+    kind: Kind,
+    seed: u64,
+}
+
+impl Faulter {
+    fn obey(&mut self, words: &[&str]) -> Result<String> {
+        match *words {
+            ["fill"] => {
+                for page in 0..self.memory.pages() {
+                    self.kind.fill(page, self.seed, self.memory.page(page));
+                }
+                Ok(format!("filled {}", self.memory.pages()))
+            }
+            ["pageout"] => self.memory.advise(libc::MADV_PAGEOUT).map(|()| "ok".to_owned()),
+            ["out"] => Ok(format!("out {}", self.out()?.len())),
+            ["read", count, seed] => {
+                let mut pages = self.out()?;
+                shuffle(&mut pages, seed.parse()?);
+                pages.truncate(count.parse()?);
+                let mut times = self.read(&pages)?;
+                times.sort_unstable();
+                let at = |part: f64| {
+                    let last = times.len().saturating_sub(1);
+                    times.get((last as f64 * part).round() as usize).copied().unwrap_or(0)
+                };
+                Ok(format!("times {} {} {} {}", times.len(), at(0.5), at(0.99), at(1.0)))
+            }
+            ["check"] => {
+                let mut want = [0; WORDS];
+                for page in 0..self.memory.pages() {
+                    self.kind.fill(page, self.seed, &mut want);
+                    ensure!(*self.memory.page(page) == want, "page {page} is not as written");
+                }
+                Ok(format!("whole {}", self.memory.pages()))
+            }
+            _ => bail!("unknown command"),
+        }
+    }
+
+    fn out(&self) -> Result<Vec<u32>> {
+        let resident = self.memory.resident()?;
+        Ok((0..).zip(resident).filter(|(_, there)| !there).map(|(page, _)| page).collect())
+    }
+
+    /// How long the first access to each page takes, ns.
+    fn read(&mut self, pages: &[u32]) -> Result<Vec<u64>> {
+        let mut times = Vec::with_capacity(pages.len());
+        for page in pages {
+            let page = *page as usize;
+            let want = self.kind.first_word(page, self.seed);
+            let word: *const u64 = &raw const self.memory.page(page)[0];
+            let begin = Instant::now();
+            // SAFETY: `word` was just derived from an exclusive borrow of the page.
+            let found = unsafe { word.read_volatile() };
+            times.push(begin.elapsed().as_nanos() as u64);
+            ensure!(found == want, "page {page} begins with {found:#018x} instead of {want:#018x}");
+        }
+        Ok(times)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ask(faulter: &mut Faulter, line: &str) -> Result<String> {
+        faulter.obey(&line.split(' ').collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn what_is_written_is_checked_and_what_is_out_is_read() {
+        for file in [false, true] {
+            let memory = Memory::map(256, file).unwrap();
+            let mut f = Faulter { memory, kind: Kind::Half, seed: 3 };
+            assert_eq!(ask(&mut f, "out").unwrap(), "out 256");
+            assert_eq!(ask(&mut f, "fill").unwrap(), "filled 256");
+            assert_eq!(ask(&mut f, "out").unwrap(), "out 0");
+            assert_eq!(ask(&mut f, "check").unwrap(), "whole 256");
+            assert_eq!(ask(&mut f, "read 10 1").unwrap(), "times 0 0 0 0");
+            assert_eq!(f.read(&[3, 200]).unwrap().len(), 2);
+            f.memory.page(77)[0] ^= 1;
+            assert!(f.read(&[77]).unwrap_err().to_string().contains("page 77"));
+            assert!(ask(&mut f, "check").is_err() && ask(&mut f, "x").is_err());
+        }
+    }
+}

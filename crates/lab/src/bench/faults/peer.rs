@@ -1,0 +1,96 @@
+//! The peers: private pages that the kernel was asked to reclaim, to zram, through zswap, or to a
+//! file.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use ballast_units::Bytes;
+
+use super::contents::Kind;
+use super::round::{Faulter, Plan, Times};
+use crate::peers::swap::{Request, Space, Swap};
+use crate::say;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Tier {
+    Zram,
+    Zswap,
+    Disk,
+}
+
+pub const TIERS: [Tier; 3] = [Tier::Zram, Tier::Zswap, Tier::Disk];
+
+/// Before any other swap space that the host may have.
+const PRIORITY: u16 = 32_000;
+
+impl Tier {
+    pub fn name(self) -> &'static str {
+        match self {
+            Tier::Zram => "zram",
+            Tier::Zswap => "zswap",
+            Tier::Disk => "disk",
+        }
+    }
+
+    /// Swap space, and what it takes; None, with a word, where the kernel does not have it.
+    fn start(self, folder: &Path, plan: &Plan) -> Result<Option<Swap>> {
+        // As zram's users set it for random access: one page for one fault.
+        let request = |space| Request { page_cluster: Some(0), ..Request::new(space, PRIORITY) };
+        let size = Bytes::from_mib(plan.mib as u64 * 2);
+        let file = || Space::File { path: folder.join("peer.swap"), size };
+        let started = match self {
+            Tier::Zram => Swap::start(&request(Space::Zram { size })),
+            Tier::Disk => Swap::start(&request(file())),
+            Tier::Zswap => {
+                // lz4 as with zram, or what there is.
+                let try_with = |compressor: &str| {
+                    let zswap = Some(compressor.to_owned());
+                    Swap::start(&Request { zswap, ..request(file()) })
+                };
+                try_with("lz4").or_else(|e| {
+                    say::detail(&format!("zswap: {e:#}; with lzo instead"));
+                    try_with("lzo")
+                })
+            }
+        };
+        match started {
+            Ok(swap) => Ok(Some(swap)),
+            Err(e) if self != Tier::Disk => {
+                say::detail(&format!("{}: left out: {e:#}", self.name()));
+                Ok(None)
+            }
+            Err(e) => Err(e),
+        }
+    }
+}
+
+/// What one tier did with one kind of contents.
+pub struct PeerRound {
+    pub times: Times,
+    /// Machine memory per memory saved, of zram; else NaN.
+    pub taken: f64,
+}
+
+/// None if the kernel does not have the tier.
+pub async fn round(
+    tier: Tier,
+    kind: Kind,
+    folder: &Path,
+    plan: &Plan,
+) -> Result<Option<PeerRound>> {
+    let Some(swap) = tier.start(folder, plan)? else { return Ok(None) };
+    let mut faulter = Faulter::start(plan, kind, false, &BTreeMap::new())?;
+    faulter.fill().await?;
+    let before = swap.used()?;
+    faulter.page_out().await?;
+    let used = swap.used()?.saturating_sub(before);
+    ensure!(
+        used.0 >= (plan.reads as u64) << 12,
+        "only {used} went to the {} space: other swap space is before it",
+        tier.name()
+    );
+    let taken = swap.zram()?.map_or(f64::NAN, |z| z.used.0 as f64 / used.0 as f64);
+    let times = faulter.read(plan).await.with_context(|| tier.name().to_owned())?;
+    Ok(Some(PeerRound { times, taken }))
+}

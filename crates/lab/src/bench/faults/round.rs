@@ -1,0 +1,88 @@
+//! One process, filled, reclaimed, and read back in random order.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+
+use anyhow::{Context, Result, ensure};
+
+use super::super::child::Child;
+use super::contents::Kind;
+
+/// How much is done.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    pub mib: usize,
+    /// Pages that are read, of those that are out.
+    pub reads: usize,
+    pub seed: u64,
+}
+
+/// Durations of single accesses, microseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Times {
+    pub count: f64,
+    pub p50: f64,
+    pub p99: f64,
+}
+
+pub struct Faulter {
+    child: Child,
+}
+
+impl Faulter {
+    pub fn start(
+        plan: &Plan,
+        kind: Kind,
+        file: bool,
+        environment: &BTreeMap<&str, OsString>,
+    ) -> Result<Faulter> {
+        let mut words = vec!["--mib".to_owned(), plan.mib.to_string()];
+        words.extend(["--seed".to_owned(), plan.seed.to_string()]);
+        words.extend(["--kind".to_owned(), kind.name().to_owned()]);
+        words.extend(file.then(|| "--file".to_owned()));
+        Ok(Faulter { child: Child::start("faulter", &words, environment)? })
+    }
+
+    pub async fn fill(&mut self) -> Result<()> {
+        self.child.ask("fill").await.map(drop)
+    }
+
+    pub async fn page_out(&mut self) -> Result<()> {
+        self.child.ask("pageout").await.map(drop)
+    }
+
+    /// Reads, then compares all memory with what was written.
+    pub async fn read(mut self, plan: &Plan) -> Result<Times> {
+        let answer = self.child.ask("out").await?;
+        let out: usize =
+            answer.strip_prefix("out ").and_then(|n| n.parse().ok()).context(answer.clone())?;
+        // What stayed in memory says nothing; a few pages always do.
+        ensure!(out >= plan.reads, "only {out} of {} pages are out", plan.mib << 8);
+        let answer = self.child.ask(&format!("read {} {}", plan.reads, plan.seed)).await?;
+        let times = parse(&answer).with_context(|| format!("faulter: '{answer}'"))?;
+        self.child.ask("check").await?;
+        self.child.end().await?;
+        Ok(times)
+    }
+}
+
+fn parse(answer: &str) -> Option<Times> {
+    let mut words = answer.strip_prefix("times ")?.split(' ').map(str::parse::<u64>);
+    let count = words.next()?.ok()?;
+    let mut us = || Some(words.next()?.ok()? as f64 / 1e3);
+    (count > 0).then_some(Times { count: count as f64, p50: us()?, p99: us()? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_read() {
+        let times = Times { count: 10.0, p50: 1.5, p99: 2.0 };
+        assert_eq!(parse("times 10 1500 2000 3000"), Some(times));
+        for answer in ["times 10 1500", "times 0 0 0 0", "filled 3"] {
+            assert!(parse(answer).is_none(), "{answer}");
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! What overcommitted guests get done: two databases' stand-ins, an interactive user and an idle
+//! guest, at rising overcommitment, under Ballast and under what the kernel offers instead.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use ballast_units::Bytes;
+
+use crate::figures::{Outcome, Table};
+use crate::image::Image;
+use crate::overcommit::report::{at, crowded, table, tag};
+use crate::overcommit::{self, Load, PEERS, Plan, SIDES, Side};
+
+fn plan(quick: bool) -> Plan {
+    let mib = Bytes::from_mib;
+    let seconds = Duration::from_secs;
+    let guests = |table, memory, idle| {
+        vec![
+            Load::store(table, memory, 80.0, 1),
+            Load::store(table, memory, 80.0, 2),
+            Load::office(memory / 2, 0.4, 3),
+            Load::hog(idle),
+        ]
+    };
+    if quick {
+        let factors = vec![1.0, 2.0];
+        let guests = guests(72, 20, 80);
+        return Plan {
+            guests,
+            memory: mib(192),
+            factors,
+            settle: seconds(8),
+            window: seconds(12),
+            warm: seconds(3),
+        };
+    }
+    Plan {
+        guests: guests(112, 32, 128),
+        memory: mib(256),
+        factors: vec![1.0, 1.5, 2.0, 2.5],
+        settle: seconds(20),
+        window: seconds(30),
+        warm: seconds(10),
+    }
+}
+
+pub async fn run(image: &Image, quick: bool) -> Result<Outcome> {
+    let plan = plan(quick);
+    let mut steps = Vec::new();
+    for side in SIDES {
+        steps.extend(overcommit::run(side, &plan, image).await?);
+    }
+    Ok(evaluate(&table(&steps, "store"), &table(&steps, "office"), &plan.factors))
+}
+
+fn evaluate(stores: &Table, offices: &Table, factors: &[f64]) -> Outcome {
+    let mut outcome = Outcome::new("overcommit");
+    for factor in factors {
+        for side in SIDES {
+            let name = |what: &str| format!("{}_{what}_{}", side.name(), tag(*factor));
+            let served = at(stores, side, *factor, "served_percent");
+            outcome.figure(&name("served_percent"), served);
+            outcome.figure(&name("ops_per_s"), at(stores, side, *factor, "ops_per_s"));
+            outcome.figure(&name("store_p95_ms"), at(stores, side, *factor, "p95_ms"));
+            outcome.figure(&name("office_p95_ms"), at(offices, side, *factor, "p95_ms"));
+            outcome.figure(&name("used_mib"), at(stores, side, *factor, "used_mib"));
+        }
+    }
+    for factor in crowded(factors) {
+        for peer in PEERS {
+            let ratio = |table: &Table, column: &str| {
+                at(table, Side::Ballast, factor, column) / at(table, peer, factor, column)
+            };
+            let name = |what: &str| format!("{what}_of_{}_{}", peer.name(), tag(factor));
+            outcome.at_least(&name("served"), ratio(stores, "served_percent"), 1.0);
+            outcome.at_most(&name("store_p95"), ratio(stores, "p95_ms"), 1.0);
+            outcome.at_most(&name("office_p95"), ratio(offices, "p95_ms"), 1.0);
+        }
+    }
+    outcome
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn being_behind_a_peer_is_a_target_missed() {
+        let columns = ["side", "factor", "served_percent", "ops_per_s", "p95_ms", "used_mib"];
+        let measured = |ours: f64| {
+            let mut t = Table::new(&columns);
+            for (side, served) in [(0.0, ours), (1.0, 60.0), (2.0, 80.0), (3.0, 60.0)] {
+                t.push(&[side, 1.0, 99.0, 160.0, 5.0, 900.0]);
+                t.push(&[side, 2.0, served, served, 500.0 / served, 450.0]);
+            }
+            evaluate(&t, &t, &[1.0, 2.0])
+        };
+        assert!(measured(85.0).ok);
+        let behind = measured(70.0);
+        assert!(!behind.ok && !behind.targets["served_of_zram_2_00"].met);
+        assert!(behind.targets["served_of_swap_2_00"].met);
+        assert!(behind.targets.keys().all(|k| !k.ends_with("1_00")));
+    }
+}

@@ -1,0 +1,303 @@
+//! Guests whose memory is taken away step by step, under Ballast and under what the kernel offers
+//! instead: plain QEMU in a memory cgroup, with swap on a file, on zram, or on a file and KSM.
+//!
+//! All sides run the same guests, loads and steps, and get the same machine memory for guests: the
+//! sum of configured memory divided by the overcommitment factor. What else each needs is counted
+//! alike: QEMU's own memory is outside the budget on all sides ([`peer`] tells how it is measured),
+//! and what a tier takes is inside (Ballast's by its own books, zram's by its own count, for which
+//! the cgroup's limit is lowered).
+//!
+//! Guests report what they have done, and how long each operation took, every two seconds; what
+//! arrives within a step's window counts for that step.
+
+mod host_cpu;
+mod load;
+mod ours;
+mod peer;
+pub mod report;
+mod tally;
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use ballast_units::Bytes;
+
+use crate::console::Event;
+use crate::image::Image;
+use crate::say;
+use host_cpu::HostCpu;
+pub use load::Load;
+use ours::Ours;
+use peer::Peer;
+pub use tally::Tally;
+
+/// Who hands out the memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    Ballast,
+    /// The kernel, with swap on a file.
+    Swap,
+    /// On zram.
+    Zram,
+    /// On a file, and KSM.
+    Ksm,
+}
+
+pub const SIDES: [Side; 4] = [Side::Ballast, Side::Swap, Side::Zram, Side::Ksm];
+pub const PEERS: [Side; 3] = [Side::Swap, Side::Zram, Side::Ksm];
+
+impl Side {
+    pub fn name(self) -> &'static str {
+        match self {
+            Side::Ballast => "ballast",
+            Side::Swap => "swap",
+            Side::Zram => "zram",
+            Side::Ksm => "ksm",
+        }
+    }
+
+    pub fn title(self) -> &'static str {
+        match self {
+            Side::Ballast => "Ballast",
+            Side::Swap => "QEMU, kernel swap",
+            Side::Zram => "QEMU, zram",
+            Side::Ksm => "QEMU, kernel swap and KSM",
+        }
+    }
+
+    /// Its number in tables.
+    pub fn number(self) -> f64 {
+        SIDES.iter().position(|s| *s == self).map_or(f64::NAN, |n| n as f64)
+    }
+}
+
+/// What is done on every side.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub guests: Vec<Load>,
+    /// Configured memory of each guest.
+    pub memory: Bytes,
+    /// Sum of configured memory / machine memory, rising.
+    pub factors: Vec<f64>,
+    /// From a new factor until its window begins.
+    pub settle: Duration,
+    pub window: Duration,
+    /// From the moment when all guests have written their data until the first step.
+    pub warm: Duration,
+}
+
+impl Plan {
+    pub fn configured(&self) -> Bytes {
+        Bytes(self.memory.0 * self.guests.len() as u64)
+    }
+
+    /// Machine memory for guests; whole pages.
+    pub fn budget(&self, factor: f64) -> Bytes {
+        Bytes((self.configured().0 as f64 / factor) as u64 >> 12 << 12)
+    }
+}
+
+/// Where memory is that guests were promised. Bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Reclaimed {
+    pub ballooned: Bytes,
+    pub compressed: Bytes,
+    pub swapped: Bytes,
+    /// By page sharing.
+    pub saved: Bytes,
+    /// Machine memory in use for guests and tiers, as the kernel counts it.
+    pub used: Bytes,
+}
+
+/// One step of one side.
+#[derive(Clone, Debug)]
+pub struct Step {
+    pub side: Side,
+    pub factor: f64,
+    pub budget: Bytes,
+    pub tally: Tally,
+    pub reclaimed: Reclaimed,
+    /// Of all processors, whoever used them.
+    pub cpu_percent: f64,
+}
+
+enum Host {
+    Ours(Box<Ours>),
+    Peer(Box<Peer>),
+}
+
+impl Host {
+    async fn start(side: Side, plan: &Plan, image: &Image) -> Result<Host> {
+        Ok(match side {
+            Side::Ballast => Host::Ours(Box::new(Ours::start(plan, image).await?)),
+            _ => Host::Peer(Box::new(Peer::start(side, plan, image).await?)),
+        })
+    }
+
+    /// New events with the number of their guest. A guest's trouble is an error.
+    async fn poll(&mut self) -> Result<Vec<(usize, Event)>> {
+        match self {
+            Host::Ours(host) => host.poll(),
+            Host::Peer(host) => host.poll().await,
+        }
+    }
+
+    async fn set_budget(&mut self, budget: Bytes) -> Result<()> {
+        match self {
+            Host::Ours(host) => host.set_budget(budget).await,
+            Host::Peer(host) => host.set_budget(budget).await,
+        }
+    }
+
+    async fn reclaimed(&self) -> Result<Reclaimed> {
+        match self {
+            Host::Ours(host) => host.reclaimed().await,
+            Host::Peer(host) => host.reclaimed(),
+        }
+    }
+
+    async fn end(self) -> Result<()> {
+        match self {
+            Host::Ours(host) => host.end().await,
+            Host::Peer(host) => {
+                drop(host);
+                Ok(())
+            }
+        }
+    }
+}
+
+/// How often consoles are read.
+const POLL: Duration = Duration::from_millis(500);
+/// For booting, and for writing the guests' data.
+const FILL_LIMIT: Duration = Duration::from_secs(600);
+
+/// All steps of one side, with guests of its own.
+pub async fn run(side: Side, plan: &Plan, image: &Image) -> Result<Vec<Step>> {
+    say::step(&format!(
+        "{}: {} guests of {}, factors {:?}",
+        side.title(),
+        plan.guests.len(),
+        plan.memory,
+        plan.factors
+    ));
+    steps(side, plan, image).await.with_context(|| side.title())
+}
+
+async fn steps(side: Side, plan: &Plan, image: &Image) -> Result<Vec<Step>> {
+    let mut host = Host::start(side, plan, image).await?;
+    fill(&mut host, plan).await?;
+    watch(&mut host, plan.warm, &mut Tally::new(&plan.guests)).await?;
+    let mut steps = Vec::new();
+    for factor in &plan.factors {
+        let budget = plan.budget(*factor);
+        let begin = Instant::now();
+        host.set_budget(budget).await.with_context(|| format!("a budget of {budget}"))?;
+        let settle = plan.settle.saturating_sub(begin.elapsed());
+        watch(&mut host, settle, &mut Tally::new(&plan.guests)).await?;
+        let mut tally = Tally::new(&plan.guests);
+        let cpu = HostCpu::now()?;
+        watch(&mut host, plan.window, &mut tally).await?;
+        let cpu_percent = HostCpu::now()?.percent_since(&cpu);
+        let reclaimed = host.reclaimed().await?;
+        let step = Step { side, factor: *factor, budget, tally, reclaimed, cpu_percent };
+        say::detail(&line(&step));
+        steps.push(step);
+    }
+    host.end().await?;
+    Ok(steps)
+}
+
+fn line(step: &Step) -> String {
+    let r = &step.reclaimed;
+    let mut text = format!("{:.2} ({}):", step.factor, step.budget);
+    for work in step.tally.works() {
+        text.push_str(&format!(
+            " {work} {:.1}/s of {:.0}, p95 {:.1} ms;",
+            step.tally.rate(work),
+            step.tally.asked(work),
+            step.tally.latency(work).quantile_ms(0.95)
+        ));
+    }
+    text.push_str(&format!(
+        " ballooned {:.0}, compressed {:.0}, swapped {:.0}, shared {:.0}, used {:.0} MiB; CPU {:.0}%",
+        r.ballooned.mib(),
+        r.compressed.mib(),
+        r.swapped.mib(),
+        r.saved.mib(),
+        r.used.mib(),
+        step.cpu_percent
+    ));
+    text
+}
+
+/// Until all guests have written their data.
+async fn fill(host: &mut Host, plan: &Plan) -> Result<()> {
+    let begin = Instant::now();
+    let mut waiting: Vec<bool> = vec![true; plan.guests.len()];
+    while waiting.iter().any(|w| *w) {
+        for (guest, event) in host.poll().await? {
+            // A hog is done when it has told that it holds its memory.
+            if event.text("phase") == "filled" || event.number("held_mb").is_some() {
+                waiting[guest] = false;
+            }
+        }
+        ensure!(
+            begin.elapsed() < FILL_LIMIT,
+            "guests have not written their data after {} s",
+            FILL_LIMIT.as_secs()
+        );
+        tokio::time::sleep(POLL).await;
+    }
+    Ok(())
+}
+
+async fn watch(host: &mut Host, time: Duration, tally: &mut Tally) -> Result<()> {
+    let begin = Instant::now();
+    // What was told before belongs to what was before.
+    host.poll().await?;
+    while begin.elapsed() < time {
+        tokio::time::sleep(POLL.min(time.saturating_sub(begin.elapsed()))).await;
+        for (guest, event) in host.poll().await? {
+            tally.take(guest, &event);
+        }
+    }
+    tally.seconds += begin.elapsed().as_secs_f64();
+    Ok(())
+}
+
+/// Reads a disk image once, so that it is in the host's page cache, and charged to nobody's cgroup
+/// but this program's: on no side does the budget pay for the guests' disks.
+fn warm_up(disk: &Path) -> Result<()> {
+    let mut file = std::fs::File::open(disk).with_context(|| disk.display().to_string())?;
+    std::io::copy(&mut file, &mut std::io::sink())
+        .map(drop)
+        .with_context(|| disk.display().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn budgets_are_whole_pages() {
+        let plan = Plan {
+            guests: vec![Load::hog(10), Load::hog(10), Load::hog(10)],
+            memory: Bytes::from_mib(256),
+            factors: Vec::new(),
+            settle: Duration::ZERO,
+            window: Duration::ZERO,
+            warm: Duration::ZERO,
+        };
+        assert_eq!(plan.configured(), Bytes::from_mib(768));
+        assert_eq!(plan.budget(2.0), Bytes::from_mib(384));
+        assert_eq!(plan.budget(1.66).0 % 4096, 0);
+    }
+
+    #[test]
+    fn sides_are_numbered_in_order() {
+        assert_eq!(SIDES.map(Side::number), [0.0, 1.0, 2.0, 3.0]);
+        assert!(!PEERS.contains(&Side::Ballast));
+    }
+}

@@ -1,0 +1,80 @@
+//! Guests under Ballast, all of one salt.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use ballast_api::{HostChange, Salt};
+use ballast_units::Bytes;
+
+use super::{Plan, Reclaimed, warm_up};
+use crate::console::Event;
+use crate::experiments::stage::Stage;
+use crate::guest::Guest;
+use crate::image::{self, Image};
+use crate::manager::{Options, SharingOptions};
+
+const SALT: &str = "overcommit";
+/// The default is 30 s; steps here take less than three of those.
+const SAMPLE_PERIOD: Duration = Duration::from_secs(10);
+
+pub struct Ours {
+    stage: Stage,
+}
+
+impl Ours {
+    pub async fn start(plan: &Plan, image: &Image) -> Result<Ours> {
+        // Plenty, until the first step says how much.
+        let mut stage = Stage::new(&Options {
+            sharing: Some(SharingOptions::brisk()),
+            sample_period: Some(SAMPLE_PERIOD),
+            ..Options::budget(Bytes(plan.configured().0 * 2))
+        })?;
+        for (n, load) in plan.guests.iter().enumerate() {
+            let name = format!("{}{}", load.work, n + 1);
+            let consoles = stage.manager.consoles();
+            let mut guest = Guest::new(&name, plan.memory, &consoles).run(&load.command);
+            if let Some(size) = load.disk {
+                let disk = stage.manager.disk(&name);
+                image::empty_disk(&disk, size)?;
+                warm_up(&disk)?;
+                guest = guest.disk(disk);
+            }
+            let salt = Salt::try_from(SALT)?;
+            let vm = stage.add(&guest, image, |spec| spec.salt = Some(salt)).await?;
+            if let Some(why) = vm.management.reason {
+                anyhow::bail!("{name} is not paged: {why}");
+            }
+        }
+        stage.wait_for_boot().await?;
+        Ok(Ours { stage })
+    }
+
+    pub fn poll(&mut self) -> Result<Vec<(usize, Event)>> {
+        self.stage.poll()
+    }
+
+    pub async fn set_budget(&mut self, budget: Bytes) -> Result<()> {
+        let change = HostChange { budget: Some(budget.0), ..HostChange::default() };
+        let host = self.stage.manager.client().change_host(&change).await?;
+        ensure!(host.budget == budget.0, "the budget became {}", Bytes(host.budget));
+        Ok(())
+    }
+
+    pub async fn reclaimed(&self) -> Result<Reclaimed> {
+        let (host, vms) = self.stage.views().await?;
+        let sum = |of: fn(&ballast_api::MemoryView) -> u64| {
+            Bytes(vms.iter().map(|vm| of(&vm.memory)).sum())
+        };
+        Ok(Reclaimed {
+            ballooned: sum(|m| m.ballooned),
+            compressed: sum(|m| m.compressed),
+            swapped: sum(|m| m.swapped),
+            saved: Bytes(host.sharing.saved),
+            used: Bytes(host.measured_used),
+        })
+    }
+
+    pub async fn end(self) -> Result<()> {
+        self.stage.end().await.map(drop).context("ending")
+    }
+}

@@ -1,0 +1,188 @@
+//! Guests under plain QEMU, in a memory cgroup.
+//!
+//! The budget is for the guests' RAM, as it is under Ballast. QEMU's own memory is measured when the
+//! guests have written their data and nothing is limited yet: all that is charged to the cgroup,
+//! less what of the guests' RAM is resident. The cgroup's limit is the budget and that much more.
+//! (The kernel may swap out some of QEMU's own memory and so give guests more than the budget. We
+//! let it.)
+//!
+//! zram's memory belongs to no cgroup. Whatever it takes is taken off the limit, twice a second.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use ballast_units::Bytes;
+
+use super::{Plan, Reclaimed, Side, warm_up};
+use crate::bench::sharing::ksm::{self, Ksm};
+use crate::console::Event;
+use crate::guest::Guest;
+use crate::image::{self, Image};
+use crate::leftovers;
+use crate::manager::disk_folder;
+use crate::peers::cgroup::Cgroup;
+use crate::peers::swap::{Request, Space, Swap};
+use crate::plain::{PlainVm, Ram, Style};
+use crate::say;
+
+/// Before any other swap space that the host may have.
+const PRIORITY: u16 = 32_000;
+const BOOT_LIMIT: Duration = Duration::from_secs(180);
+/// All of 1.25 GiB within about seven seconds, as Ballast's scan is set here; the default of 100
+/// pages would take minutes.
+const KSM: ksm::Mode =
+    ksm::Mode { name: "overcommit", pages_to_scan: 1000, sleep_millisecs: 20, advisor: false };
+
+/// Fields are dropped in order: guests, then what they used.
+pub struct Peer {
+    vms: Vec<(String, PlainVm)>,
+    ksm: Option<Ksm>,
+    cgroup: Arc<Cgroup>,
+    swap: Swap,
+    budget: Option<Bytes>,
+    /// QEMU's own memory, once it is known.
+    own: Option<Bytes>,
+    limit: Bytes,
+    /// Swap file, disks, consoles.
+    folder: Folder,
+}
+
+struct Folder(std::path::PathBuf);
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // What cannot be removed is in use; its keeper removes it.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+impl Peer {
+    pub async fn start(side: Side, plan: &Plan, image: &Image) -> Result<Peer> {
+        let folder = Folder(leftovers::private_folder(&disk_folder())?);
+        let size = plan.configured();
+        let file = Space::File { path: folder.0.join("peer.swap"), size };
+        let request = match side {
+            // One page for one fault, as zram's users set it.
+            Side::Zram => {
+                Request { page_cluster: Some(0), ..Request::new(Space::Zram { size }, PRIORITY) }
+            }
+            _ => Request::new(file, PRIORITY),
+        };
+        let ksm = (side == Side::Ksm).then(Ksm::take).transpose()?;
+        let swap = Swap::start(&request)?;
+        let cgroup = Arc::new(Cgroup::create()?);
+        let mut peer = Peer {
+            vms: Vec::new(),
+            ksm,
+            cgroup,
+            swap,
+            budget: None,
+            own: None,
+            limit: Bytes(u64::MAX),
+            folder,
+        };
+        for (n, load) in plan.guests.iter().enumerate() {
+            let name = format!("{}{}", load.work, n + 1);
+            let dir = &peer.folder.0;
+            let mut guest = Guest::new(&name, plan.memory, dir).run(&load.command);
+            if let Some(size) = load.disk {
+                let disk = dir.join(format!("{name}.img"));
+                image::empty_disk(&disk, size)?;
+                warm_up(&disk)?;
+                guest = guest.disk(disk);
+            }
+            let entrance = peer.cgroup.entrance()?;
+            // RAM as QEMU has it unless told otherwise: private, and open to KSM.
+            let style = Style { ram: Ram::Private, cgroup: Some(entrance), translations_mib: 16 };
+            let vm = PlainVm::start_as(&guest, image, &style)?;
+            peer.vms.push((name, vm));
+        }
+        let begin = Instant::now();
+        loop {
+            peer.poll().await?;
+            let waiting = peer.vms.iter().find(|(_, vm)| vm.console.story.ready.is_none());
+            let Some((name, vm)) = waiting else { return Ok(peer) };
+            ensure!(
+                begin.elapsed() < BOOT_LIMIT,
+                "{name} is not ready after {} s: {}",
+                BOOT_LIMIT.as_secs(),
+                vm.console.tail(3)
+            );
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    }
+
+    pub async fn poll(&mut self) -> Result<Vec<(usize, Event)>> {
+        let mut events = Vec::new();
+        for (n, (name, vm)) in self.vms.iter_mut().enumerate() {
+            if let Some(how) = vm.ended()? {
+                bail!("{name}: QEMU ended with {how} (the cgroup's out-of-memory killer?)");
+            }
+            events.extend(vm.console.poll().into_iter().map(|e| (n, e)));
+            if let Some(trouble) = &vm.console.story.trouble {
+                bail!("{name}: {trouble}");
+            }
+        }
+        self.adjust().await?;
+        Ok(events)
+    }
+
+    pub async fn set_budget(&mut self, budget: Bytes) -> Result<()> {
+        if self.own.is_none() {
+            let own = self.own_memory()?;
+            say::detail(&format!("QEMU's own memory: {own} of {} processes", self.vms.len()));
+            self.own = Some(own);
+            // From here on what is resident says nothing any more: one page may be many.
+            if let Some(ksm) = &self.ksm {
+                ensure!(ksm.start(KSM)?, "KSM does not start");
+            }
+        }
+        self.budget = Some(budget);
+        self.adjust().await
+    }
+
+    fn own_memory(&self) -> Result<Bytes> {
+        let mut ram = 0;
+        for (name, vm) in &self.vms {
+            ram += vm.resident_ram().with_context(|| name.clone())?.0;
+        }
+        let all = self.cgroup.usage()?;
+        ensure!(all.0 > ram, "the cgroup is charged {all}, but guests have {}", Bytes(ram));
+        Ok(Bytes(all.0 - ram))
+    }
+
+    /// Brings the limit to what the budget, QEMU's own memory and zram make of it.
+    async fn adjust(&mut self) -> Result<()> {
+        let (Some(budget), Some(own)) = (self.budget, self.own) else { return Ok(()) };
+        let zram = self.swap.zram()?.map_or(0, |z| z.used.0);
+        // If zram took nearly all of it, there would be nothing to run in; then it has more than
+        // its share, and "used" shows that.
+        let guests = budget.0.saturating_sub(zram).max(budget.0 / 4);
+        let limit = Bytes((guests + own.0) >> 12 << 12);
+        if limit == self.limit {
+            return Ok(());
+        }
+        self.limit = limit;
+        let cgroup = self.cgroup.clone();
+        // The kernel reclaims before it returns.
+        tokio::task::spawn_blocking(move || cgroup.limit(limit)).await.context("limit")?
+    }
+
+    pub fn reclaimed(&self) -> Result<Reclaimed> {
+        let zram = self.swap.zram()?;
+        let out = self.swap.used()?;
+        let own = self.own.unwrap_or_default();
+        let shared = if self.ksm.is_some() { ksm::counters()?.sharing } else { 0 };
+        let in_zram = zram.map_or(Bytes::default(), |_| out);
+        Ok(Reclaimed {
+            ballooned: Bytes::default(),
+            compressed: in_zram,
+            swapped: out.saturating_sub(in_zram),
+            saved: Bytes(shared << 12),
+            used: Bytes(
+                self.cgroup.usage()?.0.saturating_sub(own.0) + zram.map_or(0, |z| z.used.0),
+            ),
+        })
+    }
+}

@@ -1,0 +1,104 @@
+//! Steps as a table, and as lines over the factor.
+
+use super::{SIDES, Side, Step};
+use crate::chart::Series;
+use crate::figures::Table;
+
+/// Above it, Ballast is to be ahead of every peer.
+pub const AHEAD_FROM: f64 = 1.5;
+
+const COLUMNS: [&str; 14] = [
+    "side",
+    "factor",
+    "budget_mib",
+    "served_percent",
+    "ops_per_s",
+    "p50_ms",
+    "p95_ms",
+    "p99_ms",
+    "ballooned_mib",
+    "compressed_mib",
+    "swapped_mib",
+    "shared_mib",
+    "used_mib",
+    "cpu_percent",
+];
+
+/// One row a step; operations and latencies are those of `work`.
+pub fn table(steps: &[Step], work: &str) -> Table {
+    let mut table = Table::new(&COLUMNS);
+    for step in steps {
+        let (latency, r) = (step.tally.latency(work), &step.reclaimed);
+        table.push(&[
+            step.side.number(),
+            step.factor,
+            step.budget.mib(),
+            step.tally.served_percent(),
+            step.tally.rate(work),
+            latency.quantile_ms(0.5),
+            latency.quantile_ms(0.95),
+            latency.quantile_ms(0.99),
+            r.ballooned.mib(),
+            r.compressed.mib(),
+            r.swapped.mib(),
+            r.saved.mib(),
+            r.used.mib(),
+            step.cpu_percent,
+        ]);
+    }
+    table
+}
+
+/// A column of one side over the factor.
+pub fn series(table: &Table, side: Side, column: &str) -> Vec<(f64, f64)> {
+    let own = Table {
+        columns: table.columns.clone(),
+        rows: table.rows.iter().filter(|r| r[0] == Some(side.number())).cloned().collect(),
+    };
+    own.series("factor", column)
+}
+
+/// A column's value of one side at a factor; NaN if it was not measured.
+pub fn at(table: &Table, side: Side, factor: f64, column: &str) -> f64 {
+    series(table, side, column).iter().find(|p| p.0 == factor).map_or(f64::NAN, |p| p.1)
+}
+
+/// One line for each side that was measured.
+pub fn lines(table: &Table, column: &str) -> Vec<Series> {
+    SIDES
+        .iter()
+        .map(|side| Series::new(side.title(), series(table, *side, column)))
+        .filter(|s| !s.points.is_empty())
+        .collect()
+}
+
+/// The factors above which Ballast is to be ahead.
+pub fn crowded(factors: &[f64]) -> impl Iterator<Item = f64> {
+    factors.iter().copied().filter(|f| *f > AHEAD_FROM)
+}
+
+/// A factor in a figure's name: 1.66 is "1_66".
+pub fn tag(factor: f64) -> String {
+    format!("{factor:.2}").replace('.', "_")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_picked_by_side_and_factor() {
+        let mut table = Table::new(&COLUMNS);
+        for (side, factor, ops) in [(0.0, 1.0, 10.0), (0.0, 2.0, 8.0), (2.0, 2.0, 4.0)] {
+            let mut row = [0.0; 14];
+            (row[0], row[1], row[4]) = (side, factor, ops);
+            table.push(&row);
+        }
+        assert_eq!(series(&table, Side::Ballast, "ops_per_s"), [(1.0, 10.0), (2.0, 8.0)]);
+        assert_eq!(at(&table, Side::Zram, 2.0, "ops_per_s"), 4.0);
+        assert!(at(&table, Side::Ksm, 2.0, "ops_per_s").is_nan());
+        assert_eq!(lines(&table, "ops_per_s").len(), 2);
+        assert_eq!(crowded(&[0.5, 1.5, 1.66]).collect::<Vec<_>>(), [1.66]);
+        assert_eq!(tag(1.66), "1_66");
+    }
+}

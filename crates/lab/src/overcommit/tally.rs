@@ -1,0 +1,113 @@
+//! What guests have done in a window.
+
+use crate::console::Event;
+use crate::latency::Latency;
+
+use super::Load;
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Tally {
+    guests: Vec<Guest>,
+    /// Length of the window.
+    pub seconds: f64,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+struct Guest {
+    work: &'static str,
+    asked: f64,
+    operations: f64,
+    latency: Latency,
+}
+
+impl Tally {
+    pub fn new(loads: &[Load]) -> Tally {
+        let guest = |load: &Load| Guest {
+            work: load.work,
+            asked: load.asked,
+            operations: 0.0,
+            latency: Latency::default(),
+        };
+        Tally { guests: loads.iter().map(guest).collect(), seconds: 0.0 }
+    }
+
+    pub fn take(&mut self, guest: usize, event: &Event) {
+        let Some(guest) = self.guests.get_mut(guest) else { return };
+        if event.text("phase") == "serve" && event.text("work") == guest.work {
+            guest.operations += event.number("ops").unwrap_or(0.0);
+            guest.latency.add(event.text("latency"));
+        }
+    }
+
+    /// The kinds of work that serve somebody, in the guests' order.
+    pub fn works(&self) -> Vec<&'static str> {
+        let mut works = Vec::new();
+        for guest in self.guests.iter().filter(|g| g.asked > 0.0) {
+            if !works.contains(&guest.work) {
+                works.push(guest.work);
+            }
+        }
+        works
+    }
+
+    fn of(&self, work: &str) -> impl Iterator<Item = &Guest> {
+        self.guests.iter().filter(move |g| g.work == work)
+    }
+
+    /// Operations per second of all guests of a kind. A guest that reported nothing did nothing.
+    pub fn rate(&self, work: &str) -> f64 {
+        self.of(work).map(|g| g.operations).sum::<f64>() / self.seconds
+    }
+
+    pub fn asked(&self, work: &str) -> f64 {
+        self.of(work).map(|g| g.asked).sum()
+    }
+
+    pub fn latency(&self, work: &str) -> Latency {
+        let mut all = Latency::default();
+        self.of(work).for_each(|g| all.merge(&g.latency));
+        all
+    }
+
+    /// Of what was asked, per cent that was done: the mean over the guests that serve somebody, so
+    /// that an operation of one kind weighs what it is asked for.
+    pub fn served_percent(&self) -> f64 {
+        let parts: Vec<f64> = self
+            .guests
+            .iter()
+            .filter(|g| g.asked > 0.0)
+            .map(|g| g.operations / self.seconds / g.asked)
+            .collect();
+        100.0 * crate::stats::mean(&parts)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn serve(work: &str, ops: u64) -> Event {
+        let line = format!(
+            "@ballast {{\"work\":\"{work}\",\"phase\":\"serve\",\"ops\":{ops},\"latency\":\"3:{ops}\"}}"
+        );
+        Event::parse(&line).unwrap()
+    }
+
+    #[test]
+    fn kinds_are_summed_and_weighed_by_what_they_are_asked_for() {
+        let loads =
+            [Load::store(1, 1, 10.0, 1), Load::store(1, 1, 10.0, 2), Load::office(1, 0.5, 3)];
+        let mut tally = Tally::new(&[loads.as_slice(), &[Load::hog(5)]].concat());
+        tally.seconds = 10.0;
+        tally.take(0, &serve("store", 100));
+        tally.take(2, &serve("office", 10));
+        tally.take(2, &serve("other", 10));
+        tally.take(9, &serve("store", 10));
+        assert_eq!(tally.works(), ["store", "office"]);
+        assert_eq!((tally.rate("store"), tally.asked("store")), (10.0, 20.0));
+        assert_eq!(tally.latency("store").count(), 100);
+        assert_eq!(tally.rate("office"), 1.0);
+        // All, nothing, and half.
+        assert_eq!(tally.served_percent(), 50.0);
+    }
+}

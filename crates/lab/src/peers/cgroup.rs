@@ -1,0 +1,134 @@
+//! A memory cgroup of our own, version 1 or 2, with a limit that may change.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use ballast_units::Bytes;
+
+/// How long the kernel may take to reclaim down to a new limit.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Version {
+    One,
+    Two,
+}
+
+/// Its processes must have ended before it is dropped.
+#[derive(Debug)]
+pub struct Cgroup {
+    folder: PathBuf,
+    version: Version,
+}
+
+impl Cgroup {
+    /// A new one below the root of the hierarchy: what limits this process does not limit it.
+    pub fn create() -> Result<Cgroup> {
+        let mounts = fs::read_to_string("/proc/self/mounts").context("/proc/self/mounts")?;
+        let (root, version) =
+            hierarchy(&mounts).context("no memory cgroup hierarchy is mounted")?;
+        if version == Version::Two {
+            put(&root.join("cgroup.subtree_control"), "+memory")?;
+        }
+        let folder = tempfile::Builder::new().prefix("ballast-lab-").tempdir_in(&root);
+        let folder = folder.with_context(|| format!("a memory cgroup in {}", root.display()))?;
+        Ok(Cgroup { folder: folder.keep(), version })
+    }
+
+    /// To which a process writes "0" to be in it.
+    pub fn entrance(&self) -> Result<File> {
+        let path = self.folder.join("cgroup.procs");
+        File::options().write(true).open(&path).with_context(|| path.display().to_string())
+    }
+
+    /// Reclaims down to `limit`, if it must: this takes as long as it takes.
+    pub fn limit(&self, limit: Bytes) -> Result<()> {
+        let path = self.folder.join(match self.version {
+            Version::One => "memory.limit_in_bytes",
+            Version::Two => "memory.max",
+        });
+        let most = limit.0.to_string();
+        let begin = Instant::now();
+        loop {
+            let written = File::options()
+                .write(true)
+                .open(&path)
+                .and_then(|mut f| f.write_all(most.as_bytes()));
+            match written {
+                Ok(()) => return Ok(()),
+                // Version 1 gives up after some rounds of reclaim; what it did stays done.
+                Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {
+                    ensure!(
+                        begin.elapsed() < PATIENCE,
+                        "{}: the kernel cannot reclaim down to {limit}",
+                        path.display()
+                    );
+                }
+                Err(e) => return Err(e).with_context(|| format!("{} = {most}", path.display())),
+            }
+        }
+    }
+
+    /// All that is charged: anonymous memory, page cache, the kernel's own for its processes.
+    pub fn usage(&self) -> Result<Bytes> {
+        let path = self.folder.join(match self.version {
+            Version::One => "memory.usage_in_bytes",
+            Version::Two => "memory.current",
+        });
+        let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+        let bytes = text.trim().parse().with_context(|| format!("{}: '{text}'", path.display()))?;
+        Ok(Bytes(bytes))
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        // Processes that were killed leave it a moment later.
+        let until = Instant::now() + Duration::from_secs(10);
+        while fs::remove_dir(&self.folder).is_err() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// The memory controller's mount point in /proc/self/mounts. Where both versions are mounted, it
+/// belongs to one of them.
+fn hierarchy(mounts: &str) -> Option<(PathBuf, Version)> {
+    let lines = || mounts.lines().map(|l| l.split(' ').collect::<Vec<_>>());
+    let one = lines().find(|w| {
+        w.len() > 3 && w[2] == "cgroup" && w[3].split(',').any(|option| option == "memory")
+    });
+    let two = || lines().find(|w| w.len() > 3 && w[2] == "cgroup2");
+    match one {
+        Some(words) => Some((PathBuf::from(words[1]), Version::One)),
+        None => two().map(|words| (PathBuf::from(words[1]), Version::Two)),
+    }
+}
+
+fn put(path: &Path, text: &str) -> Result<()> {
+    File::options()
+        .write(true)
+        .open(path)
+        .and_then(|mut f| f.write_all(text.as_bytes()))
+        .with_context(|| format!("{} = {text}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_memory_controller_is_found_in_either_version() {
+        let both = "tmpfs /sys/fs/cgroup tmpfs rw 0 0\n\
+                    cgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\n\
+                    cgroup /sys/fs/cgroup/memory cgroup rw,relatime,memory 0 0\n\
+                    cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n";
+        assert_eq!(hierarchy(both), Some(("/sys/fs/cgroup/memory".into(), Version::One)));
+        let two = "cgroup2 /sys/fs/cgroup cgroup2 rw,nosuid 0 0\n";
+        assert_eq!(hierarchy(two), Some(("/sys/fs/cgroup".into(), Version::Two)));
+        assert_eq!(hierarchy("proc /proc proc rw 0 0\n"), None);
+    }
+}
