@@ -36,11 +36,13 @@ pub struct Style {
     pub cgroup: Option<File>,
     /// TCG's buffer for translated code.
     pub translations_mib: u32,
+    /// Pages of 4 KiB alone: the kernel swaps, and merges, those.
+    pub small_pages: bool,
 }
 
 impl Default for Style {
     fn default() -> Style {
-        Style { ram: Ram::Shared, cgroup: None, translations_mib: 32 }
+        Style { ram: Ram::Shared, cgroup: None, translations_mib: 32, small_pages: false }
     }
 }
 
@@ -70,7 +72,7 @@ impl PlainVm {
         };
         let tcg = format!("tcg,tb-size={}", style.translations_mib);
         let mut command = Command::new(qemu);
-        enter(&mut command, style.cgroup.as_ref());
+        enter(&mut command, style);
         let child = command
             .args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"])
             .args(["-accel", &tcg, "-machine", "q35,memory-backend=mem", "-smp", "1"])
@@ -183,13 +185,15 @@ impl PlainVm {
 }
 
 /// In the child: into the cgroup, and not longer than this program.
-fn enter(command: &mut Command, cgroup: Option<&File>) {
-    let entrance = cgroup.map(AsRawFd::as_raw_fd);
+fn enter(command: &mut Command, style: &Style) {
+    let entrance = style.cgroup.as_ref().map(AsRawFd::as_raw_fd);
+    let small_pages = style.small_pages;
     let enter = move || {
         // SAFETY: system calls that touch no memory but a constant; the descriptor is open in the
         // parent for as long as the command is used.
         let failed = unsafe {
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0
+                || small_pages && libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) != 0
                 || entrance.is_some_and(|fd| libc::write(fd, c"0".as_ptr().cast(), 1) != 1)
         };
         if failed { Err(std::io::Error::last_os_error()) } else { Ok(()) }

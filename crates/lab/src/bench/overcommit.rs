@@ -8,16 +8,16 @@ use ballast_units::Bytes;
 
 use crate::figures::{Outcome, Table};
 use crate::image::Image;
-use crate::overcommit::report::{at, crowded, table, tag};
-use crate::overcommit::{self, Load, PEERS, Plan, SIDES, Side};
+use crate::overcommit::report::{at, crowded, living, table, tag};
+use crate::overcommit::{self, Load, Plan, SIDES, Side};
 
 fn plan(quick: bool) -> Plan {
     let mib = Bytes::from_mib;
     let seconds = Duration::from_secs;
     let guests = |table, memory, idle| {
         vec![
-            Load::store(table, memory, 80.0, 1),
-            Load::store(table, memory, 80.0, 2),
+            Load::store(table, memory, 250.0, 1),
+            Load::store(table, memory, 250.0, 2),
             Load::office(memory / 2, 0.4, 3),
             Load::hog(idle),
         ]
@@ -67,7 +67,7 @@ fn evaluate(stores: &Table, offices: &Table, factors: &[f64]) -> Outcome {
         }
     }
     for factor in crowded(factors) {
-        for peer in PEERS {
+        for peer in living(stores, factor, &mut outcome) {
             let ratio = |table: &Table, column: &str| {
                 at(table, Side::Ballast, factor, column) / at(table, peer, factor, column)
             };

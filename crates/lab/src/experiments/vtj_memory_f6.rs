@@ -18,8 +18,8 @@ use super::Measured;
 use crate::chart::{Chart, Series};
 use crate::figures::{Outcome, Table};
 use crate::image::Image;
-use crate::overcommit::report::{at, crowded, lines, series, table, tag};
-use crate::overcommit::{self, Load, PEERS, Plan, SIDES, Side};
+use crate::overcommit::report::{at, crowded, lines, living, series, table, tag};
+use crate::overcommit::{self, Load, Plan, SIDES, Side};
 
 const NAME: &str = "vtj-memory-f6";
 /// Factor, and operations per minute. (At 0.90 and 1.17 the paper gives no numbers in words.)
@@ -29,7 +29,7 @@ fn plan(quick: bool) -> Plan {
     let seconds = Duration::from_secs;
     if quick {
         return Plan {
-            guests: (1..=3).map(|n| Load::store(72, 20, 80.0, n)).collect(),
+            guests: (1..=3).map(|n| Load::store(72, 20, 250.0, n)).collect(),
             memory: Bytes::from_mib(192),
             factors: vec![0.9, 1.66, 2.85],
             settle: seconds(8),
@@ -38,7 +38,7 @@ fn plan(quick: bool) -> Plan {
         };
     }
     Plan {
-        guests: (1..=5).map(|n| Load::store(128, 32, 80.0, n)).collect(),
+        guests: (1..=5).map(|n| Load::store(128, 32, 250.0, n)).collect(),
         memory: Bytes::from_mib(256),
         factors: vec![0.47, 0.9, 1.17, 1.66, 2.2, 2.85],
         settle: seconds(20),
@@ -77,7 +77,7 @@ fn evaluate(table: Table, factors: &[f64]) -> Measured {
         outcome.paper(&name, 100.0 * opm / PAPER[0].1);
     }
     for factor in crowded(factors) {
-        for peer in PEERS {
+        for peer in living(&table, factor, &mut outcome) {
             let of = |side| at(&table, side, factor, "ops_per_s");
             let name = format!("throughput_of_{}_{}", peer.name(), tag(factor));
             outcome.at_least(&name, of(Side::Ballast) / of(peer), 1.0);

@@ -17,8 +17,8 @@ use super::Measured;
 use crate::chart::{Chart, Series};
 use crate::figures::{Outcome, Table};
 use crate::image::Image;
-use crate::overcommit::report::{at, crowded, lines, series, table, tag};
-use crate::overcommit::{self, Load, PEERS, Plan, SIDES, Side};
+use crate::overcommit::report::{at, crowded, lines, living, series, table, tag};
+use crate::overcommit::{self, Load, Plan, SIDES, Side};
 
 const NAME: &str = "vtj-memory-f7";
 /// Factor, and the 95th percentile as a multiple of the first.
@@ -72,7 +72,7 @@ fn evaluate(table: Table, factors: &[f64]) -> Measured {
         outcome.paper(&format!("ballast_times_first_{}", tag(factor)), times);
     }
     for factor in crowded(factors) {
-        for peer in PEERS {
+        for peer in living(&table, factor, &mut outcome) {
             let of = |side| at(&table, side, factor, "p95_ms");
             let name = format!("p95_of_{}_{}", peer.name(), tag(factor));
             outcome.at_most(&name, of(Side::Ballast) / of(peer), 1.0);

@@ -10,7 +10,6 @@
 //! Guests report what they have done, and how long each operation took, every two seconds; what
 //! arrives within a step's window counts for that step.
 
-mod host_cpu;
 mod load;
 mod ours;
 mod peer;
@@ -26,7 +25,6 @@ use ballast_units::Bytes;
 use crate::console::Event;
 use crate::image::Image;
 use crate::say;
-use host_cpu::HostCpu;
 pub use load::Load;
 use ours::Ours;
 use peer::Peer;
@@ -118,8 +116,10 @@ pub struct Step {
     pub budget: Bytes,
     pub tally: Tally,
     pub reclaimed: Reclaimed,
-    /// Of all processors, whoever used them.
+    /// Of all processors, used by guests and those who manage their memory.
     pub cpu_percent: f64,
+    /// A guest was killed: nothing was measured.
+    pub killed: bool,
 }
 
 enum Host {
@@ -147,6 +147,13 @@ impl Host {
         match self {
             Host::Ours(host) => host.set_budget(budget).await,
             Host::Peer(host) => host.set_budget(budget).await,
+        }
+    }
+
+    async fn cpu_s(&self) -> Result<f64> {
+        match self {
+            Host::Ours(host) => host.cpu_s().await,
+            Host::Peer(host) => host.cpu_s(),
         }
     }
 
@@ -191,22 +198,48 @@ async fn steps(side: Side, plan: &Plan, image: &Image) -> Result<Vec<Step>> {
     watch(&mut host, plan.warm, &mut Tally::new(&plan.guests)).await?;
     let mut steps = Vec::new();
     for factor in &plan.factors {
-        let budget = plan.budget(*factor);
-        let begin = Instant::now();
-        host.set_budget(budget).await.with_context(|| format!("a budget of {budget}"))?;
-        let settle = plan.settle.saturating_sub(begin.elapsed());
-        watch(&mut host, settle, &mut Tally::new(&plan.guests)).await?;
-        let mut tally = Tally::new(&plan.guests);
-        let cpu = HostCpu::now()?;
-        watch(&mut host, plan.window, &mut tally).await?;
-        let cpu_percent = HostCpu::now()?.percent_since(&cpu);
-        let reclaimed = host.reclaimed().await?;
-        let step = Step { side, factor: *factor, budget, tally, reclaimed, cpu_percent };
+        let step = match step(&mut host, side, *factor, plan).await {
+            // What a peer does to its guests is part of the comparison; what we do is an error.
+            Err(e) if side != Side::Ballast && e.downcast_ref::<peer::Killed>().is_some() => {
+                say::detail(&format!("{factor:.2}: {e:#}"));
+                steps.extend(plan.factors[steps.len()..].iter().map(|f| killed(side, *f, plan)));
+                break;
+            }
+            step => step?,
+        };
         say::detail(&line(&step));
         steps.push(step);
     }
     host.end().await?;
     Ok(steps)
+}
+
+async fn step(host: &mut Host, side: Side, factor: f64, plan: &Plan) -> Result<Step> {
+    let budget = plan.budget(factor);
+    let begin = Instant::now();
+    host.set_budget(budget).await.with_context(|| format!("a budget of {budget}"))?;
+    let settle = plan.settle.saturating_sub(begin.elapsed());
+    watch(host, settle, &mut Tally::new(&plan.guests)).await?;
+    let mut tally = Tally::new(&plan.guests);
+    let cpu_s = host.cpu_s().await?;
+    watch(host, plan.window, &mut tally).await?;
+    let cpu_s = host.cpu_s().await? - cpu_s;
+    let processors = std::thread::available_parallelism().map_or(1, usize::from) as f64;
+    let cpu_percent = 100.0 * cpu_s / tally.seconds / processors;
+    let reclaimed = host.reclaimed().await?;
+    Ok(Step { side, factor, budget, tally, reclaimed, cpu_percent, killed: false })
+}
+
+fn killed(side: Side, factor: f64, plan: &Plan) -> Step {
+    Step {
+        side,
+        factor,
+        budget: plan.budget(factor),
+        tally: Tally::new(&plan.guests),
+        reclaimed: Reclaimed::default(),
+        cpu_percent: f64::NAN,
+        killed: true,
+    }
 }
 
 fn line(step: &Step) -> String {

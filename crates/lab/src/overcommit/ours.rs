@@ -60,6 +60,12 @@ impl Ours {
         Ok(())
     }
 
+    /// CPU seconds of the guests' processes and of the manager.
+    pub async fn cpu_s(&self) -> Result<f64> {
+        let (host, vms) = self.stage.views().await?;
+        Ok(host.manager_cpu_s + vms.iter().map(|vm| vm.counters.cpu_s).sum::<f64>())
+    }
+
     pub async fn reclaimed(&self) -> Result<Reclaimed> {
         let (host, vms) = self.stage.views().await?;
         let sum = |of: fn(&ballast_api::MemoryView) -> u64| {

@@ -8,6 +8,8 @@
 //!
 //! zram's memory belongs to no cgroup. Whatever it takes is taken off the limit, twice a second.
 
+use std::fmt;
+use std::process::ExitStatus;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,6 +17,7 @@ use anyhow::{Context, Result, bail, ensure};
 use ballast_units::Bytes;
 
 use super::{Plan, Reclaimed, Side, warm_up};
+use crate::bench::sharing::cpu;
 use crate::bench::sharing::ksm::{self, Ksm};
 use crate::console::Event;
 use crate::guest::Guest;
@@ -33,6 +36,18 @@ const BOOT_LIMIT: Duration = Duration::from_secs(180);
 /// pages would take minutes.
 const KSM: ksm::Mode =
     ksm::Mode { name: "overcommit", pages_to_scan: 1000, sleep_millisecs: 20, advisor: false };
+
+/// A VMM has ended that nobody asked to.
+#[derive(Debug)]
+pub struct Killed(String, ExitStatus);
+
+impl fmt::Display for Killed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: QEMU ended with {} (the cgroup's out-of-memory killer?)", self.0, self.1)
+    }
+}
+
+impl std::error::Error for Killed {}
 
 /// Fields are dropped in order: guests, then what they used.
 pub struct Peer {
@@ -93,8 +108,14 @@ impl Peer {
                 guest = guest.disk(disk);
             }
             let entrance = peer.cgroup.entrance()?;
-            // RAM as QEMU has it unless told otherwise: private, and open to KSM.
-            let style = Style { ram: Ram::Private, cgroup: Some(entrance), translations_mib: 16 };
+            // RAM as QEMU has it unless told otherwise: private, and open to KSM. But no large pages:
+            // with them, guests were killed for want of memory while half of the swap file was free.
+            let style = Style {
+                ram: Ram::Private,
+                cgroup: Some(entrance),
+                translations_mib: 16,
+                small_pages: true,
+            };
             let vm = PlainVm::start_as(&guest, image, &style)?;
             peer.vms.push((name, vm));
         }
@@ -117,7 +138,7 @@ impl Peer {
         let mut events = Vec::new();
         for (n, (name, vm)) in self.vms.iter_mut().enumerate() {
             if let Some(how) = vm.ended()? {
-                bail!("{name}: QEMU ended with {how} (the cgroup's out-of-memory killer?)");
+                return Err(Killed(name.clone(), how).into());
             }
             events.extend(vm.console.poll().into_iter().map(|e| (n, e)));
             if let Some(trouble) = &vm.console.story.trouble {
@@ -167,6 +188,16 @@ impl Peer {
         let cgroup = self.cgroup.clone();
         // The kernel reclaims before it returns.
         tokio::task::spawn_blocking(move || cgroup.limit(limit)).await.context("limit")?
+    }
+
+    /// CPU seconds of the guests' processes and of KSM; what the kernel does for others' sake, such as
+    /// writing to swap, is not told apart.
+    pub fn cpu_s(&self) -> Result<f64> {
+        let mut sum = self.ksm.as_ref().map_or(Ok(0.0), Ksm::cpu_s)?;
+        for (_, vm) in &self.vms {
+            sum += cpu::sum_s(vm.pid() as i32, |_, _| true)?;
+        }
+        Ok(sum)
     }
 
     pub fn reclaimed(&self) -> Result<Reclaimed> {

@@ -1,13 +1,13 @@
 //! Steps as a table, and as lines over the factor.
 
-use super::{SIDES, Side, Step};
+use super::{PEERS, SIDES, Side, Step};
 use crate::chart::Series;
-use crate::figures::Table;
+use crate::figures::{Outcome, Table};
 
 /// Above it, Ballast is to be ahead of every peer.
 pub const AHEAD_FROM: f64 = 1.5;
 
-const COLUMNS: [&str; 14] = [
+const COLUMNS: [&str; 15] = [
     "side",
     "factor",
     "budget_mib",
@@ -22,6 +22,7 @@ const COLUMNS: [&str; 14] = [
     "shared_mib",
     "used_mib",
     "cpu_percent",
+    "killed",
 ];
 
 /// One row a step; operations and latencies are those of `work`.
@@ -44,6 +45,7 @@ pub fn table(steps: &[Step], work: &str) -> Table {
             r.saved.mib(),
             r.used.mib(),
             step.cpu_percent,
+            f64::from(u8::from(step.killed)),
         ]);
     }
     table
@@ -77,6 +79,16 @@ pub fn crowded(factors: &[f64]) -> impl Iterator<Item = f64> {
     factors.iter().copied().filter(|f| *f > AHEAD_FROM)
 }
 
+/// Peers whose guests lived at this factor; of the others, a figure says that they did not.
+pub fn living(table: &Table, factor: f64, outcome: &mut Outcome) -> Vec<Side> {
+    let (dead, living): (Vec<Side>, Vec<Side>) =
+        PEERS.iter().partition(|peer| at(table, **peer, factor, "killed") == 1.0);
+    for peer in dead {
+        outcome.figure(&format!("{}_killed_{}", peer.name(), tag(factor)), 1.0);
+    }
+    living
+}
+
 /// A factor in a figure's name: 1.66 is "1_66".
 pub fn tag(factor: f64) -> String {
     format!("{factor:.2}").replace('.', "_")
@@ -90,7 +102,7 @@ mod tests {
     fn columns_are_picked_by_side_and_factor() {
         let mut table = Table::new(&COLUMNS);
         for (side, factor, ops) in [(0.0, 1.0, 10.0), (0.0, 2.0, 8.0), (2.0, 2.0, 4.0)] {
-            let mut row = [0.0; 14];
+            let mut row = [0.0; 15];
             (row[0], row[1], row[4]) = (side, factor, ops);
             table.push(&row);
         }
@@ -100,5 +112,16 @@ mod tests {
         assert_eq!(lines(&table, "ops_per_s").len(), 2);
         assert_eq!(crowded(&[0.5, 1.5, 1.66]).collect::<Vec<_>>(), [1.66]);
         assert_eq!(tag(1.66), "1_66");
+    }
+
+    #[test]
+    fn a_peer_that_killed_its_guests_is_no_measure() {
+        let mut table = Table::new(&COLUMNS);
+        let mut row = [0.0; 15];
+        (row[0], row[1], row[14]) = (Side::Zram.number(), 2.0, 1.0);
+        table.push(&row);
+        let mut outcome = Outcome::new("x");
+        assert_eq!(living(&table, 2.0, &mut outcome), [Side::Swap, Side::Ksm]);
+        assert_eq!(outcome.figures["zram_killed_2_00"], 1.0);
     }
 }

@@ -44,6 +44,18 @@ impl Cgroup {
         File::options().write(true).open(&path).with_context(|| path.display().to_string())
     }
 
+    /// Moves a process in; what it has already stays charged where it was.
+    pub fn add(&self, pid: u32) -> Result<()> {
+        put(&self.folder.join("cgroup.procs"), &pid.to_string())
+    }
+
+    pub fn unlimit(&self) -> Result<()> {
+        match self.version {
+            Version::One => put(&self.folder.join("memory.limit_in_bytes"), "-1"),
+            Version::Two => put(&self.folder.join("memory.max"), "max"),
+        }
+    }
+
     /// Reclaims down to `limit`, if it must: this takes as long as it takes.
     pub fn limit(&self, limit: Bytes) -> Result<()> {
         let path = self.folder.join(match self.version {

@@ -99,6 +99,10 @@ fn begin(args: &KeeperArgs, undo: &mut Vec<Undo>) -> Result<PathBuf> {
         ensure!(folder.is_dir(), "this kernel has no zswap ({})", folder.display());
         set(&folder.join("compressor"), compressor, undo)?;
         set(&folder.join("enabled"), "Y", undo)?;
+        // Before it was first used it takes any name, and then its own choice.
+        let path = folder.join("compressor");
+        let chosen = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+        ensure!(chosen.trim() == compressor, "zswap has no {compressor} in this kernel");
     }
     if let Some(cluster) = args.page_cluster {
         set(Path::new("/proc/sys/vm/page-cluster"), &cluster.to_string(), undo)?;

@@ -9,6 +9,7 @@ use ballast_units::Bytes;
 
 use super::contents::Kind;
 use super::round::{Faulter, Plan, Times};
+use crate::peers::cgroup::Cgroup;
 use crate::peers::swap::{Request, Space, Swap};
 use crate::say;
 
@@ -21,6 +22,8 @@ pub enum Tier {
 
 pub const TIERS: [Tier; 3] = [Tier::Zram, Tier::Zswap, Tier::Disk];
 
+/// What is left to the process while its last pages are pushed out.
+const REST: Bytes = Bytes::from_mib(8);
 /// Before any other swap space that the host may have.
 const PRIORITY: u16 = 32_000;
 
@@ -68,7 +71,8 @@ impl Tier {
 /// What one tier did with one kind of contents.
 pub struct PeerRound {
     pub times: Times,
-    /// Machine memory per memory saved, of zram; else NaN.
+    /// Machine memory that the tier took for a byte; NaN of a file. Above 1: it is not worth it; near
+    /// 0: it passed the pages on.
     pub taken: f64,
 }
 
@@ -80,17 +84,35 @@ pub async fn round(
     plan: &Plan,
 ) -> Result<Option<PeerRound>> {
     let Some(swap) = tier.start(folder, plan)? else { return Ok(None) };
+    let cgroup = Cgroup::create()?;
     let mut faulter = Faulter::start(plan, kind, false, &BTreeMap::new())?;
+    cgroup.add(faulter.pid())?;
     faulter.fill().await?;
-    let before = swap.used()?;
+    let (before, zswap) = (swap.used()?, zswap_takes()?);
     faulter.page_out().await?;
+    // What was written to a file stays in the swap cache until somebody asks for its memory.
+    cgroup.limit(REST)?;
+    cgroup.unlimit()?;
     let used = swap.used()?.saturating_sub(before);
     ensure!(
         used.0 >= (plan.reads as u64) << 12,
         "only {used} went to the {} space: other swap space is before it",
         tier.name()
     );
-    let taken = swap.zram()?.map_or(f64::NAN, |z| z.used.0 as f64 / used.0 as f64);
+    let takes = match tier {
+        Tier::Zram => swap.zram()?.map(|z| z.used),
+        Tier::Zswap => Some(zswap_takes()?.saturating_sub(zswap)),
+        Tier::Disk => None,
+    };
+    let taken = takes.map_or(f64::NAN, |takes| takes.0 as f64 / used.0 as f64);
     let times = faulter.read(plan).await.with_context(|| tier.name().to_owned())?;
     Ok(Some(PeerRound { times, taken }))
+}
+
+/// Machine memory that zswap takes.
+fn zswap_takes() -> Result<Bytes> {
+    let text = std::fs::read_to_string("/proc/meminfo").context("/proc/meminfo")?;
+    let line = text.lines().find_map(|l| l.strip_prefix("Zswap:"));
+    let kib = line.and_then(|l| l.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    Ok(Bytes(kib.unwrap_or(0) << 10))
 }

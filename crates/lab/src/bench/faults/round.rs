@@ -43,6 +43,10 @@ impl Faulter {
         Ok(Faulter { child: Child::start("faulter", &words, environment)? })
     }
 
+    pub fn pid(&self) -> u32 {
+        self.child.pid
+    }
+
     pub async fn fill(&mut self) -> Result<()> {
         self.child.ask("fill").await.map(drop)
     }

@@ -11,7 +11,7 @@
 //! | `round` | what a round showed |
 
 pub mod contents;
-mod cpu;
+pub mod cpu;
 mod hold;
 mod holder;
 pub mod ksm;
