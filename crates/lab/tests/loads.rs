@@ -13,7 +13,7 @@ use ballast_lab::plain::{PlainVm, Ram, Style};
 use ballast_units::Bytes;
 use common::image_or_skip;
 
-const LIMIT: Duration = Duration::from_secs(240);
+const LIMIT: Duration = Duration::from_secs(400);
 
 #[test]
 fn stores_and_offices_tell_what_they_did() {

@@ -55,12 +55,10 @@ fn swap_on_zram_ends_with_its_holder() {
         eprintln!("SKIPPED swap_on_zram: this kernel has no zram");
         return;
     }
-    let before = swaps();
     let swap = Swap::start(&Request::new(Space::Zram { size: SIZE }, 0)).unwrap();
     assert!(swap.zram().unwrap().is_some());
-    let with = swaps();
-    let device = with.lines().find(|l| !before.contains(*l)).unwrap();
-    let device = device.split_whitespace().next().unwrap().to_owned();
+    let device = format!("{} ", swap.device().display());
+    assert!(swaps().contains(&device), "{}", swaps());
     drop(swap);
     assert!(!swaps().contains(&device), "{}", swaps());
 }

@@ -31,9 +31,6 @@ pub struct BenchArgs {
     /// Fewer repeats
     #[arg(long)]
     pub quick: bool,
-    /// For `faults`: TOML that is laid over the manager's default configuration
-    #[arg(long, value_name = "TOML", default_value = "")]
-    pub tiers: String,
     /// Also write each result to DIR/NAME.json
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
@@ -74,7 +71,7 @@ pub async fn run(args: &BenchArgs) -> Result<bool> {
         }
         say::step(&format!("{name}: {what}"));
         let outcome = tokio::select! {
-            outcome = measure(name, &image, args) => outcome?,
+            outcome = measure(name, &image, quick) => outcome?,
             signal = signals.any() => bail!("{name}: ended by {signal}"),
         };
         ok &= outcome.ok;
@@ -88,15 +85,15 @@ pub async fn run(args: &BenchArgs) -> Result<bool> {
     Ok(ok)
 }
 
-async fn measure(name: &str, image: &Image, args: &BenchArgs) -> Result<Outcome> {
-    let repeats = if args.quick { 1 } else { 5 };
+async fn measure(name: &str, image: &Image, quick: bool) -> Result<Outcome> {
+    let repeats = if quick { 1 } else { 5 };
     match name {
         "boot" => boot::run(image, repeats).await,
         "touch" => touch::run(image, repeats).await,
         "restart" => restart::run(quick).await,
-        "sharing" => sharing::run(args.quick).await,
-        "faults" => faults::run(args.quick, &args.tiers).await,
-        "overcommit" => overcommit::run(image, args.quick).await,
+        "sharing" => sharing::run(quick).await,
+        "faults" => faults::run(quick).await,
+        "overcommit" => overcommit::run(image, quick).await,
         _ => reclaim::run(image, repeats).await,
     }
 }

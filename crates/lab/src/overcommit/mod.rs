@@ -189,12 +189,21 @@ pub async fn run(side: Side, plan: &Plan, image: &Image) -> Result<Vec<Step>> {
         plan.memory,
         plan.factors
     ));
-    steps(side, plan, image).await.with_context(|| side.title())
+    match steps(side, plan, image).await {
+        // Its figures are missing, and what is held against them is not met.
+        Err(e) if e.downcast_ref::<peer::Unavailable>().is_some() => {
+            say::detail(&format!("left out: {e:#}"));
+            Ok(Vec::new())
+        }
+        steps => steps.with_context(|| side.title()),
+    }
 }
 
 async fn steps(side: Side, plan: &Plan, image: &Image) -> Result<Vec<Step>> {
+    let begin = Instant::now();
     let mut host = Host::start(side, plan, image).await?;
     fill(&mut host, plan).await?;
+    say::detail(&format!("filled after {:.0} s", begin.elapsed().as_secs_f64()));
     watch(&mut host, plan.warm, &mut Tally::new(&plan.guests)).await?;
     let mut steps = Vec::new();
     for factor in &plan.factors {

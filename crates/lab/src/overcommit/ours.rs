@@ -73,7 +73,7 @@ impl Ours {
         };
         Ok(Reclaimed {
             ballooned: sum(|m| m.ballooned),
-            compressed: sum(|m| m.compressed),
+            compressed: sum(|m| m.compressed + m.filled),
             swapped: sum(|m| m.swapped),
             saved: Bytes(host.sharing.saved),
             used: Bytes(host.measured_used),

@@ -49,6 +49,18 @@ impl fmt::Display for Killed {
 
 impl std::error::Error for Killed {}
 
+/// This host does not have what the side needs; the reason in words.
+#[derive(Debug)]
+pub struct Unavailable(String);
+
+impl fmt::Display for Unavailable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Unavailable {}
+
 /// Fields are dropped in order: guests, then what they used.
 pub struct Peer {
     vms: Vec<(String, PlainVm)>,
@@ -84,8 +96,9 @@ impl Peer {
             }
             _ => Request::new(file, PRIORITY),
         };
-        let ksm = (side == Side::Ksm).then(Ksm::take).transpose()?;
-        let swap = Swap::start(&request)?;
+        let unavailable = |e: anyhow::Error| Unavailable(format!("{e:#}"));
+        let ksm = (side == Side::Ksm).then(Ksm::take).transpose().map_err(unavailable)?;
+        let swap = Swap::start(&request).map_err(unavailable)?;
         let cgroup = Arc::new(Cgroup::create()?);
         let mut peer = Peer {
             vms: Vec::new(),

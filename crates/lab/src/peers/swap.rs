@@ -4,7 +4,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 
 use anyhow::{Context, Result, bail};
@@ -88,6 +88,11 @@ impl Swap {
             None => bail!("no swap space: {}", line.trim_end()),
         }
         Ok(swap)
+    }
+
+    /// As /proc/swaps names it.
+    pub fn device(&self) -> &Path {
+        &self.device
     }
 
     /// Pages that are in it, as many as they were in memory.

@@ -14,7 +14,7 @@ pub enum Kind {
     Quarter,
     /// Not compressible.
     Random,
-    /// One word, all over the page; each page has its own.
+    /// One number of 48 bits, as a pointer is, all over the page; each page has its own.
     Filled,
 }
 
@@ -33,6 +33,16 @@ impl Kind {
         }
     }
 
+    /// Of a page, what Ballast's compressed tier takes for it.
+    pub fn takes(self) -> f64 {
+        match self {
+            Kind::Half => 0.5,
+            Kind::Quarter => 0.25,
+            // In a swap file, or nowhere.
+            Kind::Random | Kind::Filled => 0.0,
+        }
+    }
+
     /// Of the words of a record, those that are random.
     fn own(self) -> usize {
         match self {
@@ -46,7 +56,7 @@ impl Kind {
     pub fn fill(self, page: usize, seed: u64, to: &mut [u64; WORDS]) {
         let mut word = mix(seed ^ mix(page as u64 + 1));
         if self == Kind::Filled {
-            return to.fill(step(word));
+            return to.fill(step(word) >> 16);
         }
         for (at, slot) in to.iter_mut().enumerate() {
             *slot = match at % RECORD {
@@ -62,7 +72,7 @@ impl Kind {
     /// What begins the page.
     pub fn first_word(self, page: usize, seed: u64) -> u64 {
         let word = step(mix(seed ^ mix(page as u64 + 1)));
-        if self == Kind::Filled { word } else { mix(word) }
+        if self == Kind::Filled { word >> 16 } else { mix(word) }
     }
 }
 

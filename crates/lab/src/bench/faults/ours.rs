@@ -18,23 +18,57 @@ use crate::tools;
 const NAME: &str = "faulter";
 const LIMIT: Duration = Duration::from_secs(120);
 
+/// Where reclaimed pages are to go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Tier {
+    /// Into a cache large enough for all of them; swap files take what does not compress.
+    Compressed,
+    /// All into swap files.
+    Swap,
+}
+
+impl Tier {
+    pub fn name(self) -> &'static str {
+        match self {
+            Tier::Compressed => "ballast",
+            Tier::Swap => "ballast_swap",
+        }
+    }
+
+    fn configuration(self) -> String {
+        match self {
+            Tier::Compressed => "[compression]\ncache_percent = 50\n",
+            Tier::Swap => "[compression]\nenabled = false\n",
+        }
+        .to_owned()
+    }
+
+    /// A limit under which about as many pages are out as are to be read, and some more.
+    fn limit(self, kind: Kind, plan: &Plan) -> u64 {
+        let pages = (plan.mib << 8) as f64;
+        let out = plan.reads as f64 + (pages - plan.reads as f64) / 4.0;
+        let takes = if self == Tier::Compressed { kind.takes() } else { 0.0 };
+        (pages - out * (1.0 - takes)) as u64 * PAGE_SIZE as u64
+    }
+}
+
 /// What one kind of contents showed.
 pub struct OurRound {
     pub times: Times,
-    /// Of the pages that are out, parts in the compressed tier and in swap files.
+    /// Of the pages that are out, parts in the compressed tier (filled ones included) and in swap
+    /// files.
     pub compressed: f64,
     pub swapped: f64,
 }
 
-/// `tiers` is laid over the manager's default configuration (TOML; empty for the default).
-pub async fn round(kind: Kind, plan: &Plan, tiers: &str) -> Result<OurRound> {
+pub async fn round(tier: Tier, kind: Kind, plan: &Plan) -> Result<OurRound> {
     let size = Bytes::from_mib(plan.mib as u64);
     let manager = Manager::start(&Options {
         // No page is like another. And pages that are held to see whether they are used are neither
         // here nor there.
         sharing: Some(SharingOptions::off()),
         samples: Some(1),
-        more: tiers.to_owned(),
+        more: tier.configuration(),
         ..Options::budget(Bytes(size.0 * 2 + (512 << 20)))
     })?;
     let environment = BTreeMap::from([
@@ -46,8 +80,7 @@ pub async fn round(kind: Kind, plan: &Plan, tiers: &str) -> Result<OurRound> {
     let mut faulter = Faulter::start(plan, kind, true, &environment)?;
     paged::wait(&manager, NAME).await?;
     faulter.fill().await?;
-    // Some room beside what is read, for pages that stay.
-    let keep = (size.0 - (plan.reads * PAGE_SIZE) as u64) / 2;
+    let keep = tier.limit(kind, plan);
     let client = manager.client().clone();
     let limit = |max: u64| VmChange { max: Some(max), ..VmChange::default() };
     client.change(NAME, &limit(keep)).await?;
@@ -56,26 +89,27 @@ pub async fn round(kind: Kind, plan: &Plan, tiers: &str) -> Result<OurRound> {
     let times = faulter.read(plan).await.context("Ballast")?;
     let (_, left) = manager.finish().await?;
     ensure!(left.is_empty(), "left behind: {}", left.join(", "));
-    let all = (size.0 - out.memory.resident).max(1) as f64;
+    let m = &out.memory;
+    let all = (m.compressed + m.filled + m.swapped).max(1) as f64;
     Ok(OurRound {
         times,
-        compressed: out.memory.compressed as f64 / all,
-        swapped: out.memory.swapped as f64 / all,
+        compressed: (m.compressed + m.filled) as f64 / all,
+        swapped: m.swapped as f64 / all,
     })
 }
 
-/// Waits until no more than `keep` is there, and nothing is on its way.
+/// Waits until the process takes no more than `keep`, and nothing is on its way.
 async fn reclaimed(manager: &Manager, keep: u64) -> Result<VmView> {
     let begin = Instant::now();
     loop {
         let vm = manager.client().vm(NAME).await?;
-        if vm.memory.resident <= keep && vm.memory.staged == 0 {
+        if vm.memory.consumed <= keep && vm.memory.staged == 0 {
             return Ok(vm);
         }
         ensure!(
             begin.elapsed() < LIMIT,
-            "{} still resident and {} staged with a limit of {}",
-            Bytes(vm.memory.resident),
+            "{} still consumed and {} staged with a limit of {}",
+            Bytes(vm.memory.consumed),
             Bytes(vm.memory.staged),
             Bytes(keep)
         );

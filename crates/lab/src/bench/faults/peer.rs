@@ -46,15 +46,8 @@ impl Tier {
             Tier::Zram => Swap::start(&request(Space::Zram { size })),
             Tier::Disk => Swap::start(&request(file())),
             Tier::Zswap => {
-                // lz4 as with zram, or what there is.
-                let try_with = |compressor: &str| {
-                    let zswap = Some(compressor.to_owned());
-                    Swap::start(&Request { zswap, ..request(file()) })
-                };
-                try_with("lz4").or_else(|e| {
-                    say::detail(&format!("zswap: {e:#}; with lzo instead"));
-                    try_with("lzo")
-                })
+                let zswap = Some(zswap_compressor().to_owned());
+                Swap::start(&Request { zswap, ..request(file()) })
             }
         };
         match started {
@@ -107,6 +100,13 @@ pub async fn round(
     let taken = takes.map_or(f64::NAN, |takes| takes.0 as f64 / used.0 as f64);
     let times = faulter.read(plan).await.with_context(|| tier.name().to_owned())?;
     Ok(Some(PeerRound { times, taken }))
+}
+
+/// lz4 as with zram, or what the kernel has been built with.
+fn zswap_compressor() -> &'static str {
+    let crypto = std::fs::read_to_string("/proc/crypto").unwrap_or_default();
+    let lz4 = crypto.lines().any(|l| l.starts_with("name") && l.ends_with(": lz4"));
+    if lz4 { "lz4" } else { "lzo" }
 }
 
 /// Machine memory that zswap takes.
