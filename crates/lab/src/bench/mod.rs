@@ -71,7 +71,7 @@ pub async fn run(args: &BenchArgs) -> Result<bool> {
         }
         say::step(&format!("{name}: {what}"));
         let outcome = tokio::select! {
-            outcome = measure(name, &image, quick) => outcome?,
+            outcome = measure(name, &image, args.quick) => outcome?,
             signal = signals.any() => bail!("{name}: ended by {signal}"),
         };
         ok &= outcome.ok;
