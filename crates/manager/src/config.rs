@@ -106,6 +106,7 @@ struct File {
     sharing: Sharing,
     #[serde(default)]
     compression: CompressionTable,
+    #[serde(default)]
     swap: Swap,
 }
 

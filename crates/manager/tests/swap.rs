@@ -168,14 +168,15 @@ impl Drop for Small {
 #[tokio::test(flavor = "multi_thread")]
 async fn swap_files_are_where_their_priorities_say_and_found_again() {
     let Some(image) = image_or_skip() else { return };
-    let mut ballastd = Ballastd::prepare(&["--budget", "120M"]);
+    let mut ballastd = Ballastd::prepare(&["--budget", "88M"]);
     let small = Small::mount(ballastd.root.join("small"), 48);
     let large = ballastd.swap_dir();
     std::fs::create_dir_all(&large).unwrap();
     let config = ballastd.root.join("ballast.toml");
     let write_config = |small_priority: i32| {
         let text = format!(
-            "[sharing]\nenabled = false\n[[swap.location]]\npath = {:?}\n\
+            "[sharing]\nenabled = false\n[compression]\nenabled = false\n\
+             [[swap.location]]\npath = {:?}\n\
              [[swap.location]]\npath = {:?}\npriority = {small_priority}\n",
             large, small.0
         );
@@ -186,7 +187,7 @@ async fn swap_files_are_where_their_priorities_say_and_found_again() {
     ballastd.names_swap_dir = false;
     ballastd.restart();
     let mut spec =
-        ballastd.guest(image, "a", 128, "verify-torture --mb 88 --threads 2 --seconds 100000");
+        ballastd.guest(image, "a", 128, "verify-torture --mb 56 --threads 2 --seconds 100000");
     spec.no_balloon = true;
     let reserved = ballastd.client.run(&spec).await.unwrap().memory.swap_reserved;
     assert_eq!(reserved, 128 * MIB);
