@@ -175,8 +175,8 @@ async fn a_hostile_vmm_harms_nobody_but_itself() {
     ballastd.add_option("--config", &config);
     ballastd.restart();
     let client = &ballastd.client;
-    let work = "verify-torture --mb 48 --threads 2 --seconds 100000";
-    let mut spec = ballastd.guest(image, "good", 96, work);
+    let work = "verify-torture --mb 40 --threads 2 --seconds 100000";
+    let mut spec = ballastd.guest(image, "good", 128, work);
     spec.salt = Some("one".try_into().unwrap());
     client.run(&spec).await.unwrap();
     let mut console = ballastd.console("good");
