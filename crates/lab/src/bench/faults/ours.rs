@@ -17,6 +17,8 @@ use crate::tools;
 
 const NAME: &str = "faulter";
 const LIMIT: Duration = Duration::from_secs(120);
+/// So many looks in a row must find the same.
+const LOOKS: u32 = 6;
 
 /// Where reclaimed pages are to go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -84,7 +86,7 @@ pub async fn round(tier: Tier, kind: Kind, plan: &Plan) -> Result<OurRound> {
     let client = manager.client().clone();
     let limit = |max: u64| VmChange { max: Some(max), ..VmChange::default() };
     client.change(NAME, &limit(keep)).await?;
-    let out = reclaimed(&manager, keep).await?;
+    let out = reclaimed(&manager, plan).await?;
     client.change(NAME, &limit(size.0)).await?;
     let times = faulter.read(plan).await.context("Ballast")?;
     let (_, left) = manager.finish().await?;
@@ -98,21 +100,26 @@ pub async fn round(tier: Tier, kind: Kind, plan: &Plan) -> Result<OurRound> {
     })
 }
 
-/// Waits until the process takes no more than `keep`, and nothing is on its way.
-async fn reclaimed(manager: &Manager, keep: u64) -> Result<VmView> {
+/// Waits until enough is out, nothing is on its way, and no more goes. (A limit is reached to within a
+/// few pages.)
+async fn reclaimed(manager: &Manager, plan: &Plan) -> Result<VmView> {
     let begin = Instant::now();
+    let mut still = (0, 0);
     loop {
         let vm = manager.client().vm(NAME).await?;
-        if vm.memory.consumed <= keep && vm.memory.staged == 0 {
+        let m = &vm.memory;
+        let out = m.compressed + m.filled + m.swapped;
+        still = if still.0 == out { (out, still.1 + 1) } else { (out, 0) };
+        if out >= (plan.reads * PAGE_SIZE) as u64 && m.staged == 0 && still.1 >= LOOKS {
             return Ok(vm);
         }
         ensure!(
             begin.elapsed() < LIMIT,
-            "{} still consumed and {} staged with a limit of {}",
-            Bytes(vm.memory.consumed),
-            Bytes(vm.memory.staged),
-            Bytes(keep)
+            "{} out and {} staged with a limit of {}",
+            Bytes(out),
+            Bytes(m.staged),
+            Bytes(vm.params.max)
         );
-        tokio::time::sleep(Duration::from_millis(20)).await;
+        tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
