@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use ballast_units::Bytes;
 
-use crate::console::Event;
+use crate::console::{Event, Story};
 use crate::image::Image;
 use crate::say;
 pub use load::Load;
@@ -143,6 +143,13 @@ impl Host {
         }
     }
 
+    fn stories(&self) -> Vec<&Story> {
+        match self {
+            Host::Ours(host) => host.stories(),
+            Host::Peer(host) => host.stories(),
+        }
+    }
+
     async fn set_budget(&mut self, budget: Bytes) -> Result<()> {
         match self {
             Host::Ours(host) => host.set_budget(budget).await,
@@ -202,7 +209,7 @@ pub async fn run(side: Side, plan: &Plan, image: &Image) -> Result<Vec<Step>> {
 async fn steps(side: Side, plan: &Plan, image: &Image) -> Result<Vec<Step>> {
     let begin = Instant::now();
     let mut host = Host::start(side, plan, image).await?;
-    fill(&mut host, plan).await?;
+    fill(&mut host).await?;
     say::detail(&format!("filled after {:.0} s", begin.elapsed().as_secs_f64()));
     watch(&mut host, plan.warm, &mut Tally::new(&plan.guests)).await?;
     let mut steps = Vec::new();
@@ -275,16 +282,11 @@ fn line(step: &Step) -> String {
 }
 
 /// Until all guests have written their data.
-async fn fill(host: &mut Host, plan: &Plan) -> Result<()> {
+async fn fill(host: &mut Host) -> Result<()> {
     let begin = Instant::now();
-    let mut waiting: Vec<bool> = vec![true; plan.guests.len()];
-    while waiting.iter().any(|w| *w) {
-        for (guest, event) in host.poll().await? {
-            // A hog is done when it has told that it holds its memory.
-            if event.text("phase") == "filled" || event.number("held_mb").is_some() {
-                waiting[guest] = false;
-            }
-        }
+    // By what each told last: the first of them may be done before the last has booted.
+    while !host.stories().into_iter().all(filled) {
+        host.poll().await?;
         ensure!(
             begin.elapsed() < FILL_LIMIT,
             "guests have not written their data after {} s",
@@ -293,6 +295,14 @@ async fn fill(host: &mut Host, plan: &Plan) -> Result<()> {
         tokio::time::sleep(POLL).await;
     }
     Ok(())
+}
+
+fn filled(story: &Story) -> bool {
+    let told = |e: &Event| {
+        // A hog is done when it has told that it holds its memory.
+        matches!(e.text("phase"), "filled" | "serve") || e.number("held_mb").is_some()
+    };
+    story.progress.as_ref().is_some_and(told)
 }
 
 async fn watch(host: &mut Host, time: Duration, tally: &mut Tally) -> Result<()> {
@@ -335,6 +345,20 @@ mod tests {
         assert_eq!(plan.configured(), Bytes::from_mib(768));
         assert_eq!(plan.budget(2.0), Bytes::from_mib(384));
         assert_eq!(plan.budget(1.66).0 % 4096, 0);
+    }
+
+    #[test]
+    fn a_guest_that_serves_or_holds_has_written_its_data() {
+        let story = |line: &str| {
+            let mut story = Story::default();
+            story.progress = Event::parse(line);
+            story
+        };
+        assert!(filled(&story("@ballast {\"phase\":\"serve\"}")));
+        assert!(filled(&story("@ballast {\"phase\":\"filled\"}")));
+        assert!(filled(&story("@ballast {\"held_mb\":5}")));
+        assert!(!filled(&story("@ballast {\"phase\":\"fill\"}")));
+        assert!(!filled(&Story::default()));
     }
 
     #[test]

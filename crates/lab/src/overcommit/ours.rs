@@ -7,7 +7,7 @@ use ballast_api::{HostChange, Salt};
 use ballast_units::Bytes;
 
 use super::{Plan, Reclaimed, warm_up};
-use crate::console::Event;
+use crate::console::{Event, Story};
 use crate::experiments::stage::Stage;
 use crate::guest::Guest;
 use crate::image::{self, Image};
@@ -51,6 +51,10 @@ impl Ours {
 
     pub fn poll(&mut self) -> Result<Vec<(usize, Event)>> {
         self.stage.poll()
+    }
+
+    pub fn stories(&self) -> Vec<&Story> {
+        self.stage.guests.iter().map(|(_, console)| &console.story).collect()
     }
 
     pub async fn set_budget(&mut self, budget: Bytes) -> Result<()> {

@@ -19,7 +19,7 @@ use ballast_units::Bytes;
 use super::{Plan, Reclaimed, Side, warm_up};
 use crate::bench::sharing::cpu;
 use crate::bench::sharing::ksm::{self, Ksm};
-use crate::console::Event;
+use crate::console::{Event, Story};
 use crate::guest::Guest;
 use crate::image::{self, Image};
 use crate::leftovers;
@@ -160,6 +160,10 @@ impl Peer {
         }
         self.adjust().await?;
         Ok(events)
+    }
+
+    pub fn stories(&self) -> Vec<&Story> {
+        self.vms.iter().map(|(_, vm)| &vm.console.story).collect()
     }
 
     pub async fn set_budget(&mut self, budget: Bytes) -> Result<()> {
