@@ -1,4 +1,5 @@
 // A deterministic mutator for the bounded runs of ordinary tests: the corpus, then changes of it.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic here is the test failing")]
 
 use std::path::Path;
 

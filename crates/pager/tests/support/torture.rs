@@ -30,7 +30,7 @@ impl Content {
         match self {
             Content::Zeros => 0,
             Content::Kind(kind) => mix(kind << 32 | 1) ^ i as u64,
-            Content::Plain(own) => mix(own) & !0xf | i as u64 % 16,
+            Content::Plain(own) => (mix(own) & !0xf) | (i as u64 % 16),
             Content::Noise(own) => mix(mix(own) ^ i as u64),
         }
     }
