@@ -34,15 +34,16 @@ impl Summary {
         ));
         s.machine_memory(host);
         let c = &host.counters;
+        let sum = |f: fn(&VmView) -> u64| mib(vms.iter().map(f).sum());
         s.lines.push(format!(
-            "reclaimed                balloon {} MiB, free-page reporting {} MiB, zero pages {} MiB, swap \
-             {} MiB",
+            "reclaimed                balloon {} MiB, free-page reporting {} MiB, zero pages {} MiB, \
+             compressed {} MiB, swap {} MiB",
             mib(c.ballooned),
             mib(c.reported),
             mib(c.zero_dropped),
+            sum(|vm| vm.compression.stored + vm.memory.filled),
             mib(c.swapped_out)
         ));
-        let sum = |f: fn(&VmView) -> u64| mib(vms.iter().map(f).sum());
         s.lines.push(format!(
             "page sharing, at the end {} MiB shared, {} MiB saved by it; {} writes to shared pages",
             sum(|vm| vm.sharing.shared),
@@ -50,7 +51,9 @@ impl Summary {
             vms.iter().map(|vm| vm.sharing.breaks).sum::<u64>()
         ));
         s.lines.push(format!(
-            "given back from swap     {} MiB in {} faults served; {} allocations waited, {} were blocked",
+            "given back               {} MiB from compression, {} from swap, in {} faults served; \
+             {} allocations waited, {} were blocked",
+            sum(|vm| vm.compression.restored),
             mib(c.swapped_in),
             c.faults,
             c.waits,
