@@ -1,6 +1,7 @@
 //! May this VMM's memory be paged? Facts are gathered from /proc and QMP ([`inspect()`]); what
 //! follows from them is one pure function ([`decide`]).
 
+mod census;
 mod scan;
 
 use std::os::fd::AsFd;

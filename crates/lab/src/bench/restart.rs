@@ -25,8 +25,6 @@ const VMS: usize = 5;
 const MIB_EACH: usize = 2048;
 /// Some 70% of what the VMs have is unlike anything else, and does not fit in this.
 const BUDGET: Bytes = Bytes::from_mib(5632);
-/// Pages that each VM touches while nobody serves it: some of them are swapped.
-const TOUCHES: usize = 100;
 const PATIENCE: Duration = Duration::from_secs(300);
 /// Seconds per 10 GiB.
 const TARGET: f64 = 1.0;
@@ -51,11 +49,11 @@ pub async fn run(quick: bool) -> Result<Outcome> {
     let (mut managed, mut served) = (Vec::new(), Vec::new());
     for round in 0..if quick { 1 } else { 5 } {
         manager.kill()?;
-        // They run into pages that are not there, and wait.
+        // Each writes to a page that nothing backs, and waits.
         let mut touching = JoinSet::new();
         for mut holder in holders.drain(..) {
             touching.spawn(async move {
-                let written = holder.write("unique", TOUCHES, 1000 + round).await;
+                let written = holder.write("zero", 1, 1000 + round).await;
                 (holder, written, Instant::now())
             });
         }

@@ -5,13 +5,13 @@
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ballast_uffd::procmap::Vma;
 use ballast_units::{Bytes, HostAddr, PAGE_SIZE};
 use rustix::fs::{AtFlags, CWD, StatxFlags, statfs, statx};
 
-use super::{Holder, MappedRam, RamMapping};
+use super::{Holder, MappedRam, RamMapping, census};
 use crate::proc_text;
 use crate::process;
 
@@ -174,20 +174,14 @@ pub(super) fn pins(target: &str) -> bool {
 }
 
 fn holders(vmm: u32, file: Identity) -> io::Result<Vec<Holder>> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir("/proc")?.flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
-            continue;
-        };
-        if pid != vmm && pid != std::process::id() {
-            found.extend(holder(pid, file));
-        }
+    let census = census::begun_after(Instant::now())?;
+    let seen = census.holders(file.mapped, file.stat);
+    let others: Vec<u32> = seen.filter(|&pid| pid != vmm && pid != std::process::id()).collect();
+    if others.is_empty() {
+        return Ok(Vec::new());
     }
-    if !found.is_empty() {
-        std::thread::sleep(SECOND_LOOK);
-        found = found.into_iter().filter_map(|seen| holder(seen.pid, file)).collect();
-    }
-    Ok(found)
+    std::thread::sleep(SECOND_LOOK);
+    Ok(others.into_iter().filter_map(|pid| holder(pid, file)).collect())
 }
 
 /// Whether `pid` has the file. A process that cannot be read is gone, or not ours to see.
@@ -204,7 +198,7 @@ fn holder(pid: u32, file: Identity) -> Option<Holder> {
     holds.then(|| Holder { pid, comm: process::comm(pid).unwrap_or_else(|| "?".into()), maps })
 }
 
-fn identity(path: &Path) -> Option<((u32, u32), u64)> {
+pub(super) fn identity(path: &Path) -> Option<((u32, u32), u64)> {
     // Without DONT_SYNC, one file on a dead network server would stop the scan.
     let stat = statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::INO).ok()?;
     Some(((stat.stx_dev_major, stat.stx_dev_minor), stat.stx_ino))

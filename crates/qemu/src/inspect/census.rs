@@ -1,0 +1,117 @@
+//! Which processes have which files, mapped or open: one look at all of /proc, shared by all who ask at
+//! about the same time. After a restart that is every VM at once, and each VMM may have tens of thousands
+//! of mappings.
+
+use std::collections::HashSet;
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use super::scan::identity;
+
+/// Device, major and minor, and inode.
+pub(super) type FileId = ((u32, u32), u64);
+
+pub(super) struct Census {
+    begun: Instant,
+    processes: Vec<Files>,
+}
+
+struct Files {
+    pid: u32,
+    mapped: HashSet<FileId>,
+    open: HashSet<FileId>,
+}
+
+/// A look that began no earlier than `asked`: who waits for one that runs already shares the next.
+pub(super) fn begun_after(asked: Instant) -> io::Result<Arc<Census>> {
+    static LAST: Mutex<Option<Arc<Census>>> = Mutex::new(None);
+    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(census) = last.as_ref().filter(|census| census.begun >= asked) {
+        return Ok(census.clone());
+    }
+    let census = Arc::new(Census::take()?);
+    *last = Some(census.clone());
+    Ok(census)
+}
+
+impl Census {
+    fn take() -> io::Result<Census> {
+        let begun = Instant::now();
+        let pids = fs::read_dir("/proc")?
+            .flatten()
+            .filter_map(|entry| entry.file_name().to_str().and_then(|name| name.parse().ok()));
+        Ok(Census { begun, processes: pids.map(Files::of).collect() })
+    }
+
+    /// Processes that had the file, by the name it has in maps or by that which stat tells.
+    pub fn holders(&self, mapped: FileId, stat: FileId) -> impl Iterator<Item = u32> {
+        self.processes
+            .iter()
+            .filter(move |files| files.mapped.contains(&mapped) || files.open.contains(&stat))
+            .map(|files| files.pid)
+    }
+}
+
+impl Files {
+    /// A process that cannot be read is gone, or not ours to see.
+    fn of(pid: u32) -> Files {
+        let open = fs::read_dir(format!("/proc/{pid}/fd"))
+            .map(|fds| fds.flatten().filter_map(|entry| identity(&entry.path())).collect());
+        Files { pid, mapped: mapped(pid).unwrap_or_default(), open: open.unwrap_or_default() }
+    }
+}
+
+fn mapped(pid: u32) -> io::Result<HashSet<FileId>> {
+    let mut maps = BufReader::with_capacity(64 << 10, File::open(format!("/proc/{pid}/maps"))?);
+    let (mut line, mut found) = (Vec::new(), HashSet::new());
+    while maps.read_until(b'\n', &mut line)? > 0 {
+        found.extend(file_of(&line));
+        line.clear();
+    }
+    Ok(found)
+}
+
+/// The fourth and fifth word of a line of maps; None for memory of no file.
+fn file_of(line: &[u8]) -> Option<FileId> {
+    let mut words = line.split(|&b| b == b' ').skip(3);
+    let device = std::str::from_utf8(words.next()?).ok()?;
+    let inode: u64 = std::str::from_utf8(words.next()?).ok()?.trim_end().parse().ok()?;
+    let (major, minor) = device.split_once(':')?;
+    let part = |hex| u32::from_str_radix(hex, 16).ok();
+    (inode != 0).then_some(((part(major)?, part(minor)?), inode))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+
+    #[test]
+    fn files_of_maps_are_told() {
+        let line = b"7f0000000000-7f0000001000 rw-s 00000000 00:1f 4242   /memfd:ram (deleted)\n";
+        assert_eq!(file_of(line), Some(((0, 0x1f), 4242)));
+        assert_eq!(file_of(b"7f00-7f01 rw-p 00000000 00:00 0 \n"), None);
+        assert_eq!(file_of(b"7f00-7f01 rw-p 00000000 00:00 0\n"), None);
+        assert_eq!(file_of(b"nonsense\n"), None);
+    }
+
+    #[test]
+    fn whoever_asks_gets_a_look_that_began_afterwards_and_sees_what_was_open_by_then() {
+        let file = tempfile::tempfile().unwrap();
+        let meta = file.metadata().unwrap();
+        let dev = meta.dev();
+        let id = ((rustix::fs::major(dev), rustix::fs::minor(dev)), meta.ino());
+        let asked = Instant::now();
+        let census = begun_after(asked).unwrap();
+        assert!(census.begun >= asked);
+        assert!(census.holders(id, id).any(|pid| pid == std::process::id()));
+        let again = begun_after(asked).unwrap();
+        assert!(again.begun >= census.begun);
+        drop(file);
+        let later = begun_after(Instant::now()).unwrap();
+        assert!(!later.holders(id, id).any(|pid| pid == std::process::id()));
+    }
+}
