@@ -160,7 +160,9 @@ impl<B: Backend> Memory<B> {
 
     /// Reserves `n` pages for this VM, or says why they must be waited for.
     fn charge(&self, n: u64) -> Result<(), Wait> {
-        if self.host.is_low() && self.charged() >= self.target() {
+        // Without the frames of the tier: who is granted all of its size is never blocked.
+        let pages = || self.charged().saturating_sub(Pages(self.tier.occupancy().frames));
+        if self.host.is_low() && pages() >= self.target() {
             return Err(Wait::Blocked);
         }
         if !self.host.ledger.try_reserve(Pages(n)) {

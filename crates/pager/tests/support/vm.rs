@@ -174,6 +174,9 @@ impl Vm {
             (0..self.memory.pmap().len().0).find(|&p| self.state(p) == State::Held)
         {
             let _ = self.memory.unsample(Ppn(p));
+        } else {
+            // What is left is compressed.
+            self.write_back();
         }
     }
 
