@@ -9,9 +9,7 @@ use std::time::{Duration, Instant};
 use ballast_api::{Mode, RunState};
 use ballast_pager::mappings::ZERO_RUN;
 use ballast_pager::service::PagedVm;
-use ballast_policy::{
-    Decision, State, StateMachine, VmDemand, VmState, available, choose_samples, plan, targets,
-};
+use ballast_policy::{Snapshot, State, Thresholds, VmDemand, VmState, choose_samples, decide};
 use ballast_qemu::process;
 use ballast_units::{Pages, VmId};
 
@@ -27,7 +25,7 @@ const SPACING: Duration = Duration::from_millis(5);
 
 /// The policy thread.
 pub fn run(manager: &Arc<Manager>) {
-    let mut states = StateMachine::new(manager.thresholds());
+    let mut last = Last { state: State::High, thresholds: manager.thresholds() };
     let mut swap_ins = std::collections::HashMap::new();
     let mut last_external = Instant::now();
     while !manager.is_stopping() {
@@ -40,21 +38,27 @@ pub fn run(manager: &Arc<Manager>) {
             last_external = Instant::now();
             measure_strangers(manager);
         }
-        turn(manager, &mut states, &mut swap_ins, why);
+        turn(manager, &mut last, &mut swap_ins, why);
         std::thread::sleep(SPACING);
     }
 }
 
+/// What a turn left behind for the next.
+struct Last {
+    state: State,
+    thresholds: Thresholds,
+}
+
 fn turn(
     manager: &Manager,
-    states: &mut StateMachine,
+    last: &mut Last,
     swap_ins: &mut std::collections::HashMap<VmId, u64>,
     why: Option<String>,
 ) {
     let host = &manager.host;
     let thresholds = manager.thresholds();
-    if *states.thresholds() != thresholds {
-        states.set_thresholds(thresholds);
+    if last.thresholds != thresholds {
+        last.thresholds = thresholds;
         host.set_plenty(thresholds.goal());
     }
     let vms: Vec<Arc<Vm>> =
@@ -64,14 +68,6 @@ fn turn(
             sample(vm, paged);
         }
     }
-
-    let free = host.ledger.free();
-    let before = states.state();
-    let state = states.update(free);
-    // Rung when the state may change; see `Ledger::set_alarm`.
-    let rise = state.higher().map_or(Pages(u64::MAX), |higher| thresholds.upper_edge(higher));
-    host.ledger.set_alarm(thresholds.lower_edge(state), rise);
-    host.set_low(state == State::Low);
 
     // A VM out of reach takes what it takes: it is overhead to the others.
     let (managed, strangers): (Vec<_>, Vec<_>) =
@@ -87,17 +83,22 @@ fn turn(
             paged.memory_freed();
         }
     }
-    let room = available(host.ledger.budget(), overhead, &thresholds);
-    let demands: Vec<VmDemand> = managed.iter().map(|vm| demand(manager, vm)).collect();
-    let entitled = targets(room, &demands);
-    let inputs: Vec<VmState> = managed
-        .iter()
-        .zip(demands.iter().zip(&entitled))
-        .map(|(vm, (demand, e))| vm_state(vm, *demand, e.target, swap_ins))
-        .collect();
-    let plans = plan(state, free, &thresholds, host.ledger.budget(), &inputs);
+    let decision = decide(Snapshot {
+        trigger: why.unwrap_or_else(|| "period".into()),
+        before: last.state,
+        thresholds,
+        budget: host.ledger.budget(),
+        free: host.ledger.free(),
+        overhead,
+        vms: managed.iter().map(|vm| vm_state(vm, demand(manager, vm), swap_ins)).collect(),
+    });
+    let state = decision.state;
+    // Rung when the state may change; see `Ledger::set_alarm`.
+    let rise = state.higher().map_or(Pages(u64::MAX), |higher| thresholds.upper_edge(higher));
+    host.ledger.set_alarm(thresholds.lower_edge(state), rise);
+    host.set_low(state == State::Low);
 
-    for ((vm, entitlement), plan) in managed.iter().zip(&entitled).zip(&plans) {
+    for ((vm, entitlement), plan) in managed.iter().zip(&decision.results).zip(&decision.plans) {
         lock(&vm.balloon).goal = plan.balloon_goal;
         if let Some(paged) = &*vm.paged() {
             // What the pager charges to the VM leaves out its part of the common pages.
@@ -111,25 +112,12 @@ fn turn(
             paged.memory_freed();
         }
     }
-    let trigger = match why {
-        _ if before != state => format!("free memory moved from {before} to {state}"),
-        Some(why) => why,
-        None => "period".into(),
-    };
-    if before != state {
-        tracing::info!("{trigger}: {free} free");
+    if last.state != state {
+        tracing::info!("{}: {} free", decision.trigger(), decision.snapshot.free);
+        last.state = state;
     }
     swap_ins.retain(|id, _| vms.iter().any(|vm| vm.id == *id));
-    manager.set_decision(Decision {
-        trigger,
-        available: room,
-        state,
-        free,
-        goal: thresholds.goal(),
-        inputs: demands,
-        results: entitled,
-        plans,
-    });
+    manager.set_decision(decision);
 }
 
 /// A VM whose salt was changed leaves one domain for another, over several turns.
@@ -161,7 +149,6 @@ fn demand(manager: &Manager, vm: &Vm) -> VmDemand {
 fn vm_state(
     vm: &Vm,
     demand: VmDemand,
-    target: Pages,
     swap_ins: &mut std::collections::HashMap<VmId, u64>,
 ) -> VmState {
     let balloon = *lock(&vm.balloon);
@@ -177,7 +164,6 @@ fn vm_state(
     VmState {
         demand,
         consumed: vm.consumed(),
-        target,
         size: vm.size,
         balloon_goal: balloon.goal,
         balloon_health: balloon.output.health,

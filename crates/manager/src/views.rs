@@ -284,7 +284,7 @@ pub fn why(manager: &Manager, vm: &Vm) -> Result<Why, Failure> {
     Ok(Why {
         vm: vm.name.clone(),
         age_s: at.elapsed().as_secs_f64(),
-        trigger: decision.trigger,
+        trigger: decision.trigger(),
         verdict,
         steps,
     })

@@ -6,29 +6,40 @@ use serde::{Deserialize, Serialize};
 use crate::plan::{Reason, VmPlan};
 use crate::shares::{Bound, Entitlement, TaxRate, VmDemand, targets};
 use crate::state::State;
+use crate::turn::Snapshot;
 
-/// One turn of the loop: what caused it, what went in, what came out.
+/// One turn of the loop: what went in, what came out. Made by [`decide`](crate::decide).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Decision {
-    /// "period", "parameters of db1 changed", "free memory fell to soft".
-    pub trigger: String,
+    pub snapshot: Snapshot,
+    pub state: State,
     /// Pages that were shared out as targets.
     pub available: Pages,
-    pub state: State,
-    pub free: Pages,
-    /// The free memory that reclamation aims for.
-    pub goal: Pages,
-    pub inputs: Vec<VmDemand>,
+    /// In the order of the snapshot's VMs, as are the plans.
     pub results: Vec<Entitlement>,
     pub plans: Vec<VmPlan>,
 }
 
 impl Decision {
+    /// What caused it; names the new state where that changed.
+    pub fn trigger(&self) -> String {
+        let Snapshot { before, trigger, .. } = &self.snapshot;
+        if *before == self.state {
+            trigger.clone()
+        } else {
+            format!("free memory moved from {before} to {}", self.state)
+        }
+    }
+
+    fn demands(&self) -> impl Iterator<Item = &VmDemand> {
+        self.snapshot.vms.iter().map(|vm| &vm.demand)
+    }
+
     /// One sentence that says what was decided for a VM, and the steps that led to it, with their
     /// numbers. `name_of` gives VMs their names.
     pub fn explain(&self, id: VmId, name_of: impl Fn(VmId) -> String) -> (String, Vec<String>) {
         let name = name_of(id);
-        let input = self.inputs.iter().find(|v| v.id == id);
+        let input = self.demands().find(|v| v.id == id);
         let result = self.results.iter().find(|e| e.id == id);
         let plan = self.plans.iter().find(|p| p.id == id);
         let (Some(input), Some(result)) = (input, result) else {
@@ -59,18 +70,19 @@ impl Decision {
             State::Hard => "paging reclaims beside the balloons",
             State::Low => "paging reclaims, and VMs above target wait at their next allocation",
         };
-        let aim = if self.free < self.goal {
-            format!("{} short of the {} it aims for", self.goal - self.free, self.goal)
+        let (free, goal) = (self.snapshot.free, self.snapshot.thresholds.goal());
+        let aim = if free < goal {
+            format!("{} short of the {goal} it aims for", goal - free)
         } else {
-            format!("at least the {} it aims for", self.goal)
+            format!("at least the {goal} it aims for")
         };
-        format!("The host has {} free, {aim}; its state is {}: {meaning}.", self.free, self.state)
+        format!("The host has {free} free, {aim}; its state is {}: {meaning}.", self.state)
     }
 
     fn supply_step(&self) -> String {
         let (min, max): (Pages, Pages) =
-            (self.inputs.iter().map(|v| v.min).sum(), self.inputs.iter().map(|v| v.max).sum());
-        let vms = match self.inputs.len() {
+            (self.demands().map(|v| v.min).sum(), self.demands().map(|v| v.max).sum());
+        let vms = match self.snapshot.vms.len() {
             1 => "1 VM".to_owned(),
             n => format!("{n} VMs"),
         };
@@ -110,7 +122,7 @@ impl Decision {
     /// What the VM would get if nobody were taxed.
     fn untaxed(&self, id: VmId) -> Pages {
         let vms: Vec<VmDemand> =
-            self.inputs.iter().map(|v| VmDemand { tax: TaxRate::NONE, ..*v }).collect();
+            self.demands().map(|v| VmDemand { tax: TaxRate::NONE, ..*v }).collect();
         let found = targets(self.available, &vms).into_iter().find(|e| e.id == id);
         found.map_or(Pages::ZERO, |e| e.target)
     }

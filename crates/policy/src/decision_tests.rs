@@ -1,6 +1,6 @@
 use super::*;
 use crate::balloon::Health;
-use crate::plan::{VmState, plan};
+use crate::plan::VmState;
 use crate::state::Thresholds;
 
 const BUDGET: Pages = Pages::from_mib(400);
@@ -21,16 +21,12 @@ fn name_of(id: VmId) -> String {
 }
 
 fn decide(available: u64, state: State, free: u64, inputs: Vec<VmDemand>, held: u64) -> Decision {
-    let available = Pages::from_mib(available);
     let thresholds = Thresholds::default_for(BUDGET);
-    let results = targets(available, &inputs);
-    let vms: Vec<VmState> = inputs
-        .iter()
-        .zip(&results)
-        .map(|(demand, e)| VmState {
-            demand: *demand,
+    let vms = inputs
+        .into_iter()
+        .map(|demand| VmState {
+            demand,
             consumed: Pages::from_mib(held),
-            target: e.target,
             size: Pages::from_mib(256),
             balloon_goal: Pages::ZERO,
             balloon_health: Health::Healthy,
@@ -39,17 +35,17 @@ fn decide(available: u64, state: State, free: u64, inputs: Vec<VmDemand>, held: 
             swap_free: Pages::from_mib(256),
         })
         .collect();
-    let free = Pages::from_mib(free);
-    Decision {
+    let decision = crate::decide(Snapshot {
         trigger: "period".into(),
-        available,
-        state,
-        free,
-        goal: thresholds.goal(),
-        plans: plan(state, free, &thresholds, BUDGET, &vms),
-        inputs,
-        results,
-    }
+        before: state,
+        thresholds,
+        budget: thresholds.goal() + Pages::from_mib(available),
+        free: Pages::from_mib(free),
+        overhead: Pages::ZERO,
+        vms,
+    });
+    assert_eq!(decision.state, state);
+    decision
 }
 
 fn text(d: &Decision, id: u32) -> String {

@@ -13,15 +13,19 @@
 //! | [`admission`] | may one more VM be promised memory? | s.6.2 |
 //! | [`balloon`] | how far can this guest's balloon be driven, and trusted? | s.3.2 |
 //! | [`plan`](mod@plan) | what is asked of each VM now? | s.6.3 |
+//! | [`turn`] | all of that at once | s.6.3 |
 //! | [`decision`] | why? | |
 //!
-//! One turn of the loop, once a second and after every event that changes an input:
+//! One turn of the loop, once a second and after every event that changes an input, is
+//! [`decide`]:
 //!
-//! 1. [`Thresholds`] from the budget; [`StateMachine::update`] with the free memory.
+//! 1. [`StateMachine::update`] with the free memory.
 //! 2. [`targets`] over [`available`] pages, so that the sum of all targets leaves the goal free.
 //! 3. [`plan()`](plan::plan) compares what each VM consumes with its target.
-//! 4. [`BalloonControl::step`] turns each balloon goal into commands that the guest can bear.
-//! 5. A [`Decision`] keeps inputs and outcome, and explains them.
+//! 4. A [`Decision`] keeps the [`Snapshot`] and the outcome, and explains them.
+//!
+//! Between turns, [`BalloonControl::step`] turns each balloon goal into commands that the guest can
+//! bear.
 
 pub mod admission;
 pub mod balloon;
@@ -29,12 +33,14 @@ pub mod decision;
 pub mod plan;
 pub mod shares;
 pub mod state;
+pub mod turn;
 pub mod working_set;
 
 pub use admission::{Promise, Refusal, admit};
 pub use balloon::{BalloonConfig, BalloonControl, BalloonInput, BalloonOutput, Health};
 pub use decision::Decision;
-pub use plan::{EvictCause, Reason, VmPlan, VmState, plan};
+pub use plan::{EvictCause, Reason, Standing, VmPlan, VmState, plan};
 pub use shares::{Bound, Entitlement, TaxRate, TaxRateError, VmDemand, available, targets};
 pub use state::{State, StateMachine, ThresholdError, Thresholds};
+pub use turn::{Snapshot, decide};
 pub use working_set::{ActiveEstimate, SamplingConfig, SamplingError, WorkingSet, choose_samples};

@@ -29,14 +29,13 @@ mod reason;
 
 pub use reason::{EvictCause, Reason};
 
-/// One VM as it stands.
+/// One VM as it is seen: all that the policy knows of it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VmState {
     /// Its parameters and activity, from which rho at what it consumes follows.
     pub demand: VmDemand,
     /// Machine pages it has now.
     pub consumed: Pages,
-    pub target: Pages,
     /// Configured size of the guest; `demand.max` may be a limit below it.
     pub size: Pages,
     /// The balloon goal in force.
@@ -51,14 +50,23 @@ pub struct VmState {
 }
 
 impl VmState {
-    /// What reclamation leaves it: its target, and its guarantee in any case.
-    fn floor(&self) -> Pages {
-        self.target.max(self.demand.min).min(self.demand.max)
-    }
-
     /// What a balloon of `goal` leaves the guest.
     fn left_by(&self, goal: Pages) -> Pages {
         self.size.saturating_sub(goal)
+    }
+}
+
+/// A VM beside what it is entitled to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Standing {
+    pub vm: VmState,
+    pub target: Pages,
+}
+
+impl Standing {
+    /// What reclamation leaves it: its target, and its guarantee in any case.
+    fn floor(&self) -> Pages {
+        self.target.max(self.vm.demand.min).min(self.vm.demand.max)
     }
 }
 
@@ -84,7 +92,7 @@ pub fn plan(
     free: Pages,
     thresholds: &Thresholds,
     budget: Pages,
-    vms: &[VmState],
+    vms: &[Standing],
 ) -> Vec<VmPlan> {
     let goal = thresholds.goal();
     let deficit = if state == State::High { Pages::ZERO } else { goal.saturating_sub(free) };
@@ -98,7 +106,7 @@ pub fn plan(
     vms.iter()
         .zip(takes)
         .zip(rooms)
-        .map(|((vm, take), room)| plan_one(state, deficit, vm, take, room))
+        .map(|((s, take), room)| plan_one(state, deficit, s, take, room))
         .collect()
 }
 
@@ -108,47 +116,48 @@ const RELEASE_MARGIN: u64 = 128;
 
 /// What is to be taken from each VM: whatever is above its max; then, from those above target, the
 /// rest of the deficit by min-funding revocation.
-fn distribute(deficit: Pages, vms: &[VmState]) -> Vec<Pages> {
-    let excess = |vm: &VmState| vm.consumed.saturating_sub(vm.demand.max);
+fn distribute(deficit: Pages, vms: &[Standing]) -> Vec<Pages> {
+    let excess = |s: &Standing| s.vm.consumed.saturating_sub(s.vm.demand.max);
     let deficit = deficit.saturating_sub(vms.iter().map(excess).sum());
     let claims: Vec<Claim> = vms
         .iter()
-        .map(|vm| {
-            let ceil = vm.consumed.min(vm.demand.max);
-            Claim::new(&vm.demand, vm.floor().min(ceil), ceil)
+        .map(|s| {
+            let ceil = s.vm.consumed.min(s.vm.demand.max);
+            Claim::new(&s.vm.demand, s.floor().min(ceil), ceil)
         })
         .collect();
-    let held: Pages = vms.iter().map(|vm| vm.consumed.min(vm.demand.max)).sum();
+    let held: Pages = vms.iter().map(|s| s.vm.consumed.min(s.vm.demand.max)).sum();
     let (kept, _) = allocate(held.saturating_sub(deficit), &claims);
-    vms.iter().zip(kept).map(|(vm, kept)| vm.consumed.saturating_sub(Pages(kept))).collect()
+    vms.iter().zip(kept).map(|(s, kept)| s.vm.consumed.saturating_sub(Pages(kept))).collect()
 }
 
 /// How much each ballooned VM that wants memory may hold when `surplus` pages are handed out to
 /// the largest rho first. What was released and is not yet used is still owed, and counts.
-fn release(surplus: Pages, vms: &[VmState]) -> Vec<Pages> {
-    let eligible = |vm: &VmState| vm.wants_more && !vm.balloon_goal.is_zero();
-    let room = |vm: &VmState| vm.left_by(vm.balloon_goal).max(vm.floor());
+fn release(surplus: Pages, vms: &[Standing]) -> Vec<Pages> {
+    let eligible = |s: &Standing| s.vm.wants_more && !s.vm.balloon_goal.is_zero();
+    let room = |s: &Standing| s.vm.left_by(s.vm.balloon_goal).max(s.floor());
     let owed: Pages =
-        vms.iter().filter(|vm| eligible(vm)).map(|vm| room(vm).saturating_sub(vm.consumed)).sum();
+        vms.iter().filter(|s| eligible(s)).map(|s| room(s).saturating_sub(s.vm.consumed)).sum();
     let claims: Vec<Claim> = vms
         .iter()
-        .map(|vm| {
-            let ceil = if eligible(vm) { vm.demand.max.max(room(vm)) } else { room(vm) };
-            Claim::new(&vm.demand, room(vm), ceil)
+        .map(|s| {
+            let ceil = if eligible(s) { s.vm.demand.max.max(room(s)) } else { room(s) };
+            Claim::new(&s.vm.demand, room(s), ceil)
         })
         .collect();
     let amount = vms.iter().map(room).sum::<Pages>() + surplus.saturating_sub(owed);
     allocate(amount, &claims).0.into_iter().map(Pages).collect()
 }
 
-fn plan_one(state: State, deficit: Pages, vm: &VmState, take: Pages, room: Pages) -> VmPlan {
+fn plan_one(state: State, deficit: Pages, s: &Standing, take: Pages, room: Pages) -> VmPlan {
+    let (vm, floor) = (&s.vm, s.floor());
     let consumed = vm.consumed;
     let over_max = consumed.saturating_sub(vm.demand.max);
     let level = consumed.saturating_sub(take);
 
     // The balloon as it may stay: nothing beyond what the VM is entitled to do without, nothing
     // beyond what the guest bears. A guest without a driver keeps its goal for the driver to come.
-    let entitled = vm.left_by(vm.floor());
+    let entitled = vm.left_by(floor);
     let bearable = if vm.balloon_health == Health::Missing { vm.size } else { vm.balloon_limit };
     let mut balloon_goal = vm.balloon_goal.min(entitled).min(bearable);
     let kept = balloon_goal;
@@ -177,7 +186,7 @@ fn plan_one(state: State, deficit: Pages, vm: &VmState, take: Pages, room: Pages
         (_, Health::Healthy) => (beyond_balloon, Some(EvictCause::BalloonLimit)),
     };
     let evict = wanted.min(vm.swap_free);
-    let block = state == State::Low && consumed > vm.floor();
+    let block = state == State::Low && consumed > floor;
 
     let reason = if !take.is_zero() {
         Reason::Reclaim {
@@ -196,16 +205,16 @@ fn plan_one(state: State, deficit: Pages, vm: &VmState, take: Pages, room: Pages
         if bearable < entitled {
             Reason::GuestShort { from: vm.balloon_goal, limit: bearable }
         } else {
-            Reason::Entitled { target: vm.floor(), from: vm.balloon_goal, to: balloon_goal }
+            Reason::Entitled { target: floor, from: vm.balloon_goal, to: balloon_goal }
         }
     } else if !released.is_zero() {
         Reason::Released { pages: released, left: balloon_goal }
-    } else if consumed <= vm.floor() {
-        Reason::WithinTarget { consumed, target: vm.floor() }
+    } else if consumed <= floor {
+        Reason::WithinTarget { consumed, target: floor }
     } else if state == State::High {
-        Reason::Plenty { consumed, target: vm.floor() }
+        Reason::Plenty { consumed, target: floor }
     } else {
-        Reason::Spared { state, deficit, consumed, target: vm.floor(), block }
+        Reason::Spared { state, deficit, consumed, target: floor, block }
     };
     VmPlan { id: vm.demand.id, balloon_goal, evict, leave: level, block, reason }
 }

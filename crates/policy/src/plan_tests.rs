@@ -19,7 +19,6 @@ fn vm(id: u32) -> VmState {
             active: Pages(1_000),
         },
         consumed: Pages(3_000),
-        target: Pages(2_000),
         size: SIZE,
         balloon_goal: Pages::ZERO,
         balloon_health: Health::Healthy,
@@ -34,7 +33,8 @@ fn thresholds() -> Thresholds {
 }
 
 fn run(state: State, free: u64, vms: &[VmState]) -> Vec<VmPlan> {
-    plan(state, Pages(free), &thresholds(), BUDGET, vms)
+    let vms: Vec<Standing> = vms.iter().map(|&vm| Standing { vm, target: Pages(2_000) }).collect();
+    plan(state, Pages(free), &thresholds(), BUDGET, &vms)
 }
 
 fn one(state: State, free: u64, vm: VmState) -> VmPlan {
@@ -196,7 +196,6 @@ fn plenty_is_given_back_to_the_largest_rho_first() {
 fn a_limit_holds_in_every_state() {
     let mut limited = vm(1);
     limited.demand.max = Pages(1_800);
-    limited.target = Pages(1_800);
     for state in [State::High, State::Soft, State::Hard, State::Low] {
         let p = one(state, 5_000, limited);
         assert_eq!(p.balloon_goal, Pages(2_200), "{state}");
@@ -241,39 +240,43 @@ prop_compose! {
             Just(Health::Missing), Just(Health::Healthy), Just(Health::Slow), Just(Health::Stuck)
         ],
         shares in 1u32..10_000, active in 0u64..5_000, wants_more in any::<bool>(),
-    ) -> VmState {
+    ) -> Standing {
         let of = |whole: u64, part: f64| (whole as f64 * part) as u64;
         let max = of(size, max).max(1);
         let min = of(max, min);
-        VmState {
+        let vm = VmState {
             demand: VmDemand {
                 id: VmId(id), shares, min: Pages(min), max: Pages(max),
                 tax: TaxRate::default(), active: Pages(active),
             },
             consumed: Pages(of(size, consumed)),
-            target: Pages(min + of(max - min, target)),
             size: Pages(size),
             balloon_goal: Pages(of(size, goal)),
             balloon_health: health,
             balloon_limit: Pages(of(size, limit)),
             wants_more,
             swap_free: Pages(swap),
-        }
+        };
+        Standing { vm, target: Pages(min + of(max - min, target)) }
     }
 }
 
-fn some_vms() -> impl Strategy<Value = Vec<VmState>> {
+fn some_vms() -> impl Strategy<Value = Vec<Standing>> {
     (0usize..8).prop_flat_map(|n| (0..n as u32).map(any_vm).collect::<Vec<_>>())
+}
+
+fn of(state: State, free: u64, vms: &[Standing]) -> Vec<VmPlan> {
+    plan(state, Pages(free), &thresholds(), BUDGET, vms)
 }
 
 proptest! {
     #[test]
     fn what_holds_of_every_plan(state in any_state(), free in 0u64..12_000, vms in some_vms()) {
-        let plans = run(state, free, &vms);
+        let plans = of(state, free, &vms);
         let deficit = thresholds().goal().saturating_sub(Pages(free));
         let mut taken = Pages::ZERO;
-        for (v, p) in vms.iter().zip(&plans) {
-            let floor = v.target.max(v.demand.min);
+        for (Standing { vm: v, target }, p) in vms.iter().zip(&plans) {
+            let floor = (*target).max(v.demand.min);
             prop_assert_eq!(p.id, v.demand.id);
             // Never below min or target by eviction, nor by what the balloon may hold.
             prop_assert!(p.evict <= v.consumed.saturating_sub(floor));
@@ -300,27 +303,27 @@ proptest! {
     /// With swap for everyone, hard and low ask for all that is missing or all that may be taken.
     #[test]
     fn hard_asks_for_enough(free in 0u64..600, mut vms in some_vms()) {
-        vms.iter_mut().for_each(|v| v.swap_free = v.size);
+        vms.iter_mut().for_each(|s| s.vm.swap_free = s.vm.size);
         let deficit = thresholds().goal() - Pages(free);
         let above: Pages =
-            vms.iter().map(|v| v.consumed.saturating_sub(v.target.max(v.demand.min))).sum();
-        let asked: Pages = run(State::Hard, free, &vms).iter().map(|p| p.evict).sum();
+            vms.iter().map(|s| s.vm.consumed.saturating_sub(s.target.max(s.vm.demand.min))).sum();
+        let asked: Pages = of(State::Hard, free, &vms).iter().map(|p| p.evict).sum();
         prop_assert!(asked >= deficit.min(above));
     }
 
     /// Min-funding: what is left of a VM that paid has no larger rho than what others keep.
     #[test]
     fn nobody_pays_before_a_smaller_rho(free in 0u64..600, mut vms in some_vms()) {
-        for v in &mut vms {
-            v.swap_free = v.size;
-            v.demand.max = v.size;
+        for Standing { vm, .. } in &mut vms {
+            vm.swap_free = vm.size;
+            vm.demand.max = vm.size;
         }
-        let plans = run(State::Hard, free, &vms);
-        let left = |i: usize| vms[i].consumed - plans[i].evict;
+        let plans = of(State::Hard, free, &vms);
+        let left = |i: usize| vms[i].vm.consumed - plans[i].evict;
         for payer in (0..vms.len()).filter(|&i| !plans[i].evict.is_zero()) {
             for other in (0..vms.len()).filter(|&i| left(i) > vms[i].target) {
-                let taken = vms[payer].demand.rho(left(payer) + Pages(1));
-                let kept = vms[other].demand.rho(left(other));
+                let taken = vms[payer].vm.demand.rho(left(payer) + Pages(1));
+                let kept = vms[other].vm.demand.rho(left(other));
                 prop_assert!(taken <= kept * (1.0 + 1e-9), "{payer} paid {taken}, {other} {kept}");
             }
         }

@@ -90,12 +90,29 @@ pub struct ThresholdError {
 }
 
 /// The four thresholds of free machine memory; `high > soft > hard > low > 0` always holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Unordered")]
 pub struct Thresholds {
     high: Pages,
     soft: Pages,
     hard: Pages,
     low: Pages,
+}
+
+/// Thresholds as they are read, not yet known to be in order.
+#[derive(Deserialize)]
+struct Unordered {
+    high: Pages,
+    soft: Pages,
+    hard: Pages,
+    low: Pages,
+}
+
+impl TryFrom<Unordered> for Thresholds {
+    type Error = ThresholdError;
+    fn try_from(t: Unordered) -> Result<Thresholds, ThresholdError> {
+        Thresholds::custom(t.high, t.soft, t.hard, t.low)
+    }
 }
 
 impl Thresholds {
@@ -202,7 +219,12 @@ pub struct StateMachine {
 impl StateMachine {
     /// Begins in [`State::High`]; the first [`update`](Self::update) tells.
     pub fn new(thresholds: Thresholds) -> StateMachine {
-        StateMachine { thresholds, state: State::High }
+        StateMachine::at(thresholds, State::High)
+    }
+
+    /// Goes on from `state`.
+    pub fn at(thresholds: Thresholds, state: State) -> StateMachine {
+        StateMachine { thresholds, state }
     }
 
     pub fn state(&self) -> State {

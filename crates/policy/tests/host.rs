@@ -5,8 +5,8 @@
 use std::time::Duration;
 
 use ballast_policy::{
-    BalloonConfig, BalloonControl, BalloonInput, State, StateMachine, TaxRate, Thresholds,
-    VmDemand, VmPlan, VmState, available, plan, targets,
+    BalloonConfig, BalloonControl, BalloonInput, Snapshot, State, TaxRate, Thresholds, VmDemand,
+    VmPlan, VmState, decide,
 };
 use ballast_units::{Pages, VmId};
 use proptest::prelude::*;
@@ -82,11 +82,10 @@ impl Vm {
         self.size - self.balloon
     }
 
-    fn state(&self, target: Pages) -> VmState {
+    fn state(&self) -> VmState {
         VmState {
             demand: self.demand,
             consumed: Pages(self.consumed),
-            target,
             size: Pages(self.size),
             balloon_goal: Pages(self.balloon_goal),
             balloon_health: self.health,
@@ -100,7 +99,7 @@ impl Vm {
 struct Host {
     budget: u64,
     thresholds: Thresholds,
-    machine: StateMachine,
+    state: State,
     vms: Vec<Vm>,
     now: u64,
     plans: Vec<VmPlan>,
@@ -111,15 +110,7 @@ struct Host {
 impl Host {
     fn new(budget: u64, vms: Vec<Vm>) -> Host {
         let thresholds = Thresholds::default_for(Pages(budget));
-        Host {
-            budget,
-            thresholds,
-            machine: StateMachine::new(thresholds),
-            vms,
-            now: 0,
-            plans: vec![],
-            reclaimed: 0,
-        }
+        Host { budget, thresholds, state: State::High, vms, now: 0, plans: vec![], reclaimed: 0 }
     }
 
     fn free(&self) -> u64 {
@@ -129,13 +120,17 @@ impl Host {
     /// One second: the policy decides, then guests and mechanisms do their part. Guests touch only
     /// a part of what they want per second, and allocation stops when nothing is free.
     fn second(&mut self) {
-        let state = self.machine.update(Pages(self.free()));
-        let demands: Vec<VmDemand> = self.vms.iter().map(|v| v.demand).collect();
-        let supply = available(Pages(self.budget), Pages(0), &self.thresholds);
-        let entitled = targets(supply, &demands);
-        let states: Vec<VmState> =
-            self.vms.iter().zip(&entitled).map(|(v, e)| v.state(e.target)).collect();
-        self.plans = plan(state, Pages(self.free()), &self.thresholds, Pages(self.budget), &states);
+        let decision = decide(Snapshot {
+            trigger: "period".into(),
+            before: self.state,
+            thresholds: self.thresholds,
+            budget: Pages(self.budget),
+            free: Pages(self.free()),
+            overhead: Pages(0),
+            vms: self.vms.iter().map(Vm::state).collect(),
+        });
+        self.state = decision.state;
+        self.plans = decision.plans;
         for (vm, p) in self.vms.iter_mut().zip(&self.plans) {
             // Guarantees, at the moment of asking.
             assert!(vm.consumed - p.evict.0 >= vm.demand.min.0.min(vm.consumed), "{p:?}");
@@ -236,7 +231,7 @@ fn idle_memory_moves_to_the_busy_vm() {
     let (idle, busy) = (host.vms[0].consumed, host.vms[1].consumed);
     assert!(busy > half * 13 / 10, "over 30% more for the busy VM: {busy} from {half}");
     assert!(idle < half * 6 / 10, "{idle}");
-    assert_eq!(host.machine.state(), State::High);
+    assert_eq!(host.state, State::High);
 }
 
 fn any_driver() -> impl Strategy<Value = Driver> {
@@ -305,7 +300,7 @@ proptest! {
         let picture =
             |h: &Host| h.vms.iter().map(|v| (v.consumed, v.balloon, v.asked)).collect::<Vec<_>>();
         let before = picture(&host);
-        prop_assert_eq!(host.machine.state(), State::High, "{:?}", host.vms);
+        prop_assert_eq!(host.state, State::High, "{:?}", host.vms);
         for _ in 0..60 {
             host.second();
             prop_assert_eq!(&picture(&host), &before, "{:?}", &host.vms);
@@ -330,7 +325,7 @@ proptest! {
             host.second();
             high += u32::from(host.reclaimed >= host.thresholds.lower_edge(State::High).0);
             reached |= host.reclaimed >= host.thresholds.upper_edge(State::High).0
-                || host.machine.state() == State::High;
+                || host.state == State::High;
             for (most, vm) in most.iter_mut().zip(&host.vms) {
                 *most = vm.consumed.max(*most);
             }
@@ -356,7 +351,7 @@ proptest! {
         for _ in 0..200 {
             host.second();
         }
-        prop_assert_eq!(host.machine.state(), State::High);
+        prop_assert_eq!(host.state, State::High);
     }
 
     /// A limit lowered at run time is enforced, in plenty too.

@@ -1,0 +1,47 @@
+//! One turn of the accountable loop as one pure function: a consistent look at the host goes in, a
+//! [`Decision`] with all its reasons comes out. The manager, the simulator and the replay of a
+//! journal call this and nothing else, so that they cannot come to differ.
+
+use ballast_units::Pages;
+use serde::{Deserialize, Serialize};
+
+use crate::decision::Decision;
+use crate::plan::{Standing, VmState, plan};
+use crate::shares::{VmDemand, available, targets};
+use crate::state::{State, StateMachine, Thresholds};
+
+/// All that a decision depends on, taken at one moment.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Snapshot {
+    /// "period", "parameters of db1 changed", "db1 starts".
+    pub trigger: String,
+    /// The state that the turn before ended in.
+    pub before: State,
+    pub thresholds: Thresholds,
+    /// Machine memory for VMs.
+    pub budget: Pages,
+    /// What of it is handed out to nobody.
+    pub free: Pages,
+    /// Memory that cannot be shared out: what VMs cost beside their own pages, and what VMs out of
+    /// reach have.
+    pub overhead: Pages,
+    pub vms: Vec<VmState>,
+}
+
+/// Decides: the state, what each VM is entitled to, and what is asked of it now. The same snapshot
+/// always gives the same decision, bit for bit.
+pub fn decide(snapshot: Snapshot) -> Decision {
+    let Snapshot { before, thresholds, budget, free, overhead, .. } = snapshot;
+    let state = StateMachine::at(thresholds, before).update(free);
+    let available = available(budget, overhead, &thresholds);
+    let demands: Vec<VmDemand> = snapshot.vms.iter().map(|vm| vm.demand).collect();
+    let results = targets(available, &demands);
+    let standing: Vec<Standing> = snapshot
+        .vms
+        .iter()
+        .zip(&results)
+        .map(|(&vm, entitled)| Standing { vm, target: entitled.target })
+        .collect();
+    let plans = plan(state, free, &thresholds, budget, &standing);
+    Decision { snapshot, state, available, results, plans }
+}
