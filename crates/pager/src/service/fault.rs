@@ -12,6 +12,7 @@ use rustix::fs::OFlags;
 
 use super::reads::{Arrival, Reads};
 use super::serve::{Landed, Notice, Serve, Task};
+use super::spin::{Spin, Waited};
 use super::vm::Shared;
 use crate::guest_ram::GuestRam;
 use crate::memory::{Access, Memory, Wait};
@@ -29,6 +30,8 @@ pub(super) struct FaultService {
     failed: BTreeMap<Ppn, Instant>,
     serve: Serve,
     tasks: Vec<Task>,
+    spin: Spin,
+    begun: Instant,
 }
 
 impl FaultService {
@@ -40,6 +43,8 @@ impl FaultService {
             failed: BTreeMap::new(),
             serve: Serve::default(),
             tasks: Vec::new(),
+            spin: Spin::default(),
+            begun: Instant::now(),
         })
     }
 
@@ -60,7 +65,14 @@ impl FaultService {
     }
 
     /// Waits for anything to do; answers whether there are events to read.
-    fn wait(&self) -> bool {
+    fn wait(&mut self) -> bool {
+        let patience = self.patience();
+        // What is to be tried again has its own time.
+        let spin = if self.serve.is_quiet() {
+            self.spin.window(self.begun.elapsed())
+        } else {
+            Duration::ZERO
+        };
         let uffd = self.vm.memory.backend().uffd();
         let mut fds = vec![
             PollFd::new(uffd, PollFlags::IN),
@@ -69,11 +81,11 @@ impl FaultService {
         if let Some(fd) = self.reads.poll_fd() {
             fds.push(PollFd::from_borrowed_fd(fd, PollFlags::IN));
         }
-        let timeout = Timespec::try_from(self.patience()).ok();
-        if poll(&mut fds, timeout.as_ref()).is_err() {
+        let Ok(waited) = await_any(&mut fds, spin, patience) else {
             // EINTR: look again at everything.
             return false;
-        }
+        };
+        self.spin.learn(self.begun.elapsed(), waited);
         if fds[1].revents().contains(PollFlags::IN) {
             let mut count = [0u8; 8];
             let _ = rustix::io::read(&self.vm.wake_fd, &mut count);
@@ -240,4 +252,27 @@ impl FaultService {
         let waiting = self.serve.pending().faults() as u64;
         self.vm.waiting.store(waiting, std::sync::atomic::Ordering::Relaxed);
     }
+}
+
+/// Looks at the descriptors for as long as `spin`, then sleeps until there is something, at most
+/// `patience`.
+fn await_any(
+    fds: &mut [PollFd<'_>],
+    spin: Duration,
+    patience: Duration,
+) -> rustix::io::Result<Waited> {
+    let begun = Instant::now();
+    let mut last = begun;
+    while last - begun < spin {
+        if poll(fds, Some(&Timespec::default()))? > 0 {
+            return Ok(Waited::Caught);
+        }
+        let now = Instant::now();
+        if Spin::lost_core(now - last) {
+            return Ok(Waited::Preempted);
+        }
+        last = now;
+    }
+    poll(fds, Timespec::try_from(patience).ok().as_ref())?;
+    Ok(Waited::Slept(begun.elapsed()))
 }

@@ -4,6 +4,7 @@
 //!   its descriptors: what cannot be served now is kept and tried again, because the VMM's own
 //!   threads wait until their discard events are read.
 //! - `serve`, `pending`: in which order it does so.
+//! - `spin`: how long it looks for the next fault before it sleeps.
 //! - `share`: looks for equal pages, brings broken ones home, maps zeros to be read.
 //! - `reads`: what is read from the swap space for it, and read ahead.
 //! - `reclaim`: evicts what the policy asks for, samples.
@@ -15,6 +16,7 @@ mod reads;
 mod reclaim;
 pub mod serve;
 mod share;
+mod spin;
 mod vm;
 mod write;
 
