@@ -12,6 +12,7 @@ use ballast_uffd::Event;
 use ballast_units::{Bytes, Pages, Ppn};
 
 use super::fault::FaultService;
+use super::priority::Urgency;
 use super::reads::Reads;
 use super::reclaim::Reclaim;
 use super::share::ShareService;
@@ -433,20 +434,27 @@ impl PagedVm {
 
     fn spawn_faults(&mut self) -> Result<(), StartError> {
         let service = FaultService::new(self.shared.clone()).map_err(StartError::Threads)?;
-        self.spawn("fault", move || service.run())
+        self.spawn("fault", Urgency::Guest, move || service.run())
     }
 
     fn spawn_reclaim(&mut self, seed: u64, found: &Recovered) -> Result<(), StartError> {
         let replacement: Box<dyn Replacement> = Box::new(Random::seeded(seed));
         let reclaim = Reclaim::new(self.shared.clone(), replacement, found);
-        self.spawn("reclaim", move || reclaim.run())
+        self.spawn("reclaim", Urgency::Host, move || reclaim.run())
     }
 
     fn spawn(
         &mut self,
         what: &str,
+        urgency: Urgency,
         body: impl FnOnce() + Send + 'static,
     ) -> Result<(), StartError> {
+        let body = move || {
+            if let Err(e) = urgency.apply() {
+                tracing::debug!("a thread runs with the usual priority: {e}");
+            }
+            body();
+        };
         // 15 characters are all that the kernel keeps of a thread's name.
         let name: String = format!("{what}-{}", self.shared.name).chars().take(15).collect();
         let thread =
@@ -548,7 +556,7 @@ impl PagedVm {
             domain.join(&self.shared.memory)?;
         }
         let service = ShareService::new(self.shared.clone(), control, seed);
-        self.spawn("share", move || service.run())
+        self.spawn("share", Urgency::Nobody, move || service.run())
     }
 
     /// Its part of the common pages: a page that n share counts 1/n for each (vSphere's "consumed").

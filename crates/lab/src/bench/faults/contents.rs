@@ -18,8 +18,6 @@ pub enum Kind {
     Filled,
 }
 
-pub const KINDS: [Kind; 4] = [Kind::Half, Kind::Quarter, Kind::Random, Kind::Filled];
-
 /// Words of a record, the rest of which repeats.
 const RECORD: usize = 8;
 
@@ -83,7 +81,7 @@ mod tests {
 
     #[test]
     fn pages_differ_and_begin_as_told() {
-        for kind in KINDS {
+        for kind in [Kind::Half, Kind::Quarter, Kind::Random, Kind::Filled] {
             let mut seen = BTreeSet::new();
             for page in 0..100 {
                 let mut words = [0; WORDS];

@@ -4,15 +4,18 @@
 //! | file | what it is |
 //! | --- | --- |
 //! | `contents` | what the memory holds |
+//! | `hogs` | who else wants the processors |
 //! | `faulter` | the process that holds it, and reads it |
 //! | `round` | its other end |
 //! | `peer`, `ours` | one round of each |
 //!
 //! Nobody reclaims while pages are read: what is timed is the fault alone. Both sides read with one
-//! thread.
+//! thread. In the case "busy", others want every processor meanwhile: then it counts how soon those
+//! run whom a fault has to wait for.
 
 mod contents;
 mod faulter;
+mod hogs;
 mod ours;
 mod peer;
 mod round;
@@ -26,7 +29,7 @@ use crate::leftovers;
 use crate::manager::disk_folder;
 use crate::say;
 use crate::stats::median;
-use contents::{KINDS, Kind};
+use contents::Kind;
 pub use faulter::{FaulterArgs, run as fault};
 use ours::OurRound;
 use peer::{PeerRound, TIERS, Tier};
@@ -42,6 +45,23 @@ impl Drop for Folder {
     }
 }
 
+/// One row of the table.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    name: &'static str,
+    kind: Kind,
+    /// Others want all processors.
+    busy: bool,
+}
+
+const CASES: [Case; 5] = [
+    Case { name: "half", kind: Kind::Half, busy: false },
+    Case { name: "quarter", kind: Kind::Quarter, busy: false },
+    Case { name: "random", kind: Kind::Random, busy: false },
+    Case { name: "filled", kind: Kind::Filled, busy: false },
+    Case { name: "busy", kind: Kind::Half, busy: true },
+];
+
 #[derive(Default)]
 struct Results {
     ours: BTreeMap<(&'static str, ours::Tier), Vec<OurRound>>,
@@ -53,32 +73,32 @@ pub async fn run(quick: bool) -> Result<Outcome> {
     let folder = Folder(leftovers::private_folder(&disk_folder())?);
     let mut results = Results::default();
     for repeat in 0..repeats {
-        for kind in KINDS {
-            let plan = Plan { mib, reads, seed: 31 + repeat };
+        for case in CASES {
+            let plan = Plan { mib, reads, seed: 31 + repeat, busy: case.busy };
             // Nobody always comes first.
             if repeat % 2 == 0 {
-                ours(kind, &plan, &mut results).await?;
+                ours(case, &plan, &mut results).await?;
             }
             for tier in TIERS {
-                let round = peer::round(tier, kind, &folder.0, &plan).await;
-                let told = || format!("{} pages, {}", kind.name(), tier.name());
+                let round = peer::round(tier, case.kind, &folder.0, &plan).await;
+                let told = || format!("{} pages, {}", case.name, tier.name());
                 if let Some(round) = round.with_context(told)? {
                     say::detail(&format!("{}: {}", told(), line(&round.times)));
-                    results.peers.entry((kind.name(), tier)).or_default().push(round);
+                    results.peers.entry((case.name, tier)).or_default().push(round);
                 }
             }
             if repeat % 2 == 1 {
-                ours(kind, &plan, &mut results).await?;
+                ours(case, &plan, &mut results).await?;
             }
         }
     }
     Ok(evaluate(&results))
 }
 
-async fn ours(kind: Kind, plan: &Plan, results: &mut Results) -> Result<()> {
+async fn ours(case: Case, plan: &Plan, results: &mut Results) -> Result<()> {
     for tier in [ours::Tier::Compressed, ours::Tier::Swap] {
-        let told = || format!("{} pages, {}", kind.name(), tier.name());
-        let round = ours::round(tier, kind, plan).await.with_context(told)?;
+        let told = || format!("{} pages, {}", case.name, tier.name());
+        let round = ours::round(tier, case.kind, plan).await.with_context(told)?;
         say::detail(&format!(
             "{}: {}; {:.0}% compressed, {:.0}% swapped",
             told(),
@@ -86,7 +106,7 @@ async fn ours(kind: Kind, plan: &Plan, results: &mut Results) -> Result<()> {
             100.0 * round.compressed,
             100.0 * round.swapped
         ));
-        results.ours.entry((kind.name(), tier)).or_default().push(round);
+        results.ours.entry((case.name, tier)).or_default().push(round);
     }
     Ok(())
 }

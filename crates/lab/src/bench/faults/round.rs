@@ -7,6 +7,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::super::child::Child;
 use super::contents::Kind;
+use super::hogs::Hogs;
 
 /// How much is done.
 #[derive(Clone, Copy, Debug)]
@@ -15,6 +16,8 @@ pub struct Plan {
     /// Pages that are read, of those that are out.
     pub reads: usize,
     pub seed: u64,
+    /// Others want all processors while it reads.
+    pub busy: bool,
 }
 
 /// Durations of single accesses, microseconds.
@@ -62,7 +65,9 @@ impl Faulter {
             answer.strip_prefix("out ").and_then(|n| n.parse().ok()).context(answer.clone())?;
         // What stayed in memory says nothing; a few pages always do.
         ensure!(out >= plan.reads, "only {out} of {} pages are out", plan.mib << 8);
+        let hogs = plan.busy.then(Hogs::start);
         let answer = self.child.ask(&format!("read {} {}", plan.reads, plan.seed)).await?;
+        drop(hogs);
         let times = parse(&answer).with_context(|| format!("faulter: '{answer}'"))?;
         self.child.ask("check").await?;
         self.child.end().await?;
