@@ -10,12 +10,17 @@ pub fn run(mut args: Args) -> Result<(), String> {
     let root = args.text("dir", crate::init::DISK);
     let clients = args.at_least("clients", 40u32, 1)?;
     let seconds = args.at_least("seconds", 20u32, 1)?;
+    let repeat = args.at_least("repeat", 1u32, 1)?;
     args.done()?;
+    (0..repeat).try_for_each(|_| once(&root, clients, seconds))
+}
 
+/// One run, and its throughput.
+fn once(root: &str, clients: u32, seconds: u32) -> Result<(), String> {
     // The disk carries dbench with its own loader and libraries: the guest has none.
     let output = Command::new(format!("{root}/dbench/ld.so"))
         .args(["--library-path", &format!("{root}/dbench"), &format!("{root}/dbench/dbench")])
-        .args(["-D", &root, "-c", &format!("{root}/dbench/client.txt")])
+        .args(["-D", root, "-c", &format!("{root}/dbench/client.txt")])
         .args(["-t", &seconds.to_string()])
         .arg(clients.to_string())
         .stdin(Stdio::null())

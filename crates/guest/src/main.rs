@@ -55,7 +55,7 @@ const HELP: &str = "ballast-guest WORKLOAD [OPTIONS]: workloads of Ballast's sam
                  --zipf 0.9 --every 2 --seconds 0 --seed 1
   office         a user of several programs, who waits for each action and thinks between them
                  --programs 6 --program-mb 12 --touch 96 --think 0.4 --every 2 --seconds 0
-  dbench         dbench from /disk  --clients 40 --seconds 20 --dir /disk
+  dbench         dbench from /disk  --clients 40 --seconds 20 --repeat 1 --dir /disk
   hog            takes memory and keeps it  --mb 100 --seconds 0
   dirty          writes pages all the time  --mb 50 --rate-mb 50 --seconds 0
   report         /proc/meminfo, once or every --every seconds

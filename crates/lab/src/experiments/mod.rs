@@ -6,6 +6,7 @@ mod osdi02_f2;
 mod osdi02_f4;
 mod osdi02_f5;
 mod osdi02_f6;
+mod osdi02_f7;
 mod settle;
 mod sharing_cost;
 pub(crate) mod stage;
@@ -36,7 +37,7 @@ pub struct ExperimentArgs {
 }
 
 /// Names, and what each shows.
-pub const NAMES: [(&str, &str); 8] = [
+pub const NAMES: [(&str, &str); 9] = [
     (
         "osdi02-f2",
         "dbench in a guest of 128 to 224 MiB against a 256 MiB guest ballooned to that size",
@@ -50,6 +51,7 @@ pub const NAMES: [(&str, &str); 8] = [
         "osdi02-f6",
         "a toucher between 50 and 250 MB: touched, slow, fast and estimated active memory",
     ),
+    ("osdi02-f7", "the idle memory tax: an idle VM and dbench on 360 MiB, tax 0 and then 75%"),
     ("sharing-cost", "CPU-bound throughput of two guests with page sharing on against off"),
     (
         "vtj-memory-f5",
@@ -105,6 +107,7 @@ async fn measure(name: &str, image: &Image, quick: bool) -> Result<Measured> {
         "osdi02-f4" => osdi02_f4::run(image, quick).await,
         "osdi02-f5" => osdi02_f5::run(image, quick).await,
         "osdi02-f6" => osdi02_f6::run(image, quick).await,
+        "osdi02-f7" => osdi02_f7::run(image, quick).await,
         "sharing-cost" => sharing_cost::run(image, quick).await,
         "vtj-memory-f6" => vtj_memory_f6::run(image, quick).await,
         "vtj-memory-f7" => vtj_memory_f7::run(image, quick).await,
