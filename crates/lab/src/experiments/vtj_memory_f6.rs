@@ -7,7 +7,8 @@
 //! emulated processors: a table in a file on the guest's disk, larger than what is left of the page
 //! cache, read and written by Zipf's law, and sessions in memory; each row and each page is checked
 //! on every access. What the hog takes is taken off the budget, step by step, with the guests running
-//! on. The same guests then run under plain QEMU with kernel swap, with zram, and with KSM.
+//! on. The same guests then run under plain QEMU with kernel swap, with zram, and with KSM, and under
+//! Ballast without balloons. All are asked for more than they can do: what they do is what counts.
 
 use std::time::Duration;
 
@@ -29,7 +30,7 @@ fn plan(quick: bool) -> Plan {
     let seconds = Duration::from_secs;
     if quick {
         return Plan {
-            guests: (1..=3).map(|n| Load::store(72, 20, 250.0, n)).collect(),
+            guests: (1..=3).map(|n| Load::store(72, 20, 2000.0, n)).collect(),
             memory: Bytes::from_mib(192),
             factors: vec![0.9, 1.66, 2.85],
             settle: seconds(8),
@@ -38,11 +39,11 @@ fn plan(quick: bool) -> Plan {
         };
     }
     Plan {
-        guests: (1..=5).map(|n| Load::store(128, 32, 250.0, n)).collect(),
+        guests: (1..=5).map(|n| Load::store(128, 32, 2000.0, n)).collect(),
         memory: Bytes::from_mib(256),
-        factors: vec![0.47, 0.9, 1.17, 1.66, 2.2, 2.85],
-        settle: seconds(20),
-        window: seconds(25),
+        factors: vec![0.47, 0.9, 1.17, 1.66, 2.85],
+        settle: seconds(15),
+        window: seconds(20),
         warm: seconds(10),
     }
 }
@@ -69,6 +70,8 @@ fn evaluate(table: Table, factors: &[f64]) -> Measured {
                 100.0 * value("ops_per_s") / at(&table, side, first, "ops_per_s"),
             );
             outcome.figure(&name("p95_ms"), value("p95_ms"));
+            outcome.figure(&name("read_mib_per_s"), value("read_mib_per_s"));
+            outcome.figure(&name("cpu_percent"), value("cpu_percent"));
         }
     }
     // The paper's throughput as a part of its own first.

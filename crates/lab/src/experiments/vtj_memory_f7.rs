@@ -6,7 +6,7 @@
 //! Here the users are `ballast-guest office`: each works in one of six programs, now and then turns
 //! to another, and waits for every action; each page that an action touches is checked. What the hog
 //! takes is taken off the budget, step by step. The same guests then run under plain QEMU with kernel
-//! swap, with zram, and with KSM.
+//! swap, with zram, and with KSM, and under Ballast without balloons.
 
 use std::time::Duration;
 
@@ -40,8 +40,8 @@ fn plan(quick: bool) -> Plan {
         guests: (1..=6).map(|n| Load::office(16, 0.5, n)).collect(),
         memory: Bytes::from_mib(192),
         factors: PAPER.map(|(factor, _)| factor).to_vec(),
-        settle: seconds(20),
-        window: seconds(40),
+        settle: seconds(15),
+        window: seconds(30),
         warm: seconds(10),
     }
 }

@@ -40,9 +40,12 @@ pub enum Side {
     Zram,
     /// On a file, and KSM.
     Ksm,
+    /// Ballast with guests that have no balloon: sharing, compression and swap alone. Not a peer, but it
+    /// shows what the balloon does.
+    Paging,
 }
 
-pub const SIDES: [Side; 4] = [Side::Ballast, Side::Swap, Side::Zram, Side::Ksm];
+pub const SIDES: [Side; 5] = [Side::Ballast, Side::Swap, Side::Zram, Side::Ksm, Side::Paging];
 pub const PEERS: [Side; 3] = [Side::Swap, Side::Zram, Side::Ksm];
 
 impl Side {
@@ -52,6 +55,7 @@ impl Side {
             Side::Swap => "swap",
             Side::Zram => "zram",
             Side::Ksm => "ksm",
+            Side::Paging => "ballast_paging",
         }
     }
 
@@ -61,6 +65,7 @@ impl Side {
             Side::Swap => "QEMU, kernel swap",
             Side::Zram => "QEMU, zram",
             Side::Ksm => "QEMU, kernel swap and KSM",
+            Side::Paging => "Ballast, guests without balloons",
         }
     }
 
@@ -118,6 +123,8 @@ pub struct Step {
     pub reclaimed: Reclaimed,
     /// Of all processors, used by guests and those who manage their memory.
     pub cpu_percent: f64,
+    /// Read by the VMMs, nearly all of it from the guests' disks, per second.
+    pub reads: Bytes,
     /// A guest was killed: nothing was measured.
     pub killed: bool,
 }
@@ -130,7 +137,9 @@ enum Host {
 impl Host {
     async fn start(side: Side, plan: &Plan, image: &Image) -> Result<Host> {
         Ok(match side {
-            Side::Ballast => Host::Ours(Box::new(Ours::start(plan, image).await?)),
+            Side::Ballast | Side::Paging => {
+                Host::Ours(Box::new(Ours::start(plan, image, side == Side::Ballast).await?))
+            }
             _ => Host::Peer(Box::new(Peer::start(side, plan, image).await?)),
         })
     }
@@ -162,6 +171,15 @@ impl Host {
             Host::Ours(host) => host.cpu_s().await,
             Host::Peer(host) => host.cpu_s(),
         }
+    }
+
+    /// Bytes that the VMMs have read so far.
+    async fn read(&self) -> Result<u64> {
+        let pids = match self {
+            Host::Ours(host) => host.pids().await?,
+            Host::Peer(host) => host.pids(),
+        };
+        pids.into_iter().map(read_by).sum()
     }
 
     async fn reclaimed(&self) -> Result<Reclaimed> {
@@ -216,7 +234,7 @@ async fn steps(side: Side, plan: &Plan, image: &Image) -> Result<Vec<Step>> {
     for factor in &plan.factors {
         let step = match step(&mut host, side, *factor, plan).await {
             // What a peer does to its guests is part of the comparison; what we do is an error.
-            Err(e) if side != Side::Ballast && e.downcast_ref::<peer::Killed>().is_some() => {
+            Err(e) if PEERS.contains(&side) && e.downcast_ref::<peer::Killed>().is_some() => {
                 say::detail(&format!("{factor:.2}: {e:#}"));
                 steps.extend(plan.factors[steps.len()..].iter().map(|f| killed(side, *f, plan)));
                 break;
@@ -237,13 +255,14 @@ async fn step(host: &mut Host, side: Side, factor: f64, plan: &Plan) -> Result<S
     let settle = plan.settle.saturating_sub(begin.elapsed());
     watch(host, settle, &mut Tally::new(&plan.guests)).await?;
     let mut tally = Tally::new(&plan.guests);
-    let cpu_s = host.cpu_s().await?;
+    let (cpu_s, read) = (host.cpu_s().await?, host.read().await?);
     watch(host, plan.window, &mut tally).await?;
-    let cpu_s = host.cpu_s().await? - cpu_s;
+    let (cpu_s, read) = (host.cpu_s().await? - cpu_s, host.read().await?.saturating_sub(read));
     let processors = std::thread::available_parallelism().map_or(1, usize::from) as f64;
     let cpu_percent = 100.0 * cpu_s / tally.seconds / processors;
     let reclaimed = host.reclaimed().await?;
-    Ok(Step { side, factor, budget, tally, reclaimed, cpu_percent, killed: false })
+    let reads = Bytes((read as f64 / tally.seconds) as u64);
+    Ok(Step { side, factor, budget, tally, reclaimed, cpu_percent, reads, killed: false })
 }
 
 fn killed(side: Side, factor: f64, plan: &Plan) -> Step {
@@ -254,6 +273,7 @@ fn killed(side: Side, factor: f64, plan: &Plan) -> Step {
         tally: Tally::new(&plan.guests),
         reclaimed: Reclaimed::default(),
         cpu_percent: f64::NAN,
+        reads: Bytes::default(),
         killed: true,
     }
 }
@@ -270,12 +290,14 @@ fn line(step: &Step) -> String {
         ));
     }
     text.push_str(&format!(
-        " ballooned {:.0}, compressed {:.0}, swapped {:.0}, shared {:.0}, used {:.0} MiB; CPU {:.0}%",
+        " ballooned {:.0}, compressed {:.0}, swapped {:.0}, shared {:.0}, used {:.0} MiB; \
+         read {:.1} MiB/s; CPU {:.0}%",
         r.ballooned.mib(),
         r.compressed.mib(),
         r.swapped.mib(),
         r.saved.mib(),
         r.used.mib(),
+        step.reads.mib(),
         step.cpu_percent
     ));
     text
@@ -317,6 +339,14 @@ async fn watch(host: &mut Host, time: Duration, tally: &mut Tally) -> Result<()>
     }
     tally.seconds += begin.elapsed().as_secs_f64();
     Ok(())
+}
+
+/// Bytes that a process has read with system calls.
+fn read_by(pid: u32) -> Result<u64> {
+    let path = format!("/proc/{pid}/io");
+    let text = std::fs::read_to_string(&path).with_context(|| path.clone())?;
+    let value = text.lines().find_map(|l| l.strip_prefix("rchar: ")).and_then(|n| n.parse().ok());
+    value.with_context(|| format!("{path}: no rchar"))
 }
 
 /// Reads a disk image once, so that it is in the host's page cache, and charged to nobody's cgroup
@@ -362,8 +392,17 @@ mod tests {
     }
 
     #[test]
+    fn what_a_process_reads_is_counted() {
+        let me = std::process::id();
+        let before = read_by(me).unwrap();
+        let read = std::fs::read("/proc/self/exe").unwrap().len() as u64;
+        assert!(read_by(me).unwrap() >= before + read);
+        assert!(read_by(u32::MAX).is_err());
+    }
+
+    #[test]
     fn sides_are_numbered_in_order() {
-        assert_eq!(SIDES.map(Side::number), [0.0, 1.0, 2.0, 3.0]);
-        assert!(!PEERS.contains(&Side::Ballast));
+        assert_eq!(SIDES.map(Side::number), [0.0, 1.0, 2.0, 3.0, 4.0]);
+        assert!(!PEERS.contains(&Side::Ballast) && !PEERS.contains(&Side::Paging));
     }
 }

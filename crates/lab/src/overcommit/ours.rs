@@ -22,7 +22,7 @@ pub struct Ours {
 }
 
 impl Ours {
-    pub async fn start(plan: &Plan, image: &Image) -> Result<Ours> {
+    pub async fn start(plan: &Plan, image: &Image, balloons: bool) -> Result<Ours> {
         // Plenty, until the first step says how much.
         let mut stage = Stage::new(&Options {
             sharing: Some(SharingOptions::brisk()),
@@ -40,7 +40,11 @@ impl Ours {
                 guest = guest.disk(disk);
             }
             let salt = Salt::try_from(SALT)?;
-            let vm = stage.add(&guest, image, |spec| spec.salt = Some(salt)).await?;
+            let vm = stage.add(&guest, image, |spec| {
+                spec.salt = Some(salt);
+                spec.no_balloon = !balloons;
+            });
+            let vm = vm.await?;
             if let Some(why) = vm.management.reason {
                 anyhow::bail!("{name} is not paged: {why}");
             }
@@ -62,6 +66,10 @@ impl Ours {
         let host = self.stage.manager.client().change_host(&change).await?;
         ensure!(host.budget == budget.0, "the budget became {}", Bytes(host.budget));
         Ok(())
+    }
+
+    pub async fn pids(&self) -> Result<Vec<u32>> {
+        Ok(self.stage.views().await?.1.iter().filter_map(|vm| vm.pid).collect())
     }
 
     /// CPU seconds of the guests' processes and of the manager.

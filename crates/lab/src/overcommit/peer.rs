@@ -207,6 +207,10 @@ impl Peer {
         tokio::task::spawn_blocking(move || cgroup.limit(limit)).await.context("limit")?
     }
 
+    pub fn pids(&self) -> Vec<u32> {
+        self.vms.iter().map(|(_, vm)| vm.pid()).collect()
+    }
+
     /// CPU seconds of the guests' processes and of KSM; what the kernel does for others' sake, such as
     /// writing to swap, is not told apart.
     pub fn cpu_s(&self) -> Result<f64> {

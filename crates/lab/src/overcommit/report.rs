@@ -7,7 +7,7 @@ use crate::figures::{Outcome, Table};
 /// Above it, Ballast is to be ahead of every peer.
 pub const AHEAD_FROM: f64 = 1.5;
 
-const COLUMNS: [&str; 15] = [
+const COLUMNS: [&str; 16] = [
     "side",
     "factor",
     "budget_mib",
@@ -23,6 +23,7 @@ const COLUMNS: [&str; 15] = [
     "used_mib",
     "cpu_percent",
     "killed",
+    "read_mib_per_s",
 ];
 
 /// One row a step; operations and latencies are those of `work`.
@@ -46,6 +47,7 @@ pub fn table(steps: &[Step], work: &str) -> Table {
             r.used.mib(),
             step.cpu_percent,
             f64::from(u8::from(step.killed)),
+            step.reads.mib(),
         ]);
     }
     table
@@ -102,7 +104,7 @@ mod tests {
     fn columns_are_picked_by_side_and_factor() {
         let mut table = Table::new(&COLUMNS);
         for (side, factor, ops) in [(0.0, 1.0, 10.0), (0.0, 2.0, 8.0), (2.0, 2.0, 4.0)] {
-            let mut row = [0.0; 15];
+            let mut row = [0.0; 16];
             (row[0], row[1], row[4]) = (side, factor, ops);
             table.push(&row);
         }
@@ -117,7 +119,7 @@ mod tests {
     #[test]
     fn a_peer_that_killed_its_guests_is_no_measure() {
         let mut table = Table::new(&COLUMNS);
-        let mut row = [0.0; 15];
+        let mut row = [0.0; 16];
         (row[0], row[1], row[14]) = (Side::Zram.number(), 2.0, 1.0);
         table.push(&row);
         let mut outcome = Outcome::new("x");
