@@ -4,7 +4,8 @@ use ballast_units::{Pages, VmId};
 use serde::{Deserialize, Serialize};
 
 use crate::plan::{Reason, VmPlan};
-use crate::shares::{Bound, Entitlement, TaxRate, VmDemand, targets};
+use crate::pools::{Member, Pool, PoolId, PoolShare, ancestors, divide};
+use crate::shares::{Bound, Entitlement, TaxRate, VmDemand};
 use crate::state::State;
 use crate::turn::Snapshot;
 
@@ -17,6 +18,9 @@ pub struct Decision {
     pub available: Pages,
     /// In the order of the snapshot's VMs, as are the plans.
     pub results: Vec<Entitlement>,
+    /// In the order of the snapshot's pools.
+    #[serde(default)]
+    pub pools: Vec<PoolShare>,
     pub plans: Vec<VmPlan>,
 }
 
@@ -54,7 +58,9 @@ impl Decision {
         if let Some(plan) = plan {
             verdict.push_str(&action(plan));
         }
-        let mut steps = vec![self.host_step(), self.supply_step(), rho_step(&name, input, result)];
+        let mut steps = vec![self.host_step(), self.supply_step()];
+        steps.extend(self.pool_steps(id));
+        steps.push(rho_step(&name, input, result));
         steps.push(format!("{}: {}.", why.short(), self.outcome(&name, input, result, why)));
         steps.extend(self.others_step(id, &name_of));
         if let Some(plan) = plan {
@@ -102,6 +108,41 @@ impl Decision {
         }
     }
 
+    /// The pools that the VM is in, from the outside in.
+    fn pool_steps(&self, id: VmId) -> Vec<String> {
+        let pools = &self.snapshot.pools;
+        let mut above: Vec<usize> = ancestors(pools, self.pool_of(id)).collect();
+        above.reverse();
+        let outer = std::iter::once(None).chain(above.iter().map(|&i| Some(&pools[i])));
+        let step = |(outer, &i): (Option<&Pool>, &usize)| {
+            let (pool, share) = (&pools[i], self.pools.get(i)?);
+            let from = outer.map_or("the host".to_owned(), |outer| format!("pool {}", outer.name));
+            let why = match share.bound {
+                Bound::Min => format!("it gets its min of {}", pool.min),
+                Bound::Max => match pool.max {
+                    Some(max) => {
+                        format!("it gets all that its VMs can use within its max of {max}")
+                    }
+                    None => "it gets all that its VMs can use".to_owned(),
+                },
+                Bound::Shares => "its shares decide".to_owned(),
+            };
+            Some(format!(
+                "Pool {} gets {} from {from}: {why} ({} shares, rho {}).",
+                pool.name,
+                share.target,
+                pool.shares,
+                ratio(share.rho)
+            ))
+        };
+        outer.zip(&above).filter_map(step).collect()
+    }
+
+    fn pool_of(&self, id: VmId) -> Option<PoolId> {
+        let vm = self.snapshot.vms.iter().find(|vm| vm.demand.id == id);
+        vm.and_then(|vm| vm.pool).filter(|pool| self.snapshot.pools.iter().any(|p| p.id == *pool))
+    }
+
     fn why(&self, input: &VmDemand, result: &Entitlement) -> Why {
         match result.bound {
             Bound::Min => Why::Min,
@@ -123,7 +164,9 @@ impl Decision {
     fn untaxed(&self, id: VmId) -> Pages {
         let vms: Vec<VmDemand> =
             self.demands().map(|v| VmDemand { tax: TaxRate::NONE, ..*v }).collect();
-        let found = targets(self.available, &vms).into_iter().find(|e| e.id == id);
+        let members: Vec<Member> = self.snapshot.vms.iter().map(|vm| vm.member()).collect();
+        let (found, _) = divide(self.available, &self.snapshot.pools, &vms, &members);
+        let found = found.into_iter().find(|e| e.id == id);
         found.map_or(Pages::ZERO, |e| e.target)
     }
 
@@ -152,10 +195,18 @@ impl Decision {
         }
     }
 
-    /// What the others get, largest first.
+    /// What the others get that it competes with, largest first.
     fn others_step(&self, id: VmId, name_of: &impl Fn(VmId) -> String) -> Option<String> {
         const SHOWN: usize = 5;
-        let mut others: Vec<&Entitlement> = self.results.iter().filter(|e| e.id != id).collect();
+        let pool = self.pool_of(id);
+        let known = |id: &PoolId| self.snapshot.pools.iter().any(|p| p.id == *id);
+        let mut others: Vec<&Entitlement> = self
+            .results
+            .iter()
+            .zip(&self.snapshot.vms)
+            .filter(|(e, vm)| e.id != id && vm.pool.filter(known) == pool)
+            .map(|(e, _)| e)
+            .collect();
         if others.is_empty() {
             return None;
         }
@@ -176,7 +227,8 @@ impl Decision {
             0 => String::new(),
             n => format!(", and {n} more"),
         };
-        Some(format!("The others get: {}{more}.", list.join(", ")))
+        let who = if pool.is_some() { "The others in its pool" } else { "The others" };
+        Some(format!("{who} get: {}{more}.", list.join(", ")))
     }
 }
 

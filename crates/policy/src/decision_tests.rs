@@ -33,6 +33,8 @@ fn decide(available: u64, state: State, free: u64, inputs: Vec<VmDemand>, held: 
             balloon_limit: Pages::from_mib(166),
             wants_more: false,
             swap_free: Pages::from_mib(256),
+            pool: None,
+            overhead: Pages::ZERO,
         })
         .collect();
     let decision = crate::decide(Snapshot {
@@ -43,6 +45,7 @@ fn decide(available: u64, state: State, free: u64, inputs: Vec<VmDemand>, held: 
         free: Pages::from_mib(free),
         overhead: Pages::ZERO,
         vms,
+        pools: Vec::new(),
     });
     assert_eq!(decision.state, state);
     decision

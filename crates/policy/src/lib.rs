@@ -8,6 +8,7 @@
 //! | module | question | source |
 //! | --- | --- | --- |
 //! | [`shares`] | to how much is each VM entitled? | s.5.1, 5.2 |
+//! | [`pools`] | the same, where VMs are in nested groups | vSphere's resource pools |
 //! | [`working_set`] | how much of its memory does a guest use? | s.5.3 |
 //! | [`state`] | how short of free memory is the host? | s.6.3 |
 //! | [`admission`] | may one more VM be promised memory? | s.6.2 |
@@ -31,6 +32,7 @@ pub mod admission;
 pub mod balloon;
 pub mod decision;
 pub mod plan;
+pub mod pools;
 pub mod shares;
 pub mod state;
 pub mod turn;
@@ -40,6 +42,7 @@ pub use admission::{Promise, Refusal, admit};
 pub use balloon::{BalloonConfig, BalloonControl, BalloonInput, BalloonOutput, Health};
 pub use decision::Decision;
 pub use plan::{EvictCause, Reason, Standing, VmPlan, VmState, plan};
+pub use pools::{Member, Pool, PoolId, PoolShare, divide};
 pub use shares::{Bound, Entitlement, TaxRate, TaxRateError, VmDemand, available, targets};
 pub use state::{State, StateMachine, ThresholdError, Thresholds};
 pub use turn::{Snapshot, decide};

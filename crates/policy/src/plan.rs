@@ -22,7 +22,8 @@ use ballast_units::Pages;
 use serde::{Deserialize, Serialize};
 
 use crate::balloon::Health;
-use crate::shares::{Claim, VmDemand, allocate};
+use crate::pools::{Member, Pool, PoolId, Tree, allocate};
+use crate::shares::{Claim, VmDemand};
 use crate::state::{State, Thresholds};
 
 mod reason;
@@ -47,9 +48,20 @@ pub struct VmState {
     pub wants_more: bool,
     /// Room for evicted pages.
     pub swap_free: Pages,
+    /// None: a child of the host.
+    #[serde(default)]
+    pub pool: Option<PoolId>,
+    /// What it costs beside its pages; counts against the bounds of its pools.
+    #[serde(default)]
+    pub overhead: Pages,
 }
 
 impl VmState {
+    /// Its place in the tree of pools.
+    pub fn member(&self) -> Member {
+        Member { pool: self.pool, overhead: self.overhead }
+    }
+
     /// What a balloon of `goal` leaves the guest.
     fn left_by(&self, goal: Pages) -> Pages {
         self.size.saturating_sub(goal)
@@ -92,17 +104,30 @@ pub fn plan(
     free: Pages,
     thresholds: &Thresholds,
     budget: Pages,
+    pools: &[Pool],
+    vms: &[Standing],
+) -> Vec<VmPlan> {
+    let tree = Tree::new(pools, vms.iter().map(|s| s.vm.member()));
+    plan_in(&tree, state, free, thresholds, budget, vms)
+}
+
+pub(crate) fn plan_in(
+    tree: &Tree,
+    state: State,
+    free: Pages,
+    thresholds: &Thresholds,
+    budget: Pages,
     vms: &[Standing],
 ) -> Vec<VmPlan> {
     let goal = thresholds.goal();
     let deficit = if state == State::High { Pages::ZERO } else { goal.saturating_sub(free) };
-    let takes = distribute(deficit, vms);
+    let takes = distribute(tree, deficit, vms);
     let margin = Pages(budget.0 / RELEASE_MARGIN);
     let surplus = match state {
         State::High => free.saturating_sub(goal).saturating_sub(margin),
         _ => Pages::ZERO,
     };
-    let rooms = release(surplus, vms);
+    let rooms = release(tree, surplus, vms);
     vms.iter()
         .zip(takes)
         .zip(rooms)
@@ -114,11 +139,17 @@ pub fn plan(
 /// so that a release does not call for reclamation.
 const RELEASE_MARGIN: u64 = 128;
 
-/// What is to be taken from each VM: whatever is above its max; then, from those above target, the
-/// rest of the deficit by min-funding revocation.
-fn distribute(deficit: Pages, vms: &[Standing]) -> Vec<Pages> {
-    let excess = |s: &Standing| s.vm.consumed.saturating_sub(s.vm.demand.max);
-    let deficit = deficit.saturating_sub(vms.iter().map(excess).sum());
+/// What is to be taken from one VM.
+#[derive(Clone, Copy, Debug)]
+struct Take {
+    pages: Pages,
+    /// Of that, because it or a pool above it is above its max; whatever is free.
+    over_max: Pages,
+}
+
+/// What is to be taken from each VM: whatever is above its max, or its pool's; then, from those above
+/// target, the rest of the deficit by min-funding revocation.
+fn distribute(tree: &Tree, deficit: Pages, vms: &[Standing]) -> Vec<Take> {
     let claims: Vec<Claim> = vms
         .iter()
         .map(|s| {
@@ -126,18 +157,37 @@ fn distribute(deficit: Pages, vms: &[Standing]) -> Vec<Pages> {
             Claim::new(&s.vm.demand, s.floor().min(ceil), ceil)
         })
         .collect();
-    let held: Pages = vms.iter().map(|s| s.vm.consumed.min(s.vm.demand.max)).sum();
-    let (kept, _) = allocate(held.saturating_sub(deficit), &claims);
-    vms.iter().zip(kept).map(|(s, kept)| s.vm.consumed.saturating_sub(Pages(kept))).collect()
+    let consumed: Pages = vms.iter().map(|s| s.vm.consumed).sum();
+    // What all may keep together as far as limits go.
+    let within = allocate(tree, Pages(u64::MAX), &claims);
+    let limit: Pages = within.held.iter().copied().map(Pages).sum();
+    let deficit = deficit.saturating_sub(consumed.saturating_sub(limit));
+    let kept = if deficit.is_zero() {
+        within.held.clone()
+    } else {
+        allocate(tree, limit.saturating_sub(deficit), &claims).held
+    };
+    vms.iter()
+        .zip(within.held)
+        .zip(kept)
+        .map(|((s, limit), kept)| Take {
+            pages: s.vm.consumed.saturating_sub(Pages(kept)),
+            over_max: s.vm.consumed.saturating_sub(Pages(limit)),
+        })
+        .collect()
 }
 
 /// How much each ballooned VM that wants memory may hold when `surplus` pages are handed out to
 /// the largest rho first. What was released and is not yet used is still owed, and counts.
-fn release(surplus: Pages, vms: &[Standing]) -> Vec<Pages> {
+fn release(tree: &Tree, surplus: Pages, vms: &[Standing]) -> Vec<Pages> {
     let eligible = |s: &Standing| s.vm.wants_more && !s.vm.balloon_goal.is_zero();
     let room = |s: &Standing| s.vm.left_by(s.vm.balloon_goal).max(s.floor());
     let owed: Pages =
         vms.iter().filter(|s| eligible(s)).map(|s| room(s).saturating_sub(s.vm.consumed)).sum();
+    let surplus = surplus.saturating_sub(owed);
+    if surplus.is_zero() || !vms.iter().any(eligible) {
+        return vms.iter().map(room).collect();
+    }
     let claims: Vec<Claim> = vms
         .iter()
         .map(|s| {
@@ -145,14 +195,14 @@ fn release(surplus: Pages, vms: &[Standing]) -> Vec<Pages> {
             Claim::new(&s.vm.demand, room(s), ceil)
         })
         .collect();
-    let amount = vms.iter().map(room).sum::<Pages>() + surplus.saturating_sub(owed);
-    allocate(amount, &claims).0.into_iter().map(Pages).collect()
+    let amount = vms.iter().map(room).sum::<Pages>() + surplus;
+    allocate(tree, amount, &claims).held.into_iter().map(Pages).collect()
 }
 
-fn plan_one(state: State, deficit: Pages, s: &Standing, take: Pages, room: Pages) -> VmPlan {
+fn plan_one(state: State, deficit: Pages, s: &Standing, take: Take, room: Pages) -> VmPlan {
     let (vm, floor) = (&s.vm, s.floor());
     let consumed = vm.consumed;
-    let over_max = consumed.saturating_sub(vm.demand.max);
+    let Take { pages: take, over_max } = take;
     let level = consumed.saturating_sub(take);
 
     // The balloon as it may stay: nothing beyond what the VM is entitled to do without, nothing
@@ -193,6 +243,7 @@ fn plan_one(state: State, deficit: Pages, s: &Standing, take: Pages, room: Pages
             state,
             deficit,
             over_max,
+            over_pool: over_max.saturating_sub(consumed.saturating_sub(vm.demand.max)),
             consumed,
             leave: level,
             balloon: balloon_goal,

@@ -25,6 +25,8 @@ fn vm(id: u32) -> VmState {
         balloon_limit: Pages(2_600),
         wants_more: false,
         swap_free: Pages(4_000),
+        pool: None,
+        overhead: Pages::ZERO,
     }
 }
 
@@ -34,7 +36,7 @@ fn thresholds() -> Thresholds {
 
 fn run(state: State, free: u64, vms: &[VmState]) -> Vec<VmPlan> {
     let vms: Vec<Standing> = vms.iter().map(|&vm| Standing { vm, target: Pages(2_000) }).collect();
-    plan(state, Pages(free), &thresholds(), BUDGET, &vms)
+    plan(state, Pages(free), &thresholds(), BUDGET, &[], &vms)
 }
 
 fn one(state: State, free: u64, vm: VmState) -> VmPlan {
@@ -256,6 +258,8 @@ prop_compose! {
             balloon_limit: Pages(of(size, limit)),
             wants_more,
             swap_free: Pages(swap),
+            pool: None,
+            overhead: Pages::ZERO,
         };
         Standing { vm, target: Pages(min + of(max - min, target)) }
     }
@@ -266,7 +270,7 @@ fn some_vms() -> impl Strategy<Value = Vec<Standing>> {
 }
 
 fn of(state: State, free: u64, vms: &[Standing]) -> Vec<VmPlan> {
-    plan(state, Pages(free), &thresholds(), BUDGET, vms)
+    plan(state, Pages(free), &thresholds(), BUDGET, &[], vms)
 }
 
 proptest! {

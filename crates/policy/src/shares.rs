@@ -147,25 +147,29 @@ pub fn available(budget: Pages, overhead: Pages, thresholds: &Thresholds) -> Pag
 /// everyone gets min, and the sum is too large (admission control prevents that, but a budget
 /// lowered below its promises leads here). Equal prices are settled in order of VM id.
 pub fn targets(available: Pages, vms: &[VmDemand]) -> Vec<Entitlement> {
-    let claims: Vec<Claim> = vms.iter().map(|vm| Claim::new(vm, vm.floor(), vm.max)).collect();
+    let claims: Vec<Claim> = vms.iter().map(Claim::of_vm).collect();
     let (held, dearest) = allocate(available, &claims);
     vms.iter()
         .zip(&claims)
         .zip(held)
         .map(|((vm, claim), target)| {
-            let guaranteed = target > 0
-                && target == claim.floor
-                && dearest.is_some_and(|dearest| claim.price(target) > dearest);
-            let bound = if guaranteed {
-                Bound::Min
-            } else if target == claim.ceil {
-                Bound::Max
-            } else {
-                Bound::Shares
-            };
+            let price = claim.price(target);
+            let bound = bound(target, claim.floor, claim.ceil, price, dearest);
             Entitlement { id: vm.id, target: Pages(target), rho: vm.rho(Pages(target)), bound }
         })
         .collect()
+}
+
+/// What decided an allocation of `pages` between `floor` and `ceil`, whose last page has `price`, where
+/// the dearest page that anyone was granted has the price `dearest` (None: all have all they can use).
+pub(crate) fn bound(pages: u64, floor: u64, ceil: u64, price: f64, dearest: Option<f64>) -> Bound {
+    if pages > 0 && pages == floor && dearest.is_some_and(|dearest| price > dearest) {
+        Bound::Min
+    } else if pages == ceil {
+        Bound::Max
+    } else {
+        Bound::Shares
+    }
 }
 
 /// One bidder for pages: it holds `floor` in any case and takes at most `ceil`.
@@ -191,10 +195,40 @@ impl Claim {
         }
     }
 
-    /// 1/rho of holding `pages` pages, which is what the last of them costs to keep.
-    fn price(&self, pages: u64) -> f64 {
+    /// Between its min and its max.
+    pub(crate) fn of_vm(vm: &VmDemand) -> Claim {
+        Claim::new(vm, vm.floor(), vm.max)
+    }
+
+    pub(crate) fn id(&self) -> VmId {
+        self.id
+    }
+    pub(crate) fn shares(&self) -> f64 {
+        self.shares
+    }
+    pub(crate) fn floor(&self) -> u64 {
+        self.floor
+    }
+    pub(crate) fn ceil(&self) -> u64 {
+        self.ceil
+    }
+
+    /// What holding `pages` pages is charged as: active ones, and idle ones at k each. Exact up to
+    /// 32 TiB, and so are sums.
+    pub(crate) fn charge(&self, pages: u64) -> f64 {
         let idle = pages.saturating_sub(self.active);
-        (pages.min(self.active) as f64 + self.k * idle as f64) / self.shares
+        pages.min(self.active) as f64 + self.k * idle as f64
+    }
+
+    /// 1/rho of holding `pages` pages, which is what the last of them costs to keep.
+    pub(crate) fn price(&self, pages: u64) -> f64 {
+        self.charge(pages) / self.shares
+    }
+
+    /// Between these, from the fewest to the most pages, the charge grows evenly: (pages, charge).
+    pub(crate) fn corners(&self) -> impl Iterator<Item = (f64, f64)> {
+        let middle = self.active.clamp(self.floor, self.ceil);
+        [self.floor, middle, self.ceil].into_iter().map(|n| (n as f64, self.charge(n)))
     }
 
     /// About how many pages have a price of at most `price`; may be off by one.
@@ -206,7 +240,7 @@ impl Claim {
     }
 
     /// Exactly how many have.
-    fn held(&self, price: f64) -> u64 {
+    pub(crate) fn held(&self, price: f64) -> u64 {
         let mut pages = self.about(price);
         while pages < self.ceil && self.price(pages + 1) <= price {
             pages += 1;
@@ -219,24 +253,24 @@ impl Claim {
 }
 
 /// Min-funding revocation: shares `amount` pages out among `claims`; returns what each holds and
-/// the price of the dearest page that was granted beyond the floors (None if none was).
+/// the price of the dearest page that was granted beyond the floors (None if all have their ceiling).
 ///
 /// A bisection finds the going price so closely that fewer pages than there are claims are left
 /// over or missing; those are granted or revoked literally, one by one. The pages held are the
 /// cheapest ones in the order of (price, id), so the bisection's rounding does not matter.
 pub(crate) fn allocate(amount: Pages, claims: &[Claim]) -> (Vec<u64>, Option<f64>) {
     let sum = |pages: &mut dyn Iterator<Item = u64>| pages.map(u128::from).sum::<u128>();
-    let amount = u128::from(amount.0);
-    if sum(&mut claims.iter().map(|c| c.floor)) >= amount {
-        return (claims.iter().map(|c| c.floor).collect(), Some(0.0));
-    }
+    let floors = sum(&mut claims.iter().map(|c| c.floor));
+    let amount = u128::from(amount.0).max(floors);
     if sum(&mut claims.iter().map(|c| c.ceil)) <= amount {
         return (claims.iter().map(|c| c.ceil).collect(), None);
+    }
+    if floors == amount {
+        return (claims.iter().map(|c| c.floor).collect(), Some(0.0));
     }
     let price = going_price(amount, claims);
     let mut held: Vec<u64> = claims.iter().map(|c| c.held(price)).collect();
     let total = held.iter().copied().map(u128::from).sum::<u128>();
-    let mut dearest = price;
     if total > amount {
         let bid = |i: usize, pages: u64| {
             (pages > claims[i].floor).then(|| (Price(claims[i].price(pages)), claims[i].id, i))
@@ -244,8 +278,7 @@ pub(crate) fn allocate(amount: Pages, claims: &[Claim]) -> (Vec<u64>, Option<f64
         let mut bids: BinaryHeap<_> =
             held.iter().enumerate().filter_map(|(i, &pages)| bid(i, pages)).collect();
         for _ in 0..total - amount {
-            if let Some((Price(price), _, i)) = bids.pop() {
-                dearest = price;
+            if let Some((_, _, i)) = bids.pop() {
                 held[i] -= 1;
                 bids.extend(bid(i, held[i]));
             }
@@ -258,13 +291,14 @@ pub(crate) fn allocate(amount: Pages, claims: &[Claim]) -> (Vec<u64>, Option<f64
         let mut bids: BinaryHeap<_> =
             held.iter().enumerate().filter_map(|(i, &pages)| bid(i, pages)).collect();
         for _ in 0..amount - total {
-            if let Some(Reverse((Price(price), _, i))) = bids.pop() {
-                dearest = price;
+            if let Some(Reverse((_, _, i))) = bids.pop() {
                 held[i] += 1;
                 bids.extend(bid(i, held[i]));
             }
         }
     }
+    let granted = claims.iter().zip(&held).filter(|(c, pages)| **pages > c.floor);
+    let dearest = granted.map(|(c, &pages)| c.price(pages)).fold(0.0, f64::max);
     (held, Some(dearest))
 }
 
@@ -290,7 +324,7 @@ fn going_price(amount: u128, claims: &[Claim]) -> f64 {
 
 /// Prices are positive and finite, so their total order is the usual one.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Price(f64);
+pub(crate) struct Price(pub f64);
 
 impl Eq for Price {}
 

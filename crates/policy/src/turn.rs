@@ -6,8 +6,9 @@ use ballast_units::Pages;
 use serde::{Deserialize, Serialize};
 
 use crate::decision::Decision;
-use crate::plan::{Standing, VmState, plan};
-use crate::shares::{VmDemand, available, targets};
+use crate::plan::{Standing, VmState, plan_in};
+use crate::pools::{Pool, Tree, divide_in};
+use crate::shares::{VmDemand, available};
 use crate::state::{State, StateMachine, Thresholds};
 
 /// All that a decision depends on, taken at one moment.
@@ -26,6 +27,9 @@ pub struct Snapshot {
     /// reach have.
     pub overhead: Pages,
     pub vms: Vec<VmState>,
+    /// The groups that VMs are in; none: all are children of the host.
+    #[serde(default)]
+    pub pools: Vec<Pool>,
 }
 
 /// Decides: the state, what each VM is entitled to, and what is asked of it now. The same snapshot
@@ -35,13 +39,14 @@ pub fn decide(snapshot: Snapshot) -> Decision {
     let state = StateMachine::at(thresholds, before).update(free);
     let available = available(budget, overhead, &thresholds);
     let demands: Vec<VmDemand> = snapshot.vms.iter().map(|vm| vm.demand).collect();
-    let results = targets(available, &demands);
+    let tree = Tree::new(&snapshot.pools, snapshot.vms.iter().map(VmState::member));
+    let (results, pools) = divide_in(&tree, available, &snapshot.pools, &demands);
     let standing: Vec<Standing> = snapshot
         .vms
         .iter()
         .zip(&results)
         .map(|(&vm, entitled)| Standing { vm, target: entitled.target })
         .collect();
-    let plans = plan(state, free, &thresholds, budget, &standing);
-    Decision { snapshot, state, available, results, plans }
+    let plans = plan_in(&tree, state, free, &thresholds, budget, &standing);
+    Decision { snapshot, state, available, results, pools, plans }
 }

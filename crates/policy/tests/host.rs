@@ -92,6 +92,8 @@ impl Vm {
             balloon_limit: self.limit,
             wants_more: self.balloon > 0 && self.used > self.consumed,
             swap_free: Pages(self.size - self.swapped),
+            pool: None,
+            overhead: Pages::ZERO,
         }
     }
 }
@@ -128,6 +130,7 @@ impl Host {
             free: Pages(self.free()),
             overhead: Pages(0),
             vms: self.vms.iter().map(Vm::state).collect(),
+            pools: Vec::new(),
         });
         self.state = decision.state;
         self.plans = decision.plans;

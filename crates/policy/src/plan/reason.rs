@@ -55,8 +55,11 @@ pub enum Reason {
         state: State,
         /// Free memory missing to the goal, over all VMs.
         deficit: Pages,
-        /// Of what is taken, this is above the VM's max.
+        /// Of what is taken, this is above the VM's max, or a pool's above it; ...
         over_max: Pages,
+        /// ... and of that, this is because of the pool.
+        #[serde(default)]
+        over_pool: Pages,
         consumed: Pages,
         /// What is to be left of it.
         leave: Pages,
@@ -105,6 +108,7 @@ impl fmt::Display for Reason {
             Reason::Reclaim {
                 deficit,
                 over_max,
+                over_pool,
                 consumed,
                 leave,
                 balloon,
@@ -115,8 +119,12 @@ impl fmt::Display for Reason {
                 ..
             } => {
                 let take = consumed.saturating_sub(leave);
+                let whose = if over_pool.is_zero() { "its" } else { "its pool's" };
                 if take <= over_max {
-                    write!(f, "it uses {consumed}, {over_max} above its max: {take} are taken")?;
+                    write!(
+                        f,
+                        "it uses {consumed}, {over_max} above {whose} max: {take} are taken"
+                    )?;
                 } else if over_max.is_zero() {
                     write!(
                         f,
@@ -126,8 +134,8 @@ impl fmt::Display for Reason {
                 } else {
                     write!(
                         f,
-                        "it uses {consumed}, {over_max} above its max, and {deficit} are missing \
-                         on the host: {take} are taken"
+                        "it uses {consumed}, {over_max} above {whose} max, and {deficit} are \
+                         missing on the host: {take} are taken"
                     )?;
                 }
                 write!(f, "; balloon to {balloon}")?;
