@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 
 use crate::{
-    AttachSpec, ErrorBody, HostChange, HostView, ShutdownRequest, StopRequest, VmChange, VmSpec,
+    AttachSpec, ConfigReloaded, ErrorBody, HostChange, HostView, PoolChange, PoolView, ShutdownRequest, StopRequest, VmChange, VmSpec,
     VmView, Why,
 };
 
@@ -77,6 +77,24 @@ impl Client {
     }
     pub async fn why(&self, name: &str) -> Result<Why, ClientError> {
         self.call(Method::GET, &vm_path(name, "/why"), None::<&()>).await
+    }
+    pub async fn pools(&self) -> Result<Vec<PoolView>, ClientError> {
+        self.call(Method::GET, "/v1/pools", None::<&()>).await
+    }
+    /// Defines a pool, or changes it.
+    pub async fn change_pool(
+        &self,
+        name: &str,
+        change: &PoolChange,
+    ) -> Result<PoolView, ClientError> {
+        self.call(Method::PATCH, &pool_path(name), Some(change)).await
+    }
+    /// The pools that are left.
+    pub async fn remove_pool(&self, name: &str) -> Result<Vec<PoolView>, ClientError> {
+        self.call(Method::DELETE, &pool_path(name), None::<&()>).await
+    }
+    pub async fn reload(&self) -> Result<ConfigReloaded, ClientError> {
+        self.call(Method::POST, "/v1/config/reload", None::<&()>).await
     }
     pub async fn shutdown(&self, stop_vms: bool) -> Result<HostView, ClientError> {
         let request = ShutdownRequest { stop_vms, ..ShutdownRequest::default() };
@@ -150,15 +168,23 @@ impl Client {
 /// Names are `[A-Za-z0-9._-]`; anything else is percent-encoded so that a bad name gets the
 /// manager's 404 and cannot change the path.
 fn vm_path(name: &str, suffix: &str) -> String {
-    let mut path = String::from("/v1/vms/");
+    format!("/v1/vms/{}{suffix}", encoded(name, b"._-"))
+}
+
+fn pool_path(name: &str) -> String {
+    format!("/v1/pools/{}", encoded(name, b"._-/"))
+}
+
+fn encoded(name: &str, good: &[u8]) -> String {
+    let mut text = String::new();
     for b in name.bytes() {
-        if b.is_ascii_alphanumeric() || b"._-".contains(&b) {
-            path.push(b as char);
+        if b.is_ascii_alphanumeric() || good.contains(&b) {
+            text.push(b as char);
         } else {
-            path.push_str(&format!("%{b:02X}"));
+            text.push_str(&format!("%{b:02X}"));
         }
     }
-    path + suffix
+    text
 }
 
 #[cfg(test)]

@@ -28,6 +28,7 @@ mod error;
 #[doc(hidden)]
 pub mod fuzzing;
 mod host;
+mod pool;
 pub mod record;
 mod salt;
 mod sharing;
@@ -39,11 +40,13 @@ pub use host::{
     HostChange, HostCounters, HostView, LocationState, ShutdownRequest, StateName, SwapLocation,
     Threshold,
 };
+pub use pool::{ConfigReloaded, PoolChange, PoolView};
 pub use salt::{BadSalt, Salt};
 pub use sharing::{HostSharing, VmSharing};
 pub use vm::{
     Accel, ActiveView, AttachSpec, BalloonHealth, BalloonView, GuestStats, Management, MemoryView,
     Mode, Params, RebootAction, RunState, StopRequest, VmChange, VmCounters, VmSpec, VmView, Why,
+    good_vm_name,
 };
 
 /// Where `ballastd` listens unless told otherwise.

@@ -5,6 +5,13 @@ use utoipa::ToSchema;
 
 use crate::{CompressionView, Salt, VmSharing};
 
+/// Whether VMs may have this name: 1 to 64 of `[A-Za-z0-9._-]`, beginning with a letter or digit.
+pub fn good_vm_name(name: &str) -> bool {
+    name.len() <= 64
+        && name.bytes().next().is_some_and(|b| b.is_ascii_alphanumeric())
+        && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
+}
+
 /// What a guest runs on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
@@ -34,10 +41,10 @@ pub struct VmSpec {
     pub name: String,
     /// Configured memory: what the guest sees as its RAM; a multiple of 2 MiB, at least 16 MiB.
     pub max: u64,
-    /// Guaranteed memory, at most `max`.
+    /// Guaranteed memory, at most `max`. 0: as the configuration says, else nothing.
     #[serde(default)]
     pub min: u64,
-    /// Default: 10 per MiB of `max` (as vSphere's "normal").
+    /// Default: as the configuration says, else 10 per MiB of `max` (as vSphere's "normal").
     #[serde(default)]
     pub shares: Option<u32>,
     /// Overrides the host's tax rate; 0 <= tax < 1.
@@ -46,6 +53,9 @@ pub struct VmSpec {
     /// Overhead memory charged to the budget for as long as the VM runs, beside its pages.
     #[serde(default)]
     pub overhead: Option<u64>,
+    /// The resource pool that it belongs to; default: as the configuration says, else none.
+    #[serde(default)]
+    pub pool: Option<String>,
     /// Pages are shared with the VMs that were given the same; without one, inside the VM alone.
     #[serde(default)]
     pub salt: Option<Salt>,
@@ -97,6 +107,8 @@ pub struct AttachSpec {
     pub shares: Option<u32>,
     #[serde(default)]
     pub tax: Option<f64>,
+    #[serde(default)]
+    pub pool: Option<String>,
 }
 
 /// New parameters of a running VM; absent fields stay. All are checked before any is applied.
@@ -119,6 +131,12 @@ pub struct VmChange {
     /// Take the salt away: pages are shared inside the VM alone. Not with `salt`.
     #[serde(default, skip_serializing_if = "is_false")]
     pub no_salt: bool,
+    /// Move the VM into this resource pool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool: Option<String>,
+    /// Take it out of its pool: a child of the host. Not with `pool`.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub no_pool: bool,
 }
 
 fn is_false(b: &bool) -> bool {
@@ -165,7 +183,7 @@ pub enum RunState {
     Stopped,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Params {
     /// Size of the guest's RAM, bytes.
     pub size: u64,
@@ -173,8 +191,11 @@ pub struct Params {
     /// `size`, or a limit below it.
     pub max: u64,
     pub shares: u32,
-    /// The rate in force, the VM's own or the host's.
+    /// The rate in force: the VM's own, its nearest pool's, or the host's.
     pub tax: f64,
+    /// The resource pool that it belongs to.
+    #[serde(default)]
+    pub pool: Option<String>,
 }
 
 /// Active memory, bytes (OSDI'02 s.5.3): the estimate is the largest of the three averages.

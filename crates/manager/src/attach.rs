@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ballast_api::{AttachSpec, ErrorCode, Management, Mode, VmChange, VmView};
+use ballast_api::{AttachSpec, ErrorCode, Management, Mode, VmChange, VmView, good_vm_name};
 use ballast_policy::{BalloonControl, Promise, TaxRate, WorkingSet};
 use ballast_qemu::{Monitor, ProcessHandle, Qmp, listener_pid, process};
 use ballast_units::{Bytes, PAGE_SIZE, Pages};
 
-use crate::manager::{Failure, Manager};
+use crate::manager::{Failure, Manager, Pledge, check_pool};
 use crate::views;
-use crate::vm::{NewVm, Vm, VmParams};
+use crate::vm::{Asked, NewVm, Vm, VmParams};
 
 const DEADLINE: Duration = Duration::from_secs(10);
 
@@ -18,7 +18,7 @@ impl Manager {
     /// Attaches by QMP. A VM whose shim is here already (somebody else started it, with the shim)
     /// gets its balloon by this; any other is balloon-only at best.
     pub async fn attach(self: &Arc<Self>, spec: AttachSpec) -> Result<VmView, Failure> {
-        if !good_name(&spec.name) {
+        if !good_vm_name(&spec.name) {
             return Err(Failure::bad(format!(
                 "name: '{}' is not 1 to 64 of A-Za-z0-9._-, beginning with a letter or digit",
                 spec.name
@@ -61,6 +61,7 @@ impl Manager {
                         shares: spec.shares,
                         min: (spec.min > 0).then_some(spec.min),
                         tax: spec.tax,
+                        pool: spec.pool.clone(),
                         ..VmChange::default()
                     },
                 )?;
@@ -69,6 +70,8 @@ impl Manager {
             None => {
                 // Nothing is promised to it beyond what it has taken already.
                 let nothing = Promise { min: Pages(0), overhead: Pages(0), swap: Pages(0) };
+                check_pool(&self.pools.rules(), spec.pool.as_deref())?;
+                let nothing = Pledge { promise: nothing, pool: None };
                 self.take_name(&spec.name, nothing).await?;
                 let attached = self.attach_stranger(&spec, pid, &qmp).await;
                 self.promise_settled(&spec.name);
@@ -96,6 +99,15 @@ impl Manager {
                 Bytes(spec.min)
             )));
         }
+        let asked = Asked {
+            shares: spec.shares,
+            min: (spec.min > 0).then(|| Bytes(spec.min).pages()),
+            max: None,
+            tax: spec.tax,
+            pool: spec.pool.clone().map(Some),
+        };
+        let params = VmParams::resolve(&self.config().vms, &spec.name, size, asked)
+            .map_err(|e| Failure::bad(format!("{}: {e}", spec.name)))?;
         let handle = ProcessHandle::open(pid).map_err(|e| internal(e.to_string()))?;
         let folder = self.folder_of(&spec.name);
         std::fs::create_dir_all(&folder).map_err(|e| internal(e.to_string()))?;
@@ -110,19 +122,13 @@ impl Manager {
             accel: "started by another".into(),
             size,
             overhead: Pages::ZERO,
-            params: VmParams {
-                shares: spec.shares.unwrap_or_else(|| VmParams::default_shares(size)),
-                min: Bytes(spec.min).pages(),
-                max: size,
-                tax: spec.tax,
-                salt: None,
-            },
+            params,
             process: handle,
             management: Management { mode: Mode::Unmanaged, reason: Some("not seen yet".into()) },
             external,
             paged: None,
-            control: BalloonControl::new(self.config.balloon),
-            set: WorkingSet::new(self.config.sampling, size),
+            control: BalloonControl::new(self.config().balloon),
+            set: WorkingSet::new(self.config().sampling, size),
         }))
     }
 }
@@ -140,10 +146,4 @@ async fn memory_size(monitor: &Monitor) -> Result<Pages, String> {
         .map_err(|e| e.to_string())?;
     let summary: Summary = serde_json::from_value(answer).map_err(|e| e.to_string())?;
     Ok(Bytes(summary.base_memory).pages())
-}
-
-fn good_name(name: &str) -> bool {
-    name.len() <= 64
-        && name.bytes().next().is_some_and(|b| b.is_ascii_alphanumeric())
-        && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
 }

@@ -1,6 +1,10 @@
 //! Configuration: one TOML file, overridden by the command line, checked as a whole before anything
 //! is started.
 
+mod lines;
+pub mod rules;
+
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -10,6 +14,8 @@ use ballast_policy::{BalloonConfig, SamplingConfig, TaxRate, Thresholds};
 use ballast_units::{Bytes, Pages};
 use serde::Deserialize;
 
+use rules::{PoolRule, PoolTable, VmRule, VmTable};
+
 /// What is wrong with a configuration. Nothing of it is in force.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
@@ -17,8 +23,17 @@ pub enum ConfigError {
     Read { path: PathBuf, source: std::io::Error },
     #[error("configuration {}, line {line}: {what}", .path.display())]
     Syntax { path: PathBuf, line: usize, what: String },
-    #[error("configuration {origin}: {key}: {what}")]
-    Value { origin: String, key: &'static str, what: String },
+    #[error("configuration {origin}{}: {key}: {what}", Line(.line))]
+    Value { origin: String, line: Option<usize>, key: String, what: String },
+}
+
+/// ", line 4"
+struct Line<'a>(&'a Option<usize>);
+
+impl std::fmt::Display for Line<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.map_or(Ok(()), |line| write!(f, ", line {line}"))
+    }
 }
 
 /// How thresholds of free memory follow from the budget.
@@ -108,6 +123,19 @@ struct File {
     compression: CompressionTable,
     #[serde(default)]
     swap: Swap,
+    #[serde(default)]
+    admission: Admission,
+    defaults: Option<VmTable>,
+    #[serde(default)]
+    vm: Vec<VmTable>,
+    #[serde(default)]
+    pool: BTreeMap<String, PoolTable>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Admission {
+    wait_s: Option<f64>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -193,6 +221,23 @@ pub struct Overrides {
     pub sample_period: Option<f64>,
 }
 
+impl Overrides {
+    /// The keys that the command line has the last word on.
+    fn keys(&self) -> Vec<&'static str> {
+        let given = [
+            ("budget", self.budget.is_some()),
+            ("run_dir", self.run_dir.is_some()),
+            ("swap_dir", self.swap_dir.is_some()),
+            ("socket", self.socket.is_some()),
+            ("shim", self.shim.is_some()),
+            ("tax", self.tax.is_some()),
+            ("sampling.samples", self.samples.is_some()),
+            ("sampling.period_s", self.sample_period.is_some()),
+        ];
+        given.into_iter().filter(|(_, given)| *given).map(|(key, _)| key).collect()
+    }
+}
+
 /// A configuration that was checked.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
@@ -211,7 +256,15 @@ pub struct Config {
     pub fault_around: Pages,
     pub sharing: SharingSettings,
     pub compression: Compression,
+    /// How long a start may wait for memory to be made free for it.
+    pub start_wait: Duration,
+    /// What VMs get that nothing else was said of; see [`rules::rule_for`].
+    pub vms: Vec<VmRule>,
+    pub pools: Vec<PoolRule>,
 }
+
+/// Long enough for a balloon of 64 MiB/s to make room for a guest of several GiB.
+const START_WAIT: Duration = Duration::from_secs(60);
 
 /// The smallest budget that makes sense: below it the thresholds are a few pages.
 const MIN_BUDGET: Pages = Pages::from_mib(32);
@@ -219,16 +272,26 @@ const MIN_BUDGET: Pages = Pages::from_mib(32);
 impl Config {
     /// Reads the file, if any, lays the command line over it, and checks all.
     pub fn load(path: Option<&Path>, overrides: Overrides) -> Result<Config, ConfigError> {
-        let (file, origin) = match path {
-            None => (File::default(), "(command line and defaults)".to_owned()),
-            Some(path) => {
-                let text = std::fs::read_to_string(path)
-                    .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
-                (parse(path, &text)?, path.display().to_string())
-            }
-        };
         let host = host_memory().unwrap_or(Bytes(0));
-        Config::check(file, overrides, &origin, host)
+        let Some(path) = path else {
+            return Config::check(File::default(), overrides, "(command line and defaults)", host);
+        };
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        Config::read(path, &text, overrides, host)
+    }
+
+    fn read(path: &Path, text: &str, over: Overrides, host: Bytes) -> Result<Config, ConfigError> {
+        let file = parse(path, text)?;
+        let overridden = over.keys();
+        Config::check(file, over, &path.display().to_string(), host).map_err(|e| match e {
+            // The line, unless it is the command line that is wrong.
+            ConfigError::Value { origin, key, what, .. } if !overridden.contains(&&*key) => {
+                let line = lines::line_of(text, &key);
+                ConfigError::Value { origin, line, key, what }
+            }
+            other => other,
+        })
     }
 
     fn check(
@@ -237,8 +300,13 @@ impl Config {
         origin: &str,
         host: Bytes,
     ) -> Result<Config, ConfigError> {
-        let bad = |key, what: String| ConfigError::Value { origin: origin.to_owned(), key, what };
-        let size = |key, text: &Option<String>| match text {
+        let bad = |key: &str, what: String| ConfigError::Value {
+            origin: origin.to_owned(),
+            line: None,
+            key: key.to_owned(),
+            what,
+        };
+        let size = |key: &str, text: &Option<String>| match text {
             None => Ok(None),
             Some(t) => t.parse::<Bytes>().map(Some).map_err(|e| bad(key, e.to_string())),
         };
@@ -313,8 +381,24 @@ impl Config {
 
         let compression = compression(&file.compression).map_err(|(key, what)| bad(key, what))?;
 
+        let start_wait = match file.admission.wait_s {
+            None => START_WAIT,
+            Some(s) => seconds(s).ok_or_else(|| {
+                bad("admission.wait_s", format!("{s} is not between 0.1 and 86400"))
+            })?,
+        };
+        let pools = rules::pool_rules(file.pool).map_err(|(key, what)| bad(&key, what))?;
+        let vms = rules::vm_rules(file.defaults, file.vm, &pools)
+            .map_err(|(key, what)| bad(&key, what))?;
+        let scale = file.thresholds.unwrap_or_default();
+        let capacity = budget.saturating_sub(scale.thresholds(budget).goal());
+        if let Err(lack) = crate::pools::check_rules(&pools, capacity) {
+            let key = lack.pool.as_deref().map_or("pool".into(), |p| rules::pool_key(p, "min"));
+            return Err(bad(&key, format!("its pools' mins do not fit: {lack}")));
+        }
+
         // VMMs run in folders of their own: nothing that they are told may be relative.
-        let absolute = |key, path: PathBuf| {
+        let absolute = |key: &str, path: PathBuf| {
             std::path::absolute(&path).map_err(|e| bad(key, format!("{}: {e}", path.display())))
         };
         let run_dir = over.run_dir.or(file.run_dir).unwrap_or_else(|| "/run/ballast".into());
@@ -357,12 +441,15 @@ impl Config {
             swap,
             shim,
             tax,
-            scale: file.thresholds.unwrap_or_default(),
+            scale,
             sampling,
             balloon,
             fault_around,
             sharing,
             compression,
+            start_wait,
+            vms,
+            pools,
         })
     }
 }
@@ -471,10 +558,9 @@ mod tests {
     use super::*;
 
     fn check(text: &str) -> Result<Config, ConfigError> {
-        let file = parse(Path::new("ballast.toml"), text)?;
         let shim = std::env::current_exe().ok();
         let over = Overrides { shim, ..Overrides::default() };
-        Config::check(file, over, "ballast.toml", Bytes::from_mib(16 << 10))
+        Config::read(Path::new("ballast.toml"), text, over, Bytes::from_mib(16 << 10))
     }
 
     #[test]
@@ -517,6 +603,27 @@ mod tests {
     }
 
     #[test]
+    fn vms_and_pools_are_read_in_full() {
+        let config = check(
+            "[defaults]\nshares = 100\n[[vm]]\nname = \"db-*\"\npool = \"prod/db\"\nmin = \"50%\"\n\
+             max = \"2G\"\ntax = 0.25\n[pool.prod]\nmin = \"4G\"\nmax = \"8G\"\nshares = 7\n\
+             [pool.\"prod/db\"]\nexpandable = false\nmin = \"1G\"\ntax = 0.5\n",
+        )
+        .unwrap();
+        let rule = rules::rule_for(&config.vms, "db-7");
+        assert_eq!((rule.shares, rule.tax), (Some(100), Some(0.25)));
+        assert_eq!(rule.pool.as_deref(), Some("prod/db"));
+        assert_eq!(rule.min.map(|m| m.of(Pages(100))), Some(Pages(50)));
+        assert_eq!(rule.max.map(|m| m.of(Pages(100))), Some(Pages::from_mib(2048)));
+        assert_eq!(rules::rule_for(&config.vms, "web").pool, None);
+        let [prod, db] = &config.pools[..] else { panic!("{:?}", config.pools) };
+        assert_eq!((prod.min, prod.max), (Pages::from_mib(4096), Some(Pages::from_mib(8192))));
+        assert_eq!((prod.shares, prod.expandable, prod.tax), (7, true, None));
+        assert_eq!((db.parent(), db.expandable), (Some("prod"), false));
+        assert_eq!(db.tax.map(TaxRate::get), Some(0.5));
+    }
+
+    #[test]
     fn swap_locations_are_in_order_of_priority() {
         let config = check(
             "[[swap.location]]\npath = \"/disk\"\n[[swap.location]]\npath = \"/ssd\"\n\
@@ -543,7 +650,27 @@ mod tests {
             ("budget = \"64G\"\n", "more than the host's memory"),
             ("budget = \"1G\"\nreserve = \"1G\"\n", "reserve: give either"),
             ("tax = 1.0\n", "tax"),
-            ("[sampling]\nperiod_s = 0\n", "sampling.period_s"),
+            ("[sampling]\nperiod_s = 0\n", "ballast.toml, line 2: sampling.period_s"),
+            ("[admission]\nwait_s = 0\n", "line 2: admission.wait_s"),
+            ("[[vm]]\nshares = 4\n", "line 1: vm[0]: without a name"),
+            ("[[vm]]\nname = \"a b\"\n", "line 2: vm[0].name: 'a b' is not"),
+            ("[[vm]]\nname = \"a\"\n\n[[vm]]\nname = \"b\"\nshares = 0\n", "line 6: vm[1].shares"),
+            ("[[vm]]\nname = \"a\"\nmin = \"120%\"\n", "line 3: vm[0].min: '120%' is not"),
+            ("[[vm]]\nname = \"a\"\nmin = \"2G\"\nmax = \"1G\"\n", "line 3: vm[0].min: above max"),
+            ("[[vm]]\nname = \"a\"\npool = \"x\"\n", "line 3: vm[0].pool: no pool 'x'"),
+            ("[[vm]]\nname = \"a\"\nsize = 3\n", "line 3"),
+            ("[defaults]\ntax = 1.5\n", "line 2: defaults.tax"),
+            ("[defaults]\nname = \"x\"\n", "line 2: defaults.name"),
+            ("[pool.\"a/b\"]\n", "line 1: pool.\"a/b\": the pool 'a' that it is in"),
+            ("[pool.a]\nmin = \"2G\"\nmax = \"1G\"\n", "line 3: pool.a.max: 1 GiB is below min"),
+            ("[pool.\"a//b\"]\n", "is not a name"),
+            ("[pool.a]\nexpandable = 1\n", "line 2"),
+            ("[pool.a]\nmin = \"99G\"\n", "line 2: pool.a.min: its pools' mins do not fit"),
+            (
+                "[pool.a]\nmin = \"1G\"\nexpandable = false\n[pool.\"a/b\"]\nmin = \"2G\"\n",
+                "line 2: pool.a.min: its pools' mins do not fit: needs 2 GiB unreserved, pool a has \
+                 1 GiB left of its min",
+            ),
             ("[sampling]\nsamples = 0\n", "sampling"),
             ("[balloon]\nmax_fraction = 2.0\n", "balloon.max_fraction"),
             ("[balloon]\nrate_mib_s = 0\n", "balloon"),

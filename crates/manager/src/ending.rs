@@ -76,8 +76,8 @@ impl Manager {
             },
             external: Pages::ZERO,
             paged: None,
-            control: BalloonControl::new(self.config.balloon),
-            set: WorkingSet::new(self.config.sampling, record.size),
+            control: BalloonControl::new(self.config().balloon),
+            set: WorkingSet::new(self.config().sampling, record.size),
         });
         let last = views::vm(self, &seen);
         if let Err(e) = process.kill() {

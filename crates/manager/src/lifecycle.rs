@@ -14,10 +14,10 @@ use ballast_qemu::{
 use ballast_shim_proto::{Hello, Peer};
 use ballast_units::{Bytes, Pages};
 
-use crate::manager::{Failure, Manager};
+use crate::manager::{Failure, Manager, Pledge};
 use crate::paging::{Answer, Expected, pager_config};
 use crate::records::Record;
-use crate::vm::{NewVm, Vm, VmParams, lock};
+use crate::vm::{Asked, NewVm, Vm, VmParams, lock};
 use crate::{balloon_loop, ending, views};
 
 /// Deadline of one QMP command: a QEMU that waits in a page fault answers when it is served.
@@ -46,18 +46,21 @@ impl Manager {
             }
         }
         let size = Bytes(spec.max).pages();
-        let params = VmParams {
-            shares: spec.shares.unwrap_or_else(|| VmParams::default_shares(size)),
-            min: Bytes(spec.min).pages_ceil(),
-            max: size,
+        let asked = Asked {
+            shares: spec.shares,
+            min: (spec.min > 0).then(|| Bytes(spec.min).pages_ceil()),
+            max: None,
             tax: spec.tax,
-            // From here on among the parameters alone, where it can be changed.
-            salt: spec.salt.take(),
+            pool: spec.pool.clone().map(Some),
         };
-        let overhead = pager_config(&self.config, 0).overhead(size)
+        let params = VmParams::resolve(&self.config().vms, &spec.name, size, asked)
+            .map_err(|e| Failure::bad(format!("{}: {e}", spec.name)))?;
+        // From here on among the parameters alone, where it can be changed.
+        let params = VmParams { salt: spec.salt.take(), ..params };
+        let overhead = pager_config(&self.config(), 0).overhead(size)
             + Bytes(spec.overhead.unwrap_or(0)).pages_ceil();
-        let need = Promise::of(params.min, size, overhead);
-        self.claim_name(&spec.name, need).await?;
+        let promise = Promise::of(params.min, size, overhead);
+        self.claim_name(&spec.name, Pledge { promise, pool: params.pool.clone() }).await?;
         let name = spec.name.clone();
         let result = self.start_promised(spec, size, params, overhead).await;
         self.promise_settled(&name);
@@ -66,16 +69,16 @@ impl Manager {
     }
 
     /// A name that nobody has, and a promise that can be kept.
-    async fn claim_name(&self, name: &str, need: Promise) -> Result<(), Failure> {
+    async fn claim_name(&self, name: &str, need: Pledge) -> Result<(), Failure> {
         self.take(name, need, true).await
     }
 
     /// The name alone, for a VM that runs already.
-    pub(crate) async fn take_name(&self, name: &str, has: Promise) -> Result<(), Failure> {
+    pub(crate) async fn take_name(&self, name: &str, has: Pledge) -> Result<(), Failure> {
         self.take(name, has, false).await
     }
 
-    async fn take(&self, name: &str, need: Promise, admission: bool) -> Result<(), Failure> {
+    async fn take(&self, name: &str, need: Pledge, admission: bool) -> Result<(), Failure> {
         let _one = self.admission.lock().await;
         if self.is_closing() {
             return Err(Failure::new(ErrorCode::Conflict, "the manager is ending"));
@@ -142,8 +145,8 @@ impl Manager {
             management,
             external: if paged.is_some() { Pages::ZERO } else { size },
             paged,
-            control: BalloonControl::new(self.config.balloon),
-            set: WorkingSet::new(self.config.sampling, size),
+            control: BalloonControl::new(self.config().balloon),
+            set: WorkingSet::new(self.config().sampling, size),
         });
         let qmp = match vmm.connect_qmp(&paths.qmp_socket, START).await {
             Ok(qmp) => qmp,
@@ -177,7 +180,7 @@ impl Manager {
             Accel::Kvm => AccelChoice::Kvm,
             Accel::Auto => {
                 let qemu = spec.qemu.clone().unwrap_or_else(|| "qemu-system-x86_64".into());
-                let cache = self.config.run_dir.join("accel.json");
+                let cache = self.config().run_dir.join("accel.json");
                 probe_accel_cached(&cache, &qemu, Some(&spec.kernel)).await
             }
         };
@@ -254,8 +257,8 @@ impl Manager {
     pub(crate) fn paths(&self, name: &str) -> LaunchPaths {
         let run_dir = self.folder_of(name);
         LaunchPaths {
-            shim: self.config.shim.clone(),
-            shim_socket: self.config.run_dir.join("shim.sock"),
+            shim: self.config().shim.clone(),
+            shim_socket: self.config().run_dir.join("shim.sock"),
             qmp_socket: run_dir.join("qmp.sock"),
             console: run_dir.join("console.log"),
             qemu_log: run_dir.join("qemu.log"),
@@ -290,7 +293,7 @@ impl Manager {
             let holds = vm.size.saturating_sub(left.pages());
             if !holds.is_zero() {
                 // A former manager inflated it: it is led on from there, not let down first.
-                *lock(&vm.control) = BalloonControl::resume(self.config.balloon, holds);
+                *lock(&vm.control) = BalloonControl::resume(self.config().balloon, holds);
                 let mut balloon = lock(&vm.balloon);
                 balloon.goal = holds;
                 balloon.commanded = holds;
@@ -366,87 +369,6 @@ impl Manager {
         }
     }
 
-    /// New parameters, all checked before any is applied.
-    pub fn change_vm(
-        &self,
-        name: &str,
-        change: &ballast_api::VmChange,
-    ) -> Result<Arc<Vm>, Failure> {
-        let vm = self.vm(name)?;
-        // One at a time: each builds upon the parameters and the promises that the last one left.
-        let _one = lock(&self.changing);
-        let mut params = vm.params();
-        if let Some(shares) = change.shares {
-            if shares == 0 {
-                return Err(Failure::bad("shares: 0 is not at least 1"));
-            }
-            params.shares = shares;
-        }
-        if let Some(tax) = change.tax {
-            ballast_policy::TaxRate::new(tax).map_err(|e| Failure::bad(format!("tax: {e}")))?;
-            params.tax = Some(tax);
-        }
-        match (&change.salt, change.no_salt) {
-            (Some(_), true) => return Err(Failure::bad("salt: give either salt or no_salt")),
-            (Some(salt), false) => params.salt = Some(salt.clone()),
-            (None, true) => params.salt = None,
-            (None, false) => {}
-        }
-        if let Some(max) = change.max {
-            params.max = Bytes(max).pages();
-            if params.max > vm.size {
-                return Err(Failure::bad(format!(
-                    "max: {} is above the configured size of {name}, {}",
-                    params.max, vm.size
-                )));
-            }
-            if params.max.is_zero() {
-                return Err(Failure::bad("max: below one page"));
-            }
-        }
-        if let Some(min) = change.min {
-            if min > vm.size.bytes().0 {
-                return Err(Failure::bad(format!(
-                    "min: {} is above the configured size of {name}, {}",
-                    Bytes(min),
-                    vm.size
-                )));
-            }
-            params.min = Bytes(min).pages_ceil();
-        }
-        if params.min > params.max {
-            return Err(Failure::bad(format!("min: {} is above max, {}", params.min, params.max)));
-        }
-        let old = vm.params();
-        if params.min < old.min
-            && let Some(paged) = &*vm.paged()
-            && paged.swap_len() < vm.size.saturating_sub(params.min)
-        {
-            return Err(Failure::new(
-                ErrorCode::Conflict,
-                format!(
-                    "min: {} needs {} of swap, {name} was started with {} reserved",
-                    params.min,
-                    vm.size.saturating_sub(params.min),
-                    paged.swap_len()
-                ),
-            ));
-        }
-        if params.min > old.min {
-            // More is promised: the same check as for a start, for the difference. The swap that
-            // was reserved is enough.
-            let more = Promise { min: params.min - old.min, overhead: Pages(0), swap: Pages(0) };
-            let key = format!("min of {name}");
-            self.promise(&key, more)?;
-            vm.set_params(params.clone());
-            self.promise_settled(&key);
-        }
-        vm.set_params(params.clone());
-        Record::update_params(&vm.folder, params);
-        self.kick.ring(format!("parameters of {name} changed"));
-        Ok(vm)
-    }
-
     /// A shim that nobody announced: a VMM that somebody else started, libvirt for one. It is
     /// admitted with default parameters; `vm attach` gives it a QMP socket and others.
     pub(crate) fn adopt(self: &Arc<Self>, hello: &Hello, peer: Peer) -> Result<Expected, String> {
@@ -472,17 +394,12 @@ impl Manager {
         let name = hello.vm.as_str().to_owned();
         let size = hello.ram_len.pages();
         let handle = self.runtime.clone();
-        let params = VmParams {
-            shares: VmParams::default_shares(size),
-            min: Pages::ZERO,
-            max: size,
-            tax: None,
-            salt: None,
-        };
-        let overhead = pager_config(&self.config, 0).overhead(size);
+        let params = VmParams::resolve(&self.config().vms, &name, size, Asked::default())?;
+        let overhead = pager_config(&self.config(), 0).overhead(size);
         let need = Promise::of(params.min, size, overhead);
+        let pledge = Pledge { promise: need, pool: params.pool.clone() };
         handle.block_on(async {
-            self.claim_name(&name, need).await.map_err(|e| e.to_string())?;
+            self.claim_name(&name, pledge).await.map_err(|e| e.to_string())?;
             let made = async {
                 let process = ProcessHandle::open(peer.pid).map_err(|e| e.to_string())?;
                 self.fresh_folder(&name).map_err(|e| e.to_string())?;
@@ -531,8 +448,8 @@ impl Manager {
             management: Management { mode: Mode::Paged, reason: None },
             external: Pages::ZERO,
             paged: Some(paged),
-            control: BalloonControl::new(self.config.balloon),
-            set: WorkingSet::new(self.config.sampling, size),
+            control: BalloonControl::new(self.config().balloon),
+            set: WorkingSet::new(self.config().sampling, size),
         });
         self.promise_settled(&vm.name);
         lock(&self.adopting).remove(&vm.process.pid());

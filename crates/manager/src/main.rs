@@ -2,6 +2,7 @@
 
 mod attach;
 mod balloon_loop;
+mod change;
 mod commons;
 mod config;
 mod domain;
@@ -14,8 +15,10 @@ mod measure;
 mod metrics;
 mod paging;
 mod policy_loop;
+mod pools;
 mod rates;
 mod records;
+mod reload;
 mod restart;
 mod routes;
 mod run_dir;
@@ -41,6 +44,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::config::{Config, Overrides};
 use crate::manager::{Ending, Manager};
+use crate::reload::Source;
 use crate::run_dir::Folders;
 
 /// The memory manager of a Linux/KVM host: hands out, measures, targets and reclaims the memory of
@@ -127,6 +131,7 @@ fn run(args: Args) -> anyhow::Result<()> {
         samples: args.samples,
         sample_period: args.sample_period,
     };
+    let source = Source { file: args.config.clone(), overrides: overrides.clone() };
     let config = Config::load(args.config.as_deref(), overrides)?;
     if let Some(missing) = swap::missing(&config).filter(|_| args.check) {
         anyhow::bail!(missing);
@@ -148,7 +153,7 @@ fn run(args: Args) -> anyhow::Result<()> {
     let lock = runtime.block_on(upgrade::lock(&config, take_over));
     let _lock = lock.inspect_err(|_| made.leave())?;
     made.make_again(&config)?;
-    let served = runtime.block_on(serve(config.clone(), args.stop_vms_on_exit));
+    let served = runtime.block_on(serve(config.clone(), source, args.stop_vms_on_exit));
     match &served {
         Ok(Ending::VmsStopped) => made.clear(&config),
         Ok(_) => {}
@@ -158,13 +163,13 @@ fn run(args: Args) -> anyhow::Result<()> {
     served.map(drop)
 }
 
-async fn serve(config: Config, stop_vms_on_exit: bool) -> anyhow::Result<Ending> {
+async fn serve(config: Config, source: Source, stop_vms_on_exit: bool) -> anyhow::Result<Ending> {
     // From the first moment: an end in order, however early it is asked for.
     let mut signals = Signals::catch()?;
     let left = survey::survey(&config.run_dir).context("VMs of a former manager")?;
     run_dir::set_format(&config.run_dir)?;
-    let manager = Manager::new(config)?;
-    let config = &manager.config;
+    let manager = Manager::new(config, source)?;
+    let config = &manager.config();
     let waiting = restart::announce(&manager, left).context("VMs of a former manager")?;
     match swap::missing(config) {
         // They wait for a manager, and not all of them for what is missing.
@@ -229,22 +234,33 @@ async fn serve(config: Config, stop_vms_on_exit: bool) -> anyhow::Result<Ending>
 struct Signals {
     term: Signal,
     int: Signal,
+    hup: Signal,
 }
 
 impl Signals {
     fn catch() -> anyhow::Result<Signals> {
         let term = signal(SignalKind::terminate()).context("SIGTERM")?;
         let int = signal(SignalKind::interrupt()).context("SIGINT")?;
-        Ok(Signals { term, int })
+        let hup = signal(SignalKind::hangup()).context("SIGHUP")?;
+        Ok(Signals { term, int, hup })
     }
 }
 
 async fn until_ended(manager: &Arc<Manager>, signals: &mut Signals, stop_vms: bool) -> Ending {
     let mut ending = manager.ending.subscribe();
-    let signalled = tokio::select! {
-        _ = ending.wait_for(|e| *e != Ending::Running) => false,
-        _ = signals.term.recv() => true,
-        _ = signals.int.recv() => true,
+    let signalled = loop {
+        tokio::select! {
+            _ = ending.wait_for(|e| *e != Ending::Running) => break false,
+            _ = signals.term.recv() => break true,
+            _ = signals.int.recv() => break true,
+            _ = signals.hup.recv() => {
+                let manager = manager.clone();
+                tokio::task::spawn_blocking(move || match manager.reload() {
+                    Ok(done) => tracing::info!("{}: read again", done.file),
+                    Err(e) => tracing::error!("{e}"),
+                });
+            }
+        }
     };
     if !signalled {
         return *ending.borrow();

@@ -10,7 +10,8 @@ use ballast_api::{ErrorBody, ErrorCode, HostCounters, RunState};
 use ballast_pager::host::Host;
 use ballast_pager::ledger::Ledger;
 use ballast_pager::mappings::ZERO_RUN;
-use ballast_policy::{Decision, Promise, TaxRate, Thresholds, admit};
+use ballast_policy::pools::{Books, tax as pool_tax};
+use ballast_policy::{Decision, Pool, PoolId, Promise, TaxRate, Thresholds, admit};
 use ballast_qemu::ProcessHandle;
 use ballast_units::{Pages, VmId};
 use tokio::sync::watch;
@@ -19,10 +20,12 @@ use crate::commons::Commons;
 use crate::config::Config;
 use crate::kick::Kick;
 use crate::paging::Expected;
+use crate::pools::Pools;
 use crate::rates::Rates;
+use crate::reload::Source;
 use crate::records::Record;
 use crate::swap::Swap;
-use crate::vm::{Vm, lock};
+use crate::vm::{Vm, VmParams, lock};
 
 /// How the manager is to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,8 +37,18 @@ pub enum Ending {
     VmsStopped,
 }
 
+/// What is promised to a name.
+#[derive(Clone, Debug)]
+pub(crate) struct Pledge {
+    pub promise: Promise,
+    /// The pool that it is taken from.
+    pub pool: Option<String>,
+}
+
 pub struct Manager {
-    pub config: Config,
+    config: RwLock<Arc<Config>>,
+    pub(crate) source: Source,
+    pub pools: Pools,
     pub host: Arc<Host>,
     pub commons: Commons,
     pub swap: Swap,
@@ -43,14 +56,16 @@ pub struct Manager {
     pub share_rates: Rates<3>,
     pub kick: Arc<Kick>,
     pub started: Instant,
-    tax: Mutex<TaxRate>,
+    /// Set by command, over what the configuration says.
+    tax: Mutex<Option<TaxRate>>,
+    pub(crate) budget_set: AtomicBool,
     vms: RwLock<Vec<Arc<Vm>>>,
     next_id: AtomicU32,
     /// One admission at a time.
     pub(crate) admission: tokio::sync::Mutex<()>,
     /// Names that are taken, and what is promised to them, beside the VMs: being started, or waiting
     /// to be taken over.
-    pub(crate) starting: Mutex<HashMap<String, Promise>>,
+    pub(crate) starting: Mutex<HashMap<String, Pledge>>,
     /// VMMs that wait to be taken over.
     pub(crate) waiting: Mutex<HashMap<String, (ProcessHandle, Record)>>,
     /// Processes that nobody announced, while they are taken in.
@@ -99,7 +114,7 @@ impl Failure {
 
 impl Manager {
     /// Must be called inside the runtime.
-    pub fn new(config: Config) -> anyhow::Result<Arc<Manager>> {
+    pub fn new(config: Config, source: Source) -> anyhow::Result<Arc<Manager>> {
         let kick = Arc::new(Kick::default());
         let bell = kick.clone();
         let host = Arc::new(Host::new(Ledger::new(config.budget, move || bell.crossing())));
@@ -109,8 +124,11 @@ impl Manager {
             commons,
             swap: Swap::new(&config),
             share_rates: Rates::default(),
-            tax: Mutex::new(config.tax),
-            config,
+            pools: Pools::open(&config.run_dir, &config.pools)?,
+            tax: Mutex::new(None),
+            budget_set: AtomicBool::new(false),
+            config: RwLock::new(Arc::new(config)),
+            source,
             host,
             kick,
             started: Instant::now(),
@@ -136,14 +154,27 @@ impl Manager {
         }))
     }
 
+    /// In force now.
+    pub fn config(&self) -> Arc<Config> {
+        self.config.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+    pub(crate) fn set_config(&self, config: Config) {
+        *self.config.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(config);
+    }
     pub fn tax(&self) -> TaxRate {
-        *lock(&self.tax)
+        lock(&self.tax).unwrap_or(self.config().tax)
     }
     pub fn set_tax(&self, tax: TaxRate) {
-        *lock(&self.tax) = tax;
+        *lock(&self.tax) = Some(tax);
+    }
+    /// The rate in force for a VM: its own, its nearest pool's, or the host's.
+    pub fn tax_of(&self, params: &VmParams, pools: &[Pool]) -> TaxRate {
+        let own = params.tax.and_then(|tax| TaxRate::new(tax).ok());
+        own.or_else(|| pool_tax(pools, self.pools.id(params.pool.as_deref())))
+            .unwrap_or_else(|| self.tax())
     }
     pub fn thresholds(&self) -> Thresholds {
-        self.config.scale.thresholds(self.host.ledger.budget())
+        self.config().scale.thresholds(self.host.ledger.budget())
     }
     /// From now on no VM is started.
     pub fn close(&self) {
@@ -223,44 +254,73 @@ impl Manager {
     }
 
     pub fn folder_of(&self, name: &str) -> PathBuf {
-        self.config.run_dir.join("vms").join(name)
+        self.config().run_dir.join("vms").join(name)
     }
 
     /// Checks promises already made against one more (OSDI'02 s.6.2), and records it under `name`
     /// until the VM is there or the start failed.
-    pub fn promise(&self, name: &str, need: Promise) -> Result<(), Failure> {
-        let goal = self.thresholds().goal();
+    pub fn promise(&self, name: &str, need: Pledge) -> Result<(), Failure> {
+        let rules = self.pools.rules();
+        check_pool(&rules, need.pool.as_deref())?;
+        let pools = self.pools.pools(&rules);
         let mut starting = lock(&self.starting);
         let made = self.promises(&starting);
-        let promised: Pages = made.iter().map(|(_, pages)| *pages).sum();
-        let budget = self.host.ledger.budget();
-        let unreserved =
-            budget.saturating_sub(goal).saturating_sub(ZERO_RUN).saturating_sub(promised);
-        let largest = made.into_iter().max_by_key(|(_, pages)| *pages);
-        admit(unreserved, self.swap.room().pages(), &need, largest)
-            .map_err(|refusal| Failure::new(ErrorCode::NoRoom, format!("{name}: {refusal}")))?;
+        let pool = self.pools.id(need.pool.as_deref());
+        let refused = |why: String| Failure::new(ErrorCode::NoRoom, format!("{name}: {why}"));
+        let books = self.books(&pools, &made);
+        let (lacking, left) = match books.admit(pool, need.promise.memory()) {
+            Ok(()) => (Pages::ZERO, Pages::ZERO),
+            Err(lack) if lack.pool.is_some() => return Err(refused(lack.to_string())),
+            Err(lack) => (lack.need, lack.left),
+        };
+        let largest = made.into_iter().max_by_key(|(_, _, pages)| *pages);
+        let of_host = Promise { min: lacking, overhead: Pages::ZERO, swap: need.promise.swap };
+        let largest = largest.map(|(name, _, pages)| (name, pages));
+        admit(left, self.swap.room().pages(), &of_host, largest)
+            .map_err(|refusal| refused(refusal.to_string()))?;
         starting.insert(name.to_owned(), need);
         Ok(())
     }
 
+    /// What may be promised of a budget.
+    pub(crate) fn capacity(&self, budget: Pages, thresholds: &Thresholds) -> Pages {
+        budget.saturating_sub(thresholds.goal()).saturating_sub(ZERO_RUN)
+    }
+
+    pub(crate) fn books<'a>(&self, pools: &'a [Pool], made: &[Made]) -> Books<'a> {
+        Books {
+            pools,
+            capacity: self.capacity(self.host.ledger.budget(), &self.thresholds()),
+            promises: made.iter().map(|&(_, pool, pages)| (pool, pages)).collect(),
+        }
+    }
+
     /// Machine memory that is promised, by name.
-    fn promises(&self, starting: &HashMap<String, Promise>) -> Vec<(String, Pages)> {
+    pub(crate) fn promises(&self, starting: &HashMap<String, Pledge>) -> Vec<Made> {
         self.vms()
             .iter()
-            .map(|vm| {
-                let guaranteed = match &*vm.paged() {
-                    Some(_) => vm.params().min,
-                    None => vm.consumed(),
-                };
-                (vm.name.clone(), guaranteed + vm.overhead())
-            })
-            .chain(starting.iter().map(|(name, promise)| (name.clone(), promise.memory())))
+            .map(|vm| self.promised_to(vm, &vm.params()))
+            .chain(starting.iter().map(|(name, pledge)| {
+                let pool = self.pools.id(pledge.pool.as_deref());
+                (name.clone(), pool, pledge.promise.memory())
+            }))
             .collect()
     }
 
-    /// Sum of what is promised.
+    /// What a VM is promised under `params`.
+    pub(crate) fn promised_to(&self, vm: &Vm, params: &VmParams) -> Made {
+        let guaranteed = match &*vm.paged() {
+            Some(_) => params.min,
+            None => vm.consumed(),
+        };
+        (vm.name.clone(), self.pools.id(params.pool.as_deref()), guaranteed + vm.overhead())
+    }
+
+    /// What is promised, what pools keep for VMs to come included.
     pub fn promised(&self) -> Pages {
-        self.promises(&lock(&self.starting)).into_iter().map(|(_, pages)| pages).sum()
+        let pools = self.pools.pools(&self.pools.rules());
+        let made = self.promises(&lock(&self.starting));
+        self.books(&pools, &made).promised().last().map_or(Pages::ZERO, |host| host.used)
     }
 
     pub fn promise_settled(&self, name: &str) {
@@ -274,6 +334,19 @@ impl Manager {
                 .vms()
                 .iter()
                 .any(|vm| vm.paged().is_some() && vm.run_state() != RunState::Stopped)
+    }
+}
+
+/// A promise: to whom, from which pool, and how much machine memory.
+pub(crate) type Made = (String, Option<PoolId>, Pages);
+
+/// Whether there is such a pool.
+pub(crate) fn check_pool(rules: &crate::pools::Rules, pool: Option<&str>) -> Result<(), Failure> {
+    match pool {
+        Some(name) if !rules.contains_key(name) => {
+            Err(Failure::new(ErrorCode::NotFound, format!("pool: no pool named '{name}'")))
+        }
+        _ => Ok(()),
     }
 }
 

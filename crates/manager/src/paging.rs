@@ -254,7 +254,7 @@ fn take_charge(
     check_ram_file(&ram_file, hello)?;
     manager.check_ram_is_its_own(&ram_file)?;
     let name = hello.vm.as_str();
-    let config = pager_config(&manager.config, u64::from(expected.pid));
+    let config = pager_config(&manager.config(), u64::from(expected.pid));
     let folder = manager.folder_of(name);
     let host = manager.host.clone();
     let commons = &manager.commons;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use ballast_api::{Mode, RunState};
 use ballast_pager::mappings::ZERO_RUN;
 use ballast_pager::service::PagedVm;
-use ballast_policy::{Snapshot, State, Thresholds, VmDemand, VmState, choose_samples, decide};
+use ballast_policy::{Pool, Snapshot, State, Thresholds, VmDemand, VmState, choose_samples, decide};
 use ballast_qemu::process;
 use ballast_units::{Pages, VmId};
 
@@ -83,6 +83,14 @@ fn turn(
             paged.memory_freed();
         }
     }
+    // One look at parameters and pools, of which several may be changed together.
+    let changing = lock(&manager.changing);
+    let pools = manager.pools.pools(&manager.pools.rules());
+    let states = managed
+        .iter()
+        .map(|vm| vm_state(manager, vm, demand(manager, vm, &pools), swap_ins))
+        .collect();
+    drop(changing);
     let decision = decide(Snapshot {
         trigger: why.unwrap_or_else(|| "period".into()),
         before: last.state,
@@ -90,7 +98,8 @@ fn turn(
         budget: host.ledger.budget(),
         free: host.ledger.free(),
         overhead,
-        vms: managed.iter().map(|vm| vm_state(vm, demand(manager, vm), swap_ins)).collect(),
+        vms: states,
+        pools,
     });
     let state = decision.state;
     // Rung when the state may change; see `Ledger::set_alarm`.
@@ -129,7 +138,7 @@ fn change_domain(manager: &Manager, vm: &Vm, paged: &PagedVm) {
     }
 }
 
-fn demand(manager: &Manager, vm: &Vm) -> VmDemand {
+fn demand(manager: &Manager, vm: &Vm, pools: &[Pool]) -> VmDemand {
     let params = vm.params();
     let active = match &*vm.paged() {
         Some(_) => lock(&vm.sampling).set.estimate().estimate,
@@ -141,12 +150,13 @@ fn demand(manager: &Manager, vm: &Vm) -> VmDemand {
         shares: params.shares,
         min: params.min,
         max: params.max,
-        tax: params.tax_or(manager.tax()),
+        tax: manager.tax_of(&params, pools),
         active,
     }
 }
 
 fn vm_state(
+    manager: &Manager,
     vm: &Vm,
     demand: VmDemand,
     swap_ins: &mut std::collections::HashMap<VmId, u64>,
@@ -170,6 +180,8 @@ fn vm_state(
         balloon_limit: balloon.output.limit,
         wants_more: waiting || swapped_in || !balloon.commanded.is_zero(),
         swap_free,
+        pool: manager.pools.id(vm.params().pool.as_deref()),
+        overhead: vm.overhead(),
     }
 }
 

@@ -11,7 +11,7 @@ use ballast_policy::{BalloonControl, Promise, WorkingSet};
 use ballast_qemu::{ProcessHandle, Qmp};
 use ballast_units::Pages;
 
-use crate::manager::Manager;
+use crate::manager::{Manager, Pledge};
 use crate::paging::Answer;
 use crate::records::Record;
 use crate::survey::Left;
@@ -49,7 +49,8 @@ pub fn announce(manager: &Arc<Manager>, records: Vec<Left>) -> anyhow::Result<Ve
         let answer = manager.expect_shim(&record.name, record.pid, size, swap, overhead, domain);
         manager.host.ledger.adopt(overhead);
         let promise = Promise { min, overhead, swap: Pages::ZERO };
-        lock(&manager.starting).insert(record.name.clone(), promise);
+        let pool = record.params.pool.clone();
+        lock(&manager.starting).insert(record.name.clone(), Pledge { promise, pool });
         let known = (process.clone(), record.clone());
         lock(&manager.waiting).insert(record.name.clone(), known);
         waiting.push(Waiting { folder, record, process, answer });
@@ -147,8 +148,8 @@ pub async fn take_over(manager: Arc<Manager>, waiting: Waiting) {
         },
         external: Pages::ZERO,
         paged: Some(paged),
-        control: BalloonControl::new(manager.config.balloon),
-        set: WorkingSet::new(manager.config.sampling, record.size),
+        control: BalloonControl::new(manager.config().balloon),
+        set: WorkingSet::new(manager.config().sampling, record.size),
     });
     settled();
     vm.has_started();

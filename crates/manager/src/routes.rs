@@ -7,18 +7,18 @@ use axum::body::Bytes;
 use axum::extract::{FromRequest, Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{get, patch, post};
 use axum::{Json, Router};
 use ballast_api::{
-    AttachSpec, ErrorBody, ErrorCode, HostChange, HostView, ShutdownRequest, StopRequest, VmChange,
+    AttachSpec, ConfigReloaded, ErrorBody, ErrorCode, HostChange, HostView, PoolChange, PoolView,
+    ShutdownRequest, StopRequest, VmChange,
     VmSpec, VmView, Why,
 };
-use ballast_policy::TaxRate;
 use serde::de::DeserializeOwned;
 use utoipa::OpenApi;
 
 use crate::manager::{Ending, Failure, Manager};
-use crate::{config, metrics, upgrade, views};
+use crate::{metrics, upgrade, views};
 
 type Shared = State<Arc<Manager>>;
 
@@ -65,6 +65,10 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
         patch_vm,
         stop_vm,
         why,
+        list_pools,
+        put_pool,
+        delete_pool,
+        reload,
         shutdown,
         openapi,
         metrics::serve
@@ -80,6 +84,9 @@ pub fn router(manager: Arc<Manager>) -> Router {
         .route("/v1/vms/{name}", get(get_vm).patch(patch_vm))
         .route("/v1/vms/{name}/stop", post(stop_vm))
         .route("/v1/vms/{name}/why", get(why))
+        .route("/v1/pools", get(list_pools))
+        .route("/v1/pools/{*name}", patch(put_pool).delete(delete_pool))
+        .route("/v1/config/reload", post(reload))
         .route("/v1/shutdown", post(shutdown))
         .route("/v1/openapi.json", get(openapi))
         .route("/metrics", get(metrics::serve))
@@ -102,33 +109,13 @@ async fn get_host(State(manager): Shared) -> Json<HostView> {
 }
 
 #[utoipa::path(patch, path = "/v1/host", request_body = HostChange,
-    responses((status = 200, body = HostView), (status = 400, body = ErrorBody)))]
+    responses((status = 200, body = HostView), (status = 400, body = ErrorBody),
+        (status = 507, body = ErrorBody)))]
 async fn patch_host(
     State(manager): Shared,
     Body(change): Body<HostChange>,
 ) -> Result<Json<HostView>, Failure> {
-    let tax = change.tax.map(TaxRate::new).transpose();
-    let tax = tax.map_err(|e| Failure::bad(format!("tax: {e}")))?;
-    if let Some(budget) = change.budget {
-        let budget = ballast_units::Bytes(budget).pages();
-        config::check_budget(budget).map_err(|e| Failure::bad(format!("budget: {e}")))?;
-        let promised = manager.promised();
-        let goal = manager.config.scale.thresholds(budget).goal();
-        if budget < promised + goal {
-            return Err(Failure::new(
-                ErrorCode::NoRoom,
-                format!(
-                    "budget: {budget} is below what is promised to VMs, {promised}, and the free \
-                     memory to be kept, {goal}"
-                ),
-            ));
-        }
-        manager.host.ledger.set_budget(budget);
-    }
-    if let Some(tax) = tax {
-        manager.set_tax(tax);
-    }
-    manager.kick.ring("parameters of the host changed");
+    manager.change_host(&change)?;
     Ok(Json(views::host(&manager)))
 }
 
@@ -198,6 +185,49 @@ async fn stop_vm(
 async fn why(State(manager): Shared, Path(name): Path<String>) -> Result<Json<Why>, Failure> {
     let vm = manager.vm(&name)?;
     views::why(&manager, &vm).map(Json)
+}
+
+#[utoipa::path(get, path = "/v1/pools", responses((status = 200, body = Vec<PoolView>)))]
+async fn list_pools(State(manager): Shared) -> Json<Vec<PoolView>> {
+    Json(views::pools(&manager))
+}
+
+/// Defines a pool, or changes it. Slashes in the path belong to the name.
+#[utoipa::path(patch, path = "/v1/pools/{name}", params(("name" = String, Path)),
+    request_body = PoolChange,
+    responses((status = 200, body = PoolView), (status = 400, body = ErrorBody),
+        (status = 507, body = ErrorBody)))]
+async fn put_pool(
+    State(manager): Shared,
+    Path(name): Path<String>,
+    Body(change): Body<PoolChange>,
+) -> Result<Json<PoolView>, Failure> {
+    manager.change_pool(&name, &change)?;
+    let view = views::pools(&manager).into_iter().find(|pool| pool.name == name);
+    view.map(Json).ok_or_else(|| Failure::internal(format!("pool {name} is gone again")))
+}
+
+/// Takes a pool away that a command defined, or gives it back what the configuration says of it.
+#[utoipa::path(delete, path = "/v1/pools/{name}", params(("name" = String, Path)),
+    responses((status = 200, body = Vec<PoolView>), (status = 404, body = ErrorBody),
+        (status = 409, body = ErrorBody)))]
+async fn delete_pool(
+    State(manager): Shared,
+    Path(name): Path<String>,
+) -> Result<Json<Vec<PoolView>>, Failure> {
+    manager.remove_pool(&name)?;
+    Ok(Json(views::pools(&manager)))
+}
+
+/// Reads the configuration again; all of it counts from now on, or, when anything is wrong, nothing.
+#[utoipa::path(post, path = "/v1/config/reload",
+    responses((status = 200, body = ConfigReloaded), (status = 400, body = ErrorBody),
+        (status = 409, body = ErrorBody), (status = 507, body = ErrorBody)))]
+async fn reload(State(manager): Shared) -> Result<Json<ConfigReloaded>, Failure> {
+    tokio::task::spawn_blocking(move || manager.reload())
+        .await
+        .map_err(|e| Failure::internal(e.to_string()))?
+        .map(Json)
 }
 
 #[utoipa::path(post, path = "/v1/shutdown", request_body = ShutdownRequest,

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use ballast_api::{
     ActiveView, BalloonHealth, BalloonView, CompressionView, HostSharing, HostView, MemoryView,
-    Params, StateName, Threshold, VmCounters, VmSharing, VmView, Why,
+    Params, PoolView, StateName, Threshold, VmCounters, VmSharing, VmView, Why,
 };
 use ballast_pager::mappings::ZERO_RUN;
 use ballast_pager::service::{Health as PagerHealth, PagedVm};
@@ -80,8 +80,63 @@ pub fn host(manager: &Manager) -> HostView {
     }
 }
 
+/// All pools, parents first.
+pub fn pools(manager: &Manager) -> Vec<PoolView> {
+    let rules = manager.pools.rules();
+    let pools = manager.pools.pools(&rules);
+    let made = manager.promises(&lock(&manager.starting));
+    let promised = manager.books(&pools, &made).promised();
+    let shares = manager.decision().map(|(_, decision)| decision.pools).unwrap_or_default();
+    let vms = manager.vms();
+    let places: Vec<Option<String>> = vms.iter().map(|vm| vm.params().pool).collect();
+    let inside = |pool: &str, name: &str| {
+        name == pool || name.strip_prefix(pool).is_some_and(|rest| rest.starts_with('/'))
+    };
+    rules
+        .values()
+        .zip(pools)
+        .zip(promised)
+        .map(|((rule, pool), promised)| {
+            let members = |which: &dyn Fn(&str) -> bool| {
+                vms.iter()
+                    .zip(&places)
+                    .filter(|(_, place)| place.as_deref().is_some_and(which))
+                    .map(|(vm, _)| vm)
+                    .collect::<Vec<_>>()
+            };
+            let all = members(&|place| inside(&rule.name, place));
+            PoolView {
+                name: rule.name.clone(),
+                shares: rule.shares,
+                min: bytes(rule.min),
+                max: rule.max.map(bytes),
+                expandable: rule.expandable,
+                tax: rule.tax.map(Into::into),
+                configured: manager.pools.is_configured(&rule.name),
+                vms: members(&|place| place == rule.name)
+                    .into_iter()
+                    .map(|vm| vm.name.clone())
+                    .collect(),
+                pools: rules
+                    .values()
+                    .filter(|other| other.parent() == Some(&rule.name))
+                    .map(|other| other.name.clone())
+                    .collect(),
+                reserved: bytes(promised.used),
+                unreserved: promised.left().map(bytes),
+                target: shares
+                    .iter()
+                    .find(|share| share.id == pool.id)
+                    .map_or(0, |share| bytes(share.target)),
+                consumed: bytes(all.iter().map(|vm| vm.consumed()).sum()),
+            }
+        })
+        .collect()
+}
+
 pub fn vm(manager: &Manager, vm: &Vm) -> VmView {
     let params = vm.params();
+    let pools = manager.pools.pools(&manager.pools.rules());
     let balloon = *lock(&vm.balloon);
     let pid = vm.process.pid();
     let alive = vm.process.is_alive();
@@ -154,7 +209,8 @@ pub fn vm(manager: &Manager, vm: &Vm) -> VmView {
             min: bytes(params.min),
             max: bytes(params.max),
             shares: params.shares,
-            tax: params.tax_or(manager.tax()).into(),
+            tax: manager.tax_of(&params, &pools).into(),
+            pool: params.pool,
         },
         memory,
         active: ActiveView {
@@ -199,7 +255,7 @@ fn host_sharing(manager: &Manager, vms: &[Arc<Vm>], zero_dropped: u64) -> HostSh
     let ended = *lock(&manager.ended_sharing);
     let [breaks_per_s, scan_rate, cores] = manager.share_rates.get();
     HostSharing {
-        enabled: manager.config.sharing.enabled,
+        enabled: manager.config().sharing.enabled,
         shared: sum(&|s| s.shared),
         common: bytes(stats.common),
         saved: sum(&|s| s.shared).saturating_sub(bytes(stats.common)),

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Instant;
 
+use crate::config::rules::{VmRule, rule_for};
 use crate::rates::Rates;
 use ballast_api::{GuestStats, Management, Mode, RunState, Salt, VmSpec};
 use ballast_pager::service::PagedVm;
@@ -27,6 +28,24 @@ pub struct VmParams {
     /// With whom pages are shared; None: with nobody, only inside the VM.
     #[serde(default)]
     pub salt: Option<Salt>,
+    /// The resource pool that it belongs to; None: a child of the host.
+    #[serde(default)]
+    pub pool: Option<String>,
+    /// What of it was asked for in so many words, which a new configuration does not change. None, in
+    /// records of managers that knew no configuration of VMs: all of it.
+    #[serde(default)]
+    pub asked: Option<Asked>,
+}
+
+/// Parameters of a VM that somebody asked for, when it was started or later.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Asked {
+    pub shares: Option<u32>,
+    pub min: Option<Pages>,
+    pub max: Option<Pages>,
+    pub tax: Option<f64>,
+    /// Some(None): no pool.
+    pub pool: Option<Option<String>>,
 }
 
 impl VmParams {
@@ -34,9 +53,72 @@ impl VmParams {
     pub fn default_shares(size: Pages) -> u32 {
         u32::try_from((size.0 >> 8).saturating_mul(10)).unwrap_or(u32::MAX).max(1)
     }
-    pub fn tax_or(&self, host: TaxRate) -> TaxRate {
-        self.tax.and_then(|t| TaxRate::new(t).ok()).unwrap_or(host)
+    /// What a VM of `size` gets: what was asked for, else what the configuration says of its name,
+    /// else the defaults. Its salt is left open.
+    ///
+    /// # Errors
+    /// One line: which parameter cannot be, and why.
+    pub fn resolve(
+        rules: &[VmRule],
+        name: &str,
+        size: Pages,
+        asked: Asked,
+    ) -> Result<VmParams, String> {
+        let rule = rule_for(rules, name);
+        let shares = asked.shares.or(rule.shares).unwrap_or_else(|| Self::default_shares(size));
+        let max = asked.max.or(rule.max.map(|max| max.of(size))).unwrap_or(size);
+        let min = asked.min.or(rule.min.map(|min| min.of(size))).unwrap_or(Pages::ZERO);
+        if shares == 0 {
+            return Err("shares: 0 is not at least 1".into());
+        }
+        // A limit above its size limits nothing.
+        let max = max.min(size);
+        if max.is_zero() {
+            return Err("max: below one page".into());
+        }
+        if min > max {
+            return Err(format!("min: {min} is above max, {max}"));
+        }
+        let tax = asked.tax.or(rule.tax);
+        if let Some(tax) = tax {
+            TaxRate::new(tax).map_err(|e| format!("tax: {e}"))?;
+        }
+        let pool = asked.pool.clone().unwrap_or(rule.pool);
+        Ok(VmParams { shares, min, max, tax, salt: None, pool, asked: Some(asked) })
     }
+
+    /// What was asked for of it.
+    pub fn asked(&self) -> Asked {
+        self.asked.clone().unwrap_or_else(|| Asked {
+            shares: Some(self.shares),
+            min: Some(self.min),
+            max: Some(self.max),
+            tax: self.tax,
+            pool: self.pool.clone().map(Some),
+        })
+    }
+}
+
+/// What changed, in words: "min 0 B -> 1 GiB".
+pub fn differences(old: &VmParams, new: &VmParams) -> String {
+    let none = || "none".to_owned();
+    let pairs = [
+        ("shares", old.shares.to_string(), new.shares.to_string()),
+        ("min", old.min.to_string(), new.min.to_string()),
+        ("max", old.max.to_string(), new.max.to_string()),
+        (
+            "tax",
+            old.tax.map_or_else(none, |t| t.to_string()),
+            new.tax.map_or_else(none, |t| t.to_string()),
+        ),
+        (
+            "pool",
+            old.pool.clone().unwrap_or_else(none),
+            new.pool.clone().unwrap_or_else(none),
+        ),
+    ];
+    let told = pairs.into_iter().filter(|(_, old, new)| old != new);
+    told.map(|(key, old, new)| format!("{key} {old} -> {new}")).collect::<Vec<_>>().join(", ")
 }
 
 /// The balloon as it is seen from outside its loop.

@@ -188,6 +188,11 @@ impl BalloonControl {
         BalloonControl { command: holds, claimed: holds, ..BalloonControl::new(config) }
     }
 
+    /// From now on.
+    pub fn set_config(&mut self, config: BalloonConfig) {
+        self.config = config;
+    }
+
     /// The command in force: the size last asked for.
     pub fn command(&self) -> Pages {
         self.command

@@ -128,23 +128,19 @@ impl WorkingSet {
     /// For a VM of `size` pages. `config` should have passed [`SamplingConfig::check`]; gains out
     /// of range are brought into it.
     pub fn new(config: SamplingConfig, size: Pages) -> WorkingSet {
-        let gain = |g: f64, default: f64| {
-            if g.is_nan() { default } else { g.clamp(f64::MIN_POSITIVE, 1.0) }
-        };
-        let default = SamplingConfig::default();
-        let config = SamplingConfig {
-            slow_gain: gain(config.slow_gain, default.slow_gain),
-            fast_gain: gain(config.fast_gain, default.fast_gain),
-            ..config
-        };
         WorkingSet {
-            config,
+            config: checked(config),
             size,
             averages: None,
             period: None,
             elapsed: Duration::ZERO,
             periods: 0,
         }
+    }
+
+    /// For the period that runs and those to come.
+    pub fn set_config(&mut self, config: SamplingConfig) {
+        self.config = checked(config);
     }
 
     pub fn config(&self) -> &SamplingConfig {
@@ -213,6 +209,19 @@ impl WorkingSet {
             estimate: slow.max(fast).max(current),
             periods: self.periods,
         }
+    }
+}
+
+/// With gains brought into their range.
+fn checked(config: SamplingConfig) -> SamplingConfig {
+    let gain = |g: f64, default: f64| {
+        if g.is_nan() { default } else { g.clamp(f64::MIN_POSITIVE, 1.0) }
+    };
+    let default = SamplingConfig::default();
+    SamplingConfig {
+        slow_gain: gain(config.slow_gain, default.slow_gain),
+        fast_gain: gain(config.fast_gain, default.fast_gain),
+        ..config
     }
 }
 

@@ -80,7 +80,7 @@ proptest! {
     /// pool that may not borrow stays within its min, and no pool exceeds its max.
     #[test]
     fn promises_can_be_kept(
-        bounds in proptest::collection::vec((0u64..400, 0u64..400, any::<[bool; 2]>()), 4),
+        bounds in proptest::collection::vec((0u64..330, 0u64..400, any::<[bool; 2]>()), 4),
         events in proptest::collection::vec((0u32..5, 0u64..300, any::<bool>()), 0..40),
     ) {
         let parents = [None, Some(0), Some(1), None];
@@ -93,7 +93,9 @@ proptest! {
             .collect();
         let empty = books(&[], 1_000, &[]);
         let mut b = books(&pools, 1_000, &[]);
-        prop_assume!(b.no_worse_than(&empty).is_ok());
+        if b.no_worse_than(&empty).is_err() {
+            return Ok(()); // Refused as a whole, which is another test.
+        }
         for (at, pages, leave) in events {
             if leave {
                 b.promises.pop();

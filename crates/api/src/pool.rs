@@ -1,0 +1,67 @@
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// A resource pool: a group of VMs, and of pools, that divides what it gets among them. Sizes in bytes;
+/// those of a pool include the overhead memory of its VMs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct PoolView {
+    /// "prod/db": db, inside prod.
+    pub name: String,
+    pub shares: u32,
+    /// Reservation.
+    pub min: u64,
+    /// Limit; None: none.
+    pub max: Option<u64>,
+    /// Whether its VMs may be promised more than its min, from what its parent has left.
+    pub expandable: bool,
+    /// Its own tax rate; None: its parent's.
+    pub tax: Option<f64>,
+    /// Whether it is defined in the configuration file; else by a command.
+    pub configured: bool,
+    /// VMs and pools directly in it.
+    pub vms: Vec<String>,
+    pub pools: Vec<String>,
+    /// Promised to its VMs and pools.
+    pub reserved: u64,
+    /// What of its own it may still promise; None: whatever its parent has.
+    pub unreserved: Option<u64>,
+    /// What its VMs are entitled to and what they use, without overhead.
+    pub target: u64,
+    pub consumed: u64,
+}
+
+/// Defines a pool, or changes it; absent fields stay, or are the defaults: 163840 shares, no min, no max,
+/// expandable, its parent's tax.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PoolChange {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shares: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max: Option<u64>,
+    /// Take the limit away. Not with `max`.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub no_max: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expandable: Option<bool>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tax: Option<f64>,
+    /// Take its own tax rate away. Not with `tax`.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub no_tax: bool,
+}
+
+fn is_false(b: &bool) -> bool {
+    !b
+}
+
+/// What a new reading of the configuration brought.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ConfigReloaded {
+    /// The file that was read.
+    pub file: String,
+    /// What is different from before, in words: "tax 0.75 -> 0.5", "VM db-1: min 0 B -> 1 GiB".
+    pub changes: Vec<String>,
+}

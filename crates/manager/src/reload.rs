@@ -1,0 +1,155 @@
+//! Reading the configuration again while VMs run: all of the new one counts, or, when anything about it
+//! is wrong, nothing of it.
+
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+
+use ballast_api::{ConfigReloaded, ErrorCode};
+use ballast_policy::pools::Books;
+
+use crate::change::{check_swap, under_rules};
+use crate::config::{Config, Overrides};
+use crate::manager::{Failure, Made, Manager, check_pool};
+use crate::records::Record;
+use crate::vm::lock;
+
+/// Where the configuration came from.
+#[derive(Clone, Debug, Default)]
+pub struct Source {
+    pub file: Option<PathBuf>,
+    /// The command line, which still has the last word.
+    pub overrides: Overrides,
+}
+
+impl Manager {
+    /// Reads the configuration again and applies what is different.
+    ///
+    /// # Errors
+    /// There is no file, it is wrong, it changes what needs a restart, or what is promised could not be
+    /// kept. Then everything is as it was.
+    pub fn reload(&self) -> Result<ConfigReloaded, Failure> {
+        let Some(file) = &self.source.file else {
+            return Err(Failure::new(
+                ErrorCode::Conflict,
+                "there is no configuration to reload: ballastd was started without --config",
+            ));
+        };
+        let mut new = Config::load(Some(file), self.source.overrides.clone())
+            .map_err(|e| Failure::bad(e.to_string()))?;
+        let refused = |code, what: String| {
+            Failure::new(code, format!("configuration {}: {what}; nothing is changed", file.display()))
+        };
+        let one = lock(&self.changing);
+        let old = self.config();
+        if let Some(key) = fixed(&old, &new) {
+            let what = format!("{key} cannot be changed while ballastd runs: restart it");
+            return Err(refused(ErrorCode::Conflict, what));
+        }
+        if self.budget_set.load(Ordering::Relaxed) {
+            // By command, which wins over the file.
+            new.budget = self.host.ledger.budget();
+        }
+        let rules = self.pools.rules_with(&new.pools);
+        self.check_unused(&rules)
+            .map_err(|e| refused(e.code, e.message))?;
+        let mut changes = Vec::new();
+        for vm in self.vms() {
+            let params = under_rules(&new.vms, &vm)
+                .map_err(|e| refused(ErrorCode::BadRequest, format!("VM {}: {e}", vm.name)))?;
+            let before = vm.params();
+            check_pool(&rules, params.pool.as_deref())
+                .and_then(|()| check_swap(&vm, &before, &params))
+                .map_err(|e| refused(e.code, format!("VM {}: {}", vm.name, e.message)))?;
+            if params != before {
+                changes.push((vm, before, params));
+            }
+        }
+        let mut told = differences(&old, &new);
+        {
+            let starting = lock(&self.starting);
+            let old_pools = self.pools.pools(&self.pools.rules());
+            let pools = self.pools.pools(&rules);
+            let before = self.promises(&starting);
+            let mut after: Vec<Made> = before.clone();
+            for (vm, _, params) in &changes {
+                if let Some(made) = after.iter_mut().find(|(name, ..)| *name == vm.name) {
+                    *made = self.promised_to(vm, params);
+                }
+            }
+            let thresholds = new.scale.thresholds(new.budget);
+            let after = Books {
+                capacity: self.capacity(new.budget, &thresholds),
+                ..self.books(&pools, &after)
+            };
+            after
+                .no_worse_than(&self.books(&old_pools, &before))
+                .map_err(|lack| refused(ErrorCode::NoRoom, lack.to_string()))?;
+            // From here on nothing can fail.
+            self.host.ledger.set_budget(new.budget);
+            self.pools.set_configured(&new.pools);
+            for (vm, before, params) in &changes {
+                vm.set_params(params.clone());
+                let what = crate::vm::differences(before, params);
+                told.push(format!("VM {}: {what}", vm.name));
+            }
+            for vm in self.vms() {
+                lock(&vm.control).set_config(new.balloon);
+                lock(&vm.sampling).set.set_config(new.sampling);
+            }
+            self.set_config(new);
+        }
+        drop(one);
+        for (vm, _, params) in changes {
+            Record::update_params(&vm.folder, params);
+        }
+        for what in &told {
+            tracing::info!("configuration reloaded: {what}");
+        }
+        self.kick.ring("the configuration was reloaded");
+        Ok(ConfigReloaded { file: file.display().to_string(), changes: told })
+    }
+}
+
+/// A key whose value cannot change while the manager runs, and did.
+fn fixed(old: &Config, new: &Config) -> Option<&'static str> {
+    let keys = [
+        ("run_dir", old.run_dir != new.run_dir),
+        ("swap_dir", old.swap_dir != new.swap_dir),
+        ("swap.location", old.swap != new.swap),
+        ("socket", old.socket != new.socket),
+        ("shim", old.shim != new.shim),
+        ("sharing", old.sharing != new.sharing),
+    ];
+    keys.into_iter().find(|(_, changed)| *changed).map(|(key, _)| key)
+}
+
+/// What is different, of what counts from now on.
+fn differences(old: &Config, new: &Config) -> Vec<String> {
+    let mut told = Vec::new();
+    let mut tell = |different: bool, what: String| {
+        if different {
+            told.push(what);
+        }
+    };
+    tell(old.budget != new.budget, format!("budget {} -> {}", old.budget, new.budget));
+    tell(old.tax != new.tax, format!("tax {} -> {}", old.tax.get(), new.tax.get()));
+    tell(old.scale != new.scale, format!("thresholds {:?} -> {:?}", old.scale, new.scale));
+    tell(old.balloon != new.balloon, "balloon".into());
+    tell(old.sampling != new.sampling, "sampling".into());
+    tell(old.start_wait != new.start_wait, "admission".into());
+    tell(old.fault_around != new.fault_around, "pager.fault_around, for VMs started from now on".into());
+    tell(old.compression != new.compression, "compression, for VMs started from now on".into());
+    let pool = |pools: &[crate::config::rules::PoolRule], name: &str| {
+        pools.iter().find(|rule| rule.name == name).cloned()
+    };
+    for rule in &new.pools {
+        match pool(&old.pools, &rule.name) {
+            None => tell(true, format!("pool {} is new", rule.name)),
+            Some(before) => tell(before != *rule, format!("pool {}", rule.name)),
+        }
+    }
+    for rule in &old.pools {
+        tell(pool(&new.pools, &rule.name).is_none(), format!("pool {} is gone", rule.name));
+    }
+    told
+}
