@@ -12,8 +12,8 @@ use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 
 use crate::{
-    AttachSpec, ConfigReloaded, ErrorBody, HostChange, HostView, PoolChange, PoolView, ShutdownRequest, StopRequest, VmChange, VmSpec,
-    VmView, Why,
+    AttachSpec, ConfigReloaded, ErrorBody, HostChange, HostView, PoolChange, PoolView,
+    ShutdownRequest, StartView, StopRequest, VmChange, VmSpec, VmView, Why,
 };
 
 /// Why a request brought no answer that can be used.
@@ -64,6 +64,10 @@ impl Client {
     }
     pub async fn run(&self, spec: &VmSpec) -> Result<VmView, ClientError> {
         self.call(Method::POST, "/v1/vms", Some(spec)).await
+    }
+    /// Starts that wait for memory, in the order in which they get it.
+    pub async fn starts(&self) -> Result<Vec<StartView>, ClientError> {
+        self.call(Method::GET, "/v1/starts", None::<&()>).await
     }
     pub async fn attach(&self, spec: &AttachSpec) -> Result<VmView, ClientError> {
         self.call(Method::POST, "/v1/attachments", Some(spec)).await

@@ -91,6 +91,30 @@ pub struct VmSpec {
     /// More QEMU arguments, passed as they are.
     #[serde(default)]
     pub extra: Vec<String>,
+    /// How long the start may wait for the memory that it is promised to be made free, seconds from 0 to
+    /// 86400; default: as the configuration says (`admission.wait_s`).
+    #[serde(default)]
+    pub wait_s: Option<f64>,
+}
+
+/// A start that waits for memory to be made free. Sizes in bytes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct StartView {
+    pub name: String,
+    /// min and overhead.
+    pub need: u64,
+    /// What those before it are still to be given.
+    pub ahead: u64,
+    /// What the host keeps free.
+    pub keep: u64,
+    pub free: u64,
+    /// Of all these, what is not free yet.
+    pub missing: u64,
+    /// Seconds: since it waits, and how long it may.
+    pub waited_s: f64,
+    pub wait_s: f64,
+    /// What others are giving up now: "db1: 64 MiB (balloon to 100 MiB)".
+    pub freeing: Vec<String>,
 }
 
 /// A VMM that runs already and is to be managed as far as it allows.

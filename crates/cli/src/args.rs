@@ -54,6 +54,12 @@ pub enum Command {
     Vm(VmCommand),
     /// Show the host: budget, state, thresholds, totals; or change its parameters.
     Host(HostArgs),
+    /// Resource pools: groups of VMs that divide what they get among them.
+    #[command(subcommand)]
+    Pool(PoolCommand),
+    /// The manager's configuration file.
+    #[command(subcommand)]
+    Config(ConfigCommand),
     /// Page sharing: what it saves, and what it would save.
     #[command(subcommand)]
     Share(ShareCommand),
@@ -83,6 +89,81 @@ pub enum VmCommand {
     Set(SetArgs),
     /// Stop a VM: ask the guest to power off, then end it.
     Stop(StopArgs),
+}
+
+#[derive(Debug, Subcommand)]
+pub enum PoolCommand {
+    /// List the pools.
+    Ls,
+    /// Show all about one pool.
+    Show(PoolArgs),
+    /// Define a pool, or change one.
+    Set(PoolSetArgs),
+    /// Take away what commands said of a pool. One that the configuration file does not define is gone
+    /// then; VMs and pools must not be in it.
+    Rm(PoolArgs),
+}
+
+#[derive(Debug, Args)]
+pub struct PoolArgs {
+    /// Name of the pool; prod/db is db inside prod.
+    #[arg(value_parser = parse::pool)]
+    pub name: String,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+What is not named stays as it is; a new pool has 163840 shares, no min and no max, and is expandable.
+Sizes include the overhead memory of the pool's VMs.
+
+Examples:
+  ballast pool set prod --shares 400000 --min 8G
+  ballast pool set prod/db --min 4G --max 6G --expandable false
+  ballast vm set db1 --pool prod/db")]
+#[command(group(at_least_one(
+    "pool_change",
+    &["shares", "min", "max", "no_max", "expandable", "tax", "no_tax"]
+)))]
+pub struct PoolSetArgs {
+    /// Name of the pool; prod/db is db inside prod.
+    #[arg(value_parser = parse::pool)]
+    pub name: String,
+    /// Shares of memory, against its siblings, VMs and pools.
+    #[arg(long, value_name = "N", value_parser = parse::shares)]
+    pub shares: Option<u32>,
+    /// Reservation: guaranteed to its VMs together.
+    #[arg(long, value_name = "SIZE")]
+    pub min: Option<Bytes>,
+    /// Limit to what its VMs use together.
+    #[arg(long, value_name = "SIZE")]
+    pub max: Option<Bytes>,
+    /// Take the limit away.
+    #[arg(long, conflicts_with = "max")]
+    pub no_max: bool,
+    /// Whether its VMs may be promised more than its min, from what its parent has left.
+    #[arg(long, value_name = "BOOL")]
+    pub expandable: Option<bool>,
+    /// Tax on idle memory of its VMs that have no own rate, 0 <= TAX < 1.
+    #[arg(long, value_name = "TAX", value_parser = parse::tax, allow_negative_numbers = true)]
+    pub tax: Option<f64>,
+    /// Take its tax rate away: its parent's counts.
+    #[arg(long, conflicts_with = "tax")]
+    pub no_tax: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum ConfigCommand {
+    /// Check a configuration file as a whole. ballastd need not run.
+    #[command(after_help = "Example:\n  ballast config check /etc/ballast.toml")]
+    Check(ConfigCheckArgs),
+    /// Let ballastd read its file again: all of it counts then, or, when anything is wrong, nothing.
+    Reload,
+}
+
+#[derive(Debug, Args)]
+pub struct ConfigCheckArgs {
+    /// The file.
+    pub file: PathBuf,
 }
 
 #[derive(Debug, Args)]
@@ -122,10 +203,10 @@ pub struct RunArgs {
     /// Configured memory, what the guest sees as its RAM: a multiple of 2M, at least 16M.
     #[arg(long, value_name = "SIZE", value_parser = parse::vm_size)]
     pub max: Bytes,
-    /// Guaranteed memory, at most --max.
+    /// Guaranteed memory, at most --max; 0: as the configuration says.
     #[arg(long, value_name = "SIZE", default_value = "0")]
     pub min: Bytes,
-    /// Shares of memory [default: 10 per MiB of --max].
+    /// Shares of memory [default: as the configuration says, else 10 per MiB of --max].
     #[arg(long, value_name = "N", value_parser = parse::shares)]
     pub shares: Option<u32>,
     /// Tax on idle memory, 0 <= TAX < 1 [default: the host's].
@@ -134,6 +215,9 @@ pub struct RunArgs {
     /// Memory charged to the budget beside the guest's pages [default: the manager's].
     #[arg(long, value_name = "SIZE")]
     pub overhead: Option<Bytes>,
+    /// Resource pool that it belongs to [default: as the configuration says, else none].
+    #[arg(long, value_name = "POOL", value_parser = parse::pool)]
+    pub pool: Option<String>,
     #[command(flatten)]
     pub salt: SaltArgs,
     /// Virtual CPUs [default: 1].
@@ -163,6 +247,10 @@ pub struct RunArgs {
     /// Where the guest's serial port is written [default: console.log in the VM's run folder].
     #[arg(long, value_name = "FILE")]
     pub console: Option<PathBuf>,
+    /// How long to wait for the promised memory to be made free: 30s, 5m, or seconds [default: as the
+    /// configuration says, else 60s].
+    #[arg(long, value_name = "TIME", value_parser = parse::duration)]
+    pub wait: Option<Duration>,
     /// The QEMU to run [default: qemu-system-x86_64 from PATH].
     #[arg(long, value_name = "PROGRAM")]
     pub qemu: Option<PathBuf>,
@@ -207,6 +295,9 @@ pub struct AttachArgs {
     /// Tax on idle memory, 0 <= TAX < 1 [default: the host's].
     #[arg(long, value_name = "TAX", value_parser = parse::tax, allow_negative_numbers = true)]
     pub tax: Option<f64>,
+    /// Resource pool that it belongs to [default: as the configuration says, else none].
+    #[arg(long, value_name = "POOL", value_parser = parse::pool)]
+    pub pool: Option<String>,
 }
 
 #[derive(Debug, Args)]
@@ -218,7 +309,7 @@ Examples:
   ballast vm set web --salt-file /etc/ballast/team-blue.salt")]
 #[command(group(at_least_one(
     "change",
-    &["shares", "min", "max", "tax", "salt", "salt_file", "no_salt"]
+    &["shares", "min", "max", "tax", "salt", "salt_file", "no_salt", "pool", "no_pool"]
 )))]
 pub struct SetArgs {
     /// Name of the VM.
@@ -241,6 +332,12 @@ pub struct SetArgs {
     /// Take the salt away: share pages only inside the VM.
     #[arg(long, conflicts_with_all = ["salt", "salt_file"])]
     pub no_salt: bool,
+    /// Move it into a resource pool.
+    #[arg(long, value_name = "POOL", value_parser = parse::pool)]
+    pub pool: Option<String>,
+    /// Take it out of its pool.
+    #[arg(long, conflicts_with = "pool")]
+    pub no_pool: bool,
 }
 
 #[derive(Debug, Args)]

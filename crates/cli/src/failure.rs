@@ -7,8 +7,10 @@
 //! | 3 | no usable answer from the manager: not there, silent, or broken off |
 
 use std::io;
+use std::path::PathBuf;
 
 use ballast_api::client::ClientError;
+use ballast_api::{ErrorBody, ErrorCode};
 use serde_json::{Value, json};
 
 use crate::estimate::EstimateError;
@@ -22,6 +24,13 @@ pub enum Failure {
     Estimate(EstimateError),
     /// Ending a VM without a manager.
     Offline(OfflineError),
+    /// The configuration is wrong.
+    Config(String),
+    /// Another program could not be run.
+    Program {
+        program: PathBuf,
+        source: io::Error,
+    },
     /// Writing the output, or handling the terminal. `what` names which.
     Io {
         what: &'static str,
@@ -56,6 +65,12 @@ impl Failure {
         Failure::Io { what: "the terminal", source }
     }
 
+    /// As the manager would word it, which was asked for all of them.
+    pub fn no_such_pool(name: &str) -> Failure {
+        let message = format!("no pool named '{name}'");
+        Failure::Manager(ClientError::Refused(ErrorBody { code: ErrorCode::NotFound, message }))
+    }
+
     /// The reader of our output closed it, as `head` does: not an error.
     pub fn is_closed_pipe(&self) -> bool {
         matches!(self, Failure::Io { source, .. } if source.kind() == io::ErrorKind::BrokenPipe)
@@ -67,6 +82,8 @@ impl Failure {
             Failure::Manager(ClientError::Refused(_))
             | Failure::Estimate(_)
             | Failure::Offline(_)
+            | Failure::Config(_)
+            | Failure::Program { .. }
             | Failure::Io { .. } => 1,
             Failure::Manager(_) => 3,
         }
@@ -81,7 +98,8 @@ impl Failure {
             Failure::Manager(ClientError::Timeout { .. }) => json!("timeout"),
             Failure::Manager(ClientError::Broken { .. }) => json!("broken"),
             Failure::Estimate(_) | Failure::Offline(_) => json!("process"),
-            Failure::Io { .. } => json!("io"),
+            Failure::Config(_) => json!("bad_request"),
+            Failure::Program { .. } | Failure::Io { .. } => json!("io"),
         }
     }
 
@@ -92,6 +110,8 @@ impl Failure {
             Failure::Manager(e) => manager_message(e),
             Failure::Estimate(e) => e.to_string(),
             Failure::Offline(e) => e.to_string(),
+            Failure::Config(text) => text.clone(),
+            Failure::Program { program, source } => format!("{}: {source}", program.display()),
             Failure::Io { what, source } => format!("{what}: {source}"),
         };
         one_line(&text)
@@ -139,8 +159,6 @@ pub fn usage(error: &clap::Error) -> Failure {
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
-
     use super::*;
 
     #[test]

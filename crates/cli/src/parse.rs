@@ -23,6 +23,17 @@ pub fn name(text: &str) -> Result<String, String> {
     }
 }
 
+/// A pool's name: names of pools joined by slashes, from the outside in.
+pub fn pool(text: &str) -> Result<String, String> {
+    if text.len() <= 255 && text.split('/').all(ballast_api::good_vm_name) {
+        Ok(text.to_owned())
+    } else {
+        Err("a pool's name is of A-Z a-z 0-9 . _ - and begins with a letter or digit; prod/db is db \
+             inside prod"
+            .to_owned())
+    }
+}
+
 /// What `share estimate` looks at: a process by its number, or a VM by its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {

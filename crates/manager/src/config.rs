@@ -665,7 +665,7 @@ mod tests {
             ("[pool.a]\nmin = \"2G\"\nmax = \"1G\"\n", "line 3: pool.a.max: 1 GiB is below min"),
             ("[pool.\"a//b\"]\n", "is not a name"),
             ("[pool.a]\nexpandable = 1\n", "line 2"),
-            ("[pool.a]\nmin = \"99G\"\n", "line 2: pool.a.min: its pools' mins do not fit"),
+            ("[pool.a]\nmin = \"99G\"\n", "line 1: pool: its pools' mins do not fit"),
             (
                 "[pool.a]\nmin = \"1G\"\nexpandable = false\n[pool.\"a/b\"]\nmin = \"2G\"\n",
                 "line 2: pool.a.min: its pools' mins do not fit: needs 2 GiB unreserved, pool a has \

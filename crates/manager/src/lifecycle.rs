@@ -26,7 +26,7 @@ const QMP_DEADLINE: Duration = Duration::from_secs(5);
 const LARGEST: Bytes = Bytes(1 << 46);
 /// How long a VMM may take to map its RAM, and to open its QMP socket.
 const START: Duration = Duration::from_secs(60);
-/// How long a start waits for overhead memory to be made free.
+/// How long a VMM that runs already waits for memory to be made free.
 const ROOM: Duration = Duration::from_secs(15);
 /// How often a paged VM is looked at again for things that forbid paging.
 const INSPECTION: Duration = Duration::from_secs(30);
@@ -44,6 +44,9 @@ impl Manager {
             if size > LARGEST.0 {
                 return Err(Failure::bad(format!("{}: {what} is above {LARGEST}", spec.name)));
             }
+        }
+        if let Some(wait) = spec.wait_s.filter(|wait| !(0.0..=86_400.0).contains(wait)) {
+            return Err(Failure::bad(format!("wait_s: {wait} is not between 0 and 86400")));
         }
         let size = Bytes(spec.max).pages();
         let asked = Asked {
@@ -104,7 +107,9 @@ impl Manager {
         overhead: Pages,
     ) -> Result<Arc<Vm>, Failure> {
         let accel = self.choose_accel(&spec).await?;
-        self.make_room(overhead).await?;
+        let wait = spec.wait_s.map_or(self.config().start_wait, Duration::from_secs_f64);
+        let promise = Promise::of(params.min, size, overhead);
+        self.wait_for_room(&spec.name, promise, wait).await?;
         // Until the pager has it, the overhead is ours to give back.
         let started = self.start_vmm(&spec, &accel, size, params.clone(), overhead).await;
         let (vmm, paged, paths) = match started {
@@ -188,7 +193,7 @@ impl Manager {
         Ok(choice)
     }
 
-    /// Reserves overhead memory, waiting for the policy to make room if it must.
+    /// Reserves memory of a VMM that is there already, waiting for the policy to make room if it must.
     async fn make_room(&self, overhead: Pages) -> Result<(), Failure> {
         let deadline = tokio::time::Instant::now() + ROOM;
         while !self.host.ledger.try_reserve(overhead) {

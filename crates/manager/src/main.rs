@@ -22,6 +22,7 @@ mod reload;
 mod restart;
 mod routes;
 mod run_dir;
+mod starts;
 mod survey;
 mod swap;
 mod unreadable;

@@ -22,8 +22,9 @@ use crate::kick::Kick;
 use crate::paging::Expected;
 use crate::pools::Pools;
 use crate::rates::Rates;
-use crate::reload::Source;
 use crate::records::Record;
+use crate::reload::Source;
+use crate::starts::Starts;
 use crate::swap::Swap;
 use crate::vm::{Vm, VmParams, lock};
 
@@ -63,6 +64,8 @@ pub struct Manager {
     next_id: AtomicU32,
     /// One admission at a time.
     pub(crate) admission: tokio::sync::Mutex<()>,
+    /// Those that wait for room, or have just been given it.
+    pub(crate) starts: Starts,
     /// Names that are taken, and what is promised to them, beside the VMs: being started, or waiting
     /// to be taken over.
     pub(crate) starting: Mutex<HashMap<String, Pledge>>,
@@ -135,6 +138,7 @@ impl Manager {
             vms: RwLock::new(Vec::new()),
             next_id: AtomicU32::new(1),
             admission: tokio::sync::Mutex::new(()),
+            starts: Starts::default(),
             starting: Mutex::new(HashMap::new()),
             waiting: Mutex::new(HashMap::new()),
             adopting: Mutex::new(HashSet::new()),

@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 use ballast_api::{Mode, RunState};
 use ballast_pager::mappings::ZERO_RUN;
 use ballast_pager::service::PagedVm;
-use ballast_policy::{Pool, Snapshot, State, Thresholds, VmDemand, VmState, choose_samples, decide};
+use ballast_policy::{
+    Pool, Snapshot, State, Thresholds, VmDemand, VmState, choose_samples, decide,
+};
 use ballast_qemu::process;
 use ballast_units::{Pages, VmId};
 
@@ -98,6 +100,8 @@ fn turn(
         budget: host.ledger.budget(),
         free: host.ledger.free(),
         overhead,
+        starting: manager.promised_to_starts(),
+        room: manager.room_for_starts(),
         vms: states,
         pools,
     });

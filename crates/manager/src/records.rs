@@ -144,7 +144,15 @@ mod tests {
 
     fn record() -> Record {
         let salt = Some(Salt::try_from("blue").unwrap());
-        let params = VmParams { shares: 7, min: Pages(1), max: Pages(4), tax: Some(0.5), salt, pool: None, asked: None };
+        let params = VmParams {
+            shares: 7,
+            min: Pages(1),
+            max: Pages(4),
+            tax: Some(0.5),
+            salt,
+            pool: None,
+            asked: None,
+        };
         let accel = AccelChoice::Kvm;
         Record::new("a", None, params, Pages(4), Pages(1), std::process::id(), &accel)
     }

@@ -37,7 +37,10 @@ impl Manager {
         let mut new = Config::load(Some(file), self.source.overrides.clone())
             .map_err(|e| Failure::bad(e.to_string()))?;
         let refused = |code, what: String| {
-            Failure::new(code, format!("configuration {}: {what}; nothing is changed", file.display()))
+            Failure::new(
+                code,
+                format!("configuration {}: {what}; nothing is changed", file.display()),
+            )
         };
         let one = lock(&self.changing);
         let old = self.config();
@@ -50,8 +53,7 @@ impl Manager {
             new.budget = self.host.ledger.budget();
         }
         let rules = self.pools.rules_with(&new.pools);
-        self.check_unused(&rules)
-            .map_err(|e| refused(e.code, e.message))?;
+        self.check_unused(&rules).map_err(|e| refused(e.code, e.message))?;
         let mut changes = Vec::new();
         for vm in self.vms() {
             let params = under_rules(&new.vms, &vm)
@@ -137,7 +139,10 @@ fn differences(old: &Config, new: &Config) -> Vec<String> {
     tell(old.balloon != new.balloon, "balloon".into());
     tell(old.sampling != new.sampling, "sampling".into());
     tell(old.start_wait != new.start_wait, "admission".into());
-    tell(old.fault_around != new.fault_around, "pager.fault_around, for VMs started from now on".into());
+    tell(
+        old.fault_around != new.fault_around,
+        "pager.fault_around, for VMs started from now on".into(),
+    );
     tell(old.compression != new.compression, "compression, for VMs started from now on".into());
     let pool = |pools: &[crate::config::rules::PoolRule], name: &str| {
         pools.iter().find(|rule| rule.name == name).cloned()

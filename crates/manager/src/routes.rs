@@ -11,8 +11,7 @@ use axum::routing::{get, patch, post};
 use axum::{Json, Router};
 use ballast_api::{
     AttachSpec, ConfigReloaded, ErrorBody, ErrorCode, HostChange, HostView, PoolChange, PoolView,
-    ShutdownRequest, StopRequest, VmChange,
-    VmSpec, VmView, Why,
+    ShutdownRequest, StartView, StopRequest, VmChange, VmSpec, VmView, Why,
 };
 use serde::de::DeserializeOwned;
 use utoipa::OpenApi;
@@ -60,6 +59,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
         patch_host,
         list_vms,
         run_vm,
+        list_starts,
         attach,
         get_vm,
         patch_vm,
@@ -80,6 +80,7 @@ pub fn router(manager: Arc<Manager>) -> Router {
     Router::new()
         .route("/v1/host", get(get_host).patch(patch_host))
         .route("/v1/vms", get(list_vms).post(run_vm))
+        .route("/v1/starts", get(list_starts))
         .route("/v1/attachments", post(attach))
         .route("/v1/vms/{name}", get(get_vm).patch(patch_vm))
         .route("/v1/vms/{name}/stop", post(stop_vm))
@@ -131,6 +132,12 @@ async fn run_vm(State(manager): Shared, Body(spec): Body<VmSpec>) -> Result<Json
     // A start goes on when the client that asked for it goes away.
     let start = tokio::spawn(async move { manager.run_vm(spec).await });
     start.await.map_err(|e| Failure::internal(e.to_string()))?.map(Json)
+}
+
+/// Starts that wait for memory to be made free, in the order in which they get it.
+#[utoipa::path(get, path = "/v1/starts", responses((status = 200, body = Vec<StartView>)))]
+async fn list_starts(State(manager): Shared) -> Json<Vec<StartView>> {
+    Json(manager.waiting_starts())
 }
 
 #[utoipa::path(post, path = "/v1/attachments", request_body = AttachSpec,

@@ -59,7 +59,7 @@ impl Folders {
         }
         let _ = std::fs::remove_dir(&vms);
         commons::Commons::clear(&config.run_dir);
-        for file in ["lock", "shim.sock", "accel.json", FORMAT_FILE] {
+        for file in ["lock", "shim.sock", "accel.json", "pools.json", FORMAT_FILE] {
             let _ = std::fs::remove_file(config.run_dir.join(file));
         }
         remove_empty(&self.own);

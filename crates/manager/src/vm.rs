@@ -111,11 +111,7 @@ pub fn differences(old: &VmParams, new: &VmParams) -> String {
             old.tax.map_or_else(none, |t| t.to_string()),
             new.tax.map_or_else(none, |t| t.to_string()),
         ),
-        (
-            "pool",
-            old.pool.clone().unwrap_or_else(none),
-            new.pool.clone().unwrap_or_else(none),
-        ),
+        ("pool", old.pool.clone().unwrap_or_else(none), new.pool.clone().unwrap_or_else(none)),
     ];
     let told = pairs.into_iter().filter(|(_, old, new)| old != new);
     told.map(|(key, old, new)| format!("{key} {old} -> {new}")).collect::<Vec<_>>().join(", ")

@@ -53,7 +53,14 @@ impl Stranger {
     }
 
     fn spec(&self, name: &str) -> AttachSpec {
-        AttachSpec { name: name.into(), qmp: self.qmp.clone(), min: 0, shares: None, tax: None }
+        AttachSpec {
+            name: name.into(),
+            qmp: self.qmp.clone(),
+            min: 0,
+            shares: None,
+            tax: None,
+            pool: None,
+        }
     }
 }
 

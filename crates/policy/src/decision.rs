@@ -76,13 +76,19 @@ impl Decision {
             State::Hard => "paging reclaims beside the balloons",
             State::Low => "paging reclaims, and VMs above target wait at their next allocation",
         };
-        let (free, goal) = (self.snapshot.free, self.snapshot.thresholds.goal());
+        let Snapshot { free, room, .. } = self.snapshot;
+        let goal = self.snapshot.thresholds.goal() + room;
         let aim = if free < goal {
             format!("{} short of the {goal} it aims for", goal - free)
         } else {
             format!("at least the {goal} it aims for")
         };
-        format!("The host has {free} free, {aim}; its state is {}: {meaning}.", self.state)
+        let start = if room.is_zero() {
+            String::new()
+        } else {
+            format!(" ({room} of it for VMs that start)")
+        };
+        format!("The host has {free} free, {aim}{start}; its state is {}: {meaning}.", self.state)
     }
 
     fn supply_step(&self) -> String {

@@ -46,6 +46,8 @@ fn decide(available: u64, state: State, free: u64, inputs: Vec<VmDemand>, held: 
         overhead: Pages::ZERO,
         vms,
         pools: Vec::new(),
+        starting: Pages::ZERO,
+        room: Pages::ZERO,
     });
     assert_eq!(decision.state, state);
     decision

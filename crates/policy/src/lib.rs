@@ -41,7 +41,7 @@ pub mod working_set;
 pub use admission::{Promise, Refusal, admit};
 pub use balloon::{BalloonConfig, BalloonControl, BalloonInput, BalloonOutput, Health};
 pub use decision::Decision;
-pub use plan::{EvictCause, Reason, Standing, VmPlan, VmState, plan};
+pub use plan::{EvictCause, Reason, Standing, Supply, VmPlan, VmState, plan};
 pub use pools::{Member, Pool, PoolId, PoolShare, divide};
 pub use shares::{Bound, Entitlement, TaxRate, TaxRateError, VmDemand, available, targets};
 pub use state::{State, StateMachine, ThresholdError, Thresholds};

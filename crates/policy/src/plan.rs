@@ -10,6 +10,8 @@
 //! | hard | by the deficit | the whole deficit | no |
 //! | low | by the deficit | the whole deficit | VMs above target |
 //!
+//! In high, room for VMs that start is made as in soft.
+//!
 //! In every state a balloon never holds more than size - target, so that a VM can use what it is
 //! entitled to, and a VM above its max is brought to its max: limits hold in plenty too.
 //!
@@ -98,33 +100,46 @@ pub struct VmPlan {
     pub reason: Reason,
 }
 
-/// What to do now, in the order of `vms`.
-pub fn plan(
-    state: State,
-    free: Pages,
-    thresholds: &Thresholds,
-    budget: Pages,
-    pools: &[Pool],
-    vms: &[Standing],
-) -> Vec<VmPlan> {
-    let tree = Tree::new(pools, vms.iter().map(|s| s.vm.member()));
-    plan_in(&tree, state, free, thresholds, budget, vms)
+/// The host's memory, as far as plans depend on it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Supply {
+    pub free: Pages,
+    pub budget: Pages,
+    pub thresholds: Thresholds,
+    /// To be made free beside the goal, for VMs that start.
+    pub room: Pages,
 }
 
-pub(crate) fn plan_in(
-    tree: &Tree,
-    state: State,
-    free: Pages,
-    thresholds: &Thresholds,
-    budget: Pages,
-    vms: &[Standing],
-) -> Vec<VmPlan> {
-    let goal = thresholds.goal();
-    let deficit = if state == State::High { Pages::ZERO } else { goal.saturating_sub(free) };
+impl Supply {
+    /// The free memory that is aimed for.
+    pub fn goal(&self) -> Pages {
+        Pages(self.thresholds.goal().0.saturating_add(self.room.0))
+    }
+
+    /// What is missing to it. In plenty nothing is, unless a VM that starts would end it.
+    pub fn deficit(&self, state: State) -> Pages {
+        let enough = self.thresholds.lower_edge(State::High).0.saturating_add(self.room.0);
+        if state == State::High && (self.room.is_zero() || self.free.0 >= enough) {
+            return Pages::ZERO;
+        }
+        self.goal().saturating_sub(self.free)
+    }
+}
+
+/// What to do now, in the order of `vms`.
+pub fn plan(state: State, supply: &Supply, pools: &[Pool], vms: &[Standing]) -> Vec<VmPlan> {
+    let tree = Tree::new(pools, vms.iter().map(|s| s.vm.member()));
+    plan_in(&tree, state, supply, vms)
+}
+
+pub(crate) fn plan_in(tree: &Tree, state: State, supply: &Supply, vms: &[Standing]) -> Vec<VmPlan> {
+    let deficit = supply.deficit(state);
+    // Room for a VM that starts is made by the means of soft: nobody is blocked for it.
+    let state = if deficit.is_zero() { state } else { state.max(State::Soft) };
     let takes = distribute(tree, deficit, vms);
-    let margin = Pages(budget.0 / RELEASE_MARGIN);
+    let margin = Pages(supply.budget.0 / RELEASE_MARGIN);
     let surplus = match state {
-        State::High => free.saturating_sub(goal).saturating_sub(margin),
+        State::High => supply.free.saturating_sub(supply.goal()).saturating_sub(margin),
         _ => Pages::ZERO,
     };
     let rooms = release(tree, surplus, vms);

@@ -34,9 +34,14 @@ fn thresholds() -> Thresholds {
     Thresholds::default_for(BUDGET) // 600, 400, 200, 100; goal 650
 }
 
+fn supply(free: u64) -> Supply {
+    let (budget, thresholds) = (BUDGET, thresholds());
+    Supply { free: Pages(free), budget, thresholds, room: Pages::ZERO }
+}
+
 fn run(state: State, free: u64, vms: &[VmState]) -> Vec<VmPlan> {
     let vms: Vec<Standing> = vms.iter().map(|&vm| Standing { vm, target: Pages(2_000) }).collect();
-    plan(state, Pages(free), &thresholds(), BUDGET, &[], &vms)
+    plan(state, &supply(free), &[], &vms)
 }
 
 fn one(state: State, free: u64, vm: VmState) -> VmPlan {
@@ -48,6 +53,33 @@ fn high_takes_nothing_even_below_the_goal() {
     let p = one(State::High, 410, vm(1));
     assert_eq!((p.balloon_goal, p.evict, p.block), (Pages(0), Pages(0), false));
     assert!(matches!(p.reason, Reason::Plenty { .. }));
+}
+
+/// 650 are the goal, 400 the soft threshold. A start needs 500 more.
+#[test]
+fn room_for_a_start_is_made_in_plenty_without_blocking_anyone() {
+    let with = |free: u64, room: u64, vm: VmState| {
+        let standing = [Standing { vm, target: Pages(2_000) }];
+        plan(State::High, &Supply { room: Pages(room), ..supply(free) }, &[], &standing)[0]
+    };
+    // 900 would do; there are 800: up to the goal beside it, 350 are taken.
+    let p = with(800, 500, vm(1));
+    assert_eq!(
+        (p.leave, p.balloon_goal, p.evict, p.block),
+        (Pages(2_650), Pages(1_350), Pages(0), false)
+    );
+    let p = with(800, 500, VmState { balloon_health: Health::Missing, ..vm(1) });
+    assert_eq!((p.leave, p.evict, p.block), (Pages(2_650), Pages(350), false));
+    let p = with(900, 500, vm(1));
+    assert!(matches!(p.reason, Reason::Plenty { .. }), "{p:?}");
+    // However much is wanted, it is not taken below what the VM is entitled to.
+    let p = with(500, 5_000, vm(1));
+    assert_eq!((p.leave, p.balloon_goal), (Pages(2_000), Pages(2_000)));
+    // And nothing is given back that is about to be needed.
+    let ballooned =
+        VmState { balloon_goal: Pages(1_500), consumed: Pages(2_500), wants_more: true, ..vm(1) };
+    assert_eq!(with(2_000, 1_400, ballooned).balloon_goal, Pages(1_500));
+    assert!(with(2_000, 0, ballooned).balloon_goal < Pages(1_500));
 }
 
 #[test]
@@ -270,7 +302,7 @@ fn some_vms() -> impl Strategy<Value = Vec<Standing>> {
 }
 
 fn of(state: State, free: u64, vms: &[Standing]) -> Vec<VmPlan> {
-    plan(state, Pages(free), &thresholds(), BUDGET, &[], vms)
+    plan(state, &supply(free), &[], vms)
 }
 
 proptest! {

@@ -6,7 +6,7 @@ use ballast_units::Pages;
 use serde::{Deserialize, Serialize};
 
 use crate::decision::Decision;
-use crate::plan::{Standing, VmState, plan_in};
+use crate::plan::{Standing, Supply, VmState, plan_in};
 use crate::pools::{Pool, Tree, divide_in};
 use crate::shares::{VmDemand, available};
 use crate::state::{State, StateMachine, Thresholds};
@@ -26,6 +26,13 @@ pub struct Snapshot {
     /// Memory that cannot be shared out: what VMs cost beside their own pages, and what VMs out of
     /// reach have.
     pub overhead: Pages,
+    /// Promised to VMs that are being started and are not among `vms` yet: min + overhead.
+    #[serde(default)]
+    pub starting: Pages,
+    /// Of what was promised to VMs that start, what is to be free for them beside the goal before they
+    /// begin, or begin to use it.
+    #[serde(default)]
+    pub room: Pages,
     pub vms: Vec<VmState>,
     /// The groups that VMs are in; none: all are children of the host.
     #[serde(default)]
@@ -37,7 +44,7 @@ pub struct Snapshot {
 pub fn decide(snapshot: Snapshot) -> Decision {
     let Snapshot { before, thresholds, budget, free, overhead, .. } = snapshot;
     let state = StateMachine::at(thresholds, before).update(free);
-    let available = available(budget, overhead, &thresholds);
+    let available = available(budget, overhead, &thresholds).saturating_sub(snapshot.starting);
     let demands: Vec<VmDemand> = snapshot.vms.iter().map(|vm| vm.demand).collect();
     let tree = Tree::new(&snapshot.pools, snapshot.vms.iter().map(VmState::member));
     let (results, pools) = divide_in(&tree, available, &snapshot.pools, &demands);
@@ -47,6 +54,7 @@ pub fn decide(snapshot: Snapshot) -> Decision {
         .zip(&results)
         .map(|(&vm, entitled)| Standing { vm, target: entitled.target })
         .collect();
-    let plans = plan_in(&tree, state, free, &thresholds, budget, &standing);
+    let supply = Supply { free, budget, thresholds, room: snapshot.room };
+    let plans = plan_in(&tree, state, &supply, &standing);
     Decision { snapshot, state, available, results, pools, plans }
 }

@@ -131,6 +131,8 @@ impl Host {
             overhead: Pages(0),
             vms: self.vms.iter().map(Vm::state).collect(),
             pools: Vec::new(),
+            starting: Pages::ZERO,
+            room: Pages::ZERO,
         });
         self.state = decision.state;
         self.plans = decision.plans;

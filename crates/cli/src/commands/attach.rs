@@ -13,6 +13,7 @@ pub async fn run(client: &Client, args: AttachArgs, out: Output) -> Result<(), F
         min: args.min.0,
         shares: args.shares,
         tax: args.tax,
+        pool: args.pool,
     };
     let vm = client.attach(&spec).await?;
     out.print(&vm, attached)

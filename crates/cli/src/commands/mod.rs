@@ -1,8 +1,10 @@
 //! One file per command: ask the manager, print the answer.
 
 mod attach;
+mod config;
 mod host;
 mod ls;
+mod pool;
 mod run;
 mod set;
 mod share;
@@ -18,7 +20,9 @@ use ballast_api::{Salt, VmView};
 use clap::CommandFactory;
 use serde::Serialize;
 
-use crate::args::{Cli, Command, HostCommand, SaltArgs, ShareCommand, VmCommand};
+use crate::args::{
+    Cli, Command, ConfigCommand, HostCommand, PoolCommand, SaltArgs, ShareCommand, VmCommand,
+};
 use crate::failure::Failure;
 use crate::figures::size;
 use crate::table;
@@ -38,6 +42,12 @@ pub async fn dispatch(cli: Cli) -> Result<(), Failure> {
             None => host::show(&client, out).await,
             Some(HostCommand::Set(args)) => host::set(&client, args, out).await,
         },
+        Command::Pool(PoolCommand::Ls) => pool::ls(&client, out).await,
+        Command::Pool(PoolCommand::Show(args)) => pool::show(&client, &args.name, out).await,
+        Command::Pool(PoolCommand::Set(args)) => pool::set(&client, args, out).await,
+        Command::Pool(PoolCommand::Rm(args)) => pool::rm(&client, &args.name, out).await,
+        Command::Config(ConfigCommand::Check(args)) => config::check(&args.file, out),
+        Command::Config(ConfigCommand::Reload) => config::reload(&client, out).await,
         Command::Share(ShareCommand::Ls) => share::ls(&client, out).await,
         Command::Share(ShareCommand::Estimate(args)) => share::estimate(&client, args, out).await,
         Command::Why(args) => why::run(&client, &args.name, out).await,
@@ -106,6 +116,9 @@ fn given(vm: &VmView) -> String {
         p.shares,
         p.tax
     );
+    if let Some(pool) = &p.pool {
+        text.push_str(&format!("{}: in pool {pool}\n", vm.name));
+    }
     if vm.sharing.domain.starts_with("salt:") {
         text.push_str(&format!("{}: shares pages in {}\n", vm.name, vm.sharing.domain));
     }

@@ -1,16 +1,60 @@
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use ballast_api::client::Client;
-use ballast_api::{Accel, RebootAction, VmSpec, VmView};
+use ballast_api::{Accel, RebootAction, StartView, VmSpec, VmView};
 
 use super::{Output, for_manager, given, pid, salt};
 use crate::args::{AccelArg, RebootArg, RunArgs};
 use crate::failure::Failure;
+use crate::figures::size;
 use crate::table;
 
 pub async fn run(client: &Client, args: RunArgs, out: Output) -> Result<(), Failure> {
-    let vm = client.run(&spec(args)?).await?;
+    let spec = spec(args)?;
+    // The manager knows the deadline; with it goes the time that QEMU may take.
+    let patient = client.clone().with_timeout(LONGEST);
+    let start = patient.run(&spec);
+    tokio::pin!(start);
+    let vm = loop {
+        tokio::select! {
+            vm = &mut start => break vm?,
+            () = tokio::time::sleep(LOOK) => progress(client, &spec.name).await,
+        }
+    };
     out.print(&vm, started)
+}
+
+/// No start takes longer: the longest wait, and the start of QEMU.
+const LONGEST: Duration = Duration::from_secs(86_400 + 120);
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Says on standard error what a start waits for, if it does.
+async fn progress(client: &Client, name: &str) {
+    let Ok(starts) = client.clone().with_timeout(LOOK).starts().await else { return };
+    if let Some(start) = starts.iter().find(|start| start.name == name) {
+        eprintln!("{}", waiting(start));
+    }
+}
+
+fn waiting(s: &StartView) -> String {
+    let ahead = match s.ahead {
+        0 => String::new(),
+        ahead => format!(", after {} for VMs that came before", size(ahead)),
+    };
+    let freeing = match &s.freeing[..] {
+        [] => "nothing is being freed".to_owned(),
+        list => format!("being freed: {}", list.join("; ")),
+    };
+    format!(
+        "{}: waits for {} beside the {} kept free{ahead}: {} missing, {:.0} s of {:.0} s; {freeing}",
+        s.name,
+        size(s.need),
+        size(s.keep),
+        size(s.missing),
+        s.waited_s,
+        s.wait_s
+    )
 }
 
 fn spec(args: RunArgs) -> Result<VmSpec, Failure> {
@@ -24,6 +68,7 @@ fn spec(args: RunArgs) -> Result<VmSpec, Failure> {
         shares: args.shares,
         tax: args.tax,
         overhead: args.overhead.map(|b| b.0),
+        pool: args.pool,
         salt: salt(args.salt)?,
         vcpus: args.vcpus,
         kernel: for_manager(&args.kernel)?,
@@ -43,6 +88,7 @@ fn spec(args: RunArgs) -> Result<VmSpec, Failure> {
         console: args.console.as_deref().map(for_manager).transpose()?,
         qemu: args.qemu.as_deref().map(program).transpose()?,
         extra: args.extra,
+        wait_s: args.wait.map(|wait| wait.as_secs_f64()),
     })
 }
 

@@ -18,6 +18,8 @@ pub async fn run(client: &Client, args: SetArgs, out: Output) -> Result<(), Fail
         tax: args.tax,
         salt: salt(args.salt)?,
         no_salt: args.no_salt,
+        pool: args.pool,
+        no_pool: args.no_pool,
     };
     let vm = client.change(&args.name, &change).await?;
     out.print(&vm, given)

@@ -55,6 +55,7 @@ fn parameters(vm: &VmView) -> String {
             ("max", size(p.max)),
             ("shares", p.shares.to_string()),
             ("tax", p.tax.to_string()),
+            ("pool", p.pool.clone().unwrap_or_else(|| "none".to_owned())),
         ],
     )
 }

@@ -115,8 +115,14 @@ impl Edit {
 mod tests {
     use super::*;
 
-    const PARAMS: Params =
-        Params { size: 256 << 20, min: 64 << 20, max: 256 << 20, shares: 2560, tax: 0.75 };
+    const PARAMS: Params = Params {
+        size: 256 << 20,
+        min: 64 << 20,
+        max: 256 << 20,
+        shares: 2560,
+        tax: 0.75,
+        pool: None,
+    };
 
     fn change(field: Field, text: &str) -> Result<VmChange, String> {
         let mut edit = Edit::new("a".to_owned(), field);

@@ -78,7 +78,14 @@ pub fn vm(name: &str) -> VmView {
         pid: Some(4711),
         accel: "tcg".to_owned(),
         uptime_s: 100.0,
-        params: Params { size: 256 * MIB, min: 64 * MIB, max: 256 * MIB, shares: 2560, tax: 0.75 },
+        params: Params {
+            size: 256 * MIB,
+            min: 64 * MIB,
+            max: 256 * MIB,
+            shares: 2560,
+            tax: 0.75,
+            pool: None,
+        },
         memory: MemoryView {
             consumed: 128 * MIB,
             target: 160 * MIB,

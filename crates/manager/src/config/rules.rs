@@ -186,12 +186,15 @@ pub(super) fn vm_rules(
 
 fn vm_rule(at: &str, table: VmTable, pools: &[PoolRule]) -> Result<VmRule, Wrong> {
     let wrong = |key: &str, what: String| (format!("{at}.{key}"), what);
-    let pattern = table
-        .name
-        .ok_or_else(|| (at.to_owned(), "without a name: a VM's, or a pattern of them".to_owned()))?;
+    let pattern = table.name.ok_or_else(|| {
+        (at.to_owned(), "without a name: a VM's, or a pattern of them".to_owned())
+    })?;
     let good = |c: char| c.is_ascii_alphanumeric() || "._-*?".contains(c);
     if pattern.is_empty() || !pattern.chars().all(good) {
-        return Err(wrong("name", format!("'{pattern}' is not a name or pattern of A-Za-z0-9._-*?")));
+        return Err(wrong(
+            "name",
+            format!("'{pattern}' is not a name or pattern of A-Za-z0-9._-*?"),
+        ));
     }
     if let Some(pool) = &table.pool
         && !pools.iter().any(|p| p.name == *pool)

@@ -1,0 +1,238 @@
+//! VMs that wait for the memory that they are promised to be made free: who is first, how much is
+//! still missing, and what is done about it.
+//!
+//! A start is admitted when its promise can be kept; it begins when min + overhead are free beside what
+//! keeps the host out of soft. The policy is told to make that room, from VMs above what they are
+//! entitled to beside the newcomer. Whoever came first is served first; what was made free for one that
+//! has begun and does not use it yet is not taken for the next.
+
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use ballast_api::{ErrorCode, RunState, StartView};
+use ballast_policy::plan::Reason;
+use ballast_policy::{Promise, State};
+use ballast_units::Pages;
+
+use crate::manager::{Failure, Manager};
+use crate::vm::lock;
+
+/// How long what was made free for a VM is kept for it, once it has begun.
+const KEPT: Duration = Duration::from_secs(60);
+/// How often a start looks whether there is room.
+const LOOK: Duration = Duration::from_millis(50);
+
+#[derive(Clone, Debug)]
+struct Start {
+    name: String,
+    promise: Promise,
+    since: Instant,
+    wait: Duration,
+    /// When it was given its room.
+    begun: Option<Instant>,
+}
+
+impl Start {
+    /// What is to be free for it, if it has `consumed` so much.
+    fn room(&self, consumed: Pages) -> Pages {
+        match self.begun {
+            // Its overhead is reserved by now.
+            Some(_) => self.promise.min.saturating_sub(consumed),
+            None => self.promise.memory(),
+        }
+    }
+}
+
+/// In order of arrival.
+#[derive(Default)]
+pub struct Starts(Mutex<Vec<Start>>);
+
+impl Starts {
+    /// What those before `name` are to have, and `name` itself; of all, without a name.
+    fn room(&self, name: Option<&str>, consumed: &impl Fn(&str) -> Pages) -> (Pages, Pages) {
+        let starts = lock(&self.0);
+        let mut ahead = Pages::ZERO;
+        for start in starts.iter() {
+            let room = start.room(consumed(&start.name));
+            if name == Some(&start.name) {
+                return (ahead, room);
+            }
+            ahead += room;
+        }
+        (ahead, Pages::ZERO)
+    }
+
+    fn enter(&self, start: Start) {
+        let mut starts = lock(&self.0);
+        // One of that name that has ended again.
+        starts.retain(|other| other.name != start.name);
+        starts.push(start);
+    }
+}
+
+/// Takes a start off the list, however it ends, unless it has begun.
+struct Waiting<'a>(&'a Starts, &'a str);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.0).retain(|start| start.name != self.1 || start.begun.is_some());
+    }
+}
+
+impl Manager {
+    /// What a VM consumes; nothing, if it is not there yet.
+    fn consumed_by(&self, name: &str) -> Pages {
+        self.vm(name).map_or(Pages::ZERO, |vm| vm.consumed())
+    }
+
+    /// Promised to VMs that are not there yet.
+    pub(crate) fn promised_to_starts(&self) -> Pages {
+        let vms = self.vms();
+        let starting = lock(&self.starting);
+        let coming = starting.iter().filter(|(name, _)| !vms.iter().any(|vm| vm.name == **name));
+        coming.map(|(_, pledge)| pledge.promise.memory()).sum()
+    }
+
+    /// What is to be free for VMs that start, beside the goal.
+    pub(crate) fn room_for_starts(&self) -> Pages {
+        let there = |name: &str| self.vm(name).is_ok() || lock(&self.starting).contains_key(name);
+        lock(&self.starts.0).retain(|start| match start.begun {
+            Some(begun) => begun.elapsed() < KEPT && there(&start.name),
+            None => true,
+        });
+        self.starts.room(None, &|name| self.consumed_by(name)).0
+    }
+
+    /// Waits until there is room for a VM that was promised memory, and reserves its overhead.
+    ///
+    /// # Errors
+    /// No room within `wait`; says how much was missing.
+    pub(crate) async fn wait_for_room(
+        &self,
+        name: &str,
+        promise: Promise,
+        wait: Duration,
+    ) -> Result<(), Failure> {
+        let since = Instant::now();
+        self.starts.enter(Start { name: name.to_owned(), promise, since, wait, begun: None });
+        let _waiting = Waiting(&self.starts, name);
+        let mut told = false;
+        loop {
+            let (ahead, own) = self.starts.room(Some(name), &|name| self.consumed_by(name));
+            let keep = self.thresholds().lower_edge(State::High);
+            let free = self.host.ledger.free();
+            if free >= ahead + own + keep && self.host.ledger.try_reserve(promise.overhead) {
+                if let Some(start) = lock(&self.starts.0).iter_mut().find(|s| s.name == name) {
+                    start.begun = Some(Instant::now());
+                }
+                return Ok(());
+            }
+            if since.elapsed() >= wait {
+                let others = if ahead.is_zero() {
+                    String::new()
+                } else {
+                    format!(", {ahead} for VMs that came before")
+                };
+                let why = format!(
+                    "{name}: needs {} free (min {} and {} of overhead) beside the {keep} that the \
+                     host keeps free{others}; {free} were free after {} s",
+                    promise.memory(),
+                    promise.min,
+                    promise.overhead,
+                    wait.as_secs()
+                );
+                return Err(Failure::new(ErrorCode::NoRoom, why));
+            }
+            if !std::mem::replace(&mut told, true) {
+                tracing::info!(vm = name, "waits for {own} to be made free ({free} are free)");
+            }
+            self.kick.ring(format!("{name} waits for room"));
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// VMs that wait for room, in the order in which they get it.
+    pub fn waiting_starts(&self) -> Vec<StartView> {
+        let starts: Vec<Start> = lock(&self.starts.0).clone();
+        let keep = self.thresholds().lower_edge(State::High);
+        let free = self.host.ledger.free();
+        let freeing = self.being_freed();
+        let bytes = |pages: Pages| pages.bytes().0;
+        starts
+            .iter()
+            .filter(|start| start.begun.is_none())
+            .map(|start| {
+                let (ahead, own) =
+                    self.starts.room(Some(&start.name), &|name| self.consumed_by(name));
+                StartView {
+                    name: start.name.clone(),
+                    need: bytes(own),
+                    ahead: bytes(ahead),
+                    keep: bytes(keep),
+                    free: bytes(free),
+                    missing: bytes((own + ahead + keep).saturating_sub(free)),
+                    waited_s: start.since.elapsed().as_secs_f64(),
+                    wait_s: start.wait.as_secs_f64(),
+                    freeing: freeing.clone(),
+                }
+            })
+            .collect()
+    }
+
+    /// What is asked of VMs now, in words.
+    fn being_freed(&self) -> Vec<String> {
+        let Some((_, decision)) = self.decision() else { return Vec::new() };
+        let vms = self.vms();
+        let running = vms.iter().filter(|vm| vm.run_state() != RunState::Stopped);
+        let mut told = Vec::new();
+        for vm in running {
+            let Some(plan) = decision.plans.iter().find(|plan| plan.id == vm.id) else { continue };
+            let Reason::Reclaim { consumed, leave, balloon, evict, .. } = plan.reason else {
+                continue;
+            };
+            let mut how = Vec::new();
+            if vm.size.saturating_sub(balloon) < consumed {
+                how.push(format!("balloon to {balloon}"));
+            }
+            if !evict.is_zero() {
+                how.push(format!("{evict} evicted"));
+            }
+            let by = if how.is_empty() { "by its balloon".into() } else { how.join(", ") };
+            told.push(format!("{}: {} ({by})", vm.name, consumed.saturating_sub(leave)));
+        }
+        told
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_comes_first_and_what_is_free_is_counted_once() {
+        let starts = Starts::default();
+        let start = |name: &str, min: u64, begun: bool| Start {
+            name: name.into(),
+            promise: Promise { min: Pages(min), overhead: Pages(10), swap: Pages::ZERO },
+            since: Instant::now(),
+            wait: KEPT,
+            begun: begun.then(Instant::now),
+        };
+        lock(&starts.0).extend([
+            start("begun", 100, true),
+            start("second", 50, false),
+            start("third", 5, false),
+        ]);
+        let none = |_: &str| Pages::ZERO;
+        assert_eq!(starts.room(Some("second"), &none), (Pages(100), Pages(60)));
+        assert_eq!(starts.room(Some("third"), &none), (Pages(160), Pages(15)));
+        // What it uses by now is its own.
+        let some = |name: &str| if name == "begun" { Pages(70) } else { Pages::ZERO };
+        assert_eq!(starts.room(Some("second"), &some), (Pages(30), Pages(60)));
+        assert_eq!(starts.room(None, &some).0, Pages(105));
+        // Who gives up leaves; who has begun stays.
+        drop(Waiting(&starts, "second"));
+        drop(Waiting(&starts, "begun"));
+        assert_eq!(starts.room(None, &none).0, Pages(115));
+    }
+}
