@@ -72,6 +72,10 @@ fn vm_run_sends_the_whole_spec_with_paths_the_manager_can_find() {
         "0.5",
         "--overhead",
         "8M",
+        "--pool",
+        "prod/db",
+        "--wait",
+        "2m",
         "--salt",
         "team blue",
         "--vcpus",
@@ -104,7 +108,7 @@ fn vm_run_sends_the_whole_spec_with_paths_the_manager_can_find() {
         spec,
         json!({
             "name": "new", "max": 256 * MIB, "min": 64 * MIB, "shares": 5000, "tax": 0.5,
-            "overhead": 8 * MIB, "salt": "team blue", "vcpus": 2, "kernel": here.join("boot/vmlinuz"),
+            "overhead": 8 * MIB, "pool": "prod/db", "wait_s": 120.0, "salt": "team blue", "vcpus": 2, "kernel": here.join("boot/vmlinuz"),
             "initrd": "/i.cpio", "append": "console=ttyS0 quiet", "accel": "tcg",
             "no_balloon": false, "free_page_reporting": true, "on_reboot": "restart",
             "console": here.join("c.log"), "qemu": "qemu-kvm", "extra": ["-drive", "file=x"],
@@ -277,6 +281,58 @@ fn share_ls_shows_the_host_the_vms_and_what_holds_them_back() {
     contains_all(&human(&fake, &["share", "ls"]), &["no VMs whose pages could be shared"]);
     contains_all(&human(&fake, &["share", "estimate"]), &["no VMs (name processes by"]);
     assert_eq!(as_json(&fake, &["share", "estimate"])["processes"], json!([]));
+}
+
+#[test]
+fn pools_are_listed_shown_set_and_removed() {
+    let fake = Fake::start();
+    let text = human(&fake, &["pool", "ls"]);
+    contains_all(
+        &text,
+        &["NAME", "RESERVED", "UNRESERVED", "prod/db", "163840", "512 MiB", "442 MiB"],
+    );
+    contains_all(&text, &["none", "its parent's"]);
+    assert_eq!(as_json(&fake, &["pool", "ls"])[1]["name"], "prod/db");
+    let text = human(&fake, &["pool", "show", "prod/db"]);
+    contains_all(
+        &text,
+        &["pool prod/db", "expandable", "reserved for its VMs", "web", "by command"],
+    );
+    let (exit, code, message) = refused(&fake.socket, &["pool", "show", "none"]);
+    assert_eq!((exit, &*code, &*message), (1, "not_found", "no pool named 'none'"));
+    let line = ["pool", "set", "prod/web", "--shares", "7", "--max", "1G", "--expandable", "false"];
+    contains_all(&human(&fake, &line), &["pool prod/web", "1.00 GiB"]);
+    let (what, change) = fake.recorded().remove(0);
+    assert_eq!(what, "PATCH pool prod/web");
+    assert_eq!(change, json!({"shares": 7, "max": 1024 * MIB, "expandable": false}));
+    assert_eq!(human(&fake, &["pool", "rm", "prod/web"]), "prod/web: removed\n");
+    let (exit, code, message) = refused(&fake.socket, &["pool", "rm", "prod"]);
+    assert_eq!((exit, &*code), (1, "conflict"));
+    assert!(message.contains("prod/db is in it"), "{message}");
+    human(&fake, &["vm", "set", "web", "--pool", "prod/db"]);
+    human(&fake, &["vm", "set", "web", "--no-pool"]);
+    assert_eq!(fake.recorded()[1].1, json!({"pool": "prod/db"}));
+    assert_eq!(fake.recorded()[2].1, json!({"no_pool": true}));
+    for line in [
+        &["pool", "set", "a"][..],
+        &["pool", "set", "a//b", "--shares", "1"],
+        &["pool", "set", "a", "--min", "2G", "--max", "1G"],
+        &["pool", "set", "a", "--max", "1G", "--no-max"],
+        &["vm", "set", "web", "--pool", "a", "--no-pool"],
+    ] {
+        assert_eq!(refused(&fake.socket, line).0, 2, "{line:?}");
+    }
+}
+
+#[test]
+fn a_reload_says_what_is_different() {
+    let fake = Fake::start();
+    let text = human(&fake, &["config", "reload"]);
+    assert_eq!(
+        text,
+        "/etc/ballast.toml: read again, in force now\n  tax 0.75 -> 0.5\n  VM web: shares 10 -> 20\n"
+    );
+    assert_eq!(as_json(&fake, &["config", "reload"])["changes"][0], "tax 0.75 -> 0.5");
 }
 
 #[test]

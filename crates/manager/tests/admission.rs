@@ -196,3 +196,63 @@ async fn stale_swap_is_replaced_and_a_vm_that_cannot_be_paged_says_why() {
     assert_eq!((host.free, host.vms), (host.budget - ZEROS, 0));
     assert!(host.peak_used <= host.budget, "{host:?}");
 }
+
+/// A guest holds most of the memory without being promised any: who is promised some gets it before it
+/// starts, and waits for that no longer than it may.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_start_waits_until_what_it_was_promised_is_free() {
+    let Some(image) = image_or_skip() else { return };
+    let ballastd = Ballastd::start_without_sharing(&["--budget", "208M", "--sample-period", "2"]);
+    let client = &ballastd.client;
+    let mut hog = ballastd.guest(image, "hog", 160, "toucher --min-mb 40 --max-mb 60");
+    hog.min = 32 * MIB;
+    client.run(&hog).await.unwrap();
+    let mut console = ballastd.console("hog");
+    ballastd.checks_go_on(&mut console, 1).await;
+    ballastd
+        .eventually("the hog has most of it", async || ballastd.host().await.free < 96 * MIB)
+        .await;
+    let mut new = ballastd.guest(image, "new", 128, "");
+    new.min = 104 * MIB;
+    new.no_balloon = true;
+    // At once it cannot be.
+    let now = VmSpec { wait_s: Some(0.0), ..new.clone() };
+    let refusal = refused(client.run(&now).await);
+    assert_eq!(refusal.code, ErrorCode::NoRoom);
+    for part in ["new: needs 10", "min 104 MiB", "that the host keeps free", "were free after 0 s"] {
+        assert!(refusal.message.contains(part), "{part}: {}", refusal.message);
+    }
+    ballastd.assert_nothing_left("new");
+    assert!(client.starts().await.unwrap().is_empty());
+    let bad = VmSpec { wait_s: Some(-1.0), ..new.clone() };
+    refused_as(client.run(&bad).await, ErrorCode::BadRequest, "wait_s");
+
+    let patient = VmSpec { wait_s: Some(100.0), ..new };
+    let start = client.run(&patient);
+    tokio::pin!(start);
+    let mut seen = Vec::new();
+    let vm = loop {
+        tokio::select! {
+            vm = &mut start => break vm.unwrap(),
+            () = tokio::time::sleep(Duration::from_millis(10)) => {
+                seen.extend(client.starts().await.unwrap());
+            }
+        }
+    };
+    // It was seen to wait, for its memory and for nobody before it.
+    assert!(!seen.is_empty());
+    assert!(seen.iter().all(|s| s.name == "new" && s.need > 104 * MIB && s.ahead == 0), "{seen:?}");
+    assert!(seen[0].missing > 0 && seen[0].wait_s == 100.0, "{seen:?}");
+    assert!(seen.iter().any(|s| s.freeing.iter().any(|f| f.starts_with("hog: "))), "{seen:?}");
+    assert_eq!(vm.params.min, 104 * MIB);
+    // The hog paid, but not with what it was promised.
+    let hog = ballastd.vm("hog").await;
+    assert!(hog.memory.ballooned + hog.memory.swapped + hog.memory.compressed > 0, "{:?}", hog.memory);
+    assert!(hog.memory.consumed >= 32 * MIB, "{:?}", hog.memory);
+    ballastd.checks_go_on(&mut console, 10).await;
+    let host = ballastd.host().await;
+    assert!(host.measured_peak <= host.budget && host.peak_used <= host.budget, "{host:?}");
+    for vm in ["hog", "new"] {
+        client.stop(vm, Duration::ZERO).await.unwrap();
+    }
+}

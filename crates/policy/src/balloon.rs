@@ -137,6 +137,10 @@ pub struct BalloonOutput {
     pub deliverable: Pages,
     /// The largest balloon that this guest bears now.
     pub limit: Pages,
+    /// Pages per second at which it grew lately while it had more to do. None: not seen yet.
+    pub rate: Option<Pages>,
+    /// The guest says that it runs short of memory: less than half its reserve is available.
+    pub short: bool,
 }
 
 /// One moment of the last `patience`: the command then in force, and the evidence then seen.
@@ -166,6 +170,8 @@ pub struct BalloonControl {
     moments: VecDeque<Moment>,
     /// When the command was last sent.
     sent: Duration,
+    /// Pages per second, averaged.
+    rate: Option<f64>,
 }
 
 impl BalloonControl {
@@ -179,6 +185,7 @@ impl BalloonControl {
             discarded_at_proof: 0,
             moments: VecDeque::new(),
             sent: Duration::ZERO,
+            rate: None,
         }
     }
 
@@ -210,6 +217,7 @@ impl BalloonControl {
         let now = self.moments.back().map_or(input.now, |m| m.at.max(input.now));
         let pace = self.moments.back().map_or(Duration::from_secs(1), |m| now - m.at);
         self.judge(input, now);
+        self.measure(input, now);
 
         let (limit, limit_now) = self.limits(input, now);
         let previous = self.command;
@@ -232,6 +240,8 @@ impl BalloonControl {
             health: self.health,
             deliverable: self.deliverable(input.goal.min(limit), input.discarded),
             limit,
+            rate: self.rate.map(|rate| Pages(rate as u64)),
+            short: self.short(input),
         }
     }
 
@@ -247,7 +257,39 @@ impl BalloonControl {
             health: Health::Missing,
             deliverable: Pages::ZERO,
             limit: Pages::ZERO,
+            rate: None,
+            short: false,
         }
+    }
+
+    /// How fast it grows, from the last look to this one, while it has something to do. A driver that
+    /// is done before the next look is as fast as it is asked to be.
+    fn measure(&mut self, input: &BalloonInput, now: Duration) {
+        let Some(last) = self.moments.back() else { return };
+        let seconds = now.saturating_sub(last.at).as_secs_f64();
+        let held = |reported: Option<Pages>| reported.map(|held| held.min(last.command));
+        let (grown, done) = match (held(input.reported), held(last.reported)) {
+            (Some(now), Some(then)) if !refuted(input, now) => {
+                (now.saturating_sub(then).0, now >= last.command)
+            }
+            // Without a report that can be believed: what was seen to be given up.
+            _ => (input.discarded.saturating_sub(last.discarded), false),
+        };
+        let had_to_grow = held(last.reported).unwrap_or(last.claimed) < last.command;
+        if !had_to_grow || seconds <= 0.0 {
+            return;
+        }
+        let seen = grown as f64 / seconds;
+        self.rate = Some(match self.rate {
+            None => seen,
+            Some(rate) if done => rate.max(seen),
+            Some(rate) => rate + RATE_GAIN * (seen - rate),
+        });
+    }
+
+    fn short(&self, input: &BalloonInput) -> bool {
+        let reserve = self.config.reserve(input.size);
+        self.fresh_available(input).is_some_and(|(available, _)| available.0 < reserve.0 / 2)
     }
 
     /// Updates what is believed of the balloon from the evidence.
@@ -387,6 +429,8 @@ impl BalloonControl {
     }
 }
 
+/// Weight of the newest look in the measured rate.
+const RATE_GAIN: f64 = 0.25;
 /// A turn that comes late must not bring a burst.
 const MAX_PACE: Duration = Duration::from_secs(2);
 /// A caller that turns faster than planned shortens the memory, not the machine's.

@@ -177,6 +177,24 @@ fn a_dead_driver_is_stuck_after_its_patience_and_no_sooner() {
     assert_eq!(g.asked, asked, "no more is piled up on it");
 }
 
+/// What was asked is done before the next look: as fast as it was asked. A crawling driver shows its own
+/// rate; a guest that was asked nothing shows none.
+#[test]
+fn its_rate_is_measured_while_it_has_something_to_do() {
+    let mut guest = Guest::new();
+    guest.input.goal = Pages::ZERO;
+    assert_eq!(guest.seconds(5, FAST).rate, None);
+    guest.input.goal = GOAL;
+    let rate = guest.seconds(8, FAST).rate.unwrap();
+    assert_eq!(
+        rate,
+        BalloonConfig::default().rate,
+        "the last step is a short one, and not a slow one"
+    );
+    let rate = Guest::new().seconds(30, Driver::Follows(100)).rate.unwrap();
+    assert!((50..=150).contains(&rate.0), "{rate:?}");
+}
+
 #[test]
 fn a_stuck_balloon_recovers_when_it_moves() {
     let mut g = Guest::new();

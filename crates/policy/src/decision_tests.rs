@@ -31,6 +31,8 @@ fn decide(available: u64, state: State, free: u64, inputs: Vec<VmDemand>, held: 
             balloon_goal: Pages::ZERO,
             balloon_health: Health::Healthy,
             balloon_limit: Pages::from_mib(166),
+            balloon_rate: None,
+            short: false,
             wants_more: false,
             swap_free: Pages::from_mib(256),
             pool: None,

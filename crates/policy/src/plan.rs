@@ -6,7 +6,7 @@
 //! | state | balloons grow | eviction | blocked |
 //! | --- | --- | --- | --- |
 //! | high | no | no | no |
-//! | soft | by the deficit | what balloons cannot deliver | no |
+//! | soft | by the deficit | what balloons cannot deliver, or not in time | no |
 //! | hard | by the deficit | the whole deficit | no |
 //! | low | by the deficit | the whole deficit | VMs above target |
 //!
@@ -46,6 +46,12 @@ pub struct VmState {
     pub balloon_health: Health,
     /// The largest balloon the guest bears now, from [`BalloonOutput`](crate::BalloonOutput).
     pub balloon_limit: Pages,
+    /// Pages per second at which its balloon was seen to grow. None: not known.
+    #[serde(default)]
+    pub balloon_rate: Option<Pages>,
+    /// The guest says that it runs short of memory.
+    #[serde(default)]
+    pub short: bool,
     /// It would use more if it had it: it waits for memory, is swapping in, or is ballooned.
     pub wants_more: bool,
     /// Room for evicted pages.
@@ -150,6 +156,10 @@ pub(crate) fn plan_in(tree: &Tree, state: State, supply: &Supply, vms: &[Standin
         .collect()
 }
 
+/// In which time a balloon is to deliver what is missing, seconds; what it was seen to be too slow for is
+/// evicted meanwhile. As long as a balloon that does nothing is waited for.
+pub const IN_TIME_S: u64 = 10;
+
 /// Balloons are let down beyond targets only while this part of the budget is free above the goal,
 /// so that a release does not call for reclamation.
 const RELEASE_MARGIN: u64 = 128;
@@ -193,9 +203,22 @@ fn distribute(tree: &Tree, deficit: Pages, vms: &[Standing]) -> Vec<Take> {
 }
 
 /// How much each ballooned VM that wants memory may hold when `surplus` pages are handed out to
-/// the largest rho first. What was released and is not yet used is still owed, and counts.
+/// the largest rho first, but to guests that run short before all others. What was released and is not
+/// yet used is still owed, and counts.
 fn release(tree: &Tree, surplus: Pages, vms: &[Standing]) -> Vec<Pages> {
-    let eligible = |s: &Standing| s.vm.wants_more && !s.vm.balloon_goal.is_zero();
+    let short = |s: &Standing| s.vm.short && !s.vm.balloon_goal.is_zero();
+    if !vms.iter().any(short) {
+        return release_to(tree, surplus, vms, |s| s.vm.wants_more && !s.vm.balloon_goal.is_zero());
+    }
+    release_to(tree, surplus, vms, short)
+}
+
+fn release_to(
+    tree: &Tree,
+    surplus: Pages,
+    vms: &[Standing],
+    eligible: impl Fn(&Standing) -> bool,
+) -> Vec<Pages> {
     let room = |s: &Standing| s.vm.left_by(s.vm.balloon_goal).max(s.floor());
     let owed: Pages =
         vms.iter().filter(|s| eligible(s)).map(|s| room(s).saturating_sub(s.vm.consumed)).sum();
@@ -248,7 +271,16 @@ fn plan_one(state: State, deficit: Pages, s: &Standing, take: Take, room: Pages)
             let late = consumed.saturating_sub(vm.left_by(vm.balloon_goal));
             (take.min(late).max(beyond_balloon), Some(EvictCause::BalloonSlow))
         }
-        (_, Health::Healthy) => (beyond_balloon, Some(EvictCause::BalloonLimit)),
+        (_, Health::Healthy) => {
+            // What it is to give up by its balloon, and what of that comes in time.
+            let by_balloon = take.saturating_sub(beyond_balloon);
+            let in_time =
+                vm.balloon_rate.map_or(by_balloon, |rate| Pages(rate.0.saturating_mul(IN_TIME_S)));
+            match by_balloon.saturating_sub(in_time) {
+                late if late.is_zero() => (beyond_balloon, Some(EvictCause::BalloonLimit)),
+                late => (beyond_balloon + late, Some(EvictCause::BalloonLate)),
+            }
+        }
     };
     let evict = wanted.min(vm.swap_free);
     let block = state == State::Low && consumed > floor;

@@ -19,7 +19,7 @@ pub async fn run(client: &Client, args: RunArgs, out: Output) -> Result<(), Fail
     let vm = loop {
         tokio::select! {
             vm = &mut start => break vm?,
-            () = tokio::time::sleep(LOOK) => progress(client, &spec.name).await,
+            () = tokio::time::sleep(LOOK), if !out.json => progress(client, &spec.name).await,
         }
     };
     out.print(&vm, started)

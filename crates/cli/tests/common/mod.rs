@@ -12,11 +12,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use axum::extract::{Path as UrlPath, State};
 use axum::http::StatusCode;
-use axum::routing::{get, post};
+use axum::routing::{get, patch, post};
 use axum::{Json, Router};
 use ballast_api::{
-    AttachSpec, ErrorBody, ErrorCode, HostChange, HostView, StopRequest, VmChange, VmSpec, VmView,
-    Why,
+    AttachSpec, ConfigReloaded, ErrorBody, ErrorCode, HostChange, HostView, PoolChange, PoolView,
+    StopRequest, VmChange, VmSpec, VmView, Why,
 };
 use serde_json::{Value, json};
 
@@ -31,6 +31,7 @@ pub type Recorded = (String, Value);
 pub struct World {
     pub host: HostView,
     pub vms: Vec<VmView>,
+    pub pools: Vec<PoolView>,
     pub recorded: Vec<Recorded>,
     looks: u64,
 }
@@ -43,7 +44,8 @@ impl World {
             vm("legacy", "balloon-only", Some("private RAM: start it with share=on"), "healthy"),
             vm("gpu", "unmanaged", Some("vfio-pci device gpu0 pins guest memory"), "missing"),
         ];
-        World { host: host(), vms, recorded: Vec::new(), looks: 0 }
+        let pools = vec![pool("prod", None), pool("prod/db", Some(512 * MIB))];
+        World { host: host(), vms, pools, recorded: Vec::new(), looks: 0 }
     }
 
     fn vm(&mut self, name: &str) -> Result<&mut VmView, (StatusCode, Json<ErrorBody>)> {
@@ -163,6 +165,9 @@ fn routes(world: Shared) -> Router {
         .route("/v1/vms/{name}", get(get_vm).patch(patch_vm))
         .route("/v1/vms/{name}/stop", post(post_stop))
         .route("/v1/vms/{name}/why", get(get_why))
+        .route("/v1/pools", get(get_pools))
+        .route("/v1/pools/{*name}", patch(patch_pool).delete(delete_pool))
+        .route("/v1/config/reload", post(post_reload))
         .with_state(world)
 }
 
@@ -285,6 +290,49 @@ async fn get_why(State(world): State<Shared>, UrlPath(name): UrlPath<String>) ->
                 )
             })
             .collect(),
+    }))
+}
+
+async fn get_pools(State(world): State<Shared>) -> Json<Vec<PoolView>> {
+    Json(lock(&world).pools.clone())
+}
+
+async fn patch_pool(
+    State(world): State<Shared>,
+    UrlPath(name): UrlPath<String>,
+    Json(c): Json<PoolChange>,
+) -> Answer<PoolView> {
+    let mut world = lock(&world);
+    record(&mut world, format!("PATCH pool {name}"), &c);
+    let mut new = pool(&name, c.max);
+    new.shares = c.shares.unwrap_or(new.shares);
+    world.pools.push(new.clone());
+    Ok(Json(new))
+}
+
+async fn delete_pool(
+    State(world): State<Shared>,
+    UrlPath(name): UrlPath<String>,
+) -> Answer<Vec<PoolView>> {
+    let mut world = lock(&world);
+    if name == "prod" {
+        let why = "pool prod cannot go: pool prod/db is in it".to_owned();
+        return Err(refuse(ErrorCode::Conflict, why));
+    }
+    world.pools.retain(|pool| pool.name != name);
+    Ok(Json(world.pools.clone()))
+}
+
+async fn post_reload(State(_): State<Shared>) -> Json<ConfigReloaded> {
+    let changes = vec!["tax 0.75 -> 0.5".to_owned(), "VM web: shares 10 -> 20".to_owned()];
+    Json(ConfigReloaded { file: "/etc/ballast.toml".to_owned(), changes })
+}
+
+fn pool(name: &str, max: Option<u64>) -> PoolView {
+    from(json!({
+        "name": name, "shares": 163840, "min": 256 * MIB, "max": max, "expandable": true,
+        "tax": null, "configured": false, "vms": ["web"], "pools": [], "reserved": 70 * MIB,
+        "unreserved": max.map(|max| max - 70 * MIB), "target": 200 * MIB, "consumed": 100 * MIB
     }))
 }
 

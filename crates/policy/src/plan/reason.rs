@@ -16,6 +16,8 @@ pub enum EvictCause {
     NoBalloon,
     BalloonStuck,
     BalloonSlow,
+    /// The balloon does what it is told, but was seen to be too slow to deliver all of it in time.
+    BalloonLate,
     /// The balloon is healthy, but the guest bears no more of it.
     BalloonLimit,
 }
@@ -29,6 +31,9 @@ impl fmt::Display for EvictCause {
             EvictCause::NoBalloon => f.write_str("the guest has no balloon driver"),
             EvictCause::BalloonStuck => f.write_str("its balloon does not move"),
             EvictCause::BalloonSlow => f.write_str("its balloon is behind what it was asked"),
+            EvictCause::BalloonLate => {
+                f.write_str("its balloon does not grow fast enough to deliver it all in time")
+            }
             EvictCause::BalloonLimit => f.write_str("the guest bears no larger balloon"),
         }
     }
