@@ -12,8 +12,8 @@ use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 
 use crate::{
-    AttachSpec, ConfigReloaded, ErrorBody, HostChange, HostView, PoolChange, PoolView,
-    ShutdownRequest, StartView, StopRequest, VmChange, VmSpec, VmView, Why,
+    AttachSpec, ConfigReloaded, ErrorBody, HostChange, HostView, JournalPage, JournalQuery,
+    PoolChange, PoolView, ShutdownRequest, StartView, StopRequest, VmChange, VmSpec, VmView, Why,
 };
 
 /// Why a request brought no answer that can be used.
@@ -100,6 +100,15 @@ impl Client {
     pub async fn reload(&self) -> Result<ConfigReloaded, ClientError> {
         self.call(Method::POST, "/v1/config/reload", None::<&()>).await
     }
+    /// Why it had what it had at that time, milliseconds since 1970.
+    pub async fn why_at(&self, name: &str, at_ms: u64) -> Result<Why, ClientError> {
+        let path = vm_path(name, &format!("/why?at_ms={at_ms}"));
+        self.call(Method::GET, &path, None::<&()>).await
+    }
+    pub async fn journal(&self, query: &JournalQuery) -> Result<JournalPage, ClientError> {
+        let path = format!("/v1/journal{}", query.to_url());
+        self.call(Method::GET, &path, None::<&()>).await
+    }
     pub async fn shutdown(&self, stop_vms: bool) -> Result<HostView, ClientError> {
         let request = ShutdownRequest { stop_vms, ..ShutdownRequest::default() };
         self.call(Method::POST, "/v1/shutdown", Some(&request)).await
@@ -179,7 +188,7 @@ fn pool_path(name: &str) -> String {
     format!("/v1/pools/{}", encoded(name, b"._-/"))
 }
 
-fn encoded(name: &str, good: &[u8]) -> String {
+pub(crate) fn encoded(name: &str, good: &[u8]) -> String {
     let mut text = String::new();
     for b in name.bytes() {
         if b.is_ascii_alphanumeric() || good.contains(&b) {

@@ -3,7 +3,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{CompressionView, HostSharing};
+use crate::{CompressionView, HostSharing, JournalView};
 
 /// Reclamation state of the host (OSDI'02 s.6.3), from plenty to need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
@@ -101,6 +101,8 @@ pub struct HostView {
     /// Sums over the VMs that run.
     #[serde(default)]
     pub compression: CompressionView,
+    #[serde(default)]
+    pub journal: JournalView,
     pub counters: HostCounters,
 }
 

@@ -10,7 +10,8 @@
 //! | `GET /v1/vms/{name}` | - | [`VmView`] |
 //! | `PATCH /v1/vms/{name}` | [`VmChange`] | [`VmView`] |
 //! | `POST /v1/vms/{name}/stop` | [`StopRequest`] | [`VmView`] of its last moment |
-//! | `GET /v1/vms/{name}/why` | - | [`Why`] |
+//! | `GET /v1/vms/{name}/why` | - | [`Why`]; of an earlier time with `?at_ms=` |
+//! | `GET /v1/journal` | - | [`JournalPage`]; `?since_ms=&until_ms=&vm=&limit=&all=` |
 //! | `POST /v1/shutdown` | [`ShutdownRequest`] | [`HostView`] |
 //! | `GET /v1/openapi.json` | - | the OpenAPI document |
 //! | `GET /metrics` | - | Prometheus text |
@@ -28,6 +29,7 @@ mod error;
 #[doc(hidden)]
 pub mod fuzzing;
 mod host;
+mod journal;
 mod pool;
 pub mod record;
 mod salt;
@@ -40,6 +42,7 @@ pub use host::{
     HostChange, HostCounters, HostView, LocationState, ShutdownRequest, StateName, SwapLocation,
     Threshold,
 };
+pub use journal::{JournalPage, JournalQuery, JournalView, TurnView};
 pub use pool::{ConfigReloaded, PoolChange, PoolView};
 pub use salt::{BadSalt, Salt};
 pub use sharing::{HostSharing, VmSharing};

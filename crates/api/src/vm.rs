@@ -364,4 +364,10 @@ pub struct Why {
     pub verdict: String,
     /// The steps that led to it, with their numbers, in order.
     pub steps: Vec<String>,
+    /// When it was decided, milliseconds since 1970; absent where it was asked of now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at_ms: Option<u64>,
+    /// What came of what was asked, and how long it took; a sentence each.
+    #[serde(default)]
+    pub outcomes: Vec<String>,
 }

@@ -8,6 +8,7 @@ use ballast_api::Salt;
 use ballast_units::Bytes;
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 
+use crate::moment;
 use crate::parse::{self, Target};
 
 const EXAMPLES: &str = "\
@@ -64,8 +65,11 @@ pub enum Command {
     #[command(subcommand)]
     Share(ShareCommand),
     /// Say why a VM has the memory it has.
-    #[command(after_help = "Example:\n  ballast why web")]
-    Why(NameArgs),
+    Why(WhyArgs),
+    /// List what was decided, and what came of it; or replay it.
+    Journal(JournalArgs),
+    /// Say from recorded history how far memory can be overcommitted.
+    Plan(PlanArgs),
     /// Live view of the host and its VMs; a table every interval when not on a terminal.
     Top(TopArgs),
     /// Print the completion script of a shell.
@@ -430,6 +434,127 @@ pub struct TopArgs {
     /// Print one table and end.
     #[arg(long)]
     pub once: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+TIME: -10m (also s, h, d), 14:05 or 14:05:30 (the last one), 2026-03-01T14:05:00Z or with another
+offset. Without a ballastd the files are read, those of --journal or where one keeps them.
+
+Examples:
+  ballast why web
+  ballast why web --at -10m
+  ballast why web --at 14:05 --journal /var/lib/ballast/journal")]
+pub struct WhyArgs {
+    /// Name of the VM. With --at it may be one that has left.
+    #[arg(value_parser = parse::name)]
+    pub name: String,
+    /// Of what was decided last at that time, by the journal [default: now].
+    #[arg(long, value_name = "TIME", value_parser = moment::parse, allow_hyphen_values = true)]
+    pub at: Option<u64>,
+    /// Read this journal, a folder or a file, and ask no ballastd.
+    #[arg(long, value_name = "PATH")]
+    pub journal: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+#[command(after_help = "\
+Lists turns of the policy loop that changed something: what caused them, what changed, and what came
+of earlier ones. TIME is as of `ballast why --at`.
+
+Examples:
+  ballast journal
+  ballast journal --vm web --since -1h
+  ballast journal --since 14:00 --until 14:05 --all
+  ballast journal replay /var/lib/ballast/journal")]
+pub struct JournalArgs {
+    #[command(subcommand)]
+    pub command: Option<JournalCommand>,
+    /// Only what concerns this VM.
+    #[arg(long, value_name = "NAME", value_parser = parse::name)]
+    pub vm: Option<String>,
+    /// From this time on.
+    #[arg(long, value_name = "TIME", value_parser = moment::parse, allow_hyphen_values = true)]
+    pub since: Option<u64>,
+    /// Up to this time.
+    #[arg(long, value_name = "TIME", value_parser = moment::parse, allow_hyphen_values = true)]
+    pub until: Option<u64>,
+    /// The newest so many.
+    #[arg(long, value_name = "N", default_value_t = 20,
+        value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub limit: u32,
+    /// Turns that changed nothing, too.
+    #[arg(long)]
+    pub all: bool,
+    /// Read this journal, a folder or a file, and ask no ballastd.
+    #[arg(long, value_name = "PATH")]
+    pub journal: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum JournalCommand {
+    /// Feed the recorded inputs to the policy again: the decisions must be the same, bit for bit.
+    #[command(after_help = "Example:\n  ballast journal replay /var/lib/ballast/journal")]
+    Replay(ReplayArgs),
+}
+
+#[derive(Debug, Args)]
+pub struct ReplayArgs {
+    /// Journals: folders or files.
+    #[arg(required = true, value_name = "PATH")]
+    pub paths: Vec<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Each journal is one host: a folder as ballastd keeps it, or a file of one. What is assumed, and what
+the figures mean: docs/planner.md.
+
+Examples:
+  ballast plan /var/lib/ballast/journal
+  ballast plan --risk 0.1% host-a/ host-b/ --svg curve.svg --csv curve.csv
+  ballast plan --risk 1% --demand consumed --since -7d /var/lib/ballast/journal")]
+pub struct PlanArgs {
+    /// Journals: folders or files, one for each host.
+    #[arg(required = true, value_name = "JOURNAL")]
+    pub journals: Vec<PathBuf>,
+    /// The part of the time in which memory may be short, so that VMs swap in: 1%, 0.001.
+    #[arg(long, value_name = "RISK", value_parser = parse::risk, default_value = "1%")]
+    pub risk: f64,
+    /// What a VM needs: its active memory, or all it consumed.
+    #[arg(long, value_enum, default_value_t)]
+    pub demand: DemandArg,
+    /// The length of the slices that time is cut into.
+    #[arg(long, value_name = "TIME", value_parser = parse::duration, default_value = "60s")]
+    pub slot: Duration,
+    /// Confidence of the bands, above 0.5 and below 1.
+    #[arg(long, value_name = "LEVEL", value_parser = parse::level, default_value = "95%")]
+    pub confidence: f64,
+    /// Only history from this time on (as of `ballast why --at`).
+    #[arg(long, value_name = "TIME", value_parser = moment::parse, allow_hyphen_values = true)]
+    pub since: Option<u64>,
+    /// Only history up to this time.
+    #[arg(long, value_name = "TIME", value_parser = moment::parse, allow_hyphen_values = true)]
+    pub until: Option<u64>,
+    /// Of the random draws: the same seed gives the same figures.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    /// Write the curve as CSV.
+    #[arg(long, value_name = "FILE")]
+    pub csv: Option<PathBuf>,
+    /// Write the curve as a plot.
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+pub enum DemandArg {
+    /// What it was estimated to use.
+    #[default]
+    Active,
+    /// All that was backed: nothing idle is ever taken away.
+    Consumed,
 }
 
 #[derive(Debug, Args)]

@@ -2,7 +2,7 @@
 //!
 //! | exit code | meaning |
 //! | --- | --- |
-//! | 1 | the manager refused or failed, a process cannot be estimated, or the output could not be written |
+//! | 1 | the manager refused or failed, a process cannot be estimated, a journal cannot be used or replays otherwise, or the output could not be written |
 //! | 2 | wrong usage; the manager was not asked |
 //! | 3 | no usable answer from the manager: not there, silent, or broken off |
 
@@ -11,6 +11,8 @@ use std::path::PathBuf;
 
 use ballast_api::client::ClientError;
 use ballast_api::{ErrorBody, ErrorCode};
+use ballast_journal::tell::TellError;
+use ballast_planner::PlanError;
 use serde_json::{Value, json};
 
 use crate::estimate::EstimateError;
@@ -31,6 +33,20 @@ pub enum Failure {
         program: PathBuf,
         source: io::Error,
     },
+    /// Reading a journal.
+    Journal(TellError),
+    /// A replay came out otherwise; what is different was printed.
+    Differs {
+        differing: u64,
+        turns: u64,
+    },
+    /// Planning from journals.
+    Plan(PlanError),
+    /// Writing a file that was asked for.
+    File {
+        path: PathBuf,
+        source: io::Error,
+    },
     /// Writing the output, or handling the terminal. `what` names which.
     Io {
         what: &'static str,
@@ -47,6 +63,18 @@ impl From<ClientError> for Failure {
 impl From<EstimateError> for Failure {
     fn from(e: EstimateError) -> Failure {
         Failure::Estimate(e)
+    }
+}
+
+impl From<TellError> for Failure {
+    fn from(e: TellError) -> Failure {
+        Failure::Journal(e)
+    }
+}
+
+impl From<PlanError> for Failure {
+    fn from(e: PlanError) -> Failure {
+        Failure::Plan(e)
     }
 }
 
@@ -84,6 +112,10 @@ impl Failure {
             | Failure::Offline(_)
             | Failure::Config(_)
             | Failure::Program { .. }
+            | Failure::Journal(_)
+            | Failure::Differs { .. }
+            | Failure::Plan(_)
+            | Failure::File { .. }
             | Failure::Io { .. } => 1,
             Failure::Manager(_) => 3,
         }
@@ -99,7 +131,10 @@ impl Failure {
             Failure::Manager(ClientError::Broken { .. }) => json!("broken"),
             Failure::Estimate(_) | Failure::Offline(_) => json!("process"),
             Failure::Config(_) => json!("bad_request"),
-            Failure::Program { .. } | Failure::Io { .. } => json!("io"),
+            Failure::Journal(_) => json!("journal"),
+            Failure::Differs { .. } => json!("differs"),
+            Failure::Plan(_) => json!("plan"),
+            Failure::Program { .. } | Failure::File { .. } | Failure::Io { .. } => json!("io"),
         }
     }
 
@@ -112,6 +147,12 @@ impl Failure {
             Failure::Offline(e) => e.to_string(),
             Failure::Config(text) => text.clone(),
             Failure::Program { program, source } => format!("{}: {source}", program.display()),
+            Failure::Journal(e) => e.to_string(),
+            Failure::Differs { differing, turns } => {
+                format!("{differing} of {turns} turns do not come out as they were recorded")
+            }
+            Failure::Plan(e) => e.to_string(),
+            Failure::File { path, source } => format!("{}: {source}", path.display()),
             Failure::Io { what, source } => format!("{what}: {source}"),
         };
         one_line(&text)

@@ -6,6 +6,7 @@ mod commands;
 mod estimate;
 mod failure;
 mod figures;
+mod moment;
 mod offline;
 mod parse;
 mod table;

@@ -110,6 +110,28 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_secs_f64(seconds))
 }
 
+/// A part of the time, above 0 and below 1: `1%`, `0.01`.
+pub fn risk(text: &str) -> Result<f64, String> {
+    part(text).filter(|p| (1e-6..1.0).contains(p)).ok_or_else(|| {
+        format!("'{text}' is not a part of the time: expected 0.0001% up to less than 100%, as 1%")
+    })
+}
+
+/// A level of confidence: `95%`, `0.9`.
+pub fn level(text: &str) -> Result<f64, String> {
+    part(text)
+        .filter(|p| (0.5..0.9999).contains(p))
+        .ok_or_else(|| format!("'{text}' is not a level of confidence: expected 50% to 99.9%"))
+}
+
+fn part(text: &str) -> Option<f64> {
+    let trimmed = text.trim();
+    match trimmed.strip_suffix('%') {
+        Some(percent) => percent.trim_end().parse::<f64>().ok().map(|p| p / 100.0),
+        None => trimmed.parse().ok(),
+    }
+}
+
 /// The live view's interval: 100 ms to an hour, so that the view cannot become a load.
 pub fn interval(text: &str) -> Result<Duration, String> {
     let d = duration(text)?;
@@ -171,6 +193,10 @@ mod tests {
         }
         assert!(interval("0").is_err());
         assert!(interval("2h").is_err());
+        assert_eq!((risk("1%"), risk("0.25")), (Ok(0.01), Ok(0.25)));
+        for bad in ["0", "100%", "-1%", "NaN", "%", "1%%"] {
+            assert!(risk(bad).is_err() && level(bad).is_err(), "{bad}");
+        }
         assert!(shares("0").is_err() && shares("4294967296").is_err() && shares("-1").is_err());
     }
 }

@@ -125,6 +125,8 @@ struct File {
     swap: Swap,
     #[serde(default)]
     admission: Admission,
+    #[serde(default)]
+    journal: crate::journal::Table,
     defaults: Option<VmTable>,
     #[serde(default)]
     vm: Vec<VmTable>,
@@ -261,6 +263,8 @@ pub struct Config {
     /// What VMs get that nothing else was said of; see [`rules::rule_for`].
     pub vms: Vec<VmRule>,
     pub pools: Vec<PoolRule>,
+    /// `None`: no journal of decisions is kept.
+    pub journal: Option<ballast_journal::Settings>,
 }
 
 /// Long enough for a balloon of 64 MiB/s to make room for a guest of several GiB.
@@ -433,6 +437,8 @@ impl Config {
         if !shim.is_file() {
             return Err(bad("shim", format!("{} is not there", shim.display())));
         }
+        let journal = crate::journal::check(&file.journal, &run_dir);
+        let journal = journal.map_err(|(key, what)| bad(key, what))?;
         Ok(Config {
             budget,
             socket,
@@ -450,6 +456,7 @@ impl Config {
             start_wait,
             vms,
             pools,
+            journal,
         })
     }
 }
@@ -624,6 +631,20 @@ mod tests {
     }
 
     #[test]
+    fn the_journal_is_kept_unless_it_is_not_wanted() {
+        let default = check("").unwrap().journal.unwrap();
+        assert_eq!(
+            (default.folder.to_str(), default.limit),
+            (Some("/var/lib/ballast/journal"), 64 << 20)
+        );
+        let elsewhere = check("run_dir = \"/a\"\n").unwrap().journal.unwrap();
+        assert_eq!(elsewhere.folder, Path::new("/a/journal"));
+        let own = check("[journal]\nfolder = \"/b\"\nlimit = \"2M\"\n").unwrap().journal.unwrap();
+        assert_eq!((own.folder.to_str(), own.limit), (Some("/b"), 2 << 20));
+        assert_eq!(check("[journal]\nenabled = false\n").unwrap().journal, None);
+    }
+
+    #[test]
     fn swap_locations_are_in_order_of_priority() {
         let config = check(
             "[[swap.location]]\npath = \"/disk\"\n[[swap.location]]\npath = \"/ssd\"\n\
@@ -686,6 +707,8 @@ mod tests {
             ("[sharing]\ncpu_percent = 400\n", "sharing.cpu_percent"),
             ("[sharing]\nscan_time_s = -1\n", "sharing.scan_time_s"),
             ("[sharing]\nrehome_after_ms = 0\n", "sharing.rehome_after_ms"),
+            ("[journal]\nlimit = \"1K\"\n", "journal.limit: 1 KiB is below 1 MiB"),
+            ("[journal]\nsize = \"1M\"\n", "line 2"),
             ("[compression]\nalgorithm = \"lzw\"\n", "line 2"),
             ("[compression]\ncache_percent = 0\n", "compression.cache_percent"),
             ("[compression]\nenabled = false\ncache_percent = 51\n", "compression.cache_percent"),

@@ -8,6 +8,7 @@ mod config;
 mod domain;
 mod ending;
 mod handshakes;
+mod journal;
 mod kick;
 mod lifecycle;
 mod manager;
@@ -47,6 +48,9 @@ use crate::config::{Config, Overrides};
 use crate::manager::{Ending, Manager};
 use crate::reload::Source;
 use crate::run_dir::Folders;
+
+/// A disk that does not answer does not keep the manager from ending.
+const JOURNAL_END: Duration = Duration::from_secs(2);
 
 /// The memory manager of a Linux/KVM host: hands out, measures, targets and reclaims the memory of
 /// its guests.
@@ -216,6 +220,9 @@ async fn serve(config: Config, source: Source, stop_vms_on_exit: bool) -> anyhow
         if thread.join().is_err() {
             tracing::error!("a thread of the manager had panicked");
         }
+    }
+    if let Some(journal) = &manager.journal {
+        journal.close(JOURNAL_END);
     }
     let _ = std::fs::remove_file(&config.socket);
     // All at once: one whose shim hangs is waited for.

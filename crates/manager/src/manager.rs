@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Instant;
 
 use ballast_api::{ErrorBody, ErrorCode, HostCounters, RunState};
+use ballast_journal::Journal;
 use ballast_pager::host::Host;
 use ballast_pager::ledger::Ledger;
 use ballast_pager::mappings::ZERO_RUN;
@@ -56,6 +57,7 @@ pub struct Manager {
     /// As of `Vm::share_rates`, of all.
     pub share_rates: Rates<3>,
     pub kick: Arc<Kick>,
+    pub journal: Option<Journal>,
     pub started: Instant,
     /// Set by command, over what the configuration says.
     tax: Mutex<Option<TaxRate>>,
@@ -76,7 +78,7 @@ pub struct Manager {
     /// One change of parameters at a time.
     pub(crate) changing: Mutex<()>,
     pub(crate) expected: Mutex<HashMap<String, Expected>>,
-    decision: Mutex<Option<(Instant, Decision)>>,
+    decision: Mutex<Option<(Instant, Arc<Decision>)>>,
     pub(crate) ended: Mutex<HostCounters>,
     /// Breaks and pages looked at of VMs that ended.
     pub(crate) ended_sharing: Mutex<(u64, u64)>,
@@ -130,6 +132,7 @@ impl Manager {
             pools: Pools::open(&config.run_dir, &config.pools)?,
             tax: Mutex::new(None),
             budget_set: AtomicBool::new(false),
+            journal: crate::journal::start(config.journal.as_ref()),
             config: RwLock::new(Arc::new(config)),
             source,
             host,
@@ -250,10 +253,10 @@ impl Manager {
         *lock(&self.overcommit_peak)
     }
 
-    pub fn set_decision(&self, decision: Decision) {
+    pub fn set_decision(&self, decision: Arc<Decision>) {
         *lock(&self.decision) = Some((Instant::now(), decision));
     }
-    pub fn decision(&self) -> Option<(Instant, Decision)> {
+    pub fn decision(&self) -> Option<(Instant, Arc<Decision>)> {
         lock(&self.decision).clone()
     }
 

@@ -94,6 +94,16 @@ fn render(host: &HostView, vms: &[VmView]) -> Result<String, std::fmt::Error> {
     ] {
         registry.register_with_unit(name, help, Unit::Bytes, ConstGauge::new(value as f64));
     }
+    let journal = &host.journal;
+    let mut counter = |name: &str, help: &str, value: u64| {
+        registry.register(name, help, ConstCounter::new(value));
+    };
+    counter("journal_turns", "Turns of the policy loop that were written down", journal.written);
+    counter("journal_lost_turns", "Turns that were not: behind, or a failing disk", journal.lost);
+    let size = ConstGauge::new(journal.bytes as f64);
+    registry.register_with_unit("journal", "The journal's files", Unit::Bytes, size);
+    let trouble = ConstGauge::new(f64::from(u8::from(journal.trouble.is_some())));
+    registry.register("journal_trouble", "Whether it cannot be written now", trouble);
     per_vm(&mut registry, vms);
     let mut text = String::new();
     encode(&mut text, &registry)?;

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use ballast_api::{Mode, RunState};
+use ballast_journal::Moment;
 use ballast_pager::mappings::ZERO_RUN;
 use ballast_pager::service::PagedVm;
 use ballast_policy::{
@@ -15,6 +16,7 @@ use ballast_policy::{
 use ballast_qemu::process;
 use ballast_units::{Pages, VmId};
 
+use crate::journal;
 use crate::manager::Manager;
 use crate::records::Record;
 use crate::vm::{Vm, lock};
@@ -27,7 +29,7 @@ const SPACING: Duration = Duration::from_millis(5);
 
 /// The policy thread.
 pub fn run(manager: &Arc<Manager>) {
-    let mut last = Last { state: State::High, thresholds: manager.thresholds() };
+    let mut last = Last { state: State::High, thresholds: manager.thresholds(), turns: 0 };
     let mut swap_ins = std::collections::HashMap::new();
     let mut last_external = Instant::now();
     while !manager.is_stopping() {
@@ -49,6 +51,8 @@ pub fn run(manager: &Arc<Manager>) {
 struct Last {
     state: State,
     thresholds: Thresholds,
+    /// Turns so far.
+    turns: u64,
 }
 
 fn turn(
@@ -93,7 +97,7 @@ fn turn(
         .map(|vm| vm_state(manager, vm, demand(manager, vm, &pools), swap_ins))
         .collect();
     drop(changing);
-    let decision = decide(Snapshot {
+    let snapshot = Snapshot {
         trigger: why.unwrap_or_else(|| "period".into()),
         before: last.state,
         thresholds,
@@ -104,7 +108,16 @@ fn turn(
         room: manager.room_for_starts(),
         vms: states,
         pools,
-    });
+    };
+    last.turns += 1;
+    let begun = Instant::now();
+    let decision = Arc::new(decide(snapshot));
+    let moment = Moment {
+        n: last.turns,
+        at_ms: journal::now_ms(),
+        up_ms: millis(begun - manager.started),
+        took_us: u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX),
+    };
     let state = decision.state;
     // Rung when the state may change; see `Ledger::set_alarm`.
     let rise = state.higher().map_or(Pages(u64::MAX), |higher| thresholds.upper_edge(higher));
@@ -130,7 +143,15 @@ fn turn(
         last.state = state;
     }
     swap_ins.retain(|id, _| vms.iter().any(|vm| vm.id == *id));
+    if let Some(journal) = &manager.journal {
+        // In the order of the decision.
+        journal.record(moment, decision.clone(), |i| managed[i].name.clone());
+    }
     manager.set_decision(decision);
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// A VM whose salt was changed leaves one domain for another, over several turns.

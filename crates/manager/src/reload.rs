@@ -121,6 +121,7 @@ fn fixed(old: &Config, new: &Config) -> Option<&'static str> {
         ("socket", old.socket != new.socket),
         ("shim", old.shim != new.shim),
         ("sharing", old.sharing != new.sharing),
+        ("journal", old.journal != new.journal),
     ];
     keys.into_iter().find(|(_, changed)| *changed).map(|(key, _)| key)
 }

@@ -4,20 +4,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Bytes;
-use axum::extract::{FromRequest, Path, State};
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{FromRequest, Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, patch, post};
 use axum::{Json, Router};
 use ballast_api::{
-    AttachSpec, ConfigReloaded, ErrorBody, ErrorCode, HostChange, HostView, PoolChange, PoolView,
-    ShutdownRequest, StartView, StopRequest, VmChange, VmSpec, VmView, Why,
+    AttachSpec, ConfigReloaded, ErrorBody, ErrorCode, HostChange, HostView, JournalPage,
+    JournalQuery, PoolChange, PoolView, ShutdownRequest, StartView, StopRequest, VmChange, VmSpec,
+    VmView, Why,
 };
 use serde::de::DeserializeOwned;
 use utoipa::OpenApi;
 
 use crate::manager::{Ending, Failure, Manager};
-use crate::{metrics, upgrade, views};
+use crate::{journal, metrics, upgrade, views};
 
 type Shared = State<Arc<Manager>>;
 
@@ -69,6 +71,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
         put_pool,
         delete_pool,
         reload,
+        get_journal,
         shutdown,
         openapi,
         metrics::serve
@@ -88,6 +91,7 @@ pub fn router(manager: Arc<Manager>) -> Router {
         .route("/v1/pools", get(list_pools))
         .route("/v1/pools/{*name}", patch(put_pool).delete(delete_pool))
         .route("/v1/config/reload", post(reload))
+        .route("/v1/journal", get(get_journal))
         .route("/v1/shutdown", post(shutdown))
         .route("/v1/openapi.json", get(openapi))
         .route("/metrics", get(metrics::serve))
@@ -187,9 +191,29 @@ async fn stop_vm(
     stop.await.map_err(|e| Failure::internal(e.to_string()))?.map(Json)
 }
 
-#[utoipa::path(get, path = "/v1/vms/{name}/why", params(("name" = String, Path)),
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct When {
+    at_ms: Option<u64>,
+}
+
+type Asked<T> = Result<Query<T>, QueryRejection>;
+
+fn asked<T>(query: Asked<T>) -> Result<T, Failure> {
+    query.map(|Query(query)| query).map_err(|e| Failure::bad(e.body_text()))
+}
+
+#[utoipa::path(get, path = "/v1/vms/{name}/why",
+    params(("name" = String, Path), ("at_ms" = Option<u64>, Query)),
     responses((status = 200, body = Why), (status = 404, body = ErrorBody)))]
-async fn why(State(manager): Shared, Path(name): Path<String>) -> Result<Json<Why>, Failure> {
+async fn why(
+    State(manager): Shared,
+    Path(name): Path<String>,
+    query: Asked<When>,
+) -> Result<Json<Why>, Failure> {
+    if let Some(at_ms) = asked(query)?.at_ms {
+        return journal::why_at(manager, name, at_ms).await.map(Json);
+    }
     let vm = manager.vm(&name)?;
     views::why(&manager, &vm).map(Json)
 }
@@ -235,6 +259,18 @@ async fn reload(State(manager): Shared) -> Result<Json<ConfigReloaded>, Failure>
         .await
         .map_err(|e| Failure::internal(e.to_string()))?
         .map(Json)
+}
+
+#[utoipa::path(get, path = "/v1/journal",
+    params(("since_ms" = Option<u64>, Query), ("until_ms" = Option<u64>, Query),
+        ("vm" = Option<String>, Query), ("limit" = Option<u32>, Query),
+        ("all" = Option<bool>, Query)),
+    responses((status = 200, body = JournalPage), (status = 400, body = ErrorBody)))]
+async fn get_journal(
+    State(manager): Shared,
+    query: Asked<JournalQuery>,
+) -> Result<Json<JournalPage>, Failure> {
+    journal::list(manager, asked(query)?).await.map(Json)
 }
 
 #[utoipa::path(post, path = "/v1/shutdown", request_body = ShutdownRequest,

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 
+use ballast_journal::store::segments_in;
+
 use crate::commons;
 use crate::config::Config;
 
@@ -59,6 +61,15 @@ impl Folders {
         }
         let _ = std::fs::remove_dir(&vms);
         commons::Commons::clear(&config.run_dir);
+        // A journal elsewhere is to outlive its manager.
+        if let Some(journal) = &config.journal
+            && journal.folder == config.run_dir.join("journal")
+        {
+            for (_, path) in segments_in(&journal.folder).into_iter().flatten() {
+                let _ = std::fs::remove_file(path);
+            }
+            let _ = std::fs::remove_dir(&journal.folder);
+        }
         for file in ["lock", "shim.sock", "accel.json", "pools.json", FORMAT_FILE] {
             let _ = std::fs::remove_file(config.run_dir.join(file));
         }

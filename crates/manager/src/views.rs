@@ -15,6 +15,7 @@ use ballast_qemu::process;
 use ballast_units::Pages;
 
 use crate::domain;
+use crate::journal;
 use crate::manager::{Failure, Manager};
 use crate::vm::{Vm, lock};
 
@@ -76,6 +77,7 @@ pub fn host(manager: &Manager) -> HostView {
             all += vm.paged().as_ref().map_or_else(CompressionView::default, compression);
             all
         }),
+        journal: journal::view(manager.journal.as_ref()),
         counters,
     }
 }
@@ -343,5 +345,7 @@ pub fn why(manager: &Manager, vm: &Vm) -> Result<Why, Failure> {
         trigger: decision.trigger(),
         verdict,
         steps,
+        at_ms: None,
+        outcomes: journal::under_way(manager.journal.as_ref(), vm),
     })
 }

@@ -219,7 +219,8 @@ async fn a_start_waits_until_what_it_was_promised_is_free() {
     let now = VmSpec { wait_s: Some(0.0), ..new.clone() };
     let refusal = refused(client.run(&now).await);
     assert_eq!(refusal.code, ErrorCode::NoRoom);
-    for part in ["new: needs 10", "min 104 MiB", "that the host keeps free", "were free after 0 s"] {
+    for part in ["new: needs 10", "min 104 MiB", "that the host keeps free", "were free after 0 s"]
+    {
         assert!(refusal.message.contains(part), "{part}: {}", refusal.message);
     }
     ballastd.assert_nothing_left("new");
@@ -247,7 +248,11 @@ async fn a_start_waits_until_what_it_was_promised_is_free() {
     assert_eq!(vm.params.min, 104 * MIB);
     // The hog paid, but not with what it was promised.
     let hog = ballastd.vm("hog").await;
-    assert!(hog.memory.ballooned + hog.memory.swapped + hog.memory.compressed > 0, "{:?}", hog.memory);
+    assert!(
+        hog.memory.ballooned + hog.memory.swapped + hog.memory.compressed > 0,
+        "{:?}",
+        hog.memory
+    );
     assert!(hog.memory.consumed >= 32 * MIB, "{:?}", hog.memory);
     ballastd.checks_go_on(&mut console, 10).await;
     let host = ballastd.host().await;

@@ -78,6 +78,7 @@ fn the_description_lists_every_route() {
     let routes = [
         "GET /metrics",
         "GET /v1/host",
+        "GET /v1/journal",
         "GET /v1/openapi.json",
         "GET /v1/vms",
         "GET /v1/vms/{name}",

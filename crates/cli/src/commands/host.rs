@@ -1,5 +1,5 @@
 use ballast_api::client::Client;
-use ballast_api::{HostChange, HostView, LocationState};
+use ballast_api::{HostChange, HostView, JournalView, LocationState};
 
 use super::Output;
 use super::show::compression;
@@ -76,6 +76,8 @@ fn summary(h: &HostView) -> String {
     text += "\n";
     text += &compression(&h.compression);
     text += "\n";
+    text += &journal(&h.journal);
+    text += "\n";
     text += &section(
         "manager",
         &[
@@ -88,6 +90,25 @@ fn summary(h: &HostView) -> String {
         ],
     );
     text
+}
+
+fn journal(j: &JournalView) -> String {
+    if !j.enabled {
+        return "journal\n  none is kept\n".to_owned();
+    }
+    let mut rows = vec![
+        ("folder", j.folder.display().to_string()),
+        (
+            "size",
+            format!("{} of at most {}, in {} files", size(j.bytes), size(j.limit), j.segments),
+        ),
+        ("turns written", j.written.to_string()),
+        ("turns lost", j.lost.to_string()),
+    ];
+    if let Some(trouble) = &j.trouble {
+        rows.push(("not written now", trouble.clone()));
+    }
+    section("journal", &rows)
 }
 
 fn locations(h: &HostView) -> String {

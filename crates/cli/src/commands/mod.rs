@@ -3,7 +3,9 @@
 mod attach;
 mod config;
 mod host;
+mod journal;
 mod ls;
+mod plan;
 mod pool;
 mod run;
 mod set;
@@ -21,7 +23,8 @@ use clap::CommandFactory;
 use serde::Serialize;
 
 use crate::args::{
-    Cli, Command, ConfigCommand, HostCommand, PoolCommand, SaltArgs, ShareCommand, VmCommand,
+    Cli, Command, ConfigCommand, HostCommand, JournalCommand, PoolCommand, SaltArgs, ShareCommand,
+    VmCommand,
 };
 use crate::failure::Failure;
 use crate::figures::size;
@@ -50,7 +53,12 @@ pub async fn dispatch(cli: Cli) -> Result<(), Failure> {
         Command::Config(ConfigCommand::Reload) => config::reload(&client, out).await,
         Command::Share(ShareCommand::Ls) => share::ls(&client, out).await,
         Command::Share(ShareCommand::Estimate(args)) => share::estimate(&client, args, out).await,
-        Command::Why(args) => why::run(&client, &args.name, out).await,
+        Command::Why(args) => why::run(&client, &args, out).await,
+        Command::Journal(args) => match args.command {
+            None => journal::list(&client, &args, out).await,
+            Some(JournalCommand::Replay(args)) => journal::replay(&args.paths, out),
+        },
+        Command::Plan(args) => plan::run(&args, out),
         Command::Top(args) => top::run(client, &args, cli.json).await,
         Command::Completions(args) => {
             let mut script = Vec::new();

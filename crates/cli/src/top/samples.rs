@@ -66,6 +66,7 @@ pub fn host() -> HostView {
             metadata: 2 * MIB,
             mappings: 12_000,
         },
+        journal: Default::default(),
         counters: HostCounters::default(),
     }
 }
@@ -142,6 +143,8 @@ pub fn why(vm: &str) -> Why {
         trigger: "period".to_owned(),
         verdict: "target 160 MiB, 32 MiB more than consumed".to_owned(),
         steps: vec!["idle fraction 0.25".to_owned(), "rho 12.5 per page".to_owned()],
+        at_ms: None,
+        outcomes: Vec::new(),
     }
 }
 

@@ -10,13 +10,13 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use axum::extract::{Path as UrlPath, State};
+use axum::extract::{Path as UrlPath, RawQuery, State};
 use axum::http::StatusCode;
 use axum::routing::{get, patch, post};
 use axum::{Json, Router};
 use ballast_api::{
-    AttachSpec, ConfigReloaded, ErrorBody, ErrorCode, HostChange, HostView, PoolChange, PoolView,
-    StopRequest, VmChange, VmSpec, VmView, Why,
+    AttachSpec, ConfigReloaded, ErrorBody, ErrorCode, HostChange, HostView, JournalPage,
+    PoolChange, PoolView, StopRequest, VmChange, VmSpec, VmView, Why,
 };
 use serde_json::{Value, json};
 
@@ -168,6 +168,7 @@ fn routes(world: Shared) -> Router {
         .route("/v1/pools", get(get_pools))
         .route("/v1/pools/{*name}", patch(patch_pool).delete(delete_pool))
         .route("/v1/config/reload", post(post_reload))
+        .route("/v1/journal", get(get_journal))
         .with_state(world)
 }
 
@@ -274,8 +275,26 @@ async fn post_stop(
     Ok(Json(last))
 }
 
-async fn get_why(State(world): State<Shared>, UrlPath(name): UrlPath<String>) -> Answer<Why> {
+async fn get_journal(State(world): State<Shared>, RawQuery(query): RawQuery) -> Json<JournalPage> {
+    record(&mut lock(&world), format!("GET journal {}", query.unwrap_or_default()), &());
+    let turn = json!({
+        "n": 41, "at_ms": 1_772_366_400_000u64, "took_us": 9, "trigger": "web arrived",
+        "state": "high", "free": 104 * MIB, "goal": 29 * MIB, "vms": 1,
+        "changes": ["web arrives: target 90 MiB"], "outcomes": [], "repeats": 0
+    });
+    Json(JournalPage { turns: vec![from(turn)], more: false, notes: vec![] })
+}
+
+async fn get_why(
+    State(world): State<Shared>,
+    UrlPath(name): UrlPath<String>,
+    RawQuery(query): RawQuery,
+) -> Answer<Why> {
     let mut world = lock(&world);
+    let at_ms = query.as_deref().and_then(|q| q.strip_prefix("at_ms=")?.parse().ok());
+    if let Some(query) = query {
+        record(&mut world, format!("GET why {name} {query}"), &());
+    }
     let target = world.vm(&name)?.memory.target;
     Ok(Json(Why {
         vm: name.clone(),
@@ -290,6 +309,8 @@ async fn get_why(State(world): State<Shared>, UrlPath(name): UrlPath<String>) ->
                 )
             })
             .collect(),
+        at_ms,
+        outcomes: vec![format!("{name} was asked first 3.0 s ago, and is not down to 90 MiB yet.")],
     }))
 }
 

@@ -1,0 +1,159 @@
+use std::path::{Path, PathBuf};
+
+use ballast_api::client::{Client, ClientError};
+use ballast_api::{DEFAULT_SOCKET, JournalPage, JournalQuery, TurnView};
+use ballast_journal::tell::{self, Query};
+use ballast_journal::{Reader, Replayed, replay as replay_turns};
+use serde::Serialize;
+
+use super::Output;
+use crate::args::JournalArgs;
+use crate::failure::Failure;
+use crate::figures::size;
+use crate::moment;
+use crate::table;
+
+pub async fn list(client: &Client, args: &JournalArgs, out: Output) -> Result<(), Failure> {
+    let page = match &args.journal {
+        Some(path) => tell::list(path, &query(args))?,
+        None => {
+            let asked = JournalQuery {
+                since_ms: args.since,
+                until_ms: args.until,
+                vm: args.vm.clone(),
+                limit: Some(args.limit),
+                all: args.all,
+            };
+            match client.journal(&asked).await {
+                Ok(page) => page,
+                Err(e) => tell::list(&left_behind(client, e, out)?, &query(args))?,
+            }
+        }
+    };
+    out.print(&page, described)
+}
+
+fn query(args: &JournalArgs) -> Query {
+    Query {
+        since_ms: args.since,
+        until_ms: args.until,
+        vm: args.vm.clone(),
+        limit: args.limit as usize,
+        all: args.all,
+    }
+}
+
+/// The journal of a manager that is not there; `error` is returned if that is not what is wrong, or
+/// there is none.
+pub fn left_behind(client: &Client, error: ClientError, out: Output) -> Result<PathBuf, Failure> {
+    if !matches!(error, ClientError::Unreachable { .. }) {
+        return Err(error.into());
+    }
+    let beside = client.socket().parent().map(|folder| folder.join("journal"));
+    let usual = (client.socket() == Path::new(DEFAULT_SOCKET))
+        .then(|| PathBuf::from("/var/lib/ballast/journal"));
+    match [beside, usual].into_iter().flatten().find(|folder| folder.is_dir()) {
+        Some(folder) => {
+            // In JSON, what is on standard error is one error.
+            if !out.json {
+                eprintln!("ballast: no ballastd answers; read from {}", folder.display());
+            }
+            Ok(folder)
+        }
+        None => Err(error.into()),
+    }
+}
+
+fn described(page: &JournalPage) -> String {
+    let mut text = String::new();
+    for note in &page.notes {
+        text.push_str(&format!("not read: {note}\n"));
+    }
+    if page.turns.is_empty() {
+        text.push_str("nothing that was asked for is in the journal\n");
+    } else if page.more {
+        text.push_str("(older ones: --limit, --until)\n");
+    }
+    for turn in &page.turns {
+        text.push_str(&one(turn));
+    }
+    text
+}
+
+fn one(turn: &TurnView) -> String {
+    let vms = u32::try_from(turn.vms).unwrap_or(u32::MAX);
+    let mut text = format!(
+        "{}  #{} {}: state {}, {} free of the {} to be kept, {}, decided in {} us\n",
+        moment::show(turn.at_ms),
+        turn.n,
+        turn.trigger,
+        table::host_state(turn.state),
+        size(turn.free),
+        size(turn.goal),
+        crate::figures::vms(vms),
+        turn.took_us,
+    );
+    for change in &turn.changes {
+        text.push_str(&format!("    {change}\n"));
+    }
+    for outcome in &turn.outcomes {
+        text.push_str(&format!("    => {outcome}\n"));
+    }
+    if turn.repeats > 0 {
+        text.push_str(&format!("    ({} times more the same)\n", turn.repeats));
+    }
+    text
+}
+
+/// What came of the replay of one journal.
+#[derive(Serialize)]
+struct Report {
+    journal: PathBuf,
+    #[serde(flatten)]
+    replayed: Replayed,
+    /// What could not be read.
+    notes: Vec<String>,
+}
+
+pub fn replay(paths: &[PathBuf], out: Output) -> Result<(), Failure> {
+    let mut reports = Vec::new();
+    for path in paths {
+        let mut reader = Reader::open(path).map_err(tell::TellError::from)?;
+        let replayed =
+            replay_turns(&mut reader, ballast_policy::decide).map_err(tell::TellError::from)?;
+        let notes = reader.troubles().iter().map(ToString::to_string).collect();
+        reports.push(Report { journal: path.clone(), replayed, notes });
+    }
+    out.print(&reports, |reports| reports.iter().map(report).collect())?;
+    let differing: u64 = reports.iter().map(|r| r.replayed.differing).sum();
+    let turns: u64 = reports.iter().map(|r| r.replayed.turns).sum();
+    if differing > 0 {
+        return Err(Failure::Differs { differing, turns });
+    }
+    Ok(())
+}
+
+fn report(report: &Report) -> String {
+    let r = &report.replayed;
+    let mut text = format!("{}: ", report.journal.display());
+    text += &match r.differing {
+        0 => format!(
+            "{} turns replayed ({} decided again), the same bit for bit",
+            r.turns, r.decided
+        ),
+        n => format!("{n} of {} turns replayed are DIFFERENT", r.turns),
+    };
+    text += &format!("; outcomes of {} followed again", r.followed);
+    if r.missing > 0 {
+        text += &format!("; {} were not recorded", r.missing);
+    }
+    text.push('\n');
+    for d in &r.differences {
+        text +=
+            &format!("  #{} {} (Ballast {}): {}\n", d.n, moment::show(d.at_ms), d.ballast, d.what);
+    }
+    for note in &report.notes {
+        text += &format!("  not read: {note}\n");
+    }
+    text
+}

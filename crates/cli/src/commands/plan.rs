@@ -1,0 +1,38 @@
+use std::path::Path;
+
+use ballast_planner::{Demand, History, Question, Span, output, plan};
+
+use super::Output;
+use crate::args::{DemandArg, PlanArgs};
+use crate::failure::Failure;
+
+pub fn run(args: &PlanArgs, out: Output) -> Result<(), Failure> {
+    let slot_ms = u64::try_from(args.slot.as_millis()).unwrap_or(u64::MAX);
+    if slot_ms == 0 {
+        return Err(Failure::Usage(
+            "--slot: a slice of time has at least a millisecond".to_owned(),
+        ));
+    }
+    let demand = match args.demand {
+        DemandArg::Active => Demand::Active,
+        DemandArg::Consumed => Demand::Consumed,
+    };
+    let span = Span { slot_ms, demand, since_ms: args.since, until_ms: args.until };
+    let mut histories = Vec::new();
+    for journal in &args.journals {
+        histories.push(History::read(journal, span)?);
+    }
+    let question = Question { risk: args.risk, confidence: args.confidence, seed: args.seed };
+    let plan = plan(question, &histories);
+    if let Some(path) = &args.csv {
+        write(path, &output::csv(&plan))?;
+    }
+    if let Some(path) = &args.svg {
+        write(path, &output::svg(&plan)?)?;
+    }
+    out.print(&plan, output::text)
+}
+
+fn write(path: &Path, text: &str) -> Result<(), Failure> {
+    std::fs::write(path, text).map_err(|e| Failure::File { path: path.to_owned(), source: e })
+}

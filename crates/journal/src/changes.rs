@@ -1,0 +1,97 @@
+//! What is different from the turn before, in words: what `ballast journal` lists.
+
+use std::collections::HashMap;
+
+use ballast_policy::{Decision, Reason, VmPlan, VmState};
+use ballast_units::{Pages, VmId};
+
+use crate::turn::{Names, name_of};
+
+/// A change, and the VM that it is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// `None`: the host.
+    pub vm: Option<VmId>,
+    pub text: String,
+}
+
+/// A target that moves by less than this part of the VM's size is not told.
+const TARGET_STEP: u64 = 64;
+
+struct Row<'a> {
+    vm: &'a VmState,
+    target: Pages,
+    plan: &'a VmPlan,
+}
+
+fn rows(decision: &Decision) -> impl Iterator<Item = Row<'_>> {
+    decision
+        .snapshot
+        .vms
+        .iter()
+        .zip(&decision.results)
+        .zip(&decision.plans)
+        .map(|((vm, result), plan)| Row { vm, target: result.target, plan })
+}
+
+/// All that changed and is worth a line; VMs in the order of the decision.
+pub fn changes(before: &Decision, now: &Decision, names: &Names) -> Vec<Change> {
+    let mut found = Vec::new();
+    let mut say = |vm: Option<VmId>, text: String| found.push(Change { vm, text });
+    if before.state != now.state {
+        say(None, format!("the host goes from {} to {}", before.state, now.state));
+    }
+    if before.snapshot.budget != now.snapshot.budget {
+        let (was, is) = (before.snapshot.budget, now.snapshot.budget);
+        say(None, format!("the budget goes from {was} to {is}"));
+    }
+    let mut old: HashMap<VmId, Row<'_>> = rows(before).map(|row| (row.vm.demand.id, row)).collect();
+    for row in rows(now) {
+        let id = row.vm.demand.id;
+        let name = name_of(names, id);
+        let Some(was) = old.remove(&id) else {
+            say(Some(id), format!("{name} arrives: target {}", row.target));
+            continue;
+        };
+        for text in parameters(was.vm, row.vm) {
+            say(Some(id), format!("{name}: {text}"));
+        }
+        if row.target.0.abs_diff(was.target.0) * TARGET_STEP > row.vm.size.0 {
+            say(Some(id), format!("{name}: target {} -> {}", was.target, row.target));
+        }
+        if let Some(text) = orders(was.plan, row.plan) {
+            say(Some(id), format!("{name}: {text}"));
+        }
+    }
+    let mut left: Vec<VmId> = old.into_keys().collect();
+    left.sort_unstable();
+    for id in left {
+        say(Some(id), format!("{} leaves", name_of(names, id)));
+    }
+    found
+}
+
+fn parameters(was: &VmState, is: &VmState) -> Vec<String> {
+    let (was, is) = (&was.demand, &is.demand);
+    let mut found = Vec::new();
+    let mut say = |what: &str, was: String, is: String| {
+        if was != is {
+            found.push(format!("{what} {was} -> {is}"));
+        }
+    };
+    say("shares", was.shares.to_string(), is.shares.to_string());
+    say("min", was.min.to_string(), is.min.to_string());
+    say("max", was.max.to_string(), is.max.to_string());
+    say("tax", was.tax.to_string(), is.tax.to_string());
+    found
+}
+
+/// Orders of another kind than before; their numbers move with every turn.
+fn orders(was: &VmPlan, is: &VmPlan) -> Option<String> {
+    let kind = std::mem::discriminant::<Reason>;
+    if kind(&was.reason) == kind(&is.reason) && was.block == is.block {
+        None
+    } else {
+        Some(is.reason.to_string())
+    }
+}

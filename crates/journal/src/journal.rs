@@ -1,0 +1,306 @@
+//! The handle that the policy loop has, and the thread that writes.
+//!
+//! [`Journal::record`] never waits: it puts a reference to the decision into a bounded queue, or
+//! counts a turn that was not recorded where the queue is full. All else - comparing, encoding,
+//! compressing, writing - is the thread's. What fails there is shown in [`Health`] and stops nothing
+//! but the journal, which tries again.
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use ballast_policy::Decision;
+use ballast_units::VmId;
+
+use crate::outcome::UnderWay;
+use crate::recorder::{Bound, Recorder, Told};
+use crate::segment::Header;
+use crate::store::{Folder, Store};
+use crate::turn::Moment;
+
+/// How a journal is kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Made, mode 0700, when the first turn is written.
+    pub folder: PathBuf,
+    /// Bytes that all segments together may take, at least [`LEAST`].
+    pub limit: u64,
+}
+
+/// The smallest limit: below it a segment of a large host would not fit.
+pub const LEAST: u64 = 1 << 20;
+
+/// Turns in the queue, and VMs in all turns in the queue: one turn of many VMs always fits.
+const QUEUE: usize = 64;
+const QUEUE_VMS: usize = 1 << 16;
+/// Turns that repeat the one before are written after this time at the latest: what a manager that
+/// is killed may lose.
+const KEPT_BACK: Duration = Duration::from_secs(10);
+/// After an error, for so long nothing is written.
+const PAUSE: Duration = Duration::from_secs(10);
+
+/// How the journal fares.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Health {
+    /// Turns written, since the manager was started.
+    pub written: u64,
+    /// Turns that were not recorded: the queue was full, or the disk failed.
+    pub lost: u64,
+    /// Bytes on the disk, and files.
+    pub bytes: u64,
+    pub segments: u64,
+    /// What keeps it from writing now.
+    pub trouble: Option<String>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    queued_vms: AtomicUsize,
+    refused: AtomicU64,
+    health: Mutex<Health>,
+    /// Of the turn written last: what is under way.
+    under_way: Mutex<Vec<(Option<VmId>, UnderWay)>>,
+    /// Counts requests to write what is kept back, and those that are done.
+    flushes: AtomicU64,
+}
+
+/// Where the policy loop puts its turns.
+#[derive(Debug)]
+pub struct Journal {
+    settings: Settings,
+    shared: Arc<Shared>,
+    queue: Mutex<Option<Queue>>,
+}
+
+#[derive(Debug)]
+struct Queue {
+    sender: SyncSender<Message>,
+    /// VMs that the thread has the names of.
+    named: HashSet<VmId>,
+    thread: std::thread::JoinHandle<()>,
+}
+
+enum Message {
+    Turn(Told),
+    /// Write what is kept back.
+    Flush,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Journal {
+    /// Starts the thread. The folder is not looked at before the first turn.
+    ///
+    /// # Errors
+    /// When no thread can be started.
+    pub fn start(settings: Settings, header: Header) -> std::io::Result<Journal> {
+        let store = Folder::new(&settings.folder);
+        Journal::start_on(store, settings, header)
+    }
+
+    /// The same, on any store.
+    ///
+    /// # Errors
+    /// When no thread can be started.
+    pub fn start_on<S: Store + Send + 'static>(
+        store: S,
+        settings: Settings,
+        header: Header,
+    ) -> std::io::Result<Journal>
+    where
+        S::Segment: Send,
+    {
+        let shared = Arc::new(Shared::default());
+        let (sender, receiver) = sync_channel(QUEUE);
+        let bound = Bound::of(settings.limit.max(LEAST));
+        let recorder = Recorder::new(store, bound, header);
+        let writer = Writer { shared: shared.clone(), recorder, not_before: None, lost: 0 };
+        let thread = std::thread::Builder::new()
+            .name("journal".into())
+            .spawn(move || writer.run(&receiver))?;
+        let queue = Mutex::new(Some(Queue { sender, named: HashSet::new(), thread }));
+        Ok(Journal { settings, shared, queue })
+    }
+
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// Records a turn, or counts it as lost; never waits. `name` gives the snapshot's VMs, by their
+    /// places in it, their names.
+    pub fn record(&self, moment: Moment, decision: Arc<Decision>, name: impl Fn(usize) -> String) {
+        let mut queue = lock(&self.queue);
+        let Some(queue) = queue.as_mut() else { return };
+        let vms = decision.snapshot.vms.len();
+        let queued = self.shared.queued_vms.load(Ordering::Relaxed);
+        if queued > 0 && queued + vms > QUEUE_VMS {
+            self.shared.refused.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        let ids = decision.snapshot.vms.iter().map(|vm| vm.demand.id).enumerate();
+        let names: Vec<(VmId, String)> =
+            ids.filter(|(_, id)| !queue.named.contains(id)).map(|(i, id)| (id, name(i))).collect();
+        let told: Vec<VmId> = names.iter().map(|(id, _)| *id).collect();
+        self.shared.queued_vms.fetch_add(vms, Ordering::Relaxed);
+        match queue.sender.try_send(Message::Turn(Told { moment, decision, names })) {
+            Ok(()) => queue.named.extend(told),
+            Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {
+                self.shared.queued_vms.fetch_sub(vms, Ordering::Relaxed);
+                self.shared.refused.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    pub fn health(&self) -> Health {
+        let mut health = lock(&self.shared.health).clone();
+        health.lost += self.shared.refused.load(Ordering::Relaxed);
+        health
+    }
+
+    /// What was asked of a VM and of the host, and had not come true by the turn that was taken in
+    /// last.
+    pub fn under_way(&self, vm: VmId) -> Vec<UnderWay> {
+        let all = lock(&self.shared.under_way);
+        all.iter().filter(|(id, _)| id.is_none_or(|id| id == vm)).map(|(_, aim)| *aim).collect()
+    }
+
+    /// Has all that was recorded so far written, for whoever reads the files now; waits for it
+    /// `at_most` so long. Not for the policy loop.
+    pub fn flush(&self, at_most: Duration) {
+        let goal = match lock(&self.queue).as_ref() {
+            Some(queue) => {
+                let before = self.shared.flushes.load(Ordering::Acquire);
+                match queue.sender.try_send(Message::Flush) {
+                    Ok(()) => before + 1,
+                    Err(_) => return,
+                }
+            }
+            None => return,
+        };
+        let end = Instant::now() + at_most;
+        while self.shared.flushes.load(Ordering::Acquire) < goal && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Writes what is queued and ends the thread. A disk that does not answer is waited for
+    /// `at_most` so long, then left to itself.
+    pub fn close(&self, at_most: Duration) {
+        let Some(Queue { sender, thread, .. }) = lock(&self.queue).take() else { return };
+        drop(sender);
+        let end = Instant::now() + at_most;
+        while !thread.is_finished() && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        if thread.is_finished() && thread.join().is_err() {
+            tracing::error!("the journal's thread had panicked");
+        }
+    }
+}
+
+struct Writer<S: Store> {
+    shared: Arc<Shared>,
+    recorder: Recorder<S>,
+    not_before: Option<Instant>,
+    lost: u64,
+}
+
+impl<S: Store> Writer<S> {
+    fn run(mut self, receiver: &Receiver<Message>) {
+        let mut kept_since: Option<Instant> = None;
+        loop {
+            let patience = match kept_since {
+                Some(since) => KEPT_BACK.saturating_sub(since.elapsed()),
+                None => Duration::from_secs(3600),
+            };
+            match receiver.recv_timeout(patience) {
+                Ok(Message::Turn(told)) => {
+                    self.turn(&told);
+                    let vms = told.decision.snapshot.vms.len();
+                    self.shared.queued_vms.fetch_sub(vms, Ordering::Relaxed);
+                }
+                Ok(Message::Flush) => {
+                    self.flush();
+                    self.shared.flushes.fetch_add(1, Ordering::Release);
+                }
+                Err(RecvTimeoutError::Timeout) => self.flush(),
+                Err(RecvTimeoutError::Disconnected) => {
+                    self.flush();
+                    return;
+                }
+            }
+            let kept = self.recorder.kept_back();
+            kept_since = (kept > 0).then(|| kept_since.unwrap_or_else(Instant::now));
+            if kept_since.is_some_and(|since| since.elapsed() >= KEPT_BACK) {
+                self.flush();
+                kept_since = None;
+            }
+            self.publish();
+        }
+    }
+
+    fn turn(&mut self, told: &Told) {
+        if self.not_before.is_some_and(|at| Instant::now() < at) {
+            self.lost += 1;
+            self.recorder.overhear(told);
+        } else {
+            let kept = self.recorder.kept_back() as u64;
+            let done = self.recorder.record(told);
+            if done.is_err() {
+                // Those that were kept back went with it.
+                self.lost += 1 + kept;
+            }
+            self.settle(done);
+        }
+        let mut under_way = lock(&self.shared.under_way);
+        *under_way = self.recorder.tracker().open_at(told.moment);
+    }
+
+    fn flush(&mut self) {
+        let kept = self.recorder.kept_back() as u64;
+        if kept == 0 {
+            return;
+        }
+        let done = self.recorder.flush();
+        if done.is_err() {
+            self.lost += kept;
+        }
+        self.settle(done);
+    }
+
+    fn settle(&mut self, done: std::io::Result<()>) {
+        let mut health = lock(&self.shared.health);
+        match done {
+            Ok(()) => {
+                if self.not_before.take().is_some() {
+                    tracing::info!("the journal is written again; {} turns were lost", self.lost);
+                    health.trouble = None;
+                }
+            }
+            Err(e) => {
+                if self.not_before.is_none() {
+                    tracing::error!("the journal stops: {e}; tried again every {PAUSE:?}");
+                }
+                self.not_before = Some(Instant::now() + PAUSE);
+                health.trouble = Some(e.to_string());
+            }
+        }
+    }
+
+    fn publish(&self) {
+        let mut health = lock(&self.shared.health);
+        health.lost = self.lost;
+        health.written = self.recorder.written();
+        health.bytes = self.recorder.bytes();
+        health.segments = self.recorder.segments() as u64;
+    }
+}
+
+#[cfg(test)]
+#[path = "journal_tests.rs"]
+mod tests;

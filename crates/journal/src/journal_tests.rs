@@ -1,0 +1,123 @@
+use std::io;
+use std::sync::mpsc;
+
+use super::*;
+use crate::reader::Reader;
+use crate::store::{Append, Stored};
+use crate::support::{chain, moment, snapshot, vm};
+
+fn decision(n: u64) -> Arc<Decision> {
+    let vms = [vm(1, 40 + n % 100, 20)];
+    Arc::new(chain(vec![snapshot(&format!("event {n}"), "high", 360, &vms)]).remove(0))
+}
+
+fn settings(folder: &std::path::Path) -> Settings {
+    Settings { folder: folder.to_owned(), limit: 1 << 20 }
+}
+
+/// A disk whose writes wait until they are let go, each with its result.
+struct Gate {
+    asks: mpsc::Sender<()>,
+    answers: mpsc::Receiver<io::Result<()>>,
+}
+
+struct GateStore(Option<Gate>);
+
+impl Store for GateStore {
+    type Segment = Gate;
+    fn list(&mut self) -> io::Result<Vec<Stored>> {
+        Ok(vec![])
+    }
+    fn create(&mut self, _: u64) -> io::Result<Gate> {
+        self.0.take().ok_or_else(|| io::ErrorKind::StorageFull.into())
+    }
+    fn remove(&mut self, _: u64) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Append for Gate {
+    fn append(&mut self, _: &[u8]) -> io::Result<()> {
+        let _ = self.asks.send(());
+        self.answers.recv().unwrap_or(Ok(()))
+    }
+    fn cut(&mut self, _: u64) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_disk_that_does_not_answer_is_not_waited_for_and_what_is_lost_is_counted() {
+    let (asks, asked) = mpsc::channel();
+    let (answer, answers) = mpsc::channel();
+    let store = GateStore(Some(Gate { asks, answers }));
+    let journal = Journal::start_on(store, settings("/none".as_ref()), Header::default()).unwrap();
+    journal.record(moment(1), decision(1), |_| "web".into());
+    // The thread is in its first write, and stays there.
+    asked.recv().unwrap();
+    for n in 2..=200 {
+        journal.record(moment(n), decision(n), |_| "web".into());
+    }
+    let lost = journal.health().lost;
+    assert_eq!(lost, 199 - QUEUE as u64);
+    // Let go: what was queued is written.
+    drop(answer);
+    journal.close(Duration::from_secs(60));
+    let health = journal.health();
+    assert_eq!((health.written, health.lost, health.trouble), (1 + QUEUE as u64, lost, None));
+    // It has ended, and takes no more.
+    journal.record(moment(201), decision(201), |_| "web".into());
+    assert_eq!(journal.health().written, health.written);
+}
+
+#[test]
+fn a_full_disk_is_shown_and_stops_the_journal_alone() {
+    let (asks, asked) = mpsc::channel();
+    let (answer, answers) = mpsc::channel();
+    answer.send(Err(io::ErrorKind::StorageFull.into())).unwrap();
+    let store = GateStore(Some(Gate { asks, answers }));
+    let journal = Journal::start_on(store, settings("/none".as_ref()), Header::default()).unwrap();
+    journal.record(moment(1), decision(1), |_| "web".into());
+    asked.recv().unwrap();
+    for n in 2..=20 {
+        journal.record(moment(n), decision(n), |_| "web".into());
+    }
+    journal.close(Duration::from_secs(60));
+    let health = journal.health();
+    assert_eq!((health.written, health.lost), (0, 20));
+    assert!(health.trouble.is_some_and(|t| t.contains("storage")), "the reason is shown");
+}
+
+#[test]
+fn names_and_turns_reach_the_files_and_a_flush_makes_them_readable() {
+    let folder = tempfile::tempdir().unwrap();
+    let journal = Journal::start(settings(folder.path()), Header::default()).unwrap();
+    for n in 1..=30 {
+        // The last ten are the same.
+        journal.record(moment(n), decision(n.min(21)), |_| "web".into());
+    }
+    journal.flush(Duration::from_secs(60));
+    let turns: Vec<_> = Reader::open(folder.path()).unwrap().collect();
+    assert_eq!(turns.len(), 30);
+    assert!(turns.iter().all(|turn| turn.names[&VmId(1)] == "web"));
+    assert_eq!(turns.iter().filter(|turn| turn.again).count(), 9);
+    assert_eq!(journal.health().written, 30);
+    assert_eq!(journal.health().segments, 1);
+    journal.close(Duration::from_secs(60));
+}
+
+#[test]
+fn what_is_under_way_is_told_of_the_turn_written_last() {
+    let folder = tempfile::tempdir().unwrap();
+    let journal = Journal::start(settings(folder.path()), Header::default()).unwrap();
+    let tight = [vm(1, 200, 180), vm(2, 155, 20)];
+    for n in 1..=3 {
+        let decision = chain(vec![snapshot("period", "high", 360, &tight)]).remove(0);
+        journal.record(moment(n), Arc::new(decision), |i| format!("vm-{i}"));
+    }
+    journal.flush(Duration::from_secs(60));
+    let aims = journal.under_way(VmId(2));
+    assert!(aims.iter().any(|a| matches!(a.aim, crate::Aim::Reclaim { .. })), "{aims:?}");
+    assert!(aims.iter().all(|a| a.since == 1 && a.for_ms == 2000), "{aims:?}");
+    journal.close(Duration::from_secs(60));
+}

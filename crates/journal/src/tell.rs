@@ -1,0 +1,308 @@
+//! The journal in plain words: why a VM had what it had at some time, and what was decided when. For
+//! the manager's API and, from the same files, for a command line without a manager.
+
+use std::path::Path;
+
+use ballast_api::{JournalPage, TurnView, Why};
+use ballast_policy::{Decision, Reason, State};
+use ballast_units::VmId;
+
+use crate::changes::changes;
+use crate::outcome::{Aim, End, Outcome, UnderWay};
+use crate::reader::{Reader, Sourced, Trouble};
+use crate::segment::SegmentError;
+use crate::turn::{Names, name_of};
+
+/// Why the journal has no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum TellError {
+    #[error("journal {0}")]
+    Trouble(#[from] Trouble),
+    #[error("journal: {0}")]
+    Segment(#[from] SegmentError),
+    #[error(
+        "the journal holds nothing of that time or before; it begins {begins_ms:?} (ms since 1970)"
+    )]
+    TooEarly { begins_ms: Option<u64> },
+    #[error("{vm} had no part in what was decided then; these VMs had: {others}")]
+    NoPart { vm: String, others: String },
+}
+
+/// For so long after a decision its outcome is looked for.
+const PATIENCE_MS: u64 = 3_600_000;
+/// VMs that an error names.
+const NAMED: usize = 8;
+
+/// Why `vm` had the memory it had at `at_ms` (milliseconds since 1970): the decision in force then,
+/// and what came of it. `now_ms` is for its age.
+///
+/// # Errors
+/// When the journal cannot be read, has nothing of that time, or the VM was not there.
+pub fn why_at(folder: &Path, vm: &str, at_ms: u64, now_ms: u64) -> Result<Why, TellError> {
+    let reader = Reader::open(folder)?;
+    let begins_ms = reader.begins_ms();
+    let mut reader = reader.since(at_ms);
+    let mut hit: Option<Sourced> = None;
+    let mut after: Option<Sourced> = None;
+    for turn in reader.by_ref() {
+        if turn.moment.at_ms > at_ms {
+            after = Some(turn);
+            break;
+        }
+        hit = Some(turn);
+    }
+    let hit = hit.ok_or(TellError::TooEarly { begins_ms })?;
+    let decision = hit.decision()?;
+    let id = decision
+        .snapshot
+        .vms
+        .iter()
+        .map(|state| state.demand.id)
+        .find(|id| hit.names.get(id).is_some_and(|name| name == vm))
+        .ok_or_else(|| no_part(vm, &decision, &hit.names))?;
+
+    let mut outcomes: Vec<String> = Vec::new();
+    let mut expected = expected(&decision, id);
+    let mut last_ms = hit.moment.at_ms;
+    for turn in after.into_iter().chain(reader) {
+        let too_late = turn.moment.at_ms > hit.moment.at_ms.saturating_add(PATIENCE_MS);
+        if expected.is_empty() || too_late || turn.header.manager_ms != hit.header.manager_ms {
+            break;
+        }
+        last_ms = turn.moment.at_ms;
+        for outcome in &turn.outcomes {
+            let concerns = outcome.vm.is_none_or(|of| of == id) && outcome.since <= hit.moment.n;
+            let kind = std::mem::discriminant(&outcome.aim);
+            if concerns && let Some(i) = expected.iter().position(|e| *e == kind) {
+                expected.remove(i);
+                outcomes.push(ended(outcome, &hit.names));
+            }
+        }
+    }
+    if !expected.is_empty() {
+        let later = seconds(last_ms.saturating_sub(hit.moment.at_ms));
+        outcomes.push(format!(
+            "What else was asked had not come true {later} later, the last that is known."
+        ));
+    }
+    let (verdict, steps) = decision.explain(id, |id| name_of(&hit.names, id));
+    Ok(Why {
+        vm: vm.to_owned(),
+        age_s: now_ms.saturating_sub(hit.moment.at_ms) as f64 / 1e3,
+        trigger: decision.trigger(),
+        verdict,
+        steps,
+        at_ms: Some(hit.moment.at_ms),
+        outcomes,
+    })
+}
+
+/// The aims that are under way after a decision, by their kinds.
+fn expected(decision: &Decision, id: VmId) -> Vec<std::mem::Discriminant<Aim>> {
+    let kind = |aim: Aim| std::mem::discriminant(&aim);
+    let (zero, mut found) = (ballast_units::Pages::ZERO, Vec::new());
+    if decision.state != State::High {
+        found.push(kind(Aim::Relief { worst: decision.state }));
+    }
+    if let Some(plan) = decision.plans.iter().find(|plan| plan.id == id) {
+        if matches!(plan.reason, Reason::Reclaim { .. }) {
+            found.push(kind(Aim::Reclaim { from: zero, leave: zero }));
+        }
+        if plan.block {
+            found.push(kind(Aim::Block));
+        }
+    }
+    found
+}
+
+fn no_part(vm: &str, decision: &Decision, names: &Names) -> TellError {
+    let all: Vec<String> =
+        decision.snapshot.vms.iter().map(|state| name_of(names, state.demand.id)).collect();
+    let mut others = all.iter().take(NAMED).cloned().collect::<Vec<_>>().join(", ");
+    match all.len() {
+        0 => others = "none".to_owned(),
+        n if n > NAMED => others.push_str(&format!(" and {} more", n - NAMED)),
+        _ => {}
+    }
+    TellError::NoPart { vm: vm.to_owned(), others }
+}
+
+/// An outcome as a sentence.
+pub fn ended(outcome: &Outcome, names: &Names) -> String {
+    let took = seconds(outcome.took_ms);
+    let now = outcome.now;
+    let name = outcome.vm.map_or_else(|| "the host".to_owned(), |id| name_of(names, id));
+    match (outcome.aim, outcome.end) {
+        (_, End::Gone) => format!("{name} left {took} after it was asked."),
+        (Aim::Relief { worst }, _) => format!(
+            "The host was back in state high, with {now} free, {took} after it had left it; the worst was {worst}."
+        ),
+        (Aim::Reclaim { from, leave }, End::Reached) => format!(
+            "{name} came from {from} down to the {leave} that were to be left of it {took} after it was asked first."
+        ),
+        (Aim::Reclaim { leave, .. }, End::Dropped) => format!(
+            "{took} after it was asked first, {name} had {now} instead of {leave} and was asked no more: the host had no need."
+        ),
+        (Aim::Grow { target, .. }, End::Reached) => {
+            format!("{name} had its target of {target} {took} after its balloon was let down.")
+        }
+        (Aim::Grow { target, .. }, End::Dropped) => format!(
+            "{took} after its balloon was let down, {name} used {now} of its target of {target} and wanted no more, or was to give some back."
+        ),
+        (Aim::Block, _) => format!("{name}'s allocations went on after {took}."),
+    }
+}
+
+/// What has not ended, as a sentence.
+pub fn under_way(aim: &UnderWay, name: &str) -> String {
+    let so_far = seconds(aim.for_ms);
+    match aim.aim {
+        Aim::Relief { worst } => {
+            format!("The host left state high {so_far} ago and is not back; the worst was {worst}.")
+        }
+        Aim::Reclaim { from, leave } => format!(
+            "{name} was asked first {so_far} ago, when it had {from}, and is not down to {leave} yet."
+        ),
+        Aim::Grow { target, .. } => format!(
+            "{name}'s balloon was let down {so_far} ago; it does not use its target of {target} yet."
+        ),
+        Aim::Block => format!("{name}'s allocations have waited for {so_far}."),
+    }
+}
+
+/// "0.8 s", "3m12s".
+fn seconds(ms: u64) -> String {
+    match ms {
+        0..60_000 => format!("{:.1} s", ms as f64 / 1e3),
+        60_000..3_600_000 => format!("{}m{:02}s", ms / 60_000, ms / 1000 % 60),
+        _ => format!("{}h{:02}m", ms / 3_600_000, ms / 60_000 % 60),
+    }
+}
+
+/// Which turns to list. Moments in milliseconds since 1970.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Query {
+    pub since_ms: Option<u64>,
+    pub until_ms: Option<u64>,
+    /// Only turns that changed something of this VM.
+    pub vm: Option<String>,
+    /// The newest of these at most.
+    pub limit: usize,
+    /// Turns that changed nothing, too.
+    pub all: bool,
+}
+
+/// The newest turns that `query` asks for, in their order.
+///
+/// # Errors
+/// When the journal cannot be read at all; what is lost of it is noted in the answer.
+pub fn list(folder: &Path, query: &Query) -> Result<JournalPage, TellError> {
+    let reader = Reader::open(folder)?;
+    let reader = match query.since_ms {
+        Some(since) => reader.since(since),
+        None => reader,
+    };
+    let mut page = JournalPage::default();
+    let mut notes = Vec::new();
+    // Newest segments first, until there are enough.
+    for mut segment in reader.split().into_iter().rev() {
+        let mut turns = list_segment(&mut segment, query)?;
+        notes.extend(segment.troubles().iter().map(ToString::to_string));
+        turns.append(&mut page.turns);
+        page.turns = turns;
+        if page.turns.len() > query.limit {
+            page.turns.drain(..page.turns.len() - query.limit);
+            page.more = true;
+            break;
+        }
+    }
+    notes.reverse();
+    page.notes = notes;
+    Ok(page)
+}
+
+fn list_segment(reader: &mut Reader, query: &Query) -> Result<Vec<TurnView>, TellError> {
+    let mut found: Vec<TurnView> = Vec::new();
+    let mut before: Option<(Decision, u64)> = None;
+    for turn in reader {
+        let at_ms = turn.moment.at_ms;
+        if query.until_ms.is_some_and(|until| at_ms > until) {
+            break;
+        }
+        let wanted = query.since_ms.is_none_or(|since| at_ms >= since);
+        if turn.again {
+            if let Some(last) = found.last_mut().filter(|_| wanted && query.all) {
+                last.repeats += 1;
+            }
+            before = before.map(|(decision, _)| (decision, turn.moment.n));
+            continue;
+        }
+        let decision = turn.decision()?;
+        if wanted && let Some(view) = view(&turn, &decision, before.as_ref(), query) {
+            found.push(view);
+        }
+        before = Some((decision, turn.moment.n));
+    }
+    Ok(found)
+}
+
+fn view(
+    turn: &Sourced,
+    decision: &Decision,
+    before: Option<&(Decision, u64)>,
+    query: &Query,
+) -> Option<TurnView> {
+    let concerns = |id: Option<VmId>| match (&query.vm, id) {
+        (None, _) => true,
+        (Some(name), Some(id)) => turn.names.get(&id) == Some(name),
+        (Some(_), None) => false,
+    };
+    let mut said: Vec<String> = Vec::new();
+    match before {
+        Some((before, n)) => {
+            let lost = turn.moment.n.saturating_sub(n + 1);
+            if lost > 0 && query.vm.is_none() {
+                said.push(format!("{lost} turns before it were not recorded"));
+            }
+            let changed = changes(before, decision, &turn.names);
+            said.extend(changed.into_iter().filter(|c| concerns(c.vm)).map(|c| c.text));
+        }
+        None if turn.moment.n == 1 && query.vm.is_none() => {
+            said.push(format!("the manager (version {}) begins", turn.header.ballast));
+        }
+        None => {}
+    }
+    let outcomes = turn.outcomes.iter().filter(|o| concerns(o.vm));
+    let outcomes: Vec<String> = outcomes.map(|o| ended(o, &turn.names)).collect();
+    let snapshot = &decision.snapshot;
+    let has_it = query.vm.is_none() || snapshot.vms.iter().any(|vm| concerns(Some(vm.demand.id)));
+    if said.is_empty() && outcomes.is_empty() && !(query.all && has_it) {
+        return None;
+    }
+    Some(TurnView {
+        n: turn.moment.n,
+        at_ms: turn.moment.at_ms,
+        took_us: turn.moment.took_us,
+        trigger: decision.trigger(),
+        state: state_name(decision.state),
+        free: snapshot.free.bytes().0,
+        goal: snapshot.thresholds.goal().bytes().0,
+        vms: snapshot.vms.len() as u32,
+        changes: said,
+        outcomes,
+        repeats: 0,
+    })
+}
+
+fn state_name(state: State) -> ballast_api::StateName {
+    match state {
+        State::High => ballast_api::StateName::High,
+        State::Soft => ballast_api::StateName::Soft,
+        State::Hard => ballast_api::StateName::Hard,
+        State::Low => ballast_api::StateName::Low,
+    }
+}
+
+#[cfg(test)]
+#[path = "tell_tests.rs"]
+mod tests;

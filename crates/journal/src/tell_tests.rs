@@ -1,0 +1,126 @@
+use std::path::Path;
+
+use ballast_policy::{Snapshot, decide};
+use serde_json::{Value, json};
+
+use super::*;
+use crate::recorder::{Bound, Recorder};
+use crate::segment::Header;
+use crate::store::Folder;
+use crate::support::{EPOCH_MS, MIB, snapshot, told, vm};
+
+struct Host {
+    recorder: Recorder<Folder>,
+    n: u64,
+    state: State,
+    /// Its turns are so much later.
+    late_ms: u64,
+}
+
+impl Host {
+    fn new(folder: &Path, manager_ms: u64) -> Host {
+        let header = Header { ballast: "0.1".into(), manager_ms, ..Header::default() };
+        let recorder = Recorder::new(Folder::new(folder), Bound::of(1 << 20), header);
+        Host { recorder, n: 0, state: State::High, late_ms: manager_ms - EPOCH_MS }
+    }
+
+    fn turn(&mut self, trigger: &str, vms: &[Value]) {
+        self.n += 1;
+        let before = self.state;
+        let decision = decide(Snapshot { before, ..snapshot(trigger, "high", 400, vms) });
+        self.state = decision.state;
+        let mut told = told(self.n, decision, &[1, 2]);
+        told.moment.at_ms += self.late_ms;
+        self.recorder.record(&told).unwrap();
+        self.recorder.flush().unwrap();
+    }
+}
+
+/// Ten quiet seconds, a shortage of three, quiet again.
+fn story(folder: &Path) {
+    let mut host = Host::new(folder, EPOCH_MS);
+    let quiet = [vm(1, 100, 50), vm(2, 200, 20)];
+    (0..10).for_each(|_| host.turn("period", &quiet));
+    host.turn("period", &[vm(1, 193, 180), vm(2, 200, 20)]);
+    host.turn("period", &[vm(1, 193, 180), vm(2, 195, 20)]);
+    host.turn("period", &[vm(1, 193, 180), vm(2, 177, 20)]);
+    let mut more = vm(1, 193, 180);
+    more["demand"]["shares"] = json!(5120);
+    host.turn("parameters of vm-1 changed", &[more.clone(), vm(2, 177, 20)]);
+    host.turn("vm-2 left", &[more]);
+}
+
+#[test]
+fn why_at_a_time_tells_the_decision_in_force_then_and_what_came_of_it() {
+    let folder = tempfile::tempdir().unwrap();
+    story(folder.path());
+    let now = EPOCH_MS + 100_000;
+    let why = |vm: &str, s: u64| why_at(folder.path(), vm, EPOCH_MS + s * 1000 + 500, now);
+
+    let calm = why("vm-2", 5).unwrap();
+    assert_eq!((calm.at_ms, calm.age_s), (Some(EPOCH_MS + 5000), 95.0));
+    assert_eq!(calm.trigger, "period");
+    assert!(calm.outcomes.is_empty() && calm.verdict.contains("vm-2 is entitled"), "{calm:?}");
+
+    let short = why("vm-2", 11).unwrap();
+    assert_eq!(short.trigger, "free memory moved from high to hard");
+    assert!(short.verdict.contains("are taken from it"), "{}", short.verdict);
+    let [relief, reclaim] = &short.outcomes[..] else { panic!("{short:?}") };
+    assert!(relief.contains("back in state high") && relief.contains("2.0 s after"), "{relief}");
+    assert!(reclaim.starts_with("vm-2 came from 200 MiB down to"), "{reclaim}");
+    // The turn after it repeats the order: it is the same one.
+    assert_eq!(why("vm-2", 12).unwrap().outcomes, short.outcomes);
+    // The other VM was not asked for anything.
+    assert_eq!(why("vm-1", 11).unwrap().outcomes.len(), 1);
+
+    let gone = why("vm-2", 15).unwrap_err().to_string();
+    assert!(gone.contains("vm-2 had no part") && gone.contains("vm-1"), "{gone}");
+    let early = why_at(folder.path(), "vm-1", EPOCH_MS, now).unwrap_err();
+    assert!(matches!(early, TellError::TooEarly { begins_ms: Some(_) }), "{early}");
+    // The last that is known is in force from then on.
+    assert_eq!(why("vm-1", 90).unwrap().at_ms, Some(EPOCH_MS + 15_000));
+}
+
+#[test]
+fn an_order_that_has_not_come_true_is_said_to_have_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut host = Host::new(folder.path(), EPOCH_MS);
+    (0..5).for_each(|_| host.turn("period", &[vm(1, 193, 180), vm(2, 200, 20)]));
+    let why = why_at(folder.path(), "vm-2", EPOCH_MS + 1000, EPOCH_MS).unwrap();
+    let [open] = &why.outcomes[..] else { panic!("{why:?}") };
+    assert!(open.contains("had not come true 4.0 s later"), "{open}");
+}
+
+#[test]
+fn the_list_has_what_changed_and_leaves_out_what_did_not() {
+    let folder = tempfile::tempdir().unwrap();
+    story(folder.path());
+    // Another manager goes on in the same folder.
+    Host::new(folder.path(), EPOCH_MS + 99_000).turn("period", &[vm(1, 100, 50)]);
+    let ask = |query: Query| list(folder.path(), &query).unwrap();
+    let page = ask(Query { limit: 100, ..Query::default() });
+    assert!(page.notes.is_empty() && !page.more, "{:?}", page.notes);
+    let lines: Vec<(u64, String, String)> =
+        page.turns.iter().map(|t| (t.n, t.changes.join("; "), t.outcomes.join("; "))).collect();
+    let numbers: Vec<u64> = lines.iter().map(|l| l.0).collect();
+    assert_eq!(numbers, [1, 11, 13, 14, 15, 1], "{lines:#?}");
+    assert_eq!(lines[0].1, "the manager (version 0.1) begins");
+    assert!(lines[1].1.contains("the host goes from high to hard"), "{lines:#?}");
+    assert!(lines[1].1.contains("vm-2: ") && lines[1].1.contains("are missing on the host"));
+    assert!(lines[2].1.contains("from hard to high") && lines[2].2.contains("vm-2 came from"));
+    assert!(lines[3].1.contains("vm-1: shares 2560 -> 5120"), "{lines:#?}");
+    assert!(lines[4].1.contains("vm-2 leaves"), "{lines:#?}");
+
+    let newest = ask(Query { limit: 2, ..Query::default() });
+    assert_eq!((newest.turns.len(), newest.more, newest.turns[1].n), (2, true, 1));
+    let of_one = ask(Query { limit: 100, vm: Some("vm-1".into()), ..Query::default() });
+    assert!(of_one.turns.iter().all(|t| !t.changes.join("").contains("vm-2")), "{of_one:#?}");
+    let since_ms = Some(EPOCH_MS + 10_500);
+    let until_ms = Some(EPOCH_MS + 13_000);
+    let span = ask(Query { limit: 100, since_ms, until_ms, ..Query::default() });
+    assert_eq!(span.turns.iter().map(|t| t.n).collect::<Vec<_>>(), [11, 13]);
+    let all = ask(Query { limit: 100, all: true, ..Query::default() });
+    let counted: u64 = all.turns.iter().map(|t| 1 + t.repeats).sum();
+    assert_eq!(counted, 16);
+    assert_eq!(all.turns[0].free, 100 * MIB * 4096);
+}

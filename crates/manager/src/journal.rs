@@ -1,0 +1,138 @@
+//! The journal of decisions, as the manager keeps it: its configuration, and what the API shows of it.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use ballast_api::{JournalPage, JournalQuery, JournalView, Why};
+use ballast_journal::journal::LEAST;
+use ballast_journal::segment::Header;
+use ballast_journal::tell::{self, Query, TellError};
+use ballast_journal::{Journal, Settings};
+use ballast_units::Bytes;
+use serde::Deserialize;
+
+use crate::manager::{Failure, Manager};
+
+/// The table `[journal]` as it is written.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Table {
+    enabled: Option<bool>,
+    folder: Option<PathBuf>,
+    limit: Option<String>,
+}
+
+const DEFAULT_LIMIT: u64 = 64 << 20;
+/// Whoever reads waits so long for what is queued to be written.
+const FLUSH: Duration = Duration::from_secs(2);
+
+/// Checks the table: `None` keeps no journal. An error names its key.
+pub fn check(table: &Table, run_dir: &Path) -> Result<Option<Settings>, (&'static str, String)> {
+    let limit = match &table.limit {
+        None => DEFAULT_LIMIT,
+        Some(text) => text.parse::<Bytes>().map_err(|e| ("journal.limit", e.to_string()))?.0,
+    };
+    if limit < LEAST {
+        let what = format!("{} is below {}", Bytes(limit), Bytes(LEAST));
+        return Err(("journal.limit", what));
+    }
+    let folder = match &table.folder {
+        Some(folder) => std::path::absolute(folder)
+            .map_err(|e| ("journal.folder", format!("{}: {e}", folder.display())))?,
+        None if run_dir == Path::new("/run/ballast") => "/var/lib/ballast/journal".into(),
+        None => run_dir.join("journal"),
+    };
+    Ok((table.enabled != Some(false)).then_some(Settings { folder, limit }))
+}
+
+/// Starts what keeps it; whatever is wrong with its folder is shown, and stops nothing.
+pub fn start(settings: Option<&Settings>) -> Option<Journal> {
+    let settings = settings?.clone();
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let now = now_ms();
+    let header = Header {
+        ballast: env!("CARGO_PKG_VERSION").into(),
+        host,
+        pid: std::process::id(),
+        manager_ms: now,
+        begun_ms: now,
+        window_log: 0,
+    };
+    Journal::start(settings, header)
+        .inspect_err(|e| tracing::error!("the journal is not kept: its thread: {e}"))
+        .ok()
+}
+
+pub fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+pub fn view(journal: Option<&Journal>) -> JournalView {
+    let Some(journal) = journal else { return JournalView::default() };
+    let health = journal.health();
+    JournalView {
+        enabled: true,
+        folder: journal.settings().folder.clone(),
+        bytes: health.bytes,
+        limit: journal.settings().limit,
+        segments: health.segments,
+        written: health.written,
+        lost: health.lost,
+        trouble: health.trouble,
+    }
+}
+
+/// What was asked of a VM and has not come true yet.
+pub fn under_way(journal: Option<&Journal>, vm: &crate::vm::Vm) -> Vec<String> {
+    let aims = journal.map(|journal| journal.under_way(vm.id)).unwrap_or_default();
+    aims.iter().map(|aim| tell::under_way(aim, &vm.name)).collect()
+}
+
+fn kept(manager: &Manager) -> Result<&Journal, Failure> {
+    let none = || Failure::bad("this manager keeps no journal (journal.enabled = false)");
+    manager.journal.as_ref().ok_or_else(none)
+}
+
+fn failure(error: TellError) -> Failure {
+    match error {
+        TellError::NoPart { .. } | TellError::TooEarly { .. } => {
+            Failure::new(ballast_api::ErrorCode::NotFound, error.to_string())
+        }
+        TellError::Trouble(_) | TellError::Segment(_) => Failure::internal(error.to_string()),
+    }
+}
+
+/// Why a VM, which may have left since, had what it had.
+pub async fn why_at(manager: Arc<Manager>, vm: String, at_ms: u64) -> Result<Why, Failure> {
+    read(manager, move |folder| tell::why_at(folder, &vm, at_ms, now_ms())).await
+}
+
+pub async fn list(manager: Arc<Manager>, query: JournalQuery) -> Result<JournalPage, Failure> {
+    let limit = query.limit.unwrap_or(JournalQuery::DEFAULT_LIMIT);
+    if !(1..=JournalQuery::MOST).contains(&limit) {
+        return Err(Failure::bad(format!("limit: not between 1 and {}", JournalQuery::MOST)));
+    }
+    let query = Query {
+        since_ms: query.since_ms,
+        until_ms: query.until_ms,
+        vm: query.vm,
+        limit: limit as usize,
+        all: query.all,
+    };
+    read(manager, move |folder| tell::list(folder, &query)).await
+}
+
+/// Reads the files in a thread of its own: it may take seconds.
+async fn read<T: Send + 'static>(
+    manager: Arc<Manager>,
+    of: impl FnOnce(&Path) -> Result<T, TellError> + Send + 'static,
+) -> Result<T, Failure> {
+    let work = move || {
+        let journal = kept(&manager)?;
+        journal.flush(FLUSH);
+        of(&journal.settings().folder).map_err(failure)
+    };
+    tokio::task::spawn_blocking(work).await.map_err(|e| Failure::internal(e.to_string()))?
+}

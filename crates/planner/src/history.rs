@@ -1,0 +1,223 @@
+//! What VMs needed, slice of time by slice, from a journal.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use ballast_journal::Reader;
+use ballast_policy::{Decision, State, VmState};
+use ballast_units::Pages;
+use serde::Serialize;
+
+use crate::PlanError;
+
+/// What a VM is taken to need.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Demand {
+    /// Its active memory, and what its min keeps from being taken.
+    #[default]
+    Active,
+    /// All that it consumed.
+    Consumed,
+}
+
+impl Demand {
+    /// What `vm` needs now, in pages.
+    fn of(self, vm: &VmState, state: State) -> u64 {
+        let (active, consumed) = (vm.demand.active, vm.consumed);
+        // While nothing is kept from it, a VM uses no more than it has: an estimate above that is
+        // one that has only begun.
+        let squeezed = state != State::High || vm.wants_more || !vm.balloon_goal.is_zero();
+        let used = if squeezed { active } else { active.min(consumed) };
+        let need = match self {
+            Demand::Active => used.max(vm.demand.min.min(consumed)),
+            Demand::Consumed => used.max(consumed),
+        };
+        need.min(vm.size).0
+    }
+}
+
+/// One slice of time of one host. Pages.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Slot {
+    /// Its number: milliseconds since 1970 by the length of a slot.
+    pub number: u64,
+    /// Of the VMs that were there: which, and the most that it needed. In order of the first.
+    pub needs: Vec<(usize, u64)>,
+    /// Sum of their configured sizes.
+    pub sizes: u64,
+    /// Memory that is not for VMs' pages.
+    pub overhead: u64,
+    pub budget: u64,
+    /// Free memory that reclamation aims for.
+    pub goal: u64,
+    /// Reclamation was under way, or a VM waited for memory or swapped in.
+    pub was_short: bool,
+}
+
+impl Slot {
+    /// What all VMs needed, if each had its peak at the same moment of the slot.
+    pub fn need(&self) -> u64 {
+        self.needs.iter().map(|(_, need)| need).sum()
+    }
+
+    /// The part of the budget that VMs and their overhead may fill.
+    fn usable(&self) -> f64 {
+        1.0 - self.goal as f64 / self.budget.max(1) as f64
+    }
+
+    /// The overcommitment factor, sum of sizes / machine memory, up to which memory would have
+    /// sufficed in this slot.
+    pub fn factor(&self) -> f64 {
+        self.sizes as f64 * self.usable() / (self.need() + self.overhead).max(1) as f64
+    }
+}
+
+/// A host's record.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct History {
+    pub host: String,
+    /// Milliseconds.
+    pub slot_ms: u64,
+    /// Those with VMs, in order of time. Where the manager was away there are none.
+    pub slots: Vec<Slot>,
+    /// Names of the VMs, by the numbers that slots have for them.
+    pub vms: Vec<String>,
+    /// What could not be read.
+    pub notes: Vec<String>,
+}
+
+/// What a record holds, for the reader of a plan.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Facts {
+    pub host: String,
+    /// Slots with VMs, and the length of one, seconds.
+    pub slots: u64,
+    pub slot_s: f64,
+    /// From the first slot to the last, seconds.
+    pub span_s: f64,
+    /// VMs that were seen, and that were there on average.
+    pub vms: u64,
+    pub vms_mean: f64,
+    /// Bytes; of the last slot.
+    pub budget: u64,
+    /// Mean size of a VM, and mean need, bytes.
+    pub size_mean: u64,
+    pub need_mean: u64,
+    /// Sum of sizes / budget, on average.
+    pub factor_mean: f64,
+    /// The part of the slots in which reclamation ran, or a VM waited or swapped in.
+    pub was_short: f64,
+    pub notes: Vec<String>,
+}
+
+/// How a journal is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// Milliseconds, above 0.
+    pub slot_ms: u64,
+    pub demand: Demand,
+    /// Milliseconds since 1970.
+    pub since_ms: Option<u64>,
+    pub until_ms: Option<u64>,
+}
+
+impl History {
+    /// Reads the record of one host.
+    ///
+    /// # Errors
+    /// When the journal cannot be read, or no VM ran then. What is lost of it is noted.
+    pub fn read(path: &Path, span: Span) -> Result<History, PlanError> {
+        let mut reader = Reader::open(path)?;
+        if let Some(since) = span.since_ms {
+            reader = reader.since(since);
+        }
+        let mut history = History { slot_ms: span.slot_ms, ..History::default() };
+        let mut ids: HashMap<String, usize> = HashMap::new();
+        let mut last: Option<Decision> = None;
+        for turn in reader.by_ref() {
+            let at = turn.moment.at_ms;
+            if span.until_ms.is_some_and(|until| at > until) {
+                break;
+            }
+            if !turn.again || last.is_none() {
+                let failed = |what| PlanError::Segment { path: path.to_owned(), what };
+                last = Some(turn.decision().map_err(failed)?);
+            }
+            if span.since_ms.is_some_and(|since| at < since) {
+                continue;
+            }
+            if history.host.is_empty() {
+                history.host.clone_from(&turn.header.host);
+            }
+            let Some(decision) = &last else { continue };
+            let vms = decision.snapshot.vms.iter().map(|vm| {
+                let name = turn.names.get(&vm.demand.id).cloned();
+                let name = name.unwrap_or_else(|| vm.demand.id.to_string());
+                let next = ids.len();
+                (*ids.entry(name).or_insert(next), vm)
+            });
+            let vms: Vec<(usize, &VmState)> = vms.collect();
+            history.add(at / span.slot_ms.max(1), decision, &vms, span.demand);
+        }
+        history.vms = vec![String::new(); ids.len()];
+        for (name, i) in ids {
+            history.vms[i] = name;
+        }
+        history.notes = reader.troubles().iter().map(ToString::to_string).collect();
+        history.slots.retain(|slot| !slot.needs.is_empty() && slot.budget > 0);
+        if history.slots.is_empty() {
+            return Err(PlanError::Empty { path: path.to_owned() });
+        }
+        Ok(history)
+    }
+
+    fn add(&mut self, number: u64, decision: &Decision, vms: &[(usize, &VmState)], demand: Demand) {
+        // A clock that was set back goes on in the slot that it left.
+        if self.slots.last().is_none_or(|last| last.number < number) {
+            self.slots.push(Slot { number, ..Slot::default() });
+        }
+        let Some(slot) = self.slots.last_mut() else { return };
+        let snapshot = &decision.snapshot;
+        for (i, vm) in vms {
+            let need = demand.of(vm, decision.state);
+            match slot.needs.binary_search_by_key(i, |(i, _)| *i) {
+                Ok(at) => slot.needs[at].1 = slot.needs[at].1.max(need),
+                Err(at) => {
+                    slot.needs.insert(at, (*i, need));
+                    slot.sizes += vm.size.0;
+                }
+            }
+            slot.was_short |= vm.wants_more && vm.balloon_goal.is_zero();
+        }
+        slot.overhead = slot.overhead.max(snapshot.overhead.0);
+        slot.budget = snapshot.budget.0;
+        slot.goal = snapshot.thresholds.goal().0.min(snapshot.budget.0);
+        slot.was_short |= decision.state != State::High;
+    }
+
+    pub fn facts(&self) -> Facts {
+        let n = self.slots.len().max(1) as f64;
+        let mean = |of: &dyn Fn(&Slot) -> f64| self.slots.iter().map(of).sum::<f64>() / n;
+        let bytes = |pages: f64| Pages(pages as u64).bytes().0;
+        let seconds = |slots: u64| (slots * self.slot_ms) as f64 / 1e3;
+        let (first, last) = (self.slots.first(), self.slots.last());
+        let vms = mean(&|s| s.needs.len() as f64);
+        Facts {
+            host: self.host.clone(),
+            slots: self.slots.len() as u64,
+            slot_s: seconds(1),
+            span_s: first
+                .zip(last)
+                .map_or(0.0, |(first, last)| seconds(last.number - first.number + 1)),
+            vms: self.vms.len() as u64,
+            vms_mean: vms,
+            budget: bytes(last.map_or(0, |s| s.budget) as f64),
+            size_mean: bytes(mean(&|s| s.sizes as f64) / vms.max(1e-9)),
+            need_mean: bytes(mean(&|s| s.need() as f64) / vms.max(1e-9)),
+            factor_mean: mean(&|s| s.sizes as f64 / s.budget.max(1) as f64),
+            was_short: mean(&|s| f64::from(u8::from(s.was_short))),
+            notes: self.notes.clone(),
+        }
+    }
+}
