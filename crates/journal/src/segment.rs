@@ -41,6 +41,8 @@ const TURN: u8 = 1;
 const AGAIN: u8 = 2;
 /// zstd's fastest of its ordinary levels: references to the turn before are found at any level.
 const LEVEL: i32 = 1;
+/// 2 to this is how far back matches are found without a search for distant ones.
+const NEAR: u32 = 17;
 /// Windows of 64 KiB to 32 MiB.
 const WINDOWS: std::ops::RangeInclusive<u32> = 16..=25;
 
@@ -106,6 +108,8 @@ impl Encoder {
         header.window_log = wanted.clamp(*WINDOWS.start(), *WINDOWS.end());
         let mut stream = zstd::stream::write::Encoder::new(Vec::new(), LEVEL)?;
         stream.window_log(header.window_log)?;
+        // The matcher of this level forgets what is farther back than this.
+        stream.long_distance_matching(header.window_log > NEAR)?;
         stream.include_checksum(false)?;
         let json = serde_json::to_vec(&header)?;
         let mut bytes = Vec::with_capacity(PREFIX + json.len());

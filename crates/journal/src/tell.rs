@@ -224,6 +224,8 @@ pub fn list(folder: &Path, query: &Query) -> Result<JournalPage, TellError> {
 fn list_segment(reader: &mut Reader, query: &Query) -> Result<Vec<TurnView>, TellError> {
     let mut found: Vec<TurnView> = Vec::new();
     let mut before: Option<(Decision, u64)> = None;
+    // Whether the last of what was found is the turn before.
+    let mut listed = false;
     for turn in reader {
         let at_ms = turn.moment.at_ms;
         if query.until_ms.is_some_and(|until| at_ms > until) {
@@ -231,16 +233,16 @@ fn list_segment(reader: &mut Reader, query: &Query) -> Result<Vec<TurnView>, Tel
         }
         let wanted = query.since_ms.is_none_or(|since| at_ms >= since);
         if turn.again {
-            if let Some(last) = found.last_mut().filter(|_| wanted && query.all) {
+            if let Some(last) = found.last_mut().filter(|_| wanted && listed) {
                 last.repeats += 1;
             }
             before = before.map(|(decision, _)| (decision, turn.moment.n));
             continue;
         }
         let decision = turn.decision()?;
-        if wanted && let Some(view) = view(&turn, &decision, before.as_ref(), query) {
-            found.push(view);
-        }
+        let view = view(&turn, &decision, before.as_ref(), query).filter(|_| wanted);
+        listed = view.is_some();
+        found.extend(view);
         before = Some((decision, turn.moment.n));
     }
     Ok(found)

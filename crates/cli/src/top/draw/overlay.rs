@@ -74,6 +74,9 @@ fn why(app: &App, width: usize) -> Vec<String> {
     for (i, step) in why.steps.iter().enumerate() {
         lines.extend(text::wrap(&format!("{}. {}", i + 1, one_line(step)), width, "   "));
     }
+    for outcome in &why.outcomes {
+        lines.extend(text::wrap(&format!("-> {}", one_line(outcome)), width, "   "));
+    }
     lines
 }
 
