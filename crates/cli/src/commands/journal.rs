@@ -81,7 +81,6 @@ fn described(page: &JournalPage) -> String {
 }
 
 fn one(turn: &TurnView) -> String {
-    let vms = u32::try_from(turn.vms).unwrap_or(u32::MAX);
     let mut text = format!(
         "{}  #{} {}: state {}, {} free of the {} to be kept, {}, decided in {} us\n",
         moment::show(turn.at_ms),
@@ -90,7 +89,7 @@ fn one(turn: &TurnView) -> String {
         table::host_state(turn.state),
         size(turn.free),
         size(turn.goal),
-        crate::figures::vms(vms),
+        crate::figures::vms(turn.vms),
         turn.took_us,
     );
     for change in &turn.changes {
