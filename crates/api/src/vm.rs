@@ -252,10 +252,14 @@ pub struct MemoryView {
     pub staged: u64,
     pub swapped: u64,
     pub ballooned: u64,
-    /// Declared overhead in the budget.
+    /// Overhead in the budget: the pager's own, what was declared, and `vmm_booked`.
     pub overhead: u64,
-    /// Memory of the VMM process beside the guest's RAM (anonymous RSS); not in the budget.
+    /// Memory of the VMM process beside the guest's RAM (anonymous RSS).
     pub vmm_overhead: u64,
+    /// What is booked for it in the budget; 0 unless the configuration says that it is
+    /// (`admission.vmm_memory`).
+    #[serde(default)]
+    pub vmm_booked: u64,
     pub swap_reserved: u64,
     /// Swap space that could not be written and is not used any more.
     #[serde(default)]

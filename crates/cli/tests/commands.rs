@@ -301,7 +301,7 @@ fn pools_are_listed_shown_set_and_removed() {
     let (exit, code, message) = refused(&fake.socket, &["pool", "show", "none"]);
     assert_eq!((exit, &*code, &*message), (1, "not_found", "no pool named 'none'"));
     let line = ["pool", "set", "prod/web", "--shares", "7", "--max", "1G", "--expandable", "false"];
-    contains_all(&human(&fake, &line), &["pool prod/web", "1.00 GiB"]);
+    contains_all(&human(&fake, &line), &["pool prod/web", "1 GiB"]);
     let (what, change) = fake.recorded().remove(0);
     assert_eq!(what, "PATCH pool prod/web");
     assert_eq!(change, json!({"shares": 7, "max": 1024 * MIB, "expandable": false}));

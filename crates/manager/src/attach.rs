@@ -126,6 +126,7 @@ impl Manager {
             process: handle,
             management: Management { mode: Mode::Unmanaged, reason: Some("not seen yet".into()) },
             external,
+            vmm: Pages::ZERO,
             paged: None,
             control: BalloonControl::new(self.config().balloon),
             set: WorkingSet::new(self.config().sampling, size),

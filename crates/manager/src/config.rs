@@ -134,10 +134,22 @@ struct File {
     pool: BTreeMap<String, PoolTable>,
 }
 
+/// Where what VMMs take beside their guests' RAM comes from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum VmmMemory {
+    /// The host's reserve.
+    #[default]
+    Reserve,
+    /// The budget.
+    Budget,
+}
+
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Admission {
     wait_s: Option<f64>,
+    vmm_memory: Option<VmmMemory>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -260,6 +272,8 @@ pub struct Config {
     pub compression: Compression,
     /// How long a start may wait for memory to be made free for it.
     pub start_wait: Duration,
+    /// Whether what VMMs take beside their guests' RAM is measured and taken from the budget.
+    pub books_vmms: bool,
     /// What VMs get that nothing else was said of; see [`rules::rule_for`].
     pub vms: Vec<VmRule>,
     pub pools: Vec<PoolRule>,
@@ -454,6 +468,7 @@ impl Config {
             sharing,
             compression,
             start_wait,
+            books_vmms: file.admission.vmm_memory == Some(VmmMemory::Budget),
             vms,
             pools,
             journal,
@@ -673,6 +688,7 @@ mod tests {
             ("tax = 1.0\n", "tax"),
             ("[sampling]\nperiod_s = 0\n", "ballast.toml, line 2: sampling.period_s"),
             ("[admission]\nwait_s = 0\n", "line 2: admission.wait_s"),
+            ("[admission]\nvmm_memory = \"none\"\n", "line 2"),
             ("[[vm]]\nshares = 4\n", "line 1: vm[0]: without a name"),
             ("[[vm]]\nname = \"a b\"\n", "line 2: vm[0].name: 'a b' is not"),
             ("[[vm]]\nname = \"a\"\n\n[[vm]]\nname = \"b\"\nshares = 0\n", "line 6: vm[1].shares"),

@@ -13,7 +13,7 @@ use ballast_units::Pages;
 use crate::manager::{Failure, Manager, add_counters};
 use crate::records::Record;
 use crate::views;
-use crate::vm::{NewVm, Vm, lock};
+use crate::vm::{ENDED, NewVm, Vm, lock};
 
 /// How long the last words of a QEMU that has ended may take through its socket.
 const LAST_WORDS: Duration = Duration::from_secs(5);
@@ -75,6 +75,7 @@ impl Manager {
                 reason: Some("not taken over yet".into()),
             },
             external: Pages::ZERO,
+            vmm: Pages::ZERO,
             paged: None,
             control: BalloonControl::new(self.config().balloon),
             set: WorkingSet::new(self.config().sampling, record.size),
@@ -185,6 +186,10 @@ impl Manager {
             }
             vm.take_paged()
         };
+        match vm.vmm.swap(ENDED, Ordering::Relaxed) {
+            ENDED => {}
+            booked => self.host.ledger.release(Pages(booked)),
+        }
         match paged {
             Some(paged) => {
                 PagedVm::release(paged);
@@ -232,20 +237,28 @@ pub async fn watch_exit(manager: Arc<Manager>, vm: Arc<Vm>) {
     }
 }
 
-/// With the parameters that it had, which are not those of its start if somebody changed them.
+/// With what was asked for, which is not that of its start if somebody changed it.
 async fn restart(manager: Arc<Manager>, spec: VmSpec, vm: Arc<Vm>) -> Result<(), Failure> {
     let params = vm.params();
+    let asked = params.asked();
     let spec = VmSpec {
-        shares: Some(params.shares),
-        min: params.min.bytes().0,
-        tax: params.tax,
+        shares: asked.shares,
+        min: asked.min.map_or(0, |min| min.bytes().0),
+        tax: asked.tax,
+        pool: asked.pool.clone().flatten(),
         salt: params.salt,
         ..spec
     };
     manager.run_vm(spec).await?;
-    if params.max < vm.size {
-        let limit = VmChange { max: Some(params.max.bytes().0), ..VmChange::default() };
-        manager.change_vm(&vm.name, &limit)?;
+    let change = VmChange {
+        max: asked.max.map(|max| max.bytes().0),
+        // What it was asked to be without, whatever the configuration says.
+        min: asked.min.filter(|min| min.is_zero()).map(|_| 0),
+        no_pool: asked.pool == Some(None),
+        ..VmChange::default()
+    };
+    if change != VmChange::default() {
+        manager.change_vm(&vm.name, &change)?;
     }
     Ok(())
 }

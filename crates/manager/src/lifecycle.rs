@@ -62,10 +62,11 @@ impl Manager {
         let params = VmParams { salt: spec.salt.take(), ..params };
         let overhead = pager_config(&self.config(), 0).overhead(size)
             + Bytes(spec.overhead.unwrap_or(0)).pages_ceil();
-        let promise = Promise::of(params.min, size, overhead);
+        let vmm = self.expected_vmm(&spec);
+        let promise = Promise::of(params.min, size, overhead + vmm);
         self.claim_name(&spec.name, Pledge { promise, pool: params.pool.clone() }).await?;
         let name = spec.name.clone();
-        let result = self.start_promised(spec, size, params, overhead).await;
+        let result = self.start_promised(spec, size, params, overhead, vmm).await;
         self.promise_settled(&name);
         let vm = result?;
         Ok(views::vm(self, &vm))
@@ -105,17 +106,18 @@ impl Manager {
         size: Pages,
         params: VmParams,
         overhead: Pages,
+        vmm_memory: Pages,
     ) -> Result<Arc<Vm>, Failure> {
         let accel = self.choose_accel(&spec).await?;
         let wait = spec.wait_s.map_or(self.config().start_wait, Duration::from_secs_f64);
-        let promise = Promise::of(params.min, size, overhead);
+        let promise = Promise::of(params.min, size, overhead + vmm_memory);
         self.wait_for_room(&spec.name, promise, wait).await?;
         // Until the pager has it, the overhead is ours to give back.
         let started = self.start_vmm(&spec, &accel, size, params.clone(), overhead).await;
         let (vmm, paged, paths) = match started {
             Ok(parts) => parts,
             Err(e) => {
-                self.host.ledger.release(overhead);
+                self.host.ledger.release(overhead + vmm_memory);
                 self.remove_files(&spec.name);
                 return Err(e);
             }
@@ -123,6 +125,8 @@ impl Manager {
         let (management, paged) = match paged {
             Ok(paged) => (Management { mode: Mode::Paged, reason: None }, Some(paged)),
             Err(reason) => {
+                // Its whole process is booked, this included.
+                self.host.ledger.release(vmm_memory);
                 // Nothing but the balloon would keep it within less than its whole size.
                 if let Err(e) = self.make_room(size).await {
                     let _ = vmm.process.kill();
@@ -149,6 +153,7 @@ impl Manager {
             process: vmm.process.clone(),
             management,
             external: if paged.is_some() { Pages::ZERO } else { size },
+            vmm: if paged.is_some() { vmm_memory } else { Pages::ZERO },
             paged,
             control: BalloonControl::new(self.config().balloon),
             set: WorkingSet::new(self.config().sampling, size),
@@ -452,6 +457,7 @@ impl Manager {
             process,
             management: Management { mode: Mode::Paged, reason: None },
             external: Pages::ZERO,
+            vmm: Pages::ZERO,
             paged: Some(paged),
             control: BalloonControl::new(self.config().balloon),
             set: WorkingSet::new(self.config().sampling, size),

@@ -30,6 +30,7 @@ mod unreadable;
 mod upgrade;
 mod views;
 mod vm;
+mod vmm_memory;
 
 use std::io::Write as _;
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};

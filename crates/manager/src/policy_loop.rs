@@ -41,6 +41,7 @@ pub fn run(manager: &Arc<Manager>) {
         if last_external.elapsed() >= PERIOD {
             last_external = Instant::now();
             measure_strangers(manager);
+            manager.book_vmms();
         }
         turn(manager, &mut last, &mut swap_ins, why);
         std::thread::sleep(SPACING);
@@ -203,6 +204,8 @@ fn vm_state(
         balloon_goal: balloon.goal,
         balloon_health: balloon.output.health,
         balloon_limit: balloon.output.limit,
+        balloon_rate: balloon.output.rate,
+        short: balloon.output.short,
         wants_more: waiting || swapped_in || !balloon.commanded.is_zero(),
         swap_free,
         pool: manager.pools.id(vm.params().pool.as_deref()),

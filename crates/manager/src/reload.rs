@@ -122,6 +122,7 @@ fn fixed(old: &Config, new: &Config) -> Option<&'static str> {
         ("shim", old.shim != new.shim),
         ("sharing", old.sharing != new.sharing),
         ("journal", old.journal != new.journal),
+        ("admission.vmm_memory", old.books_vmms != new.books_vmms),
     ];
     keys.into_iter().find(|(_, changed)| *changed).map(|(key, _)| key)
 }

@@ -147,6 +147,7 @@ pub async fn take_over(manager: Arc<Manager>, waiting: Waiting) {
             reason: Some("taken over, and not inspected yet".into()),
         },
         external: Pages::ZERO,
+        vmm: Pages::ZERO,
         paged: Some(paged),
         control: BalloonControl::new(manager.config().balloon),
         set: WorkingSet::new(manager.config().sampling, record.size),

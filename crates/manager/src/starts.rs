@@ -127,6 +127,10 @@ impl Manager {
                 }
                 return Ok(());
             }
+            if self.is_closing() {
+                let why = format!("{name}: the manager is ending");
+                return Err(Failure::new(ErrorCode::Conflict, why));
+            }
             if since.elapsed() >= wait {
                 let others = if ahead.is_zero() {
                     String::new()

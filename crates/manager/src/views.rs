@@ -146,6 +146,7 @@ pub fn vm(manager: &Manager, vm: &Vm) -> VmView {
         consumed: bytes(vm.consumed()),
         overhead: bytes(vm.overhead()),
         vmm_overhead: vmm_overhead(vm),
+        vmm_booked: bytes(vm.booked_vmm()),
         ..MemoryView::default()
     };
     let cpu_s = process::cpu_time(pid).unwrap_or_default().as_secs_f64();
@@ -243,7 +244,7 @@ pub fn vm(manager: &Manager, vm: &Vm) -> VmView {
 }
 
 /// The VMM's own memory: its private pages, but for the copies of shared ones, which are its guest's.
-fn vmm_overhead(vm: &Vm) -> u64 {
+pub fn vmm_overhead(vm: &Vm) -> u64 {
     let copies = |p: &PagedVm| p.memory().pmap().in_state(Page::Broken).bytes();
     let copies = vm.paged().as_ref().map_or(0, |p| copies(p).0);
     process::rss_anon(vm.process.pid()).unwrap_or_default().0.saturating_sub(copies)

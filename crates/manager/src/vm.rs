@@ -156,6 +156,8 @@ pub struct Vm {
     pub(crate) overhead: Pages,
     /// Booked for a VM that is not paged: what the kernel says it uses.
     pub external: AtomicU64,
+    /// Booked for the VMM of a paged VM; [`ENDED`] when that was given back.
+    pub vmm: AtomicU64,
     pub process: ProcessHandle,
     pub paged: RwLock<Option<PagedVm>>,
     params: Mutex<VmParams>,
@@ -182,6 +184,9 @@ pub struct Vm {
     pub share_rates: Rates<3>,
 }
 
+/// Of what is booked for a VMM: it is not any more, for good.
+pub const ENDED: u64 = u64::MAX;
+
 pub struct NewVm {
     pub id: VmId,
     pub name: String,
@@ -196,6 +201,8 @@ pub struct NewVm {
     pub paged: Option<PagedVm>,
     /// What is booked for a VM that is not paged.
     pub external: Pages,
+    /// What is booked for the VMM of a paged VM.
+    pub vmm: Pages,
     pub control: BalloonControl,
     pub set: WorkingSet,
 }
@@ -207,6 +214,8 @@ impl Vm {
             health: Health::Missing,
             deliverable: Pages::ZERO,
             limit: Pages::ZERO,
+            rate: None,
+            short: false,
         };
         Vm {
             id: new.id,
@@ -218,6 +227,7 @@ impl Vm {
             size: new.size,
             overhead: new.overhead,
             external: AtomicU64::new(new.external.0),
+            vmm: AtomicU64::new(new.vmm.0),
             process: new.process,
             paged: RwLock::new(new.paged),
             params: Mutex::new(new.params),
@@ -356,8 +366,14 @@ impl Vm {
     /// booked: what exceeds its guest's memory is the VMM's own, which no balloon gives back.
     pub fn overhead(&self) -> Pages {
         match &*self.paged() {
-            Some(_) => self.overhead,
+            Some(_) => self.overhead + self.booked_vmm(),
             None => self.overhead + self.booked().saturating_sub(self.size),
+        }
+    }
+    pub fn booked_vmm(&self) -> Pages {
+        match self.vmm.load(Ordering::Relaxed) {
+            ENDED => Pages::ZERO,
+            booked => Pages(booked),
         }
     }
     fn booked(&self) -> Pages {

@@ -261,3 +261,46 @@ async fn a_start_waits_until_what_it_was_promised_is_free() {
         client.stop(vm, Duration::ZERO).await.unwrap();
     }
 }
+
+/// Where VMMs are booked, a VM costs what its VMM takes, from its promise to its end.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_vmms_take_is_booked_where_the_configuration_says_so() {
+    let Some(image) = image_or_skip() else { return };
+    let mut ballastd = Ballastd::prepare(&[]);
+    let file = ballastd.root.join("ballast.toml");
+    let text = "budget = \"256M\"\n[admission]\nvmm_memory = \"budget\"\n";
+    std::fs::write(&file, text).unwrap();
+    ballastd.add_option("--config", &file);
+    ballastd.restart();
+    let client = &ballastd.client;
+    let mut first = ballastd.guest(image, "first", 96, "");
+    first.min = 32 * MIB;
+    let vm = client.run(&first).await.unwrap();
+    // What was expected of it, as long as it boots.
+    assert!(vm.memory.vmm_booked >= 48 * MIB, "{:?}", vm.memory);
+    ballastd
+        .eventually("its VMM is measured", async || {
+            let memory = ballastd.vm("first").await.memory;
+            memory.vmm_overhead > 8 * MIB && memory.overhead >= memory.vmm_booked + MIB
+        })
+        .await;
+    ballastd.assert_books_balance().await;
+    // 120 and its pager's own would fit beside it, but not what its VMM will take.
+    let second = VmSpec { min: 120 * MIB, ..ballastd.guest(image, "second", 128, "") };
+    let refusal = refused(client.run(&second).await);
+    assert_eq!(refusal.code, ErrorCode::NoRoom);
+    assert!(refusal.message.contains("second: needs 17"), "{refusal:?}");
+    // The next manager measures anew, and nothing is booked twice or stays.
+    ballastd.kill();
+    ballastd.restart();
+    ballastd
+        .eventually("it is booked again", async || {
+            let vms = ballastd.client.vms().await.unwrap();
+            vms.iter().any(|vm| vm.memory.vmm_booked > 8 * MIB)
+        })
+        .await;
+    ballastd.assert_books_balance().await;
+    ballastd.client.stop("first", Duration::ZERO).await.unwrap();
+    let host = ballastd.host().await;
+    assert_eq!((host.free, host.overhead), (host.budget - ZEROS, ZEROS));
+}

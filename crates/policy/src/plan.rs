@@ -223,7 +223,7 @@ fn release_to(
     let owed: Pages =
         vms.iter().filter(|s| eligible(s)).map(|s| room(s).saturating_sub(s.vm.consumed)).sum();
     let surplus = surplus.saturating_sub(owed);
-    if surplus.is_zero() || !vms.iter().any(eligible) {
+    if surplus.is_zero() || !vms.iter().any(&eligible) {
         return vms.iter().map(room).collect();
     }
     let claims: Vec<Claim> = vms

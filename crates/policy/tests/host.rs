@@ -123,7 +123,17 @@ struct Host {
 impl Host {
     fn new(budget: u64, vms: Vec<Vm>) -> Host {
         let thresholds = Thresholds::default_for(Pages(budget));
-        Host { budget, thresholds, state: State::High, vms, now: 0, plans: vec![], reclaimed: 0 }
+        Host {
+            budget,
+            thresholds,
+            state: State::High,
+            vms,
+            pools: Vec::new(),
+            starting: 0,
+            now: 0,
+            plans: vec![],
+            reclaimed: 0,
+        }
     }
 
     fn free(&self) -> u64 {

@@ -1,5 +1,5 @@
 use ballast_api::client::Client;
-use ballast_api::{CompressionView, GuestStats, VmView};
+use ballast_api::{CompressionView, GuestStats, MemoryView, VmView};
 
 use super::Output;
 use crate::failure::Failure;
@@ -80,10 +80,17 @@ fn memory(vm: &VmView) -> String {
             ("swap target", size(m.swap_target)),
             ("swap reserved", size(m.swap_reserved)),
             ("swap not writable", size(m.swap_retired)),
-            ("declared overhead", size(m.overhead)),
-            ("VMM's own memory", format!("{} (not in the budget)", size(m.vmm_overhead))),
+            ("overhead", size(m.overhead)),
+            ("VMM's own memory", vmm(m)),
         ],
     )
+}
+
+fn vmm(m: &MemoryView) -> String {
+    match m.vmm_booked {
+        0 => format!("{} (not in the budget)", size(m.vmm_overhead)),
+        booked => format!("{} ({} booked in the budget)", size(m.vmm_overhead), size(booked)),
+    }
 }
 
 fn active(vm: &VmView) -> String {
