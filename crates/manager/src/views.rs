@@ -88,7 +88,7 @@ pub fn pools(manager: &Manager) -> Vec<PoolView> {
     let pools = manager.pools.pools(&rules);
     let made = manager.promises(&lock(&manager.starting));
     let promised = manager.books(&pools, &made).promised();
-    let shares = manager.decision().map(|(_, decision)| decision.pools).unwrap_or_default();
+    let shares = manager.decision().map(|(_, decision)| decision.pools.clone()).unwrap_or_default();
     let vms = manager.vms();
     let places: Vec<Option<String>> = vms.iter().map(|vm| vm.params().pool).collect();
     let inside = |pool: &str, name: &str| {
