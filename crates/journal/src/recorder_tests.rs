@@ -299,6 +299,6 @@ fn many_vms_make_large_turns_and_the_segments_that_suit_them() {
     let open = recorder.open.as_ref().unwrap();
     // Six whole turns would be six times the first.
     let (first, rest) = (open.first, open.bytes - open.first);
-    assert!(rest / 5 * 10 < first, "{rest} bytes after the first {first}");
+    assert!(rest / 5 * 5 < first, "{rest} bytes after the first {first}");
     assert_eq!(recorder.tracker().open_at(moment(8)), []);
 }

@@ -310,7 +310,10 @@ async fn get_why(
             })
             .collect(),
         at_ms,
-        outcomes: vec![format!("{name} was asked first 3.0 s ago, and is not down to 90 MiB yet.")],
+        outcomes: at_ms
+            .map(|_| format!("{name} was down to 90 MiB 3.0 s after it was asked first."))
+            .into_iter()
+            .collect(),
     }))
 }
 
