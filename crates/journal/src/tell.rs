@@ -20,12 +20,14 @@ pub enum TellError {
     Trouble(#[from] Trouble),
     #[error("journal: {0}")]
     Segment(#[from] SegmentError),
-    #[error(
-        "the journal holds nothing of that time or before; it begins {begins_ms:?} (ms since 1970)"
-    )]
+    #[error("the journal holds nothing of that time or before{}", begins(*.begins_ms))]
     TooEarly { begins_ms: Option<u64> },
     #[error("{vm} had no part in what was decided then; these VMs had: {others}")]
     NoPart { vm: String, others: String },
+}
+
+fn begins(ms: Option<u64>) -> String {
+    ms.map_or_else(String::new, |ms| format!("; it begins {ms} ms after 1970"))
 }
 
 /// For so long after a decision its outcome is looked for.
