@@ -20,13 +20,13 @@ pub enum TellError {
     Trouble(#[from] Trouble),
     #[error("journal: {0}")]
     Segment(#[from] SegmentError),
-    #[error("the journal holds nothing of that time or before{}", begins(*.begins_ms))]
+    #[error("the journal holds nothing of that time or before{}", begins(.begins_ms))]
     TooEarly { begins_ms: Option<u64> },
     #[error("{vm} had no part in what was decided then; these VMs had: {others}")]
     NoPart { vm: String, others: String },
 }
 
-fn begins(ms: Option<u64>) -> String {
+fn begins(ms: &Option<u64>) -> String {
     ms.map_or_else(String::new, |ms| format!("; it begins {ms} ms after 1970"))
 }
 
