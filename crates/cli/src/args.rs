@@ -72,6 +72,8 @@ pub enum Command {
     Plan(PlanArgs),
     /// Live view of the host and its VMs; a table every interval when not on a terminal.
     Top(TopArgs),
+    /// Play a scenario in virtual time, under the manager's own policy; needs no manager.
+    Sim(SimArgs),
     /// Print the completion script of a shell.
     #[command(after_help = "Example:\n  ballast completions bash > \
                             /etc/bash_completion.d/ballast")]
@@ -555,6 +557,35 @@ pub enum DemandArg {
     Active,
     /// All that was backed: nothing idle is ever taken away.
     Consumed,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  ballast sim scenarios/osdi02-f7.toml --out /tmp/f7
+  ballast sim scenarios/fleet.toml --hosts 2000 --seed 7
+  ballast sim scenarios/diurnal.toml --policy idle-tax --policy pressure
+
+How scenarios are written, and what is modelled: docs/simulator.md.")]
+pub struct SimArgs {
+    /// The scenario, in TOML.
+    #[arg(value_name = "SCENARIO.toml")]
+    pub scenario: PathBuf,
+    /// Also write summary.json, vms.csv, series.csv, hosts.csv and plot.svg to this folder.
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    /// Another seed than the scenario's; the same seed gives the same result.
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+    /// Another number of hosts than the scenario's, each with its own random numbers.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    pub hosts: Option<u64>,
+    /// Another policy than the scenario's; given several times, they are compared.
+    #[arg(long, value_name = "KIND", value_parser = parse::policy)]
+    pub policy: Vec<ballast_policy::PolicyKind>,
+    /// Threads [default: as many as the machine has processors].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=64))]
+    pub threads: Option<u64>,
 }
 
 #[derive(Debug, Args)]

@@ -2,7 +2,7 @@
 //!
 //! | exit code | meaning |
 //! | --- | --- |
-//! | 1 | the manager refused or failed, a process cannot be estimated, a journal cannot be used or replays otherwise, or the output could not be written |
+//! | 1 | the manager refused or failed, a process cannot be estimated, a journal cannot be used or replays otherwise, a scenario is wrong, or the output could not be written |
 //! | 2 | wrong usage; the manager was not asked |
 //! | 3 | no usable answer from the manager: not there, silent, or broken off |
 
@@ -13,6 +13,7 @@ use ballast_api::client::ClientError;
 use ballast_api::{ErrorBody, ErrorCode};
 use ballast_journal::tell::TellError;
 use ballast_planner::PlanError;
+use ballast_sim::ScenarioError;
 use serde_json::{Value, json};
 
 use crate::estimate::EstimateError;
@@ -42,6 +43,8 @@ pub enum Failure {
     },
     /// Planning from journals.
     Plan(PlanError),
+    /// A scenario that cannot be simulated.
+    Scenario(ScenarioError),
     /// Writing a file that was asked for.
     File {
         path: PathBuf,
@@ -84,6 +87,12 @@ impl From<OfflineError> for Failure {
     }
 }
 
+impl From<ScenarioError> for Failure {
+    fn from(e: ScenarioError) -> Failure {
+        Failure::Scenario(e)
+    }
+}
+
 impl Failure {
     pub fn output(source: io::Error) -> Failure {
         Failure::Io { what: "standard output", source }
@@ -115,6 +124,7 @@ impl Failure {
             | Failure::Journal(_)
             | Failure::Differs { .. }
             | Failure::Plan(_)
+            | Failure::Scenario(_)
             | Failure::File { .. }
             | Failure::Io { .. } => 1,
             Failure::Manager(_) => 3,
@@ -134,6 +144,7 @@ impl Failure {
             Failure::Journal(_) => json!("journal"),
             Failure::Differs { .. } => json!("differs"),
             Failure::Plan(_) => json!("plan"),
+            Failure::Scenario(_) => json!("scenario"),
             Failure::Program { .. } | Failure::File { .. } | Failure::Io { .. } => json!("io"),
         }
     }
@@ -152,6 +163,7 @@ impl Failure {
                 format!("{differing} of {turns} turns do not come out as they were recorded")
             }
             Failure::Plan(e) => e.to_string(),
+            Failure::Scenario(e) => e.to_string(),
             Failure::File { path, source } => format!("{}: {source}", path.display()),
             Failure::Io { what, source } => format!("{what}: {source}"),
         };

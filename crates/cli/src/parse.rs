@@ -64,6 +64,11 @@ pub fn vm_size(text: &str) -> Result<Bytes, String> {
     }
 }
 
+/// A policy's name.
+pub fn policy(text: &str) -> Result<ballast_policy::PolicyKind, String> {
+    text.parse().map_err(|e: ballast_policy::UnknownPolicy| e.to_string())
+}
+
 /// A tax rate, 0 <= tax < 1 (OSDI'02 s.5.1; at 1 idle memory would have no price at all).
 pub fn tax(text: &str) -> Result<f64, String> {
     match text.trim().parse::<f64>() {

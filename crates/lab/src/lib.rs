@@ -2,8 +2,9 @@
 //!
 //! The lab knows the manager only from outside: its binary and its API.
 
+pub use ballast_chart as chart;
+
 pub mod bench;
-pub mod chart;
 pub mod console;
 pub mod demo;
 pub mod experiments;

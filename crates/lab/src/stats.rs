@@ -11,6 +11,14 @@ pub fn median(values: &[f64]) -> f64 {
     }
 }
 
+/// The value below which the part `q` of them lies; NaN of nothing.
+pub fn quantile(values: &[f64], q: f64) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let at = (q * sorted.len().saturating_sub(1) as f64).ceil() as usize;
+    sorted.get(at).copied().unwrap_or(f64::NAN)
+}
+
 /// Mean; NaN of nothing.
 pub fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
@@ -36,6 +44,9 @@ mod tests {
         assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
         assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
         assert!(median(&[]).is_nan());
+        assert_eq!(quantile(&[3.0, 1.0, 2.0], 0.99), 3.0);
+        assert_eq!(quantile(&[3.0, 1.0, 2.0], 0.5), 2.0);
+        assert!(quantile(&[], 0.5).is_nan());
         assert!(mean(&[]).is_nan());
         assert_eq!(range(&[2.0, -1.0, 5.0]), (-1.0, 5.0));
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use ballast_compress::Algorithm;
 use ballast_pager::tier::Compression;
-use ballast_policy::{BalloonConfig, SamplingConfig, TaxRate, Thresholds};
+use ballast_policy::{BalloonConfig, PolicyKind, SamplingConfig, TaxRate, Thresholds};
 use ballast_units::{Bytes, Pages};
 use serde::Deserialize;
 
@@ -132,6 +132,7 @@ struct File {
     vm: Vec<VmTable>,
     #[serde(default)]
     pool: BTreeMap<String, PoolTable>,
+    policy: PolicyTable,
 }
 
 /// Where what VMMs take beside their guests' RAM comes from.
@@ -150,6 +151,12 @@ enum VmmMemory {
 struct Admission {
     wait_s: Option<f64>,
     vmm_memory: Option<VmmMemory>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PolicyTable {
+    kind: Option<PolicyKind>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -264,6 +271,8 @@ pub struct Config {
     pub socket: PathBuf,
     pub shim: PathBuf,
     pub tax: TaxRate,
+    /// Which policy decides.
+    pub policy: PolicyKind,
     pub scale: Scale,
     pub sampling: SamplingConfig,
     pub balloon: BalloonConfig,
@@ -461,6 +470,7 @@ impl Config {
             swap,
             shim,
             tax,
+            policy: file.policy.kind.unwrap_or_default(),
             scale,
             sampling,
             balloon,
@@ -713,6 +723,7 @@ mod tests {
             ("[balloon]\nrate_mib_s = 0\n", "balloon"),
             ("[pager]\nfault_around = \"12K\"\n", "pager.fault_around"),
             ("thresholds = \"steep\"\n", "line 1"),
+            ("[policy]\nkind = \"steep\"\n", "line 2"),
             ("[sharing]\norder = \"alphabetic\"\n", "line 2"),
             ("[sharing]\nenabled = 1\n", "line 2"),
             ("[sharing]\nsalt = \"x\"\n", "line 2"),

@@ -11,7 +11,7 @@ use ballast_journal::Moment;
 use ballast_pager::mappings::ZERO_RUN;
 use ballast_pager::service::PagedVm;
 use ballast_policy::{
-    Pool, Snapshot, State, Thresholds, VmDemand, VmState, choose_samples, decide,
+    Policy, Pool, Snapshot, State, Thresholds, VmDemand, VmState, choose_samples, decide,
 };
 use ballast_qemu::process;
 use ballast_units::{Pages, VmId};
@@ -109,6 +109,7 @@ fn turn(
         room: manager.room_for_starts(),
         vms: states,
         pools,
+        policy: Policy { kind: manager.config().policy, ..Policy::default() },
     };
     last.turns += 1;
     let begun = Instant::now();

@@ -137,6 +137,7 @@ fn differences(old: &Config, new: &Config) -> Vec<String> {
     };
     tell(old.budget != new.budget, format!("budget {} -> {}", old.budget, new.budget));
     tell(old.tax != new.tax, format!("tax {} -> {}", old.tax.get(), new.tax.get()));
+    tell(old.policy != new.policy, format!("policy {} -> {}", old.policy, new.policy));
     tell(old.scale != new.scale, format!("thresholds {:?} -> {:?}", old.scale, new.scale));
     tell(old.balloon != new.balloon, "balloon".into());
     tell(old.sampling != new.sampling, "sampling".into());

@@ -35,15 +35,17 @@ impl Decision {
         }
     }
 
-    fn demands(&self) -> impl Iterator<Item = &VmDemand> {
-        self.snapshot.vms.iter().map(|vm| &vm.demand)
+    /// As the policy in force reads them.
+    fn demands(&self) -> Vec<VmDemand> {
+        self.snapshot.policy.demands(self.available, &self.snapshot.vms)
     }
 
     /// One sentence that says what was decided for a VM, and the steps that led to it, with their
     /// numbers. `name_of` gives VMs their names.
     pub fn explain(&self, id: VmId, name_of: impl Fn(VmId) -> String) -> (String, Vec<String>) {
         let name = name_of(id);
-        let input = self.demands().find(|v| v.id == id);
+        let demands = self.demands();
+        let input = demands.iter().find(|v| v.id == id);
         let result = self.results.iter().find(|e| e.id == id);
         let plan = self.plans.iter().find(|p| p.id == id);
         let (Some(input), Some(result)) = (input, result) else {
@@ -58,8 +60,11 @@ impl Decision {
         if let Some(plan) = plan {
             verdict.push_str(&action(plan));
         }
+        let own = self.snapshot.vms.iter().map(|vm| &vm.demand).find(|v| v.id == id);
+        let note = own.and_then(|own| self.snapshot.policy.note(own, input));
         let mut steps = vec![self.host_step(), self.supply_step()];
         steps.extend(self.pool_steps(id));
+        steps.extend(note.map(|note| format!("{note}.")));
         steps.push(rho_step(&name, input, result));
         steps.push(format!("{}: {}.", why.short(), self.outcome(&name, input, result, why)));
         steps.extend(self.others_step(id, &name_of));
@@ -92,8 +97,9 @@ impl Decision {
     }
 
     fn supply_step(&self) -> String {
+        let demands = self.demands();
         let (min, max): (Pages, Pages) =
-            (self.demands().map(|v| v.min).sum(), self.demands().map(|v| v.max).sum());
+            (demands.iter().map(|v| v.min).sum(), demands.iter().map(|v| v.max).sum());
         let vms = match self.snapshot.vms.len() {
             1 => "1 VM".to_owned(),
             n => format!("{n} VMs"),
@@ -169,7 +175,7 @@ impl Decision {
     /// What the VM would get if nobody were taxed.
     fn untaxed(&self, id: VmId) -> Pages {
         let vms: Vec<VmDemand> =
-            self.demands().map(|v| VmDemand { tax: TaxRate::NONE, ..*v }).collect();
+            self.demands().iter().map(|v| VmDemand { tax: TaxRate::NONE, ..*v }).collect();
         let members: Vec<Member> = self.snapshot.vms.iter().map(|vm| vm.member()).collect();
         let (found, _) = divide(self.available, &self.snapshot.pools, &vms, &members);
         let found = found.into_iter().find(|e| e.id == id);

@@ -50,6 +50,7 @@ fn decide(available: u64, state: State, free: u64, inputs: Vec<VmDemand>, held: 
         pools: Vec::new(),
         starting: Pages::ZERO,
         room: Pages::ZERO,
+        policy: crate::Policy::default(),
     });
     assert_eq!(decision.state, state);
     decision
@@ -126,4 +127,26 @@ fn numbers_are_short() {
     assert_eq!(ratio(12_345.6), "12346");
     assert_eq!(ratio(0.0), "0");
     assert_eq!(ratio(2_000.0), "2000");
+}
+
+#[test]
+fn another_policy_says_what_it_made_of_the_vm() {
+    let d = decide(360, State::Soft, 14, vec![demand(0, 0, 10), demand(1, 0, 256)], 190);
+    let under = |policy| {
+        let snapshot = Snapshot { policy, ..d.snapshot.clone() };
+        text(&crate::decide(snapshot), 0)
+    };
+    let mut policy = crate::Policy { kind: crate::PolicyKind::GraduatedTax, ..Default::default() };
+    let graduated = under(policy.clone());
+    assert!(
+        graduated.contains("96% of its max is idle, so its rate is 93% in place of 75%"),
+        "{graduated}"
+    );
+    policy.kind = crate::PolicyKind::MissRatio;
+    let ratio = under(policy.clone());
+    assert!(ratio.contains("miss-ratio: by its sampled active memory"), "{ratio}");
+    policy.kind = crate::PolicyKind::Pressure;
+    assert!(under(policy.clone()).contains("its guest reports none"));
+    policy.pressure = vec![crate::VmPressure { id: VmId(0), some: 0.21 }];
+    assert!(under(policy).contains("21.0% of the time, against a set point of 1%"));
 }

@@ -13,6 +13,7 @@
 //! | [`state`] | how short of free memory is the host? | s.6.3 |
 //! | [`admission`] | may one more VM be promised memory? | s.6.2 |
 //! | [`balloon`] | how far can this guest's balloon be driven, and trusted? | s.3.2 |
+//! | [`policies`] | what does a VM need, read in other ways than the paper's? | |
 //! | [`plan`](mod@plan) | what is asked of each VM now? | s.6.3 |
 //! | [`turn`] | all of that at once | s.6.3 |
 //! | [`decision`] | why? | |
@@ -32,6 +33,7 @@ pub mod admission;
 pub mod balloon;
 pub mod decision;
 pub mod plan;
+pub mod policies;
 pub mod pools;
 pub mod shares;
 pub mod state;
@@ -42,6 +44,7 @@ pub use admission::{Promise, Refusal, admit};
 pub use balloon::{BalloonConfig, BalloonControl, BalloonInput, BalloonOutput, Health};
 pub use decision::Decision;
 pub use plan::{EvictCause, Reason, Standing, Supply, VmPlan, VmState, plan};
+pub use policies::{Policy, PolicyKind, UnknownPolicy, VmMisses, VmPressure};
 pub use pools::{Member, Pool, PoolId, PoolShare, divide};
 pub use shares::{Bound, Entitlement, TaxRate, TaxRateError, VmDemand, available, targets};
 pub use state::{State, StateMachine, ThresholdError, Thresholds};

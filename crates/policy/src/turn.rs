@@ -7,8 +7,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::decision::Decision;
 use crate::plan::{Standing, Supply, VmState, plan_in};
+use crate::policies::Policy;
 use crate::pools::{Pool, Tree, divide_in};
-use crate::shares::{VmDemand, available};
+use crate::shares::available;
 use crate::state::{State, StateMachine, Thresholds};
 
 /// All that a decision depends on, taken at one moment.
@@ -37,6 +38,9 @@ pub struct Snapshot {
     /// The groups that VMs are in; none: all are children of the host.
     #[serde(default)]
     pub pools: Vec<Pool>,
+    /// Which policy reads them, and what it knows beside their samples.
+    #[serde(default)]
+    pub policy: Policy,
 }
 
 /// Decides: the state, what each VM is entitled to, and what is asked of it now. The same snapshot
@@ -45,14 +49,18 @@ pub fn decide(snapshot: Snapshot) -> Decision {
     let Snapshot { before, thresholds, budget, free, overhead, .. } = snapshot;
     let state = StateMachine::at(thresholds, before).update(free);
     let available = available(budget, overhead, &thresholds).saturating_sub(snapshot.starting);
-    let demands: Vec<VmDemand> = snapshot.vms.iter().map(|vm| vm.demand).collect();
+    let demands = snapshot.policy.demands(available, &snapshot.vms);
     let tree = Tree::new(&snapshot.pools, snapshot.vms.iter().map(VmState::member));
     let (results, pools) = divide_in(&tree, available, &snapshot.pools, &demands);
     let standing: Vec<Standing> = snapshot
         .vms
         .iter()
+        .zip(demands)
         .zip(&results)
-        .map(|(&vm, entitled)| Standing { vm, target: entitled.target })
+        .map(|((&vm, demand), entitled)| Standing {
+            vm: VmState { demand, ..vm },
+            target: entitled.target,
+        })
         .collect();
     let supply = Supply { free, budget, thresholds, room: snapshot.room };
     let plans = plan_in(&tree, state, &supply, &standing);

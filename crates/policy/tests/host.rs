@@ -154,6 +154,7 @@ impl Host {
             pools: self.pools.clone(),
             starting: Pages(self.starting),
             room: Pages(self.starting),
+            policy: Default::default(),
         });
         self.state = decision.state;
         self.plans = decision.plans;

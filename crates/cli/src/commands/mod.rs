@@ -11,6 +11,7 @@ mod run;
 mod set;
 mod share;
 mod show;
+mod sim;
 mod stop;
 mod why;
 
@@ -60,6 +61,7 @@ pub async fn dispatch(cli: Cli) -> Result<(), Failure> {
         },
         Command::Plan(args) => plan::run(&args, out),
         Command::Top(args) => top::run(client, &args, cli.json).await,
+        Command::Sim(args) => sim::run(&args, out),
         Command::Completions(args) => {
             let mut script = Vec::new();
             clap_complete::generate(args.shell, &mut Cli::command(), "ballast", &mut script);

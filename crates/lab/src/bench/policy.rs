@@ -113,5 +113,6 @@ fn snapshot(budget: Pages, pools: &[Pool], vms: &[VmDemand], members: &[Member])
         room: Pages::ZERO,
         vms: vms.iter().zip(members).map(state).collect(),
         pools: pools.to_vec(),
+        policy: Default::default(),
     }
 }

@@ -1,0 +1,224 @@
+use std::io::{IsTerminal, Write};
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use ballast_sim::{HostResult, Scenario, Summary, report, run as simulate};
+
+use super::Output;
+use crate::args::SimArgs;
+use crate::failure::Failure;
+use crate::table::columns;
+
+pub fn run(args: &SimArgs, out: Output) -> Result<(), Failure> {
+    let mut scenario = Scenario::load(&args.scenario)?;
+    scenario.seed = args.seed.unwrap_or(scenario.seed);
+    scenario.hosts = args.hosts.unwrap_or(scenario.hosts);
+    let threads = match args.threads {
+        Some(n) => n as usize,
+        None => std::thread::available_parallelism().map_or(1, usize::from),
+    };
+    let mut policies = args.policy.clone();
+    if policies.is_empty() {
+        policies.push(scenario.settings.policy);
+    }
+    let mut summaries = Vec::new();
+    for &policy in &policies {
+        let scenario = scenario.under(policy);
+        let progress = Progress::new(&scenario, out.json);
+        let results = simulate(&scenario, threads, &|ms| progress.add(ms));
+        progress.end();
+        let summary = Summary::of(&scenario, &results);
+        if let Some(dir) = &args.out {
+            // One policy's files lie in the folder itself, those of several in one each.
+            let dir = match policies.len() {
+                1 => dir.clone(),
+                _ => dir.join(policy.name()),
+            };
+            write(&dir, &scenario, &results, &summary)?;
+        }
+        summaries.push(summary);
+    }
+    out.print(&summaries, |s| described(s))
+}
+
+fn write(
+    dir: &Path,
+    scenario: &Scenario,
+    results: &[HostResult],
+    summary: &Summary,
+) -> Result<(), Failure> {
+    let failed = |path: &Path, source| Failure::File { path: path.to_owned(), source };
+    std::fs::create_dir_all(dir).map_err(|e| failed(dir, e))?;
+    let svg = ballast_chart::svg(&report::charts(scenario, results))
+        .map_err(|e| failed(&dir.join("plot.svg"), std::io::Error::other(e.to_string())))?;
+    let json = serde_json::to_string_pretty(summary).map_err(|e| failed(dir, e.into()))? + "\n";
+    for (name, text) in [
+        ("summary.json", json),
+        ("vms.csv", report::vms_csv(scenario, results)),
+        ("series.csv", report::series_csv(results)),
+        ("hosts.csv", report::hosts_csv(results)),
+        ("plot.svg", svg),
+    ] {
+        let path = dir.join(name);
+        std::fs::write(&path, text).map_err(|e| failed(&path, e))?;
+    }
+    Ok(())
+}
+
+fn described(summaries: &[Summary]) -> String {
+    let mut text = String::new();
+    if let Some(s) = summaries.first() {
+        let h = &s.host;
+        text.push_str(&format!(
+            "{}: {} host{} for {} h, {:.0}% of machine memory configured at most, seed {}\n\n",
+            s.scenario,
+            h.hosts,
+            if h.hosts == 1 { "" } else { "s" },
+            short(h.hours),
+            100.0 * h.overcommitment,
+            s.seed
+        ));
+    }
+    text.push_str(&columns(
+        &[
+            ("POLICY", false),
+            ("WORK", true),
+            ("FAIRNESS", true),
+            ("SOFT", true),
+            ("HARD", true),
+            ("LOW", true),
+            ("STATES/DAY", true),
+            ("LEAST FREE", true),
+            ("PUT OFF", true),
+            ("NEVER STARTED", true),
+        ],
+        summaries.iter().map(|s| {
+            let h = &s.host;
+            vec![
+                s.policy.clone(),
+                percent(h.work),
+                format!("{:.3}", h.fairness),
+                percent(h.soft),
+                percent(h.hard),
+                percent(h.low),
+                short(h.state_changes_per_day),
+                percent(h.least_free),
+                h.refusals.to_string(),
+                h.never_started.to_string(),
+            ]
+        }),
+    ));
+    text.push('\n');
+    let groups = summaries.iter().flat_map(|s| s.groups.iter().map(|g| (s.policy.clone(), g)));
+    text.push_str(&columns(
+        &[
+            ("POLICY", false),
+            ("VMS", false),
+            ("COUNT", true),
+            ("WORK", true),
+            ("WORST", true),
+            ("SLOW", true),
+            ("STARVED", true),
+            ("ROBBED", true),
+            ("BLOCKED", true),
+            ("DISTRESS", true),
+            ("CONSUMED", true),
+            ("SWAP-IN/S", true),
+            ("UNZIP/S", true),
+            ("REREAD/S", true),
+            ("TURNS/DAY", true),
+            ("BALLOON", true),
+            ("LOAD", true),
+        ],
+        groups.map(|(policy, g)| {
+            vec![
+                policy,
+                g.group.clone(),
+                g.vms.to_string(),
+                percent(g.work),
+                percent(g.worst_work),
+                percent(g.slow),
+                format!("{} s", short(g.longest_starved_s)),
+                format!("{} s", short(g.robbed_s)),
+                format!("{} s", short(g.blocked_s)),
+                format!("{} s", short(g.distress_s)),
+                format!("{} MiB", short(g.consumed_mib)),
+                short(g.swap_ins_per_s),
+                short(g.decompressed_per_s),
+                short(g.guest_reads_per_s),
+                short(g.target_turns_per_day),
+                short(g.balloon_turns_per_day),
+                short(g.active_turns_per_day),
+            ]
+        }),
+    ));
+    text
+}
+
+fn percent(part: f64) -> String {
+    format!("{:.1}%", 100.0 * part)
+}
+
+/// At most three figures behind the point, and none where there are enough before it.
+fn short(value: f64) -> String {
+    match value {
+        v if v >= 100.0 => format!("{v:.0}"),
+        v if v >= 10.0 => format!("{v:.1}"),
+        v if v == 0.0 => "0".to_owned(),
+        v => format!("{v:.2}"),
+    }
+}
+
+/// Tells on standard error how far it is: on a terminal on one line, elsewhere now and then.
+struct Progress {
+    total: u64,
+    done: AtomicU64,
+    begun: Instant,
+    every: Duration,
+    told: Mutex<Instant>,
+    terminal: bool,
+    quiet: bool,
+    what: String,
+}
+
+impl Progress {
+    fn new(scenario: &Scenario, quiet: bool) -> Progress {
+        let terminal = std::io::stderr().is_terminal();
+        let now = Instant::now();
+        Progress {
+            total: scenario.duration.saturating_mul(scenario.hosts).max(1),
+            done: AtomicU64::new(0),
+            begun: now,
+            every: if terminal { Duration::from_millis(500) } else { Duration::from_secs(10) },
+            told: Mutex::new(now),
+            terminal,
+            quiet,
+            what: format!("{} under {}", scenario.name, scenario.settings.policy),
+        }
+    }
+
+    fn add(&self, ms: u64) {
+        let done = self.done.fetch_add(ms, Ordering::Relaxed) + ms;
+        // Whoever finds another thread telling has nothing to add.
+        let Ok(mut told) = self.told.try_lock() else { return };
+        if self.quiet || told.elapsed() < self.every {
+            return;
+        }
+        *told = Instant::now();
+        let part = done as f64 / self.total as f64;
+        let left = self.begun.elapsed().as_secs_f64() * (1.0 - part) / part.max(1e-9);
+        let line = format!("{}: {:.0}%, {left:.0} s left", self.what, 100.0 * part);
+        let _ = match self.terminal {
+            true => write!(std::io::stderr(), "\r\x1b[K{line}"),
+            false => writeln!(std::io::stderr(), "{line}"),
+        };
+    }
+
+    fn end(&self) {
+        if self.terminal && !self.quiet {
+            let _ = write!(std::io::stderr(), "\r\x1b[K");
+        }
+    }
+}

@@ -1,0 +1,169 @@
+use super::*;
+use crate::balloon::Health;
+use crate::shares::{TaxRate, targets};
+use proptest::prelude::*;
+
+fn vm(id: u32, shares: u32, min: u64, max: u64, active: u64) -> VmState {
+    VmState {
+        demand: VmDemand {
+            id: VmId(id),
+            shares,
+            min: Pages(min),
+            max: Pages(max),
+            tax: TaxRate::default(),
+            active: Pages(active),
+        },
+        consumed: Pages(max),
+        size: Pages(max),
+        balloon_goal: Pages(0),
+        balloon_health: Health::Healthy,
+        balloon_limit: Pages(max),
+        balloon_rate: None,
+        short: false,
+        pool: None,
+        overhead: Pages(0),
+        wants_more: false,
+        swap_free: Pages(max),
+    }
+}
+
+fn shared_out(policy: &Policy, available: u64, vms: &[VmState]) -> Vec<u64> {
+    let read = policy.demands(Pages(available), vms);
+    targets(Pages(available), &read).iter().map(|e| e.target.0).collect()
+}
+
+fn of(kind: PolicyKind) -> Policy {
+    Policy { kind, ..Policy::default() }
+}
+
+#[test]
+fn kinds_have_one_name_everywhere() {
+    for kind in PolicyKind::ALL {
+        assert_eq!(kind.name().parse(), Ok(kind));
+        assert_eq!(kind.to_string(), kind.name());
+    }
+    let error = "ratio".parse::<PolicyKind>().unwrap_err().to_string();
+    assert!(error.contains("'ratio'") && error.contains("idle-tax"), "{error}");
+}
+
+#[test]
+fn the_papers_reading_changes_nothing() {
+    let vms = [vm(1, 100, 10, 1_000, 50), vm(2, 200, 0, 500, 500)];
+    let own: Vec<VmDemand> = vms.iter().map(|v| v.demand).collect();
+    assert_eq!(Policy::default().demands(Pages(700), &vms), own);
+    assert_eq!(Policy::default().note(&own[0], &own[0]), None);
+}
+
+#[test]
+fn the_graduated_rate_is_the_operators_at_half_idle() {
+    let rate = |active| graduated::read(vm(1, 100, 0, 1_000, active).demand).tax.get();
+    assert_eq!([rate(1_000), rate(500), rate(0)], [0.0, 0.75, 0.938]);
+    let none = VmDemand { tax: TaxRate::NONE, ..vm(1, 100, 0, 1_000, 0).demand };
+    assert_eq!(graduated::read(none).tax, TaxRate::NONE);
+    // So the idler one of two gets less than under the flat tax, and the busier one more.
+    let vms = [vm(1, 100, 0, 1_000, 50), vm(2, 100, 0, 1_000, 600)];
+    let flat = shared_out(&of(PolicyKind::IdleTax), 900, &vms);
+    let graduated = shared_out(&of(PolicyKind::GraduatedTax), 900, &vms);
+    assert!(graduated[0] < flat[0] && graduated[1] > flat[1], "{flat:?} {graduated:?}");
+}
+
+#[test]
+fn pressure_moves_memory_to_who_waits() {
+    let vms = [vm(1, 1_000, 0, 1_000, 1_000), vm(2, 1_000, 0, 1_000, 1_000)];
+    let mut policy = of(PolicyKind::Pressure);
+    assert_eq!(shared_out(&policy, 1_000, &vms), [500, 500], "no report: shares");
+    policy.pressure = vec![VmPressure { id: VmId(2), some: 0.21 }];
+    assert_eq!(shared_out(&policy, 900, &vms), [300, 600]);
+    policy.pressure = vec![VmPressure { id: VmId(2), some: f64::NAN }];
+    assert_eq!(shared_out(&policy, 1_000, &vms), [500, 500]);
+    policy.pressure = vec![VmPressure { id: VmId(9), some: 1.0 }];
+    assert_eq!(shared_out(&policy, 1_000, &vms), [500, 500], "a VM that is gone");
+}
+
+#[test]
+fn misses_move_memory_to_where_it_spares_most() {
+    let vms = [vm(1, 1_000, 0, 1_000, 900), vm(2, 1_000, 0, 1_000, 900)];
+    let mut policy = of(PolicyKind::MissRatio);
+    // The first saves 10 a page up to 600; the second 1 a page up to 200 and 5 on average to 400.
+    policy.misses = vec![
+        VmMisses { id: VmId(1), points: vec![(Pages(0), 6_000.0), (Pages(600), 0.0)] },
+        VmMisses {
+            id: VmId(2),
+            points: vec![(Pages(400), 0.0), (Pages(0), 2_000.0), (Pages(200), 1_800.0)],
+        },
+    ];
+    let out = shared_out(&policy, 800, &vms);
+    assert!(out[0].abs_diff(600) <= 1 && out[1].abs_diff(200) <= 1, "{out:?}");
+    let out = shared_out(&policy, 1_200, &vms);
+    assert!(out[0].abs_diff(600) <= 1 && out[1].abs_diff(600) <= 1, "the rest by shares: {out:?}");
+    // A guarantee is given first.
+    let mut vms = vms;
+    vms[1].demand.min = Pages(500);
+    assert_eq!(shared_out(&policy, 800, &vms)[1], 500);
+}
+
+fn any_policy() -> impl Strategy<Value = Policy> {
+    let points = proptest::collection::vec((0u64..9_000, 0.0f64..1e6), 0..6);
+    let misses = proptest::collection::vec((0u32..8, points), 0..8);
+    let pressure = proptest::collection::vec((0u32..8, -1.0f64..2.0), 0..8);
+    (0usize..4, misses, pressure).prop_map(|(kind, misses, pressure)| Policy {
+        kind: PolicyKind::ALL[kind],
+        misses: misses
+            .into_iter()
+            .map(|(id, points)| VmMisses {
+                id: VmId(id),
+                points: points.into_iter().map(|(p, m)| (Pages(p), m)).collect(),
+            })
+            .collect(),
+        pressure: pressure
+            .into_iter()
+            .map(|(id, some)| VmPressure { id: VmId(id), some })
+            .collect(),
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Whatever is reported: min and max hold, and all that is available is shared out.
+    #[test]
+    fn guarantees_hold_under_every_policy(
+        policy in any_policy(),
+        list in proptest::collection::vec((1u32..5_000, 0u64..4_000, 1u64..8_000, 0u64..9_000), 1..8),
+        part in 0.0f64..1.2,
+    ) {
+        let vms: Vec<VmState> = list
+            .iter()
+            .enumerate()
+            .map(|(i, &(shares, min, max, active))| vm(i as u32, shares, min, max, active))
+            .collect();
+        let floor: u64 = vms.iter().map(|v| v.demand.min.min(v.demand.max).0).sum();
+        let ceil: u64 = vms.iter().map(|v| v.demand.max.0).sum();
+        let available = (ceil as f64 * part) as u64;
+        let out = shared_out(&policy, available, &vms);
+        for (vm, target) in vms.iter().zip(&out) {
+            prop_assert!(*target >= vm.demand.min.min(vm.demand.max).0, "{:?}", out);
+            prop_assert!(*target <= vm.demand.max.0, "{:?}", out);
+        }
+        prop_assert_eq!(out.iter().sum::<u64>(), available.clamp(floor, ceil));
+    }
+
+    /// More shares never bring less, under the readings that use them.
+    #[test]
+    fn shares_are_monotone(
+        kind in prop_oneof![Just(PolicyKind::GraduatedTax), Just(PolicyKind::Pressure)],
+        list in proptest::collection::vec((1u32..5_000, 0u64..500, 1u64..8_000, 0u64..9_000), 2..8),
+        more in 1u32..5_000, part in 0.0f64..1.0,
+    ) {
+        let mut vms: Vec<VmState> = list
+            .iter()
+            .enumerate()
+            .map(|(i, &(shares, min, max, active))| vm(i as u32, shares, min, max, active))
+            .collect();
+        let ceil: u64 = vms.iter().map(|v| v.demand.max.0).sum();
+        let available = (ceil as f64 * part) as u64;
+        let before = shared_out(&of(kind), available, &vms)[0];
+        vms[0].demand.shares += more;
+        prop_assert!(shared_out(&of(kind), available, &vms)[0] >= before);
+    }
+}

@@ -1,0 +1,370 @@
+//! Checks a scenario as it was read, and makes of it what is run.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use ballast_policy::{BalloonConfig, SamplingConfig};
+use ballast_units::Pages;
+use toml::Spanned;
+
+use crate::Millis;
+use crate::amount::{Amount, Length};
+use crate::file::{
+    BalloonTable, DiskWord, DriverWord, EventTable, File, Kind, LoadTable, SamplingTable, VmTable,
+};
+use crate::guest::Nature;
+use crate::load::{Load, Shape};
+use crate::models::Models;
+use crate::random::Random;
+use crate::recorded;
+use crate::scenario::{Change, Event, Group, Scenario, ScenarioError, Settings, duration};
+use crate::vm::{Driver, VmSpec};
+
+/// Makes the error of a mistake at an offset of the text.
+type Wrong<'a> = &'a dyn Fn(usize, String) -> ScenarioError;
+
+const MOST_HOSTS: u64 = 1_000_000;
+const MOST_VMS: u64 = 100_000;
+const MOST_POINTS: u64 = 100_000;
+
+pub(crate) fn check(file: File, path: &Path, wrong: Wrong) -> Result<Scenario, ScenarioError> {
+    let at = |s: &Spanned<Length>| s.span().start;
+    let length = *file.duration.get_ref();
+    if length.0 == 0 {
+        return Err(wrong(at(&file.duration), "duration: nothing happens in no time".into()));
+    }
+    let tick = file.tick.as_ref().map_or(1_000, |t| t.get_ref().0);
+    if !(10..=60_000).contains(&tick) {
+        let offset = file.tick.as_ref().map_or(0, at);
+        return Err(wrong(offset, "tick: not between 10ms and 60s".into()));
+    }
+    let calm = file.calm.as_ref().map_or(tick, |t| t.get_ref().0);
+    if calm < tick {
+        let offset = file.calm.as_ref().map_or(0, at);
+        return Err(wrong(offset, "calm: shorter than a tick".into()));
+    }
+    let record = file.record.as_ref().map_or((length.0 / 400).max(tick), |r| r.get_ref().0);
+    if record < tick || length.0 / record > MOST_POINTS {
+        let offset = file.record.as_ref().map_or(0, at);
+        let what = format!("record: shorter than a tick, or more than {MOST_POINTS} points");
+        return Err(wrong(offset, what));
+    }
+    let hosts = file.hosts.as_ref().map_or(1, |h| *h.get_ref());
+    if !(1..=MOST_HOSTS).contains(&hosts) {
+        let offset = file.hosts.as_ref().map_or(0, |h| h.span().start);
+        return Err(wrong(offset, format!("hosts: not between 1 and {MOST_HOSTS}")));
+    }
+    let memory = file.host.memory.get_ref().0;
+    if memory < Pages::from_mib(32) {
+        return Err(wrong(file.host.memory.span().start, "host.memory: below 32 MiB".into()));
+    }
+    let models = file.models.as_ref().map_or_else(Models::default, |m| *m.get_ref());
+    models.check().map_err(|(key, what)| {
+        wrong(start(file.models.as_ref()), format!("models.{key}: {what}"))
+    })?;
+    let mut groups: Vec<Group> = Vec::new();
+    for vm in &file.vm {
+        let wrong_here = |what: String| wrong(vm.span().start, what);
+        let group = group(vm.get_ref(), groups.len(), &file, path, wrong)
+            .map_err(|e| e.unwrap_or_else(wrong_here))?;
+        if groups.iter().any(|g| g.name == group.name) {
+            return Err(wrong_here(format!("vm.name: '{}' is there twice", group.name)));
+        }
+        groups.push(group);
+    }
+    let first = file.vm.first().map_or(0, |v| v.span().start);
+    let count: u64 = groups.iter().map(|g| g.count).sum();
+    if !(1..=MOST_VMS).contains(&count) {
+        return Err(wrong(first, format!("vm: {count} VMs, not between 1 and {MOST_VMS}")));
+    }
+    let events = file
+        .event
+        .iter()
+        .map(|e| event(e.get_ref(), &groups).map_err(|what| wrong(e.span().start, what)));
+    let settings = Settings {
+        tick,
+        calm,
+        memory,
+        swap: file.host.swap.map_or(Pages(u64::MAX / 4), |s| s.0),
+        scale: file.host.thresholds,
+        policy: file.policy.kind,
+        sampling: sampling(file.sampling.as_ref().map(Spanned::get_ref))
+            .map_err(|what| wrong(start(file.sampling.as_ref()), what))?,
+        balloon: balloon(file.balloon.as_ref().map(Spanned::get_ref))
+            .map_err(|what| wrong(start(file.balloon.as_ref()), what))?,
+        models,
+        events: events.collect::<Result<_, _>>()?,
+    };
+    let title = path.file_stem().map(|s| s.to_string_lossy().into_owned());
+    Ok(Scenario {
+        name: file.name.or(title).unwrap_or_default(),
+        duration: length.0,
+        seed: file.seed.unwrap_or(1),
+        hosts,
+        record,
+        settings: Arc::new(settings),
+        groups,
+    })
+}
+
+/// Where a table begins; the beginning of the file, if it is not there.
+fn start<T>(table: Option<&Spanned<T>>) -> usize {
+    table.map_or(0, |t| t.span().start)
+}
+
+/// What went wrong: an error of its own, or a sentence about the VM.
+enum Fault {
+    Error(ScenarioError),
+    Words(String),
+}
+
+impl Fault {
+    fn unwrap_or_else(self, here: impl Fn(String) -> ScenarioError) -> ScenarioError {
+        match self {
+            Fault::Error(e) => e,
+            Fault::Words(what) => here(what),
+        }
+    }
+}
+
+impl From<String> for Fault {
+    fn from(what: String) -> Fault {
+        Fault::Words(what)
+    }
+}
+
+fn group(vm: &VmTable, n: usize, file: &File, path: &Path, wrong: Wrong) -> Result<Group, Fault> {
+    let size = vm.size.0;
+    if size < Pages::from_mib(1) {
+        return Err(format!("vm.size: {size} is below 1 MiB").into());
+    }
+    let max = vm.max.map_or(size, |a| a.of(size));
+    let min = vm.min.map_or(Pages::ZERO, |a| a.of(size));
+    if min > max {
+        return Err(format!("vm.min: {min} is above its max, {max}").into());
+    }
+    if max.is_zero() {
+        return Err("vm.max: nothing".to_owned().into());
+    }
+    if vm.shares == Some(0) {
+        return Err("vm.shares: at least 1".to_owned().into());
+    }
+    let skew = vm.skew.unwrap_or(0.0);
+    if !(0.0..=0.95).contains(&skew) {
+        return Err(format!("vm.skew: {skew} is not between 0 and 0.95").into());
+    }
+    let touch_every = vm.touch_every.map_or(5_000, |l| l.0);
+    if touch_every == 0 {
+        return Err("vm.touch_every: longer than nothing".to_owned().into());
+    }
+    let driver = match (vm.balloon, vm.balloon_mib_s) {
+        (DriverWord::Works, Some(mib @ 1..=1_000_000)) => Driver::Slow(Pages::from_mib(mib).0),
+        (DriverWord::Works, Some(mib)) => {
+            return Err(format!("vm.balloon_mib_s: {mib} is not between 1 and 1000000").into());
+        }
+        (word, _) => driver(word),
+    };
+    let shape = shape(vm.load.get_ref(), size, path).map_err(|fault| match fault {
+        Fault::Words(what) => Fault::Error(wrong(vm.load.span().start, what)),
+        error => error,
+    })?;
+    let like = VmSpec {
+        name: vm.name.clone(),
+        group: n,
+        nature: Nature {
+            size: size.0,
+            cache: vm.cache.map_or(0.5, |p| p.0),
+            share: vm.share.map_or(0.0, |p| p.0),
+            touch_every: touch_every as f64 / 1e3,
+            idle_reuse: vm.idle_reuse.map_or(7_200.0, |l| l.0 as f64 / 1e3),
+            skew,
+        },
+        min: min.0,
+        max: max.0,
+        // Ten for each MiB, as ballastd does.
+        shares: vm.shares.unwrap_or((10 * max.0 >> 8).clamp(1, u64::from(u32::MAX)) as u32),
+        tax: vm.tax.unwrap_or(file.policy.tax),
+        driver,
+        load: Load::new(shape.clone(), Random::new(0, 0)),
+        start: vm.start.map_or(0, |l| l.0),
+        stop: vm.stop.map(|l| l.0),
+        boot: vm.boot.map_or(0, |l| l.0),
+        boot_touch: vm.boot_touch.map_or(Pages::ZERO, |a| a.of(size)).0,
+    };
+    if like.stop.is_some_and(|stop| stop <= like.start) {
+        return Err("vm.stop: not after its start".to_owned().into());
+    }
+    Ok(Group {
+        name: vm.name.clone(),
+        count: vm.count.unwrap_or(1),
+        like,
+        shape,
+        stagger: vm.stagger.map_or(0, |l| l.0),
+    })
+}
+
+fn driver(word: DriverWord) -> Driver {
+    match word {
+        DriverWord::Works => Driver::Follows,
+        DriverWord::None => Driver::None,
+        DriverWord::Dead => Driver::Dead,
+    }
+}
+
+fn shape(load: &LoadTable, size: Pages, path: &Path) -> Result<Shape, Fault> {
+    let given: [(&str, bool); 14] = [
+        ("active", load.active.is_some()),
+        ("used", load.used.is_some()),
+        ("low", load.low.is_some()),
+        ("high", load.high.is_some()),
+        ("on", load.on.is_some()),
+        ("off", load.off.is_some()),
+        ("period", load.period.is_some()),
+        ("jitter", load.jitter.is_some()),
+        ("from", load.from.is_some()),
+        ("per_hour", load.per_hour.is_some()),
+        ("step", load.step.is_some()),
+        ("every", load.every.is_some()),
+        ("file", load.file.is_some()),
+        ("vm", load.vm.is_some()),
+    ];
+    let fits: &[&str] = match load.kind {
+        Kind::Idle | Kind::Steady => &["active", "used"],
+        Kind::Bursty => &["low", "high", "on", "off", "used"],
+        Kind::Diurnal => &["low", "high", "period", "jitter", "used"],
+        Kind::Leak => &["active", "from", "used", "per_hour"],
+        Kind::Walk => &["low", "high", "step", "every", "used"],
+        Kind::Recorded => &["file", "vm"],
+    };
+    let kind = format!("{:?}", load.kind).to_lowercase();
+    if let Some((key, _)) = given.iter().find(|(key, there)| *there && !fits.contains(key)) {
+        return Err(format!("load.{key}: means nothing to a load that is {kind}").into());
+    }
+    let need = |key: &str, value: Option<Amount>| {
+        value
+            .map(|a| a.of(size))
+            .ok_or_else(|| format!("load.{key}: a load that is {kind} needs it"))
+    };
+    let time = |key: &str, value: Option<Length>, default: Option<Millis>| {
+        let ms = value.map(|l| l.0).or(default);
+        match ms {
+            None => Err(format!("load.{key}: a load that is {kind} needs it")),
+            Some(ms) if ms < 1_000 => Err(format!("load.{key}: shorter than a second")),
+            Some(ms) => Ok(ms),
+        }
+    };
+    let levels = || -> Result<(Pages, Pages), String> {
+        let (low, high) = (need("low", load.low)?, need("high", load.high)?);
+        if low > high {
+            return Err(format!("load.low: {low} is above load.high, {high}"));
+        }
+        Ok((low, high))
+    };
+    let used = |least: Pages| load.used.map_or(least, |a| a.of(size));
+    Ok(match load.kind {
+        Kind::Idle => {
+            let part = |a: Option<Amount>, default| a.unwrap_or(Amount::Part(default)).of(size);
+            Shape::Steady { active: part(load.active, 0.02), used: part(load.used, 0.9) }
+        }
+        Kind::Steady => {
+            let active = need("active", load.active)?;
+            Shape::Steady { active, used: used(active) }
+        }
+        Kind::Bursty => {
+            let (low, high) = levels()?;
+            let (on, off) = (time("on", load.on, None)?, time("off", load.off, None)?);
+            Shape::Bursty { low, high, used: used(high), on, off }
+        }
+        Kind::Diurnal => {
+            let (low, high) = levels()?;
+            let period = time("period", load.period, Some(86_400_000))?;
+            let jitter = load.jitter.map_or(0, |l| l.0);
+            Shape::Diurnal { low, high, used: used(high), period, jitter }
+        }
+        Kind::Leak => {
+            let (from, to) = (need("from", load.from)?, used(size));
+            if from >= to {
+                return Err(format!("load.from: {from} is not below load.used, {to}").into());
+            }
+            let active = load.active.map_or(from, |a| a.of(size));
+            Shape::Leak { active, from, to, per_hour: need("per_hour", load.per_hour)? }
+        }
+        Kind::Walk => {
+            let (low, high) = levels()?;
+            let every = time("every", load.every, None)?;
+            Shape::Walk { low, high, step: need("step", load.step)?, every, used: used(high) }
+        }
+        Kind::Recorded => {
+            let (Some(file), Some(vm)) = (&load.file, &load.vm) else {
+                return Err("load.file, load.vm: a recorded load needs both".to_owned().into());
+            };
+            let file = path.parent().unwrap_or(Path::new("")).join(file);
+            let points = recorded::load(&file, vm)
+                .map_err(|what| Fault::Error(ScenarioError::Trace { path: file.clone(), what }))?;
+            Shape::Recorded(points)
+        }
+    })
+}
+
+fn event(table: &EventTable, groups: &[Group]) -> Result<Event, String> {
+    let mut changes = Vec::new();
+    changes.extend(table.shares.map(|s| Change::Shares(s.max(1))));
+    changes.extend(table.min.map(|s| Change::Min(s.0)));
+    changes.extend(table.max.map(|s| Change::Max(s.0)));
+    changes.extend(table.tax.map(Change::Tax));
+    changes.extend(table.balloon.map(|word| Change::Driver(driver(word))));
+    let of_vms = !changes.is_empty();
+    changes.extend(table.memory.map(|s| Change::Memory(s.0)));
+    changes.extend(table.disk.map(|word| Change::Disk(word == DiskWord::Works)));
+    if changes.is_empty() {
+        return Err("event: nothing changes".to_owned());
+    }
+    if of_vms && table.vm.is_none() {
+        return Err("event.vm: which VM? (a name, or * for all)".to_owned());
+    }
+    let event = Event { at: table.at.0, vm: table.vm.clone().unwrap_or_default(), changes };
+    let hits = |g: &Group| match g.count {
+        1 => event.names(&g.name),
+        n => (1..=n.min(1_000)).any(|i| event.names(&format!("{}{i}", g.name))),
+    };
+    if of_vms && !groups.iter().any(hits) {
+        return Err(format!("event.vm: no VM is called '{}'", event.vm));
+    }
+    Ok(event)
+}
+
+fn sampling(table: Option<&SamplingTable>) -> Result<SamplingConfig, String> {
+    let d = SamplingConfig::default();
+    let Some(table) = table else { return Ok(d) };
+    let config = SamplingConfig {
+        samples: table.samples.unwrap_or(d.samples),
+        period: table.period.map_or(d.period, |l| duration(l.0)),
+        slow_gain: table.slow_gain.unwrap_or(d.slow_gain),
+        fast_gain: table.fast_gain.unwrap_or(d.fast_gain),
+    };
+    config.check().map_err(|e| format!("sampling: {e}"))?;
+    if config.samples > 10_000 {
+        return Err("sampling.samples: more than 10000".to_owned());
+    }
+    Ok(config)
+}
+
+fn balloon(table: Option<&BalloonTable>) -> Result<BalloonConfig, String> {
+    let d = BalloonConfig::default();
+    let Some(table) = table else { return Ok(d) };
+    let config = BalloonConfig {
+        rate: table.rate_mib_s.map_or(d.rate, Pages::from_mib),
+        deflate_rate: table.deflate_rate_mib_s.map_or(d.deflate_rate, Pages::from_mib),
+        max_fraction: table.max_fraction.unwrap_or(d.max_fraction),
+        patience: table.patience.map_or(d.patience, |l| duration(l.0)),
+        guest_reserve: table.guest_reserve.map_or(d.guest_reserve, |s| s.0),
+        ..d
+    };
+    if config.rate.is_zero() || config.deflate_rate.is_zero() {
+        return Err("balloon: a rate of 0 MiB/s moves nothing".to_owned());
+    }
+    if !(0.0..=0.95).contains(&config.max_fraction) {
+        return Err("balloon.max_fraction: not between 0 and 0.95".to_owned());
+    }
+    Ok(config)
+}

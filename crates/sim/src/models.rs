@@ -1,0 +1,107 @@
+//! What the mechanisms cost and how fast they are. Each figure says where it was measured, or that it
+//! is assumed; `[models]` in a scenario replaces any of them.
+
+use serde::Deserialize;
+
+/// Latencies in microseconds, rates per second.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Models {
+    /// A guest's driver gives up a page: QEMU's discard is one event per 4 KiB
+    /// (docs/adr/0006: about 50 us).
+    pub balloon_page_us: f64,
+    /// An eviction in the pager: protect, copy, punch (docs/adr/0005: 4.4 us).
+    pub evict_page_us: f64,
+    /// A page is remapped to a common one (docs/design/shim-protocol.md: 9.8 us, single pages).
+    pub share_page_us: f64,
+    /// In which all memory is looked at once for equal pages (docs/configuration.md: 600 s).
+    pub scan_time_s: f64,
+    /// Part of the evicted pages that fits half a page. The loads of docs/overcommitment.md compress
+    /// to 45%; how many single pages fit is assumed.
+    pub compress_fits: f64,
+    /// Machine pages that a compressed page takes: half a page (docs/adr/0012).
+    pub compress_frame: f64,
+    /// The compressed cache, per cent of the VM's size (docs/configuration.md: 10).
+    pub compress_percent: f64,
+    /// A fault on a compressed page: the fill of docs/adr/0005 (4.4 us), and decompression (assumed
+    /// to be 2.6 us).
+    pub compress_fault_us: f64,
+    /// A fault on a swapped page, as its guest sees it (experiments/vtj-memory-f5, last third of case
+    /// c: two guests that did nothing but fault had 23.0 MiB/s between them, 340 us a page).
+    pub swap_fault_us: f64,
+    /// The most swapped pages that a host reads per second: what that run reached (23.0 MiB/s). A
+    /// faster disk is likely; none was measured.
+    pub swap_reads_per_s: f64,
+    /// The most that a host writes to swap, MiB per second (assumed).
+    pub swap_write_mib_s: f64,
+    /// A guest reads a page that it had to drop from its own disk (assumed: as its host's swap).
+    pub guest_disk_us: f64,
+    /// How fast a guest touches memory for the first time, MiB per second
+    /// (experiments/vtj-memory-f5/data.csv, case a: 60 MiB in each of the first seconds).
+    pub touch_mib_s: f64,
+    /// A VM's overhead beside a 512th of its size (8 bytes of pmap a page): MiB (docs/adr/0005: 0.9).
+    pub overhead_mib: f64,
+    /// Relative error of a predicted miss ratio, for the policy that uses them (assumed).
+    pub curve_error: f64,
+}
+
+impl Default for Models {
+    fn default() -> Models {
+        Models {
+            balloon_page_us: 50.0,
+            evict_page_us: 4.4,
+            share_page_us: 9.8,
+            scan_time_s: 600.0,
+            compress_fits: 0.6,
+            compress_frame: 0.5,
+            compress_percent: 10.0,
+            compress_fault_us: 7.0,
+            swap_fault_us: 340.0,
+            swap_reads_per_s: 5_888.0,
+            swap_write_mib_s: 200.0,
+            guest_disk_us: 340.0,
+            touch_mib_s: 60.0,
+            overhead_mib: 0.9,
+            curve_error: 0.1,
+        }
+    }
+}
+
+impl Models {
+    /// The first figure that is out of range: its key, and what is wrong with it.
+    ///
+    /// # Errors
+    /// A figure that is not a finite number above 0, or a fraction above 1.
+    pub fn check(&self) -> Result<(), (&'static str, String)> {
+        let above_zero = [
+            ("balloon_page_us", self.balloon_page_us),
+            ("evict_page_us", self.evict_page_us),
+            ("share_page_us", self.share_page_us),
+            ("scan_time_s", self.scan_time_s),
+            ("compress_fault_us", self.compress_fault_us),
+            ("swap_fault_us", self.swap_fault_us),
+            ("swap_reads_per_s", self.swap_reads_per_s),
+            ("swap_write_mib_s", self.swap_write_mib_s),
+            ("guest_disk_us", self.guest_disk_us),
+            ("touch_mib_s", self.touch_mib_s),
+        ];
+        for (key, value) in above_zero {
+            if !(value.is_finite() && value > 0.0) {
+                return Err((key, format!("{value} is not above 0")));
+            }
+        }
+        let ranges = [
+            ("compress_fits", self.compress_fits, 1.0),
+            ("compress_frame", self.compress_frame, 1.0),
+            ("curve_error", self.curve_error, 1.0),
+            ("compress_percent", self.compress_percent, 50.0),
+            ("overhead_mib", self.overhead_mib, 1e6),
+        ];
+        for (key, value, most) in ranges {
+            if !(0.0..=most).contains(&value) {
+                return Err((key, format!("{value} is not between 0 and {most}")));
+            }
+        }
+        Ok(())
+    }
+}

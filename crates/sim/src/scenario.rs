@@ -1,0 +1,169 @@
+//! A scenario: a host, its VMs with their loads, and what happens when; read from TOML and checked as
+//! a whole.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use ballast_policy::{BalloonConfig, PolicyKind, SamplingConfig, TaxRate};
+use ballast_units::Pages;
+
+use crate::Millis;
+use crate::file::{File, Scale};
+use crate::load::{Load, Shape};
+use crate::models::Models;
+use crate::random::Random;
+use crate::vm::{Driver, VmSpec};
+
+/// What is wrong with a scenario.
+#[derive(Debug, thiserror::Error)]
+pub enum ScenarioError {
+    #[error("scenario {}: {source}", .path.display())]
+    Read { path: PathBuf, source: std::io::Error },
+    #[error("scenario {}, line {line}: {what}", .path.display())]
+    Wrong { path: PathBuf, line: usize, what: String },
+    #[error("recorded trace {}: {what}", .path.display())]
+    Trace { path: PathBuf, what: String },
+}
+
+/// What all hosts of a scenario have in common.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    pub tick: Millis,
+    /// How long a step may become while nothing moves.
+    pub calm: Millis,
+    pub memory: Pages,
+    pub swap: Pages,
+    pub scale: Scale,
+    pub policy: PolicyKind,
+    pub sampling: SamplingConfig,
+    pub balloon: BalloonConfig,
+    pub models: Models,
+    pub events: Vec<Event>,
+}
+
+/// Something that happens to a host, or to VMs of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Event {
+    pub at: Millis,
+    /// A VM's name, or the beginning of names with `*` behind it.
+    pub vm: String,
+    pub changes: Vec<Change>,
+}
+
+impl Event {
+    pub fn names(&self, name: &str) -> bool {
+        match self.vm.strip_suffix('*') {
+            Some(beginning) => name.starts_with(beginning),
+            None => name == self.vm,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Change {
+    Shares(u32),
+    Min(Pages),
+    Max(Pages),
+    Tax(TaxRate),
+    Driver(Driver),
+    /// The host's budget.
+    Memory(Pages),
+    /// Whether swap files can be written.
+    Disk(bool),
+}
+
+/// Some VMs that are alike.
+#[derive(Clone, Debug)]
+pub struct Group {
+    pub name: String,
+    pub count: u64,
+    pub(crate) like: VmSpec,
+    pub(crate) shape: Shape,
+    /// Between the starts of one and the next.
+    pub(crate) stagger: Millis,
+}
+
+/// A scenario that was checked.
+#[derive(Clone, Debug)]
+pub struct Scenario {
+    pub name: String,
+    pub duration: Millis,
+    pub seed: u64,
+    pub hosts: u64,
+    /// The distance of points in the series.
+    pub record: Millis,
+    pub settings: Arc<Settings>,
+    pub groups: Vec<Group>,
+}
+
+impl Scenario {
+    /// Reads and checks a file; recorded traces are found beside it.
+    ///
+    /// # Errors
+    /// What is wrong first, with its line.
+    pub fn load(path: &Path) -> Result<Scenario, ScenarioError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| ScenarioError::Read { path: path.to_owned(), source })?;
+        Scenario::parse(path, &text)
+    }
+
+    /// The same of a text that stands at `path`.
+    ///
+    /// # Errors
+    /// As [`Scenario::load`].
+    pub fn parse(path: &Path, text: &str) -> Result<Scenario, ScenarioError> {
+        let wrong = |at: usize, what: String| ScenarioError::Wrong {
+            path: path.to_owned(),
+            line: text[..at.min(text.len())].matches('\n').count() + 1,
+            what,
+        };
+        let file: File = toml::from_str(text).map_err(|e| {
+            wrong(e.span().map_or(0, |span| span.start), e.message().replace('\n', "; "))
+        })?;
+        crate::check::check(file, path, &wrong)
+    }
+
+    /// The VMs of one host. Names are numbered where a group has more than one.
+    pub fn vms(&self, seed: u64) -> Vec<VmSpec> {
+        let mut specs = Vec::new();
+        for (g, group) in self.groups.iter().enumerate() {
+            for i in 0..group.count {
+                let random = Random::new(seed, ((g as u64 + 1) << 32) | i);
+                let name = match group.count {
+                    1 => group.name.clone(),
+                    _ => format!("{}{}", group.name, i + 1),
+                };
+                specs.push(VmSpec {
+                    name,
+                    group: g,
+                    start: group.like.start + group.stagger * i,
+                    load: Load::new(group.shape.clone(), random),
+                    ..group.like.clone()
+                });
+            }
+        }
+        specs
+    }
+
+    /// The same scenario under another policy.
+    #[must_use]
+    pub fn under(&self, policy: PolicyKind) -> Scenario {
+        let settings = Settings { policy, ..(*self.settings).clone() };
+        Scenario { settings: Arc::new(settings), ..self.clone() }
+    }
+
+    /// Memory configured / machine memory of one host, if all VMs ran at once.
+    pub fn overcommitment(&self) -> f64 {
+        let sum: u64 = self.groups.iter().map(|g| g.count * g.like.nature.size).sum();
+        sum as f64 / self.settings.memory.0 as f64
+    }
+}
+
+pub(crate) fn duration(ms: Millis) -> Duration {
+    Duration::from_millis(ms)
+}
+
+#[cfg(test)]
+#[path = "scenario_tests.rs"]
+mod tests;
