@@ -92,9 +92,7 @@ impl FromStr for PolicyKind {
 #[serde(default)]
 pub struct Policy {
     pub kind: PolicyKind,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub misses: Vec<VmMisses>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub pressure: Vec<VmPressure>,
 }
 
