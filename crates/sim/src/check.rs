@@ -182,7 +182,7 @@ fn group(vm: &VmTable, n: usize, file: &File, path: &Path, wrong: Wrong) -> Resu
         min: min.0,
         max: max.0,
         // Ten for each MiB, as ballastd does.
-        shares: vm.shares.unwrap_or((10 * max.0 >> 8).clamp(1, u64::from(u32::MAX)) as u32),
+        shares: vm.shares.unwrap_or(((10 * max.0) >> 8).clamp(1, u64::from(u32::MAX)) as u32),
         tax: vm.tax.unwrap_or(file.policy.tax),
         driver,
         load: Load::new(shape.clone(), Random::new(0, 0)),

@@ -8,10 +8,10 @@ impl Random {
     /// Streams of one seed are independent of one another.
     pub fn new(seed: u64, stream: u64) -> Random {
         let mut own = Random(stream);
-        Random(seed ^ own.next())
+        Random(seed ^ own.draw())
     }
 
-    pub fn next(&mut self) -> u64 {
+    pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -21,7 +21,7 @@ impl Random {
 
     /// Uniform in [0, 1).
     pub fn unit(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+        (self.draw() >> 11) as f64 / (1u64 << 53) as f64
     }
 
     /// Uniform in [-1, 1).
@@ -46,11 +46,11 @@ impl Random {
         let bar = (p * 4_294_967_296.0) as u64;
         let mut hits = 0;
         for _ in 0..n / 2 {
-            let draw = self.next();
+            let draw = self.draw();
             hits += u32::from((draw >> 32) < bar) + u32::from((draw & 0xffff_ffff) < bar);
         }
         if n % 2 == 1 {
-            hits += u32::from((self.next() >> 32) < bar);
+            hits += u32::from((self.draw() >> 32) < bar);
         }
         hits
     }
@@ -74,7 +74,7 @@ mod tests {
 
     #[test]
     fn streams_repeat_and_differ() {
-        let draw = |seed, stream| Random::new(seed, stream).next();
+        let draw = |seed, stream| Random::new(seed, stream).draw();
         assert_eq!(draw(5, 6), draw(5, 6));
         assert_ne!(draw(5, 6), draw(5, 7));
         assert_ne!(draw(5, 6), draw(4, 6));

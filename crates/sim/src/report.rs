@@ -257,7 +257,9 @@ pub fn charts(scenario: &Scenario, results: &[HostResult]) -> Vec<Chart> {
             let of = first.series.iter().filter(|p| p.vm == name);
             Series::new(name, of.map(|p| (p.at as f64 / unit, value(p))).collect())
         };
-        let plots: [(&str, &str, &dyn Fn(&VmPoint) -> f64); 4] = [
+        /// What is shown, its unit, and where it is from.
+        type Plot<'a> = (&'a str, &'a str, &'a dyn Fn(&VmPoint) -> f64);
+        let plots: [Plot; 4] = [
             ("memory consumed", "MiB", &|p| p.consumed.mib()),
             ("target", "MiB", &|p| p.target.mib()),
             ("active memory, estimated", "MiB", &|p| p.estimate.mib()),

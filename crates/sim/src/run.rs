@@ -95,7 +95,7 @@ pub fn run(
 }
 
 fn one(scenario: &Scenario, n: u64, progress: &(dyn Fn(Millis) + Sync)) -> HostResult {
-    let seed = Random::new(scenario.seed, n).next();
+    let seed = Random::new(scenario.seed, n).draw();
     let mut host = Host::new(scenario.settings.clone(), scenario.vms(seed), seed);
     let mut points = Vec::new();
     let mut series = Vec::new();

@@ -1,5 +1,7 @@
 //! The scenarios of the repository, and what they are for.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 use std::path::{Path, PathBuf};
 
 use ballast_policy::PolicyKind;

@@ -84,7 +84,7 @@ pub fn add(outcome: &mut Outcome, quick: bool) -> Result<()> {
 
 fn vms(count: u32, largest: u64) -> Vec<VmState> {
     let mut random = Random::new(u64::from(count), 0);
-    let mut below = |n: u64| random.next() % n;
+    let mut below = |n: u64| random.draw() % n;
     (0..count)
         .map(|id| {
             let size = 64 + below(largest);
