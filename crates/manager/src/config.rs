@@ -132,6 +132,7 @@ struct File {
     vm: Vec<VmTable>,
     #[serde(default)]
     pool: BTreeMap<String, PoolTable>,
+    #[serde(default)]
     policy: PolicyTable,
 }
 

@@ -403,6 +403,9 @@ impl Manager {
     fn adopt_new(self: &Arc<Self>, hello: &Hello, peer: Peer) -> Result<Expected, String> {
         let name = hello.vm.as_str().to_owned();
         let size = hello.ram_len.pages();
+        if size.is_zero() {
+            return Err("its RAM is empty".to_owned());
+        }
         let handle = self.runtime.clone();
         let params = VmParams::resolve(&self.config().vms, &name, size, Asked::default())?;
         let overhead = pager_config(&self.config(), 0).overhead(size);

@@ -43,7 +43,7 @@ async fn a_run_on_guests_replays_bit_for_bit_and_outlives_its_manager() {
     let folder = ballastd.run_dir().join("journal");
     for name in ["web", "db"] {
         let work = "verify-torture --mb 40 --threads 1 --seconds 100000";
-        ballastd.client.run(&ballastd.guest(image, name, 96, work)).await.unwrap();
+        ballastd.client.run(&ballastd.guest(image, name, 128, work)).await.unwrap();
     }
     for name in ["web", "db"] {
         ballastd.checks_go_on(&mut ballastd.console(name), 1).await;
@@ -59,7 +59,7 @@ async fn a_run_on_guests_replays_bit_for_bit_and_outlives_its_manager() {
                 |part: &str| page.turns.iter().any(|t| t.changes.iter().any(|c| c.contains(part)));
             assert!(page.notes.is_empty(), "{:?}", page.notes);
             said("web arrives")
-                && said("shares 960 -> 77")
+                && said("shares 1280 -> 77")
                 && said("the host goes from high")
                 && page.turns.iter().any(|t| !t.outcomes.is_empty())
         })
@@ -91,7 +91,7 @@ async fn a_run_on_guests_replays_bit_for_bit_and_outlives_its_manager() {
     let said = offline(&ballastd, &["journal", "replay", &folder.display().to_string()]);
     assert!(said.contains("the same bit for bit"), "{said}");
     let said = offline(&ballastd, &["plan", "--slot", "1s", &folder.display().to_string()]);
-    assert!(said.contains("VMs of 96 MiB on 176 MiB"), "{said}");
+    assert!(said.contains("VMs of 128 MiB on 176 MiB"), "{said}");
 
     // The next manager goes on in it.
     ballastd.restart();
