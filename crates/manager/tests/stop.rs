@@ -23,7 +23,7 @@ fn waits_in_a_fault(pid: u32) -> bool {
 async fn a_vm_that_waits_in_a_fault_is_ended_without_a_manager() {
     let Some(image) = image_or_skip() else { return };
     let mut ballastd = Ballastd::start(&["--budget", "112M"]);
-    let work = "verify-torture --mb 32 --threads 2 --seconds 100000";
+    let work = "verify-torture --mb 24 --threads 2 --seconds 100000";
     for name in ["stuck", "forced"] {
         let mut spec = ballastd.guest(image, name, 96, work);
         spec.no_balloon = true;
