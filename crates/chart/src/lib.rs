@@ -45,7 +45,7 @@ pub struct Chart {
 const WIDTH: u32 = 900;
 const HEIGHT: u32 = 420;
 /// Distinguishable also by readers who do not tell red from green (Okabe and Ito).
-const COLOURS: [RGBColor; 6] = [
+pub const COLOURS: [RGBColor; 6] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
     RGBColor(0, 158, 115),

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use ballast_compress::Algorithm;
 use ballast_pager::tier::Compression;
-use ballast_policy::{BalloonConfig, PolicyKind, SamplingConfig, TaxRate, Thresholds};
+use ballast_policy::{BalloonConfig, PolicyKind, SamplingConfig, Scale, TaxRate};
 use ballast_units::{Bytes, Pages};
 use serde::Deserialize;
 
@@ -33,26 +33,6 @@ struct Line<'a>(&'a Option<usize>);
 impl std::fmt::Display for Line<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.0.map_or(Ok(()), |line| write!(f, ", line {line}"))
-    }
-}
-
-/// How thresholds of free memory follow from the budget.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Scale {
-    /// 6, 4, 2 and 1 per cent (OSDI'02 s.6.3).
-    #[default]
-    Percent,
-    /// ESX's later sliding scale, for large hosts.
-    Sliding,
-}
-
-impl Scale {
-    pub fn thresholds(self, budget: Pages) -> Thresholds {
-        match self {
-            Scale::Percent => Thresholds::default_for(budget),
-            Scale::Sliding => Thresholds::sliding(budget),
-        }
     }
 }
 

@@ -9,7 +9,7 @@ use crate::config::rules::{VmRule, rule_for};
 use crate::rates::Rates;
 use ballast_api::{GuestStats, Management, Mode, RunState, Salt, VmSpec};
 use ballast_pager::service::PagedVm;
-use ballast_policy::{BalloonControl, BalloonOutput, Health, TaxRate, WorkingSet};
+use ballast_policy::{BalloonControl, BalloonOutput, TaxRate, WorkingSet};
 use ballast_qemu::{Monitor, ProcessHandle, QmpEvent};
 use ballast_units::{Pages, VmId};
 use serde::{Deserialize, Serialize};
@@ -209,14 +209,6 @@ pub struct NewVm {
 
 impl Vm {
     pub fn new(new: NewVm) -> Vm {
-        let nothing = BalloonOutput {
-            command: None,
-            health: Health::Missing,
-            deliverable: Pages::ZERO,
-            limit: Pages::ZERO,
-            rate: None,
-            short: false,
-        };
         Vm {
             id: new.id,
             name: new.name,
@@ -236,7 +228,7 @@ impl Vm {
             monitor: Mutex::new(None),
             balloon: Mutex::new(BalloonState {
                 goal: Pages::ZERO,
-                output: nothing,
+                output: BalloonOutput::UNKNOWN,
                 commanded: Pages::ZERO,
                 reported: None,
                 stats: None,

@@ -352,6 +352,30 @@ impl MaxOf for Pages {
     }
 }
 
+/// Nice values of this process's threads whose names begin so.
+fn nice_of(prefix: &str) -> Vec<i32> {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+    let stats = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("stat")).ok());
+    // "PID (NAME) STATE ...": nice is the 19th field.
+    let parse = |stat: String| {
+        let (head, rest) = stat.rsplit_once(')')?;
+        let nice = rest.split_whitespace().nth(16)?.parse().ok()?;
+        head.split_once('(')?.1.starts_with(prefix).then_some(nice)
+    };
+    stats.filter_map(parse).collect()
+}
+
+#[test]
+fn who_serves_faults_runs_before_others() {
+    let Some(_alone) = alone() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let vmm = Vmm::start("soak", SIZE);
+    let manager = start(&vmm, dir.path(), ROOM);
+    manager.drive(&vmm, Duration::from_millis(50), || false);
+    assert_eq!((nice_of("fault-"), nice_of("reclaim-")), (vec![-10], vec![0]));
+    finish_soak(&vmm, manager, dir.path());
+}
+
 #[test]
 fn a_killed_vmm_gives_back_everything() {
     let Some(_alone) = alone() else { return };

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use ballast_chart::COLOURS;
 use ballast_units::Bytes;
 use plotters::prelude::*;
 
@@ -137,16 +138,6 @@ fn curves(plan: &Plan) -> impl Iterator<Item = (&str, &Curve)> {
     let hosts = plan.hosts.iter().map(|h| (h.facts.host.as_str(), &h.curve));
     hosts.chain(plan.together.iter().map(|curve| ("*", curve)))
 }
-
-/// Distinguishable also by readers who do not tell red from green (Okabe and Ito).
-const COLOURS: [RGBColor; 6] = [
-    RGBColor(0, 114, 178),
-    RGBColor(213, 94, 0),
-    RGBColor(0, 158, 115),
-    RGBColor(204, 121, 167),
-    RGBColor(230, 159, 0),
-    RGBColor(86, 180, 233),
-];
 
 /// Risk over factor, with the bands, as an SVG document.
 ///

@@ -143,6 +143,18 @@ pub struct BalloonOutput {
     pub short: bool,
 }
 
+impl BalloonOutput {
+    /// Of a guest that nothing is known of yet.
+    pub const UNKNOWN: BalloonOutput = BalloonOutput {
+        command: None,
+        health: Health::Missing,
+        deliverable: Pages::ZERO,
+        limit: Pages::ZERO,
+        rate: None,
+        short: false,
+    };
+}
+
 /// One moment of the last `patience`: the command then in force, and the evidence then seen.
 #[derive(Clone, Copy, Debug)]
 struct Moment {

@@ -47,6 +47,6 @@ pub use plan::{EvictCause, Reason, Standing, Supply, VmPlan, VmState, plan};
 pub use policies::{Policy, PolicyKind, UnknownPolicy, VmMisses, VmPressure};
 pub use pools::{Member, Pool, PoolId, PoolShare, divide};
 pub use shares::{Bound, Entitlement, TaxRate, TaxRateError, VmDemand, available, targets};
-pub use state::{State, StateMachine, ThresholdError, Thresholds};
+pub use state::{Scale, State, StateMachine, ThresholdError, Thresholds};
 pub use turn::{Snapshot, decide};
 pub use working_set::{ActiveEstimate, SamplingConfig, SamplingError, WorkingSet, choose_samples};

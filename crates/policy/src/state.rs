@@ -203,6 +203,26 @@ impl Thresholds {
     }
 }
 
+/// How thresholds of free memory follow from the budget.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Scale {
+    /// 6, 4, 2 and 1 per cent (OSDI'02 s.6.3).
+    #[default]
+    Percent,
+    /// ESX's later sliding scale, for large hosts.
+    Sliding,
+}
+
+impl Scale {
+    pub fn thresholds(self, budget: Pages) -> Thresholds {
+        match self {
+            Scale::Percent => Thresholds::default_for(budget),
+            Scale::Sliding => Thresholds::sliding(budget),
+        }
+    }
+}
+
 /// `hundredths` of a percent of `whole`, rounded up.
 fn percent(whole: Pages, hundredths: u64) -> Pages {
     let exact = u128::from(whole.0) * u128::from(hundredths);

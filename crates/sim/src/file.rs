@@ -3,8 +3,7 @@
 
 use std::path::PathBuf;
 
-use ballast_policy::{PolicyKind, TaxRate, Thresholds};
-use ballast_units::Pages;
+use ballast_policy::{PolicyKind, Scale, TaxRate};
 use serde::Deserialize;
 use toml::Spanned;
 
@@ -40,24 +39,6 @@ pub struct HostTable {
     pub swap: Option<Size>,
     #[serde(default)]
     pub thresholds: Scale,
-}
-
-/// How thresholds of free memory follow from the budget.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Scale {
-    #[default]
-    Percent,
-    Sliding,
-}
-
-impl Scale {
-    pub fn thresholds(self, budget: Pages) -> Thresholds {
-        match self {
-            Scale::Percent => Thresholds::default_for(budget),
-            Scale::Sliding => Thresholds::sliding(budget),
-        }
-    }
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ballast_policy::{BalloonConfig, PolicyKind, SamplingConfig, TaxRate};
+use ballast_policy::{BalloonConfig, PolicyKind, SamplingConfig, Scale, TaxRate};
 use ballast_units::Pages;
 
 use crate::Millis;
-use crate::file::{File, Scale};
+use crate::file::File;
 use crate::load::{Load, Shape};
 use crate::models::Models;
 use crate::random::Random;

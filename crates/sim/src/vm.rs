@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use ballast_policy::{
-    BalloonConfig, BalloonControl, BalloonInput, BalloonOutput, Health, SamplingConfig, TaxRate,
-    VmDemand, VmState, WorkingSet,
+    BalloonConfig, BalloonControl, BalloonInput, BalloonOutput, SamplingConfig, TaxRate, VmDemand,
+    VmState, WorkingSet,
 };
 use ballast_units::{Pages, VmId};
 
@@ -102,14 +102,7 @@ impl Vm {
             guest,
             started: now,
             balloon_goal: 0,
-            output: BalloonOutput {
-                command: None,
-                health: Health::Missing,
-                deliverable: Pages::ZERO,
-                limit: Pages::ZERO,
-                rate: None,
-                short: false,
-            },
+            output: BalloonOutput::UNKNOWN,
             control: BalloonControl::new(balloon),
             commanded: 0,
             set: WorkingSet::new(sampling, size),

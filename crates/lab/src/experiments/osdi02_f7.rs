@@ -39,6 +39,18 @@ const PERIOD: Duration = Duration::from_secs(10);
 const PAPER_MB: f64 = 179.0;
 const PAPER_GAIN_PERCENT: f64 = 30.0;
 
+const COLUMNS: [&str; 9] = [
+    "time_s",
+    "tax",
+    "idle_mib",
+    "busy_mib",
+    "idle_target_mib",
+    "busy_target_mib",
+    "idle_active_mib",
+    "busy_active_mib",
+    "mb_per_s",
+];
+
 /// How long things take, seconds.
 #[derive(Clone, Copy, Debug)]
 struct Times {
@@ -111,17 +123,7 @@ async fn limit(stage: &Stage) -> Result<()> {
 }
 
 async fn watch(stage: &mut Stage, times: Times) -> Result<Table> {
-    let mut table = Table::new(&[
-        "time_s",
-        "tax",
-        "idle_mib",
-        "busy_mib",
-        "idle_target_mib",
-        "busy_target_mib",
-        "idle_active_mib",
-        "busy_active_mib",
-        "mb_per_s",
-    ]);
+    let mut table = Table::new(&COLUMNS);
     let begin = stage.elapsed();
     let mut tax = 0.0;
     let mut told = 0;
@@ -252,17 +254,7 @@ mod tests {
 
     /// Both have half, then `moved` MiB go to the busy one, which gets `gain` more done.
     fn measured(moved: f64, gain: f64) -> Measured {
-        let mut t = Table::new(&[
-            "time_s",
-            "tax",
-            "idle_mib",
-            "busy_mib",
-            "idle_target_mib",
-            "busy_target_mib",
-            "idle_active_mib",
-            "busy_active_mib",
-            "mb_per_s",
-        ]);
+        let mut t = Table::new(&COLUMNS);
         for s in 1..540 {
             let taxed = s >= 240;
             let shift = if taxed { moved } else { 0.0 };

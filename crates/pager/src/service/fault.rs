@@ -276,3 +276,28 @@ fn await_any(
     poll(fds, Timespec::try_from(patience).ok().as_ref())?;
     Ok(Waited::Slept(begun.elapsed()))
 }
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_comes_while_it_looks_is_caught_and_what_comes_later_wakes_it() {
+        let (reader, writer) = rustix::pipe::pipe().unwrap();
+        let long = Duration::from_secs(60);
+        let wait = |spin| {
+            let mut fds = [PollFd::new(&reader, PollFlags::IN)];
+            let waited = await_any(&mut fds, spin, Duration::from_millis(1)).unwrap();
+            (waited, fds[0].revents().contains(PollFlags::IN))
+        };
+        // Nothing: it goes to sleep, or has lost its core while it looked.
+        assert!(matches!(wait(Duration::ZERO), (Waited::Slept(_), false)));
+        assert!(matches!(
+            wait(Duration::from_micros(20)),
+            (Waited::Slept(_) | Waited::Preempted, false)
+        ));
+        rustix::io::write(&writer, b"x").unwrap();
+        assert_eq!(wait(long), (Waited::Caught, true));
+        assert!(matches!(wait(Duration::ZERO), (Waited::Slept(_), true)));
+    }
+}
