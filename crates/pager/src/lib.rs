@@ -2,7 +2,7 @@
 //!
 //! | file | what is there |
 //! | --- | --- |
-//! | `word`, `pmap` | one 64-bit word per guest page, in a file that outlives the manager |
+//! | `word`, `pmap`, `sparse` | one 64-bit word per guest page, in a sparse file that outlives the manager |
 //! | `memory/` | the page-state machine: fault, evict, discard, sample, recover |
 //! | `backend`, `guest_ram` | the seam to guest memory, and the real one |
 //! | `mappings` | how pages are mapped elsewhere, through the VM's shim |
@@ -25,6 +25,7 @@ pub mod pmap;
 pub mod replacement;
 pub mod service;
 pub mod sharing;
+mod sparse;
 pub mod stage;
 pub mod swap;
 mod sync;

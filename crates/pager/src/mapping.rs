@@ -47,12 +47,28 @@ impl Mapping {
 
     /// An existing file, whole.
     pub fn open_file(path: &Path) -> std::io::Result<Mapping> {
+        Mapping::open_with_file(path).map(|(mapping, _)| mapping)
+    }
+
+    /// An existing file, whole, and the file itself.
+    pub fn open_with_file(path: &Path) -> std::io::Result<(Mapping, File)> {
         let file = OpenOptions::new().read(true).write(true).open(path)?;
         let len = file.metadata()?.len() as usize;
         if len == 0 {
             return Err(std::io::Error::new(std::io::ErrorKind::UnexpectedEof, "empty file"));
         }
-        Mapping::map(&file, len)
+        Ok((Mapping::map(&file, len)?, file))
+    }
+
+    /// A new file of `len` bytes of which nothing is allocated. Whoever writes to it, or reads it through
+    /// the mapping, allocates first.
+    pub fn create_sparse(path: &Path, len: usize) -> std::io::Result<(Mapping, File)> {
+        let file =
+            OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)?;
+        file.set_len(len as u64)
+            .and_then(|()| Mapping::map(&file, len))
+            .map(|mapping| (mapping, file))
+            .inspect_err(|_| drop(std::fs::remove_file(path)))
     }
 
     /// A file of `len` bytes of which nothing is allocated; one that is there is made longer if need be.

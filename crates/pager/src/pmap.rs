@@ -5,12 +5,21 @@
 //! page 0     magic "BLSTPMAP", version u32, reserved u32, pages u64; zeros
 //! page 1..   words, 8 bytes each, little-endian, one per PPN
 //! ```
+//!
+//! The file is sparse: a hole is the words of pages that nobody touched. Nothing that is done once a
+//! period, or once for a guest that is taken over, walks over holes.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{
+    AtomicBool, AtomicUsize,
+    Ordering::{Acquire, Relaxed, Release},
+};
 
-use ballast_units::{PAGE_SIZE, Pages, Ppn};
+use ballast_units::{Bytes, PAGE_SIZE, Pages, Ppn};
 
 use crate::mapping::Mapping;
+use crate::sparse::{PART, Parts};
 use crate::sync::{AtomicI64, AtomicU64, Ordering};
 use crate::word::{BadWord, State, Word};
 
@@ -37,8 +46,31 @@ pub enum PmapError {
 }
 
 enum Words {
-    File(Mapping),
+    File(Mapping, Parts, Marks),
     Heap(Box<[AtomicU64]>),
+}
+
+/// Pages under sample that have no word yet: a sample of a large guest would give words to all of it.
+#[derive(Default)]
+struct Marks {
+    pages: std::sync::Mutex<BTreeSet<Ppn>>,
+    /// How many, so that most looks need no lock.
+    some: AtomicUsize,
+}
+
+const MARKED: Word = Word::UNTOUCHED.set_sampled(true);
+
+impl Marks {
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeSet<Ppn>> {
+        self.pages.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+    /// The word that a page without one would have.
+    fn word(&self, ppn: Ppn) -> Word {
+        if self.some.load(Acquire) > 0 && self.lock().contains(&ppn) {
+            return MARKED;
+        }
+        Word::UNTOUCHED
+    }
 }
 
 /// The pmap of one VM, with a count of pages per state.
@@ -46,6 +78,8 @@ pub struct Pmap {
     words: Words,
     len: Pages,
     counts: [AtomicI64; State::ALL.len()],
+    /// That a word got no memory was said once.
+    complained: AtomicBool,
 }
 
 impl Pmap {
@@ -58,19 +92,23 @@ impl Pmap {
     /// Creates the file, all pages untouched. Fails if it exists.
     pub fn create(path: &Path, len: Pages) -> Result<Pmap, PmapError> {
         let io = |source| PmapError::Io { path: path.to_owned(), source };
-        let mut mapping = Mapping::create_file(path, file_bytes(len)).map_err(io)?;
+        let (mut mapping, file) = Mapping::create_sparse(path, file_bytes(len)).map_err(io)?;
+        let parts = Parts::of(file)
+            .and_then(|parts| parts.give(0).map(|()| parts))
+            .inspect_err(|_| drop(std::fs::remove_file(path)))
+            .map_err(io)?;
         let header = mapping.bytes_mut(0, 24);
         header[..8].copy_from_slice(MAGIC);
         header[8..12].copy_from_slice(&VERSION.to_le_bytes());
         header[16..24].copy_from_slice(&len.0.to_le_bytes());
-        Ok(Pmap::count(Words::File(mapping), len))
+        Ok(Pmap::count(Words::File(mapping, parts, Marks::default()), len))
     }
 
     /// Opens the pmap of a VM that runs already; every word is checked.
     pub fn open(path: &Path, len: Pages) -> Result<Pmap, PmapError> {
         let io = |source| PmapError::Io { path: path.to_owned(), source };
         Pmap::verify(path)?;
-        let mut mapping = Mapping::open_file(path).map_err(io)?;
+        let (mut mapping, file) = Mapping::open_with_file(path).map_err(io)?;
         if mapping.len() < PAGE_SIZE {
             return Err(PmapError::Magic { path: path.to_owned() });
         }
@@ -83,8 +121,9 @@ impl Pmap {
         if found != len.0 || mapping.len() < file_bytes(len) {
             return Err(PmapError::Size { path: path.to_owned(), found, wanted: len });
         }
-        let mut pmap = Pmap::count(Words::File(mapping), len);
-        for ppn in (0..len.0).map(Ppn) {
+        let parts = Parts::of(file).map_err(io)?;
+        let mut pmap = Pmap::count(Words::File(mapping, parts, Marks::default()), len);
+        for ppn in pmap.known() {
             let bits = pmap.cell(ppn).load(Ordering::Relaxed);
             Word::from_bits(bits)
                 .and_then(
@@ -92,7 +131,7 @@ impl Pmap {
                 )
                 .map_err(|source| PmapError::Word { path: path.to_owned(), ppn, source })?;
         }
-        if let Words::File(mapping) = &mut pmap.words {
+        if let Words::File(mapping, ..) = &mut pmap.words {
             // From now on it may hold what an older manager would not understand. One store: a manager
             // that dies here leaves a right file of either version.
             mapping.bytes_mut(8, 4).copy_from_slice(&VERSION.to_le_bytes());
@@ -109,9 +148,32 @@ impl Pmap {
     }
 
     /// The words of a VM that nobody has taken over yet, read from its file: changes nothing.
-    pub fn peek(path: &Path, each: impl FnMut(Ppn, Word)) -> Result<(), PmapError> {
+    /// Holes, whose pages nobody touched, are passed over.
+    pub fn peek(path: &Path, mut each: impl FnMut(Ppn, Word)) -> Result<(), PmapError> {
         let io = |source| PmapError::Io { path: path.to_owned(), source };
-        Pmap::peek_bytes(path, &std::fs::read(path).map_err(io)?, each)
+        let file = std::fs::File::open(path).map_err(io)?;
+        let mut bytes = vec![0; PART];
+        let mut pages = None;
+        let mut at = 0;
+        loop {
+            let read = read_at(&file, &mut bytes, at).map_err(io)?;
+            let mut words = &bytes[..read];
+            let pages = match pages {
+                Some(pages) => pages,
+                None => {
+                    let found = pages.insert(pages_in(path, words)?);
+                    words = &words[PAGE_SIZE..];
+                    at = PAGE_SIZE as u64;
+                    *found
+                }
+            };
+            peek_words(path, words, (at - PAGE_SIZE as u64) / 8, pages, &mut each)?;
+            at += words.len() as u64;
+            match crate::sparse::next_data(&file, at).map_err(io)? {
+                Some(next) => at = at.max(next / PAGE_SIZE as u64 * PAGE_SIZE as u64),
+                None => return Ok(()),
+            }
+        }
     }
 
     /// The same of bytes that are there already; `path` is for the error.
@@ -120,34 +182,83 @@ impl Pmap {
         bytes: &[u8],
         mut each: impl FnMut(Ppn, Word),
     ) -> Result<(), PmapError> {
-        check_version(path, bytes)?;
-        if bytes.len() < PAGE_SIZE {
-            return Err(PmapError::Magic { path: path.to_owned() });
-        }
-        let mut count = [0u8; 8];
-        count.copy_from_slice(&bytes[16..24]);
-        let words = bytes[PAGE_SIZE..].chunks_exact(8).take(u64::from_le_bytes(count) as usize);
-        for (ppn, raw) in words.enumerate() {
-            let mut word = [0u8; 8];
-            word.copy_from_slice(raw);
-            let word = Word::from_bits(u64::from_le_bytes(word)).map_err(|source| {
-                PmapError::Word { path: path.to_owned(), ppn: Ppn(ppn as u64), source }
-            })?;
-            each(Ppn(ppn as u64), word);
-        }
-        Ok(())
+        let pages = pages_in(path, bytes)?;
+        peek_words(path, &bytes[PAGE_SIZE..], 0, pages, &mut each)
     }
 
     fn count(words: Words, len: Pages) -> Pmap {
         let counts = State::ALL.map(|_| AtomicI64::new(0));
         counts[State::Untouched as usize].store(len.0 as i64, Ordering::Relaxed);
-        Pmap { words, len, counts }
+        Pmap { words, len, counts, complained: AtomicBool::new(false) }
     }
 
     fn cell(&self, ppn: Ppn) -> &AtomicU64 {
         match &self.words {
             Words::Heap(words) => &words[ppn.index()],
-            Words::File(mapping) => mapping.atomic(PAGE_SIZE + ppn.index() * 8),
+            Words::File(mapping, ..) => mapping.atomic(at(ppn)),
+        }
+    }
+
+    /// Moves a page that has no word. None: it has one now, and is as it was.
+    fn exchange_unknown(&self, ppn: Ppn, from: Word, to: Word) -> Option<Result<(), Word>> {
+        let Words::File(mapping, parts, marks) = &self.words else { return None };
+        let mut marked = marks.lock();
+        if parts.has(at(ppn)) {
+            return None;
+        }
+        let now = if marked.contains(&ppn) { MARKED } else { Word::UNTOUCHED };
+        if from != now {
+            return Some(Err(now));
+        }
+        if to == MARKED || to == Word::UNTOUCHED {
+            if to == MARKED {
+                marked.insert(ppn)
+            } else {
+                marked.remove(&ppn)
+            };
+            marks.some.store(marked.len(), Release);
+            return Some(Ok(()));
+        }
+        let given = parts.give_and(at(ppn), |bytes| {
+            let first = Ppn((bytes.start.max(PAGE_SIZE) - PAGE_SIZE) as u64 / 8);
+            let end = Ppn((bytes.end - PAGE_SIZE) as u64 / 8);
+            marked.range(first..end).for_each(|&p| {
+                mapping.atomic(at(p)).store(MARKED.bits(), Ordering::Release);
+            });
+            marked.retain(|p| !(first..end).contains(p));
+        });
+        marks.some.store(marked.len(), Release);
+        match given {
+            Ok(()) => None,
+            Err(e) => {
+                if !self.complained.swap(true, Relaxed) {
+                    tracing::error!("no memory for a pmap (guests that touch new pages wait): {e}");
+                }
+                Some(Err(now))
+            }
+        }
+    }
+
+    /// The pages that have a word; the others are untouched. Takes as long as the guest has been seen
+    /// to use memory, not as long as it is large.
+    pub fn known(&self) -> impl Iterator<Item = Ppn> + use<> {
+        let header = PAGE_SIZE / 8;
+        let ranges: Vec<std::ops::Range<usize>> = match &self.words {
+            Words::Heap(words) => std::iter::once(header..header + words.len()).collect(),
+            Words::File(_, parts, _) => parts.ranges().map(|r| r.start / 8..r.end / 8).collect(),
+        };
+        let len = self.len.0 as usize;
+        ranges.into_iter().flat_map(move |words| {
+            let pages = words.start.max(header) - header..(words.end - header).min(len);
+            pages.map(|n| Ppn(n as u64))
+        })
+    }
+
+    /// Memory that the words take.
+    pub fn bytes(&self) -> Bytes {
+        match &self.words {
+            Words::Heap(words) => Bytes(words.len() as u64 * 8),
+            Words::File(_, parts, _) => Bytes(parts.bytes() as u64),
         }
     }
 
@@ -162,11 +273,23 @@ impl Pmap {
     /// If `ppn` is not below `len()`: callers check what comes from outside.
     pub fn load(&self, ppn: Ppn) -> Word {
         assert!(ppn.0 < self.len.0, "{ppn} beyond {}", self.len.0);
+        if let Words::File(_, parts, marks) = &self.words
+            && !parts.has(at(ppn))
+        {
+            return marks.word(ppn);
+        }
         Word::trusted(self.cell(ppn).load(Ordering::Acquire))
     }
 
-    /// Moves a page from `from` to `to` if it is still in `from`; answers what it is otherwise.
+    /// Moves a page from `from` to `to` if it is still in `from`; answers what it is otherwise. An
+    /// untouched page whose word gets no memory stays what it is, and that is answered.
     pub fn exchange(&self, ppn: Ppn, from: Word, to: Word) -> Result<(), Word> {
+        if let Words::File(_, parts, _) = &self.words
+            && !parts.has(at(ppn))
+            && let Some(done) = self.exchange_unknown(ppn, from, to)
+        {
+            return done;
+        }
         match self.cell(ppn).compare_exchange(
             from.bits(),
             to.bits(),
@@ -181,8 +304,14 @@ impl Pmap {
         }
     }
 
-    /// Sets a page whose busy bit the caller holds.
+    /// Sets a page whose busy bit the caller holds, so that it has a word.
     pub fn store(&self, ppn: Ppn, to: Word) {
+        if let Words::File(_, parts, _) = &self.words
+            && !parts.has(at(ppn))
+        {
+            let given = parts.give(at(ppn));
+            debug_assert!(given.is_ok(), "{ppn} was never claimed: {given:?}");
+        }
         let from = Word::trusted(self.cell(ppn).swap(to.bits(), Ordering::AcqRel));
         self.moved(from.state(), to.state());
     }
@@ -201,7 +330,9 @@ impl Pmap {
 
     fn recount(&self) {
         let mut counts = [0i64; State::ALL.len()];
-        for ppn in (0..self.len.0).map(Ppn) {
+        counts[State::Untouched as usize] = self.len.0 as i64;
+        for ppn in self.known() {
+            counts[State::Untouched as usize] -= 1;
             counts[self.load(ppn).state() as usize] += 1;
         }
         for (cell, n) in self.counts.iter().zip(counts) {
@@ -212,7 +343,9 @@ impl Pmap {
     /// Invariant, when nothing moves: the counts are those of the words.
     pub fn check(&self) -> Result<(), String> {
         let mut counts = [0i64; State::ALL.len()];
-        for ppn in (0..self.len.0).map(Ppn) {
+        counts[State::Untouched as usize] = self.len.0 as i64;
+        for ppn in self.known() {
+            counts[State::Untouched as usize] -= 1;
             counts[self.load(ppn).state() as usize] += 1;
         }
         for state in State::ALL {
@@ -234,6 +367,58 @@ fn check_version(path: &Path, header: &[u8]) -> Result<(), PmapError> {
         Some(1..=VERSION) => Ok(()),
         Some(found) => Err(PmapError::Version { path: path.to_owned(), found }),
     }
+}
+
+/// Offset of a page's word in the file.
+fn at(ppn: Ppn) -> usize {
+    PAGE_SIZE + ppn.index() * 8
+}
+
+/// Of how many pages a file is that begins with these bytes.
+fn pages_in(path: &Path, bytes: &[u8]) -> Result<u64, PmapError> {
+    check_version(path, bytes)?;
+    if bytes.len() < PAGE_SIZE {
+        return Err(PmapError::Magic { path: path.to_owned() });
+    }
+    let mut count = [0u8; 8];
+    count.copy_from_slice(&bytes[16..24]);
+    Ok(u64::from_le_bytes(count))
+}
+
+/// Words that begin with that of page `first`, as far as there are `pages`.
+fn peek_words(
+    path: &Path,
+    bytes: &[u8],
+    first: u64,
+    pages: u64,
+    each: &mut impl FnMut(Ppn, Word),
+) -> Result<(), PmapError> {
+    for (ppn, raw) in (first..pages).map(Ppn).zip(bytes.chunks_exact(8)) {
+        let mut word = [0u8; 8];
+        word.copy_from_slice(raw);
+        let word = Word::from_bits(u64::from_le_bytes(word)).map_err(|source| PmapError::Word {
+            path: path.to_owned(),
+            ppn,
+            source,
+        })?;
+        each(ppn, word);
+    }
+    Ok(())
+}
+
+/// As much as there is, up to the length of `bytes`.
+fn read_at(file: &std::fs::File, bytes: &mut [u8], at: u64) -> std::io::Result<usize> {
+    use std::os::unix::fs::FileExt;
+    let mut done = 0;
+    while done < bytes.len() {
+        match file.read_at(&mut bytes[done..], at + done as u64) {
+            Ok(0) => break,
+            Ok(n) => done += n,
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(done)
 }
 
 fn file_bytes(len: Pages) -> usize {
@@ -259,6 +444,65 @@ mod tests {
         assert_eq!(pmap.in_state(State::Resident), Pages(1));
         pmap.check().unwrap();
         assert!(Pmap::create(&path, Pages(1000)).is_err(), "an existing pmap is never overwritten");
+    }
+
+    #[test]
+    fn a_large_guest_has_words_only_where_it_has_pages() {
+        let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+        let path = dir.path().join("pmap");
+        // A tebibyte.
+        let len = Pages(1 << 28);
+        let pmap = Pmap::create(&path, len).unwrap();
+        let taken = |words: [u64; 3]| words.map(|p| (Ppn(p), Word::new(State::Resident)));
+        for (ppn, word) in taken([5, 1 << 27, (1 << 28) - 1]) {
+            assert_eq!(pmap.load(ppn), Word::UNTOUCHED);
+            assert_eq!(pmap.exchange(ppn, Word::new(State::Swapped), word), Err(Word::UNTOUCHED));
+            pmap.exchange(ppn, Word::UNTOUCHED, word).unwrap();
+        }
+        let few = Bytes(3 * PART as u64 + PAGE_SIZE as u64);
+        assert!(pmap.bytes() <= few, "{:?}", pmap.bytes());
+        assert_eq!(pmap.in_state(State::Untouched), Pages(len.0 - 3));
+        pmap.check().unwrap();
+        drop(pmap);
+        let mut seen = Vec::new();
+        Pmap::peek(&path, |ppn, word| {
+            if word != Word::UNTOUCHED {
+                seen.push((ppn, word));
+            }
+        })
+        .unwrap();
+        assert_eq!(seen, taken([5, 1 << 27, (1 << 28) - 1]));
+        let pmap = Pmap::open(&path, len).unwrap();
+        assert!(pmap.bytes() <= few, "{:?}", pmap.bytes());
+        assert_eq!(pmap.in_state(State::Resident), Pages(3));
+        assert!(pmap.known().count() < 4 * PART / 8);
+        assert!(pmap.known().any(|ppn| ppn == Ppn((1 << 28) - 1)));
+        pmap.check().unwrap();
+    }
+
+    #[test]
+    fn a_sample_of_pages_without_words_gives_them_none_and_is_kept_when_they_get_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let pmap = Pmap::create(&dir.path().join("pmap"), Pages(1 << 20)).unwrap();
+        let before = pmap.bytes();
+        let far = |n: u64| Ppn((1 << 19) + n);
+        for n in 0..3 {
+            pmap.exchange(far(n), Word::UNTOUCHED, MARKED).unwrap();
+            assert_eq!(pmap.load(far(n)), MARKED);
+            assert_eq!(pmap.exchange(far(n), Word::UNTOUCHED, MARKED), Err(MARKED));
+        }
+        assert_eq!(pmap.bytes(), before);
+        pmap.exchange(far(0), MARKED, Word::UNTOUCHED).unwrap();
+        // A neighbour of theirs is touched.
+        let home = Word::new(State::Resident);
+        pmap.exchange(far(9), Word::UNTOUCHED, home).unwrap();
+        assert!(pmap.bytes() > before);
+        let now = [0, 1, 2, 9].map(|n| pmap.load(far(n)));
+        assert_eq!(now, [Word::UNTOUCHED, MARKED, MARKED, home]);
+        // As any word from now on.
+        assert_eq!(pmap.exchange(far(1), Word::UNTOUCHED, home), Err(MARKED));
+        pmap.exchange(far(1), MARKED, home).unwrap();
+        pmap.check().unwrap();
     }
 
     #[test]

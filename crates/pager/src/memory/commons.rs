@@ -3,7 +3,7 @@
 //! memory that a move home takes while both copies exist.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use ballast_units::{Pages, Ppn};
 
@@ -32,25 +32,36 @@ impl<B: Backend> Clone for Membership<B> {
     }
 }
 
-/// One bit per page.
-pub struct PageSet(Box<[AtomicU64]>);
+/// One bit per page; it has memory where bits were set.
+pub struct PageSet(Box<[OnceLock<Box<[AtomicU64; WORDS]>>]>);
+
+/// Words of 64 bits that get their memory together.
+const WORDS: usize = 64;
 
 impl PageSet {
     fn new(len: Pages) -> PageSet {
-        PageSet((0..len.0.div_ceil(64)).map(|_| AtomicU64::new(0)).collect())
+        PageSet((0..len.0.div_ceil(64 * WORDS as u64)).map(|_| OnceLock::new()).collect())
+    }
+    fn cell(&self, ppn: Ppn) -> Option<&AtomicU64> {
+        let word = ppn.index() / 64;
+        self.0[word / WORDS].get().map(|words| &words[word % WORDS])
     }
     pub fn insert(&self, ppn: Ppn) {
-        self.0[ppn.index() / 64].fetch_or(1 << (ppn.0 % 64), Ordering::AcqRel);
+        let word = ppn.index() / 64;
+        let words = self.0[word / WORDS]
+            .get_or_init(|| Box::new(std::array::from_fn(|_| AtomicU64::new(0))));
+        words[word % WORDS].fetch_or(1 << (ppn.0 % 64), Ordering::AcqRel);
     }
     pub fn remove(&self, ppn: Ppn) {
-        let (cell, bit) = (&self.0[ppn.index() / 64], 1 << (ppn.0 % 64));
+        let Some(cell) = self.cell(ppn) else { return };
+        let bit = 1 << (ppn.0 % 64);
         // Most are not in it, and a look is cheaper than a write.
         if cell.load(Ordering::Acquire) & bit != 0 {
             cell.fetch_and(!bit, Ordering::AcqRel);
         }
     }
     pub fn contains(&self, ppn: Ppn) -> bool {
-        self.0[ppn.index() / 64].load(Ordering::Acquire) & 1 << (ppn.0 % 64) != 0
+        self.cell(ppn).is_some_and(|cell| cell.load(Ordering::Acquire) & 1 << (ppn.0 % 64) != 0)
     }
 }
 

@@ -29,13 +29,11 @@ impl<B: Backend> Memory<B> {
     pub fn recover(&self, drain: &dyn Fn()) -> Result<Recovered, RecoverError> {
         let mut found = Recovered::default();
         let mut charged = 0;
-        let moving: Vec<Ppn> = (0..self.pmap.len().0)
-            .map(Ppn)
-            .filter(|&p| Self::is_moving(self.pmap.load(p)))
-            .collect();
+        let moving: Vec<Ppn> =
+            self.pmap.known().filter(|&p| Self::is_moving(self.pmap.load(p))).collect();
         let mut moving = moving.iter().zip(self.places_of(&moving)?).peekable();
         let mut home = Presence::default();
-        for ppn in (0..self.pmap.len().0).map(Ppn) {
+        for ppn in self.pmap.known() {
             let mut word = self.pmap.load(ppn);
             if let Some((_, place)) = moving.next_if(|m| *m.0 == ppn) {
                 let next = retry(drain, || self.settled(ppn, word, place))?;

@@ -604,7 +604,7 @@ impl PagedVm {
     fn leave_domain(&self) {
         let memory = self.memory();
         let Some(member) = memory.membership() else { return };
-        for ppn in (0..memory.pmap().len().0).map(Ppn) {
+        for ppn in memory.pmap().known() {
             if let Some(page) = memory.pmap().load(ppn).store_page() {
                 member.domain.release(page);
             }
