@@ -96,6 +96,9 @@ pub struct HostView {
     pub manager_cpu_s: f64,
     /// Memory of the manager process itself (RSS).
     pub manager_rss: u64,
+    /// Whether the host may not swap the manager out.
+    #[serde(default)]
+    pub manager_locked: bool,
     #[serde(default)]
     pub sharing: HostSharing,
     /// Sums over the VMs that run.

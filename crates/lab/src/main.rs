@@ -35,6 +35,9 @@ enum Command {
     /// The process whose memory `bench faults` is about
     #[command(hide = true)]
     Faulter(bench::faults::FaulterArgs),
+    /// One of the many processes of `bench scale`
+    #[command(hide = true)]
+    Sleeper(bench::scale::SleeperArgs),
     /// Holds swap space for a peer
     #[command(hide = true)]
     SwapKeeper(peers::KeeperArgs),
@@ -59,6 +62,7 @@ fn run(command: Command) -> Result<bool> {
     match command {
         Command::Holder(args) => return bench::sharing::hold(&args).map(|()| true),
         Command::Faulter(args) => return bench::faults::fault(&args).map(|()| true),
+        Command::Sleeper(args) => return bench::scale::sleep(&args).map(|()| true),
         Command::SwapKeeper(args) => return peers::keep(&args).map(|()| true),
         Command::KsmKeeper => return bench::sharing::ksm::keep().map(|()| true),
         _ => {}

@@ -257,7 +257,8 @@ impl Manager {
     fn swap_dir(&self) -> PathBuf {
         self.disks.join("swap")
     }
-    fn run_dir(&self) -> PathBuf {
+    /// Sockets, and the state of VMs.
+    pub fn run_dir(&self) -> PathBuf {
         self.root.join("run")
     }
     fn log(&self) -> PathBuf {

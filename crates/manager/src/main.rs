@@ -14,6 +14,7 @@ mod lifecycle;
 mod manager;
 mod measure;
 mod metrics;
+mod own_process;
 mod paging;
 mod policy_loop;
 mod pools;
@@ -148,6 +149,7 @@ fn run(args: Args) -> anyhow::Result<()> {
     }
     // Everything that is made from here on is for this user alone.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
+    own_process::prepare();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()

@@ -39,6 +39,7 @@ fn render(host: &HostView, vms: &[VmView]) -> Result<String, std::fmt::Error> {
     gauge("overhead", "Overhead memory in the budget", host.overhead);
     gauge("measured_used", "Machine memory in use by the kernel's count", host.measured_used);
     gauge("swap_used", "Swap space that holds pages", host.swap_used);
+    gauge("manager_memory", "Resident memory of the manager itself", host.manager_rss);
     let sharing = &host.sharing;
     gauge("shared", "Guest memory backed by common pages", sharing.shared);
     gauge("common", "Machine memory of common pages", sharing.common);
@@ -49,6 +50,17 @@ fn render(host: &HostView, vms: &[VmView]) -> Result<String, std::fmt::Error> {
         "sharing_mappings",
         "Mappings of all VMM processes",
         ConstGauge::new(sharing.mappings as f64),
+    );
+    registry.register_with_unit(
+        "manager_cpu",
+        "CPU time of the manager itself",
+        Unit::Seconds,
+        ConstCounter::new(host.manager_cpu_s),
+    );
+    registry.register(
+        "manager_locked",
+        "Whether the host may not swap the manager out",
+        ConstGauge::new(f64::from(u8::from(host.manager_locked))),
     );
     registry.register(
         "sharing_enabled",
@@ -183,7 +195,7 @@ mod tests {
             "overhead": 0, "peak_used": 0, "measured_used": 0, "measured_peak": 0,
             "state": "high", "thresholds": [], "overcommit": 0.0, "overcommit_peak": 0.0,
             "tax": 0.75, "vms": 1, "swap_reserved": 0, "swap_used": 0, "accel": "",
-            "manager_cpu_s": 0.0, "manager_rss": 0,
+            "manager_cpu_s": 2.5, "manager_rss": 110, "manager_locked": true,
             "sharing": {"enabled": true, "shared": 101, "common": 102, "saved": 103,
                         "broken": 104, "breaks": 105, "scanned": 106, "cpu_s": 1.5,
                         "metadata": 107, "mappings": 108},
@@ -217,6 +229,9 @@ mod tests {
             "ballast_share_breaks_total 105",
             "ballast_share_scanned_pages_total 106",
             "ballast_sharing_cpu_seconds_total 1.5",
+            "ballast_manager_memory_bytes 110.0",
+            "ballast_manager_cpu_seconds_total 2.5",
+            "ballast_manager_locked 1.0",
             "ballast_sharing_metadata_bytes 107.0",
             "ballast_sharing_mappings 108.0",
             "ballast_zero_dropped_bytes_total 109",

@@ -72,6 +72,7 @@ pub fn host(manager: &Manager) -> HostView {
         accel: lock(&manager.accel).clone(),
         manager_cpu_s: process::cpu_time(own).unwrap_or_default().as_secs_f64(),
         manager_rss: process::rss(own).unwrap_or_default().0,
+        manager_locked: process::locked(own).is_some_and(|locked| locked.0 > 0),
         sharing: host_sharing(manager, &vms, counters.zero_dropped),
         compression: vms.iter().fold(CompressionView::default(), |mut all, vm| {
             all += vm.paged().as_ref().map_or_else(CompressionView::default, compression);

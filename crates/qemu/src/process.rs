@@ -31,6 +31,11 @@ pub fn rss(pid: u32) -> Option<Bytes> {
     proc_text::status_field(&read(pid, "status")?, "VmRSS")
 }
 
+/// Memory that the host may not swap out.
+pub fn locked(pid: u32) -> Option<Bytes> {
+    proc_text::status_field(&read(pid, "status")?, "VmLck")
+}
+
 /// CPU time of all threads, those that ended included; steps of 10 ms.
 pub fn cpu_time(pid: u32) -> Option<Duration> {
     proc_text::stat(&read(pid, "stat")?).map(|stat| ticks(stat.ticks))

@@ -84,12 +84,17 @@ fn summary(h: &HostView) -> String {
             ("version", format!("{} (pid {})", h.version, h.pid)),
             ("up", age(h.uptime_s)),
             ("CPU time", format!("{:.1} s", h.manager_cpu_s)),
-            ("memory", size(h.manager_rss)),
+            ("memory", manager_memory(h)),
             ("default tax", h.tax.to_string()),
             ("guests run on", h.accel.clone()),
         ],
     );
     text
+}
+
+fn manager_memory(h: &HostView) -> String {
+    let may = if h.manager_locked { "locked" } else { "the host may swap it out" };
+    format!("{}, {may}", size(h.manager_rss))
 }
 
 fn journal(j: &JournalView) -> String {

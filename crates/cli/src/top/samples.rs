@@ -48,6 +48,7 @@ pub fn host() -> HostView {
         accel: "tcg (no stock kernel boots on this /dev/kvm)".to_owned(),
         manager_cpu_s: 1.5,
         manager_rss: 20 * MIB,
+        manager_locked: true,
         compression: Default::default(),
         sharing: HostSharing {
             enabled: true,

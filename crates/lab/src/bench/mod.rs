@@ -11,6 +11,7 @@ mod policy;
 mod policy_exact;
 mod reclaim;
 mod restart;
+pub mod scale;
 pub mod sharing;
 mod touch;
 
@@ -39,7 +40,7 @@ pub struct BenchArgs {
 }
 
 /// Names, and what each measures.
-pub const NAMES: [(&str, &str); 8] = [
+pub const NAMES: [(&str, &str); 9] = [
     (
         "policy",
         "milliseconds to decide about 10,000 VMs, flat, in pools, under each policy; hosts simulated",
@@ -51,6 +52,7 @@ pub const NAMES: [(&str, &str); 8] = [
         "restart",
         "seconds until a ballastd that was killed has 10 GiB of guests again, and serves them",
     ),
+    ("scale", "what the manager takes for 50 idle guests, and for 500 VMs of 4 GiB"),
     ("sharing", "CPU, memory and time to share equal pages: the kernel's KSM, and Ballast"),
     ("faults", "time of a fault on a reclaimed page: zram, zswap, a swap file, and Ballast"),
     ("overcommit", "work done by overcommitted guests: kernel swap, zram, KSM, and Ballast"),
@@ -106,6 +108,7 @@ async fn measure(name: &str, image: &Image, quick: bool) -> Result<Outcome> {
         "boot" => boot::run(image, repeats).await,
         "touch" => touch::run(image, repeats).await,
         "restart" => restart::run(quick).await,
+        "scale" => scale::run(image, quick).await,
         "sharing" => sharing::run(quick).await,
         "faults" => faults::run(quick).await,
         "overcommit" => overcommit::run(image, quick).await,

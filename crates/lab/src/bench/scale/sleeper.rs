@@ -1,0 +1,92 @@
+//! A process that stands in for a large VMM that does little: a shared file as its RAM, of which few
+//! pages are ever touched. It does what standard input says, a line at a time, and answers each line
+//! with one; when its input ends, it ends.
+//!
+//! | command | does | answers |
+//! | --- | --- | --- |
+//! | `touch COUNT SEED` | writes to the first page of so many stretches of 2 MiB, chosen at random | `touched COUNT` |
+//! | `check` | compares all those pages with what it wrote | `whole PAGES` |
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, Write};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::super::memory::Memory;
+
+/// Pages of a stretch.
+const STRETCH: usize = 512;
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct SleeperArgs {
+    #[arg(long)]
+    mib: usize,
+}
+
+/// Nothing but commands until the input ends.
+pub fn run(args: &SleeperArgs) -> Result<()> {
+    let memory = Memory::map(args.mib << 8, true)?;
+    let mut sleeper = Sleeper { memory, written: BTreeMap::new() };
+    for line in std::io::stdin().lock().lines() {
+        let line = line.context("standard input")?;
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let answer = sleeper.obey(&words).unwrap_or_else(|e| format!("error {e:#}"));
+        let mut out = std::io::stdout();
+        writeln!(out, "{answer}").and_then(|()| out.flush()).context("standard output")?;
+    }
+    Ok(())
+}
+
+struct Sleeper {
+    memory: Memory,
+    /// What was written last, by page.
+    written: BTreeMap<usize, u64>,
+}
+
+impl Sleeper {
+    fn obey(&mut self, words: &[&str]) -> Result<String> {
+        match *words {
+            ["touch", count, seed] => {
+                let count: usize = count.parse()?;
+                let mut random: u64 = seed.parse::<u64>()? | 1;
+                for _ in 0..count {
+                    // A linear congruential step (Knuth's MMIX constants); its high bits are good enough to choose by.
+                    random = random
+                        .wrapping_mul(6_364_136_223_846_793_005)
+                        .wrapping_add(1_442_695_040_888_963_407);
+                    let stretches = self.memory.pages() / STRETCH;
+                    let page = (random >> 33) as usize % stretches.max(1) * STRETCH;
+                    self.memory.page(page)[7] = random;
+                    self.written.insert(page, random);
+                }
+                Ok(format!("touched {count}"))
+            }
+            ["check"] => {
+                for (&page, &value) in &self.written {
+                    let found = self.memory.page(page)[7];
+                    ensure!(found == value, "page {page} is not as written");
+                }
+                Ok(format!("whole {}", self.written.len()))
+            }
+            _ => bail!("unknown command"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_touched_is_checked() {
+        let memory = Memory::map(64 * STRETCH, true).unwrap();
+        let mut sleeper = Sleeper { memory, written: BTreeMap::new() };
+        assert_eq!(sleeper.obey(&["touch", "40", "3"]).unwrap(), "touched 40");
+        let pages = sleeper.written.len();
+        assert!((10..=40).contains(&pages), "{pages}");
+        assert_eq!(sleeper.obey(&["check"]).unwrap(), format!("whole {pages}"));
+        let some = *sleeper.written.keys().next().unwrap();
+        sleeper.memory.page(some)[7] ^= 1;
+        assert!(sleeper.obey(&["check"]).is_err() && sleeper.obey(&["touch"]).is_err());
+    }
+}
