@@ -3,7 +3,6 @@
 use std::collections::HashSet;
 
 use ballast_compress::Place;
-use ballast_units::Ppn;
 
 use super::Memory;
 use crate::backend::Backend;
@@ -19,7 +18,7 @@ impl<B: Backend> Memory<B> {
         let (mut charged, mut swapped) = (0, HashSet::new());
         let mut staged = HashSet::new();
         let mut compressed = 0;
-        for ppn in (0..self.pmap.len().0).map(Ppn) {
+        for ppn in self.pmap.known() {
             let word = self.pmap.load(ppn);
             if !word.is_idle() {
                 return Err(format!("{ppn} is busy: {word:?}"));
