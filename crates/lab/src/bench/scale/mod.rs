@@ -102,7 +102,7 @@ async fn idle(image: &Image, plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     let budget = Bytes((GUEST.0 + (16 << 20)) * plan.guests as u64 + (512 << 20));
     let mut stage = Stage::new(&Options::budget(budget))?;
     for n in 0..plan.guests {
-        let guest = Guest::new(&format!("idle{n}"), GUEST, &stage.manager.consoles()).run("idle");
+        let guest = Guest::new(&format!("idle{n}"), GUEST, &stage.manager.consoles());
         stage.add(&guest, image, |_| {}).await?;
         // A few at a time: more only hinder one another.
         if n % 4 == 3 {
