@@ -7,7 +7,7 @@
 //! | `fill` | writes all its memory | `filled PAGES` |
 //! | `pageout` | asks the kernel to reclaim all of it | `ok` |
 //! | `out` | counts the pages that are not in memory | `out PAGES` |
-//! | `read COUNT SEED` | reads so many of those, in random order, each timed | `times N P50 P99 MAX`, ns |
+//! | `read COUNT SEED ORDER` | reads so many of those, each timed | `times N P50 P99 MAX MEAN`, ns |
 //! | `check` | compares all its memory with what it wrote | `whole PAGES` |
 
 use std::io::{BufRead, Write};
@@ -18,6 +18,7 @@ use anyhow::{Context, Result, bail, ensure};
 use super::super::memory::{Memory, WORDS};
 use super::super::sharing::contents::shuffle;
 use super::contents::Kind;
+use super::round::Order;
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct FaulterArgs {
@@ -63,9 +64,11 @@ impl Faulter {
             }
             ["pageout"] => self.memory.advise(libc::MADV_PAGEOUT).map(|()| "ok".to_owned()),
             ["out"] => Ok(format!("out {}", self.out()?.len())),
-            ["read", count, seed] => {
+            ["read", count, seed, order] => {
                 let mut pages = self.out()?;
-                shuffle(&mut pages, seed.parse()?);
+                if Order::named(order)? == Order::Random {
+                    shuffle(&mut pages, seed.parse()?);
+                }
                 pages.truncate(count.parse()?);
                 let mut times = self.read(&pages)?;
                 times.sort_unstable();
@@ -73,7 +76,8 @@ impl Faulter {
                     let last = times.len().saturating_sub(1);
                     times.get((last as f64 * part).round() as usize).copied().unwrap_or(0)
                 };
-                Ok(format!("times {} {} {} {}", times.len(), at(0.5), at(0.99), at(1.0)))
+                let mean = times.iter().sum::<u64>() / times.len().max(1) as u64;
+                Ok(format!("times {} {} {} {} {mean}", times.len(), at(0.5), at(0.99), at(1.0)))
             }
             ["check"] => {
                 let mut want = [0; WORDS];
@@ -126,7 +130,10 @@ mod tests {
             assert_eq!(ask(&mut f, "fill").unwrap(), "filled 256");
             assert_eq!(ask(&mut f, "out").unwrap(), "out 0");
             assert_eq!(ask(&mut f, "check").unwrap(), "whole 256");
-            assert_eq!(ask(&mut f, "read 10 1").unwrap(), "times 0 0 0 0");
+            for order in ["random", "sequential"] {
+                let asked = format!("read 10 1 {order}");
+                assert_eq!(ask(&mut f, &asked).unwrap(), "times 0 0 0 0 0");
+            }
             assert_eq!(f.read(&[3, 200]).unwrap().len(), 2);
             f.memory.page(77)[0] ^= 1;
             assert!(f.read(&[77]).unwrap_err().to_string().contains("page 77"));

@@ -18,9 +18,18 @@ pub enum Tier {
     Zram,
     Zswap,
     Disk,
+    /// As they are without any setting: up to `1 << KERNELS_CLUSTER` pages for one fault.
+    ZramDefault,
+    DiskDefault,
 }
 
-pub const TIERS: [Tier; 3] = [Tier::Zram, Tier::Zswap, Tier::Disk];
+/// All of them, and those that are best for random order.
+pub const TIERS: [Tier; 5] =
+    [Tier::Zram, Tier::Zswap, Tier::Disk, Tier::ZramDefault, Tier::DiskDefault];
+pub const ONE_BY_ONE: usize = 3;
+
+/// The kernel's own `vm.page-cluster`.
+const KERNELS_CLUSTER: u32 = 3;
 
 /// What is left to the process while its last pages are pushed out.
 const REST: Bytes = Bytes::from_mib(8);
@@ -33,18 +42,29 @@ impl Tier {
             Tier::Zram => "zram",
             Tier::Zswap => "zswap",
             Tier::Disk => "disk",
+            Tier::ZramDefault => "zram_default",
+            Tier::DiskDefault => "disk_default",
         }
+    }
+
+    pub fn is_memory(self) -> bool {
+        !matches!(self, Tier::Disk | Tier::DiskDefault)
     }
 
     /// Swap space, and what it takes; None, with a word, where the kernel does not have it.
     fn start(self, folder: &Path, plan: &Plan) -> Result<Option<Swap>> {
         // As zram's users set it for random access: one page for one fault.
-        let request = |space| Request { page_cluster: Some(0), ..Request::new(space, PRIORITY) };
+        let cluster = match self {
+            Tier::ZramDefault | Tier::DiskDefault => KERNELS_CLUSTER,
+            _ => 0,
+        };
+        let page_cluster = Some(cluster);
+        let request = |space| Request { page_cluster, ..Request::new(space, PRIORITY) };
         let size = Bytes::from_mib(plan.mib as u64 * 2);
         let file = || Space::File { path: folder.join("peer.swap"), size };
         let started = match self {
-            Tier::Zram => Swap::start(&request(Space::Zram { size })),
-            Tier::Disk => Swap::start(&request(file())),
+            Tier::Zram | Tier::ZramDefault => Swap::start(&request(Space::Zram { size })),
+            Tier::Disk | Tier::DiskDefault => Swap::start(&request(file())),
             Tier::Zswap => {
                 let zswap = Some(zswap_compressor().to_owned());
                 Swap::start(&Request { zswap, ..request(file()) })
@@ -52,7 +72,7 @@ impl Tier {
         };
         match started {
             Ok(swap) => Ok(Some(swap)),
-            Err(e) if self != Tier::Disk => {
+            Err(e) if self.is_memory() => {
                 say::detail(&format!("{}: left out: {e:#}", self.name()));
                 Ok(None)
             }
@@ -93,9 +113,9 @@ pub async fn round(
         tier.name()
     );
     let takes = match tier {
-        Tier::Zram => swap.zram()?.map(|z| z.used),
+        Tier::Zram | Tier::ZramDefault => swap.zram()?.map(|z| z.used),
         Tier::Zswap => Some(zswap_takes()?.saturating_sub(zswap)),
-        Tier::Disk => None,
+        Tier::Disk | Tier::DiskDefault => None,
     };
     let taken = takes.map_or(f64::NAN, |takes| takes.0 as f64 / used.0 as f64);
     let times = faulter.read(plan).await.with_context(|| tier.name().to_owned())?;

@@ -1,13 +1,39 @@
-//! One process, filled, reclaimed, and read back in random order.
+//! One process, filled, reclaimed, and read back.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
 use super::super::child::Child;
 use super::contents::Kind;
 use super::hogs::Hogs;
+
+/// In which order pages are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    Random,
+    /// By address.
+    Sequential,
+}
+
+impl Order {
+    const ALL: [Order; 2] = [Order::Random, Order::Sequential];
+
+    fn name(self) -> &'static str {
+        match self {
+            Order::Random => "random",
+            Order::Sequential => "sequential",
+        }
+    }
+
+    pub fn named(name: &str) -> Result<Order> {
+        match Order::ALL.into_iter().find(|order| order.name() == name) {
+            Some(order) => Ok(order),
+            None => bail!("no order '{name}'"),
+        }
+    }
+}
 
 /// How much is done.
 #[derive(Clone, Copy, Debug)]
@@ -16,6 +42,7 @@ pub struct Plan {
     /// Pages that are read, of those that are out.
     pub reads: usize,
     pub seed: u64,
+    pub order: Order,
     /// Others want all processors while it reads.
     pub busy: bool,
 }
@@ -26,6 +53,7 @@ pub struct Times {
     pub count: f64,
     pub p50: f64,
     pub p99: f64,
+    pub mean: f64,
 }
 
 pub struct Faulter {
@@ -66,7 +94,10 @@ impl Faulter {
         // What stayed in memory says nothing; a few pages always do.
         ensure!(out >= plan.reads, "only {out} of {} pages are out", plan.mib << 8);
         let hogs = plan.busy.then(Hogs::start);
-        let answer = self.child.ask(&format!("read {} {}", plan.reads, plan.seed)).await?;
+        let answer = self
+            .child
+            .ask(&format!("read {} {} {}", plan.reads, plan.seed, plan.order.name()))
+            .await?;
         drop(hogs);
         let times = parse(&answer).with_context(|| format!("faulter: '{answer}'"))?;
         self.child.ask("check").await?;
@@ -79,7 +110,8 @@ fn parse(answer: &str) -> Option<Times> {
     let mut words = answer.strip_prefix("times ")?.split(' ').map(str::parse::<u64>);
     let count = words.next()?.ok()?;
     let mut us = || Some(words.next()?.ok()? as f64 / 1e3);
-    (count > 0).then_some(Times { count: count as f64, p50: us()?, p99: us()? })
+    let (p50, p99, _max, mean) = (us()?, us()?, us()?, us()?);
+    (count > 0).then_some(Times { count: count as f64, p50, p99, mean })
 }
 
 #[cfg(test)]
@@ -88,9 +120,9 @@ mod tests {
 
     #[test]
     fn times_are_read() {
-        let times = Times { count: 10.0, p50: 1.5, p99: 2.0 };
-        assert_eq!(parse("times 10 1500 2000 3000"), Some(times));
-        for answer in ["times 10 1500", "times 0 0 0 0", "filled 3"] {
+        let times = Times { count: 10.0, p50: 1.5, p99: 2.0, mean: 1.6 };
+        assert_eq!(parse("times 10 1500 2000 3000 1600"), Some(times));
+        for answer in ["times 10 1500 2000 3000", "times 0 0 0 0 0", "filled 3"] {
             assert!(parse(answer).is_none(), "{answer}");
         }
     }
