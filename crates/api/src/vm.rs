@@ -316,6 +316,9 @@ pub struct VmCounters {
     pub read_ahead: u64,
     #[serde(default)]
     pub read_ahead_hits: u64,
+    /// Pages that came home before they were wanted, because a neighbour was.
+    #[serde(default)]
+    pub brought_around: u64,
     pub zero_dropped: u64,
     /// Backed pages that the guest gave up (balloon or free-page reporting).
     pub ballooned: u64,

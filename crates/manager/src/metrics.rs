@@ -157,12 +157,15 @@ fn per_vm(registry: &mut Registry, vms: &[VmView]) {
     for (name, help, field) in counts {
         registry.register(name, help, gauges(field));
     }
-    let totals: [(&str, &str, Field); 8] = [
+    let totals: [(&str, &str, Field); 9] = [
         ("vm_read_ahead_bytes", "Swapped memory read before it was wanted", |v| {
             v.counters.read_ahead
         }),
         ("vm_read_ahead_hit_bytes", "Memory read ahead that was wanted then", |v| {
             v.counters.read_ahead_hits
+        }),
+        ("vm_brought_around_bytes", "Memory brought home because its neighbour was wanted", |v| {
+            v.counters.brought_around
         }),
         ("vm_zero_dropped_bytes", "Pages found all zero and dropped", |v| v.counters.zero_dropped),
         ("vm_compressed_out_bytes", "Pages that were compressed", |v| v.compression.stored),

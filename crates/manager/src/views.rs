@@ -180,6 +180,7 @@ pub fn vm(manager: &Manager, vm: &Vm) -> VmView {
                     swapped_out: size(c.swap_outs),
                     read_ahead: size(c.read_ahead),
                     read_ahead_hits: size(c.read_ahead_hits),
+                    brought_around: size(c.brought),
                     zero_dropped: size(c.zero_dropped),
                     ballooned: size(c.discarded),
                     sampled: c.touched,

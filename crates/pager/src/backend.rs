@@ -114,6 +114,13 @@ pub trait Backend: Send + Sync {
     fn zero(&self, ppn: Ppn, n: u64) -> Result<u64, MemError>;
     /// Makes an absent home page present with these bytes, unprotected, and wakes waiters.
     fn fill(&self, ppn: Ppn, bytes: &PageBuf) -> Result<(), MemError>;
+    /// `fill` of neighbours: of as many as could be, at least one. An error is about the first of them.
+    fn fill_run(&self, first: Ppn, pages: &[PageBuf]) -> Result<u64, MemError> {
+        match pages {
+            [] => Ok(0),
+            [page, ..] => self.fill(first, page).map(|()| 1),
+        }
+    }
     /// Lets whoever waits for any of `n` pages try again.
     fn wake(&self, ppn: Ppn, n: u64) -> Result<(), MemError>;
     /// The first home page of `[ppn, end)` that is there; `end` when none is.

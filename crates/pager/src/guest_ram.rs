@@ -178,6 +178,14 @@ impl Backend for GuestRam {
         self.uffd.copy(self.at(ppn), bytes, opts).map(drop).map_err(|e| from_uffd(e, ppn))
     }
 
+    fn fill_run(&self, first: Ppn, pages: &[PageBuf]) -> Result<u64, MemError> {
+        let opts = CopyOpts { wake: true, protect: false };
+        match self.uffd.copy(self.at(first), pages.as_flattened(), opts) {
+            Ok(bytes) => Ok((bytes / PAGE_SIZE) as u64),
+            Err(e) => Err(from_uffd(e, first)),
+        }
+    }
+
     fn wake(&self, ppn: Ppn, n: u64) -> Result<(), MemError> {
         self.uffd.wake(self.at(ppn), Pages(n).bytes()).map_err(|e| from_uffd(e, ppn))
     }

@@ -22,6 +22,7 @@ use ballast_pager::backend::PageBuf;
 use ballast_pager::host::Host;
 use ballast_pager::memory::{Evicted, Memory};
 use ballast_pager::pmap::Pmap;
+use ballast_pager::service::around::Around;
 use ballast_pager::service::serve::{Landed, Serve, Task};
 use ballast_pager::stage::{Stage, StageLayout};
 use ballast_pager::swap::Stored;
@@ -73,6 +74,7 @@ impl Rig {
     /// Serves until everybody else is done and everything is booked.
     fn serve(&self, actors: &AtomicUsize) {
         let mut serve = Serve::default();
+        let mut around = Around::default();
         let mut landing: Vec<(Ppn, Box<PageBuf>)> = Vec::new();
         loop {
             // In this order: what an actor caused before it ended is read after.
@@ -92,6 +94,7 @@ impl Rig {
                         assert!(stored.sum.fits(&bytes), "{ppn}: {stored:?}");
                         landing.push((ppn, bytes));
                     }
+                    Task::Came(ppn) => self.bring_neighbours(&mut around, &serve, ppn),
                     Task::Trouble(what) | Task::Damaged(_, what) => panic!("{what}"),
                 }
             }
@@ -100,6 +103,17 @@ impl Rig {
             }
             thread::yield_now();
         }
+    }
+
+    /// All of the swap file was read ahead.
+    fn bring_neighbours(&self, around: &mut Around, serve: &Serve, ppn: Ppn) {
+        // It does not change what was read: slots are used again by others.
+        let swap = self.swap.lock().unwrap().clone();
+        let may = |ppn| !serve.pending().discard_outstanding(ppn);
+        let kept = |_, stored: Stored| {
+            swap.get(&stored.slot.0).filter(|b| stored.sum.fits(b)).map(|b| &**b)
+        };
+        around.came(&self.memory, ppn, may, kept).unwrap();
     }
 
     /// Runs the actors beside a fault service, then checks everything.
@@ -292,6 +306,47 @@ fn fault_against_the_end_of_its_cluster() {
             }),
         ]);
     });
+}
+
+#[test]
+fn neighbours_on_their_way_home_against_guest_and_reclaim() {
+    explore(|| {
+        let rig = Rig::new(4, 5, 1);
+        for ppn in 0..4 {
+            rig.put(ppn, 7 + ppn);
+            rig.reclaim(ppn, ppn);
+        }
+        rig.run(vec![
+            actor(|rig| {
+                for ppn in 0..3 {
+                    assert_eq!(rig.ram.0.guest_read(ppn), 7 + ppn);
+                }
+            }),
+            writer(3, 100, 2),
+            actor(|rig| {
+                rig.reclaim(1, 4);
+                rig.reclaim(2, 5);
+            }),
+        ]);
+    });
+}
+
+#[test]
+fn neighbours_on_their_way_home_against_their_discard() {
+    for how in [Discard::PunchThenTell, Discard::TellThenPunch] {
+        explore(move || {
+            let rig = Rig::new(3, 5, 1);
+            for ppn in 0..3 {
+                rig.put(ppn, 7 + ppn);
+                rig.reclaim(ppn, ppn);
+            }
+            rig.run(vec![
+                actor(|rig| assert_eq!(rig.ram.0.guest_read(0), 7)),
+                discarder(1, how, &[8, 50]),
+                actor(|rig| rig.sample(2)),
+            ]);
+        });
+    }
 }
 
 /// The guest writes after its discard is done: that write must stay, whatever else moves.

@@ -519,6 +519,33 @@ fn faults_wait_for_memory_and_for_the_low_state_to_end() {
     manager.release(dir.path());
 }
 
+/// A guest that reads its pages in order meets one fault for many.
+#[test]
+fn a_page_that_is_wanted_takes_its_neighbours_home_with_it() {
+    let Some(_alone) = alone() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let vmm = Vmm::start("squeeze", SIZE);
+    let manager = start(&vmm, dir.path(), 2 * SIZE);
+    let memory = manager.vm.memory();
+    wait_for("all pages", || vmm.board.get(Cell::Step) == SIZE);
+    let most = memory.tier().settings().limit(Pages(SIZE));
+    manager.vm.set_evict_goal(most);
+    wait_for("eviction", || manager.vm.evict_goal().is_zero());
+    let before = memory.counters.values();
+    let away = Pages(SIZE) - memory.pmap().in_state(State::Resident);
+    assert!(away > most, "{away:?}");
+    vmm.board.set(Cell::Stop, 1);
+    wait_for("verification", || vmm.board.get(Cell::Done) == 1);
+    assert_eq!(vmm.board.get(Cell::Errors), 0);
+    let after = memory.counters.values();
+    let (faults, brought) = (after.faults - before.faults, after.brought - before.brought);
+    println!("{} away, {faults} faults, {brought} brought", away.0);
+    assert_eq!(memory.pmap().in_state(State::Resident), Pages(SIZE));
+    assert!(brought > away.0 / 2, "{away:?}: {faults} faults, {brought} brought");
+    manager.settle();
+    manager.release(dir.path());
+}
+
 /// Compressed pages take memory too: they go on to swap where a VM is to give up more than it has besides.
 #[test]
 fn what_is_compressed_goes_on_to_swap_when_nothing_else_is_left() {

@@ -191,6 +191,7 @@ fn totals(vm: &VmView) -> String {
                 "read ahead",
                 format!("{}, {} of it wanted", size(c.read_ahead), size(c.read_ahead_hits)),
             ),
+            ("with neighbours", size(c.brought_around)),
             ("ballooned", size(c.ballooned)),
             ("sampled", c.sampled.to_string()),
             ("waits", format!("{} ({:.1} s)", c.waits, c.wait_s)),

@@ -24,6 +24,8 @@ pub struct Counters {
     pub read_ahead: AtomicU64,
     /// Of those, pages that were wanted then.
     pub read_ahead_hits: AtomicU64,
+    /// Pages that came home before they were wanted, because a neighbour was.
+    pub brought: AtomicU64,
     /// Pages that left their homes by eviction.
     pub evicted: AtomicU64,
     /// Of those, pages all zero, which were dropped.
@@ -76,6 +78,7 @@ impl Counters {
             incompressible: get(&self.incompressible),
             read_ahead: get(&self.read_ahead),
             read_ahead_hits: get(&self.read_ahead_hits),
+            brought: get(&self.brought),
             evicted: get(&self.evicted),
             zero_dropped: get(&self.zero_dropped),
             discarded: get(&self.discarded),
@@ -109,6 +112,7 @@ pub struct CounterValues {
     pub incompressible: u64,
     pub read_ahead: u64,
     pub read_ahead_hits: u64,
+    pub brought: u64,
     pub evicted: u64,
     pub zero_dropped: u64,
     pub discarded: u64,

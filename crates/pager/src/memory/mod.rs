@@ -15,6 +15,7 @@
 //! Two pages never wait for one another: an operation that finds a page busy says so and does
 //! nothing.
 
+mod around;
 mod check;
 mod commons;
 mod compress;

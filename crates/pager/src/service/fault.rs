@@ -10,10 +10,12 @@ use ballast_units::{HostAddr, Ppn};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
 
+use super::around::Around;
 use super::reads::{Arrival, Reads};
 use super::serve::{Landed, Notice, Serve, Task};
 use super::spin::{Spin, Waited};
 use super::vm::Shared;
+use crate::backend::MemError;
 use crate::guest_ram::GuestRam;
 use crate::memory::{Access, Memory, Wait};
 use crate::word::State;
@@ -29,6 +31,7 @@ pub(super) struct FaultService {
     /// Pages that could not be read, and when to try them again.
     failed: BTreeMap<Ppn, Instant>,
     serve: Serve,
+    around: Around,
     tasks: Vec<Task>,
     spin: Spin,
     begun: Instant,
@@ -42,6 +45,7 @@ impl FaultService {
             unfilled: Vec::new(),
             failed: BTreeMap::new(),
             serve: Serve::default(),
+            around: Around::default(),
             tasks: Vec::new(),
             spin: Spin::default(),
             begun: Instant::now(),
@@ -173,6 +177,7 @@ impl FaultService {
                         }
                         self.reads.look_ahead(ppn);
                     }
+                    Task::Came(ppn) => self.bring_neighbours(ppn),
                     Task::Damaged(ppn, what) => {
                         self.failed.insert(ppn, Instant::now() + RETRY);
                         self.vm.set_unreadable(ppn, what);
@@ -186,6 +191,18 @@ impl FaultService {
             if self.tasks.is_empty() {
                 return;
             }
+        }
+    }
+
+    fn bring_neighbours(&mut self, ppn: Ppn) {
+        let (serve, reads) = (&self.serve, &self.reads);
+        let may = |ppn| !serve.pending().discard_outstanding(ppn);
+        let kept = |ppn, stored| reads.kept(ppn, stored);
+        match self.around.came(&self.vm.memory, ppn, may, kept) {
+            Ok(brought) => self.reads.came_home(brought),
+            // The VMM is exiting; its process handle tells the manager.
+            Err(MemError::Gone) => {}
+            Err(e) => self.vm.set_ill(format!("pages around {ppn}: {e}")),
         }
     }
 

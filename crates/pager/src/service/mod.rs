@@ -4,6 +4,7 @@
 //!   its descriptors: what cannot be served now is kept and tried again, because the VMM's own
 //!   threads wait until their discard events are read.
 //! - `serve`, `pending`: in which order it does so.
+//! - `around`, `runs`: which neighbours of a page that was wanted come home with it.
 //! - `priority`: how urgent these threads are.
 //! - `spin`: how long it looks for the next fault before it sleeps.
 //! - `share`: looks for equal pages, brings broken ones home, maps zeros to be read.
@@ -11,11 +12,13 @@
 //! - `reclaim`: evicts what the policy asks for, samples.
 //! - `write`: how it writes clusters to the swap space, whatever fails.
 
+pub mod around;
 mod fault;
 pub mod pending;
 mod priority;
 mod reads;
 mod reclaim;
+mod runs;
 pub mod serve;
 mod share;
 mod spin;

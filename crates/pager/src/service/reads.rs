@@ -1,6 +1,7 @@
 //! Reads from the swap space: pages that faults wait for, and some of their neighbours, which are kept
 //! for a while in case they are wanted next. A page that is read ahead does not come home before it
-//! faults, so a wrong guess costs a read and no memory but its buffer's.
+//! faults, so a wrong guess costs a read and no memory but its buffer's; unless it is known from what came
+//! before that the guest is on its way there (`around`).
 //!
 //! Nothing is handed on that does not fit its checksum.
 
@@ -158,6 +159,34 @@ impl Reads {
         let rests =
             word.state() == State::Swapped && word.is_idle() && !word.stored().sum.is_none();
         (rests && self.guess(ppn).is_none()).then(|| word.stored())
+    }
+
+    /// What was read ahead of a page that is stored there, and is here by now.
+    pub fn kept(&self, ppn: Ppn, stored: Stored) -> Option<&PageBuf> {
+        let i = self.guess(ppn)?;
+        match self.buffers[i] {
+            Buffer::Kept(read, _) if read.stored == stored => Some(self.page(i)),
+            _ => None,
+        }
+    }
+
+    /// These pages were to come home from what was read ahead of them. Reads on behind those that did.
+    pub fn came_home(&mut self, pages: &[Ppn]) {
+        let mut last = None;
+        for &ppn in pages {
+            let home = self.vm.memory.pmap().load(ppn).state() == State::Resident;
+            if let Some(i) = self.guess(ppn).filter(|_| home)
+                && matches!(self.buffers[i], Buffer::Kept(..))
+            {
+                // The guest is taken to be on its way there.
+                self.hit();
+                self.buffers[i] = Buffer::Free;
+                last = last.max(Some(ppn));
+            }
+        }
+        if let Some(last) = last {
+            self.look_ahead(last);
+        }
     }
 
     /// Pages that the guest gave up: what was read ahead of them is void.

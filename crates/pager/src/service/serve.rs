@@ -31,6 +31,8 @@ pub enum Notice {
 pub enum Task {
     /// Read the page, make sure that it is the page, then call `arrived`.
     Read(Ppn, Stored),
+    /// A page that was away has come home because it was wanted: so may its neighbours (`around`).
+    Came(Ppn),
     /// What is kept of the page is damaged: its fault stays unanswered until `fault` is called for it
     /// again.
     Damaged(Ppn, String),
@@ -125,6 +127,8 @@ impl Serve {
         self.coming.retain(|&p| p != ppn);
         if given_up {
             self.pending.keep_fault(ppn, Access::Missing, Wait::Busy);
+        } else if bytes.is_some() {
+            tasks.push(Task::Came(ppn));
         }
         landed
     }
@@ -144,8 +148,14 @@ impl Serve {
             self.keep(memory, ppn, access, Wait::Busy);
             return;
         }
+        let away = Memory::<B>::is_away(memory.pmap().load(ppn).state());
         match memory.fault(ppn, access) {
-            Fault::Served => self.served(memory, ppn),
+            Fault::Served => {
+                self.served(memory, ppn);
+                if away {
+                    tasks.push(Task::Came(ppn));
+                }
+            }
             Fault::Wait(why) => self.keep(memory, ppn, access, why),
             Fault::Read(stored) => {
                 self.served(memory, ppn);

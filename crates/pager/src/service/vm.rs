@@ -11,6 +11,7 @@ use std::time::Duration;
 use ballast_uffd::Event;
 use ballast_units::{Bytes, Pages, Ppn};
 
+use super::around::Around;
 use super::fault::FaultService;
 use super::priority::Urgency;
 use super::reads::Reads;
@@ -54,7 +55,7 @@ impl Default for PagerConfig {
 }
 
 impl PagerConfig {
-    /// Machine memory that the pager itself takes for a VM of `size`: pmap, stage, read buffers, what is
+    /// Machine memory that the pager itself takes for a VM of `size`: pmap, stage, buffers, what is
     /// set aside for pages on their way home, the share table if all pages are in it, and the books of
     /// the compressed tier (whose frames are charged one by one).
     pub fn overhead(&self, size: Pages) -> Pages {
@@ -63,6 +64,7 @@ impl PagerConfig {
             + Pages(1)
             + self.stage.file_pages()
             + Reads::PAGES
+            + Around::PAGES
             + MOVING
             + table
             + self.compression.overhead(size)

@@ -1,17 +1,18 @@
-//! How far to read ahead: as far as it pays. Pure: told what became of each page that was read ahead, it
-//! says how many to read at the next fault.
+//! How far to go ahead of what is wanted: as far as it pays. Pure: told what became of each guess, it says
+//! how far to go at the next fault. For reads from the swap space, a guess is a page that is read; for
+//! pages that come home (`service::runs`), all those behind one fault.
 
-/// The most pages that are read ahead of one fault.
+/// The most pages ahead of one fault.
 const MOST: u32 = 16;
 /// Outcomes that are looked at together.
 const VERDICT: u32 = 16;
-/// While nothing is read ahead, one fault in so many is followed by a probe of so many pages.
+/// While there are none, one fault in so many is followed by a probe of so many pages.
 const PROBE_EVERY: u32 = 64;
 const PROBE: u32 = 2;
 
 /// The window of one VM.
 ///
-/// It doubles when three quarters of the pages looked at last were used, and halves, to nothing at last,
+/// It doubles when three quarters of the guesses looked at last were right, and halves, to nothing at last,
 /// when less than half were. From nothing it comes back by a probe that was used as well.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Window {
@@ -31,7 +32,12 @@ impl Default for Window {
 impl Window {
     pub const MOST: usize = MOST as usize;
 
-    /// A swapped page is wanted: how many of its neighbours to read.
+    /// One that begins as wide as can be.
+    pub fn open() -> Window {
+        Window { size: MOST, ..Window::default() }
+    }
+
+    /// A page is wanted: how many of its neighbours to fetch.
     pub fn wanted(&mut self) -> u32 {
         if self.size > 0 {
             return self.size;
@@ -44,12 +50,12 @@ impl Window {
         PROBE
     }
 
-    /// A page that was read ahead was wanted.
+    /// What was fetched ahead was wanted.
     pub fn used(&mut self) {
         self.used += 1;
         self.judge();
     }
-    /// A page that was read ahead was dropped, unwanted.
+    /// What was fetched ahead was in vain.
     pub fn wasted(&mut self) {
         self.wasted += 1;
         self.judge();

@@ -118,9 +118,14 @@ fn expect(rig: &Rig, ppn: u64, token: u64) {
                 let mut tasks = Vec::new();
                 serve.fault(&rig.memory, Ppn(ppn), access, &mut tasks);
                 for task in tasks {
-                    let Task::Read(ppn, stored) = task else { panic!("{task:?}") };
-                    let bytes = rig.swap.lock().unwrap()[&stored.slot.0].clone();
-                    serve.arrived(&rig.memory, ppn, Some(&bytes), &mut Vec::new());
+                    match task {
+                        Task::Read(ppn, stored) => {
+                            let bytes = rig.swap.lock().unwrap()[&stored.slot.0].clone();
+                            serve.arrived(&rig.memory, ppn, Some(&bytes), &mut Vec::new());
+                        }
+                        Task::Came(_) => {}
+                        other => panic!("{other:?}"),
+                    }
                 }
                 for ppn in rig.memory.take_reads_of_untouched() {
                     rig.memory.map_zeros(ppn, 1).unwrap();

@@ -664,6 +664,23 @@ impl Backend for Ram {
         })
     }
 
+    fn fill_run(&self, first: Ppn, pages: &[PageBuf]) -> Result<u64, MemError> {
+        let tokens: Vec<u64> = pages.iter().map(token_of).collect();
+        self.0.call(true, |world| {
+            for (i, &token) in tokens.iter().enumerate() {
+                let p = first.index() + i;
+                Double::of(world, Ppn(p as u64), true)?;
+                if world.pages[p].is_some() {
+                    return if i == 0 { Err(MemError::Exists) } else { Ok(i as u64) };
+                }
+                world.pages[p] = Some(token);
+                world.protected[p] = false;
+                Double::wake_in(world, p as u64, 1);
+            }
+            Ok(tokens.len() as u64)
+        })
+    }
+
     fn wake(&self, ppn: Ppn, n: u64) -> Result<(), MemError> {
         self.0.call(false, |world| {
             Double::wake_in(world, ppn.0, n);

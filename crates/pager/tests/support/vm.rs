@@ -12,6 +12,7 @@ use ballast_pager::memory::{
     Access, Compressed, Evicted, Memory, NotBack, NotEvicted, RecoverError, Recovered,
 };
 use ballast_pager::pmap::Pmap;
+use ballast_pager::service::around::Around;
 use ballast_pager::service::serve::{Landed, Serve, Task};
 use ballast_pager::sharing::Domain;
 use ballast_pager::stage::{Stage, StageLayout};
@@ -37,6 +38,7 @@ pub struct Vm {
     pub host: Arc<Host>,
     pub memory: Arc<Memory<Ram>>,
     pub serve: Serve,
+    pub around_faults: Around,
     pub swap: HashMap<u64, Box<PageBuf>>,
     swap_len: Pages,
     /// Stage slot to page, of the one cluster.
@@ -73,6 +75,7 @@ impl Vm {
             host,
             memory,
             serve: Serve::default(),
+            around_faults: Around::default(),
             swap: HashMap::new(),
             swap_len,
             cluster: BTreeMap::new(),
@@ -114,6 +117,17 @@ impl Vm {
                     return Err(MemError::Crash);
                 }
                 Task::Trouble(what) | Task::Damaged(_, what) => self.troubles.push(what),
+                Task::Came(ppn) => {
+                    // All of the swap file was read ahead.
+                    let (pending, swap) = (self.serve.pending(), &self.swap);
+                    let may = |ppn| !pending.discard_outstanding(ppn);
+                    let kept = |_, stored: Stored| swap.get(&stored.slot.0).map(|b| &**b);
+                    match self.around_faults.came(&self.memory, ppn, may, kept) {
+                        Err(MemError::Crash) => return Err(MemError::Crash),
+                        Err(e) => self.troubles.push(e.to_string()),
+                        Ok(_) => {}
+                    }
+                }
                 Task::Read(ppn, stored) => {
                     let bytes = self.swap[&stored.slot.0].clone();
                     assert!(stored.sum.fits(&bytes), "{ppn}: {stored:?}");
@@ -269,6 +283,7 @@ impl Vm {
 
     fn adopt(&mut self, domain: Option<&Arc<Domain<Ram>>>) -> Result<Recovered, RecoverError> {
         self.serve = Serve::default();
+        self.around_faults = Around::default();
         self.cluster.clear();
         let pmap = Pmap::open(&self.path("pmap"), self.memory.pmap().len()).unwrap();
         let stage = Stage::open(&self.path("stage")).unwrap();
