@@ -169,6 +169,8 @@ impl Backend for GuestRam {
     fn zero(&self, ppn: Ppn, n: u64) -> Result<u64, MemError> {
         match self.uffd.zeropage(self.at(ppn), n as usize * PAGE_SIZE, true) {
             Ok(bytes) => Ok((bytes / PAGE_SIZE) as u64),
+            // A call is about one mapping only, and one may end between two of the pages.
+            Err(UffdError::NotRegistered | UffdError::Other { .. }) if n > 1 => self.zero(ppn, 1),
             Err(e) => Err(from_uffd(e, ppn)),
         }
     }
@@ -182,6 +184,10 @@ impl Backend for GuestRam {
         let opts = CopyOpts { wake: true, protect: false };
         match self.uffd.copy(self.at(first), pages.as_flattened(), opts) {
             Ok(bytes) => Ok((bytes / PAGE_SIZE) as u64),
+            // As in `zero`.
+            Err(UffdError::NotRegistered | UffdError::Other { .. }) if pages.len() > 1 => {
+                self.fill(first, &pages[0]).map(|()| 1)
+            }
             Err(e) => Err(from_uffd(e, first)),
         }
     }

@@ -36,7 +36,14 @@ fn vmm_process() {
                 scope.spawn(move || soak(guest, t));
             }
         }),
-        "touch" | "squeeze" => {
+        "touch" | "squeeze" | "patchwork" => {
+            for ppn in (0..guest.pages).step_by(3).filter(|_| guest.role == "patchwork") {
+                // One mapping for every one or two pages.
+                let page = guest.word(ppn, 0).cast::<libc::c_void>();
+                // SAFETY: a page of this process's own, which does not fork.
+                let advised = unsafe { libc::madvise(page, PAGE_SIZE, libc::MADV_DONTFORK) };
+                assert_eq!(advised, 0);
+            }
             for ppn in 0..guest.pages {
                 guest.write_page(ppn, |i| touched(&guest, ppn, i));
                 guest.board.set(Cell::Step, ppn + 1);
@@ -79,7 +86,7 @@ fn vmm_process() {
 
 /// What is written once: with a number for each word, or one for sixteen, which compresses.
 fn touched(guest: &Guest, ppn: u64, i: usize) -> u64 {
-    let i = if guest.role == "squeeze" { i / 16 } else { i };
+    let i = if guest.role == "touch" { i } else { i / 16 };
     ppn << 32 | i as u64
 }
 
@@ -523,8 +530,19 @@ fn faults_wait_for_memory_and_for_the_low_state_to_end() {
 #[test]
 fn a_page_that_is_wanted_takes_its_neighbours_home_with_it() {
     let Some(_alone) = alone() else { return };
+    takes_neighbours_home("squeeze");
+}
+
+/// The kernel fills pages of one mapping with one call.
+#[test]
+fn neighbours_come_home_across_the_ends_of_mappings() {
+    let Some(_alone) = alone() else { return };
+    takes_neighbours_home("patchwork");
+}
+
+fn takes_neighbours_home(role: &str) {
     let dir = tempfile::tempdir().unwrap();
-    let vmm = Vmm::start("squeeze", SIZE);
+    let vmm = Vmm::start(role, SIZE);
     let manager = start(&vmm, dir.path(), 2 * SIZE);
     let memory = manager.vm.memory();
     wait_for("all pages", || vmm.board.get(Cell::Step) == SIZE);
@@ -537,11 +555,13 @@ fn a_page_that_is_wanted_takes_its_neighbours_home_with_it() {
     vmm.board.set(Cell::Stop, 1);
     wait_for("verification", || vmm.board.get(Cell::Done) == 1);
     assert_eq!(vmm.board.get(Cell::Errors), 0);
+    // The guest may have read the last of them before they are booked.
+    wait_for("the books", || memory.pmap().in_state(State::Resident) == Pages(SIZE));
     let after = memory.counters.values();
     let (faults, brought) = (after.faults - before.faults, after.brought - before.brought);
     println!("{} away, {faults} faults, {brought} brought", away.0);
-    assert_eq!(memory.pmap().in_state(State::Resident), Pages(SIZE));
     assert!(brought > away.0 / 2, "{away:?}: {faults} faults, {brought} brought");
+    assert_eq!(manager.vm.health(), Health::Well);
     manager.settle();
     manager.release(dir.path());
 }
