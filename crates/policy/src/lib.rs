@@ -10,6 +10,7 @@
 //! | [`shares`] | to how much is each VM entitled? | s.5.1, 5.2 |
 //! | [`pools`] | the same, where VMs are in nested groups | vSphere's resource pools |
 //! | [`working_set`] | how much of its memory does a guest use? | s.5.3 |
+//! | [`touch_times`] | how many misses would it have with less? | ITC'12, ATC'16 |
 //! | [`state`] | how short of free memory is the host? | s.6.3 |
 //! | [`admission`] | may one more VM be promised memory? | s.6.2 |
 //! | [`balloon`] | how far can this guest's balloon be driven, and trusted? | s.3.2 |
@@ -37,6 +38,7 @@ pub mod policies;
 pub mod pools;
 pub mod shares;
 pub mod state;
+pub mod touch_times;
 pub mod turn;
 pub mod working_set;
 
@@ -48,5 +50,6 @@ pub use policies::{Policy, PolicyKind, UnknownPolicy, VmMisses, VmPressure};
 pub use pools::{Member, Pool, PoolId, PoolShare, divide};
 pub use shares::{Bound, Entitlement, TaxRate, TaxRateError, VmDemand, available, targets};
 pub use state::{Scale, State, StateMachine, ThresholdError, Thresholds};
+pub use touch_times::TouchTimes;
 pub use turn::{Snapshot, decide};
 pub use working_set::{ActiveEstimate, SamplingConfig, SamplingError, WorkingSet, choose_samples};
