@@ -38,9 +38,9 @@ const STEP: f64 = std::f64::consts::SQRT_2;
 /// Values of T, from that of the first bucket on, each `STEP` times the one before: up to 8 periods.
 const POINTS: usize = BUCKETS + 6;
 
-/// The end of a bucket in periods. (A product, so that the bits are the same on every machine.)
+/// The end of a bucket in periods.
 fn end_of(bucket: usize) -> f64 {
-    (bucket + 1..BUCKETS).fold(1.0, |end, _| end / STEP)
+    STEP.powi(bucket as i32 + 1 - BUCKETS as i32)
 }
 
 /// Parts of the samples that were touched, by R.
@@ -143,16 +143,19 @@ impl TouchTimes {
         let period_s = self.config.period.as_secs_f64().max(1e-9);
         let density = falling(&parts);
         let size_f = size.0 as f64;
+        // exp(-R/T) at the ends of buckets, by their distance from T in steps, from far below on.
+        let left: [f64; POINTS + BUCKETS] =
+            std::array::from_fn(|k| (-STEP.powi(k as i32 + 1 - POINTS as i32)).exp());
         let mut points = vec![(Pages(0), size_f * density[0] / period_s)];
         for i in 0..POINTS {
             // In periods; C is summed over buckets in which R is spread evenly.
-            let t = (0..i).fold(end_of(0), |t, _| t * STEP);
-            let mut begin = 0.0f64;
+            let t = end_of(0) * STEP.powi(i as i32);
+            let ends = &left[POINTS - 1 - i..];
+            let mut before = 1.0;
             let mut there = 0.0;
-            for (bucket, density) in density.iter().enumerate() {
-                let end = end_of(bucket);
-                there += density * t * ((-begin / t).exp() - (-end / t).exp());
-                begin = end;
+            for (density, end) in density.iter().zip(ends) {
+                there += density * t * (before - end);
+                before = *end;
             }
             let pages = Pages((size_f * there).round() as u64);
             let misses = size_f * there / (t * period_s);

@@ -1,6 +1,5 @@
 //! The predicted curve against random replacement that is simulated page by page.
 
-
 use proptest::prelude::*;
 
 use super::*;
@@ -92,11 +91,8 @@ fn place(page: u64) -> u64 {
 
 /// The sampler, over so many periods of the stream.
 fn sampled(stream: &mut Stream, samples: u32, seed: u64) -> TouchTimes {
-    let config = SamplingConfig {
-        samples,
-        period: Duration::from_secs(20),
-        ..SamplingConfig::default()
-    };
+    let config =
+        SamplingConfig { samples, period: Duration::from_secs(20), ..SamplingConfig::default() };
     let mut times = TouchTimes::new(config);
     let mut random = Random(seed);
     let accesses = (config.period.as_nanos() / ACCESS.as_nanos()) as u32;
@@ -165,7 +161,9 @@ fn worst(name: &str, stream: fn() -> Stream, samples: u32, seed: u64) -> f64 {
     worst
 }
 
-const STREAMS: [(&str, fn() -> Stream); 5] = [
+type Named = (&'static str, fn() -> Stream);
+
+const STREAMS: [Named; 5] = [
     ("uniform", || Stream::Uniform(1_000)),
     ("zipf 0.8", || Stream::zipf(1_000, 0.8)),
     ("zipf 1.1", || Stream::zipf(1_500, 1.1)),
