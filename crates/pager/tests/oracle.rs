@@ -97,6 +97,37 @@ fn step(vm: &mut Vm, wrote: &mut [u64], op: &Op) {
     }
 }
 
+/// In whatever state the page is when it is sampled, its first access tells how long that was after.
+#[test]
+fn the_first_touch_of_a_sampled_page_is_timed() {
+    let mut vm = Vm::new(PAGES, 100, 16, 4);
+    vm.access(0, Some(1));
+    vm.access(1, Some(2));
+    vm.evict(1).unwrap();
+    let touches = |vm: &Vm| vm.memory.touches.take();
+    vm.memory.touches.restart();
+    // Resident, staged, and one that is not touched.
+    for ppn in [0, 1, 2] {
+        assert!(vm.memory.sample(Ppn(ppn)).unwrap());
+    }
+    assert_eq!(touches(&vm), []);
+    let wait = std::time::Duration::from_millis(20);
+    std::thread::sleep(wait);
+    for again in [false, true] {
+        for ppn in [0, 1] {
+            vm.access(ppn, None);
+        }
+        let told = touches(&vm);
+        assert_eq!(told.len(), if again { 0 } else { 2 });
+        assert!(told.iter().all(|after| *after >= wait), "{told:?}");
+    }
+    // A touch of a page that an earlier sample left is counted, and is none of this one's.
+    vm.memory.touches.restart();
+    vm.access(2, None);
+    assert_eq!(touches(&vm), []);
+    assert_eq!(vm.memory.counters.values().touched, 3);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
 

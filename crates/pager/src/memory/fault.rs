@@ -101,7 +101,7 @@ impl<B: Backend> Memory<B> {
         self.commons.unwritten.remove(ppn);
         self.pmap.store(ppn, Word::new(State::Resident));
         if sampled {
-            Counters::add(&self.counters.touched, 1);
+            self.was_touched(ppn);
         }
     }
 

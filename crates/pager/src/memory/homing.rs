@@ -136,7 +136,7 @@ impl<B: Backend> Memory<B> {
         self.commons.add_broken(ppn);
         Counters::add(&self.counters.breaks, 1);
         if word.sampled() {
-            Counters::add(&self.counters.touched, 1);
+            self.was_touched(ppn);
         }
         Ok(())
     }

@@ -45,6 +45,7 @@ pub use discard::Unbooked;
 pub use evict::{Evicted, NotEvicted};
 pub use fault::{Access, Fault, Wait};
 pub use recover::{RecoverError, Recovered};
+pub use sample::Touches;
 pub use share::{Contents, Enter, Entered, Scratch};
 
 use crate::backend::Backend;
@@ -69,6 +70,7 @@ pub struct Memory<B: Backend> {
     /// Pages handed out around a fault on an untouched page while memory is plentiful.
     fault_around: u64,
     commons: commons::Commons<B>,
+    pub touches: Touches,
     pub counters: Counters,
 }
 
@@ -94,6 +96,7 @@ impl<B: Backend> Memory<B> {
             departures: departures::Departures::new(),
             charged: AtomicU64::new(0),
             fault_around: fault_around.0.max(1),
+            touches: Touches::default(),
             counters: Counters::default(),
         }
     }

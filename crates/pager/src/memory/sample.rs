@@ -1,11 +1,54 @@
 //! Statistical sampling of active memory (OSDI'02 s.5.3): a sampled page's mapping is invalidated
-//! by moving the page into a hold of the stage, so that the next access faults and is counted.
+//! by moving the page into a hold of the stage, so that the next access faults and is counted, with
+//! the time since.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
 
 use ballast_units::Ppn;
 
 use super::{Counters, Memory, NotEvicted};
 use crate::backend::{Backend, MemError};
+use crate::sync::{Mutex, lock};
 use crate::word::{Busy, State, Word};
+
+/// When the pages of the current sample were taken, and how long after that they were touched. Its lock
+/// is taken by who samples and, once for each sampled page, by who serves its fault; it is never held
+/// across anything but a push or a look-up.
+#[derive(Default)]
+pub struct Touches(Mutex<Times>);
+
+#[derive(Default)]
+struct Times {
+    taken: HashMap<Ppn, Instant>,
+    after: Vec<Duration>,
+}
+
+impl Touches {
+    /// A new sample: what is known of the one before is forgotten.
+    pub fn restart(&self) {
+        let mut times = lock(&self.0);
+        times.taken.clear();
+        times.after.clear();
+    }
+
+    /// How long after they were taken pages were touched (wall-clock time), since this was last asked;
+    /// of the current sample alone.
+    pub fn take(&self) -> Vec<Duration> {
+        std::mem::take(&mut lock(&self.0).after)
+    }
+
+    fn taken(&self, ppn: Ppn) {
+        lock(&self.0).taken.insert(ppn, Instant::now());
+    }
+
+    fn touched(&self, ppn: Ppn) {
+        let mut times = lock(&self.0);
+        // One that was left over from the sample before has no place in this one.
+        let taken = times.taken.remove(&ppn);
+        times.after.extend(taken.map(|at| at.elapsed()));
+    }
+}
 
 impl<B: Backend> Memory<B> {
     /// Puts a page under sample. False if it cannot be now (busy, or no hold is free).
@@ -18,6 +61,7 @@ impl<B: Backend> Memory<B> {
             // Reading it is not seen where it is: `go_home` first.
             return Ok(false);
         }
+        self.touches.taken(ppn);
         if word.state() != State::Resident {
             // Its next access faults anyway.
             return Ok(self.pmap.exchange(ppn, word, word.set_sampled(true)).is_ok());
@@ -27,7 +71,7 @@ impl<B: Backend> Memory<B> {
             Ok(held) => {
                 // Between the two an access may have brought it home already: that is a touch.
                 if self.pmap.exchange(ppn, held, held.set_sampled(true)).is_err() {
-                    Counters::add(&self.counters.touched, 1);
+                    self.was_touched(ppn);
                 }
                 Ok(true)
             }
@@ -44,6 +88,12 @@ impl<B: Backend> Memory<B> {
                 }
             }
         }
+    }
+
+    /// A sampled page was touched for the first time.
+    pub(super) fn was_touched(&self, ppn: Ppn) {
+        Counters::add(&self.counters.touched, 1);
+        self.touches.touched(ppn);
     }
 
     /// Takes a page out of the sample: untouched through the period. A held page goes home; it is

@@ -372,6 +372,7 @@ impl Reclaim {
         self.sampled = left;
         // A page may be touched before the last one is taken.
         let base = self.vm.memory.counters.values().touched;
+        self.vm.memory.touches.restart();
         for ppn in ppns.into_iter().filter(|p| p.0 < self.vm.memory.pmap().len().0) {
             let state = self.vm.memory.pmap().load(ppn).state();
             if matches!(state, State::Shared | State::Broken) {
