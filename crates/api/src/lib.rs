@@ -29,6 +29,7 @@ mod error;
 #[doc(hidden)]
 pub mod fuzzing;
 mod host;
+mod inputs;
 mod journal;
 mod pool;
 pub mod record;
@@ -42,6 +43,7 @@ pub use host::{
     HostChange, HostCounters, HostView, LocationState, ShutdownRequest, StateName, SwapLocation,
     Threshold,
 };
+pub use inputs::{MissPoint, PolicyInputs, PressureView};
 pub use journal::{JournalPage, JournalQuery, JournalView, TurnView};
 pub use pool::{ConfigReloaded, PoolChange, PoolView};
 pub use salt::{BadSalt, Salt};

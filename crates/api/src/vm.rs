@@ -3,7 +3,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{CompressionView, Salt, VmSharing};
+use crate::{CompressionView, PolicyInputs, Salt, VmSharing};
 
 /// Whether VMs may have this name: 1 to 64 of `[A-Za-z0-9._-]`, beginning with a letter or digit.
 pub fn good_vm_name(name: &str) -> bool {
@@ -78,6 +78,10 @@ pub struct VmSpec {
     /// Let the guest report free pages (virtio-balloon's free-page-reporting).
     #[serde(default)]
     pub free_page_reporting: bool,
+    /// A port for qemu-guest-agent, over which the guest's memory pressure is read. Default: as the
+    /// configuration says, else no port.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guest_agent: Option<bool>,
     #[serde(default)]
     pub on_reboot: RebootAction,
     /// Where the guest's first serial port is written; default: console.log in the VM's run folder.
@@ -353,6 +357,9 @@ pub struct VmView {
     pub sharing: VmSharing,
     #[serde(default)]
     pub compression: CompressionView,
+    /// Miss curve and pressure.
+    #[serde(default)]
+    pub inputs: PolicyInputs,
     pub counters: VmCounters,
     /// The VM's run folder: console.log, qemu.log.
     #[schema(value_type = String)]

@@ -247,6 +247,10 @@ pub struct RunArgs {
     /// Let the guest report its free pages through the balloon device.
     #[arg(long)]
     pub free_page_reporting: bool,
+    /// Give it a port for qemu-guest-agent, over which its memory pressure is read [default: as the
+    /// configuration says].
+    #[arg(long)]
+    pub guest_agent: bool,
     /// What to do when the guest reboots.
     #[arg(long, value_enum, default_value_t)]
     pub on_reboot: RebootArg,

@@ -201,7 +201,9 @@ impl Manager {
             }
         }
         // Its logs stay, for people, until its name is used again.
-        let _ = std::fs::remove_file(vm.folder.join("qmp.sock"));
+        for socket in ["qmp.sock", "agent.sock"] {
+            let _ = std::fs::remove_file(vm.folder.join(socket));
+        }
         Record::remove(&vm.folder);
         let _ = std::fs::remove_dir(&vm.folder);
     }

@@ -14,11 +14,12 @@ use ballast_qemu::{
 use ballast_shim_proto::{Hello, Peer};
 use ballast_units::{Bytes, Pages};
 
+use crate::config::rules::rule_for;
 use crate::manager::{Failure, Manager, Pledge};
 use crate::paging::{Answer, Expected, pager_config};
 use crate::records::Record;
 use crate::vm::{Asked, NewVm, Vm, VmParams, lock};
-use crate::{balloon_loop, ending, views};
+use crate::{agent_loop, balloon_loop, ending, views};
 
 /// Deadline of one QMP command: a QEMU that waits in a page fault answers when it is served.
 const QMP_DEADLINE: Duration = Duration::from_secs(5);
@@ -58,6 +59,8 @@ impl Manager {
         };
         let params = VmParams::resolve(&self.config().vms, &spec.name, size, asked)
             .map_err(|e| Failure::bad(format!("{}: {e}", spec.name)))?;
+        spec.guest_agent =
+            spec.guest_agent.or(rule_for(&self.config().vms, &spec.name).guest_agent);
         // From here on among the parameters alone, where it can be changed.
         let params = VmParams { salt: spec.salt.take(), ..params };
         let overhead = pager_config(&self.config(), 0).overhead(size)
@@ -270,6 +273,7 @@ impl Manager {
             shim: self.config().shim.clone(),
             shim_socket: self.config().run_dir.join("shim.sock"),
             qmp_socket: run_dir.join("qmp.sock"),
+            agent_socket: run_dir.join("agent.sock"),
             console: run_dir.join("console.log"),
             qemu_log: run_dir.join("qemu.log"),
             run_dir,
@@ -316,6 +320,9 @@ impl Manager {
         }
         vm.set_monitor(Some(monitor.clone()));
         self.look_at(vm).await;
+        if vm.spec.as_ref().is_some_and(|spec| spec.guest_agent == Some(true)) {
+            tokio::spawn(agent_loop::run(vm.clone(), self.paths(&vm.name).agent_socket));
+        }
         tokio::spawn(balloon_loop::run(self.clone(), vm.clone(), monitor));
         tokio::spawn(look_again(self.clone(), vm.clone()));
     }

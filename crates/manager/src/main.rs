@@ -1,5 +1,6 @@
 //! `ballastd`: the manager of a host.
 
+mod agent_loop;
 mod attach;
 mod balloon_loop;
 mod change;
@@ -8,6 +9,7 @@ mod config;
 mod domain;
 mod ending;
 mod handshakes;
+mod inputs;
 mod journal;
 mod kick;
 mod lifecycle;

@@ -157,6 +157,7 @@ fn per_vm(registry: &mut Registry, vms: &[VmView]) {
     for (name, help, field) in counts {
         registry.register(name, help, gauges(field));
     }
+    inputs(registry, vms);
     let totals: [(&str, &str, Field); 9] = [
         ("vm_read_ahead_bytes", "Swapped memory read before it was wanted", |v| {
             v.counters.read_ahead
@@ -185,6 +186,41 @@ fn per_vm(registry: &mut Registry, vms: &[VmView]) {
     }
 }
 
+/// Of the VMs that have them: what is not known is not told as zero.
+fn inputs(registry: &mut Registry, vms: &[VmView]) {
+    type Part = [(&'static str, String); 2];
+    let mut gauge = |name: &str, help: &str, values: Vec<(Part, f64)>| {
+        let family = Family::<Part, Gauge<f64, AtomicU64>>::default();
+        for (label, value) in values {
+            family.get_or_create(&label).set(value);
+        }
+        registry.register(name, help, family);
+    };
+    let pressure = vms.iter().filter_map(|vm| {
+        let p = vm.inputs.pressure?;
+        let label = |kind: &str| [("vm", vm.name.clone()), ("kind", kind.to_owned())];
+        Some([(label("some"), p.some), (label("full"), p.full)])
+    });
+    gauge(
+        "vm_pressure",
+        "Part of ten seconds in which the guest's tasks waited for memory, 0 to 1",
+        pressure.flatten().collect(),
+    );
+    // At fixed parts: labels that change with the curve would each make a series of their own.
+    let misses = vms.iter().flat_map(|vm| {
+        ["0", "0.125", "0.25", "0.5", "0.75", "1"].into_iter().filter_map(|part| {
+            let memory = vm.params.size as f64 * part.parse::<f64>().ok()?;
+            let misses = vm.inputs.misses_at(memory as u64)?;
+            Some(([("vm", vm.name.clone()), ("part", part.to_owned())], misses))
+        })
+    });
+    gauge(
+        "vm_misses_per_second",
+        "Misses predicted per second of execution, with such a part of its configured size",
+        misses.collect(),
+    );
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -208,13 +244,17 @@ mod tests {
         let vm = json!({
             "name": "a", "state": "running", "management": {"mode": "paged", "reason": null},
             "pid": 1, "accel": "", "uptime_s": 0.0,
-            "params": {"size": 1, "min": 0, "max": 1, "shares": 1, "tax": 0.75},
+            "params": {"size": 8192, "min": 0, "max": 1, "shares": 1, "tax": 0.75},
             "memory": {"consumed": 0, "target": 0, "untouched": 0, "resident": 0, "shared": 0,
                        "broken": 0, "compressed": 0, "staged": 0, "swapped": 0, "ballooned": 0,
                        "overhead": 0, "vmm_overhead": 0, "swap_reserved": 0, "swap_target": 0},
             "active": {"estimate": 0, "slow": 0, "fast": 0, "current": 0, "periods": 0},
             "balloon": {"health": "missing", "target": 0, "reported": 0, "limit": 0},
             "guest": null, "folder": "",
+            "inputs": {"policy": "pressure", "agent_trouble": null, "missing": null,
+                       "curve": [{"memory": 0, "misses_per_s": 208.5},
+                                 {"memory": 4096, "misses_per_s": 0.0}],
+                       "pressure": {"some": 0.25, "full": 0.125, "age_s": 1.0}},
             "sharing": {"domain": "own", "shared": 201, "saved": 202, "broken": 203,
                         "breaks": 204, "scanned": 205, "mappings": 206},
             "counters": {"faults": 0, "swapped_in": 0, "swapped_out": 0, "zero_dropped": 207,
@@ -245,6 +285,11 @@ mod tests {
             "ballast_vm_share_scanned_pages_total{vm=\"a\"} 205",
             "ballast_vm_mappings{vm=\"a\"} 206",
             "ballast_vm_zero_dropped_bytes_total{vm=\"a\"} 207",
+            "ballast_vm_pressure{vm=\"a\",kind=\"some\"} 0.25",
+            "ballast_vm_pressure{vm=\"a\",kind=\"full\"} 0.125",
+            "ballast_vm_misses_per_second{vm=\"a\",part=\"0\"} 208.5",
+            "ballast_vm_misses_per_second{vm=\"a\",part=\"0.25\"} 104.25",
+            "ballast_vm_misses_per_second{vm=\"a\",part=\"1\"} 0.0",
         ] {
             assert!(text.lines().any(|l| l == line), "{line} is not in:\n{text}");
         }

@@ -11,11 +11,12 @@ use ballast_journal::Moment;
 use ballast_pager::mappings::ZERO_RUN;
 use ballast_pager::service::PagedVm;
 use ballast_policy::{
-    Policy, Pool, Snapshot, State, Thresholds, VmDemand, VmState, choose_samples, decide,
+    Pool, Snapshot, State, Thresholds, VmDemand, VmState, choose_samples, decide,
 };
 use ballast_qemu::process;
 use ballast_units::{Pages, VmId};
 
+use crate::inputs;
 use crate::journal;
 use crate::manager::Manager;
 use crate::records::Record;
@@ -109,7 +110,7 @@ fn turn(
         room: manager.room_for_starts(),
         vms: states,
         pools,
-        policy: Policy { kind: manager.config().policy, ..Policy::default() },
+        policy: inputs::policy(manager.config().policy, &managed),
     };
     last.turns += 1;
     let begun = Instant::now();
@@ -236,6 +237,8 @@ fn sample(vm: &Vm, paged: &PagedVm) {
         }
         sampling.asked = None;
         sampling.set.begin_period(sample.pages);
+        sampling.times.begin_period(sample.pages);
+        sampling.stood_still = Duration::ZERO;
         sampling.touched = sample.base;
     }
     let touched = paged.memory().counters.values().touched;
@@ -243,9 +246,16 @@ fn sample(vm: &Vm, paged: &PagedVm) {
     sampling.touched = touched;
     sampling.set.touched(u32::try_from(fresh).unwrap_or(u32::MAX));
     let running = vm.shown_state() == RunState::Running && paged.waiting() == 0;
+    // Touches come in wall-clock time; nothing was touched while the VM stood still.
+    let stood_still = sampling.stood_still;
+    for after in paged.memory().touches.take() {
+        sampling.times.touched(after.saturating_sub(stood_still));
+    }
     let executed = if running { passed } else { Duration::ZERO };
+    sampling.stood_still += passed - executed;
     if sampling.set.advance(executed) {
         sampling.set.end_period();
+        sampling.times.end_period();
         sampling.asked = Some(sample.begun);
         sampling.period += 1;
         let n = sampling.set.config().samples;

@@ -96,7 +96,9 @@ impl Manager {
             }
             for vm in self.vms() {
                 lock(&vm.control).set_config(new.balloon);
-                lock(&vm.sampling).set.set_config(new.sampling);
+                let mut sampling = lock(&vm.sampling);
+                sampling.set.set_config(new.sampling);
+                sampling.times.set_config(new.sampling);
             }
             self.set_config(new);
         }

@@ -67,7 +67,7 @@ fn domain_of(manager: &Manager, record: &Record) -> String {
 
 /// Removes what the pager had of a VM whose VMM is gone; its logs stay.
 fn clear(manager: &Manager, folder: &std::path::Path, record: &Record) {
-    for path in [folder.join("pmap"), folder.join("stage"), folder.join("qmp.sock")] {
+    for path in ["pmap", "stage", "qmp.sock", "agent.sock"].map(|file| folder.join(file)) {
         let _ = std::fs::remove_file(path);
     }
     if let Err(e) = manager.swap.remove(&record.name, record.swap.as_deref()) {

@@ -15,6 +15,7 @@ use ballast_qemu::process;
 use ballast_units::Pages;
 
 use crate::domain;
+use crate::inputs;
 use crate::journal;
 use crate::manager::{Failure, Manager};
 use crate::vm::{Vm, lock};
@@ -240,6 +241,7 @@ pub fn vm(manager: &Manager, vm: &Vm) -> VmView {
         trouble: vm.paged().as_ref().and_then(trouble),
         compression: vm.paged().as_ref().map_or_else(CompressionView::default, compression),
         sharing: vm.paged().as_ref().map_or_else(VmSharing::default, |p| sharing(manager, vm, p)),
+        inputs: inputs::view(vm, manager.config().policy),
         counters,
         folder: vm.folder.clone(),
     }

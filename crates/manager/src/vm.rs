@@ -3,13 +3,14 @@
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::config::rules::{VmRule, rule_for};
+use crate::inputs::AgentReport;
 use crate::rates::Rates;
 use ballast_api::{GuestStats, Management, Mode, RunState, Salt, VmSpec};
 use ballast_pager::service::PagedVm;
-use ballast_policy::{BalloonControl, BalloonOutput, TaxRate, WorkingSet};
+use ballast_policy::{BalloonControl, BalloonOutput, TaxRate, TouchTimes, WorkingSet};
 use ballast_qemu::{Monitor, ProcessHandle, QmpEvent};
 use ballast_units::{Pages, VmId};
 use serde::{Deserialize, Serialize};
@@ -133,6 +134,9 @@ pub struct BalloonState {
 /// Sampling of one VM.
 pub struct Sampling {
     pub set: WorkingSet,
+    pub times: TouchTimes,
+    /// Of the period that runs, the time in which the VM did not.
+    pub stood_still: Duration,
     pub seed: u64,
     pub period: u64,
     /// Samples that had begun when the last one was asked for; None before the first.
@@ -167,6 +171,8 @@ pub struct Vm {
     pub balloon: Mutex<BalloonState>,
     pub control: Mutex<BalloonControl>,
     pub sampling: Mutex<Sampling>,
+    /// None for a VM without a port for an agent.
+    pub agent: Mutex<Option<AgentReport>>,
     pub driver_alive: AtomicBool,
     /// The guest asked for a reboot.
     pub rebooting: AtomicBool,
@@ -234,8 +240,11 @@ impl Vm {
                 stats: None,
             }),
             control: Mutex::new(new.control),
+            agent: Mutex::new(None),
             sampling: Mutex::new(Sampling {
+                times: TouchTimes::new(*new.set.config()),
                 set: new.set,
+                stood_still: Duration::ZERO,
                 seed: u64::from(new.id.0) << 32 | u64::from(std::process::id()),
                 period: 0,
                 asked: None,

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use ballast_api::VmSpec;
 
-use crate::AccelChoice;
+use crate::{AGENT_PORT, AccelChoice};
 
 /// QOM id of the balloon device in VMs that Ballast starts.
 pub const BALLOON_ID: &str = "bal";
@@ -24,6 +24,8 @@ pub struct LaunchPaths {
     /// Where the shim finds the manager.
     pub shim_socket: PathBuf,
     pub qmp_socket: PathBuf,
+    /// Where the guest's agent is reached, if the spec asks for its port.
+    pub agent_socket: PathBuf,
     /// Where the first serial port is written, unless the spec says otherwise.
     pub console: PathBuf,
     /// QEMU's standard output and error.
@@ -95,6 +97,15 @@ pub fn command(spec: &VmSpec, accel: &AccelChoice, paths: &LaunchPaths) -> Launc
             format!(
                 "virtio-balloon-pci,id={BALLOON_ID},deflate-on-oom=on,free-page-reporting={reporting}"
             ),
+        );
+    }
+    if spec.guest_agent == Some(true) {
+        let socket = with_path("socket,id=agent,path=", &paths.agent_socket, ",server=on,wait=off");
+        args.pair("-chardev", socket);
+        args.pair("-device", "virtio-serial-pci,id=agent-bus,max_ports=2");
+        args.pair(
+            "-device",
+            format!("virtserialport,bus=agent-bus.0,nr=1,chardev=agent,name={AGENT_PORT}"),
         );
     }
     args.pair("-action", "reboot=shutdown,panic=shutdown");
@@ -198,6 +209,7 @@ mod tests {
             shim: "/lib/shim.so".into(),
             shim_socket: "/run/b/shim.sock".into(),
             qmp_socket: "/run/b/db1/qmp.sock".into(),
+            agent_socket: "/run/b/db1/agent.sock".into(),
             console: "/run/b/db1/console.log".into(),
             qemu_log: "/run/b/db1/qemu.log".into(),
         }
@@ -275,12 +287,29 @@ mod tests {
     fn commas_in_paths_are_doubled_where_qemu_splits_at_commas() {
         let paths = LaunchPaths {
             qmp_socket: "/run/a,b/qmp".into(),
+            agent_socket: "/run/a,b/agent".into(),
             console: "/run/a,b/console".into(),
             ..paths()
         };
         let launch = command(&spec(), &tcg(), &paths);
         assert_eq!(value(&launch, "-qmp"), Some("unix:/run/a,,b/qmp,server=on,wait=off"));
         assert_eq!(value(&launch, "-chardev"), Some("file,id=console,path=/run/a,,b/console"));
+    }
+
+    #[test]
+    fn the_agents_port_is_there_for_who_asks() {
+        let text = |launch: &Launch| {
+            let args: Vec<_> = launch.args.iter().map(|a| a.to_string_lossy()).collect();
+            args.join(" ")
+        };
+        assert!(!text(&command(&spec(), &tcg(), &paths())).contains("virtserialport"));
+        let with = VmSpec { guest_agent: Some(true), ..spec() };
+        let args = text(&command(&with, &tcg(), &paths()));
+        assert!(args.contains("chardev=agent,name=org.qemu.guest_agent.0"), "{args}");
+        assert!(
+            args.contains("socket,id=agent,path=/run/b/db1/agent.sock,server=on,wait=off"),
+            "{args}"
+        );
     }
 
     #[test]

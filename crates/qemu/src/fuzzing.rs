@@ -1,6 +1,7 @@
-//! What must hold of any bytes that a VMM sends over QMP. Called by the fuzzer, and here with a bounded
+//! What must hold of any bytes that a VMM sends over QMP, or a guest's agent. Called by the fuzzer, and here with a bounded
 //! number of mutations.
 
+use crate::agent;
 use crate::qmp::heard;
 
 /// Nothing panics, and it does not matter in which pieces the bytes arrive.
@@ -14,6 +15,12 @@ pub fn check(bytes: &[u8]) {
     }
 }
 
+/// Nothing panics, and what is told of a guest's answer is short, and text.
+pub fn check_agent(bytes: &[u8]) {
+    let told = agent::heard(bytes);
+    assert!(told.len() < 600 && told.is_ascii() && !told.contains('\n'), "{told}");
+}
+
 #[cfg(test)]
 #[path = "../../../fuzz/mutate.rs"]
 mod mutate;
@@ -23,5 +30,10 @@ mod tests {
     #[test]
     fn no_bytes_of_a_vmm_do_harm() {
         super::mutate::run("qmp_lines", 100_000, super::check);
+    }
+
+    #[test]
+    fn no_bytes_of_a_guest_do_harm() {
+        super::mutate::run("agent_lines", 100_000, super::check_agent);
     }
 }

@@ -1,11 +1,12 @@
 //! QEMU, seen from the manager: how a VM is started ([`command`], [`spawn`]), what it runs on
-//! ([`probe_accel`]), how one talks to it ([`Qmp`], [`Monitor`]), whether its memory may be paged
+//! ([`probe_accel`]), how one talks to it ([`Qmp`], [`Monitor`]) and to its guest ([`GuestAgent`]), whether its memory may be paged
 //! ([`inspect()`]) and what the process costs ([`process`]).
 //!
 //! Nothing here waits for QEMU without a deadline: its main thread may be inside a page fault that
 //! the manager has yet to serve.
 
 mod accel;
+mod agent;
 mod command_line;
 #[doc(hidden)]
 pub mod fuzzing;
@@ -20,6 +21,7 @@ mod ram_blocks;
 mod spec;
 
 pub use accel::{AccelChoice, probe_accel, probe_accel_cached};
+pub use agent::{AGENT_PORT, AgentError, GuestAgent, MemoryPressure};
 pub use command_line::{BALLOON_ID, Launch, LaunchPaths, command};
 pub use handle::{Exit, ProcessHandle};
 pub use inspect::{Facts, Holder, RamMapping, Verdict, decide, inspect};

@@ -1,9 +1,9 @@
 use ballast_api::client::Client;
-use ballast_api::{CompressionView, GuestStats, MemoryView, VmView};
+use ballast_api::{CompressionView, GuestStats, MemoryView, PolicyInputs, VmView};
 
 use super::Output;
 use crate::failure::Failure;
-use crate::figures::{age, frequency, pages_rate, percent, size};
+use crate::figures::{age, frequency, pages_rate, percent, short_count, size};
 use crate::table::{self, section};
 
 pub async fn run(client: &Client, name: &str, out: Output) -> Result<(), Failure> {
@@ -17,6 +17,7 @@ fn described(vm: &VmView) -> String {
         parameters(vm),
         memory(vm),
         active(vm),
+        inputs(vm),
         balloon(vm),
         sharing(vm),
         compression(&vm.compression),
@@ -105,6 +106,39 @@ fn active(vm: &VmView) -> String {
             ("periods", a.periods.to_string()),
         ],
     )
+}
+
+/// What policies other than the default read.
+fn inputs(vm: &VmView) -> String {
+    let i = &vm.inputs;
+    let pressure = match (&i.pressure, &i.agent_trouble) {
+        (Some(p), _) => format!(
+            "some {:.1}%, full {:.1}% of 10 s ({:.0} s ago)",
+            100.0 * p.some,
+            100.0 * p.full,
+            p.age_s
+        ),
+        (None, Some(trouble)) => format!("none: {trouble}"),
+        (None, None) => "none reported".to_owned(),
+    };
+    let mut rows = vec![("misses per second", misses(i)), ("guest's pressure", pressure)];
+    if let Some(missing) = &i.missing {
+        rows.push(("missing", missing.clone()));
+    }
+    section("inputs of other policies", &rows)
+}
+
+/// A miss curve in short: with nothing, and with quarters of what is active.
+fn misses(inputs: &PolicyInputs) -> String {
+    let Some(last) = inputs.curve.last() else { return "no curve yet".to_owned() };
+    if last.memory == 0 {
+        return "none".to_owned();
+    }
+    let quarters = (0..=4).map(|quarter| last.memory / 4 * quarter);
+    let told = quarters.filter_map(|memory| {
+        Some(format!("{} with {}", short_count(inputs.misses_at(memory)?), size(memory)))
+    });
+    told.collect::<Vec<_>>().join(", ")
 }
 
 fn balloon(vm: &VmView) -> String {
@@ -199,4 +233,27 @@ fn totals(vm: &VmView) -> String {
             ("CPU time", format!("{:.1} s", c.cpu_s)),
         ],
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use ballast_api::MissPoint;
+
+    use super::*;
+
+    #[test]
+    fn a_curve_is_told_at_quarters_of_what_is_active() {
+        let told = |points: &[(u64, f64)]| {
+            let point = |&(mib, misses_per_s)| MissPoint { memory: mib << 20, misses_per_s };
+            misses(&PolicyInputs {
+                curve: points.iter().map(point).collect(),
+                ..PolicyInputs::default()
+            })
+        };
+        assert_eq!(told(&[]), "no curve yet");
+        assert_eq!(told(&[(0, 0.0)]), "none");
+        let at = |count: f64, mib: u64| format!("{} with {}", short_count(count), size(mib << 20));
+        let expected = [at(900.0, 0), at(500.0, 10), at(100.0, 20), at(50.0, 30), at(0.0, 40)];
+        assert_eq!(told(&[(0, 900.0), (20, 100.0), (40, 0.0)]), expected.join(", "));
+    }
 }

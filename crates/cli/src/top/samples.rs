@@ -118,6 +118,7 @@ pub fn vm(name: &str) -> VmView {
             age_s: 2,
             ..Default::default()
         }),
+        inputs: Default::default(),
         trouble: None,
         compression: Default::default(),
         sharing: VmSharing {

@@ -16,6 +16,7 @@ pub(super) struct VmTable {
     min: Option<String>,
     max: Option<String>,
     tax: Option<f64>,
+    guest_agent: Option<bool>,
 }
 
 /// A table `[pool.NAME]`.
@@ -70,6 +71,8 @@ pub struct VmRule {
     pub min: Option<Amount>,
     pub max: Option<Amount>,
     pub tax: Option<f64>,
+    /// Whether one that is started gets a port for its guest's agent.
+    pub guest_agent: Option<bool>,
 }
 
 /// A pool as it was defined, in the file or by a command.
@@ -158,6 +161,7 @@ pub fn rule_for(rules: &[VmRule], name: &str) -> VmRule {
         found.min = rule.min.or(found.min);
         found.max = rule.max.or(found.max);
         found.tax = rule.tax.or(found.tax);
+        found.guest_agent = rule.guest_agent.or(found.guest_agent);
     }
     found
 }
@@ -219,7 +223,8 @@ fn vm_rule(at: &str, table: VmTable, pools: &[PoolRule]) -> Result<VmRule, Wrong
     if above {
         return Err(wrong("min", "above max".into()));
     }
-    Ok(VmRule { pattern, pool: table.pool, shares: table.shares, min, max, tax: table.tax })
+    let VmTable { pool, shares, tax, guest_agent, .. } = table;
+    Ok(VmRule { pattern, pool, shares, min, max, tax, guest_agent })
 }
 
 /// Checks the tables; an error names its key.
@@ -295,12 +300,13 @@ mod tests {
     fn of_each_key_the_last_rule_counts_that_has_it() {
         let rule = |pattern: &str| VmRule { pattern: pattern.into(), ..VmRule::default() };
         let rules = [
-            VmRule { shares: Some(1), tax: Some(0.5), ..rule("*") },
+            VmRule { shares: Some(1), tax: Some(0.5), guest_agent: Some(true), ..rule("*") },
             VmRule { shares: Some(2), min: Some(Amount::Percent(50.0)), ..rule("db-*") },
             VmRule { shares: Some(9), ..rule("web") },
         ];
         let found = rule_for(&rules, "db-1");
         assert_eq!((found.shares, found.tax), (Some(2), Some(0.5)));
+        assert_eq!(found.guest_agent, Some(true));
         assert_eq!(found.min.map(|min| min.of(Pages(300))), Some(Pages(150)));
         assert_eq!(rule_for(&rules, "x").shares, Some(1));
     }

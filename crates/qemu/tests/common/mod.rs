@@ -68,6 +68,7 @@ pub fn paths(dir: &Path) -> LaunchPaths {
         shim: dir.join("no-shim.so"),
         shim_socket: dir.join("shim.sock"),
         qmp_socket: dir.join("qmp.sock"),
+        agent_socket: dir.join("agent.sock"),
         console: dir.join("console.log"),
         qemu_log: dir.join("qemu.log"),
     }

@@ -1,0 +1,225 @@
+//! qemu-guest-agent, asked for the guest's memory pressure over its virtio-serial port.
+//!
+//! The protocol is JSON in lines, like QMP, but not QMP's: no greeting, no events, one command at a
+//! time, and whoever connects must first find where answers to the one before end
+//! (`guest-sync-delimited`). Answers are written by the guest, which is not trusted: a line has a
+//! bounded length, everything together has a deadline, and after any error but a refusal the
+//! connection is of no more use. Nothing here can hold up anybody but its caller.
+
+mod base64;
+mod pressure;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::time::timeout;
+
+pub use pressure::MemoryPressure;
+
+/// The port's name: what agents look for.
+pub const AGENT_PORT: &str = "org.qemu.guest_agent.0";
+/// Of the guest's file, bytes. It has some 120.
+const MOST: usize = 4096;
+/// The longest line accepted: the file in base 64, and what is around it.
+const MAX_LINE: usize = 2 * MOST;
+/// Bytes that may come before the answer to a synchronisation: what is left of another's answers.
+const MAX_STALE: usize = 1 << 20;
+const FILE: &str = "/proc/pressure/memory";
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    #[error("its guest agent's socket {}: {source}", .socket.display())]
+    Socket { socket: PathBuf, source: io::Error },
+    #[error("no guest agent answers within {} s", .0.as_secs())]
+    Deadline(Duration),
+    /// The agent understood and refused.
+    #[error("its guest agent refuses {command}: {why}")]
+    Refused { command: &'static str, why: String },
+    #[error("its guest agent's answer to {command} is none: {answer}")]
+    Unexpected { command: &'static str, answer: String },
+}
+
+impl AgentError {
+    /// Whether the connection can be used further.
+    pub fn is_refusal(&self) -> bool {
+        matches!(self, AgentError::Refused { .. })
+    }
+}
+
+/// A connection to the agent of one guest.
+#[derive(Debug)]
+pub struct GuestAgent {
+    socket: PathBuf,
+    stream: UnixStream,
+    /// What has been read and is not yet a whole line.
+    input: Vec<u8>,
+}
+
+impl GuestAgent {
+    /// Connects, and waits until the agent answers.
+    ///
+    /// # Errors
+    /// No socket, or no agent, within the deadline.
+    pub async fn connect(socket: &Path, deadline: Duration) -> Result<GuestAgent, AgentError> {
+        let dial = async {
+            let stream = UnixStream::connect(socket)
+                .await
+                .map_err(|source| AgentError::Socket { socket: socket.to_owned(), source })?;
+            let mut agent =
+                GuestAgent { socket: socket.to_owned(), stream, input: Vec::with_capacity(1024) };
+            agent.synchronise().await?;
+            Ok(agent)
+        };
+        timeout(deadline, dial).await.map_err(|_| AgentError::Deadline(deadline))?
+    }
+
+    /// The guest's memory pressure now. Opens, reads and closes one file in the guest.
+    ///
+    /// # Errors
+    /// After any but a refusal, the connection is of no use any more.
+    pub async fn memory_pressure(
+        &mut self,
+        deadline: Duration,
+    ) -> Result<MemoryPressure, AgentError> {
+        timeout(deadline, self.read_pressure()).await.map_err(|_| AgentError::Deadline(deadline))?
+    }
+
+    async fn read_pressure(&mut self) -> Result<MemoryPressure, AgentError> {
+        let open = json!({ "path": FILE, "mode": "r" });
+        let file = self.execute("guest-file-open", open).await?;
+        let Some(handle) = file.as_i64() else {
+            return Err(unexpected("guest-file-open", file.to_string().as_bytes()));
+        };
+        let read = json!({ "handle": handle, "count": MOST });
+        let read = self.execute("guest-file-read", read).await;
+        // Whatever was read: the agent has room for few open files.
+        self.execute("guest-file-close", json!({ "handle": handle })).await?;
+        let read = read?;
+        contents(&read).and_then(|text| MemoryPressure::parse(&text)).ok_or_else(|| {
+            // In the guest's own words where they are text.
+            let text = contents(&read).unwrap_or_else(|| read.to_string().into_bytes());
+            unexpected("guest-file-read", &text)
+        })
+    }
+
+    async fn execute(&mut self, command: &'static str, args: Value) -> Result<Value, AgentError> {
+        let request = json!({ "execute": command, "arguments": args });
+        self.send(format!("{request}\n").as_bytes()).await?;
+        let line = self.line(command).await?;
+        answer(command, &line)
+    }
+
+    /// Everything before the answer to this is somebody else's.
+    async fn synchronise(&mut self) -> Result<(), AgentError> {
+        const COMMAND: &str = "guest-sync-delimited";
+        // Of the moment: an answer to an earlier one is told apart.
+        let id = u32::from(std::process::id() as u16)
+            ^ std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(0, |t| t.subsec_nanos());
+        // The first byte makes the agent drop what half a command it may have got.
+        let mut request = vec![0xff];
+        let sync = json!({ "execute": COMMAND, "arguments": { "id": id } });
+        request.extend_from_slice(sync.to_string().as_bytes());
+        request.push(b'\n');
+        self.send(&request).await?;
+        let mut stale = 0;
+        loop {
+            // To the delimiter.
+            while let Some(at) = self.input.iter().position(|&b| b == 0xff) {
+                self.input.drain(..=at);
+                if let Ok(answered) = answer(COMMAND, &self.line(COMMAND).await?)
+                    && answered.as_u64() == Some(u64::from(id))
+                {
+                    return Ok(());
+                }
+            }
+            stale += self.input.len();
+            if stale > MAX_STALE {
+                return Err(unexpected(COMMAND, &self.input));
+            }
+            self.input.clear();
+            self.more().await?;
+        }
+    }
+
+    async fn line(&mut self, command: &'static str) -> Result<Vec<u8>, AgentError> {
+        loop {
+            if let Some(end) = self.input.iter().position(|&b| b == b'\n') {
+                let mut line: Vec<u8> = self.input.drain(..=end).collect();
+                line.pop();
+                return Ok(line);
+            }
+            if self.input.len() > MAX_LINE {
+                return Err(unexpected(command, &self.input));
+            }
+            self.more().await?;
+        }
+    }
+
+    async fn more(&mut self) -> Result<(), AgentError> {
+        let mut chunk = [0; 4096];
+        match self.stream.read(&mut chunk).await {
+            Ok(0) => Err(self.failed(io::ErrorKind::UnexpectedEof.into())),
+            Ok(n) => {
+                self.input.extend_from_slice(&chunk[..n]);
+                Ok(())
+            }
+            Err(e) => Err(self.failed(e)),
+        }
+    }
+
+    async fn send(&mut self, bytes: &[u8]) -> Result<(), AgentError> {
+        self.stream.write_all(bytes).await.map_err(|e| self.failed(e))
+    }
+
+    fn failed(&self, source: io::Error) -> AgentError {
+        AgentError::Socket { socket: self.socket.clone(), source }
+    }
+}
+
+/// What a line answers.
+fn answer(command: &'static str, line: &[u8]) -> Result<Value, AgentError> {
+    let Ok(Value::Object(mut message)) = serde_json::from_slice(line.trim_ascii()) else {
+        return Err(unexpected(command, line));
+    };
+    if let Some(value) = message.remove("return") {
+        return Ok(value);
+    }
+    match message.get("error").and_then(|e| e.get("desc")).and_then(Value::as_str) {
+        Some(why) => Err(AgentError::Refused { command, why: shown(why.as_bytes()) }),
+        None => Err(unexpected(command, line)),
+    }
+}
+
+/// The bytes of an answer to guest-file-read.
+fn contents(read: &Value) -> Option<Vec<u8>> {
+    base64::decode(read.get("buf-b64")?.as_str()?, MOST)
+}
+
+fn unexpected(command: &'static str, answer: &[u8]) -> AgentError {
+    AgentError::Unexpected { command, answer: shown(answer) }
+}
+
+/// The beginning of what a guest wrote, as one line of text.
+fn shown(bytes: &[u8]) -> String {
+    bytes[..bytes.len().min(80)].escape_ascii().to_string()
+}
+
+/// What bytes of a guest lead to, as text: for the fuzzer, and to compare.
+pub(crate) fn heard(line: &[u8]) -> String {
+    match answer("guest-file-read", line) {
+        Ok(read) => match contents(&read) {
+            Some(text) => format!("{:?}", MemoryPressure::parse(&text)),
+            None => "no contents".to_owned(),
+        },
+        Err(e) => e.to_string(),
+    }
+}
+
+#[cfg(test)]
+#[path = "agent/tests.rs"]
+mod tests;
