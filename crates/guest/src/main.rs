@@ -4,6 +4,7 @@
 //! names a workload. Every workload checks the memory or the files that it uses, and reports in
 //! lines of `@ballast {json}` on standard output, which in a guest is the serial console.
 
+mod agent;
 mod args;
 mod compute;
 mod dbench;
@@ -55,6 +56,7 @@ const HELP: &str = "ballast-guest WORKLOAD [OPTIONS]: workloads of Ballast's sam
                  --zipf 0.9 --every 2 --seconds 0 --seed 1
   office         a user of several programs, who waits for each action and thinks between them
                  --programs 6 --program-mb 12 --touch 96 --think 0.4 --every 2 --seconds 0
+  agent          qemu-guest-agent from /disk, at the VM's port for it
   dbench         dbench from /disk  --clients 40 --seconds 20 --repeat 1 --dir /disk
   hog            takes memory and keeps it  --mb 100 --seconds 0
   dirty          writes pages all the time  --mb 50 --rate-mb 50 --seconds 0
@@ -100,6 +102,7 @@ fn run(name: &str, words: Vec<String>) -> Result<(), String> {
         "store" => store::run,
         "office" => office::run,
         "dbench" => dbench::run,
+        "agent" => agent::run,
         "hog" => simple::hog,
         "dirty" => simple::dirty,
         "report" => simple::report,

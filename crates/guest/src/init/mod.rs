@@ -19,6 +19,7 @@ use crate::json::Object;
 use crate::meminfo::Meminfo;
 use crate::report;
 use cmdline::{Parameters, Then};
+pub use modules::insert as insert_module;
 
 /// Where the sample disk (/dev/vda) is mounted.
 pub const DISK: &str = "/disk";

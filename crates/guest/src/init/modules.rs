@@ -3,6 +3,7 @@
 use std::ffi::CStr;
 use std::fs::File;
 use std::os::fd::AsRawFd;
+use std::path::Path;
 
 const FOLDER: &str = "/lib/modules";
 
@@ -14,12 +15,12 @@ pub fn load() -> Vec<String> {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Vec::new(),
         Err(e) => return vec![format!("{FOLDER}/order: {e}")],
     };
-    order.lines().filter(|l| !l.is_empty()).filter_map(|name| insert(name).err()).collect()
+    let path = |name: &str| Path::new(FOLDER).join(name);
+    order.lines().filter(|l| !l.is_empty()).filter_map(|name| insert(&path(name)).err()).collect()
 }
 
-fn insert(name: &str) -> Result<(), String> {
-    let path = format!("{FOLDER}/{name}");
-    let file = File::open(&path).map_err(|e| format!("{path}: {e}"))?;
+pub fn insert(path: &Path) -> Result<(), String> {
+    let file = File::open(path).map_err(|e| format!("{}: {e}", path.display()))?;
     let parameters: &CStr = c"";
     // SAFETY: the descriptor is open for the call and the parameter string ends in a NUL; the
     // kernel copies what it needs.
@@ -31,6 +32,6 @@ fn insert(name: &str) -> Result<(), String> {
     let error = std::io::Error::last_os_error();
     match error.raw_os_error() {
         Some(libc::EEXIST) => Ok(()),
-        _ => Err(format!("module {name}: {error}")),
+        _ => Err(format!("module {}: {error}", path.display())),
     }
 }

@@ -89,19 +89,41 @@ fn numbers(name: &str) -> Vec<u64> {
 
 fn unpack(package: &str, dir: &Path) -> Result<()> {
     let work = tempfile::tempdir().context("temporary folder")?;
+    let files = fetch(package, work.path())?;
+    let vmlinuz = files
+        .iter()
+        .find(|f| f.file_name().is_some_and(|n| n.to_string_lossy().starts_with("vmlinuz-")))
+        .context("no vmlinuz in the package")?;
+    std::fs::copy(vmlinuz, dir.join("vmlinuz")).context("vmlinuz")?;
+    for module in MODULES {
+        if let Some(bytes) = module_in(&files, module)? {
+            std::fs::write(dir.join(format!("{module}.ko")), bytes).context(module)?;
+        }
+    }
+    Ok(())
+}
+
+/// One more module of a kernel, fetched again; None if the kernel has no such file.
+pub fn module(package: &str, name: &str) -> Result<Option<Vec<u8>>> {
+    let work = tempfile::tempdir().context("temporary folder")?;
+    module_in(&fetch(package, work.path())?, name)
+}
+
+/// The files of a kernel's packages, unpacked in `work`.
+fn fetch(package: &str, work: &Path) -> Result<Vec<PathBuf>> {
+    let root = work.join("root");
     let mut packages = vec![package.to_owned()];
     if let Some((_, version)) = package.split_once("linux-image-")
         && version.ends_with("-generic")
     {
         packages.push(format!("linux-modules-{}", version.trim_start_matches("unsigned-")));
     }
-    let root = work.path().join("root");
     for name in &packages {
         say::step(&format!("Fetching {name}"));
         let apt = tools::find("apt-get", "apt")?;
-        tools::run(Command::new(apt).args(["-q", "download", name]).current_dir(work.path()))?;
+        tools::run(Command::new(apt).args(["-q", "download", name]).current_dir(work))?;
     }
-    for entry in std::fs::read_dir(work.path())?.flatten() {
+    for entry in std::fs::read_dir(work)?.flatten() {
         if entry.path().extension().is_some_and(|e| e == "deb") {
             say::detail(&format!("unpacking {}", entry.file_name().display()));
             let dpkg = tools::find("dpkg", "dpkg")?;
@@ -110,22 +132,15 @@ fn unpack(package: &str, dir: &Path) -> Result<()> {
     }
     let mut files = Vec::new();
     walk(&root, &mut files)?;
-    let vmlinuz = files
-        .iter()
-        .find(|f| f.file_name().is_some_and(|n| n.to_string_lossy().starts_with("vmlinuz-")))
-        .context("no vmlinuz in the package")?;
-    std::fs::copy(vmlinuz, dir.join("vmlinuz")).context("vmlinuz")?;
-    for module in MODULES {
-        let file = files.iter().find(|f| {
-            let name = f.file_name().unwrap_or_default().to_string_lossy().replace('-', "_");
-            name.strip_prefix(module).is_some_and(|rest| rest == ".ko" || rest.starts_with(".ko."))
-        });
-        if let Some(file) = file {
-            let bytes = plain_module(file)?;
-            std::fs::write(dir.join(format!("{module}.ko")), bytes).context(module)?;
-        }
-    }
-    Ok(())
+    Ok(files)
+}
+
+fn module_in(files: &[PathBuf], module: &str) -> Result<Option<Vec<u8>>> {
+    let file = files.iter().find(|f| {
+        let name = f.file_name().unwrap_or_default().to_string_lossy().replace('-', "_");
+        name.strip_prefix(module).is_some_and(|rest| rest == ".ko" || rest.starts_with(".ko."))
+    });
+    file.map(|file| plain_module(file)).transpose()
 }
 
 /// The module's ELF bytes, whatever the package compressed it with.

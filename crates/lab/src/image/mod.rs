@@ -3,6 +3,7 @@
 //! All of it is kept in a cache folder (`$BALLAST_CACHE`, else `~/.cache/ballast`) and rebuilt when
 //! an input changes.
 
+mod agent;
 mod cache;
 mod cpio;
 mod disk;
@@ -38,4 +39,9 @@ pub fn prepare(package: Option<&str>) -> Result<Image> {
 /// The disk with services: built once, and shared by all guests, who write to overlays of their own.
 pub fn services_disk() -> Result<PathBuf> {
     services::get(&cache::Cache::open()?)
+}
+
+/// The disk with qemu-guest-agent, for a guest that boots `image` and runs the workload `agent`.
+pub fn agent_disk(image: &Image) -> Result<PathBuf> {
+    agent::get(&cache::Cache::open()?, &image.package)
 }

@@ -36,26 +36,33 @@ fn build(path: &Path) -> Result<()> {
     // Beside the image: it may be too large for /tmp.
     let folder = path.parent().context("no folder")?;
     let work = tempfile::Builder::new().prefix("partial-services-").tempdir_in(folder)?;
-    let (packages, root) = (work.path().join("packages"), work.path().join("root"));
-    fs::create_dir(&packages)?;
-    let names = closure(work.path())?;
-    say::step(&format!("Fetching {} packages of services", names.len()));
-    let apt = tools::find("apt-get", "apt")?;
-    tools::run(Command::new(apt).args(["-q", "download"]).args(&names).current_dir(&packages))?;
-    skeleton(&root)?;
-    let dpkg = tools::find("dpkg-deb", "dpkg")?;
-    for entry in fs::read_dir(&packages)? {
-        let package = entry?.path();
-        tools::run(Command::new(&dpkg).arg("-x").arg(&package).arg(&root))?;
-        fs::remove_file(&package)?;
-    }
+    let root = work.path().join("root");
+    unpack(&PACKAGES, work.path(), &root)?;
     fs::write(root.join("etc/passwd"), USERS)?;
     fs::write(root.join("etc/group"), GROUPS)?;
     disk::from_folder(path, &root, FREE)
 }
 
+/// Packages and what they need, unpacked into the folder `root`, which is made; `work` is for the way.
+pub(super) fn unpack(wanted: &[&str], work: &Path, root: &Path) -> Result<()> {
+    let packages = work.join("packages");
+    fs::create_dir(&packages)?;
+    let names = closure(wanted, work)?;
+    say::step(&format!("Fetching {} packages of services", names.len()));
+    let apt = tools::find("apt-get", "apt")?;
+    tools::run(Command::new(apt).args(["-q", "download"]).args(&names).current_dir(&packages))?;
+    skeleton(root)?;
+    let dpkg = tools::find("dpkg-deb", "dpkg")?;
+    for entry in fs::read_dir(&packages)? {
+        let package = entry?.path();
+        tools::run(Command::new(&dpkg).arg("-x").arg(&package).arg(root))?;
+        fs::remove_file(&package)?;
+    }
+    Ok(())
+}
+
 /// All packages that ours need, from nothing: what this host has installed does not count.
-fn closure(work: &Path) -> Result<Vec<String>> {
+fn closure(wanted: &[&str], work: &Path) -> Result<Vec<String>> {
     let status = work.join("status");
     fs::write(&status, "")?;
     let apt = tools::find("apt-get", "apt")?;
@@ -64,7 +71,7 @@ fn closure(work: &Path) -> Result<Vec<String>> {
             .arg("-o")
             .arg(format!("Dir::State::status={}", status.display()))
             .args(["-s", "--no-install-recommends", "install"])
-            .args(PACKAGES),
+            .args(wanted),
     )?;
     let names = parse(&String::from_utf8_lossy(&plan));
     ensure!(!names.is_empty(), "apt plans to install nothing (try: apt-get update)");
