@@ -13,7 +13,8 @@ use crate::report;
 
 /// What QEMU calls the port.
 const PORT: &str = "org.qemu.guest_agent.0";
-const LIBRARIES: &str = "lib/x86_64-linux-gnu";
+/// The C library's own, with the loader, and the others': one folder or two, as packages have it.
+const LIBRARIES: [&str; 2] = ["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu"];
 const PATIENCE: Duration = Duration::from_secs(60);
 
 pub fn run(args: Args) -> Result<(), String> {
@@ -24,10 +25,10 @@ pub fn run(args: Args) -> Result<(), String> {
         init::insert_module(&module)?;
     }
     let port = wait_for_port()?;
-    let libraries = disk.join(LIBRARIES);
-    let status = Command::new(libraries.join("ld-linux-x86-64.so.2"))
+    let libraries = LIBRARIES.map(|folder| disk.join(folder));
+    let status = Command::new(libraries[0].join("ld-linux-x86-64.so.2"))
         .arg("--library-path")
-        .arg(&libraries)
+        .arg(format!("{}:{}", libraries[0].display(), libraries[1].display()))
         .arg(disk.join("usr/sbin/qemu-ga"))
         .args(["--method=virtio-serial", "--statedir=/tmp", "--pidfile=/tmp/qemu-ga.pid"])
         .arg(format!("--path={}", port.display()))
