@@ -102,18 +102,18 @@ async fn without_an_agent_nothing_is_held_up_and_the_reason_is_shown() {
 async fn under_miss_ratio_the_steeper_curve_gets_more() {
     let Some(image) = image_or_skip() else { return };
     let ballastd =
-        start(&["--budget", "230M", "--sample-period", "6"], "[policy]\nkind = \"miss-ratio\"\n");
+        start(&["--budget", "200M", "--sample-period", "6"], "[policy]\nkind = \"miss-ratio\"\n");
     let client = &ballastd.client;
     // Both use as much within a period, the one about eight times as often.
-    let load = |rate: u32| format!("reader --mb 72 --rate-mb {rate}");
-    client.run(&ballastd.guest(image, "steep", 128, &load(160))).await.unwrap();
+    let load = |rate: u32| format!("reader --mb 48 --rate-mb {rate}");
+    client.run(&ballastd.guest(image, "steep", 128, &load(96))).await.unwrap();
     let first = ballastd.vm("steep").await.inputs;
     assert_eq!(
         first.missing.as_deref(),
         Some("policy miss-ratio: no curve yet, uses sampled active memory")
     );
     assert!(shown(&ballastd, "steep").contains("no curve yet"));
-    client.run(&ballastd.guest(image, "flat", 128, &load(18))).await.unwrap();
+    client.run(&ballastd.guest(image, "flat", 128, &load(12))).await.unwrap();
     let misses = |vm: &VmView| vm.inputs.misses_at(vm.active.estimate / 4).unwrap_or(0.0);
     ballastd
         .eventually("the steeper one gets more", async || {
