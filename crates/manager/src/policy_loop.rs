@@ -212,6 +212,7 @@ fn vm_state(
         swap_free,
         pool: manager.pools.id(vm.params().pool.as_deref()),
         overhead: vm.overhead(),
+        tools: ballast_policy::Tools::default(),
     }
 }
 

@@ -7,6 +7,7 @@ use crate::plan::{Reason, VmPlan};
 use crate::pools::{Member, Pool, PoolId, PoolShare, ancestors, divide};
 use crate::shares::{Bound, Entitlement, TaxRate, VmDemand};
 use crate::state::State;
+use crate::tools::{Cost, Tool, Tools};
 use crate::turn::Snapshot;
 
 /// One turn of the loop: what went in, what came out. Made by [`decide`](crate::decide).
@@ -68,6 +69,8 @@ impl Decision {
         steps.push(rho_step(&name, input, result));
         steps.push(format!("{}: {}.", why.short(), self.outcome(&name, input, result, why)));
         steps.extend(self.others_step(id, &name_of));
+        let tools = self.snapshot.vms.iter().find(|vm| vm.demand.id == id).map(|vm| vm.tools);
+        steps.extend(tools.and_then(tools_step));
         if let Some(plan) = plan {
             steps.push(format!("Now: {}.", plan.reason));
         }
@@ -268,6 +271,27 @@ impl Why {
     }
 }
 
+/// What the two tools cost the VM, and which is used first; nothing while neither was measured.
+fn tools_step(tools: Tools) -> Option<String> {
+    let Tools { first, balloon, paging, .. } = tools;
+    if balloon.is_none() && paging.is_none() {
+        return None;
+    }
+    let cost = |cost: Option<Cost>| {
+        cost.map_or("a cost not measured lately".to_owned(), |cost| cost.to_string())
+    };
+    let first = match first {
+        Tool::Balloon => "the balloon comes first, paging takes what remains",
+        Tool::Paging => "paging comes first, the balloon takes what remains",
+    };
+    Some(format!(
+        "Its tools: what its balloon holds, and it reads again, comes at {}; what is compressed or \
+         swapped, and it faults on, at {}; {first}.",
+        cost(balloon),
+        cost(paging),
+    ))
+}
+
 /// How rho comes about, with the tax spelt out.
 fn rho_step(name: &str, input: &VmDemand, result: &Entitlement) -> String {
     let target = result.target;
@@ -304,6 +328,9 @@ fn action(plan: &VmPlan) -> String {
         }
         Reason::Entitled { .. } | Reason::Released { .. } | Reason::GuestShort { .. } => {
             asked.push("its balloon is let down".to_owned());
+        }
+        Reason::Exchanged { .. } => {
+            asked.push("its balloon is exchanged for paging".to_owned());
         }
         Reason::WithinTarget { .. } | Reason::Plenty { .. } | Reason::Spared { .. } => {
             asked.push("nothing is taken from it".to_owned());

@@ -37,6 +37,7 @@ fn decide(available: u64, state: State, free: u64, inputs: Vec<VmDemand>, held: 
             swap_free: Pages::from_mib(256),
             pool: None,
             overhead: Pages::ZERO,
+            tools: crate::Tools::default(),
         })
         .collect();
     let decision = crate::decide(Snapshot {
@@ -149,4 +150,25 @@ fn another_policy_says_what_it_made_of_the_vm() {
     assert!(under(policy.clone()).contains("its guest reports none"));
     policy.pressure = vec![crate::VmPressure { id: VmId(0), some: 0.21 }];
     assert!(under(policy).contains("21.0% of the time, against a set point of 1%"));
+}
+
+#[test]
+fn what_its_tools_cost_is_told_where_it_is_known() {
+    let mut d = decide(360, State::Soft, 14, vec![demand(0, 0, 10), demand(1, 0, 256)], 190);
+    assert!(!text(&d, 0).contains("Its tools"), "{}", text(&d, 0));
+    d.snapshot.vms[0].tools = Tools {
+        first: Tool::Paging,
+        balloon: Some(Cost(12_000)),
+        paging: Some(Cost(50)),
+        ..Tools::default()
+    };
+    let told = text(&crate::decide(d.snapshot), 0);
+    for part in [
+        "it reads again, comes at 12 ms/s per 1000 pages; what is compressed or swapped, and it \
+         faults on, at 0.05 ms/s per 1000 pages; paging comes first, the balloon takes",
+        "12 MiB are to be evicted",
+        "12 MiB evicted, because its balloon costs 12 ms/s per 1000 pages, and paging 0.05 ms/s",
+    ] {
+        assert!(told.contains(part), "missing: {part}\nin: {told}");
+    }
 }

@@ -14,6 +14,7 @@
 //! | [`state`] | how short of free memory is the host? | s.6.3 |
 //! | [`admission`] | may one more VM be promised memory? | s.6.2 |
 //! | [`balloon`] | how far can this guest's balloon be driven, and trusted? | s.3.2 |
+//! | [`tools`] | what do its balloon and paging cost this guest now? | |
 //! | [`policies`] | what does a VM need, read in other ways than the paper's? | |
 //! | [`plan`](mod@plan) | what is asked of each VM now? | s.6.3 |
 //! | [`turn`] | all of that at once | s.6.3 |
@@ -28,7 +29,7 @@
 //! 4. A [`Decision`] keeps the [`Snapshot`] and the outcome, and explains them.
 //!
 //! Between turns, [`BalloonControl::step`] turns each balloon goal into commands that the guest can
-//! bear.
+//! bear, and [`ToolControl::step`] follows what a VM's tools cost it.
 
 pub mod admission;
 pub mod balloon;
@@ -38,6 +39,7 @@ pub mod policies;
 pub mod pools;
 pub mod shares;
 pub mod state;
+pub mod tools;
 pub mod touch_times;
 pub mod turn;
 pub mod working_set;
@@ -50,6 +52,8 @@ pub use policies::{Policy, PolicyKind, UnknownPolicy, VmMisses, VmPressure};
 pub use pools::{Member, Pool, PoolId, PoolShare, divide};
 pub use shares::{Bound, Entitlement, TaxRate, TaxRateError, VmDemand, available, targets};
 pub use state::{Scale, State, StateMachine, ThresholdError, Thresholds};
+
+pub use tools::{Cost, Tool, ToolControl, ToolOrder, Tools, ToolsInput};
 pub use touch_times::TouchTimes;
 pub use turn::{Snapshot, decide};
 pub use working_set::{ActiveEstimate, SamplingConfig, SamplingError, WorkingSet, choose_samples};

@@ -10,6 +10,11 @@
 //! | hard | by the deficit | the whole deficit | no |
 //! | low | by the deficit | the whole deficit | VMs above target |
 //!
+//! Where measurements say that a VM's balloon costs more than paging ([`tools`](crate::tools)), the two
+//! change places for that VM in soft and hard: paging takes what it has room and time for, and the
+//! balloon the rest. While nothing is missing, a balloon that costs much more is let down in exchange for
+//! paging. Low is as before.
+//!
 //! In high, room for VMs that start is made as in soft.
 //!
 //! In every state a balloon never holds more than size - target, so that a VM can use what it is
@@ -27,9 +32,12 @@ use crate::balloon::Health;
 use crate::pools::{Member, Pool, PoolId, Tree, allocate};
 use crate::shares::{Claim, VmDemand};
 use crate::state::{State, Thresholds};
+use crate::tools::Tools;
 
+mod mix;
 mod reason;
 
+use mix::Exchange;
 pub use reason::{EvictCause, Reason};
 
 /// One VM as it is seen: all that the policy knows of it.
@@ -62,6 +70,9 @@ pub struct VmState {
     /// What it costs beside its pages; counts against the bounds of its pools.
     #[serde(default)]
     pub overhead: Pages,
+    /// What is known of its tools.
+    #[serde(default)]
+    pub tools: Tools,
 }
 
 impl VmState {
@@ -149,10 +160,19 @@ pub(crate) fn plan_in(tree: &Tree, state: State, supply: &Supply, vms: &[Standin
         _ => Pages::ZERO,
     };
     let rooms = release(tree, surplus, vms);
+    let mut exchanges = vec![Exchange::default(); vms.len()];
+    if deficit.is_zero() && vms.iter().any(|s| s.vm.tools.ceiling.is_some()) {
+        let before = vms.iter().map(|s| s.vm.left_by(s.vm.balloon_goal).max(s.floor()));
+        let released = rooms.iter().zip(before).map(|(&room, was)| room.saturating_sub(was)).sum();
+        let safe = supply.thresholds.lower_edge(State::High) + supply.room;
+        let free = supply.free.saturating_sub(released);
+        exchanges = mix::exchanges(free, safe, supply.goal(), vms);
+    }
     vms.iter()
         .zip(takes)
         .zip(rooms)
-        .map(|((s, take), room)| plan_one(state, deficit, s, take, room))
+        .zip(exchanges)
+        .map(|(((s, take), room), exchange)| plan_one(state, deficit, s, take, room, exchange))
         .collect()
 }
 
@@ -237,7 +257,14 @@ fn release_to(
     allocate(tree, amount, &claims).held.into_iter().map(Pages).collect()
 }
 
-fn plan_one(state: State, deficit: Pages, s: &Standing, take: Take, room: Pages) -> VmPlan {
+fn plan_one(
+    state: State,
+    deficit: Pages,
+    s: &Standing,
+    take: Take,
+    room: Pages,
+    exchange: Exchange,
+) -> VmPlan {
     let (vm, floor) = (&s.vm, s.floor());
     let consumed = vm.consumed;
     let Take { pages: take, over_max } = take;
@@ -252,9 +279,15 @@ fn plan_one(state: State, deficit: Pages, s: &Standing, take: Take, room: Pages)
     balloon_goal = balloon_goal.min(vm.left_by(room).max(vm.left_by(vm.demand.max)));
     let released = kept - balloon_goal;
 
-    let usable = matches!(vm.balloon_health, Health::Healthy | Health::Slow);
-    if usable && !take.is_zero() {
-        let needed = vm.left_by(level).min(entitled).min(vm.balloon_limit);
+    let usable = mix::usable(vm);
+    let paging_first = mix::paging_first(state, vm);
+    let rest = if paging_first { mix::beyond_paging(vm, take) } else { take };
+    let stays = balloon_goal;
+    if usable && !rest.is_zero() {
+        let mut needed = vm.left_by(level).min(entitled).min(vm.balloon_limit);
+        if paging_first {
+            needed = needed.min(mix::grown_by(vm, rest));
+        }
         balloon_goal = balloon_goal.max(needed);
     }
 
@@ -263,6 +296,13 @@ fn plan_one(state: State, deficit: Pages, s: &Standing, take: Take, room: Pages)
         if usable { consumed.min(vm.left_by(balloon_goal)).saturating_sub(level) } else { take };
     let (wanted, cause) = match (state, vm.balloon_health) {
         _ if take.is_zero() => (Pages::ZERO, None),
+        _ if paging_first => {
+            let (balloon, paging) = (vm.tools.balloon, vm.tools.paging);
+            // What it has no room for is the balloon's, as far as that may grow.
+            let grown = balloon_goal.saturating_sub(vm.tools.ballooned.min(stays));
+            let wanted = take.min(mix::room(vm).max(take.saturating_sub(grown)));
+            (wanted, Some(EvictCause::Cheaper { balloon, paging }))
+        }
         (State::Hard | State::Low, _) => (take, Some(EvictCause::Shortage(state))),
         (_, Health::Missing) => (take, Some(EvictCause::NoBalloon)),
         (_, Health::Stuck) => (take, Some(EvictCause::BalloonStuck)),
@@ -282,8 +322,9 @@ fn plan_one(state: State, deficit: Pages, s: &Standing, take: Take, room: Pages)
             }
         }
     };
-    let evict = wanted.min(vm.swap_free);
+    let mut evict = wanted.min(mix::room(vm));
     let block = state == State::Low && consumed > floor;
+    let mut leave = level;
 
     let reason = if !take.is_zero() {
         Reason::Reclaim {
@@ -305,6 +346,12 @@ fn plan_one(state: State, deficit: Pages, s: &Standing, take: Take, room: Pages)
         } else {
             Reason::Entitled { target: floor, from: vm.balloon_goal, to: balloon_goal }
         }
+    } else if exchange != Exchange::default() {
+        balloon_goal = balloon_goal.min(vm.balloon_goal.saturating_sub(exchange.down));
+        evict = exchange.evict;
+        leave = consumed.saturating_sub(evict);
+        let (balloon, paging) = (vm.tools.balloon, vm.tools.paging);
+        Reason::Exchanged { from: vm.balloon_goal, to: balloon_goal, evict, balloon, paging }
     } else if !released.is_zero() {
         Reason::Released { pages: released, left: balloon_goal }
     } else if consumed <= floor {
@@ -314,7 +361,7 @@ fn plan_one(state: State, deficit: Pages, s: &Standing, take: Take, room: Pages)
     } else {
         Reason::Spared { state, deficit, consumed, target: floor, block }
     };
-    VmPlan { id: vm.demand.id, balloon_goal, evict, leave: level, block, reason }
+    VmPlan { id: vm.demand.id, balloon_goal, evict, leave, block, reason }
 }
 
 #[cfg(test)]

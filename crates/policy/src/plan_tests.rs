@@ -3,6 +3,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::shares::TaxRate;
+use crate::tools::{Cost, Tool};
 
 const BUDGET: Pages = Pages(10_000);
 const SIZE: Pages = Pages(4_000);
@@ -29,6 +30,7 @@ fn vm(id: u32) -> VmState {
         swap_free: Pages(4_000),
         pool: None,
         overhead: Pages::ZERO,
+        tools: Tools::default(),
     }
 }
 
@@ -298,6 +300,99 @@ fn reasons_are_sentences_with_numbers() {
     assert!(low.contains("wait"), "{low}");
 }
 
+/// The same VM where paging was measured to be cheaper.
+fn dear(balloon: u64, ballooned: u64) -> VmState {
+    let tools = Tools {
+        first: Tool::Paging,
+        balloon: Some(Cost(70_000)),
+        paging: Some(Cost(2_000)),
+        ballooned: Pages(ballooned),
+        ..Tools::default()
+    };
+    VmState { tools, balloon_goal: Pages(balloon), ..vm(1) }
+}
+
+#[test]
+fn a_dear_balloon_comes_second() {
+    for (state, free, take) in [(State::Soft, 350, 300), (State::Hard, 150, 500)] {
+        let p = one(state, free, dear(100, 100));
+        assert_eq!((p.balloon_goal, p.evict), (Pages(100), Pages(take)), "{state}");
+        assert!(matches!(
+            p.reason,
+            Reason::Reclaim { cause: Some(EvictCause::Cheaper { .. }), .. }
+        ));
+        assert!(p.reason.to_string().ends_with(
+            "evicted, because its balloon costs 70 ms/s per 1000 pages, and paging 2.0 ms/s per \
+             1000 pages"
+        ));
+    }
+    // In low both do what they can.
+    let p = one(State::Low, 50, dear(100, 100));
+    assert_eq!((p.balloon_goal, p.evict, p.block), (Pages(1_600), Pages(600), true));
+}
+
+#[test]
+fn what_paging_has_no_room_or_time_for_the_balloon_takes() {
+    // 300 are missing. Room for 80: the balloon brings 220 beyond what it has.
+    let full = VmState { swap_free: Pages(80), ..dear(100, 100) };
+    let p = one(State::Soft, 350, full);
+    assert_eq!((p.balloon_goal, p.evict), (Pages(320), Pages(80)));
+    assert!(matches!(p.reason, Reason::Reclaim { no_swap_for: Pages(0), .. }));
+    // A quarter of that has come, and all of the paging: the same is asked again.
+    let later = VmState {
+        swap_free: Pages(0),
+        balloon_goal: Pages(320),
+        consumed: Pages(2_865),
+        tools: Tools { ballooned: Pages(155), spare_room: Pages(1), ..full.tools },
+        ..full
+    };
+    let p = one(State::Soft, 485, later);
+    assert_eq!((p.balloon_goal, p.evict), (Pages(320), Pages(1)));
+    // Room in the compressed tier counts.
+    let tier = Tools { spare_room: Pages(300), ..full.tools };
+    let p = one(State::Soft, 350, VmState { swap_free: Pages(0), tools: tier, ..full });
+    assert_eq!((p.balloon_goal, p.evict), (Pages(100), Pages(300)));
+    // At 20 pages a second 200 come in time; all is asked for, and the balloon for what is late.
+    let slow = Tools { paging_rate: Some(Pages(20)), ..full.tools };
+    let p = one(State::Soft, 350, VmState { tools: slow, ..dear(100, 100) });
+    assert_eq!((p.balloon_goal, p.evict), (Pages(200), Pages(300)));
+    // With neither: as ever.
+    let none = VmState { swap_free: Pages(0), ..dear(0, 0) };
+    assert_eq!(one(State::Soft, 350, none).balloon_goal, Pages(1_300));
+}
+
+/// Goal 650; reclamation begins at 400.
+#[test]
+fn a_balloon_that_is_much_dearer_is_exchanged_as_memory_is_free_for_it() {
+    let with = |free: u64, balloon: u64, ballooned: u64| {
+        let mut vm = dear(balloon, ballooned);
+        vm.tools.ceiling = Some(Pages(600));
+        vm.consumed = Pages(2_500);
+        one(State::High, free, vm)
+    };
+    // 200 down: 50 are free above 400, and 650 + 200 are to be.
+    let p = with(450, 800, 800);
+    assert_eq!((p.balloon_goal, p.evict, p.leave), (Pages(750), Pages(200), Pages(2_300)));
+    assert!(matches!(p.reason, Reason::Exchanged { .. }));
+    // They were evicted: the rest follows, and what is not used yet stays made up for.
+    let p = with(850, 750, 800);
+    assert_eq!((p.balloon_goal, p.evict), (Pages(600), Pages(0)));
+    let p = with(650, 600, 800);
+    assert_eq!((p.balloon_goal, p.evict), (Pages(600), Pages(200)));
+    // Nothing while the guest has not used what it was given back.
+    let p = with(2_000, 700, 800);
+    assert_eq!(p.balloon_goal, Pages(700));
+    // Nor while memory is missing, nor by eviction below what the VM is entitled to.
+    let mut vm = dear(800, 800);
+    vm.tools.ceiling = Some(Pages(600));
+    assert_eq!(one(State::Soft, 500, vm).balloon_goal, Pages(800));
+    vm.consumed = Pages(2_000);
+    let p = one(State::High, 410, vm);
+    assert_eq!((p.balloon_goal, p.evict), (Pages(790), Pages(0)));
+    // Nor without a place for the pages.
+    assert_eq!(one(State::High, 900, VmState { swap_free: Pages(0), ..vm }).evict, Pages(0));
+}
+
 fn any_state() -> impl Strategy<Value = State> {
     prop_oneof![Just(State::High), Just(State::Soft), Just(State::Hard), Just(State::Low)]
 }
@@ -310,6 +405,10 @@ prop_compose! {
             Just(Health::Missing), Just(Health::Healthy), Just(Health::Slow), Just(Health::Stuck)
         ],
         shares in 1u32..10_000, active in 0u64..5_000, wants_more in any::<bool>(),
+        (paging, ceiling, rate, ballooned, spare) in (
+            any::<bool>(), proptest::option::of(0.0f64..1.0), proptest::option::of(0u64..100),
+            0.0f64..1.0, 0u64..500,
+        ),
     ) -> Standing {
         let of = |whole: u64, part: f64| (whole as f64 * part) as u64;
         let max = of(size, max).max(1);
@@ -330,6 +429,14 @@ prop_compose! {
             swap_free: Pages(swap),
             pool: None,
             overhead: Pages::ZERO,
+            tools: Tools {
+                first: if paging { Tool::Paging } else { Tool::Balloon },
+                ceiling: ceiling.map(|part| Pages(of(size, part))),
+                paging_rate: rate.map(Pages),
+                ballooned: Pages(of(size, ballooned)),
+                spare_room: Pages(spare),
+                ..Tools::default()
+            },
         };
         Standing { vm, target: Pages(min + of(max - min, target)) }
     }
@@ -353,13 +460,14 @@ proptest! {
         let plans = plan(state, &supply, &[], &vms);
         let deficit = supply.goal().saturating_sub(Pages(free));
         let mut taken = Pages::ZERO;
+        let (mut down, mut exchanged) = (Pages::ZERO, Pages::ZERO);
         for (Standing { vm: v, target }, p) in vms.iter().zip(&plans) {
             let floor = (*target).max(v.demand.min);
             prop_assert_eq!(p.id, v.demand.id);
             // Never below min or target by eviction, nor by what the balloon may hold.
             prop_assert!(p.evict <= v.consumed.saturating_sub(floor));
             prop_assert!(p.leave >= floor.min(v.consumed) && p.leave + p.evict <= v.consumed);
-            prop_assert!(p.evict <= v.swap_free);
+            prop_assert!(p.evict <= v.swap_free + v.tools.spare_room);
             prop_assert!(v.size - p.balloon_goal.min(v.size) >= floor);
             if v.balloon_health != Health::Missing {
                 prop_assert!(p.balloon_goal <= v.balloon_limit);
@@ -370,12 +478,53 @@ proptest! {
             prop_assert_eq!(p.block, state == State::Low && v.consumed > floor);
             let over = v.consumed.saturating_sub(v.demand.max);
             if state == State::High && over.is_zero() && room == 0 {
-                prop_assert!(p.evict.is_zero() && p.balloon_goal <= v.balloon_goal);
+                prop_assert!(p.balloon_goal <= v.balloon_goal);
+            }
+            if let Reason::Exchanged { from, to, .. } = p.reason {
+                // Only while nothing is missing, and no more than a step.
+                prop_assert!(supply.deficit(state).is_zero() && v.tools.first == Tool::Paging);
+                prop_assert!(p.evict <= v.size);
+                exchanged += p.evict;
+                down += from - to;
+                continue;
+            }
+            if state == State::High && over.is_zero() && room == 0 {
+                prop_assert!(p.evict.is_zero());
             }
             taken += p.evict.saturating_sub(over);
             prop_assert!(!p.reason.to_string().is_empty());
         }
         prop_assert!(taken <= deficit, "evicting {taken:?} for {deficit:?}");
+        // What is exchanged makes up for balloons and no more, and is let down within what is free.
+        let edge = supply.thresholds.lower_edge(State::High) + supply.room;
+        let owed: Pages = vms.iter().map(|s| s.vm.tools.ballooned).sum();
+        let most: Pages = vms.iter().map(|s| s.vm.balloon_goal).sum();
+        let wanting = (supply.goal() + owed + most).saturating_sub(Pages(free));
+        prop_assert!(exchanged <= wanting, "{exchanged:?}");
+        let released = down.is_zero() || down <= Pages(free).saturating_sub(edge)
+            || vms.iter().any(|s| s.vm.wants_more && !s.vm.balloon_goal.is_zero());
+        prop_assert!(released, "{down:?} of {free} above {edge}");
+    }
+
+    /// With room for everyone, every shortage is asked for, of one tool or the other, whatever they cost.
+    #[test]
+    fn what_is_missing_is_asked_for_whatever_it_costs(free in 0u64..600, mut vms in some_vms()) {
+        for s in &mut vms {
+            s.vm.swap_free = s.vm.size;
+            s.vm.tools.first = Tool::Paging;
+            s.vm.tools.paging_rate = None;
+        }
+        let deficit = thresholds().goal() - Pages(free);
+        let above: Pages =
+            vms.iter().map(|s| s.vm.consumed.saturating_sub(s.target.max(s.vm.demand.min))).sum();
+        for state in [State::Soft, State::Hard] {
+            let plans = of(state, free, &vms);
+            let asked: Pages = plans.iter().zip(&vms).map(|(p, s)| {
+                let by_balloon = s.vm.consumed.saturating_sub(s.vm.size - p.balloon_goal.min(s.vm.size));
+                p.evict.max(by_balloon)
+            }).sum();
+            prop_assert!(asked >= deficit.min(above), "{asked:?}");
+        }
     }
 
     /// With swap for everyone, hard and low ask for all that is missing or all that may be taken.

@@ -92,6 +92,7 @@ pub(crate) fn check(file: File, path: &Path, wrong: Wrong) -> Result<Scenario, S
             .map_err(|what| wrong(start(file.sampling.as_ref()), what))?,
         balloon: balloon(file.balloon.as_ref().map(Spanned::get_ref))
             .map_err(|what| wrong(start(file.balloon.as_ref()), what))?,
+        tools: file.tools.order.unwrap_or_default(),
         models,
         events: events.collect::<Result<_, _>>()?,
     };

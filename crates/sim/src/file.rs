@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use ballast_policy::{PolicyKind, Scale, TaxRate};
+use ballast_policy::{PolicyKind, Scale, TaxRate, ToolOrder};
 use serde::Deserialize;
 use toml::Spanned;
 
@@ -25,6 +25,8 @@ pub struct File {
     pub policy: PolicyTable,
     pub sampling: Option<Spanned<SamplingTable>>,
     pub balloon: Option<Spanned<BalloonTable>>,
+    #[serde(default)]
+    pub tools: ToolsTable,
     pub models: Option<Spanned<Models>>,
     #[serde(default)]
     pub vm: Vec<Spanned<VmTable>>,
@@ -48,6 +50,12 @@ pub struct PolicyTable {
     pub kind: PolicyKind,
     #[serde(default)]
     pub tax: TaxRate,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ToolsTable {
+    pub order: Option<ToolOrder>,
 }
 
 #[derive(Debug, Default, Deserialize)]

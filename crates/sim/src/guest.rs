@@ -134,6 +134,12 @@ impl Guest {
         self.room().saturating_sub(self.hard())
     }
 
+    /// Pages that it would touch at once: it wants them, and has nothing there.
+    pub fn to_touch(&self) -> u64 {
+        let want = self.demand.used.0.min(self.room()).saturating_sub(self.touched());
+        want.min(self.untouched)
+    }
+
     fn wanted_active(&self) -> u64 {
         self.demand.active.0.min(self.room())
     }
@@ -247,9 +253,8 @@ impl Guest {
         let mut seen = Accesses { work: 1.0, ..Accesses::default() };
         let mut free = if held { 0 } else { free };
 
-        // What it touches for the first time.
-        let want = self.demand.used.0.min(self.room()).saturating_sub(self.touched());
-        let want = want.min(self.untouched);
+        // What it touches for the first time, or again after its balloon has given it back.
+        let want = self.to_touch();
         let pace = (Pages::from_mib(1).0 as f64 * m.touch_mib_s * dt) as u64;
         let granted = want.min(pace).min(free);
         if want.min(pace) > 0 {
@@ -281,7 +286,12 @@ impl Guest {
         let pace = 1.0 / (1.0 + stall);
         seen.guest_reads = guest_misses * pace * dt;
 
-        // Idle pages come up now and then.
+        // Idle pages come up now and then; those that the balloon made it drop are read again.
+        let dropped = self.demand.used.0.saturating_sub(self.room());
+        let dropped = dropped.saturating_sub(self.demand.active.0 - self.wanted_active());
+        if n.idle_reuse > 0.0 {
+            seen.guest_reads += dropped as f64 / n.idle_reuse * dt;
+        }
         let idle = if n.idle_reuse > 0.0 { self.idle.gone() as f64 / n.idle_reuse } else { 0.0 };
         self.carry.fault += idle * dt;
         let idle = (self.carry.fault as u64).min(self.idle.gone());

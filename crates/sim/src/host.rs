@@ -113,6 +113,7 @@ impl Host {
         let mut still = self.decide("period");
         for vm in &mut self.vms {
             still &= !vm.balloon(self.now, dt, &self.settings.models) && !vm.balloon_moves();
+            vm.measure_tools(self.now, &self.settings.models);
         }
         still &= self.touch(dt);
         self.now += dt;
@@ -346,7 +347,7 @@ impl Host {
         self.next_id += 1;
         let random = Random::new(self.seed, 0x5a11 + u64::from(id.0));
         let s = &self.settings;
-        self.vms.push(Vm::new(spec, id, self.now, s.balloon, s.sampling, random));
+        self.vms.push(Vm::new(spec, id, self.now, (s.balloon, s.tools), s.sampling, random));
     }
 
     /// All VMs there were.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ballast_policy::{BalloonConfig, PolicyKind, SamplingConfig, Scale, TaxRate};
+use ballast_policy::{BalloonConfig, PolicyKind, SamplingConfig, Scale, TaxRate, ToolOrder};
 use ballast_units::Pages;
 
 use crate::Millis;
@@ -38,6 +38,8 @@ pub struct Settings {
     pub policy: PolicyKind,
     pub sampling: SamplingConfig,
     pub balloon: BalloonConfig,
+    /// Which tool is used first.
+    pub tools: ToolOrder,
     pub models: Models,
     pub events: Vec<Event>,
 }
@@ -150,6 +152,13 @@ impl Scenario {
     #[must_use]
     pub fn under(&self, policy: PolicyKind) -> Scenario {
         let settings = Settings { policy, ..(*self.settings).clone() };
+        Scenario { settings: Arc::new(settings), ..self.clone() }
+    }
+
+    /// The same scenario with another order of the tools.
+    #[must_use]
+    pub fn ordered(&self, tools: ToolOrder) -> Scenario {
+        let settings = Settings { tools, ..(*self.settings).clone() };
         Scenario { settings: Arc::new(settings), ..self.clone() }
     }
 

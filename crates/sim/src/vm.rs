@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use ballast_policy::{
-    BalloonConfig, BalloonControl, BalloonInput, BalloonOutput, SamplingConfig, TaxRate, VmDemand,
-    VmState, WorkingSet,
+    BalloonConfig, BalloonControl, BalloonInput, BalloonOutput, SamplingConfig, TaxRate,
+    ToolControl, ToolOrder, Tools, ToolsInput, VmDemand, VmState, WorkingSet,
 };
 use ballast_units::{Pages, VmId};
 
@@ -59,6 +59,8 @@ pub struct Vm {
     pub output: BalloonOutput,
     control: BalloonControl,
     commanded: u64,
+    tool_control: ToolControl,
+    tools: Tools,
     set: WorkingSet,
     samples: Samples,
     random: Random,
@@ -91,7 +93,7 @@ impl Vm {
         spec: VmSpec,
         id: VmId,
         now: Millis,
-        balloon: BalloonConfig,
+        (balloon, order): (BalloonConfig, ToolOrder),
         sampling: SamplingConfig,
         random: Random,
     ) -> Vm {
@@ -105,6 +107,8 @@ impl Vm {
             output: BalloonOutput::UNKNOWN,
             control: BalloonControl::new(balloon),
             commanded: 0,
+            tool_control: ToolControl::new(order),
+            tools: Tools::default(),
             set: WorkingSet::new(sampling, size),
             samples: Samples::default(),
             random,
@@ -202,6 +206,7 @@ impl Vm {
             short: self.output.short,
             pool: None,
             overhead: Pages(Vm::overhead(spec, m)),
+            tools: self.tools,
             wants_more: self.wants || self.commanded > 0,
             swap_free: if disk {
                 Pages(reserved.saturating_sub(self.guest.swapped()))
@@ -252,6 +257,31 @@ impl Vm {
             self.measure.distress_ms += dt;
         }
         before != (self.guest.balloon, self.output.health)
+    }
+
+    /// What its tools cost it so far, as the manager would measure it: reads of its disk and faults, each
+    /// with the time that the models give it.
+    pub fn measure_tools(&mut self, now: Millis, m: &Models) {
+        let Vm { guest, measure, .. } = &*self;
+        let nanos = |n: f64, us: f64| (n * us * 1e3) as u64;
+        let faults = |n: u64, us: f64| nanos(n as f64, us);
+        self.tools = self.tool_control.step(&ToolsInput {
+            now: Duration::from_millis(now),
+            size: Pages(self.spec.nature.size),
+            balloon: Pages(guest.balloon.min(self.commanded)),
+            reads: measure.guest_reads as u64,
+            read_ns: nanos(measure.guest_reads, m.guest_disk_us),
+            read_cpu_ns: 0,
+            paged: Pages(guest.compressed() + guest.swapped()),
+            refaults: measure.faults_compressed + measure.faults_swapped,
+            refault_ns: faults(measure.faults_compressed, m.compress_fault_us)
+                + faults(measure.faults_swapped, m.swap_fault_us),
+            refault_cpu_ns: 0,
+            evicted: measure.evicted,
+            evict_left: Pages(self.evict),
+            ballooned: Pages(guest.balloon + guest.to_touch()),
+            can_page: true,
+        });
     }
 
     /// Whether its balloon has something left to do.

@@ -105,6 +105,7 @@ fn snapshot(budget: Pages, pools: &[Pool], vms: &[VmDemand], members: &[Member])
         swap_free: vm.max,
         pool: member.pool,
         overhead: member.overhead,
+        tools: Default::default(),
     };
     Snapshot {
         trigger: "period".into(),

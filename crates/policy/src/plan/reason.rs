@@ -6,6 +6,7 @@ use ballast_units::Pages;
 use serde::{Deserialize, Serialize};
 
 use crate::state::State;
+use crate::tools::Cost;
 
 /// Why pages are evicted rather than ballooned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -20,6 +21,11 @@ pub enum EvictCause {
     BalloonLate,
     /// The balloon is healthy, but the guest bears no more of it.
     BalloonLimit,
+    /// Paging was measured to cost less than the balloon, or not measured yet and is tried.
+    Cheaper {
+        balloon: Option<Cost>,
+        paging: Option<Cost>,
+    },
 }
 
 impl fmt::Display for EvictCause {
@@ -35,6 +41,7 @@ impl fmt::Display for EvictCause {
                 f.write_str("its balloon does not grow fast enough to deliver it all in time")
             }
             EvictCause::BalloonLimit => f.write_str("the guest bears no larger balloon"),
+            EvictCause::Cheaper { balloon, paging } => costs(f, *balloon, *paging),
         }
     }
 }
@@ -55,6 +62,8 @@ pub enum Reason {
     Released { pages: Pages, left: Pages },
     /// The guest itself runs short: its balloon is let down to what it bears.
     GuestShort { from: Pages, limit: Pages },
+    /// Its balloon costs much more than paging: it is let down in exchange for that.
+    Exchanged { from: Pages, to: Pages, evict: Pages, balloon: Option<Cost>, paging: Option<Cost> },
     /// Memory is taken from it.
     Reclaim {
         state: State,
@@ -110,6 +119,18 @@ impl fmt::Display for Reason {
                 "the guest itself runs short: its balloon goes from {from} down to the {limit} it \
                  bears"
             ),
+            Reason::Exchanged { from, to, evict, balloon, paging } => {
+                if to < from {
+                    write!(f, "its balloon goes from {from} down to {to}")?;
+                } else {
+                    write!(
+                        f,
+                        "its balloon of {from} is to come down when memory is free for that"
+                    )?;
+                }
+                write!(f, " in exchange for paging ({evict} evicted), because ")?;
+                costs(f, balloon, paging)
+            }
             Reason::Reclaim {
                 deficit,
                 over_max,
@@ -163,4 +184,23 @@ impl fmt::Display for Reason {
 
 fn blocked(f: &mut fmt::Formatter<'_>, block: bool) -> fmt::Result {
     if block { f.write_str("; its allocations wait, for it is above target") } else { Ok(()) }
+}
+
+/// Why paging comes before the balloon.
+fn costs(f: &mut fmt::Formatter<'_>, balloon: Option<Cost>, paging: Option<Cost>) -> fmt::Result {
+    match (balloon, paging) {
+        (Some(balloon), Some(paging)) => {
+            write!(f, "its balloon costs {balloon}, and paging {paging}")
+        }
+        (Some(balloon), None) => {
+            write!(f, "its balloon costs {balloon}, and what paging costs is to be found out")
+        }
+        (None, Some(paging)) => {
+            write!(
+                f,
+                "paging, at {paging}, was the cheaper tool when the balloon was measured last"
+            )
+        }
+        (None, None) => f.write_str("paging was the cheaper tool when both were measured last"),
+    }
 }

@@ -1,0 +1,379 @@
+//! What the two tools of reclamation cost a VM now, and which of them is used first.
+//!
+//! The balloon makes its guest drop page cache, and the guest reads it again from its disk; paging
+//! (compressing and swapping) makes it fault. Which is cheaper depends on the guest, its disk, its
+//! processor, and the moment, so it is measured, for each VM:
+//!
+//! ```text
+//! cost of a tool = how often a page it holds comes back (per second) x what bringing it back costs
+//! ```
+//!
+//! - The balloon: what the guest reads beyond what it read without a balloon, over the pages the balloon
+//!   holds. What it reads without one is learnt while the balloon is (nearly) empty; later it is only
+//!   ever lowered, for a guest that reads less than that reads nothing because of its balloon.
+//! - Paging: faults on compressed and swapped pages, over the pages that are compressed or swapped.
+//!
+//! Both are averages over what a tool holds, at the same time and under the same load, so that a busy or a
+//! starved guest raises or lowers both alike.
+//!
+//! [`ToolControl`] follows them as they are measured and says which tool comes first; [`plan`](mod@crate::plan)
+//! asks it first and the other for what remains. The rules:
+//!
+//! - Nothing measured: the balloon first, as in OSDI'02 s.6.3.
+//! - A tool that holds nothing cannot be measured. It counts as free of charge, so it is tried when the
+//!   other is seen to cost something; what was measured of it lately ([`FORGET`]) spares the trial.
+//! - The order changes when the first tool costs more than [`DEARER`] times the other, and at least
+//!   [`LEAST`] in all; not before it was in force for a while, which doubles with every change and is
+//!   halved after a long time without one. So it cannot swing, whatever is measured.
+//! - A smaller balloon says nothing of what a larger one would cost: the balloon holds first what its guest
+//!   misses least. So what it cost when it lost its place counts for [`FORGET`], unless it is measured
+//!   anew at that size.
+//! - While paging comes first and the balloon costs more than [`MUCH_DEARER`] times as much, the balloon is
+//!   let down in steps, in exchange for paging ([`Tools::ceiling`]).
+
+use std::fmt;
+use std::time::Duration;
+
+use ballast_units::Pages;
+use serde::{Deserialize, Serialize};
+
+/// A tool of reclamation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Tool {
+    #[default]
+    Balloon,
+    /// Sharing, compressing and swapping by the host.
+    Paging,
+}
+
+/// How the first tool is found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ToolOrder {
+    /// The cheaper one, as measured.
+    Measured,
+    /// The balloon, whatever it costs (OSDI'02).
+    #[default]
+    BalloonFirst,
+}
+
+impl fmt::Display for ToolOrder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            ToolOrder::Measured => "measured",
+            ToolOrder::BalloonFirst => "balloon-first",
+        })
+    }
+}
+
+/// What a page that a tool holds costs: nanoseconds of its guest's or the host's time per second. In two
+/// significant digits, so that what hardly changes is the same number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Cost(pub u64);
+
+impl Cost {
+    /// Rounds. What is not a number is no cost.
+    pub fn of(nanos_per_second: f64) -> Cost {
+        let exact = nanos_per_second.clamp(0.0, 1e15) as u64;
+        let mut unit = 1;
+        while exact / unit >= 100 {
+            unit *= 10;
+        }
+        Cost((exact + unit / 2) / unit * unit)
+    }
+
+    /// Of `pages` pages: seconds per second.
+    pub fn of_all(self, pages: Pages) -> f64 {
+        self.0 as f64 * pages.0 as f64 / 1e9
+    }
+
+    /// Milliseconds per second of a thousand pages.
+    pub fn ms_per_1000(self) -> f64 {
+        self.0 as f64 / 1e3
+    }
+}
+
+/// "1.2 ms/s per 1000 pages".
+impl fmt::Display for Cost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = match self.ms_per_1000() {
+            ms if ms >= 10.0 || ms == 0.0 => format!("{ms:.0}"),
+            ms if ms >= 1.0 => format!("{ms:.1}"),
+            ms => format!("{ms:.3}").trim_end_matches('0').to_owned(),
+        };
+        write!(f, "{text} ms/s per 1000 pages")
+    }
+}
+
+/// All that a plan goes by of a VM's tools.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Tools {
+    pub first: Tool,
+    /// None: not measured lately.
+    pub balloon: Option<Cost>,
+    pub paging: Option<Cost>,
+    /// The balloon costs so much more than paging that it is to be let down to this, as memory allows.
+    pub ceiling: Option<Pages>,
+    /// Pages per second that paging took lately while it had more to do. None: it was never late.
+    pub paging_rate: Option<Pages>,
+    /// Pages that the guest has given up and not used again since, by the pager's books.
+    pub ballooned: Pages,
+    /// Pages that can be evicted beyond the room in swap: into the compressed tier.
+    pub spare_room: Pages,
+}
+
+impl Tools {
+    /// What the guest was given back of its balloon of `goal` and has not used yet.
+    pub(crate) fn owed(&self, goal: Pages) -> Pages {
+        self.ballooned.saturating_sub(goal)
+    }
+}
+
+/// Running totals of one VM at one moment, and what a page costs.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ToolsInput {
+    /// Monotonic time since any fixed moment.
+    pub now: Duration,
+    /// Configured size of the guest.
+    pub size: Pages,
+    /// What its balloon was asked to hold.
+    pub balloon: Pages,
+    /// Pages that the guest has read from its disks; nanoseconds that its disks took for that.
+    pub reads: u64,
+    pub read_ns: u64,
+    /// What a page that is read costs beside.
+    pub read_cpu_ns: u64,
+    /// Pages that are compressed or swapped now.
+    pub paged: Pages,
+    /// Faults on such pages so far; nanoseconds that serving them took.
+    pub refaults: u64,
+    pub refault_ns: u64,
+    /// What such a fault costs beside.
+    pub refault_cpu_ns: u64,
+    /// Pages evicted so far, and still to be evicted.
+    pub evicted: u64,
+    pub evict_left: Pages,
+    /// Pages that the guest has given up and not used again.
+    pub ballooned: Pages,
+    /// Pages can leave their homes at all.
+    pub can_page: bool,
+}
+
+/// Costs are measured over at least this long; a caller turns every two seconds, more or less.
+pub const POLL: Duration = Duration::from_millis(1_500);
+/// What was measured longer ago says nothing about now.
+pub const FORGET: Duration = Duration::from_secs(600);
+/// How much more the first tool must cost before the other takes its place.
+pub const DEARER: f64 = 1.5;
+/// How much more the balloon must cost to be let down in exchange for paging.
+pub const MUCH_DEARER: f64 = 2.0;
+/// What costs less than this in all is not worth a change: seconds per second.
+pub const LEAST: f64 = 0.005;
+/// The shortest and the longest time that an order is in force.
+pub const HOLD: Duration = Duration::from_secs(10);
+pub const LONGEST_HOLD: Duration = Duration::from_secs(3_600);
+/// After so many holds without a change they get shorter again.
+const CALM: u32 = 4;
+/// Weight of the newest measurement.
+const GAIN: f64 = 0.3;
+/// A cost is known when it was measured so often.
+const SETTLED: u32 = 3;
+/// A tool that holds less than this part of the guest is not measured.
+const ENOUGH: u64 = 64;
+/// The balloon is let down by this part of itself at a time.
+const STEP: u64 = 4;
+
+/// The average of one tool's cost.
+#[derive(Clone, Copy, Debug, Default)]
+struct Average {
+    nanos: f64,
+    samples: u32,
+    at: Duration,
+}
+
+impl Average {
+    fn see(&mut self, now: Duration, nanos: f64) {
+        let gain = if self.samples == 0 { 1.0 } else { GAIN };
+        self.nanos += gain * (nanos - self.nanos);
+        self.samples = self.samples.saturating_add(1);
+        self.at = now;
+    }
+
+    /// While the tool holds too little to be measured.
+    fn rest(&mut self, now: Duration) {
+        if self.samples < SETTLED || now.saturating_sub(self.at) > FORGET {
+            *self = Average::default();
+        }
+    }
+
+    fn cost(&self) -> Option<Cost> {
+        (self.samples >= SETTLED).then(|| Cost::of(self.nanos))
+    }
+}
+
+/// Follows the costs of one VM's tools; call [`step`](Self::step) as often as there are new totals.
+#[derive(Clone, Debug)]
+pub struct ToolControl {
+    order: ToolOrder,
+    last: Option<ToolsInput>,
+    /// Pages per second that the guest reads without a balloon.
+    plain_reads: f64,
+    balloon: Average,
+    paging: Average,
+    rate: Option<f64>,
+    first: Tool,
+    /// When the order, or how long it is held, last changed.
+    since: Duration,
+    hold: Duration,
+    ceiling: Option<Pages>,
+    /// The balloon that was too dear, what it cost, and when that was seen last.
+    dear: Option<(Pages, Cost, Duration)>,
+}
+
+impl ToolControl {
+    pub fn new(order: ToolOrder) -> ToolControl {
+        ToolControl {
+            order,
+            last: None,
+            plain_reads: 0.0,
+            balloon: Average::default(),
+            paging: Average::default(),
+            rate: None,
+            first: Tool::Balloon,
+            since: Duration::ZERO,
+            hold: HOLD,
+            ceiling: None,
+            dear: None,
+        }
+    }
+
+    /// From now on.
+    pub fn set_order(&mut self, order: ToolOrder) {
+        self.order = order;
+    }
+
+    /// One look. What comes too soon after the last, or from the past, is not measured.
+    pub fn step(&mut self, input: &ToolsInput) -> Tools {
+        match self.last {
+            None => {
+                self.last = Some(*input);
+                self.since = input.now;
+            }
+            Some(last) if input.now >= last.now + POLL => {
+                self.measure(&last, input);
+                self.last = Some(*input);
+                self.choose(input);
+            }
+            Some(_) => {}
+        }
+        let forced = self.order == ToolOrder::BalloonFirst || !input.can_page;
+        Tools {
+            first: if forced { Tool::Balloon } else { self.first },
+            balloon: self.balloon.cost(),
+            paging: self.paging.cost(),
+            ceiling: self.ceiling.filter(|_| !forced),
+            paging_rate: self.rate.map(|rate| Pages(rate as u64)),
+            ballooned: input.ballooned,
+            spare_room: Pages::ZERO,
+        }
+    }
+
+    fn measure(&mut self, last: &ToolsInput, input: &ToolsInput) {
+        let now = input.now;
+        let seconds = (now - last.now).as_secs_f64();
+        let grown = |now: u64, then: u64| now.saturating_sub(then) as f64;
+        let each = |nanos: f64, n: f64| if n > 0.0 { nanos / n } else { 0.0 };
+        let enough = Pages((input.size.0 / ENOUGH).max(1));
+
+        let reads = grown(input.reads, last.reads);
+        let device = each(grown(input.read_ns, last.read_ns), reads);
+        let per_second = reads / seconds;
+        let held = last.balloon.min(input.balloon);
+        if held < enough {
+            if last.balloon.max(input.balloon) < enough {
+                self.plain_reads += GAIN * (per_second - self.plain_reads);
+            }
+            self.balloon.rest(now);
+        } else {
+            if per_second < self.plain_reads {
+                self.plain_reads += GAIN * (per_second - self.plain_reads);
+            }
+            let caused = (per_second - self.plain_reads).max(0.0);
+            let nanos = caused * (device + input.read_cpu_ns as f64) / held.0 as f64;
+            self.balloon.see(now, nanos);
+        }
+
+        let faults = grown(input.refaults, last.refaults);
+        let service = each(grown(input.refault_ns, last.refault_ns), faults);
+        let paged = last.paged.0.midpoint(input.paged.0);
+        if paged < enough.0 {
+            self.paging.rest(now);
+        } else {
+            let nanos = service + input.refault_cpu_ns as f64;
+            self.paging.see(now, faults / seconds * nanos / paged as f64);
+        }
+
+        let evicted = grown(input.evicted, last.evicted) / seconds;
+        if !last.evict_left.is_zero() && !input.evict_left.is_zero() {
+            // It had something to do all the time, as far as one can see.
+            self.rate = Some(self.rate.map_or(evicted, |rate| rate + GAIN * (evicted - rate)));
+        } else {
+            // Whatever it was asked for, it has done.
+            self.rate = None;
+        }
+    }
+
+    /// What the balloon would cost if it came first again.
+    fn once_dear(&mut self, now: Cost, input: &ToolsInput) -> Cost {
+        let Some((size, cost, at)) = self.dear else { return now };
+        if input.balloon.0 >= size.0 - size.0 / 8 {
+            self.dear = Some((size, now, input.now));
+        } else if input.now.saturating_sub(at) > FORGET {
+            self.dear = None;
+        } else {
+            return now.max(cost);
+        }
+        now
+    }
+
+    fn choose(&mut self, input: &ToolsInput) {
+        let known = |average: &Average| average.cost().unwrap_or_default();
+        let (balloon, paging) = (known(&self.balloon), known(&self.paging));
+        let dear = |own: Cost, held: Pages, other: Cost, times: f64| {
+            own.of_all(held) >= LEAST && own.0 as f64 > times * other.0 as f64
+        };
+        let change = match self.first {
+            Tool::Balloon => dear(balloon, input.balloon, paging, DEARER),
+            Tool::Paging => dear(paging, input.paged, self.once_dear(balloon, input), DEARER),
+        };
+        let held_for = input.now.saturating_sub(self.since);
+        if change && held_for >= self.hold {
+            (self.first, self.dear) = match self.first {
+                Tool::Balloon => (Tool::Paging, Some((input.balloon, balloon, input.now))),
+                Tool::Paging => (Tool::Balloon, None),
+            };
+            self.since = input.now;
+            self.hold = (self.hold * 2).min(LONGEST_HOLD);
+        } else if held_for >= self.hold * CALM && self.hold > HOLD {
+            self.since = input.now;
+            self.hold = (self.hold / 2).max(HOLD);
+        }
+        let exchange =
+            self.first == Tool::Paging && dear(balloon, input.balloon, paging, MUCH_DEARER);
+        self.ceiling = exchange.then(|| {
+            let step = (input.balloon.0 / STEP).max(input.size.0 / ENOUGH).min(input.balloon.0);
+            match self.ceiling {
+                // It has not come down to the last one yet.
+                Some(ceiling) if ceiling < input.balloon => ceiling,
+                _ => input.balloon - Pages(step),
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+#[path = "tools_tests.rs"]
+mod tests;

@@ -1,0 +1,257 @@
+use proptest::prelude::*;
+
+use super::*;
+
+const SIZE: Pages = Pages(64_000);
+const READ_CPU: u64 = 600_000;
+const FAULT_CPU: u64 = 15_000;
+
+/// A VM whose totals grow by given rates.
+struct Vm {
+    control: ToolControl,
+    input: ToolsInput,
+    tools: Tools,
+    changes: u32,
+}
+
+impl Vm {
+    fn new() -> Vm {
+        Vm::under(ToolOrder::Measured)
+    }
+
+    fn under(order: ToolOrder) -> Vm {
+        let input = ToolsInput {
+            size: SIZE,
+            read_cpu_ns: READ_CPU,
+            refault_cpu_ns: FAULT_CPU,
+            can_page: true,
+            ..ToolsInput::default()
+        };
+        let mut control = ToolControl::new(order);
+        let tools = control.step(&input);
+        Vm { control, input, tools, changes: 0 }
+    }
+
+    /// So many seconds, with so many reads and refaults in each.
+    fn pass(&mut self, seconds: u64, reads: u64, refaults: u64) -> Tools {
+        for _ in 0..seconds {
+            let i = &mut self.input;
+            i.now += Duration::from_secs(1);
+            i.reads += reads;
+            i.read_ns += reads * 100_000;
+            i.refaults += refaults;
+            i.refault_ns += refaults * 5_000;
+            let before = self.tools.first;
+            self.tools = self.control.step(&self.input);
+            self.changes += u32::from(self.tools.first != before);
+        }
+        self.tools
+    }
+
+    fn hold(&mut self, balloon: u64, paged: u64) {
+        (self.input.balloon, self.input.paged) = (Pages(balloon), Pages(paged));
+        self.input.ballooned = self.input.balloon;
+    }
+}
+
+#[test]
+fn costs_have_two_digits() {
+    for (exact, rounded) in [(0.0, 0), (7.4, 7), (99.0, 99), (123.0, 120), (1_250.0, 1_300)] {
+        assert_eq!(Cost::of(exact), Cost(rounded), "{exact}");
+    }
+    assert_eq!(Cost::of(f64::NAN), Cost(0));
+    assert_eq!(Cost(12_000).to_string(), "12 ms/s per 1000 pages");
+    assert_eq!(Cost(1_200).to_string(), "1.2 ms/s per 1000 pages");
+    assert_eq!(Cost(50).to_string(), "0.05 ms/s per 1000 pages");
+    assert_eq!(Cost(0).to_string(), "0 ms/s per 1000 pages");
+    assert_eq!(Cost(10_000).of_all(Pages(100_000)), 1.0);
+}
+
+#[test]
+fn with_nothing_measured_the_balloon_comes_first() {
+    let mut vm = Vm::new();
+    assert_eq!(vm.pass(100, 5_000, 0), Tools::default());
+}
+
+/// 2,000 reads a second of 0.7 ms, over 20,000 pages; 2,000 faults of 20 us over as many.
+#[test]
+fn a_balloon_that_is_dear_gives_way_and_is_let_down_in_steps() {
+    let mut vm = Vm::new();
+    vm.pass(20, 0, 0);
+    vm.hold(20_000, 0);
+    let tools = vm.pass(20, 2_000, 0);
+    assert_eq!((tools.first, tools.balloon), (Tool::Paging, Some(Cost(70_000))));
+    vm.hold(20_000, 20_000);
+    let tools = vm.pass(30, 2_000, 2_000);
+    assert_eq!((tools.paging, tools.ceiling), (Some(Cost(2_000)), Some(Pages(15_000))));
+    assert_eq!(vm.pass(10, 2_000, 2_000).ceiling, Some(Pages(15_000)), "not before it is there");
+    vm.hold(15_000, 25_000);
+    assert_eq!(vm.pass(2, 1_500, 2_000).ceiling, Some(Pages(11_250)));
+    // What it holds now costs nothing any more: it stays, and does not grow for that.
+    assert_eq!(vm.pass(60, 0, 2_000).ceiling, None);
+    assert_eq!((vm.tools.first, vm.changes), (Tool::Paging, 1));
+    // Paging costs more than the balloon did.
+    vm.pass(20, 0, 200_000);
+    assert_eq!((vm.tools.first, vm.changes), (Tool::Balloon, 2));
+}
+
+#[test]
+fn a_balloon_that_costs_nothing_stays_first_whatever_the_guest_reads_by_itself() {
+    let mut vm = Vm::new();
+    vm.pass(60, 2_000, 0);
+    vm.hold(20_000, 0);
+    let tools = vm.pass(200, 2_000, 0);
+    assert_eq!(tools.first, Tool::Balloon);
+    assert!(tools.balloon.is_some_and(|cost| cost < Cost(100)), "{tools:?}");
+    // It ends: from now on more would be the balloon's.
+    vm.pass(60, 0, 0);
+    assert_eq!(vm.pass(40, 2_000, 0).first, Tool::Paging);
+}
+
+/// Nothing was seen of it without its balloon (its manager is new), and it reads whatever that does.
+#[test]
+fn reads_that_are_not_the_balloons_are_found_out_by_letting_it_down() {
+    let mut vm = Vm::new();
+    vm.hold(20_000, 0);
+    assert_eq!(vm.pass(30, 1_000, 0).first, Tool::Paging);
+    while let Some(ceiling) = vm.tools.ceiling {
+        vm.hold(ceiling.0, 20_000 - ceiling.0);
+        vm.pass(2, 1_000, 0);
+    }
+    vm.pass(60, 1_000, 100);
+    vm.hold(20_000, 0);
+    let tools = vm.pass(60, 1_000, 0);
+    assert!(tools.balloon.is_some_and(|cost| cost < Cost(100)), "{tools:?}");
+}
+
+#[test]
+fn paging_that_turns_out_dearer_gives_the_balloon_its_place_back() {
+    let mut vm = Vm::new();
+    vm.hold(20_000, 0);
+    vm.pass(20, 50, 0);
+    assert_eq!(vm.tools.first, Tool::Paging, "tried, for nothing was known of it");
+    vm.hold(20_000, 10_000);
+    vm.pass(40, 50, 10_000);
+    assert_eq!(vm.tools.first, Tool::Balloon);
+    // Its cost is remembered: no other trial for ten minutes.
+    vm.hold(20_000, 0);
+    vm.pass(500, 50, 0);
+    assert_eq!((vm.tools.first, vm.changes), (Tool::Balloon, 2));
+    vm.pass(200, 50, 0);
+    assert_eq!((vm.tools.first, vm.changes), (Tool::Paging, 3), "then it is");
+}
+
+#[test]
+fn trifles_change_nothing() {
+    let mut vm = Vm::new();
+    vm.hold(20_000, 0);
+    // 5 reads of 0.7 ms: 3.5 ms a second.
+    assert_eq!(vm.pass(300, 5, 0).first, Tool::Balloon);
+}
+
+#[test]
+fn an_order_that_is_fixed_is_not_changed_by_what_is_measured() {
+    let mut vm = Vm::under(ToolOrder::BalloonFirst);
+    vm.hold(20_000, 20_000);
+    let tools = vm.pass(100, 2_000, 2_000);
+    assert_eq!((tools.first, tools.ceiling), (Tool::Balloon, None));
+    assert!(tools.balloon > tools.paging && tools.paging.is_some(), "and still shown: {tools:?}");
+    vm.control.set_order(ToolOrder::Measured);
+    assert_eq!(vm.pass(2, 2_000, 2_000).first, Tool::Paging);
+    vm.input.can_page = false;
+    assert_eq!(vm.pass(2, 2_000, 2_000).first, Tool::Balloon);
+}
+
+#[test]
+fn paging_that_lags_has_a_rate_while_it_does() {
+    let mut vm = Vm::new();
+    let mut second = |left: u64, done: u64| {
+        vm.input.evict_left = Pages(left);
+        vm.input.evicted += 2 * done;
+        vm.pass(2, 0, 0).paging_rate
+    };
+    assert_eq!(second(500, 100), None);
+    assert_eq!(second(500, 100), Some(Pages(100)));
+    assert_eq!(second(500, 0), Some(Pages(70)));
+    assert_eq!(second(0, 1_000), None);
+}
+
+#[test]
+fn counters_that_begin_anew_and_clocks_that_go_back_do_no_harm() {
+    let mut vm = Vm::new();
+    vm.hold(20_000, 20_000);
+    vm.pass(60, 2_000, 2_000);
+    (vm.input.reads, vm.input.read_ns, vm.input.refaults) = (0, 0, 0);
+    vm.pass(2, 0, 0);
+    let before = vm.tools;
+    vm.input.now = Duration::from_secs(1);
+    assert_eq!(vm.control.step(&vm.input), before);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Costs that waver by less than the hysteresis between two tools that both hold pages: one change
+    /// at most, ever.
+    #[test]
+    fn costs_that_stay_where_they_are_change_the_order_once_at_most(
+        reads in 1u64..3_000, refaults in 1u64..30_000,
+        noise in proptest::collection::vec((0.9f64..1.1, 0.9f64..1.1), 600),
+    ) {
+        let mut vm = Vm::new();
+        vm.hold(20_000, 20_000);
+        for (a, b) in noise {
+            vm.pass(2, (reads as f64 * a) as u64, (refaults as f64 * b) as u64);
+        }
+        prop_assert!(vm.changes <= 1, "{} changes", vm.changes);
+    }
+
+    /// Whatever is measured, a day sees few changes: after each the next is twice as far, and it takes
+    /// four times as long without any until it comes nearer again.
+    #[test]
+    fn the_order_cannot_swing(
+        steps in proptest::collection::vec(
+            (1u64..300, 0u64..5_000, 0u64..50_000, 0u64..30_000, 0u64..30_000), 1..300),
+    ) {
+        let mut vm = Vm::new();
+        for (seconds, reads, refaults, balloon, paged) in steps {
+            vm.hold(balloon, paged);
+            vm.pass(seconds, reads, refaults);
+        }
+        let passed = vm.input.now.as_secs();
+        prop_assert!(u64::from(vm.changes) <= 4 + passed / 40, "{} in {passed} s", vm.changes);
+    }
+
+    /// Load that is always against the tool in use.
+    #[test]
+    fn an_adversary_gets_ever_fewer_changes(hours in 1u64..24) {
+        let mut vm = Vm::new();
+        vm.hold(20_000, 20_000);
+        while vm.input.now.as_secs() < hours * 3_600 {
+            match vm.tools.first {
+                Tool::Balloon => vm.pass(2, 3_000, 1),
+                Tool::Paging => vm.pass(2, 0, 50_000),
+            };
+        }
+        prop_assert!(u64::from(vm.changes) <= 10 + hours, "{} in {hours} h", vm.changes);
+    }
+
+    /// The ceiling is below the balloon, only with paging first, and steps are bounded.
+    #[test]
+    fn ceilings_are_steps(
+        steps in proptest::collection::vec((0u64..5_000, 0u64..50_000, 0u64..60_000, 0u64..30_000), 1..100),
+    ) {
+        let mut vm = Vm::new();
+        for (reads, refaults, balloon, paged) in steps {
+            vm.hold(balloon, paged);
+            let before = vm.tools.ceiling;
+            let tools = vm.pass(2, reads, refaults);
+            if let Some(ceiling) = tools.ceiling {
+                prop_assert_eq!(tools.first, Tool::Paging);
+                prop_assert!(ceiling.0 < balloon);
+                let step = (balloon / 4).max(1_000);
+                prop_assert!(before == tools.ceiling || ceiling.0 + step >= balloon);
+            }
+        }
+    }
+}
