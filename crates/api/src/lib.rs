@@ -50,8 +50,8 @@ pub use salt::{BadSalt, Salt};
 pub use sharing::{HostSharing, VmSharing};
 pub use vm::{
     Accel, ActiveView, AttachSpec, BalloonHealth, BalloonView, GuestStats, Management, MemoryView,
-    Mode, Params, RebootAction, RunState, StartView, StopRequest, VmChange, VmCounters, VmSpec,
-    VmView, Why, good_vm_name,
+    Mode, Params, RebootAction, RunState, StartView, StopRequest, ToolName, ToolsView, VmChange,
+    VmCounters, VmSpec, VmView, Why, good_vm_name,
 };
 
 /// Where `ballastd` listens unless told otherwise.

@@ -295,6 +295,32 @@ pub struct BalloonView {
     pub limit: u64,
 }
 
+/// A tool of reclamation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ToolName {
+    #[default]
+    Balloon,
+    /// Compressing and swapping by the host.
+    Paging,
+}
+
+/// What the tools of reclamation cost a VM now: milliseconds per second of its guest's or the host's
+/// time, for each thousand pages that a tool holds. None: not measured lately.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ToolsView {
+    /// The one that is used first; the other takes what remains.
+    pub first: ToolName,
+    /// Why that one.
+    pub why: String,
+    /// Pages that the guest reads again because its balloon made it drop them.
+    pub balloon_ms: Option<f64>,
+    /// Faults on pages that are compressed or swapped.
+    pub paging_ms: Option<f64>,
+    /// The balloon is being exchanged for paging, next down to this, bytes.
+    pub ceiling: Option<u64>,
+}
+
 /// The guest's own statistics through virtio-balloon; a field the guest does not send is None.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct GuestStats {
@@ -348,6 +374,8 @@ pub struct VmView {
     pub memory: MemoryView,
     pub active: ActiveView,
     pub balloon: BalloonView,
+    #[serde(default)]
+    pub tools: ToolsView,
     pub guest: Option<GuestStats>,
     /// The last trouble that its pager had, and how often there was any: "/swap/a.swap:
     /// Input/output error; its pages stay (3 times)". No page is lost, but some may be waited for.

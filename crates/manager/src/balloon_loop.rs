@@ -6,12 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use ballast_policy::{BalloonInput, Health};
+use ballast_policy::{BalloonInput, Health, Tools};
 use ballast_qemu::Monitor;
 use ballast_units::{Bytes, Pages};
 use tokio::time::MissedTickBehavior;
 
 use crate::manager::Manager;
+use crate::tools::Meter;
 use crate::vm::{Vm, lock};
 
 const TURN: Duration = Duration::from_secs(1);
@@ -19,16 +20,21 @@ const TURN: Duration = Duration::from_secs(1);
 pub async fn run(manager: Arc<Manager>, vm: Arc<Vm>, monitor: Monitor) {
     let mut turn = tokio::time::interval(TURN);
     turn.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut meter = Meter::new(manager.config().tools.order);
     loop {
         tokio::select! {
             _ = vm.process.exited() => return,
             why = monitor.qmp().closed() => {
                 tracing::warn!(vm = vm.name, "QMP: {why}: its balloon is out of reach");
                 lock(&vm.balloon).output.health = Health::Missing;
+                *lock(&vm.tools) = Tools::default();
                 vm.set_monitor(None);
                 return;
             }
-            _ = turn.tick() => step(&manager, &vm, &monitor).await,
+            _ = turn.tick() => {
+                step(&manager, &vm, &monitor).await;
+                meter.turn(&manager, &vm, &monitor).await;
+            }
         }
     }
 }

@@ -3,6 +3,7 @@
 
 mod lines;
 pub mod rules;
+mod tools;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -15,6 +16,7 @@ use ballast_units::{Bytes, Pages};
 use serde::Deserialize;
 
 use rules::{PoolRule, PoolTable, VmRule, VmTable};
+pub use tools::ToolSettings;
 
 /// What is wrong with a configuration. Nothing of it is in force.
 #[derive(Debug, thiserror::Error)]
@@ -114,6 +116,8 @@ struct File {
     pool: BTreeMap<String, PoolTable>,
     #[serde(default)]
     policy: PolicyTable,
+    #[serde(default)]
+    tools: tools::Table,
 }
 
 /// Where what VMMs take beside their guests' RAM comes from.
@@ -257,6 +261,7 @@ pub struct Config {
     pub scale: Scale,
     pub sampling: SamplingConfig,
     pub balloon: BalloonConfig,
+    pub tools: ToolSettings,
     pub fault_around: Pages,
     pub sharing: SharingSettings,
     pub compression: Compression,
@@ -379,6 +384,8 @@ impl Config {
             return Err(bad("balloon", "a rate above 16 TiB/s".into()));
         }
 
+        let tools = file.tools.check().map_err(|(key, what)| bad(key, what))?;
+
         let fault_around = size("pager.fault_around", &file.pager.fault_around)?
             .map_or(Pages(16), Bytes::pages_ceil);
         if !fault_around.0.is_power_of_two() || fault_around.0 > 512 {
@@ -455,6 +462,7 @@ impl Config {
             scale,
             sampling,
             balloon,
+            tools,
             fault_around,
             sharing,
             compression,

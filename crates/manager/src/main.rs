@@ -29,6 +29,7 @@ mod run_dir;
 mod starts;
 mod survey;
 mod swap;
+mod tools;
 mod unreadable;
 mod upgrade;
 mod views;

@@ -124,6 +124,7 @@ fn render(host: &HostView, vms: &[VmView]) -> Result<String, std::fmt::Error> {
 
 fn per_vm(registry: &mut Registry, vms: &[VmView]) {
     type Label = [(&'static str, String); 1];
+    type ToolLabel = [(&'static str, String); 2];
     type Field = fn(&VmView) -> u64;
     let label = |vm: &VmView| -> Label { [("vm", vm.name.clone())] };
     let gauges = |field: Field| {
@@ -158,6 +159,23 @@ fn per_vm(registry: &mut Registry, vms: &[VmView]) {
         registry.register(name, help, gauges(field));
     }
     inputs(registry, vms);
+    let costs = Family::<ToolLabel, Gauge<f64, AtomicU64>>::default();
+    let first = Family::<Label, Gauge<u64, AtomicU64>>::default();
+    for vm in vms {
+        let tools = [("balloon", vm.tools.balloon_ms), ("paging", vm.tools.paging_ms)];
+        for (tool, ms) in tools.into_iter().filter_map(|(tool, ms)| Some((tool, ms?))) {
+            let label = [("vm", vm.name.clone()), ("tool", tool.to_owned())];
+            costs.get_or_create(&label).set(ms / 1e6);
+        }
+        let paging = vm.tools.first == ballast_api::ToolName::Paging;
+        first.get_or_create(&label(vm)).set(u64::from(paging));
+    }
+    registry.register(
+        "vm_tool_cost",
+        "What a page that a tool holds costs, seconds per second; absent while not measured",
+        costs,
+    );
+    registry.register("vm_paging_first", "Whether paging is used before the balloon", first);
     let totals: [(&str, &str, Field); 9] = [
         ("vm_read_ahead_bytes", "Swapped memory read before it was wanted", |v| {
             v.counters.read_ahead
@@ -228,7 +246,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_figure_of_page_sharing_is_told_under_its_name() {
+    fn every_figure_is_told_under_its_name() {
         let host = json!({
             "version": "0", "pid": 1, "uptime_s": 0.0, "budget": 1, "free": 1, "consumed": 0,
             "overhead": 0, "peak_used": 0, "measured_used": 0, "measured_peak": 0,
@@ -257,6 +275,8 @@ mod tests {
                        "pressure": {"some": 0.25, "full": 0.125, "age_s": 1.0}},
             "sharing": {"domain": "own", "shared": 201, "saved": 202, "broken": 203,
                         "breaks": 204, "scanned": 205, "mappings": 206},
+            "tools": {"first": "paging", "why": "", "balloon_ms": 12.0, "paging_ms": null,
+                      "ceiling": null},
             "counters": {"faults": 0, "swapped_in": 0, "swapped_out": 0, "zero_dropped": 207,
                          "ballooned": 0, "sampled": 0, "waits": 0, "blocks": 0, "wait_s": 0.0,
                          "cpu_s": 0.0}
@@ -284,6 +304,8 @@ mod tests {
             "ballast_vm_share_breaks_total{vm=\"a\"} 204",
             "ballast_vm_share_scanned_pages_total{vm=\"a\"} 205",
             "ballast_vm_mappings{vm=\"a\"} 206",
+            "ballast_vm_tool_cost{vm=\"a\",tool=\"balloon\"} 0.000012",
+            "ballast_vm_paging_first{vm=\"a\"} 1",
             "ballast_vm_zero_dropped_bytes_total{vm=\"a\"} 207",
             "ballast_vm_pressure{vm=\"a\",kind=\"some\"} 0.25",
             "ballast_vm_pressure{vm=\"a\",kind=\"full\"} 0.125",

@@ -20,6 +20,7 @@ use crate::inputs;
 use crate::journal;
 use crate::manager::Manager;
 use crate::records::Record;
+use crate::tools;
 use crate::vm::{Vm, lock};
 
 const PERIOD: Duration = Duration::from_secs(1);
@@ -190,6 +191,7 @@ fn vm_state(
     swap_ins: &mut std::collections::HashMap<VmId, u64>,
 ) -> VmState {
     let balloon = *lock(&vm.balloon);
+    let tools = tools::known(vm, vm.paged().as_ref());
     let (waiting, swapped_in, swap_free) = match &*vm.paged() {
         Some(paged) => {
             let now = paged.memory().counters.values().swap_ins;
@@ -212,7 +214,7 @@ fn vm_state(
         swap_free,
         pool: manager.pools.id(vm.params().pool.as_deref()),
         overhead: vm.overhead(),
-        tools: ballast_policy::Tools::default(),
+        tools,
     }
 }
 

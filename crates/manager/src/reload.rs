@@ -142,6 +142,7 @@ fn differences(old: &Config, new: &Config) -> Vec<String> {
     tell(old.policy != new.policy, format!("policy {} -> {}", old.policy, new.policy));
     tell(old.scale != new.scale, format!("thresholds {:?} -> {:?}", old.scale, new.scale));
     tell(old.balloon != new.balloon, "balloon".into());
+    tell(old.tools != new.tools, format!("tools (order {})", new.tools.order));
     tell(old.sampling != new.sampling, "sampling".into());
     tell(old.start_wait != new.start_wait, "admission".into());
     tell(

@@ -18,6 +18,7 @@ use crate::domain;
 use crate::inputs;
 use crate::journal;
 use crate::manager::{Failure, Manager};
+use crate::tools;
 use crate::vm::{Vm, lock};
 
 fn bytes(pages: Pages) -> u64 {
@@ -237,6 +238,7 @@ pub fn vm(manager: &Manager, vm: &Vm) -> VmView {
             reported: balloon.reported.map_or(0, bytes),
             limit: bytes(balloon.output.limit),
         },
+        tools: tools::view(manager, vm),
         guest: balloon.stats,
         trouble: vm.paged().as_ref().and_then(trouble),
         compression: vm.paged().as_ref().map_or_else(CompressionView::default, compression),

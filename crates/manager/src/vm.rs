@@ -10,7 +10,7 @@ use crate::inputs::AgentReport;
 use crate::rates::Rates;
 use ballast_api::{GuestStats, Management, Mode, RunState, Salt, VmSpec};
 use ballast_pager::service::PagedVm;
-use ballast_policy::{BalloonControl, BalloonOutput, TaxRate, TouchTimes, WorkingSet};
+use ballast_policy::{BalloonControl, BalloonOutput, TaxRate, Tools, TouchTimes, WorkingSet};
 use ballast_qemu::{Monitor, ProcessHandle, QmpEvent};
 use ballast_units::{Pages, VmId};
 use serde::{Deserialize, Serialize};
@@ -170,6 +170,8 @@ pub struct Vm {
     monitor: Mutex<Option<Monitor>>,
     pub balloon: Mutex<BalloonState>,
     pub control: Mutex<BalloonControl>,
+    /// What its tools cost, as last measured.
+    pub tools: Mutex<Tools>,
     pub sampling: Mutex<Sampling>,
     /// None for a VM without a port for an agent.
     pub agent: Mutex<Option<AgentReport>>,
@@ -241,6 +243,7 @@ impl Vm {
             }),
             control: Mutex::new(new.control),
             agent: Mutex::new(None),
+            tools: Mutex::new(Tools::default()),
             sampling: Mutex::new(Sampling {
                 times: TouchTimes::new(*new.set.config()),
                 set: new.set,

@@ -2,6 +2,7 @@
 //! they take must follow what is used, not what is configured, and no round of work may walk over a
 //! guest's whole memory: at this size that would not end within the test's patience.
 #![cfg(not(feature = "shuttle"))]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::BTreeSet;

@@ -52,7 +52,6 @@ pub use policies::{Policy, PolicyKind, UnknownPolicy, VmMisses, VmPressure};
 pub use pools::{Member, Pool, PoolId, PoolShare, divide};
 pub use shares::{Bound, Entitlement, TaxRate, TaxRateError, VmDemand, available, targets};
 pub use state::{Scale, State, StateMachine, ThresholdError, Thresholds};
-
 pub use tools::{Cost, Tool, ToolControl, ToolOrder, Tools, ToolsInput};
 pub use touch_times::TouchTimes;
 pub use turn::{Snapshot, decide};

@@ -26,7 +26,7 @@ pub use command_line::{BALLOON_ID, Launch, LaunchPaths, command};
 pub use handle::{Exit, ProcessHandle};
 pub use inspect::{Facts, Holder, RamMapping, Verdict, decide, inspect};
 pub use launch::{LaunchError, Vmm, last_log_line, spawn};
-pub use monitor::{Device, Memdev, Monitor, RunStatus};
+pub use monitor::{Device, DiskReads, Memdev, Monitor, RunStatus};
 pub use qmp::{MAX_LINE, Qmp, QmpError, QmpEvent, listener_pid};
 pub use ram_blocks::RamBlock;
 pub use spec::{SpecError, check_spec};

@@ -43,6 +43,14 @@ pub struct Device {
     pub kind: String,
 }
 
+/// Totals over a guest's disks since its start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DiskReads {
+    pub bytes: u64,
+    /// How long its reads took, summed.
+    pub nanos: u64,
+}
+
 /// A QMP connection with one deadline for every command, and the VM's balloon device.
 #[derive(Clone, Debug)]
 pub struct Monitor {
@@ -101,6 +109,22 @@ impl Monitor {
         let answer: Value = self.ask("qom-get", args).await?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         stats(&answer, now).map_err(|()| self.qmp.unexpected("qom-get guest-stats", &answer))
+    }
+
+    /// What the guest has read from its disks so far. Of drives, not of what lies beneath them. A QEMU
+    /// that does not tell how long reads took tells 0.
+    pub async fn disk_reads(&self) -> Result<DiskReads, QmpError> {
+        let answer: Value = self.ask("query-blockstats", Value::Null).await?;
+        disk_reads(&answer).ok_or_else(|| self.qmp.unexpected("query-blockstats", &answer))
+    }
+
+    /// Whether the guest runs under KVM.
+    pub async fn has_kvm(&self) -> Result<bool, QmpError> {
+        #[derive(Deserialize)]
+        struct Kvm {
+            enabled: bool,
+        }
+        Ok(self.ask::<Kvm>("query-kvm", Value::Null).await?.enabled)
     }
 
     pub async fn query_status(&self) -> Result<RunStatus, QmpError> {
@@ -204,6 +228,17 @@ fn stats(answer: &Value, now: u64) -> Result<Option<GuestStats>, ()> {
     }))
 }
 
+/// Sums `[{"stats": {"rd_bytes": n, "rd_total_time_ns": n, ...}}, ...]`.
+fn disk_reads(answer: &Value) -> Option<DiskReads> {
+    answer.as_array()?.iter().try_fold(DiskReads::default(), |sum, drive| {
+        let stat = |key: &str| drive.get("stats")?.get(key)?.as_u64();
+        Some(DiskReads {
+            bytes: sum.bytes.saturating_add(stat("rd_bytes")?),
+            nanos: sum.nanos.saturating_add(stat("rd_total_time_ns").unwrap_or(0)),
+        })
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -217,6 +252,28 @@ mod tests {
         let stats = stats(&answer, 100).unwrap().unwrap();
         assert_eq!((stats.total, stats.free, stats.swap_in), (Some(1000), None, None));
         assert_eq!(stats.age_s, 10);
+    }
+
+    #[test]
+    fn reads_are_summed_over_drives_of_any_qemu() {
+        let drive = |stats: Value| json!({ "device": "virtio0", "stats": stats, "parent": {} });
+        let two = json!([
+            drive(json!({ "rd_bytes": 8192, "rd_operations": 1, "rd_total_time_ns": 500 })),
+            drive(json!({ "rd_bytes": 4096 })),
+        ]);
+        assert_eq!(disk_reads(&two), Some(DiskReads { bytes: 12_288, nanos: 500 }));
+        assert_eq!(disk_reads(&json!([])), Some(DiskReads::default()));
+        let most = json!([drive(json!({ "rd_bytes": u64::MAX })), drive(json!({ "rd_bytes": 1 }))]);
+        assert_eq!(disk_reads(&most).map(|r| r.bytes), Some(u64::MAX));
+        for bad in [
+            json!(null),
+            json!({}),
+            json!([1]),
+            json!([drive(json!({}))]),
+            json!([drive(json!({ "rd_bytes": -1 }))]),
+        ] {
+            assert_eq!(disk_reads(&bad), None, "{bad}");
+        }
     }
 
     #[test]

@@ -39,6 +39,9 @@ async fn a_vm_starts_answers_and_quits() {
     monitor.balloon(Bytes::from_mib(32)).await.unwrap();
     assert_eq!(monitor.query_balloon().await.unwrap(), SIZE);
     assert_eq!(monitor.guest_stats().await.unwrap(), None);
+    // It has no drive, and KVM or not, it says so.
+    assert_eq!(monitor.disk_reads().await.unwrap(), ballast_qemu::DiskReads::default());
+    monitor.has_kvm().await.unwrap();
     monitor.system_powerdown().await.unwrap();
 
     let memdevs = monitor.memdevs().await.unwrap();

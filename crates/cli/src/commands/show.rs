@@ -1,5 +1,7 @@
 use ballast_api::client::Client;
-use ballast_api::{CompressionView, GuestStats, MemoryView, PolicyInputs, VmView};
+use ballast_api::{
+    CompressionView, GuestStats, MemoryView, PolicyInputs, ToolName, ToolsView, VmView,
+};
 
 use super::Output;
 use crate::failure::Failure;
@@ -19,6 +21,7 @@ fn described(vm: &VmView) -> String {
         active(vm),
         inputs(vm),
         balloon(vm),
+        tools(&vm.tools),
         sharing(vm),
         compression(&vm.compression),
         guest(vm.guest.as_ref()),
@@ -152,6 +155,32 @@ fn balloon(vm: &VmView) -> String {
             ("limit", size(b.limit)),
         ],
     )
+}
+
+/// "balloon  12 ms/s per 1000 pages".
+fn tools(t: &ToolsView) -> String {
+    let cost = |ms: Option<f64>| match ms {
+        None => "not measured lately".to_owned(),
+        Some(ms) if ms >= 10.0 => format!("{ms:.0} ms/s per 1000 pages"),
+        Some(ms) => {
+            let text = format!("{ms:.3}");
+            let text = text.trim_end_matches('0').trim_end_matches('.');
+            format!("{text} ms/s per 1000 pages")
+        }
+    };
+    let first = match t.first {
+        ToolName::Balloon => "the balloon",
+        ToolName::Paging => "paging",
+    };
+    let mut rows = vec![
+        ("balloon", cost(t.balloon_ms)),
+        ("paging", cost(t.paging_ms)),
+        ("used first", format!("{first}: {}", t.why)),
+    ];
+    if let Some(ceiling) = t.ceiling {
+        rows.push(("exchanged for paging", format!("the balloon, next down to {}", size(ceiling))));
+    }
+    section("what its tools cost", &rows)
 }
 
 fn sharing(vm: &VmView) -> String {

@@ -105,6 +105,7 @@ pub fn vm(name: &str) -> VmView {
             current: 80 * MIB,
             periods: 12,
         },
+        tools: Default::default(),
         balloon: BalloonView {
             health: BalloonHealth::Healthy,
             target: 64 * MIB,

@@ -4,6 +4,8 @@
 //! The stage holds the page until the word names its slot in the tier, and the tier until the word names
 //! the stage again: at no moment is a page in one place that nothing names.
 
+use std::time::Instant;
+
 use ballast_compress::{Compressor, Damaged, Filling, Place};
 use ballast_units::{Pages, Ppn};
 
@@ -124,6 +126,7 @@ impl<B: Backend> Memory<B> {
 
     /// The page is in memory, in fewer bytes.
     pub(super) fn fault_compressed(&self, ppn: Ppn, word: Word) -> Result<(), Fault> {
+        let begun = Instant::now();
         self.charge(1).map_err(Fault::Wait)?;
         if let Err(busy) = self.claim(ppn, word) {
             self.uncharge(1);
@@ -142,6 +145,7 @@ impl<B: Backend> Memory<B> {
         self.came_home(ppn, word.sampled());
         self.free_named(word);
         Counters::add(&self.counters.decompressed, 1);
+        Counters::add(&self.counters.decompress_ns, begun.elapsed().as_nanos() as u64);
         Ok(())
     }
 }

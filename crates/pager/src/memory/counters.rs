@@ -8,6 +8,8 @@ pub struct Counters {
     pub faults: AtomicU64,
     /// Pages brought back from the swap file.
     pub swap_ins: AtomicU64,
+    /// Nanoseconds from the fault until they were home, summed.
+    pub swap_in_ns: AtomicU64,
     /// Pages written to the swap file.
     pub swap_outs: AtomicU64,
     /// Pages that went from the stage into the compressed tier.
@@ -16,6 +18,8 @@ pub struct Counters {
     pub filled: AtomicU64,
     /// Compressed and filled pages that came home.
     pub decompressed: AtomicU64,
+    /// Nanoseconds that this took, summed.
+    pub decompress_ns: AtomicU64,
     /// Compressed pages that made room for others, on their way to swap.
     pub written_back: AtomicU64,
     /// Pages that were too large when compressed.
@@ -70,10 +74,12 @@ impl Counters {
         CounterValues {
             faults: get(&self.faults),
             swap_ins: get(&self.swap_ins),
+            swap_in_ns: get(&self.swap_in_ns),
             swap_outs: get(&self.swap_outs),
             compressed: get(&self.compressed),
             filled: get(&self.filled),
             decompressed: get(&self.decompressed),
+            decompress_ns: get(&self.decompress_ns),
             written_back: get(&self.written_back),
             incompressible: get(&self.incompressible),
             read_ahead: get(&self.read_ahead),
@@ -104,10 +110,12 @@ impl Counters {
 pub struct CounterValues {
     pub faults: u64,
     pub swap_ins: u64,
+    pub swap_in_ns: u64,
     pub swap_outs: u64,
     pub compressed: u64,
     pub filled: u64,
     pub decompressed: u64,
+    pub decompress_ns: u64,
     pub written_back: u64,
     pub incompressible: u64,
     pub read_ahead: u64,

@@ -6,7 +6,7 @@
 //! - A fault on a page whose discard could not be booked yet waits for that.
 //! - Contents that arrive from the swap file for a page given up meanwhile are not put in place.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ballast_units::Ppn;
 
@@ -53,8 +53,8 @@ pub enum Landed {
 #[derive(Debug, Default)]
 pub struct Serve {
     pending: Pending,
-    /// Pages on their way from the swap file.
-    coming: Vec<Ppn>,
+    /// Pages on their way from the swap file, and since when.
+    coming: Vec<(Ppn, Instant)>,
 }
 
 impl Serve {
@@ -124,7 +124,13 @@ impl Serve {
                 return Landed::NotYet(Wait::Kernel);
             }
         };
-        self.coming.retain(|&p| p != ppn);
+        if let Some(at) = self.coming.iter().position(|(p, _)| *p == ppn) {
+            let (_, since) = self.coming.swap_remove(at);
+            if bytes.is_some() && !given_up {
+                let took = since.elapsed().as_nanos() as u64;
+                Counters::add(&memory.counters.swap_in_ns, took);
+            }
+        }
         if given_up {
             self.pending.keep_fault(ppn, Access::Missing, Wait::Busy);
         } else if bytes.is_some() {
@@ -140,7 +146,7 @@ impl Serve {
         access: Access,
         tasks: &mut Vec<Task>,
     ) {
-        if self.coming.contains(&ppn) {
+        if self.coming.iter().any(|(p, _)| *p == ppn) {
             // Putting the page in place wakes everyone who waits for it.
             return;
         }
@@ -159,7 +165,7 @@ impl Serve {
             Fault::Wait(why) => self.keep(memory, ppn, access, why),
             Fault::Read(stored) => {
                 self.served(memory, ppn);
-                self.coming.push(ppn);
+                self.coming.push((ppn, Instant::now()));
                 tasks.push(Task::Read(ppn, stored));
             }
             // The VMM is exiting; its process handle tells the manager.
