@@ -1,5 +1,6 @@
 //! Runs dbench from the sample disk (see ballast-lab's image) and reports its throughput.
 
+use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
 use crate::args::Args;
@@ -8,31 +9,51 @@ use crate::report;
 
 pub fn run(mut args: Args) -> Result<(), String> {
     let root = args.text("dir", crate::init::DISK);
+    let load = args.text("load", "client.txt");
     let clients = args.at_least("clients", 40u32, 1)?;
     let seconds = args.at_least("seconds", 20u32, 1)?;
     let repeat = args.at_least("repeat", 1u32, 1)?;
+    let every = args.seconds("every", 0.0)?.as_secs_f64();
     args.done()?;
-    (0..repeat).try_for_each(|_| once(&root, clients, seconds))
+    (0..repeat).try_for_each(|_| once(&root, &load, clients, seconds, every))
 }
 
-/// One run, and its throughput.
-fn once(root: &str, clients: u32, seconds: u32) -> Result<(), String> {
+/// One run, and its throughput; with `every`, also that of each so many seconds.
+fn once(root: &str, load: &str, clients: u32, seconds: u32, every: f64) -> Result<(), String> {
     // The disk carries dbench with its own loader and libraries: the guest has none.
-    let output = Command::new(format!("{root}/dbench/ld.so"))
+    let mut child = Command::new(format!("{root}/dbench/ld.so"))
         .args(["--library-path", &format!("{root}/dbench"), &format!("{root}/dbench/dbench")])
-        .args(["-D", root, "-c", &format!("{root}/dbench/client.txt")])
+        .args(["-D", root, "-c", &format!("{root}/dbench/{load}")])
         .args(["-t", &seconds.to_string()])
         .arg(clients.to_string())
         .stdin(Stdio::null())
+        .stdout(Stdio::piped())
         .stderr(Stdio::inherit())
-        .output()
+        .spawn()
         .map_err(|e| format!("{root}/dbench/ld.so: {e}"))?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    if !output.status.success() {
-        let last = text.lines().next_back().unwrap_or("");
-        return Err(format!("dbench ended with {}: {last}", output.status));
+    let mut windows = Windows::new(every);
+    let (mut result, mut last) = (None, String::new());
+    let output = child.stdout.take().ok_or("dbench has no standard output")?;
+    for line in BufReader::new(output).lines() {
+        let line = line.map_err(|e| format!("dbench's output: {e}"))?;
+        if let Some(mb_per_s) = window_of(&line).and_then(|w| windows.feed(w)) {
+            report::emit(
+                Object::new()
+                    .text("event", "dbench-window")
+                    .text("work", "dbench")
+                    .num("mb_per_s", mb_per_s),
+            );
+        }
+        result = parse(&line).or(result);
+        if !line.trim().is_empty() {
+            last = line;
+        }
     }
-    let result = parse(&text).ok_or("dbench printed no throughput")?;
+    let status = child.wait().map_err(|e| format!("dbench: {e}"))?;
+    if !status.success() {
+        return Err(format!("dbench ended with {status}: {last}"));
+    }
+    let result = result.ok_or("dbench printed no throughput")?;
     report::emit(
         Object::new()
             .text("event", "dbench")
@@ -53,9 +74,8 @@ struct Throughput {
 
 /// The last line that dbench 4 prints:
 /// "Throughput 98.1 MB/sec  40 clients  40 procs  max_latency=12.345 ms".
-fn parse(text: &str) -> Option<Throughput> {
-    let line = text.lines().rev().find_map(|l| l.trim().strip_prefix("Throughput "))?;
-    let mut words = line.split_whitespace();
+fn parse(line: &str) -> Option<Throughput> {
+    let mut words = line.trim().strip_prefix("Throughput ")?.split_whitespace();
     let mb_per_s = words.next()?.parse().ok()?;
     if words.next()? != "MB/sec" {
         return None;
@@ -70,23 +90,67 @@ fn parse(text: &str) -> Option<Throughput> {
     })
 }
 
+/// Seconds since the warm-up, and MB since then. The line has the mean since then:
+/// "  40     14000  97.50 MB/sec  execute  19 sec  latency 91.0 ms".
+fn window_of(line: &str) -> Option<(f64, f64)> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let [_, _, mean, "MB/sec", "execute", seconds, "sec", ..] = words[..] else { return None };
+    let (mean, seconds): (f64, f64) = (mean.parse().ok()?, seconds.parse().ok()?);
+    Some((seconds, mean * seconds))
+}
+
+/// Differences of running totals.
+struct Windows {
+    every: f64,
+    last: (f64, f64),
+}
+
+impl Windows {
+    fn new(every: f64) -> Windows {
+        Windows { every, last: (0.0, 0.0) }
+    }
+
+    /// MB/s since the last one, once it is long enough ago.
+    fn feed(&mut self, now: (f64, f64)) -> Option<f64> {
+        let seconds = now.0 - self.last.0;
+        if self.every <= 0.0 || seconds < self.every {
+            return None;
+        }
+        let rate = (now.1 - self.last.1) / seconds;
+        self.last = now;
+        Some(rate.max(0.0))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn throughput_is_read_from_the_last_line() {
-        let text = "  40     14000  97.50 MB/sec  execute  19 sec  latency 91.0 ms\n\n \
-                    Operation      Count    AvgLat    MaxLat\n NTCreateX     1 0.1 2.0\n\n\
-                    Throughput 98.1251 MB/sec  40 clients  40 procs  max_latency=120.345 ms\n";
+    fn throughput_is_read_from_its_line() {
+        let line = "Throughput 98.1251 MB/sec  40 clients  40 procs  max_latency=120.345 ms";
         let want = Throughput { mb_per_s: 98.1251, clients: 40, max_latency_ms: 120.345 };
-        assert_eq!(parse(text), Some(want));
+        assert_eq!(parse(line), Some(want));
     }
 
     #[test]
     fn anything_else_is_no_result() {
+        let progress = "  40     14000  97.50 MB/sec  execute  19 sec  latency 91.0 ms";
         for text in ["", "Throughput", "Throughput x MB/sec 1 clients", "Throughput 5 KB/sec"] {
             assert_eq!(parse(text), None, "{text}");
         }
+        assert_eq!(parse(progress), None);
+        assert_eq!(window_of(progress), Some((19.0, 97.5 * 19.0)));
+        assert_eq!(window_of("  40   140  97.50 MB/sec  warmup  3 sec  latency 91.0 ms"), None);
+    }
+
+    #[test]
+    fn windows_are_differences() {
+        let mut windows = Windows::new(10.0);
+        assert_eq!(windows.feed((5.0, 50.0)), None);
+        assert_eq!(windows.feed((10.0, 100.0)), Some(10.0));
+        assert_eq!(windows.feed((19.0, 280.0)), None);
+        assert_eq!(windows.feed((20.0, 300.0)), Some(20.0));
+        assert_eq!(Windows::new(0.0).feed((20.0, 300.0)), None);
     }
 }

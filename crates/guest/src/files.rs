@@ -22,6 +22,8 @@ pub fn run(mut args: Args) -> Result<(), String> {
     let rate = args.number("rate-mb", 40.0f64)?;
     let limit = args.seconds("seconds", 0.0)?;
     let seed = args.number("seed", 2u64)?;
+    let busy = args.seconds("busy", 60.0)?;
+    let mut rest = args.seconds("rest", 0.0)?;
     args.done()?;
 
     let pages = file_kb / 4;
@@ -35,11 +37,17 @@ pub fn run(mut args: Args) -> Result<(), String> {
     let mut random = Random(seed);
     let mut pace = Pace::new(rate * 256.0);
     let mut meter = Meter::start(Path::new(&dir));
+    let begin = Instant::now();
     while !progress.over(limit) {
         // A window of files, a quarter of them up to all, whose size follows the sine.
         let hot = Pattern::Sine.at(progress.elapsed(), count.div_ceil(4), count, period, phase);
         let hot = (hot as u64).clamp(1, count);
         for _ in 0..hot {
+            if !rest.is_zero() && begin.elapsed() >= busy {
+                progress.now("progress", |o| o.text("phase", "rest"));
+                std::thread::sleep(std::mem::take(&mut rest));
+                progress.now("progress", |o| o.text("phase", "again"));
+            }
             let file = random.below(hot);
             progress.checks += set.read(file)?;
             meter.read += pages;

@@ -41,6 +41,7 @@ const HELP: &str = "ballast-guest WORKLOAD [OPTIONS]: workloads of Ballast's sam
                  --pattern sine|square|steps:50,100,250@30s  --seconds 0 (for ever)
   files          files with known content, written once, then read back and checked
                  --dir /tmp --mb 64 --file-kb 1024 --period 60 --phase 0 --rate-mb 40 --seconds 0
+                 --busy 60 --rest 0 (once, after so long, it reads nothing for so long)
   idle           fills memory, works, then goes idle  --mb 80 --busy 15 --every 20 --seconds 0
   reader         writes --mb, then reads its first --block-mb round-robin  --rate-mb 0 --seconds 0
   verify-torture threads that write, check, free and refill pages as fast as they can
@@ -58,6 +59,7 @@ const HELP: &str = "ballast-guest WORKLOAD [OPTIONS]: workloads of Ballast's sam
                  --programs 6 --program-mb 12 --touch 96 --think 0.4 --every 2 --seconds 0
   agent          qemu-guest-agent from /disk, at the VM's port for it
   dbench         dbench from /disk  --clients 40 --seconds 20 --repeat 1 --dir /disk
+                 --load client.txt|unflushed.txt --every 0 (throughput of every so many seconds)
   hog            takes memory and keeps it  --mb 100 --seconds 0
   dirty          writes pages all the time  --mb 50 --rate-mb 50 --seconds 0
   report         /proc/meminfo, once or every --every seconds

@@ -16,6 +16,8 @@ pub struct Guest {
     pub memory: Bytes,
     /// Workloads, each a `ballast-guest` command line.
     pub run: Vec<String>,
+    /// More parameters of its kernel.
+    pub kernel: Vec<String>,
     pub power_off_when_done: bool,
     pub disk: Option<PathBuf>,
     /// What the guest writes to its disk goes to a temporary file of QEMU's: several guests may
@@ -30,6 +32,7 @@ impl Guest {
             name: name.to_owned(),
             memory,
             run: Vec::new(),
+            kernel: Vec::new(),
             power_off_when_done: false,
             disk: None,
             disk_is_shared: false,
@@ -41,6 +44,19 @@ impl Guest {
     pub fn run(mut self, workload: impl Into<String>) -> Guest {
         self.run.push(workload.into());
         self
+    }
+
+    #[must_use]
+    pub fn kernel(mut self, parameter: &str) -> Guest {
+        self.kernel.push(parameter.to_owned());
+        self
+    }
+
+    /// A guest that writes zeros to all of its memory when it boots, and to whatever it frees later,
+    /// as Windows does.
+    #[must_use]
+    pub fn clears_memory(self) -> Guest {
+        self.kernel("init_on_free=1")
     }
 
     #[must_use]
@@ -62,6 +78,9 @@ impl Guest {
 
     pub fn append(&self) -> String {
         let mut text = APPEND.to_owned();
+        for parameter in &self.kernel {
+            text.push_str(&format!(" {parameter}"));
+        }
         for (n, run) in self.run.iter().enumerate() {
             let number = if n == 0 { String::new() } else { (n + 1).to_string() };
             text.push_str(&format!(" ballast.run{number}=\"{run}\""));
@@ -111,10 +130,11 @@ mod tests {
         let g = Guest::new("a", Bytes::from_mib(128), Path::new("/c"))
             .run("toucher --max-mb 9")
             .run("report")
+            .clears_memory()
             .disk("/d/x,y.img".into())
             .power_off_when_done();
         assert!(g.append().ends_with(
-            "no_timer_check ballast.run=\"toucher --max-mb 9\" ballast.run2=\"report\" \
+            "no_timer_check init_on_free=1 ballast.run=\"toucher --max-mb 9\" ballast.run2=\"report\" \
              ballast.then=poweroff"
         ));
         assert!(g.disk_arguments()[1].starts_with("file=/d/x,,y.img,format=raw"));

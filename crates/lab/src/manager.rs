@@ -41,6 +41,12 @@ impl Options {
             more: String::new(),
         }
     }
+
+    /// What goes into the configuration file.
+    fn toml(&self) -> String {
+        let sharing = self.sharing.map_or(String::new(), |s| s.toml());
+        format!("{}\n{sharing}", self.more)
+    }
 }
 
 /// The table `[sharing]` of the manager's configuration.
@@ -152,6 +158,19 @@ impl Manager {
         Ok(manager)
     }
 
+    fn configure(&self, configuration: &str) -> Result<PathBuf> {
+        let file = self.root.join("ballast.toml");
+        std::fs::write(&file, configuration).with_context(|| file.display().to_string())?;
+        Ok(file)
+    }
+
+    /// Makes what `options` say in the configuration file count, while it runs. It must have been
+    /// started with such a file.
+    pub async fn reload(&self, options: &Options) -> Result<()> {
+        self.configure(&options.toml())?;
+        self.client.reload().await.context("the configuration").map(drop)
+    }
+
     /// SIGKILL. Its VMs stay.
     pub fn kill(&mut self) -> Result<()> {
         let mut child = self.child.take().context("ballastd was not started")?;
@@ -188,12 +207,9 @@ impl Manager {
         if let Some(samples) = options.samples {
             command.arg("--samples").arg(samples.to_string());
         }
-        let sharing = options.sharing.map_or(String::new(), |s| s.toml());
-        let configuration = format!("{}\n{sharing}", options.more);
+        let configuration = options.toml();
         if !configuration.trim().is_empty() {
-            let file = self.root.join("ballast.toml");
-            std::fs::write(&file, configuration).with_context(|| file.display().to_string())?;
-            command.arg("--config").arg(file);
+            command.arg("--config").arg(self.configure(&configuration)?);
         }
         // Its own group, so that Ctrl-C reaches this program alone, which then ends it in order.
         command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);

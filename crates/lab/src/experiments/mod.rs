@@ -2,11 +2,13 @@
 //!
 //! Each writes data.csv, figures.json and plot.svg, and ends with its outcome as one line of JSON.
 
+mod kinds;
 mod osdi02_f2;
 mod osdi02_f4;
 mod osdi02_f5;
 mod osdi02_f6;
 mod osdi02_f7;
+mod osdi02_f8;
 mod settle;
 mod sharing_cost;
 pub(crate) mod stage;
@@ -37,7 +39,7 @@ pub struct ExperimentArgs {
 }
 
 /// Names, and what each shows.
-pub const NAMES: [(&str, &str); 9] = [
+pub const NAMES: [(&str, &str); 10] = [
     (
         "osdi02-f2",
         "dbench in a guest of 128 to 224 MiB against a 256 MiB guest ballooned to that size",
@@ -52,6 +54,7 @@ pub const NAMES: [(&str, &str); 9] = [
         "a toucher between 50 and 250 MB: touched, slow, fast and estimated active memory",
     ),
     ("osdi02-f7", "the idle memory tax: an idle VM and dbench on 360 MiB, tax 0 and then 75%"),
+    ("osdi02-f8", "five VMs on 60% too little memory boot, work, and one rests: states and memory"),
     ("sharing-cost", "CPU-bound throughput of two guests with page sharing on against off"),
     (
         "vtj-memory-f5",
@@ -108,6 +111,7 @@ async fn measure(name: &str, image: &Image, quick: bool) -> Result<Measured> {
         "osdi02-f5" => osdi02_f5::run(image, quick).await,
         "osdi02-f6" => osdi02_f6::run(image, quick).await,
         "osdi02-f7" => osdi02_f7::run(image, quick).await,
+        "osdi02-f8" => osdi02_f8::run(image, quick).await,
         "sharing-cost" => sharing_cost::run(image, quick).await,
         "vtj-memory-f6" => vtj_memory_f6::run(image, quick).await,
         "vtj-memory-f7" => vtj_memory_f7::run(image, quick).await,

@@ -42,6 +42,21 @@ impl Stage {
         Ok(view)
     }
 
+    /// Starts guests, all at the same moment.
+    pub async fn add_at_once(&mut self, guests: Vec<(Guest, VmSpec)>) -> Result<()> {
+        let mut starts = tokio::task::JoinSet::new();
+        for (guest, spec) in guests {
+            let client = self.manager.client().clone();
+            self.guests.push((guest.name.clone(), Console::new(&guest.console)));
+            starts.spawn(async move { (guest.name, client.run(&spec).await) });
+        }
+        while let Some(started) = starts.join_next().await {
+            let (name, view) = started.context("a task that starts a guest")?;
+            view.with_context(|| format!("starting {name}"))?;
+        }
+        Ok(())
+    }
+
     /// Reads all consoles; new events with the number of their guest. Trouble ends the experiment.
     pub fn poll(&mut self) -> Result<Vec<(usize, Event)>> {
         let mut events = Vec::new();

@@ -13,7 +13,8 @@ pub fn empty_disk(path: &Path, size: Bytes) -> Result<()> {
     make(path, size, None)
 }
 
-/// As [`empty_disk`], with dbench, its load and its libraries in the folder `dbench`.
+/// As [`empty_disk`], with dbench, its load and its libraries in the folder `dbench`. `unflushed.txt`
+/// there is the load without its flushes, which dbench did not carry out before version 4.
 pub fn dbench_disk(path: &Path, size: Bytes) -> Result<()> {
     let program = tools::find("dbench", "dbench")?;
     let load = Path::new("/usr/share/dbench/client.txt");
@@ -26,6 +27,8 @@ pub fn dbench_disk(path: &Path, size: Bytes) -> Result<()> {
     };
     copy(&program, "dbench")?;
     copy(load, "client.txt")?;
+    let text = std::fs::read_to_string(load).with_context(|| load.display().to_string())?;
+    std::fs::write(folder.join("unflushed.txt"), unflushed(&text)).context("temporary folder")?;
     let list = tools::run(Command::new(tools::find("ldd", "libc-bin")?).arg(&program))?;
     for library in libraries(&String::from_utf8_lossy(&list)) {
         let name = library.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -41,6 +44,11 @@ pub fn from_folder(path: &Path, folder: &Path, free: Bytes) -> Result<()> {
     let kib: u64 = used.split_whitespace().next().and_then(|w| w.parse().ok()).context("du")?;
     // A tenth for the file system's own tables.
     make(path, Bytes((kib << 10) * 11 / 10 + free.0), Some(folder))
+}
+
+/// Without the lines that flush a file.
+fn unflushed(load: &str) -> String {
+    load.lines().filter(|l| !l.starts_with("Flush ")).flat_map(|l| [l, "\n"]).collect()
 }
 
 /// The paths that ldd prints: "libc.so.6 => /lib/libc.so.6 (0x...)", "/lib64/ld.so (0x...)".
@@ -71,6 +79,13 @@ mod tests {
                     \t/lib64/ld-linux-x86-64.so.2 (0x7f)\n";
         let want = ["/lib/x/libc.so.6", "/lib64/ld-linux-x86-64.so.2"].map(PathBuf::from);
         assert_eq!(libraries(text), want);
+    }
+
+    #[test]
+    fn only_flushes_are_left_out() {
+        let load =
+            "WriteX 9938 0 5 5 NT_STATUS_OK\nFlush 9938 NT_STATUS_OK\nClose 9938 NT_STATUS_OK\n";
+        assert_eq!(unflushed(load), "WriteX 9938 0 5 5 NT_STATUS_OK\nClose 9938 NT_STATUS_OK\n");
     }
 
     #[test]
