@@ -79,7 +79,7 @@ fn run(command: Command) -> Result<bool> {
             say::line(&format!("kernel  {}", image.kernel.display()));
             say::line(&format!("initrd  {}", image.initrd.display()));
             if services {
-                say::line(&format!("services {}", image::services_disk()?.display()));
+                say::line(&format!("services {}", image::services_disk(&image)?.display()));
             }
             Ok(true)
         }

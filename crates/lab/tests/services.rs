@@ -16,7 +16,7 @@ const LIMIT: Duration = Duration::from_secs(400);
 #[test]
 fn services_of_the_distribution_answer_their_clients() {
     let Some(image) = image_or_skip("services_of_the_distribution", &[]) else { return };
-    let disk = match image::services_disk() {
+    let disk = match image::services_disk(&image) {
         Ok(disk) => disk,
         Err(why) => {
             eprintln!("SKIPPED services_of_the_distribution: {why:#}");

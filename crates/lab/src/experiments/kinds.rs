@@ -2,8 +2,9 @@
 
 use ballast_policy::policies::PolicyKind;
 
-/// Those whose inputs the manager has on real guests.
-pub const ALTERNATIVES: &[PolicyKind] = &[PolicyKind::GraduatedTax];
+/// In the order in which they are run.
+pub const ALTERNATIVES: &[PolicyKind] =
+    &[PolicyKind::GraduatedTax, PolicyKind::MissRatio, PolicyKind::Pressure];
 
 /// The default, and then the alternatives.
 pub fn all() -> Vec<PolicyKind> {

@@ -120,7 +120,7 @@ struct Seen {
 
 pub async fn run(image: &Image, quick: bool) -> Result<Measured> {
     say::step("The disk with the services");
-    let disk = image::services_disk()?;
+    let disk = image::services_disk(image)?;
     let mut table = Table::new(&COLUMNS);
     let mut seen = Vec::new();
     for (n, set) in SETS.iter().enumerate() {

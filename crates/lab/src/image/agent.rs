@@ -36,9 +36,14 @@ fn build(path: &Path, package: &str) -> Result<()> {
             _ => {}
         }
     }
-    // None in a kernel that has it built in.
+    add_module(&root, package)?;
+    disk::from_folder(path, &root, FREE)
+}
+
+/// What the workload `agent` looks for: the module of its port. None in a kernel that has it built in.
+pub(super) fn add_module(root: &Path, package: &str) -> Result<()> {
     if let Some(module) = kernel::module(package, "virtio_console")? {
         fs::write(root.join("virtio_console.ko"), module)?;
     }
-    disk::from_folder(path, &root, FREE)
+    Ok(())
 }

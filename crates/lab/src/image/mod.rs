@@ -36,9 +36,10 @@ pub fn prepare(package: Option<&str>) -> Result<Image> {
     Ok(Image { package: kernel.package, kernel: kernel.vmlinuz, initrd })
 }
 
-/// The disk with services: built once, and shared by all guests, who write to overlays of their own.
-pub fn services_disk() -> Result<PathBuf> {
-    services::get(&cache::Cache::open()?)
+/// The disk with services and qemu-guest-agent, for guests that boot `image`: built once, and shared by all
+/// guests, who write to overlays of their own.
+pub fn services_disk(image: &Image) -> Result<PathBuf> {
+    services::get(&cache::Cache::open()?, &image.package)
 }
 
 /// The disk with qemu-guest-agent, for a guest that boots `image` and runs the workload `agent`.

@@ -11,14 +11,22 @@ use anyhow::{Context, Result, ensure};
 use ballast_units::Bytes;
 
 use super::cache::Cache;
-use super::disk;
+use super::{agent, disk};
 use crate::{say, tools};
 
 /// Changes when what is on the disk does.
-const VERSION: u32 = 1;
-/// A database, web servers and caches: each guest runs one of them. The database wants a shell.
-const PACKAGES: [&str; 6] =
-    ["postgresql", "nginx-light", "lighttpd", "redis-server", "memcached", "dash"];
+const VERSION: u32 = 2;
+/// A database, web servers and caches: each guest runs one of them. The database wants a shell. Beside it
+/// a guest may run the agent.
+const PACKAGES: [&str; 7] = [
+    "postgresql",
+    "nginx-light",
+    "lighttpd",
+    "redis-server",
+    "memcached",
+    "dash",
+    "qemu-guest-agent",
+];
 /// Dependencies for installing, for other languages, or for compiling queries: large, and not used.
 const WITHOUT: [&str; 8] =
     ["perl", "libperl", "libllvm", "libz3", "locales", "libc-l10n", "systemd", "dpkg"];
@@ -28,11 +36,14 @@ const FREE: Bytes = Bytes::from_mib(768);
 const USERS: &str = "root:x:0:0:root:/:/bin/sh\nservice:x:1000:1000:service:/:/bin/sh\n";
 const GROUPS: &str = "root:x:0:\nservice:x:1000:\n";
 
-pub fn get(cache: &Cache) -> Result<PathBuf> {
-    cache.file(&format!("services-{VERSION}.img"), |path| build(path).context("the services' disk"))
+/// `package` is the kernel's.
+pub fn get(cache: &Cache, package: &str) -> Result<PathBuf> {
+    cache.file(&format!("services-{VERSION}-{package}.img"), |path| {
+        build(path, package).context("the services' disk")
+    })
 }
 
-fn build(path: &Path) -> Result<()> {
+fn build(path: &Path, package: &str) -> Result<()> {
     // Beside the image: it may be too large for /tmp.
     let folder = path.parent().context("no folder")?;
     let work = tempfile::Builder::new().prefix("partial-services-").tempdir_in(folder)?;
@@ -40,6 +51,7 @@ fn build(path: &Path) -> Result<()> {
     unpack(&PACKAGES, work.path(), &root)?;
     fs::write(root.join("etc/passwd"), USERS)?;
     fs::write(root.join("etc/group"), GROUPS)?;
+    agent::add_module(&root, package)?;
     disk::from_folder(path, &root, FREE)
 }
 

@@ -131,13 +131,17 @@ pub async fn run(image: &Image, quick: bool) -> Result<Measured> {
     let disk = template.path().join("dbench.img");
     say::step("Building the disk with dbench");
     image::dbench_disk(&disk, Bytes::from_mib(2048))?;
+    let with_agent = image::agent_disk(image)?;
     let mut table = Table::new(&watch::COLUMNS);
     let mut runs = Vec::new();
     for (number, load) in Load::ALL.into_iter().enumerate() {
         // The other policies with the load that shows what memory is worth.
-        let kinds = if load == Load::Files { kinds::ALTERNATIVES } else { &[] };
+        let (kinds, disk): (&[PolicyKind], &Path) = match load {
+            Load::Files => (kinds::ALTERNATIVES, &with_agent),
+            Load::Dbench => (&[], &disk),
+        };
         let phases = times.phases(kinds);
-        one(image, &disk, number, &phases, &mut table).await?;
+        one(image, disk, number, &phases, &mut table).await?;
         runs.push((load, phases));
     }
     Ok(report::evaluate(table, &runs))
@@ -152,21 +156,33 @@ async fn one(
     table: &mut Table,
 ) -> Result<()> {
     let load = Load::ALL[number];
+    // What guests wait for is told by their agents, where a policy reads it.
+    let agent = load == Load::Files;
     let mut stage = Stage::new(&options(PolicyKind::default()))?;
     say::step(&format!("VM1: {MEMORY}, all of it cleared, idle"));
-    let idle = Guest::new("vm1", MEMORY, &stage.manager.consoles()).clears_memory();
-    stage.add(&idle, image, |_| {}).await?;
+    let mut idle = Guest::new("vm1", MEMORY, &stage.manager.consoles()).clears_memory();
+    if agent {
+        idle = idle.run("agent").shared_disk(disk.to_owned());
+    }
+    stage.add(&idle, image, |spec| spec.guest_agent = Some(agent)).await?;
     stage.wait_for_boot().await?;
     say::step(&format!("VM2: {MEMORY}, {}", load.name()));
     // Some more for its warm-up, which dbench takes a fifth of it for, and to last to the end.
     let seconds = phases.iter().map(|p| p.seconds).sum::<u64>() + 120;
-    let busy = Guest::new("vm2", MEMORY, &stage.manager.consoles())
+    let mut busy = Guest::new("vm2", MEMORY, &stage.manager.consoles())
         .run(load.command(seconds))
         // Linux 2.4 kept more of what is written in memory than today's.
         .kernel("sysctl.vm.dirty_ratio=60")
         .kernel("sysctl.vm.dirty_background_ratio=30")
         .shared_disk(disk.to_owned());
-    stage.add(&busy, image, |spec| slow_down(&mut spec.extra)).await?;
+    if agent {
+        busy = busy.run("agent");
+    }
+    let change = |spec: &mut ballast_api::VmSpec| {
+        slow_down(&mut spec.extra);
+        spec.guest_agent = Some(agent);
+    };
+    stage.add(&busy, image, change).await?;
     stage.wait_for_boot().await?;
     limit(&stage).await?;
     watch::ready(&mut stage, load).await?;

@@ -97,7 +97,7 @@ struct Times {
 
 pub async fn run(image: &Image, quick: bool) -> Result<Measured> {
     say::step("The disk with the services");
-    let disk = image::services_disk()?;
+    let disk = image::services_disk(image)?;
     let default = if quick {
         Times { busy: 20, rest: 40, query: 20 }
     } else {
@@ -155,6 +155,8 @@ fn guests(
         let memory = Bytes::from_mib(vm.memory);
         let guest = Guest::new(vm.name, memory, &stage.manager.consoles())
             .run(files(vm, n, times))
+            // Its agent tells what it waits for: `pressure` reads it.
+            .run("agent")
             .clears_memory()
             .shared_disk(disk.to_owned());
         let guest = match vm.service {
@@ -167,6 +169,7 @@ fn guests(
         let mut spec = guest.spec(image, Accel::Auto);
         spec.min = memory.0 / 2;
         spec.salt = Some(salt.clone());
+        spec.guest_agent = Some(true);
         spec.overhead = Some((OVERHEAD.0 - own_overhead(vm.memory).0) >> 12 << 12);
         (guest, spec)
     };
