@@ -503,6 +503,30 @@ pub enum JournalCommand {
     /// Feed the recorded inputs to the policy again: the decisions must be the same, bit for bit.
     #[command(after_help = "Example:\n  ballast journal replay /var/lib/ballast/journal")]
     Replay(ReplayArgs),
+    /// Write what each VM used as CSV, which the simulator plays back (`load.kind = "recorded"`).
+    #[command(
+        after_help = "Example:\n  ballast journal trace /var/lib/ballast/journal --csv load.csv"
+    )]
+    Trace(TraceArgs),
+}
+
+#[derive(Debug, Args)]
+pub struct TraceArgs {
+    /// The journal: a folder or a file.
+    #[arg(value_name = "PATH")]
+    pub path: PathBuf,
+    /// Where to write it.
+    #[arg(long, value_name = "FILE")]
+    pub csv: PathBuf,
+    /// Only what was recorded from this time on (as of `ballast why --at`).
+    #[arg(long, value_name = "TIME", value_parser = moment::parse, allow_hyphen_values = true)]
+    pub since: Option<u64>,
+    /// Only what was recorded up to this time.
+    #[arg(long, value_name = "TIME", value_parser = moment::parse, allow_hyphen_values = true)]
+    pub until: Option<u64>,
+    /// A VM's lines are at least so far apart.
+    #[arg(long, value_name = "TIME", value_parser = parse::duration, default_value = "10s")]
+    pub every: Duration,
 }
 
 #[derive(Debug, Args)]

@@ -251,3 +251,43 @@ fn a_plan_is_made_of_journals() {
         assert_eq!(code, Some(2), "{bad:?}");
     }
 }
+
+#[test]
+fn a_journal_becomes_a_load_that_the_simulator_plays() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    journal(&folder.path().join("journal"));
+    let (journal, csv) = (at("journal"), at("load.csv"));
+    let text = good(&["journal", "trace", &journal, "--csv", &csv, "--every", "30s"]);
+    contains_all(&text, &["load.csv: 40 lines of 2 VMs, 570 s"]);
+    let lines = std::fs::read_to_string(&csv).unwrap();
+    contains_all(
+        &lines,
+        &[
+            "time,vm,active,consumed\n0,web,41943040,157286400\n0,db,20971520,209715200\n30,web,",
+            "\n570,db,20971520,",
+        ],
+    );
+    // Parts of it.
+    let until = "2026-03-01T12:01:00Z";
+    let part =
+        good(&["journal", "trace", &journal, "--csv", &csv, "--every", "1s", "--until", until]);
+    contains_all(&part, &["120 lines of 2 VMs, 59 s"]);
+
+    let scenario = at("back.toml");
+    let text = "name = \"back\"\nduration = \"5m\"\ntick = \"1s\"\n\n[host]\nmemory = \"400M\"\n\
+                swap = \"1G\"\n\n[[vm]]\nname = \"web\"\nsize = \"256M\"\n\
+                load = { kind = \"recorded\", file = \"load.csv\", vm = \"web\" }\n";
+    std::fs::write(&scenario, text).unwrap();
+    let played = good(&["--json", "sim", &scenario]);
+    let played: Value = serde_json::from_str(&played).unwrap();
+    assert_eq!(played.as_array().map(Vec::len), Some(1), "{played}");
+
+    let (code, _, error) =
+        said("/x".as_ref(), &["journal", "trace", &journal, "--csv", "/nonexistent/load.csv"]);
+    assert_eq!(code, Some(1));
+    contains_all(&error, &["/nonexistent/load.csv"]);
+    let (code, _, error) = said("/x".as_ref(), &["journal", "trace", "/none", "--csv", &csv]);
+    assert_eq!(code, Some(1));
+    contains_all(&error, &["/none"]);
+}

@@ -14,6 +14,7 @@
 //! | [`changes`] | what is different from the turn before, in words |
 //! | [`tell`] | why a VM had what it had at some time, in words |
 //! | [`replay`](mod@replay) | the same inputs give the same decisions, bit for bit |
+//! | [`trace`](mod@trace) | what each VM used, as loads for the simulator |
 
 pub mod changes;
 pub mod journal;
@@ -24,12 +25,14 @@ pub mod replay;
 pub mod segment;
 pub mod store;
 pub mod tell;
+pub mod trace;
 pub mod turn;
 
 pub use journal::{Health, Journal, Settings};
 pub use outcome::{Aim, End, Outcome};
 pub use reader::{Reader, Sourced, Trouble};
 pub use replay::{Difference, Replayed, replay};
+pub use trace::{Excerpt, TraceError, Traced, trace};
 pub use turn::{Moment, Names, Turn};
 
 #[cfg(test)]

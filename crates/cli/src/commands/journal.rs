@@ -1,13 +1,17 @@
+use std::fs::File;
+use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 
 use ballast_api::client::{Client, ClientError};
 use ballast_api::{DEFAULT_SOCKET, JournalPage, JournalQuery, TurnView};
 use ballast_journal::tell::{self, Query};
-use ballast_journal::{Reader, Replayed, replay as replay_turns};
+use ballast_journal::{
+    Excerpt, Reader, Replayed, TraceError, Traced, replay as replay_turns, trace as trace_turns,
+};
 use serde::Serialize;
 
 use super::Output;
-use crate::args::JournalArgs;
+use crate::args::{JournalArgs, TraceArgs};
 use crate::failure::Failure;
 use crate::figures::size;
 use crate::moment;
@@ -130,6 +134,38 @@ pub fn replay(paths: &[PathBuf], out: Output) -> Result<(), Failure> {
         return Err(Failure::Differs { differing, turns });
     }
     Ok(())
+}
+
+/// A trace that was written.
+#[derive(Serialize)]
+struct Trace {
+    csv: PathBuf,
+    #[serde(flatten)]
+    traced: Traced,
+    /// What could not be read.
+    notes: Vec<String>,
+}
+
+pub fn trace(args: &TraceArgs, out: Output) -> Result<(), Failure> {
+    let file = |source| Failure::File { path: args.csv.clone(), source };
+    let mut reader = Reader::open(&args.path).map_err(tell::TellError::from)?;
+    let excerpt = Excerpt {
+        since_ms: args.since,
+        until_ms: args.until,
+        every_ms: u64::try_from(args.every.as_millis()).unwrap_or(u64::MAX),
+    };
+    let mut csv = BufWriter::new(File::create(&args.csv).map_err(file)?);
+    let traced = trace_turns(&mut reader, excerpt, &mut csv).map_err(|e| match e {
+        TraceError::Journal(e) => e.into(),
+        TraceError::Write(e) => file(e),
+    })?;
+    let notes = reader.troubles().iter().map(ToString::to_string).collect();
+    out.print(&Trace { csv: args.csv.clone(), traced, notes }, |trace| {
+        let notes: String = trace.notes.iter().map(|note| format!("not read: {note}\n")).collect();
+        let Traced { lines, vms, span_s } = trace.traced;
+        let vms = crate::figures::vms(u32::try_from(vms).unwrap_or(u32::MAX));
+        format!("{notes}{}: {lines} lines of {vms}, {span_s:.0} s\n", trace.csv.display())
+    })
 }
 
 fn report(report: &Report) -> String {

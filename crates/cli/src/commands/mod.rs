@@ -58,6 +58,7 @@ pub async fn dispatch(cli: Cli) -> Result<(), Failure> {
         Command::Journal(args) => match args.command {
             None => journal::list(&client, &args, out).await,
             Some(JournalCommand::Replay(args)) => journal::replay(&args.paths, out),
+            Some(JournalCommand::Trace(args)) => journal::trace(&args, out),
         },
         Command::Plan(args) => plan::run(&args, out),
         Command::Top(args) => top::run(client, &args, cli.json).await,
