@@ -63,8 +63,13 @@ async fn a_guest_under_memory_pressure_is_seen_to_be() {
     let text = shown(&ballastd, "tight");
     assert!(text.contains("guest's pressure") && text.contains("% of 10 s"), "{text}");
     assert!(!text.contains("reports none"), "{text}");
-    let why = ballastd.client.why("tight").await.unwrap();
-    assert!(why.steps.iter().any(|s| s.contains("its guest waits for memory")), "{:?}", why.steps);
+    // The decision that knows of it may be the next one.
+    ballastd
+        .eventually("a decision counts it", async || {
+            let why = ballastd.client.why("tight").await.unwrap();
+            why.steps.iter().any(|s| s.contains("its guest waits for memory"))
+        })
+        .await;
 
     // The next manager finds the agent again.
     ballastd.kill();
