@@ -70,6 +70,8 @@ pub(super) struct Commons<B: Backend> {
     /// Write-protected since their contents were hashed: not to be looked at again before the guest
     /// writes to them.
     pub unwritten: PageSet,
+    /// See `missed`.
+    pub missed: PageSet,
     /// Broken pages, and perhaps some that were.
     broken: Mutex<BTreeSet<Ppn>>,
     /// Pages that broke and came home, with a part of their hash at the first look since. A page that is
@@ -92,6 +94,7 @@ impl<B: Backend> Commons<B> {
         Commons {
             membership: Mutex::new(None),
             unwritten: PageSet::new(len),
+            missed: PageSet::new(len),
             broken: Mutex::new(BTreeSet::new()),
             restless: Mutex::new(HashMap::new()),
             restless_most: (len.0 as usize / RESTLESS_PART).max(64),

@@ -142,6 +142,10 @@ impl<B: Backend> Memory<B> {
             }
         }
         self.fill(ppn, &page).map_err(|e| self.unclaim(ppn, word, 1, e))?;
+        // One that repeats a number may have been away for long: it never goes on to swap.
+        if word.state() == State::Compressed {
+            self.note_missed(ppn);
+        }
         self.came_home(ppn, word.sampled());
         self.free_named(word);
         Counters::add(&self.counters.decompressed, 1);

@@ -67,6 +67,7 @@ impl<B: Backend> Memory<B> {
         };
         self.departures.note(ppn);
         self.commons.unwritten.remove(ppn);
+        self.commons.missed.remove(ppn);
         self.pmap.store(ppn, next.set_busy(Busy::Evicting));
         self.backend.punch(ppn, 1).map_err(|e| self.stay_home(ppn, home, e))?;
         self.pmap.store(ppn, next);

@@ -208,9 +208,12 @@ impl<B: Backend> Memory<B> {
         // reuses the slot before that word has changed.
         let page = unsafe { self.stage.page(word.slot()) };
         self.fill(ppn, page).map_err(|e| self.unclaim(ppn, word, charge, e))?;
-        self.came_home(ppn, word.sampled());
         if word.state() == State::Held {
+            self.came_home(ppn, word.sampled());
             self.stage.free_hold(word.slot());
+        } else {
+            self.note_missed(ppn);
+            self.came_home(ppn, word.sampled());
         }
         Ok(())
     }

@@ -25,6 +25,7 @@ mod discard;
 mod evict;
 mod fault;
 mod homing;
+mod missed;
 mod recover;
 mod sample;
 mod settle;

@@ -320,19 +320,29 @@ impl Reclaim {
         if self.vm.memory.pmap().in_state(State::Resident).is_zero() {
             return None;
         }
+        let vm = self.vm.clone();
         let eligible = |p: Ppn| {
-            let word = self.vm.memory.pmap().load(p);
+            let word = vm.memory.pmap().load(p);
             word.state() == State::Resident && word.is_idle()
         };
         let mut last = Ppn(0);
         for _ in 0..PROPOSALS {
             last = self.replacement.propose(size);
-            if eligible(last) {
+            if eligible(last) && !self.is_spared(last) {
                 return Some(last);
             }
         }
         // Residents are rare: the next one from a random place on.
         (0..size.0).map(|i| Ppn((last.0 + i) % size.0)).find(|&p| eligible(p))
+    }
+
+    /// Whether a page that is proposed had better stay: it was missed when it last left.
+    fn is_spared(&mut self, ppn: Ppn) -> bool {
+        let spared = self.vm.memory.was_missed(ppn);
+        if spared && self.replacement.last_pass() {
+            self.vm.memory.forget_missed(ppn);
+        }
+        spared
     }
 
     /// Ends the sample of the last period and begins a new one.
