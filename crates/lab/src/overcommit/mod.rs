@@ -43,9 +43,12 @@ pub enum Side {
     /// Ballast with guests that have no balloon: sharing, compression and swap alone. Not a peer, but it
     /// shows what the balloon does.
     Paging,
+    /// Ballast with balloons, but of each guest's tools the one first that is measured to cost it less.
+    ByCost,
 }
 
-pub const SIDES: [Side; 5] = [Side::Ballast, Side::Swap, Side::Zram, Side::Ksm, Side::Paging];
+pub const SIDES: [Side; 6] =
+    [Side::Ballast, Side::Swap, Side::Zram, Side::Ksm, Side::Paging, Side::ByCost];
 pub const PEERS: [Side; 3] = [Side::Swap, Side::Zram, Side::Ksm];
 
 impl Side {
@@ -56,6 +59,7 @@ impl Side {
             Side::Zram => "zram",
             Side::Ksm => "ksm",
             Side::Paging => "ballast_paging",
+            Side::ByCost => "ballast_by_cost",
         }
     }
 
@@ -66,6 +70,7 @@ impl Side {
             Side::Zram => "QEMU, zram",
             Side::Ksm => "QEMU, kernel swap and KSM",
             Side::Paging => "Ballast, guests without balloons",
+            Side::ByCost => "Ballast, cheaper tool first",
         }
     }
 
@@ -137,10 +142,12 @@ enum Host {
 impl Host {
     async fn start(side: Side, plan: &Plan, image: &Image) -> Result<Host> {
         Ok(match side {
-            Side::Ballast | Side::Paging => {
-                Host::Ours(Box::new(Ours::start(plan, image, side == Side::Ballast).await?))
+            Side::Ballast | Side::Paging | Side::ByCost => {
+                Host::Ours(Box::new(Ours::start(plan, image, side).await?))
             }
-            _ => Host::Peer(Box::new(Peer::start(side, plan, image).await?)),
+            Side::Swap | Side::Zram | Side::Ksm => {
+                Host::Peer(Box::new(Peer::start(side, plan, image).await?))
+            }
         })
     }
 
@@ -402,7 +409,8 @@ mod tests {
 
     #[test]
     fn sides_are_numbered_in_order() {
-        assert_eq!(SIDES.map(Side::number), [0.0, 1.0, 2.0, 3.0, 4.0]);
-        assert!(!PEERS.contains(&Side::Ballast) && !PEERS.contains(&Side::Paging));
+        assert_eq!(SIDES.map(Side::number), [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
+        let ours = [Side::Ballast, Side::Paging, Side::ByCost];
+        assert!(!PEERS.iter().any(|peer| ours.contains(peer)));
     }
 }

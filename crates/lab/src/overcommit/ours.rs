@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use ballast_api::{HostChange, Salt};
 use ballast_units::Bytes;
 
-use super::{Plan, Reclaimed, warm_up};
+use super::{Plan, Reclaimed, Side, warm_up};
 use crate::console::{Event, Story};
 use crate::experiments::stage::Stage;
 use crate::guest::Guest;
@@ -22,11 +22,13 @@ pub struct Ours {
 }
 
 impl Ours {
-    pub async fn start(plan: &Plan, image: &Image, balloons: bool) -> Result<Ours> {
+    pub async fn start(plan: &Plan, image: &Image, side: Side) -> Result<Ours> {
+        let more = if side == Side::ByCost { "[tools]\norder = \"measured\"\n" } else { "" };
         // Plenty, until the first step says how much.
         let mut stage = Stage::new(&Options {
             sharing: Some(SharingOptions::brisk()),
             sample_period: Some(SAMPLE_PERIOD),
+            more: more.to_owned(),
             ..Options::budget(Bytes(plan.configured().0 * 2))
         })?;
         for (n, load) in plan.guests.iter().enumerate() {
@@ -42,7 +44,7 @@ impl Ours {
             let salt = Salt::try_from(SALT)?;
             let vm = stage.add(&guest, image, |spec| {
                 spec.salt = Some(salt);
-                spec.no_balloon = !balloons;
+                spec.no_balloon = side == Side::Paging;
             });
             let vm = vm.await?;
             if let Some(why) = vm.management.reason {
