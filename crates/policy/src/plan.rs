@@ -29,7 +29,7 @@ use ballast_units::Pages;
 use serde::{Deserialize, Serialize};
 
 use crate::balloon::Health;
-use crate::pools::{Member, Pool, PoolId, Tree, allocate};
+use crate::pools::{Member, Pool, PoolId, Tree, allocate_pages};
 use crate::shares::{Claim, VmDemand};
 use crate::state::{State, Thresholds};
 use crate::tools::Tools;
@@ -94,10 +94,19 @@ pub struct Standing {
     pub target: Pages,
 }
 
-impl Standing {
+/// The same without a copy, for hosts of many VMs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Seen<'a> {
+    pub vm: &'a VmState,
+    /// Its demand as the policy in force reads it, which may be another than the VM's own.
+    pub demand: &'a VmDemand,
+    pub target: Pages,
+}
+
+impl Seen<'_> {
     /// What reclamation leaves it: its target, and its guarantee in any case.
     fn floor(&self) -> Pages {
-        self.target.max(self.vm.demand.min).min(self.vm.demand.max)
+        self.target.max(self.demand.min).min(self.demand.max)
     }
 }
 
@@ -146,10 +155,12 @@ impl Supply {
 /// What to do now, in the order of `vms`.
 pub fn plan(state: State, supply: &Supply, pools: &[Pool], vms: &[Standing]) -> Vec<VmPlan> {
     let tree = Tree::new(pools, vms.iter().map(|s| s.vm.member()));
-    plan_in(&tree, state, supply, vms)
+    let seen: Vec<Seen> =
+        vms.iter().map(|s| Seen { vm: &s.vm, demand: &s.vm.demand, target: s.target }).collect();
+    plan_in(&tree, state, supply, &seen)
 }
 
-pub(crate) fn plan_in(tree: &Tree, state: State, supply: &Supply, vms: &[Standing]) -> Vec<VmPlan> {
+pub(crate) fn plan_in(tree: &Tree, state: State, supply: &Supply, vms: &[Seen]) -> Vec<VmPlan> {
     let deficit = supply.deficit(state);
     // Room for a VM that starts is made by the means of soft: nobody is blocked for it.
     let state = if deficit.is_zero() { state } else { state.max(State::Soft) };
@@ -194,26 +205,23 @@ struct Take {
 
 /// What is to be taken from each VM: whatever is above its max, or its pool's; then, from those above
 /// target, the rest of the deficit by min-funding revocation.
-fn distribute(tree: &Tree, deficit: Pages, vms: &[Standing]) -> Vec<Take> {
-    let claims: Vec<Claim> = vms
-        .iter()
-        .map(|s| {
-            let ceil = s.vm.consumed.min(s.vm.demand.max);
-            Claim::new(&s.vm.demand, s.floor().min(ceil), ceil)
-        })
-        .collect();
+fn distribute(tree: &Tree, deficit: Pages, vms: &[Seen]) -> Vec<Take> {
+    let claims = Claim::all(vms.iter().map(|s| {
+        let ceil = s.vm.consumed.min(s.demand.max);
+        (s.demand, s.floor().min(ceil), ceil)
+    }));
     let consumed: Pages = vms.iter().map(|s| s.vm.consumed).sum();
     // What all may keep together as far as limits go.
-    let within = allocate(tree, Pages(u64::MAX), &claims);
-    let limit: Pages = within.held.iter().copied().map(Pages).sum();
+    let within = allocate_pages(tree, Pages(u64::MAX), &claims);
+    let limit: Pages = within.iter().copied().map(Pages).sum();
     let deficit = deficit.saturating_sub(consumed.saturating_sub(limit));
     let kept = if deficit.is_zero() {
-        within.held.clone()
+        within.clone()
     } else {
-        allocate(tree, limit.saturating_sub(deficit), &claims).held
+        allocate_pages(tree, limit.saturating_sub(deficit), &claims)
     };
     vms.iter()
-        .zip(within.held)
+        .zip(within)
         .zip(kept)
         .map(|((s, limit), kept)| Take {
             pages: s.vm.consumed.saturating_sub(Pages(kept)),
@@ -225,8 +233,8 @@ fn distribute(tree: &Tree, deficit: Pages, vms: &[Standing]) -> Vec<Take> {
 /// How much each ballooned VM that wants memory may hold when `surplus` pages are handed out to
 /// the largest rho first, but to guests that run short before all others. What was released and is not
 /// yet used is still owed, and counts.
-fn release(tree: &Tree, surplus: Pages, vms: &[Standing]) -> Vec<Pages> {
-    let short = |s: &Standing| s.vm.short && !s.vm.balloon_goal.is_zero();
+fn release(tree: &Tree, surplus: Pages, vms: &[Seen]) -> Vec<Pages> {
+    let short = |s: &Seen| s.vm.short && !s.vm.balloon_goal.is_zero();
     if !vms.iter().any(short) {
         return release_to(tree, surplus, vms, |s| s.vm.wants_more && !s.vm.balloon_goal.is_zero());
     }
@@ -236,36 +244,33 @@ fn release(tree: &Tree, surplus: Pages, vms: &[Standing]) -> Vec<Pages> {
 fn release_to(
     tree: &Tree,
     surplus: Pages,
-    vms: &[Standing],
-    eligible: impl Fn(&Standing) -> bool,
+    vms: &[Seen],
+    eligible: impl Fn(&Seen) -> bool,
 ) -> Vec<Pages> {
-    let room = |s: &Standing| s.vm.left_by(s.vm.balloon_goal).max(s.floor());
+    let room = |s: &Seen| s.vm.left_by(s.vm.balloon_goal).max(s.floor());
     let owed: Pages =
         vms.iter().filter(|s| eligible(s)).map(|s| room(s).saturating_sub(s.vm.consumed)).sum();
     let surplus = surplus.saturating_sub(owed);
     if surplus.is_zero() || !vms.iter().any(&eligible) {
         return vms.iter().map(room).collect();
     }
-    let claims: Vec<Claim> = vms
-        .iter()
-        .map(|s| {
-            let ceil = if eligible(s) { s.vm.demand.max.max(room(s)) } else { room(s) };
-            Claim::new(&s.vm.demand, room(s), ceil)
-        })
-        .collect();
+    let claims = Claim::all(vms.iter().map(|s| {
+        let ceil = if eligible(s) { s.demand.max.max(room(s)) } else { room(s) };
+        (s.demand, room(s), ceil)
+    }));
     let amount = vms.iter().map(room).sum::<Pages>() + surplus;
-    allocate(tree, amount, &claims).held.into_iter().map(Pages).collect()
+    allocate_pages(tree, amount, &claims).into_iter().map(Pages).collect()
 }
 
 fn plan_one(
     state: State,
     deficit: Pages,
-    s: &Standing,
+    s: &Seen,
     take: Take,
     room: Pages,
     exchange: Exchange,
 ) -> VmPlan {
-    let (vm, floor) = (&s.vm, s.floor());
+    let (vm, floor) = (s.vm, s.floor());
     let consumed = vm.consumed;
     let Take { pages: take, over_max } = take;
     let level = consumed.saturating_sub(take);
@@ -276,7 +281,7 @@ fn plan_one(
     let bearable = if vm.balloon_health == Health::Missing { vm.size } else { vm.balloon_limit };
     let mut balloon_goal = vm.balloon_goal.min(entitled).min(bearable);
     let kept = balloon_goal;
-    balloon_goal = balloon_goal.min(vm.left_by(room).max(vm.left_by(vm.demand.max)));
+    balloon_goal = balloon_goal.min(vm.left_by(room).max(vm.left_by(s.demand.max)));
     let released = kept - balloon_goal;
 
     let usable = mix::usable(vm);
@@ -331,7 +336,7 @@ fn plan_one(
             state,
             deficit,
             over_max,
-            over_pool: over_max.saturating_sub(consumed.saturating_sub(vm.demand.max)),
+            over_pool: over_max.saturating_sub(consumed.saturating_sub(s.demand.max)),
             consumed,
             leave: level,
             balloon: balloon_goal,
@@ -361,7 +366,7 @@ fn plan_one(
     } else {
         Reason::Spared { state, deficit, consumed, target: floor, block }
     };
-    VmPlan { id: vm.demand.id, balloon_goal, evict, leave, block, reason }
+    VmPlan { id: s.demand.id, balloon_goal, evict, leave, block, reason }
 }
 
 #[cfg(test)]

@@ -22,6 +22,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::state::Thresholds;
 
+mod going_price;
+use going_price::going_price;
+
 /// The idle memory tax: the largest part of its idle pages that a VM may lose. `0 <= tau < 1`.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd, Serialize, Deserialize)]
 #[serde(try_from = "f64", into = "f64")]
@@ -147,17 +150,9 @@ pub fn available(budget: Pages, overhead: Pages, thresholds: &Thresholds) -> Pag
 /// everyone gets min, and the sum is too large (admission control prevents that, but a budget
 /// lowered below its promises leads here). Equal prices are settled in order of VM id.
 pub fn targets(available: Pages, vms: &[VmDemand]) -> Vec<Entitlement> {
-    let claims: Vec<Claim> = vms.iter().map(Claim::of_vm).collect();
+    let claims = Claim::of_vms(vms);
     let (held, dearest) = allocate(available, &claims);
-    vms.iter()
-        .zip(&claims)
-        .zip(held)
-        .map(|((vm, claim), target)| {
-            let price = claim.price(target);
-            let bound = bound(target, claim.floor, claim.ceil, price, dearest);
-            Entitlement { id: vm.id, target: Pages(target), rho: vm.rho(Pages(target)), bound }
-        })
-        .collect()
+    claims.iter().zip(held).map(|(claim, target)| claim.entitlement(target, dearest)).collect()
 }
 
 /// What decided an allocation of `pages` between `floor` and `ceil`, whose last page has `price`, where
@@ -185,19 +180,56 @@ pub(crate) struct Claim {
 
 impl Claim {
     pub(crate) fn new(vm: &VmDemand, floor: Pages, ceil: Pages) -> Claim {
+        Claim::taxed(vm, vm.tax.k(), floor, ceil)
+    }
+
+    fn taxed(vm: &VmDemand, k: f64, floor: Pages, ceil: Pages) -> Claim {
         Claim {
             id: vm.id,
             shares: f64::from(vm.shares.max(1)),
             active: vm.active.0,
-            k: vm.tax.k(),
+            k,
             floor: floor.0.min(ceil.0),
             ceil: ceil.0,
         }
     }
 
-    /// Between its min and its max.
+    /// Of many: demands with the floor and the ceiling of each. Most have one tax rate, whose k is
+    /// found once.
+    pub(crate) fn all<'a>(
+        demands: impl Iterator<Item = (&'a VmDemand, Pages, Pages)>,
+    ) -> Vec<Claim> {
+        let mut known = (TaxRate::NONE, TaxRate::NONE.k());
+        demands
+            .map(|(vm, floor, ceil)| {
+                if vm.tax != known.0 {
+                    known = (vm.tax, vm.tax.k());
+                }
+                Claim::taxed(vm, known.1, floor, ceil)
+            })
+            .collect()
+    }
+
+    /// Between their min and their max.
+    pub(crate) fn of_vms(vms: &[VmDemand]) -> Vec<Claim> {
+        Claim::all(vms.iter().map(|vm| (vm, vm.floor(), vm.max)))
+    }
+
+    #[cfg(test)]
     pub(crate) fn of_vm(vm: &VmDemand) -> Claim {
         Claim::new(vm, vm.floor(), vm.max)
+    }
+
+    /// What an allocation of `target` pages means, where the dearest page that anyone was granted has
+    /// the price `dearest`.
+    pub(crate) fn entitlement(&self, target: u64, dearest: Option<f64>) -> Entitlement {
+        let price = self.price(target);
+        Entitlement {
+            id: self.id,
+            target: Pages(target),
+            rho: 1.0 / if target == 0 { self.price(1) } else { price },
+            bound: bound(target, self.floor, self.ceil, price, dearest),
+        }
     }
 
     pub(crate) fn id(&self) -> VmId {
@@ -225,27 +257,49 @@ impl Claim {
         self.charge(pages) / self.shares
     }
 
-    /// Between these, from the fewest to the most pages, the charge grows evenly: (pages, charge).
-    pub(crate) fn corners(&self) -> impl Iterator<Item = (f64, f64)> {
-        let middle = self.active.clamp(self.floor, self.ceil);
-        [self.floor, middle, self.ceil].into_iter().map(|n| (n as f64, self.charge(n)))
+    /// What bounds its pages: floor, active pages between floor and ceiling, ceiling.
+    pub(crate) fn corners(&self) -> [u64; 3] {
+        [self.floor, self.active.clamp(self.floor, self.ceil), self.ceil]
+    }
+    pub(crate) fn k(&self) -> f64 {
+        self.k
     }
 
     /// About how many pages have a price of at most `price`; may be off by one.
     fn about(&self, price: f64) -> u64 {
         let spend = price * self.shares;
         let active = self.active as f64;
-        let pages = if spend <= active { spend } else { active + (spend - active) / self.k };
+        // k is at least 1, so the lesser one is the one that counts.
+        let pages = spend.min(active + (spend - active) / self.k);
         (pages as u64).clamp(self.floor, self.ceil)
     }
 
     /// Exactly how many have.
     pub(crate) fn held(&self, price: f64) -> u64 {
-        let mut pages = self.about(price);
-        while pages < self.ceil && self.price(pages + 1) <= price {
+        let pages = self.about(price);
+        if self.takes(pages, price) || self.sheds(pages, price) {
+            self.search(pages, price)
+        } else {
+            pages
+        }
+    }
+
+    fn takes(&self, pages: u64, price: f64) -> bool {
+        pages < self.ceil && self.price(pages + 1) <= price
+    }
+
+    fn sheds(&self, pages: u64, price: f64) -> bool {
+        pages > self.floor && self.price(pages) > price
+    }
+
+    /// Rarely needed, and kept out of the way: unrolled in place it would cost all the others.
+    #[cold]
+    #[inline(never)]
+    fn search(&self, mut pages: u64, price: f64) -> u64 {
+        while self.takes(pages, price) {
             pages += 1;
         }
-        while pages > self.floor && self.price(pages) > price {
+        while self.sheds(pages, price) {
             pages -= 1;
         }
         pages
@@ -255,9 +309,9 @@ impl Claim {
 /// Min-funding revocation: shares `amount` pages out among `claims`; returns what each holds and
 /// the price of the dearest page that was granted beyond the floors (None if all have their ceiling).
 ///
-/// A bisection finds the going price so closely that fewer pages than there are claims are left
-/// over or missing; those are granted or revoked literally, one by one. The pages held are the
-/// cheapest ones in the order of (price, id), so the bisection's rounding does not matter.
+/// The going price is found so closely ([`going_price`]) that few pages are left over or missing;
+/// those are granted or revoked literally, one by one. The pages held are the cheapest ones in the order
+/// of (price, id), so how near the price came does not matter.
 pub(crate) fn allocate(amount: Pages, claims: &[Claim]) -> (Vec<u64>, Option<f64>) {
     let sum = |pages: &mut dyn Iterator<Item = u64>| pages.map(u128::from).sum::<u128>();
     let floors = sum(&mut claims.iter().map(|c| c.floor));
@@ -300,26 +354,6 @@ pub(crate) fn allocate(amount: Pages, claims: &[Claim]) -> (Vec<u64>, Option<f64
     let granted = claims.iter().zip(&held).filter(|(c, pages)| **pages > c.floor);
     let dearest = granted.map(|(c, &pages)| c.price(pages)).fold(0.0, f64::max);
     (held, Some(dearest))
-}
-
-/// A price at which about `amount` pages are held. Positive floats are in the order of their bits,
-/// so bisecting the bits converges whatever the scale of the prices.
-fn going_price(amount: u128, claims: &[Claim]) -> f64 {
-    let highest = claims.iter().map(|c| c.price(c.ceil)).fold(0.0, f64::max);
-    let (mut low, mut high) = (0u64, highest.to_bits());
-    while high - low > 1 {
-        let middle = low + (high - low) / 2;
-        let held: u128 = claims.iter().map(|c| u128::from(c.about(f64::from_bits(middle)))).sum();
-        if held.abs_diff(amount) <= claims.len() as u128 / 2 {
-            return f64::from_bits(middle);
-        }
-        if held < amount {
-            low = middle;
-        } else {
-            high = middle;
-        }
-    }
-    f64::from_bits(low)
 }
 
 /// Prices are positive and finite, so their total order is the usual one.

@@ -6,7 +6,7 @@ use ballast_units::Pages;
 use serde::{Deserialize, Serialize};
 
 use crate::decision::Decision;
-use crate::plan::{Standing, Supply, VmState, plan_in};
+use crate::plan::{Seen, Supply, VmState, plan_in};
 use crate::policies::Policy;
 use crate::pools::{Pool, Tree, divide_in};
 use crate::shares::available;
@@ -52,15 +52,12 @@ pub fn decide(snapshot: Snapshot) -> Decision {
     let demands = snapshot.policy.demands(available, &snapshot.vms);
     let tree = Tree::new(&snapshot.pools, snapshot.vms.iter().map(VmState::member));
     let (results, pools) = divide_in(&tree, available, &snapshot.pools, &demands);
-    let standing: Vec<Standing> = snapshot
+    let standing: Vec<Seen> = snapshot
         .vms
         .iter()
-        .zip(demands)
+        .zip(&demands)
         .zip(&results)
-        .map(|((&vm, demand), entitled)| Standing {
-            vm: VmState { demand, ..vm },
-            target: entitled.target,
-        })
+        .map(|((vm, demand), entitled)| Seen { vm, demand, target: entitled.target })
         .collect();
     let supply = Supply { free, budget, thresholds, room: snapshot.room };
     let plans = plan_in(&tree, state, &supply, &standing);

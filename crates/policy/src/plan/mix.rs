@@ -3,7 +3,7 @@
 
 use ballast_units::Pages;
 
-use super::{IN_TIME_S, Standing, VmState};
+use super::{IN_TIME_S, Seen, VmState};
 use crate::balloon::Health;
 use crate::state::State;
 use crate::tools::Tool;
@@ -46,18 +46,18 @@ pub(super) struct Exchange {
 /// The exchanges of all VMs while nothing is missing. A balloon is let down only by what is free beyond
 /// `safe` already, where reclamation would begin; and for what balloons give back, and for what guests
 /// have been given back and not used yet, so much is evicted that `goal` stays free beside it.
-pub(super) fn exchanges(free: Pages, safe: Pages, goal: Pages, vms: &[Standing]) -> Vec<Exchange> {
+pub(super) fn exchanges(free: Pages, safe: Pages, goal: Pages, vms: &[Seen]) -> Vec<Exchange> {
     let turns: Vec<Option<Turn>> = vms.iter().map(Turn::of).collect();
     let sum = |f: fn(&Turn) -> Pages| turns.iter().flatten().map(f).sum::<Pages>();
     let (owed, steps) = (sum(|t| t.owed), sum(|t| t.step));
     let mut spare = free.saturating_sub(safe).saturating_sub(owed);
     let mut lacking = (goal + owed + steps).saturating_sub(free);
-    let exchange = |(s, turn): (&Standing, &Option<Turn>)| {
+    let exchange = |(s, turn): (&Seen, &Option<Turn>)| {
         let Some(Turn { owed, step }) = *turn else { return Exchange::default() };
         let down = step.min(spare);
         spare -= down;
         let above = s.vm.consumed.saturating_sub(s.floor());
-        let evict = (owed + step).min(lacking).min(above).min(room(&s.vm));
+        let evict = (owed + step).min(lacking).min(above).min(room(s.vm));
         lacking -= evict;
         Exchange { down, evict }
     };
@@ -74,8 +74,8 @@ struct Turn {
 }
 
 impl Turn {
-    fn of(s: &Standing) -> Option<Turn> {
-        let vm = &s.vm;
+    fn of(s: &Seen) -> Option<Turn> {
+        let vm = s.vm;
         let ceiling = vm.tools.ceiling?;
         if vm.tools.first != Tool::Paging || !usable(vm) {
             return None;

@@ -45,11 +45,17 @@ pub(crate) fn allocate(tree: &Tree, amount: Pages, claims: &[Claim]) -> Allocati
     if tree.groups.len() == 1 {
         return flat(amount, claims);
     }
-    let mut work = Work::new(tree, claims);
-    let amount = amount.0.clamp(work.nodes[HOST].floor, work.nodes[HOST].ceil);
-    work.fill(HOST, amount);
+    let work = Work::done(tree, amount, claims);
     let groups = (0..tree.groups.len()).map(|g| work.outcome(g)).collect();
     Allocation { held: work.held, groups }
+}
+
+/// The same for who does not ask what groups hold, nor why: the pages of each claim.
+pub(crate) fn allocate_pages(tree: &Tree, amount: Pages, claims: &[Claim]) -> Vec<u64> {
+    if tree.groups.len() == 1 {
+        return shares::allocate(amount, claims).0;
+    }
+    Work::done(tree, amount, claims).held
 }
 
 /// The same for a host without pools, in half the time.
@@ -89,14 +95,11 @@ struct Node {
     pages: u64,
     charge: f64,
     curve: Option<Curve>,
-    /// Set up when pages are first moved one by one.
-    bids: Option<Bids>,
-}
-
-#[derive(Clone, Debug, Default)]
-struct Bids {
-    next: BinaryHeap<Reverse<Bid>>,
-    last: BinaryHeap<Bid>,
+    /// Its children's shares on average.
+    mean_shares: f64,
+    /// Bids for a page more, and for the last one: each set up when it is first asked for.
+    next: Option<BinaryHeap<Reverse<Bid>>>,
+    last: Option<BinaryHeap<Bid>>,
 }
 
 struct Work<'a> {
@@ -107,21 +110,36 @@ struct Work<'a> {
 }
 
 impl<'a> Work<'a> {
+    fn done(tree: &'a Tree, amount: Pages, claims: &'a [Claim]) -> Work<'a> {
+        let mut work = Work::new(tree, claims);
+        let amount = amount.0.clamp(work.nodes[HOST].floor, work.nodes[HOST].ceil);
+        work.fill(HOST, amount);
+        work
+    }
+
     fn new(tree: &'a Tree, claims: &'a [Claim]) -> Work<'a> {
         let mut nodes = vec![Node::default(); tree.groups.len()];
         for (g, group) in tree.groups.iter().enumerate().rev() {
-            let (mut floors, mut ceils) = (0u64, 0u64);
+            let (mut floors, mut ceils, mut shares) = (0u64, 0u64, 0.0);
             for &child in &group.children {
-                let (floor, ceil) = match child {
-                    Child::Leaf(i) => (claims[i as usize].floor(), claims[i as usize].ceil()),
-                    Child::Group(c) => (nodes[c as usize].floor, nodes[c as usize].ceil),
+                let (floor, ceil, own) = match child {
+                    Child::Leaf(i) => {
+                        let claim = &claims[i as usize];
+                        (claim.floor(), claim.ceil(), claim.shares())
+                    }
+                    Child::Group(c) => {
+                        let node = &nodes[c as usize];
+                        (node.floor, node.ceil, tree.groups[c as usize].shares)
+                    }
                 };
+                shares += own;
                 floors = floors.saturating_add(floor);
                 ceils = ceils.saturating_add(ceil);
             }
             let ceil = group.max.min(ceils).max(floors);
             let floor = group.min.min(ceil).max(floors);
-            nodes[g] = Node { floor, ceil, floors, ceils, ..Node::default() };
+            let mean_shares = shares / group.children.len().max(1) as f64;
+            nodes[g] = Node { floor, ceil, floors, ceils, mean_shares, ..Node::default() };
         }
         Work { tree, claims, held: vec![0; claims.len()], nodes }
     }
@@ -178,8 +196,8 @@ impl<'a> Work<'a> {
             }
             return self.add_up(g);
         }
-        let price = self.curve(g).at_pages(pages as f64).price;
-        self.settle_children(g, price);
+        let about = self.curve(g).at_pages(pages as f64);
+        self.settle_children(g, about.price_of_whole(self.nodes[g].mean_shares));
         while self.nodes[g].pages > pages && self.revoke(g) {}
         while self.nodes[g].pages < pages && self.grant(g) {}
     }
@@ -189,12 +207,12 @@ impl<'a> Work<'a> {
         let spend = self.tree.groups[g].spend(price);
         let (floor, ceil) = (self.nodes[g].floor, self.nodes[g].ceil);
         let about = self.curve(g).at_charge(spend);
-        if about.pages <= floor as f64 {
+        if about.pages() <= floor as f64 {
             self.fill(g, floor);
-        } else if about.pages >= ceil as f64 {
+        } else if about.pages() >= ceil as f64 {
             self.fill(g, ceil);
         } else {
-            self.settle_children(g, about.price);
+            self.settle_children(g, about.price_of_whole(self.nodes[g].mean_shares));
         }
         while self.nodes[g].pages > ceil && self.revoke(g) {}
         while self.nodes[g].pages < floor && self.grant(g) {}
@@ -225,18 +243,16 @@ impl<'a> Work<'a> {
             charge += self.charge(child);
         }
         let node = &mut self.nodes[g];
-        (node.pages, node.charge, node.bids) = (pages, charge, None);
+        (node.pages, node.charge) = (pages, charge);
+        (node.next, node.last) = (None, None);
     }
 
     fn curve(&mut self, g: usize) -> &Curve {
         if self.nodes[g].curve.is_none() {
-            let mut sum = Sum::default();
+            let mut sum = Sum::of(self.children(g).len());
             for &child in self.children(g) {
                 match child {
-                    Child::Leaf(i) => {
-                        let claim = &self.claims[i as usize];
-                        sum.add(claim.shares(), claim.corners());
-                    }
+                    Child::Leaf(i) => sum.add_claim(&self.claims[i as usize]),
                     Child::Group(c) => {
                         let shares = self.tree.groups[c as usize].shares;
                         sum.add(shares, self.curve(c as usize).corners());
@@ -290,41 +306,39 @@ impl<'a> Work<'a> {
         Bid { price: Price(price), rank, child: at as u32, pages: self.pages(child) }
     }
 
-    fn prepare(&mut self, g: usize) {
-        if self.nodes[g].bids.is_none() {
-            let all = 0..self.children(g).len();
-            let next: Vec<_> =
-                all.clone().filter_map(|at| self.next_bid(g, at).map(Reverse)).collect();
-            let last: Vec<_> = all.filter_map(|at| self.last_bid(g, at)).collect();
-            self.nodes[g].bids = Some(Bids { next: next.into(), last: last.into() });
-        }
-    }
-
     fn is_void(&self, g: usize, bid: &Bid) -> bool {
         self.pages(self.children(g)[bid.child as usize]) != bid.pages
     }
 
     /// The best of the bids for one page more.
     fn peek_next(&mut self, g: usize) -> Option<Bid> {
-        self.prepare(g);
+        if self.nodes[g].next.is_none() {
+            let all = 0..self.children(g).len();
+            let next: Vec<_> = all.filter_map(|at| self.next_bid(g, at).map(Reverse)).collect();
+            self.nodes[g].next = Some(next.into());
+        }
         loop {
-            let &Reverse(bid) = self.nodes[g].bids.as_ref()?.next.peek()?;
+            let &Reverse(bid) = self.nodes[g].next.as_ref()?.peek()?;
             if !self.is_void(g, &bid) {
                 return Some(bid);
             }
-            self.nodes[g].bids.as_mut()?.next.pop();
+            self.nodes[g].next.as_mut()?.pop();
         }
     }
 
     /// The dearest of the pages that were granted.
     fn peek_last(&mut self, g: usize) -> Option<Bid> {
-        self.prepare(g);
+        if self.nodes[g].last.is_none() {
+            let all = 0..self.children(g).len();
+            let last: Vec<_> = all.filter_map(|at| self.last_bid(g, at)).collect();
+            self.nodes[g].last = Some(last.into());
+        }
         loop {
-            let &bid = self.nodes[g].bids.as_ref()?.last.peek()?;
+            let &bid = self.nodes[g].last.as_ref()?.peek()?;
             if !self.is_void(g, &bid) {
                 return Some(bid);
             }
-            self.nodes[g].bids.as_mut()?.last.pop();
+            self.nodes[g].last.as_mut()?.pop();
         }
     }
 
@@ -367,10 +381,13 @@ impl<'a> Work<'a> {
     fn moved(&mut self, g: usize, at: usize, before: f64) {
         let charge = self.charge(self.children(g)[at]);
         self.nodes[g].charge += charge - before;
-        let (next, last) = (self.next_bid(g, at), self.last_bid(g, at));
-        if let Some(bids) = &mut self.nodes[g].bids {
-            bids.next.extend(next.map(Reverse));
-            bids.last.extend(last);
+        if self.nodes[g].next.is_some() {
+            let bid = self.next_bid(g, at).map(Reverse);
+            self.nodes[g].next.get_or_insert_default().extend(bid);
+        }
+        if self.nodes[g].last.is_some() {
+            let bid = self.last_bid(g, at);
+            self.nodes[g].last.get_or_insert_default().extend(bid);
         }
     }
 

@@ -7,6 +7,7 @@
 //! page for each child.
 
 use super::tree::Group;
+use crate::shares::Claim;
 
 /// The place at a price: pages held, and what they are charged as.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -14,6 +15,26 @@ pub(super) struct Corner {
     pub price: f64,
     pub pages: f64,
     pub charge: f64,
+}
+
+/// A place between two corners.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    at: Corner,
+    /// What a page more is charged there.
+    step: f64,
+}
+
+impl Place {
+    pub fn pages(&self) -> f64 {
+        self.at.pages
+    }
+
+    /// The price at which as many *whole* pages are held, of children with these shares on average: each
+    /// one that is between its bounds holds half a page less than a line says.
+    pub fn price_of_whole(&self, mean_shares: f64) -> f64 {
+        self.at.price + 0.5 * self.step / mean_shares
+    }
 }
 
 /// Corners in ascending order, straight lines between them.
@@ -39,7 +60,12 @@ pub(super) struct Sum {
 }
 
 impl Sum {
-    /// A child of `shares` with corners of ascending charge: (pages, charge).
+    /// Of about so many children.
+    pub fn of(children: usize) -> Sum {
+        Sum { bends: Vec::with_capacity(3 * children), ..Sum::default() }
+    }
+
+    /// A group of `shares` with corners of ascending charge: (pages, charge).
     pub fn add(&mut self, shares: f64, corners: impl IntoIterator<Item = (f64, f64)>) {
         let mut corners = corners.into_iter();
         let Some(mut last) = corners.next() else { return };
@@ -61,18 +87,55 @@ impl Sum {
         }
     }
 
+    /// A VM: its corners in the same way, and its slopes are known.
+    pub fn add_claim(&mut self, claim: &Claim) {
+        let [floor, middle, ceil] = claim.corners();
+        let (shares, part) = (claim.shares(), 1.0 / claim.shares());
+        let least = claim.charge(floor);
+        self.pages += floor as f64;
+        self.charge += least;
+        let (mut slope, mut end) = ((0.0, 0.0), 0.0);
+        if middle > floor {
+            self.bend(least * part, shares, shares);
+            (slope, end) = ((shares, shares), claim.charge(middle) * part);
+        }
+        if ceil > middle {
+            let idle = shares / claim.k();
+            let from = claim.charge(middle) * part;
+            self.bend(from, idle - slope.0, shares - slope.1);
+            (slope, end) = ((idle, shares), claim.charge(ceil) * part);
+        }
+        if ceil > floor {
+            self.bend(end, -slope.0, -slope.1);
+        }
+    }
+
     fn bend(&mut self, price: f64, pages: f64, charge: f64) {
         self.bends.push(Bend { price, pages, charge });
     }
 
+    /// The bends' numbers by price, as far as prices can be told apart when their last bits (`mask`) hold
+    /// those numbers: words are sorted faster than bends, and what is closer than that is as good as equal.
+    fn in_order(&self) -> (Vec<u64>, u64) {
+        let mask = u64::MAX.checked_shr((self.bends.len() as u64).leading_zeros()).unwrap_or(0);
+        // Prices are not negative, so their bits are in their order.
+        let word = |(i, bend): (usize, &Bend)| (bend.price.to_bits() & !mask) | i as u64;
+        let mut words: Vec<u64> = self.bends.iter().enumerate().map(word).collect();
+        // Stable, because that sort merges what is in order already: the corners of each inner group.
+        words.sort();
+        (words, mask)
+    }
+
     /// The curve of the whole, between `floor` and `ceil` pages.
-    pub fn curve(mut self, floor: f64, ceil: f64) -> Curve {
-        self.bends.sort_unstable_by(|a, b| a.price.total_cmp(&b.price));
-        let first = self.bends.first().map_or(0.0, |bend| bend.price);
+    pub fn curve(self, floor: f64, ceil: f64) -> Curve {
+        let (words, mask) = self.in_order();
+        let bends = words.iter().map(|word| &self.bends[(word & mask) as usize]);
+        let first = bends.clone().next().map_or(0.0, |bend| bend.price);
         let mut at = Corner { price: first, pages: self.pages, charge: self.charge };
-        let mut corners = vec![at];
+        let mut corners = Vec::with_capacity(self.bends.len() + 1);
+        corners.push(at);
         let (mut pages, mut charge) = (Exact::default(), Exact::default());
-        for bend in &self.bends {
+        for bend in bends {
             let by = bend.price - at.price;
             if by > 0.0 {
                 at = Corner {
@@ -85,13 +148,12 @@ impl Sum {
             pages.add(bend.pages);
             charge.add(bend.charge);
         }
-        let whole = Curve { corners };
-        let (low, high) = (whole.at_pages(floor), whole.at_pages(ceil));
-        let inside = |c: &&Corner| c.pages > low.pages && c.pages < high.pages;
-        let mut corners = vec![low];
-        corners.extend(whole.corners.iter().filter(inside));
-        corners.push(high);
-        Curve { corners }
+        let mut whole = Curve { corners };
+        let (low, high) = (whole.at_pages(floor).at, whole.at_pages(ceil).at);
+        whole.corners.retain(|c| c.pages > low.pages && c.pages < high.pages);
+        whole.corners.insert(0, low);
+        whole.corners.push(high);
+        whole
     }
 }
 
@@ -101,32 +163,34 @@ impl Curve {
     }
 
     /// Where so many pages are held.
-    pub fn at_pages(&self, pages: f64) -> Corner {
+    pub fn at_pages(&self, pages: f64) -> Place {
         self.at(pages, |c| c.pages)
     }
 
     /// Where what is held is charged as so much.
-    pub fn at_charge(&self, charge: f64) -> Corner {
+    pub fn at_charge(&self, charge: f64) -> Place {
         self.at(charge, |c| c.charge)
     }
 
-    fn at(&self, value: f64, of: impl Fn(&Corner) -> f64) -> Corner {
+    fn at(&self, value: f64, of: impl Fn(&Corner) -> f64) -> Place {
+        const NOWHERE: Corner = Corner { price: 0.0, pages: 0.0, charge: 0.0 };
         let next = self.corners.partition_point(|c| of(c) < value);
         let Some(&b) = self.corners.get(next) else {
-            return self.corners.last().copied().unwrap_or(Corner {
-                price: 0.0,
-                pages: 0.0,
-                charge: 0.0,
-            });
+            let at = self.corners.last().copied().unwrap_or(NOWHERE);
+            return Place { at, step: 0.0 };
         };
-        let Some(&a) = next.checked_sub(1).and_then(|i| self.corners.get(i)) else { return b };
+        let Some(&a) = next.checked_sub(1).and_then(|i| self.corners.get(i)) else {
+            return Place { at: b, step: 0.0 };
+        };
         let part = (value - of(&a)) / (of(&b) - of(&a));
         let between = |from: f64, to: f64| from + part * (to - from);
-        Corner {
+        let at = Corner {
             price: between(a.price, b.price),
             pages: between(a.pages, b.pages),
             charge: between(a.charge, b.charge),
-        }
+        };
+        let pages = b.pages - a.pages;
+        Place { at, step: if pages > 0.0 { (b.charge - a.charge) / pages } else { 0.0 } }
     }
 }
 

@@ -42,7 +42,7 @@ pub(crate) fn divide_in(
     pools: &[Pool],
     vms: &[VmDemand],
 ) -> (Vec<Entitlement>, Vec<PoolShare>) {
-    let claims: Vec<Claim> = vms.iter().map(Claim::of_vm).collect();
+    let claims = Claim::of_vms(vms);
     let found = allocate(tree, available, &claims);
     let mut dearest = vec![None; vms.len()];
     let mut above = vec![HOST; tree.groups.len()];
@@ -54,20 +54,11 @@ pub(crate) fn divide_in(
             }
         }
     }
-    let entitled = vms
+    let entitled = claims
         .iter()
-        .zip(&claims)
         .zip(&found.held)
         .zip(dearest)
-        .map(|(((vm, claim), &target), dearest)| {
-            let (floor, ceil, price) = (claim.floor(), claim.ceil(), claim.price(target));
-            Entitlement {
-                id: vm.id,
-                target: Pages(target),
-                rho: vm.rho(Pages(target)),
-                bound: bound(target, floor, ceil, price, dearest),
-            }
-        })
+        .map(|((claim, &target), dearest)| claim.entitlement(target, dearest))
         .collect();
     let pools = pools
         .iter()

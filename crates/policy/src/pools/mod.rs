@@ -36,7 +36,7 @@ mod curve;
 mod divide;
 mod tree;
 
-pub(crate) use allocation::allocate;
+pub(crate) use allocation::{allocate, allocate_pages};
 pub use booking::{Books, Lack, Shortage};
 pub(crate) use divide::divide_in;
 pub use divide::{PoolShare, divide};
