@@ -110,7 +110,10 @@ impl Guest {
 
     /// Machine pages that compressed pages take.
     fn frames(&self, m: &Models) -> u64 {
-        (self.compressed() as f64 * m.compress_frame).ceil() as u64
+        match self.compressed() {
+            0 => 0,
+            pages => (pages as f64 * m.compress_frame).ceil() as u64,
+        }
     }
 
     /// Machine pages that are charged to it.

@@ -302,11 +302,8 @@ impl Host {
     fn depart_and_arrive(&mut self) -> bool {
         let now = self.now;
         let before = self.vms.len();
-        let (gone, stay) = std::mem::take(&mut self.vms)
-            .into_iter()
-            .partition(|vm| vm.spec.stop <= Some(now) && vm.spec.stop.is_some());
-        self.gone.extend::<Vec<Vm>>(gone);
-        self.vms = stay;
+        let departs = |vm: &mut Vm| vm.spec.stop.is_some_and(|stop| stop <= now);
+        self.gone.extend(self.vms.extract_if(.., departs));
         let mut changed = self.vms.len() != before;
         while self.coming.last().is_some_and(|s| s.start <= now) {
             let Some(mut spec) = self.coming.pop() else { break };

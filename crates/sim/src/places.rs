@@ -23,7 +23,7 @@ impl Places {
     pub fn take(&mut self, n: u64) -> Places {
         let total = self.total();
         let n = n.min(total);
-        let part = |of: u64| (u128::from(of) * u128::from(n) / u128::from(total.max(1))) as u64;
+        let part = |of: u64| portion(of, n, total);
         let mut taken = Places {
             resident: part(self.resident),
             compressed: part(self.compressed),
@@ -55,7 +55,12 @@ impl Places {
 
 /// `whole * part / of`, rounded down; 0 of nothing.
 pub fn portion(whole: u64, part: u64, of: u64) -> u64 {
-    if of == 0 { 0 } else { (u128::from(whole) * u128::from(part) / u128::from(of)) as u64 }
+    // Mostly the product fits into a word, whose division is many times as fast.
+    match (of, whole.checked_mul(part)) {
+        (0, _) => 0,
+        (_, Some(product)) => product / of,
+        (_, None) => (u128::from(whole) * u128::from(part) / u128::from(of)) as u64,
+    }
 }
 
 #[cfg(test)]
