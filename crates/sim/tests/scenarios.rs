@@ -4,7 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
-use ballast_policy::PolicyKind;
+use ballast_policy::{PolicyKind, ToolOrder};
 use ballast_sim::{HostResult, Scenario, Summary, report, run};
 
 fn folder() -> PathBuf {
@@ -202,6 +202,18 @@ fn equal_shares_are_treated_alike() {
     let mib = |name| group(&summary, name).consumed_mib;
     assert!((mib("small") / mib("greedy") - 1.0).abs() < 0.1);
     assert!(mib("large") > 2.5 * mib("small"));
+}
+
+/// ADR 19: where the balloon is the wrong tool by far, choosing tools by what they cost brings more work
+/// (0.306 against 0.270); where it is the right one, finding that out costs little (0.639 against 0.657).
+#[test]
+fn tools_chosen_by_cost_pay_where_a_balloon_is_dear() {
+    let work = |name: &str, order| play(&load(name).ordered(order)).0.host.work;
+    let both = |name| (work(name, ToolOrder::Measured), work(name, ToolOrder::BalloonFirst));
+    let (measured, balloon) = both("dear-balloon");
+    assert!(measured >= 1.1 * balloon, "dear: {measured} against {balloon}");
+    let (measured, balloon) = both("cheap-balloon");
+    assert!(measured >= balloon - 0.025, "cheap: {measured} against {balloon}");
 }
 
 /// Every policy runs through every kind of trouble without exceeding memory or breaking a promise.
