@@ -26,6 +26,7 @@
 pub mod client;
 mod compression;
 mod error;
+mod fault_times;
 #[doc(hidden)]
 pub mod fuzzing;
 mod host;
@@ -39,6 +40,7 @@ mod vm;
 
 pub use compression::CompressionView;
 pub use error::{ErrorBody, ErrorCode};
+pub use fault_times::FaultTimesView;
 pub use host::{
     HostChange, HostCounters, HostView, LocationState, ShutdownRequest, StateName, SwapLocation,
     Threshold,

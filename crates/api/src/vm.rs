@@ -3,7 +3,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{CompressionView, PolicyInputs, Salt, VmSharing};
+use crate::{CompressionView, FaultTimesView, PolicyInputs, Salt, VmSharing};
 
 /// Whether VMs may have this name: 1 to 64 of `[A-Za-z0-9._-]`, beginning with a letter or digit.
 pub fn good_vm_name(name: &str) -> bool {
@@ -82,6 +82,10 @@ pub struct VmSpec {
     /// configuration says, else no port.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guest_agent: Option<bool>,
+    /// Whether its RAM is backed by large pages while memory is plentiful; default: as the configuration says,
+    /// by its size.
+    #[serde(default)]
+    pub large_pages: Option<bool>,
     #[serde(default)]
     pub on_reboot: RebootAction,
     /// Where the guest's first serial port is written; default: console.log in the VM's run folder.
@@ -246,6 +250,9 @@ pub struct MemoryView {
     pub target: u64,
     pub untouched: u64,
     pub resident: u64,
+    /// Of that, what is backed by large pages.
+    #[serde(default)]
+    pub large: u64,
     pub shared: u64,
     pub broken: u64,
     pub compressed: u64,
@@ -335,7 +342,7 @@ pub struct GuestStats {
     pub age_s: u64,
 }
 
-/// Running totals of one VM. Bytes, but `faults`, `sampled`, `waits` and `blocks` are counts.
+/// Running totals of one VM. Bytes, but `faults`, `large_*`, `sampled`, `waits` and `blocks` are counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct VmCounters {
     pub faults: u64,
@@ -352,6 +359,11 @@ pub struct VmCounters {
     pub zero_dropped: u64,
     /// Backed pages that the guest gave up (balloon or free-page reporting).
     pub ballooned: u64,
+    /// Large pages handed out, and such that were broken into small ones: counts.
+    #[serde(default)]
+    pub large_fills: u64,
+    #[serde(default)]
+    pub large_breaks: u64,
     /// Sampled pages that were touched.
     pub sampled: u64,
     pub waits: u64,
@@ -388,6 +400,9 @@ pub struct VmView {
     /// Miss curve and pressure.
     #[serde(default)]
     pub inputs: PolicyInputs,
+    /// How long its faults took to be served.
+    #[serde(default)]
+    pub fault_times: FaultTimesView,
     pub counters: VmCounters,
     /// The VM's run folder: console.log, qemu.log.
     #[schema(value_type = String)]

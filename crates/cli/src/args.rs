@@ -251,6 +251,10 @@ pub struct RunArgs {
     /// configuration says].
     #[arg(long)]
     pub guest_agent: bool,
+    /// Whether its RAM is backed by large pages while memory is plentiful [default: as the configuration
+    /// says, by its size].
+    #[arg(long, value_name = "on|off", value_parser = parse::switch)]
+    pub large_pages: Option<bool>,
     /// What to do when the guest reboots.
     #[arg(long, value_enum, default_value_t)]
     pub on_reboot: RebootArg,

@@ -69,6 +69,15 @@ pub fn policy(text: &str) -> Result<ballast_policy::PolicyKind, String> {
     text.parse().map_err(|e: ballast_policy::UnknownPolicy| e.to_string())
 }
 
+/// "on" or "off".
+pub fn switch(text: &str) -> Result<bool, String> {
+    match text {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err("neither on nor off".to_owned()),
+    }
+}
+
 /// A tax rate, 0 <= tax < 1 (OSDI'02 s.5.1; at 1 idle memory would have no price at all).
 pub fn tax(text: &str) -> Result<f64, String> {
     match text.trim().parse::<f64>() {

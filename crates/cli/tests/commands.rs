@@ -110,7 +110,7 @@ fn vm_run_sends_the_whole_spec_with_paths_the_manager_can_find() {
             "name": "new", "max": 256 * MIB, "min": 64 * MIB, "shares": 5000, "tax": 0.5,
             "overhead": 8 * MIB, "pool": "prod/db", "wait_s": 120.0, "salt": "team blue", "vcpus": 2, "kernel": here.join("boot/vmlinuz"),
             "initrd": "/i.cpio", "append": "console=ttyS0 quiet", "accel": "tcg",
-            "no_balloon": false, "free_page_reporting": true, "on_reboot": "restart",
+            "no_balloon": false, "free_page_reporting": true, "large_pages": null, "on_reboot": "restart",
             "console": here.join("c.log"), "qemu": "qemu-kvm", "extra": ["-drive", "file=x"],
         })
     );

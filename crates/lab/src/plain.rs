@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -24,6 +24,8 @@ use crate::tools;
 pub enum Ram {
     /// A shared memfd, as under Ballast.
     Shared,
+    /// A shared file with large pages, as under Ballast where it uses them.
+    Large,
     /// QEMU's default.
     Private,
 }
@@ -53,6 +55,8 @@ pub struct PlainVm {
     pub console: Console,
     /// Sockets and QEMU's messages.
     folder: tempfile::TempDir,
+    /// Its name leads through our descriptor.
+    _ram: Option<OwnedFd>,
 }
 
 impl PlainVm {
@@ -66,7 +70,14 @@ impl PlainVm {
         let qmp = folder.path().join("qmp.sock");
         let mib = guest.memory.0 >> 20;
         let errors = std::fs::File::create(folder.path().join("qemu.log"))?;
+        let mut file = None;
         let ram = match style.ram {
+            Ram::Large => {
+                let made = ballast_qemu::large_ram_file(guest.memory).context("its RAM file")?;
+                let path = format!("/proc/{}/fd/{}", std::process::id(), made.as_raw_fd());
+                file = Some(made);
+                format!("memory-backend-file,id=mem,size={mib}M,share=on,align=2M,mem-path={path}")
+            }
             Ram::Shared => format!("memory-backend-memfd,id=mem,size={mib}M,share=on"),
             Ram::Private => format!("memory-backend-ram,id=mem,size={mib}M"),
         };
@@ -94,7 +105,7 @@ impl PlainVm {
             .spawn()
             .context("qemu-system-x86_64")?;
         let console = Console::new(&guest.console);
-        Ok(PlainVm { child, memory: guest.memory, qmp, console, folder })
+        Ok(PlainVm { child, memory: guest.memory, qmp, console, folder, _ram: file })
     }
 
     /// Whether, and how, QEMU has ended.

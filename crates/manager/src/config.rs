@@ -184,6 +184,7 @@ struct Balloon {
 #[serde(deny_unknown_fields)]
 struct Pager {
     fault_around: Option<String>,
+    large_pages_from: Option<String>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -263,6 +264,8 @@ pub struct Config {
     pub balloon: BalloonConfig,
     pub tools: ToolSettings,
     pub fault_around: Pages,
+    /// VMs of at least this size get large pages. `None`: no VM does that is not asked for it.
+    pub large_pages_from: Option<Pages>,
     pub sharing: SharingSettings,
     pub compression: Compression,
     /// How long a start may wait for memory to be made free for it.
@@ -275,6 +278,9 @@ pub struct Config {
     /// `None`: no journal of decisions is kept.
     pub journal: Option<ballast_journal::Settings>,
 }
+
+/// A VM of this size can pay for a few large pages of which it touches little.
+const LARGE_PAGES_FROM: Pages = Pages::from_mib(1024);
 
 /// Long enough for a balloon of 64 MiB/s to make room for a guest of several GiB.
 const START_WAIT: Duration = Duration::from_secs(60);
@@ -392,6 +398,14 @@ impl Config {
             return Err(bad("pager.fault_around", "not a power of two from 4K to 2M".into()));
         }
 
+        let large_pages_from = match file.pager.large_pages_from.as_deref() {
+            Some("never") => None,
+            _ => Some(
+                size("pager.large_pages_from", &file.pager.large_pages_from)?
+                    .map_or(LARGE_PAGES_FROM, Bytes::pages_ceil),
+            ),
+        };
+
         let sharing = sharing(&file.sharing).map_err(|(key, what)| bad(key, what))?;
 
         let compression = compression(&file.compression).map_err(|(key, what)| bad(key, what))?;
@@ -464,6 +478,7 @@ impl Config {
             balloon,
             tools,
             fault_around,
+            large_pages_from,
             sharing,
             compression,
             start_wait,
@@ -711,6 +726,7 @@ mod tests {
             ("[balloon]\nmax_fraction = 2.0\n", "balloon.max_fraction"),
             ("[balloon]\nrate_mib_s = 0\n", "balloon"),
             ("[pager]\nfault_around = \"12K\"\n", "pager.fault_around"),
+            ("[pager]\nlarge_pages_from = \"always\"\n", "pager.large_pages_from"),
             ("thresholds = \"steep\"\n", "line 1"),
             ("[policy]\nkind = \"steep\"\n", "line 2"),
             ("[sharing]\norder = \"alphabetic\"\n", "line 2"),

@@ -1,5 +1,6 @@
 //! VMs come and go: admission, start, attachment, exit, stop.
 
+use std::os::fd::AsRawFd as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use ballast_pager::service::PagedVm;
 use ballast_policy::{BalloonControl, Promise, WorkingSet};
 use ballast_qemu::{
     AccelChoice, LaunchPaths, Monitor, ProcessHandle, RamMapping, Verdict, Vmm, check_spec,
-    command, inspect, last_log_line, probe_accel_cached, spawn,
+    command, inspect, large_ram_file, last_log_line, probe_accel_cached, spawn,
 };
 use ballast_shim_proto::{Hello, Peer};
 use ballast_units::{Bytes, Pages};
@@ -63,7 +64,8 @@ impl Manager {
             spec.guest_agent.or(rule_for(&self.config().vms, &spec.name).guest_agent);
         // From here on among the parameters alone, where it can be changed.
         let params = VmParams { salt: spec.salt.take(), ..params };
-        let overhead = pager_config(&self.config(), 0).overhead(size)
+        let large_pages = self.wants_large_pages(&spec);
+        let overhead = pager_config(&self.config(), 0, large_pages).overhead(size)
             + Bytes(spec.overhead.unwrap_or(0)).pages_ceil();
         let vmm = self.expected_vmm(&spec);
         let promise = Promise::of(params.min, size, overhead + vmm);
@@ -231,7 +233,24 @@ impl Manager {
         overhead: Pages,
     ) -> Result<(Vmm, Result<PagedVm, String>, LaunchPaths), Failure> {
         let name = &spec.name;
-        let paths = self.paths(name);
+        let mut paths = self.paths(name);
+        let large_pages = self.wants_large_pages(spec);
+        // Open until QEMU has mapped it; then it lives as long as QEMU has.
+        let _ram = if large_pages {
+            match large_ram_file(size.bytes()) {
+                Ok(file) => {
+                    let fd = file.as_raw_fd();
+                    paths.ram = Some(format!("/proc/{}/fd/{fd}", std::process::id()).into());
+                    Some(file)
+                }
+                Err(e) => {
+                    tracing::warn!(vm = name, "no tmpfs with large pages for its RAM: {e}");
+                    None
+                }
+            }
+        } else {
+            None
+        };
         self.fresh_folder(name).map_err(|e| Failure::internal(format!("{name}: {e}")))?;
         let vmm = spawn(&command(spec, accel, &paths))
             .await
@@ -242,7 +261,7 @@ impl Manager {
         Record::new(name, Some(spec), params, size, overhead, vmm.pid, accel)
             .in_domain(&domain)
             .save(&paths.run_dir);
-        let mut answer = self.expect_shim(name, vmm.pid, size, swap, overhead, domain);
+        let mut answer = self.expect_shim(name, vmm.pid, size, swap, overhead, domain, large_pages);
         let failed = tokio::select! {
             paged = &mut answer => match paged {
                 Ok(paged) => return Ok((vmm, paged, paths)),
@@ -271,6 +290,7 @@ impl Manager {
         let run_dir = self.folder_of(name);
         LaunchPaths {
             shim: self.config().shim.clone(),
+            ram: None,
             shim_socket: self.config().run_dir.join("shim.sock"),
             qmp_socket: run_dir.join("qmp.sock"),
             agent_socket: run_dir.join("agent.sock"),
@@ -415,7 +435,7 @@ impl Manager {
         }
         let handle = self.runtime.clone();
         let params = VmParams::resolve(&self.config().vms, &name, size, Asked::default())?;
-        let overhead = pager_config(&self.config(), 0).overhead(size);
+        let overhead = pager_config(&self.config(), 0, false).overhead(size);
         let need = Promise::of(params.min, size, overhead);
         let pledge = Pledge { promise: need, pool: params.pool.clone() };
         handle.block_on(async {
@@ -434,7 +454,15 @@ impl Manager {
                 .save(&self.folder_of(&name));
             let (answer, receiver) = tokio::sync::oneshot::channel();
             tokio::spawn(self.clone().adopted(name, receiver, process, size, params, overhead));
-            Ok(Expected { pid: peer.pid, size, swap: need.swap, overhead, domain, answer })
+            Ok(Expected {
+                pid: peer.pid,
+                size,
+                swap: need.swap,
+                overhead,
+                domain,
+                large_pages: false,
+                answer,
+            })
         })
     }
 

@@ -8,6 +8,7 @@ mod commons;
 mod config;
 mod domain;
 mod ending;
+mod fault_times;
 mod handshakes;
 mod inputs;
 mod journal;

@@ -13,6 +13,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::registry::{Registry, Unit};
 
+use crate::fault_times::FaultTimes;
 use crate::manager::{Failure, Manager};
 use crate::views;
 
@@ -134,8 +135,9 @@ fn per_vm(registry: &mut Registry, vms: &[VmView]) {
         }
         family
     };
-    let bytes: [(&str, &str, Field); 12] = [
+    let bytes: [(&str, &str, Field); 13] = [
         ("vm_consumed", "Machine memory of a VM's pages", |v| v.memory.consumed),
+        ("vm_large", "Machine memory of it in large pages", |v| v.memory.large),
         ("vm_target", "Machine memory that the policy grants", |v| v.memory.target),
         ("vm_active", "Estimate of active memory", |v| v.active.estimate),
         ("vm_ballooned", "Memory the guest gave up", |v| v.memory.ballooned),
@@ -176,7 +178,13 @@ fn per_vm(registry: &mut Registry, vms: &[VmView]) {
         costs,
     );
     registry.register("vm_paging_first", "Whether paging is used before the balloon", first);
-    let totals: [(&str, &str, Field); 9] = [
+    registry.register_with_unit(
+        "vm_fault_service",
+        "How long faults took to be served that did not wait for memory",
+        Unit::Seconds,
+        FaultTimes::of(vms),
+    );
+    let totals: [(&str, &str, Field); 11] = [
         ("vm_read_ahead_bytes", "Swapped memory read before it was wanted", |v| {
             v.counters.read_ahead
         }),
@@ -192,6 +200,8 @@ fn per_vm(registry: &mut Registry, vms: &[VmView]) {
         ("vm_written_back_bytes", "Compressed pages moved on to swap", |v| {
             v.compression.written_back
         }),
+        ("vm_large_fills", "Large pages handed out", |v| v.counters.large_fills),
+        ("vm_large_breaks", "Large pages broken into small ones", |v| v.counters.large_breaks),
         ("vm_share_breaks", "Shared pages that the VM wrote", |v| v.sharing.breaks),
         ("vm_share_scanned_pages", "Pages looked at for sharing", |v| v.sharing.scanned),
     ];
@@ -264,7 +274,7 @@ mod tests {
             "pid": 1, "accel": "", "uptime_s": 0.0,
             "params": {"size": 8192, "min": 0, "max": 1, "shares": 1, "tax": 0.75},
             "memory": {"consumed": 0, "target": 0, "untouched": 0, "resident": 0, "shared": 0,
-                       "broken": 0, "compressed": 0, "staged": 0, "swapped": 0, "ballooned": 0,
+                       "large": 208, "broken": 0, "compressed": 0, "staged": 0, "swapped": 0, "ballooned": 0,
                        "overhead": 0, "vmm_overhead": 0, "swap_reserved": 0, "swap_target": 0},
             "active": {"estimate": 0, "slow": 0, "fast": 0, "current": 0, "periods": 0},
             "balloon": {"health": "missing", "target": 0, "reported": 0, "limit": 0},
@@ -277,7 +287,9 @@ mod tests {
                         "breaks": 204, "scanned": 205, "mappings": 206},
             "tools": {"first": "paging", "why": "", "balloon_ms": 12.0, "paging_ms": null,
                       "ceiling": null},
+            "fault_times": {"counts": [2, 3, 4], "sum_s": 0.5},
             "counters": {"faults": 0, "swapped_in": 0, "swapped_out": 0, "zero_dropped": 207,
+                         "large_fills": 209, "large_breaks": 210,
                          "ballooned": 0, "sampled": 0, "waits": 0, "blocks": 0, "wait_s": 0.0,
                          "cpu_s": 0.0}
         });
@@ -312,6 +324,12 @@ mod tests {
             "ballast_vm_misses_per_second{vm=\"a\",part=\"0\"} 208.5",
             "ballast_vm_misses_per_second{vm=\"a\",part=\"0.25\"} 104.25",
             "ballast_vm_misses_per_second{vm=\"a\",part=\"1\"} 0.0",
+            "ballast_vm_large_bytes{vm=\"a\"} 208",
+            "ballast_vm_large_fills_total{vm=\"a\"} 209",
+            "ballast_vm_large_breaks_total{vm=\"a\"} 210",
+            "ballast_vm_fault_service_seconds_count{vm=\"a\"} 9",
+            "ballast_vm_fault_service_seconds_sum{vm=\"a\"} 0.5",
+            "ballast_vm_fault_service_seconds_bucket{le=\"2e-6\",vm=\"a\"} 5",
         ] {
             assert!(text.lines().any(|l| l == line), "{line} is not in:\n{text}");
         }

@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ballast_api::VmSpec;
 use ballast_pager::guest_ram::{GuestRam, RamLayout};
 use ballast_pager::service::{PagedVm, PagerConfig, VmFiles};
 use ballast_pager::stage::StageLayout;
@@ -40,6 +41,8 @@ pub struct Expected {
     pub overhead: Pages,
     /// With whom it shares pages.
     pub domain: String,
+    /// Whether it is to have large pages.
+    pub large_pages: bool,
     pub answer: oneshot::Sender<Result<PagedVm, String>>,
 }
 
@@ -48,18 +51,26 @@ pub struct Expected {
 pub type Answer = oneshot::Receiver<Result<PagedVm, String>>;
 
 /// How the pager of a VM that is started is laid out.
-pub fn pager_config(config: &Config, seed: u64) -> PagerConfig {
+pub fn pager_config(config: &Config, seed: u64, large_pages: bool) -> PagerConfig {
     let holds = u64::from(config.sampling.samples) + u64::from(config.sampling.samples) / 4;
     PagerConfig {
         fault_around: config.fault_around,
         stage: StageLayout { holds, ..PagerConfig::default().stage },
+        large_pages,
         compression: config.compression,
         seed,
     }
 }
 
 impl Manager {
+    /// Whether a VM that is started gets large pages.
+    pub fn wants_large_pages(&self, spec: &VmSpec) -> bool {
+        let from = self.config().large_pages_from;
+        spec.large_pages.unwrap_or_else(|| from.is_some_and(|from| Bytes(spec.max).pages() >= from))
+    }
+
     /// Announces a VMM whose shim is to come. The receiver gets the paged VM, or the refusal.
+    #[allow(clippy::too_many_arguments, reason = "each is a field of what is announced")]
     pub fn expect_shim(
         &self,
         name: &str,
@@ -68,10 +79,11 @@ impl Manager {
         swap: Pages,
         overhead: Pages,
         domain: String,
+        large_pages: bool,
     ) -> Answer {
         let (answer, receiver) = oneshot::channel();
-        lock(&self.expected)
-            .insert(name.to_owned(), Expected { pid, size, swap, overhead, domain, answer });
+        let expected = Expected { pid, size, swap, overhead, domain, large_pages, answer };
+        lock(&self.expected).insert(name.to_owned(), expected);
         receiver
     }
 
@@ -254,7 +266,7 @@ fn take_charge(
     check_ram_file(&ram_file, hello)?;
     manager.check_ram_is_its_own(&ram_file)?;
     let name = hello.vm.as_str();
-    let config = pager_config(&manager.config(), u64::from(expected.pid));
+    let config = pager_config(&manager.config(), u64::from(expected.pid), expected.large_pages);
     let folder = manager.folder_of(name);
     let host = manager.host.clone();
     let commons = &manager.commons;

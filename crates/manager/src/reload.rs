@@ -149,6 +149,10 @@ fn differences(old: &Config, new: &Config) -> Vec<String> {
         old.fault_around != new.fault_around,
         "pager.fault_around, for VMs started from now on".into(),
     );
+    tell(
+        old.large_pages_from != new.large_pages_from,
+        "pager.large_pages_from, for VMs started from now on".into(),
+    );
     tell(old.compression != new.compression, "compression, for VMs started from now on".into());
     let pool = |pools: &[crate::config::rules::PoolRule], name: &str| {
         pools.iter().find(|rule| rule.name == name).cloned()

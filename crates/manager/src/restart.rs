@@ -46,7 +46,9 @@ pub fn announce(manager: &Arc<Manager>, records: Vec<Left>) -> anyhow::Result<Ve
         let swap = size.saturating_sub(min);
         let domain = domain_of(manager, &record);
         stores.push((domain.clone(), folder.join("pmap")));
-        let answer = manager.expect_shim(&record.name, record.pid, size, swap, overhead, domain);
+        let large = record.spec.as_ref().is_some_and(|spec| manager.wants_large_pages(spec));
+        let answer =
+            manager.expect_shim(&record.name, record.pid, size, swap, overhead, domain, large);
         manager.host.ledger.adopt(overhead);
         let promise = Promise { min, overhead, swap: Pages::ZERO };
         let pool = record.params.pool.clone();
@@ -114,7 +116,9 @@ pub async fn take_over(manager: Arc<Manager>, waiting: Waiting) {
         }
         let swap = record.size.saturating_sub(record.params.min);
         let domain = domain_of(&manager, &record);
-        answer = manager.expect_shim(&name, record.pid, record.size, swap, record.overhead, domain);
+        let large = record.spec.as_ref().is_some_and(|spec| manager.wants_large_pages(spec));
+        let (size, overhead) = (record.size, record.overhead);
+        answer = manager.expect_shim(&name, record.pid, size, swap, overhead, domain, large);
     };
     let settled = || {
         lock(&manager.waiting).remove(&name);

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use ballast_api::{
-    ActiveView, BalloonHealth, BalloonView, CompressionView, HostSharing, HostView, MemoryView,
-    Params, PoolView, StateName, Threshold, VmCounters, VmSharing, VmView, Why,
+    ActiveView, BalloonHealth, BalloonView, CompressionView, FaultTimesView, HostSharing, HostView,
+    MemoryView, Params, PoolView, StateName, Threshold, VmCounters, VmSharing, VmView, Why,
 };
 use ballast_pager::mappings::ZERO_RUN;
 use ballast_pager::service::{Health as PagerHealth, PagedVm};
@@ -15,6 +15,7 @@ use ballast_qemu::process;
 use ballast_units::Pages;
 
 use crate::domain;
+use crate::fault_times;
 use crate::inputs;
 use crate::journal;
 use crate::manager::{Failure, Manager};
@@ -164,6 +165,7 @@ pub fn vm(manager: &Manager, vm: &Vm) -> VmView {
                     target: bytes((memory.target() + paged.shared_part()).min(vm.size)),
                     untouched: pages(Page::Untouched) + pages(Page::Zero),
                     resident: pages(Page::Resident),
+                    large: bytes(memory.regions().whole()),
                     shared: pages(Page::Shared),
                     broken: pages(Page::Broken),
                     compressed: pages(Page::Compressed),
@@ -185,6 +187,8 @@ pub fn vm(manager: &Manager, vm: &Vm) -> VmView {
                     brought_around: size(c.brought),
                     zero_dropped: size(c.zero_dropped),
                     ballooned: size(c.discarded),
+                    large_fills: memory.regions().counts().fills,
+                    large_breaks: memory.regions().counts().breaks,
                     sampled: c.touched,
                     waits: c.waits,
                     blocks: c.blocks,
@@ -242,6 +246,7 @@ pub fn vm(manager: &Manager, vm: &Vm) -> VmView {
         guest: balloon.stats,
         trouble: vm.paged().as_ref().and_then(trouble),
         compression: vm.paged().as_ref().map_or_else(CompressionView::default, compression),
+        fault_times: vm.paged().as_ref().map_or_else(FaultTimesView::default, fault_times::view),
         sharing: vm.paged().as_ref().map_or_else(VmSharing::default, |p| sharing(manager, vm, p)),
         inputs: inputs::view(vm, manager.config().policy),
         counters,

@@ -107,7 +107,8 @@ pub trait Backend: Send + Sync {
     fn unprotect(&self, ppn: Ppn) -> Result<(), MemError>;
     /// Reads a home page; zeros where there is none. Allocates nothing.
     fn read_home(&self, ppn: Ppn, into: &mut PageBuf) -> Result<(), MemError>;
-    /// Frees `n` home pages in every mapping. Absent pages are passed over.
+    /// Frees `n` home pages in every mapping. Absent pages are passed over. A part of a large page may
+    /// stay there, zeroed: the kernel cannot split one that somebody holds (direct I/O, for one).
     fn punch(&self, ppn: Ppn, n: u64) -> Result<(), MemError>;
     /// Makes up to `n` absent home pages from `ppn` on present, zeroed and mapped, and wakes
     /// waiters. Answers how many, at least one.
@@ -143,6 +144,22 @@ pub trait Backend: Send + Sync {
     /// Write-protects `n` pages from `first` on.
     fn protect_run(&self, first: Ppn, n: u64) -> Result<(), MemError> {
         (first.0..first.0 + n).try_for_each(|p| self.protect(Ppn(p)))
+    }
+
+    /// Lifts the protection of `n` pages and wakes whoever waits for them.
+    fn unprotect_run(&self, first: Ppn, n: u64) -> Result<(), MemError> {
+        (first.0..first.0 + n).try_for_each(|p| self.unprotect(Ppn(p)))
+    }
+    /// Pages of a large page, 1 if there are none. Home pages with one number when divided by it can be
+    /// allocated as one.
+    fn large(&self) -> u64 {
+        1
+    }
+    /// Allocates the home pages of a whole large page, none of which is there, as one. Maps nothing and
+    /// wakes nobody. Until one of them is touched, none is found by `next_present`.
+    fn allocate(&self, first: Ppn, n: u64) -> Result<(), MemError> {
+        let _ = n;
+        Err(MemError::Os { op: "large pages", ppn: first, source: Errno(libc::EOPNOTSUPP) })
     }
 
     /// Whether `remap` can do anything.

@@ -64,11 +64,32 @@ pub struct GuestRam {
     file: std::fs::File,
     layout: RamLayout,
     mappings: Mappings,
+    /// Pages of a large page, or 1.
+    large: u64,
 }
+
+/// Pages of a large page where they are used.
+pub const LARGE_PAGE: Pages = Pages::from_mib(2);
 
 impl GuestRam {
     pub fn new(uffd: Uffd, file: OwnedFd, layout: RamLayout) -> GuestRam {
-        GuestRam { uffd, file: file.into(), layout, mappings: Mappings::default() }
+        GuestRam { uffd, file: file.into(), layout, mappings: Mappings::default(), large: 1 }
+    }
+
+    /// The same, allocated as large pages where it can be: if the file is not a memfd (which the host's
+    /// settings are for), and the VMM mapped it so that they can be mapped as such.
+    #[must_use]
+    pub fn with_large_pages(self) -> GuestRam {
+        let unit = LARGE_PAGE.bytes().0;
+        let of = |file: &std::fs::File| file.metadata().map(|meta| meta.dev());
+        let memfd = rustix::fs::memfd_create("like", rustix::fs::MemfdFlags::CLOEXEC)
+            .map(std::fs::File::from)
+            .map_err(Into::into)
+            .and_then(|file| of(&file));
+        let has = of(&self.file).is_ok_and(|dev| memfd.is_ok_and(|memfd| memfd != dev));
+        let fits =
+            self.layout.base.0.is_multiple_of(unit) && self.layout.file_offset.is_multiple_of(unit);
+        GuestRam { large: if has && fits { LARGE_PAGE.0 } else { 1 }, ..self }
     }
 
     pub fn uffd(&self) -> &Uffd {
@@ -216,6 +237,21 @@ impl Backend for GuestRam {
         }
     }
 
+    fn unprotect_run(&self, first: Ppn, n: u64) -> Result<(), MemError> {
+        let len = Pages(n).bytes();
+        self.uffd.unprotect(self.at(first), len, true).map_err(|e| from_uffd(e, first))
+    }
+
+    fn large(&self) -> u64 {
+        self.large
+    }
+
+    fn allocate(&self, first: Ppn, n: u64) -> Result<(), MemError> {
+        let (offset, len) = (self.offset(first), Pages(n).bytes().0);
+        populate(&self.file, offset, len as usize)
+            .map_err(|e| from_errno(e, "allocating a large page", first))
+    }
+
     fn can_remap(&self) -> bool {
         self.mappings.is_connected()
     }
@@ -245,6 +281,28 @@ impl Backend for GuestRam {
     fn next_absent(&self, ppn: Ppn, end: u64) -> Result<u64, MemError> {
         self.next(SeekFrom::Hole(self.offset(ppn)), ppn, end)
     }
+}
+
+/// Has the kernel allocate a part of a file as one large page, as it does for a mapping that asks for such.
+/// Nothing is read or written through the mapping, so nobody who truncates the file harms us.
+fn populate(file: &std::fs::File, offset: u64, len: usize) -> Result<(), Sys> {
+    use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+    // SAFETY: a new mapping, at an address of the kernel's choice.
+    let room = unsafe {
+        mmap_anonymous(std::ptr::null_mut(), 2 * len, ProtFlags::empty(), MapFlags::PRIVATE)?
+    };
+    let at = room.wrapping_byte_add(room.addr().wrapping_neg() & (len - 1));
+    let prot = ProtFlags::READ | ProtFlags::WRITE;
+    let flags = MapFlags::SHARED | MapFlags::FIXED;
+    // SAFETY: inside the mapping that was just made, and which nobody else knows.
+    let populated = unsafe {
+        mmap(at, len, prot, flags, file, offset)
+            .and_then(|at| madvise(at, len, Advice::LinuxHugepage).map(|()| at))
+            .and_then(|at| madvise(at, len, Advice::LinuxPopulateWrite))
+    };
+    // SAFETY: as above; no reference into it was made.
+    unsafe { munmap(room, 2 * len)? };
+    populated
 }
 
 fn from_uffd(e: UffdError, ppn: Ppn) -> MemError {

@@ -13,11 +13,14 @@ use std::path::{Path, PathBuf};
 use ballast_units::{PAGE_SIZE, Pages};
 
 use crate::backend::PageBuf;
+use crate::guest_ram::LARGE_PAGE;
 use crate::mapping::Mapping;
 use crate::sync::{Mutex, lock};
 
 const MAGIC: &[u8; 8] = b"BLSTSTAG";
-pub const VERSION: u32 = 1;
+/// Version 2 is the same, of a VM that may have large pages: a manager that knows version 1 alone would free
+/// parts of them.
+pub const VERSION: u32 = 2;
 /// More slots than any configuration asks for.
 const MOST_SLOTS: u64 = 1 << 24;
 
@@ -51,6 +54,10 @@ impl StageLayout {
     pub const fn pages(self) -> Pages {
         Pages(self.write_slots() + self.holds)
     }
+    /// Whether there are holds enough to break a large page.
+    pub const fn can_break(self) -> bool {
+        self.holds >= LARGE_PAGE.0
+    }
     /// The whole file.
     pub const fn file_pages(self) -> Pages {
         Pages(self.pages().0 + 1)
@@ -80,7 +87,7 @@ fn header(path: &Path) -> Result<Vec<u8>, StageError> {
         .map_err(|source| StageError::Io { path: path.to_owned(), source })?;
     match version_in(&header, MAGIC) {
         None => Err(StageError::Magic { path: path.to_owned() }),
-        Some(VERSION) => Ok(header),
+        Some(1..=VERSION) => Ok(header),
         Some(found) => Err(StageError::Version { path: path.to_owned(), found }),
     }
 }
@@ -98,7 +105,8 @@ impl Stage {
         let mut mapping = Mapping::create_file(path, len).map_err(io)?;
         let header = mapping.bytes_mut(0, 40);
         header[..8].copy_from_slice(MAGIC);
-        header[8..12].copy_from_slice(&VERSION.to_le_bytes());
+        let version = if layout.can_break() { VERSION } else { 1 };
+        header[8..12].copy_from_slice(&version.to_le_bytes());
         for (at, n) in [(16, layout.cluster), (24, layout.clusters), (32, layout.holds)] {
             header[at..at + 8].copy_from_slice(&n.to_le_bytes());
         }
@@ -201,6 +209,21 @@ mod tests {
     const LAYOUT: StageLayout = StageLayout { cluster: 4, clusters: 2, holds: 3 };
 
     #[test]
+    fn one_of_a_vm_with_large_pages_is_refused_by_managers_that_know_none() {
+        let dir = tempfile::tempdir().unwrap();
+        for (holds, version) in [(511, 1), (512, 2)] {
+            let path = dir.path().join(holds.to_string());
+            drop(Stage::create(&path, StageLayout { holds, ..LAYOUT }).unwrap());
+            assert_eq!(std::fs::read(&path).unwrap()[8], version);
+            Stage::verify(&path).unwrap();
+            let mut bytes = std::fs::read(&path).unwrap();
+            bytes[8] = 3;
+            std::fs::write(&path, bytes).unwrap();
+            assert!(matches!(Stage::verify(&path), Err(StageError::Version { found: 3, .. })));
+        }
+    }
+
+    #[test]
     fn a_stage_is_as_large_as_it_was_made_whatever_is_configured_now() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("stage");
@@ -229,7 +252,7 @@ mod tests {
             assert_eq!(std::fs::read(&path).unwrap(), bytes);
             error
         };
-        assert!(matches!(with(8, 2), StageError::Version { found: 2, .. }));
+        assert!(matches!(with(8, 3), StageError::Version { found: 3, .. }));
         assert!(matches!(with(0, b'x'), StageError::Magic { .. }));
         for at in [16, 24, 32, 39] {
             assert!(matches!(with(at, 9), StageError::Size { .. }), "{at}");

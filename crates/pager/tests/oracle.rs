@@ -154,4 +154,25 @@ proptest! {
         vm.write_cluster();
         vm.check();
     }
+
+    #[test]
+    fn the_guest_reads_what_it_wrote_where_there_are_large_pages(
+        ops in ops(),
+        budget in 6u64..24,
+    ) {
+        let mut vm = Vm::with_large(PAGES, budget, 4, 1);
+        let mut wrote = [0; PAGES as usize];
+        for op in &ops {
+            step(&mut vm, &mut wrote, op);
+            vm.check();
+            prop_assert!(vm.host.ledger.peak() <= vm.host.ledger.budget());
+        }
+        vm.ram.0.revive();
+        vm.ram.0.recovered();
+        for p in 0..PAGES {
+            prop_assert_eq!(vm.access(p, None), wrote[p as usize], "ppn {} at the end", p);
+        }
+        vm.write_cluster();
+        vm.check();
+    }
 }

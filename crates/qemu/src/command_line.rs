@@ -26,6 +26,8 @@ pub struct LaunchPaths {
     pub qmp_socket: PathBuf,
     /// Where the guest's agent is reached, if the spec asks for its port.
     pub agent_socket: PathBuf,
+    /// The file that is the guest's RAM; a memfd of QEMU's own without one.
+    pub ram: Option<PathBuf>,
     /// Where the first serial port is written, unless the spec says otherwise.
     pub console: PathBuf,
     /// QEMU's standard output and error.
@@ -56,8 +58,8 @@ impl Launch {
 
 /// The command that starts `spec`, which must have passed [`check_spec`](crate::check_spec).
 ///
-/// The RAM is one shared memfd: the only form in which the manager can read it, punch holes into
-/// it and map pages of its own over it. A guest that reboots ends its VMM, so that nothing of the
+/// The RAM is one shared file, a memfd or the one that is given: the only form in which the manager can read
+/// it, punch holes into it and map pages of its own over it. A guest that reboots ends its VMM, so that nothing of the
 /// old boot stays charged; `panic=-1` makes a guest's panic such a reboot.
 pub fn command(spec: &VmSpec, accel: &AccelChoice, paths: &LaunchPaths) -> Launch {
     let mut args = Args::default();
@@ -79,10 +81,15 @@ pub fn command(spec: &VmSpec, accel: &AccelChoice, paths: &LaunchPaths) -> Launc
     }
     args.pair("-m", format!("{}M", spec.max >> 20));
     // dump=off: a core dump of QEMU would otherwise touch, and so allocate, all of guest memory.
-    args.pair(
-        "-object",
-        format!("memory-backend-memfd,id=mem,size={},share=on,merge=off,dump=off", spec.max),
-    );
+    let (kind, place): (_, OsString) = match &paths.ram {
+        None => ("memfd", "".into()),
+        // Where its pages are large, they are mapped as such only if they begin where it does.
+        Some(file) => ("file", with_path(",mem-path=", file, ",align=2M")),
+    };
+    let mut ram: OsString = format!("memory-backend-{kind},id=mem,size={}", spec.max).into();
+    ram.push(place);
+    ram.push(",share=on,merge=off,dump=off");
+    args.pair("-object", ram);
     args.pair("-smp", spec.vcpus.unwrap_or(1).to_string());
     args.pair("-qmp", with_path("unix:", &paths.qmp_socket, ",server=on,wait=off"));
     let console = spec.console.as_deref().unwrap_or(&paths.console);
@@ -210,6 +217,7 @@ mod tests {
             shim_socket: "/run/b/shim.sock".into(),
             qmp_socket: "/run/b/db1/qmp.sock".into(),
             agent_socket: "/run/b/db1/agent.sock".into(),
+            ram: None,
             console: "/run/b/db1/console.log".into(),
             qemu_log: "/run/b/db1/qemu.log".into(),
         }
@@ -222,6 +230,20 @@ mod tests {
     fn value<'a>(launch: &'a Launch, option: &str) -> Option<&'a str> {
         let at = launch.args.iter().position(|a| a == option)?;
         launch.args.get(at + 1)?.to_str()
+    }
+
+    #[test]
+    fn ram_is_the_file_that_is_given_aligned_for_large_pages() {
+        let paths = LaunchPaths { ram: Some("/proc/7/fd/9".into()), ..paths() };
+        let launch = command(&spec(), &tcg(), &paths);
+        assert_eq!(
+            value(&launch, "-object"),
+            Some(
+                "memory-backend-file,id=mem,size=268435456,mem-path=/proc/7/fd/9,align=2M,share=on,\
+                 merge=off,dump=off"
+            )
+        );
+        assert_eq!(value(&launch, "-machine"), Some("q35,memory-backend=mem"));
     }
 
     #[test]

@@ -18,6 +18,7 @@ pub mod proc_text;
 pub mod process;
 mod qmp;
 mod ram_blocks;
+mod ram_file;
 mod spec;
 
 pub use accel::{AccelChoice, probe_accel, probe_accel_cached};
@@ -29,4 +30,5 @@ pub use launch::{LaunchError, Vmm, last_log_line, spawn};
 pub use monitor::{Device, DiskReads, Memdev, Monitor, RunStatus};
 pub use qmp::{MAX_LINE, Qmp, QmpError, QmpEvent, listener_pid};
 pub use ram_blocks::RamBlock;
+pub use ram_file::large_ram_file;
 pub use spec::{SpecError, check_spec};

@@ -82,6 +82,7 @@ fn spec(args: RunArgs) -> Result<VmSpec, Failure> {
         no_balloon: args.no_balloon,
         free_page_reporting: args.free_page_reporting,
         guest_agent: args.guest_agent.then_some(true),
+        large_pages: args.large_pages,
         on_reboot: match args.on_reboot {
             RebootArg::Stop => RebootAction::Stop,
             RebootArg::Restart => RebootAction::Restart,

@@ -1,6 +1,7 @@
 use ballast_api::client::Client;
 use ballast_api::{
-    CompressionView, GuestStats, MemoryView, PolicyInputs, ToolName, ToolsView, VmView,
+    CompressionView, FaultTimesView, GuestStats, MemoryView, PolicyInputs, ToolName, ToolsView,
+    VmView,
 };
 
 use super::Output;
@@ -74,6 +75,7 @@ fn memory(vm: &VmView) -> String {
             ("consumed", part(m.consumed)),
             ("untouched", part(m.untouched)),
             ("resident", part(m.resident)),
+            ("in large pages", part(m.large)),
             ("shared", part(m.shared)),
             ("broken", part(m.broken)),
             ("compressed", part(m.compressed)),
@@ -242,12 +244,26 @@ fn guest(stats: Option<&GuestStats>) -> String {
     )
 }
 
+/// Half, 99% and 99.9% of the faults that did not wait were served within so long.
+fn fault_times(times: &FaultTimesView) -> String {
+    let within = |part: f64| match times.within_us(part) {
+        Some(us) => format!("{us} us"),
+        None => "longer".to_owned(),
+    };
+    if times.total() == 0 {
+        return "none".to_owned();
+    }
+    let [half, most, nearly] = [0.5, 0.99, 0.999].map(within);
+    format!("50% within {half}, 99% within {most}, 99.9% within {nearly}")
+}
+
 fn totals(vm: &VmView) -> String {
     let c = &vm.counters;
     section(
         "totals since its start",
         &[
             ("faults served", c.faults.to_string()),
+            ("fault service", fault_times(&vm.fault_times)),
             ("swapped in", size(c.swapped_in)),
             ("swapped out", size(c.swapped_out)),
             (
@@ -256,6 +272,7 @@ fn totals(vm: &VmView) -> String {
             ),
             ("with neighbours", size(c.brought_around)),
             ("ballooned", size(c.ballooned)),
+            ("large pages", format!("{} handed out, {} broken", c.large_fills, c.large_breaks)),
             ("sampled", c.sampled.to_string()),
             ("waits", format!("{} ({:.1} s)", c.waits, c.wait_s)),
             ("blocks", c.blocks.to_string()),

@@ -134,6 +134,7 @@ pub fn vm(name: &str) -> VmView {
             mappings: 4000,
             ..Default::default()
         },
+        fault_times: Default::default(),
         counters: VmCounters { faults: 10, ..Default::default() },
         folder: PathBuf::from("/run/ballast/vms/a"),
     }

@@ -7,6 +7,7 @@ pub mod faults;
 mod memory;
 mod overcommit;
 mod paged;
+mod plenty;
 mod policy;
 mod policy_exact;
 mod reclaim;
@@ -47,6 +48,7 @@ pub const NAMES: [(&str, &str); 9] = [
     ),
     ("boot", "seconds until a 256 MiB guest is ready: plain QEMU, and under Ballast"),
     ("touch", "pages a guest checks per second, memory plentiful: plain QEMU, and under Ballast"),
+    ("plenty", "boots, loads and CPU time, memory plentiful: plain QEMU, KSM, and under Ballast"),
     ("reclaim", "MiB taken from a guest per second: by its balloon, and by swapping"),
     (
         "restart",
@@ -107,6 +109,7 @@ async fn measure(name: &str, image: &Image, quick: bool) -> Result<Outcome> {
     match name {
         "boot" => boot::run(image, repeats).await,
         "touch" => touch::run(image, repeats).await,
+        "plenty" => plenty::run(image, quick).await,
         "restart" => restart::run(quick).await,
         "scale" => scale::run(image, quick).await,
         "sharing" => sharing::run(quick).await,

@@ -84,9 +84,7 @@ pub fn ram_files(root: &Path) -> Vec<PathBuf> {
             let of_qemu = path.ancestors().nth(2).is_some_and(|process| {
                 std::fs::read_to_string(process.join("comm")).is_ok_and(|c| c.starts_with("qemu"))
             });
-            of_qemu
-                && std::fs::read_link(path)
-                    .is_ok_and(|t| t.to_string_lossy().starts_with("/memfd:memory-backend"))
+            of_qemu && std::fs::read_link(path).is_ok_and(|t| is_guest_ram(&t.to_string_lossy()))
         })
         .fold(Vec::new(), |mut files: Vec<(u64, PathBuf)>, path| {
             // The shim holds a duplicate in the same process.
@@ -100,6 +98,11 @@ pub fn ram_files(root: &Path) -> Vec<PathBuf> {
         .into_iter()
         .map(|(_, path)| path)
         .collect()
+}
+
+/// A memfd of QEMU's, or a file that has never had a name, on a tmpfs of the manager's.
+fn is_guest_ram(name: &str) -> bool {
+    name.starts_with("/memfd:memory-backend") || name.starts_with("/#")
 }
 
 /// Those in the run folders of VMs.

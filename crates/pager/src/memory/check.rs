@@ -24,6 +24,11 @@ impl<B: Backend> Memory<B> {
                 return Err(format!("{ppn} is busy: {word:?}"));
             }
             charged += u64::from(word.state().charged());
+            if self.regions.is_large(ppn)
+                && !matches!(word.state(), State::Resident | State::Ballooned | State::Untouched)
+            {
+                return Err(format!("{ppn}: {word:?}, in a region that was not broken"));
+            }
             match word.state() {
                 State::Swapped if !slots.is_taken(word.stored().slot) => {
                     return Err(format!("{ppn}: {word:?}, but the slot is free"));

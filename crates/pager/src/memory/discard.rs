@@ -78,6 +78,20 @@ impl<B: Backend> Memory<B> {
 
     /// Releases those of the claimed pages that are gone.
     fn book_home(&self, first: u64, end: u64, left: &mut Unbooked) -> Result<(), MemError> {
+        if self.regions.any_large(first, end) {
+            match self.drop_latent(first, end) {
+                Ok(()) => {}
+                Err(MemError::Crash) => return Err(MemError::Crash),
+                Err(e) => {
+                    self.store_run(first, end, State::Resident);
+                    if e != MemError::Again {
+                        return Err(e);
+                    }
+                    push(&mut left.busy, first, end);
+                    return Ok(());
+                }
+            }
+        }
         let mut at = first;
         while at < end {
             let present = match self.backend.next_present(Ppn(at), end) {
@@ -89,6 +103,7 @@ impl<B: Backend> Memory<B> {
                     return Err(e);
                 }
             };
+            self.regions.tear(at, present);
             self.store_run(at, present, State::Ballooned);
             self.uncharge(present - at);
             Counters::add(&self.counters.discarded, present - at);

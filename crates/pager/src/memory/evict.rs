@@ -54,6 +54,10 @@ impl<B: Backend> Memory<B> {
         into: State,
         stage_slot: u64,
     ) -> Result<Word, NotEvicted> {
+        if self.regions.is_large(ppn) {
+            // A part of a large page cannot be freed for sure: see `break_large`.
+            return Err(NotEvicted::NotEligible);
+        }
         let busy = home.set_busy(Busy::Evicting);
         self.pmap.exchange(ppn, home, busy).map_err(|_| NotEvicted::NotEligible)?;
         self.backend.protect(ppn).map_err(|e| self.stay_home(ppn, home, e))?;

@@ -54,6 +54,15 @@ impl<B: Backend> Memory<B> {
         if !word.is_idle() {
             return Fault::Wait(Wait::Busy);
         }
+        if let Some(outcome) = self.fault_large(ppn, word, access) {
+            return match outcome {
+                Ok(()) => {
+                    Counters::add(&self.counters.faults, 1);
+                    Fault::Served
+                }
+                Err(fault) => fault,
+            };
+        }
         let outcome = match word.state() {
             State::Resident => self.fault_resident(ppn, word, access),
             // A sampled one gets a page of its own: its zeros would be read unseen.
@@ -291,7 +300,7 @@ impl<B: Backend> Memory<B> {
     }
 }
 
-fn failed(e: MemError) -> Fault {
+pub(super) fn failed(e: MemError) -> Fault {
     match e {
         MemError::Again => Fault::Wait(Wait::Discard),
         MemError::NoMemory => Fault::Wait(Wait::Kernel),

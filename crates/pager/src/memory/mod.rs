@@ -10,7 +10,9 @@
 //! - every Held word names its own taken hold of the stage;
 //! - a page is mapped to the store if and only if it is Shared or Broken, to the zeros if and only if it
 //!   is Zero or Broken without a store page, and home otherwise; each word that names a store page
-//!   holds one reference to it.
+//!   holds one reference to it;
+//! - a page of a region that is backed by a large page, or was and is not broken, is Resident or Ballooned, or
+//!   Untouched, if the kernel had no memory for all of it.
 //!
 //! Two pages never wait for one another: an operation that finds a page busy says so and does
 //! nothing.
@@ -25,8 +27,11 @@ mod discard;
 mod evict;
 mod fault;
 mod homing;
+mod large;
+mod latent;
 mod missed;
 mod recover;
+mod regions;
 mod sample;
 mod settle;
 mod share;
@@ -45,7 +50,9 @@ pub use departures::Mark;
 pub use discard::Unbooked;
 pub use evict::{Evicted, NotEvicted};
 pub use fault::{Access, Fault, Wait};
+pub use large::Broke;
 pub use recover::{RecoverError, Recovered};
+pub use regions::{LargeCounts, Regions};
 pub use sample::Touches;
 pub use share::{Contents, Enter, Entered, Scratch};
 
@@ -72,6 +79,7 @@ pub struct Memory<B: Backend> {
     fault_around: u64,
     commons: commons::Commons<B>,
     pub touches: Touches,
+    regions: Regions,
     pub counters: Counters,
 }
 
@@ -88,6 +96,7 @@ impl<B: Backend> Memory<B> {
         Memory {
             target: AtomicU64::new(pmap.len().0),
             commons: commons::Commons::new(pmap.len()),
+            regions: Regions::new(pmap.len(), backend.large()),
             pmap,
             backend,
             stage,
@@ -122,6 +131,10 @@ impl<B: Backend> Memory<B> {
     }
     pub fn host(&self) -> &Host {
         &self.host
+    }
+    /// What is backed by large pages.
+    pub fn regions(&self) -> &Regions {
+        &self.regions
     }
     /// Machine memory charged to the VM for its pages, those of its compressed ones included.
     pub fn charged(&self) -> Pages {
@@ -185,6 +198,11 @@ impl<B: Backend> Memory<B> {
         }
         self.charged.fetch_add(n, Ordering::Relaxed);
         true
+    }
+
+    /// Whether memory is plentiful: pages are handed out before they are asked for.
+    pub fn is_plentiful(&self) -> bool {
+        !self.host.is_low() && self.host.ledger.free() >= self.host.plenty()
     }
 
     fn uncharge(&self, n: u64) {

@@ -29,6 +29,7 @@ impl<B: Backend> Memory<B> {
     pub fn recover(&self, drain: &dyn Fn()) -> Result<Recovered, RecoverError> {
         let mut found = Recovered::default();
         let mut charged = 0;
+        self.settle_latent(drain)?;
         let moving: Vec<Ppn> =
             self.pmap.known().filter(|&p| Self::is_moving(self.pmap.load(p))).collect();
         let mut moving = moving.iter().zip(self.places_of(&moving)?).peekable();
@@ -84,6 +85,7 @@ impl<B: Backend> Memory<B> {
             charged += u64::from(word.state().charged());
             self.pmap.store(ppn, word);
         }
+        self.regions.rebuild(&self.pmap);
         self.tier.trim();
         self.host.ledger.adopt(Pages(charged));
         self.charged.store(charged, Ordering::Relaxed);
@@ -99,6 +101,12 @@ impl<B: Backend> Memory<B> {
             (Busy::Evicting, State::Resident) => {
                 retry(drain, || self.backend.unprotect(ppn))?;
                 idle
+            }
+            // The home page was protected all the while: it is the same. It may be a part of a large page,
+            // which is freed whole or not at all.
+            (Busy::Evicting, State::Held | State::Untouched) if self.backend.present(ppn)? => {
+                retry(drain, || self.backend.unprotect(ppn))?;
+                Word::new(State::Resident)
             }
             // Copied. The home page, if there still, was protected all the while: it is the same.
             (Busy::Evicting, _) => {
@@ -146,7 +154,10 @@ impl Presence {
 }
 
 /// EAGAIN lasts as long as an unread REMOVE event.
-fn retry<T>(drain: &dyn Fn(), op: impl Fn() -> Result<T, MemError>) -> Result<T, MemError> {
+pub(super) fn retry<T>(
+    drain: &dyn Fn(),
+    op: impl Fn() -> Result<T, MemError>,
+) -> Result<T, MemError> {
     for _ in 0..2000 {
         match op() {
             Err(MemError::Again) => {

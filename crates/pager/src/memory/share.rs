@@ -124,7 +124,11 @@ impl<B: Backend> Memory<B> {
     /// Claims a page. `Shared` stands for success here and in `prepare`.
     fn claim_home(&self, enter: &Enter) -> Entered {
         let home = self.pmap.load(enter.ppn);
-        if home.state() != State::Resident || !home.is_idle() || home.sampled() {
+        if home.state() != State::Resident
+            || !home.is_idle()
+            || home.sampled()
+            || self.regions.is_large(enter.ppn)
+        {
             return Entered::NotEligible;
         }
         let busy = Word::with_slot(State::Resident, u64::from(enter.page.get()));
@@ -268,7 +272,7 @@ impl<B: Backend> Memory<B> {
     /// Drops a page at home that holds zeros only. False if it is not, or another transition has it.
     pub fn drop_if_zero(&self, ppn: Ppn, scratch: &mut Scratch) -> Result<bool, MemError> {
         let home = self.pmap.load(ppn);
-        if home.state() != State::Resident || !home.is_idle() {
+        if home.state() != State::Resident || !home.is_idle() || self.regions.is_large(ppn) {
             return Ok(false);
         }
         let busy = home.set_busy(Busy::Evicting);

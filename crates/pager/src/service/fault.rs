@@ -148,6 +148,8 @@ impl FaultService {
     fn take_events(&mut self, events: &mut Vec<Event>) -> std::io::Result<()> {
         let mark = self.vm.memory.mark();
         self.vm.memory.backend().uffd().read_events(events)?;
+        let begun = Instant::now();
+        let waiting = self.serve.pending().faults();
         let notices: Vec<Notice> = events.drain(..).filter_map(|e| self.notice(e)).collect();
         for notice in &notices {
             if let Notice::Discard(first, n) = *notice {
@@ -155,6 +157,9 @@ impl FaultService {
             }
         }
         self.with_serve(|serve, memory, tasks| serve.take(memory, &notices, mark, tasks));
+        let faults = notices.iter().filter(|n| matches!(n, Notice::Fault(..))).count();
+        let kept = self.serve.pending().faults().saturating_sub(waiting);
+        self.vm.fault_times.note(begun.elapsed(), faults.saturating_sub(kept) as u64);
         Ok(())
     }
 

@@ -9,11 +9,15 @@
 //! - `spin`: how long it looks for the next fault before it sleeps.
 //! - `share`: looks for equal pages, brings broken ones home, maps zeros to be read.
 //! - `reads`: what is read from the swap space for it, and read ahead.
+//! - `large`: which large pages are broken, and when.
+//! - `latency`: how long faults took to be served.
 //! - `reclaim`: evicts what the policy asks for, samples.
 //! - `write`: how it writes clusters to the swap space, whatever fails.
 
 pub mod around;
 mod fault;
+mod large;
+mod latency;
 pub mod pending;
 mod priority;
 mod reads;
@@ -25,4 +29,5 @@ mod spin;
 mod vm;
 mod write;
 
+pub use latency::{BUCKETS, FaultTimes, bucket_end};
 pub use vm::{Health, PagedVm, PagerConfig, Sample, StartError, VmFiles};

@@ -39,6 +39,8 @@ pub(super) struct Reclaim {
     /// None where nothing is compressed.
     compressor: Option<Compressor>,
     sampled: Vec<Ppn>,
+    /// Pages of the region that was broken last, to go first.
+    pub(super) broken: Vec<Ppn>,
 }
 
 impl Reclaim {
@@ -62,6 +64,7 @@ impl Reclaim {
             compressor,
             // They go home when the next sample begins.
             sampled: found.held.clone(),
+            broken: Vec::new(),
         };
         reclaim.adopt(&found.staged, layout.cluster);
         reclaim
@@ -94,7 +97,10 @@ impl Reclaim {
             self.evict();
             self.flush();
             self.settle_all();
-            let rest = if let Some(rest) = self.stuck_for() {
+            let away = self.bring_back();
+            let rest = if away {
+                Some(Duration::from_millis(1))
+            } else if let Some(rest) = self.stuck_for() {
                 Some(rest)
             } else if self.clusters.iter().any(|c| c.sealed) {
                 Some(Duration::from_millis(2))
@@ -323,8 +329,12 @@ impl Reclaim {
         let vm = self.vm.clone();
         let eligible = |p: Ppn| {
             let word = vm.memory.pmap().load(p);
-            word.state() == State::Resident && word.is_idle()
+            let large = vm.memory.regions().is_large(p);
+            word.state() == State::Resident && word.is_idle() && !large
         };
+        if let Some(ppn) = std::iter::from_fn(|| self.broken.pop()).find(|&p| eligible(p)) {
+            return Some(ppn);
+        }
         let mut last = Ppn(0);
         for _ in 0..PROPOSALS {
             last = self.replacement.propose(size);
@@ -332,6 +342,14 @@ impl Reclaim {
                 return Some(last);
             }
         }
+        if let Some(ppn) = self.break_from(last) {
+            return Some(ppn);
+        }
+        let memory = &self.vm.memory;
+        let eligible = |p: Ppn| {
+            let word = memory.pmap().load(p);
+            word.state() == State::Resident && word.is_idle() && !memory.regions().is_large(p)
+        };
         // Residents are rare: the next one from a random place on.
         (0..size.0).map(|i| Ppn((last.0 + i) % size.0)).find(|&p| eligible(p))
     }
@@ -347,6 +365,7 @@ impl Reclaim {
 
     /// Ends the sample of the last period and begins a new one.
     fn sample(&mut self, ppns: Vec<Ppn>) {
+        let ppns = self.thin_out(ppns);
         let mut left = std::mem::take(&mut self.sampled);
         for _ in 0..200 {
             left.retain(|&ppn| match self.vm.memory.unsample(ppn) {
@@ -388,6 +407,7 @@ impl Reclaim {
             if matches!(state, State::Shared | State::Broken) {
                 continue;
             }
+            self.break_at(ppn);
             for _ in 0..20 {
                 match self.vm.memory.sample(ppn) {
                     Ok(true) => {

@@ -33,10 +33,10 @@ const SHORTEST: Duration = Duration::from_millis(500);
 const IDLE: Duration = Duration::from_millis(500);
 
 pub(super) struct ShareService {
-    vm: Arc<Shared>,
+    pub(super) vm: Arc<Shared>,
     control: Arc<Control>,
     limiter: Limiter,
-    examiner: Examiner,
+    pub(super) examiner: Examiner,
     walk: Walk,
     order: crate::sharing::order::Order,
     pass: Pass,
@@ -236,6 +236,9 @@ impl ShareService {
                 break;
             };
             let end = (first.0 + EXTENT).min(memory.pmap().len().0);
+            if self.passes_over_large(first, &mut done)? {
+                continue;
+            }
             let pages: Vec<Ppn> = (first.0..end).map(Ppn).collect();
             done += self.examiner.examine(memory, &pages, settings.marking())?;
             if done.scanned >= BATCH as u64 || memory.has_reads_of_untouched() {

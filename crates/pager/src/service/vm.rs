@@ -13,11 +13,12 @@ use ballast_units::{Bytes, Pages, Ppn};
 
 use super::around::Around;
 use super::fault::FaultService;
+use super::latency::FaultTimes;
 use super::priority::Urgency;
 use super::reads::Reads;
 use super::reclaim::Reclaim;
 use super::share::ShareService;
-use crate::guest_ram::GuestRam;
+use crate::guest_ram::{GuestRam, LARGE_PAGE};
 use crate::host::Host;
 use crate::memory::{MOVING, Memory, RecoverError, Recovered};
 use crate::pmap::{Pmap, PmapError};
@@ -37,6 +38,9 @@ pub struct PagerConfig {
     pub fault_around: Pages,
     /// Of a VM that is started. One that is taken over has the stage that it was started with.
     pub stage: StageLayout,
+    /// Whether RAM is allocated in large pages, where its file and its mapping allow it; the stage has a hold
+    /// more for each page of one then. Of a VM that is started, too.
+    pub large_pages: bool,
     /// May differ from one manager to the next.
     pub compression: Compression,
     /// Seed of the random replacement.
@@ -48,6 +52,7 @@ impl Default for PagerConfig {
         PagerConfig {
             fault_around: Pages(16),
             stage: StageLayout { cluster: 32, clusters: 4, holds: 128 },
+            large_pages: false,
             compression: Compression::default(),
             seed: 0,
         }
@@ -55,6 +60,12 @@ impl Default for PagerConfig {
 }
 
 impl PagerConfig {
+    /// Of the stage that is made for a VM.
+    fn stage_layout(&self) -> StageLayout {
+        let holds = if self.large_pages { LARGE_PAGE.0 } else { 0 };
+        StageLayout { holds: self.stage.holds + holds, ..self.stage }
+    }
+
     /// Machine memory that the pager itself takes for a VM of `size`: pmap, stage, buffers, what is
     /// set aside for pages on their way home, the share table if all pages are in it, and the books of
     /// the compressed tier (whose frames are charged one by one).
@@ -62,7 +73,7 @@ impl PagerConfig {
         let table = Bytes(size.0 * 20).pages_ceil();
         Bytes(size.0 * 8).pages_ceil()
             + Pages(1)
-            + self.stage.file_pages()
+            + self.stage_layout().file_pages()
             + Reads::PAGES
             + Around::PAGES
             + MOVING
@@ -165,6 +176,7 @@ pub(super) struct Shared {
     pub evict_leave: AtomicU64,
     /// Faults waiting now.
     pub waiting: AtomicU64,
+    pub fault_times: FaultTimes,
     stop: AtomicBool,
     ill: Mutex<Option<String>>,
     ill_times: AtomicU32,
@@ -327,7 +339,8 @@ impl PagedVm {
         ram.check().map_err(StartError::Layout)?;
         let pmap = Pmap::create(&files.pmap, ram.layout().len)?;
         made.add(&files.pmap);
-        let stage = Stage::create(&files.stage, config.stage)?;
+        let stage = Stage::create(&files.stage, config.stage_layout())?;
+        let ram = if config.large_pages { ram.with_large_pages() } else { ram };
         made.add(&files.stage);
         let tier = open_tier(&files, ram.layout().len, config.compression)?;
         made.add(&files.compressed);
@@ -363,6 +376,9 @@ impl PagedVm {
         ram.check().map_err(StartError::Layout)?;
         let pmap = Pmap::open(&files.pmap, ram.layout().len)?;
         let stage = Stage::open(&files.stage)?;
+        // Without room to break them, there were none.
+        let large = stage.layout().can_break();
+        let ram = if large { ram.with_large_pages() } else { ram };
         let slots = files.swap.slots();
         let tier = open_tier(&files, ram.layout().len, config.compression)?;
         let memory = Memory::new(pmap, ram, stage, slots, host, config.fault_around);
@@ -412,6 +428,7 @@ impl PagedVm {
             evict_goal: AtomicU64::new(0),
             evict_leave: AtomicU64::new(0),
             waiting: AtomicU64::new(0),
+            fault_times: FaultTimes::default(),
             stop: AtomicBool::new(false),
             ill: Mutex::new(None),
             ill_times: AtomicU32::new(0),
@@ -485,6 +502,10 @@ impl PagedVm {
     pub fn swap_places(&self) -> Vec<(Place, Pages)> {
         let used = |(i, place)| (place, self.memory().swap_used_of(i));
         self.shared.swap.places().into_iter().enumerate().map(used).collect()
+    }
+    /// How long faults took to be served, from when they were read, without those that waited.
+    pub fn fault_times(&self) -> &FaultTimes {
+        &self.shared.fault_times
     }
     /// Faults that wait at this moment.
     pub fn waiting(&self) -> u64 {

@@ -102,6 +102,45 @@ impl Examiner {
         result.map(|()| done)
     }
 
+    /// How many of `n` pages at home, from `first` on, are all zero or match a page that is known, and how
+    /// many were read for that. What matches nothing is known afterwards. For pages that cannot be shared
+    /// where they are.
+    pub fn weigh<B: Backend>(
+        &mut self,
+        memory: &Memory<B>,
+        first: Ppn,
+        n: u64,
+    ) -> Result<(u64, u64), MemError> {
+        let (mut alike, mut read) = (0, 0);
+        let Some(member) = memory.membership() else { return Ok((0, 0)) };
+        for at in (first.0..first.0 + n).step_by(BATCH) {
+            let some = ((first.0 + n - at) as usize).min(BATCH);
+            memory.backend().read_homes(Ppn(at), &mut self.pages[..some])?;
+            let pages = (at..).map(Ppn).zip(&self.pages[..some]);
+            let (zeros, rest): (Vec<_>, Vec<_>) =
+                pages.partition(|(_, page)| ballast_sharing::is_zero(page));
+            let hashed: Vec<(Ppn, PageHash)> =
+                rest.into_iter().map(|(ppn, page)| (ppn, member.domain.hash(page))).collect();
+            let known = member.domain.look_up(member.base, &hashed);
+            let mut matches = 0;
+            for known in known {
+                match known {
+                    // The reference is for who enters it.
+                    Known::Common(page) => {
+                        member.domain.release(page);
+                        matches += 1;
+                    }
+                    Known::Seen(..) => matches += 1,
+                    Known::New { .. } => {}
+                }
+            }
+            alike += zeros.len() as u64 + matches;
+            read += some as u64;
+        }
+        Counters::add(&memory.counters.scanned, read);
+        Ok((alike, read))
+    }
+
     /// Reads and hashes what is at home, in runs.
     fn hash<B: Backend>(
         &mut self,
@@ -115,7 +154,10 @@ impl Examiner {
         self.hashed.clear();
         let worth = |ppn: &Ppn| {
             let word = memory.pmap().load(*ppn);
-            word.state() == State::Resident && word.is_idle() && !memory.is_unwritten(*ppn)
+            word.state() == State::Resident
+                && word.is_idle()
+                && !memory.is_unwritten(*ppn)
+                && !memory.regions().is_large(*ppn)
         };
         let mut rest = pages;
         while let Some(start) = rest.iter().position(worth) {

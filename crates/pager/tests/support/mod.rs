@@ -87,6 +87,11 @@ struct World {
     /// Whether the mapping is registered with the userfaultfd.
     watched: Vec<bool>,
     protected: Vec<bool>,
+    /// Pages of a large page, or 1; of which large page a home page is a part; and which are allocated,
+    /// and untouched: the kernel says that they are not there.
+    large: u64,
+    part_of: Vec<Option<u64>>,
+    latent: Vec<bool>,
     /// Whether the VMM's mappings can be changed, and how many runs it changes before it registers
     /// and protects them.
     can_remap: bool,
@@ -173,6 +178,9 @@ impl World {
             copies: vec![None; n],
             watched: vec![true; n],
             protected: vec![false; n],
+            large: 1,
+            part_of: vec![None; n],
+            latent: vec![false; n],
             can_remap,
             together: 2,
             unanswered: None,
@@ -195,10 +203,19 @@ impl World {
     /// One access of the guest: what it sees, or the fault that it meets.
     fn access(&mut self, machine: &Machine, ppn: u64, write: Option<u64>) -> Result<u64, Access> {
         let p = ppn as usize;
-        if write.is_some() && self.protected[p] && self.is_mapped(p) {
+        if write.is_some() && self.protected[p] && (self.is_mapped(p) || self.latent[p]) {
             return Err(Access::Protected);
         }
         let seen = if self.places[p] == Place::Home {
+            if self.latent[p] {
+                // The first touch zeroes all of it.
+                let of = self.part_of[p];
+                for i in 0..self.pages.len() {
+                    if self.part_of[i] == of && std::mem::take(&mut self.latent[i]) {
+                        self.pages[i] = Some(0);
+                    }
+                }
+            }
             if self.pages[p].is_none() {
                 if self.watched[p] {
                     return Err(if write.is_some() { Access::Missing } else { Access::Reading });
@@ -234,7 +251,29 @@ impl World {
     }
 
     fn present(&self) -> u64 {
-        (self.pages.iter().flatten().count() + self.copies.iter().flatten().count()) as u64
+        let latent = self.latent.iter().filter(|&&l| l).count();
+        (self.pages.iter().flatten().count() + self.copies.iter().flatten().count() + latent) as u64
+    }
+
+    /// A hole in the file. A part of a large page stays, zeroed: somebody holds that.
+    fn punch(&mut self, first: u64, n: u64) {
+        let range = first as usize..(first + n) as usize;
+        for p in range.clone() {
+            let of = self.part_of[p];
+            let whole = of.is_none()
+                || (0..self.pages.len()).all(|i| self.part_of[i] != of || range.contains(&i));
+            if whole {
+                self.pages[p] = None;
+                self.latent[p] = false;
+            } else if self.pages[p].is_some() {
+                self.pages[p] = Some(0);
+            }
+        }
+        for p in range {
+            if self.pages[p].is_none() && !self.latent[p] {
+                self.part_of[p] = None;
+            }
+        }
     }
 
     /// The mapping of a run is new: nothing is copied, nothing watched.
@@ -398,9 +437,13 @@ impl Double {
         world.changing += 1;
     }
 
+    /// The kernel can split a large page here; what is left of it stays one.
     pub fn vmm_punch(&self, first: u64, n: u64) {
         let mut world = self.world();
-        world.pages[first as usize..(first + n) as usize].fill(None);
+        let range = first as usize..(first + n) as usize;
+        world.pages[range.clone()].fill(None);
+        world.latent[range.clone()].fill(false);
+        world.part_of[range].fill(None);
         self.count(&world);
     }
 
@@ -418,6 +461,15 @@ impl Double {
             world.finish_remap(&self.machine, &run);
         }
         self.count(&world);
+    }
+
+    /// RAM that is allocated in large pages of `n` where it can be.
+    pub fn set_large(&self, n: u64) {
+        self.world().large = n;
+    }
+    /// Whether a home page is a part of a large one.
+    pub fn is_part_of_large(&self, ppn: u64) -> bool {
+        self.world().part_of[ppn as usize].is_some()
     }
 
     /// Whether the VMM goes on with what it was asked to change when the manager dies.
@@ -626,9 +678,45 @@ impl Backend for Ram {
 
     fn punch(&self, ppn: Ppn, n: u64) -> Result<(), MemError> {
         self.0.call(false, |world| {
-            for p in ppn.0..ppn.0 + n {
-                world.pages[p as usize] = None;
+            world.punch(ppn.0, n);
+            Ok(())
+        })
+    }
+
+    fn large(&self) -> u64 {
+        self.0.world().large
+    }
+
+    fn allocate(&self, first: Ppn, n: u64) -> Result<(), MemError> {
+        self.0.call(false, |world| {
+            assert!(n == world.large && first.0.is_multiple_of(n), "{first}: {n} pages");
+            for p in first.0..first.0 + n {
+                let p = p as usize;
+                assert!(world.places[p] == Place::Home && world.pages[p].is_none());
+                world.part_of[p] = Some(first.0);
+                world.latent[p] = true;
             }
+            Ok(())
+        })
+    }
+
+    fn protect_run(&self, first: Ppn, n: u64) -> Result<(), MemError> {
+        self.0.call(true, |world| {
+            for p in (first.0..first.0 + n).map(Ppn) {
+                Double::of(world, p, false)?;
+                world.protected[p.index()] = true;
+            }
+            Ok(())
+        })
+    }
+
+    fn unprotect_run(&self, first: Ppn, n: u64) -> Result<(), MemError> {
+        self.0.call(true, |world| {
+            for p in (first.0..first.0 + n).map(Ppn) {
+                Double::of(world, p, false)?;
+                world.protected[p.index()] = false;
+            }
+            Double::wake_in(world, first.0, n);
             Ok(())
         })
     }
@@ -636,11 +724,11 @@ impl Backend for Ram {
     fn zero(&self, ppn: Ppn, n: u64) -> Result<u64, MemError> {
         self.0.call(true, |world| {
             Double::of(world, ppn, true)?;
-            if world.pages[ppn.index()].is_some() {
+            let is_free = |p: u64| world.pages[p as usize].is_none() && !world.latent[p as usize];
+            if !is_free(ppn.0) {
                 return Err(MemError::Exists);
             }
-            let run = (ppn.0..ppn.0 + n).take_while(|&p| world.pages[p as usize].is_none()).count()
-                as u64;
+            let run = (ppn.0..ppn.0 + n).take_while(|&p| is_free(p)).count() as u64;
             for p in ppn.0..ppn.0 + run {
                 world.pages[p as usize] = Some(0);
                 world.protected[p as usize] = false;
@@ -654,7 +742,7 @@ impl Backend for Ram {
         let token = token_of(bytes);
         self.0.call(true, |world| {
             Double::of(world, ppn, true)?;
-            if world.pages[ppn.index()].is_some() {
+            if world.pages[ppn.index()].is_some() || world.latent[ppn.index()] {
                 return Err(MemError::Exists);
             }
             world.pages[ppn.index()] = Some(token);

@@ -6,10 +6,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use ballast_compress::{Algorithm, Compressor};
-use ballast_pager::backend::{MemError, PageBuf};
+use ballast_pager::backend::{Backend as _, MemError, PageBuf};
 use ballast_pager::host::Host;
 use ballast_pager::memory::{
-    Access, Compressed, Evicted, Memory, NotBack, NotEvicted, RecoverError, Recovered,
+    Access, Broke, Compressed, Evicted, Memory, NotBack, NotEvicted, RecoverError, Recovered,
 };
 use ballast_pager::pmap::Pmap;
 use ballast_pager::service::around::Around;
@@ -53,6 +53,15 @@ impl Vm {
         Vm::over(Double::ram(pages, host.clone()), host, pages, swap, around)
     }
 
+    /// One whose RAM is allocated in large pages of `large` while more than `plenty` is free.
+    pub fn with_large(pages: u64, budget: u64, large: u64, plenty: u64) -> Vm {
+        let host = host(budget);
+        host.set_plenty(Pages(plenty));
+        let ram = Double::ram(pages, host.clone());
+        ram.0.set_large(large);
+        Vm::over(ram, host, pages, pages, 1)
+    }
+
     /// One that shares pages with the others of its site.
     pub fn at(site: &Site, pages: u64, swap: u64, around: u64) -> Vm {
         let ram = Double::on(&site.machine, pages);
@@ -64,7 +73,10 @@ impl Vm {
     fn over(ram: Ram, host: Arc<Host>, pages: u64, swap: u64, around: u64) -> Vm {
         let dir = tempfile::tempdir_in("/dev/shm").unwrap();
         let pmap = Pmap::create(&dir.path().join("pmap"), Pages(pages)).unwrap();
-        let stage = Stage::create(&dir.path().join("stage"), LAYOUT).unwrap();
+        // A hold for each page of a large page, beside the sample's.
+        let holds = LAYOUT.holds + if ram.large() > 1 { ram.large() } else { 0 };
+        let layout = StageLayout { holds, ..LAYOUT };
+        let stage = Stage::create(&dir.path().join("stage"), layout).unwrap();
         let (swap_len, around) = (Pages(swap), Pages(around));
         let tier = Tier::open(&dir.path().join("compressed"), Pages(pages), TIER).unwrap();
         let memory = Memory::new(pmap, ram.clone(), stage, swap_len, host.clone(), around);
@@ -196,6 +208,9 @@ impl Vm {
 
     /// Evicts into the cluster, which is written when full.
     pub fn evict(&mut self, ppn: u64) -> Result<Evicted, NotEvicted> {
+        if self.memory.regions().is_large(Ppn(ppn)) {
+            self.break_large(ppn).map_err(NotEvicted::Failed)?;
+        }
         if self.cluster.len() as u64 == LAYOUT.cluster {
             self.write_cluster();
         }
@@ -206,6 +221,13 @@ impl Vm {
             self.cluster.insert(slot, Ppn(ppn));
         }
         Ok(evicted)
+    }
+
+    /// Breaks a large page, and has all of it back home.
+    pub fn break_large(&mut self, ppn: u64) -> Result<Broke, MemError> {
+        let broke = self.memory.break_large(Ppn(ppn))?;
+        self.memory.bring_back()?;
+        Ok(broke)
     }
 
     /// Evicts a page and compresses it; it stays in the cluster if that cannot be.
@@ -349,6 +371,12 @@ impl Vm {
             "{present} present and {held} held, {} charged",
             self.memory.charged().0
         );
+        for p in 0..self.memory.pmap().len().0 {
+            assert!(
+                !self.ram.0.is_part_of_large(p) || self.memory.regions().is_large(Ppn(p)),
+                "ppn {p} is a part of a large page, and not known to be"
+            );
+        }
         super::site::check_places(&self.memory, &self.ram);
     }
 }

@@ -11,6 +11,20 @@ pub fn thread_s(pid: i32, tid: i32) -> Result<f64> {
     parse(&text).with_context(|| format!("{path}: '{}'", text.trim()))
 }
 
+/// CPU seconds of a process, threads that have ended included.
+pub fn process_s(pid: i32) -> Result<f64> {
+    let mut clock: libc::clockid_t = 0;
+    // SAFETY: writes a number.
+    let errno = unsafe { libc::clock_getcpuclockid(pid, &mut clock) };
+    let failed = |errno| std::io::Error::from_raw_os_error(errno);
+    anyhow::ensure!(errno == 0, "process {pid}: {}", failed(errno));
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: writes a timespec.
+    let done = unsafe { libc::clock_gettime(clock, &mut time) };
+    anyhow::ensure!(done == 0, "process {pid}: {}", std::io::Error::last_os_error());
+    Ok(time.tv_sec as f64 + time.tv_nsec as f64 / 1e9)
+}
+
 /// "ns-on-cpu ns-waiting timeslices"
 fn parse(text: &str) -> Option<f64> {
     let ns: u64 = text.split_whitespace().next()?.parse().ok()?;

@@ -1,0 +1,96 @@
+//! A real guest on large pages: handed out while memory is plentiful, as the kernel maps them; broken when it
+//! is not; and nothing is lost when the manager is killed meanwhile.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // a panic here is the test failing
+
+mod support;
+
+use ballast_api::{Mode, VmChange};
+use support::witness::Witness;
+use support::{Ballastd, MIB, image_or_skip};
+
+const TORTURE: &str = "verify-torture --mb 64 --threads 2 --seconds 100000";
+const SIZE: u64 = 1024;
+
+/// What the kernel has mapped as large pages of a process's shared memory.
+fn mapped_large(pid: u32) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap();
+    let kib = |line: &str| -> Option<u64> {
+        line.strip_prefix("ShmemPmdMapped:")?.trim().strip_suffix(" kB")?.parse().ok()
+    };
+    text.lines().filter_map(kib).sum::<u64>() << 10
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn large_pages_come_while_memory_is_plentiful_and_break_when_it_is_not() {
+    let Some(image) = image_or_skip() else { return };
+    let options = ["--budget", "2G", "--sample-period", "3600"];
+    let mut ballastd = Ballastd::start(&options);
+    let witness = Witness::watch(&ballastd.root, 2048 * MIB);
+    let spec = ballastd.guest(image, "big", SIZE, TORTURE);
+    assert_eq!(spec.large_pages, None);
+    let vm = ballastd.client.run(&spec).await.unwrap();
+    assert_eq!(vm.management.mode, Mode::Paged, "{:?}", vm.management.reason);
+    let mut console = ballastd.console("big");
+    ballastd.checks_go_on(&mut console, 2000).await;
+    let vm = ballastd.vm("big").await;
+    let (large, pid) = (vm.memory.large, vm.pid.unwrap());
+    assert!(large >= 100 * MIB && large <= vm.memory.resident, "{:?}", vm.memory);
+    assert!(vm.counters.large_fills * 2 * MIB >= large, "{:?}", vm.counters);
+    // The kernel's count. A guest that first reads a page of a large one may have it mapped small.
+    let mapped = mapped_large(pid);
+    assert!(
+        mapped <= ballastd.vm("big").await.memory.large && mapped * 10 >= large * 9,
+        "{mapped}"
+    );
+    assert!(ballastd.host().await.measured_used <= 2048 * MIB);
+    ballastd.assert_books_balance().await;
+
+    // Less than it works with: what was never touched goes first, then the rest.
+    for limit in [160, 96] {
+        let change = VmChange { max: Some(limit * MIB), ..VmChange::default() };
+        ballastd.client.change("big", &change).await.unwrap();
+        ballastd
+            .eventually("it is within its limit", async || {
+                ballastd.vm("big").await.memory.consumed <= limit * MIB
+            })
+            .await;
+        ballastd.checks_go_on(&mut console, 500).await;
+        ballastd.kill();
+        ballastd.restart();
+        ballastd
+            .eventually("it is taken over", async || {
+                ballastd.client.vm("big").await.is_ok_and(|vm| vm.management.mode == Mode::Paged)
+            })
+            .await;
+        ballastd.checks_go_on(&mut console, 500).await;
+        ballastd.assert_books_balance().await;
+    }
+    let vm = ballastd.vm("big").await;
+    assert!(vm.memory.large < large / 2, "{:?}", vm.memory);
+    assert!(mapped_large(pid) <= vm.memory.large, "{:?}", vm.memory);
+    assert!(witness.peak() >= large, "it saw {} at most", witness.peak());
+    assert!(witness.peak() <= 2048 * MIB);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn small_guests_have_large_pages_where_they_are_asked_for() {
+    let Some(image) = image_or_skip() else { return };
+    let ballastd = Ballastd::start(&["--budget", "1G"]);
+    for (name, asked) in [("not", None), ("asked", Some(true))] {
+        let mut spec = ballastd.guest(image, name, 128, "");
+        spec.large_pages = asked;
+        spec.free_page_reporting = true;
+        let vm = ballastd.client.run(&spec).await.unwrap();
+        assert_eq!(vm.management.mode, Mode::Paged, "{:?}", vm.management.reason);
+        let mut console = ballastd.console(name);
+        ballastd
+            .eventually("it has booted", async || {
+                console.poll();
+                console.story.ready.is_some()
+            })
+            .await;
+        let large = ballastd.vm(name).await.memory.large;
+        assert_eq!(large > 0, asked == Some(true), "{name}: {large}");
+    }
+    ballastd.assert_books_balance().await;
+}

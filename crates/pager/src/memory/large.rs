@@ -1,0 +1,271 @@
+//! Large pages: handed out while memory is plentiful, broken before anything is taken from them.
+//!
+//! A large page is freed whole or not at all. The kernel can free a part of one only if it can split it, and
+//! cannot if somebody holds it (direct I/O holds its pages): then it zeroes the part, leaves it in place,
+//! and says nothing; the guest would read those zeros. So a region is broken by moving it out of its home
+//! and back: protect it; copy it out, into holds of the stage; book that in the pmap; punch the whole; bring
+//! it back, page by page. What is all zero (most of what the guest never touched) does not come back.
+
+use ballast_sharing::is_zero;
+use ballast_units::Ppn;
+
+use super::fault::{Access, Fault, failed};
+use super::regions::Backing;
+use super::{Counters, Memory};
+use crate::backend::{Backend, MemError};
+use crate::word::{Busy, State, Word};
+
+/// What came of the wish to break a region.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Broke {
+    /// Its pages are small now, and so many of them, all zero, are free.
+    Done { freed: u64 },
+    /// It is not backed by a large page.
+    Small,
+    /// One of its pages is in another transition, or no hold is free: later.
+    Busy,
+}
+
+/// A page of a region that is being broken: its word before, and the hold it goes to.
+struct Leaving {
+    ppn: Ppn,
+    word: Word,
+    hold: Option<u64>,
+}
+
+impl<B: Backend> Memory<B> {
+    /// Answers a fault with a large page, if its region has nothing yet and memory is plentiful. None: it
+    /// is to be answered otherwise.
+    pub(super) fn fault_large(
+        &self,
+        ppn: Ppn,
+        word: Word,
+        access: Access,
+    ) -> Option<Result<(), Fault>> {
+        let region = self.regions.of(ppn).filter(|_| is_fresh(word))?;
+        if access == Access::Reading
+            && word.state() == State::Untouched
+            && self.backend.can_remap()
+            && self.regions.is_read_in_order(region)
+        {
+            return None;
+        }
+        let (first, n) = (self.regions.first(region), self.regions.size().0);
+        let pages = || (first.0..first.0 + n).map(Ppn);
+        if !pages().all(|p| is_fresh(self.pmap.load(p))) || !self.charge_if_plentiful(n) {
+            return None;
+        }
+        let mut claimed = Vec::with_capacity(n as usize);
+        for p in pages() {
+            let word = self.pmap.load(p);
+            if !is_fresh(word) || self.claim(p, word).is_err() {
+                break;
+            }
+            claimed.push((p, word));
+        }
+        let give_back = |claimed: &[(Ppn, Word)]| {
+            claimed.iter().for_each(|&(p, word)| self.pmap.store(p, word));
+            self.uncharge(n);
+            None
+        };
+        if claimed.len() as u64 != n {
+            return give_back(&claimed);
+        }
+        match self.backend.next_present(first, first.0 + n) {
+            Ok(found) if found == first.0 + n => {}
+            Err(MemError::Crash) => return Some(Err(Fault::Failed(MemError::Crash))),
+            // Somebody wrote the RAM file past us: page by page, then.
+            _ => return give_back(&claimed),
+        }
+        // Before any of its pages can be seen to be Resident.
+        self.regions.set(region, Backing::Whole);
+        match self.backend.allocate(first, n) {
+            Ok(()) => {}
+            Err(MemError::Crash) => return Some(Err(Fault::Failed(MemError::Crash))),
+            Err(_) => return self.filled_in_part(region, &claimed),
+        }
+        for (p, word) in claimed {
+            self.came_home(p, p == ppn && word.sampled());
+        }
+        self.regions.filled();
+        // Protection that was left by pages that went away would trap writes one by one.
+        let woken = match self.backend.unprotect_run(first, n) {
+            Ok(()) => Ok(()),
+            Err(MemError::Crash) => Err(MemError::Crash),
+            Err(_) => self.backend.wake(first, n),
+        };
+        Some(woken.map_err(failed))
+    }
+
+    /// The kernel has no memory for all of a region. What is there may have been touched: it stays.
+    fn filled_in_part(&self, region: usize, claimed: &[(Ppn, Word)]) -> Option<Result<(), Fault>> {
+        self.regions.set(region, Backing::Torn);
+        let mut left = 0;
+        for &(p, word) in claimed {
+            match self.backend.present(p) {
+                Ok(false) => {
+                    self.pmap.store(p, word);
+                    self.uncharge(1);
+                }
+                Err(MemError::Crash) => return Some(Err(Fault::Failed(MemError::Crash))),
+                // In doubt it is booked, and its fault answered as that of any page at home.
+                Ok(true) | Err(_) => {
+                    self.came_home(p, false);
+                    left += 1;
+                }
+            }
+        }
+        if left == 0 {
+            // Nobody else makes it large: faults are answered one after the other.
+            self.regions.set(region, Backing::Small);
+        }
+        None
+    }
+
+    /// Breaks the region of a page into small pages.
+    ///
+    /// # Errors
+    /// Of the operations on the VMM's memory; the region is as it was then, or broken with some of its
+    /// pages away (`bring_back`).
+    pub fn break_large(&self, ppn: Ppn) -> Result<Broke, MemError> {
+        let Some(region) = self.regions.of(ppn) else { return Ok(Broke::Small) };
+        if self.regions.get(region) == Backing::Small {
+            return Ok(Broke::Small);
+        }
+        let first = self.regions.first(region);
+        let Some(mut leaving) = self.claim_region(first) else { return Ok(Broke::Busy) };
+        if self.regions.get(region) == Backing::Small {
+            self.stay_large(first, &leaving)?;
+            return Ok(Broke::Small);
+        }
+        let n = self.regions.size().0;
+        let copied = self.backend.protect_run(first, n).and_then(|()| self.copy_out(&mut leaving));
+        match copied {
+            Ok(()) => {}
+            Err(MemError::Crash) => return Err(MemError::Crash),
+            Err(e) => {
+                self.stay_large(first, &leaving)?;
+                return if e == MemError::Again { Ok(Broke::Busy) } else { Err(e) };
+            }
+        }
+        for page in &leaving {
+            self.departures.note(page.ppn);
+            self.commons.unwritten.remove(page.ppn);
+            self.pmap.store(page.ppn, page.next().set_busy(Busy::Evicting));
+        }
+        if let Err(e) = self.backend.punch(first, n) {
+            if e != MemError::Crash {
+                self.stay_large(first, &leaving)?;
+            }
+            return Err(e);
+        }
+        self.regions.set(region, Backing::Small);
+        let mut freed = 0;
+        for page in &leaving {
+            let next = page.next();
+            freed += u64::from(page.word.state().charged() && !next.state().charged());
+            self.pmap.store(page.ppn, next);
+        }
+        self.uncharge(freed);
+        Counters::add(&self.counters.zero_dropped, freed);
+        self.regions.broke(freed);
+        self.regions.add_away(leaving.iter().filter(|p| p.hold.is_some()).map(|p| p.ppn));
+        self.bring_back()?;
+        Ok(Broke::Done { freed })
+    }
+
+    /// Brings pages of broken regions home that are still in their holds. Answers how many are left.
+    pub fn bring_back(&self) -> Result<usize, MemError> {
+        let mut left = self.regions.take_away();
+        let mut result = Ok(());
+        left.retain(|&ppn| {
+            let word = self.pmap.load(ppn);
+            let is_away = word.state() == State::Held && !word.sampled();
+            if result.is_err() || !is_away {
+                return is_away;
+            }
+            match self.unsample(ppn) {
+                Ok(back) => !back,
+                Err(e) => {
+                    result = Err(e);
+                    true
+                }
+            }
+        });
+        let n = left.len();
+        self.regions.add_away(left);
+        result.map(|()| n)
+    }
+
+    /// Claims all pages of a region, with a hold for each that is at home. None if that cannot be now.
+    fn claim_region(&self, first: Ppn) -> Option<Vec<Leaving>> {
+        let n = self.regions.size().0;
+        let mut claimed = Vec::with_capacity(n as usize);
+        for ppn in (first.0..first.0 + n).map(Ppn) {
+            let word = self.pmap.load(ppn);
+            let needs = word.state() == State::Resident;
+            let hold = if needs { self.stage.take_hold() } else { None };
+            let claim = |to: Word| self.pmap.exchange(ppn, word, to).is_ok();
+            if needs != hold.is_some() || !word.is_idle() || !claim(word.set_busy(Busy::Evicting)) {
+                hold.into_iter().for_each(|hold| self.stage.free_hold(hold));
+                self.unclaim_region(&claimed);
+                return None;
+            }
+            claimed.push(Leaving { ppn, word, hold });
+        }
+        Some(claimed)
+    }
+
+    fn unclaim_region(&self, claimed: &[Leaving]) {
+        for page in claimed {
+            page.hold.into_iter().for_each(|hold| self.stage.free_hold(hold));
+            self.pmap.store(page.ppn, page.word);
+        }
+    }
+
+    /// Copies what is at home into the holds; what is all zero needs none.
+    fn copy_out(&self, leaving: &mut [Leaving]) -> Result<(), MemError> {
+        for page in leaving {
+            let Some(hold) = page.hold else { continue };
+            // SAFETY: the hold is free and ours, so no word names it and nobody reads it.
+            let bytes = unsafe { self.stage.page_mut(hold) };
+            self.backend.read_home(page.ppn, bytes)?;
+            if is_zero(bytes) {
+                self.stage.free_hold(hold);
+                page.hold = None;
+            }
+        }
+        Ok(())
+    }
+
+    /// Rolls back: the region is there, whole. Should lifting the protection fail (a discard is pending),
+    /// writes fault and lift it. Err only when the manager dies.
+    fn stay_large(&self, first: Ppn, leaving: &[Leaving]) -> Result<(), MemError> {
+        for page in leaving {
+            self.commons.unwritten.remove(page.ppn);
+        }
+        let lifted = self.backend.unprotect_run(first, self.regions.size().0);
+        if lifted == Err(MemError::Crash) {
+            return Err(MemError::Crash);
+        }
+        self.unclaim_region(leaving);
+        Ok(())
+    }
+}
+
+impl Leaving {
+    /// Its word when it has left.
+    fn next(&self) -> Word {
+        let next = match (self.word.state(), self.hold) {
+            (_, Some(hold)) => Word::with_slot(State::Held, hold),
+            (State::Resident, None) => Word::UNTOUCHED,
+            (_, None) => self.word,
+        };
+        next.set_sampled(self.word.sampled())
+    }
+}
+
+/// Whether a page has nothing, so that it can become part of a large page.
+fn is_fresh(word: Word) -> bool {
+    word.is_idle() && matches!(word.state(), State::Untouched | State::Ballooned)
+}

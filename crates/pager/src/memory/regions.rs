@@ -1,0 +1,186 @@
+//! Which parts of a VM's memory are backed by large pages: one entry for each region of the size of a
+//! large page. Derived: a manager that takes over takes for large what may be.
+
+use ballast_units::{Pages, Ppn};
+
+use crate::pmap::Pmap;
+use crate::sync::{AtomicU64, Mutex, Ordering, lock};
+use crate::word::State;
+
+/// How the home pages of a region are backed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+pub enum Backing {
+    /// Each by a page of its own, if at all.
+    Small = 0,
+    /// By what the guest left of a large page: a page of it may not be freed alone.
+    Torn = 1,
+    /// By one large page.
+    Whole = 2,
+}
+
+/// Running totals.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LargeCounts {
+    /// Large pages that were handed out.
+    pub fills: u64,
+    /// Regions that were broken into small pages.
+    pub breaks: u64,
+    /// Pages all zero that were found and freed by that.
+    pub dropped: u64,
+}
+
+pub struct Regions {
+    /// Pages of a region; 1 where there are no large pages.
+    size: u64,
+    cells: Box<[AtomicU64]>,
+    whole: AtomicU64,
+    fills: AtomicU64,
+    breaks: AtomicU64,
+    dropped: AtomicU64,
+    /// The region that was last read before it was written.
+    read: AtomicU64,
+    /// Held pages of broken regions that could not be brought back at once.
+    away: Mutex<Vec<Ppn>>,
+}
+
+impl Regions {
+    pub(super) fn new(len: Pages, size: u64) -> Regions {
+        // What is left at the end is smaller than a large page.
+        let n = if size > 1 { len.0 / size } else { 0 };
+        Regions {
+            size,
+            cells: (0..n).map(|_| AtomicU64::new(Backing::Small as u64)).collect(),
+            whole: AtomicU64::new(0),
+            fills: AtomicU64::new(0),
+            breaks: AtomicU64::new(0),
+            dropped: AtomicU64::new(0),
+            read: AtomicU64::new(u64::MAX),
+            away: Mutex::new(Vec::new()),
+        }
+    }
+
+    /// Pages of a region.
+    pub fn size(&self) -> Pages {
+        Pages(self.size)
+    }
+    /// Regions; none where there are no large pages.
+    pub fn len(&self) -> usize {
+        self.cells.len()
+    }
+    pub fn is_empty(&self) -> bool {
+        self.cells.is_empty()
+    }
+    /// The region of a page, if it has one.
+    pub fn of(&self, ppn: Ppn) -> Option<usize> {
+        Some((ppn.0 / self.size) as usize).filter(|&r| r < self.cells.len())
+    }
+    /// The first page of a region.
+    pub fn first(&self, region: usize) -> Ppn {
+        Ppn(region as u64 * self.size)
+    }
+    pub(super) fn get(&self, region: usize) -> Backing {
+        match self.cells[region].load(Ordering::Acquire) {
+            2 => Backing::Whole,
+            1 => Backing::Torn,
+            _ => Backing::Small,
+        }
+    }
+    /// Whether a page is, or may be, a part of a large page: then it cannot be freed alone.
+    pub fn is_large(&self, ppn: Ppn) -> bool {
+        self.of(ppn).is_some_and(|r| self.get(r) != Backing::Small)
+    }
+    pub(super) fn any_large(&self, first: u64, end: u64) -> bool {
+        !self.cells.is_empty()
+            && (first / self.size..=(end.max(first + 1) - 1) / self.size)
+                .any(|r| self.is_large(Ppn(r * self.size)))
+    }
+    /// Pages backed by whole large pages.
+    pub fn whole(&self) -> Pages {
+        Pages(self.whole.load(Ordering::Relaxed) * self.size)
+    }
+    pub fn counts(&self) -> LargeCounts {
+        let get = |c: &AtomicU64| c.load(Ordering::Relaxed);
+        LargeCounts {
+            fills: get(&self.fills),
+            breaks: get(&self.breaks),
+            dropped: get(&self.dropped),
+        }
+    }
+
+    /// Who changes it holds busy bits of the region's pages.
+    pub(super) fn set(&self, region: usize, to: Backing) {
+        let from = self.cells[region].swap(to as u64, Ordering::AcqRel);
+        let (was, is) = (from == Backing::Whole as u64, to == Backing::Whole);
+        if is && !was {
+            self.whole.fetch_add(1, Ordering::Relaxed);
+        } else if was && !is {
+            self.whole.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+    pub(super) fn filled(&self) {
+        self.fills.fetch_add(1, Ordering::Relaxed);
+    }
+    pub(super) fn broke(&self, dropped: u64) {
+        self.breaks.fetch_add(1, Ordering::Relaxed);
+        self.dropped.fetch_add(dropped, Ordering::Relaxed);
+    }
+
+    /// The guest gave up `[first, end)`, of which nothing is left.
+    pub(super) fn tear(&self, first: u64, end: u64) {
+        if self.cells.is_empty() {
+            return;
+        }
+        let mut at = first;
+        while at < end {
+            let Some(region) = self.of(Ppn(at)) else { return };
+            let (from, until) = (self.first(region).0, self.first(region).0 + self.size);
+            if self.get(region) != Backing::Small {
+                let all = first <= from && until <= end;
+                self.set(region, if all { Backing::Small } else { Backing::Torn });
+            }
+            at = until;
+        }
+    }
+
+    /// Notes that a region is read before it was written; answers whether reads go from region to region, as
+    /// those of a migration do.
+    pub(super) fn is_read_in_order(&self, region: usize) -> bool {
+        let before = self.read.swap(region as u64, Ordering::Relaxed);
+        before == region as u64 || before.wrapping_add(1) == region as u64
+    }
+
+    /// What may be a large page is taken for one: a region with a page in any other state was broken.
+    pub(super) fn rebuild(&self, pmap: &Pmap) {
+        for region in 0..self.cells.len() {
+            let first = self.first(region).0;
+            let mut resident = 0;
+            let intact = (first..first + self.size).all(|p| match pmap.load(Ppn(p)).state() {
+                State::Resident => {
+                    resident += 1;
+                    true
+                }
+                state => matches!(state, State::Ballooned | State::Untouched),
+            });
+            self.set(
+                region,
+                match intact {
+                    true if resident == self.size => Backing::Whole,
+                    true if resident > 0 => Backing::Torn,
+                    _ => Backing::Small,
+                },
+            );
+        }
+    }
+
+    pub(super) fn add_away(&self, pages: impl IntoIterator<Item = Ppn>) {
+        lock(&self.away).extend(pages);
+    }
+    pub(super) fn take_away(&self) -> Vec<Ppn> {
+        std::mem::take(&mut *lock(&self.away))
+    }
+    /// Whether `bring_back` has something to do.
+    pub fn is_any_away(&self) -> bool {
+        !self.cells.is_empty() && !lock(&self.away).is_empty()
+    }
+}

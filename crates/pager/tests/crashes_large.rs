@@ -1,0 +1,298 @@
+//! Large pages on a double whose kernel never splits one for the manager: what is punched of a part of one
+//! stays, zeroed. The manager dies at every call of every operation, and its successor in its recovery.
+#![cfg(not(feature = "shuttle"))]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod support;
+
+use ballast_pager::backend::MemError;
+use ballast_pager::memory::{Access, Broke, NotEvicted};
+use ballast_pager::word::State;
+use ballast_units::{Pages, Ppn};
+use support::CrashAt;
+use support::vm::{LARGE, Vm};
+
+const REGION: u64 = 4;
+/// Four regions and a half.
+const PAGES: u64 = 18;
+
+/// A region that was touched once, one that was written whole, one of which a part was given up, one
+/// untouched.
+fn vm() -> (Vm, Vec<u64>) {
+    let mut vm = Vm::with_large(PAGES, 100, REGION, 40);
+    vm.access(1, Some(11));
+    for p in 4..8 {
+        vm.access(p, Some(LARGE * (p % 2) + 10 + p));
+    }
+    vm.access(9, Some(19));
+    vm.access(11, Some(21));
+    vm.ram.0.vmm_punch(10, 1);
+    vm.ram.0.announce(10, 1);
+    vm.pump().unwrap();
+    vm.access(16, Some(26));
+    for p in 0..12 {
+        let state = if p == 10 { State::Ballooned } else { State::Resident };
+        assert_eq!(vm.state(p), state, "ppn {p}");
+        assert!(vm.memory.regions().is_large(Ppn(p)), "ppn {p}");
+    }
+    assert_eq!(vm.state(17), State::Untouched);
+    assert_eq!(vm.memory.charged(), Pages(12));
+    assert_eq!(vm.memory.regions().whole(), Pages(8));
+    vm.check();
+    let wrote = |p: u64| match p {
+        1 | 9 | 11 | 16 => 10 + p,
+        4..=7 => LARGE * (p % 2) + 10 + p,
+        _ => 0,
+    };
+    (vm, (0..PAGES).map(wrote).collect())
+}
+
+type Op = fn(&mut Vm) -> Result<(), MemError>;
+
+fn missing(vm: &mut Vm, ppn: u64) -> Result<(), MemError> {
+    vm.ram.0.park(ppn, Access::Missing);
+    vm.pump()
+}
+
+fn gone(vm: &mut Vm, first: u64, n: u64) -> Result<(), MemError> {
+    vm.ram.0.vmm_punch(first, n);
+    vm.ram.0.announce(first, n);
+    vm.pump()
+}
+
+const OPS: &[(&str, Op)] = &[
+    ("fault on an untouched region", |vm| missing(vm, 14)),
+    ("fault beyond the last region", |vm| missing(vm, 17)),
+    ("fault on a region given up", |vm| {
+        gone(vm, 0, REGION)?;
+        missing(vm, 2)
+    }),
+    ("fault on a page given up", |vm| missing(vm, 10)),
+    ("break a region touched once", |vm| vm.break_large(0).map(drop)),
+    ("break a region written whole", |vm| vm.break_large(5).map(drop)),
+    ("break a torn region", |vm| vm.break_large(8).map(drop)),
+    ("break what was just allocated", |vm| {
+        missing(vm, 14)?;
+        vm.break_large(14).map(drop)
+    }),
+    ("evict", |vm| match vm.evict(6) {
+        Err(NotEvicted::Failed(e)) => Err(e),
+        // It could not be broken.
+        Err(NotEvicted::NotEligible) | Ok(_) => Ok(()),
+    }),
+    ("give up a part", |vm| gone(vm, 5, 2)),
+    ("give up everything", |vm| gone(vm, 0, PAGES)),
+    ("give up what was just allocated", |vm| {
+        missing(vm, 14)?;
+        gone(vm, 12, 2)
+    }),
+    ("announced, punched later", |vm| {
+        missing(vm, 14)?;
+        vm.ram.0.announce(0, PAGES);
+        vm.pump()
+    }),
+];
+
+/// What the guest may find: what it wrote, or zeros where it gave the page up.
+fn expected(op: &str, wrote: &[u64]) -> Vec<Vec<u64>> {
+    let void = match op {
+        "give up everything" | "announced, punched later" => 0..PAGES,
+        "give up a part" => 5..7,
+        "fault on a region given up" => 0..REGION,
+        _ => 0..0,
+    };
+    let may = |(p, &token): (usize, &u64)| {
+        if void.contains(&(p as u64)) { vec![token, 0] } else { vec![token] }
+    };
+    wrote.iter().enumerate().map(may).collect()
+}
+
+fn finish(vm: &mut Vm, expected: &[Vec<u64>], what: &str) {
+    vm.check();
+    assert_eq!(vm.ram.0.waiting(), 0, "{what}: somebody was not woken");
+    vm.memory.bring_back().unwrap();
+    vm.write_cluster();
+    vm.memory.check_quiet().unwrap();
+    let seen = |vm: &mut Vm| {
+        for p in 0..PAGES {
+            let seen = vm.access(p, None);
+            assert!(expected[p as usize].contains(&seen), "{what}: ppn {p} reads {seen}");
+        }
+    };
+    seen(vm);
+    // All of it out, and back.
+    for round in 0..2 {
+        for p in 0..PAGES {
+            if vm.state(p) == State::Resident {
+                let evicted = vm.evict(p);
+                // A page of zeros goes when its large page is broken.
+                let dropped = vm.state(p) == State::Untouched;
+                assert!(evicted.is_ok() || dropped, "{what}: ppn {p}: {evicted:?}");
+            }
+        }
+        vm.check();
+        assert_eq!(vm.memory.regions().whole(), Pages(0), "{what}");
+        if round == 0 {
+            seen(vm);
+            for p in 0..PAGES {
+                vm.access(p, Some(100 + p));
+            }
+        }
+    }
+    for p in 0..PAGES {
+        assert_eq!(vm.access(p, None), 100 + p, "{what}: ppn {p}, written after");
+    }
+    vm.check();
+}
+
+#[test]
+fn a_crash_at_any_call_of_any_operation_loses_nothing() {
+    let mut crashes = 0;
+    for (name, op) in OPS {
+        for after in [false, true] {
+            for call in 0.. {
+                let (mut vm, wrote) = vm();
+                vm.ram.0.crash_at(CrashAt { call, after });
+                let result = op(&mut vm);
+                let died = vm.ram.0.revive();
+                let what = format!("{name}, dies at call {call}, after it: {after}");
+                assert!(!died || result == Err(MemError::Crash), "{what}: {result:?}");
+                vm.take_over().unwrap();
+                finish(&mut vm, &expected(name, &wrote), &what);
+                if !died {
+                    assert!(call > 0, "{name} made no call");
+                    break;
+                }
+                crashes += 1;
+            }
+        }
+    }
+    println!("{crashes} crashes");
+    assert!(crashes >= 100, "{crashes}");
+}
+
+#[test]
+fn a_crash_in_the_recovery_from_a_crash_loses_nothing() {
+    // One that begins each of the steps that recovery looks at.
+    const SOME: [&str; 4] = [
+        "fault on an untouched region",
+        "break a region touched once",
+        "break a torn region",
+        "give up what was just allocated",
+    ];
+    let mut crashes = 0;
+    for (name, op) in OPS.iter().filter(|op| SOME.contains(&op.0)) {
+        // After one call is before the next.
+        for (after, again_after) in [(false, false), (true, true)] {
+            for call in 0.. {
+                let mut first_died = true;
+                for again in 0.. {
+                    let (mut vm, wrote) = vm();
+                    vm.ram.0.crash_at(CrashAt { call, after });
+                    let _ = op(&mut vm);
+                    first_died = vm.ram.0.revive();
+                    vm.ram.0.crash_at(CrashAt { call: again, after: again_after });
+                    let result = vm.retry_take_over();
+                    let died = vm.ram.0.revive();
+                    let what = format!("{name}, dies at call {call}, then in recovery at {again}");
+                    assert_eq!(died, result.is_err(), "{what}: {result:?}");
+                    if !died {
+                        break;
+                    }
+                    vm.take_over().unwrap();
+                    finish(&mut vm, &expected(name, &wrote), &what);
+                    crashes += 1;
+                }
+                if !first_died {
+                    break;
+                }
+            }
+        }
+    }
+    println!("{crashes} crashes in recovery");
+    assert!(crashes > 300, "{crashes}");
+}
+
+/// The same with errors that come and go: nothing is lost, no restart needed.
+#[test]
+fn a_failure_at_any_call_of_any_operation_loses_nothing() {
+    let other = MemError::Os { op: "test", ppn: Ppn(0), source: ballast_pager::backend::Errno(5) };
+    for (name, op) in OPS {
+        for error in [MemError::Again, MemError::NoMemory, other.clone()] {
+            for call in 0..40 {
+                let (mut vm, wrote) = vm();
+                vm.ram.0.fail_at(call, error.clone());
+                let _ = op(&mut vm);
+                vm.ram.0.revive();
+                vm.ram.0.recovered();
+                for _ in 0..4 {
+                    vm.pump().unwrap();
+                }
+                let what = format!("{name}: {error} at call {call}");
+                assert_eq!(vm.serve.pending().faults(), 0, "{what}");
+                finish(&mut vm, &expected(name, &wrote), &what);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_fault_brings_a_whole_region_only_while_memory_is_plentiful() {
+    let mut vm = Vm::with_large(16, 13, REGION, 4);
+    assert_eq!(vm.access(1, None), 0);
+    assert_eq!((vm.memory.charged(), vm.memory.regions().whole()), (Pages(4), Pages(4)));
+    // A guest that goes on there meets no fault.
+    let faults = vm.memory.counters.values().faults;
+    for p in 0..4 {
+        vm.access(p, Some(p));
+    }
+    assert_eq!(vm.memory.counters.values().faults, faults);
+    vm.access(4, Some(4));
+    assert_eq!((vm.memory.charged(), vm.host.ledger.free()), (Pages(8), Pages(5)));
+    // One more would leave less than what is to remain free.
+    vm.access(8, Some(8));
+    assert_eq!((vm.memory.charged(), vm.memory.regions().whole()), (Pages(9), Pages(8)));
+    vm.host.set_low(true);
+    vm.memory.set_target(Pages(16));
+    vm.access(12, Some(12));
+    assert_eq!((vm.memory.charged(), vm.memory.regions().counts().fills), (Pages(10), 2));
+    vm.check();
+}
+
+#[test]
+fn breaking_gives_back_what_was_never_touched() {
+    let (mut vm, _) = vm();
+    assert_eq!(vm.break_large(2), Ok(Broke::Done { freed: 3 }));
+    assert_eq!(vm.memory.charged(), Pages(9));
+    assert_eq!(vm.break_large(2), Ok(Broke::Small));
+    assert_eq!(vm.break_large(5), Ok(Broke::Done { freed: 0 }));
+    assert_eq!(vm.break_large(17), Ok(Broke::Small));
+    // Torn: page 8 was never written, 10 is given up.
+    assert_eq!(vm.break_large(10), Ok(Broke::Done { freed: 1 }));
+    let counts = vm.memory.regions().counts();
+    assert_eq!((counts.fills, counts.breaks, counts.dropped), (3, 3, 4));
+    assert_eq!(vm.memory.regions().whole(), Pages(0));
+    vm.check();
+}
+
+#[test]
+fn a_region_with_a_page_in_transition_is_not_broken() {
+    let (mut vm, wrote) = vm();
+    // Holds for a page less than the region has.
+    let taken: Vec<u64> = std::iter::from_fn(|| vm.memory.stage().take_hold()).skip(3).collect();
+    assert!(!taken.is_empty());
+    assert_eq!(vm.break_large(5), Ok(Broke::Busy));
+    assert!(vm.memory.regions().is_large(Ppn(5)));
+    for (p, &token) in wrote.iter().enumerate() {
+        assert_eq!(vm.access(p as u64, None), token, "ppn {p}");
+    }
+}
+
+#[test]
+fn a_page_of_a_large_one_leaves_only_after_it_was_broken() {
+    let (vm, _) = vm();
+    assert_eq!(vm.memory.evict(Ppn(5), 0), Err(NotEvicted::NotEligible));
+    assert_eq!(vm.memory.sample(Ppn(5)), Ok(false));
+    assert_eq!(vm.state(5), State::Resident);
+    vm.check();
+}
