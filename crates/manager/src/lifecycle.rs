@@ -1,6 +1,6 @@
 //! VMs come and go: admission, start, attachment, exit, stop.
 
-use std::os::fd::AsRawFd as _;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,8 +9,8 @@ use ballast_api::{Accel, ErrorCode, Management, Mode, RunState, VmSpec, VmView};
 use ballast_pager::service::PagedVm;
 use ballast_policy::{BalloonControl, Promise, WorkingSet};
 use ballast_qemu::{
-    AccelChoice, LaunchPaths, Monitor, ProcessHandle, RamMapping, Verdict, Vmm, check_spec,
-    command, inspect, large_ram_file, last_log_line, probe_accel_cached, spawn,
+    AccelChoice, Huge, LaunchPaths, Monitor, ProcessHandle, RamMapping, Verdict, Vmm, check_spec,
+    command, inspect, last_log_line, probe_accel_cached, ram_file, spawn, unasked_large_memfds,
 };
 use ballast_shim_proto::{Hello, Peer};
 use ballast_units::{Bytes, Pages};
@@ -236,21 +236,10 @@ impl Manager {
         let mut paths = self.paths(name);
         let large_pages = self.wants_large_pages(spec);
         // Open until QEMU has mapped it; then it lives as long as QEMU has.
-        let _ram = if large_pages {
-            match large_ram_file(size.bytes()) {
-                Ok(file) => {
-                    let fd = file.as_raw_fd();
-                    paths.ram = Some(format!("/proc/{}/fd/{fd}", std::process::id()).into());
-                    Some(file)
-                }
-                Err(e) => {
-                    tracing::warn!(vm = name, "no tmpfs with large pages for its RAM: {e}");
-                    None
-                }
-            }
-        } else {
-            None
-        };
+        let _ram = own_ram_file(name, size, large_pages).inspect(|file| {
+            let fd = file.as_raw_fd();
+            paths.ram = Some(format!("/proc/{}/fd/{fd}", std::process::id()).into());
+        });
         self.fresh_folder(name).map_err(|e| Failure::internal(format!("{name}: {e}")))?;
         let vmm = spawn(&command(spec, accel, &paths))
             .await
@@ -534,6 +523,18 @@ impl Manager {
             }
         }
     }
+}
+
+/// A file for a VM's RAM, where a memfd of QEMU's own will not do: for large pages, and where the host makes large
+/// pages of memfds unasked. None: a memfd must do.
+fn own_ram_file(name: &str, size: Pages, large_pages: bool) -> Option<OwnedFd> {
+    if !large_pages && !unasked_large_memfds() {
+        return None;
+    }
+    let huge = if large_pages { Huge::Advise } else { Huge::Never };
+    ram_file(size.bytes(), huge)
+        .inspect_err(|e| tracing::warn!(vm = name, "no tmpfs of its own for its RAM: {e}"))
+        .ok()
 }
 
 /// QEMU's working folder is not the manager's, nor is either of them the client's.

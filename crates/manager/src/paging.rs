@@ -13,6 +13,7 @@ use ballast_api::VmSpec;
 use ballast_pager::guest_ram::{GuestRam, RamLayout};
 use ballast_pager::service::{PagedVm, PagerConfig, VmFiles};
 use ballast_pager::stage::StageLayout;
+use ballast_qemu::unasked_large_pages;
 use ballast_shim_proto::{
     Connection, ConnectionError, DecodeError, Hello, Listener, Message, Peer,
 };
@@ -266,6 +267,11 @@ fn take_charge(
     check_ram_file(&ram_file, hello)?;
     manager.check_ram_is_its_own(&ram_file)?;
     let name = hello.vm.as_str();
+    match unasked_large_pages(&ram_file, peer.pid) {
+        Some(why) if hello.reconnect => tracing::error!(vm = name, "its pages may be lost: {why}"),
+        Some(why) => return Err(why),
+        None => {}
+    }
     let config = pager_config(&manager.config(), u64::from(expected.pid), expected.large_pages);
     let folder = manager.folder_of(name);
     let host = manager.host.clone();

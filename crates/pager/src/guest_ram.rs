@@ -238,8 +238,13 @@ impl Backend for GuestRam {
     }
 
     fn unprotect_run(&self, first: Ppn, n: u64) -> Result<(), MemError> {
-        let len = Pages(n).bytes();
-        self.uffd.unprotect(self.at(first), len, true).map_err(|e| from_uffd(e, first))
+        match self.uffd.unprotect(self.at(first), Pages(n).bytes(), true) {
+            Ok(()) => Ok(()),
+            Err(UffdError::Again) => Err(MemError::Again),
+            // As in `protect_run`.
+            Err(_) if n > 1 => (first.0..first.0 + n).try_for_each(|p| self.unprotect(Ppn(p))),
+            Err(e) => Err(from_uffd(e, first)),
+        }
     }
 
     fn large(&self) -> u64 {

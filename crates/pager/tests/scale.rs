@@ -49,12 +49,20 @@ unsafe impl GlobalAlloc for Counting {
 static ALLOCATOR: Counting = Counting;
 
 /// Guest memory of which only is known which pages are there; all hold the same text.
-#[derive(Default)]
-struct Present(Mutex<BTreeSet<u64>>);
+struct Present {
+    pages: Mutex<BTreeSet<u64>>,
+    large: u64,
+}
 
 impl Present {
     fn set(&self) -> std::sync::MutexGuard<'_, BTreeSet<u64>> {
-        self.0.lock().unwrap()
+        self.pages.lock().unwrap()
+    }
+}
+
+impl Default for Present {
+    fn default() -> Present {
+        Present { pages: Mutex::default(), large: 1 }
     }
 }
 
@@ -88,6 +96,9 @@ impl Backend for Present {
     }
     fn next_present(&self, ppn: Ppn, end: u64) -> Result<u64, MemError> {
         Ok(self.set().range(ppn.0..end).next().copied().unwrap_or(end))
+    }
+    fn large(&self) -> u64 {
+        self.large
     }
 }
 
@@ -199,7 +210,9 @@ fn a_guest_of_two_tebibytes_is_taken_over_by_what_it_uses() {
     let vm = Vm::new(2048 * GIB, &host);
     vm.live(&mut Compressor::new(Algorithm::Lz4).unwrap());
     let Vm { folder, memory, size } = vm;
-    let present = Present(Mutex::new(memory.backend().set().clone()));
+    // Each of its pages may be a part of a large one, for all that its successor knows.
+    let pages = Mutex::new(memory.backend().set().clone());
+    let present = Present { pages, large: 512 };
     let (resident, charged) = (memory.pmap().in_state(State::Resident), memory.charged());
     drop(memory);
     let at = |name| folder.path().join(name);

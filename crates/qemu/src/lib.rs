@@ -19,6 +19,7 @@ pub mod process;
 mod qmp;
 mod ram_blocks;
 mod ram_file;
+mod shmem;
 mod spec;
 
 pub use accel::{AccelChoice, probe_accel, probe_accel_cached};
@@ -30,5 +31,6 @@ pub use launch::{LaunchError, Vmm, last_log_line, spawn};
 pub use monitor::{Device, DiskReads, Memdev, Monitor, RunStatus};
 pub use qmp::{MAX_LINE, Qmp, QmpError, QmpEvent, listener_pid};
 pub use ram_blocks::RamBlock;
-pub use ram_file::large_ram_file;
+pub use ram_file::{Huge, ram_file};
+pub use shmem::{unasked_large_memfds, unasked_large_pages};
 pub use spec::{SpecError, check_spec};

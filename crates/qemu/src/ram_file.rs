@@ -1,4 +1,4 @@
-//! A file for a guest's RAM that can have large pages, whatever the host says of memfds: on a tmpfs of its
+//! A file for a guest's RAM that has large pages or none, whatever the host says of memfds: on a tmpfs of its
 //! own, which is mounted nowhere. It goes when the last one closes the file.
 
 use std::ffi::CStr;
@@ -12,17 +12,29 @@ use rustix::fs::{Mode, OFlags};
 const SET_STRING: libc::c_uint = 1;
 const CREATE: libc::c_uint = 6;
 
+/// Who gets large pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Huge {
+    /// Mappings that ask for them (`MADV_HUGEPAGE`).
+    Advise,
+    Never,
+}
+
 /// An empty file of this size, of which nothing is allocated.
 ///
 /// # Errors
 /// Of the kernel: EPERM without CAP_SYS_ADMIN, EINVAL without transparent huge pages of shared memory.
-pub fn large_ram_file(size: Bytes) -> io::Result<OwnedFd> {
+pub fn ram_file(size: Bytes, huge: Huge) -> io::Result<OwnedFd> {
     // SAFETY: the name is a C string.
     let context = descriptor(unsafe { libc::syscall(libc::SYS_fsopen, c"tmpfs".as_ptr(), 1) })?;
     let limit = std::ffi::CString::new(size.0.to_string())?;
-    // Only for who asks (MADV_HUGEPAGE): with "within_size" a write of one page allocates a large one, and
+    // Only for who asks: with "within_size" a write of one page allocates a large one, and
     // pages that are elsewhere would be there, zeroed, without a fault. No VMM can make the file larger.
-    for (key, value) in [(c"huge", c"advise"), (c"mode", c"0700"), (c"size", limit.as_c_str())] {
+    let huge = match huge {
+        Huge::Advise => c"advise",
+        Huge::Never => c"never",
+    };
+    for (key, value) in [(c"huge", huge), (c"mode", c"0700"), (c"size", limit.as_c_str())] {
         configure(&context, SET_STRING, key.as_ptr(), value)?;
     }
     configure(&context, CREATE, std::ptr::null(), c"")?;
@@ -67,7 +79,7 @@ mod tests {
     #[test]
     fn it_has_no_large_pages_unasked_and_cannot_be_made_larger_than_it_is() {
         let size = Bytes::from_mib(8);
-        let file = match large_ram_file(size) {
+        let file = match ram_file(size, Huge::Advise) {
             Ok(file) => File::from(file),
             Err(e) => {
                 assert!(

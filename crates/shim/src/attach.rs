@@ -140,6 +140,8 @@ fn attempt(config: &Config, ram: Ram, file: &mut Option<Held<OwnedFd>>) -> Resul
     let Some(file) = file.take() else {
         return Err(Attempt::Again("the RAM file is gone".to_owned()));
     };
+    // Before the VMM goes on, and says how it wants its RAM.
+    held::keep(ram);
     // The thread waits at the other end: this cannot fail while it lives, and it does nothing else.
     let _ = start.send((Vm::new(ram, uffd, file), connection));
     Ok(())

@@ -84,6 +84,12 @@ pub fn keep(ram: Ram) {
     RAM[1].store(ram.len.0, Ordering::Release);
 }
 
+/// Whether a range has a part of the managed RAM.
+pub fn is_kept(addr: u64, len: u64) -> bool {
+    let (ram, ram_len) = (RAM[0].load(Ordering::Relaxed), RAM[1].load(Ordering::Acquire));
+    ram_len != 0 && addr < ram.saturating_add(ram_len) && ram < addr.saturating_add(len)
+}
+
 /// From now on forks are watched.
 pub fn install() -> io::Result<()> {
     // SAFETY: the handlers stay loaded as long as the process: an LD_PRELOAD library is never

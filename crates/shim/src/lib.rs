@@ -46,7 +46,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use config::{Config, Start};
 use ram::Ram;
 
-/// Not asked for, done, or given up: mmap is the kernel's.
+/// Not asked for, done, or given up: mmap and madvise are the kernel's.
 const INACTIVE: u8 = 0;
 /// The next mapping that qualifies is the RAM.
 const ARMED: u8 = 1;
@@ -144,6 +144,21 @@ pub unsafe extern "C" fn mmap64(
 ) -> *mut c_void {
     // SAFETY: the caller's promise.
     unsafe { mmap(addr, len, prot, flags, fd, offset) }
+}
+
+/// madvise(2), but for one advice: no large pages for the managed RAM. Where they are and are not is for the
+/// manager to know: the kernel cannot free a part of one that somebody holds, and khugepaged, which makes such
+/// of small pages for who asks, tells nobody. (Large pages that are there are mapped as such unasked.)
+///
+/// # Safety
+/// As of madvise(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn madvise(addr: *mut c_void, len: usize, advice: c_int) -> c_int {
+    if advice == libc::MADV_HUGEPAGE && held::is_kept(addr as u64, len as u64) {
+        return 0;
+    }
+    // SAFETY: the caller's arguments, passed on as they are.
+    unsafe { libc::syscall(libc::SYS_madvise, addr, len, advice) as c_int }
 }
 
 fn mapped_one(addr: u64, len: usize, prot: c_int, flags: c_int, fd: c_int, offset: i64) {

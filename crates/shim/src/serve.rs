@@ -12,7 +12,7 @@ use ballast_uffd::Uffd;
 
 use crate::alike::Alike;
 use crate::config::Config;
-use crate::held::{self, Held};
+use crate::held::Held;
 use crate::ram::Ram;
 use crate::{CONFIG, attach, batch};
 
@@ -59,7 +59,6 @@ pub fn spawn(work: Receiver<(Vm, Held<Connection>)>) -> Result<(), i32> {
 }
 
 fn serve(config: &Config, vm: &Vm, mut connection: Held<Connection>) -> ! {
-    held::keep(vm.ram);
     loop {
         // A panic ends a conversation, not the service: the VM's memory depends on it.
         let ended = catch_unwind(AssertUnwindSafe(|| converse(vm, &connection)));

@@ -337,6 +337,9 @@ fn a_page_comes_home_to_what_the_vmm_made_of_its_ram() {
     for advice in ["dontdump", "hugepage"] {
         assert_eq!(puppet.ask(&format!("{advice} 0 {RAM}")), "ok");
     }
+    // Large pages are the manager's business: the kernel was not told that the VMM wants them.
+    let flags = vm.flags(0);
+    assert!(flags.contains(" dd") && !flags.contains(" hg"), "{flags}");
     resident(&mut puppet, 20..30);
     let before = vm.maps(0, RAM / PAGE);
     assert_eq!(before.parts().len(), 1);

@@ -54,12 +54,9 @@ impl<B: Backend> Memory<B> {
         into: State,
         stage_slot: u64,
     ) -> Result<Word, NotEvicted> {
-        if self.regions.is_large(ppn) {
-            // A part of a large page cannot be freed for sure: see `break_large`.
+        if !self.claim_small(ppn, home, home.set_busy(Busy::Evicting)) {
             return Err(NotEvicted::NotEligible);
         }
-        let busy = home.set_busy(Busy::Evicting);
-        self.pmap.exchange(ppn, home, busy).map_err(|_| NotEvicted::NotEligible)?;
         self.backend.protect(ppn).map_err(|e| self.stay_home(ppn, home, e))?;
         // SAFETY: the slot is free and the caller's, so no word names it and nobody reads it.
         let page = unsafe { self.stage.page_mut(stage_slot) };

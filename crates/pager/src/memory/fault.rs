@@ -67,7 +67,10 @@ impl<B: Backend> Memory<B> {
             State::Resident => self.fault_resident(ppn, word, access),
             // A sampled one gets a page of its own: its zeros would be read unseen.
             State::Untouched
-                if access == Access::Reading && !word.sampled() && self.backend.can_remap() =>
+                if access == Access::Reading
+                    && !word.sampled()
+                    && self.backend.can_remap()
+                    && !self.regions.is_large(ppn) =>
             {
                 self.commons.ask_zeros(ppn);
                 return Fault::Wait(Wait::Zeros);

@@ -197,6 +197,20 @@ impl<B: Backend> Memory<B> {
         result.map(|()| n)
     }
 
+    /// Takes the busy bit of an idle page that is no part of a large page. What is part of one cannot be freed, or
+    /// mapped elsewhere, alone: see `break_large`. Looked up under the busy bit, which no region becomes large
+    /// without: the word alone may be the one that was read before the page was given up and came back large.
+    pub(super) fn claim_small(&self, ppn: Ppn, word: Word, busy: Word) -> bool {
+        if self.regions.is_large(ppn) || self.pmap.exchange(ppn, word, busy).is_err() {
+            return false;
+        }
+        if self.regions.is_large(ppn) {
+            self.pmap.store(ppn, word);
+            return false;
+        }
+        true
+    }
+
     /// Claims all pages of a region, with a hold for each that is at home. None if that cannot be now.
     fn claim_region(&self, first: Ppn) -> Option<Vec<Leaving>> {
         let n = self.regions.size().0;
@@ -205,8 +219,14 @@ impl<B: Backend> Memory<B> {
             let word = self.pmap.load(ppn);
             let needs = word.state() == State::Resident;
             let hold = if needs { self.stage.take_hold() } else { None };
+            // In any other state the region was broken meanwhile.
+            let is_part = needs || is_fresh(word);
             let claim = |to: Word| self.pmap.exchange(ppn, word, to).is_ok();
-            if needs != hold.is_some() || !word.is_idle() || !claim(word.set_busy(Busy::Evicting)) {
+            if needs != hold.is_some()
+                || !is_part
+                || !word.is_idle()
+                || !claim(word.set_busy(Busy::Evicting))
+            {
                 hold.into_iter().for_each(|hold| self.stage.free_hold(hold));
                 self.unclaim_region(&claimed);
                 return None;

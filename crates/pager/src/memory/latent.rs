@@ -28,9 +28,10 @@ impl<B: Backend> Memory<B> {
         self.backend.unprotect_run(Ppn(first), end - first)
     }
 
-    /// Recovery: where pages may be allocated and unseen, nothing is, afterwards.
+    /// Recovery: where pages may be allocated and unseen, nothing is, afterwards. Where no page has a word, none
+    /// was ever allocated.
     pub(super) fn settle_latent(&self, drain: &dyn Fn()) -> Result<(), MemError> {
-        for region in 0..self.regions.len() {
+        for region in self.regions.known(&self.pmap) {
             let first = self.regions.first(region).0;
             let end = first + self.regions.size().0;
             let mut at = first;

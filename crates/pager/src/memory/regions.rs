@@ -150,9 +150,16 @@ impl Regions {
         before == region as u64 || before.wrapping_add(1) == region as u64
     }
 
-    /// What may be a large page is taken for one: a region with a page in any other state was broken.
+    /// The regions with pages that have a word, in order. Takes as long as the guest has been seen to use memory.
+    pub(super) fn known(&self, pmap: &Pmap) -> impl Iterator<Item = usize> {
+        let mut last = None;
+        pmap.known().filter_map(|p| self.of(p)).filter(move |&r| last.replace(r) != Some(r))
+    }
+
+    /// What may be a large page is taken for one: a region with a page in any other state was broken. Called
+    /// once; regions without words are small.
     pub(super) fn rebuild(&self, pmap: &Pmap) {
-        for region in 0..self.cells.len() {
+        for region in self.known(pmap) {
             let first = self.first(region).0;
             let mut resident = 0;
             let intact = (first..first + self.size).all(|p| match pmap.load(Ppn(p)).state() {

@@ -124,17 +124,14 @@ impl<B: Backend> Memory<B> {
     /// Claims a page. `Shared` stands for success here and in `prepare`.
     fn claim_home(&self, enter: &Enter) -> Entered {
         let home = self.pmap.load(enter.ppn);
-        if home.state() != State::Resident
-            || !home.is_idle()
-            || home.sampled()
-            || self.regions.is_large(enter.ppn)
-        {
+        if home.state() != State::Resident || !home.is_idle() || home.sampled() {
             return Entered::NotEligible;
         }
         let busy = Word::with_slot(State::Resident, u64::from(enter.page.get()));
-        match self.pmap.exchange(enter.ppn, home, busy.set_busy(Busy::Sharing)) {
-            Ok(()) => Entered::Shared,
-            Err(_) => Entered::NotEligible,
+        if self.claim_small(enter.ppn, home, busy.set_busy(Busy::Sharing)) {
+            Entered::Shared
+        } else {
+            Entered::NotEligible
         }
     }
 
@@ -272,11 +269,10 @@ impl<B: Backend> Memory<B> {
     /// Drops a page at home that holds zeros only. False if it is not, or another transition has it.
     pub fn drop_if_zero(&self, ppn: Ppn, scratch: &mut Scratch) -> Result<bool, MemError> {
         let home = self.pmap.load(ppn);
-        if home.state() != State::Resident || !home.is_idle() || self.regions.is_large(ppn) {
+        if home.state() != State::Resident || !home.is_idle() {
             return Ok(false);
         }
-        let busy = home.set_busy(Busy::Evicting);
-        if self.pmap.exchange(ppn, home, busy).is_err() {
+        if !self.claim_small(ppn, home, home.set_busy(Busy::Evicting)) {
             return Ok(false);
         }
         let stay = |e: MemError| match e {

@@ -20,7 +20,7 @@ impl<B: Backend> Memory<B> {
         let end = first.0.saturating_add(n).min(self.pmap.len().0);
         let busy = Word::UNTOUCHED.set_busy(Busy::Sharing);
         let claimed = (first.0..end)
-            .take_while(|&p| self.pmap.exchange(Ppn(p), Word::UNTOUCHED, busy).is_ok())
+            .take_while(|&p| self.claim_small(Ppn(p), Word::UNTOUCHED, busy))
             .count() as u64;
         if claimed == 0 {
             return Ok(0);

@@ -238,6 +238,14 @@ impl Managed {
         Maps::read(self.hello.pid, self.addr(page)..self.addr(page + pages)).unwrap()
     }
 
+    /// What the kernel says of the mapping that begins at a page (proc_pid_smaps(5), VmFlags).
+    pub fn flags(&self, page: u64) -> String {
+        let smaps = std::fs::read_to_string(format!("/proc/{}/smaps", self.hello.pid)).unwrap();
+        let begin = format!("{:x}-", self.addr(page).0);
+        let mut lines = smaps.lines().skip_while(|line| !line.starts_with(&begin));
+        lines.find(|line| line.starts_with("VmFlags:")).unwrap().to_owned()
+    }
+
     /// Whether the page is mapped from the RAM file, where it belongs.
     pub fn is_home(&self, page: u64) -> bool {
         let maps = self.maps(page, 1);
