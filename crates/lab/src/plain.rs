@@ -73,7 +73,8 @@ impl PlainVm {
         let mut file = None;
         let ram = match style.ram {
             Ram::Large => {
-                let made = ballast_qemu::large_ram_file(guest.memory).context("its RAM file")?;
+                let made = ballast_qemu::ram_file(guest.memory, ballast_qemu::Huge::Advise)
+                    .context("its RAM file")?;
                 let path = format!("/proc/{}/fd/{}", std::process::id(), made.as_raw_fd());
                 file = Some(made);
                 format!("memory-backend-file,id=mem,size={mib}M,share=on,align=2M,mem-path={path}")

@@ -41,7 +41,7 @@ pub struct BenchArgs {
 }
 
 /// Names, and what each measures.
-pub const NAMES: [(&str, &str); 9] = [
+pub const NAMES: [(&str, &str); 10] = [
     (
         "policy",
         "milliseconds to decide about 10,000 VMs, flat, in pools, under each policy; hosts simulated",
