@@ -6,7 +6,7 @@ use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use crate::figures::{frequency, pages_rate, size};
 
 /// The columns of `vm ls`: heading, and whether it holds a number.
-const COLUMNS: [(&str, bool); 13] = [
+const COLUMNS: [(&str, bool); 14] = [
     ("NAME", false),
     ("STATE", false),
     ("MODE", false),
@@ -15,6 +15,7 @@ const COLUMNS: [(&str, bool); 13] = [
     ("SHARES", true),
     ("TARGET", true),
     ("CONSUMED", true),
+    ("LARGE", true),
     ("ACTIVE", true),
     ("BALLOON", true),
     ("SWAPPED", true),
@@ -69,6 +70,7 @@ fn vm_row(vm: &VmView) -> Vec<String> {
         vm.params.shares.to_string(),
         size(vm.memory.target),
         size(vm.memory.consumed),
+        size(vm.memory.large),
         size(vm.active.estimate),
         balloon(vm),
         size(vm.memory.swapped),

@@ -141,14 +141,14 @@ fn vm_ls_lists_all_columns_and_the_reasons_below() {
     assert_eq!(
         heading,
         [
-            "NAME", "STATE", "MODE", "MAX", "MIN", "SHARES", "TARGET", "CONSUMED", "ACTIVE",
-            "BALLOON", "SWAPPED", "SHARED", "SAVED"
+            "NAME", "STATE", "MODE", "MAX", "MIN", "SHARES", "TARGET", "CONSUMED", "LARGE",
+            "ACTIVE", "BALLOON", "SWAPPED", "SHARED", "SAVED"
         ]
     );
     contains_all(
         &text,
         &[
-            "web     running  paged         256 MiB  64 MiB    2560  160 MiB   128 MiB  96 MiB",
+            "web     running  paged         256 MiB  64 MiB    2560  160 MiB   128 MiB  40 MiB  96 MiB",
             "32 MiB slow",
             "legacy: balloon-only: private RAM: start it with share=on",
             "gpu: unmanaged: vfio-pci device gpu0 pins guest memory",
@@ -177,6 +177,7 @@ fn vm_show_has_all_sections() {
             "not paged",
             "parameters\n",
             "memory\n",
+            "in large pages     40 MiB (15.6%)",
             "swapped            64 MiB (25.0%)",
             "active memory\n",
             "balloon\n",

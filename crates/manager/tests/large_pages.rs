@@ -20,10 +20,18 @@ fn mapped_large(pid: u32) -> u64 {
     text.lines().filter_map(kib).sum::<u64>() << 10
 }
 
+/// Large pages of shared memory that the kernel had not, for anybody, since it started.
+fn not_to_be_had() -> u64 {
+    let text = std::fs::read_to_string("/proc/vmstat").unwrap();
+    let count = text.lines().find_map(|line| line.strip_prefix("thp_file_fallback "));
+    count.and_then(|n| n.parse().ok()).unwrap_or(0)
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn large_pages_come_while_memory_is_plentiful_and_break_when_it_is_not() {
     let Some(image) = image_or_skip() else { return };
     let options = ["--budget", "2G", "--sample-period", "3600"];
+    let before = not_to_be_had();
     let mut ballastd = Ballastd::start(&options);
     let witness = Witness::watch(&ballastd.root, 2048 * MIB);
     let spec = ballastd.guest(image, "big", SIZE, TORTURE);
@@ -34,13 +42,16 @@ async fn large_pages_come_while_memory_is_plentiful_and_break_when_it_is_not() {
     ballastd.checks_go_on(&mut console, 2000).await;
     let vm = ballastd.vm("big").await;
     let (large, pid) = (vm.memory.large, vm.pid.unwrap());
-    assert!(large >= 100 * MIB && large <= vm.memory.resident, "{:?}", vm.memory);
+    // Where the host's memory is in pieces, the kernel has fewer than are asked for.
+    let wanted = (100 * MIB).saturating_sub((not_to_be_had() - before) * 2 * MIB);
+    assert!(large >= wanted && large <= vm.memory.resident, "{wanted}: {:?}", vm.memory);
     assert!(vm.counters.large_fills * 2 * MIB >= large, "{:?}", vm.counters);
     // The kernel's count. A guest that first reads a page of a large one may have it mapped small.
     let mapped = mapped_large(pid);
     assert!(
         mapped <= ballastd.vm("big").await.memory.large && mapped * 10 >= large * 9,
-        "{mapped}"
+        "{mapped} of {large}: {:?}",
+        ballastd.vm("big").await
     );
     assert!(ballastd.host().await.measured_used <= 2048 * MIB);
     ballastd.assert_books_balance().await;

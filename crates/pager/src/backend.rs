@@ -156,8 +156,9 @@ pub trait Backend: Send + Sync {
         1
     }
     /// Allocates the home pages of a whole large page, none of which is there, as one. Maps nothing and
-    /// wakes nobody. Until one of them is touched, none is found by `next_present`.
-    fn allocate(&self, first: Ppn, n: u64) -> Result<(), MemError> {
+    /// wakes nobody. Until one of them is touched, `next_present` may find none. Answers whether they are one:
+    /// if the kernel finds no large page, they are smaller ones.
+    fn allocate(&self, first: Ppn, n: u64) -> Result<bool, MemError> {
         let _ = n;
         Err(MemError::Os { op: "large pages", ppn: first, source: Errno(libc::EOPNOTSUPP) })
     }

@@ -251,7 +251,7 @@ impl Backend for GuestRam {
         self.large
     }
 
-    fn allocate(&self, first: Ppn, n: u64) -> Result<(), MemError> {
+    fn allocate(&self, first: Ppn, n: u64) -> Result<bool, MemError> {
         let (offset, len) = (self.offset(first), Pages(n).bytes().0);
         populate(&self.file, offset, len as usize)
             .map_err(|e| from_errno(e, "allocating a large page", first))
@@ -289,8 +289,9 @@ impl Backend for GuestRam {
 }
 
 /// Has the kernel allocate a part of a file as one large page, as it does for a mapping that asks for such.
-/// Nothing is read or written through the mapping, so nobody who truncates the file harms us.
-fn populate(file: &std::fs::File, offset: u64, len: usize) -> Result<(), Sys> {
+/// Nothing is read or written through the mapping, so nobody who truncates the file harms us. Answers whether
+/// it is one: that is told by how often the kernel had to be asked, as nothing else tells it in all kernels.
+fn populate(file: &std::fs::File, offset: u64, len: usize) -> Result<bool, Sys> {
     use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
     // SAFETY: a new mapping, at an address of the kernel's choice.
     let room = unsafe {
@@ -299,15 +300,30 @@ fn populate(file: &std::fs::File, offset: u64, len: usize) -> Result<(), Sys> {
     let at = room.wrapping_byte_add(room.addr().wrapping_neg() & (len - 1));
     let prot = ProtFlags::READ | ProtFlags::WRITE;
     let flags = MapFlags::SHARED | MapFlags::FIXED;
+    let before = faults_of_this_thread();
     // SAFETY: inside the mapping that was just made, and which nobody else knows.
     let populated = unsafe {
         mmap(at, len, prot, flags, file, offset)
             .and_then(|at| madvise(at, len, Advice::LinuxHugepage).map(|()| at))
             .and_then(|at| madvise(at, len, Advice::LinuxPopulateWrite))
     };
+    let faults = faults_of_this_thread().saturating_sub(before);
     // SAFETY: as above; no reference into it was made.
     unsafe { munmap(room, 2 * len)? };
-    populated
+    populated.map(|()| faults <= FAULTS_OF_ONE)
+}
+
+/// One, and one more that may have come in between. Of the pages that are allocated where no large one is, the
+/// largest are of 64 KiB.
+const FAULTS_OF_ONE: i64 = 2;
+
+fn faults_of_this_thread() -> i64 {
+    // SAFETY: all-zero is a valid rusage, and the kernel only writes to it.
+    unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        libc::getrusage(libc::RUSAGE_THREAD, &mut usage);
+        usage.ru_minflt + usage.ru_majflt
+    }
 }
 
 fn from_uffd(e: UffdError, ppn: Ppn) -> MemError {

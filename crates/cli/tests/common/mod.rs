@@ -394,7 +394,7 @@ fn vm(name: &str, mode: &str, reason: Option<&str>, health: &str) -> VmView {
         "params": {"size": 256 * MIB, "min": 64 * MIB, "max": 256 * MIB, "shares": 2560,
                    "tax": 0.75},
         "memory": {"consumed": 128 * MIB, "target": 160 * MIB, "untouched": 16 * MIB,
-                   "resident": 144 * MIB, "shared": 0, "broken": 0, "compressed": 0, "staged": 0,
+                   "resident": 144 * MIB, "large": 40 * MIB, "shared": 0, "broken": 0, "compressed": 0, "staged": 0,
                    "swapped": 64 * MIB, "ballooned": 32 * MIB, "overhead": 6 * MIB,
                    "vmm_overhead": 50 * MIB, "swap_reserved": 192 * MIB, "swap_target": 0},
         "active": {"estimate": 96 * MIB, "slow": 90 * MIB, "fast": 96 * MIB, "current": 80 * MIB,

@@ -80,14 +80,15 @@ impl<B: Backend> Memory<B> {
         // Before any of its pages can be seen to be Resident.
         self.regions.set(region, Backing::Whole);
         match self.backend.allocate(first, n) {
-            Ok(()) => {}
+            Ok(true) => self.regions.filled(),
+            // It is not a large page, most likely. Nothing is lost if it is still broken first.
+            Ok(false) => self.regions.set(region, Backing::Torn),
             Err(MemError::Crash) => return Some(Err(Fault::Failed(MemError::Crash))),
             Err(_) => return self.filled_in_part(region, &claimed),
         }
         for (p, word) in claimed {
             self.came_home(p, p == ppn && word.sampled());
         }
-        self.regions.filled();
         // Protection that was left by pages that went away would trap writes one by one.
         let woken = match self.backend.unprotect_run(first, n) {
             Ok(()) => Ok(()),

@@ -13,7 +13,7 @@ use crate::word::State;
 pub enum Backing {
     /// Each by a page of its own, if at all.
     Small = 0,
-    /// By what the guest left of a large page: a page of it may not be freed alone.
+    /// By what the guest left of a large page, or by what may be one: a page of it may not be freed alone.
     Torn = 1,
     /// By one large page.
     Whole = 2,

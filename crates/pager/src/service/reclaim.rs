@@ -345,11 +345,6 @@ impl Reclaim {
         if let Some(ppn) = self.break_from(last) {
             return Some(ppn);
         }
-        let memory = &self.vm.memory;
-        let eligible = |p: Ppn| {
-            let word = memory.pmap().load(p);
-            word.state() == State::Resident && word.is_idle() && !memory.regions().is_large(p)
-        };
         // Residents are rare: the next one from a random place on.
         (0..size.0).map(|i| Ppn((last.0 + i) % size.0)).find(|&p| eligible(p))
     }

@@ -687,7 +687,7 @@ impl Backend for Ram {
         self.0.world().large
     }
 
-    fn allocate(&self, first: Ppn, n: u64) -> Result<(), MemError> {
+    fn allocate(&self, first: Ppn, n: u64) -> Result<bool, MemError> {
         self.0.call(false, |world| {
             assert!(n == world.large && first.0.is_multiple_of(n), "{first}: {n} pages");
             for p in first.0..first.0 + n {
@@ -696,7 +696,7 @@ impl Backend for Ram {
                 world.part_of[p] = Some(first.0);
                 world.latent[p] = true;
             }
-            Ok(())
+            Ok(true)
         })
     }
 
