@@ -329,7 +329,7 @@ mod tests {
             "ballast_vm_large_breaks_total{vm=\"a\"} 210",
             "ballast_vm_fault_service_seconds_count{vm=\"a\"} 9",
             "ballast_vm_fault_service_seconds_sum{vm=\"a\"} 0.5",
-            "ballast_vm_fault_service_seconds_bucket{le=\"2e-6\",vm=\"a\"} 5",
+            "ballast_vm_fault_service_seconds_bucket{le=\"0.000002\",vm=\"a\"} 5",
         ] {
             assert!(text.lines().any(|l| l == line), "{line} is not in:\n{text}");
         }
