@@ -54,7 +54,10 @@ pub const NAMES: [(&str, &str); 10] = [
         "restart",
         "seconds until a ballastd that was killed has 10 GiB of guests again, and serves them",
     ),
-    ("scale", "what the manager takes for 50 idle guests, and for 500 VMs of 4 GiB"),
+    (
+        "scale",
+        "what the manager takes for up to 50 idle guests, and for up to 200 VMs; how it grows",
+    ),
     ("sharing", "CPU, memory and time to share equal pages: the kernel's KSM, and Ballast"),
     ("faults", "time of a fault on a reclaimed page: zram, zswap, a swap file, and Ballast"),
     ("overcommit", "work done by overcommitted guests: kernel swap, zram, KSM, and Ballast"),

@@ -4,7 +4,7 @@
 //!
 //! | command | does | answers |
 //! | --- | --- | --- |
-//! | `touch COUNT SEED` | writes to the first page of so many stretches of 2 MiB, chosen at random | `touched COUNT` |
+//! | `touch COUNT SEED` | writes to so many pages, chosen at random | `touched COUNT` |
 //! | `check` | compares all those pages with what it wrote | `whole PAGES` |
 
 use std::collections::BTreeMap;
@@ -13,9 +13,6 @@ use std::io::{BufRead, Write};
 use anyhow::{Context, Result, bail, ensure};
 
 use super::super::memory::Memory;
-
-/// Pages of a stretch.
-const STRETCH: usize = 512;
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct SleeperArgs {
@@ -54,8 +51,7 @@ impl Sleeper {
                     random = random
                         .wrapping_mul(6_364_136_223_846_793_005)
                         .wrapping_add(1_442_695_040_888_963_407);
-                    let stretches = self.memory.pages() / STRETCH;
-                    let page = (random >> 33) as usize % stretches.max(1) * STRETCH;
+                    let page = (random >> 33) as usize % self.memory.pages();
                     self.memory.page(page)[7] = random;
                     self.written.insert(page, random);
                 }
@@ -79,7 +75,7 @@ mod tests {
 
     #[test]
     fn what_is_touched_is_checked() {
-        let memory = Memory::map(64 * STRETCH, true).unwrap();
+        let memory = Memory::map(4096, true).unwrap();
         let mut sleeper = Sleeper { memory, written: BTreeMap::new() };
         assert_eq!(sleeper.obey(&["touch", "40", "3"]).unwrap(), "touched 40");
         let pages = sleeper.written.len();
