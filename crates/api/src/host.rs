@@ -75,7 +75,7 @@ pub struct HostView {
     /// Machine memory in use now, read from the kernel (blocks of the RAM files and of the tiers)
     /// rather than from the manager's books; declared overhead included.
     pub measured_used: u64,
-    /// The highest `measured_used` seen (sampled ten times a second).
+    /// The highest `measured_used` seen (sampled up to ten times a second).
     pub measured_peak: u64,
     pub state: StateName,
     pub thresholds: Vec<Threshold>,

@@ -1,26 +1,27 @@
 //! The balloon of one VM: once a second its state is read, the pure controller asked, and its
 //! command carried out. QEMU may be frozen or lie; every call has a deadline, and nothing waits for
 //! this task.
+//!
+//! While there is memory in plenty and the balloon is empty and asked for nothing, that is done less often
+//! (`pace`). Whoever asks for something stirs it ([`Vm::stir`]), and it turns at once.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use ballast_policy::{BalloonInput, Health, Tools};
+use ballast_policy::{BalloonInput, Health, State, Tools};
 use ballast_qemu::Monitor;
 use ballast_units::{Bytes, Pages};
-use tokio::time::MissedTickBehavior;
 
 use crate::manager::Manager;
+use crate::pace::Pace;
 use crate::tools::Meter;
 use crate::vm::{Vm, lock};
 
-const TURN: Duration = Duration::from_secs(1);
-
 pub async fn run(manager: Arc<Manager>, vm: Arc<Vm>, monitor: Monitor) {
-    let mut turn = tokio::time::interval(TURN);
-    turn.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut meter = Meter::new(manager.config().tools.order);
+    let mut pace = Pace::default();
+    let mut next = manager.started.elapsed();
     loop {
         tokio::select! {
             _ = vm.process.exited() => return,
@@ -31,15 +32,20 @@ pub async fn run(manager: Arc<Manager>, vm: Arc<Vm>, monitor: Monitor) {
                 vm.set_monitor(None);
                 return;
             }
-            _ = turn.tick() => {
-                step(&manager, &vm, &monitor).await;
-                meter.turn(&manager, &vm, &monitor).await;
-            }
+            () = tokio::time::sleep_until((manager.started + next).into()) => {}
+            () = vm.stirred(), if pace.is_calm() => {}
         }
+        let begun = manager.started.elapsed();
+        let still = step(&manager, &vm, &monitor).await;
+        meter.turn(&manager, &vm, &monitor).await;
+        pace.note(still);
+        // QEMU may have taken long to answer.
+        next = pace.next(begun, vm.id.0).max(manager.started.elapsed());
     }
 }
 
-async fn step(manager: &Manager, vm: &Vm, monitor: &Monitor) {
+/// One turn. Answers whether all is as it was, and nothing is asked of it.
+async fn step(manager: &Manager, vm: &Vm, monitor: &Monitor) -> bool {
     let stats = monitor.guest_stats().await.unwrap_or(None);
     // Old statistics are kept with their age: a frozen QEMU does not make the guest unknown.
     let reported = match monitor.query_balloon().await {
@@ -68,8 +74,10 @@ async fn step(manager: &Manager, vm: &Vm, monitor: &Monitor) {
         guest_total: stats.and_then(|s| pages(s.total)),
         guest_stats_age: stats.map(|s| Duration::from_secs(s.age_s)),
     });
-    {
+    let still = {
         let mut balloon = lock(&vm.balloon);
+        let same = (balloon.output.health, balloon.output.limit, balloon.output.short)
+            == (output.health, output.limit, output.short);
         if balloon.output.health != output.health {
             tracing::info!(vm = vm.name, "balloon: {}", output.health);
             manager.kick.ring(format!("the balloon of {} became {}", vm.name, output.health));
@@ -78,15 +86,19 @@ async fn step(manager: &Manager, vm: &Vm, monitor: &Monitor) {
         balloon.reported = reported;
         if stats.is_some() {
             balloon.stats = stats;
+            balloon.stats_at = Instant::now();
         }
         if let Some(size) = output.command {
             balloon.commanded = size;
         }
-    }
+        let empty = reported.is_none_or(Pages::is_zero) && balloon.commanded.is_zero();
+        same && empty && balloon.goal.is_zero() && !output.short && output.command.is_none()
+    };
     if let Some(size) = output.command {
         let left: Pages = vm.size.saturating_sub(size);
         if let Err(e) = monitor.balloon(left.bytes()).await {
             tracing::debug!(vm = vm.name, "balloon to {size}: {e}");
         }
     }
+    still && manager.decision().is_some_and(|(_, decision)| decision.state == State::High)
 }

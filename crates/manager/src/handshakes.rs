@@ -4,6 +4,9 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
+use ballast_shim_proto::Connection;
+
+use crate::commons::hung_up;
 use crate::vm::lock;
 
 /// Of all processes that are not expected.
@@ -47,6 +50,22 @@ impl Drop for Handshake {
                 by_pid.remove(&self.pid);
             }
         }
+    }
+}
+
+/// The connections of shims whose VMs are managed, kept for as long as both sides live: a shim takes the
+/// closing of its as the manager's death.
+#[derive(Default)]
+pub struct Connections(Mutex<Vec<Arc<Connection>>>);
+
+impl Connections {
+    pub fn keep(&self, connection: Arc<Connection>) {
+        lock(&self.0).push(connection);
+    }
+
+    /// Lets go of those whose other side is gone.
+    pub fn prune(&self) {
+        lock(&self.0).retain(|connection| !hung_up(connection));
     }
 }
 

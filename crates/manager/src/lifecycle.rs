@@ -3,20 +3,22 @@
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ballast_api::{Accel, ErrorCode, Management, Mode, RunState, VmSpec, VmView};
 use ballast_pager::service::PagedVm;
 use ballast_policy::{BalloonControl, Promise, WorkingSet};
 use ballast_qemu::{
     AccelChoice, Huge, LaunchPaths, Monitor, ProcessHandle, RamMapping, Verdict, Vmm, check_spec,
-    command, inspect, last_log_line, probe_accel_cached, ram_file, spawn, unasked_large_memfds,
+    command, inspect_since, last_log_line, probe_accel_cached, ram_file, spawn,
+    unasked_large_memfds,
 };
 use ballast_shim_proto::{Hello, Peer};
 use ballast_units::{Bytes, Pages};
 
 use crate::config::rules::rule_for;
 use crate::manager::{Failure, Manager, Pledge};
+use crate::pace::{round_of, slot_after};
 use crate::paging::{Answer, Expected, pager_config};
 use crate::records::Record;
 use crate::vm::{Asked, NewVm, Vm, VmParams, lock};
@@ -339,6 +341,11 @@ impl Manager {
     /// Whether the VM may be paged; one that may not any more keeps its pages, and gets all it
     /// asks for, but nothing is taken from it by eviction.
     pub(crate) async fn look_at(&self, vm: &Vm) {
+        self.look_at_since(Instant::now(), vm).await;
+    }
+
+    /// The same; what other processes have may have been found out at `since`.
+    async fn look_at_since(&self, since: Instant, vm: &Vm) {
         let ram = match &*vm.paged() {
             Some(paged) => {
                 let ram = paged.memory().backend();
@@ -349,12 +356,12 @@ impl Manager {
         let monitor = vm.monitor();
         let qmp = monitor.as_ref().map(|m| m.qmp().clone());
         let pid = vm.process.pid();
-        let mut verdict = inspect(pid, qmp.as_ref(), ram.as_ref()).await;
+        let mut verdict = inspect_since(since, pid, qmp.as_ref(), ram.as_ref()).await;
         let old = vm.management();
         if let (Verdict::Unmanaged(_), Mode::Paged, Some(ram)) = (&verdict, old.mode, &ram) {
             // A QEMU that waits in a page fault does not answer, and it waits the longer if nothing
             // is taken from it. What forbids paging is seen in /proc as well.
-            if inspect(pid, None, Some(ram)).await == Verdict::Pageable {
+            if inspect_since(since, pid, None, Some(ram)).await == Verdict::Pageable {
                 verdict = Verdict::Pageable;
             }
         }
@@ -565,11 +572,16 @@ fn missing_is_fine(result: std::io::Result<()>) -> std::io::Result<()> {
     }
 }
 
+/// All VMs are looked at in the same rounds: what is known of the host's other processes is found out once
+/// for all of them.
 async fn look_again(manager: Arc<Manager>, vm: Arc<Vm>) {
     loop {
+        let next = slot_after(manager.started.elapsed(), INSPECTION, vm.id.0);
         tokio::select! {
-            () = tokio::time::sleep(INSPECTION) => manager.look_at(&vm).await,
+            () = tokio::time::sleep_until((manager.started + next).into()) => {}
             _ = vm.process.exited() => return,
         }
+        let round = round_of(manager.started.elapsed(), INSPECTION, Duration::ZERO);
+        manager.look_at_since(manager.started + round, &vm).await;
     }
 }

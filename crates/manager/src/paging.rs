@@ -21,10 +21,11 @@ use ballast_uffd::Uffd;
 use ballast_units::{Bytes, PAGE_SIZE, Pages};
 use tokio::sync::oneshot;
 
-use crate::commons::{SHARING_VERSION, hung_up};
+use crate::commons::SHARING_VERSION;
 use crate::config::Config;
-use crate::handshakes::{Handshake, Handshakes};
+use crate::handshakes::{Connections, Handshake, Handshakes};
 use crate::manager::Manager;
+use crate::numa;
 use crate::records::Record;
 use crate::swap;
 use crate::vm::lock;
@@ -33,6 +34,8 @@ use crate::vm::lock;
 const STEP: Duration = Duration::from_secs(10);
 /// After a handshake that led to nothing: nobody fills the log faster than this.
 const REFUSED: Duration = Duration::from_millis(200);
+/// How often connections whose shims are gone are let go of.
+const PRUNE: Duration = Duration::from_secs(10);
 
 /// A VMM that the manager has started, or knows from before, and whose shim is to come.
 pub struct Expected {
@@ -129,7 +132,13 @@ impl Manager {
 /// Accepts shims until the manager ends.
 pub fn serve(manager: Arc<Manager>, listener: Listener) {
     let handshakes = Arc::new(Handshakes::default());
+    let connections = Arc::new(Connections::default());
+    let mut pruned = Instant::now();
     while !manager.is_stopping() {
+        if pruned.elapsed() >= PRUNE {
+            pruned = Instant::now();
+            connections.prune();
+        }
         let connection = match listener.accept(Some(Duration::from_millis(250))) {
             Ok(connection) => connection,
             Err(ConnectionError::TimedOut(_)) => continue,
@@ -145,18 +154,24 @@ pub fn serve(manager: Arc<Manager>, listener: Listener) {
             tracing::debug!("too many shims in their handshakes: process {} turned away", peer.pid);
             continue;
         };
-        let manager = manager.clone();
+        let (manager, connections) = (manager.clone(), connections.clone());
         let spawned = std::thread::Builder::new()
             .name("shim".into())
-            .spawn(move || greet(&manager, connection, peer, place));
+            .spawn(move || greet(&manager, connection, peer, place, &connections));
         if let Err(e) = spawned {
             tracing::error!("a thread for a shim: {e}");
         }
     }
 }
 
-/// One handshake, and the watch over the connection afterwards.
-fn greet(manager: &Arc<Manager>, connection: Connection, peer: Peer, place: Handshake) {
+/// One handshake.
+fn greet(
+    manager: &Arc<Manager>,
+    connection: Connection,
+    peer: Peer,
+    place: Handshake,
+    connections: &Connections,
+) {
     let connection = Arc::new(connection);
     if let Err(why) = shake_hands(manager, &connection, peer) {
         tracing::warn!("a shim in process {}: {why}", peer.pid);
@@ -164,9 +179,8 @@ fn greet(manager: &Arc<Manager>, connection: Connection, peer: Peer, place: Hand
         return;
     }
     drop(place);
-    // The connection is kept for as long as both live: the shim takes its closing as the manager's
-    // death. What it says answers the pager, which reads it.
-    while !manager.is_stopping() && !hung_up(&connection, Duration::from_secs(1)) {}
+    // What it says answers the pager, which reads it.
+    connections.keep(connection);
 }
 
 /// From the first words to a paged VM, or why it is none.
@@ -272,6 +286,8 @@ fn take_charge(
         Some(why) => return Err(why),
         None => {}
     }
+    // Of this thread, which is this handshake's, and of the pager's threads that it starts.
+    numa::follow(peer.pid);
     let config = pager_config(&manager.config(), u64::from(expected.pid), expected.large_pages);
     let folder = manager.folder_of(name);
     let host = manager.host.clone();

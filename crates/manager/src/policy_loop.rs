@@ -129,7 +129,10 @@ fn turn(
     host.set_low(state == State::Low);
 
     for ((vm, entitlement), plan) in managed.iter().zip(&decision.results).zip(&decision.plans) {
-        lock(&vm.balloon).goal = plan.balloon_goal;
+        let goal = std::mem::replace(&mut lock(&vm.balloon).goal, plan.balloon_goal);
+        if goal != plan.balloon_goal || last.state != state {
+            vm.stir();
+        }
         if let Some(paged) = &*vm.paged() {
             // What the pager charges to the VM leaves out its part of the common pages.
             let part = paged.shared_part();

@@ -6,7 +6,6 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use ballast_api::RunState;
-use ballast_pager::service::Health;
 use rustix::process::Signal;
 
 use crate::manager::Manager;
@@ -31,7 +30,7 @@ fn look(manager: &Manager, vm: &Vm) {
         return;
     }
     let unreadable = match &*vm.paged() {
-        Some(paged) => matches!(paged.health(), Health::Unreadable { .. }),
+        Some(paged) => paged.is_unreadable(),
         None => false,
     };
     let mut frozen = lock(&vm.frozen);

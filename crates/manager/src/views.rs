@@ -243,7 +243,7 @@ pub fn vm(manager: &Manager, vm: &Vm) -> VmView {
             limit: bytes(balloon.output.limit),
         },
         tools: tools::view(manager, vm),
-        guest: balloon.stats,
+        guest: balloon.stats_now(),
         trouble: vm.paged().as_ref().and_then(trouble),
         compression: vm.paged().as_ref().map_or_else(CompressionView::default, compression),
         fault_times: vm.paged().as_ref().map_or_else(FaultTimesView::default, fault_times::view),

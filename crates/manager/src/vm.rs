@@ -129,6 +129,16 @@ pub struct BalloonState {
     /// What QEMU says. Shown only.
     pub reported: Option<Pages>,
     pub stats: Option<GuestStats>,
+    /// When they were asked for.
+    pub stats_at: Instant,
+}
+
+impl BalloonState {
+    /// The guest's statistics with their age now.
+    pub fn stats_now(&self) -> Option<GuestStats> {
+        let stats = self.stats?;
+        Some(GuestStats { age_s: stats.age_s + self.stats_at.elapsed().as_secs(), ..stats })
+    }
 }
 
 /// Sampling of one VM.
@@ -190,6 +200,8 @@ pub struct Vm {
     events: Mutex<Option<JoinHandle<()>>>,
     /// Breaks, pages looked at, and cores that this took, per second.
     pub share_rates: Rates<3>,
+    /// For its balloon's loop; see [`Vm::stir`].
+    stir: tokio::sync::Notify,
 }
 
 /// Of what is booked for a VMM: it is not any more, for good.
@@ -240,6 +252,7 @@ impl Vm {
                 commanded: Pages::ZERO,
                 reported: None,
                 stats: None,
+                stats_at: Instant::now(),
             }),
             control: Mutex::new(new.control),
             agent: Mutex::new(None),
@@ -262,6 +275,7 @@ impl Vm {
             freezes: AtomicU32::new(0),
             events: Mutex::new(None),
             share_rates: Rates::default(),
+            stir: tokio::sync::Notify::new(),
         }
     }
 
@@ -287,7 +301,10 @@ impl Vm {
 
     fn on_event(&self, event: &QmpEvent) {
         match event.name.as_str() {
-            "BALLOON_CHANGE" => self.driver_alive.store(true, Ordering::Relaxed),
+            "BALLOON_CHANGE" => {
+                self.driver_alive.store(true, Ordering::Relaxed);
+                self.stir();
+            }
             "STOP" => self.set_run_state(RunState::Paused),
             "RESUME" => self.set_run_state(RunState::Running),
             "SHUTDOWN" if event.data["reason"] == "guest-reset" => {
@@ -295,6 +312,15 @@ impl Vm {
             }
             _ => {}
         }
+    }
+
+    /// Something is asked of its balloon, or the host has less memory: its loop is to turn now.
+    pub fn stir(&self) {
+        self.stir.notify_one();
+    }
+    /// Returns once it was stirred.
+    pub async fn stirred(&self) {
+        self.stir.notified().await;
     }
 
     pub fn params(&self) -> VmParams {

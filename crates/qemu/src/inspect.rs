@@ -5,7 +5,7 @@ mod census;
 mod scan;
 
 use std::os::fd::AsFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ballast_units::{Bytes, HostAddr, PAGE_SIZE};
 use tokio::time::timeout;
@@ -198,6 +198,17 @@ fn must_not_be_paged(facts: &Facts) -> Option<String> {
 ///
 /// Takes at most some 15 s: what cannot be found out in time is a reason not to page.
 pub async fn inspect(pid: u32, qmp: Option<&Qmp>, ram: Option<&RamMapping>) -> Verdict {
+    inspect_since(Instant::now(), pid, qmp, ram).await
+}
+
+/// The same, where a look at the host's other processes that began at `since` or later is new enough:
+/// one look does for all VMs that are inspected in one round.
+pub async fn inspect_since(
+    since: Instant,
+    pid: u32,
+    qmp: Option<&Qmp>,
+    ram: Option<&RamMapping>,
+) -> Verdict {
     let mut facts = Facts::default();
     if let Some(qmp) = qmp
         && let Err(error) = ask(qmp, &mut facts).await
@@ -209,7 +220,7 @@ pub async fn inspect(pid: u32, qmp: Option<&Qmp>, ram: Option<&RamMapping>) -> V
         _ => None,
     };
     let wanted = scan::Wanted { announced: ram.copied(), size };
-    let reading = tokio::task::spawn_blocking(move || scan::process(pid, &wanted));
+    let reading = tokio::task::spawn_blocking(move || scan::process(pid, &wanted, since));
     match timeout(PROC_DEADLINE, reading).await {
         Ok(Ok(Ok(found))) => {
             facts.pinning_files = found.pinning_files;
@@ -231,7 +242,7 @@ pub async fn inspect(pid: u32, qmp: Option<&Qmp>, ram: Option<&RamMapping>) -> V
 }
 
 async fn ask(qmp: &Qmp, facts: &mut Facts) -> Result<(), QmpError> {
-    let monitor = Monitor::new(qmp.clone(), QMP_DEADLINE).await?;
+    let monitor = Monitor::without_balloon(qmp.clone(), QMP_DEADLINE);
     facts.devices = monitor.devices().await?;
     facts.memdevs = Some(monitor.memdevs().await?);
     facts.ram_blocks = monitor.ram_blocks().await?;

@@ -26,7 +26,7 @@ pub use accel::{AccelChoice, probe_accel, probe_accel_cached};
 pub use agent::{AGENT_PORT, AgentError, GuestAgent, MemoryPressure};
 pub use command_line::{BALLOON_ID, Launch, LaunchPaths, command};
 pub use handle::{Exit, ProcessHandle};
-pub use inspect::{Facts, Holder, RamMapping, Verdict, decide, inspect};
+pub use inspect::{Facts, Holder, RamMapping, Verdict, decide, inspect, inspect_since};
 pub use launch::{LaunchError, Vmm, last_log_line, spawn};
 pub use monitor::{Device, DiskReads, Memdev, Monitor, RunStatus};
 pub use qmp::{MAX_LINE, Qmp, QmpError, QmpEvent, listener_pid};

@@ -62,10 +62,15 @@ pub struct Monitor {
 impl Monitor {
     /// Looks for the balloon device, whatever its id is.
     pub async fn new(qmp: Qmp, deadline: Duration) -> Result<Monitor, QmpError> {
-        let mut monitor = Monitor { qmp, deadline, balloon: None };
+        let mut monitor = Monitor::without_balloon(qmp, deadline);
         let devices = monitor.devices().await?;
         monitor.balloon = devices.into_iter().find(Device::is_balloon).map(|d| d.path);
         Ok(monitor)
+    }
+
+    /// For questions that are not about the balloon.
+    pub(crate) fn without_balloon(qmp: Qmp, deadline: Duration) -> Monitor {
+        Monitor { qmp, deadline, balloon: None }
     }
 
     pub fn qmp(&self) -> &Qmp {

@@ -23,12 +23,12 @@ pub struct ThreadTime {
 /// Anonymous resident memory. Of a VMM whose RAM is a shared file: its own memory, beside the
 /// guest's (and the guest's Broken pages, once pages are shared).
 pub fn rss_anon(pid: u32) -> Option<Bytes> {
-    proc_text::status_field(&read(pid, "status")?, "RssAnon")
+    proc_text::statm(&read(pid, "statm")?).map(|(_, anon)| anon)
 }
 
 /// All resident memory, shared pages included.
 pub fn rss(pid: u32) -> Option<Bytes> {
-    proc_text::status_field(&read(pid, "status")?, "VmRSS")
+    proc_text::statm(&read(pid, "statm")?).map(|(all, _)| all)
 }
 
 /// Memory that the host may not swap out.

@@ -29,8 +29,10 @@ const EXTENTS: usize = 256;
 /// Zeros are mapped so far ahead of the first read, and twice as far each time reads go on there.
 const ZEROS_AHEAD: u64 = 16;
 const SHORTEST: Duration = Duration::from_millis(500);
-/// How long a VM that is not to be looked at is let alone.
-const IDLE: Duration = Duration::from_millis(500);
+/// How long a VM that is not to be looked at is let alone. Whoever wants something of it earlier signals.
+const IDLE: Duration = Duration::from_secs(2);
+/// The longest rest of a pass that is under way.
+const BETWEEN: Duration = Duration::from_millis(500);
 
 pub(super) struct ShareService {
     pub(super) vm: Arc<Shared>,
@@ -255,7 +257,7 @@ impl ShareService {
             locked: Duration::from_nanos(memory.counters.values().remap_ns - locked),
         };
         let rest = self.limiter.pay(settings.vm, cost).max(self.control.pay(settings.host, cost));
-        Ok(rest.min(IDLE))
+        Ok(rest.min(BETWEEN))
     }
 
     /// A pass that found something is followed by the next soon; one that did not, late.

@@ -552,6 +552,10 @@ impl PagedVm {
         }
     }
 
+    /// Whether [`Health::Unreadable`]: cheap to ask.
+    pub fn is_unreadable(&self) -> bool {
+        self.shared.has_unreadable.load(Ordering::Relaxed)
+    }
     pub fn health(&self) -> Health {
         let unreadable = self.shared.unreadable.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((page, what)) = unreadable.first_key_value() {
@@ -612,7 +616,9 @@ impl PagedVm {
     }
 
     pub fn set_may_share(&self, may: bool) {
-        self.shared.may_share.store(may, Ordering::Relaxed);
+        if self.shared.may_share.swap(may, Ordering::Relaxed) != may {
+            self.shared.signal_share();
+        }
     }
     /// Why pages are not looked for at the moment, if they are not.
     pub fn share_note(&self) -> Option<String> {

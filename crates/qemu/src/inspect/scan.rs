@@ -46,7 +46,8 @@ struct Identity {
     stat: ((u32, u32), u64),
 }
 
-pub(super) fn process(pid: u32, wanted: &Wanted) -> io::Result<Found> {
+/// `since`: see [`inspect_since`](super::inspect_since).
+pub(super) fn process(pid: u32, wanted: &Wanted, since: Instant) -> io::Result<Found> {
     let status = fs::read(format!("/proc/{pid}/status"))?;
     let status = String::from_utf8_lossy(&status);
     let field = |key| proc_text::status_field(&status, key).unwrap_or(Bytes::ZERO);
@@ -72,7 +73,7 @@ pub(super) fn process(pid: u32, wanted: &Wanted) -> io::Result<Found> {
         direct_files: files(pid, |fd, _| is_direct(pid, fd))?,
         locked,
         ram: vma.map(|vma| wanted.mapped_ram(pid, vma, whole)),
-        holders: file.map_or(Ok(Vec::new()), |file| holders(pid, file))?,
+        holders: file.map_or(Ok(Vec::new()), |file| holders(pid, file, since))?,
     })
 }
 
@@ -173,8 +174,8 @@ pub(super) fn pins(target: &str) -> bool {
         .any(|prefix| target.starts_with(prefix))
 }
 
-fn holders(vmm: u32, file: Identity) -> io::Result<Vec<Holder>> {
-    let census = census::begun_after(Instant::now())?;
+fn holders(vmm: u32, file: Identity, since: Instant) -> io::Result<Vec<Holder>> {
+    let census = census::begun_after(since)?;
     let seen = census.holders(file.mapped, file.stat);
     let others: Vec<u32> = seen.filter(|&pid| pid != vmm && pid != std::process::id()).collect();
     if others.is_empty() {

@@ -1,0 +1,89 @@
+//! How often what is done over and over is done: where nothing happens, seldom, and for many VMs at the same
+//! moments, so that the host is woken seldom too.
+
+use std::time::Duration;
+
+/// Between two turns of a loop that has something to watch.
+pub const BRISK: Duration = Duration::from_secs(1);
+/// The same where nothing changes.
+pub const CALM: Duration = Duration::from_secs(5);
+/// Turns without a change after which nothing is expected to change.
+const TURNS: u32 = 10;
+/// VMs are spread over so many moments, so apart: what is done for hundreds is not done at once.
+const SLOTS: u32 = 8;
+const APART: Duration = Duration::from_millis(250);
+
+/// The pace of one loop.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Pace {
+    still: u32,
+}
+
+impl Pace {
+    /// Takes note of a turn: whether all was as it had been.
+    pub fn note(&mut self, still: bool) {
+        self.still = if still { self.still.saturating_add(1) } else { 0 };
+    }
+
+    pub fn is_calm(&self) -> bool {
+        self.still >= TURNS
+    }
+
+    /// When the next turn begins, where the last one did at `last` of VM number `id`. All times are since
+    /// the same moment, which all loops have in common.
+    pub fn next(&self, last: Duration, id: u32) -> Duration {
+        if self.is_calm() { slot_after(last, CALM, id) } else { last + BRISK }
+    }
+}
+
+/// The first moment after `now` for VM number `id` of those that come once in `period`.
+pub fn slot_after(now: Duration, period: Duration, id: u32) -> Duration {
+    let offset = APART * (id % SLOTS);
+    round_of(now, period, offset) + period + offset
+}
+
+/// When the round began in which `now` is: the same for all VMs.
+pub fn round_of(now: Duration, period: Duration, offset: Duration) -> Duration {
+    let rounds = now.saturating_sub(offset).as_nanos() / period.as_nanos().max(1);
+    period * u32::try_from(rounds).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calm_comes_late_and_ends_at_once() {
+        let mut pace = Pace::default();
+        let at = Duration::from_secs(100);
+        for _ in 0..TURNS {
+            assert_eq!(pace.next(at, 3), at + BRISK);
+            pace.note(true);
+        }
+        assert!(pace.is_calm() && pace.next(at, 3) > at + BRISK);
+        pace.note(false);
+        assert_eq!(pace.next(at, 3), at + BRISK);
+    }
+
+    #[test]
+    fn slots_are_a_period_apart_and_the_same_for_many() {
+        let ms = Duration::from_millis;
+        let period = ms(5_000);
+        for id in 0..20 {
+            let mut at = ms(1_234);
+            let mut slots = Vec::new();
+            for _ in 0..3 {
+                let next = slot_after(at, period, id);
+                assert!(next > at && next <= at + period, "{id}: {at:?} {next:?}");
+                slots.push(next);
+                // A little late, as timers are.
+                at = next + ms(3);
+            }
+            assert!(slots.windows(2).all(|two| two[1] - two[0] == period), "{slots:?}");
+            assert_eq!(slots[0], slot_after(ms(1_300), period, id + SLOTS));
+            // The round began before it, for all at the same moment.
+            let round = round_of(slots[1] + ms(3), period, Duration::ZERO);
+            assert_eq!(round, ms(10_000), "{id}");
+        }
+    }
+}
