@@ -45,7 +45,8 @@ pub async fn run(image: &Image, plan: &Plan, outcome: &mut Outcome) -> Result<()
             }
         }
         stage.wait_for_boot().await?;
-        tokio::time::sleep(plan.settle).await;
+        // What looks for equal pages looks at all that the boot has written first: that is not idling.
+        tokio::time::sleep(plan.settle * 4).await;
         let cost = watch(&stage.manager, plan.window, async || Ok(())).await?;
         stage.poll()?;
         let memory = held(&stage.manager)?;
