@@ -194,12 +194,15 @@ fn vm_state(
     swap_ins: &mut std::collections::HashMap<VmId, u64>,
 ) -> VmState {
     let balloon = *lock(&vm.balloon);
-    let tools = tools::known(vm, vm.paged().as_ref());
+    let mut tools = tools::known(vm, vm.paged().as_ref());
     let (waiting, swapped_in, swap_free) = match &*vm.paged() {
         Some(paged) => {
             let now = paged.memory().counters.values().swap_ins;
             let before = swap_ins.insert(vm.id, now).unwrap_or(now);
-            let room = if vm.may_be_paged() { paged.swap_room() } else { Pages(0) };
+            let mut room = Pages::ZERO;
+            if vm.may_be_paged() {
+                (room, tools.spare_room) = (paged.swap_room(), paged.spare_room());
+            }
             (paged.waiting() > 0, now > before, room)
         }
         None => (false, false, Pages::ZERO),

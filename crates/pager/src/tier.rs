@@ -110,6 +110,11 @@ impl Tier {
     pub fn has_room(&self) -> bool {
         lock(&self.frames).has_room()
     }
+    /// Frames that may still be taken.
+    pub fn frames_left(&self) -> Pages {
+        let frames = lock(&self.frames);
+        Pages(frames.limit().saturating_sub(frames.occupancy().frames))
+    }
     /// The most bytes that `put` takes.
     pub fn most(&self) -> usize {
         MOST

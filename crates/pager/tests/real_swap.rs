@@ -34,8 +34,14 @@ fn word(ppn: u64, i: usize) -> u64 {
     (ppn << 20 | i as u64 | 1 << 63).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
+/// Where half of the guest's pages compress: the odd ones repeat themselves.
+fn mixed(ppn: u64, i: usize) -> u64 {
+    word(ppn, if ppn % 2 == 1 { i % 64 } else { i })
+}
+
 fn verify(guest: &Guest, ppn: u64) {
-    if !guest.read_page(ppn).iter().enumerate().all(|(i, &w)| w == word(ppn, i)) {
+    let what = if guest.role == "mixed" { mixed } else { word };
+    if !guest.read_page(ppn).iter().enumerate().all(|(i, &w)| w == what(ppn, i)) {
         eprintln!("ppn {ppn}: not what was written");
         guest.board.add(Cell::Errors, 1);
     }
@@ -58,13 +64,32 @@ fn passes(guest: &Guest, pages: impl Fn() -> Box<dyn Iterator<Item = u64>>, coun
     }
 }
 
+/// Pages that compress and do not by turns, each verified before it is written again.
+fn flip(guest: &Guest) {
+    let at = |turn: u64, ppn: u64, i: usize| mixed(ppn + turn * (guest.pages + 1), i);
+    let mut turn = 0;
+    while guest.board.get(Cell::Stop) == 0 {
+        for ppn in 0..guest.pages {
+            if !guest.read_page(ppn).iter().enumerate().all(|(i, &w)| w == at(turn, ppn, i)) {
+                eprintln!("ppn {ppn}, turn {turn}: not what was written");
+                guest.board.add(Cell::Errors, 1);
+            }
+            guest.write_page(ppn, |i| at(turn + 1, ppn, i));
+            guest.board.add(Cell::Accesses, 1);
+        }
+        turn += 1;
+        guest.board.add(Cell::Done, 1);
+    }
+}
+
 #[test]
 #[ignore = "the VMM process of the other tests"]
 fn vmm_process() {
     let Some(guest) = Guest::enter() else { return };
     let n = guest.pages;
+    let what = if matches!(guest.role.as_str(), "mixed" | "flip") { mixed } else { word };
     for ppn in 0..n {
-        guest.write_page(ppn, |i| word(ppn, i));
+        guest.write_page(ppn, |i| what(ppn, i));
     }
     guest.board.set(Cell::Step, n);
     match guest.role.as_str() {
@@ -77,7 +102,8 @@ fn vmm_process() {
                 scope.spawn(move || passes(guest, pages, counter));
             }
         }),
-        "forward" => passes(&guest, || Box::new(0..n), Cell::Accesses),
+        "forward" | "mixed" => passes(&guest, || Box::new(0..n), Cell::Accesses),
+        "flip" => flip(&guest),
         // All pages, each far from the last.
         "jump" => passes(&guest, || Box::new((0..n).map(move |i| i * 389 % n)), Cell::Accesses),
         "give up" => std::thread::scope(|scope| {
@@ -196,12 +222,34 @@ impl Rig {
     }
 
     fn over(role: &str, dir: &Path, swap: SwapSpace, host: Arc<Host>, injected: bool) -> Rig {
+        Rig::with(config(), role, dir, swap, host, injected)
+    }
+
+    /// Half of its size may be frames of the tier.
+    fn without_swap(role: &str, dir: &Path) -> Rig {
+        let compression = Compression { percent: 50, ..Compression::default() };
+        let config = PagerConfig { compression, ..PagerConfig::default() };
+        let swap = SwapSpace::create_at(&dir.join("swap"), Pages(0)).unwrap();
+        let own = config.overhead(Pages(SIZE));
+        let host = Arc::new(Host::new(Ledger::new(Pages(own.0 + 2 * SIZE), || {})));
+        assert!(host.ledger.try_reserve(own));
+        Rig::with(config, role, dir, swap, host, false)
+    }
+
+    fn with(
+        config: PagerConfig,
+        role: &str,
+        dir: &Path,
+        swap: SwapSpace,
+        host: Arc<Host>,
+        injected: bool,
+    ) -> Rig {
         let disk = Disk::new();
         let swap = if injected { swap.injected(disk.clone()) } else { swap };
         let vmm = Vmm::start(role, SIZE);
-        let (config, files) = (config(), VmFiles::new(dir, swap));
-        let vm =
-            PagedVm::start("t", config, files, vmm.guest_ram(), overhead(), host.clone()).unwrap();
+        let files = VmFiles::new(dir, swap);
+        let own = config.overhead(Pages(SIZE));
+        let vm = PagedVm::start("t", config, files, vmm.guest_ram(), own, host.clone()).unwrap();
         vmm.board.set(Cell::Go, 1);
         wait_for("pages", || vmm.board.get(Cell::Step) == SIZE);
         Rig { vmm, vm: Some(vm), host, dir: dir.to_owned(), disk }
@@ -401,6 +449,56 @@ fn where_nothing_can_be_written_pages_stay_and_faults_are_served() {
     let tried = rig.disk.writes() - before;
     assert!(tried <= layout.clusters * (layout.cluster + 1), "{tried} writes");
     assert_eq!(rig.swapped(), 0);
+    rig.end();
+}
+
+#[test]
+fn without_room_in_swap_what_compresses_is_taken_and_the_rest_stays() {
+    let Some(_alone) = alone() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let rig = Rig::without_swap("mixed", dir.path());
+    let tier = || rig.vm().memory().tier().occupancy();
+    assert_eq!((rig.vm().swap_room().0, rig.vm().spare_room().0), (0, SIZE / 2));
+
+    // Less than there is.
+    let before = rig.vm().memory().charged().0;
+    rig.vm().set_evict_goal(Pages(100));
+    wait_for("pages to be compressed", || rig.vm().memory().charged().0 <= before - 100);
+    // Each page costs no more than a quarter.
+    assert!(tier().frames * 4 <= tier().pages + 3, "{:?}", tier());
+    for _ in 0..2 {
+        rig.pass(1);
+    }
+
+    // More than there is: those that do not compress stay at home, and that is known.
+    rig.vm().set_evict_goal(Pages(SIZE));
+    wait_for("the goal to be given up", || rig.vm().evict_goal().is_zero());
+    wait_for("what is on its way", || rig.vm().memory().pmap().in_state(State::Staged).is_zero());
+    assert!(rig.vm().spare_room().is_zero());
+    assert!(tier().pages > SIZE / 4, "{:?}", tier());
+    for ppn in 0..SIZE {
+        let state = rig.vm().memory().pmap().load(Ppn(ppn)).state();
+        assert!(ppn % 2 == 1 || state == State::Resident, "{ppn}: {state:?}");
+    }
+    rig.pass(1);
+    rig.end();
+}
+
+#[test]
+fn without_room_in_swap_pages_that_change_as_they_leave_are_not_lost() {
+    let Some(_alone) = alone() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let rig = Rig::without_swap("flip", dir.path());
+    let counters = || rig.vm().memory().counters.values();
+    wait_for("turns", || {
+        rig.vm().set_evict_goal(Pages(SIZE));
+        rig.passed(20) && counters().compressed > SIZE / 4
+    });
+    rig.vm().set_evict_goal(Pages(0));
+    rig.vmm.board.set(Cell::Stop, 1);
+    // What changed on its way does not stay there.
+    wait_for("an empty stage", || rig.vm().memory().pmap().in_state(State::Staged).is_zero());
+    eprintln!("{} of {} did not fit", counters().incompressible, counters().evicted);
     rig.end();
 }
 

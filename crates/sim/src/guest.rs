@@ -108,6 +108,16 @@ impl Guest {
         self.active.total() + self.idle.total()
     }
 
+    /// The most machine pages that compressed pages may take.
+    fn cache(&self, m: &Models) -> u64 {
+        (self.nature.size as f64 * m.compress_percent / 100.0) as u64
+    }
+
+    /// Machine pages of that which are left: by so much at least it shrinks without swap.
+    pub fn spare_room(&self, m: &Models) -> u64 {
+        if m.compress_fits > 0.0 { self.cache(m).saturating_sub(self.frames(m)) } else { 0 }
+    }
+
     /// Machine pages that compressed pages take.
     fn frames(&self, m: &Models) -> u64 {
         match self.compressed() {
@@ -230,8 +240,7 @@ impl Guest {
         let shared = portion(pages, most.saturating_sub(self.shared), alone);
         self.shared += shared;
         let victims = (pages - shared).min(alone);
-        let cache = (self.nature.size as f64 * m.compress_percent / 100.0) as u64;
-        let cached = (cache as f64 / m.compress_frame.max(0.01)) as u64;
+        let cached = (self.cache(m) as f64 / m.compress_frame.max(0.01)) as u64;
         let fit = (victims as f64 * m.compress_fits) as u64;
         let squeezed = fit.min(cached.saturating_sub(self.compressed()));
         // What finds no room in the cache pushes out as many that were there longer.

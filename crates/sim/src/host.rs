@@ -157,7 +157,7 @@ impl Host {
             still &= vm.balloon_goal == plan.balloon_goal.0 && plan.evict.is_zero() && !plan.block;
             vm.target = result.target.0;
             vm.balloon_goal = plan.balloon_goal.0;
-            vm.evict = if self.disk { plan.evict.0 } else { 0 };
+            vm.evict = plan.evict.0;
             vm.leave = plan.leave.0;
             vm.blocked = plan.block;
         }
@@ -199,7 +199,8 @@ impl Host {
         let m = &settings.models;
         let s = dt as f64 / 1e3;
         let mut evictions = (s * 1e6 / m.evict_page_us) as u64;
-        let mut writes = (s * m.swap_write_mib_s * 256.0) as u64;
+        let writable = if self.disk { m.swap_write_mib_s * 256.0 } else { 0.0 };
+        let mut writes = (s * writable) as u64;
         let mut reads = (s * m.swap_reads_per_s) as u64;
         self.reclaim(&mut evictions, &mut writes);
         for vm in &mut self.vms {

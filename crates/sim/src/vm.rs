@@ -206,7 +206,7 @@ impl Vm {
             short: self.output.short,
             pool: None,
             overhead: Pages(Vm::overhead(spec, m)),
-            tools: self.tools,
+            tools: Tools { spare_room: Pages(self.guest.spare_room(m)), ..self.tools },
             wants_more: self.wants || self.commanded > 0,
             swap_free: if disk {
                 Pages(reserved.saturating_sub(self.guest.swapped()))

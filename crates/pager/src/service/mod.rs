@@ -12,6 +12,7 @@
 //! - `large`: which large pages are broken, and when.
 //! - `latency`: how long faults took to be served.
 //! - `reclaim`: evicts what the policy asks for, samples.
+//! - `slotless`: what it evicts where nothing can be written.
 //! - `write`: how it writes clusters to the swap space, whatever fails.
 
 pub mod around;
@@ -25,6 +26,7 @@ mod reclaim;
 mod runs;
 pub mod serve;
 mod share;
+mod slotless;
 mod spin;
 mod vm;
 mod write;

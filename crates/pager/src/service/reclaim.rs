@@ -37,7 +37,9 @@ pub(super) struct Reclaim {
     victims: Vec<Ppn>,
     examiner: Examiner,
     /// None where nothing is compressed.
-    compressor: Option<Compressor>,
+    pub(super) compressor: Option<Compressor>,
+    /// Pages one after the other that did not compress; see `slotless`.
+    pub(super) stubborn: u32,
     sampled: Vec<Ppn>,
     /// Pages of the region that was broken last, to go first.
     pub(super) broken: Vec<Ppn>,
@@ -62,6 +64,7 @@ impl Reclaim {
             victims: Vec::new(),
             examiner: Examiner::default(),
             compressor,
+            stubborn: 0,
             // They go home when the next sample begins.
             sampled: found.held.clone(),
             broken: Vec::new(),
@@ -126,9 +129,10 @@ impl Reclaim {
                 break;
             }
             self.reap(false);
-            if self.vm.memory.swap_free().0 <= self.waiting_for_slots() {
-                // Reserved at admission, so only a VM that was given less gets here, or one whose
-                // locations have failed.
+            // Reserved at admission, so only a VM that was given less has none, or one whose locations
+            // have failed.
+            let slots = self.has_slots();
+            if !slots && !self.may_shrink() {
                 self.vm.evict_goal.store(0, Ordering::Relaxed);
                 break;
             }
@@ -149,17 +153,20 @@ impl Reclaim {
                 }
                 continue;
             };
-            if self.make_room(cluster) {
+            if slots && self.make_room(cluster) {
                 continue;
             }
             let Some(ppn) = self.next_victim() else {
                 // Nothing is at home: what is compressed takes memory, too.
-                if !self.bring_home() && !self.write_back(cluster) {
+                if !self.bring_home() && !(slots && self.write_back(cluster)) {
                     self.vm.evict_goal.store(0, Ordering::Relaxed);
                     break;
                 }
                 continue;
             };
+            if !slots && !self.shrinks(ppn) {
+                continue;
+            }
             let slot = self.clusters[cluster].base + self.clusters[cluster].pages.len() as u64;
             match self.vm.memory.evict(ppn, slot) {
                 Ok(evicted) => {

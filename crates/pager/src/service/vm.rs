@@ -18,6 +18,7 @@ use super::priority::Urgency;
 use super::reads::Reads;
 use super::reclaim::Reclaim;
 use super::share::ShareService;
+use super::slotless::Stubborn;
 use crate::guest_ram::{GuestRam, LARGE_PAGE};
 use crate::host::Host;
 use crate::memory::{MOVING, Memory, RecoverError, Recovered};
@@ -185,6 +186,7 @@ pub(super) struct Shared {
     has_unreadable: AtomicBool,
     /// Nothing can be written to the swap space for now.
     swap_stuck: AtomicBool,
+    pub stubborn: Stubborn,
     work: Mutex<Work>,
     work_ready: Condvar,
     sample_size: AtomicU32,
@@ -435,6 +437,7 @@ impl PagedVm {
             unreadable: Mutex::new(BTreeMap::new()),
             has_unreadable: AtomicBool::new(false),
             swap_stuck: AtomicBool::new(false),
+            stubborn: Stubborn::default(),
             work: Mutex::new(Work::default()),
             work_ready: Condvar::new(),
             sample_size: AtomicU32::new(0),
@@ -497,6 +500,15 @@ impl PagedVm {
             return Pages::ZERO;
         }
         self.memory().swap_free()
+    }
+    /// Pages by which eviction can shrink the VM without any room in swap: each frame that its tier may
+    /// still take holds at least two pages. None while it is known that they do not compress.
+    pub fn spare_room(&self) -> Pages {
+        let memory = self.memory();
+        if memory.tier().settings().algorithm.is_none() || self.shared.stubborn.is_believed() {
+            return Pages::ZERO;
+        }
+        memory.tier().frames_left()
     }
     /// Its swap files, those of the highest priority first, and how many slots of each are used.
     pub fn swap_places(&self) -> Vec<(Place, Pages)> {

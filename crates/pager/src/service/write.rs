@@ -233,6 +233,9 @@ impl Reclaim {
 
     /// Books what was busy, gives slots to what has none, and opens clusters that are done.
     pub(super) fn settle_all(&mut self) {
+        if self.stuck.is_some() && self.may_try() {
+            self.take_back();
+        }
         for index in 0..self.clusters.len() {
             if !self.clusters[index].sealed {
                 continue;
@@ -253,6 +256,15 @@ impl Reclaim {
             // What could not be written has gone home.
             self.set_unstuck();
         }
+    }
+
+    /// Pages of sealed clusters that have no slot, and where in the stage they are.
+    pub(super) fn waiting_pages(&self) -> Vec<(Ppn, u64)> {
+        let waiting = |c: &Cluster| {
+            let waits = |&i: &usize| c.fates[i] == Fate::Waiting;
+            (0..c.fates.len()).filter(waits).map(|i| (c.pages[i], c.stage_slot(i))).collect()
+        };
+        self.clusters.iter().filter(|c| c.sealed).flat_map::<Vec<_>, _>(waiting).collect()
     }
 
     fn waiting_in_sealed(&self) -> usize {

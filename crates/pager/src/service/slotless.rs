@@ -1,0 +1,98 @@
+//! Eviction without room in swap: for a VM that was given less than its guest can fill, or one whose swap
+//! locations have failed. What is all zero, what others have too, and what compresses needs no slot;
+//! whatever does not is left where it is.
+
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use ballast_compress::Filling;
+use ballast_sharing::is_zero;
+use ballast_units::{PAGE_SIZE, Ppn};
+
+use super::reclaim::Reclaim;
+use crate::backend::{Backend, PageBuf};
+use crate::memory::{Compressed, MOVING};
+use crate::sync::lock;
+
+/// So many pages one after the other that do not compress end a round.
+const STUBBORN: u32 = 256;
+/// For how long it is believed then that others do not either.
+const BELIEVED: Duration = Duration::from_secs(30);
+
+/// Until when a VM's pages are believed not to compress.
+#[derive(Default)]
+pub(super) struct Stubborn(Mutex<Option<Instant>>);
+
+impl Stubborn {
+    pub fn is_believed(&self) -> bool {
+        lock(&self.0).is_some_and(|until| Instant::now() < until)
+    }
+    fn believe(&self) {
+        *lock(&self.0) = Some(Instant::now() + BELIEVED);
+    }
+}
+
+impl Reclaim {
+    /// Whether every page that is evicted can be written.
+    pub(super) fn has_slots(&self) -> bool {
+        self.vm.memory.swap_free().0 > self.waiting_for_slots()
+    }
+
+    /// Whether pages can be evicted that need no slot.
+    pub(super) fn may_shrink(&self) -> bool {
+        self.compressor.is_some()
+            && self.vm.memory.tier().has_room()
+            && !self.vm.stubborn.is_believed()
+    }
+
+    /// Whether a page at home needs no slot, as it is now: asked before it is evicted. Should its guest
+    /// write it in between, it waits in the stage, whole. After many that do, none is looked at for
+    /// a while.
+    pub(super) fn shrinks(&mut self, ppn: Ppn) -> bool {
+        let mut page: PageBuf = [0; PAGE_SIZE];
+        if self.vm.memory.backend().read_home(ppn, &mut page).is_err() {
+            return false;
+        }
+        let tier = self.vm.memory.tier();
+        let filled = tier.settings().same_filled && Filling::of(&page).is_some();
+        let (most, compressor) = (tier.most(), self.compressor.as_mut());
+        let shrinks = is_zero(&page)
+            || filled
+            || compressor.is_some_and(|c| c.compress(&page, most).is_some());
+        self.stubborn = if shrinks { 0 } else { self.stubborn + 1 };
+        if self.stubborn >= STUBBORN {
+            self.stubborn = 0;
+            self.vm.stubborn.believe();
+        }
+        shrinks
+    }
+
+    /// Pages of the stage that cannot be written would wait there for ever: they are compressed after all, or
+    /// come home while memory is left over.
+    pub(super) fn take_back(&mut self) {
+        if self.vm.memory.swap_free().0 > 0 {
+            return;
+        }
+        let memory = &self.vm.memory;
+        let mut left: Vec<Ppn> = Vec::new();
+        for (ppn, slot) in self.waiting_pages() {
+            let compressor = self.compressor.as_mut();
+            match compressor.map(|c| memory.compress(ppn, slot, c)) {
+                Some(Compressed::Filled | Compressed::Stored { .. } | Compressed::Left) => {}
+                Some(Compressed::TooLarge | Compressed::NoRoom) | None => left.push(ppn),
+            }
+        }
+        left.sort_unstable();
+        let mut buffers = vec![[0; PAGE_SIZE]; left.len().min(MOVING.0 as usize)];
+        for some in left.chunks(MOVING.0 as usize) {
+            match memory.bring_home(some, &mut buffers, |_, _| None) {
+                Ok(0) => break,
+                Ok(_) => {}
+                Err(e) => {
+                    self.vm.set_ill(format!("bringing pages home: {e}"));
+                    break;
+                }
+            }
+        }
+    }
+}
