@@ -29,7 +29,7 @@ pub fn per_vm(points: &[Point], name: &str) -> f64 {
 /// What each VM of the last stretch adds against one of the first: 1 is linear, much above it is not.
 pub fn bend(points: &[Point], name: &str) -> f64 {
     match points {
-        [first, _, .., before, last] => {
+        [first, .., before, last] => {
             let early = (before.get(name) - first.get(name)) / (before.vms - first.vms) as f64;
             let late = (last.get(name) - before.get(name)) / (last.vms - before.vms) as f64;
             late / early
