@@ -26,9 +26,14 @@ fn parse(text: &str) -> (BTreeMap<String, String>, BTreeMap<String, f64>) {
         }
         let (series, value) = line.rsplit_once(' ').unwrap();
         let name = series.split('{').next().unwrap();
-        let family = name.strip_suffix("_total").unwrap_or(name);
+        // A histogram's series have these endings, a counter's the last.
+        let family = ["_bucket", "_count", "_sum", "_total"]
+            .iter()
+            .find_map(|e| name.strip_suffix(e).filter(|family| types.contains_key(*family)));
+        let family = family.unwrap_or(name);
         let kind = types.get(family).unwrap_or_else(|| panic!("{line}: before its type"));
         assert_eq!(kind == "counter", name.ends_with("_total"), "{line}");
+        assert_eq!(kind == "histogram", family != name && kind != "counter", "{line}");
         assert!(name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_'), "{line}");
         assert_eq!(values.insert(series.to_owned(), value.parse().unwrap()), None, "{line}");
     }
