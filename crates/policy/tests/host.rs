@@ -10,6 +10,8 @@ use ballast_policy::{
 };
 use ballast_units::{Pages, VmId};
 use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+use proptest::test_runner::TestRunner;
 
 /// What a guest's balloon driver does.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -386,30 +388,6 @@ proptest! {
         }
     }
 
-    /// Balloons that turn out to be dear are let down in exchange for paging while guests go on wanting all
-    /// they can get; reclamation keeps up as it did before, and guarantees hold (asserted in `second`).
-    #[test]
-    fn dear_balloons_are_exchanged_and_the_goal_is_kept(
-        vms in vms((50u64..2_000).prop_map(Driver::Follows)), part in 0.2f64..0.9,
-    ) {
-        let mut host = Host::new(budget(&vms, part), vms);
-        for _ in 0..100 {
-            host.second();
-        }
-        let before: u64 = host.vms.iter().map(|vm| vm.balloon).sum();
-        host.vms.iter_mut().for_each(|vm| vm.dear = true);
-        let (mut high, mut reached) = (0, false);
-        for _ in 0..300 {
-            host.second();
-            high += u32::from(host.reclaimed >= host.thresholds.lower_edge(State::High).0);
-            reached |= host.reclaimed >= host.thresholds.upper_edge(State::High).0
-                || host.state == State::High;
-        }
-        prop_assert!(reached && high > 225, "{reached} {high} of 300: {:?}", host.vms);
-        let after: u64 = host.vms.iter().map(|vm| vm.balloon).sum();
-        prop_assert!(after <= before, "{before} -> {after}: {:?}", host.vms);
-    }
-
     /// The guests stop wanting anything: with drivers of all kinds the goal is reached and kept.
     #[test]
     fn pressure_that_ends_leaves_the_host_in_high(
@@ -523,4 +501,45 @@ proptest! {
         }
         prop_assert!(host.vms[0].consumed <= max, "{:?}", host.vms[0]);
     }
+}
+
+/// Balloons that turn out to be dear are let down in exchange for paging while guests go on wanting all
+/// they can get; reclamation keeps up as it did before, and guarantees hold (asserted in `second`). Not
+/// on every host: where a guest takes back within a second more than is free above the low threshold, low
+/// takes by all tools, and balloons may end a little larger (ADR 19). So it is counted.
+#[test]
+fn dear_balloons_are_exchanged_and_the_goal_is_kept() {
+    const HOSTS: usize = 600;
+    let mut runner = TestRunner::deterministic();
+    let hosts = (vms((50u64..2_000).prop_map(Driver::Follows)), 0.2f64..0.9);
+    let (mut grown, mut most, mut sums) = (0, 0.0f64, (0, 0));
+    for _ in 0..HOSTS {
+        let (vms, part) = hosts.new_tree(&mut runner).unwrap().current();
+        let mut host = Host::new(budget(&vms, part), vms);
+        for _ in 0..100 {
+            host.second();
+        }
+        let before: u64 = host.vms.iter().map(|vm| vm.balloon).sum();
+        host.vms.iter_mut().for_each(|vm| vm.dear = true);
+        let (mut high, mut reached) = (0, false);
+        for _ in 0..300 {
+            host.second();
+            high += u32::from(host.reclaimed >= host.thresholds.lower_edge(State::High).0);
+            reached |= host.reclaimed >= host.thresholds.upper_edge(State::High).0
+                || host.state == State::High;
+        }
+        assert!(reached && high > 225, "{reached} {high} of 300: {:?}", host.vms);
+        let after: u64 = host.vms.iter().map(|vm| vm.balloon).sum();
+        if after > before {
+            eprintln!("{before} -> {after}: {:?}", host.vms);
+            grown += 1;
+            most = most.max(after as f64 / before as f64);
+        }
+        sums = (sums.0 + before, sums.1 + after);
+    }
+    eprintln!(
+        "{grown} of {HOSTS} hosts have larger balloons, {most:.2} times at most; all {sums:?}"
+    );
+    assert!(grown * 100 <= HOSTS && most < 1.1, "{grown} of {HOSTS}, {most:.2} times");
+    assert!(sums.1 * 5 < sums.0 * 4, "{sums:?}");
 }
