@@ -158,7 +158,7 @@ impl Reclaim {
             }
             let Some(ppn) = self.next_victim() else {
                 // Nothing is at home: what is compressed takes memory, too.
-                if !self.bring_home() && !(slots && self.write_back(cluster)) {
+                if !(self.bring_home() || slots && self.write_back(cluster)) {
                     self.vm.evict_goal.store(0, Ordering::Relaxed);
                     break;
                 }
