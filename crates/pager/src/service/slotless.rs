@@ -2,7 +2,6 @@
 //! locations have failed. What is all zero, what others have too, and what compresses needs no slot;
 //! whatever does not is left where it is.
 
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use ballast_compress::Filling;
@@ -12,7 +11,7 @@ use ballast_units::{PAGE_SIZE, Ppn};
 use super::reclaim::Reclaim;
 use crate::backend::{Backend, PageBuf};
 use crate::memory::{Compressed, MOVING};
-use crate::sync::lock;
+use crate::sync::{Mutex, lock};
 
 /// So many pages one after the other that do not compress end a round.
 const STUBBORN: u32 = 256;
