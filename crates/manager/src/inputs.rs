@@ -60,7 +60,7 @@ pub fn view(vm: &Vm, kind: PolicyKind) -> PolicyInputs {
     let heard = agent.as_ref().and_then(AgentReport::fresh);
     let missing = match kind {
         PolicyKind::MissRatio if curve.is_none() => {
-            Some(format!("policy {kind}: no curve yet, uses sampled active memory"))
+            Some(format!("policy {kind}: no curve yet, gives it what idle-tax would"))
         }
         PolicyKind::Pressure if heard.is_none() => Some(format!(
             "policy {kind}: its guest reports none{}, uses its shares as they are",

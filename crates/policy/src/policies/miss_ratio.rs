@@ -1,6 +1,9 @@
 //! Memory where it buys most: pages go to the VM whose next page spares the most misses per second,
 //! weighted by its shares per page of max, until no page spares any; the rest is shared out as the
-//! paper does. min is given first, max is never passed.
+//! paper does. min is given first, max is never passed. Equal gains are shared in proportion.
+//!
+//! A VM without a curve, one that has just started most of all, can neither win nor lose by what is not
+//! known of it: it has what the paper's policy would give it.
 //!
 //! A VM's miss curve is a few points of misses per second against allocation. Between points it is
 //! a straight line, and only its lower convex hull counts, so that a plateau before a cliff does
@@ -23,10 +26,6 @@ pub struct VmMisses {
     pub points: Vec<(Pages, f64)>,
 }
 
-/// Sampling says of an active page that it is touched about once in a period (30 s by default): the
-/// least a VM without a curve would miss.
-const SAMPLED_EVERY_S: f64 = 30.0;
-
 /// A stretch of a VM's hull: so many pages, each of which spares so much.
 #[derive(Clone, Copy, Debug)]
 struct Stretch {
@@ -39,21 +38,33 @@ struct Stretch {
 /// each VM is to have, all of it active.
 pub fn read(available: Pages, vms: &[VmDemand], misses: &[VmMisses]) -> Vec<VmDemand> {
     let known = by_id(misses, |m| m.id);
+    let curves: Vec<Option<&VmMisses>> = vms.iter().map(|vm| known.get(&vm.id).copied()).collect();
     let mut held: Vec<u64> = vms.iter().map(|vm| vm.min.min(vm.max).0).collect();
+    if curves.iter().any(Option::is_none) {
+        let (fair, _) = allocate(available, &Claim::of_vms(vms));
+        for (i, _) in curves.iter().enumerate().filter(|(_, curve)| curve.is_none()) {
+            held[i] = fair[i];
+        }
+    }
     let mut stretches = Vec::with_capacity(vms.len() * 8);
-    for (i, vm) in vms.iter().enumerate() {
+    for (i, (vm, curve)) in vms.iter().zip(&curves).enumerate() {
+        let Some(curve) = curve else { continue };
         let weight = f64::from(vm.shares.max(1)) / vm.max.0.max(1) as f64;
-        let sampled = [(Pages(0), vm.active.0 as f64 / SAMPLED_EVERY_S), (vm.active, 0.0)];
-        let points = known.get(&vm.id).map_or(&sampled[..], |m| &m.points);
-        stretches.extend(marginals(i, points, weight, held[i], vm.max.0));
+        stretches.extend(marginals(i, &curve.points, weight, held[i], vm.max.0));
     }
     // The largest gain first; a stable sort keeps a VM's own stretches in their order.
     stretches.sort_by(|a, b| b.gain.total_cmp(&a.gain));
     let mut rest = available.0.saturating_sub(held.iter().sum());
-    for s in stretches {
-        let given = s.pages.min(rest);
-        held[s.vm] += given;
-        rest -= given;
+    for equal in stretches.chunk_by(|a, b| a.gain == b.gain) {
+        let mut wanted: u64 = equal.iter().map(|s| s.pages).sum();
+        for s in equal {
+            // Of what is left for the rest of them, in proportion: so it adds up.
+            let part = u128::from(rest.min(wanted)) * u128::from(s.pages) / u128::from(wanted);
+            let given = u64::try_from(part).expect("no more than a stretch has");
+            held[s.vm] += given;
+            rest -= given;
+            wanted -= s.pages;
+        }
     }
     let claims: Vec<Claim> =
         vms.iter().zip(&held).map(|(vm, &held)| Claim::new(vm, Pages(held), vm.max)).collect();
@@ -107,7 +118,13 @@ fn marginals(
 pub fn note(read: &VmDemand, known: Option<&VmMisses>) -> String {
     let from = match known {
         Some(m) => format!("{} points of its miss curve", m.points.len()),
-        None => "its sampled active memory, for want of a miss curve".to_owned(),
+        None => {
+            return format!(
+                "The policy is miss-ratio: for want of a miss curve it is to have the {} that idle-tax \
+                 would give it; they count as its active memory, and its shares as many as bring them",
+                read.active
+            );
+        }
     };
     format!(
         "The policy is miss-ratio: by {from}, and by what the others would miss, {} spare the \

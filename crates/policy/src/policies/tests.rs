@@ -98,9 +98,29 @@ fn misses_move_memory_to_where_it_spares_most() {
     let out = shared_out(&policy, 1_200, &vms);
     assert!(out[0].abs_diff(600) <= 1 && out[1].abs_diff(600) <= 1, "the rest by shares: {out:?}");
     // A guarantee is given first.
-    let mut vms = vms;
-    vms[1].demand.min = Pages(500);
-    assert_eq!(shared_out(&policy, 800, &vms)[1], 500);
+    let mut guaranteed = vms.clone();
+    guaranteed[1].demand.min = Pages(500);
+    assert_eq!(shared_out(&policy, 800, &guaranteed)[1], 500);
+    // Who gains as much gets as much.
+    for m in &mut policy.misses {
+        m.points = vec![(Pages(0), 6_000.0), (Pages(600), 0.0)];
+    }
+    let out = shared_out(&policy, 801, &vms);
+    assert!(out[0].abs_diff(out[1]) <= 1 && out[0] + out[1] == 801, "{out:?}");
+}
+
+#[test]
+fn without_a_curve_misses_give_what_the_default_gives() {
+    let vms = [vm(1, 1_000, 0, 1_000, 1_000), vm(2, 1_000, 0, 1_000, 1_000)];
+    let mut policy = of(PolicyKind::MissRatio);
+    assert_eq!(shared_out(&policy, 900, &vms), [450, 450], "none is known");
+    // However steep the curve of the other.
+    policy.misses =
+        vec![VmMisses { id: VmId(1), points: vec![(Pages(0), 1e9), (Pages(1_000), 0.0)] }];
+    assert_eq!(shared_out(&policy, 900, &vms), [450, 450]);
+    // What the other can use no more is not left over.
+    policy.misses[0].points = vec![(Pages(0), 1e9), (Pages(100), 0.0)];
+    assert_eq!(shared_out(&policy, 900, &vms).iter().sum::<u64>(), 900);
 }
 
 fn any_policy() -> impl Strategy<Value = Policy> {
