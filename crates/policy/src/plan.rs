@@ -11,9 +11,9 @@
 //! | low | by the deficit | the whole deficit | VMs above target |
 //!
 //! Where measurements say that a VM's balloon costs more than paging ([`tools`](crate::tools)), the two
-//! change places for that VM in soft and hard: paging takes what it has room and time for, and the
-//! balloon the rest. While nothing is missing, a balloon that costs much more is let down in exchange for
-//! paging. Low is as before.
+//! change places for that VM: paging takes what it has room and time for, and the balloon the rest. While
+//! nothing is missing, a balloon that costs much more is let down in exchange for paging. In low, where
+//! paging was seen to come late, both take all they can.
 //!
 //! In high, room for VMs that start is made as in soft.
 //!

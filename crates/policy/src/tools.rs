@@ -19,9 +19,11 @@
 //! [`ToolControl`] follows them as they are measured and says which tool comes first; [`plan`](mod@crate::plan)
 //! asks it first and the other for what remains. The rules:
 //!
-//! - Nothing measured: the balloon first, as in OSDI'02 s.6.3.
+//! - Nothing measured: the balloon first, as in OSDI'02 s.6.3, unless a read costs the guest's processor
+//!   [`PRESUMED`] times what a fault costs, as under emulation: then paging.
 //! - A tool that holds nothing cannot be measured. It counts as free of charge, so it is tried when the
-//!   other is seen to cost something; what was measured of it lately ([`FORGET`]) spares the trial.
+//!   other is seen to cost something; what was measured of it lately ([`FORGET`]) spares the trial. Where reads
+//!   are so dear, the balloon counts instead as if each page that paging brings back were read.
 //! - The order changes when the first tool costs more than [`DEARER`] times the other, and at least
 //!   [`LEAST`] in all; not before it was in force for a while, which doubles with every change and is
 //!   halved after a long time without one. So it cannot swing, whatever is measured.
@@ -170,6 +172,10 @@ pub const FORGET: Duration = Duration::from_secs(600);
 pub const DEARER: f64 = 1.5;
 /// How much more the balloon must cost to be let down in exchange for paging.
 pub const MUCH_DEARER: f64 = 2.0;
+/// A page that its guest reads costs so many times what a fault costs: its balloon is presumed dear.
+pub const PRESUMED: u64 = 8;
+/// No fault costs less, whatever is said of it: nanoseconds.
+const LEAST_FAULT: u64 = 10_000;
 /// What costs less than this in all is not worth a change: seconds per second.
 pub const LEAST: f64 = 0.005;
 /// The shortest and the longest time that an order is in force.
@@ -223,6 +229,8 @@ pub struct ToolControl {
     plain_reads: f64,
     balloon: Average,
     paging: Average,
+    /// What the pages that paging brings back would cost if their guest read them.
+    as_reads: Average,
     rate: Option<f64>,
     first: Tool,
     /// When the order, or how long it is held, last changed.
@@ -241,6 +249,7 @@ impl ToolControl {
             plain_reads: 0.0,
             balloon: Average::default(),
             paging: Average::default(),
+            as_reads: Average::default(),
             rate: None,
             first: Tool::Balloon,
             since: Duration::ZERO,
@@ -261,6 +270,9 @@ impl ToolControl {
             None => {
                 self.last = Some(*input);
                 self.since = input.now;
+                if presumed_dear(input) {
+                    self.first = Tool::Paging;
+                }
             }
             Some(last) if input.now >= last.now + POLL => {
                 self.measure(&last, input);
@@ -311,9 +323,12 @@ impl ToolControl {
         let paged = last.paged.0.midpoint(input.paged.0);
         if paged < enough.0 {
             self.paging.rest(now);
+            self.as_reads.rest(now);
         } else {
             let nanos = service + input.refault_cpu_ns as f64;
-            self.paging.see(now, faults / seconds * nanos / paged as f64);
+            let returns = faults / seconds / paged as f64;
+            self.paging.see(now, returns * nanos);
+            self.as_reads.see(now, returns * input.read_cpu_ns as f64);
         }
 
         let evicted = grown(input.evicted, last.evicted) / seconds;
@@ -340,8 +355,9 @@ impl ToolControl {
     }
 
     fn choose(&mut self, input: &ToolsInput) {
-        let known = |average: &Average| average.cost().unwrap_or_default();
-        let (balloon, paging) = (known(&self.balloon), known(&self.paging));
+        let presumed = self.as_reads.cost().filter(|_| presumed_dear(input));
+        let balloon = self.balloon.cost().or(presumed).unwrap_or_default();
+        let paging = self.paging.cost().unwrap_or_default();
         let dear = |own: Cost, held: Pages, other: Cost, times: f64| {
             own.of_all(held) >= LEAST && own.0 as f64 > times * other.0 as f64
         };
@@ -372,6 +388,10 @@ impl ToolControl {
             }
         });
     }
+}
+
+fn presumed_dear(input: &ToolsInput) -> bool {
+    input.read_cpu_ns > PRESUMED.saturating_mul(input.refault_cpu_ns.max(LEAST_FAULT))
 }
 
 #[cfg(test)]

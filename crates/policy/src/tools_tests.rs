@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::*;
 
 const SIZE: Pages = Pages(64_000);
-const READ_CPU: u64 = 600_000;
+const READ_CPU: u64 = 100_000;
 const FAULT_CPU: u64 = 15_000;
 
 /// A VM whose totals grow by given rates.
@@ -38,7 +38,7 @@ impl Vm {
             let i = &mut self.input;
             i.now += Duration::from_secs(1);
             i.reads += reads;
-            i.read_ns += reads * 100_000;
+            i.read_ns += reads * 600_000;
             i.refaults += refaults;
             i.refault_ns += refaults * 5_000;
             let before = self.tools.first;
@@ -139,6 +139,31 @@ fn paging_that_turns_out_dearer_gives_the_balloon_its_place_back() {
     assert_eq!((vm.tools.first, vm.changes), (Tool::Balloon, 2));
     vm.pass(200, 50, 0);
     assert_eq!((vm.tools.first, vm.changes), (Tool::Paging, 3), "then it is");
+}
+
+/// 2,000 faults a second over 20,000 pages, where a read costs the guest 0.6 ms of its processor.
+#[test]
+fn where_reads_are_dear_paging_comes_first_until_it_is_seen_to_cost_more() {
+    let mut vm = Vm::new();
+    vm.input.read_cpu_ns = 600_000;
+    vm.control = ToolControl::new(ToolOrder::Measured);
+    assert_eq!(vm.pass(1, 0, 0).first, Tool::Paging);
+    vm.hold(0, 20_000);
+    vm.pass(1_000, 0, 2_000);
+    assert_eq!((vm.tools.first, vm.tools.paging), (Tool::Paging, Some(Cost(2_000))), "no trial");
+    // Its pages are on a disk that takes 5 ms for each: a balloon is tried.
+    for _ in 0..60 {
+        vm.input.refault_ns += 200 * 5_000_000;
+        vm.pass(1, 0, 200);
+    }
+    assert_eq!(vm.tools.first, Tool::Balloon);
+    // It turns out to cost more all the same.
+    vm.hold(10_000, 10_000);
+    vm.pass(60, 5_000, 10);
+    assert_eq!(vm.tools.first, Tool::Paging);
+    // The configuration may say otherwise.
+    vm.control.set_order(ToolOrder::BalloonFirst);
+    assert_eq!(vm.pass(1, 0, 0).first, Tool::Balloon);
 }
 
 #[test]

@@ -294,7 +294,8 @@ impl Guest {
         };
         let fault_us = swapped * m.swap_fault_us + (1.0 - swapped) * m.compress_fault_us;
         // ... and waits for each that is not there.
-        let stall = (misses * fault_us + guest_misses * m.guest_disk_us) * 1e-6;
+        let stall =
+            (misses * fault_us + guest_misses * (m.guest_disk_us + m.guest_read_cpu_us)) * 1e-6;
         let pace = 1.0 / (1.0 + stall);
         seen.guest_reads = guest_misses * pace * dt;
 

@@ -36,6 +36,8 @@ pub struct Models {
     pub swap_write_mib_s: f64,
     /// A guest reads a page that it had to drop from its own disk (assumed: as its host's swap).
     pub guest_disk_us: f64,
+    /// What such a read takes of the guest's processor beside: 600 us under emulation (docs/adr/0019).
+    pub guest_read_cpu_us: f64,
     /// How fast a guest touches memory for the first time, MiB per second
     /// (experiments/vtj-memory-f5/data.csv, case a: 60 MiB in each of the first seconds).
     pub touch_mib_s: f64,
@@ -60,6 +62,7 @@ impl Default for Models {
             swap_reads_per_s: 5_888.0,
             swap_write_mib_s: 200.0,
             guest_disk_us: 340.0,
+            guest_read_cpu_us: 0.0,
             touch_mib_s: 60.0,
             overhead_mib: 0.9,
             curve_error: 0.1,
@@ -96,6 +99,7 @@ impl Models {
             ("curve_error", self.curve_error, 1.0),
             ("compress_percent", self.compress_percent, 50.0),
             ("overhead_mib", self.overhead_mib, 1e6),
+            ("guest_read_cpu_us", self.guest_read_cpu_us, 1e6),
         ];
         for (key, value, most) in ranges {
             if !(0.0..=most).contains(&value) {

@@ -271,7 +271,7 @@ impl Vm {
             balloon: Pages(guest.balloon.min(self.commanded)),
             reads: measure.guest_reads as u64,
             read_ns: nanos(measure.guest_reads, m.guest_disk_us),
-            read_cpu_ns: 0,
+            read_cpu_ns: nanos(1.0, m.guest_read_cpu_us),
             paged: Pages(guest.compressed() + guest.swapped()),
             refaults: measure.faults_compressed + measure.faults_swapped,
             refault_ns: faults(measure.faults_compressed, m.compress_fault_us)

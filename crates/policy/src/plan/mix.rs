@@ -13,9 +13,11 @@ pub(super) fn room(vm: &VmState) -> Pages {
     Pages(vm.swap_free.0.saturating_add(vm.tools.spare_room.0))
 }
 
-/// Whether paging comes first. In low both take all they can, whatever it costs.
+/// Whether paging comes first. In low both take all they can, whatever it costs, once paging was seen to
+/// come late: what a balloon takes in a moment of need, it would keep for long.
 pub(super) fn paging_first(state: State, vm: &VmState) -> bool {
-    vm.tools.first == Tool::Paging && state != State::Low && !room(vm).is_zero() && usable(vm)
+    let late = state == State::Low && vm.tools.paging_rate.is_some();
+    vm.tools.first == Tool::Paging && !late && !room(vm).is_zero() && usable(vm)
 }
 
 pub(super) fn usable(vm: &VmState) -> bool {

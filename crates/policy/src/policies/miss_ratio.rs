@@ -58,9 +58,9 @@ pub fn read(available: Pages, vms: &[VmDemand], misses: &[VmMisses]) -> Vec<VmDe
     for equal in stretches.chunk_by(|a, b| a.gain == b.gain) {
         let mut wanted: u64 = equal.iter().map(|s| s.pages).sum();
         for s in equal {
-            // Of what is left for the rest of them, in proportion: so it adds up.
+            // Of what is left for the rest of them, in proportion: so it adds up. No more than s.pages.
             let part = u128::from(rest.min(wanted)) * u128::from(s.pages) / u128::from(wanted);
-            let given = u64::try_from(part).expect("no more than a stretch has");
+            let given = part as u64;
             held[s.vm] += given;
             rest -= given;
             wanted -= s.pages;
