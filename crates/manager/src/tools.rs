@@ -84,6 +84,8 @@ impl Meter {
         if self.kvm.is_none() {
             self.kvm = monitor.has_kvm().await.ok();
         }
+        // Which tool comes first depends on it: nothing is measured before it is known.
+        let Some(kvm) = self.kvm else { return };
         let disks = monitor.disk_reads().await.ok();
         let stats = lock(&vm.balloon).stats;
         let now = Sources::of(disks, stats.as_ref());
@@ -94,7 +96,7 @@ impl Meter {
         }
         self.last = Some(now);
         let settings = manager.config().tools;
-        let read = if self.kvm == Some(true) { settings.kvm_read } else { settings.tcg_read };
+        let read = if kvm { settings.kvm_read } else { settings.tcg_read };
         let input = self.input(manager.started.elapsed(), vm, read, settings.refault);
         self.control.set_order(settings.order);
         *lock(&vm.tools) = self.control.step(&input);
@@ -151,8 +153,15 @@ pub fn view(manager: &Manager, vm: &Vm) -> ToolsView {
         _ if !vm.may_be_paged() => "its pages cannot be paged",
         (_, ToolName::Balloon, None, _) => "the balloon is not found to cost anything yet",
         (_, ToolName::Balloon, ..) => "it was not measured to be the dearer one",
+        (_, ToolName::Paging, None, None) => {
+            "reads take far more of its guest's processor than faults; neither tool is measured yet"
+        }
         (_, ToolName::Paging, _, None) => {
             "the balloon costs something; what paging does is to be seen"
+        }
+        (_, ToolName::Paging, None, Some(_)) => {
+            "the balloon was the dearer one when it was measured last, or is presumed to be: its guest's \
+             reads take far more of its processor than faults"
         }
         (_, ToolName::Paging, ..) => "the balloon was measured to be the dearer one",
     };

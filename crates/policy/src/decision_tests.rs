@@ -145,7 +145,7 @@ fn another_policy_says_what_it_made_of_the_vm() {
     );
     policy.kind = crate::PolicyKind::MissRatio;
     let ratio = under(policy.clone());
-    assert!(ratio.contains("miss-ratio: by its sampled active memory"), "{ratio}");
+    assert!(ratio.contains("miss-ratio: for want of a miss curve it is to have"), "{ratio}");
     policy.kind = crate::PolicyKind::Pressure;
     assert!(under(policy.clone()).contains("its guest reports none"));
     policy.pressure = vec![crate::VmPressure { id: VmId(0), some: 0.21 }];

@@ -326,8 +326,12 @@ fn a_dear_balloon_comes_second() {
              1000 pages"
         ));
     }
-    // In low both do what they can.
     let p = one(State::Low, 50, dear(100, 100));
+    assert_eq!((p.balloon_goal, p.evict, p.block), (Pages(100), Pages(600), true));
+    // In low both do what they can, once paging comes late, be it ever so little.
+    let mut late = dear(100, 100);
+    late.tools.paging_rate = Some(Pages(1_000_000));
+    let p = one(State::Low, 50, late);
     assert_eq!((p.balloon_goal, p.evict, p.block), (Pages(1_600), Pages(600), true));
 }
 

@@ -98,7 +98,7 @@ fn misses_move_memory_to_where_it_spares_most() {
     let out = shared_out(&policy, 1_200, &vms);
     assert!(out[0].abs_diff(600) <= 1 && out[1].abs_diff(600) <= 1, "the rest by shares: {out:?}");
     // A guarantee is given first.
-    let mut guaranteed = vms.clone();
+    let mut guaranteed = vms;
     guaranteed[1].demand.min = Pages(500);
     assert_eq!(shared_out(&policy, 800, &guaranteed)[1], 500);
     // Who gains as much gets as much.
