@@ -71,7 +71,9 @@ fn evaluate(table: Table, factors: &[f64]) -> Measured {
             );
             outcome.figure(&name("p95_ms"), value("p95_ms"));
             outcome.figure(&name("read_mib_per_s"), value("read_mib_per_s"));
-            outcome.figure(&name("cpu_percent"), value("cpu_percent"));
+            for column in ["cpu_percent", "stolen_percent", "speed_steps_per_us"] {
+                outcome.figure(&name(column), value(column));
+            }
         }
     }
     // The paper's throughput as a part of its own first.

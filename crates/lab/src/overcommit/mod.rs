@@ -15,6 +15,7 @@ mod ours;
 mod peer;
 pub mod report;
 mod tally;
+mod yardstick;
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -29,6 +30,7 @@ pub use load::Load;
 use ours::Ours;
 use peer::Peer;
 pub use tally::Tally;
+use yardstick::{Speed, Yardstick};
 
 /// Who hands out the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,6 +132,8 @@ pub struct Step {
     pub cpu_percent: f64,
     /// Read by the VMMs, nearly all of it from the guests' disks, per second.
     pub reads: Bytes,
+    /// Of the machine meanwhile.
+    pub speed: Speed,
     /// A guest was killed: nothing was measured.
     pub killed: bool,
 }
@@ -262,14 +266,16 @@ async fn step(host: &mut Host, side: Side, factor: f64, plan: &Plan) -> Result<S
     let settle = plan.settle.saturating_sub(begin.elapsed());
     watch(host, settle, &mut Tally::new(&plan.guests)).await?;
     let mut tally = Tally::new(&plan.guests);
+    let yardstick = Yardstick::start()?;
     let (cpu_s, read) = (host.cpu_s().await?, host.read().await?);
     watch(host, plan.window, &mut tally).await?;
+    let speed = yardstick.end()?;
     let (cpu_s, read) = (host.cpu_s().await? - cpu_s, host.read().await?.saturating_sub(read));
     let processors = std::thread::available_parallelism().map_or(1, usize::from) as f64;
     let cpu_percent = 100.0 * cpu_s / tally.seconds / processors;
     let reclaimed = host.reclaimed().await?;
     let reads = Bytes((read as f64 / tally.seconds) as u64);
-    Ok(Step { side, factor, budget, tally, reclaimed, cpu_percent, reads, killed: false })
+    Ok(Step { side, factor, budget, tally, reclaimed, cpu_percent, reads, speed, killed: false })
 }
 
 fn killed(side: Side, factor: f64, plan: &Plan) -> Step {
@@ -281,6 +287,7 @@ fn killed(side: Side, factor: f64, plan: &Plan) -> Step {
         reclaimed: Reclaimed::default(),
         cpu_percent: f64::NAN,
         reads: Bytes::default(),
+        speed: Speed { steps_per_us: f64::NAN, stolen_percent: f64::NAN },
         killed: true,
     }
 }
@@ -298,14 +305,16 @@ fn line(step: &Step) -> String {
     }
     text.push_str(&format!(
         " ballooned {:.0}, compressed {:.0}, swapped {:.0}, shared {:.0}, used {:.0} MiB; \
-         read {:.1} MiB/s; CPU {:.0}%",
+         read {:.1} MiB/s; CPU {:.0}%, {:.0}% stolen, speed {:.1}",
         r.ballooned.mib(),
         r.compressed.mib(),
         r.swapped.mib(),
         r.saved.mib(),
         r.used.mib(),
         step.reads.mib(),
-        step.cpu_percent
+        step.cpu_percent,
+        step.speed.stolen_percent,
+        step.speed.steps_per_us
     ));
     text
 }

@@ -7,7 +7,7 @@ use crate::figures::{Outcome, Table};
 /// Above it, Ballast is to be ahead of every peer.
 pub const AHEAD_FROM: f64 = 1.5;
 
-const COLUMNS: [&str; 16] = [
+const COLUMNS: [&str; 18] = [
     "side",
     "factor",
     "budget_mib",
@@ -24,6 +24,8 @@ const COLUMNS: [&str; 16] = [
     "cpu_percent",
     "killed",
     "read_mib_per_s",
+    "stolen_percent",
+    "speed_steps_per_us",
 ];
 
 /// One row a step; operations and latencies are those of `work`.
@@ -48,6 +50,8 @@ pub fn table(steps: &[Step], work: &str) -> Table {
             step.cpu_percent,
             f64::from(u8::from(step.killed)),
             step.reads.mib(),
+            step.speed.stolen_percent,
+            step.speed.steps_per_us,
         ]);
     }
     table
@@ -104,7 +108,7 @@ mod tests {
     fn columns_are_picked_by_side_and_factor() {
         let mut table = Table::new(&COLUMNS);
         for (side, factor, ops) in [(0.0, 1.0, 10.0), (0.0, 2.0, 8.0), (2.0, 2.0, 4.0)] {
-            let mut row = [0.0; 16];
+            let mut row = [0.0; 18];
             (row[0], row[1], row[4]) = (side, factor, ops);
             table.push(&row);
         }
@@ -119,7 +123,7 @@ mod tests {
     #[test]
     fn a_peer_that_killed_its_guests_is_no_measure() {
         let mut table = Table::new(&COLUMNS);
-        let mut row = [0.0; 16];
+        let mut row = [0.0; 18];
         (row[0], row[1], row[14]) = (Side::Zram.number(), 2.0, 1.0);
         table.push(&row);
         let mut outcome = Outcome::new("x");
