@@ -45,7 +45,8 @@ impl Yardstick {
         let thread = std::thread::spawn(move || {
             let chain = chain();
             let (mut at, mut sum, mut steps, mut seconds) = (0, 1_u64, 0, 0.0);
-            while !flag.load(Ordering::Relaxed) {
+            // One look at least, however soon it ends.
+            loop {
                 let before = own_cpu_s();
                 for _ in 0..STEPS {
                     at = chain[at] as usize;
@@ -58,6 +59,9 @@ impl Yardstick {
                 }
                 seconds += own_cpu_s() - before;
                 steps += STEPS;
+                if flag.load(Ordering::Relaxed) {
+                    break;
+                }
                 std::thread::park_timeout(EVERY);
             }
             // What was found matters to nobody, but has to be found.
