@@ -18,6 +18,7 @@ use crate::{
 
 /// Why a request brought no answer that can be used.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum ClientError {
     #[error("no ballastd at {}: {source} (start it with: ballastd)", .socket.display())]
     Unreachable { socket: PathBuf, source: std::io::Error },
@@ -37,31 +38,39 @@ pub struct Client {
 }
 
 impl Client {
+    /// For the manager at this socket; nothing is sent yet.
     pub fn new(socket: impl Into<PathBuf>) -> Client {
         Client { socket: socket.into(), timeout: Duration::from_secs(120) }
     }
 
+    /// Gives up on an answer after so long.
     #[must_use]
     pub fn with_timeout(self, timeout: Duration) -> Client {
         Client { timeout, ..self }
     }
 
+    /// The socket it talks to.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
+    /// `GET /v1/host`.
     pub async fn host(&self) -> Result<HostView, ClientError> {
         self.call(Method::GET, "/v1/host", None::<&()>).await
     }
+    /// `PATCH /v1/host`.
     pub async fn change_host(&self, change: &HostChange) -> Result<HostView, ClientError> {
         self.call(Method::PATCH, "/v1/host", Some(change)).await
     }
+    /// `GET /v1/vms`.
     pub async fn vms(&self) -> Result<Vec<VmView>, ClientError> {
         self.call(Method::GET, "/v1/vms", None::<&()>).await
     }
+    /// `GET /v1/vms/{name}`.
     pub async fn vm(&self, name: &str) -> Result<VmView, ClientError> {
         self.call(Method::GET, &vm_path(name, ""), None::<&()>).await
     }
+    /// `POST /v1/vms`.
     pub async fn run(&self, spec: &VmSpec) -> Result<VmView, ClientError> {
         self.call(Method::POST, "/v1/vms", Some(spec)).await
     }
@@ -69,19 +78,24 @@ impl Client {
     pub async fn starts(&self) -> Result<Vec<StartView>, ClientError> {
         self.call(Method::GET, "/v1/starts", None::<&()>).await
     }
+    /// `POST /v1/attachments`.
     pub async fn attach(&self, spec: &AttachSpec) -> Result<VmView, ClientError> {
         self.call(Method::POST, "/v1/attachments", Some(spec)).await
     }
+    /// `PATCH /v1/vms/{name}`.
     pub async fn change(&self, name: &str, change: &VmChange) -> Result<VmView, ClientError> {
         self.call(Method::PATCH, &vm_path(name, ""), Some(change)).await
     }
+    /// `POST /v1/vms/{name}/stop`.
     pub async fn stop(&self, name: &str, grace: Duration) -> Result<VmView, ClientError> {
         let request = StopRequest { grace_s: grace.as_secs_f64() };
         self.call(Method::POST, &vm_path(name, "/stop"), Some(&request)).await
     }
+    /// `GET /v1/vms/{name}/why`.
     pub async fn why(&self, name: &str) -> Result<Why, ClientError> {
         self.call(Method::GET, &vm_path(name, "/why"), None::<&()>).await
     }
+    /// `GET /v1/pools`.
     pub async fn pools(&self) -> Result<Vec<PoolView>, ClientError> {
         self.call(Method::GET, "/v1/pools", None::<&()>).await
     }
@@ -97,6 +111,7 @@ impl Client {
     pub async fn remove_pool(&self, name: &str) -> Result<Vec<PoolView>, ClientError> {
         self.call(Method::DELETE, &pool_path(name), None::<&()>).await
     }
+    /// `POST /v1/config/reload`.
     pub async fn reload(&self) -> Result<ConfigReloaded, ClientError> {
         self.call(Method::POST, "/v1/config/reload", None::<&()>).await
     }
@@ -105,10 +120,12 @@ impl Client {
         let path = vm_path(name, &format!("/why?at_ms={at_ms}"));
         self.call(Method::GET, &path, None::<&()>).await
     }
+    /// `GET /v1/journal`.
     pub async fn journal(&self, query: &JournalQuery) -> Result<JournalPage, ClientError> {
         let path = format!("/v1/journal{}", query.to_url());
         self.call(Method::GET, &path, None::<&()>).await
     }
+    /// `POST /v1/shutdown`.
     pub async fn shutdown(&self, stop_vms: bool) -> Result<HostView, ClientError> {
         let request = ShutdownRequest { stop_vms, ..ShutdownRequest::default() };
         self.call(Method::POST, "/v1/shutdown", Some(&request)).await

@@ -18,6 +18,7 @@ pub enum ErrorCode {
 }
 
 impl ErrorCode {
+    /// The HTTP status that it is sent with.
     pub const fn status(self) -> u16 {
         match self {
             ErrorCode::BadRequest => 400,
@@ -32,6 +33,7 @@ impl ErrorCode {
 /// The body of every answer whose status is 400 or above.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ErrorBody {
+    /// What kind of error.
     pub code: ErrorCode,
     /// One line: what, and where.
     pub message: String,

@@ -12,6 +12,7 @@ pub struct FaultTimesView {
 }
 
 impl FaultTimesView {
+    /// Faults that were served, a count.
     pub fn total(&self) -> u64 {
         self.counts.iter().sum()
     }

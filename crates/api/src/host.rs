@@ -9,15 +9,20 @@ use crate::{CompressionView, HostSharing, JournalView};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum StateName {
+    /// Enough is free: nothing is taken.
     High,
+    /// Balloons reclaim.
     Soft,
+    /// Paging reclaims beside the balloons.
     Hard,
+    /// Besides, VMs above their targets wait for memory.
     Low,
 }
 
 /// One threshold of free machine memory, bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Threshold {
+    /// The state that it is the edge of.
     pub state: StateName,
     /// Falling below it, the host leaves `state` for the next lower one.
     pub lower: u64,
@@ -29,6 +34,7 @@ pub struct Threshold {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum LocationState {
+    /// It is written to.
     Good,
     /// Too many writes failed: nothing more is written there until the manager is restarted.
     Failed,
@@ -39,10 +45,12 @@ pub enum LocationState {
 /// A folder of swap files. Sizes in bytes; the errors are counts since the manager was started.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct SwapLocation {
+    /// The folder.
     #[schema(value_type = String)]
     pub path: PathBuf,
     /// Higher ones are used first.
     pub priority: i32,
+    /// How it fares.
     pub state: LocationState,
     /// Files that VMs have there.
     pub reserved: u64,
@@ -50,6 +58,7 @@ pub struct SwapLocation {
     pub used: u64,
     /// Room for more files.
     pub free: u64,
+    /// Writes that failed.
     pub write_errors: u64,
     /// Reads that failed or brought something else than was written.
     pub read_errors: u64,
@@ -58,8 +67,11 @@ pub struct SwapLocation {
 /// The host as the manager sees it. Sizes in bytes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct HostView {
+    /// Of the manager: "0.1.0".
     pub version: String,
+    /// Process of the manager.
     pub pid: u32,
+    /// Seconds since the manager was started.
     pub uptime_s: f64,
     /// Machine memory: what guests, tiers and declared overhead may use together.
     pub budget: u64,
@@ -77,15 +89,21 @@ pub struct HostView {
     pub measured_used: u64,
     /// The highest `measured_used` seen (sampled up to ten times a second).
     pub measured_peak: u64,
+    /// Reclamation state.
     pub state: StateName,
+    /// Where the states begin and end, from high to low.
     pub thresholds: Vec<Threshold>,
     /// Sum of configured sizes / budget.
     pub overcommit: f64,
+    /// The highest `overcommit` so far.
     pub overcommit_peak: f64,
+    /// Default tax rate, 0 <= tax < 1.
     pub tax: f64,
+    /// VMs that are known, a count.
     pub vms: u32,
     /// Swap space: reserved for VMs, and holding pages now.
     pub swap_reserved: u64,
+    /// Swap space that holds pages now.
     pub swap_used: u64,
     /// Where swap files are, those of the highest priority first.
     #[serde(default)]
@@ -99,28 +117,30 @@ pub struct HostView {
     /// Whether the host may not swap the manager out.
     #[serde(default)]
     pub manager_locked: bool,
+    /// Page sharing.
     #[serde(default)]
     pub sharing: HostSharing,
     /// Sums over the VMs that run.
     #[serde(default)]
     pub compression: CompressionView,
+    /// The journal of decisions.
     #[serde(default)]
     pub journal: JournalView,
+    /// Running totals.
     pub counters: HostCounters,
 }
 
 /// Running totals over all VMs, those that ended included. Bytes unless named otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct HostCounters {
-    /// Given up by guests to the balloon (what had been backed).
+    /// Given up by guests, to the balloon or by free-page reporting, as far as it was in their memory: not what was
+    /// compressed or swapped by then.
     pub ballooned: u64,
-    /// Given up by guests through free-page reporting. Zero where it cannot be told from ballooning.
-    pub reported: u64,
     /// Written to swap files.
     pub swapped_out: u64,
     /// Read back from swap files.
     pub swapped_in: u64,
-    /// Pages found all zero when evicted, and dropped.
+    /// Pages found all zero, and dropped: when evicted, in search of equal pages, or when large pages were broken.
     pub zero_dropped: u64,
     /// Faults served, a count.
     pub faults: u64,

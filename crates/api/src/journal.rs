@@ -8,12 +8,14 @@ use crate::StateName;
 /// The journal of decisions. Sizes in bytes; the counts are since the manager was started.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct JournalView {
+    /// Whether one is kept.
     pub enabled: bool,
     /// Folder of its files.
     #[schema(value_type = String)]
     pub folder: PathBuf,
     /// On the disk, and at most.
     pub bytes: u64,
+    /// The most that its files may take together.
     pub limit: u64,
     /// Files.
     pub segments: u64,
@@ -30,6 +32,7 @@ pub struct JournalView {
 pub struct TurnView {
     /// The manager's count of its turns, from 1.
     pub n: u64,
+    /// When it was decided.
     pub at_ms: u64,
     /// Microseconds that deciding took.
     pub took_us: u64,
@@ -39,6 +42,7 @@ pub struct TurnView {
     pub state: StateName,
     /// Bytes not handed out, and the free memory that reclamation aims for.
     pub free: u64,
+    /// The free memory that reclamation aims for, bytes.
     pub goal: u64,
     /// VMs that it decided about.
     pub vms: u32,
@@ -53,6 +57,7 @@ pub struct TurnView {
 /// Turns, oldest first.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct JournalPage {
+    /// The turns.
     pub turns: Vec<TurnView>,
     /// There are older ones that were asked for.
     pub more: bool,
@@ -64,8 +69,10 @@ pub struct JournalPage {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct JournalQuery {
+    /// Only turns of this moment and later.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since_ms: Option<u64>,
+    /// Only turns up to this moment.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub until_ms: Option<u64>,
     /// Only turns that changed something of this VM.
@@ -80,7 +87,9 @@ pub struct JournalQuery {
 }
 
 impl JournalQuery {
+    /// `limit` where none is given.
     pub const DEFAULT_LIMIT: u32 = 20;
+    /// The highest `limit`.
     pub const MOST: u32 = 10_000;
 
     /// As the query of a URL, with the question mark.

@@ -6,11 +6,16 @@
 //! | `PATCH /v1/host` | [`HostChange`] | [`HostView`] |
 //! | `GET /v1/vms` | - | `[VmView]`, in order of start |
 //! | `POST /v1/vms` | [`VmSpec`] | [`VmView`], once the VMM runs |
+//! | `GET /v1/starts` | - | `[StartView]`: starts that wait for memory, in the order in which they get it |
 //! | `POST /v1/attachments` | [`AttachSpec`] | [`VmView`] |
 //! | `GET /v1/vms/{name}` | - | [`VmView`] |
 //! | `PATCH /v1/vms/{name}` | [`VmChange`] | [`VmView`] |
 //! | `POST /v1/vms/{name}/stop` | [`StopRequest`] | [`VmView`] of its last moment |
 //! | `GET /v1/vms/{name}/why` | - | [`Why`]; of an earlier time with `?at_ms=` |
+//! | `GET /v1/pools` | - | `[PoolView]` |
+//! | `PATCH /v1/pools/{name}` | [`PoolChange`] | [`PoolView`]; the slashes of a pool's name stay as they are |
+//! | `DELETE /v1/pools/{name}` | - | `[PoolView]` of all that are left |
+//! | `POST /v1/config/reload` | - | [`ConfigReloaded`] |
 //! | `GET /v1/journal` | - | [`JournalPage`]; `?since_ms=&until_ms=&vm=&limit=&all=` |
 //! | `POST /v1/shutdown` | [`ShutdownRequest`] | [`HostView`] |
 //! | `GET /v1/openapi.json` | - | the OpenAPI document |
@@ -22,6 +27,10 @@
 //! Sizes are integers of bytes unless a field's name says pages. Errors are an [`ErrorBody`] with
 //! status 400 (bad request), 404 (no such VM), 409 (not in this state), 507 (admission refused) or
 //! 500 (the manager's own fault).
+
+#![warn(missing_docs)]
+
+pub use ballast_units::good_vm_name;
 
 pub mod client;
 mod compression;
@@ -53,7 +62,7 @@ pub use sharing::{HostSharing, VmSharing};
 pub use vm::{
     Accel, ActiveView, AttachSpec, BalloonHealth, BalloonView, GuestStats, Management, MemoryView,
     Mode, Params, RebootAction, RunState, StartView, StopRequest, ToolName, ToolsView, VmChange,
-    VmCounters, VmSpec, VmView, Why, good_vm_name,
+    VmCounters, VmSpec, VmView, Why,
 };
 
 /// Where `ballastd` listens unless told otherwise.

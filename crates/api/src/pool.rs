@@ -7,6 +7,7 @@ use utoipa::ToSchema;
 pub struct PoolView {
     /// "prod/db": db, inside prod.
     pub name: String,
+    /// Against VMs and pools beside it; at least 1.
     pub shares: u32,
     /// Reservation.
     pub min: u64,
@@ -20,6 +21,7 @@ pub struct PoolView {
     pub configured: bool,
     /// VMs and pools directly in it.
     pub vms: Vec<String>,
+    /// Pools directly in it.
     pub pools: Vec<String>,
     /// Promised to its VMs and pools.
     pub reserved: u64,
@@ -27,6 +29,7 @@ pub struct PoolView {
     pub unreserved: Option<u64>,
     /// What its VMs are entitled to and what they use, without overhead.
     pub target: u64,
+    /// What its VMs use, without overhead.
     pub consumed: u64,
 }
 
@@ -35,17 +38,22 @@ pub struct PoolView {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PoolChange {
+    /// At least 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shares: Option<u32>,
+    /// Reservation, bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min: Option<u64>,
+    /// Limit, bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max: Option<u64>,
     /// Take the limit away. Not with `max`.
     #[serde(default, skip_serializing_if = "is_false")]
     pub no_max: bool,
+    /// Whether its VMs may be promised more than its min.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expandable: Option<bool>,
+    /// 0 <= tax < 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tax: Option<f64>,
     /// Take its own tax rate away. Not with `tax`.

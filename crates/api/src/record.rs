@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 /// Grows by one whenever an older program could not understand the file.
-pub const RECORD_VERSION: u32 = 2;
+pub const RECORD_VERSION: u32 = 3;
 
 /// Why a record cannot be used. Nothing has been changed in it.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum RecordError {
     #[error("{}: {source}", .path.display())]
     Io { path: PathBuf, source: std::io::Error },
@@ -25,8 +26,11 @@ pub enum RecordError {
 /// The part of a VM's record that says which process it is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessRecord {
+    /// At most [`RECORD_VERSION`].
     pub version: u32,
+    /// Name of the VM.
     pub name: String,
+    /// Number of its process.
     pub pid: u32,
     /// Start time of the process, in clock ticks since boot: process numbers are used again.
     pub pid_started: u64,
@@ -62,6 +66,7 @@ fn check_version(path: &Path, text: &[u8]) -> Result<(), RecordError> {
 }
 
 impl ProcessRecord {
+    /// What is noted of a VM; None if nothing is.
     pub fn load(run_dir: &Path, vm: &str) -> Result<Option<ProcessRecord>, RecordError> {
         let path = record_path(run_dir, vm);
         match read_record(&path)? {
@@ -85,14 +90,22 @@ impl ProcessRecord {
 
 /// When a process started, in clock ticks since boot. None if there is none, or only a zombie.
 pub fn process_started(pid: u32) -> Option<u64> {
-    // Field 22, counted behind the name, which may hold spaces and parentheses.
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
+    // The start time is field 22, the state the third.
+    let (_, mut fields) = stat_fields(&stat)?;
     let state = fields.next()?;
     if state == "Z" || state == "X" {
         return None;
     }
     fields.nth(18)?.parse().ok()
+}
+
+/// The name of a process, and the fields from the third on, in the text of /proc/PID/stat. The name stands in
+/// parentheses and may hold any character, parentheses and newlines included.
+pub fn stat_fields(text: &str) -> Option<(&str, std::str::SplitAsciiWhitespace<'_>)> {
+    let (head, tail) = text.rsplit_once(')')?;
+    let (_, name) = head.split_once('(')?;
+    Some((name, tail.split_ascii_whitespace()))
 }
 
 #[cfg(test)]

@@ -23,6 +23,7 @@ pub struct HostSharing {
     pub broken: u64,
     /// Shared pages that were written since, a count.
     pub breaks: u64,
+    /// The same at present, per second.
     pub breaks_per_s: f64,
     /// Pages looked at, a count.
     pub scanned: u64,
@@ -56,6 +57,7 @@ pub struct VmSharing {
     pub broken: u64,
     /// Shared pages that it wrote since, a count.
     pub breaks: u64,
+    /// The same at present, per second.
     pub breaks_per_s: f64,
     /// Pages of it that were looked at, a count.
     pub scanned: u64,

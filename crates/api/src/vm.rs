@@ -1,16 +1,10 @@
 use std::path::PathBuf;
 
+use ballast_units::Bytes;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::{CompressionView, FaultTimesView, PolicyInputs, Salt, VmSharing};
-
-/// Whether VMs may have this name: 1 to 64 of `[A-Za-z0-9._-]`, beginning with a letter or digit.
-pub fn good_vm_name(name: &str) -> bool {
-    name.len() <= 64
-        && name.bytes().next().is_some_and(|b| b.is_ascii_alphanumeric())
-        && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
-}
 
 /// What a guest runs on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -19,7 +13,9 @@ pub enum Accel {
     /// KVM where a stock kernel boots on it, else TCG.
     #[default]
     Auto,
+    /// Hardware virtualization.
     Kvm,
+    /// QEMU's emulator.
     Tcg,
 }
 
@@ -27,6 +23,7 @@ pub enum Accel {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum RebootAction {
+    /// The VM is gone.
     #[default]
     Stop,
     /// Started again, through admission.
@@ -59,17 +56,20 @@ pub struct VmSpec {
     /// Pages are shared with the VMs that were given the same; without one, inside the VM alone.
     #[serde(default)]
     pub salt: Option<Salt>,
-    /// Default 1.
+    /// Virtual CPUs, 1 to 255; default 1.
     #[serde(default)]
     pub vcpus: Option<u32>,
+    /// Linux kernel image to boot.
     #[schema(value_type = String)]
     pub kernel: PathBuf,
+    /// Initial RAM disk.
     #[serde(default)]
     #[schema(value_type = Option<String>)]
     pub initrd: Option<PathBuf>,
     /// Kernel command line; `no_timer_check` is added under TCG.
     #[serde(default)]
     pub append: String,
+    /// What the guest runs on.
     #[serde(default)]
     pub accel: Accel,
     /// Leave out the balloon device.
@@ -86,6 +86,7 @@ pub struct VmSpec {
     /// by its size.
     #[serde(default)]
     pub large_pages: Option<bool>,
+    /// What happens when the guest reboots.
     #[serde(default)]
     pub on_reboot: RebootAction,
     /// Where the guest's first serial port is written; default: console.log in the VM's run folder.
@@ -105,9 +106,19 @@ pub struct VmSpec {
     pub wait_s: Option<f64>,
 }
 
+impl VmSpec {
+    /// The least of [`max`](VmSpec::max).
+    pub const LEAST_SIZE: Bytes = Bytes::from_mib(16);
+    /// What [`max`](VmSpec::max) is a multiple of, so that it can be backed by large pages throughout.
+    pub const SIZE_STEP: Bytes = Bytes::from_mib(2);
+    /// The most virtual CPUs: QEMU's limit for q35.
+    pub const MOST_VCPUS: u32 = 255;
+}
+
 /// A start that waits for memory to be made free. Sizes in bytes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct StartView {
+    /// Name of the VM.
     pub name: String,
     /// min and overhead.
     pub need: u64,
@@ -115,11 +126,13 @@ pub struct StartView {
     pub ahead: u64,
     /// What the host keeps free.
     pub keep: u64,
+    /// What is free now.
     pub free: u64,
     /// Of all these, what is not free yet.
     pub missing: u64,
     /// Seconds: since it waits, and how long it may.
     pub waited_s: f64,
+    /// How long it may wait, seconds.
     pub wait_s: f64,
     /// What others are giving up now: "db1: 64 MiB (balloon to 100 MiB)".
     pub freeing: Vec<String>,
@@ -129,16 +142,21 @@ pub struct StartView {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AttachSpec {
+    /// Name to give the VM: 1 to 64 of `[A-Za-z0-9._-]`, beginning with a letter or digit.
     pub name: String,
     /// Its QMP socket (one that nobody else is using).
     #[schema(value_type = String)]
     pub qmp: PathBuf,
+    /// Guaranteed memory, bytes, a multiple of 4096; 0: as the configuration says, else nothing.
     #[serde(default)]
     pub min: u64,
+    /// At least 1; default: as the configuration says, else 10 per MiB of its size.
     #[serde(default)]
     pub shares: Option<u32>,
+    /// 0 <= tax < 1; default: as the configuration says, else its pool's, else the host's.
     #[serde(default)]
     pub tax: Option<f64>,
+    /// The resource pool that it belongs to; default: as the configuration says, else none.
     #[serde(default)]
     pub pool: Option<String>,
 }
@@ -147,13 +165,16 @@ pub struct AttachSpec {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VmChange {
+    /// At least 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shares: Option<u32>,
+    /// Guaranteed memory, bytes; at most `max`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min: Option<u64>,
     /// A limit at or below the configured size.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max: Option<u64>,
+    /// 0 <= tax < 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tax: Option<f64>,
     /// Pages are shared with the VMs that have the same. What the VM shares under another salt, or
@@ -175,6 +196,7 @@ fn is_false(b: &bool) -> bool {
     !b
 }
 
+/// How to stop a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct StopRequest {
@@ -194,34 +216,44 @@ pub enum Mode {
     Unmanaged,
 }
 
+/// How far a VM is managed, and why not further.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Management {
+    /// How far.
     pub mode: Mode,
     /// Why it is not paged: "private RAM: start it with share=on". None for a paged VM.
     pub reason: Option<String>,
 }
 
+/// What a VM is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum RunState {
+    /// Its VMM has been started and its guest does not run yet.
     Starting,
+    /// Its guest runs.
     Running,
     /// Paused by somebody (QMP `stop`), not by memory.
     Paused,
     /// Stopped because pages that it waits for cannot be read from its swap files, or are damaged there:
     /// `trouble` says which and why. It goes on by itself once they can be read.
     Unreadable,
+    /// Its guest was asked to power off, or its VMM to end.
     Stopping,
+    /// Its VMM has ended.
     Stopped,
 }
 
+/// A VM's parameters in force.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Params {
     /// Size of the guest's RAM, bytes.
     pub size: u64,
+    /// Guaranteed memory, bytes.
     pub min: u64,
     /// `size`, or a limit below it.
     pub max: u64,
+    /// At least 1.
     pub shares: u32,
     /// The rate in force: the VM's own, its nearest pool's, or the host's.
     pub tax: f64,
@@ -233,8 +265,11 @@ pub struct Params {
 /// Active memory, bytes (OSDI'02 s.5.3): the estimate is the largest of the three averages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ActiveView {
+    /// What the policy takes for active.
     pub estimate: u64,
+    /// The slow average over sampling periods.
     pub slow: u64,
+    /// The fast average.
     pub fast: u64,
     /// The fast average updated inside the period.
     pub current: u64,
@@ -247,21 +282,29 @@ pub struct ActiveView {
 pub struct MemoryView {
     /// Machine memory charged to the VM for guest pages.
     pub consumed: u64,
+    /// What the policy entitles it to.
     pub target: u64,
+    /// Never touched: backed by nothing.
     pub untouched: u64,
+    /// Backed by pages of its own, in their place.
     pub resident: u64,
     /// Of that, what is backed by large pages.
     #[serde(default)]
     pub large: u64,
+    /// Backed by common pages.
     pub shared: u64,
+    /// Copies of common pages that were written, not yet taken home.
     pub broken: u64,
+    /// Kept compressed.
     pub compressed: u64,
     /// Pages that repeat one number, kept as that number.
     #[serde(default)]
     pub filled: u64,
     /// In the staging pool: being written to swap, or sampled.
     pub staged: u64,
+    /// In its swap files.
     pub swapped: u64,
+    /// Given up by the guest.
     pub ballooned: u64,
     /// Overhead in the budget: the pager's own, what was declared, and `vmm_booked`.
     pub overhead: u64,
@@ -271,6 +314,7 @@ pub struct MemoryView {
     /// (`admission.vmm_memory`).
     #[serde(default)]
     pub vmm_booked: u64,
+    /// Swap space reserved for it.
     pub swap_reserved: u64,
     /// Swap space that could not be written and is not used any more.
     #[serde(default)]
@@ -279,11 +323,13 @@ pub struct MemoryView {
     pub swap_target: u64,
 }
 
+/// How a balloon does what it is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum BalloonHealth {
     /// No such device, or no driver has answered yet.
     Missing,
+    /// It does.
     Healthy,
     /// Moving, but behind what was asked: the next tier takes the rest.
     Slow,
@@ -291,8 +337,10 @@ pub enum BalloonHealth {
     Stuck,
 }
 
+/// A guest's balloon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct BalloonView {
+    /// How it does what it is asked.
     pub health: BalloonHealth,
     /// Bytes the guest is asked to give up.
     pub target: u64,
@@ -306,6 +354,7 @@ pub struct BalloonView {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ToolName {
+    /// The guest's balloon.
     #[default]
     Balloon,
     /// Compressing and swapping by the host.
@@ -331,12 +380,19 @@ pub struct ToolsView {
 /// The guest's own statistics through virtio-balloon; a field the guest does not send is None.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct GuestStats {
+    /// Memory that the guest sees, bytes.
     pub total: Option<u64>,
+    /// Of that, what is unused, bytes.
     pub free: Option<u64>,
+    /// What it could use without swapping, bytes.
     pub available: Option<u64>,
+    /// What holds contents of its disks, bytes.
     pub disk_caches: Option<u64>,
+    /// Read from its own swap since it booted, bytes.
     pub swap_in: Option<u64>,
+    /// Written to its own swap, bytes.
     pub swap_out: Option<u64>,
+    /// Its faults that waited for a disk, a count.
     pub major_faults: Option<u64>,
     /// Seconds since the guest sent them.
     pub age_s: u64,
@@ -345,56 +401,81 @@ pub struct GuestStats {
 /// Running totals of one VM. Bytes, but `faults`, `large_*`, `sampled`, `waits` and `blocks` are counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct VmCounters {
+    /// Faults that were served.
     pub faults: u64,
+    /// Read back from its swap files.
     pub swapped_in: u64,
+    /// Written to its swap files.
     pub swapped_out: u64,
-    /// Swapped pages that were read before they were wanted, and those of them that were wanted then.
+    /// Swapped pages that were read before they were wanted.
     #[serde(default)]
     pub read_ahead: u64,
+    /// Of what was read ahead, what was wanted then, or came home because a neighbour was.
     #[serde(default)]
     pub read_ahead_hits: u64,
     /// Pages that came home before they were wanted, because a neighbour was.
     #[serde(default)]
     pub brought_around: u64,
+    /// Pages that were found all zero, and dropped.
     pub zero_dropped: u64,
-    /// Backed pages that the guest gave up (balloon or free-page reporting).
+    /// Pages in its memory that the guest gave up (balloon or free-page reporting): not those that were compressed or
+    /// swapped by then.
     pub ballooned: u64,
-    /// Large pages handed out, and such that were broken into small ones: counts.
+    /// Large pages handed out.
     #[serde(default)]
     pub large_fills: u64,
+    /// Large pages that were broken into small ones.
     #[serde(default)]
     pub large_breaks: u64,
     /// Sampled pages that were touched.
     pub sampled: u64,
+    /// Allocations that had to wait for memory.
     pub waits: u64,
+    /// Allocations that waited because the host was low and the VM above its target.
     pub blocks: u64,
-    /// Seconds that allocations of this VM waited for memory, summed.
+    /// Seconds that faults of this VM waited before they could be served, for memory or for anything else, summed.
+    /// Reads from swap are not in it.
     pub wait_s: f64,
     /// CPU seconds of the VMM process.
     pub cpu_s: f64,
 }
 
+/// All about one VM.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct VmView {
+    /// Name of the VM.
     pub name: String,
+    /// What it is doing.
     pub state: RunState,
+    /// How far it is managed.
     pub management: Management,
+    /// Process of its VMM; None before it runs.
     pub pid: Option<u32>,
+    /// What it runs on: "kvm", or "tcg" with the reason.
     pub accel: String,
+    /// Seconds since its start.
     pub uptime_s: f64,
+    /// Its parameters in force.
     pub params: Params,
+    /// Where its pages are.
     pub memory: MemoryView,
+    /// Its active memory.
     pub active: ActiveView,
+    /// Its balloon.
     pub balloon: BalloonView,
+    /// What its tools of reclamation cost it.
     #[serde(default)]
     pub tools: ToolsView,
+    /// What the guest says of its memory; None if it says nothing.
     pub guest: Option<GuestStats>,
     /// The last trouble that its pager had, and how often there was any: "/swap/a.swap:
     /// Input/output error; its pages stay (3 times)". No page is lost, but some may be waited for.
     #[serde(default)]
     pub trouble: Option<String>,
+    /// What it shares.
     #[serde(default)]
     pub sharing: VmSharing,
+    /// What of it is compressed.
     #[serde(default)]
     pub compression: CompressionView,
     /// Miss curve and pressure.
@@ -403,6 +484,7 @@ pub struct VmView {
     /// How long its faults took to be served.
     #[serde(default)]
     pub fault_times: FaultTimesView,
+    /// Running totals since its start.
     pub counters: VmCounters,
     /// The VM's run folder: console.log, qemu.log.
     #[schema(value_type = String)]
@@ -412,6 +494,7 @@ pub struct VmView {
 /// Why a VM has what it has.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Why {
+    /// Name of the VM.
     pub vm: String,
     /// Seconds since the decision.
     pub age_s: f64,

@@ -1,12 +1,16 @@
 //! Line and bar plots as SVG: axes with units, a legend, a source's values dashed.
 
+#![warn(missing_docs)]
+
 use anyhow::{Result, anyhow};
 use plotters::prelude::*;
 
 /// One line, or one set of bars.
 #[derive(Clone, Debug)]
 pub struct Series {
+    /// In the legend.
     pub label: String,
+    /// x and y.
     pub points: Vec<(f64, f64)>,
     /// A source's values: dashed.
     pub reference: bool,
@@ -15,14 +19,17 @@ pub struct Series {
 }
 
 impl Series {
+    /// A solid line, measured on the left axis.
     pub fn new(label: &str, points: Vec<(f64, f64)>) -> Series {
         Series { label: label.to_owned(), points, reference: false, right: false }
     }
+    /// Makes it a source's values.
     #[must_use]
     pub fn reference(mut self) -> Series {
         self.reference = true;
         self
     }
+    /// Measures it on the right axis.
     #[must_use]
     pub fn right(mut self) -> Series {
         self.right = true;
@@ -33,10 +40,15 @@ impl Series {
 /// One diagram; several are drawn above one another.
 #[derive(Clone, Debug, Default)]
 pub struct Chart {
+    /// Above it.
     pub title: String,
+    /// Label of the horizontal axis, with the unit.
     pub x: String,
+    /// Label of the left axis, with the unit.
     pub y: String,
+    /// Label of the right axis, if there is one.
     pub y_right: Option<String>,
+    /// What is drawn.
     pub series: Vec<Series>,
     /// Bars beside one another at each x, instead of lines.
     pub bars: bool,

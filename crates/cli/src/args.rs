@@ -201,7 +201,10 @@ pub enum RebootArg {
 #[command(after_help = "\
 Examples:
   ballast vm run web --max 256M --kernel vmlinuz --initrd guest.cpio --append 'console=ttyS0'
-  ballast vm run db --max 1G --min 512M --shares 20000 --kernel vmlinuz -- -drive file=db.img")]
+  ballast vm run db --max 1G --min 512M --shares 20000 --kernel vmlinuz \\
+    -- -drive file=/srv/db.img,format=raw,if=virtio
+
+QEMU runs in the VM's run folder: paths behind -- must be absolute.")]
 pub struct RunArgs {
     /// Name of the VM: 1 to 64 of A-Z a-z 0-9 . _ -, beginning with a letter or digit.
     #[arg(value_parser = parse::name)]
@@ -215,7 +218,8 @@ pub struct RunArgs {
     /// Shares of memory [default: as the configuration says, else 10 per MiB of --max].
     #[arg(long, value_name = "N", value_parser = parse::shares)]
     pub shares: Option<u32>,
-    /// Tax on idle memory, 0 <= TAX < 1 [default: the host's].
+    /// Tax on idle memory, 0 <= TAX < 1 [default: as the configuration says, else its pool's, else the
+    /// host's].
     #[arg(long, value_name = "TAX", value_parser = parse::tax, allow_negative_numbers = true)]
     pub tax: Option<f64>,
     /// Memory charged to the budget beside the guest's pages [default: the manager's].
@@ -226,8 +230,8 @@ pub struct RunArgs {
     pub pool: Option<String>,
     #[command(flatten)]
     pub salt: SaltArgs,
-    /// Virtual CPUs [default: 1].
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    /// Virtual CPUs, 1 to 255 [default: 1].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(ballast_api::VmSpec::MOST_VCPUS)))]
     pub vcpus: Option<u32>,
     /// Linux kernel image to boot.
     #[arg(long, value_name = "FILE")]
@@ -268,7 +272,7 @@ pub struct RunArgs {
     /// The QEMU to run [default: qemu-system-x86_64 from PATH].
     #[arg(long, value_name = "PROGRAM")]
     pub qemu: Option<PathBuf>,
-    /// More QEMU arguments, passed as they are.
+    /// More QEMU arguments, passed as they are; QEMU's working folder is the VM's run folder.
     #[arg(last = true, value_name = "QEMU ARGS")]
     pub extra: Vec<String>,
 }
@@ -300,13 +304,14 @@ pub struct AttachArgs {
     /// QMP socket of the VM.
     #[arg(long, value_name = "SOCKET")]
     pub qmp: PathBuf,
-    /// Guaranteed memory.
+    /// Guaranteed memory, at most its size; 0: as the configuration says, else nothing.
     #[arg(long, value_name = "SIZE", default_value = "0")]
     pub min: Bytes,
-    /// Shares of memory [default: 10 per MiB of its size].
+    /// Shares of memory [default: as the configuration says, else 10 per MiB of its size].
     #[arg(long, value_name = "N", value_parser = parse::shares)]
     pub shares: Option<u32>,
-    /// Tax on idle memory, 0 <= TAX < 1 [default: the host's].
+    /// Tax on idle memory, 0 <= TAX < 1 [default: as the configuration says, else its pool's, else the
+    /// host's].
     #[arg(long, value_name = "TAX", value_parser = parse::tax, allow_negative_numbers = true)]
     pub tax: Option<f64>,
     /// Resource pool that it belongs to [default: as the configuration says, else none].
@@ -562,7 +567,7 @@ pub struct PlanArgs {
     /// The length of the slices that time is cut into.
     #[arg(long, value_name = "TIME", value_parser = parse::duration, default_value = "60s")]
     pub slot: Duration,
-    /// Confidence of the bands, above 0.5 and below 1.
+    /// Confidence of the bands, 50% to 99.9%.
     #[arg(long, value_name = "LEVEL", value_parser = parse::level, default_value = "95%")]
     pub confidence: f64,
     /// Only history from this time on (as of `ballast why --at`).

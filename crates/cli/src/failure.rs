@@ -11,13 +11,12 @@ use std::path::PathBuf;
 
 use ballast_api::client::ClientError;
 use ballast_api::{ErrorBody, ErrorCode};
+use ballast_estimate::EstimateError;
 use ballast_journal::tell::TellError;
+use ballast_offline::OfflineError;
 use ballast_planner::PlanError;
 use ballast_sim::ScenarioError;
 use serde_json::{Value, json};
-
-use crate::estimate::EstimateError;
-use crate::offline::OfflineError;
 
 #[derive(Debug)]
 pub enum Failure {

@@ -3,12 +3,11 @@
 
 mod args;
 mod commands;
-mod estimate;
 mod failure;
 mod figures;
 mod moment;
-mod offline;
 mod parse;
+mod progress;
 mod table;
 mod top;
 

@@ -2,30 +2,17 @@
 
 use std::time::Duration;
 
-use ballast_api::{BadSalt, Salt};
-use ballast_units::Bytes;
-
-/// Smallest guest, and the step of guest sizes (the API's rules for `VmSpec::max`).
-const SMALLEST_VM: Bytes = Bytes::from_mib(16);
-const VM_SIZE_STEP: Bytes = Bytes::from_mib(2);
+use ballast_api::{BadSalt, Salt, VmSpec};
+use ballast_units::{Bytes, VM_NAME_RULE, good_vm_name};
 
 /// A VM's name: 1 to 64 of `[A-Za-z0-9._-]`, beginning with a letter or digit.
 pub fn name(text: &str) -> Result<String, String> {
-    let allowed = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
-    if (1..=64).contains(&text.len())
-        && text.chars().all(allowed)
-        && text.starts_with(|c: char| c.is_ascii_alphanumeric())
-    {
-        Ok(text.to_owned())
-    } else {
-        Err("a VM's name is 1 to 64 of A-Z a-z 0-9 . _ - and begins with a letter or digit"
-            .to_owned())
-    }
+    if good_vm_name(text) { Ok(text.to_owned()) } else { Err(VM_NAME_RULE.to_owned()) }
 }
 
 /// A pool's name: names of pools joined by slashes, from the outside in.
 pub fn pool(text: &str) -> Result<String, String> {
-    if text.len() <= 255 && text.split('/').all(ballast_api::good_vm_name) {
+    if text.len() <= 255 && text.split('/').all(good_vm_name) {
         Ok(text.to_owned())
     } else {
         Err("a pool's name is of A-Z a-z 0-9 . _ - and begins with a letter or digit; prod/db is db \
@@ -55,10 +42,11 @@ pub fn target(text: &str) -> Result<Target, String> {
 /// The size of a new VM, in bytes: a multiple of 2 MiB, at least 16 MiB.
 pub fn vm_size(text: &str) -> Result<Bytes, String> {
     let size: Bytes = text.parse().map_err(|e: ballast_units::ParseBytesError| e.to_string())?;
-    if size < SMALLEST_VM {
-        Err(format!("a VM has at least {SMALLEST_VM}, not {size}"))
-    } else if !size.0.is_multiple_of(VM_SIZE_STEP.0) {
-        Err(format!("a VM's size is a multiple of {VM_SIZE_STEP}, which {} bytes is not", size.0))
+    let (least, step) = (VmSpec::LEAST_SIZE, VmSpec::SIZE_STEP);
+    if size < least {
+        Err(format!("a VM has at least {least}, not {size}"))
+    } else if !size.0.is_multiple_of(step.0) {
+        Err(format!("a VM's size is a multiple of {step}, which {} bytes is not", size.0))
     } else {
         Ok(size)
     }
@@ -134,7 +122,7 @@ pub fn risk(text: &str) -> Result<f64, String> {
 /// A level of confidence: `95%`, `0.9`.
 pub fn level(text: &str) -> Result<f64, String> {
     part(text)
-        .filter(|p| (0.5..0.9999).contains(p))
+        .filter(|p| (0.5..=0.999).contains(p))
         .ok_or_else(|| format!("'{text}' is not a level of confidence: expected 50% to 99.9%"))
 }
 

@@ -3,6 +3,7 @@
 use ballast_api::{BalloonHealth, HostView, Management, Mode, RunState, StateName, VmView};
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 
+use crate::failure::one_line;
 use crate::figures::{frequency, pages_rate, size};
 
 /// The columns of `vm ls`: heading, and whether it holds a number.
@@ -54,7 +55,7 @@ pub fn vms(views: &[VmView]) -> String {
         }
         if vm.state == RunState::Unreadable {
             let trouble = vm.trouble.as_deref().unwrap_or("its pages can be read again");
-            text.push_str(&format!("{}: unreadable: {trouble}\n", vm.name));
+            text.push_str(&format!("{}: unreadable: {}\n", vm.name, one_line(trouble)));
         }
     }
     text
@@ -114,11 +115,12 @@ pub fn balloon_size(vm: &VmView) -> u64 {
 }
 
 /// Why a VM is not paged; None for a paged one.
-pub fn unpaged_reason(management: &Management) -> Option<&str> {
+/// On one line: names that a guest, a VMM or a file chose are in it.
+pub fn unpaged_reason(management: &Management) -> Option<String> {
     match management.mode {
         Mode::Paged => None,
         Mode::BalloonOnly | Mode::Unmanaged => {
-            Some(management.reason.as_deref().unwrap_or("no reason given"))
+            Some(one_line(management.reason.as_deref().unwrap_or("no reason given")))
         }
     }
 }

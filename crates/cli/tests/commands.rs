@@ -600,3 +600,29 @@ fn a_reader_that_leaves_early_is_no_error() {
         .unwrap();
     assert_eq!((out.status.code(), out.stderr.as_slice()), (Some(0), &b""[..]));
 }
+
+/// Names of devices, processes and files are for others to choose.
+#[test]
+fn what_others_named_commands_no_terminal() {
+    let fake = Fake::start();
+    let hostile = "device \u{1b}]0;owned\u{7}\u{9b}2J pins\nweb: paged\tmemory";
+    {
+        let mut world = fake.world();
+        let vm = world.vms.iter_mut().find(|vm| vm.name == "gpu").unwrap();
+        vm.management.reason = Some(hostile.to_owned());
+        vm.trouble = Some(hostile.to_owned());
+        vm.state = ballast_api::RunState::Unreadable;
+    }
+    for line in [
+        &["vm", "ls"][..],
+        &["vm", "show", "gpu"],
+        &["vm", "set", "gpu", "--shares", "7"],
+        &["top", "--once"],
+    ] {
+        let text = human(&fake, line);
+        assert!(!text.contains(|c: char| c != '\n' && c.is_control()), "{line:?}: {text:?}");
+        contains_all(&text, &["device ]0;owned2J pins web: paged memory"]);
+    }
+    // In JSON they are escaped.
+    assert_eq!(as_json(&fake, &["vm", "show", "gpu"])["trouble"], hostile);
+}

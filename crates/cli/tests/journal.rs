@@ -291,3 +291,33 @@ fn a_journal_becomes_a_load_that_the_simulator_plays() {
     assert_eq!(code, Some(1));
     contains_all(&error, &["/none"]);
 }
+
+/// Neither empty nor good: what could not be read is an error.
+#[test]
+fn a_journal_that_cannot_be_read_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().to_str().unwrap();
+    journal(folder.path());
+    let files: Vec<_> =
+        std::fs::read_dir(folder.path()).unwrap().map(|e| e.unwrap().path()).collect();
+    for file in &files {
+        std::fs::write(file, [7; 4096]).unwrap();
+    }
+    let csv = folder.path().join("load.csv");
+    for line in [
+        &["journal", "--journal", path][..],
+        &["journal", "replay", path],
+        &["journal", "trace", path, "--csv", csv.to_str().unwrap()],
+        &["plan", path],
+    ] {
+        let (code, stdout, stderr) = said("/nonexistent/api.sock".as_ref(), line);
+        assert_eq!((code, &*stdout), (Some(1), ""), "{line:?}: {stderr}");
+        assert_eq!(stderr.lines().count(), 1, "{line:?}: {stderr}");
+        contains_all(&stderr, &[files[0].to_str().unwrap(), "not a journal of Ballast"]);
+    }
+    for file in &files {
+        std::fs::remove_file(file).unwrap();
+    }
+    contains_all(&good(&["journal", "replay", path]), &["no turns are recorded there"]);
+    contains_all(&good(&["journal", "--journal", path]), &["nothing that was asked for"]);
+}

@@ -16,15 +16,15 @@ use ballast_units::PAGE_SIZE;
 use twox_hash::XxHash3_64;
 
 /// Bytes before a page's compressed contents.
-pub const HEADER: usize = 8;
+const HEADER: usize = 8;
 
 /// How pages are compressed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Algorithm {
-    /// Fast both ways.
+    /// LZ4's block format: fast both ways.
     #[default]
     Lz4,
-    /// Smaller, at several times the cost.
+    /// Zstandard at its level 1: smaller, at several times the cost.
     Zstd,
 }
 
@@ -54,6 +54,10 @@ pub struct Compressor {
 }
 
 impl Compressor {
+    /// Takes all memory that it will need.
+    ///
+    /// # Errors
+    /// zstd had no memory for its tables.
     pub fn new(algorithm: Algorithm) -> std::io::Result<Compressor> {
         let zstd = match algorithm {
             Algorithm::Lz4 => None,
@@ -69,7 +73,7 @@ impl Compressor {
         })
     }
 
-    /// The page with its header, if that is at most `most` bytes.
+    /// The page with its header, if that is at most `most` bytes; None if it does not compress so far.
     pub fn compress(&mut self, page: &[u8; PAGE_SIZE], most: usize) -> Option<&[u8]> {
         let room = &mut self.out[HEADER..];
         let len = match &mut self.zstd {
@@ -93,8 +97,11 @@ thread_local! {
     static ZSTD: RefCell<Option<zstd::bulk::Decompressor<'static>>> = const { RefCell::new(None) };
 }
 
-/// The page that `Compressor::compress` made `bytes` of; what follows it in the slot is ignored. On
-/// an error `page` is not to be used.
+/// The page that [`Compressor::compress`] made `bytes` of, by whichever algorithm; what follows it in
+/// the slot is ignored.
+///
+/// # Errors
+/// The bytes are not such a page, or were changed. `page` then holds nothing that may be used.
 pub fn decompress(bytes: &[u8], page: &mut [u8; PAGE_SIZE]) -> Result<(), Damaged> {
     let header = bytes.get(..HEADER).ok_or(Damaged("no header"))?;
     let sum = u32::from_le_bytes([header[0], header[1], header[2], header[3]]);

@@ -34,15 +34,16 @@ impl Filling {
         (first >> 32 == half).then_some(Filling(half << 1 | 1))
     }
 
+    /// For the pmap word: 56 bits, of the form drawn above.
     pub const fn bits(self) -> u64 {
         self.0
     }
-    /// What `bits` answered.
+    /// Of what [`bits`](Self::bits) answered; anything above the 56 bits is left out.
     pub const fn from_bits(bits: u64) -> Filling {
         Filling(bits & ((1 << Self::BITS) - 1))
     }
 
-    /// The page.
+    /// Writes the number over the whole page.
     pub fn fill(self, page: &mut [u8; PAGE_SIZE]) {
         let number = if self.0 & 1 == 1 {
             let half = self.0 >> 1 & u32::MAX as u64;

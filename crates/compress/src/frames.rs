@@ -11,7 +11,9 @@ use crate::place::{Place, QUARTERS, Size};
 /// A slot that was taken, and whether its frame is a new one: whoever takes it needs a page of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allocated {
+    /// The slot.
     pub place: Place,
+    /// Nothing else is in its frame.
     pub new_frame: bool,
 }
 
@@ -20,9 +22,9 @@ pub struct Allocated {
 pub struct Occupancy {
     /// Frames with anything in them: pages of machine memory.
     pub frames: u64,
-    /// Quarters of them that are taken.
+    /// Quarters of those frames that are taken: 1,024 bytes each.
     pub quarters: u64,
-    /// Pages stored.
+    /// Slots taken: pages stored.
     pub pages: u64,
 }
 
@@ -44,22 +46,26 @@ pub struct Frames {
 }
 
 impl Frames {
+    /// All free. Never more than `limit` frames are taken at a time, but by [`claim`](Self::claim).
     pub fn new(limit: u64) -> Frames {
         Frames { limit, ..Frames::default() }
     }
 
     /// Frames above a lowered limit stay for as long as anything is in them.
-    pub fn set_limit(&mut self, limit: u64) {
+    #[cfg(test)]
+    pub(crate) fn set_limit(&mut self, limit: u64) {
         self.limit = limit;
     }
+    /// The most frames that may be taken.
     pub fn limit(&self) -> u64 {
         self.limit
     }
+    /// What is taken now; above the limit only after [`claim`](Self::claim).
     pub fn occupancy(&self) -> Occupancy {
         self.now
     }
 
-    /// Whether a slot of any size can be had.
+    /// Whether a slot of any size can be had, if its frame's page of memory can.
     pub fn has_room(&self) -> bool {
         self.now.frames < self.limit || self.free_half().is_some()
     }
@@ -70,7 +76,8 @@ impl Frames {
     }
 
     /// Takes a slot: a quarter beside a taken one first, then half of a frame in use, then a new frame,
-    /// if `open` allows it. Lower frames first, so that higher ones empty.
+    /// if `open` allows it. Lower frames first, so that higher ones empty. None: there is no slot of this
+    /// size below the limit, or `open` said no; `open` is asked for nothing but a new frame, once.
     pub fn take(&mut self, size: Size, open: impl FnOnce() -> bool) -> Option<Allocated> {
         let used = match size {
             Size::Quarter => self.odd.first().or_else(|| self.even.first()).copied(),
@@ -103,7 +110,7 @@ impl Frames {
     }
 
     /// Recovery: takes the slot that a pmap word names. Answers whether its frame is a new one; None if
-    /// it is another page's, wholly or in part.
+    /// it is another page's, wholly or in part. Takes no account of the limit: what is there is there.
     pub fn claim(&mut self, place: Place) -> Option<bool> {
         let taken = self.taken.get(place.frame() as usize).copied().unwrap_or(0);
         if taken & place.mask() != 0 {
@@ -133,7 +140,8 @@ impl Frames {
         self.now.pages += 1;
     }
 
-    /// Frees a slot that is taken. Answers whether its frame holds nothing more.
+    /// Frees a slot, which must be taken. Answers whether its frame holds nothing more, so that its page
+    /// of memory can be given back.
     pub fn release(&mut self, place: Place) -> bool {
         debug_assert!(self.is_taken(place), "{place:?} freed twice");
         let frame = place.frame();
@@ -190,6 +198,10 @@ impl Frames {
         }
     }
 
+    /// Whether the invariants hold; walks all frames.
+    ///
+    /// # Errors
+    /// What contradicts what, in words.
     pub fn check(&self) -> Result<(), String> {
         let mut now = Occupancy::default();
         for (frame, &taken) in self.taken.iter().enumerate() {

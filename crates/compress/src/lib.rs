@@ -9,6 +9,8 @@
 //!
 //! Nothing here touches a page's state: what is kept where, and what becomes of it, is the pager's.
 
+#![warn(missing_docs)]
+
 mod codec;
 mod filled;
 mod frames;
@@ -18,5 +20,4 @@ mod place;
 pub use codec::{Algorithm, Compressor, Damaged, decompress};
 pub use filled::Filling;
 pub use frames::{Allocated, Frames, Occupancy};
-pub use oldest::Oldest;
 pub use place::{Place, Size};

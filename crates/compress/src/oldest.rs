@@ -19,17 +19,18 @@ impl Default for Oldest {
 }
 
 impl Oldest {
+    /// The one that came before all others; None if there is none.
     pub fn first(&self) -> Option<u32> {
         (self.first != NONE).then_some(self.first)
     }
 
-    /// The one that came after `quarter`, which is in the list.
+    /// The one that came next after `quarter`, which is in the list; None if it is the last.
     pub fn after(&self, quarter: u32) -> Option<u32> {
         let next = self.links.get(quarter as usize)?[1];
         (next != NONE).then_some(next)
     }
 
-    /// `quarter` is not in the list.
+    /// Puts `quarter` last. It must not be in the list.
     pub fn push(&mut self, quarter: u32) {
         if self.links.len() <= quarter as usize {
             self.links.resize(quarter as usize + 1, [NONE; 2]);
@@ -42,7 +43,7 @@ impl Oldest {
         self.last = quarter;
     }
 
-    /// `quarter` is in the list.
+    /// Takes `quarter` out. It must be in the list.
     pub fn remove(&mut self, quarter: u32) {
         let [before, after] = self.links[quarter as usize];
         match before {

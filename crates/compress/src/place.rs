@@ -2,27 +2,32 @@
 
 use ballast_units::PAGE_SIZE;
 
-/// A quarter of a frame is what slots are counted in.
+/// Quarters in a frame: slots are counted in them.
 pub const QUARTERS: u32 = 4;
 const QUARTER: usize = PAGE_SIZE / QUARTERS as usize;
 
+/// How large a slot is. What it holds has a header, and whose page it is, in the same bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Size {
+    /// 1,024 bytes.
     Quarter,
+    /// 2,048 bytes.
     Half,
 }
 
 impl Size {
-    /// The smaller that holds `bytes`, header included.
+    /// The smaller that holds so many bytes, all that is kept with the page included; None above a half.
     pub fn holding(bytes: usize) -> Option<Size> {
         [Size::Quarter, Size::Half].into_iter().find(|size| bytes <= size.bytes())
     }
+    /// 1 or 2.
     pub const fn quarters(self) -> u32 {
         match self {
             Size::Quarter => 1,
             Size::Half => 2,
         }
     }
+    /// Bytes that a slot of this size holds.
     pub const fn bytes(self) -> usize {
         self.quarters() as usize * QUARTER
     }
@@ -49,17 +54,19 @@ impl Place {
         let size = if bits & 1 == 1 { Size::Half } else { Size::Quarter };
         (size == Size::Quarter || quarter.is_multiple_of(2)).then_some(Place { quarter, size })
     }
+    /// For the pmap word: 33 bits, as drawn above.
     pub fn bits(self) -> u64 {
         u64::from(self.quarter) << 1 | u64::from(self.size == Size::Half)
     }
-    /// Number of its frame.
+    /// Number of its frame, from 0.
     pub fn frame(self) -> u32 {
         self.quarter / QUARTERS
     }
+    /// How large it is.
     pub fn size(self) -> Size {
         self.size
     }
-    /// Byte offset of the slot, frames one after the other.
+    /// Byte offset of the slot in the tier's memory, where frames lie one after the other.
     pub fn offset(self) -> usize {
         self.quarter as usize * QUARTER
     }

@@ -12,6 +12,7 @@ use crate::turn::{Names, name_of};
 pub struct Change {
     /// `None`: the host.
     pub vm: Option<VmId>,
+    /// A sentence.
     pub text: String,
 }
 

@@ -51,6 +51,7 @@ pub struct Health {
     pub lost: u64,
     /// Bytes on the disk, and files.
     pub bytes: u64,
+    /// Files.
     pub segments: u64,
     /// What keeps it from writing now.
     pub trouble: Option<String>,
@@ -127,6 +128,7 @@ impl Journal {
         Ok(Journal { settings, shared, queue })
     }
 
+    /// Where it is kept, and how much of it.
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
@@ -156,6 +158,7 @@ impl Journal {
         }
     }
 
+    /// How it fares.
     pub fn health(&self) -> Health {
         let mut health = lock(&self.shared.health).clone();
         health.lost += self.shared.refused.load(Ordering::Relaxed);

@@ -16,7 +16,10 @@
 //! | [`replay`](mod@replay) | the same inputs give the same decisions, bit for bit |
 //! | [`trace`](mod@trace) | what each VM used, as loads for the simulator |
 
+#![warn(missing_docs)]
+
 pub mod changes;
+mod date;
 pub mod journal;
 pub mod outcome;
 pub mod reader;

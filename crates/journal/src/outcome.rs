@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use crate::turn::Moment;
 
 /// What was asked.
+#[allow(missing_docs, reason = "told with the variant")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Aim {
@@ -48,6 +49,7 @@ pub enum End {
 pub struct Outcome {
     /// `None`: the host.
     pub vm: Option<VmId>,
+    /// What was asked.
     pub aim: Aim,
     /// The turn that asked first.
     pub since: u64,
@@ -55,12 +57,14 @@ pub struct Outcome {
     pub took_ms: u64,
     /// What the VM consumed at the end, or what was free on the host.
     pub now: Pages,
+    /// How it ended.
     pub end: End,
 }
 
 /// An aim that has not ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnderWay {
+    /// What was asked.
     pub aim: Aim,
     /// The turn that asked first.
     pub since: u64,

@@ -16,14 +16,18 @@ use crate::turn::{Moment, Names, Turn};
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {what}", .path.display())]
 pub struct Trouble {
+    /// The segment.
     pub path: PathBuf,
+    /// Why.
     pub what: SegmentError,
 }
 
 /// One turn as it was read; its decision is decoded when it is wanted.
 #[derive(Clone, Debug)]
 pub struct Sourced {
+    /// Which turn, and when.
     pub moment: Moment,
+    /// What ended with it.
     pub outcomes: Vec<Outcome>,
     /// Of all VMs named so far in the segment.
     pub names: Arc<Names>,
@@ -107,26 +111,21 @@ impl Reader {
     }
 
     /// Leaves out segments that hold nothing of `at_ms` (milliseconds since 1970) or later, by when
-    /// the next one begins; the turn before that moment is still among what is read.
+    /// the next one begins; the turn before that moment is still among what is read, if there is one.
     #[must_use]
     pub fn since(mut self, at_ms: u64) -> Reader {
-        // The last one that begins no later.
-        if let Some(i) = self.segments.iter().position(|(_, h)| h.begun_ms <= at_ms) {
+        // The last one that begins before.
+        if let Some(i) = self.segments.iter().position(|(_, h)| h.begun_ms < at_ms) {
             self.segments.truncate(i + 1);
         }
         self
     }
 
-    /// One reader for each segment, in their order; what could not be opened goes to the first.
-    pub fn split(mut self) -> Vec<Reader> {
+    /// One reader for each segment, in their order, and what could not be opened.
+    pub fn split(mut self) -> (Vec<Reader>, Vec<Trouble>) {
         self.segments.reverse();
-        let mut troubles = self.troubles;
-        let one = |segment| Reader {
-            segments: vec![segment],
-            current: None,
-            troubles: std::mem::take(&mut troubles),
-        };
-        self.segments.into_iter().map(one).collect()
+        let one = |segment| Reader { segments: vec![segment], current: None, troubles: Vec::new() };
+        (self.segments.into_iter().map(one).collect(), self.troubles)
     }
 
     /// When the first segment begins, milliseconds since 1970.
@@ -137,6 +136,11 @@ impl Reader {
     /// What could not be read so far.
     pub fn troubles(&self) -> &[Trouble] {
         &self.troubles
+    }
+
+    /// As [`troubles`](Self::troubles), for errors.
+    pub fn into_troubles(self) -> Vec<Trouble> {
+        self.troubles
     }
 
     fn step(&mut self) -> Option<Sourced> {

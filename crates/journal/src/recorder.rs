@@ -20,7 +20,9 @@ use crate::turn::{Head, Moment, Names, encode};
 /// A turn as the policy loop tells it.
 #[derive(Clone, Debug)]
 pub struct Told {
+    /// Which turn, and when.
     pub moment: Moment,
+    /// What was decided, and from what.
     pub decision: Arc<Decision>,
     /// Of VMs that were not named before.
     pub names: Vec<(VmId, String)>,
@@ -192,6 +194,7 @@ impl<S: Store> Recorder<S> {
         closed + self.open.as_ref().map_or(0, |open| open.bytes)
     }
 
+    /// Files, that which is being written included.
     pub fn segments(&self) -> usize {
         self.closed.len() + usize::from(self.open.is_some())
     }

@@ -151,7 +151,7 @@ fn the_oldest_segments_go_and_the_bound_holds() {
     assert!(turns[0] > 1 && turns.len() > 100, "{}", turns.len());
     // Each segment stands for itself: names are there from its first turn on.
     let folder = store.folder();
-    for segment in Reader::open(folder.path()).unwrap().split() {
+    for segment in Reader::open(folder.path()).unwrap().split().0 {
         for turn in segment {
             assert_eq!(turn.names[&VmId(2)], "vm-2");
         }

@@ -13,6 +13,7 @@ use crate::turn::{Names, encode, name_of};
 pub struct Difference {
     /// Number of the turn, and milliseconds since 1970.
     pub n: u64,
+    /// When it was decided, milliseconds since 1970.
     pub at_ms: u64,
     /// Version of Ballast that recorded it.
     pub ballast: String,
@@ -32,6 +33,7 @@ pub struct Replayed {
     pub followed: u64,
     /// Turns that were not recorded, by the gaps between those that were.
     pub missing: u64,
+    /// Turns that came out otherwise.
     pub differing: u64,
     /// The first [`MOST`] of these.
     pub differences: Vec<Difference>,

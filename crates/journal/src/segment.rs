@@ -53,6 +53,7 @@ pub struct Header {
     pub ballast: String,
     /// Name of the host.
     pub host: String,
+    /// Process of the manager.
     pub pid: u32,
     /// Tells runs of managers apart: milliseconds since 1970 of its start.
     pub manager_ms: u64,
@@ -64,6 +65,7 @@ pub struct Header {
 
 /// Why a segment cannot be read (further).
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum SegmentError {
     #[error("{0}")]
     Io(#[from] std::io::Error),
@@ -280,6 +282,7 @@ impl<R: Read> Frames<R> {
         Ok(Frames { input, header, decoder, at, last: ZERO })
     }
 
+    /// Who wrote it.
     pub fn header(&self) -> &Header {
         &self.header
     }

@@ -11,7 +11,9 @@ use crate::segment::{SegmentError, read_header};
 /// A segment as it lies there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stored {
+    /// Its number: the order of segments.
     pub number: u64,
+    /// Its length.
     pub bytes: u64,
     /// Written by a newer Ballast: it is neither read, nor counted, nor removed.
     pub newer: bool,
@@ -19,6 +21,7 @@ pub struct Stored {
 
 /// The seam to the disk; tests have one that fails.
 pub trait Store {
+    /// A segment that is being written.
     type Segment: Append;
     /// All segments, in their order.
     ///
@@ -54,10 +57,12 @@ pub struct Folder {
 }
 
 impl Folder {
+    /// For the segments in this folder, which need not be there yet.
     pub fn new(path: impl Into<PathBuf>) -> Folder {
         Folder { path: path.into() }
     }
 
+    /// The folder.
     pub fn path(&self) -> &Path {
         &self.path
     }

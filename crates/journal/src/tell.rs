@@ -2,12 +2,14 @@
 //! the manager's API and, from the same files, for a command line without a manager.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use ballast_api::{JournalPage, TurnView, Why};
 use ballast_policy::{Decision, Reason, State};
 use ballast_units::VmId;
 
 use crate::changes::changes;
+use crate::date::utc;
 use crate::outcome::{Aim, End, Outcome, UnderWay};
 use crate::reader::{Reader, Sourced, Trouble};
 use crate::segment::SegmentError;
@@ -15,6 +17,7 @@ use crate::turn::{Names, name_of};
 
 /// Why the journal has no answer.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum TellError {
     #[error("journal {0}")]
     Trouble(#[from] Trouble),
@@ -27,7 +30,7 @@ pub enum TellError {
 }
 
 fn begins(ms: &Option<u64>) -> String {
-    ms.map_or_else(String::new, |ms| format!("; it begins {ms} ms after 1970"))
+    ms.map_or_else(String::new, |ms| format!("; it begins at {}", utc(ms)))
 }
 
 /// For so long after a decision its outcome is looked for.
@@ -184,7 +187,9 @@ fn seconds(ms: u64) -> String {
 /// Which turns to list. Moments in milliseconds since 1970.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Query {
+    /// Only turns of this moment and later.
     pub since_ms: Option<u64>,
+    /// Only turns up to this moment.
     pub until_ms: Option<u64>,
     /// Only turns that changed something of this VM.
     pub vm: Option<String>,
@@ -197,7 +202,7 @@ pub struct Query {
 /// The newest turns that `query` asks for, in their order.
 ///
 /// # Errors
-/// When the journal cannot be read at all; what is lost of it is noted in the answer.
+/// When nothing at all of the journal can be read; what else is lost of it is noted in the answer.
 pub fn list(folder: &Path, query: &Query) -> Result<JournalPage, TellError> {
     let reader = Reader::open(folder)?;
     let reader = match query.since_ms {
@@ -205,55 +210,142 @@ pub fn list(folder: &Path, query: &Query) -> Result<JournalPage, TellError> {
         None => reader,
     };
     let mut page = JournalPage::default();
-    let mut notes = Vec::new();
+    let (segments, mut troubles) = reader.split();
+    // Of the segments, newest first.
+    let mut lost: Vec<Trouble> = Vec::new();
+    let mut any = false;
+    let mut begun: Option<Begin> = None;
     // Newest segments first, until there are enough.
-    for mut segment in reader.split().into_iter().rev() {
-        let mut turns = list_segment(&mut segment, query)?;
-        notes.extend(segment.troubles().iter().map(ToString::to_string));
+    for mut segment in segments.into_iter().rev() {
+        let listed = list_segment(&mut segment, query)?;
+        any |= listed.seen;
+        lost.extend(segment.into_troubles().into_iter().rev());
+        // What the first turn of the next one changed shows against the last of this one.
+        if let Some(begin) = begun.take() {
+            begin.put(listed.last.as_ref(), query, &mut page);
+        }
+        let mut turns = listed.turns;
         turns.append(&mut page.turns);
         page.turns = turns;
+        begun = listed.begin;
         if page.turns.len() > query.limit {
-            page.turns.drain(..page.turns.len() - query.limit);
-            page.more = true;
             break;
         }
     }
-    notes.reverse();
-    page.notes = notes;
+    if let Some(begin) = begun.filter(|_| page.turns.len() <= query.limit) {
+        begin.put(None, query, &mut page);
+    }
+    troubles.extend(lost.into_iter().rev());
+    if page.turns.len() > query.limit {
+        page.turns.drain(..page.turns.len() - query.limit);
+        page.more = true;
+    }
+    if !any && !troubles.is_empty() {
+        return Err(troubles.swap_remove(0).into());
+    }
+    page.notes = troubles.iter().map(ToString::to_string).collect();
     Ok(page)
 }
 
-fn list_segment(reader: &mut Reader, query: &Query) -> Result<Vec<TurnView>, TellError> {
-    let mut found: Vec<TurnView> = Vec::new();
-    let mut before: Option<(Decision, u64)> = None;
-    // Whether the last of what was found is the turn before.
-    let mut listed = false;
+/// The turn before another: its decision, its number, and whose it was.
+struct Before {
+    decision: Decision,
+    n: u64,
+    manager_ms: u64,
+    names: Arc<Names>,
+}
+
+/// The first turn of a segment, until the one before it is known.
+struct Begin {
+    turn: Sourced,
+    decision: Decision,
+    repeats: u64,
+}
+
+impl Begin {
+    /// Puts it before all that is on the page, if it is asked for.
+    fn put(mut self, before: Option<&Before>, query: &Query, page: &mut JournalPage) {
+        let before = before.filter(|last| last.manager_ms == self.turn.header.manager_ms);
+        if let Some(last) = before {
+            // Who has left is named in the segment before alone.
+            let mut names = (*last.names).clone();
+            names.extend(self.turn.names.iter().map(|(id, name)| (*id, name.clone())));
+            self.turn.names = names.into();
+        }
+        let before = before.map(|last| (&last.decision, last.n));
+        if let Some(mut view) = view(&self.turn, &self.decision, before, query) {
+            view.repeats = self.repeats;
+            page.turns.insert(0, view);
+        }
+    }
+}
+
+/// What one segment has of what is asked for.
+#[derive(Default)]
+struct Listed {
+    /// Its first turn, if it may be asked for.
+    begin: Option<Begin>,
+    turns: Vec<TurnView>,
+    /// Its last turn.
+    last: Option<Before>,
+    /// Whether it has any turn at all.
+    seen: bool,
+}
+
+fn list_segment(reader: &mut Reader, query: &Query) -> Result<Listed, TellError> {
+    let mut listed = Listed::default();
+    // What the turn before was listed as, if it was.
+    let mut open = Open::None;
     for turn in reader {
+        listed.seen = true;
         let at_ms = turn.moment.at_ms;
         if query.until_ms.is_some_and(|until| at_ms > until) {
             break;
         }
         let wanted = query.since_ms.is_none_or(|since| at_ms >= since);
         if turn.again {
-            if let Some(last) = found.last_mut().filter(|_| wanted && listed) {
-                last.repeats += 1;
+            match (&open, listed.begin.as_mut(), listed.turns.last_mut()) {
+                (Open::Begin, Some(begin), _) if wanted => begin.repeats += 1,
+                (Open::Last, _, Some(last)) if wanted => last.repeats += 1,
+                _ => {}
             }
-            before = before.map(|(decision, _)| (decision, turn.moment.n));
+            if let Some(last) = &mut listed.last {
+                last.n = turn.moment.n;
+            }
             continue;
         }
         let decision = turn.decision()?;
-        let view = view(&turn, &decision, before.as_ref(), query).filter(|_| wanted);
-        listed = view.is_some();
-        found.extend(view);
-        before = Some((decision, turn.moment.n));
+        let before = listed.last.as_ref().map(|last| (&last.decision, last.n));
+        open = Open::None;
+        if wanted && before.is_none() {
+            let (turn, decision) = (turn.clone(), decision.clone());
+            listed.begin = Some(Begin { turn, decision, repeats: 0 });
+            open = Open::Begin;
+        } else if wanted && let Some(view) = view(&turn, &decision, before, query) {
+            listed.turns.push(view);
+            open = Open::Last;
+        }
+        listed.last = Some(Before {
+            decision,
+            n: turn.moment.n,
+            manager_ms: turn.header.manager_ms,
+            names: turn.names.clone(),
+        });
     }
-    Ok(found)
+    Ok(listed)
+}
+
+/// Where repeats of the turn before are counted.
+enum Open {
+    None,
+    Begin,
+    Last,
 }
 
 fn view(
     turn: &Sourced,
     decision: &Decision,
-    before: Option<&(Decision, u64)>,
+    before: Option<(&Decision, u64)>,
     query: &Query,
 ) -> Option<TurnView> {
     let concerns = |id: Option<VmId>| match (&query.vm, id) {
@@ -298,7 +390,8 @@ fn view(
     })
 }
 
-fn state_name(state: State) -> ballast_api::StateName {
+/// A state as the API names it.
+pub fn state_name(state: State) -> ballast_api::StateName {
     match state {
         State::High => ballast_api::StateName::High,
         State::Soft => ballast_api::StateName::Soft,

@@ -19,8 +19,12 @@ struct Host {
 
 impl Host {
     fn new(folder: &Path, manager_ms: u64) -> Host {
+        Host::bound(folder, manager_ms, Bound::of(1 << 20))
+    }
+
+    fn bound(folder: &Path, manager_ms: u64, bound: Bound) -> Host {
         let header = Header { ballast: "0.1".into(), manager_ms, ..Header::default() };
-        let recorder = Recorder::new(Folder::new(folder), Bound::of(1 << 20), header);
+        let recorder = Recorder::new(Folder::new(folder), bound, header);
         Host { recorder, n: 0, state: State::High, late_ms: manager_ms - EPOCH_MS }
     }
 
@@ -38,7 +42,10 @@ impl Host {
 
 /// Ten quiet seconds, a shortage of three, quiet again.
 fn story(folder: &Path) {
-    let mut host = Host::new(folder, EPOCH_MS);
+    tell_story(Host::new(folder, EPOCH_MS));
+}
+
+fn tell_story(mut host: Host) {
     let quiet = [vm(1, 100, 50), vm(2, 200, 20)];
     (0..10).for_each(|_| host.turn("period", &quiet));
     host.turn("period", &[vm(1, 193, 180), vm(2, 200, 20)]);
@@ -123,4 +130,68 @@ fn the_list_has_what_changed_and_leaves_out_what_did_not() {
     let counted: u64 = all.turns.iter().map(|t| 1 + t.repeats).sum();
     assert_eq!(counted, 16);
     assert_eq!(all.turns[0].free, 100 * MIB * 4096);
+}
+
+/// Each turn is the first of a segment then, the one before it in another file.
+#[test]
+fn what_the_first_turn_of_a_segment_changed_is_listed_too() {
+    let (whole, cut) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    story(whole.path());
+    let bound = Bound { limit: 1 << 20, segment: 1, raw: 1 };
+    tell_story(Host::bound(cut.path(), EPOCH_MS, bound));
+    assert!(std::fs::read_dir(cut.path()).unwrap().count() > 5);
+    for (vm, since, until) in [
+        (None, None, None),
+        (Some("vm-1"), None, None),
+        (Some("vm-2"), None, None),
+        (None, Some(EPOCH_MS + 11_000), None),
+        (None, Some(EPOCH_MS + 10_500), Some(EPOCH_MS + 14_000)),
+    ] {
+        let vm = vm.map(str::to_owned);
+        let query = Query { since_ms: since, until_ms: until, vm, limit: 100, all: false };
+        let told = |folder: &Path| -> Vec<_> {
+            let page = list(folder, &query).unwrap();
+            assert!(page.notes.is_empty() && !page.more);
+            page.turns.into_iter().map(|t| (t.n, t.changes, t.outcomes)).collect()
+        };
+        assert_eq!(told(whole.path()), told(cut.path()), "{query:?}");
+    }
+    // The newest alone, which is the first of its segment.
+    let query = Query { limit: 1, ..Query::default() };
+    let page = list(cut.path(), &query).unwrap();
+    assert!(page.more && page.turns.len() == 1, "{page:?}");
+    assert!(page.turns[0].changes.join("").contains("vm-2 leaves"), "{page:?}");
+}
+
+#[test]
+fn a_journal_that_cannot_be_read_is_not_an_empty_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let all = Query { limit: 100, ..Query::default() };
+    assert_eq!(list(folder.path(), &all).unwrap(), JournalPage::default());
+    story(folder.path());
+    let mut files: Vec<_> =
+        std::fs::read_dir(folder.path()).unwrap().map(|e| e.unwrap().path()).collect();
+    files.sort();
+    let [file] = &files[..] else { panic!("{files:?}") };
+    // A second one that is none, beside it: said, and the rest is told.
+    let name = file.file_name().unwrap().to_str().unwrap();
+    let other = file.with_file_name(name.replacen('1', "2", 1));
+    assert_ne!(*file, other);
+    std::fs::write(&other, b"no segment").unwrap();
+    let page = list(folder.path(), &all).unwrap();
+    assert!(page.turns.len() > 3 && page.notes.len() == 1, "{page:?}");
+    // Alone it is all there is.
+    std::fs::remove_file(file).unwrap();
+    let error = list(folder.path(), &all).unwrap_err();
+    assert!(matches!(error, TellError::Trouble(_)), "{error}");
+    assert!(error.to_string().contains(other.to_str().unwrap()), "{error}");
+}
+
+#[test]
+fn a_time_before_the_journal_is_told_with_the_date_at_which_it_begins() {
+    let folder = tempfile::tempdir().unwrap();
+    story(folder.path());
+    let early = why_at(folder.path(), "vm-1", EPOCH_MS, EPOCH_MS).unwrap_err().to_string();
+    let begin = utc(EPOCH_MS + 1000);
+    assert!(early.ends_with(&format!("; it begins at {begin}")), "{early}");
 }

@@ -20,6 +20,7 @@ use crate::turn::name_of;
 pub struct Excerpt {
     /// Milliseconds since 1970, both included.
     pub since_ms: Option<u64>,
+    /// Only what was recorded up to this moment.
     pub until_ms: Option<u64>,
     /// A VM has a line no sooner than so long after its last, milliseconds.
     pub every_ms: u64,
@@ -28,13 +29,17 @@ pub struct Excerpt {
 /// What was written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
 pub struct Traced {
+    /// Lines that were written, without the heading.
     pub lines: u64,
+    /// VMs that are in them.
     pub vms: u64,
     /// From the first line to the last, seconds.
     pub span_s: f64,
 }
 
+/// Why there is no trace.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum TraceError {
     #[error(transparent)]
     Journal(#[from] TellError),

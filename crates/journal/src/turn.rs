@@ -24,7 +24,9 @@ pub struct Moment {
 /// One recorded turn.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Turn {
+    /// Which turn, and when.
     pub moment: Moment,
+    /// What was decided, and from what.
     pub decision: Decision,
     /// What was asked by earlier turns and came true, or was dropped, at this one.
     pub outcomes: Vec<Outcome>,

@@ -19,14 +19,17 @@ impl Event {
         value.is_object().then_some(Event(value))
     }
 
+    /// A field that is text; empty if it has no such.
     pub fn text(&self, name: &str) -> &str {
         self.0.get(name).and_then(Value::as_str).unwrap_or("")
     }
 
+    /// A field that is a number.
     pub fn number(&self, name: &str) -> Option<f64> {
         self.0.get(name).and_then(Value::as_f64)
     }
 
+    /// Its field `event`.
     pub fn kind(&self) -> &str {
         self.text("event")
     }
@@ -35,6 +38,7 @@ impl Event {
 /// What a guest has told so far.
 #[derive(Clone, Debug, Default)]
 pub struct Story {
+    /// It has booted: its first program runs.
     pub ready: Option<Event>,
     /// The latest progress of the (first) workload.
     pub progress: Option<Event>,
@@ -101,10 +105,12 @@ pub struct Console {
     read: u64,
     /// The beginning of a line whose end is not there yet.
     partial: Vec<u8>,
+    /// What was read so far.
     pub story: Story,
 }
 
 impl Console {
+    /// Reads nothing yet.
     pub fn new(path: &Path) -> Console {
         Console { path: path.to_owned(), read: 0, partial: Vec::new(), story: Story::default() }
     }

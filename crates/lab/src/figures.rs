@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use serde::Serialize;
 
+use crate::results;
 use crate::stats::round;
 
 /// A figure and what was asked of it.
@@ -14,33 +15,51 @@ use crate::stats::round;
 pub struct Target {
     /// In words, with the number: "<= 20 s".
     pub want: String,
+    /// What was measured.
     pub got: f64,
+    /// False, too, of what could not be measured.
     pub met: bool,
 }
 
 /// The outcome of one experiment or benchmark.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Outcome {
+    /// Of the experiment or benchmark.
     pub name: String,
     /// All targets met.
     pub ok: bool,
+    /// When it was measured (UTC), and on what.
+    pub date: String,
+    /// See [`results::machine`].
+    pub machine: String,
+    /// By name; three decimals.
     pub figures: BTreeMap<String, f64>,
     /// The source's values of the same figures.
     pub paper: BTreeMap<String, f64>,
     /// Ours / the source's.
     pub ratios: BTreeMap<String, f64>,
+    /// By name.
     pub targets: BTreeMap<String, Target>,
 }
 
 impl Outcome {
+    /// Nothing measured, all targets met.
     pub fn new(name: &str) -> Outcome {
-        Outcome { name: name.to_owned(), ok: true, ..Outcome::default() }
+        Outcome {
+            name: name.to_owned(),
+            ok: true,
+            date: results::today(),
+            machine: results::machine(),
+            ..Outcome::default()
+        }
     }
 
+    /// Adds one; NaN if it could not be measured.
     pub fn figure(&mut self, name: &str, value: f64) {
         self.figures.insert(name.to_owned(), round(value));
     }
 
+    /// The source's value of a figure that was added before.
     pub fn paper(&mut self, name: &str, value: f64) {
         self.paper.insert(name.to_owned(), value);
         if let Some(ours) = self.figures.get(name)
@@ -50,10 +69,12 @@ impl Outcome {
         }
     }
 
+    /// A target. What is NaN does not meet it.
     pub fn at_most(&mut self, name: &str, got: f64, limit: f64) {
         self.target(name, format!("<= {}", round(limit)), got, got <= limit);
     }
 
+    /// A target. What is NaN does not meet it.
     pub fn at_least(&mut self, name: &str, got: f64, limit: f64) {
         self.target(name, format!(">= {}", round(limit)), got, got >= limit);
     }
@@ -72,15 +93,19 @@ impl Outcome {
 /// A table of numbers with names; a cell may be empty.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Table {
+    /// Their names; none has a comma.
     pub columns: Vec<String>,
+    /// A cell for each column; None: empty.
     pub rows: Vec<Vec<Option<f64>>>,
 }
 
 impl Table {
+    /// Without rows.
     pub fn new(columns: &[&str]) -> Table {
         Table { columns: columns.iter().map(|c| (*c).to_owned()).collect(), rows: Vec::new() }
     }
 
+    /// A cell for each column; one that is not finite is empty.
     pub fn push(&mut self, row: &[f64]) {
         self.rows.push(row.iter().map(|v| v.is_finite().then_some(*v)).collect());
     }
@@ -92,6 +117,7 @@ impl Table {
         self.rows.iter().filter_map(|r| Some(((*r.get(x)?)?, (*r.get(y)?)?))).collect()
     }
 
+    /// With a header; three decimals.
     pub fn to_csv(&self) -> String {
         let mut text = self.columns.join(",") + "\n";
         for row in &self.rows {
@@ -100,31 +126,6 @@ impl Table {
             let _ = writeln!(text, "{}", cells.join(","));
         }
         text
-    }
-
-    /// Reads what [`Table::to_csv`] wrote; the error names the line.
-    pub fn from_csv(text: &str) -> Result<Table, String> {
-        let mut lines = text.lines();
-        let head = lines.next().filter(|h| !h.is_empty()).ok_or("no header line")?;
-        let columns: Vec<String> = head.split(',').map(str::to_owned).collect();
-        let mut rows = Vec::new();
-        for (n, line) in lines.enumerate() {
-            let row: Vec<Option<f64>> = line
-                .split(',')
-                .map(|cell| match cell {
-                    "" => Ok(None),
-                    _ => cell
-                        .parse()
-                        .map(Some)
-                        .map_err(|_| format!("line {}: '{cell}' is not a number", n + 2)),
-                })
-                .collect::<Result<_, _>>()?;
-            if row.len() != columns.len() {
-                return Err(format!("line {}: {} cells, not {}", n + 2, row.len(), columns.len()));
-            }
-            rows.push(row);
-        }
-        Ok(Table { columns, rows })
     }
 }
 
@@ -172,16 +173,13 @@ mod tests {
     }
 
     #[test]
-    fn csv_goes_both_ways_and_bad_lines_are_named() {
+    fn a_cell_that_is_no_number_is_empty() {
         let mut t = Table::new(&["t", "v"]);
         t.push(&[1.0, 2.5]);
         t.push(&[2.0, f64::NAN]);
         assert_eq!(t.to_csv(), "t,v\n1,2.5\n2,\n");
-        assert_eq!(Table::from_csv(&t.to_csv()), Ok(t.clone()));
+
         assert_eq!(t.series("t", "v"), [(1.0, 2.5)]);
         assert!(t.series("t", "none").is_empty());
-        assert!(Table::from_csv("a,b\n1,x\n").unwrap_err().contains("line 2"));
-        assert!(Table::from_csv("a,b\n1,2\n1\n").unwrap_err().contains("line 3"));
-        assert!(Table::from_csv("").is_err());
     }
 }

@@ -10,23 +10,30 @@ use crate::image::Image;
 /// What every sample guest's kernel is told. The timer check fails now and then on a crowded host.
 const APPEND: &str = "console=ttyS0 panic=-1 quiet loglevel=3 no_timer_check";
 
+/// What it boots, does and has.
 #[derive(Clone, Debug)]
 pub struct Guest {
+    /// Of the VM, and of its console's log.
     pub name: String,
+    /// Its RAM; whole MiB.
     pub memory: Bytes,
     /// Workloads, each a `ballast-guest` command line.
     pub run: Vec<String>,
     /// More parameters of its kernel.
     pub kernel: Vec<String>,
+    /// When all its workloads have ended.
     pub power_off_when_done: bool,
+    /// A raw image, mounted at /disk.
     pub disk: Option<PathBuf>,
     /// What the guest writes to its disk goes to a temporary file of QEMU's: several guests may
     /// have one disk.
     pub disk_is_shared: bool,
+    /// Where its serial port is logged.
     pub console: PathBuf,
 }
 
 impl Guest {
+    /// Does nothing, without a disk; its console is logged in the folder `consoles`.
     pub fn new(name: &str, memory: Bytes, consoles: &Path) -> Guest {
         Guest {
             name: name.to_owned(),
@@ -40,12 +47,14 @@ impl Guest {
         }
     }
 
+    /// One workload more.
     #[must_use]
     pub fn run(mut self, workload: impl Into<String>) -> Guest {
         self.run.push(workload.into());
         self
     }
 
+    /// One parameter more.
     #[must_use]
     pub fn kernel(mut self, parameter: &str) -> Guest {
         self.kernel.push(parameter.to_owned());
@@ -59,23 +68,27 @@ impl Guest {
         self.kernel("init_on_free=1")
     }
 
+    /// A disk of its own.
     #[must_use]
     pub fn disk(mut self, path: PathBuf) -> Guest {
         self.disk = Some(path);
         self
     }
 
+    /// See `disk_is_shared`.
     #[must_use]
     pub fn shared_disk(self, path: PathBuf) -> Guest {
         Guest { disk_is_shared: true, ..self.disk(path) }
     }
 
+    /// See the field.
     #[must_use]
     pub fn power_off_when_done(mut self) -> Guest {
         self.power_off_when_done = true;
         self
     }
 
+    /// Its kernel's command line.
     pub fn append(&self) -> String {
         let mut text = APPEND.to_owned();
         for parameter in &self.kernel {
@@ -106,6 +119,7 @@ impl Guest {
         ]
     }
 
+    /// For the manager: with its defaults, but for what is said here.
     pub fn spec(&self, image: &Image, accel: Accel) -> VmSpec {
         VmSpec {
             name: self.name.clone(),

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+/// Counts of durations; they add up.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Latency {
     buckets: BTreeMap<u32, u64>,
@@ -23,10 +24,12 @@ impl Latency {
         true
     }
 
+    /// Adds all of another's.
     pub fn merge(&mut self, other: &Latency) {
         other.buckets.iter().for_each(|(b, n)| *self.buckets.entry(*b).or_default() += n);
     }
 
+    /// All of them.
     pub fn count(&self) -> u64 {
         self.buckets.values().sum()
     }

@@ -2,22 +2,25 @@
 //!
 //! The lab knows the manager only from outside: its binary and its API.
 
-pub use ballast_chart as chart;
+#![warn(missing_docs)]
+
+use ballast_chart as chart;
 
 pub mod bench;
 pub mod console;
 pub mod demo;
 pub mod experiments;
-pub mod figures;
+mod figures;
 pub mod guest;
 pub mod image;
-pub mod latency;
+mod latency;
 pub mod leftovers;
 pub mod manager;
 pub mod overcommit;
 pub mod peers;
 pub mod plain;
+pub mod results;
 pub mod say;
-pub mod signals;
-pub mod stats;
+mod signals;
+mod stats;
 pub mod tools;

@@ -1,7 +1,9 @@
+//! `ballast-lab`: the commands behind `./run`, `./experiment` and `./bench`.
+
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use ballast_lab::{bench, demo, experiments, image, peers, say};
+use ballast_lab::{bench, demo, experiments, image, peers, results, say};
 use clap::{Parser, Subcommand};
 
 /// Sample guests of Ballast: the demo, experiments, benchmarks
@@ -27,6 +29,8 @@ enum Command {
     Demo(demo::DemoArgs),
     /// Measure one of the sources' results again
     Experiment(experiments::ExperimentArgs),
+    /// Make docs/results/README.md of what experiments and benchmarks wrote
+    Results(results::ResultsArgs),
     /// Benchmarks on real guests
     Bench(bench::BenchArgs),
     /// The process whose memory `bench sharing` is about
@@ -64,7 +68,8 @@ fn run(command: Command) -> Result<bool> {
         Command::Faulter(args) => return bench::faults::fault(&args).map(|()| true),
         Command::Sleeper(args) => return bench::scale::sleep(&args).map(|()| true),
         Command::SwapKeeper(args) => return peers::keep(&args).map(|()| true),
-        Command::KsmKeeper => return bench::sharing::ksm::keep().map(|()| true),
+        Command::Results(args) => return results::run(&args).map(|()| true),
+        Command::KsmKeeper => return bench::sharing::keep_ksm().map(|()| true),
         _ => {}
     }
     // One thread: the manager's parent-death signal is tied to the thread that starts it.

@@ -21,16 +21,25 @@ const START_LIMIT: Duration = Duration::from_secs(30);
 /// How to start the manager; None leaves its default.
 #[derive(Clone, Debug)]
 pub struct Options {
+    /// Machine memory for guests.
     pub budget: Bytes,
+    /// 0 <= tax < 1.
     pub tax: Option<f64>,
+    /// In VM execution time.
     pub sample_period: Option<Duration>,
+    /// Pages a period.
     pub samples: Option<u32>,
+    /// How fast pages to share are looked for.
     pub sharing: Option<SharingOptions>,
+    /// Which tool of reclamation is used first. The sources' guests run on processors that virtualize, where it is the
+    /// balloon; here guests may be emulated, so it is said.
+    pub tools_order: &'static str,
     /// More of its configuration, as TOML.
     pub more: String,
 }
 
 impl Options {
+    /// Defaults, but for the budget, and balloons first.
     pub fn budget(budget: Bytes) -> Options {
         Options {
             budget,
@@ -38,6 +47,7 @@ impl Options {
             sample_period: None,
             samples: None,
             sharing: None,
+            tools_order: "balloon-first",
             more: String::new(),
         }
     }
@@ -45,16 +55,19 @@ impl Options {
     /// What goes into the configuration file.
     fn toml(&self) -> String {
         let sharing = self.sharing.map_or(String::new(), |s| s.toml());
-        format!("{}\n{sharing}", self.more)
+        let tools = format!("[tools]\norder = \"{}\"\n", self.tools_order);
+        format!("{}\n{sharing}\n{tools}", self.more)
     }
 }
 
 /// The table `[sharing]` of the manager's configuration.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SharingOptions {
+    /// Whether any are looked for.
     pub enabled: bool,
-    /// MiB per second, of all VMs together and of one.
+    /// MiB per second, of all VMs together.
     pub rate_mib_s: u64,
+    /// The same, of one VM.
     pub vm_rate_mib_s: u64,
     /// Of one core.
     pub cpu_percent: f64,
@@ -63,10 +76,12 @@ pub struct SharingOptions {
 }
 
 impl SharingOptions {
+    /// None are looked for.
     pub fn off() -> SharingOptions {
         SharingOptions { enabled: false, ..SharingOptions::as_fast_as_it_goes() }
     }
 
+    /// Limited by a whole core alone.
     pub fn as_fast_as_it_goes() -> SharingOptions {
         SharingOptions {
             enabled: true,
@@ -130,6 +145,7 @@ fn writable(dir: &Path) -> bool {
     unsafe { libc::access(path.as_ptr(), libc::W_OK | libc::X_OK) == 0 }
 }
 
+/// Dropped, it stops its VMs and ballastd, by force if need be, and removes its folders.
 pub struct Manager {
     child: Option<Child>,
     client: Client,
@@ -246,9 +262,11 @@ impl Manager {
         Ok(())
     }
 
+    /// Its API.
     pub fn client(&self) -> &Client {
         &self.client
     }
+    /// Of its API.
     pub fn socket(&self) -> &Path {
         self.client.socket()
     }
@@ -264,6 +282,7 @@ impl Manager {
     pub fn consoles(&self) -> PathBuf {
         self.root.join("console")
     }
+    /// Where to make a disk image; it goes with the manager.
     pub fn disk(&self, name: &str) -> PathBuf {
         self.images().join(format!("{name}.img"))
     }

@@ -33,6 +33,7 @@ pub enum Ram {
 /// How a plain VM is run.
 #[derive(Debug)]
 pub struct Style {
+    /// Private RAM is what KSM can merge.
     pub ram: Ram,
     /// Where it enters a cgroup, before it is QEMU.
     pub cgroup: Option<File>,
@@ -48,10 +49,12 @@ impl Default for Style {
     }
 }
 
+/// Killed when it is dropped.
 pub struct PlainVm {
     child: Child,
     memory: Bytes,
     qmp: PathBuf,
+    /// What its guest tells.
     pub console: Console,
     /// Sockets and QEMU's messages.
     folder: tempfile::TempDir,
@@ -60,10 +63,12 @@ pub struct PlainVm {
 }
 
 impl PlainVm {
+    /// With the default style. Nothing is waited for.
     pub fn start(guest: &Guest, image: &Image) -> Result<PlainVm> {
         PlainVm::start_as(guest, image, &Style::default())
     }
 
+    /// Under TCG, with one vCPU. Nothing is waited for.
     pub fn start_as(guest: &Guest, image: &Image, style: &Style) -> Result<PlainVm> {
         let qemu = tools::find("qemu-system-x86_64", "qemu-system-x86")?;
         let folder = tempfile::Builder::new().prefix("ballast-plain-").tempdir()?;
@@ -122,6 +127,7 @@ impl PlainVm {
         resident(&text, self.memory).with_context(|| format!("{path}: no mapping of guest memory"))
     }
 
+    /// Of QEMU.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }

@@ -2,6 +2,7 @@
 
 use std::io::Write;
 
+/// One line, at once.
 pub fn line(text: &str) {
     let mut out = std::io::stdout().lock();
     let _ = writeln!(out, "{text}");

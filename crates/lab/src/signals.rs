@@ -1,8 +1,9 @@
-//! SIGINT and SIGTERM, as something to wait for.
+//! SIGINT, SIGTERM and SIGHUP, as something to wait for.
 
 use anyhow::{Context, Result};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
+/// From `listen` on, they end nothing by themselves.
 pub struct Signals {
     interrupt: Signal,
     terminate: Signal,
@@ -10,6 +11,7 @@ pub struct Signals {
 }
 
 impl Signals {
+    /// Inside a tokio runtime. Err: the kernel refuses a handler.
     pub fn listen() -> Result<Signals> {
         let on = |kind| signal(kind).context("signal handler");
         Ok(Signals {
@@ -19,7 +21,7 @@ impl Signals {
         })
     }
 
-    /// Waits for either, and says which.
+    /// Waits for one of them, and says which.
     pub async fn any(&mut self) -> &'static str {
         tokio::select! {
             _ = self.interrupt.recv() => "SIGINT",

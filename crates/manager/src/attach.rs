@@ -1,16 +1,18 @@
 //! Attaching to a VMM that runs already: as much of it is managed as it allows.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ballast_api::{AttachSpec, ErrorCode, Management, Mode, VmChange, VmView, good_vm_name};
+use ballast_api::{AttachSpec, ErrorCode, Management, Mode, VmChange, VmView};
 use ballast_policy::{BalloonControl, Promise, TaxRate, WorkingSet};
-use ballast_qemu::{Monitor, ProcessHandle, Qmp, listener_pid, process};
-use ballast_units::{Bytes, PAGE_SIZE, Pages};
+use ballast_qemu::{AccelChoice, Monitor, ProcessHandle, Qmp, listener_pid, process};
+use ballast_units::{Bytes, PAGE_SIZE, Pages, VM_NAME_RULE, good_vm_name};
 
 use crate::manager::{Failure, Manager, Pledge, check_pool};
+use crate::records::Record;
 use crate::views;
-use crate::vm::{Asked, NewVm, Vm, VmParams};
+use crate::vm::{Asked, NewVm, Vm, VmParams, lock};
 
 const DEADLINE: Duration = Duration::from_secs(10);
 
@@ -19,10 +21,7 @@ impl Manager {
     /// gets its balloon by this; any other is balloon-only at best.
     pub async fn attach(self: &Arc<Self>, spec: AttachSpec) -> Result<VmView, Failure> {
         if !good_vm_name(&spec.name) {
-            return Err(Failure::bad(format!(
-                "name: '{}' is not 1 to 64 of A-Za-z0-9._-, beginning with a letter or digit",
-                spec.name
-            )));
+            return Err(Failure::bad(format!("name: '{}': {VM_NAME_RULE}", spec.name)));
         }
         if let Some(tax) = spec.tax {
             TaxRate::new(tax).map_err(|e| Failure::bad(format!("tax: {e}")))?;
@@ -35,6 +34,10 @@ impl Manager {
         }
         let connect = |e: String| Failure::bad(format!("qmp: {}: {e}", spec.qmp.display()));
         let pid = listener_pid(&spec.qmp, DEADLINE).await.map_err(|e| connect(e.to_string()))?;
+        let Some(_taken) = Taken::take(self, pid) else {
+            let why = format!("qmp: process {pid} is being taken in already");
+            return Err(Failure::new(ErrorCode::Conflict, why));
+        };
         if let Some(vm) = self
             .vms()
             .into_iter()
@@ -78,6 +81,11 @@ impl Manager {
                 attached?
             }
         };
+        if vm.paged().is_some()
+            && let Err(e) = Record::update(&vm.folder, |record| record.qmp = absolute(&spec.qmp))
+        {
+            tracing::warn!(vm = vm.name, "{e}: the next manager will not find its QMP");
+        }
         self.connected(&vm, qmp).await;
         vm.has_started();
         Ok(views::vm(self, &vm))
@@ -110,7 +118,14 @@ impl Manager {
             .map_err(|e| Failure::bad(format!("{}: {e}", spec.name)))?;
         let handle = ProcessHandle::open(pid).map_err(|e| internal(e.to_string()))?;
         let folder = self.folder_of(&spec.name);
-        std::fs::create_dir_all(&folder).map_err(|e| internal(e.to_string()))?;
+        self.fresh_folder(&spec.name).map_err(|e| internal(e.to_string()))?;
+        let accel = AccelChoice::Tcg { why: "started by another".into() };
+        let record = Record::new(&spec.name, None, params.clone(), size, Pages::ZERO, pid, &accel);
+        let record = Record { qmp: absolute(&spec.qmp), ..record.unpaged("attached by QMP") };
+        if let Err(e) = record.save(&folder) {
+            self.remove_files(&spec.name);
+            return Err(internal(e));
+        }
         // It is there, whatever the budget: what it has taken counts from now on.
         let external = process::rss(pid).map_or(size, Bytes::pages_ceil).max(Pages(1));
         self.host.ledger.adopt(external);
@@ -132,6 +147,27 @@ impl Manager {
             set: WorkingSet::new(self.config().sampling, size),
         }))
     }
+}
+
+/// A process that is being taken in; by nobody else until this is dropped.
+struct Taken<'a>(&'a Manager, u32);
+
+impl Taken<'_> {
+    fn take(manager: &Manager, pid: u32) -> Option<Taken<'_>> {
+        let is_new = lock(&manager.adopting).insert(pid);
+        // Made only then: its end takes the process off the list.
+        is_new.then(|| Taken(manager, pid))
+    }
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.adopting).remove(&self.1);
+    }
+}
+
+fn absolute(path: &Path) -> Option<PathBuf> {
+    std::path::absolute(path).ok()
 }
 
 async fn memory_size(monitor: &Monitor) -> Result<Pages, String> {

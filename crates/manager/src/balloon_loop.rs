@@ -18,6 +18,7 @@ use crate::pace::Pace;
 use crate::tools::Meter;
 use crate::vm::{Vm, lock};
 
+/// Ends with the VM, or when QEMU closes the connection: then its balloon is out of reach for good.
 pub async fn run(manager: Arc<Manager>, vm: Arc<Vm>, monitor: Monitor) {
     let mut meter = Meter::new(manager.config().tools.order);
     let mut pace = Pace::default();

@@ -1,16 +1,18 @@
 //! Parameters that change while VMs run: of one VM, of a pool, of the host. Everything is checked before
 //! anything is applied, one change at a time.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use ballast_api::{ErrorCode, HostChange, PoolChange, VmChange};
 use ballast_policy::TaxRate;
+use ballast_policy::pools::Books;
 use ballast_units::{Bytes, Pages};
 
 use crate::config;
 use crate::config::rules::{PoolRule, VmRule};
-use crate::manager::{Failure, Made, Manager, check_pool};
+use crate::manager::{Failure, Made, Manager, Pledge, check_pool};
 use crate::pools::Rules;
 use crate::records::Record;
 use crate::vm::{Vm, VmParams, lock};
@@ -27,27 +29,30 @@ impl Manager {
         let rules = self.pools.rules();
         check_pool(&rules, params.pool.as_deref())?;
         // More is promised, or out of another pool: as for a start.
-        self.promise_changes(&rules, &[(vm.clone(), params.clone())])
-            .map_err(|why| Failure::new(ErrorCode::NoRoom, format!("{name}: {why}")))?;
+        self.promise_changes(&rules, &[(vm.clone(), old, params)], |_| Ok(()), || Ok(()))
+            .map_err(|e| Failure::new(e.code, format!("{name}: {}", e.message)))?;
         drop(one);
-        Record::update_params(&vm.folder, params);
         self.kick.ring(format!("parameters of {name} changed"));
         Ok(vm)
     }
 
-    /// Sets new parameters of VMs if what is promised then, with these pools, can be kept. The pools
-    /// are for the caller to set.
+    /// Sets new parameters of VMs, given with those before, if what is promised then, with these pools, can
+    /// be kept, and if they can be written down. The pools are for `commit` to set: nothing is promised out of
+    /// one meanwhile.
     pub(crate) fn promise_changes(
         &self,
         rules: &Rules,
-        changes: &[(Arc<Vm>, VmParams)],
-    ) -> Result<(), String> {
+        changes: &[(Arc<Vm>, VmParams, VmParams)],
+        check: impl FnOnce(&HashMap<String, Pledge>) -> Result<(), Failure>,
+        commit: impl FnOnce() -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
         let starting = lock(&self.starting);
+        check(&starting)?;
         let old_pools = self.pools.pools(&self.pools.rules());
         let pools = self.pools.pools(rules);
         let before = self.promises(&starting);
         let mut after: Vec<Made> = before.clone();
-        for (vm, params) in changes {
+        for (vm, _, params) in changes {
             let new = self.promised_to(vm, params);
             if let Some(made) = after.iter_mut().find(|(name, ..)| *name == vm.name) {
                 *made = new;
@@ -55,8 +60,10 @@ impl Manager {
         }
         self.books(&pools, &after)
             .no_worse_than(&self.books(&old_pools, &before))
-            .map_err(|lack| lack.to_string())?;
-        for (vm, params) in changes {
+            .map_err(|lack| Failure::new(ErrorCode::NoRoom, lack.to_string()))?;
+        write_down(changes).map_err(Failure::internal)?;
+        commit()?;
+        for (vm, _, params) in changes {
             vm.set_params(params.clone());
         }
         Ok(())
@@ -87,9 +94,8 @@ impl Manager {
         rule.check().map_err(|(key, what)| Failure::bad(format!("{key}: {what}")))?;
         check_pool(&rules, rule.parent())?;
         rules.insert(name.to_owned(), rule.clone());
-        self.promise_changes(&rules, &[])
-            .map_err(|why| Failure::new(ErrorCode::NoRoom, format!("pool {name}: {why}")))?;
-        self.command_pool(name, Some(rule))?;
+        self.promise_changes(&rules, &[], |_| Ok(()), || self.command_pool(name, Some(rule)))
+            .map_err(|e| Failure::new(e.code, format!("pool {name}: {}", e.message)))?;
         drop(one);
         self.kick.ring(format!("parameters of pool {name} changed"));
         Ok(())
@@ -111,12 +117,11 @@ impl Manager {
             }
             None => {
                 rules.remove(name);
-                self.check_unused(&rules)?;
             }
         }
-        self.promise_changes(&rules, &[])
-            .map_err(|why| Failure::new(ErrorCode::NoRoom, format!("pool {name}: {why}")))?;
-        self.command_pool(name, None)?;
+        let unused = |starting: &HashMap<String, Pledge>| self.check_unused(&rules, starting);
+        self.promise_changes(&rules, &[], unused, || self.command_pool(name, None))
+            .map_err(|e| Failure::new(e.code, format!("pool {name}: {}", e.message)))?;
         drop(one);
         self.kick.ring(format!("pool {name} changed"));
         Ok(())
@@ -124,11 +129,15 @@ impl Manager {
 
     fn command_pool(&self, name: &str, rule: Option<PoolRule>) -> Result<(), Failure> {
         let written = self.pools.command(name, rule);
-        written.map_err(|e| Failure::internal(format!("pool {name}: writing it down: {e}")))
+        written.map_err(|e| Failure::internal(format!("writing it down: {e}")))
     }
 
     /// Whether all pools are there that VMs and pools are in.
-    pub(crate) fn check_unused(&self, rules: &Rules) -> Result<(), Failure> {
+    pub(crate) fn check_unused(
+        &self,
+        rules: &Rules,
+        starting: &HashMap<String, Pledge>,
+    ) -> Result<(), Failure> {
         let conflict = |pool: &str, what: String| {
             Failure::new(ErrorCode::Conflict, format!("pool {pool} cannot go: {what} is in it"))
         };
@@ -137,7 +146,6 @@ impl Manager {
                 return Err(conflict(parent, format!("pool {}", rule.name)));
             }
         }
-        let starting = lock(&self.starting);
         let starts = starting.iter().map(|(name, pledge)| (name.clone(), pledge.pool.clone()));
         let running = self.vms().into_iter().map(|vm| (vm.name.clone(), vm.params().pool));
         for (name, pool) in running.chain(starts) {
@@ -156,19 +164,22 @@ impl Manager {
         if let Some(budget) = change.budget {
             let budget = Bytes(budget).pages();
             config::check_budget(budget).map_err(|e| Failure::bad(format!("budget: {e}")))?;
-            let promised = self.promised();
-            let goal = self.config().scale.thresholds(budget).goal();
-            if budget < promised + goal {
-                return Err(Failure::new(
-                    ErrorCode::NoRoom,
-                    format!(
-                        "budget: {budget} is below what is promised to VMs, {promised}, and the \
-                         free memory to be kept, {goal}"
-                    ),
-                ));
-            }
+            // None is made meanwhile.
+            let starting = lock(&self.starting);
+            let pools = self.pools.pools(&self.pools.rules());
+            let made = self.promises(&starting);
+            let now = self.books(&pools, &made);
+            let capacity = self.capacity(budget, &self.config().scale.thresholds(budget));
+            let then = Books { capacity, ..self.books(&pools, &made) };
+            then.no_worse_than(&now).map_err(|lack| {
+                let why = format!("budget: {budget} is too little for what is promised: {lack}");
+                Failure::new(ErrorCode::NoRoom, why)
+            })?;
+            self.keep_host_set(Some(budget), tax)?;
             self.host.ledger.set_budget(budget);
             self.budget_set.store(true, Ordering::Relaxed);
+        } else {
+            self.keep_host_set(None, tax)?;
         }
         if let Some(tax) = tax {
             self.set_tax(tax);
@@ -177,6 +188,21 @@ impl Manager {
         self.kick.ring("parameters of the host changed");
         Ok(())
     }
+}
+
+/// For the next manager: all of them, or none. Under the lock of changes, so that what is written is in the
+/// order of what was decided.
+pub(crate) fn write_down(changes: &[(Arc<Vm>, VmParams, VmParams)]) -> Result<(), String> {
+    for (i, (vm, _, params)) in changes.iter().enumerate() {
+        let Err(e) = Record::update_params(&vm.folder, params) else { continue };
+        for (vm, before, _) in &changes[..i] {
+            if let Err(e) = Record::update_params(&vm.folder, before) {
+                tracing::error!(vm = vm.name, "{e}: it says what is not in force");
+            }
+        }
+        return Err(e);
+    }
+    Ok(())
 }
 
 /// What a VM's parameters become.

@@ -1,10 +1,9 @@
 //! Page sharing on this host: which VMs may share with one another, where their common pages are, and
 //! the way to the shims that map them.
 
-use std::collections::HashMap;
-use std::io::{Read, Write};
+use std::collections::{HashMap, HashSet};
+use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -14,23 +13,23 @@ use ballast_api::Salt;
 use ballast_pager::guest_ram::GuestRam;
 use ballast_pager::host::Host;
 use ballast_pager::mappings::{Change, RemapError, Remapper, Target, View, ZERO_RUN};
-use ballast_pager::pmap::Pmap;
+use ballast_pager::pmap::{Pmap, PmapError};
 use ballast_pager::service::PagedVm;
 use ballast_pager::sharing::control::{Control, Settings};
 use ballast_pager::sharing::limit::Limits;
 use ballast_pager::sharing::order::Order;
 use ballast_pager::sharing::{Domain, DomainStats};
-use ballast_pager::word::Word;
-use ballast_sharing::Hasher;
+use ballast_pager::word::{State, Word};
+use ballast_sharing::{Hasher, StorePage};
 use ballast_shim_proto::{Batch, Connection, ConnectionError, MAX_OPS, Message, Op, OpKind};
 use ballast_units::{Bytes, PAGE_SIZE};
 
 use crate::config::{ScanOrder, SharingSettings};
 use crate::vm::lock;
+use crate::whole_file;
 
 /// How long a shim may take for a batch before its VM's share thread turns to other things.
 const ANSWER: Duration = Duration::from_secs(2);
-const TMPFS_MAGIC: i64 = 0x0102_1994;
 /// The first version of the protocol whose MapHome brings pages home.
 pub const SHARING_VERSION: u32 = 2;
 
@@ -40,6 +39,9 @@ pub struct Commons {
     secret: [u8; 32],
     host: Arc<Host>,
     domains: Mutex<HashMap<String, Arc<Domain<GuestRam>>>>,
+    /// Of a former manager's, those that cannot be used, and why: what is in them stays.
+    unusable: Mutex<HashMap<String, String>>,
+    /// Settings of all share threads, and what they spend.
     pub control: Arc<Control>,
     zeros: View,
     /// Whether the stores are where they must be.
@@ -57,7 +59,7 @@ impl Commons {
         let folder = run_dir.join("store");
         std::fs::create_dir_all(&folder).with_context(|| format!("folder {}", folder.display()))?;
         // Other files cannot be mapped where faults are to be seen.
-        let usable = rustix::fs::statfs(&folder).is_ok_and(|fs| fs.f_type == TMPFS_MAGIC);
+        let usable = rustix::fs::statfs(&folder).is_ok_and(|fs| fs.f_type == libc::TMPFS_MAGIC);
         if !usable {
             tracing::warn!("{}: not on a tmpfs: no pages are shared", folder.display());
         }
@@ -66,7 +68,8 @@ impl Commons {
         host.ledger.adopt(ZERO_RUN);
         let control = Arc::new(Control::new(scan_settings(settings)));
         let domains = Mutex::new(HashMap::new());
-        Ok(Commons { folder, secret, host, domains, control, zeros, usable })
+        let unusable = Mutex::new(HashMap::new());
+        Ok(Commons { folder, secret, host, domains, unusable, control, zeros, usable })
     }
 
     /// Removes what `open` made, unless pages of VMs are in a store.
@@ -116,6 +119,10 @@ impl Commons {
         if let Some(domain) = domains.get(name) {
             return Ok(domain.clone());
         }
+        // What is in it is some VM's memory.
+        if let Some(why) = lock(&self.unusable).get(name) {
+            return Err(why.clone());
+        }
         let path = self.path(name);
         // Without a member it is nobody's: those with members were found at the start.
         let _ = std::fs::remove_file(&path);
@@ -126,39 +133,95 @@ impl Commons {
         Ok(domain)
     }
 
-    /// At the start: the domains of VMs that a former manager left, as (domain, pmap), all of them
-    /// together, since a store page may be named by any. What other stores hold is nobody's.
-    pub fn recover(&self, left: &[(String, PathBuf)]) -> anyhow::Result<()> {
+    /// At the start: the domains of VMs that a former manager left, as (domain, pmap, damage that is known),
+    /// all of them together, since a store page may be named by any. What other stores hold is nobody's.
+    /// Answers for each why it must wait as it is, if it must: it may not be taken over before the next start.
+    ///
+    /// # Errors
+    /// A newer manager's pmap.
+    pub fn recover(
+        &self,
+        left: &[(String, PathBuf, Option<String>)],
+    ) -> anyhow::Result<Vec<Option<String>>> {
+        let mut damages = Vec::new();
         let mut words: HashMap<&str, Vec<Word>> = HashMap::new();
-        for (name, pmap) in left {
+        let mut uncounted: HashSet<&str> = HashSet::new();
+        for (name, pmap, damage) in left {
             let all = words.entry(name).or_default();
-            match Pmap::peek(pmap, |_, word| all.extend(word.store_page().map(|_| word))) {
-                Ok(()) => {}
-                // Its VMM had not mapped its RAM yet.
-                Err(_) if !pmap.exists() => {}
-                Err(e) => return Err(e.into()),
-            }
+            let named = match damage {
+                Some(why) => Err(why.clone()),
+                None => self.named_by(name, pmap)?,
+            };
+            damages.push(match named {
+                Ok(named) => {
+                    all.extend(named);
+                    None
+                }
+                Err(why) => {
+                    uncounted.insert(name);
+                    Some(why)
+                }
+            });
         }
         let mut domains = lock(&self.domains);
-        for (name, words) in words {
-            if !self.path(name).exists() && words.is_empty() {
+        for (name, mut words) in words {
+            let path = self.path(name);
+            if !path.exists() && words.is_empty() {
                 continue;
             }
-            let domain =
-                Domain::recover(&self.path(name), name, &self.secret, self.host.clone(), words)
-                    .with_context(|| format!("shared pages of {name}"))?;
-            domains.insert(name.to_owned(), Arc::new(domain));
+            // Which of the store's pages such a VM shows nobody knows: all that are there are kept.
+            let kept = if uncounted.contains(name) { pages_in(&path) } else { Ok(Vec::new()) };
+            let recovered = kept.map_err(|e| e.to_string()).and_then(|kept| {
+                words.extend(kept);
+                Domain::recover(&path, name, &self.secret, self.host.clone(), words)
+                    .map_err(|e| e.to_string())
+            });
+            match recovered {
+                Ok(domain) => drop(domains.insert(name.to_owned(), Arc::new(domain))),
+                Err(e) => {
+                    let why = format!("the store of its shared pages, {}: {e}", path.display());
+                    tracing::error!("{why}");
+                    for ((of, ..), damage) in left.iter().zip(&mut damages) {
+                        if of == name {
+                            damage.get_or_insert_with(|| why.clone());
+                        }
+                    }
+                    lock(&self.unusable).insert(name.to_owned(), why);
+                }
+            }
         }
         for entry in std::fs::read_dir(&self.folder)?.flatten() {
             let file = entry.file_name();
             let name = file.to_string_lossy();
             if let Some(name) = name.strip_suffix(".pages")
                 && !domains.contains_key(name)
+                && !lock(&self.unusable).contains_key(name)
             {
                 let _ = std::fs::remove_file(entry.path());
             }
         }
-        Ok(())
+        Ok(damages)
+    }
+
+    /// The words of a pmap that name pages of a store; or what is wrong with it.
+    fn named_by(&self, domain: &str, pmap: &Path) -> anyhow::Result<Result<Vec<Word>, String>> {
+        let end = std::fs::metadata(self.path(domain)).map_or(0, |meta| meta.len());
+        let (mut named, mut beyond) = (Vec::new(), None);
+        let peeked = Pmap::peek(pmap, |ppn, word| {
+            let Some(page) = word.store_page() else { return };
+            if page.offset() >= end {
+                let what = || format!("{}: {ppn}: {page} is not in the store", pmap.display());
+                beyond.get_or_insert_with(what);
+            }
+            named.push(word);
+        });
+        Ok(match peeked {
+            Ok(()) => beyond.map_or(Ok(named), Err),
+            // Its VMM had not mapped its RAM yet.
+            Err(_) if !pmap.exists() => Ok(Vec::new()),
+            Err(e @ PmapError::Version { .. }) => return Err(e.into()),
+            Err(e) => Err(e.to_string()),
+        })
     }
 
     /// A VM ended before it was taken over: its references end too.
@@ -188,6 +251,7 @@ impl Commons {
         });
     }
 
+    /// Of all domains, summed.
     pub fn stats(&self) -> DomainStats {
         let mut sum = DomainStats::default();
         for domain in lock(&self.domains).values() {
@@ -234,33 +298,52 @@ impl Commons {
         Ok(())
     }
 
-    /// One step of a VM into the domain of this name, if it is in another: first its pages leave that
-    /// one's store. `book` makes the change outlive the manager. Answers whether it is there.
+    /// Has a VM move into the domain of this name, if it is in another, by its own thread: first its pages
+    /// leave that one's store. To be called until it is there. `book` makes the change outlive the manager;
+    /// without that it stays where it is. Answers whether it is there.
     pub fn move_to(
         &self,
         paged: &PagedVm,
         name: &str,
-        book: impl FnOnce(),
+        book: impl FnOnce() -> bool + Send + 'static,
     ) -> Result<bool, String> {
         match paged.memory().membership() {
             Some(member) if member.domain.name() != name => {}
-            _ => return Ok(true),
-        }
-        paged.set_leaving(true);
-        if paged.in_store().is_zero() {
-            let domain = self.domain(name)?;
-            let view = view(&domain)?;
-            let switch = || {
-                book();
-                paged.memory().backend().mappings().set_store(view);
-            };
-            if paged.change_domain(&domain, switch).map_err(|e| e.to_string())? {
-                paged.set_leaving(false);
-                self.sweep();
+            _ => {
+                if paged.stay() {
+                    self.sweep();
+                }
                 return Ok(true);
             }
         }
+        let domain = self.domain(name)?;
+        let view = view(&domain)?;
+        paged.move_to(&domain, move |mappings| {
+            let booked = book();
+            if booked {
+                mappings.set_store(view);
+            }
+            booked
+        });
         Ok(false)
+    }
+}
+
+/// A word for each page that a store has, as if a VM named it.
+fn pages_in(store: &Path) -> std::io::Result<Vec<Word>> {
+    use rustix::fs::{SeekFrom, seek};
+    let file = std::fs::File::open(store)?;
+    let (mut words, mut at) = (Vec::new(), 0);
+    loop {
+        let start = match seek(&file, SeekFrom::Data(at)) {
+            Ok(start) => start,
+            Err(rustix::io::Errno::NXIO) => return Ok(words),
+            Err(e) => return Err(e.into()),
+        };
+        at = seek(&file, SeekFrom::Hole(start))?;
+        let pages = start / PAGE_SIZE as u64..at.div_ceil(PAGE_SIZE as u64);
+        let pages = pages.filter_map(StorePage::new);
+        words.extend(pages.map(|page| Word::with_slot(State::Shared, page.get().into())));
     }
 }
 
@@ -269,6 +352,7 @@ fn view(domain: &Domain<GuestRam>) -> Result<View, String> {
     View::new(fd).map_err(|e| e.to_string())
 }
 
+/// The configuration as the pager takes it.
 pub fn scan_settings(settings: &SharingSettings) -> Settings {
     let cores = settings.cpu_percent / 100.0;
     Settings {
@@ -381,12 +465,7 @@ fn secret(path: &Path) -> anyhow::Result<[u8; 32]> {
             std::fs::File::open("/dev/urandom")
                 .and_then(|mut random| random.read_exact(&mut key))
                 .context("/dev/urandom")?;
-            // Whole or not at all.
-            let fresh = path.with_extension("new");
-            private(&fresh)
-                .and_then(|mut file| file.write_all(&key))
-                .and_then(|()| std::fs::rename(&fresh, path))
-                .with_context(|| format!("{}", path.display()))?;
+            whole_file::write(path, &key).with_context(|| format!("{}", path.display()))?;
         }
         Err(e) => return Err(e).with_context(|| format!("{}", path.display())),
     }
@@ -398,19 +477,12 @@ fn zeros(path: &Path) -> anyhow::Result<View> {
     let whole = ZERO_RUN.bytes().0;
     let make = || -> std::io::Result<View> {
         if std::fs::metadata(path).map(|meta| meta.len()).ok() != Some(whole) {
-            let fresh = path.with_extension("new");
-            private(&fresh)?.write_all(&vec![0; whole as usize])?;
-            std::fs::rename(&fresh, path)?;
+            whole_file::write(path, &vec![0; whole as usize])?;
         }
         let fd: OwnedFd = std::fs::File::open(path)?.into();
         View::new(fd)
     };
     make().with_context(|| format!("{}", path.display()))
-}
-
-fn private(path: &Path) -> std::io::Result<std::fs::File> {
-    let mut options = std::fs::OpenOptions::new();
-    options.write(true).create(true).truncate(true).mode(0o600).open(path)
 }
 
 /// Whether the other side has closed, without reading what it says to somebody else.

@@ -42,6 +42,7 @@ impl std::fmt::Display for Line<'_> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ScanOrder {
+    /// The extents of a VM in another order each pass.
     #[default]
     Random,
     /// By address.
@@ -53,7 +54,9 @@ pub enum ScanOrder {
 /// What looking for pages to share may cost, and how it is done.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SharingSettings {
+    /// Without it nothing is looked for; what is shared stays so.
     pub enabled: bool,
+    /// In which each VM is looked through.
     pub order: ScanOrder,
     /// Pages per second, of all VMs together.
     pub rate: Pages,
@@ -91,6 +94,7 @@ struct File {
     swap_dir: Option<PathBuf>,
     socket: Option<PathBuf>,
     shim: Option<PathBuf>,
+    shim_group: Option<String>,
     tax: Option<f64>,
     thresholds: Option<Scale>,
     #[serde(default)]
@@ -155,6 +159,7 @@ struct Swap {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SwapLocation {
+    /// Absolute once it was checked.
     pub path: PathBuf,
     /// Higher ones are used first.
     #[serde(default)]
@@ -218,13 +223,21 @@ enum AlgorithmName {
 /// What the command line overrides.
 #[derive(Clone, Debug, Default)]
 pub struct Overrides {
+    /// Machine memory for guests.
     pub budget: Option<Bytes>,
+    /// A relative one is of the current folder, as all of these.
     pub run_dir: Option<PathBuf>,
+    /// Not beside locations in the file.
     pub swap_dir: Option<PathBuf>,
+    /// Of the API.
     pub socket: Option<PathBuf>,
+    /// The library that VMMs preload.
     pub shim: Option<PathBuf>,
+    /// 0 <= rate < 1.
     pub tax: Option<f64>,
+    /// Pages a period.
     pub samples: Option<u32>,
+    /// Seconds of VM execution time, 0.1 to 86400.
     pub sample_period: Option<f64>,
 }
 
@@ -248,25 +261,39 @@ impl Overrides {
 /// A configuration that was checked.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
+    /// At least 32 MiB, at most the host's memory.
     pub budget: Pages,
+    /// Absolute, as all paths here. On a tmpfs, or no pages are shared.
     pub run_dir: PathBuf,
     /// The one location, where none is named; made if it is not there.
     pub swap_dir: Option<PathBuf>,
     /// Where swap files are, the highest priority first.
     pub swap: Vec<SwapLocation>,
+    /// Of the API.
     pub socket: PathBuf,
+    /// The library that VMMs preload; it is there.
     pub shim: PathBuf,
+    /// Number of the group whose processes may reach the shims' socket, beside ballastd's own user.
+    pub shim_group: Option<u32>,
+    /// Of VMs that have none of their own, nor by their pools.
     pub tax: TaxRate,
     /// Which policy decides.
     pub policy: PolicyKind,
+    /// Where the thresholds of the reclamation states are.
     pub scale: Scale,
+    /// Of active memory.
     pub sampling: SamplingConfig,
+    /// Of all balloons.
     pub balloon: BalloonConfig,
+    /// Which of balloon and paging comes first.
     pub tools: ToolSettings,
+    /// Handed out around a fault while memory is plentiful: a power of two from 1 to 512.
     pub fault_around: Pages,
     /// VMs of at least this size get large pages. `None`: no VM does that is not asked for it.
     pub large_pages_from: Option<Pages>,
+    /// Of all VMs.
     pub sharing: SharingSettings,
+    /// Of VMs that are started or taken over from now on.
     pub compression: Compression,
     /// How long a start may wait for memory to be made free for it.
     pub start_wait: Duration,
@@ -274,6 +301,7 @@ pub struct Config {
     pub books_vmms: bool,
     /// What VMs get that nothing else was said of; see [`rules::rule_for`].
     pub vms: Vec<VmRule>,
+    /// In order of their names; each is inside one that is here too, or none.
     pub pools: Vec<PoolRule>,
     /// `None`: no journal of decisions is kept.
     pub journal: Option<ballast_journal::Settings>,
@@ -325,75 +353,16 @@ impl Config {
             key: key.to_owned(),
             what,
         };
-        let size = |key: &str, text: &Option<String>| match text {
-            None => Ok(None),
-            Some(t) => t.parse::<Bytes>().map(Some).map_err(|e| bad(key, e.to_string())),
-        };
-        let reserve = size("reserve", &file.reserve)?;
-        let budget = match over.budget.or(size("budget", &file.budget)?) {
-            Some(_) if reserve.is_some() && over.budget.is_none() => {
-                return Err(bad("reserve", "give either budget or reserve, not both".into()));
-            }
-            Some(budget) => budget,
-            // VMMs, page tables, the kernel and everything that is not a guest live in the reserve.
-            None => {
-                let reserve = reserve.unwrap_or(Bytes((host.0 / 5).max(1 << 30)));
-                host.saturating_sub(reserve)
-            }
-        };
-        let budget = budget.pages();
-        budget_within(budget, host).map_err(|e| bad("budget", e))?;
+        let wrong = |(key, what): Wrong| bad(key, what);
+        let budget = budget(&file, over.budget, host).map_err(wrong)?;
         let tax = over.tax.or(file.tax).unwrap_or(0.75);
         let tax = TaxRate::new(tax).map_err(|e| bad("tax", e.to_string()))?;
+        let sampling = sampling(&file.sampling, &over).map_err(wrong)?;
+        let balloon = balloon(&file.balloon).map_err(wrong)?;
+        let tools = file.tools.check().map_err(wrong)?;
 
-        let d = SamplingConfig::default();
-        let period = over.sample_period.or(file.sampling.period_s);
-        let sampling = SamplingConfig {
-            samples: over.samples.or(file.sampling.samples).unwrap_or(d.samples),
-            period: match period {
-                None => d.period,
-                Some(s) => seconds(s).ok_or_else(|| {
-                    bad("sampling.period_s", format!("{s} is not between 0.1 and 86400"))
-                })?,
-            },
-            slow_gain: file.sampling.slow_gain.unwrap_or(d.slow_gain),
-            fast_gain: file.sampling.fast_gain.unwrap_or(d.fast_gain),
-        };
-        sampling.check().map_err(|e| bad("sampling", e.to_string()))?;
-        if sampling.samples > 10_000 {
-            return Err(bad("sampling.samples", "more than 10000".into()));
-        }
-
-        let d = BalloonConfig::default();
-        let mib = |v: Option<u64>, default: Pages| v.map_or(default, Pages::from_mib);
-        let balloon = BalloonConfig {
-            rate: mib(file.balloon.rate_mib_s, d.rate),
-            deflate_rate: mib(file.balloon.deflate_rate_mib_s, d.deflate_rate),
-            max_fraction: file.balloon.max_fraction.unwrap_or(d.max_fraction),
-            patience: match file.balloon.patience_s {
-                None => d.patience,
-                Some(s) => seconds(s).ok_or_else(|| {
-                    bad("balloon.patience_s", format!("{s} is not between 0.1 and 86400"))
-                })?,
-            },
-            guest_reserve: size("balloon.guest_reserve", &file.balloon.guest_reserve)?
-                .map_or(d.guest_reserve, Bytes::pages_ceil),
-            ..d
-        };
-        if !(0.0..=0.95).contains(&balloon.max_fraction) {
-            return Err(bad("balloon.max_fraction", "not between 0 and 0.95".into()));
-        }
-        if balloon.rate.is_zero() || balloon.deflate_rate.is_zero() {
-            return Err(bad("balloon", "a rate of 0 MiB/s moves nothing".into()));
-        }
-        if balloon.rate.0 > 1 << 32 || balloon.deflate_rate.0 > 1 << 32 {
-            return Err(bad("balloon", "a rate above 16 TiB/s".into()));
-        }
-
-        let tools = file.tools.check().map_err(|(key, what)| bad(key, what))?;
-
-        let fault_around = size("pager.fault_around", &file.pager.fault_around)?
-            .map_or(Pages(16), Bytes::pages_ceil);
+        let fault_around = size("pager.fault_around", &file.pager.fault_around).map_err(wrong)?;
+        let fault_around = fault_around.map_or(Pages(16), Bytes::pages_ceil);
         if !fault_around.0.is_power_of_two() || fault_around.0 > 512 {
             return Err(bad("pager.fault_around", "not a power of two from 4K to 2M".into()));
         }
@@ -401,14 +370,14 @@ impl Config {
         let large_pages_from = match file.pager.large_pages_from.as_deref() {
             Some("never") => None,
             _ => Some(
-                size("pager.large_pages_from", &file.pager.large_pages_from)?
+                size("pager.large_pages_from", &file.pager.large_pages_from)
+                    .map_err(wrong)?
                     .map_or(LARGE_PAGES_FROM, Bytes::pages_ceil),
             ),
         };
 
-        let sharing = sharing(&file.sharing).map_err(|(key, what)| bad(key, what))?;
-
-        let compression = compression(&file.compression).map_err(|(key, what)| bad(key, what))?;
+        let sharing = sharing(&file.sharing).map_err(wrong)?;
+        let compression = compression(&file.compression).map_err(wrong)?;
 
         let start_wait = match file.admission.wait_s {
             None => START_WAIT,
@@ -426,44 +395,22 @@ impl Config {
             return Err(bad(&key, format!("its pools' mins do not fit: {lack}")));
         }
 
-        // VMMs run in folders of their own: nothing that they are told may be relative.
-        let absolute = |key: &str, path: PathBuf| {
-            std::path::absolute(&path).map_err(|e| bad(key, format!("{}: {e}", path.display())))
-        };
         let run_dir = over.run_dir.or(file.run_dir).unwrap_or_else(|| "/run/ballast".into());
-        let run_dir = absolute("run_dir", run_dir)?;
+        let run_dir = absolute("run_dir", run_dir).map_err(wrong)?;
         let named = over.swap_dir.or(file.swap_dir);
-        let mut swap = file.swap.location;
-        let swap_dir = match named {
-            Some(_) if !swap.is_empty() => {
-                return Err(bad(
-                    "swap.location",
-                    "give either swap_dir or locations, not both".into(),
-                ));
-            }
-            None if !swap.is_empty() => None,
-            Some(dir) => Some(absolute("swap_dir", dir)?),
-            None if run_dir == Path::new("/run/ballast") => Some("/var/lib/ballast/swap".into()),
-            None => Some(run_dir.join("swap")),
-        };
-        for location in &mut swap {
-            location.path = absolute("swap.location", std::mem::take(&mut location.path))?;
-        }
-        let same = |i: usize| swap[..i].iter().any(|other| other.path == swap[i].path);
-        if let Some(twice) = (0..swap.len()).find(|&i| same(i)) {
-            let what = format!("{}: named twice", swap[twice].path.display());
-            return Err(bad("swap.location", what));
-        }
-        swap.extend(swap_dir.iter().map(|dir| SwapLocation { path: dir.clone(), priority: 0 }));
-        swap.sort_by_key(|location| std::cmp::Reverse(location.priority));
+        let (swap_dir, swap) = swap_places(named, file.swap.location, &run_dir).map_err(wrong)?;
         let socket = over.socket.or(file.socket).unwrap_or_else(|| run_dir.join("api.sock"));
-        let socket = absolute("socket", socket)?;
-        let shim = absolute("shim", over.shim.or(file.shim).unwrap_or_else(default_shim))?;
+        let socket = absolute("socket", socket).map_err(wrong)?;
+        let shim = over.shim.or(file.shim).unwrap_or_else(default_shim);
+        let shim = absolute("shim", shim).map_err(wrong)?;
         if !shim.is_file() {
             return Err(bad("shim", format!("{} is not there", shim.display())));
         }
-        let journal = crate::journal::check(&file.journal, &run_dir);
-        let journal = journal.map_err(|(key, what)| bad(key, what))?;
+        let shim_group = match &file.shim_group {
+            None => None,
+            Some(name) => Some(group(name).map_err(|e| bad("shim_group", e))?),
+        };
+        let journal = crate::journal::check(&file.journal, &run_dir).map_err(wrong)?;
         Ok(Config {
             budget,
             socket,
@@ -471,6 +418,7 @@ impl Config {
             swap_dir,
             swap,
             shim,
+            shim_group,
             tax,
             policy: file.policy.kind.unwrap_or_default(),
             scale,
@@ -501,6 +449,19 @@ fn parse(path: &Path, text: &str) -> Result<File, ConfigError> {
     })
 }
 
+/// The number of a group, given by its name or by its number.
+fn group(name: &str) -> Result<u32, String> {
+    if let Ok(number) = name.parse() {
+        return Ok(number);
+    }
+    let groups = std::fs::read_to_string("/etc/group").map_err(|e| format!("/etc/group: {e}"))?;
+    let number = |line: &str| {
+        let mut fields = line.split(':');
+        (fields.next() == Some(name)).then(|| fields.nth(1)?.parse().ok()).flatten()
+    };
+    groups.lines().find_map(number).ok_or_else(|| format!("no group '{name}' in /etc/group"))
+}
+
 /// A budget that this host can have.
 pub fn check_budget(budget: Pages) -> Result<(), String> {
     budget_within(budget, host_memory().unwrap_or(Bytes(0)))
@@ -516,8 +477,107 @@ fn budget_within(budget: Pages, host: Bytes) -> Result<(), String> {
     Ok(())
 }
 
+/// A key, and what is wrong with its value.
+type Wrong = (&'static str, String);
+
+fn size(key: &'static str, text: &Option<String>) -> Result<Option<Bytes>, Wrong> {
+    let size = text.as_deref().map(str::parse::<Bytes>).transpose();
+    size.map_err(|e| (key, e.to_string()))
+}
+
+/// VMMs run in folders of their own: nothing that they are told may be relative.
+fn absolute(key: &'static str, path: PathBuf) -> Result<PathBuf, Wrong> {
+    std::path::absolute(&path).map_err(|e| (key, format!("{}: {e}", path.display())))
+}
+
+/// Machine memory for guests: `over`, what is configured, or the host's less its reserve.
+fn budget(file: &File, over: Option<Bytes>, host: Bytes) -> Result<Pages, Wrong> {
+    let reserve = size("reserve", &file.reserve)?;
+    let budget = match over.or(size("budget", &file.budget)?) {
+        Some(_) if reserve.is_some() && over.is_none() => {
+            return Err(("reserve", "give either budget or reserve, not both".into()));
+        }
+        Some(budget) => budget,
+        // VMMs, page tables, the kernel and everything that is not a guest live in the reserve.
+        None => {
+            let reserve = reserve.unwrap_or(Bytes((host.0 / 5).max(1 << 30)));
+            host.saturating_sub(reserve)
+        }
+    };
+    let budget = budget.pages();
+    budget_within(budget, host).map_err(|e| ("budget", e)).map(|()| budget)
+}
+
+/// The table `[sampling]`, checked; an error names its key.
+fn sampling(file: &Sampling, over: &Overrides) -> Result<SamplingConfig, Wrong> {
+    let d = SamplingConfig::default();
+    let sampling = SamplingConfig {
+        samples: over.samples.or(file.samples).unwrap_or(d.samples),
+        period: match over.sample_period.or(file.period_s) {
+            None => d.period,
+            Some(s) => seconds(s).ok_or_else(|| {
+                ("sampling.period_s", format!("{s} is not between 0.1 and 86400"))
+            })?,
+        },
+        slow_gain: file.slow_gain.unwrap_or(d.slow_gain),
+        fast_gain: file.fast_gain.unwrap_or(d.fast_gain),
+    };
+    sampling.check().map_err(|e| ("sampling", e.to_string())).map(|()| sampling)
+}
+
+/// The table `[balloon]`, checked; an error names its key.
+fn balloon(file: &Balloon) -> Result<BalloonConfig, Wrong> {
+    let d = BalloonConfig::default();
+    // Far above what is allowed, and far below what wraps.
+    let mib =
+        |v: Option<u64>, default: Pages| v.map_or(default, |mib| Pages::from_mib(mib.min(1 << 40)));
+    let balloon = BalloonConfig {
+        rate: mib(file.rate_mib_s, d.rate),
+        deflate_rate: mib(file.deflate_rate_mib_s, d.deflate_rate),
+        max_fraction: file.max_fraction.unwrap_or(d.max_fraction),
+        patience: match file.patience_s {
+            None => d.patience,
+            Some(s) => seconds(s).ok_or_else(|| {
+                ("balloon.patience_s", format!("{s} is not between 0.1 and 86400"))
+            })?,
+        },
+        guest_reserve: size("balloon.guest_reserve", &file.guest_reserve)?
+            .map_or(d.guest_reserve, Bytes::pages_ceil),
+        ..d
+    };
+    balloon.check().map_err(|e| (balloon_key(e.field), e.what)).map(|()| balloon)
+}
+
+/// The folder for swap files that the manager makes, if no locations are named; and all locations, the highest
+/// priority first.
+fn swap_places(
+    named: Option<PathBuf>,
+    mut swap: Vec<SwapLocation>,
+    run_dir: &Path,
+) -> Result<(Option<PathBuf>, Vec<SwapLocation>), Wrong> {
+    let swap_dir = match named {
+        Some(_) if !swap.is_empty() => {
+            return Err(("swap.location", "give either swap_dir or locations, not both".into()));
+        }
+        None if !swap.is_empty() => None,
+        Some(dir) => Some(absolute("swap_dir", dir)?),
+        None if run_dir == Path::new("/run/ballast") => Some("/var/lib/ballast/swap".into()),
+        None => Some(run_dir.join("swap")),
+    };
+    for location in &mut swap {
+        location.path = absolute("swap.location", std::mem::take(&mut location.path))?;
+    }
+    let same = |i: usize| swap[..i].iter().any(|other| other.path == swap[i].path);
+    if let Some(twice) = (0..swap.len()).find(|&i| same(i)) {
+        return Err(("swap.location", format!("{}: named twice", swap[twice].path.display())));
+    }
+    swap.extend(swap_dir.iter().map(|dir| SwapLocation { path: dir.clone(), priority: 0 }));
+    swap.sort_by_key(|location| std::cmp::Reverse(location.priority));
+    Ok((swap_dir, swap))
+}
+
 /// The table `[sharing]`, checked; an error names its key.
-fn sharing(file: &Sharing) -> Result<SharingSettings, (&'static str, String)> {
+fn sharing(file: &Sharing) -> Result<SharingSettings, Wrong> {
     let d = SharingSettings::default();
     let rate = |key, mib: Option<u64>, default| match mib {
         None => Ok(default),
@@ -553,7 +613,7 @@ fn sharing(file: &Sharing) -> Result<SharingSettings, (&'static str, String)> {
 }
 
 /// The table `[compression]`, checked; an error names its key.
-fn compression(file: &CompressionTable) -> Result<Compression, (&'static str, String)> {
+fn compression(file: &CompressionTable) -> Result<Compression, Wrong> {
     let percent = file.cache_percent.unwrap_or(Compression::default().percent);
     if !(1..=50).contains(&percent) {
         let what = format!("{percent} is not between 1 and 50 (enabled = false keeps none)");
@@ -589,188 +649,16 @@ fn default_shim() -> PathBuf {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn check(text: &str) -> Result<Config, ConfigError> {
-        let shim = std::env::current_exe().ok();
-        let over = Overrides { shim, ..Overrides::default() };
-        Config::read(Path::new("ballast.toml"), text, over, Bytes::from_mib(16 << 10))
-    }
-
-    #[test]
-    fn an_empty_file_is_the_defaults() {
-        let config = check("").unwrap();
-        assert_eq!(config.budget, Bytes((16384 << 20) - (16384 << 20) / 5).pages());
-        assert_eq!(config.tax, TaxRate::new(0.75).unwrap());
-        assert_eq!(config.sampling, SamplingConfig::default());
-        assert_eq!(config.socket, Path::new("/run/ballast/api.sock"));
-        assert_eq!(config.sharing, SharingSettings::default());
-        assert!(config.sharing.enabled);
-    }
-
-    #[test]
-    fn sharing_is_read_in_full() {
-        let text = "[sharing]\nenabled = false\norder = \"written\"\nrate_mib_s = 64\n\
-                    vm_rate_mib_s = 16\ncpu_percent = 2.5\nscan_time_s = 3600\n\
-                    rehome_after_ms = 500\n";
-        let expected = SharingSettings {
-            enabled: false,
-            order: ScanOrder::Written,
-            rate: Pages::from_mib(64),
-            vm_rate: Pages::from_mib(16),
-            cpu_percent: 2.5,
-            scan_time: Duration::from_secs(3600),
-            rehome_after: Duration::from_millis(500),
-        };
-        assert_eq!(check(text).unwrap().sharing, expected);
-    }
-
-    #[test]
-    fn compression_is_read_in_full() {
-        assert_eq!(check("").unwrap().compression, Compression::default());
-        let text = "[compression]\nalgorithm = \"zstd\"\ncache_percent = 25\n";
-        let expected =
-            Compression { algorithm: Some(Algorithm::Zstd), percent: 25, ..Compression::default() };
-        assert_eq!(check(text).unwrap().compression, expected);
-        let off = check("[compression]\nenabled = false\n").unwrap().compression;
-        assert_eq!(off, Compression::OFF);
-    }
-
-    #[test]
-    fn vms_and_pools_are_read_in_full() {
-        let config = check(
-            "[defaults]\nshares = 100\n[[vm]]\nname = \"db-*\"\npool = \"prod/db\"\nmin = \"50%\"\n\
-             max = \"2G\"\ntax = 0.25\n[pool.prod]\nmin = \"4G\"\nmax = \"8G\"\nshares = 7\n\
-             [pool.\"prod/db\"]\nexpandable = false\nmin = \"1G\"\ntax = 0.5\n",
-        )
-        .unwrap();
-        let rule = rules::rule_for(&config.vms, "db-7");
-        assert_eq!((rule.shares, rule.tax), (Some(100), Some(0.25)));
-        assert_eq!(rule.pool.as_deref(), Some("prod/db"));
-        assert_eq!(rule.min.map(|m| m.of(Pages(100))), Some(Pages(50)));
-        assert_eq!(rule.max.map(|m| m.of(Pages(100))), Some(Pages::from_mib(2048)));
-        assert_eq!(rules::rule_for(&config.vms, "web").pool, None);
-        let [prod, db] = &config.pools[..] else { panic!("{:?}", config.pools) };
-        assert_eq!((prod.min, prod.max), (Pages::from_mib(4096), Some(Pages::from_mib(8192))));
-        assert_eq!((prod.shares, prod.expandable, prod.tax), (7, true, None));
-        assert_eq!((db.parent(), db.expandable), (Some("prod"), false));
-        assert_eq!(db.tax.map(TaxRate::get), Some(0.5));
-    }
-
-    #[test]
-    fn the_journal_is_kept_unless_it_is_not_wanted() {
-        let default = check("").unwrap().journal.unwrap();
-        assert_eq!(
-            (default.folder.to_str(), default.limit),
-            (Some("/var/lib/ballast/journal"), 64 << 20)
-        );
-        let elsewhere = check("run_dir = \"/a\"\n").unwrap().journal.unwrap();
-        assert_eq!(elsewhere.folder, Path::new("/a/journal"));
-        let own = check("[journal]\nfolder = \"/b\"\nlimit = \"2M\"\n").unwrap().journal.unwrap();
-        assert_eq!((own.folder.to_str(), own.limit), (Some("/b"), 2 << 20));
-        assert_eq!(check("[journal]\nenabled = false\n").unwrap().journal, None);
-    }
-
-    #[test]
-    fn swap_locations_are_in_order_of_priority() {
-        let config = check(
-            "[[swap.location]]\npath = \"/disk\"\n[[swap.location]]\npath = \"/ssd\"\n\
-             priority = 10\n[[swap.location]]\npath = \"/slow\"\npriority = -1\n",
-        )
-        .unwrap();
-        let places: Vec<_> =
-            config.swap.iter().map(|l| (l.path.to_str().unwrap(), l.priority)).collect();
-        assert_eq!(places, [("/ssd", 10), ("/disk", 0), ("/slow", -1)]);
-        assert_eq!(config.swap_dir, None);
-        let lone = check("swap_dir = \"/only\"\n").unwrap();
-        assert_eq!(lone.swap_dir.as_deref(), Some(Path::new("/only")));
-        assert_eq!(lone.swap, [SwapLocation { path: "/only".into(), priority: 0 }]);
-    }
-
-    #[test]
-    fn mistakes_are_refused_as_a_whole_and_name_their_line_or_key() {
-        for (text, wanted) in [
-            ("budget = \"1G\"\nshares = 4\n", "line 2"),
-            ("budget = \"1G\"\n\n[sampling]\nsamples = \"many\"\n", "line 4"),
-            ("budget = \n", "line 1"),
-            ("budget = \"12Q\"\n", "budget: '12Q' is not a size"),
-            ("budget = \"1M\"\n", "budget: 1 MiB is below"),
-            ("budget = \"64G\"\n", "more than the host's memory"),
-            ("budget = \"1G\"\nreserve = \"1G\"\n", "reserve: give either"),
-            ("tax = 1.0\n", "tax"),
-            ("[sampling]\nperiod_s = 0\n", "ballast.toml, line 2: sampling.period_s"),
-            ("[admission]\nwait_s = 0\n", "line 2: admission.wait_s"),
-            ("[admission]\nvmm_memory = \"none\"\n", "line 2"),
-            ("[[vm]]\nshares = 4\n", "line 1: vm[0]: without a name"),
-            ("[[vm]]\nname = \"a b\"\n", "line 2: vm[0].name: 'a b' is not"),
-            ("[[vm]]\nname = \"a\"\n\n[[vm]]\nname = \"b\"\nshares = 0\n", "line 6: vm[1].shares"),
-            ("[[vm]]\nname = \"a\"\nmin = \"120%\"\n", "line 3: vm[0].min: '120%' is not"),
-            ("[[vm]]\nname = \"a\"\nmin = \"2G\"\nmax = \"1G\"\n", "line 3: vm[0].min: above max"),
-            ("[[vm]]\nname = \"a\"\npool = \"x\"\n", "line 3: vm[0].pool: no pool 'x'"),
-            ("[[vm]]\nname = \"a\"\nsize = 3\n", "line 3"),
-            ("[defaults]\ntax = 1.5\n", "line 2: defaults.tax"),
-            ("[defaults]\nname = \"x\"\n", "line 2: defaults.name"),
-            ("[pool.\"a/b\"]\n", "line 1: pool.\"a/b\": the pool 'a' that it is in"),
-            ("[pool.a]\nmin = \"2G\"\nmax = \"1G\"\n", "line 3: pool.a.max: 1 GiB is below min"),
-            ("[pool.\"a//b\"]\n", "is not a name"),
-            ("[pool.a]\nexpandable = 1\n", "line 2"),
-            ("[pool.a]\nmin = \"99G\"\n", "line 1: pool: its pools' mins do not fit"),
-            (
-                "[pool.a]\nmin = \"1G\"\nexpandable = false\n[pool.\"a/b\"]\nmin = \"2G\"\n",
-                "line 2: pool.a.min: its pools' mins do not fit: needs 2 GiB unreserved, pool a has \
-                 1 GiB left of its min",
-            ),
-            ("[sampling]\nsamples = 0\n", "sampling"),
-            ("[balloon]\nmax_fraction = 2.0\n", "balloon.max_fraction"),
-            ("[balloon]\nrate_mib_s = 0\n", "balloon"),
-            ("[pager]\nfault_around = \"12K\"\n", "pager.fault_around"),
-            ("[pager]\nlarge_pages_from = \"always\"\n", "pager.large_pages_from"),
-            ("thresholds = \"steep\"\n", "line 1"),
-            ("[policy]\nkind = \"steep\"\n", "line 2"),
-            ("[sharing]\norder = \"alphabetic\"\n", "line 2"),
-            ("[sharing]\nenabled = 1\n", "line 2"),
-            ("[sharing]\nsalt = \"x\"\n", "line 2"),
-            ("[sharing]\nrate_mib_s = 0\n", "sharing.rate_mib_s"),
-            ("[sharing]\nvm_rate_mib_s = 99999999999\n", "sharing.vm_rate_mib_s"),
-            ("[sharing]\ncpu_percent = 0\n", "sharing.cpu_percent"),
-            ("[sharing]\ncpu_percent = nan\n", "sharing.cpu_percent"),
-            ("[sharing]\ncpu_percent = 400\n", "sharing.cpu_percent"),
-            ("[sharing]\nscan_time_s = -1\n", "sharing.scan_time_s"),
-            ("[sharing]\nrehome_after_ms = 0\n", "sharing.rehome_after_ms"),
-            ("[journal]\nlimit = \"1K\"\n", "journal.limit: 1 KiB is below 1 MiB"),
-            ("[journal]\nsize = \"1M\"\n", "line 2"),
-            ("[compression]\nalgorithm = \"lzw\"\n", "line 2"),
-            ("[compression]\ncache_percent = 0\n", "compression.cache_percent"),
-            ("[compression]\nenabled = false\ncache_percent = 51\n", "compression.cache_percent"),
-            ("[[swap.location]]\npriority = 1\n", "line 1"),
-            ("[[swap.location]]\npath = \"/a\"\npriority = \"x\"\n", "line 3"),
-            ("swap_dir = \"/b\"\n[[swap.location]]\npath = \"/a\"\n", "swap.location: give either"),
-            (
-                "[[swap.location]]\npath = \"/a\"\n[[swap.location]]\npath = \"/a\"\n",
-                "swap.location: /a: named twice",
-            ),
-        ] {
-            let error = check(text).unwrap_err().to_string();
-            assert!(error.contains(wanted), "{text:?}: {error}");
-            assert!(!error.contains('\n'), "{error}");
-        }
-    }
-
-    #[test]
-    fn the_command_line_wins() {
-        let file = parse(Path::new("x"), "budget = \"1G\"\ntax = 0.5\nrun_dir = \"/a\"\n").unwrap();
-        let over = Overrides {
-            budget: Some(Bytes::from_mib(512)),
-            run_dir: Some("/b".into()),
-            shim: std::env::current_exe().ok(),
-            ..Overrides::default()
-        };
-        let config = Config::check(file, over, "x", Bytes::from_mib(2048)).unwrap();
-        assert_eq!(config.budget, Pages::from_mib(512));
-        assert_eq!(config.run_dir, Path::new("/b"));
-        assert_eq!(config.swap_dir.as_deref(), Some(Path::new("/b/swap")));
-        assert_eq!(config.tax, TaxRate::new(0.5).unwrap());
+/// The key of a field of `BalloonConfig`.
+fn balloon_key(field: &str) -> &'static str {
+    match field {
+        "rate" => "balloon.rate_mib_s",
+        "deflate_rate" => "balloon.deflate_rate_mib_s",
+        "max_fraction" => "balloon.max_fraction",
+        "patience" => "balloon.patience_s",
+        _ => "balloon",
     }
 }
+
+#[cfg(test)]
+mod tests;

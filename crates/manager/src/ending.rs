@@ -7,10 +7,10 @@ use std::time::Duration;
 use ballast_api::{Management, Mode, RebootAction, RunState, VmChange, VmSpec, VmView};
 use ballast_pager::service::PagedVm;
 use ballast_policy::{BalloonControl, WorkingSet};
-use ballast_qemu::last_log_line;
-use ballast_units::Pages;
+use ballast_qemu::{Monitor, QmpError, last_log_line};
+use ballast_units::{Pages, VmId};
 
-use crate::manager::{Failure, Manager, add_counters};
+use crate::manager::{Failure, Manager, Waits, add_counters};
 use crate::records::Record;
 use crate::views;
 use crate::vm::{ENDED, NewVm, Vm, lock};
@@ -18,6 +18,8 @@ use crate::vm::{ENDED, NewVm, Vm, lock};
 /// How long the last words of a QEMU that has ended may take through its socket.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 const STEP: Duration = Duration::from_millis(20);
+/// How long the balloon of a VM that is let go of is waited for. It was told, and goes on by itself.
+const DEFLATION: Duration = Duration::from_secs(5);
 /// How long VMs that are just being started may take until they can be stopped.
 const STARTS: Duration = Duration::from_secs(90);
 
@@ -58,35 +60,16 @@ impl Manager {
 
     /// Ends a VM that waits to be taken over: its guest stands still, so there is nobody to be asked.
     async fn stop_waiting(self: &Arc<Self>, name: &str) -> Option<VmView> {
-        let (process, record) = lock(&self.waiting).get(name).cloned()?;
-        // Seen as it would be if it had been taken over, with no page in memory.
-        let seen = Vm::new(NewVm {
-            id: self.next_id(),
-            name: record.name,
-            spec: record.spec,
-            folder: self.folder_of(name),
-            accel: record.accel,
-            size: record.size,
-            overhead: record.overhead,
-            params: record.params,
-            process: process.clone(),
-            management: Management {
-                mode: Mode::Unmanaged,
-                reason: Some("not taken over yet".into()),
-            },
-            external: Pages::ZERO,
-            vmm: Pages::ZERO,
-            paged: None,
-            control: BalloonControl::new(self.config().balloon),
-            set: WorkingSet::new(self.config().sampling, record.size),
-        });
-        let last = views::vm(self, &seen);
+        let waits = lock(&self.waiting).get(name).cloned()?;
+        let process = waits.process.clone();
+        let last = self.view_of_waiting(waits);
         if let Err(e) = process.kill() {
             tracing::error!(vm = name, "ending its VMM: {e}");
         }
         process.exited().await;
         // Its files go, then its name is free.
-        while lock(&self.waiting).get(name).is_some_and(|(same, _)| same.pid() == process.pid()) {
+        let same = |waits: &Waits| waits.process.pid() == process.pid();
+        while lock(&self.waiting).get(name).is_some_and(same) {
             tokio::time::sleep(STEP).await;
         }
         // Taken over in the last moment: then it is one that ended.
@@ -98,6 +81,42 @@ impl Manager {
         Some(VmView { state: RunState::Stopped, ..last })
     }
 
+    /// Seen as it would be if it had been taken over, with no page in memory.
+    fn view_of_waiting(&self, waits: Waits) -> VmView {
+        let Waits { process, record, why, .. } = waits;
+        let reason = why.as_ref().map_or("not taken over yet".into(), |why| {
+            format!("not taken over: {why}; its guest waits")
+        });
+        let seen = Vm::new(NewVm {
+            id: VmId(0),
+            folder: self.folder_of(&record.name),
+            name: record.name,
+            spec: record.spec,
+            accel: record.accel,
+            size: record.size,
+            overhead: record.overhead,
+            params: record.params,
+            process,
+            management: Management { mode: Mode::Unmanaged, reason: Some(reason) },
+            external: Pages::ZERO,
+            vmm: Pages::ZERO,
+            paged: None,
+            control: BalloonControl::new(self.config().balloon),
+            set: WorkingSet::new(self.config().sampling, record.size),
+        });
+        seen.set_run_state(RunState::Paused);
+        VmView { trouble: why, ..views::vm(self, &seen) }
+    }
+
+    /// VMs that could not be taken over, so far, with the reason.
+    pub fn views_of_refused(&self) -> Vec<VmView> {
+        let all: Vec<Waits> = lock(&self.waiting).values().cloned().collect();
+        let refused = all.into_iter().filter(|waits| waits.why.is_some());
+        let mut views: Vec<VmView> = refused.map(|waits| self.view_of_waiting(waits)).collect();
+        views.sort_by(|a, b| a.name.cmp(&b.name));
+        views
+    }
+
     /// Stops all VMs at once, those that are being started and those that wait to be taken over
     /// included. None can be started afterwards. VMs that somebody else started and that are not
     /// paged do without a manager: they are let go as they are.
@@ -105,16 +124,19 @@ impl Manager {
         self.close();
         let deadline = tokio::time::Instant::now() + STARTS;
         loop {
-            for (process, _) in lock(&self.waiting).values() {
+            for Waits { process, .. } in lock(&self.waiting).values() {
                 if let Err(e) = process.kill() {
                     tracing::error!("ending process {}: {e}", process.pid());
                 }
             }
             let (strangers, own): (Vec<_>, Vec<_>) =
                 self.vms().into_iter().partition(|vm| vm.spec.is_none() && vm.paged().is_none());
-            for vm in strangers {
-                tracing::info!(vm = vm.name, "left as it is");
-                self.remove(&vm);
+            let let_go = strangers.into_iter().map(|vm| {
+                let manager = self.clone();
+                tokio::spawn(async move { manager.let_go(&vm).await })
+            });
+            for done in let_go.collect::<Vec<_>>() {
+                let _ = done.await;
             }
             let stops = own.into_iter().map(|vm| {
                 let manager = self.clone();
@@ -133,6 +155,32 @@ impl Manager {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// A VM that does without a manager: nothing is kept of it but its memory, all of it.
+    async fn let_go(&self, vm: &Vm) {
+        // First: nothing is asked of its balloon any more.
+        self.remove(vm);
+        self.remove_all_but_logs(&vm.name, None);
+        let Some(monitor) = vm.monitor().filter(Monitor::has_balloon) else {
+            return tracing::info!(vm = vm.name, "left as it is");
+        };
+        let deflated = async {
+            loop {
+                lock(&vm.balloon).goal = Pages::ZERO;
+                // Until it goes down: a turn of its loop may have been under way.
+                monitor.balloon(vm.size.bytes()).await?;
+                if monitor.query_balloon().await?.pages() >= vm.size {
+                    return Ok::<_, QmpError>(());
+                }
+                tokio::time::sleep(STEP).await;
+            }
+        };
+        match tokio::time::timeout(DEFLATION, deflated).await {
+            Ok(Ok(())) => tracing::info!(vm = vm.name, "left, with all its memory"),
+            Ok(Err(e)) => tracing::warn!(vm = vm.name, "left; its balloon: {e}"),
+            Err(_) => tracing::info!(vm = vm.name, "left; its balloon was told to go down"),
         }
     }
 
@@ -200,12 +248,8 @@ impl Manager {
                 self.host.ledger.release(Pages(external) + vm.overhead);
             }
         }
-        // Its logs stay, for people, until its name is used again.
-        for socket in ["qmp.sock", "agent.sock"] {
-            let _ = std::fs::remove_file(vm.folder.join(socket));
-        }
-        Record::remove(&vm.folder);
-        let _ = std::fs::remove_dir(&vm.folder);
+        let record = Record::load(&vm.folder).ok().flatten();
+        self.remove_all_but_logs(&vm.name, record.as_ref());
     }
 }
 

@@ -5,6 +5,7 @@ use ballast_pager::service::{PagedVm, bucket_end};
 use prometheus_client::encoding::{EncodeMetric, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 
+/// Of one VM, since this manager has it.
 pub fn view(paged: &PagedVm) -> FaultTimesView {
     let times = paged.fault_times();
     FaultTimesView { counts: times.counts().to_vec(), sum_s: times.sum().as_secs_f64() }
@@ -15,6 +16,7 @@ pub fn view(paged: &PagedVm) -> FaultTimesView {
 pub struct FaultTimes(Vec<(String, FaultTimesView)>);
 
 impl FaultTimes {
+    /// Of those that are not paged, empty ones.
     pub fn of(vms: &[VmView]) -> FaultTimes {
         FaultTimes(vms.iter().map(|vm| (vm.name.clone(), vm.fault_times.clone())).collect())
     }

@@ -14,6 +14,7 @@ const MOST: usize = 64;
 /// Of one process, expected or not: its own, and those of threads that gave up a moment ago.
 const MOST_OF_ONE: usize = 4;
 
+/// Handshakes that are under way.
 #[derive(Default)]
 pub struct Handshakes {
     /// Handshakes that are under way, by process.
@@ -59,6 +60,7 @@ impl Drop for Handshake {
 pub struct Connections(Mutex<Vec<Arc<Connection>>>);
 
 impl Connections {
+    /// Until it is pruned.
     pub fn keep(&self, connection: Arc<Connection>) {
         lock(&self.0).push(connection);
     }

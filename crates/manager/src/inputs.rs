@@ -17,6 +17,7 @@ const FRESH: Duration = Duration::from_secs(30);
 /// What was last heard from a guest's agent.
 #[derive(Debug, Default)]
 pub struct AgentReport {
+    /// When it was heard, and what. None: nothing yet.
     pub pressure: Option<(Instant, MemoryPressure)>,
     /// Why nothing was heard the last time.
     pub trouble: Option<String>,
@@ -54,6 +55,7 @@ fn curve(vm: &Vm) -> Option<Vec<(Pages, f64)>> {
     lock(&vm.sampling).times.curve(vm.size)
 }
 
+/// What is known of a VM, whether or not the policy of this kind reads it, and what that one lacks.
 pub fn view(vm: &Vm, kind: PolicyKind) -> PolicyInputs {
     let curve = curve(vm);
     let agent = lock(&vm.agent);

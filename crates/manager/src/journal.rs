@@ -64,11 +64,13 @@ pub fn start(settings: Option<&Settings>) -> Option<Journal> {
         .ok()
 }
 
+/// Milliseconds since 1970, by the host's clock, which may be set back.
 pub fn now_ms() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
+/// None: it is not kept.
 pub fn view(journal: Option<&Journal>) -> JournalView {
     let Some(journal) = journal else { return JournalView::default() };
     let health = journal.health();
@@ -109,6 +111,7 @@ pub async fn why_at(manager: Arc<Manager>, vm: String, at_ms: u64) -> Result<Why
     read(manager, move |folder| tell::why_at(folder, &vm, at_ms, now_ms())).await
 }
 
+/// What the files tell of the turns in question.
 pub async fn list(manager: Arc<Manager>, query: JournalQuery) -> Result<JournalPage, Failure> {
     let limit = query.limit.unwrap_or(JournalQuery::DEFAULT_LIMIT);
     if !(1..=JournalQuery::MOST).contains(&limit) {

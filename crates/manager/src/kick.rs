@@ -3,6 +3,7 @@
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
+/// Rings that come before the thread looks are one ring, with the reason of the last.
 #[derive(Default)]
 pub struct Kick {
     why: Mutex<Option<String>>,

@@ -1,7 +1,6 @@
 //! VMs come and go: admission, start, attachment, exit, stop.
 
 use std::os::fd::{AsRawFd as _, OwnedFd};
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -249,9 +248,12 @@ impl Manager {
         let swap = size.saturating_sub(params.min);
         // Before its shim is let in: a manager that dies in between must find it.
         let domain = self.commons.domain_name(name, params.salt.as_ref());
-        Record::new(name, Some(spec), params, size, overhead, vmm.pid, accel)
-            .in_domain(&domain)
-            .save(&paths.run_dir);
+        let record = Record::new(name, Some(spec), params, size, overhead, vmm.pid, accel);
+        if let Err(e) = record.in_domain(&domain).save(&paths.run_dir) {
+            let _ = vmm.process.kill();
+            vmm.process.exited().await;
+            return Err(Failure::internal(format!("{name}: {e}")));
+        }
         let mut answer = self.expect_shim(name, vmm.pid, size, swap, overhead, domain, large_pages);
         let failed = tokio::select! {
             paged = &mut answer => match paged {
@@ -429,6 +431,9 @@ impl Manager {
         if size.is_zero() {
             return Err("its RAM is empty".to_owned());
         }
+        if hello.ram_len > LARGEST {
+            return Err(format!("its RAM, {}, is above {LARGEST}", hello.ram_len));
+        }
         let handle = self.runtime.clone();
         let params = VmParams::resolve(&self.config().vms, &name, size, Asked::default())?;
         let overhead = pager_config(&self.config(), 0, false).overhead(size);
@@ -445,9 +450,13 @@ impl Manager {
             let process = made.await.inspect_err(|_| self.promise_settled(&name))?;
             let accel = AccelChoice::Tcg { why: "started by another".into() };
             let domain = self.commons.domain_name(&name, None);
-            Record::new(&name, None, params.clone(), size, overhead, peer.pid, &accel)
-                .in_domain(&domain)
-                .save(&self.folder_of(&name));
+            let record = Record::new(&name, None, params.clone(), size, overhead, peer.pid, &accel);
+            if let Err(e) = record.in_domain(&domain).save(&self.folder_of(&name)) {
+                self.host.ledger.release(overhead);
+                self.remove_files(&name);
+                self.promise_settled(&name);
+                return Err(e);
+            }
             let (answer, receiver) = tokio::sync::oneshot::channel();
             tokio::spawn(self.clone().adopted(name, receiver, process, size, params, overhead));
             Ok(Expected {
@@ -501,35 +510,6 @@ impl Manager {
         self.look_at(&vm).await;
         vm.set_run_state(RunState::Running);
     }
-
-    /// The folder of a VM whose name was claimed, without the files that a former VM of that name
-    /// may have left: the swap file survives a crash of the host, which the folder does not.
-    fn fresh_folder(&self, name: &str) -> std::io::Result<()> {
-        let folder = self.folder_of(name);
-        let named = |path: &Path, result: std::io::Result<()>| {
-            let told = |e: std::io::Error| {
-                std::io::Error::new(e.kind(), format!("{}: {e}", path.display()))
-            };
-            missing_is_fine(result).map_err(told)
-        };
-        self.swap.remove(name, None)?;
-        named(&folder, std::fs::remove_dir_all(&folder))?;
-        named(&folder, std::fs::create_dir_all(&folder))
-    }
-
-    /// Removes all files of a VM that is not there any more.
-    pub(crate) fn remove_files(&self, name: &str) {
-        let folder = self.folder_of(name);
-        let recorded = Record::load(&folder).ok().flatten().and_then(|record| record.swap);
-        for gone in [
-            self.swap.remove(name, recorded.as_deref()),
-            missing_is_fine(std::fs::remove_dir_all(&folder)),
-        ] {
-            if let Err(e) = gone {
-                tracing::warn!(vm = name, "removing its files: {e}");
-            }
-        }
-    }
 }
 
 /// A file for a VM's RAM, where a memfd of QEMU's own will not do: for large pages, and where the host makes large
@@ -563,13 +543,6 @@ fn refuse_relative(spec: &VmSpec) -> Result<(), Failure> {
         }
     }
     Ok(())
-}
-
-fn missing_is_fine(result: std::io::Result<()>) -> std::io::Result<()> {
-    match result {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        other => other,
-    }
 }
 
 /// All VMs are looked at in the same rounds: what is known of the host's other processes is found out once

@@ -10,10 +10,12 @@ mod domain;
 mod ending;
 mod fault_times;
 mod handshakes;
+mod host_set;
 mod inputs;
 mod journal;
 mod kick;
 mod lifecycle;
+mod logs;
 mod manager;
 mod measure;
 mod metrics;
@@ -37,7 +39,9 @@ mod unreadable;
 mod upgrade;
 mod views;
 mod vm;
+mod vm_files;
 mod vmm_memory;
+mod whole_file;
 
 use std::io::Write as _;
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
@@ -63,7 +67,7 @@ const JOURNAL_END: Duration = Duration::from_secs(2);
 /// The memory manager of a Linux/KVM host: hands out, measures, targets and reclaims the memory of
 /// its guests.
 #[derive(Parser, Debug)]
-#[command(version, max_term_width = 100)]
+#[command(name = "ballastd", version, max_term_width = 100)]
 struct Args {
     /// Configuration file (TOML); the options below override it
     #[arg(long, value_name = "FILE")]
@@ -187,11 +191,13 @@ async fn serve(config: Config, source: Source, stop_vms_on_exit: bool) -> anyhow
     let waiting = restart::announce(&manager, left).context("VMs of a former manager")?;
     match swap::missing(config) {
         // They wait for a manager, and not all of them for what is missing.
-        Some(missing) if !waiting.is_empty() => tracing::error!("{missing}"),
+        Some(missing) if !waiting.is_empty() || !manager.vms().is_empty() => {
+            tracing::error!("{missing}");
+        }
         Some(missing) => anyhow::bail!(missing),
         None => {}
     }
-    let shims = bind_shims(&config.run_dir.join("shim.sock"))?;
+    let shims = bind_shims(&config.run_dir.join("shim.sock"), config.shim_group)?;
     let listener = bind_api(&config.socket)?;
     let mut threads = Vec::new();
     let mut thread = |name: &str, body: Box<dyn FnOnce() + Send>| -> anyhow::Result<()> {
@@ -204,21 +210,22 @@ async fn serve(config: Config, source: Source, stop_vms_on_exit: bool) -> anyhow
     let m = manager.clone();
     thread("measure", Box::new(move || measure::run(&m)))?;
     let m = manager.clone();
-    thread(
-        "unreadable",
-        Box::new({
-            let m = manager.clone();
-            move || unreadable::run(&m)
-        }),
-    )?;
+    thread("unreadable", Box::new(move || unreadable::run(&m)))?;
+    let m = manager.clone();
     thread("shims", Box::new(move || paging::serve(m, shims)))?;
+    let m = manager.clone();
+    thread("logs", Box::new(move || logs::watch(&m)))?;
+    let m = manager.clone();
+    let look = std::thread::Builder::new().name("rooms".into()).spawn(move || swap::watch(&m));
+    drop(look.context("starting the rooms thread")?);
     for vm in waiting {
         tokio::spawn(restart::take_over(manager.clone(), vm));
     }
     let server = tokio::spawn(answer(manager.clone(), listener));
     println!("ready: {}", config.socket.display());
     let _ = std::io::stdout().flush();
-    tracing::info!("budget {}, socket {}", config.budget, config.socket.display());
+    let budget = manager.host.ledger.budget();
+    tracing::info!("budget {budget}, socket {}", config.socket.display());
 
     let ending = until_ended(&manager, &mut signals, stop_vms_on_exit).await;
     manager.set_stopping();
@@ -298,9 +305,14 @@ async fn answer(manager: Arc<Manager>, listener: tokio::net::UnixListener) {
 }
 
 /// With the lock held, a socket that is there is a dead manager's.
-fn bind_shims(path: &Path) -> anyhow::Result<Listener> {
+fn bind_shims(path: &Path, group: Option<u32>) -> anyhow::Result<Listener> {
     let _ = std::fs::remove_file(path);
-    Listener::bind(path).with_context(|| format!("socket {}", path.display()))
+    let named = || format!("socket {}", path.display());
+    let listener = Listener::bind(path).with_context(named)?;
+    // Whoever connects may write.
+    let mode = if group.is_some() { 0o660 } else { 0o600 };
+    run_dir::open_to(path, group, mode).with_context(named)?;
+    Ok(listener)
 }
 
 fn bind_api(path: &Path) -> anyhow::Result<tokio::net::UnixListener> {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Instant;
 
-use ballast_api::{ErrorBody, ErrorCode, HostCounters, RunState};
+use ballast_api::{ErrorBody, ErrorCode, HostCounters, Mode, RunState};
 use ballast_journal::Journal;
 use ballast_pager::host::Host;
 use ballast_pager::ledger::Ledger;
@@ -19,6 +19,7 @@ use tokio::sync::watch;
 
 use crate::commons::Commons;
 use crate::config::Config;
+use crate::host_set::HostSet;
 use crate::kick::Kick;
 use crate::paging::Expected;
 use crate::pools::Pools;
@@ -32,6 +33,7 @@ use crate::vm::{Vm, VmParams, lock};
 /// How the manager is to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
+    /// It is not to end.
     Running,
     /// VMs stay as they are, for the next manager.
     LeaveVms,
@@ -42,26 +44,39 @@ pub enum Ending {
 /// What is promised to a name.
 #[derive(Clone, Debug)]
 pub(crate) struct Pledge {
+    /// Swap becomes zero in it when its files are made.
     pub promise: Promise,
     /// The pool that it is taken from.
     pub pool: Option<String>,
 }
 
+/// One a process, in the hands of all its threads and tasks. Of its locks, `admission` and `changing` are taken
+/// before `starting`, and these and `ended` before those of VMs and of `pools`. The others are held for a look or a
+/// change alone.
 pub struct Manager {
     config: RwLock<Arc<Config>>,
     pub(crate) source: Source,
+    /// Resource pools: configured, and defined by command.
     pub pools: Pools,
+    /// What its pagers share: the ledger, and the state in force.
     pub host: Arc<Host>,
+    /// What VMs share pages in.
     pub commons: Commons,
+    /// Where swap files are.
     pub swap: Swap,
     /// As of `Vm::share_rates`, of all.
     pub share_rates: Rates<3>,
+    /// Wakes the policy thread.
     pub kick: Arc<Kick>,
+    /// None: not kept, or its thread could not be started.
     pub journal: Option<Journal>,
+    /// Times that the policy sees are since then.
     pub started: Instant,
     /// Set by command, over what the configuration says.
     tax: Mutex<Option<TaxRate>>,
     pub(crate) budget_set: AtomicBool,
+    /// What of that is kept for the next manager.
+    pub(crate) host_set: Mutex<HostSet>,
     vms: RwLock<Vec<Arc<Vm>>>,
     next_id: AtomicU32,
     /// One admission at a time.
@@ -72,7 +87,7 @@ pub struct Manager {
     /// to be taken over.
     pub(crate) starting: Mutex<HashMap<String, Pledge>>,
     /// VMMs that wait to be taken over.
-    pub(crate) waiting: Mutex<HashMap<String, (ProcessHandle, Record)>>,
+    pub(crate) waiting: Mutex<HashMap<String, Waits>>,
     /// Processes that nobody announced, while they are taken in.
     pub(crate) adopting: Mutex<HashSet<u32>>,
     /// One change of parameters at a time.
@@ -88,30 +103,50 @@ pub struct Manager {
     pub(crate) accel: Mutex<String>,
     closing: AtomicBool,
     stopping: AtomicBool,
+    /// What the main task waits for.
     pub ending: watch::Sender<Ending>,
     /// For threads of their own that must start tasks.
     pub(crate) runtime: tokio::runtime::Handle,
+}
+
+/// A VM that waits to be taken over.
+#[derive(Clone)]
+pub(crate) struct Waits {
+    /// Its VMM.
+    pub process: ProcessHandle,
+    /// As it was when this manager started.
+    pub record: Record,
+    /// Why it was not yet. None: its shim is to come.
+    pub why: Option<String>,
+    /// Whether this manager cannot take it over at all.
+    pub refused: bool,
 }
 
 /// What went wrong with a request, with the status it is answered by.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct Failure {
+    /// What the HTTP status comes from.
     pub code: ErrorCode,
+    /// One line: what, where, and what follows.
     pub message: String,
 }
 
 impl Failure {
+    /// Line ends in the message become spaces.
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Failure {
         // One line, whatever libraries put into theirs.
         Failure { code, message: message.into().replace('\n', " ") }
     }
+    /// The request is wrong: status 400.
     pub fn bad(message: impl Into<String>) -> Failure {
         Failure::new(ErrorCode::BadRequest, message)
     }
+    /// The manager or the host failed, or QEMU: status 500.
     pub fn internal(message: impl Into<String>) -> Failure {
         Failure::new(ErrorCode::Internal, message)
     }
+    /// As it is answered.
     pub fn body(&self) -> ErrorBody {
         ErrorBody { code: self.code, message: self.message.clone() }
     }
@@ -119,7 +154,13 @@ impl Failure {
 
 impl Manager {
     /// Must be called inside the runtime.
-    pub fn new(config: Config, source: Source) -> anyhow::Result<Arc<Manager>> {
+    pub fn new(mut config: Config, source: Source) -> anyhow::Result<Arc<Manager>> {
+        let host_set = HostSet::load(&config.run_dir)?;
+        let tax = host_set.tax.map(TaxRate::new).transpose()?;
+        if let Some(budget) = host_set.budget {
+            tracing::info!("budget {budget}, by command: {} is configured", config.budget);
+            config.budget = budget;
+        }
         let kick = Arc::new(Kick::default());
         let bell = kick.clone();
         let host = Arc::new(Host::new(Ledger::new(config.budget, move || bell.crossing())));
@@ -130,8 +171,9 @@ impl Manager {
             swap: Swap::new(&config),
             share_rates: Rates::default(),
             pools: Pools::open(&config.run_dir, &config.pools)?,
-            tax: Mutex::new(None),
-            budget_set: AtomicBool::new(false),
+            tax: Mutex::new(tax),
+            budget_set: AtomicBool::new(host_set.budget.is_some()),
+            host_set: Mutex::new(host_set),
             journal: crate::journal::start(config.journal.as_ref()),
             config: RwLock::new(Arc::new(config)),
             source,
@@ -168,9 +210,11 @@ impl Manager {
     pub(crate) fn set_config(&self, config: Config) {
         *self.config.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(config);
     }
+    /// Of VMs that have none of their own, nor by their pools: as commanded, else as configured.
     pub fn tax(&self) -> TaxRate {
         lock(&self.tax).unwrap_or(self.config().tax)
     }
+    /// By command: wins over the configuration from now on. For the next turn of the policy.
     pub fn set_tax(&self, tax: TaxRate) {
         *lock(&self.tax) = Some(tax);
     }
@@ -180,6 +224,7 @@ impl Manager {
         own.or_else(|| pool_tax(pools, self.pools.id(params.pool.as_deref())))
             .unwrap_or_else(|| self.tax())
     }
+    /// Of free memory, with the budget as it is now.
     pub fn thresholds(&self) -> Thresholds {
         self.config().scale.thresholds(self.host.ledger.budget())
     }
@@ -191,6 +236,7 @@ impl Manager {
     pub fn reopen(&self) {
         self.closing.store(false, Ordering::Relaxed);
     }
+    /// Whether no VM may be started.
     pub fn is_closing(&self) -> bool {
         self.closing.load(Ordering::Relaxed) || self.is_stopping()
     }
@@ -198,11 +244,13 @@ impl Manager {
     pub fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::Relaxed)
     }
+    /// From now on `is_stopping`: nothing takes that back.
     pub fn set_stopping(&self) {
         self.stopping.store(true, Ordering::Relaxed);
         self.kick.ring("the manager ends");
     }
 
+    /// From 1 on, each once a manager.
     pub fn next_id(&self) -> VmId {
         VmId(self.next_id.fetch_add(1, Ordering::Relaxed))
     }
@@ -212,6 +260,8 @@ impl Manager {
         self.vms.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// # Errors
+    /// NotFound. One that is being started, or waits to be taken over, is not there yet.
     pub fn vm(&self, name: &str) -> Result<Arc<Vm>, Failure> {
         self.vms()
             .into_iter()
@@ -219,6 +269,7 @@ impl Manager {
             .ok_or_else(|| Failure::new(ErrorCode::NotFound, format!("no VM named '{name}'")))
     }
 
+    /// Makes a VM one that is managed. Its name was taken before.
     pub fn insert(&self, vm: Arc<Vm>) {
         self.vms.write().unwrap_or_else(PoisonError::into_inner).push(vm.clone());
         let overcommit = self.overcommit();
@@ -234,6 +285,7 @@ impl Manager {
         self.kick.ring(format!("{} left", vm.name));
     }
 
+    /// Of all VMs of this manager, those that ended included.
     pub fn counters(&self) -> HostCounters {
         // Held throughout: a VM that ends meanwhile is counted once.
         let ended = lock(&self.ended);
@@ -249,17 +301,21 @@ impl Manager {
         let sizes: Pages = self.vms().iter().map(|vm| vm.size).sum();
         sizes.0 as f64 / self.host.ledger.budget().0.max(1) as f64
     }
+    /// The most that it was when a VM arrived.
     pub fn overcommit_peak(&self) -> f64 {
         *lock(&self.overcommit_peak)
     }
 
+    /// By the policy thread, once its orders are given.
     pub fn set_decision(&self, decision: Arc<Decision>) {
         *lock(&self.decision) = Some((Instant::now(), decision));
     }
+    /// The last one, and when it was made. None before the first.
     pub fn decision(&self) -> Option<(Instant, Arc<Decision>)> {
         lock(&self.decision).clone()
     }
 
+    /// In the run folder; a VM of this name need not be there.
     pub fn folder_of(&self, name: &str) -> PathBuf {
         self.config().run_dir.join("vms").join(name)
     }
@@ -267,10 +323,11 @@ impl Manager {
     /// Checks promises already made against one more (OSDI'02 s.6.2), and records it under `name`
     /// until the VM is there or the start failed.
     pub fn promise(&self, name: &str, need: Pledge) -> Result<(), Failure> {
+        let mut starting = lock(&self.starting);
+        // Under the lock: whoever takes a pool away looks for promises out of it.
         let rules = self.pools.rules();
         check_pool(&rules, need.pool.as_deref())?;
         let pools = self.pools.pools(&rules);
-        let mut starting = lock(&self.starting);
         let made = self.promises(&starting);
         let pool = self.pools.id(need.pool.as_deref());
         let refused = |why: String| Failure::new(ErrorCode::NoRoom, format!("{name}: {why}"));
@@ -283,7 +340,9 @@ impl Manager {
         let largest = made.into_iter().max_by_key(|(_, _, pages)| *pages);
         let of_host = Promise { min: lacking, overhead: Pages::ZERO, swap: need.promise.swap };
         let largest = largest.map(|(name, _, pages)| (name, pages));
-        admit(left, self.swap.room().pages(), &of_host, largest)
+        // Less what those have been promised who have not made their files yet.
+        let coming: Pages = starting.values().map(|pledge| pledge.promise.swap).sum();
+        admit(left, self.swap.room().saturating_sub(coming), &of_host, largest)
             .map_err(|refusal| refused(refusal.to_string()))?;
         starting.insert(name.to_owned(), need);
         Ok(())
@@ -316,20 +375,24 @@ impl Manager {
 
     /// What a VM is promised under `params`.
     pub(crate) fn promised_to(&self, vm: &Vm, params: &VmParams) -> Made {
-        let guaranteed = match &*vm.paged() {
-            Some(_) => params.min,
-            None => vm.consumed(),
+        let is_paged = vm.paged().is_some();
+        let guaranteed = match vm.mode() {
+            // Nothing is taken from it: what it has it keeps.
+            Mode::Unmanaged if is_paged => vm.consumed().max(params.min),
+            _ if is_paged => params.min,
+            _ => vm.consumed(),
         };
         (vm.name.clone(), self.pools.id(params.pool.as_deref()), guaranteed + vm.overhead())
     }
 
-    /// What is promised, what pools keep for VMs to come included.
-    pub fn promised(&self) -> Pages {
-        let pools = self.pools.pools(&self.pools.rules());
-        let made = self.promises(&lock(&self.starting));
-        self.books(&pools, &made).promised().last().map_or(Pages::ZERO, |host| host.used)
+    /// Its swap files are there: they are not free room any more, and need not be kept free.
+    pub fn swap_made(&self, name: &str) {
+        if let Some(pledge) = lock(&self.starting).get_mut(name) {
+            pledge.promise.swap = Pages::ZERO;
+        }
     }
 
+    /// The VM is there, and promised to as such, or its start failed: its name is no longer held.
     pub fn promise_settled(&self, name: &str) {
         lock(&self.starting).remove(name);
     }
@@ -368,5 +431,36 @@ pub(crate) fn add_counters(total: &mut HostCounters, vm: &Vm) {
         total.faults += c.faults;
         total.waits += c.waits;
         total.blocks += c.blocks;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ballast_units::Bytes;
+
+    use super::*;
+    use crate::config::Overrides;
+
+    #[tokio::test]
+    async fn swap_is_promised_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let [run_dir, swap_dir] = ["run", "swap"].map(|name| Some(dir.path().join(name)));
+        std::fs::create_dir(dir.path().join("swap")).unwrap();
+        let budget = Some(Bytes::from_mib(256));
+        let shim = std::env::current_exe().ok();
+        let overrides = Overrides { run_dir, swap_dir, budget, shim, ..Overrides::default() };
+        let config = Config::load(None, overrides).unwrap();
+        let manager = Manager::new(config, Source::default()).unwrap();
+        let most = Pages(manager.swap.room().0 / 2 + 1);
+        let promise = Promise { min: Pages::ZERO, overhead: Pages::ZERO, swap: most };
+        let pledge = || Pledge { promise, pool: None };
+        manager.promise("a", pledge()).unwrap();
+        let refused = manager.promise("b", pledge()).unwrap_err();
+        assert_eq!(refused.code, ErrorCode::NoRoom, "{refused}");
+        // Its files are there: the room that is left is what is left of it.
+        manager.swap_made("a");
+        manager.promise("b", pledge()).unwrap();
+        manager.promise_settled("b");
+        manager.promise("c", pledge()).unwrap();
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use ballast_pager::service::PagedVm;
 use ballast_pager::word::State;
 use ballast_units::{Bytes, Pages};
 
@@ -17,6 +18,7 @@ const QUIET: u32 = 10;
 /// Changes of the books that are less than this part of the budget are quiet.
 const LITTLE: u64 = 512;
 
+/// The thread that measures.
 pub fn run(manager: &Arc<Manager>) {
     let mut last = Pages::ZERO;
     let mut passed = QUIET;
@@ -70,19 +72,16 @@ fn sum(manager: &Manager) -> Bytes {
         .vms()
         .iter()
         .map(|vm| {
-            let pages = match &*vm.paged() {
-                Some(paged) => {
-                    let memory = paged.memory();
-                    // Copies of shared pages are the VMM's own memory, which is not counted by range
-                    // anywhere: these the pager counts.
-                    let copies = memory.pmap().in_state(State::Broken).bytes();
-                    memory.backend().measured().unwrap_or_default()
-                        + copies
-                        + memory.tier().measured()
-                }
-                None => vm.consumed().bytes(),
+            let measured = |paged: &PagedVm| {
+                let memory = paged.memory();
+                // Copies of shared pages are the VMM's own memory, which is not counted by range
+                // anywhere: these the pager counts.
+                let copies = memory.pmap().in_state(State::Broken).bytes();
+                memory.backend().measured().unwrap_or_default() + copies + memory.tier().measured()
             };
-            pages + vm.overhead().bytes()
+            let pages = vm.paged().as_ref().map(measured);
+            // With the lock given back, which this takes: see `Vm`.
+            pages.unwrap_or_else(|| vm.consumed().bytes()) + vm.overhead().bytes()
         })
         .sum();
     own + manager.commons.measured()

@@ -266,7 +266,7 @@ mod tests {
             "sharing": {"enabled": true, "shared": 101, "common": 102, "saved": 103,
                         "broken": 104, "breaks": 105, "scanned": 106, "cpu_s": 1.5,
                         "metadata": 107, "mappings": 108},
-            "counters": {"ballooned": 0, "reported": 0, "swapped_out": 0, "swapped_in": 0,
+            "counters": {"ballooned": 0, "swapped_out": 0, "swapped_in": 0,
                          "zero_dropped": 109, "faults": 0, "waits": 0, "blocks": 0}
         });
         let vm = json!({

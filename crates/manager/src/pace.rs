@@ -25,6 +25,7 @@ impl Pace {
         self.still = if still { self.still.saturating_add(1) } else { 0 };
     }
 
+    /// Whether nothing has changed for so long that nothing is expected to.
     pub fn is_calm(&self) -> bool {
         self.still >= TURNS
     }

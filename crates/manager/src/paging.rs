@@ -39,14 +39,19 @@ const PRUNE: Duration = Duration::from_secs(10);
 
 /// A VMM that the manager has started, or knows from before, and whose shim is to come.
 pub struct Expected {
+    /// The process that the shim must come from.
     pub pid: u32,
+    /// Of its RAM: what the shim announces must be as large.
     pub size: Pages,
+    /// For the files that are made for it; of one that is taken over, they are there.
     pub swap: Pages,
+    /// Reserved by who announces it, whose it is again if the answer is a refusal.
     pub overhead: Pages,
     /// With whom it shares pages.
     pub domain: String,
     /// Whether it is to have large pages.
     pub large_pages: bool,
+    /// Told once, when the handshake has come to its end.
     pub answer: oneshot::Sender<Result<PagedVm, String>>,
 }
 
@@ -91,6 +96,7 @@ impl Manager {
         receiver
     }
 
+    /// A handshake that is under way already comes to its end all the same.
     pub fn expect_no_longer(&self, name: &str) {
         lock(&self.expected).remove(name);
     }
@@ -98,15 +104,18 @@ impl Manager {
     /// Removes what a manager that died in the middle of a start had made for it: the VMM has not come out
     /// of its mmap since, and has no page that could be lost.
     fn forget_cut_short(&self, name: &str) {
-        let folder = self.folder_of(name);
-        let recorded = Record::load(&folder).ok().flatten().and_then(|record| record.swap);
-        for file in ["pmap", "stage", "compressed"] {
-            if std::fs::remove_file(folder.join(file)).is_ok() {
-                tracing::info!(vm = name, "{file} of a start that was cut short: made anew");
-            }
+        let record = Record::load(&self.folder_of(name)).ok().flatten();
+        for file in self.remove_pages(name, record.as_ref()) {
+            tracing::info!(vm = name, "{file} of a start that was cut short: made anew");
         }
-        if let Err(e) = self.swap.remove(name, recorded.as_deref()) {
-            tracing::warn!(vm = name, "removing its swap files: {e}");
+    }
+
+    /// Of a VM that goes on without a pager once its shim hears that. First: the next manager must not wait
+    /// for that shim.
+    fn note_unpaged(&self, name: &str, why: &str) {
+        let note = |record: &mut Record| record.unpaged = Some(why.to_owned());
+        if let Err(e) = Record::update(&self.folder_of(name), note) {
+            tracing::error!(vm = name, "{e}: the next manager will wait for its shim");
         }
     }
 
@@ -199,12 +208,20 @@ fn shake_hands(
     match take_charge(manager, connection, &hello, fds, &expected, peer) {
         Ok(paged) => {
             if let Err(Ok(paged)) = expected.answer.send(Ok(paged)) {
-                tracing::warn!(vm = name, "nobody waits for it any more: left as it is");
-                paged.leave();
+                if hello.reconnect {
+                    paged.undo_take_over();
+                } else {
+                    // With what was reserved for it: nobody else has that any more.
+                    paged.release();
+                }
+                return Err("nobody waits for it any more".to_owned());
             }
             Ok(())
         }
         Err(why) => {
+            if !hello.reconnect {
+                manager.note_unpaged(&name, &why);
+            }
             let why = refuse(connection, why);
             let _ = expected.answer.send(Err(why.clone()));
             Err(why)
@@ -216,6 +233,10 @@ fn shake_hands(
 /// of its announcement.
 fn expected(manager: &Manager, name: &str, peer: Peer) -> Result<Option<Expected>, String> {
     let deadline = Instant::now() + STEP;
+    let waits = lock(&manager.waiting).get(name).cloned();
+    if let Some(why) = waits.filter(|waits| waits.refused).and_then(|waits| waits.why) {
+        return Err(why);
+    }
     loop {
         {
             let mut all = lock(&manager.expected);
@@ -314,7 +335,13 @@ fn take_charge(
         }
         let recorded = Record::load(&folder)?.and_then(|record| record.swap);
         let swap = manager.swap.open(name, recorded.as_deref()).map_err(|e| e.to_string())?;
-        Record::update(&folder, |record| record.swap = Some(swap::files(&swap)));
+        let files = swap::files(&swap);
+        if recorded.as_ref() != Some(&files)
+            && let Err(e) = Record::must_update(&folder, |record| record.swap = Some(files))
+        {
+            // Found without; the next manager finds them in the same way.
+            tracing::warn!(vm = name, "{e}");
+        }
         let files = VmFiles::new(&folder, swap);
         let overhead = expected.overhead;
         let (paged, found) =
@@ -327,20 +354,36 @@ fn take_charge(
             absent = found.absent,
             "taken over"
         );
-        managed(connection)?;
-        return shared(paged);
+        return match managed(connection) {
+            Ok(()) => shared(paged),
+            // It is taken over anew, and booked then.
+            Err(e) => {
+                paged.undo_take_over();
+                Err(e)
+            }
+        };
     }
     let uffd = receive_uffd(connection, hello)?;
     let ram = GuestRam::new(uffd, ram_file, layout);
     manager.forget_cut_short(name);
     // Once a VM is admitted, its pages have a place to go (OSDI'02 s.6.2).
     let swap = manager.swap.create(name, expected.swap).map_err(|e| e.to_string())?;
-    Record::update(&folder, |record| record.swap = Some(swap::files(&swap)));
+    manager.swap_made(name);
+    let places = swap::files(&swap);
+    if let Err(e) = Record::must_update(&folder, |record| record.swap = Some(places)) {
+        swap.remove();
+        return Err(e);
+    }
     let files = VmFiles::new(&folder, swap);
     let paged = PagedVm::start(name, config, files, ram, expected.overhead, host)
         .map_err(|e| e.to_string())?;
     // From here on faults are served; only now may the VMM's mmap return.
-    managed(connection)?;
+    if let Err(e) = managed(connection) {
+        // It had nothing yet but what it touched meanwhile. What is reserved for it stays so: the caller's.
+        paged.release();
+        manager.host.ledger.adopt(expected.overhead);
+        return Err(e);
+    }
     if can_share {
         let ram = paged.memory().backend();
         if let Err(e) = commons.connect(ram, connection.clone(), peer.pid, &domain) {
@@ -389,12 +432,10 @@ fn check_ram_file(fd: &OwnedFd, hello: &Hello) -> Result<(), String> {
         return Err(format!("its RAM file has only {}", Bytes(meta.len())));
     }
     let fs = rustix::fs::fstatfs(fd).map_err(|e| format!("its RAM file: {e}"))?;
-    const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
-    const TMPFS_MAGIC: i64 = 0x0102_1994;
-    if fs.f_type == HUGETLBFS_MAGIC {
+    if fs.f_type == libc::HUGETLBFS_MAGIC {
         return Err("hugetlb RAM cannot be paged: use memory-backend-memfd without hugetlb".into());
     }
-    if fs.f_type != TMPFS_MAGIC {
+    if fs.f_type != libc::TMPFS_MAGIC {
         return Err("its RAM file is not on a tmpfs, nor a memfd".into());
     }
     let mode = rustix::fs::fcntl_getfl(fd).map_err(|e| format!("its RAM file: {e}"))?;

@@ -11,7 +11,7 @@ use ballast_journal::Moment;
 use ballast_pager::mappings::ZERO_RUN;
 use ballast_pager::service::PagedVm;
 use ballast_policy::{
-    Pool, Snapshot, State, Thresholds, VmDemand, VmState, choose_samples, decide,
+    Decision, Pool, Snapshot, State, Thresholds, VmDemand, VmState, choose_samples, decide,
 };
 use ballast_qemu::process;
 use ballast_units::{Pages, VmId};
@@ -88,6 +88,8 @@ fn turn(
         // Nothing is taken from it any more, and it gets what it asks for.
         if let Some(paged) = &*vm.paged() {
             paged.set_evict_goal(Pages::ZERO);
+            paged.set_may_share(false);
+            paged.let_pages_move(false);
             paged.memory().set_target(vm.size);
             paged.memory_freed();
         }
@@ -128,23 +130,7 @@ fn turn(
     host.ledger.set_alarm(thresholds.lower_edge(state), rise);
     host.set_low(state == State::Low);
 
-    for ((vm, entitlement), plan) in managed.iter().zip(&decision.results).zip(&decision.plans) {
-        let goal = std::mem::replace(&mut lock(&vm.balloon).goal, plan.balloon_goal);
-        if goal != plan.balloon_goal || last.state != state {
-            vm.stir();
-        }
-        if let Some(paged) = &*vm.paged() {
-            // What the pager charges to the VM leaves out its part of the common pages.
-            let part = paged.shared_part();
-            paged.memory().set_target(entitlement.target.saturating_sub(part));
-            // A shim whose process is stopped does not answer.
-            paged.set_may_share(vm.may_be_paged() && !vm.is_frozen());
-            change_domain(manager, vm, paged);
-            let evict = if vm.may_be_paged() { plan.evict } else { Pages::ZERO };
-            paged.evict_down_to(evict, plan.leave.saturating_sub(part));
-            paged.memory_freed();
-        }
-    }
+    carry_out(manager, &managed, &decision, last.state != state);
     if last.state != state {
         tracing::info!("{}: {} free", decision.trigger(), decision.snapshot.free);
         last.state = state;
@@ -157,6 +143,28 @@ fn turn(
     manager.set_decision(decision);
 }
 
+/// Hands the orders of a decision to the balloons and pagers of the VMs that it is about, in its order.
+fn carry_out(manager: &Manager, managed: &[&Arc<Vm>], decision: &Decision, is_new_state: bool) {
+    for ((vm, entitlement), plan) in managed.iter().zip(&decision.results).zip(&decision.plans) {
+        let goal = std::mem::replace(&mut lock(&vm.balloon).goal, plan.balloon_goal);
+        if goal != plan.balloon_goal || is_new_state {
+            vm.stir();
+        }
+        if let Some(paged) = &*vm.paged() {
+            // What the pager charges to the VM leaves out its part of the common pages.
+            let part = paged.shared_part();
+            paged.memory().set_target(entitlement.target.saturating_sub(part));
+            paged.let_pages_move(vm.may_be_paged());
+            // A shim whose process is stopped does not answer.
+            paged.set_may_share(vm.may_be_paged() && !vm.is_frozen());
+            change_domain(manager, vm, paged);
+            let evict = if vm.may_be_paged() { plan.evict } else { Pages::ZERO };
+            paged.evict_down_to(evict, plan.leave.saturating_sub(part));
+            paged.memory_freed();
+        }
+    }
+}
+
 fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
@@ -164,7 +172,13 @@ fn millis(time: Duration) -> u64 {
 /// A VM whose salt was changed leaves one domain for another, over several turns.
 fn change_domain(manager: &Manager, vm: &Vm, paged: &PagedVm) {
     let name = manager.commons.domain_name(&vm.name, vm.params().salt.as_ref());
-    let book = || Record::update_domain(&vm.folder, &name);
+    let (folder, domain) = (vm.folder.clone(), name.clone());
+    let book = move || {
+        let booked = Record::must_update(&folder, |record| record.domain = Some(domain));
+        booked
+            .inspect_err(|e| tracing::error!("{}: changing its salt: {e}", folder.display()))
+            .is_ok()
+    };
     if let Err(e) = manager.commons.move_to(paged, &name, book) {
         tracing::error!(vm = vm.name, "changing its salt: {e}");
     }

@@ -2,7 +2,6 @@
 //! win. The latter are kept in a file of the run folder, for the next manager.
 
 use std::collections::{BTreeMap, HashMap};
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
@@ -12,12 +11,14 @@ use ballast_units::Pages;
 
 use crate::config::rules::PoolRule;
 use crate::vm::lock;
+use crate::whole_file;
 
 const NAME: &str = "pools.json";
 
 /// Pools under their names.
 pub type Rules = BTreeMap<String, PoolRule>;
 
+/// Whoever changes what is defined holds `Manager::changing`.
 pub struct Pools {
     /// Where what commands defined is kept.
     path: PathBuf,
@@ -43,6 +44,11 @@ impl Pools {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => Vec::new(),
             Err(e) => anyhow::bail!("{}: {e}", path.display()),
         };
+        for rule in &commanded {
+            rule.check().map_err(|(key, what)| {
+                anyhow::anyhow!("{}: pool {}: {key}: {what}", path.display(), rule.name)
+            })?;
+        }
         let state = State { commanded: by_name(&commanded), ..State::default() };
         let pools = Pools { path, state: Mutex::new(state) };
         pools.set_configured(configured);
@@ -60,10 +66,12 @@ impl Pools {
         merged(&by_name(configured), &lock(&self.state).commanded)
     }
 
+    /// Whether the configuration file defines it, whatever commands say.
     pub fn is_configured(&self, name: &str) -> bool {
         lock(&self.state).configured.contains_key(name)
     }
 
+    /// Another configuration file is in force.
     pub fn set_configured(&self, configured: &[PoolRule]) {
         lock(&self.state).configured = by_name(configured);
     }
@@ -80,10 +88,7 @@ impl Pools {
             None => commanded.remove(name),
         };
         let all: Vec<&PoolRule> = commanded.values().collect();
-        let fresh = self.path.with_extension("json.new");
-        let mut file = std::fs::File::create(&fresh)?;
-        file.write_all(&serde_json::to_vec(&all)?)?;
-        std::fs::rename(fresh, &self.path)?;
+        whole_file::write(&self.path, &serde_json::to_vec(&all)?)?;
         state.commanded = commanded;
         Ok(())
     }
@@ -167,6 +172,10 @@ mod tests {
         assert_eq!(again.rules()["a"].shares, 7);
         std::fs::write(dir.path().join(NAME), "[{").unwrap();
         assert!(Pools::open(dir.path(), &[]).is_err());
+        let none = serde_json::to_vec(&[PoolRule { shares: 0, ..PoolRule::new("a") }]).unwrap();
+        std::fs::write(dir.path().join(NAME), none).unwrap();
+        let error = Pools::open(dir.path(), &[]).err().unwrap().to_string();
+        assert!(error.contains("pools.json: pool a: shares"), "{error}");
     }
 
     #[test]

@@ -1,9 +1,7 @@
 //! What the manager must remember of a VM to take it over after its own death: one JSON file in the
 //! VM's run folder, beside its pmap.
 
-use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use ballast_api::VmSpec;
@@ -14,24 +12,36 @@ use serde::{Deserialize, Serialize};
 
 use crate::swap::SwapFile;
 use crate::vm::{VmParams, lock};
+use crate::whole_file;
 
 const VERSION: u32 = RECORD_VERSION;
+/// Of VMs that a manager of before understands: those whose shims come.
+const PAGED: u32 = 2;
 const NAME: &str = "vm.json";
 
 /// Held for each change of a record that is there, its removal included.
 static CHANGES: Mutex<()> = Mutex::new(());
 
+/// Holds the VM's salt: for nobody but the manager's user.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
+    /// `PAGED` or, of a VM that is not paged, `VERSION`; older ones are understood.
     pub version: u32,
+    /// Of the VM, and of its folder.
     pub name: String,
+    /// As it was started with. None: somebody else started it.
     pub spec: Option<VmSpec>,
+    /// Those in force.
     pub params: VmParams,
+    /// Guest RAM.
     pub size: Pages,
+    /// Reserved beside the pages, as it was at its start.
     pub overhead: Pages,
+    /// Of its VMM.
     pub pid: u32,
     /// Start time of the process, in clock ticks since boot: process numbers are used again.
     pub pid_started: u64,
+    /// In words, for people.
     pub accel: String,
     /// With whom it shares pages now. None: as its salt says.
     #[serde(default)]
@@ -43,9 +53,17 @@ pub struct Record {
     /// Whether its process may have been stopped because it waits for pages that cannot be read.
     #[serde(default)]
     pub frozen: bool,
+    /// Why it is not paged, of a VM that never was: no shim comes for it.
+    #[serde(default)]
+    pub unpaged: Option<String>,
+    /// Where its QMP is, of a VM that somebody else started. None: not known, or where VMs that the manager
+    /// starts have it.
+    #[serde(default)]
+    pub qmp: Option<PathBuf>,
 }
 
 impl Record {
+    /// Of a VM that a shim comes for; its process runs.
     pub fn new(
         name: &str,
         spec: Option<&VmSpec>,
@@ -56,7 +74,7 @@ impl Record {
         accel: &AccelChoice,
     ) -> Record {
         Record {
-            version: VERSION,
+            version: PAGED,
             name: name.to_owned(),
             spec: spec.cloned(),
             params,
@@ -68,34 +86,34 @@ impl Record {
             domain: None,
             swap: None,
             frozen: false,
+            unpaged: None,
+            qmp: None,
         }
     }
 
+    /// Of a VM that is not paged, with the reason.
+    #[must_use]
+    pub fn unpaged(mut self, why: &str) -> Record {
+        self.version = VERSION;
+        self.unpaged = Some(why.to_owned());
+        self
+    }
+
+    /// With the name of the domain that it is in.
     #[must_use]
     pub fn in_domain(self, domain: &str) -> Record {
         Record { domain: Some(domain.to_owned()), ..self }
     }
 
-    /// Written beside and renamed, so that there is always a whole one.
-    pub fn save(&self, folder: &Path) {
-        let write = || -> std::io::Result<()> {
-            let fresh = folder.join("vm.json.new");
-            let mut file = std::fs::OpenOptions::new()
-                .write(true)
-                .create(true)
-                .truncate(true)
-                .mode(0o600)
-                .open(&fresh)?;
-            file.write_all(&serde_json::to_vec(self)?)?;
-            std::fs::rename(fresh, folder.join(NAME))
-        };
-        if let Err(e) = write() {
-            tracing::error!(
-                vm = self.name,
-                "{}: {e}: it could not be taken over after a restart",
-                folder.display()
-            );
-        }
+    /// See [`whole_file`].
+    ///
+    /// # Errors
+    /// One line. Then the VM could not be taken over as it is now: nothing may be built upon it.
+    pub fn save(&self, folder: &Path) -> Result<(), String> {
+        let path = folder.join(NAME);
+        let text = serde_json::to_vec(self).map_err(std::io::Error::from);
+        text.and_then(|text| whole_file::write(&path, &text))
+            .map_err(|e| format!("its record, {}: {e}", path.display()))
     }
 
     /// None if there is none; an error if there is one that cannot be used.
@@ -110,24 +128,36 @@ impl Record {
         process_started(self.pid) == Some(self.pid_started)
     }
 
-    /// Changes a record that is there. One at a time: each builds upon what the last one wrote.
-    pub fn update(folder: &Path, change: impl FnOnce(&mut Record)) {
+    /// Changes a record that is there, and answers whether one is: that of a VM that has ended is gone. One
+    /// at a time: each builds upon what the last one wrote.
+    ///
+    /// # Errors
+    /// One line; it is as it was.
+    pub fn update(folder: &Path, change: impl FnOnce(&mut Record)) -> Result<bool, String> {
         let _one = lock(&CHANGES);
-        if let Ok(Some(mut record)) = Record::load(folder) {
-            record.version = VERSION;
-            change(&mut record);
-            record.save(folder);
+        let Some(mut record) = Record::load(folder)? else { return Ok(false) };
+        change(&mut record);
+        record.version = if record.unpaged.is_some() { VERSION } else { PAGED };
+        record.save(folder).map(|()| true)
+    }
+
+    /// The same, of a VM of which nobody may go on without.
+    ///
+    /// # Errors
+    /// It is as it was, or there is none.
+    pub fn must_update(folder: &Path, change: impl FnOnce(&mut Record)) -> Result<(), String> {
+        match Record::update(folder, change)? {
+            true => Ok(()),
+            false => Err(format!("its record, {}: it is gone", folder.join(NAME).display())),
         }
     }
 
-    pub fn update_params(folder: &Path, params: VmParams) {
-        Record::update(folder, |record| record.params = params);
+    /// See `update`.
+    pub fn update_params(folder: &Path, params: &VmParams) -> Result<(), String> {
+        Record::update(folder, |record| record.params = params.clone()).map(drop)
     }
 
-    pub fn update_domain(folder: &Path, domain: &str) {
-        Record::update(folder, |record| record.domain = Some(domain.to_owned()));
-    }
-
+    /// The VM has ended: nobody takes it over. Changes that come later find none.
     pub fn remove(folder: &Path) {
         let _one = lock(&CHANGES);
         let _ = std::fs::remove_file(folder.join(NAME));
@@ -162,14 +192,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(Record::load(dir.path()), Ok(None));
         let ours = record();
-        ours.save(dir.path());
+        ours.save(dir.path()).unwrap();
         assert_eq!(Record::load(dir.path()), Ok(Some(ours.clone())));
         let mode = std::fs::metadata(dir.path().join(NAME)).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600, "it holds the salt");
         assert!(ours.is_alive());
         assert!(!Record { pid_started: ours.pid_started + 1, ..ours }.is_alive());
         let params = VmParams { shares: 9, ..record().params };
-        Record::update_params(dir.path(), params.clone());
+        Record::update_params(dir.path(), &params).unwrap();
         assert_eq!(Record::load(dir.path()).unwrap().unwrap().params, params);
         Record::remove(dir.path());
         assert_eq!(Record::load(dir.path()), Ok(None));
@@ -195,19 +225,39 @@ mod tests {
         std::fs::write(dir.path().join(NAME), old.to_string()).unwrap();
         let read = Record::load(dir.path()).unwrap().unwrap();
         assert_eq!((read.version, &read.swap, read.frozen), (1, &None, false));
-        Record::update(dir.path(), |record| record.frozen = true);
+        assert_eq!(Record::update(dir.path(), |record| record.frozen = true), Ok(true));
         let read = Record::load(dir.path()).unwrap().unwrap();
-        assert_eq!((read.version, read.frozen), (VERSION, true));
+        assert_eq!((read.version, read.frozen), (PAGED, true));
+        // A manager of before would wait for its shim.
+        Record::update(dir.path(), |record| record.unpaged = Some("no shim".into())).unwrap();
+        assert_eq!(Record::load(dir.path()).unwrap().unwrap().version, VERSION);
     }
 
     #[test]
     fn newer_and_damaged_records_are_refused_untouched() {
         let dir = tempfile::tempdir().unwrap();
-        Record { version: VERSION + 1, ..record() }.save(dir.path());
+        Record { version: VERSION + 1, ..record() }.save(dir.path()).unwrap();
         let error = Record::load(dir.path()).unwrap_err();
         assert!(error.contains("newer manager"), "{error}");
         std::fs::write(dir.path().join(NAME), b"{\"version\": 1").unwrap();
         assert!(Record::load(dir.path()).is_err());
+        assert!(Record::update(dir.path(), |_| {}).is_err());
         assert!(dir.path().join(NAME).exists());
+    }
+
+    #[test]
+    fn what_cannot_be_written_is_told_and_changes_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(Record::update(dir.path(), |_| {}), Ok(false));
+        let error = Record::must_update(dir.path(), |_| {}).unwrap_err();
+        assert!(error.contains("vm.json") && error.contains("gone"), "{error}");
+        let ours = record();
+        ours.save(dir.path()).unwrap();
+        // In the way of what is written beside it.
+        std::fs::create_dir(dir.path().join("vm.json.new")).unwrap();
+        let error = Record { frozen: true, ..ours.clone() }.save(dir.path()).unwrap_err();
+        assert!(error.contains("vm.json") && !error.contains('\n'), "{error}");
+        assert!(Record::update(dir.path(), |record| record.frozen = true).is_err());
+        assert_eq!(Record::load(dir.path()), Ok(Some(ours)));
     }
 }

@@ -7,15 +7,15 @@ use std::sync::atomic::Ordering;
 use ballast_api::{ConfigReloaded, ErrorCode};
 use ballast_policy::pools::Books;
 
-use crate::change::{check_swap, under_rules};
+use crate::change::{check_swap, under_rules, write_down};
 use crate::config::{Config, Overrides};
 use crate::manager::{Failure, Made, Manager, check_pool};
-use crate::records::Record;
 use crate::vm::lock;
 
 /// Where the configuration came from.
 #[derive(Clone, Debug, Default)]
 pub struct Source {
+    /// None: there is nothing to read again.
     pub file: Option<PathBuf>,
     /// The command line, which still has the last word.
     pub overrides: Overrides,
@@ -53,7 +53,6 @@ impl Manager {
             new.budget = self.host.ledger.budget();
         }
         let rules = self.pools.rules_with(&new.pools);
-        self.check_unused(&rules).map_err(|e| refused(e.code, e.message))?;
         let mut changes = Vec::new();
         for vm in self.vms() {
             let params = under_rules(&new.vms, &vm)
@@ -69,6 +68,7 @@ impl Manager {
         let mut told = differences(&old, &new);
         {
             let starting = lock(&self.starting);
+            self.check_unused(&rules, &starting).map_err(|e| refused(e.code, e.message))?;
             let old_pools = self.pools.pools(&self.pools.rules());
             let pools = self.pools.pools(&rules);
             let before = self.promises(&starting);
@@ -86,6 +86,7 @@ impl Manager {
             after
                 .no_worse_than(&self.books(&old_pools, &before))
                 .map_err(|lack| refused(ErrorCode::NoRoom, lack.to_string()))?;
+            write_down(&changes).map_err(|e| refused(ErrorCode::Internal, e))?;
             // From here on nothing can fail.
             self.host.ledger.set_budget(new.budget);
             self.pools.set_configured(&new.pools);
@@ -103,9 +104,6 @@ impl Manager {
             self.set_config(new);
         }
         drop(one);
-        for (vm, _, params) in changes {
-            Record::update_params(&vm.folder, params);
-        }
         for what in &told {
             tracing::info!("configuration reloaded: {what}");
         }
@@ -122,6 +120,7 @@ fn fixed(old: &Config, new: &Config) -> Option<&'static str> {
         ("swap.location", old.swap != new.swap),
         ("socket", old.socket != new.socket),
         ("shim", old.shim != new.shim),
+        ("shim_group", old.shim_group != new.shim_group),
         ("sharing", old.sharing != new.sharing),
         ("journal", old.journal != new.journal),
         ("admission.vmm_memory", old.books_vmms != new.books_vmms),

@@ -7,58 +7,94 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use ballast_api::{Management, Mode};
+use ballast_pager::service::PagedVm;
 use ballast_policy::{BalloonControl, Promise, WorkingSet};
-use ballast_qemu::{ProcessHandle, Qmp};
-use ballast_units::Pages;
+use ballast_qemu::{ProcessHandle, Qmp, process};
+use ballast_units::{Bytes, Pages};
 
-use crate::manager::{Manager, Pledge};
+use crate::manager::{Manager, Pledge, Waits};
 use crate::paging::Answer;
 use crate::records::Record;
 use crate::survey::Left;
-use crate::vm::{NewVm, lock};
+use crate::vm::{NewVm, Vm, lock};
 
 /// How long a QEMU may take to greet: it may wait in a page fault.
 const GREETING: Duration = Duration::from_secs(20);
 
+/// After this time it is said that a shim has not come, and again after each of the other.
+const LATE: Duration = Duration::from_secs(10);
+const STILL_LATE: Duration = Duration::from_secs(600);
+
 /// Of the VMs that a former manager left, those that wait for a manager, announced so that their shims
 /// are let in. Call before shims are accepted.
-pub fn announce(manager: &Arc<Manager>, records: Vec<Left>) -> anyhow::Result<Vec<Waiting>> {
-    let mut waiting = Vec::new();
-    let mut stores = Vec::new();
-    for (folder, record) in records {
-        let alive = record.is_alive().then(|| ProcessHandle::open(record.pid));
-        let process = match alive {
+pub fn announce(manager: &Arc<Manager>, left: Vec<Left>) -> anyhow::Result<Vec<Waiting>> {
+    let mut alive = Vec::new();
+    for Left { folder, record, damage } in left {
+        let process = match record.is_alive().then(|| ProcessHandle::open(record.pid)) {
             Some(Ok(process)) => process,
             // It has just ended, or long ago.
             Some(Err(e)) if e.raw_os_error() != Some(libc::ESRCH) => return Err(e.into()),
             Some(Err(_)) | None => {
                 tracing::info!(vm = record.name, "ended while no manager ran");
-                clear(manager, &folder, &record);
+                manager.remove_all_but_logs(&record.name, Some(&record));
                 continue;
             }
         };
-        if record.frozen {
-            // Its shim could not answer. If its pages still cannot be read, it is stopped again.
-            process.signal(rustix::process::Signal::CONT)?;
-            Record::update(&folder, |record| record.frozen = false);
+        if record.unpaged.is_some() {
+            tokio::spawn(reach(
+                manager.clone(),
+                admit_unpaged(manager, folder, &record, process),
+                record,
+            ));
+        } else {
+            alive.push((folder, record, process, damage));
         }
-        let (size, overhead, min) = (record.size, record.overhead, record.params.min);
-        let swap = size.saturating_sub(min);
-        let domain = domain_of(manager, &record);
-        stores.push((domain.clone(), folder.join("pmap")));
-        let large = record.spec.as_ref().is_some_and(|spec| manager.wants_large_pages(spec));
-        let answer =
-            manager.expect_shim(&record.name, record.pid, size, swap, overhead, domain, large);
+    }
+    let stores: Vec<_> = alive
+        .iter()
+        .map(|(folder, record, _, damage)| {
+            (domain_of(manager, record), folder.join("pmap"), damage.clone())
+        })
+        .collect();
+    let damages = manager.commons.recover(&stores)?;
+    let mut waiting = Vec::new();
+    for ((folder, record, process, _), damage) in alive.into_iter().zip(damages) {
+        let (overhead, min) = (record.overhead, record.params.min);
         manager.host.ledger.adopt(overhead);
         let promise = Promise { min, overhead, swap: Pages::ZERO };
         let pool = record.params.pool.clone();
         lock(&manager.starting).insert(record.name.clone(), Pledge { promise, pool });
-        let known = (process.clone(), record.clone());
-        lock(&manager.waiting).insert(record.name.clone(), known);
+        let waits = Waits {
+            process: process.clone(),
+            record: record.clone(),
+            refused: damage.is_some(),
+            why: damage.clone(),
+        };
+        lock(&manager.waiting).insert(record.name.clone(), waits);
+        if let Some(why) = &damage {
+            tracing::error!(vm = record.name, "not taken over: {why}; its guest stays paused");
+        } else if record.frozen {
+            // Its shim could not answer. If its pages still cannot be read, it is stopped again.
+            let goes_on = process.signal(rustix::process::Signal::CONT).map_err(|e| e.to_string());
+            let noted = goes_on
+                .and_then(|()| Record::update(&folder, |record| record.frozen = false).map(drop));
+            if let Err(e) = noted {
+                tracing::warn!(vm = record.name, "letting it go on: {e}");
+            }
+        }
+        let answer = damage.is_none().then(|| expect(manager, &record));
         waiting.push(Waiting { folder, record, process, answer });
     }
-    manager.commons.recover(&stores)?;
     Ok(waiting)
+}
+
+/// Lets its shim in.
+fn expect(manager: &Manager, record: &Record) -> Answer {
+    let swap = record.size.saturating_sub(record.params.min);
+    let domain = domain_of(manager, record);
+    let large = record.spec.as_ref().is_some_and(|spec| manager.wants_large_pages(spec));
+    let (size, overhead) = (record.size, record.overhead);
+    manager.expect_shim(&record.name, record.pid, size, swap, overhead, domain, large)
 }
 
 /// Where the pages are that it shares: if its salt was changed, not yet where it says.
@@ -67,24 +103,13 @@ fn domain_of(manager: &Manager, record: &Record) -> String {
     record.domain.clone().unwrap_or_else(named)
 }
 
-/// Removes what the pager had of a VM whose VMM is gone; its logs stay.
-fn clear(manager: &Manager, folder: &std::path::Path, record: &Record) {
-    for path in ["pmap", "stage", "qmp.sock", "agent.sock"].map(|file| folder.join(file)) {
-        let _ = std::fs::remove_file(path);
-    }
-    if let Err(e) = manager.swap.remove(&record.name, record.swap.as_deref()) {
-        tracing::warn!(vm = record.name, "removing its swap files: {e}");
-    }
-    Record::remove(folder);
-    let _ = std::fs::remove_dir(folder);
-}
-
 /// A VM whose guest is paused, or will be at its next fault.
 pub struct Waiting {
     folder: PathBuf,
     record: Record,
     process: ProcessHandle,
-    answer: Answer,
+    /// None: it is damaged, and its shim is not let in.
+    answer: Option<Answer>,
 }
 
 /// Waits for the shim of a VM, for as long as its VMM lives, and puts it back among the managed.
@@ -92,13 +117,28 @@ pub async fn take_over(manager: Arc<Manager>, waiting: Waiting) {
     let Waiting { folder, record, process, mut answer } = waiting;
     let name = record.name.clone();
     let mut said = None;
+    let begun = tokio::time::Instant::now();
+    let mut late = std::pin::pin!(tokio::time::sleep(LATE));
     let paged = loop {
+        let Some(coming) = &mut answer else {
+            process.exited().await;
+            break None;
+        };
         let refused = tokio::select! {
-            paged = &mut answer => paged,
+            paged = &mut *coming => paged,
+            () = &mut late, if said.is_none() => {
+                tracing::warn!(
+                    vm = name,
+                    "its shim has not come for {} s: is its VMM stopped, or may it not reach the socket?",
+                    begun.elapsed().as_secs()
+                );
+                late.as_mut().reset(tokio::time::Instant::now() + STILL_LATE);
+                continue;
+            }
             _ = process.exited() => {
                 manager.expect_no_longer(&name);
                 // A handshake that is under way ends now, one way or the other.
-                match answer.await {
+                match coming.await {
                     Ok(Ok(paged)) => break Some(paged),
                     Ok(Err(_)) | Err(_) => break None,
                 }
@@ -109,16 +149,25 @@ pub async fn take_over(manager: Arc<Manager>, waiting: Waiting) {
             Ok(Err(why)) => why,
             Err(_) => "its handshake was broken off".to_owned(),
         };
+        // Its start was cut short, and is refused now: it goes on without a pager.
+        if let Ok(Some(record)) = Record::load(&folder)
+            && record.unpaged.is_some()
+        {
+            manager.host.ledger.release(record.overhead);
+            lock(&manager.waiting).remove(&name);
+            let vm = admit_unpaged(&manager, folder, &record, process);
+            manager.promise_settled(&name);
+            return reach(manager, vm, record).await;
+        }
         // Its pages are where they were, and its shim asks again.
         if said.as_ref() != Some(&why) {
             tracing::error!(vm = name, "not taken over yet: {why}; its guest stays paused");
+            if let Some(waits) = lock(&manager.waiting).get_mut(&name) {
+                waits.why = Some(why.clone());
+            }
             said = Some(why);
         }
-        let swap = record.size.saturating_sub(record.params.min);
-        let domain = domain_of(&manager, &record);
-        let large = record.spec.as_ref().is_some_and(|spec| manager.wants_large_pages(spec));
-        let (size, overhead) = (record.size, record.overhead);
-        answer = manager.expect_shim(&name, record.pid, size, swap, overhead, domain, large);
+        answer = Some(expect(&manager, &record));
     };
     let settled = || {
         lock(&manager.waiting).remove(&name);
@@ -127,42 +176,87 @@ pub async fn take_over(manager: Arc<Manager>, waiting: Waiting) {
     let Some(paged) = paged else {
         tracing::info!(vm = name, "ended before it was taken over");
         manager.host.ledger.release(record.overhead);
-        manager.commons.forget(&domain_of(&manager, &record), &folder.join("pmap"));
+        if answer.is_some() {
+            manager.commons.forget(&domain_of(&manager, &record), &folder.join("pmap"));
+        }
         // Its swap files may have been made since it was read.
         let record = Record::load(&folder).ok().flatten().unwrap_or(record);
-        clear(&manager, &folder, &record);
+        manager.remove_all_but_logs(&name, Some(&record));
         settled();
         return;
     };
     *lock(&manager.accel) = record.accel.clone();
-    let vm = manager.admit(NewVm {
-        id: manager.next_id(),
-        name: name.clone(),
-        spec: record.spec,
-        folder,
-        accel: record.accel,
-        size: record.size,
-        overhead: record.overhead,
-        params: record.params,
-        process,
-        // Much may have happened meanwhile: nothing is taken from it until it was looked at.
-        management: Management {
-            mode: Mode::BalloonOnly,
-            reason: Some("taken over, and not inspected yet".into()),
-        },
-        external: Pages::ZERO,
-        vmm: Pages::ZERO,
-        paged: Some(paged),
-        control: BalloonControl::new(manager.config().balloon),
-        set: WorkingSet::new(manager.config().sampling, record.size),
-    });
+    // Much may have happened meanwhile: nothing is taken from it until it was looked at.
+    let unseen = Management {
+        mode: Mode::BalloonOnly,
+        reason: Some("taken over, and not inspected yet".into()),
+    };
+    let vm = admit(&manager, folder, &record, process, unseen, Some(paged));
     settled();
     vm.has_started();
     // First without QEMU, which may wait for memory that only paging can make free.
     manager.look_at(&vm).await;
+    reach(manager, vm, record).await;
+}
+
+fn admit(
+    manager: &Arc<Manager>,
+    folder: PathBuf,
+    record: &Record,
+    process: ProcessHandle,
+    management: Management,
+    paged: Option<PagedVm>,
+) -> Arc<Vm> {
+    let external = match &paged {
+        Some(_) => Pages::ZERO,
+        // At least a page: nothing booked means that it has ended.
+        None => process::rss(record.pid).map_or(record.size, Bytes::pages_ceil).max(Pages(1)),
+    };
+    manager.host.ledger.adopt(external);
+    manager.admit(NewVm {
+        id: manager.next_id(),
+        name: record.name.clone(),
+        spec: record.spec.clone(),
+        folder,
+        accel: record.accel.clone(),
+        size: record.size,
+        overhead: record.overhead,
+        params: record.params.clone(),
+        process,
+        management,
+        external,
+        vmm: Pages::ZERO,
+        paged,
+        control: BalloonControl::new(manager.config().balloon),
+        set: WorkingSet::new(manager.config().sampling, record.size),
+    })
+}
+
+/// A VM that never was paged needs nobody to go on: it is there at once, with all that it takes booked.
+fn admit_unpaged(
+    manager: &Arc<Manager>,
+    folder: PathBuf,
+    record: &Record,
+    process: ProcessHandle,
+) -> Arc<Vm> {
+    manager.host.ledger.adopt(record.overhead);
+    // One that somebody else started may have no balloon that anybody knows of.
+    let in_reach = record.spec.is_some() || record.qmp.is_some();
+    let mode = if in_reach { Mode::BalloonOnly } else { Mode::Unmanaged };
+    let management = Management { mode, reason: record.unpaged.clone() };
+    let vm = admit(manager, folder, record, process, management, None);
+    vm.has_started();
+    vm
+}
+
+/// Finds its QMP again, where it has one.
+async fn reach(manager: Arc<Manager>, vm: Arc<Vm>, record: Record) {
+    let own = record.spec.is_some().then(|| manager.paths(&vm.name).qmp_socket);
+    // Nobody has said where it is, so far.
+    let Some(socket) = record.qmp.or(own) else { return };
     let mut freezes = 0;
     loop {
-        match Qmp::connect(&manager.paths(&vm.name).qmp_socket, GREETING).await {
+        match Qmp::connect(&socket, GREETING).await {
             Ok(qmp) => return manager.connected(&vm, qmp).await,
             Err(e) => {
                 // While its process is stopped, for pages that cannot be read, it cannot answer.

@@ -79,6 +79,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
 )]
 struct ApiDoc;
 
+/// The whole API.
 pub fn router(manager: Arc<Manager>) -> Router {
     Router::new()
         .route("/v1/host", get(get_host).patch(patch_host))
@@ -126,7 +127,11 @@ async fn patch_host(
 
 #[utoipa::path(get, path = "/v1/vms", responses((status = 200, body = Vec<VmView>)))]
 async fn list_vms(State(manager): Shared) -> Json<Vec<VmView>> {
-    Json(manager.vms().iter().map(|vm| views::vm(&manager, vm)).collect())
+    let mut views: Vec<VmView> = manager.vms().iter().map(|vm| views::vm(&manager, vm)).collect();
+    // One that is taken over in this moment is a VM by now.
+    let refused = manager.views_of_refused();
+    views.extend(refused.into_iter().filter(|view| manager.vm(&view.name).is_err()));
+    Json(views)
 }
 
 #[utoipa::path(post, path = "/v1/vms", request_body = VmSpec,
@@ -158,8 +163,11 @@ async fn attach(
 #[utoipa::path(get, path = "/v1/vms/{name}", params(("name" = String, Path)),
     responses((status = 200, body = VmView), (status = 404, body = ErrorBody)))]
 async fn get_vm(State(manager): Shared, Path(name): Path<String>) -> Result<Json<VmView>, Failure> {
-    let vm = manager.vm(&name)?;
-    Ok(Json(views::vm(&manager, &vm)))
+    let refused = || manager.views_of_refused().into_iter().find(|view| view.name == name);
+    match manager.vm(&name) {
+        Ok(vm) => Ok(Json(views::vm(&manager, &vm))),
+        Err(unknown) => refused().map(Json).ok_or(unknown),
+    }
 }
 
 #[utoipa::path(patch, path = "/v1/vms/{name}", params(("name" = String, Path)),

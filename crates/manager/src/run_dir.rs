@@ -1,7 +1,6 @@
 //! The manager's folders: made, locked, and cleared when nothing is left to be managed.
 
 use std::fs::File;
-use std::io::Write;
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
@@ -11,6 +10,8 @@ use ballast_journal::store::segments_in;
 
 use crate::commons;
 use crate::config::Config;
+use crate::host_set;
+use crate::whole_file;
 
 /// Of all in the run folder and of the swap files that has no version of its own: the stores, their
 /// key, the zeros. Grows by one whenever an older manager could not understand them.
@@ -30,6 +31,7 @@ pub struct Folders {
 }
 
 impl Folders {
+    /// Makes those that are missing.
     pub fn make(config: &Config) -> anyhow::Result<Folders> {
         let mut fresh = Vec::new();
         let had_stores = config.run_dir.join("store").exists();
@@ -70,7 +72,7 @@ impl Folders {
             }
             let _ = std::fs::remove_dir(&journal.folder);
         }
-        for file in ["lock", "shim.sock", "accel.json", "pools.json", FORMAT_FILE] {
+        for file in ["lock", "shim.sock", "accel.json", "pools.json", host_set::NAME, FORMAT_FILE] {
             let _ = std::fs::remove_file(config.run_dir.join(file));
         }
         remove_empty(&self.own);
@@ -100,9 +102,18 @@ fn create(config: &Config) -> anyhow::Result<()> {
     for dir in std::iter::once(&config.run_dir).chain(&config.swap_dir) {
         std::fs::create_dir_all(dir).with_context(|| format!("folder {}", dir.display()))?;
     }
-    let mode = std::fs::Permissions::from_mode(0o700);
-    std::fs::set_permissions(&config.run_dir, mode)
+    // A group that may reach the shims' socket goes through the folder, and sees nothing in it.
+    let mode = if config.shim_group.is_some() { 0o710 } else { 0o700 };
+    open_to(&config.run_dir, config.shim_group, mode)
         .with_context(|| format!("folder {}", config.run_dir.display()))
+}
+
+/// Gives a file to a group, if there is one, and sets its mode.
+pub fn open_to(path: &Path, group: Option<u32>, mode: u32) -> std::io::Result<()> {
+    if group.is_some() {
+        std::os::unix::fs::chown(path, None, group)?;
+    }
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
 }
 
 /// Removes those of the folders that nothing is in.
@@ -162,16 +173,7 @@ pub fn check_format(run_dir: &Path) -> anyhow::Result<()> {
 /// From now on the folder is of this manager's format.
 pub fn set_format(run_dir: &Path) -> anyhow::Result<()> {
     let path = run_dir.join(FORMAT_FILE);
-    let fresh = path.with_extension("new");
-    let mut options = File::options();
-    options
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(&fresh)
-        .and_then(|mut file| file.write_all(format!("{FORMAT_TEXT}{FORMAT}\n").as_bytes()))
-        .and_then(|()| std::fs::rename(&fresh, &path))
+    whole_file::write(&path, format!("{FORMAT_TEXT}{FORMAT}\n").as_bytes())
         .with_context(|| path.display().to_string())
 }
 

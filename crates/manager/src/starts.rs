@@ -117,6 +117,7 @@ impl Manager {
         self.starts.enter(Start { name: name.to_owned(), promise, since, wait, begun: None });
         let _waiting = Waiting(&self.starts, name);
         let mut told = false;
+        let mut asked = None;
         loop {
             let (ahead, own) = self.starts.room(Some(name), &|name| self.consumed_by(name));
             let keep = self.thresholds().lower_edge(State::High);
@@ -150,7 +151,10 @@ impl Manager {
             if !std::mem::replace(&mut told, true) {
                 tracing::info!(vm = name, "waits for {own} to be made free ({free} are free)");
             }
-            self.kick.ring(format!("{name} waits for room"));
+            // The policy looks by itself once a second; what it is to make free is new.
+            if asked.replace((ahead, own, keep)) != Some((ahead, own, keep)) {
+                self.kick.ring(format!("{name} waits for room"));
+            }
             tokio::time::sleep(LOOK).await;
         }
     }

@@ -1,41 +1,100 @@
 //! Where VMs have their swap files: the locations that the configuration names, and those that it named
 //! when VMs were started that run still.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use ballast_api::{LocationState, SwapLocation};
-use ballast_pager::swap::{Location, Place, SwapError, SwapSpace, room};
-use ballast_units::{Bytes, Pages};
+use ballast_pager::swap::{Location, Place, SwapError, SwapSpace};
+use ballast_units::Pages;
 use serde::{Deserialize, Serialize};
 
 use crate::config::Config;
+use crate::manager::Manager;
 use crate::vm::{Vm, lock};
 
 /// A swap file of a VM, as its record keeps it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SwapFile {
+    /// Absolute.
     pub path: PathBuf,
+    /// Its slots.
     pub size: Pages,
 }
 
+/// All locations, each known once however many VMs have files there.
 pub struct Swap {
     /// Highest priority first.
     locations: Vec<Arc<Location>>,
     /// Of former configurations.
     others: Mutex<Vec<Arc<Location>>>,
+    /// Room in each folder as last looked at: a file system that hangs holds up nobody but who looks.
+    rooms: Mutex<HashMap<PathBuf, Option<Room>>>,
+}
+
+/// What there is in a folder.
+#[derive(Clone, Copy, Debug)]
+struct Room {
+    file_system: u64,
+    free: Pages,
+}
+
+impl Room {
+    /// May take as long as the file system does.
+    fn of(location: &Location) -> Option<Room> {
+        Some(Room { file_system: location.file_system()?, free: location.room()? })
+    }
+}
+
+/// How often the room is looked at.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// The thread that looks. Nobody waits for its end: it may hang with a file system.
+pub fn watch(manager: &Manager) {
+    while !manager.is_stopping() {
+        manager.swap.look();
+        std::thread::sleep(LOOK);
+    }
 }
 
 impl Swap {
+    /// Looks how much room there is, which may take as long as a file system does.
     pub fn new(config: &Config) -> Swap {
         let locations =
             config.swap.iter().map(|place| Location::new(&place.path, place.priority)).collect();
-        Swap { locations, others: Mutex::new(Vec::new()) }
+        Swap::over(locations)
     }
 
-    /// Room for files that are yet to be made. Space reserved for VMs is allocated already.
-    pub fn room(&self) -> Bytes {
-        room(&self.locations)
+    fn over(locations: Vec<Arc<Location>>) -> Swap {
+        let swap = Swap { locations, others: Mutex::default(), rooms: Mutex::default() };
+        swap.look();
+        swap
+    }
+
+    /// Looks how much room there is. May take as long as a file system does.
+    pub fn look(&self) {
+        let others = lock(&self.others).clone();
+        for location in self.locations.iter().chain(&others) {
+            let room = Room::of(location);
+            lock(&self.rooms).insert(location.folder().to_owned(), room);
+        }
+    }
+
+    fn room_in(&self, location: &Location) -> Option<Room> {
+        lock(&self.rooms).get(location.folder()).copied().flatten()
+    }
+
+    /// Room for files that are yet to be made: that of two locations on one file system counts once. Space
+    /// reserved for VMs is allocated already.
+    pub fn room(&self) -> Pages {
+        let usable = self.locations.iter().filter(|location| !location.is_failed());
+        let rooms: HashMap<u64, Pages> = usable
+            .filter_map(|location| self.room_in(location))
+            .map(|room| (room.file_system, room.free))
+            .collect();
+        rooms.into_values().sum()
     }
 
     /// The files of a VM that is being started; those that a former VM of its name may have left are
@@ -44,7 +103,10 @@ impl Swap {
         for location in &self.locations {
             let _ = std::fs::remove_file(location.folder().join(file_name(vm)));
         }
-        SwapSpace::create(&file_name(vm), size, &self.locations)
+        let made = SwapSpace::create(&file_name(vm), size, &self.locations);
+        // What it takes is not promised to another.
+        self.look();
+        made
     }
 
     /// The files of a VM that runs: those in its record, or the one that managers made who kept none there.
@@ -72,6 +134,7 @@ impl Swap {
             self.locations.iter().find(is_it).or_else(|| others.iter().find(is_it)).cloned();
         let location = known.unwrap_or_else(|| {
             let other = Location::new(folder, i32::MIN);
+            lock(&self.rooms).insert(folder.to_owned(), Room::of(&other));
             others.push(other.clone());
             other
         });
@@ -102,7 +165,7 @@ impl Swap {
         let others = lock(&self.others).clone();
         let view = |location: &Arc<Location>| {
             let here = || files.iter().filter(|(place, _)| Arc::ptr_eq(&place.location, location));
-            let free = location.room();
+            let free = self.room_in(location).map(|room| room.free);
             SwapLocation {
                 path: location.folder().to_owned(),
                 priority: location.priority(),
@@ -157,7 +220,7 @@ mod tests {
 
     fn swap(dirs: &[&Path]) -> Swap {
         let locations = dirs.iter().map(|dir| Location::new(dir, 0)).collect();
-        Swap { locations, others: Mutex::new(Vec::new()) }
+        Swap::over(locations)
     }
 
     #[test]
@@ -173,6 +236,17 @@ mod tests {
         assert!(Arc::ptr_eq(&found.places()[0].location, &again.places()[0].location));
         later.remove("v", Some(&made)).unwrap();
         assert!(!made[0].path.exists());
+    }
+
+    #[test]
+    fn room_on_one_file_system_counts_once() {
+        let [a, b] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+        let both = swap(&[a.path(), b.path()]);
+        let one = lock(&both.rooms)[a.path()].unwrap();
+        // Others write to it meanwhile.
+        assert!(!one.free.is_zero());
+        assert!(both.room() < one.free + Pages(one.free.0 / 2), "{} of {}", both.room(), one.free);
+        assert_eq!(swap(&[a.path(), Path::new("/nowhere")]).views(&[]).len(), 2);
     }
 
     #[test]

@@ -64,6 +64,7 @@ impl Sources {
 }
 
 impl Meter {
+    /// Nothing is measured yet.
     pub fn new(order: ToolOrder) -> Meter {
         Meter {
             control: ToolControl::new(order),
@@ -140,6 +141,7 @@ pub fn known(vm: &Vm, paged: Option<&PagedVm>) -> Tools {
     Tools { ballooned: paged.map_or(Pages::ZERO, ballooned), ..*lock(&vm.tools) }
 }
 
+/// What is known, and why one of them comes first.
 pub fn view(manager: &Manager, vm: &Vm) -> ToolsView {
     let tools = *lock(&vm.tools);
     let cost = |cost: Option<Cost>| cost.map(Cost::ms_per_1000);
@@ -151,6 +153,14 @@ pub fn view(manager: &Manager, vm: &Vm) -> ToolsView {
     let why = match (order, first, tools.balloon, tools.paging) {
         (ToolOrder::BalloonFirst, ..) => "the configuration says so",
         _ if !vm.may_be_paged() => "its pages cannot be paged",
+        (ToolOrder::Automatic, ToolName::Balloon, None, _) => {
+            "the balloon is not found to cost anything yet; where reads do not cost its guest far more \
+             than faults, it comes first whatever it costs"
+        }
+        (ToolOrder::Automatic, ToolName::Balloon, ..) => {
+            "the order is automatic: it comes first where reads do not cost its guest far more than \
+             faults, and elsewhere where it was not measured to be the dearer one"
+        }
         (_, ToolName::Balloon, None, _) => "the balloon is not found to cost anything yet",
         (_, ToolName::Balloon, ..) => "it was not measured to be the dearer one",
         (_, ToolName::Paging, None, None) => {

@@ -2,6 +2,7 @@
 //! true to go on with. Its process is, not its vCPUs by QMP: QEMU does not answer while one of them waits
 //! in a fault. When all pages can be read again, it goes on.
 
+use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -17,17 +18,27 @@ const PERIOD: Duration = Duration::from_millis(100);
 
 /// The thread that stops them and lets them go on.
 pub fn run(manager: &Manager) {
+    // VMs of which it was said that they cannot be stopped.
+    let mut told = HashSet::new();
     while !manager.is_stopping() {
-        for vm in manager.vms() {
-            look(manager, &vm);
+        let vms = manager.vms();
+        told.retain(|id| vms.iter().any(|vm| vm.id == *id));
+        for vm in vms {
+            match look(manager, &vm) {
+                Ok(()) => {
+                    told.remove(&vm.id);
+                }
+                Err(e) if told.insert(vm.id) => tracing::error!(vm = vm.name, "{e}"),
+                Err(_) => {}
+            }
         }
         std::thread::sleep(PERIOD);
     }
 }
 
-fn look(manager: &Manager, vm: &Vm) {
+fn look(manager: &Manager, vm: &Vm) -> Result<(), String> {
     if matches!(vm.run_state(), RunState::Stopping | RunState::Stopped) {
-        return;
+        return Ok(());
     }
     let unreadable = match &*vm.paged() {
         Some(paged) => paged.is_unreadable(),
@@ -35,25 +46,29 @@ fn look(manager: &Manager, vm: &Vm) {
     };
     let mut frozen = lock(&vm.frozen);
     if unreadable == *frozen {
-        return;
+        return Ok(());
     }
     let signal = if unreadable { Signal::STOP } else { Signal::CONT };
     if unreadable {
-        // First: a manager that comes after must know that it is to be let go on.
-        Record::update(&vm.folder, |record| record.frozen = true);
+        // First: a manager that comes after must know that it is to be let go on. Without that it is not
+        // stopped, and those of its vCPUs that want such a page wait alone.
+        Record::must_update(&vm.folder, |record| record.frozen = true).map_err(|e| {
+            format!("not stopped, though it waits for pages that cannot be read: {e}")
+        })?;
     }
-    if let Err(e) = vm.process.signal(signal) {
-        tracing::error!(vm = vm.name, "{signal:?}: {e}");
-        return;
-    }
+    vm.process.signal(signal).map_err(|e| format!("{signal:?}: {e}"))?;
     *frozen = unreadable;
     if unreadable {
         vm.freezes.fetch_add(1, Ordering::Relaxed);
         tracing::error!(vm = vm.name, "stopped: it waits for pages that cannot be read");
     } else {
-        Record::update(&vm.folder, |record| record.frozen = false);
+        if let Err(e) = Record::update(&vm.folder, |record| record.frozen = false) {
+            // The next manager lets go on what goes on already.
+            tracing::warn!(vm = vm.name, "{e}");
+        }
         tracing::info!(vm = vm.name, "all its pages can be read again: it goes on");
     }
     drop(frozen);
     manager.kick.ring(format!("{} was stopped or goes on", vm.name));
+    Ok(())
 }

@@ -5,8 +5,9 @@ use std::sync::atomic::Ordering;
 
 use ballast_api::{
     ActiveView, BalloonHealth, BalloonView, CompressionView, FaultTimesView, HostSharing, HostView,
-    MemoryView, Params, PoolView, StateName, Threshold, VmCounters, VmSharing, VmView, Why,
+    MemoryView, Params, PoolView, Threshold, VmCounters, VmSharing, VmView, Why,
 };
+use ballast_journal::tell::state_name;
 use ballast_pager::mappings::ZERO_RUN;
 use ballast_pager::service::{Health as PagerHealth, PagedVm};
 use ballast_pager::word::State as Page;
@@ -26,15 +27,7 @@ fn bytes(pages: Pages) -> u64 {
     pages.bytes().0
 }
 
-fn state_name(state: State) -> StateName {
-    match state {
-        State::High => StateName::High,
-        State::Soft => StateName::Soft,
-        State::Hard => StateName::Hard,
-        State::Low => StateName::Low,
-    }
-}
-
+/// Figures that are read one after the other: sums of them may be off by what moves meanwhile.
 pub fn host(manager: &Manager) -> HostView {
     let ledger = &manager.host.ledger;
     let vms = manager.vms();
@@ -140,6 +133,7 @@ pub fn pools(manager: &Manager) -> Vec<PoolView> {
         .collect()
 }
 
+/// As `host`. Looks into /proc for its process.
 pub fn vm(manager: &Manager, vm: &Vm) -> VmView {
     let params = vm.params();
     let pools = manager.pools.pools(&manager.pools.rules());
@@ -343,6 +337,8 @@ fn trouble(paged: &PagedVm) -> Option<String> {
     }
 }
 
+/// # Errors
+/// Nothing has been decided yet.
 pub fn why(manager: &Manager, vm: &Vm) -> Result<Why, Failure> {
     let (at, decision) = manager
         .decision()

@@ -21,8 +21,11 @@ use tokio::task::JoinHandle;
 /// What the operator decides about a VM.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VmParams {
+    /// At least 1.
     pub shares: u32,
+    /// Guaranteed; at most `max`.
     pub min: Pages,
+    /// Its size, or a limit below it.
     pub max: Pages,
     /// The VM's own tax rate, if it has one.
     pub tax: Option<f64>,
@@ -41,9 +44,13 @@ pub struct VmParams {
 /// Parameters of a VM that somebody asked for, when it was started or later.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Asked {
+    /// None: as configured, or 10 per MiB.
     pub shares: Option<u32>,
+    /// None: as configured, or nothing.
     pub min: Option<Pages>,
+    /// None: as configured, or its size.
     pub max: Option<Pages>,
+    /// 0 <= rate < 1. None: as configured, or its pool's, or the host's.
     pub tax: Option<f64>,
     /// Some(None): no pool.
     pub pool: Option<Option<String>>,
@@ -123,11 +130,13 @@ pub fn differences(old: &VmParams, new: &VmParams) -> String {
 pub struct BalloonState {
     /// What the policy wants.
     pub goal: Pages,
+    /// What the controller said last.
     pub output: BalloonOutput,
     /// What was last commanded.
     pub commanded: Pages,
     /// What QEMU says. Shown only.
     pub reported: Option<Pages>,
+    /// None: its guest has told none.
     pub stats: Option<GuestStats>,
     /// When they were asked for.
     pub stats_at: Instant,
@@ -143,26 +152,39 @@ impl BalloonState {
 
 /// Sampling of one VM.
 pub struct Sampling {
+    /// The estimate of active memory.
     pub set: WorkingSet,
+    /// When in a period pages were touched: for miss curves.
     pub times: TouchTimes,
     /// Of the period that runs, the time in which the VM did not.
     pub stood_still: Duration,
+    /// Of the choice of pages, with the period.
     pub seed: u64,
+    /// Periods for which pages were chosen.
     pub period: u64,
     /// Samples that had begun when the last one was asked for; None before the first.
     pub asked: Option<u64>,
     /// Touches counted so far, of all periods.
     pub touched: u64,
+    /// When time was last counted.
     pub last: Instant,
 }
 
+/// Shared by its tasks and the manager's threads. Of its locks, `paged` is taken before the others, but for
+/// `released`, which is held throughout the VM's end. Nobody takes it twice: between the two somebody may come who
+/// waits to take the pager away, for whom the second would wait.
 pub struct Vm {
+    /// Of this manager; the next one gives others.
     pub id: VmId,
+    /// What people call it, and its folder.
     pub name: String,
     /// None for a VM that was attached. Without its salt, which is among the parameters.
     pub spec: Option<VmSpec>,
+    /// In the run folder: record, pages, sockets, logs.
     pub folder: PathBuf,
+    /// In words, for people.
     pub accel: String,
+    /// When this manager had it: of one that was taken over, not its start.
     pub started: Instant,
     /// Guest RAM.
     pub size: Pages,
@@ -172,19 +194,24 @@ pub struct Vm {
     pub external: AtomicU64,
     /// Booked for the VMM of a paged VM; [`ENDED`] when that was given back.
     pub vmm: AtomicU64,
+    /// Its VMM.
     pub process: ProcessHandle,
-    pub paged: RwLock<Option<PagedVm>>,
+    paged: RwLock<Option<PagedVm>>,
     params: Mutex<VmParams>,
     run_state: Mutex<RunState>,
     management: Mutex<Management>,
     monitor: Mutex<Option<Monitor>>,
+    /// Written by the balloon's loop; the goal by the policy thread.
     pub balloon: Mutex<BalloonState>,
+    /// The controller that the balloon's loop asks.
     pub control: Mutex<BalloonControl>,
     /// What its tools cost, as last measured.
     pub tools: Mutex<Tools>,
+    /// The policy thread's.
     pub sampling: Mutex<Sampling>,
     /// None for a VM without a port for an agent.
     pub agent: Mutex<Option<AgentReport>>,
+    /// Whether its guest's balloon driver was ever heard of.
     pub driver_alive: AtomicBool,
     /// The guest asked for a reboot.
     pub rebooting: AtomicBool,
@@ -207,6 +234,7 @@ pub struct Vm {
 /// Of what is booked for a VMM: it is not any more, for good.
 pub const ENDED: u64 = u64::MAX;
 
+/// What makes a [`Vm`]: see the fields there.
 pub struct NewVm {
     pub id: VmId,
     pub name: String,
@@ -228,6 +256,7 @@ pub struct NewVm {
 }
 
 impl Vm {
+    /// It is starting, without QMP, and not inspected.
     pub fn new(new: NewVm) -> Vm {
         Vm {
             id: new.id,
@@ -323,15 +352,19 @@ impl Vm {
         self.stir.notified().await;
     }
 
+    /// Those in force.
     pub fn params(&self) -> VmParams {
         lock(&self.params).clone()
     }
+    /// Under `Manager::changing`, once they are written down.
     pub fn set_params(&self, params: VmParams) {
         *lock(&self.params) = params;
     }
+    /// See `shown_state` for VMs that stand still because of unreadable pages.
     pub fn run_state(&self) -> RunState {
         *lock(&self.run_state)
     }
+    /// Whether its process is stopped, because it waits for pages that cannot be read.
     pub fn is_frozen(&self) -> bool {
         *lock(&self.frozen)
     }
@@ -360,9 +393,11 @@ impl Vm {
             *now = RunState::Running;
         }
     }
+    /// How it is managed, and why not better.
     pub fn management(&self) -> Management {
         lock(&self.management).clone()
     }
+    /// What may be done to take memory back.
     pub fn mode(&self) -> Mode {
         lock(&self.management).mode
     }
@@ -370,18 +405,23 @@ impl Vm {
     pub fn may_be_paged(&self) -> bool {
         self.inspected.load(Ordering::Relaxed) && self.mode() == Mode::Paged
     }
+    /// By who has inspected it.
     pub fn set_management(&self, management: Management) {
         *lock(&self.management) = management;
     }
+    /// None while there is no QMP.
     pub fn monitor(&self) -> Option<Monitor> {
         lock(&self.monitor).clone()
     }
+    /// None: the connection is closed.
     pub fn set_monitor(&self, monitor: Option<Monitor>) {
         *lock(&self.monitor) = monitor;
     }
+    /// None inside: it is not paged, or has ended. Its end waits for who holds this.
     pub fn paged(&self) -> RwLockReadGuard<'_, Option<PagedVm>> {
         self.paged.read().unwrap_or_else(PoisonError::into_inner)
     }
+    /// Waits for all who hold `paged`. Nobody finds it there afterwards.
     pub fn take_paged(&self) -> Option<PagedVm> {
         self.paged.write().unwrap_or_else(PoisonError::into_inner).take()
     }
@@ -400,6 +440,7 @@ impl Vm {
             None => self.overhead + self.booked().saturating_sub(self.size),
         }
     }
+    /// What is booked for the VMM of a paged VM; nothing once it has ended.
     pub fn booked_vmm(&self) -> Pages {
         match self.vmm.load(Ordering::Relaxed) {
             ENDED => Pages::ZERO,
@@ -411,6 +452,7 @@ impl Vm {
     }
 }
 
+/// A lock whose holder panicked guards data that every holder leaves consistent: the others go on.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

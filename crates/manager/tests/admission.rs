@@ -1,5 +1,5 @@
 //! What is refused before anything is started, and starts that fail: nothing of them is left.
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a panic here is the test failing
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic here is the test failing")]
 
 mod support;
 

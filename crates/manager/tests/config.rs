@@ -1,5 +1,5 @@
 //! Configuration is taken whole or not at all, and a run folder has one manager.
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a panic here is the test failing
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic here is the test failing")]
 
 mod support;
 

@@ -1,6 +1,6 @@
 //! VMMs and strangers that mean harm: none of them reads or changes what is another VM's, ends or
 //! hangs the manager, or makes it use more than it is entitled to.
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a panic here is the test failing
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic here is the test failing")]
 
 mod support;
 
@@ -212,4 +212,34 @@ async fn a_hostile_vmm_harms_nobody_but_itself() {
     client.shutdown(true).await.unwrap();
     assert!(ballastd.end().success());
     assert!(!ballastd.run_dir().exists() && !ballastd.swap_dir().exists());
+}
+
+/// However often a VMM asks to be taken over and breaks that off, its pages are in the books once at most.
+#[tokio::test(flavor = "multi_thread")]
+async fn takeovers_that_are_broken_off_leave_nothing_in_the_books() {
+    if std::fs::File::open("/dev/userfaultfd").is_err() {
+        assert!(!required(), "no userfaultfd");
+        eprintln!("SKIPPED: no userfaultfd");
+        return;
+    }
+    let mut ballastd = Ballastd::start(&["--budget", "96M"]);
+    let evil = Evil::start(&ballastd.run_dir().join("shim.sock"), "evil", "deaf", 16);
+    ballastd.eventually("it is known", async || ballastd.client.vm("evil").await.is_ok()).await;
+    ballastd.kill();
+    ballastd.restart();
+    ballastd
+        .eventually("it has tried often", async || {
+            let log = std::fs::read_to_string(ballastd.log()).unwrap();
+            log.lines().filter(|line| line.contains("a shim in process")).count() >= 5
+        })
+        .await;
+    let host = ballastd.host().await;
+    let used = host.budget - host.free;
+    assert!(used < ZEROS + 16 * MIB + 8 * MIB, "{} MiB", used / MIB);
+    let view = ballastd.vm("evil").await;
+    assert!(view.trouble.is_some(), "{view:?}");
+    drop(evil);
+    is_as_before(&ballastd).await;
+    ballastd.assert_nothing_left("evil");
+    no_panic(&ballastd);
 }

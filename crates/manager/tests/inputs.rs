@@ -1,6 +1,6 @@
 //! What policies other than the default read: miss curves from the sampler, and the pressure that a
 //! guest's agent reports.
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a panic here is the test failing
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic here is the test failing")]
 
 mod support;
 
@@ -15,12 +15,7 @@ use support::{Ballastd, MIB, cli, image_or_skip};
 
 /// With a configuration of its own.
 fn start(options: &[&str], config: &str) -> Ballastd {
-    let mut ballastd = Ballastd::prepare(options);
-    let file = ballastd.root.join("ballast.toml");
-    std::fs::write(&file, format!("[sharing]\nenabled = false\n{config}")).unwrap();
-    ballastd.add_option("--config", &file);
-    ballastd.restart();
-    ballastd
+    Ballastd::start_configured(options, &format!("[sharing]\nenabled = false\n{config}"))
 }
 
 /// `ballast vm show`, as people read it.

@@ -1,6 +1,6 @@
 //! The journal of a manager on real guests: it replays bit for bit, outlives kill -9, answers for times
 //! that are past, and stops nothing when it cannot be written.
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a panic here is the test failing
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic here is the test failing")]
 
 mod support;
 

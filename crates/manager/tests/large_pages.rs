@@ -1,6 +1,6 @@
 //! A real guest on large pages: handed out while memory is plentiful, as the kernel maps them; broken when it
 //! is not; and nothing is lost when the manager is killed meanwhile.
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a panic here is the test failing
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic here is the test failing")]
 
 mod support;
 

@@ -1,5 +1,5 @@
 //! Parameters that change while VMs run, and a budget that holds throughout.
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a panic here is the test failing
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic here is the test failing")]
 
 mod support;
 
@@ -59,6 +59,12 @@ async fn limits_shares_and_budgets_are_carried_out() {
     ] {
         assert_eq!(refusal(client.socket(), "PATCH", "/v1/vms/swap", body).0, 400, "{body}");
     }
+    // What cannot be written down for the next manager is not done.
+    let in_the_way = ballastd.folder("swap").join("vm.json.new");
+    std::fs::create_dir(&in_the_way).unwrap();
+    refused_as(client.change("swap", &some()).await, ErrorCode::Internal, "vm.json");
+    std::fs::remove_dir(&in_the_way).unwrap();
+    assert_eq!(ballastd.vm("swap").await.params, before[1]);
     // What a salt is goes in, and does not come out.
     let blue = VmChange { salt: Some("team blue".try_into().unwrap()), ..VmChange::default() };
     let one = client.change("swap", &blue).await.unwrap();

@@ -1,5 +1,5 @@
 //! Resource pools and the configuration's rules for VMs: by command, by file, and reloaded.
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a panic here is the test failing
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic here is the test failing")]
 
 mod support;
 

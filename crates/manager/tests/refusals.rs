@@ -1,6 +1,6 @@
 //! VMMs that must not be paged are not, `vm ls` says why, and the balloon still works where there is
 //! one.
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a panic here is the test failing
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic here is the test failing")]
 
 mod support;
 
@@ -183,8 +183,8 @@ fn guest(ballastd: &Ballastd, image: &Image, name: &str, mib: u64, run: &str) ->
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stranger_is_ballooned_under_pressure() {
     let Some(image) = image_or_skip() else { return };
-    let ballastd = Ballastd::start(&["--budget", "512M"]);
-    let client = &ballastd.client;
+    let mut ballastd = Ballastd::start(&["--budget", "512M"]);
+    let client = &ballastd.client.clone();
     // Private RAM, so that what it takes is its RSS. It takes all of it, and then needs little.
     let stranger = guest(&ballastd, image, "stranger", 160, "idle --mb 70 --busy 2 --every 1000");
     // All of it counts as active, since nothing is known of it; few shares make it give all the same.
@@ -214,13 +214,39 @@ async fn a_stranger_is_ballooned_under_pressure() {
             vm.balloon.reported >= 4 * MIB && has + 2 * MIB < had
         })
         .await;
-    // A manager that ends leaves a VM that it did not start, and that does without it.
+    // A manager that ends leaves a VM that it did not start; the next one has it again, with its balloon.
     client.stop("paged", Duration::ZERO).await.unwrap();
+    let limit = VmChange { max: Some(100 * MIB), ..VmChange::default() };
+    let params = client.change("stranger", &limit).await.unwrap().params;
     client.shutdown(false).await.unwrap();
-    assert!(
-        ballast_lab::leftovers::processes(&ballastd.root)
-            .contains(&i32::try_from(stranger.child.id()).unwrap())
-    );
+    assert!(ballastd.end().success());
+    ballastd.restart();
+    let again = ballastd.vm("stranger").await;
+    assert_eq!((again.pid, again.params), (Some(stranger.child.id()), params));
+    assert!(again.memory.consumed > 0, "{:?}", again.memory);
+    let host = ballastd.host().await;
+    assert!(host.budget - host.free >= again.memory.consumed / 2, "{host:?}");
+    ballastd
+        .eventually("its balloon is in reach", async || {
+            let vm = ballastd.vm("stranger").await;
+            vm.guest.is_some() && vm.balloon.reported >= 4 * MIB
+        })
+        .await;
+    is(&ballastd.vm("stranger").await.management, Mode::BalloonOnly, "private RAM");
+    // One that is let go of has all its memory.
+    client.shutdown(true).await.unwrap();
+    assert!(ballastd.end().success());
+    assert!(!ballastd.run_dir().exists());
+    let alive = ballast_lab::leftovers::processes(&ballastd.root);
+    assert!(alive.contains(&i32::try_from(stranger.child.id()).unwrap()));
+    let qmp = ballast_qemu::Qmp::connect(&stranger.qmp, Duration::from_secs(60)).await.unwrap();
+    ballastd
+        .eventually("its balloon is empty", async || {
+            let ask = serde_json::Value::Null;
+            let said = qmp.execute("query-balloon", ask, Duration::from_secs(60)).await.unwrap();
+            said["actual"] == 160 * MIB
+        })
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -281,7 +307,13 @@ async fn a_vm_that_waits_for_memory_that_will_never_come_can_be_stopped() {
         })
         .await;
     is(&ballastd.vm("stuck").await.management, Mode::Unmanaged, "maps its RAM too");
+    // What it has cannot be taken from it, and so not be promised to another.
     let little = HostChange { budget: Some(32 * MIB), ..HostChange::default() };
+    refused_as(client.change_host(&little).await, ErrorCode::NoRoom, "budget");
+    let host = ballastd.host().await;
+    let used = host.budget - host.free;
+    let goal = host.thresholds[0].upper * used / host.budget;
+    let little = HostChange { budget: Some((used + 2 * goal + 4 * MIB) & !4095), ..little };
     client.change_host(&little).await.unwrap();
     ballastd
         .eventually("it waits for memory", async || {

@@ -1,6 +1,6 @@
 //! VMs are ended whatever state they and the manager are in: without a manager, and while they wait for
 //! one to take them over.
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a panic here is the test failing
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic here is the test failing")]
 
 mod support;
 

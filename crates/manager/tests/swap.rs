@@ -1,5 +1,5 @@
 //! Swap files: several locations, and contents that are damaged under a running guest.
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a panic here is the test failing
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic here is the test failing")]
 
 mod support;
 

@@ -1,5 +1,5 @@
 //! A new ballastd takes over from one that runs: guests go on, and what is not understood is left alone.
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a panic here is the test failing
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic here is the test failing")]
 
 mod support;
 
@@ -140,4 +140,80 @@ async fn state_of_a_newer_manager_is_refused_untouched() {
             assert!(bytes_of(&ballastd.run_dir()) == before, "{part}: something was changed");
         }
     }
+}
+
+/// A VM whose files are damaged waits, alone and as it is; one whose start was cut short has no damage.
+#[tokio::test(flavor = "multi_thread")]
+async fn damage_of_one_vm_keeps_the_manager_from_nothing_else() {
+    let mut ballastd = Ballastd::prepare(&["--budget", "64M"]);
+    let header = |magic: &[u8], version: u32| {
+        let mut bytes = vec![0; 8192];
+        bytes[..8].copy_from_slice(magic);
+        bytes[8..12].copy_from_slice(&version.to_le_bytes());
+        bytes
+    };
+    let (pmap, stage) = (header(b"BLSTPMAP", 2), header(b"BLSTSTAG", 1));
+    let nothing = || Some(vec![0; 8192]);
+    // What is said of it, and its pmap and stage.
+    type Files = (&'static str, Option<&'static str>, Option<Vec<u8>>, Option<Vec<u8>>);
+    let all: [Files; 6] = [
+        ("bad-pmap", Some("pmap"), Some(header(b"nonsense", 2)), Some(stage.clone())),
+        ("no-words", Some("pmap"), nothing(), Some(stage.clone())),
+        ("bad-stage", Some("stage"), Some(pmap.clone()), Some(header(b"nonsense", 1))),
+        ("empty", None, Some(Vec::new()), None),
+        ("not-begun", None, nothing(), None),
+        ("half-begun", None, Some(pmap), nothing()),
+    ];
+    let mut vmms = Vec::new();
+    for (name, _, pmap, stage) in &all {
+        let vmm = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let started = ballast_api::record::process_started(vmm.id()).unwrap();
+        let record = format!(
+            "{{\"version\":1,\"name\":\"{name}\",\"spec\":null,\"params\":{{\"shares\":1,\"min\":0,\
+             \"max\":1024,\"tax\":null}},\"size\":1024,\"overhead\":1,\"pid\":{},\
+             \"pid_started\":{started},\"accel\":\"tcg\"}}",
+            vmm.id()
+        );
+        vmms.push(vmm);
+        let folder = ballastd.folder(name);
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join("vm.json"), record).unwrap();
+        for (file, bytes) in [("pmap", pmap), ("stage", stage)] {
+            if let Some(bytes) = bytes {
+                std::fs::write(folder.join(file), bytes).unwrap();
+            }
+        }
+    }
+    ballastd.restart();
+    let listed = ballastd.client.vms().await.unwrap();
+    for (name, said, pmap, stage) in &all {
+        let view = listed.iter().find(|view| view.name == *name);
+        let Some(said) = said else {
+            assert!(view.is_none() && ballastd.is_gone(name).await, "{view:?}");
+            continue;
+        };
+        let view = view.unwrap();
+        assert!(view.trouble.as_ref().is_some_and(|why| why.contains(said)), "{view:?}");
+        assert_eq!(view.management, ballastd.vm(name).await.management);
+        for (file, bytes) in [("pmap", pmap), ("stage", stage)] {
+            let now = std::fs::read(ballastd.folder(name).join(file)).ok();
+            assert!(now == *bytes, "{name}: {file} was changed");
+        }
+    }
+    assert_eq!(ballastd.host().await.free, (64 - 2) * support::MIB - 6 * 4096);
+    for mut vmm in vmms {
+        vmm.kill().unwrap();
+        vmm.wait().unwrap();
+    }
+    ballastd
+        .eventually("nothing is booked for them", async || {
+            ballastd.host().await.free == (64 - 2) * support::MIB
+        })
+        .await;
+    for (name, ..) in &all {
+        ballastd.eventually("its name is free", async || ballastd.is_gone(name).await).await;
+        ballastd.assert_nothing_left(name);
+    }
+    assert!(ballastd.term().success());
+    assert!(!ballastd.run_dir().exists());
 }

@@ -1,5 +1,5 @@
 //! VMs end in every way there is: all they had comes back, and no other VM notices.
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a panic here is the test failing
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic here is the test failing")]
 
 mod support;
 

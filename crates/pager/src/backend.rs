@@ -5,6 +5,7 @@ use ballast_sharing::StorePage;
 use ballast_units::{PAGE_SIZE, Ppn};
 
 /// Why an operation on guest memory did not happen.
+#[allow(missing_docs, reason = "of fields: the messages say it")]
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MemError {
     /// A REMOVE event waits to be read; the operation was not done. Read events, then retry.
@@ -71,8 +72,11 @@ pub enum Place {
 /// A run of pages to be mapped elsewhere; store pages count up with the pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Remap {
+    /// Page of the VM at which the run begins.
     pub first: Ppn,
+    /// Pages of the run, at least one.
     pub n: u64,
+    /// What the first page is to show. With a page of the store, the others show the store's next ones.
     pub to: Place,
 }
 
@@ -93,6 +97,7 @@ impl Remap {
             runs.push(Remap { first: ppn, n: 1, to });
         }
     }
+    /// The pages of the run, in rising order.
     pub fn pages(&self) -> impl Iterator<Item = Ppn> + use<> {
         (self.first.0..self.first.0 + self.n).map(Ppn)
     }
@@ -176,10 +181,10 @@ pub trait Backend: Send + Sync {
         let _ = runs;
         (0, Err(MemError::Fixed))
     }
-    /// Where pages are mapped. Slow; only while no `remap` is under way.
-    fn places(&self, first: Ppn, n: u64) -> Result<Vec<Place>, MemError> {
-        let _ = first;
-        Ok(vec![Place::Home; n as usize])
+    /// Where pages are mapped, for each that is asked for, in any order; an error of its own for one that is
+    /// mapped as only the VMM could have done it. Slow; only while no `remap` is under way.
+    fn places(&self, pages: &[Ppn]) -> Result<Vec<Result<Place, MemError>>, MemError> {
+        Ok(vec![Ok(Place::Home); pages.len()])
     }
     /// Which of these privately mapped pages the guest has written to, so that the kernel copied them.
     fn copied(&self, first: Ppn, n: u64) -> Result<Vec<bool>, MemError> {

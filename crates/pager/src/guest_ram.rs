@@ -19,6 +19,7 @@ use crate::mappings::Mappings;
 pub struct RamLayout {
     /// Where the VMM mapped it.
     pub base: HostAddr,
+    /// How large it is: its pages are numbered from 0 on.
     pub len: Pages,
     /// Where in the file it begins.
     pub file_offset: u64,
@@ -31,7 +32,7 @@ impl RamLayout {
     }
 
     /// The pages that lie whole in `[start, end)` of the VMM, as first and number; None if none.
-    pub fn pages_within(&self, start: HostAddr, end: HostAddr) -> Option<(Ppn, u64)> {
+    pub(crate) fn pages_within(&self, start: HostAddr, end: HostAddr) -> Option<(Ppn, u64)> {
         let page = PAGE_SIZE as u64;
         let from = start.0.saturating_sub(self.base.0).div_ceil(page);
         let to = (end.0.saturating_sub(self.base.0) / page).min(self.len.0);
@@ -59,6 +60,7 @@ impl RamLayout {
     }
 }
 
+/// A VM's RAM: descriptors of its userfaultfd and of its RAM file, both its own, and the way to its shim.
 pub struct GuestRam {
     uffd: Uffd,
     file: std::fs::File,
@@ -72,6 +74,9 @@ pub struct GuestRam {
 pub const LARGE_PAGE: Pages = Pages::from_mib(2);
 
 impl GuestRam {
+    /// `uffd` sees missing and write-protected pages of the mapping that `layout` tells of; `file` is the
+    /// RAM file, open for reading and writing. Nothing is looked at: see `check`. Without large pages, and
+    /// without a way to the shim until `mappings().connect`.
     pub fn new(uffd: Uffd, file: OwnedFd, layout: RamLayout) -> GuestRam {
         GuestRam { uffd, file: file.into(), layout, mappings: Mappings::default(), large: 1 }
     }
@@ -79,7 +84,7 @@ impl GuestRam {
     /// The same, allocated as large pages where it can be: if the file is not a memfd (which the host's
     /// settings are for), and the VMM mapped it so that they can be mapped as such.
     #[must_use]
-    pub fn with_large_pages(self) -> GuestRam {
+    pub(crate) fn with_large_pages(self) -> GuestRam {
         let unit = LARGE_PAGE.bytes().0;
         let of = |file: &std::fs::File| file.metadata().map(|meta| meta.dev());
         let memfd = rustix::fs::memfd_create("like", rustix::fs::MemfdFlags::CLOEXEC)
@@ -92,15 +97,19 @@ impl GuestRam {
         GuestRam { large: if has && fits { LARGE_PAGE.0 } else { 1 }, ..self }
     }
 
+    /// For its events, which one thread reads at a time: each is delivered once.
     pub fn uffd(&self) -> &Uffd {
         &self.uffd
     }
+    /// The RAM file. Not to be mapped: its VMM may truncate it at any time.
     pub fn file(&self) -> &std::fs::File {
         &self.file
     }
+    /// As it was given; whether it can be is for `check` to say.
     pub fn layout(&self) -> RamLayout {
         self.layout
     }
+    /// How its pages are mapped elsewhere.
     pub fn mappings(&self) -> &Mappings {
         &self.mappings
     }
@@ -128,7 +137,7 @@ impl GuestRam {
     }
 
     /// Frees every page of the file, whoever else still holds it open.
-    pub fn release_all(&self) -> std::io::Result<()> {
+    pub(crate) fn release_all(&self) -> std::io::Result<()> {
         self.punch_bytes(self.layout.file_offset, self.layout.len.bytes().0).map_err(Into::into)
     }
 
@@ -265,8 +274,8 @@ impl Backend for GuestRam {
         self.mappings.remap(self.layout, runs)
     }
 
-    fn places(&self, first: Ppn, n: u64) -> Result<Vec<Place>, MemError> {
-        self.mappings.places(self.layout, first, n)
+    fn places(&self, pages: &[Ppn]) -> Result<Vec<Result<Place, MemError>>, MemError> {
+        self.mappings.places(self.layout, pages)
     }
 
     fn copied(&self, first: Ppn, n: u64) -> Result<Vec<bool>, MemError> {

@@ -6,13 +6,16 @@ use ballast_units::Pages;
 use crate::ledger::Ledger;
 use crate::sync::{AtomicU64, Ordering};
 
+/// One for all VMs. Whatever it holds, any thread may ask for and change.
 pub struct Host {
+    /// The budget, and what is handed out of it.
     pub ledger: Ledger,
     low: AtomicU64,
     plenty: AtomicU64,
 }
 
 impl Host {
+    /// Not low, and with plenty of memory however little is free, until it is told otherwise.
     pub fn new(ledger: Ledger) -> Host {
         Host { ledger, low: AtomicU64::new(0), plenty: AtomicU64::new(0) }
     }
@@ -22,6 +25,7 @@ impl Host {
     pub fn is_low(&self) -> bool {
         self.low.load(Ordering::Relaxed) != 0
     }
+    /// Those that waited because the host was low try again by themselves, within milliseconds.
     pub fn set_low(&self, low: bool) {
         self.low.store(u64::from(low), Ordering::Relaxed);
     }
@@ -30,6 +34,7 @@ impl Host {
     pub fn plenty(&self) -> Pages {
         Pages(self.plenty.load(Ordering::Relaxed))
     }
+    /// 0: nothing need remain.
     pub fn set_plenty(&self, floor: Pages) {
         self.plenty.store(floor.0, Ordering::Relaxed);
     }

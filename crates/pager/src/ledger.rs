@@ -62,6 +62,8 @@ impl Ledger {
         (self.alarm)();
     }
 
+    /// Gives back pages that were reserved or adopted. More than those is a mistake, which debug builds
+    /// find.
     pub fn release(&self, n: Pages) {
         let before = self.used.fetch_sub(n.0, Ordering::AcqRel);
         debug_assert!(before >= n.0, "released {n:?} of {before} used pages");
@@ -71,9 +73,11 @@ impl Ledger {
         }
     }
 
+    /// What may be handed out altogether.
     pub fn budget(&self) -> Pages {
         Pages(self.budget.load(Ordering::Relaxed))
     }
+    /// What is handed out. More than the budget where that was lowered, or where `adopt` took more.
     pub fn used(&self) -> Pages {
         Pages(self.used.load(Ordering::Relaxed))
     }
@@ -85,6 +89,7 @@ impl Ledger {
     pub fn peak(&self) -> Pages {
         Pages(self.peak.load(Ordering::Relaxed))
     }
+    /// Takes back nothing: below what is in use, nothing more is handed out. Rings the alarm.
     pub fn set_budget(&self, budget: Pages) {
         self.budget.store(budget.0, Ordering::Relaxed);
         (self.alarm)();
@@ -94,7 +99,7 @@ impl Ledger {
         self.alarm_low.store(low.0, Ordering::Relaxed);
         self.alarm_high.store(high.0, Ordering::Relaxed);
     }
-    pub fn ring(&self) {
+    pub(crate) fn ring(&self) {
         (self.alarm)();
     }
 }

@@ -12,6 +12,8 @@
 //! | `sharing/` | domains: the store, the share table, and how equal pages are found |
 //! | `replacement` | which page goes |
 
+#![warn(missing_docs)]
+
 pub mod backend;
 #[doc(hidden)]
 pub mod fuzzing;
@@ -22,7 +24,7 @@ mod mapping;
 pub mod mappings;
 pub mod memory;
 pub mod pmap;
-pub mod replacement;
+mod replacement;
 pub mod service;
 pub mod sharing;
 mod sparse;

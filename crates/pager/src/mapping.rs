@@ -21,6 +21,50 @@ pub fn first_bytes(path: &Path) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// Whether anything was written into the first page of a file, which is a header. A manager that died over
+/// making it may have left nothing there: then nobody relies on it.
+pub fn is_begun(path: &Path) -> std::io::Result<bool> {
+    Ok(first_bytes(path)?.iter().any(|&byte| byte != 0))
+}
+
+/// A file that is made under another name, so that it is whole once it has its own. Removed when dropped
+/// before that.
+pub struct Fresh {
+    beside: std::path::PathBuf,
+    named: bool,
+}
+
+impl Fresh {
+    /// The file `path` is to be. Removes what a manager left that died over making it.
+    pub fn beside(path: &Path) -> std::io::Result<Fresh> {
+        let mut beside = path.as_os_str().to_owned();
+        beside.push(".new");
+        let fresh = Fresh { beside: beside.into(), named: false };
+        match std::fs::remove_file(fresh.path()) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(e),
+            _ => Ok(fresh),
+        }
+    }
+    pub fn path(&self) -> &Path {
+        &self.beside
+    }
+    /// Gives it its name, which must be free.
+    pub fn name(mut self, path: &Path) -> std::io::Result<()> {
+        use rustix::fs::{CWD, RenameFlags, renameat_with};
+        renameat_with(CWD, &self.beside, CWD, path, RenameFlags::NOREPLACE)?;
+        self.named = true;
+        Ok(())
+    }
+}
+
+impl Drop for Fresh {
+    fn drop(&mut self) {
+        if !self.named {
+            let _ = std::fs::remove_file(&self.beside);
+        }
+    }
+}
+
 /// A mapping, readable and writable, unmapped on drop.
 pub struct Mapping {
     base: NonNull<u8>,

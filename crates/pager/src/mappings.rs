@@ -2,6 +2,7 @@
 //! the kernel tells of how they are mapped.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use ballast_sharing::StorePage;
 use ballast_uffd::procmap::{Maps, Pagemap};
@@ -14,20 +15,26 @@ use crate::sync::{Mutex, lock};
 /// One change, as the VMM process sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Change {
+    /// Where it begins, in the VMM; a multiple of a page.
     pub addr: HostAddr,
+    /// A multiple of a page, at least one.
     pub len: Bytes,
+    /// What is to be seen there afterwards.
     pub to: Target,
 }
 
+/// What a part of a VM's RAM is to show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
     /// What is seen there now goes into the RAM file, which is mapped again.
     Home,
-    /// The file of this number among those given, privately, and write-protected.
+    /// The file of this number among those given, from this offset on (bytes), privately, and write-protected.
+    #[allow(missing_docs, reason = "told with the variant")]
     File { index: u8, offset: u64 },
 }
 
 /// Why changes were not made.
+#[allow(missing_docs, reason = "told with the variant")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RemapError {
     /// The first `done` changes are made, the next one failed; or those that are made could not be
@@ -57,6 +64,7 @@ pub struct View {
 }
 
 impl View {
+    /// Of the file that the descriptor is of, which stays open with the view. Err: of fstat.
     pub fn new(fd: OwnedFd) -> std::io::Result<View> {
         let stat = rustix::fs::fstat(&fd)?;
         Ok(View { fd, identity: (stat.st_dev, stat.st_ino) })
@@ -65,6 +73,7 @@ impl View {
     pub fn identity(&self) -> (u64, u64) {
         self.identity
     }
+    /// The same file, by a descriptor of its own. Err: of dup, where too many are open.
     pub fn try_clone(&self) -> std::io::Result<View> {
         Ok(View { fd: self.fd.try_clone()?, identity: self.identity })
     }
@@ -73,7 +82,9 @@ impl View {
 /// What can be changed in a VM.
 #[derive(Default)]
 pub struct Mappings {
+    /// Held while the VMM is waited for: never taken by the fault service.
     link: Mutex<Option<Link>>,
+    connected: AtomicBool,
     views: Mutex<Views>,
 }
 
@@ -104,24 +115,33 @@ impl Mappings {
     ) -> std::io::Result<()> {
         let pagemap = Pagemap::open(pid)?;
         *lock(&self.link) = Some(Link { remapper, pid, pagemap, home });
+        self.connected.store(true, Ordering::Release);
         Ok(())
     }
+    /// Whether mappings can be changed: not before `connect`, and not when the way to the shim is lost. Waits
+    /// for nobody.
     pub fn is_connected(&self) -> bool {
-        lock(&self.link).is_some()
+        self.connected.load(Ordering::Acquire)
     }
     /// How many mappings the VMM has. Reads all of them.
-    pub fn count(&self) -> Option<u64> {
+    pub(crate) fn count(&self) -> Option<u64> {
         let pid = lock(&self.link).as_ref()?.pid;
         Maps::count_all(pid).ok()
     }
+    /// What `Place::Store` means from now on: pages of the store of the VM's domain. Waits for a change of
+    /// mappings that is under way.
     pub fn set_store(&self, view: View) {
         lock(&self.views).store = Some(view);
     }
+    /// What `Place::Zeros` means from now on: a file of `ZERO_RUN` pages that read as zeros. Waits as
+    /// `set_store` does.
     pub fn set_zeros(&self, view: View) {
         lock(&self.views).zeros = Some(view);
     }
 
-    pub fn remap(&self, layout: RamLayout, runs: &[Remap]) -> (usize, Result<(), MemError>) {
+    /// See `Backend::remap`. `MemError::Fixed` where there is no way to the shim, or no file for what is to be
+    /// mapped. Waits for the VMM.
+    pub(crate) fn remap(&self, layout: RamLayout, runs: &[Remap]) -> (usize, Result<(), MemError>) {
         let mut link = lock(&self.link);
         let Some(link) = link.as_mut() else { return (0, Err(MemError::Fixed)) };
         let views = lock(&self.views);
@@ -167,13 +187,23 @@ impl Mappings {
                     return (done, Err(from_errno(errno, stopped)));
                 }
                 Err(RemapError::Unanswered) => return (done, Err(MemError::Unanswered)),
-                Err(RemapError::Gone) => return (done, Err(MemError::Gone)),
+                Err(RemapError::Gone) => {
+                    // The VMM may live all the same: where its pages are can be looked up as before.
+                    self.connected.store(false, Ordering::Release);
+                    return (done, Err(MemError::Gone));
+                }
             }
         }
         (done, Ok(()))
     }
 
-    pub fn copied(&self, layout: RamLayout, first: Ppn, n: u64) -> Result<Vec<bool>, MemError> {
+    /// See `Backend::copied`. Waits while mappings are changed.
+    pub(crate) fn copied(
+        &self,
+        layout: RamLayout,
+        first: Ppn,
+        n: u64,
+    ) -> Result<Vec<bool>, MemError> {
         let link = lock(&self.link);
         let link = link.as_ref().ok_or(MemError::Fixed)?;
         link.pagemap
@@ -181,41 +211,46 @@ impl Mappings {
             .map_err(|e| from_io(&e, "/proc/PID/pagemap", first))
     }
 
-    pub fn places(&self, layout: RamLayout, first: Ppn, n: u64) -> Result<Vec<Place>, MemError> {
+    /// Reads the VMM's mappings once, however many pages are asked for.
+    pub(crate) fn places(
+        &self,
+        layout: RamLayout,
+        pages: &[Ppn],
+    ) -> Result<Vec<Result<Place, MemError>>, MemError> {
         let mut link = lock(&self.link);
         let link = link.as_mut().ok_or(MemError::Fixed)?;
         if !link.remapper.settled() {
             return Err(MemError::Unanswered);
         }
-        let (start, end) = (layout.base.page(first), layout.base.page(Ppn(first.0 + n)));
-        let maps =
-            Maps::read(link.pid, start..end).map_err(|e| from_io(&e, "/proc/PID/maps", first))?;
+        let (Some(&first), Some(last)) = (pages.iter().min(), pages.iter().max()) else {
+            return Ok(Vec::new());
+        };
+        let range = layout.base.page(first)..layout.base.page(Ppn(last.0 + 1));
+        let maps = Maps::read(link.pid, range).map_err(|e| from_io(&e, "/proc/PID/maps", first))?;
         let views = lock(&self.views);
         let is = |view: &Option<View>, id: (u64, u64)| {
             view.as_ref().is_some_and(|view| view.identity == id)
         };
-        (first.0..first.0 + n)
-            .map(Ppn)
-            .map(|ppn| {
-                let addr = layout.base.page(ppn);
-                let strange = MemError::Os {
-                    op: "a mapping of the VMM's own making",
-                    ppn,
-                    source: Errno(libc::EINVAL),
-                };
-                let part = maps.at(addr).ok_or_else(|| strange.clone())?;
-                let (id, offset) = ((part.dev, part.inode), part.offset_of(addr));
-                if id == link.home && part.shared {
-                    Ok(Place::Home)
-                } else if is(&views.zeros, id) {
-                    Ok(Place::Zeros)
-                } else if is(&views.store, id) {
-                    StorePage::new(offset / PAGE_SIZE as u64).map(Place::Store).ok_or(strange)
-                } else {
-                    Err(strange)
-                }
-            })
-            .collect()
+        let place = |ppn: Ppn| {
+            let addr = layout.base.page(ppn);
+            let part = maps.at(addr)?;
+            let (id, offset) = ((part.dev, part.inode), part.offset_of(addr));
+            if id == link.home && part.shared {
+                Some(Place::Home)
+            } else if is(&views.zeros, id) {
+                Some(Place::Zeros)
+            } else if is(&views.store, id) {
+                StorePage::new(offset / PAGE_SIZE as u64).map(Place::Store)
+            } else {
+                None
+            }
+        };
+        let strange = |ppn| MemError::Os {
+            op: "a mapping of the VMM's own making",
+            ppn,
+            source: Errno(libc::EINVAL),
+        };
+        Ok(pages.iter().map(|&ppn| place(ppn).ok_or_else(|| strange(ppn))).collect())
     }
 }
 
@@ -225,7 +260,7 @@ fn zero_offset(ppn: Ppn) -> u64 {
 }
 
 /// Pages from `ppn` on that one run of zeros can cover.
-pub fn zero_run(ppn: Ppn) -> u64 {
+pub(crate) fn zero_run(ppn: Ppn) -> u64 {
     ZERO_RUN.0 - ppn.0 % ZERO_RUN.0
 }
 
@@ -242,5 +277,95 @@ fn from_io(e: &std::io::Error, op: &'static str, ppn: Ppn) -> MemError {
         Some(libc::ENOENT | libc::ESRCH) => MemError::Gone,
         None if e.kind() == std::io::ErrorKind::UnexpectedEof => MemError::Gone,
         errno => MemError::Os { op, ppn, source: Errno(errno.unwrap_or(libc::EIO)) },
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::time::Duration;
+
+    use super::*;
+
+    /// One that is gone.
+    struct Lost;
+
+    impl Remapper for Lost {
+        fn remap(&mut self, _: &[Change], _: &[BorrowedFd<'_>]) -> Result<(), RemapError> {
+            Err(RemapError::Gone)
+        }
+        fn settled(&mut self) -> bool {
+            true
+        }
+        fn most(&self) -> usize {
+            1
+        }
+    }
+
+    #[test]
+    fn each_page_is_looked_up_alone_however_far_apart_they_are() {
+        use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous};
+        let file = rustix::fs::memfd_create("ram", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&file, 4 * PAGE_SIZE as u64).unwrap();
+        let (null, none) = (std::ptr::null_mut(), ProtFlags::empty());
+        // SAFETY: new mappings, the second one over a page of the first; nobody touches them.
+        let base = unsafe {
+            let base = mmap(null, 4 * PAGE_SIZE, none, MapFlags::SHARED, &file, 0).unwrap();
+            let second = base.wrapping_byte_add(PAGE_SIZE);
+            mmap_anonymous(second, PAGE_SIZE, none, MapFlags::PRIVATE | MapFlags::FIXED).unwrap();
+            base
+        };
+        let stat = rustix::fs::fstat(&file).unwrap();
+        let mappings = Mappings::default();
+        let home = (stat.st_dev, stat.st_ino);
+        mappings.connect(Box::new(Lost), std::process::id(), home).unwrap();
+        let layout = RamLayout { base: HostAddr(base as u64), len: Pages(1 << 30), file_offset: 0 };
+        let far = Ppn((1 << 30) - 1);
+        let places = mappings.places(layout, &[Ppn(3), far, Ppn(0), Ppn(1)]).unwrap();
+        let strange =
+            |i: usize, page| matches!(&places[i], Err(MemError::Os { ppn, .. }) if *ppn == page);
+        assert_eq!((&places[0], &places[2]), (&Ok(Place::Home), &Ok(Place::Home)));
+        assert!(strange(1, far) && strange(3, Ppn(1)), "{places:?}");
+        // The way to the shim is lost: nothing can be changed, and what is can be seen.
+        let run = Remap { first: Ppn(0), n: 1, to: Place::Home };
+        assert!(mappings.is_connected());
+        assert_eq!(mappings.remap(layout, &[run]), (0, Err(MemError::Gone)));
+        assert!(!mappings.is_connected());
+        assert_eq!(mappings.places(layout, &[Ppn(0)]), Ok(vec![Ok(Place::Home)]));
+    }
+
+    /// A shim that answers when it is told to.
+    struct Slow(Sender<()>, Receiver<()>);
+
+    impl Remapper for Slow {
+        fn remap(&mut self, _: &[Change], _: &[BorrowedFd<'_>]) -> Result<(), RemapError> {
+            self.0.send(()).map_err(|_| RemapError::Gone)?;
+            self.1.recv().map_err(|_| RemapError::Gone)
+        }
+        fn settled(&mut self) -> bool {
+            true
+        }
+        fn most(&self) -> usize {
+            1
+        }
+    }
+
+    #[test]
+    fn whether_mappings_can_be_changed_is_known_while_the_vmm_is_waited_for() {
+        let mappings = &Mappings::default();
+        assert!(!mappings.is_connected());
+        let ((asked, was_asked), (answer, answered)) = (channel(), channel());
+        mappings.connect(Box::new(Slow(asked, answered)), std::process::id(), (0, 0)).unwrap();
+        let layout = RamLayout { base: HostAddr(1 << 20), len: Pages(8), file_offset: 0 };
+        let (known, was_known) = channel();
+        std::thread::scope(|scope| {
+            let run = Remap { first: Ppn(0), n: 1, to: Place::Home };
+            scope.spawn(move || assert_eq!(mappings.remap(layout, &[run]), (1, Ok(()))));
+            was_asked.recv().unwrap();
+            scope.spawn(move || known.send(mappings.is_connected()).unwrap());
+            let in_time = was_known.recv_timeout(Duration::from_secs(10));
+            answer.send(()).unwrap();
+            assert_eq!(in_time, Ok(true));
+        });
     }
 }

@@ -18,7 +18,7 @@ use std::sync::atomic::{
 
 use ballast_units::{Bytes, PAGE_SIZE, Pages, Ppn};
 
-use crate::mapping::Mapping;
+use crate::mapping::{Fresh, Mapping, is_begun};
 use crate::sparse::{PART, Parts};
 use crate::sync::{AtomicI64, AtomicU64, Ordering};
 use crate::word::{BadWord, State, Word};
@@ -31,6 +31,7 @@ pub const VERSION: u32 = 3;
 const SUMS: u32 = 3;
 
 /// Why a pmap file cannot be used. Nothing has been changed in it.
+#[allow(missing_docs, reason = "the messages say it")]
 #[derive(Debug, thiserror::Error)]
 pub enum PmapError {
     #[error("pmap {}: {source}", .path.display())]
@@ -89,18 +90,18 @@ impl Pmap {
         Pmap::count(Words::Heap(words), len)
     }
 
-    /// Creates the file, all pages untouched. Fails if it exists.
+    /// Creates the file, all pages untouched. Fails if it exists. Once it is there it is whole.
     pub fn create(path: &Path, len: Pages) -> Result<Pmap, PmapError> {
         let io = |source| PmapError::Io { path: path.to_owned(), source };
-        let (mut mapping, file) = Mapping::create_sparse(path, file_bytes(len)).map_err(io)?;
-        let parts = Parts::of(file)
-            .and_then(|parts| parts.give(0).map(|()| parts))
-            .inspect_err(|_| drop(std::fs::remove_file(path)))
-            .map_err(io)?;
+        let fresh = Fresh::beside(path).map_err(io)?;
+        let made = Mapping::create_sparse(fresh.path(), file_bytes(len));
+        let (mut mapping, file) = made.map_err(io)?;
+        let parts = Parts::of(file).and_then(|parts| parts.give(0).map(|()| parts)).map_err(io)?;
         let header = mapping.bytes_mut(0, 24);
         header[..8].copy_from_slice(MAGIC);
         header[8..12].copy_from_slice(&VERSION.to_le_bytes());
         header[16..24].copy_from_slice(&len.0.to_le_bytes());
+        fresh.name(path).map_err(io)?;
         Ok(Pmap::count(Words::File(mapping, parts, Marks::default()), len))
     }
 
@@ -148,9 +149,12 @@ impl Pmap {
     }
 
     /// The words of a VM that nobody has taken over yet, read from its file: changes nothing.
-    /// Holes, whose pages nobody touched, are passed over.
+    /// Holes, whose pages nobody touched, are passed over. A file that was not even begun has no words.
     pub fn peek(path: &Path, mut each: impl FnMut(Ppn, Word)) -> Result<(), PmapError> {
         let io = |source| PmapError::Io { path: path.to_owned(), source };
+        if !is_begun(path).map_err(io)? {
+            return Ok(());
+        }
         let file = std::fs::File::open(path).map_err(io)?;
         let mut bytes = vec![0; PART];
         let mut pages = None;
@@ -262,9 +266,11 @@ impl Pmap {
         }
     }
 
+    /// Pages of the VM, those without a word included.
     pub fn len(&self) -> Pages {
         self.len
     }
+    /// Whether it is of a VM without pages, of which there is none.
     pub fn is_empty(&self) -> bool {
         self.len.is_zero()
     }

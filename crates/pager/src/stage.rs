@@ -14,7 +14,7 @@ use ballast_units::{PAGE_SIZE, Pages};
 
 use crate::backend::PageBuf;
 use crate::guest_ram::LARGE_PAGE;
-use crate::mapping::Mapping;
+use crate::mapping::{Fresh, Mapping};
 use crate::sync::{Mutex, lock};
 
 const MAGIC: &[u8; 8] = b"BLSTSTAG";
@@ -25,6 +25,7 @@ pub const VERSION: u32 = 2;
 const MOST_SLOTS: u64 = 1 << 24;
 
 /// Why a stage cannot be used. Nothing has been changed in it.
+#[allow(missing_docs, reason = "the messages say it")]
 #[derive(Debug, thiserror::Error)]
 pub enum StageError {
     #[error("stage {}: {source}", .path.display())]
@@ -42,11 +43,14 @@ pub enum StageError {
 pub struct StageLayout {
     /// Pages per swap write.
     pub cluster: u64,
+    /// Clusters that can be filled or written at a time.
     pub clusters: u64,
+    /// Slots of pages that are sampled, or in a large page that is being broken.
     pub holds: u64,
 }
 
 impl StageLayout {
+    /// Slots of all clusters, the first of the stage.
     pub const fn write_slots(self) -> u64 {
         self.cluster * self.clusters
     }
@@ -55,11 +59,11 @@ impl StageLayout {
         Pages(self.write_slots() + self.holds)
     }
     /// Whether there are holds enough to break a large page.
-    pub const fn can_break(self) -> bool {
+    pub(crate) const fn can_break(self) -> bool {
         self.holds >= LARGE_PAGE.0
     }
     /// The whole file.
-    pub const fn file_pages(self) -> Pages {
+    pub(crate) const fn file_pages(self) -> Pages {
         Pages(self.pages().0 + 1)
     }
 
@@ -92,6 +96,7 @@ fn header(path: &Path) -> Result<Vec<u8>, StageError> {
     }
 }
 
+/// Any thread may take and free holds. The slots of clusters are filled by the VM's reclaim thread alone.
 pub struct Stage {
     mapping: Mapping,
     layout: StageLayout,
@@ -99,10 +104,12 @@ pub struct Stage {
 }
 
 impl Stage {
+    /// Creates the file. Fails if it exists. Once it is there it is whole.
     pub fn create(path: &Path, layout: StageLayout) -> Result<Stage, StageError> {
         let io = |source| StageError::Io { path: path.to_owned(), source };
         let len = layout.file_pages().bytes().0 as usize;
-        let mut mapping = Mapping::create_file(path, len).map_err(io)?;
+        let fresh = Fresh::beside(path).map_err(io)?;
+        let mut mapping = Mapping::create_file(fresh.path(), len).map_err(io)?;
         let header = mapping.bytes_mut(0, 40);
         header[..8].copy_from_slice(MAGIC);
         let version = if layout.can_break() { VERSION } else { 1 };
@@ -110,6 +117,7 @@ impl Stage {
         for (at, n) in [(16, layout.cluster), (24, layout.clusters), (32, layout.holds)] {
             header[at..at + 8].copy_from_slice(&n.to_le_bytes());
         }
+        fresh.name(path).map_err(io)?;
         Ok(Stage::over(mapping, layout))
     }
 
@@ -133,6 +141,7 @@ impl Stage {
         header(path).map(drop)
     }
 
+    /// One that dies with the process, for tests.
     pub fn on_heap(layout: StageLayout) -> std::io::Result<Stage> {
         let len = layout.file_pages().bytes().0 as usize;
         Ok(Stage::over(Mapping::anonymous(len)?, layout))
@@ -144,23 +153,27 @@ impl Stage {
         Stage { mapping, layout, free_holds }
     }
 
+    /// Of an opened one: as it was made.
     pub fn layout(&self) -> StageLayout {
         self.layout
     }
 
+    /// A free hold, from now on the caller's; None if all are taken.
     pub fn take_hold(&self) -> Option<u64> {
         lock(&self.free_holds).pop()
     }
-    pub fn free_hold(&self, slot: u64) {
+    /// Gives back a hold that no word names.
+    pub(crate) fn free_hold(&self, slot: u64) {
         let mut free = lock(&self.free_holds);
         debug_assert!(!free.contains(&slot), "hold {slot} freed twice");
         free.push(slot);
     }
     /// Recovery: a hold that a pmap word names.
-    pub fn claim_hold(&self, slot: u64) {
+    pub(crate) fn claim_hold(&self, slot: u64) {
         lock(&self.free_holds).retain(|&s| s != slot);
     }
-    pub fn holds_free(&self) -> usize {
+    /// Holds that can be taken now.
+    pub(crate) fn holds_free(&self) -> usize {
         lock(&self.free_holds).len()
     }
 
@@ -186,7 +199,7 @@ impl Stage {
     /// Nobody else accesses the slot while the reference lives: it is free, and only the caller
     /// takes free slots.
     #[allow(clippy::mut_from_ref, reason = "exclusion is the caller's, as stated above")]
-    pub unsafe fn page_mut(&self, slot: u64) -> &mut PageBuf {
+    pub(crate) unsafe fn page_mut(&self, slot: u64) -> &mut PageBuf {
         let at = self.at(slot);
         // SAFETY: in bounds; exclusion is the caller's.
         let bytes = unsafe { self.mapping.slice_mut(at, PAGE_SIZE) };
@@ -195,7 +208,7 @@ impl Stage {
     }
 
     /// Start of a slot for I/O that the kernel does.
-    pub fn slot_ptr(&self, slot: u64) -> *const u8 {
+    pub(crate) fn slot_ptr(&self, slot: u64) -> *const u8 {
         let at = self.at(slot);
         // SAFETY: `at` lies inside the mapping.
         unsafe { self.mapping.as_ptr().add(at) }
@@ -236,6 +249,11 @@ mod tests {
         // SAFETY: as above.
         assert!(unsafe { stage.page(10) }.iter().all(|&b| b == 7));
         assert!(Stage::create(&path, LAYOUT).is_err(), "never overwritten");
+        // A manager died over making it: what it left is in nobody's way.
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(dir.path().join("stage.new"), [0; 9]).unwrap();
+        drop(Stage::create(&path, LAYOUT).unwrap());
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 
     #[test]

@@ -4,14 +4,24 @@
 #[cfg(not(feature = "shuttle"))]
 pub(crate) use std::sync::{
     Mutex, MutexGuard,
-    atomic::{AtomicI64, AtomicU64, Ordering},
+    atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering},
 };
 
 #[cfg(feature = "shuttle")]
 pub(crate) use shuttle::sync::{
     Mutex, MutexGuard,
-    atomic::{AtomicI64, AtomicU64, Ordering},
+    atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering},
 };
+
+/// As `lock`, unless that would have to be waited for.
+pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    use std::sync::TryLockError::{Poisoned, WouldBlock};
+    match mutex.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(Poisoned(e)) => Some(e.into_inner()),
+        Err(WouldBlock) => None,
+    }
+}
 
 /// A lock whose holder panicked still guards data that every critical section leaves consistent,
 /// so the rest of the manager goes on.

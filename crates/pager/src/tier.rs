@@ -44,6 +44,7 @@ impl Default for Compression {
 }
 
 impl Compression {
+    /// Nothing is compressed, and no number kept.
     pub const OFF: Compression = Compression { algorithm: None, percent: 0, same_filled: false };
 
     /// The most frames that a VM of `size` may have.
@@ -56,6 +57,7 @@ impl Compression {
     }
 }
 
+/// The tier of one VM.
 pub struct Tier {
     mapping: Option<Mapping>,
     /// None on the heap, where frames are always there.
@@ -79,6 +81,7 @@ impl Tier {
         Ok(Tier::over(Some(mapping), Some(file), size, size, settings))
     }
 
+    /// One that dies with the process, for tests.
     pub fn on_heap(size: Pages, settings: Compression) -> std::io::Result<Tier> {
         let mapping = Mapping::anonymous(size.bytes().0 as usize)?;
         Ok(Tier::over(Some(mapping), None, size, size, settings))
@@ -95,9 +98,11 @@ impl Tier {
         Tier { mapping, file, room, frames: Mutex::new(Frames::new(limit)), settings }
     }
 
+    /// Those that it was opened with.
     pub fn settings(&self) -> Compression {
         self.settings
     }
+    /// What is in it now.
     pub fn occupancy(&self) -> Occupancy {
         lock(&self.frames).occupancy()
     }
@@ -107,11 +112,11 @@ impl Tier {
         stat.map_or(Bytes(0), |stat| Bytes(stat.st_blocks as u64 * 512))
     }
     /// Whether a page of any compressed size finds room, if the host has a page to spare.
-    pub fn has_room(&self) -> bool {
+    pub(crate) fn has_room(&self) -> bool {
         lock(&self.frames).has_room()
     }
     /// Frames that may still be taken.
-    pub fn frames_left(&self) -> Pages {
+    pub(crate) fn frames_left(&self) -> Pages {
         let frames = lock(&self.frames);
         Pages(frames.limit().saturating_sub(frames.occupancy().frames))
     }
@@ -119,6 +124,7 @@ impl Tier {
     pub fn most(&self) -> usize {
         MOST
     }
+    /// The invariants of its frames.
     pub fn check(&self) -> Result<(), String> {
         lock(&self.frames).check()
     }
@@ -192,9 +198,15 @@ impl Tier {
         ballast_compress::decompress(slot.get(OWNER..).unwrap_or_default(), page)
     }
 
-    /// The page that was stored in a slot. For the reclaim thread: somebody may free the slot
-    /// meanwhile, but nobody write to it.
+    /// The page that was stored in a slot; None if the slot is free. For the reclaim thread: somebody may
+    /// free the slot meanwhile, but nobody write to it.
     pub fn owner(&self, place: Place) -> Option<Ppn> {
+        // Under the lock, so that the frame is there while it is read: a look at a hole would allocate a page
+        // that nobody has booked, or, where there is none, end the manager.
+        let frames = lock(&self.frames);
+        if !frames.is_taken(place) {
+            return None;
+        }
         let number = self.slot(place)?.first_chunk()?;
         Some(Ppn(u64::from_le_bytes(*number)))
     }
@@ -223,7 +235,7 @@ impl Tier {
 
     /// Recovery: a slot that a pmap word names. Answers whether its frame is counted for the first time;
     /// None if it does not exist or is another page's.
-    pub fn claim(&self, place: Place) -> Option<bool> {
+    pub(crate) fn claim(&self, place: Place) -> Option<bool> {
         self.slot(place)?;
         lock(&self.frames).claim(place)
     }
@@ -244,7 +256,24 @@ impl Tier {
     }
 
     /// Whether a slot is taken, for checks.
-    pub fn is_taken(&self, place: Place) -> bool {
+    pub(crate) fn is_taken(&self, place: Place) -> bool {
         lock(&self.frames).is_taken(place)
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slot_that_was_freed_is_not_looked_into() {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let tier = Tier::open(&dir.path().join("t"), Pages(100), Compression::default()).unwrap();
+        let place = tier.put(Ppn(7), &[1; 100], || true, || ()).unwrap().place;
+        assert_eq!(tier.owner(place), Some(Ppn(7)));
+        assert_eq!(tier.measured().pages(), Pages(1));
+        tier.release(place, || ());
+        assert_eq!(tier.owner(place), None);
+        assert_eq!(tier.measured().pages(), Pages(0), "a look has allocated a page");
     }
 }

@@ -61,6 +61,7 @@ pub enum State {
 pub const NO_STORE_PAGE: u64 = u32::MAX as u64;
 
 impl State {
+    /// Each state, at the index that is its number.
     pub const ALL: [State; 11] = [
         State::Untouched,
         State::Resident,
@@ -85,6 +86,7 @@ impl State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Busy {
+    /// None does: whoever exchanges the word has the page.
     Idle = 0,
     /// Leaving its home: write-protected; contents cannot change.
     Evicting = 1,
@@ -120,14 +122,18 @@ const PAYLOAD_SHIFT: u32 = 8;
 pub struct BadWord(pub u64);
 
 impl Word {
+    /// Idle and not sampled, as a hole of the file reads.
     pub const UNTOUCHED: Word = Word(0);
 
+    /// Idle, not sampled, without a payload.
     pub const fn new(state: State) -> Word {
         Word(state as u64)
     }
+    /// Idle and not sampled. What `slot`, which is below 2^56, means depends on the state.
     pub const fn with_slot(state: State, slot: u64) -> Word {
         Word(state as u64 | slot << PAYLOAD_SHIFT)
     }
+    /// Idle and not sampled.
     pub const fn swapped(stored: Stored) -> Word {
         Word::with_slot(State::Swapped, stored.payload())
     }
@@ -143,9 +149,11 @@ impl Word {
     pub(crate) const fn trusted(bits: u64) -> Word {
         Word(bits)
     }
+    /// As they are in the file.
     pub const fn bits(self) -> u64 {
         self.0
     }
+    /// Where the page is by the books; what else may hold while it is busy is told with `Busy`.
     pub const fn state(self) -> State {
         match self.0 & STATE_MASK {
             0 => State::Untouched,
@@ -161,6 +169,7 @@ impl Word {
             _ => State::Filled,
         }
     }
+    /// Which transition holds the page now.
     pub const fn busy(self) -> Busy {
         match (self.0 >> BUSY_SHIFT & 0x3, self.0 & BUSY_HIGH != 0) {
             (0, false) => Busy::Idle,
@@ -172,9 +181,11 @@ impl Word {
             (_, true) => Busy::Breaking,
         }
     }
+    /// Whether no transition holds the page.
     pub const fn is_idle(self) -> bool {
         self.0 & BUSY_MASK == 0
     }
+    /// Whether the page's next access is to be counted.
     pub const fn sampled(self) -> bool {
         self.0 & SAMPLED != 0
     }
@@ -190,7 +201,7 @@ impl Word {
         Stored::from_payload(self.0 >> PAYLOAD_SHIFT)
     }
     /// Whether a word of a pmap without checksums can be one with them: its slot must leave them room.
-    pub const fn has_room_for_sum(self) -> bool {
+    pub(crate) const fn has_room_for_sum(self) -> bool {
         !matches!(self.state(), State::Swapped) || (self.0 >> PAYLOAD_SHIFT) < 1 << SLOT_BITS
     }
     /// The page of the store that the word refers to; each such word counts as one reference.
@@ -200,12 +211,14 @@ impl Word {
         // None for `NO_STORE_PAGE`, which is beyond their numbers.
         if refers { StorePage::new(self.slot()) } else { None }
     }
+    /// The same page, held by that transition; `Idle`: by none any more.
     #[must_use]
     pub const fn set_busy(self, busy: Busy) -> Word {
         let low = (busy as u64 & 0x3) << BUSY_SHIFT;
         let high = if busy as u64 > 3 { BUSY_HIGH } else { 0 };
         Word(self.0 & !BUSY_MASK | low | high)
     }
+    /// The same page, in the current sample or not.
     #[must_use]
     pub const fn set_sampled(self, sampled: bool) -> Word {
         Word(if sampled { self.0 | SAMPLED } else { self.0 & !SAMPLED })

@@ -206,6 +206,7 @@ fn keeps_its_memory(role: &str, share: bool) {
         false => vmm.guest_ram(),
     };
     let mut vm = PagedVm::start("kvm", config, files, ram, overhead, host.clone()).unwrap();
+    vm.let_pages_move(true);
     if share {
         let settings =
             Settings { enabled: false, rehome_after: Duration::ZERO, ..Settings::default() };

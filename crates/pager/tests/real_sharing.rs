@@ -13,10 +13,13 @@ mod vmm;
 
 use std::os::fd::AsFd;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
+use ballast_pager::mappings::{Mappings, View};
 use ballast_pager::memory::MOVING;
 use ballast_pager::service::{Health, PagedVm};
+use ballast_pager::sharing::Domain;
 use ballast_pager::sharing::control::Settings;
 use ballast_pager::sharing::examine::{Examiner, Marking};
 use ballast_pager::word::State;
@@ -42,7 +45,8 @@ fn vmm_process() {
     std::thread::scope(|scope| {
         scope.spawn(|| remapper::serve(&guest));
         match guest.role.as_str() {
-            "steps" => steps(&guest),
+            "steps" => steps(&guest, |ppn| 1 + ppn % (KINDS - 1)),
+            "halves" => steps(&guest, half_kind),
             "torture" => {
                 for t in 0..THREADS {
                     let guest = &guest;
@@ -68,11 +72,15 @@ fn is_kind(guest: &Guest, ppn: u64, kind: u64) -> bool {
     is
 }
 
+/// The first half of each VM's pages is the other's, too; the rest is like no other.
+fn half_kind(ppn: u64) -> u64 {
+    if ppn < SIZE / 2 { 1 + ppn } else { ppn * 0x1_0000 + u64::from(std::process::id()) }
+}
+
 /// Does what `Go` says next: 2 reads all, 3 writes all (kinds by page), 4 verifies them, 5 changes one
 /// word of every second page and verifies all.
-fn steps(guest: &Guest) {
+fn steps(guest: &Guest, kind: impl Fn(u64) -> u64) {
     let mut changed = false;
-    let kind = |ppn: u64| 1 + ppn % (KINDS - 1);
     let verify = |changed: bool| {
         for ppn in 0..guest.pages {
             let page = guest.read_page(ppn);
@@ -250,6 +258,36 @@ fn what_others_have_is_shared_instead_of_swapped() {
     manager.release();
 }
 
+/// Nobody uses the shared half: it leaves beside what is a VM's own, and does not stay to the last.
+#[test]
+fn shared_pages_that_nobody_uses_leave_too_and_come_back_whole() {
+    let Some(_alone) = alone() else { return };
+    let (dir, vmms) = vmms("halves", 2);
+    let manager = Manager::start(&vmms, dir.path(), ROOM + 64);
+    step(&vmms, 3);
+    wait_for("sharing", || manager.in_state(State::Shared) == SIZE);
+    // A page that left would be shared again where it came back.
+    manager.control.set(Settings { enabled: false, ..settings() });
+    let common = || manager.domain.stats().common;
+    assert_eq!(common(), Pages(SIZE / 2));
+    let own = |vm: &PagedVm| vm.memory().pmap().in_state(State::Resident);
+    wait_for("shared pages leave", || {
+        for vm in &manager.vms {
+            assert!(own(vm) > Pages(0), "all else had to leave first: {}", common());
+            if vm.evict_goal().is_zero() {
+                vm.set_evict_goal(Pages(8));
+            }
+        }
+        common() < Pages(3 * SIZE / 8)
+    });
+    // Both wait for what they read, and get it.
+    step(&vmms, 4);
+    manager.settle(&vmms);
+    let back = |vm: &PagedVm| vm.memory().counters.values().shared_back;
+    assert!(manager.vms.iter().all(|vm| back(vm) > 0));
+    manager.release();
+}
+
 /// Without memory for them, pages that come home are paid from what is set aside, and a VM that dies
 /// then gives back what it had, and no more.
 #[test]
@@ -327,6 +365,61 @@ fn managers_that_leave_are_followed_without_loss() {
         manager = Manager::take_over(&vmms, dir.path(), SIZE);
     }
     finish(manager, &vmms, "last manager");
+}
+
+/// A takeover that cannot be completed leaves books, domain and pages as they were for the next one.
+#[test]
+fn takeovers_that_are_undone_are_followed_without_loss() {
+    let Some(_alone) = alone() else { return };
+    let (dir, vmms) = vmms("steps", 1);
+    let manager = Manager::start(&vmms, dir.path(), ROOM + 64);
+    step(&vmms, 5);
+    wait_for("homing", || manager.in_state(State::Resident) > 0);
+    manager.vms.into_iter().for_each(PagedVm::leave);
+    let manager = Manager::take_over_after(&vmms, dir.path(), ROOM + 64, 2);
+    step(&vmms, 6);
+    manager.settle(&vmms);
+    manager.release();
+}
+
+/// Its pages leave the store first, by its own thread; who is called back before that stays.
+#[test]
+fn a_vm_moves_to_another_domain_with_all_it_wrote() {
+    let Some(_alone) = alone() else { return };
+    let (dir, vmms) = vmms("steps", 2);
+    let manager = Manager::start(&vmms, dir.path(), ROOM + 64);
+    step(&vmms, 3);
+    wait_for("sharing", || manager.in_state(State::Shared) == 2 * SIZE);
+    let (path, host) = (dir.path().join("other"), manager.host.clone());
+    let other = Arc::new(Domain::create(&path, "other", b"secret", host).unwrap());
+    let view = || View::new(other.file().read_only().unwrap()).unwrap();
+    let domain_of = |vm: &PagedVm| vm.memory().membership().unwrap().domain.name().to_owned();
+    let store = view();
+    // What cannot be booked is not done.
+    let (refused, was_refused) = std::sync::mpsc::channel();
+    assert!(!manager.vms[1].move_to(&other, move |_| refused.send(()).is_err()));
+    was_refused.recv().unwrap();
+    wait_for("an end of that", || !manager.vms[1].move_to(&other, |_| false));
+    assert_ne!(domain_of(&manager.vms[1]), "other");
+    manager.vms[1].stay();
+    let switch = move |mappings: &Mappings| {
+        mappings.set_store(store);
+        true
+    };
+    assert!(!manager.vms[1].move_to(&other, switch));
+    assert!(!manager.vms[0].move_to(&other, |_| panic!("it was called back")));
+    manager.vms[0].stay();
+    wait_for("the move", || domain_of(&manager.vms[1]) == "other");
+    wait_for("sharing there", || other.stats().common == Pages(KINDS - 1));
+    assert!(manager.vms[1].stay(), "nobody is told that it has moved");
+    assert!(!manager.vms[1].stay());
+    step(&vmms, 4);
+    step(&vmms, 5);
+    step(&vmms, 6);
+    assert_eq!((manager.domain.members(), other.members()), (1, 1));
+    manager.release();
+    other.check([]).unwrap();
+    assert_eq!(other.measured().pages(), Pages(0));
 }
 
 #[test]

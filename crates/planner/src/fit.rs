@@ -27,7 +27,9 @@ pub struct Fit {
     pub now: u64,
     /// That fit at the risk asked for, with the band of the confidence asked for.
     pub vms: u64,
+    /// The least that the record vouches for.
     pub low: u64,
+    /// The most that it allows.
     pub high: u64,
     /// The factor with so many, sum of sizes / budget.
     pub factor: f64,

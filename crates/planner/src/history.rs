@@ -48,6 +48,7 @@ pub struct Slot {
     pub sizes: u64,
     /// Memory that is not for VMs' pages.
     pub overhead: u64,
+    /// Machine memory.
     pub budget: u64,
     /// Free memory that reclamation aims for.
     pub goal: u64,
@@ -76,6 +77,7 @@ impl Slot {
 /// A host's record.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct History {
+    /// Name of the host.
     pub host: String,
     /// Milliseconds.
     pub slot_ms: u64,
@@ -90,24 +92,29 @@ pub struct History {
 /// What a record holds, for the reader of a plan.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Facts {
+    /// Name of the host.
     pub host: String,
     /// Slots with VMs, and the length of one, seconds.
     pub slots: u64,
+    /// Length of a slot, seconds.
     pub slot_s: f64,
     /// From the first slot to the last, seconds.
     pub span_s: f64,
     /// VMs that were seen, and that were there on average.
     pub vms: u64,
+    /// VMs that were there on average.
     pub vms_mean: f64,
     /// Bytes; of the last slot.
     pub budget: u64,
     /// Mean size of a VM, and mean need, bytes.
     pub size_mean: u64,
+    /// What a VM needed on average, bytes.
     pub need_mean: u64,
     /// Sum of sizes / budget, on average.
     pub factor_mean: f64,
     /// The part of the slots in which reclamation ran, or a VM waited or swapped in.
     pub was_short: f64,
+    /// What could not be read.
     pub notes: Vec<String>,
 }
 
@@ -116,9 +123,11 @@ pub struct Facts {
 pub struct Span {
     /// Milliseconds, above 0.
     pub slot_ms: u64,
+    /// What a VM is taken to need.
     pub demand: Demand,
     /// Milliseconds since 1970.
     pub since_ms: Option<u64>,
+    /// Only history up to this moment, milliseconds since 1970.
     pub until_ms: Option<u64>,
 }
 
@@ -167,7 +176,7 @@ impl History {
         history.notes = reader.troubles().iter().map(ToString::to_string).collect();
         history.slots.retain(|slot| !slot.needs.is_empty() && slot.budget > 0);
         if history.slots.is_empty() {
-            return Err(PlanError::Empty { path: path.to_owned() });
+            return Err(PlanError::Empty { path: path.to_owned(), notes: history.notes });
         }
         Ok(history)
     }
@@ -196,6 +205,7 @@ impl History {
         slot.was_short |= decision.state != State::High;
     }
 
+    /// What it holds, for people.
     pub fn facts(&self) -> Facts {
         let n = self.slots.len().max(1) as f64;
         let mean = |of: &dyn Fn(&Slot) -> f64| self.slots.iter().map(of).sum::<f64>() / n;

@@ -12,6 +12,8 @@
 //!
 //! Nothing here draws a random number that its seed does not determine.
 
+#![warn(missing_docs)]
+
 pub mod curve;
 pub mod fit;
 pub mod history;
@@ -30,15 +32,20 @@ pub use history::{Demand, History, Slot, Span};
 
 /// Why there is no plan.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum PlanError {
     #[error("journal {0}")]
     Journal(#[from] Trouble),
     #[error("journal {}: {what}", .path.display())]
     Segment { path: PathBuf, what: SegmentError },
-    #[error("journal {}: no VM ran in the time that was asked for", .path.display())]
-    Empty { path: PathBuf },
+    #[error("journal {}: no VM ran in the time that was asked for{}", .path.display(), not_read(.notes))]
+    Empty { path: PathBuf, notes: Vec<String> },
     #[error("plot: {0}")]
     Plot(String),
+}
+
+fn not_read(notes: &[String]) -> String {
+    notes.iter().map(|note| format!("; not read: {note}")).collect()
 }
 
 /// What is asked.
@@ -48,21 +55,27 @@ pub struct Question {
     pub risk: f64,
     /// Of the bands, above 0 and below 1.
     pub confidence: f64,
+    /// Of the random draws.
     pub seed: u64,
 }
 
 /// What one host's history says.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct HostPlan {
+    /// What was recorded.
     pub facts: history::Facts,
+    /// Factor over risk.
     pub curve: Curve,
+    /// How many VMs like these fit.
     pub fit: Fit,
 }
 
 /// The answer.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Plan {
+    /// What was asked.
     pub question: Question,
+    /// The answer for each host.
     pub hosts: Vec<HostPlan>,
     /// Of all hosts as one record, where there are several.
     pub together: Option<Curve>,

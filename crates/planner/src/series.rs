@@ -94,15 +94,18 @@ pub struct Tally {
 }
 
 impl Tally {
+    /// Of nothing yet; ranks are below `ranks`.
     pub fn new(ranks: usize) -> Tally {
         Tally { counts: vec![0; ranks], total: 0 }
     }
 
+    /// Forgets all.
     pub fn clear(&mut self) {
         self.counts.fill(0);
         self.total = 0;
     }
 
+    /// Counts one.
     pub fn add(&mut self, rank: usize) {
         self.counts[rank] += 1;
         self.total += 1;

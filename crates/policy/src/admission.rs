@@ -32,6 +32,7 @@ impl Promise {
 
 /// Why a promise cannot be made.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum Refusal {
     #[error("needs {}{}", Against(.need.memory(), "unreserved", *.unreserved, "free of promises"),
         Largest(.largest))]
@@ -62,17 +63,24 @@ pub fn admit(
     }
 }
 
-/// "288 MiB unreserved, 190 MiB free of promises"; in pages where rounding would hide the gap.
+/// What is needed and what is there: "288 MiB" and "190 MiB"; in pages where rounding would hide the gap.
+pub(crate) fn told_apart(need: Pages, have: Pages) -> (String, String) {
+    let (needed, had) = (need.to_string(), have.to_string());
+    if needed == had {
+        (format!("{} pages", need.0), format!("{} pages", have.0))
+    } else {
+        (needed, had)
+    }
+}
+
+/// "288 MiB unreserved, 190 MiB free of promises".
 struct Against(Pages, &'static str, Pages, &'static str);
 
 impl fmt::Display for Against {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Against(need, what, have, whose) = self;
-        if need.to_string() == have.to_string() {
-            write!(f, "{} pages {what}, {} pages {whose}", need.0, have.0)
-        } else {
-            write!(f, "{need} {what}, {have} {whose}")
-        }
+        let Against(need, what, have, whose) = *self;
+        let (need, have) = told_apart(need, have);
+        write!(f, "{need} {what}, {have} {whose}")
     }
 }
 

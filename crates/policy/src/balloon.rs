@@ -29,19 +29,20 @@ use serde::{Deserialize, Serialize};
 /// How to drive a balloon.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BalloonConfig {
-    /// Inflation, pages per second.
+    /// Inflation, pages per second: above 0, at most [`MOST_RATE`](Self::MOST_RATE).
     pub rate: Pages,
-    /// Deflation, pages per second: giving back may be faster than taking.
+    /// Deflation, pages per second, in the same range: giving back may be faster than taking.
     pub deflate_rate: Pages,
-    /// The largest balloon, as a fraction of the VM's size (ESX: 0.65).
+    /// The largest balloon, as a fraction of the VM's size (ESX: 0.65), 0 to 0.95.
     pub max_fraction: f64,
-    /// How long a balloon may do nothing of what it was asked before others do it.
+    /// How long a balloon may do nothing of what it was asked before others do it: 0.1 s to
+    /// [`MOST_PATIENCE`](Self::MOST_PATIENCE).
     pub patience: Duration,
     /// Guest statistics older than this say nothing about the guest now.
     pub fresh: Duration,
     /// Available memory that is left to the guest: at least this much, ...
     pub guest_reserve: Pages,
-    /// ... and at least this fraction of its size.
+    /// ... and at least this fraction of its size; below 0 counts as 0.
     pub guest_reserve_fraction: f64,
     /// How long a driver may take from a command to having changed the guest's statistics.
     pub settle: Duration,
@@ -62,7 +63,43 @@ impl Default for BalloonConfig {
     }
 }
 
+/// A configuration of balloons that cannot work: which field, and why.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: {what}")]
+pub struct BadBalloonConfig {
+    /// Name of the field.
+    pub field: &'static str,
+    /// What is wrong with it.
+    pub what: String,
+}
+
 impl BalloonConfig {
+    /// The highest rate, pages per second: 16 TiB/s, with which nothing overflows.
+    pub const MOST_RATE: Pages = Pages(1 << 32);
+    /// The longest patience: a day.
+    pub const MOST_PATIENCE: Duration = Duration::from_secs(86_400);
+
+    /// # Errors
+    /// The first field that is out of range.
+    pub fn check(&self) -> Result<(), BadBalloonConfig> {
+        let bad = |field, what: String| Err(BadBalloonConfig { field, what });
+        for (field, rate) in [("rate", self.rate), ("deflate_rate", self.deflate_rate)] {
+            if rate.is_zero() {
+                return bad(field, "a rate of 0 MiB/s moves nothing".to_owned());
+            }
+            if rate > BalloonConfig::MOST_RATE {
+                return bad(field, "above 16 TiB/s".to_owned());
+            }
+        }
+        if !(0.0..=0.95).contains(&self.max_fraction) {
+            return bad("max_fraction", "not between 0 and 0.95".to_owned());
+        }
+        if !(Duration::from_millis(100)..=BalloonConfig::MOST_PATIENCE).contains(&self.patience) {
+            return bad("patience", "not between 0.1 s and 86400 s".to_owned());
+        }
+        Ok(())
+    }
+
     /// The largest balloon that a guest of `size` ever gets.
     pub fn cap(&self, size: Pages) -> Pages {
         let fraction = if self.max_fraction.is_nan() { 0.0 } else { self.max_fraction };
@@ -84,6 +121,7 @@ pub struct BalloonInput {
     pub size: Pages,
     /// Balloon size that the policy wants.
     pub goal: Pages,
+    /// Whether the VM has a balloon device.
     pub has_device: bool,
     /// The guest's driver has been heard of: statistics, or a BALLOON_CHANGE event.
     pub driver_alive: bool,
@@ -109,6 +147,7 @@ pub enum Health {
     /// No device, or no driver has answered yet.
     #[default]
     Missing,
+    /// It keeps up with what is asked.
     Healthy,
     /// Moving, but behind what was asked `patience` ago: the next tier takes the rest.
     Slow,
@@ -132,6 +171,7 @@ impl fmt::Display for Health {
 pub struct BalloonOutput {
     /// Set the balloon to this size now. None: leave it.
     pub command: Option<Pages>,
+    /// How the balloon does what it is told.
     pub health: Health,
     /// What of the goal the balloon can be trusted to deliver; the rest goes to the next tier.
     pub deliverable: Pages,
@@ -187,6 +227,7 @@ pub struct BalloonControl {
 }
 
 impl BalloonControl {
+    /// Of a guest whose balloon is empty.
     pub fn new(config: BalloonConfig) -> BalloonControl {
         BalloonControl {
             config,
@@ -217,6 +258,7 @@ impl BalloonControl {
         self.command
     }
 
+    /// How the balloon did what it was told, at the last step.
     pub fn health(&self) -> Health {
         self.health
     }

@@ -530,3 +530,21 @@ fn a_balloon_that_was_driven_before_is_led_on_from_where_it_is() {
     assert_eq!(first.command, Some(resumed.command()));
     assert!(resumed.command() > holds && resumed.command() <= input.goal, "{resumed:?}");
 }
+
+#[test]
+fn a_configuration_that_cannot_work_names_its_field() {
+    let good = BalloonConfig::default();
+    assert_eq!(good.check(), Ok(()));
+    assert_eq!(BalloonConfig { rate: BalloonConfig::MOST_RATE, ..good }.check(), Ok(()));
+    for (field, bad) in [
+        ("rate", BalloonConfig { rate: Pages::ZERO, ..good }),
+        ("rate", BalloonConfig { rate: Pages(u64::MAX), ..good }),
+        ("deflate_rate", BalloonConfig { deflate_rate: Pages(1 << 33), ..good }),
+        ("max_fraction", BalloonConfig { max_fraction: 0.96, ..good }),
+        ("max_fraction", BalloonConfig { max_fraction: f64::NAN, ..good }),
+        ("patience", BalloonConfig { patience: Duration::ZERO, ..good }),
+        ("patience", BalloonConfig { patience: Duration::from_secs(86_401), ..good }),
+    ] {
+        assert_eq!(bad.check().unwrap_err().field, field, "{bad:?}");
+    }
+}

@@ -13,7 +13,9 @@ use crate::turn::Snapshot;
 /// One turn of the loop: what went in, what came out. Made by [`decide`](crate::decide).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Decision {
+    /// What it was made from.
     pub snapshot: Snapshot,
+    /// The state that the host is in from here on.
     pub state: State,
     /// Pages that were shared out as targets.
     pub available: Pages,
@@ -22,6 +24,7 @@ pub struct Decision {
     /// In the order of the snapshot's pools.
     #[serde(default)]
     pub pools: Vec<PoolShare>,
+    /// What is asked of each VM, in the order of the snapshot.
     pub plans: Vec<VmPlan>,
 }
 

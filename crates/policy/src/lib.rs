@@ -31,6 +31,8 @@
 //! Between turns, [`BalloonControl::step`] turns each balloon goal into commands that the guest can
 //! bear, and [`ToolControl::step`] follows what a VM's tools cost it.
 
+#![warn(missing_docs)]
+
 pub mod admission;
 pub mod balloon;
 pub mod decision;
@@ -45,7 +47,9 @@ pub mod turn;
 pub mod working_set;
 
 pub use admission::{Promise, Refusal, admit};
-pub use balloon::{BalloonConfig, BalloonControl, BalloonInput, BalloonOutput, Health};
+pub use balloon::{
+    BadBalloonConfig, BalloonConfig, BalloonControl, BalloonInput, BalloonOutput, Health,
+};
 pub use decision::Decision;
 pub use plan::{EvictCause, Reason, Standing, Supply, VmPlan, VmState, plan};
 pub use policies::{Policy, PolicyKind, UnknownPolicy, VmMisses, VmPressure};
@@ -55,4 +59,6 @@ pub use state::{Scale, State, StateMachine, ThresholdError, Thresholds};
 pub use tools::{Cost, Tool, ToolControl, ToolOrder, Tools, ToolsInput};
 pub use touch_times::TouchTimes;
 pub use turn::{Snapshot, decide};
-pub use working_set::{ActiveEstimate, SamplingConfig, SamplingError, WorkingSet, choose_samples};
+pub use working_set::{
+    ActiveEstimate, MOST_SAMPLES, SamplingConfig, SamplingError, WorkingSet, choose_samples,
+};

@@ -13,7 +13,7 @@
 //! Where measurements say that a VM's balloon costs more than paging ([`tools`](crate::tools)), the two
 //! change places for that VM: paging takes what it has room and time for, and the balloon the rest. While
 //! nothing is missing, a balloon that costs much more is let down in exchange for paging. In low, where
-//! paging was seen to come late, both take all they can.
+//! paging was seen to take longer than 250 ms, both are asked for all that is missing.
 //!
 //! In high, room for VMs that start is made as in soft.
 //!
@@ -51,6 +51,7 @@ pub struct VmState {
     pub size: Pages,
     /// The balloon goal in force.
     pub balloon_goal: Pages,
+    /// How its balloon does what it is told.
     pub balloon_health: Health,
     /// The largest balloon the guest bears now, from [`BalloonOutput`](crate::BalloonOutput).
     pub balloon_limit: Pages,
@@ -90,16 +91,20 @@ impl VmState {
 /// A VM beside what it is entitled to.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Standing {
+    /// The VM.
     pub vm: VmState,
+    /// What it is entitled to.
     pub target: Pages,
 }
 
 /// The same without a copy, for hosts of many VMs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seen<'a> {
+    /// The VM.
     pub vm: &'a VmState,
     /// Its demand as the policy in force reads it, which may be another than the VM's own.
     pub demand: &'a VmDemand,
+    /// What it is entitled to.
     pub target: Pages,
 }
 
@@ -113,6 +118,7 @@ impl Seen<'_> {
 /// What is asked of one VM.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VmPlan {
+    /// Of which VM.
     pub id: ballast_units::VmId,
     /// The size its balloon is to have.
     pub balloon_goal: Pages,
@@ -123,14 +129,18 @@ pub struct VmPlan {
     pub leave: Pages,
     /// Its next allocations wait until the state is left.
     pub block: bool,
+    /// Why this and nothing else.
     pub reason: Reason,
 }
 
 /// The host's memory, as far as plans depend on it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Supply {
+    /// What is handed out to nobody.
     pub free: Pages,
+    /// Machine memory for VMs.
     pub budget: Pages,
+    /// Of free memory, by state.
     pub thresholds: Thresholds,
     /// To be made free beside the goal, for VMs that start.
     pub room: Pages,
@@ -285,48 +295,18 @@ fn plan_one(
     let released = kept - balloon_goal;
 
     let usable = mix::usable(vm);
-    let paging_first = mix::paging_first(state, vm);
+    let paging_first = mix::paging_first(state, vm, take);
     let rest = if paging_first { mix::beyond_paging(vm, take) } else { take };
     let stays = balloon_goal;
     if usable && !rest.is_zero() {
         let mut needed = vm.left_by(level).min(entitled).min(vm.balloon_limit);
-        if paging_first {
+        if mix::pages_cheaply(vm) {
             needed = needed.min(mix::grown_by(vm, rest));
         }
         balloon_goal = balloon_goal.max(needed);
     }
 
-    // What is left of the take when the balloon has done its part.
-    let beyond_balloon =
-        if usable { consumed.min(vm.left_by(balloon_goal)).saturating_sub(level) } else { take };
-    let (wanted, cause) = match (state, vm.balloon_health) {
-        _ if take.is_zero() => (Pages::ZERO, None),
-        _ if paging_first => {
-            let (balloon, paging) = (vm.tools.balloon, vm.tools.paging);
-            // What it has no room for is the balloon's, as far as that may grow.
-            let grown = balloon_goal.saturating_sub(vm.tools.ballooned.min(stays));
-            let wanted = take.min(mix::room(vm).max(take.saturating_sub(grown)));
-            (wanted, Some(EvictCause::Cheaper { balloon, paging }))
-        }
-        (State::Hard | State::Low, _) => (take, Some(EvictCause::Shortage(state))),
-        (_, Health::Missing) => (take, Some(EvictCause::NoBalloon)),
-        (_, Health::Stuck) => (take, Some(EvictCause::BalloonStuck)),
-        (_, Health::Slow) => {
-            // What it was asked before and has not done; what is new, it gets a chance to do.
-            let late = consumed.saturating_sub(vm.left_by(vm.balloon_goal));
-            (take.min(late).max(beyond_balloon), Some(EvictCause::BalloonSlow))
-        }
-        (_, Health::Healthy) => {
-            // What it is to give up by its balloon, and what of that comes in time.
-            let by_balloon = take.saturating_sub(beyond_balloon);
-            let in_time =
-                vm.balloon_rate.map_or(by_balloon, |rate| Pages(rate.0.saturating_mul(IN_TIME_S)));
-            match by_balloon.saturating_sub(in_time) {
-                late if late.is_zero() => (beyond_balloon, Some(EvictCause::BalloonLimit)),
-                late => (beyond_balloon + late, Some(EvictCause::BalloonLate)),
-            }
-        }
-    };
+    let (wanted, cause) = wanted_of_paging(state, vm, take, (stays, balloon_goal));
     let mut evict = wanted.min(mix::room(vm));
     let block = state == State::Low && consumed > floor;
     let mut leave = level;
@@ -367,6 +347,51 @@ fn plan_one(
         Reason::Spared { state, deficit, consumed, target: floor, block }
     };
     VmPlan { id: s.demand.id, balloon_goal, evict, leave, block, reason }
+}
+
+/// What paging is asked for of `take`, room or no room, and why, where the balloon goes from the first to the second.
+fn wanted_of_paging(
+    state: State,
+    vm: &VmState,
+    take: Pages,
+    (stays, balloon_goal): (Pages, Pages),
+) -> (Pages, Option<EvictCause>) {
+    let consumed = vm.consumed;
+    let level = consumed.saturating_sub(take);
+    // What is left of the take when the balloon has done its part.
+    let beyond_balloon = if mix::usable(vm) {
+        consumed.min(vm.left_by(balloon_goal)).saturating_sub(level)
+    } else {
+        take
+    };
+    match (state, vm.balloon_health) {
+        _ if take.is_zero() => (Pages::ZERO, None),
+        _ if mix::paging_first(state, vm, take) => {
+            let (balloon, paging) = (vm.tools.balloon, vm.tools.paging);
+            // What it has no room for is the balloon's, as far as that may grow.
+            let grown = balloon_goal.saturating_sub(vm.tools.ballooned.min(stays));
+            let wanted = take.min(mix::room(vm).max(take.saturating_sub(grown)));
+            (wanted, Some(EvictCause::Cheaper { balloon, paging }))
+        }
+        (State::Hard | State::Low, _) => (take, Some(EvictCause::Shortage(state))),
+        (_, Health::Missing) => (take, Some(EvictCause::NoBalloon)),
+        (_, Health::Stuck) => (take, Some(EvictCause::BalloonStuck)),
+        (_, Health::Slow) => {
+            // What it was asked before and has not done; what is new, it gets a chance to do.
+            let late = consumed.saturating_sub(vm.left_by(vm.balloon_goal));
+            (take.min(late).max(beyond_balloon), Some(EvictCause::BalloonSlow))
+        }
+        (_, Health::Healthy) => {
+            // What it is to give up by its balloon, and what of that comes in time.
+            let by_balloon = take.saturating_sub(beyond_balloon);
+            let in_time =
+                vm.balloon_rate.map_or(by_balloon, |rate| Pages(rate.0.saturating_mul(IN_TIME_S)));
+            match by_balloon.saturating_sub(in_time) {
+                late if late.is_zero() => (beyond_balloon, Some(EvictCause::BalloonLimit)),
+                late => (beyond_balloon + late, Some(EvictCause::BalloonLate)),
+            }
+        }
+    }
 }
 
 #[cfg(test)]

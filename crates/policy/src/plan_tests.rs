@@ -328,11 +328,16 @@ fn a_dear_balloon_comes_second() {
     }
     let p = one(State::Low, 50, dear(100, 100));
     assert_eq!((p.balloon_goal, p.evict, p.block), (Pages(100), Pages(600), true));
-    // In low both do what they can, once paging comes late, be it ever so little.
+    // In low both are asked for all that is missing, where paging takes longer for it than 250 ms.
     let mut late = dear(100, 100);
-    late.tools.paging_rate = Some(Pages(1_000_000));
+    late.tools.paging_rate = Some(Pages(2_400));
+    assert_eq!(one(State::Low, 50, late).balloon_goal, Pages(100));
+    late.tools.paging_rate = Some(Pages(2_399));
     let p = one(State::Low, 50, late);
-    assert_eq!((p.balloon_goal, p.evict, p.block), (Pages(1_600), Pages(600), true));
+    assert_eq!((p.balloon_goal, p.evict, p.block), (Pages(700), Pages(600), true));
+    // What was paged before is not what the balloon is asked for.
+    let p = one(State::Low, 50, VmState { size: Pages(9_000), ..late });
+    assert_eq!((p.balloon_goal, p.evict), (Pages(700), Pages(600)));
 }
 
 #[test]

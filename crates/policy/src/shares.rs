@@ -45,6 +45,7 @@ impl TaxRate {
         if (0.0..1.0).contains(&tau) { Ok(TaxRate(tau)) } else { Err(TaxRateError(tau)) }
     }
 
+    /// The rate, 0 <= rate < 1.
     pub const fn get(self) -> f64 {
         self.0
     }
@@ -91,6 +92,7 @@ impl fmt::Display for TaxRate {
 /// What decides a VM's target.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VmDemand {
+    /// Of which VM.
     pub id: VmId,
     /// At least 1; 0 counts as 1.
     pub shares: u32,
@@ -98,6 +100,7 @@ pub struct VmDemand {
     pub min: Pages,
     /// Configured size, or a limit below it.
     pub max: Pages,
+    /// On its idle memory.
     pub tax: TaxRate,
     /// Estimate of the active memory; more than the VM holds counts as all it holds.
     pub active: Pages,
@@ -130,10 +133,13 @@ pub enum Bound {
 /// The outcome for one VM.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Entitlement {
+    /// Of which VM.
     pub id: VmId,
+    /// What it is entitled to.
     pub target: Pages,
     /// The ratio at the target. Equal, to within a page, over all VMs bound by shares.
     pub rho: f64,
+    /// What decided.
     pub bound: Bound,
 }
 

@@ -83,9 +83,13 @@ impl fmt::Display for State {
      high {} pages, soft {}, hard {}, low {}", .high.0, .soft.0, .hard.0, .low.0
 )]
 pub struct ThresholdError {
+    /// Of state high.
     pub high: Pages,
+    /// Of state soft.
     pub soft: Pages,
+    /// Of state hard.
     pub hard: Pages,
+    /// Of state low.
     pub low: Pages,
 }
 
@@ -210,11 +214,12 @@ pub enum Scale {
     /// 6, 4, 2 and 1 per cent (OSDI'02 s.6.3).
     #[default]
     Percent,
-    /// ESX's later sliding scale, for large hosts.
+    /// ESX's later sliding scale, for large hosts: [`Thresholds::sliding`].
     Sliding,
 }
 
 impl Scale {
+    /// The thresholds of a host with this budget.
     pub fn thresholds(self, budget: Pages) -> Thresholds {
         match self {
             Scale::Percent => Thresholds::default_for(budget),
@@ -247,10 +252,12 @@ impl StateMachine {
         StateMachine { thresholds, state }
     }
 
+    /// The state it is in.
     pub fn state(&self) -> State {
         self.state
     }
 
+    /// Those in force.
     pub fn thresholds(&self) -> &Thresholds {
         &self.thresholds
     }
@@ -270,11 +277,6 @@ impl StateMachine {
             self.state = higher;
         }
         self.state
-    }
-
-    /// New thresholds, from the next update on (the budget changed).
-    pub fn set_thresholds(&mut self, thresholds: Thresholds) {
-        self.thresholds = thresholds;
     }
 }
 
@@ -346,15 +348,6 @@ mod tests {
         assert_eq!(m.update(Pages(0)), State::Low);
         assert_eq!(m.update(Pages(50_000)), State::High);
         assert_eq!(m.update(Pages(1_500)), State::Hard);
-    }
-
-    #[test]
-    fn new_thresholds_count_from_the_next_update() {
-        let mut m = machine();
-        m.update(Pages(5_000));
-        m.set_thresholds(Thresholds::default_for(Pages(1_000_000)));
-        assert_eq!(m.state(), State::High);
-        assert_eq!(m.update(Pages(5_000)), State::Low);
     }
 
     #[test]

@@ -43,6 +43,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Tool {
+    /// Driven by `BalloonControl`: its guest gives pages up.
     #[default]
     Balloon,
     /// Sharing, compressing and swapping by the host.
@@ -53,16 +54,20 @@ pub enum Tool {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ToolOrder {
+    /// The cheaper one, as measured, where a read costs the guest's processor [`PRESUMED`] times what a
+    /// fault costs, as under emulation; elsewhere the balloon.
+    #[default]
+    Automatic,
     /// The cheaper one, as measured.
     Measured,
     /// The balloon, whatever it costs (OSDI'02).
-    #[default]
     BalloonFirst,
 }
 
 impl fmt::Display for ToolOrder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
+            ToolOrder::Automatic => "automatic",
             ToolOrder::Measured => "measured",
             ToolOrder::BalloonFirst => "balloon-first",
         })
@@ -113,11 +118,14 @@ impl fmt::Display for Cost {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Tools {
+    /// Which is asked first; the other takes what remains.
     pub first: Tool,
-    /// None: not measured lately.
+    /// Of a page that the balloon holds. None: not measured lately.
     pub balloon: Option<Cost>,
+    /// Of a page that is compressed or swapped. None: not measured lately.
     pub paging: Option<Cost>,
     /// The balloon costs so much more than paging that it is to be let down to this, as memory allows.
+    /// None: it is not.
     pub ceiling: Option<Pages>,
     /// Pages per second that paging took lately while it had more to do. None: it was never late.
     pub paging_rate: Option<Pages>,
@@ -141,26 +149,29 @@ pub struct ToolsInput {
     pub now: Duration,
     /// Configured size of the guest.
     pub size: Pages,
-    /// What its balloon was asked to hold.
+    /// What its balloon holds of what it was asked to hold: never more than the guest has given up.
     pub balloon: Pages,
-    /// Pages that the guest has read from its disks; nanoseconds that its disks took for that.
+    /// Pages that the guest has read from its disks.
     pub reads: u64,
+    /// Nanoseconds that its disks took for that.
     pub read_ns: u64,
-    /// What a page that is read costs beside.
+    /// Nanoseconds of the guest's processor that each page it reads costs beside.
     pub read_cpu_ns: u64,
-    /// Pages that are compressed or swapped now.
+    /// Pages that are swapped or compressed now, those kept as one number among the latter.
     pub paged: Pages,
-    /// Faults on such pages so far; nanoseconds that serving them took.
+    /// Faults on such pages so far.
     pub refaults: u64,
+    /// Nanoseconds that serving them took.
     pub refault_ns: u64,
-    /// What such a fault costs beside.
+    /// Nanoseconds that each such fault costs beside.
     pub refault_cpu_ns: u64,
-    /// Pages evicted so far, and still to be evicted.
+    /// Pages evicted so far.
     pub evicted: u64,
+    /// Pages still to be evicted.
     pub evict_left: Pages,
     /// Pages that the guest has given up and not used again.
     pub ballooned: Pages,
-    /// Pages can leave their homes at all.
+    /// Pages can leave their homes at all; else the balloon comes first.
     pub can_page: bool,
 }
 
@@ -178,8 +189,9 @@ pub const PRESUMED: u64 = 8;
 const LEAST_FAULT: u64 = 10_000;
 /// What costs less than this in all is not worth a change: seconds per second.
 pub const LEAST: f64 = 0.005;
-/// The shortest and the longest time that an order is in force.
+/// The shortest time that an order is in force.
 pub const HOLD: Duration = Duration::from_secs(10);
+/// The longest time that an order stays in force against measurements.
 pub const LONGEST_HOLD: Duration = Duration::from_secs(3_600);
 /// After so many holds without a change they get shorter again.
 const CALM: u32 = 4;
@@ -242,6 +254,7 @@ pub struct ToolControl {
 }
 
 impl ToolControl {
+    /// Of a VM of which nothing was measured.
     pub fn new(order: ToolOrder) -> ToolControl {
         ToolControl {
             order,
@@ -281,7 +294,12 @@ impl ToolControl {
             }
             Some(_) => {}
         }
-        let forced = self.order == ToolOrder::BalloonFirst || !input.can_page;
+        let measured = match self.order {
+            ToolOrder::Automatic => presumed_dear(input),
+            ToolOrder::Measured => true,
+            ToolOrder::BalloonFirst => false,
+        };
+        let forced = !measured || !input.can_page;
         Tools {
             first: if forced { Tool::Balloon } else { self.first },
             balloon: self.balloon.cost(),

@@ -187,6 +187,27 @@ fn an_order_that_is_fixed_is_not_changed_by_what_is_measured() {
     assert_eq!(vm.pass(2, 2_000, 2_000).first, Tool::Balloon);
 }
 
+/// By default what is measured counts where reads are dear, as under emulation, and nowhere else.
+#[test]
+fn an_automatic_order_is_measured_where_reads_are_dear() {
+    let orders = [ToolOrder::default(), ToolOrder::Measured, ToolOrder::BalloonFirst];
+    let firsts = |read_cpu_ns: u64| {
+        orders.map(|order| {
+            let mut vm = Vm::under(order);
+            vm.input.read_cpu_ns = read_cpu_ns;
+            vm.control = ToolControl::new(order);
+            let before = vm.pass(1, 0, 0).first;
+            vm.hold(20_000, 20_000);
+            (before, vm.pass(100, 2_000, 2_000).first)
+        })
+    };
+    let (balloon, paging) = (Tool::Balloon, Tool::Paging);
+    let cheap = firsts(PRESUMED * FAULT_CPU);
+    assert_eq!(cheap, [(balloon, balloon), (balloon, paging), (balloon, balloon)]);
+    let dear = firsts(PRESUMED * FAULT_CPU + 1);
+    assert_eq!(dear, [(paging, paging), (paging, paging), (balloon, balloon)]);
+}
+
 #[test]
 fn paging_that_lags_has_a_rate_while_it_does() {
     let mut vm = Vm::new();

@@ -19,6 +19,7 @@ pub struct Snapshot {
     pub trigger: String,
     /// The state that the turn before ended in.
     pub before: State,
+    /// Of free memory, by state.
     pub thresholds: Thresholds,
     /// Machine memory for VMs.
     pub budget: Pages,
@@ -34,6 +35,7 @@ pub struct Snapshot {
     /// begin, or begin to use it.
     #[serde(default)]
     pub room: Pages,
+    /// All VMs that are managed.
     pub vms: Vec<VmState>,
     /// The groups that VMs are in; none: all are children of the host.
     #[serde(default)]

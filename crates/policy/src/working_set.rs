@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 /// How to sample.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SamplingConfig {
-    /// Pages under sample at a time, at least 1.
+    /// Pages under sample at a time, 1 to [`MOST_SAMPLES`].
     pub samples: u32,
     /// Length of a period of VM execution time, above zero.
     pub period: Duration,
@@ -44,11 +44,17 @@ impl Default for SamplingConfig {
     }
 }
 
+/// The most pages under sample at a time: each is taken from its home until its next access.
+pub const MOST_SAMPLES: u32 = 10_000;
+
 /// A sampling configuration that cannot work.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum SamplingError {
     #[error("sampling needs at least 1 page per period")]
     NoSamples,
+    #[error("samples: more than {MOST_SAMPLES}")]
+    ManySamples,
     #[error("the sampling period must be longer than 0 s")]
     NoPeriod,
     #[error("sampling gains must satisfy 0 < slow <= fast <= 1, but slow is {slow}, fast {fast}")]
@@ -62,6 +68,8 @@ impl SamplingConfig {
         let (slow, fast) = (self.slow_gain, self.fast_gain);
         if self.samples == 0 {
             Err(SamplingError::NoSamples)
+        } else if self.samples > MOST_SAMPLES {
+            Err(SamplingError::ManySamples)
         } else if self.period.is_zero() {
             Err(SamplingError::NoPeriod)
         } else if slow > 0.0 && slow <= fast && fast <= 1.0 {
@@ -75,10 +83,13 @@ impl SamplingConfig {
 /// Active memory by each of the three averages, and the estimate: the largest of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ActiveEstimate {
+    /// The slow average.
     pub slow: Pages,
+    /// The fast average.
     pub fast: Pages,
     /// The fast average, updated with the counts of the running period.
     pub current: Pages,
+    /// The largest of the three.
     pub estimate: Pages,
     /// Periods that were completed with samples.
     pub periods: u64,
@@ -143,6 +154,7 @@ impl WorkingSet {
         self.config = checked(config);
     }
 
+    /// How it samples.
     pub fn config(&self) -> &SamplingConfig {
         &self.config
     }
@@ -184,6 +196,7 @@ impl WorkingSet {
         self.periods += 1;
     }
 
+    /// The averages now.
     pub fn estimate(&self) -> ActiveEstimate {
         let Some(averages) = self.averages else {
             let all = self.size;

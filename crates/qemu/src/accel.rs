@@ -15,6 +15,8 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::process::Command;
 use tokio::time::{Instant, timeout, timeout_at};
 
+use crate::command_line::SANDBOX;
+
 const DEVICE: &str = "/dev/kvm";
 /// KVM_GET_API_VERSION, _IO(0xAE, 0), and the only answer since Linux 2.6.22.
 const GET_API_VERSION: libc::Ioctl = 0xAE00;
@@ -32,7 +34,9 @@ const MOST_OUTPUT: usize = 256 << 10;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AccelChoice {
+    /// Hardware virtualization.
     Kvm,
+    /// QEMU's emulator.
     Tcg {
         /// Why not KVM.
         why: String,
@@ -86,6 +90,8 @@ async fn probe_boot(qemu: &Path, kernel: &Path) -> Result<(), String> {
         .args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"])
         .args(["-machine", "q35", "-accel", "kvm", "-cpu", "host", "-m", "128M", "-smp", "1"])
         .args(["-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console"])
+        // As VMs run.
+        .args(["-sandbox", SANDBOX])
         .args(["-append", "console=ttyS0 earlyprintk=ttyS0 panic=-1", "-kernel"])
         .arg(kernel)
         .current_dir(std::env::temp_dir())

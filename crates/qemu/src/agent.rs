@@ -32,6 +32,7 @@ const FILE: &str = "/proc/pressure/memory";
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum AgentError {
     #[error("its guest agent's socket {}: {source}", .socket.display())]
     Socket { socket: PathBuf, source: io::Error },

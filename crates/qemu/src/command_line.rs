@@ -11,6 +11,9 @@ use crate::{AGENT_PORT, AccelChoice};
 /// QOM id of the balloon device in VMs that Ballast starts.
 pub const BALLOON_ID: &str = "bal";
 
+/// What no QEMU of Ballast's may do.
+pub(crate) const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny";
+
 /// The QEMU that is looked up in PATH when the spec names none.
 const DEFAULT_QEMU: &str = "qemu-system-x86_64";
 
@@ -23,6 +26,7 @@ pub struct LaunchPaths {
     pub shim: PathBuf,
     /// Where the shim finds the manager.
     pub shim_socket: PathBuf,
+    /// Where QEMU is to listen for QMP.
     pub qmp_socket: PathBuf,
     /// Where the guest's agent is reached, if the spec asks for its port.
     pub agent_socket: PathBuf,
@@ -37,7 +41,9 @@ pub struct LaunchPaths {
 /// A command that is ready to be started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launch {
+    /// What is started.
     pub program: PathBuf,
+    /// Its arguments.
     pub args: Vec<OsString>,
     /// Added to the environment of the manager.
     pub env: Vec<(OsString, OsString)>,
@@ -92,8 +98,12 @@ pub fn command(spec: &VmSpec, accel: &AccelChoice, paths: &LaunchPaths) -> Launc
     args.pair("-object", ram);
     args.pair("-smp", spec.vcpus.unwrap_or(1).to_string());
     args.pair("-qmp", with_path("unix:", &paths.qmp_socket, ",server=on,wait=off"));
-    let console = spec.console.as_deref().unwrap_or(&paths.console);
-    args.pair("-chardev", with_path("file,id=console,path=", console, ""));
+    // That in the run folder is cut when it grows long, and goes on at its end then.
+    let (console, append) = match spec.console.as_deref() {
+        Some(console) => (console, ""),
+        None => (paths.console.as_path(), ",append=on"),
+    };
+    args.pair("-chardev", with_path("file,id=console,path=", console, append));
     args.pair("-serial", "chardev:console");
     if !spec.no_balloon {
         let reporting = if spec.free_page_reporting { "on" } else { "off" };
@@ -118,7 +128,7 @@ pub fn command(spec: &VmSpec, accel: &AccelChoice, paths: &LaunchPaths) -> Launc
     args.pair("-action", "reboot=shutdown,panic=shutdown");
     // spawn=deny also rules out a fork, whose child would see guest memory without the pager.
     if !has(spec, "sandbox") {
-        args.pair("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny");
+        args.pair("-sandbox", SANDBOX);
     }
     args.pair("-kernel", &spec.kernel);
     if let Some(initrd) = &spec.initrd {
@@ -315,7 +325,10 @@ mod tests {
         };
         let launch = command(&spec(), &tcg(), &paths);
         assert_eq!(value(&launch, "-qmp"), Some("unix:/run/a,,b/qmp,server=on,wait=off"));
-        assert_eq!(value(&launch, "-chardev"), Some("file,id=console,path=/run/a,,b/console"));
+        assert_eq!(
+            value(&launch, "-chardev"),
+            Some("file,id=console,path=/run/a,,b/console,append=on")
+        );
     }
 
     #[test]

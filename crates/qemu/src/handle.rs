@@ -65,6 +65,7 @@ impl ProcessHandle {
         Ok(ProcessHandle(Arc::new(Inner { pid, pidfd, exit: Mutex::new(None) })))
     }
 
+    /// Its number.
     pub fn pid(&self) -> u32 {
         self.0.pid
     }
@@ -98,6 +99,7 @@ impl ProcessHandle {
         *exit
     }
 
+    /// Whether it runs still.
     pub fn is_alive(&self) -> bool {
         self.try_exit().is_none()
     }

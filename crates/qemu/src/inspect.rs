@@ -39,8 +39,11 @@ pub enum Verdict {
 pub struct RamMapping {
     /// Major and minor number of the device of the RAM file.
     pub device: (u32, u32),
+    /// Of the RAM file.
     pub inode: u64,
+    /// Where it is mapped.
     pub addr: HostAddr,
+    /// How much of it.
     pub len: Bytes,
 }
 
@@ -56,9 +59,11 @@ impl RamMapping {
 /// The mapping in the VMM's address space that is the guest's RAM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MappedRam {
+    /// Mapped MAP_SHARED.
     pub shared: bool,
     /// Has a file of its own, which the manager can open: a memfd or a named one.
     pub file: bool,
+    /// 4 KiB, or more on hugetlb.
     pub page_size: Bytes,
     /// Is the file that the shim announced, if it announced one.
     pub as_announced: bool,
@@ -67,7 +72,9 @@ pub struct MappedRam {
 /// Another process that has the RAM file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
+    /// Its number.
     pub pid: u32,
+    /// Its name.
     pub comm: String,
     /// Mapped; else merely open.
     pub maps: bool,
@@ -88,7 +95,9 @@ pub struct Facts {
     pub direct_files: Vec<String>,
     /// Locked and pinned memory of the process.
     pub locked: Bytes,
+    /// The guest's RAM among the mappings of the process; None if it was not found.
     pub ram: Option<MappedRam>,
+    /// Other processes that have the RAM file.
     pub holders: Vec<Holder>,
 }
 

@@ -18,6 +18,7 @@ const LOG_TAIL: u64 = 4096;
 
 /// Why a VMM did not start.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum LaunchError {
     #[error("cannot write QEMU's log {}: {source}", .path.display())]
     Log { path: PathBuf, source: io::Error },
@@ -34,7 +35,9 @@ pub enum LaunchError {
 /// A VMM that the manager started.
 #[derive(Clone, Debug)]
 pub struct Vmm {
+    /// Its process.
     pub pid: u32,
+    /// The same, by a descriptor that stays right.
     pub process: ProcessHandle,
     log: PathBuf,
 }

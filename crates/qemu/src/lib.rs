@@ -5,6 +5,8 @@
 //! Nothing here waits for QEMU without a deadline: its main thread may be inside a page fault that
 //! the manager has yet to serve.
 
+#![warn(missing_docs)]
+
 mod accel;
 mod agent;
 mod command_line;

@@ -17,6 +17,7 @@ const NO_STAT: u64 = u64::MAX;
 /// QEMU's run state.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct RunStatus {
+    /// Whether vCPUs run.
     pub running: bool,
     /// "running", "paused", "prelaunch", "shutdown", "guest-panicked", ...
     pub status: String,
@@ -25,11 +26,13 @@ pub struct RunStatus {
 /// One backend of guest memory.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Memdev {
+    /// Its name, if it has one.
     pub id: Option<String>,
     /// Bytes.
     pub size: u64,
     /// None before QEMU 6.1, which did not tell.
     pub share: Option<bool>,
+    /// Whether all of it was allocated in advance.
     #[serde(default)]
     pub prealloc: bool,
 }
@@ -46,6 +49,7 @@ pub struct Device {
 /// Totals over a guest's disks since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskReads {
+    /// Bytes that were read.
     pub bytes: u64,
     /// How long its reads took, summed.
     pub nanos: u64,
@@ -73,10 +77,12 @@ impl Monitor {
         Monitor { qmp, deadline, balloon: None }
     }
 
+    /// The connection.
     pub fn qmp(&self) -> &Qmp {
         &self.qmp
     }
 
+    /// Whether the VM has a balloon device.
     pub fn has_balloon(&self) -> bool {
         self.balloon.is_some()
     }
@@ -132,24 +138,9 @@ impl Monitor {
         Ok(self.ask::<Kvm>("query-kvm", Value::Null).await?.enabled)
     }
 
+    /// Whether the VM runs.
     pub async fn query_status(&self) -> Result<RunStatus, QmpError> {
         self.ask("query-status", Value::Null).await
-    }
-
-    pub async fn stop(&self) -> Result<(), QmpError> {
-        self.run("stop", Value::Null).await
-    }
-
-    pub async fn cont(&self) -> Result<(), QmpError> {
-        self.run("cont", Value::Null).await
-    }
-
-    /// Ends the VMM at once. A connection that closes instead of answering is success.
-    pub async fn quit(&self) -> Result<(), QmpError> {
-        match self.run("quit", Value::Null).await {
-            Err(QmpError::Closed { .. }) => Ok(()),
-            result => result,
-        }
     }
 
     /// Presses the power button; the guest may take its time, or ignore it.
@@ -157,17 +148,7 @@ impl Monitor {
         self.run("system_powerdown", Value::Null).await
     }
 
-    /// The host thread of each vCPU. (TCG may run several vCPUs in one thread.)
-    pub async fn query_cpus(&self) -> Result<Vec<u32>, QmpError> {
-        #[derive(Deserialize)]
-        #[serde(rename_all = "kebab-case")]
-        struct Cpu {
-            thread_id: u32,
-        }
-        let cpus: Vec<Cpu> = self.ask("query-cpus-fast", Value::Null).await?;
-        Ok(cpus.into_iter().map(|cpu| cpu.thread_id).collect())
-    }
-
+    /// The backends of its memory.
     pub async fn memdevs(&self) -> Result<Vec<Memdev>, QmpError> {
         self.ask("query-memdev", Value::Null).await
     }
@@ -191,6 +172,7 @@ impl Monitor {
         Ok(devices)
     }
 
+    /// All memory that QEMU gave to the guest.
     pub async fn ram_blocks(&self) -> Result<Vec<RamBlock>, QmpError> {
         let args = json!({ "command-line": "info ramblock" });
         let table: String = self.ask("human-monitor-command", args).await?;
@@ -208,6 +190,7 @@ impl Monitor {
 }
 
 impl Device {
+    /// Whether it is a virtio balloon, on whatever bus.
     pub fn is_balloon(&self) -> bool {
         self.kind.starts_with("virtio-balloon")
     }

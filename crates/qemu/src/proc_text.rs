@@ -1,6 +1,7 @@
 //! The texts of /proc, read tolerantly: a line that is not understood is as if it were not there.
 //! (maps: `ballast_uffd::procmap`.)
 
+use ballast_api::record::stat_fields;
 use ballast_units::Bytes;
 
 /// A number of kilobytes after `key:`, as in status and smaps.
@@ -17,6 +18,7 @@ pub fn status_field(status: &str, key: &str) -> Option<Bytes> {
 /// What /proc/PID/stat, or that of one task, tells here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stat {
+    /// Name of the process or thread.
     pub comm: String,
     /// 'R', 'S', 'D', 'Z', ...
     pub state: char,
@@ -24,11 +26,9 @@ pub struct Stat {
     pub ticks: u64,
 }
 
-/// The name stands in parentheses and may hold any character, parentheses and newlines included.
+/// The text of such a file.
 pub fn stat(text: &str) -> Option<Stat> {
-    let (head, tail) = text.rsplit_once(')')?;
-    let (_, comm) = head.split_once('(')?;
-    let mut fields = tail.split_ascii_whitespace();
+    let (comm, mut fields) = stat_fields(text)?;
     let state = fields.next()?.chars().next()?;
     // utime and stime are fields 14 and 15 of the line, the state the third.
     let user: u64 = fields.nth(10)?.parse().ok()?;
@@ -44,11 +44,6 @@ pub fn statm(text: &str) -> Option<(Bytes, Bytes)> {
         || words.next()?.parse::<u64>().ok()?.checked_mul(ballast_units::PAGE_SIZE as u64);
     let (all, of_files) = (pages()?, pages()?);
     (all > 0).then(|| (Bytes(all), Bytes(all.saturating_sub(of_files))))
-}
-
-/// Nanoseconds on a CPU: the first number of schedstat.
-pub fn schedstat(text: &str) -> Option<u64> {
-    text.split_ascii_whitespace().next()?.parse().ok()
 }
 
 /// The open flags in the text of /proc/PID/fdinfo/N, which are octal.
@@ -98,13 +93,6 @@ mod tests {
         ] {
             assert_eq!(stat(bad), None, "{bad:?}");
         }
-    }
-
-    #[test]
-    fn schedstat_is_its_first_number() {
-        assert_eq!(schedstat("318377 67938 2\n"), Some(318_377));
-        assert_eq!(schedstat(""), None);
-        assert_eq!(schedstat("x 1 2"), None);
     }
 
     #[test]

@@ -11,15 +11,6 @@ use crate::proc_text;
 /// A tick of /proc/PID/stat: USER_HZ is 100 on x86 by ABI.
 const TICK: Duration = Duration::from_millis(10);
 
-/// CPU time of one thread.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ThreadTime {
-    pub tid: u32,
-    /// "CPU 0/TCG", "CPU 0/KVM", "qemu-system-x86", ...
-    pub name: String,
-    pub cpu: Duration,
-}
-
 /// Anonymous resident memory. Of a VMM whose RAM is a shared file: its own memory, beside the
 /// guest's (and the guest's Broken pages, once pages are shared).
 pub fn rss_anon(pid: u32) -> Option<Bytes> {
@@ -46,22 +37,6 @@ pub fn comm(pid: u32) -> Option<String> {
     proc_text::stat(&read(pid, "stat")?).map(|stat| stat.comm)
 }
 
-/// The threads that run now, to the nanosecond where the kernel keeps schedstat.
-pub fn threads(pid: u32) -> Option<Vec<ThreadTime>> {
-    let tasks = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
-    let tids = tasks.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-    Some(tids.filter_map(|tid| thread(pid, tid)).collect())
-}
-
-/// One thread, such as a vCPU's; None if it is not of this process.
-pub fn thread(pid: u32, tid: u32) -> Option<ThreadTime> {
-    let stat = proc_text::stat(&read(pid, &format!("task/{tid}/stat"))?)?;
-    let exact = read(pid, &format!("task/{tid}/schedstat"))
-        .and_then(|text| proc_text::schedstat(&text))
-        .map(Duration::from_nanos);
-    Some(ThreadTime { tid, name: stat.comm, cpu: exact.unwrap_or_else(|| ticks(stat.ticks)) })
-}
-
 fn ticks(ticks: u64) -> Duration {
     TICK.saturating_mul(u32::try_from(ticks).unwrap_or(u32::MAX))
 }
@@ -76,15 +51,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_process_has_memory_time_and_threads() {
+    fn this_process_has_memory_and_time() {
         let pid = std::process::id();
         assert!(rss_anon(pid).unwrap() > Bytes::ZERO);
         assert!(rss(pid).unwrap() >= rss_anon(pid).unwrap());
         assert!(cpu_time(pid).is_some());
         assert!(!comm(pid).unwrap().is_empty());
-        let threads = threads(pid).unwrap();
-        assert!(threads.iter().any(|t| t.tid == pid), "{threads:?}");
-        assert!(threads.iter().any(|t| t.cpu > Duration::ZERO), "{threads:?}");
     }
 
     #[test]
@@ -93,7 +65,7 @@ mod tests {
         let pid = child.id();
         child.wait().unwrap();
         assert_eq!((rss_anon(pid), rss(pid), cpu_time(pid)), (None, None, None));
-        assert_eq!((comm(pid), threads(pid), thread(pid, pid)), (None, None, None));
+        assert_eq!(comm(pid), None);
         assert_eq!(rss_anon(u32::MAX), None);
     }
 }

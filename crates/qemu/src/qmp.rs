@@ -32,6 +32,7 @@ const EVENTS: usize = 256;
 
 /// Why a command brought no result.
 #[derive(Clone, Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum QmpError {
     #[error("cannot connect to QMP at {}: {source}", .socket.display())]
     Connect { socket: PathBuf, source: Arc<io::Error> },
@@ -50,16 +51,6 @@ pub enum QmpError {
     /// The answer is JSON, but not what this command answers.
     #[error("QEMU at {} answered {command} with {answer}", .socket.display())]
     Unexpected { socket: PathBuf, command: String, answer: String },
-}
-
-impl QmpError {
-    /// Whether the connection is beyond use, so that only a new one can help.
-    pub fn is_final(&self) -> bool {
-        matches!(
-            self,
-            QmpError::Closed { .. } | QmpError::Connect { .. } | QmpError::NoGreeting { .. }
-        )
-    }
 }
 
 /// Something that QEMU told unasked.
@@ -186,10 +177,12 @@ impl Qmp {
         }
     }
 
+    /// Whether it has ended; commands fail from then on.
     pub fn is_closed(&self) -> bool {
         self.closed.borrow().is_some() || self.requests.is_closed()
     }
 
+    /// Where it is connected to.
     pub fn socket(&self) -> &Path {
         &self.socket
     }

@@ -5,9 +5,11 @@ use ballast_units::Bytes;
 /// One block of memory that QEMU gave to its guest: the RAM, and small ones such as the BIOS.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RamBlock {
+    /// As QEMU calls it: "mem", "pc.bios".
     pub name: String,
     /// 4 KiB, or more on hugetlb.
     pub page_size: Bytes,
+    /// Its length in use.
     pub used: Bytes,
 }
 

@@ -17,6 +17,7 @@ const CREATE: libc::c_uint = 6;
 pub enum Huge {
     /// Mappings that ask for them (`MADV_HUGEPAGE`).
     Advise,
+    /// No mapping.
     Never,
 }
 

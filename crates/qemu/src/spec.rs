@@ -4,27 +4,19 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use ballast_api::VmSpec;
-use ballast_units::{Bytes, PAGE_SIZE};
+use ballast_units::{Bytes, PAGE_SIZE, VM_NAME_RULE, good_vm_name};
 
 use crate::AccelChoice;
 use crate::command_line::kernel_command_line;
 
-/// Configured memory is a multiple of this, so that it can be backed by huge pages throughout.
-const SIZE_UNIT: Bytes = Bytes::from_mib(2);
-const SMALLEST: Bytes = Bytes::from_mib(16);
-const LONGEST_NAME: usize = 64;
-/// QEMU's limit for q35.
-const MOST_VCPUS: u32 = 255;
 /// x86's COMMAND_LINE_SIZE less the closing zero; the kernel drops what exceeds it.
 const LONGEST_COMMAND_LINE: usize = 2047;
 
 /// Why a VM cannot be started from this spec. Always the caller's fault: nothing was begun.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum SpecError {
-    #[error(
-        "name '{0}' must be 1 to 64 of letters, digits, '.', '_' and '-', beginning with a letter \
-         or digit"
-    )]
+    #[error("name '{0}': {VM_NAME_RULE}")]
     Name(String),
     #[error("{vm}: max {size} is too small: at least 16 MiB")]
     TooSmall { vm: String, size: Bytes },
@@ -54,15 +46,15 @@ pub enum SpecError {
 
 /// Checks all of `spec`; the files must exist and be readable by the manager.
 pub fn check_spec(spec: &VmSpec) -> Result<(), SpecError> {
-    if !name_is_valid(&spec.name) {
+    if !good_vm_name(&spec.name) {
         return Err(SpecError::Name(spec.name.escape_default().to_string()));
     }
     let vm = || spec.name.clone();
     let (max, min) = (Bytes(spec.max), Bytes(spec.min));
-    if max < SMALLEST {
+    if max < VmSpec::LEAST_SIZE {
         return Err(SpecError::TooSmall { vm: vm(), size: max });
     }
-    if !max.0.is_multiple_of(SIZE_UNIT.0) {
+    if !max.0.is_multiple_of(VmSpec::SIZE_STEP.0) {
         return Err(SpecError::SizeUnit { vm: vm(), size: max });
     }
     if !min.0.is_multiple_of(PAGE_SIZE as u64) {
@@ -77,7 +69,7 @@ pub fn check_spec(spec: &VmSpec) -> Result<(), SpecError> {
     if let Some(tax) = spec.tax.filter(|tax| !(0.0..1.0).contains(tax)) {
         return Err(SpecError::Tax { vm: vm(), tax });
     }
-    if let Some(vcpus) = spec.vcpus.filter(|n| !(1..=MOST_VCPUS).contains(n)) {
+    if let Some(vcpus) = spec.vcpus.filter(|n| !(1..=VmSpec::MOST_VCPUS).contains(n)) {
         return Err(SpecError::Vcpus { vm: vm(), vcpus });
     }
     check_command_line(spec)?;
@@ -90,12 +82,6 @@ pub fn check_spec(spec: &VmSpec) -> Result<(), SpecError> {
         check_file(spec, "qemu", qemu)?;
     }
     check_extra(spec)
-}
-
-fn name_is_valid(name: &str) -> bool {
-    name.len() <= LONGEST_NAME
-        && name.starts_with(|c: char| c.is_ascii_alphanumeric())
-        && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
 }
 
 fn check_command_line(spec: &VmSpec) -> Result<(), SpecError> {

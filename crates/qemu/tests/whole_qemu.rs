@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use ballast_api::VmSpec;
 use ballast_qemu::{
-    AccelChoice, Exit, LaunchError, ProcessHandle, QmpError, check_spec, command, last_log_line,
-    process, spawn,
+    AccelChoice, Exit, LaunchError, Monitor, ProcessHandle, QmpError, check_spec, command,
+    last_log_line, process, spawn,
 };
 use ballast_units::Bytes;
 use common::{Guestless, PATIENT, have_qemu, launch, paths, skip, start, stock_kernel};
@@ -17,6 +17,11 @@ use rustix::process::{Pid, Signal, getsid};
 use serde_json::{Value, json};
 
 const SIZE: Bytes = Bytes::from_mib(64);
+
+/// A command without arguments, by its name.
+async fn tell(monitor: &Monitor, command: &str) {
+    monitor.qmp().execute(command, Value::Null, PATIENT).await.unwrap();
+}
 
 #[tokio::test]
 async fn a_vm_starts_answers_and_quits() {
@@ -27,11 +32,11 @@ async fn a_vm_starts_answers_and_quits() {
     let monitor = vm.monitor().await;
     let status = monitor.query_status().await.unwrap();
     assert_eq!((status.running, status.status.as_str()), (false, "prelaunch"));
-    monitor.cont().await.unwrap();
+    tell(&monitor, "cont").await;
     assert!(monitor.query_status().await.unwrap().running);
-    monitor.stop().await.unwrap();
+    tell(&monitor, "stop").await;
     assert_eq!(monitor.query_status().await.unwrap().status, "paused");
-    monitor.cont().await.unwrap();
+    tell(&monitor, "cont").await;
 
     // Nobody answers the balloon: what QEMU says it holds must stay nothing.
     assert!(monitor.has_balloon());
@@ -51,21 +56,17 @@ async fn a_vm_starts_answers_and_quits() {
     let ram = blocks.iter().find(|b| b.name == "mem").unwrap();
     assert_eq!((ram.page_size, ram.used), (Bytes(4096), SIZE));
 
-    let vcpus = monitor.query_cpus().await.unwrap();
-    let threads = process::threads(vm.vmm.pid).unwrap();
-    assert!(vcpus.iter().all(|tid| threads.iter().any(|t| t.tid == *tid)), "{vcpus:?} {threads:?}");
-    assert!(process::thread(vm.vmm.pid, vcpus[0]).unwrap().name.starts_with("CPU 0"));
     assert!(process::rss_anon(vm.vmm.pid).unwrap() > Bytes::ZERO);
     assert!(process::comm(vm.vmm.pid).unwrap().starts_with("qemu"));
 
     let mut events = monitor.qmp().events();
-    monitor.quit().await.unwrap();
+    tell(&monitor, "quit").await;
     assert_eq!(vm.vmm.process.exited().await, Exit::Code(0));
     let shutdown = events.recv().await.unwrap();
     assert_eq!(shutdown.name, "SHUTDOWN");
     assert_eq!(shutdown.data["reason"], "host-qmp-quit");
     let error = monitor.query_status().await.unwrap_err();
-    assert!(error.is_final(), "{error}");
+    assert!(matches!(error, QmpError::Closed { .. }), "{error}");
     assert_eq!(process::rss_anon(vm.vmm.pid), None);
 }
 
@@ -120,7 +121,6 @@ async fn a_frozen_qemu_costs_the_deadline_and_no_more() {
     for _ in 0..20 {
         let error = qmp.execute("query-status", Value::Null, deadline).await.unwrap_err();
         assert!(matches!(error, QmpError::Deadline { .. }), "{error}");
-        assert!(!error.is_final());
     }
     let second = ballast_qemu::Qmp::connect(&vm.qmp_socket, deadline).await.unwrap_err();
     assert!(matches!(second, QmpError::NoGreeting { .. }), "{second}");
@@ -243,7 +243,7 @@ async fn a_guest_that_panics_ends_its_vmm() {
         Guestless { vmm: spawn(&launch).await.unwrap(), qmp_socket: paths.qmp_socket.clone(), dir };
     let monitor = vm.monitor().await;
     let mut events = monitor.qmp().events();
-    monitor.cont().await.unwrap();
+    tell(&monitor, "cont").await;
     let exit = tokio::time::timeout(2 * PATIENT, vm.vmm.process.exited()).await.unwrap();
     assert_eq!(exit, Exit::Code(0), "{:?}", last_log_line(&paths.qemu_log));
     let console = std::fs::read_to_string(&paths.console).unwrap();

@@ -19,8 +19,8 @@ pub struct Hasher {
 }
 
 impl Hasher {
-    /// `secret` is the host's, the same for all domains; the same secret and name give the same
-    /// hasher.
+    /// `secret` is the host's, of any length, the same for all domains; the same secret and name give
+    /// the same hasher, so hashes hold across a restart of the manager.
     pub fn new(secret: &[u8], domain: &str) -> Hasher {
         // The length keeps (secret, domain) apart from any other split of the same bytes.
         let mut key = (secret.len() as u64).to_le_bytes().to_vec();
@@ -29,6 +29,7 @@ impl Hasher {
         Hasher { seed: XxHash3_64::oneshot(&key) }
     }
 
+    /// The hash of a page's contents.
     pub fn page(&self, bytes: &[u8; PAGE_SIZE]) -> PageHash {
         PageHash(XxHash3_64::oneshot_with_seed(self.seed, bytes))
     }

@@ -14,10 +14,11 @@ impl PageId {
     /// Numbers are below this: 8 TiB of guest memory in one domain.
     pub const LIMIT: u32 = 1 << 31;
 
-    /// None at and above `LIMIT`.
+    /// None at and above [`LIMIT`](Self::LIMIT).
     pub const fn new(n: u32) -> Option<PageId> {
         if n < Self::LIMIT { Some(PageId(n)) } else { None }
     }
+    /// As it was made, below [`LIMIT`](Self::LIMIT).
     pub const fn get(self) -> u32 {
         self.0
     }
@@ -37,13 +38,15 @@ impl StorePage {
     /// Numbers are below this: just under 8 TiB of common pages.
     pub const LIMIT: u32 = (1 << 31) - 1;
 
-    /// None at and above `LIMIT`. Takes what a pmap word holds.
+    /// None at and above [`LIMIT`](Self::LIMIT). Takes what a pmap word holds.
     pub const fn new(n: u64) -> Option<StorePage> {
         if n < Self::LIMIT as u64 { Some(StorePage(n as u32)) } else { None }
     }
+    /// As it was made, below [`LIMIT`](Self::LIMIT).
     pub const fn get(self) -> u32 {
         self.0
     }
+    /// The same, as an index.
     pub const fn index(self) -> usize {
         self.0 as usize
     }
@@ -67,16 +70,18 @@ pub struct StoreRun {
 }
 
 impl StoreRun {
-    /// None if `pages` is zero or the run would end above `StorePage::LIMIT`.
+    /// None if `pages` is zero or the run would end above [`StorePage::LIMIT`].
     pub const fn new(first: StorePage, pages: u64) -> Option<StoreRun> {
         if pages == 0 || pages > (StorePage::LIMIT - first.0) as u64 {
             return None;
         }
         Some(StoreRun { first, pages: pages as u32 })
     }
+    /// Its page of the lowest number.
     pub const fn first(self) -> StorePage {
         self.first
     }
+    /// How many it has, at least 1.
     pub const fn pages(self) -> Pages {
         Pages(self.pages as u64)
     }
@@ -85,6 +90,7 @@ impl StoreRun {
         let start = self.first.offset();
         (start, start + self.pages().bytes().0)
     }
+    /// Its pages, the first first.
     pub fn iter(self) -> impl DoubleEndedIterator<Item = StorePage> {
         (self.first.0..self.first.0 + self.pages).map(StorePage)
     }

@@ -12,10 +12,12 @@
 //! | `table/` | the share table: shared frames and hint frames of 16 bytes, in chains |
 //! | `store/` | the common pages: which are free, and the file they are in |
 
-pub mod hash;
+#![warn(missing_docs)]
+
+mod hash;
 mod ids;
-pub mod store;
-pub mod table;
+mod store;
+mod table;
 
 pub use hash::{Hasher, PageHash, is_zero};
 pub use ids::{PageId, StorePage, StoreRun};

@@ -28,6 +28,7 @@ pub struct Connection {
 
 /// Why nothing was sent or received.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum ConnectionError {
     /// The other side is gone, or closed the conversation.
     #[error("the other side closed the connection")]
@@ -53,12 +54,16 @@ impl From<Errno> for ConnectionError {
 /// Who is at the other end, by the kernel's word (SO_PEERCRED): at the time it connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
+    /// Process.
     pub pid: u32,
+    /// User.
     pub uid: u32,
+    /// Group.
     pub gid: u32,
 }
 
 impl Connection {
+    /// A new connection to the socket at `path`.
     pub fn connect(path: &Path) -> std::io::Result<Connection> {
         let connection = Connection { fd: socket()? };
         connection.connect_to(path)?;
@@ -71,6 +76,7 @@ impl Connection {
         Ok(Connection { fd: socket()? })
     }
 
+    /// Connects this one.
     pub fn connect_to(&self, path: &Path) -> std::io::Result<()> {
         rustix::net::connect(&self.fd, &SocketAddrUnix::new(path)?)?;
         Ok(())
@@ -92,6 +98,7 @@ impl Connection {
         Ok((Connection { fd: a }, Connection { fd: b }))
     }
 
+    /// Who is at the other end.
     pub fn peer(&self) -> std::io::Result<Peer> {
         let cred = rustix::net::sockopt::socket_peercred(&self.fd)?;
         Ok(Peer {

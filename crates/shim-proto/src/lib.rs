@@ -6,6 +6,8 @@
 //! [`Message::encode`] and [`Message::decode`] are pure; [`Connection`] carries them. A VMM process
 //! is not trusted: whatever bytes and descriptors it sends, decoding returns an error at worst.
 
+#![warn(missing_docs)]
+
 mod connection;
 #[doc(hidden)]
 pub mod fuzzing;

@@ -6,6 +6,7 @@ use crate::{MAX_OPS, MAX_REASON, VmName};
 
 /// One message. `S` from the shim, `M` from the manager; descriptors travel beside it.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "told with the variant")]
 pub enum Message {
     /// S: here is a VM's RAM. Descriptors: the RAM file; on reconnection also the userfaultfd.
     Hello(Hello),
@@ -35,14 +36,17 @@ pub enum Message {
 /// How a shim introduces its VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
+    /// Of the protocol that the shim speaks.
     pub version: u32,
     /// The RAM was handed over to an earlier connection (of this manager or one before it).
     pub reconnect: bool,
+    /// Its VM.
     pub vm: VmName,
     /// As the process sees itself; the manager believes [`crate::Connection::peer`] only.
     pub pid: u32,
     /// Where the RAM is mapped in the VMM process.
     pub ram_addr: HostAddr,
+    /// Length of the RAM.
     pub ram_len: Bytes,
     /// Where the mapping starts in the RAM file.
     pub file_offset: u64,
@@ -86,6 +90,7 @@ impl Step {
 /// Up to [`MAX_OPS`] operations, done in order, up to the first that fails.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Batch {
+    /// Chosen by the manager; the answer repeats it.
     pub id: u64,
     ops: Vec<Op>,
 }
@@ -96,6 +101,7 @@ pub struct Batch {
 pub struct TooManyOps(pub usize);
 
 impl Batch {
+    /// A batch of these operations.
     pub fn new(id: u64, ops: Vec<Op>) -> Result<Batch, TooManyOps> {
         if ops.len() > MAX_OPS {
             return Err(TooManyOps(ops.len()));
@@ -103,6 +109,7 @@ impl Batch {
         Ok(Batch { id, ops })
     }
 
+    /// The operations, in order.
     pub fn ops(&self) -> &[Op] {
         &self.ops
     }
@@ -112,6 +119,7 @@ impl Batch {
 /// ([`Message::BatchDone`]); the others may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Op {
+    /// What is done.
     pub kind: OpKind,
     /// Page-aligned, inside the RAM.
     pub addr: HostAddr,
@@ -123,6 +131,7 @@ pub struct Op {
     pub fd_index: u8,
 }
 
+/// What an [`Op`] does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum OpKind {
@@ -154,6 +163,7 @@ impl OpKind {
 pub struct Reason(String);
 
 impl Reason {
+    /// As much of the text as fits.
     pub fn new(text: &str) -> Reason {
         let mut end = text.len().min(MAX_REASON);
         while !text.is_char_boundary(end) {
@@ -162,6 +172,7 @@ impl Reason {
         Reason(text[..end].to_owned())
     }
 
+    /// The text.
     pub fn as_str(&self) -> &str {
         &self.0
     }

@@ -2,30 +2,25 @@
 
 use std::fmt;
 
-use crate::MAX_NAME;
+use ballast_units::{VM_NAME_RULE, good_vm_name};
 
-/// A VM's name: 1 to 64 of `[A-Za-z0-9._-]`, not starting with a dot or a dash, so that it can be
-/// part of a path and of a command line as it is.
+/// A VM's name, which [`good_vm_name`] is true of.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct VmName(String);
 
 /// The text is not a VM's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("a VM's name is 1 to 64 of A-Z a-z 0-9 . _ - and starts with a letter, a digit or _")]
+#[error("{VM_NAME_RULE}")]
 pub struct BadVmName;
 
 impl VmName {
+    /// # Errors
+    /// When the name is not a good one.
     pub fn new(name: &str) -> Result<VmName, BadVmName> {
-        let allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
-        let bytes = name.as_bytes();
-        let good_start = bytes.first().is_some_and(|b| !matches!(b, b'.' | b'-'));
-        if good_start && bytes.len() <= MAX_NAME && bytes.iter().all(|b| allowed(*b)) {
-            Ok(VmName(name.to_owned()))
-        } else {
-            Err(BadVmName)
-        }
+        if good_vm_name(name) { Ok(VmName(name.to_owned())) } else { Err(BadVmName) }
     }
 
+    /// The name itself.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -42,12 +37,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_safe_in_paths_and_command_lines() {
-        for good in ["a", "web-1", "db.example_2", "_x", &"n".repeat(64)] {
-            assert!(VmName::new(good).is_ok(), "{good}");
-        }
-        for bad in ["", ".", "..", "-x", "a/b", "a b", "a\0", "\u{e9}", &"n".repeat(65)] {
+    fn the_rule_is_that_of_all_vms() {
+        assert_eq!(VmName::new("db.example_2").unwrap().as_str(), "db.example_2");
+        for bad in ["", "_x", "-x", "a/b"] {
             assert_eq!(VmName::new(bad), Err(BadVmName), "{bad:?}");
         }
+        assert_eq!(crate::MAX_NAME, ballast_units::LONGEST_VM_NAME);
     }
 }

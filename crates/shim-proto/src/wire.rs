@@ -30,6 +30,7 @@ const _: () = assert!(MAX_MESSAGE == 8216 && MAX_NAME <= u8::MAX as usize);
 /// What is wrong with a message. Only the peer can cause it: it is broken, hostile or of another
 /// version; the connection is closed after it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum DecodeError {
     #[error("not a message of this protocol")]
     Magic,
@@ -46,6 +47,7 @@ pub enum DecodeError {
 }
 
 impl Message {
+    /// The bytes of the message, without its descriptors.
     pub fn encode(&self) -> Vec<u8> {
         let mut w = Writer(Vec::new());
         match self {

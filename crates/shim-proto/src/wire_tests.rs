@@ -125,7 +125,7 @@ fn any_message() -> impl Strategy<Value = Message> {
         any::<[u32; 2]>(),
         OLDEST_VERSION..=VERSION,
         any::<bool>(),
-        "[a-z0-9_][A-Za-z0-9._-]{0,63}",
+        "[A-Za-z0-9][A-Za-z0-9._-]{0,63}",
     )
         .prop_map(|([a, l, o], [pid, page_size], version, reconnect, name)| {
             Message::Hello(Hello {

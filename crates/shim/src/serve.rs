@@ -95,10 +95,25 @@ fn converse(vm: &Vm, connection: &Connection) -> ConnectionError {
 /// For as long as it takes: without a manager the guest waits at its next fault.
 fn reconnect(config: &Config, vm: &Vm) -> Held<Connection> {
     let mut refusal = None;
+    let mut denied = false;
     loop {
         thread::sleep(if refusal.is_some() { REFUSED } else { RECONNECT });
         let hello = attach::hello(config, vm.ram, true);
-        let Ok(connection) = attach::connect(config) else { continue };
+        let connection = match attach::connect(config) {
+            Ok(connection) => connection,
+            // No manager for now, but for this: whoever started it must put that in order.
+            Err(e) => {
+                if e.kind() == std::io::ErrorKind::PermissionDenied && !denied {
+                    denied = true;
+                    crate::say(&format!(
+                        "VM '{}': {}: {e}; its guest waits, asking again",
+                        config.vm,
+                        config.socket.display()
+                    ));
+                }
+                continue;
+            }
+        };
         if connection.send(&hello, &[vm.file.as_fd(), vm.uffd.as_fd()]).is_err() {
             continue;
         }

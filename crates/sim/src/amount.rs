@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use crate::Millis;
 
-/// "256M".
+/// "256M": pages, rounded up, at most 4 PiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Size(pub Pages);
@@ -27,7 +27,9 @@ impl TryFrom<String> for Size {
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(try_from = "String")]
 pub enum Amount {
+    /// So many, whatever the VM's size.
     Size(Pages),
+    /// 0 to 1.
     Part(f64),
 }
 
@@ -51,7 +53,7 @@ impl TryFrom<String> for Amount {
     }
 }
 
-/// "25%": 0 to 100%.
+/// "25%": 0% to 100%, as 0 to 1.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Part(pub f64);
@@ -67,7 +69,7 @@ impl TryFrom<String> for Part {
     }
 }
 
-/// "500ms", "30s", "5m", "8h", "365d".
+/// "500ms", "30s", "5m", "8h", "365d": at most 36,525 days.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Length(pub Millis);

@@ -182,8 +182,8 @@ fn group(vm: &VmTable, n: usize, file: &File, path: &Path, wrong: Wrong) -> Resu
         },
         min: min.0,
         max: max.0,
-        // Ten for each MiB, as ballastd does.
-        shares: vm.shares.unwrap_or(((10 * max.0) >> 8).clamp(1, u64::from(u32::MAX)) as u32),
+        // Ten for each MiB of its size, as ballastd does.
+        shares: vm.shares.unwrap_or(((10 * size.0) >> 8).clamp(1, u64::from(u32::MAX)) as u32),
         tax: vm.tax.unwrap_or(file.policy.tax),
         driver,
         load: Load::new(shape.clone(), Random::new(0, 0)),
@@ -344,9 +344,6 @@ fn sampling(table: Option<&SamplingTable>) -> Result<SamplingConfig, String> {
         fast_gain: table.fast_gain.unwrap_or(d.fast_gain),
     };
     config.check().map_err(|e| format!("sampling: {e}"))?;
-    if config.samples > 10_000 {
-        return Err("sampling.samples: more than 10000".to_owned());
-    }
     Ok(config)
 }
 
@@ -354,18 +351,16 @@ fn balloon(table: Option<&BalloonTable>) -> Result<BalloonConfig, String> {
     let d = BalloonConfig::default();
     let Some(table) = table else { return Ok(d) };
     let config = BalloonConfig {
-        rate: table.rate_mib_s.map_or(d.rate, Pages::from_mib),
-        deflate_rate: table.deflate_rate_mib_s.map_or(d.deflate_rate, Pages::from_mib),
+        // What overflows is above all that is allowed.
+        rate: table.rate_mib_s.map_or(d.rate, |mib| Pages(mib.saturating_mul(256))),
+        deflate_rate: table
+            .deflate_rate_mib_s
+            .map_or(d.deflate_rate, |mib| Pages(mib.saturating_mul(256))),
         max_fraction: table.max_fraction.unwrap_or(d.max_fraction),
         patience: table.patience.map_or(d.patience, |l| duration(l.0)),
         guest_reserve: table.guest_reserve.map_or(d.guest_reserve, |s| s.0),
         ..d
     };
-    if config.rate.is_zero() || config.deflate_rate.is_zero() {
-        return Err("balloon: a rate of 0 MiB/s moves nothing".to_owned());
-    }
-    if !(0.0..=0.95).contains(&config.max_fraction) {
-        return Err("balloon.max_fraction: not between 0 and 0.95".to_owned());
-    }
+    config.check().map_err(|e| format!("balloon.{e}"))?;
     Ok(config)
 }

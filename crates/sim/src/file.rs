@@ -1,5 +1,5 @@
 //! The scenario file as it is written. What is wrong with one value is told while it is read; what
-//! is wrong between values, by [`crate::scenario`]. docs/simulator.md describes every key.
+//! is wrong between values, by [`crate::check`]. docs/simulator.md describes every key, under its name here.
 
 use std::path::PathBuf;
 

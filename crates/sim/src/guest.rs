@@ -19,27 +19,34 @@ use crate::places::{Places, portion};
 /// What of a guest does not change.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Nature {
+    /// Pages configured.
     pub size: u64,
-    /// Part of what it uses that it could drop and read again: page cache.
+    /// Part of what it uses, 0 to 1, that it could drop and read again: page cache.
     pub cache: f64,
-    /// Part of its resident pages that other pages equal.
+    /// Part of its resident pages, 0 to 1, that other pages equal.
     pub share: f64,
-    /// Seconds between two touches of an active page.
+    /// Seconds between two touches of an active page, above 0.
     pub touch_every: f64,
     /// Seconds between two touches of an idle page; 0: never.
     pub idle_reuse: f64,
-    /// 0: all active pages are touched alike; towards 1: few pages get nearly all accesses.
+    /// 0 to 0.95. 0: all active pages are touched alike; towards 1: few pages get nearly all accesses.
     pub skew: f64,
 }
 
-/// The memory of one guest.
+/// The memory of one guest, in pages.
 #[derive(Clone, Debug)]
 pub struct Guest {
+    /// What does not change.
     pub nature: Nature,
+    /// What it would use now, at most its size.
     pub demand: Demand,
+    /// Where its active pages are.
     pub active: Places,
+    /// Where those are that it touched and does not use now.
     pub idle: Places,
+    /// Never touched, or given up and given back by its balloon.
     pub untouched: u64,
+    /// Held by its balloon.
     pub balloon: u64,
     /// Resident pages that are backed by common ones, and cost nothing.
     pub shared: u64,
@@ -66,13 +73,14 @@ pub struct Accesses {
     pub swapped: u64,
     /// Pages that the guest read again from its own disk: what its balloon cost it.
     pub guest_reads: f64,
-    /// The part of the work it wanted to do that it did.
+    /// The part of the work it wanted to do that it did, 0 to 1.
     pub work: f64,
     /// It waited for machine memory.
     pub waited: bool,
 }
 
 impl Guest {
+    /// One that has touched nothing.
     pub fn new(nature: Nature) -> Guest {
         Guest {
             nature,
@@ -87,23 +95,27 @@ impl Guest {
         }
     }
 
-    /// What the guest may touch: its size less its balloon.
+    /// What the guest may touch: its size less its balloon, pages.
     pub fn room(&self) -> u64 {
         self.nature.size - self.balloon
     }
 
+    /// Pages in machine memory, shared ones among them.
     pub fn resident(&self) -> u64 {
         self.active.resident + self.idle.resident
     }
 
+    /// Pages in the compressed tier.
     pub fn compressed(&self) -> u64 {
         self.active.compressed + self.idle.compressed
     }
 
+    /// Pages in swap.
     pub fn swapped(&self) -> u64 {
         self.active.swapped + self.idle.swapped
     }
 
+    /// Pages that hold something, wherever they are.
     pub fn touched(&self) -> u64 {
         self.active.total() + self.idle.total()
     }
@@ -131,18 +143,18 @@ impl Guest {
         self.resident() - self.shared + self.frames(m)
     }
 
-    /// The invariants of the counts.
+    /// The invariants of the counts; panics where one does not hold.
     pub fn check(&self) {
         assert_eq!(self.touched() + self.untouched + self.balloon, self.nature.size, "{self:?}");
         assert!(self.shared <= self.resident(), "{self:?}");
     }
 
-    /// What the guest cannot give up without swapping itself.
+    /// Pages that the guest cannot give up without swapping itself.
     pub fn hard(&self) -> u64 {
         (self.demand.used.0 as f64 * (1.0 - self.nature.cache)) as u64
     }
 
-    /// What it tells as its available memory.
+    /// What it tells as its available memory, pages.
     pub fn available(&self) -> u64 {
         self.room().saturating_sub(self.hard())
     }
@@ -207,15 +219,14 @@ impl Guest {
         self.shared = self.shared.min((self.resident() as f64 * self.nature.share) as u64);
     }
 
-    /// Looks for equal pages for `dt` seconds; returns how many it shared.
-    pub fn scan(&mut self, m: &Models, dt: f64) -> u64 {
+    /// Looks for equal pages for `dt` seconds, and shares them.
+    pub fn scan(&mut self, m: &Models, dt: f64) {
         let most = (self.resident() as f64 * self.nature.share) as u64;
         let found = most.saturating_sub(self.shared) as f64 * (dt / m.scan_time_s).min(1.0);
         self.carry.share += found;
         let pages = (self.carry.share as u64).min(most.saturating_sub(self.shared));
         self.carry.share -= self.carry.share.floor();
         self.shared += pages;
-        pages
     }
 
     /// Evicts at most `pages` pages, to no less than `leave` consumed, with at most `writes` of

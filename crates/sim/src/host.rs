@@ -23,21 +23,28 @@ use crate::vm::{Driver, Vm, VmSpec};
 pub struct Host {
     settings: Arc<Settings>,
     seed: u64,
+    /// Virtual time since the scenario began.
     pub now: Millis,
+    /// Machine pages for VMs; an event may change it.
     pub budget: u64,
-    pub thresholds: Thresholds,
+    thresholds: Thresholds,
+    /// As of the last decision.
     pub state: State,
+    /// Those that run.
     pub vms: Vec<Vm>,
     /// VMs that are gone, with what was measured of them.
-    pub gone: Vec<Vm>,
+    gone: Vec<Vm>,
     /// To start, the next last.
     coming: Vec<VmSpec>,
     events: Vec<Event>,
+    /// Swap can be written.
     disk: bool,
     next_id: u32,
     /// How long the next step may be.
     stride: Millis,
+    /// Which VM is served first in this step.
     turn: usize,
+    /// What was measured so far.
     pub measure: HostMeasure,
 }
 
@@ -76,10 +83,12 @@ impl Host {
         self.vms.iter().map(|vm| Vm::overhead(&vm.spec, &self.settings.models)).sum()
     }
 
-    pub fn consumed(&self) -> u64 {
+    /// Machine pages charged to VMs.
+    fn consumed(&self) -> u64 {
         self.vms.iter().map(|vm| vm.guest.consumed(&self.settings.models)).sum()
     }
 
+    /// Pages of the budget that are left beside that and the VMs' overhead.
     pub fn free(&self) -> u64 {
         self.budget.saturating_sub(self.overhead() + self.consumed())
     }
@@ -92,7 +101,7 @@ impl Host {
     }
 
     /// One step, which ends at `until` at the latest.
-    pub fn step(&mut self, until: Millis) {
+    fn step(&mut self, until: Millis) {
         let mut moved = self.take_events();
         moved |= self.depart_and_arrive();
         for vm in &mut self.vms {
@@ -348,7 +357,7 @@ impl Host {
         self.vms.push(Vm::new(spec, id, self.now, (s.balloon, s.tools), s.sampling, random));
     }
 
-    /// All VMs there were.
+    /// All VMs there were: those that are gone, then those that run.
     pub fn all(&self) -> impl Iterator<Item = &Vm> {
         self.gone.iter().chain(&self.vms)
     }

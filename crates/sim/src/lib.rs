@@ -4,34 +4,36 @@
 //!
 //! | module | what is in it |
 //! | --- | --- |
-//! | [`file`], [`scenario`], [`recorded`] | scenarios in TOML, recorded traces, and what is wrong with them |
-//! | [`load`] | what guests want over time |
-//! | [`models`] | what mechanisms cost, and where that was measured |
-//! | [`guest`] | a guest's memory, and what is done to it |
-//! | [`vm`] | what is known of a VM, and its balloon |
-//! | [`host`] | one host, step by step |
+//! | `file`, `check`, `scenario`, `recorded` | scenarios in TOML, recorded traces, and what is wrong with them |
+//! | `load` | what guests want over time |
+//! | `models` | what mechanisms cost, and where that was measured |
+//! | `guest`, `places` | a guest's memory, and what is done to it |
+//! | `vm` | what is known of a VM, and its balloon |
+//! | `host` | one host, step by step |
 //! | [`measure`] | what is measured |
+//! | [`random`] | numbers that a seed decides |
 //! | [`run`](mod@run), [`report`] | many hosts on several threads; tables, CSV, plots |
 //!
 //! What is modelled, and what is not: docs/simulator.md.
 
-pub mod amount;
+#![warn(missing_docs)]
+
+mod amount;
 mod check;
-pub mod file;
-pub mod guest;
-pub mod host;
-pub mod load;
+mod file;
+mod guest;
+mod host;
+mod load;
 pub mod measure;
-pub mod models;
+mod models;
 mod places;
 pub mod random;
-pub mod recorded;
+mod recorded;
 pub mod report;
 pub mod run;
-pub mod scenario;
-pub mod vm;
+mod scenario;
+mod vm;
 
-pub use host::Host;
 pub use report::{GroupSummary, HostSummary, Summary};
 pub use run::{HostResult, run};
 pub use scenario::{Scenario, ScenarioError};

@@ -18,24 +18,26 @@ pub struct Demand {
 }
 
 impl Demand {
+    /// Raises `used` to `active` where it is below.
     pub fn new(active: Pages, used: Pages) -> Demand {
         Demand { active, used: used.max(active) }
     }
 }
 
-/// The shape of a load. Times in milliseconds since the VM started.
+/// The shape of a load: what is active, and what is used, at each moment since the VM started. `used` is
+/// the same all the time where nothing else is said.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Shape {
-    Steady {
-        active: Pages,
-        used: Pages,
-    },
+    /// The same all the time.
+    Steady { active: Pages, used: Pages },
     /// Between two levels, for exponentially distributed times with these means.
     Bursty {
         low: Pages,
         high: Pages,
         used: Pages,
+        /// Mean time at `high`.
         on: Millis,
+        /// Mean time at `low`, where it begins.
         off: Millis,
     },
     /// A sine from `low` to `high` and back, in 288 steps.
@@ -50,12 +52,15 @@ pub enum Shape {
     /// Holds more and more, until nothing is left; then it is restarted.
     Leak {
         active: Pages,
+        /// Held at first, and after each restart.
         from: Pages,
+        /// Where it is restarted.
         to: Pages,
         per_hour: Pages,
     },
     /// Takes a step up or down every so often, between bounds.
     Walk {
+        /// The lower bound; it begins about in the middle.
         low: Pages,
         high: Pages,
         step: Pages,
@@ -84,6 +89,7 @@ const STEPS_A_DAY: u64 = 288;
 const LEAK_STEP: Millis = 60_000;
 
 impl Load {
+    /// At the VM's start.
     pub fn new(shape: Shape, mut random: Random) -> Load {
         let phase = match &shape {
             Shape::Diurnal { jitter, .. } => (random.unit() * *jitter as f64) as Millis,
@@ -103,6 +109,7 @@ impl Load {
         }
     }
 
+    /// At the moment that it was last taken to.
     pub fn demand(&self) -> Demand {
         self.demand
     }

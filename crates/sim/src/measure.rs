@@ -12,11 +12,13 @@ pub struct Turns {
     high: u64,
     direction: i8,
     begun: bool,
+    /// Turns so far.
     pub count: u64,
 }
 
 impl Turns {
-    pub fn see(&mut self, value: u64, step: u64) {
+    /// The value is `value` now.
+    pub(crate) fn see(&mut self, value: u64, step: u64) {
         if !self.begun {
             (self.low, self.high, self.begun) = (value, value, true);
         }
@@ -32,52 +34,66 @@ impl Turns {
     }
 }
 
-/// One VM, since its start.
+/// One VM, since its start. Times are virtual, in milliseconds.
 #[derive(Clone, Debug, Default)]
 pub struct VmMeasure {
+    /// How long it ran.
     pub ran_ms: Millis,
-    /// Active pages times seconds: what it wanted to do, and what it did.
+    /// What it wanted to do: active pages times seconds.
     pub wanted: f64,
+    /// What it did of that.
     pub worked: f64,
-    /// It did less than half of what it wanted; less than a tenth, at a stretch.
+    /// In which it did less than half of what it wanted.
     pub slow_ms: Millis,
+    /// The stretch, up to now, in which it did less than a tenth.
     pub starved_ms: Millis,
+    /// The longest such stretch.
     pub longest_starved_ms: Millis,
-    pub waited_ms: Millis,
+    /// In which its allocations waited, in state low.
     pub blocked_ms: Millis,
-    /// Its balloon would have had more than the guest could give.
+    /// In which its balloon would have had more than the guest could give.
     pub distress_ms: Millis,
-    /// It waited for memory below its min.
+    /// In which it waited for memory below its min.
     pub robbed_ms: Millis,
+    /// Faults served from the compressed tier, a page each.
     pub faults_compressed: u64,
+    /// Faults served from swap, a page each.
     pub faults_swapped: u64,
+    /// Pages that the guest read again from its own disk, because of its balloon.
     pub guest_reads: f64,
+    /// Pages that left their homes: shared, compressed or swapped.
     pub evicted: u64,
+    /// Of those, pages written to swap.
     pub written: u64,
+    /// Turns of what it is entitled to.
     pub target: Turns,
+    /// Turns of its balloon's size.
     pub balloon: Turns,
+    /// Turns of what its load has active.
     pub active: Turns,
     /// Consumed pages times milliseconds.
     pub consumed_ms: f64,
 }
 
-/// A value has turned when it went back by this part of the VM's size.
-pub const TURN: u64 = 20;
+/// A value has turned when it went back by one part in so many of the VM's size: 5%.
+pub(crate) const TURN: u64 = 20;
 
-/// A VM as it stands at the end of a step.
+/// A VM as it stands at the end of a step, in pages.
 #[derive(Clone, Copy, Debug)]
-pub struct Standing {
+pub(crate) struct Standing {
     pub size: u64,
+    /// What its load has active.
     pub active: u64,
     pub consumed: u64,
     pub min: u64,
     pub target: u64,
     pub balloon: u64,
+    /// Its allocations wait.
     pub blocked: bool,
 }
 
 impl VmMeasure {
-    pub fn step(&mut self, dt: Millis, seen: &Accesses, at: &Standing) {
+    pub(crate) fn step(&mut self, dt: Millis, seen: &Accesses, at: &Standing) {
         let s = dt as f64 / 1e3;
         self.ran_ms += dt;
         self.wanted += at.active as f64 * s;
@@ -89,7 +105,6 @@ impl VmMeasure {
         } else {
             self.starved_ms = 0;
         }
-        self.waited_ms += if seen.waited { dt } else { 0 };
         self.robbed_ms += if seen.waited && at.consumed < at.min { dt } else { 0 };
         self.blocked_ms += if at.blocked { dt } else { 0 };
         self.faults_compressed += seen.compressed;
@@ -102,31 +117,39 @@ impl VmMeasure {
         self.consumed_ms += at.consumed as f64 * dt as f64;
     }
 
-    /// The part of its work that it did; 1 if it had none.
+    /// The part of its work that it did, 0 to 1; 1 if it had none.
     pub fn work(&self) -> f64 {
         if self.wanted > 0.0 { self.worked / self.wanted } else { 1.0 }
     }
 }
 
-/// One host.
+/// One host. Times are virtual, in milliseconds.
 #[derive(Clone, Debug, Default)]
 pub struct HostMeasure {
+    /// How long it ran.
     pub ran_ms: Millis,
-    /// By state, from high to low.
+    /// Of that, in each state, from high to low.
     pub state_ms: [Millis; 4],
+    /// Decisions that ended in another state than the one before.
     pub state_changes: u64,
+    /// Decisions of the policy.
     pub decisions: u64,
+    /// Steps of virtual time.
     pub steps: u64,
+    /// The fewest pages of the budget that were free after a step, 0 if it was overdrawn. None before the
+    /// first step.
     pub least_free: Option<u64>,
-    /// More was in use than the budget: for a while after that was lowered, never else.
+    /// In which more was in use than the budget: for a while after that was lowered, never else.
     pub overdrawn_ms: Millis,
-    /// The most memory configured at a time.
+    /// The most pages configured at a time, of the VMs that ran.
     pub most_configured: u64,
+    /// Starts that were put off, each attempt counted.
     pub refused: u64,
 }
 
 impl HostMeasure {
-    pub fn step(&mut self, dt: Millis, state: State, free: Option<u64>, configured: u64) {
+    /// A step of `dt` is over; `free` is None if the budget is overdrawn.
+    pub(crate) fn step(&mut self, dt: Millis, state: State, free: Option<u64>, configured: u64) {
         self.ran_ms += dt;
         self.overdrawn_ms += if free.is_none() { dt } else { 0 };
         let free = free.unwrap_or(0);
@@ -135,15 +158,11 @@ impl HostMeasure {
         self.least_free = Some(self.least_free.map_or(free, |least| least.min(free)));
         self.most_configured = self.most_configured.max(configured);
     }
-
-    /// The part of the time in this state.
-    pub fn part(&self, state: State) -> f64 {
-        self.state_ms[state as usize] as f64 / self.ran_ms.max(1) as f64
-    }
 }
 
-/// Jain's index of fairness: 1 if all are equal, 1/n if one has all.
-pub fn jain(values: &[f64]) -> f64 {
+/// Jain's index of fairness (R. Jain, D. Chiu, W. Hawe, 1984): 1 if all are equal, 1/n if one of n has
+/// all; 1 of nothing.
+pub(crate) fn jain(values: &[f64]) -> f64 {
     let (sum, squares) = values.iter().fold((0.0, 0.0), |(s, q), v| (s + v, q + v * v));
     if squares == 0.0 { 1.0 } else { sum * sum / (values.len() as f64 * squares) }
 }

@@ -3,7 +3,7 @@
 
 use serde::Deserialize;
 
-/// Latencies in microseconds, rates per second.
+/// Latencies in microseconds (`_us`), rates per second.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Models {
@@ -14,9 +14,9 @@ pub struct Models {
     pub evict_page_us: f64,
     /// A page is remapped to a common one (docs/design/shim-protocol.md: 9.8 us, single pages).
     pub share_page_us: f64,
-    /// In which all memory is looked at once for equal pages (docs/configuration.md: 600 s).
+    /// Seconds in which all memory is looked at once for equal pages (docs/configuration.md: 600).
     pub scan_time_s: f64,
-    /// Part of the evicted pages that fits half a page. The loads of docs/overcommitment.md compress
+    /// Part of the evicted pages, 0 to 1, that fits half a page. The loads of docs/overcommitment.md compress
     /// to 45%; how many single pages fit is assumed.
     pub compress_fits: f64,
     /// Machine pages that a compressed page takes: half a page (docs/adr/0012).
@@ -74,7 +74,8 @@ impl Models {
     /// The first figure that is out of range: its key, and what is wrong with it.
     ///
     /// # Errors
-    /// A figure that is not a finite number above 0, or a fraction above 1.
+    /// A latency or a rate that is not a finite number above 0, a part that is not 0 to 1, a percentage
+    /// above 50.
     pub fn check(&self) -> Result<(), (&'static str, String)> {
         let above_zero = [
             ("balloon_page_us", self.balloon_page_us),

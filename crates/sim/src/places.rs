@@ -5,11 +5,14 @@
 pub struct Places {
     /// In machine memory.
     pub resident: u64,
+    /// In the compressed tier.
     pub compressed: u64,
+    /// In swap.
     pub swapped: u64,
 }
 
 impl Places {
+    /// All of them.
     pub fn total(&self) -> u64 {
         self.resident + self.compressed + self.swapped
     }
@@ -46,6 +49,7 @@ impl Places {
         taken
     }
 
+    /// Adds pages, each to its place.
     pub fn put(&mut self, more: Places) {
         self.resident += more.resident;
         self.compressed += more.compressed;

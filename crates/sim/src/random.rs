@@ -5,12 +5,13 @@
 pub struct Random(u64);
 
 impl Random {
-    /// Streams of one seed are independent of one another.
+    /// Streams of one seed are as good as independent of one another.
     pub fn new(seed: u64, stream: u64) -> Random {
         let mut own = Random(stream);
         Random(seed ^ own.draw())
     }
 
+    /// 64 bits, all equally likely.
     pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -19,22 +20,23 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Uniform in [0, 1).
+    /// Uniform in 0 <= x < 1.
     pub fn unit(&mut self) -> f64 {
         (self.draw() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// Uniform in [-1, 1).
+    /// Uniform in -1 <= x < 1.
     pub fn signed(&mut self) -> f64 {
         2.0 * self.unit() - 1.0
     }
 
-    /// Exponentially distributed.
+    /// Exponentially distributed, with this mean; never below 0.
     pub fn exponential(&mut self, mean: f64) -> f64 {
         -mean * (1.0 - self.unit()).ln()
     }
 
-    /// How many of `n` independent trials succeed with probability `p`.
+    /// How many of `n` independent trials succeed, each with probability `p` (to 2^-32). Takes time in
+    /// proportion to `n`.
     pub fn binomial(&mut self, n: u32, p: f64) -> u32 {
         if n == 0 || p <= 0.0 {
             return 0;

@@ -17,7 +17,7 @@ use ballast_units::Bytes;
 use crate::Millis;
 use crate::load::Demand;
 
-/// The trace of one VM.
+/// The trace of one VM: demands with the moments they begin at, since its first, in ascending order.
 ///
 /// # Errors
 /// What cannot be read or makes no sense, with its line.

@@ -13,69 +13,92 @@ use crate::scenario::Scenario;
 /// All hosts together.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Summary {
+    /// Its name.
     pub scenario: String,
+    /// As in configurations: "idle-tax".
     pub policy: String,
+    /// That of the scenario, from which each host's follows.
     pub seed: u64,
+    /// The hosts.
     pub host: HostSummary,
+    /// The VMs, in the order of the scenario.
     pub groups: Vec<GroupSummary>,
 }
 
-/// The hosts; times are parts of all time, unless they are in seconds.
+/// The hosts; times are parts of all time, 0 to 1, unless they are in seconds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct HostSummary {
+    /// How many there were.
     pub hosts: u64,
+    /// Virtual hours that each ran for.
     pub hours: f64,
     /// The most memory configured at a time, over machine memory, on any host.
     pub overcommitment: f64,
+    /// In state soft.
     pub soft: f64,
+    /// In state hard.
     pub hard: f64,
+    /// In state low.
     pub low: f64,
+    /// Of one host.
     pub state_changes_per_day: f64,
-    /// The least that was ever free, as a part of the budget. Never below 0.
+    /// The least that was ever free on any host, as a part of the scenario's budget. Never below 0.
     pub least_free: f64,
     /// In which more was in use than the budget, seconds of all hosts.
     pub overdrawn_s: f64,
-    /// Of what guests wanted to do, what they did.
+    /// Of what guests wanted to do, what they did, 0 to 1.
     pub work: f64,
     /// Jain's index over the VMs' work, the least of any host: 1 is equal.
     pub fairness: f64,
-    /// Starts that were put off, and VMs that were never started.
+    /// Starts that were put off, each attempt counted, on all hosts.
     pub refusals: u64,
+    /// VMs that were never started, on all hosts.
     pub never_started: usize,
+    /// Decisions of the policy, on all hosts.
     pub decisions: u64,
+    /// Steps of virtual time, of all hosts.
     pub steps: u64,
 }
 
 /// The VMs of one group, on all hosts.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct GroupSummary {
+    /// Its name.
     pub group: String,
+    /// How many were started.
     pub vms: usize,
-    /// Of what they wanted to do, what they did: all, and the worst of them.
+    /// Of what they wanted to do, what they did, 0 to 1.
     pub work: f64,
+    /// The same of the one that did least of it.
     pub worst_work: f64,
     /// Part of the time in which a VM did less than half of what it wanted.
     pub slow: f64,
     /// The longest time in which any did less than a tenth, seconds.
     pub longest_starved_s: f64,
-    /// The longest any waited below its min, seconds in all.
+    /// The most that any waited for memory below its min, seconds in all.
     pub robbed_s: f64,
+    /// The most that any one's allocations waited in state low, seconds in all.
     pub blocked_s: f64,
     /// In which the balloon wanted more than the guest could give, seconds of all VMs.
     pub distress_s: f64,
+    /// Machine memory of one VM, on average over time, MiB.
     pub consumed_mib: f64,
-    /// Pages per second of one VM.
+    /// Faults of one VM served from swap, pages per second.
     pub swap_ins_per_s: f64,
+    /// Faults of one VM served from the compressed tier, pages per second.
     pub decompressed_per_s: f64,
+    /// Pages per second that one guest read again from its own disk, because of its balloon.
     pub guest_reads_per_s: f64,
-    /// Times a day that a VM's target, its balloon and its own active memory went back by 5% of
-    /// its size.
+    /// Times a day that a VM's target went back by 5% of its size.
     pub target_turns_per_day: f64,
+    /// The same of its balloon.
     pub balloon_turns_per_day: f64,
+    /// The same of what its load has active.
     pub active_turns_per_day: f64,
 }
 
 impl Summary {
+    /// Of all results of a run of `scenario`.
     pub fn of(scenario: &Scenario, results: &[HostResult]) -> Summary {
         let groups = scenario.groups.iter().enumerate().map(|(g, group)| {
             let vms: Vec<&VmResult> =
@@ -84,7 +107,7 @@ impl Summary {
         });
         Summary {
             scenario: scenario.name.clone(),
-            policy: scenario.settings.policy.to_string(),
+            policy: scenario.policy().to_string(),
             seed: scenario.seed,
             host: HostSummary::of(scenario, results),
             groups: groups.collect(),
@@ -157,7 +180,8 @@ impl GroupSummary {
     }
 }
 
-/// One line for each VM of each host.
+/// One line for each VM of each host, with a header, over the time that it ran: sizes in MiB, times in
+/// seconds, the rest in pages or numbers of times.
 pub fn vms_csv(scenario: &Scenario, results: &[HostResult]) -> String {
     let mut text = String::from(
         "host,vm,group,size_mib,ran_s,work,slow_s,longest_starved_s,robbed_s,blocked_s,distress_s,\
@@ -197,7 +221,8 @@ pub fn vms_csv(scenario: &Scenario, results: &[HostResult]) -> String {
     text
 }
 
-/// The VMs of the first host over time; it can be played back as a recorded trace.
+/// The VMs of the first host over time, in seconds and bytes, with a header; it can be played back as a
+/// recorded trace.
 pub fn series_csv(results: &[HostResult]) -> String {
     let mut text = String::from(
         "time,vm,active,consumed,target,estimate,balloon,compressed,swapped,shared,work\n",
@@ -222,7 +247,7 @@ pub fn series_csv(results: &[HostResult]) -> String {
     text
 }
 
-/// All hosts over time.
+/// All hosts over time, with a header: `time` in seconds, `free` and `work` from 0 to 1.
 pub fn hosts_csv(results: &[HostResult]) -> String {
     let mut text = String::from("time,host,state,free,work,swap_ins_per_s\n");
     for r in results {
@@ -238,7 +263,8 @@ pub fn hosts_csv(results: &[HostResult]) -> String {
 /// The most lines that can be told apart in one plot.
 const LINES: usize = 6;
 
-/// The first host's VMs, and free memory and work of all hosts.
+/// The first host's VMs (the first six by name), and free memory and work of the median host; of several
+/// hosts also the lowest in twenty.
 pub fn charts(scenario: &Scenario, results: &[HostResult]) -> Vec<Chart> {
     let (unit, word) = match scenario.duration {
         d if d > 4 * 86_400_000 => (8.64e7, "time (days)"),
@@ -246,7 +272,7 @@ pub fn charts(scenario: &Scenario, results: &[HostResult]) -> Vec<Chart> {
         d if d > 4 * 60_000 => (6e4, "time (min)"),
         _ => (1e3, "time (s)"),
     };
-    let title = |what: &str| format!("{}, {}: {what}", scenario.name, scenario.settings.policy);
+    let title = |what: &str| format!("{}, {}: {what}", scenario.name, scenario.policy());
     let mut charts = Vec::new();
     if let Some(first) = results.first() {
         let mut names: Vec<&str> = first.series.iter().map(|p| p.vm.as_str()).collect();

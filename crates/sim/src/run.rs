@@ -17,57 +17,79 @@ use crate::vm::Vm;
 /// What became of one host.
 #[derive(Clone, Debug)]
 pub struct HostResult {
+    /// Its number, from 0.
     pub host: u64,
+    /// What was measured of it as a whole.
     pub measure: HostMeasure,
-    /// In the order in which they were started.
+    /// Those that were stopped, in that order; then those that ran to the end, in the order of their starts.
     pub vms: Vec<VmResult>,
+    /// VMs that were refused to the end, or were not due before it.
     pub never_started: usize,
+    /// The host over time, a point at the end of each `record` of the scenario.
     pub points: Vec<HostPoint>,
-    /// Of the first host alone.
+    /// Its VMs at the same moments. Of the first host alone, empty of others.
     pub series: Vec<VmPoint>,
 }
 
 /// What became of one VM.
 #[derive(Clone, Debug)]
 pub struct VmResult {
+    /// Unique on its host.
     pub name: String,
+    /// By its place in the scenario.
     pub group: usize,
+    /// As configured.
     pub size: Pages,
+    /// What was measured of it while it ran.
     pub measure: VmMeasure,
 }
 
 /// A host at one moment.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HostPoint {
+    /// Since the scenario began.
     pub at: Millis,
+    /// As of the last decision.
     pub state: State,
-    /// Parts of the budget.
+    /// Part of the budget that is free, 0 to 1.
     pub free: f32,
-    /// Of what guests wanted to do since the point before.
+    /// Part of what guests wanted to do since the point before that they did, 0 to 1; 1 if they wanted
+    /// nothing.
     pub work: f32,
-    /// Pages per second since the point before.
+    /// Faults served from swap, pages per second since the point before.
     pub swap_ins: f32,
 }
 
 /// A VM of the first host at one moment.
 #[derive(Clone, Debug, PartialEq)]
 pub struct VmPoint {
+    /// Since the scenario began.
     pub at: Millis,
+    /// Its name.
     pub vm: String,
+    /// What it is entitled to.
     pub target: Pages,
+    /// Machine pages charged to it.
     pub consumed: Pages,
+    /// What its load has active.
     pub active: Pages,
+    /// What sampling says of that.
     pub estimate: Pages,
+    /// Held by its balloon.
     pub balloon: Pages,
+    /// In the compressed tier; as many guest pages.
     pub compressed: Pages,
+    /// In swap.
     pub swapped: Pages,
+    /// Resident and backed by common pages, which cost it nothing.
     pub shared: Pages,
-    /// Of what it wanted to do since the point before.
+    /// Part of what it wanted to do since the point before that it did, 0 to 1; 1 if it wanted nothing.
     pub work: f64,
 }
 
-/// Runs all hosts on `threads` threads; `progress` hears of every bit of virtual time that is over, in
-/// milliseconds, from any of them.
+/// Runs all hosts on `threads` threads (1 to 64; what is outside counts as the nearest), and answers in
+/// the order of their numbers. `progress` hears of every bit of virtual time that is over, in
+/// milliseconds, from any of the threads; in all, of `duration` for each host.
 pub fn run(
     scenario: &Scenario,
     threads: usize,

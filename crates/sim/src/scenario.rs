@@ -17,6 +17,7 @@ use crate::vm::{Driver, VmSpec};
 
 /// What is wrong with a scenario.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum ScenarioError {
     #[error("scenario {}: {source}", .path.display())]
     Read { path: PathBuf, source: std::io::Error },
@@ -29,31 +30,43 @@ pub enum ScenarioError {
 /// What all hosts of a scenario have in common.
 #[derive(Clone, Debug)]
 pub struct Settings {
+    /// How long a step is while anything moves: 10 ms to 60 s.
     pub tick: Millis,
-    /// How long a step may become while nothing moves.
+    /// How long a step may become while nothing moves; at least a tick.
     pub calm: Millis,
+    /// Each host's budget at first.
     pub memory: Pages,
+    /// Room for swap that a host may promise.
     pub swap: Pages,
+    /// How thresholds follow from the budget.
     pub scale: Scale,
+    /// Which reading of what VMs need decides.
     pub policy: PolicyKind,
+    /// Of active memory.
     pub sampling: SamplingConfig,
+    /// How balloons are driven.
     pub balloon: BalloonConfig,
     /// Which tool is used first.
     pub tools: ToolOrder,
+    /// What mechanisms cost.
     pub models: Models,
+    /// What happens, in any order.
     pub events: Vec<Event>,
 }
 
 /// Something that happens to a host, or to VMs of it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Event {
+    /// When, since the scenario began.
     pub at: Millis,
-    /// A VM's name, or the beginning of names with `*` behind it.
+    /// A VM's name, or the beginning of names with `*` behind it; empty if it is about the host alone.
     pub vm: String,
+    /// At least one.
     pub changes: Vec<Change>,
 }
 
 impl Event {
+    /// Whether it is about the VM of this name.
     pub fn names(&self, name: &str) -> bool {
         match self.vm.strip_suffix('*') {
             Some(beginning) => name.starts_with(beginning),
@@ -62,6 +75,7 @@ impl Event {
     }
 }
 
+/// What an event changes, of the VMs it names or of the host.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Change {
     Shares(u32),
@@ -78,32 +92,40 @@ pub enum Change {
 /// Some VMs that are alike.
 #[derive(Clone, Debug)]
 pub struct Group {
+    /// Unique in its scenario.
     pub name: String,
+    /// VMs on each host.
     pub count: u64,
-    pub(crate) like: VmSpec,
-    pub(crate) shape: Shape,
+    /// What they have in common; its load is put in place by [`Scenario::vms`].
+    pub like: VmSpec,
+    /// Of their loads.
+    pub shape: Shape,
     /// Between the starts of one and the next.
-    pub(crate) stagger: Millis,
+    pub stagger: Millis,
 }
 
 /// A scenario that was checked.
 #[derive(Clone, Debug)]
 pub struct Scenario {
+    /// As the file says; else the file's own name, without what follows the point.
     pub name: String,
+    /// Virtual time that each host runs for, above 0.
     pub duration: Millis,
+    /// Decides all random numbers.
     pub seed: u64,
+    /// How many hosts there are, all alike but for their random numbers.
     pub hosts: u64,
     /// The distance of points in the series.
-    pub record: Millis,
-    pub settings: Arc<Settings>,
-    pub groups: Vec<Group>,
+    pub(crate) record: Millis,
+    pub(crate) settings: Arc<Settings>,
+    pub(crate) groups: Vec<Group>,
 }
 
 impl Scenario {
     /// Reads and checks a file; recorded traces are found beside it.
     ///
     /// # Errors
-    /// What is wrong first, with its line.
+    /// [`ScenarioError::Read`]; else the first thing that is wrong, with its line.
     pub fn load(path: &Path) -> Result<Scenario, ScenarioError> {
         let text = std::fs::read_to_string(path)
             .map_err(|source| ScenarioError::Read { path: path.to_owned(), source })?;
@@ -126,8 +148,13 @@ impl Scenario {
         crate::check::check(file, path, &wrong)
     }
 
-    /// The VMs of one host. Names are numbered where a group has more than one.
-    pub fn vms(&self, seed: u64) -> Vec<VmSpec> {
+    /// Which reading of what VMs need decides.
+    pub fn policy(&self) -> PolicyKind {
+        self.settings.policy
+    }
+
+    /// The VMs of the host with this seed. Names are numbered where a group has more than one.
+    pub(crate) fn vms(&self, seed: u64) -> Vec<VmSpec> {
         let mut specs = Vec::new();
         for (g, group) in self.groups.iter().enumerate() {
             for i in 0..group.count {
@@ -160,12 +187,6 @@ impl Scenario {
     pub fn ordered(&self, tools: ToolOrder) -> Scenario {
         let settings = Settings { tools, ..(*self.settings).clone() };
         Scenario { settings: Arc::new(settings), ..self.clone() }
-    }
-
-    /// Memory configured / machine memory of one host, if all VMs ran at once.
-    pub fn overcommitment(&self) -> f64 {
-        let sum: u64 = self.groups.iter().map(|g| g.count * g.like.nature.size).sum();
-        sum as f64 / self.settings.memory.0 as f64
     }
 }
 

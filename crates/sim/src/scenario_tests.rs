@@ -17,7 +17,7 @@ fn a_short_scenario_has_the_products_defaults() {
     let vm = &s.vms(1)[0];
     assert_eq!((vm.shares, vm.tax, vm.min), (2_560, TaxRate::default(), 0));
     assert_eq!(vm.driver, Driver::Follows);
-    assert_eq!(s.overcommitment(), 0.25);
+    assert_eq!((s.settings.memory, vm.nature.size), (Pages::from_mib(1_024), 256 << 8));
 }
 
 #[test]
@@ -67,6 +67,13 @@ fn mistakes_are_told_with_their_line_and_key() {
         (format!("{HEAD}[models]\nevict_page_us = 0\n{VM}"), "models.evict_page_us: 0 is not"),
         (format!("{HEAD}[models]\nevict = 1\n{VM}"), "line 5: unknown field `evict`"),
         (format!("{HEAD}[sampling]\nsamples = 0\n{VM}"), "line 4: sampling"),
+        (format!("{HEAD}[sampling]\nsamples = 10001\n{VM}"), "line 4: sampling: samples: more"),
+        (format!("{HEAD}[balloon]\nrate_mib_s = 0\n{VM}"), "line 4: balloon.rate: a rate of 0"),
+        // Its pages overflow 64 bits.
+        (
+            format!("{HEAD}[balloon]\nrate_mib_s = 9223372036854775807\n{VM}"),
+            "line 4: balloon.rate: above 16 TiB/s",
+        ),
         (format!("{HEAD}[policy]\nkind = \"fair\"\n{VM}"), "line 5"),
         (format!("tick = \"1ms\"\n{HEAD}{VM}"), "line 1: tick"),
         (format!("calm = \"10ms\"\n{HEAD}{VM}"), "line 1: calm"),

@@ -28,50 +28,71 @@ pub enum Driver {
     Dead,
 }
 
-/// What a VM is started with.
+/// What a VM is started with. Moments are since the scenario began.
 #[derive(Clone, Debug)]
 pub struct VmSpec {
+    /// Unique on its host.
     pub name: String,
-    /// The group it belongs to.
+    /// The group it belongs to, by its place in the scenario.
     pub group: usize,
+    /// What of its guest does not change.
     pub nature: Nature,
+    /// Guaranteed, pages.
     pub min: u64,
+    /// The most it may have, pages: at most its size.
     pub max: u64,
+    /// At least 1.
     pub shares: u32,
+    /// On its idle memory.
     pub tax: TaxRate,
+    /// Of its balloon.
     pub driver: Driver,
+    /// What its guest wants over time.
     pub load: Load,
+    /// When it asks to be started.
     pub start: Millis,
+    /// When it is stopped, after `start`. None: never.
     pub stop: Option<Millis>,
-    /// While it boots it touches so many pages, and uses them.
+    /// For so long after its start it boots, and its balloon has no driver.
     pub boot: Millis,
+    /// Meanwhile it holds at least so many pages, and uses half of them.
     pub boot_touch: u64,
 }
 
 /// A VM that runs.
 #[derive(Debug)]
 pub struct Vm {
+    /// Its parameters, which events change.
     pub spec: VmSpec,
+    /// Unique on its host.
     pub id: VmId,
+    /// Its memory.
     pub guest: Guest,
-    pub started: Millis,
+    started: Millis,
+    /// Pages that its balloon is to hold, by the last decision.
     pub balloon_goal: u64,
-    pub output: BalloonOutput,
+    output: BalloonOutput,
     control: BalloonControl,
+    /// Pages that its balloon was last told to hold.
     commanded: u64,
     tool_control: ToolControl,
     tools: Tools,
     set: WorkingSet,
     samples: Samples,
     random: Random,
+    /// Pages it is entitled to, by the last decision.
     pub target: u64,
+    /// Pages still to be evicted of what the last decision asked for.
     pub evict: u64,
+    /// Pages consumed at which that ends.
     pub leave: u64,
+    /// Its allocations wait.
     pub blocked: bool,
     /// It faulted something in from swap in the last step, or waited for memory.
     pub wants: bool,
     /// Its work is held up: the average of the last half minute or so, 0 to 1.
     pub pressure: f64,
+    /// What was measured since its start.
     pub measure: VmMeasure,
 }
 
@@ -89,6 +110,7 @@ struct Samples {
 const PRESSURE_S: f64 = 30.0;
 
 impl Vm {
+    /// One that starts at `now`.
     pub fn new(
         spec: VmSpec,
         id: VmId,
@@ -123,6 +145,7 @@ impl Vm {
         }
     }
 
+    /// What a VM costs beside its pages: pages.
     pub fn overhead(spec: &VmSpec, m: &Models) -> u64 {
         Pages::from_mib(1).0 * (m.overhead_mib * 1000.0) as u64 / 1000 + spec.nature.size / 512
     }
@@ -181,10 +204,12 @@ impl Vm {
         }
     }
 
+    /// Its active memory, as sampling found it.
     pub fn estimate(&self) -> Pages {
         self.set.estimate().estimate
     }
 
+    /// What the policy is told of it; without a `disk` that works it has no room in swap.
     pub fn state(&self, m: &Models, disk: bool) -> VmState {
         let spec = &self.spec;
         let reserved = spec.nature.size - spec.min.min(spec.nature.size);
@@ -290,6 +315,7 @@ impl Vm {
             || self.control.command().0 != self.balloon_goal.min(self.output.limit.0)
     }
 
+    /// Takes the part of its work that it did in the last `dt` milliseconds into its pressure.
     pub fn press(&mut self, work: f64, dt: Millis) {
         let weight = 1.0 - (-(dt as f64) / 1e3 / PRESSURE_S).exp();
         self.pressure += weight * ((1.0 - work) - self.pressure);

@@ -1,4 +1,5 @@
-//! `linux/userfaultfd.h`: ioctl numbers and structures, for 64-bit Linux.
+//! `linux/userfaultfd.h`: ioctl numbers and structures, for 64-bit Linux. Names are those of the header
+//! without `UFFD`, `UFFDIO` and the like before them; what is not said here, it says.
 
 use std::ffi::c_ulong;
 

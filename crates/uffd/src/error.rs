@@ -27,7 +27,12 @@ pub enum UffdError {
     /// A mistake in the arguments (EINVAL: not page-aligned, empty; EFAULT: beyond the end of the
     /// mapped file), or a range that belongs to another userfaultfd (EBUSY).
     #[error("userfaultfd: {op}: {}", std::io::Error::from_raw_os_error(*.errno))]
-    Other { op: &'static str, errno: i32 },
+    Other {
+        /// The operation: "register", "write-protect".
+        op: &'static str,
+        /// As the kernel gave it, above 0.
+        errno: i32,
+    },
 }
 
 impl UffdError {
@@ -42,7 +47,7 @@ impl UffdError {
         }
     }
 
-    /// The errno the kernel gave (for messages that cross a process boundary).
+    /// The errno the kernel gave (for messages that cross a process boundary); ENOMEM for ENOSPC.
     pub fn errno(&self) -> i32 {
         match self {
             UffdError::Again => Errno::AGAIN.raw_os_error(),
@@ -62,12 +67,22 @@ pub enum HandshakeError {
     #[error(
         "userfaultfd: the kernel lacks a feature of {wanted:?}, or this fd shook hands already"
     )]
-    Unsupported { wanted: Features },
+    Unsupported {
+        /// All that were asked for; which of them lacks, the kernel does not tell.
+        wanted: Features,
+    },
     /// EVENT_FORK without CAP_SYS_PTRACE.
     #[error("userfaultfd: no permission for a feature of {wanted:?}")]
-    Forbidden { wanted: Features },
+    Forbidden {
+        /// All that were asked for.
+        wanted: Features,
+    },
+    /// Anything else (EFAULT): a mistake of ours.
     #[error("userfaultfd: handshake: {}", std::io::Error::from_raw_os_error(*.errno))]
-    Other { errno: i32 },
+    Other {
+        /// As the kernel gave it, above 0.
+        errno: i32,
+    },
 }
 
 impl HandshakeError {
@@ -79,6 +94,7 @@ impl HandshakeError {
         }
     }
 
+    /// The errno the kernel gave, as of [`UffdError::errno`].
     pub fn errno(&self) -> i32 {
         match self {
             HandshakeError::Unsupported { .. } => Errno::INVAL.raw_os_error(),

@@ -11,20 +11,48 @@ use crate::abi;
 #[derive(Debug)]
 pub enum Event {
     /// A page that is not there was touched.
-    Missing { addr: HostAddr, write: bool },
+    Missing {
+        /// Exact, or that of the page: see above.
+        addr: HostAddr,
+        /// By a write; else by a read.
+        write: bool,
+    },
     /// A write-protected page was written.
-    Protected { addr: HostAddr },
+    Protected {
+        /// Exact, or that of the page: see above.
+        addr: HostAddr,
+    },
     /// A page was touched that is in the file, but not in the page table.
-    Minor { addr: HostAddr },
-    /// The process discarded [start, end): what is touched there next is missing.
-    Remove { start: HostAddr, end: HostAddr },
-    /// The process unmapped [start, end).
-    Unmap { start: HostAddr, end: HostAddr },
-    /// The process moved a mapping of `len` bytes.
-    Remap { from: HostAddr, to: HostAddr, len: u64 },
+    Minor {
+        /// Exact, or that of the page: see above.
+        addr: HostAddr,
+    },
+    /// The process discarded pages: what is touched there next is missing.
+    Remove {
+        /// The first byte.
+        start: HostAddr,
+        /// One past the last.
+        end: HostAddr,
+    },
+    /// The process unmapped pages. Nothing of them is registered any more.
+    Unmap {
+        /// The first byte.
+        start: HostAddr,
+        /// One past the last.
+        end: HostAddr,
+    },
+    /// The process moved a mapping.
+    Remap {
+        /// Where it began.
+        from: HostAddr,
+        /// Where it begins now.
+        to: HostAddr,
+        /// Bytes that were moved.
+        len: u64,
+    },
     /// The process forked; the userfaultfd of the child.
     Fork(OwnedFd),
-    /// A message this version does not know.
+    /// A message this version does not know, by its `event` byte.
     Unknown(u8),
 }
 

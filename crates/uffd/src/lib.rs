@@ -17,6 +17,8 @@
 //! The kernel's own documentation: `Documentation/admin-guide/mm/userfaultfd.rst`, userfaultfd(2),
 //! ioctl_userfaultfd(2). Why not a published wrapper: docs/adr/0002-own-userfaultfd-wrapper.md.
 
+#![warn(missing_docs)]
+
 mod abi;
 mod device;
 mod error;
@@ -46,6 +48,9 @@ pub struct Uffd {
 
 impl Uffd {
     /// Another descriptor of the same userfaultfd (close-on-exec).
+    ///
+    /// # Errors
+    /// EMFILE, ENFILE: no descriptor is left.
     pub fn try_clone(&self) -> std::io::Result<Uffd> {
         Ok(Uffd { fd: self.fd.try_clone()? })
     }

@@ -24,6 +24,9 @@ pub struct CopyOpts {
 impl Uffd {
     /// Agrees on features, once in a userfaultfd's life and before all else. Returns all that the
     /// kernel has, which includes `wanted`.
+    ///
+    /// # Errors
+    /// As [`HandshakeError`] says. A refusal leaves the userfaultfd as it was: fewer may be asked for.
     pub fn handshake(&self, wanted: Features) -> Result<Features, HandshakeError> {
         let mut arg = abi::ApiArg { api: abi::API_VERSION, features: wanted.bits(), ioctls: 0 };
         self.ioctl(abi::API, &mut arg).map_err(|e| HandshakeError::new(wanted, e))?;
@@ -35,7 +38,8 @@ impl Uffd {
     ///
     /// # Errors
     /// `Other` with EINVAL (not one whole run of mappings that can be registered), EBUSY (belongs
-    /// to another userfaultfd), EPERM (shared mapping of a file that was not opened for writing).
+    /// to another userfaultfd), EPERM (shared mapping of a file that was not opened for writing);
+    /// `NoMemory` also when the process is gone.
     pub fn register(&self, start: HostAddr, len: Bytes, modes: Modes) -> Result<Ioctls, UffdError> {
         let mut arg =
             abi::RegisterArg { range: range(start, len.0), mode: modes.bits(), ioctls: 0 };
@@ -44,6 +48,10 @@ impl Uffd {
     }
 
     /// Ends the delivery of faults of [start, start + len), and wakes who waits there.
+    ///
+    /// # Errors
+    /// `Other` with EINVAL (not whole pages, or nothing is mapped there that could be registered),
+    /// `NoMemory` also when the process is gone.
     pub fn unregister(&self, start: HostAddr, len: Bytes) -> Result<(), UffdError> {
         self.op("unregister", abi::UNREGISTER, &mut range(start, len.0))
     }
@@ -53,6 +61,10 @@ impl Uffd {
     /// Returns the bytes done, at least one page. Less than `src.len()` means that the next page
     /// could not be filled: calling again with the rest tells why. Pages done are also woken
     /// (if asked) when not all was done; none is woken on an error.
+    ///
+    /// # Errors
+    /// No page was filled. Any [`UffdError`]: `Exists` for a first page that is there, `Again` while the
+    /// process changes its mappings, `Other` with EINVAL for a `dst` or length that is not whole pages.
     pub fn copy(&self, dst: HostAddr, src: &[u8], opts: CopyOpts) -> Result<usize, UffdError> {
         let mut mode = 0;
         if !opts.wake {
@@ -73,7 +85,11 @@ impl Uffd {
     }
 
     /// Fills `len` bytes of missing pages from `dst` on with zeros. In shared memory this allocates
-    /// pages; in private memory it maps the kernel's zero page. Results as of [`Uffd::copy`].
+    /// pages; in private memory it maps the kernel's zero page. Returns the bytes done, as of
+    /// [`Uffd::copy`].
+    ///
+    /// # Errors
+    /// As of [`Uffd::copy`].
     pub fn zeropage(&self, dst: HostAddr, len: usize, wake: bool) -> Result<usize, UffdError> {
         let mode = if wake { 0 } else { abi::ZEROPAGE_MODE_DONTWAKE };
         let mut arg = abi::ZeropageArg { range: range(dst, len as u64), mode, zeropage: 0 };
@@ -84,6 +100,10 @@ impl Uffd {
     /// From its return on, no write to [start, start + len) succeeds before it is unprotected.
     /// Pages of shared memory that are not in the page table are protected too; a page that is
     /// filled later, by [`Uffd::copy`] without `protect`, is not.
+    ///
+    /// # Errors
+    /// `NotRegistered` (part of the range is not, with [`Modes::WP`]), `Again`, `Gone`, or `Other` with
+    /// EINVAL (not whole pages). Part of the range may be protected then.
     pub fn protect(&self, start: HostAddr, len: Bytes) -> Result<(), UffdError> {
         let mut arg =
             abi::WriteprotectArg { range: range(start, len.0), mode: abi::WRITEPROTECT_MODE_WP };
@@ -91,6 +111,9 @@ impl Uffd {
     }
 
     /// Allows writes to [start, start + len) again. Without `wake`, writers that wait go on waiting.
+    ///
+    /// # Errors
+    /// As of [`Uffd::protect`].
     pub fn unprotect(&self, start: HostAddr, len: Bytes, wake: bool) -> Result<(), UffdError> {
         let mode = if wake { 0 } else { abi::WRITEPROTECT_MODE_DONTWAKE };
         let mut arg = abi::WriteprotectArg { range: range(start, len.0), mode };
@@ -99,12 +122,18 @@ impl Uffd {
 
     /// Lets the threads that wait in [start, start + len) try their access again. A thread that
     /// finds its page still missing or protected faults again, with a new event.
+    ///
+    /// # Errors
+    /// `Other` with EINVAL: not whole pages.
     pub fn wake(&self, start: HostAddr, len: Bytes) -> Result<(), UffdError> {
         self.op("wake", abi::WAKE, &mut range(start, len.0))
     }
 
     /// Appends what the kernel has to tell, up to [`EVENTS_PER_READ`] events, and returns how many;
     /// Ok(0) means nothing now (poll for readability). Never blocks.
+    ///
+    /// # Errors
+    /// EINVAL before the handshake; EMFILE where a fork's descriptor finds no place.
     pub fn read_events(&self, out: &mut Vec<Event>) -> io::Result<usize> {
         let mut buf = [[0u8; abi::MSG_SIZE]; EVENTS_PER_READ];
         // What comes out of the kernel owns descriptors (fork), so nothing may fail after the read.

@@ -1,5 +1,5 @@
 //! What the pager relies on, asserted against the running kernel. Privileged.
-#![allow(clippy::unwrap_used)] // A panic here is the test failing.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::ffi::c_void;
 use std::fs::File;

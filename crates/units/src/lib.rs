@@ -2,6 +2,12 @@
 //!
 //! Pages are 4 KiB (x86-64 base pages) throughout.
 
+#![warn(missing_docs)]
+
+mod name;
+
+pub use name::{LONGEST_VM_NAME, VM_NAME_RULE, good_vm_name};
+
 use std::fmt;
 use std::iter::Sum;
 use std::ops::{Add, AddAssign, Sub, SubAssign};
@@ -24,9 +30,11 @@ impl Ppn {
     pub const fn offset(self) -> u64 {
         self.0 * PAGE
     }
+    /// As an index.
     pub const fn index(self) -> usize {
         self.0 as usize
     }
+    /// The page `n` pages further on.
     pub const fn plus(self, n: u64) -> Ppn {
         Ppn(self.0 + n)
     }
@@ -44,6 +52,7 @@ impl fmt::Display for Ppn {
 pub struct SlotId(pub u64);
 
 impl SlotId {
+    /// Byte offset of the slot in its file.
     pub const fn offset(self) -> u64 {
         self.0 * PAGE
     }
@@ -111,11 +120,14 @@ macro_rules! quantity {
             }
         }
         impl $name {
+            /// None.
             pub const ZERO: $name = $name(0);
+            /// The difference, at least none.
             #[must_use]
             pub const fn saturating_sub(self, o: $name) -> $name {
                 $name(self.0.saturating_sub(o.0))
             }
+            /// Whether there are none.
             pub fn is_zero(self) -> bool {
                 self.0 == 0
             }
@@ -132,6 +144,7 @@ pub struct Pages(pub u64);
 quantity!(Pages);
 
 impl Pages {
+    /// The same in bytes.
     pub const fn bytes(self) -> Bytes {
         Bytes(self.0 * PAGE)
     }
@@ -139,6 +152,7 @@ impl Pages {
     pub fn mib(self) -> f64 {
         self.bytes().mib()
     }
+    /// So many MiB.
     pub const fn from_mib(mib: u64) -> Pages {
         Pages(mib << 8)
     }
@@ -160,6 +174,7 @@ pub struct Bytes(pub u64);
 quantity!(Bytes);
 
 impl Bytes {
+    /// So many MiB.
     pub const fn from_mib(mib: u64) -> Bytes {
         Bytes(mib << 20)
     }
@@ -171,6 +186,7 @@ impl Bytes {
     pub const fn pages_ceil(self) -> Pages {
         Pages(self.0.div_ceil(PAGE))
     }
+    /// Mebibytes, for people.
     pub fn mib(self) -> f64 {
         self.0 as f64 / (1u64 << 20) as f64
     }
@@ -199,6 +215,7 @@ impl fmt::Display for Bytes {
 
 /// What is wrong with the text of a size.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum ParseBytesError {
     #[error("'{0}' is not a size: expected a whole number with K, M, G or T, such as 256M")]
     Syntax(String),

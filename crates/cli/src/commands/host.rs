@@ -60,7 +60,6 @@ fn summary(h: &HostView) -> String {
         "totals since the start",
         &[
             ("ballooned", size(c.ballooned)),
-            ("reported free", size(c.reported)),
             ("swapped out", size(c.swapped_out)),
             ("swapped in", size(c.swapped_in)),
             ("faults served", c.faults.to_string()),

@@ -74,7 +74,11 @@ fn described(page: &JournalPage) -> String {
         text.push_str(&format!("not read: {note}\n"));
     }
     if page.turns.is_empty() {
-        text.push_str("nothing that was asked for is in the journal\n");
+        text.push_str(if page.notes.is_empty() {
+            "nothing that was asked for is in the journal\n"
+        } else {
+            "nothing that was asked for is in what could be read of the journal\n"
+        });
     } else if page.more {
         text.push_str("(older ones: --limit, --until)\n");
     }
@@ -124,7 +128,7 @@ pub fn replay(paths: &[PathBuf], out: Output) -> Result<(), Failure> {
         let mut reader = Reader::open(path).map_err(tell::TellError::from)?;
         let replayed =
             replay_turns(&mut reader, ballast_policy::decide).map_err(tell::TellError::from)?;
-        let notes = reader.troubles().iter().map(ToString::to_string).collect();
+        let notes = read_of(reader, replayed.turns)?;
         reports.push(Report { journal: path.clone(), replayed, notes });
     }
     out.print(&reports, |reports| reports.iter().map(report).collect())?;
@@ -134,6 +138,18 @@ pub fn replay(paths: &[PathBuf], out: Output) -> Result<(), Failure> {
         return Err(Failure::Differs { differing, turns });
     }
     Ok(())
+}
+
+/// What could not be read, if anything was.
+///
+/// # Errors
+/// When nothing was.
+fn read_of(reader: Reader, found: u64) -> Result<Vec<String>, Failure> {
+    let mut troubles = reader.into_troubles();
+    if found == 0 && !troubles.is_empty() {
+        return Err(tell::TellError::from(troubles.swap_remove(0)).into());
+    }
+    Ok(troubles.iter().map(ToString::to_string).collect())
 }
 
 /// A trace that was written.
@@ -159,7 +175,7 @@ pub fn trace(args: &TraceArgs, out: Output) -> Result<(), Failure> {
         TraceError::Journal(e) => e.into(),
         TraceError::Write(e) => file(e),
     })?;
-    let notes = reader.troubles().iter().map(ToString::to_string).collect();
+    let notes = read_of(reader, traced.lines)?;
     out.print(&Trace { csv: args.csv.clone(), traced, notes }, |trace| {
         let notes: String = trace.notes.iter().map(|note| format!("not read: {note}\n")).collect();
         let Traced { lines, vms, span_s } = trace.traced;
@@ -172,6 +188,7 @@ fn report(report: &Report) -> String {
     let r = &report.replayed;
     let mut text = format!("{}: ", report.journal.display());
     text += &match r.differing {
+        0 if r.turns == 0 => "no turns are recorded there".to_owned(),
         0 => format!(
             "{} turns replayed ({} decided again), the same bit for bit",
             r.turns, r.decided

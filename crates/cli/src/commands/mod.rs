@@ -88,11 +88,17 @@ impl Output {
             let json = serde_json::to_string_pretty(answer);
             json.map_err(|e| Failure::output(e.into()))? + "\n"
         } else {
-            human(answer)
+            printable(&human(answer))
         };
         let mut stdout = std::io::stdout().lock();
         stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(Failure::output)
     }
+}
+
+/// Lines as they are, and nothing that a terminal obeys: what is told of guests, VMMs and files has names in
+/// it that these chose.
+pub fn printable(text: &str) -> String {
+    text.chars().filter(|c| *c == '\n' || !c.is_control()).collect()
 }
 
 /// A path as the manager, which has another working folder, will understand it.
@@ -142,4 +148,15 @@ fn given(vm: &VmView) -> String {
 /// " (pid 4711)", where there is a process.
 fn pid(vm: &VmView) -> String {
     vm.pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_printed_commands_no_terminal() {
+        let hostile = "a\u{1b}]0;owned\u{7}\u{9b}2J\r\tb\nc";
+        assert_eq!(printable(hostile), "a]0;owned2Jb\nc");
+    }
 }

@@ -1,14 +1,15 @@
 use ballast_api::client::Client;
 use ballast_api::{HostView, VmView};
+use ballast_estimate::{Claims, Estimate, EstimateError, Pace, Process};
 use ballast_units::Bytes;
 use serde::Serialize;
 
 use super::Output;
 use crate::args::EstimateArgs;
-use crate::estimate::{self, Claims, Estimate, EstimateError, Pace, Process};
-use crate::failure::Failure;
+use crate::failure::{Failure, one_line};
 use crate::figures::{frequency, pages_rate, percent, size};
 use crate::parse::Target;
+use crate::progress::Teller;
 use crate::table::{self, columns, section};
 
 #[derive(Serialize)]
@@ -57,7 +58,7 @@ fn vm_table(vms: &[VmView]) -> String {
     );
     for vm in paged() {
         if let Some(note) = &vm.sharing.note {
-            text.push_str(&format!("{}: {note}\n", vm.name));
+            text.push_str(&format!("{}: {}\n", vm.name, one_line(note)));
         }
     }
     text
@@ -67,9 +68,14 @@ pub async fn estimate(client: &Client, args: EstimateArgs, out: Output) -> Resul
     let processes = open(client, &args).await?;
     let total = Bytes(processes.iter().map(|p| p.guest_ram().0).sum());
     // In JSON, what is on standard error is one error.
-    let mut pace = Pace::new(args.rate_mib_s, total, out.json);
-    let (found, ended) = estimate::estimate(processes, &mut pace)?;
-    drop(pace);
+    let mut teller = (!out.json).then(Teller::new);
+    let mut pace = Pace::new(args.rate_mib_s, total);
+    let (found, ended) = ballast_estimate::estimate(processes, &mut pace, |progress| {
+        if let Some(teller) = &mut teller {
+            teller.tell(progress);
+        }
+    })?;
+    drop(teller);
     match ended.first() {
         Some(pid) if found.processes.is_empty() => Err(EstimateError::Gone { pid: *pid })?,
         Some(_) if !out.json => {

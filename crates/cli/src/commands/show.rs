@@ -5,7 +5,7 @@ use ballast_api::{
 };
 
 use super::Output;
-use crate::failure::Failure;
+use crate::failure::{Failure, one_line};
 use crate::figures::{age, frequency, pages_rate, percent, short_count, size};
 use crate::table::{self, section};
 
@@ -42,10 +42,10 @@ fn heading(vm: &VmView) -> String {
         ("folder", vm.folder.display().to_string()),
     ];
     if let Some(reason) = table::unpaged_reason(&vm.management) {
-        rows.insert(2, ("not paged", reason.to_owned()));
+        rows.insert(2, ("not paged", reason));
     }
     if let Some(trouble) = &vm.trouble {
-        rows.insert(2, ("trouble", trouble.clone()));
+        rows.insert(2, ("trouble", one_line(trouble)));
     }
     section(&vm.name, &rows)
 }
@@ -202,7 +202,7 @@ fn sharing(vm: &VmView) -> String {
         ("mappings of the VMM", s.mappings.to_string()),
     ];
     if let Some(note) = &s.note {
-        rows.push(("held back", note.clone()));
+        rows.push(("held back", one_line(note)));
     }
     section("page sharing", &rows)
 }

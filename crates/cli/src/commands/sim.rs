@@ -21,7 +21,7 @@ pub fn run(args: &SimArgs, out: Output) -> Result<(), Failure> {
     };
     let mut policies = args.policy.clone();
     if policies.is_empty() {
-        policies.push(scenario.settings.policy);
+        policies.push(scenario.policy());
     }
     let mut summaries = Vec::new();
     for &policy in &policies {
@@ -195,7 +195,7 @@ impl Progress {
             told: Mutex::new(now),
             terminal,
             quiet,
-            what: format!("{} under {}", scenario.name, scenario.settings.policy),
+            what: format!("{} under {}", scenario.name, scenario.policy()),
         }
     }
 

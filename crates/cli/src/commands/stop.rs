@@ -2,12 +2,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use ballast_api::client::{Client, ClientError};
+use ballast_offline::{self as offline, End, Ended};
 
 use super::Output;
 use crate::args::StopArgs;
 use crate::failure::Failure;
 use crate::figures::{age, size};
-use crate::offline;
 
 /// How long the guest may take to power itself off unless told otherwise.
 const GRACE: Duration = Duration::from_secs(30);
@@ -24,7 +24,7 @@ pub async fn run(client: Client, args: StopArgs, out: Output) -> Result<(), Fail
             let run_dir = args.run_dir.as_deref().or(client.socket().parent());
             let run_dir = run_dir.unwrap_or(Path::new("."));
             return match offline::stop(run_dir, &args.name, wanted.unwrap_or(offline::GRACE))? {
-                Some(ended) => out.print(&ended, offline::Ended::text),
+                Some(ended) => out.print(&ended, ended_text),
                 None => Err(e.into()),
             };
         }
@@ -39,4 +39,20 @@ pub async fn run(client: Client, args: StopArgs, out: Output) -> Result<(), Fail
             size(vm.memory.swapped)
         )
     })
+}
+
+fn ended_text(ended: &Ended) -> String {
+    let Ended { name, pid, .. } = ended;
+    let how = match ended.end {
+        End::Gone => "had ended already".to_owned(),
+        End::Asked => "was told to end (SIGTERM), and has".to_owned(),
+        End::Killed if ended.grace_ms == 0 => "was killed".to_owned(),
+        End::Killed => {
+            let s = ended.grace_ms as f64 / 1e3;
+            format!("did not obey SIGTERM within {s} s, as one that waits in a page fault; killed")
+        }
+    };
+    format!(
+        "{name}: no ballastd runs: its VMM (pid {pid}) {how}; the next ballastd clears its files\n"
+    )
 }

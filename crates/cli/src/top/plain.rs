@@ -10,6 +10,7 @@ use tokio::time::MissedTickBehavior;
 use super::rates::{Rates, Totals};
 use super::source::{Snapshot, look};
 use crate::args::TopArgs;
+use crate::commands::printable;
 use crate::failure::{Failure, manager_message};
 use crate::figures::{age, frequency, rate, size};
 use crate::table;
@@ -54,7 +55,7 @@ fn print(seen: &Snapshot, rates: &Rates, as_json: bool) -> Result<(), Failure> {
         format!("{}\n", json!({"host": seen.host, "vms": seen.vms}))
     } else {
         let sharing = table::sharing(&seen.host);
-        format!("{}{sharing}{}\n", summary(seen, rates), table::vms(&seen.vms))
+        printable(&format!("{}{sharing}{}\n", summary(seen, rates), table::vms(&seen.vms)))
     };
     let mut stdout = std::io::stdout().lock();
     stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(Failure::output)

@@ -20,8 +20,7 @@ pub struct Totals([u64; 6]);
 
 impl From<&HostCounters> for Totals {
     fn from(c: &HostCounters) -> Totals {
-        let given_up = c.ballooned.saturating_add(c.reported);
-        Totals([c.swapped_in, c.swapped_out, given_up, c.faults, c.waits, c.blocks])
+        Totals([c.swapped_in, c.swapped_out, c.ballooned, c.faults, c.waits, c.blocks])
     }
 }
 

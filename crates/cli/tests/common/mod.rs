@@ -382,7 +382,7 @@ fn host() -> HostView {
                     "zero_dropped": 40 * MIB, "broken": 2 * MIB, "breaks": 777,
                     "breaks_per_s": 12.0, "scanned": 65536, "scan_rate": 2560.0, "cpu_s": 4.5,
                     "cpu_percent": 1.25, "metadata": MIB, "mappings": 3456},
-        "counters": {"ballooned": 0, "reported": 0, "swapped_out": 0, "swapped_in": 0,
+        "counters": {"ballooned": 0, "swapped_out": 0, "swapped_in": 0,
                      "zero_dropped": 0, "faults": 0, "waits": 0, "blocks": 0}
     }))
 }

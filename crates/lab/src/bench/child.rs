@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::io::{BufRead as _, Write as _};
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -18,10 +19,12 @@ pub struct Child {
     child: tokio::process::Child,
     input: ChildStdin,
     output: Lines<BufReader<ChildStdout>>,
+    /// Of the process, for as long as this lives.
     pub pid: u32,
 }
 
 impl Child {
+    /// `name` is the hidden command, `words` are its options; `environment` is added to this program's.
     pub fn start(
         name: &'static str,
         words: &[String],
@@ -60,10 +63,23 @@ impl Child {
         }
     }
 
+    /// Ends its input and waits for it. Err: it did not end well.
     pub async fn end(mut self) -> Result<()> {
         drop(self.input);
         let status = self.child.wait().await.with_context(|| self.name.to_owned())?;
         ensure!(status.success(), "{} ended with {status}", self.name);
         Ok(())
     }
+}
+
+/// The process's own side: obeys its standard input, and answers each line with one, until that ends.
+pub fn serve(mut obey: impl FnMut(&[&str]) -> Result<String>) -> Result<()> {
+    for line in std::io::stdin().lock().lines() {
+        let line = line.context("standard input")?;
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let answer = obey(&words).unwrap_or_else(|e| format!("error {e:#}"));
+        let mut out = std::io::stdout();
+        writeln!(out, "{answer}").and_then(|()| out.flush()).context("standard output")?;
+    }
+    Ok(())
 }

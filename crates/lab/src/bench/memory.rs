@@ -2,7 +2,9 @@
 
 use anyhow::{Context, Result};
 
+/// Of a page, 8 bytes each.
 pub const WORDS: usize = 512;
+/// Bytes.
 pub const PAGE: usize = WORDS * 8;
 
 /// Mapped until the process ends.
@@ -12,6 +14,7 @@ pub struct Memory {
 }
 
 impl Memory {
+    /// `file`: a shared memfd. Without large pages, where it is private.
     pub fn map(pages: usize, file: bool) -> Result<Memory> {
         let bytes = pages * PAGE;
         let fd = if file { memfd(bytes)? } else { -1 };
@@ -37,10 +40,13 @@ impl Memory {
         Ok(memory)
     }
 
+    /// As many as were mapped.
     pub fn pages(&self) -> usize {
         self.pages
     }
 
+    /// # Panics
+    /// If there is no such page.
     pub fn page(&mut self, index: usize) -> &mut [u64; WORDS] {
         assert!(index < self.pages, "page {index} of {}", self.pages);
         // SAFETY: inside the mapping (asserted), aligned, initialized by the kernel, and borrowed

@@ -25,13 +25,14 @@ use crate::image::{self, Image};
 use crate::say;
 use crate::signals::Signals;
 
+#[allow(missing_docs, reason = "clap would print it in place of what the command says of itself")]
 #[derive(Clone, Debug, clap::Args)]
 pub struct BenchArgs {
-    /// Which one; without a name, all of them
+    /// Which one; without a name, lists them
     pub name: Option<String>,
-    /// List the names
-    #[arg(long)]
-    pub list: bool,
+    /// All of them, one after another
+    #[arg(long, conflicts_with = "name")]
+    pub all: bool,
     /// Fewer repeats
     #[arg(long)]
     pub quick: bool,
@@ -41,7 +42,7 @@ pub struct BenchArgs {
 }
 
 /// Names, and what each measures.
-pub const NAMES: [(&str, &str); 10] = [
+const NAMES: [(&str, &str); 10] = [
     (
         "policy",
         "milliseconds to decide about 10,000 VMs, flat, in pools, under each policy; hosts simulated",
@@ -65,7 +66,7 @@ pub const NAMES: [(&str, &str); 10] = [
 
 /// True if all targets of all benchmarks were met.
 pub async fn run(args: &BenchArgs) -> Result<bool> {
-    if args.list {
+    if args.name.is_none() && !args.all {
         NAMES.iter().for_each(|(n, what)| say::line(&format!("{n:<12}{what}")));
         return Ok(true);
     }

@@ -24,6 +24,7 @@ const BOOT_LIMIT: Duration = Duration::from_secs(180);
 const SAMPLE_PERIOD: Duration = Duration::from_secs(4);
 const TABLE_EVERY: Duration = Duration::from_secs(5);
 
+#[allow(missing_docs, reason = "clap would print it in place of what the command says of itself")]
 #[derive(Clone, Debug, clap::Args)]
 pub struct DemoArgs {
     /// End after so many seconds with a summary [default: 90; on a terminal: when you quit]

@@ -8,6 +8,7 @@ use super::table::mib;
 use crate::console::Console;
 use crate::say;
 
+/// What is printed at the end, and whether all went well.
 pub struct Summary {
     lines: Vec<String>,
     failures: Vec<String>,
@@ -36,10 +37,8 @@ impl Summary {
         let c = &host.counters;
         let sum = |f: fn(&VmView) -> u64| mib(vms.iter().map(f).sum());
         s.lines.push(format!(
-            "reclaimed                balloon {} MiB, free-page reporting {} MiB, zero pages {} MiB, \
-             compressed {} MiB, swap {} MiB",
+            "reclaimed                balloon {} MiB, zero pages {} MiB, compressed {} MiB, swap {} MiB",
             mib(c.ballooned),
-            mib(c.reported),
             mib(c.zero_dropped),
             sum(|vm| vm.compression.stored + vm.memory.filled),
             mib(c.swapped_out)
@@ -115,6 +114,7 @@ impl Summary {
         self.failures.is_empty() && (self.unchecked.is_empty() || !to_the_end)
     }
 
+    /// `to_the_end`: as of `passed`.
     pub fn print(&self, to_the_end: bool) {
         say::line("\nSummary");
         self.lines.iter().for_each(|l| say::detail(l));

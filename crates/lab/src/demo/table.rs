@@ -7,10 +7,12 @@ use ballast_api::{HostView, VmView};
 
 use crate::console::Console;
 
+/// Whole MiB.
 pub fn mib(bytes: u64) -> String {
     format!("{:.0}", bytes as f64 / f64::from(1 << 20))
 }
 
+/// Several lines, for one moment.
 pub fn render(
     at: Duration,
     host: &HostView,

@@ -26,6 +26,7 @@ use crate::image::{self, Image};
 use crate::say;
 use crate::signals::Signals;
 
+#[allow(missing_docs, reason = "clap would print it in place of what the command says of itself")]
 #[derive(Clone, Debug, clap::Args)]
 pub struct ExperimentArgs {
     /// Which one; without a name, lists them
@@ -39,7 +40,7 @@ pub struct ExperimentArgs {
 }
 
 /// Names, and what each shows.
-pub const NAMES: [(&str, &str); 10] = [
+const NAMES: [(&str, &str); 10] = [
     (
         "osdi02-f2",
         "dbench in a guest of 128 to 224 MiB against a 256 MiB guest ballooned to that size",
@@ -71,10 +72,13 @@ pub const NAMES: [(&str, &str); 10] = [
 ];
 
 /// What an experiment measured.
-pub struct Measured {
-    pub outcome: Outcome,
-    pub table: Table,
-    pub charts: Vec<Chart>,
+struct Measured {
+    /// Figures, and whether the targets were met.
+    outcome: Outcome,
+    /// data.csv.
+    table: Table,
+    /// plot.svg, one below the other.
+    charts: Vec<Chart>,
 }
 
 /// True if all targets were met.

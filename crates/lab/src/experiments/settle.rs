@@ -20,7 +20,9 @@ pub struct Patience {
 
 /// The host and its VMs in a steady state.
 pub struct Steady {
+    /// As it was at the end of the wait.
     pub host: HostView,
+    /// In order of start.
     pub vms: Vec<VmView>,
     /// Seconds that it took.
     pub after_s: f64,
@@ -31,6 +33,7 @@ pub struct Steady {
 /// Growth by less than this part of all VM memory is none.
 const GROWTH: f64 = 0.004;
 
+/// Err: a guest's trouble, or the manager has ended.
 pub async fn settle(stage: &mut Stage, patience: Patience) -> Result<Steady> {
     let begin = Instant::now();
     let mut still = Stillness::default();

@@ -12,17 +12,22 @@ use crate::manager::{Manager, Options};
 
 const BOOT_LIMIT: Duration = Duration::from_secs(180);
 
+/// Ended by force when it is dropped; `end` does it in order.
 pub struct Stage {
+    /// Of this stage alone.
     pub manager: Manager,
+    /// Names, in the order in which they were added.
     pub guests: Vec<(String, Console)>,
     started: Instant,
 }
 
 impl Stage {
+    /// Without guests.
     pub fn new(options: &Options) -> Result<Stage> {
         Ok(Stage { manager: Manager::start(options)?, guests: Vec::new(), started: Instant::now() })
     }
 
+    /// Since the manager was started.
     pub fn elapsed(&self) -> Duration {
         self.started.elapsed()
     }
@@ -72,6 +77,7 @@ impl Stage {
         Ok(events)
     }
 
+    /// Until each guest's first program runs; an error after three minutes.
     pub async fn wait_for_boot(&mut self) -> Result<()> {
         let begin = Instant::now();
         loop {
@@ -85,6 +91,7 @@ impl Stage {
         }
     }
 
+    /// One after the other: not quite of the same moment.
     pub async fn views(&self) -> Result<(HostView, Vec<VmView>)> {
         let host = self.manager.client().host().await?;
         let vms = self.manager.client().vms().await?;

@@ -71,7 +71,13 @@ fn evaluate(table: Table, factors: &[f64]) -> Measured {
             );
             outcome.figure(&name("p95_ms"), value("p95_ms"));
             outcome.figure(&name("read_mib_per_s"), value("read_mib_per_s"));
-            for column in ["cpu_percent", "stolen_percent", "speed_steps_per_us"] {
+            for column in [
+                "at_hand_mib",
+                "returns_per_s",
+                "cpu_percent",
+                "stolen_percent",
+                "speed_steps_per_us",
+            ] {
                 outcome.figure(&name(column), value(column));
             }
         }

@@ -5,13 +5,16 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
+/// See the module.
 pub struct Cache {
+    /// It is there.
     pub dir: PathBuf,
     /// Locked for as long as this value lives.
     _lock: File,
 }
 
 impl Cache {
+    /// Waits for another process that has it.
     pub fn open() -> Result<Cache> {
         Cache::at(match std::env::var_os("BALLAST_CACHE") {
             Some(dir) => PathBuf::from(dir),

@@ -9,24 +9,29 @@ const DIR: u32 = 0o040_000;
 const FILE: u32 = 0o100_000;
 const CHAR: u32 = 0o020_000;
 
+/// Entries in the order in which they are added: a folder before what is in it.
 pub struct Archive<W> {
     out: W,
     entries: u32,
 }
 
 impl<W: Write> Archive<W> {
+    /// Nothing is written yet.
     pub fn new(out: W) -> Archive<W> {
         Archive { out, entries: 0 }
     }
 
+    /// Mode 0755, as all of these root's.
     pub fn dir(&mut self, name: &str) -> io::Result<()> {
         self.entry(name, DIR | 0o755, (0, 0), &[])
     }
 
+    /// Err: of `out`, or it is 4 GiB or more.
     pub fn file(&mut self, name: &str, mode: u32, data: &[u8]) -> io::Result<()> {
         self.entry(name, FILE | mode, (0, 0), data)
     }
 
+    /// `device` is major and minor.
     pub fn char_device(&mut self, name: &str, mode: u32, device: (u32, u32)) -> io::Result<()> {
         self.entry(name, CHAR | mode, device, &[])
     }

@@ -9,6 +9,7 @@ use crate::{say, tools};
 
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
+/// Err: it cannot be built, or is not static.
 pub fn get() -> Result<PathBuf> {
     let path = match std::env::var_os("BALLAST_GUEST") {
         Some(path) => PathBuf::from(path),

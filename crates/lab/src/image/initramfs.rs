@@ -16,6 +16,7 @@ use crate::{say, tools};
 /// Changes when the layout does.
 const VERSION: u32 = 1;
 
+/// Of this kernel, this build of `ballast-guest` and this host's busybox.
 pub fn get(cache: &Cache, kernel: &Kernel) -> Result<PathBuf> {
     let guest = guest_binary::get()?;
     let busybox = tools::find("busybox", "busybox-static")?;

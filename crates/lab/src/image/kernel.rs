@@ -30,13 +30,17 @@ const FAMILIES: [(&str, &str); 4] = [
     ("linux-image-unsigned-6.8.", "-generic"),
 ];
 
+/// What of a kernel's package a guest boots, in the cache.
 pub struct Kernel {
+    /// Its name.
     pub package: String,
+    /// As QEMU boots it.
     pub vmlinuz: PathBuf,
     /// The .ko files there are, in load order.
     pub modules: Vec<PathBuf>,
 }
 
+/// `wanted` is a package; without it, the newest in the cache, or else that apt offers.
 pub fn get(cache: &Cache, wanted: Option<&str>) -> Result<Kernel> {
     let package = match wanted {
         Some(name) => name.to_owned(),

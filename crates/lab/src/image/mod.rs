@@ -23,7 +23,9 @@ pub use disk::{dbench_disk, empty_disk};
 pub struct Image {
     /// The kernel's package, which names its version.
     pub package: String,
+    /// As QEMU boots it.
     pub kernel: PathBuf,
+    /// The initramfs.
     pub initrd: PathBuf,
 }
 

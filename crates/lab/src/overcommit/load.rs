@@ -2,6 +2,7 @@
 
 use ballast_units::Bytes;
 
+/// One guest's part.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Load {
     /// The workload's name in its reports.

@@ -3,7 +3,7 @@
 //!
 //! All sides run the same guests, loads and steps, and get the same machine memory for guests: the
 //! sum of configured memory divided by the overcommitment factor. What else each needs is counted
-//! alike: QEMU's own memory is outside the budget on all sides ([`peer`] tells how it is measured),
+//! alike: QEMU's own memory is outside the budget on all sides (`peer` tells how it is measured),
 //! and what a tier takes is inside (Ballast's by its own books, zram's by its own count, for which
 //! the cgroup's limit is lowered).
 //!
@@ -13,7 +13,7 @@
 mod load;
 mod ours;
 mod peer;
-pub mod report;
+pub(crate) mod report;
 mod tally;
 mod yardstick;
 
@@ -34,7 +34,8 @@ use yardstick::{Speed, Yardstick};
 
 /// Who hands out the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
+pub(crate) enum Side {
+    /// With balloons, at its defaults.
     Ballast,
     /// The kernel, with swap on a file.
     Swap,
@@ -45,15 +46,19 @@ pub enum Side {
     /// Ballast with guests that have no balloon: sharing, compression and swap alone. Not a peer, but it
     /// shows what the balloon does.
     Paging,
-    /// Ballast with balloons, but of each guest's tools the one first that is measured to cost it less.
-    ByCost,
+    /// Ballast with balloons first in any case, as in OSDI'02. Its own default is to measure which tool costs
+    /// less where guests are emulated, as these are.
+    BalloonFirst,
 }
 
-pub const SIDES: [Side; 6] =
-    [Side::Ballast, Side::Swap, Side::Zram, Side::Ksm, Side::Paging, Side::ByCost];
-pub const PEERS: [Side; 3] = [Side::Swap, Side::Zram, Side::Ksm];
+/// All of them, in the order of their numbers.
+pub(crate) const SIDES: [Side; 6] =
+    [Side::Ballast, Side::Swap, Side::Zram, Side::Ksm, Side::Paging, Side::BalloonFirst];
+/// Those that are not Ballast.
+pub(crate) const PEERS: [Side; 3] = [Side::Swap, Side::Zram, Side::Ksm];
 
 impl Side {
+    /// In figures' names.
     pub fn name(self) -> &'static str {
         match self {
             Side::Ballast => "ballast",
@@ -61,10 +66,11 @@ impl Side {
             Side::Zram => "zram",
             Side::Ksm => "ksm",
             Side::Paging => "ballast_paging",
-            Side::ByCost => "ballast_by_cost",
+            Side::BalloonFirst => "ballast_balloon_first",
         }
     }
 
+    /// For people.
     pub fn title(self) -> &'static str {
         match self {
             Side::Ballast => "Ballast",
@@ -72,7 +78,7 @@ impl Side {
             Side::Zram => "QEMU, zram",
             Side::Ksm => "QEMU, kernel swap and KSM",
             Side::Paging => "Ballast, guests without balloons",
-            Side::ByCost => "Ballast, cheaper tool first",
+            Side::BalloonFirst => "Ballast, balloon first",
         }
     }
 
@@ -84,7 +90,8 @@ impl Side {
 
 /// What is done on every side.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub(crate) struct Plan {
+    /// One guest for each.
     pub guests: Vec<Load>,
     /// Configured memory of each guest.
     pub memory: Bytes,
@@ -92,12 +99,14 @@ pub struct Plan {
     pub factors: Vec<f64>,
     /// From a new factor until its window begins.
     pub settle: Duration,
+    /// How long a step is measured.
     pub window: Duration,
     /// From the moment when all guests have written their data until the first step.
     pub warm: Duration,
 }
 
 impl Plan {
+    /// Of all guests together.
     pub fn configured(&self) -> Bytes {
         Bytes(self.memory.0 * self.guests.len() as u64)
     }
@@ -110,28 +119,41 @@ impl Plan {
 
 /// Where memory is that guests were promised. Bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Reclaimed {
+pub(crate) struct Reclaimed {
+    /// Given up by guests.
     pub ballooned: Bytes,
+    /// In memory, as large as it was before: in Ballast's tier, or in zram.
     pub compressed: Bytes,
+    /// In swap files.
     pub swapped: Bytes,
     /// By page sharing.
     pub saved: Bytes,
     /// Machine memory in use for guests and tiers, as the kernel counts it.
     pub used: Bytes,
+    /// Of the guests' memory, what a guest finds where it looks for it; a page that several share counts for
+    /// each of them.
+    pub at_hand: Bytes,
 }
 
 /// One step of one side.
 #[derive(Clone, Debug)]
-pub struct Step {
+pub(crate) struct Step {
+    /// Who handed out the memory.
     pub side: Side,
+    /// Of overcommitment.
     pub factor: f64,
+    /// Machine memory for guests, by the factor.
     pub budget: Bytes,
+    /// What the guests did in the window.
     pub tally: Tally,
+    /// At the end of the window.
     pub reclaimed: Reclaimed,
     /// Of all processors, used by guests and those who manage their memory.
     pub cpu_percent: f64,
     /// Read by the VMMs, nearly all of it from the guests' disks, per second.
     pub reads: Bytes,
+    /// Faults on pages that had been taken, per second: of the tiers, or the kernel's major faults.
+    pub returns: f64,
     /// Of the machine meanwhile.
     pub speed: Speed,
     /// A guest was killed: nothing was measured.
@@ -146,7 +168,7 @@ enum Host {
 impl Host {
     async fn start(side: Side, plan: &Plan, image: &Image) -> Result<Host> {
         Ok(match side {
-            Side::Ballast | Side::Paging | Side::ByCost => {
+            Side::Ballast | Side::Paging | Side::BalloonFirst => {
                 Host::Ours(Box::new(Ours::start(plan, image, side).await?))
             }
             Side::Swap | Side::Zram | Side::Ksm => {
@@ -193,6 +215,14 @@ impl Host {
         pids.into_iter().map(read_by).sum()
     }
 
+    /// Faults so far on pages that had been taken.
+    async fn returns(&self) -> Result<u64> {
+        match self {
+            Host::Ours(host) => host.returns().await,
+            Host::Peer(host) => host.pids().into_iter().map(major_faults).sum(),
+        }
+    }
+
     async fn reclaimed(&self) -> Result<Reclaimed> {
         match self {
             Host::Ours(host) => host.reclaimed().await,
@@ -217,7 +247,7 @@ const POLL: Duration = Duration::from_millis(500);
 const FILL_LIMIT: Duration = Duration::from_secs(600);
 
 /// All steps of one side, with guests of its own.
-pub async fn run(side: Side, plan: &Plan, image: &Image) -> Result<Vec<Step>> {
+pub(crate) async fn run(side: Side, plan: &Plan, image: &Image) -> Result<Vec<Step>> {
     say::step(&format!(
         "{}: {} guests of {}, factors {:?}",
         side.title(),
@@ -243,7 +273,17 @@ async fn steps(side: Side, plan: &Plan, image: &Image) -> Result<Vec<Step>> {
     watch(&mut host, plan.warm, &mut Tally::new(&plan.guests)).await?;
     let mut steps = Vec::new();
     for factor in &plan.factors {
-        let step = match step(&mut host, side, *factor, plan).await {
+        let mut step = step(&mut host, side, *factor, plan).await;
+        if step.is_err() {
+            // What was asked of a guest that is being killed may have failed in any way.
+            tokio::time::sleep(POLL).await;
+            if let Err(e) = host.poll().await
+                && e.downcast_ref::<peer::Killed>().is_some()
+            {
+                step = Err(e);
+            }
+        }
+        let step = match step {
             // What a peer does to its guests is part of the comparison; what we do is an error.
             Err(e) if PEERS.contains(&side) && e.downcast_ref::<peer::Killed>().is_some() => {
                 say::detail(&format!("{factor:.2}: {e:#}"));
@@ -268,14 +308,17 @@ async fn step(host: &mut Host, side: Side, factor: f64, plan: &Plan) -> Result<S
     let mut tally = Tally::new(&plan.guests);
     let yardstick = Yardstick::start()?;
     let (cpu_s, read) = (host.cpu_s().await?, host.read().await?);
+    let returns = host.returns().await?;
     watch(host, plan.window, &mut tally).await?;
     let speed = yardstick.end()?;
     let (cpu_s, read) = (host.cpu_s().await? - cpu_s, host.read().await?.saturating_sub(read));
+    let returns = host.returns().await?.saturating_sub(returns) as f64 / tally.seconds;
     let processors = std::thread::available_parallelism().map_or(1, usize::from) as f64;
     let cpu_percent = 100.0 * cpu_s / tally.seconds / processors;
     let reclaimed = host.reclaimed().await?;
     let reads = Bytes((read as f64 / tally.seconds) as u64);
-    Ok(Step { side, factor, budget, tally, reclaimed, cpu_percent, reads, speed, killed: false })
+    let killed = false;
+    Ok(Step { side, factor, budget, tally, reclaimed, cpu_percent, reads, returns, speed, killed })
 }
 
 fn killed(side: Side, factor: f64, plan: &Plan) -> Step {
@@ -287,6 +330,7 @@ fn killed(side: Side, factor: f64, plan: &Plan) -> Step {
         reclaimed: Reclaimed::default(),
         cpu_percent: f64::NAN,
         reads: Bytes::default(),
+        returns: f64::NAN,
         speed: Speed { steps_per_us: f64::NAN, stolen_percent: f64::NAN },
         killed: true,
     }
@@ -304,13 +348,15 @@ fn line(step: &Step) -> String {
         ));
     }
     text.push_str(&format!(
-        " ballooned {:.0}, compressed {:.0}, swapped {:.0}, shared {:.0}, used {:.0} MiB; \
-         read {:.1} MiB/s; CPU {:.0}%, {:.0}% stolen, speed {:.1}",
+        " ballooned {:.0}, compressed {:.0}, swapped {:.0}, shared {:.0}, used {:.0}, at hand {:.0} MiB; \
+         {:.0} faults/s on pages taken; read {:.1} MiB/s; CPU {:.0}%, {:.0}% stolen, speed {:.1}",
         r.ballooned.mib(),
         r.compressed.mib(),
         r.swapped.mib(),
         r.saved.mib(),
         r.used.mib(),
+        r.at_hand.mib(),
+        step.returns,
         step.reads.mib(),
         step.cpu_percent,
         step.speed.stolen_percent,
@@ -365,6 +411,16 @@ fn read_by(pid: u32) -> Result<u64> {
     value.with_context(|| format!("{path}: no rchar"))
 }
 
+/// Faults of a process that waited for a page to be read from swap or a file.
+fn major_faults(pid: u32) -> Result<u64> {
+    let path = format!("/proc/{pid}/stat");
+    let text = std::fs::read_to_string(&path).with_context(|| path.clone())?;
+    // Its name, in brackets, may have anything in it; the tenth after it is majflt (proc(5)).
+    let fields = text.rsplit(')').next().unwrap_or_default();
+    let value = fields.split_whitespace().nth(9).and_then(|n| n.parse().ok());
+    value.with_context(|| format!("{path}: no majflt"))
+}
+
 /// Reads a disk image once, so that it is in the host's page cache, and charged to nobody's cgroup
 /// but this program's: on no side does the budget pay for the guests' disks.
 fn warm_up(disk: &Path) -> Result<()> {
@@ -417,9 +473,22 @@ mod tests {
     }
 
     #[test]
+    fn major_faults_are_told_by_the_kernel() {
+        let before = major_faults(std::process::id()).unwrap();
+        let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
+        // SAFETY: the call fills what it is given.
+        let told = unsafe {
+            assert_eq!(libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr()), 0);
+            usage.assume_init().ru_majflt as u64
+        };
+        assert!((before..=major_faults(std::process::id()).unwrap()).contains(&told));
+        assert!(major_faults(u32::MAX).is_err());
+    }
+
+    #[test]
     fn sides_are_numbered_in_order() {
         assert_eq!(SIDES.map(Side::number), [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
-        let ours = [Side::Ballast, Side::Paging, Side::ByCost];
+        let ours = [Side::Ballast, Side::Paging, Side::BalloonFirst];
         assert!(!PEERS.iter().any(|peer| ours.contains(peer)));
     }
 }

@@ -17,18 +17,20 @@ const SALT: &str = "overcommit";
 /// The default is 30 s; steps here take less than three of those.
 const SAMPLE_PERIOD: Duration = Duration::from_secs(10);
 
+/// One manager, with a guest for each load.
 pub struct Ours {
     stage: Stage,
 }
 
 impl Ours {
+    /// Booted when this returns, with twice the memory that they have together. Err, too, where one is not paged.
     pub async fn start(plan: &Plan, image: &Image, side: Side) -> Result<Ours> {
-        let more = if side == Side::ByCost { "[tools]\norder = \"measured\"\n" } else { "" };
+        let order = if side == Side::BalloonFirst { "balloon-first" } else { "automatic" };
         // Plenty, until the first step says how much.
         let mut stage = Stage::new(&Options {
             sharing: Some(SharingOptions::brisk()),
             sample_period: Some(SAMPLE_PERIOD),
-            more: more.to_owned(),
+            tools_order: order,
             ..Options::budget(Bytes(plan.configured().0 * 2))
         })?;
         for (n, load) in plan.guests.iter().enumerate() {
@@ -55,14 +57,17 @@ impl Ours {
         Ok(Ours { stage })
     }
 
+    /// Err: a guest's trouble, or the manager has ended.
     pub fn poll(&mut self) -> Result<Vec<(usize, Event)>> {
         self.stage.poll()
     }
 
+    /// In the order of the plan's guests.
     pub fn stories(&self) -> Vec<&Story> {
         self.stage.guests.iter().map(|(_, console)| &console.story).collect()
     }
 
+    /// In force when this returns; the memory comes free later.
     pub async fn set_budget(&mut self, budget: Bytes) -> Result<()> {
         let change = HostChange { budget: Some(budget.0), ..HostChange::default() };
         let host = self.stage.manager.client().change_host(&change).await?;
@@ -70,6 +75,7 @@ impl Ours {
         Ok(())
     }
 
+    /// Of the VMMs.
     pub async fn pids(&self) -> Result<Vec<u32>> {
         Ok(self.stage.views().await?.1.iter().filter_map(|vm| vm.pid).collect())
     }
@@ -80,6 +86,16 @@ impl Ours {
         Ok(host.manager_cpu_s + vms.iter().map(|vm| vm.counters.cpu_s).sum::<f64>())
     }
 
+    /// Faults on pages of a tier, without what was brought with them.
+    pub async fn returns(&self) -> Result<u64> {
+        let of = |vm: &ballast_api::VmView| {
+            let (c, back) = (&vm.counters, vm.counters.swapped_in + vm.compression.restored);
+            Bytes(back.saturating_sub(c.read_ahead + c.brought_around)).pages().0
+        };
+        Ok(self.stage.views().await?.1.iter().map(of).sum())
+    }
+
+    /// Now.
     pub async fn reclaimed(&self) -> Result<Reclaimed> {
         let (host, vms) = self.stage.views().await?;
         let sum = |of: fn(&ballast_api::MemoryView) -> u64| {
@@ -91,9 +107,11 @@ impl Ours {
             swapped: sum(|m| m.swapped),
             saved: Bytes(host.sharing.saved),
             used: Bytes(host.measured_used),
+            at_hand: sum(|m| m.resident + m.shared + m.broken + m.staged),
         })
     }
 
+    /// Err, too, of what was left behind.
     pub async fn end(self) -> Result<()> {
         self.stage.end().await.map(drop).context("ending")
     }

@@ -7,7 +7,7 @@ use crate::figures::{Outcome, Table};
 /// Above it, Ballast is to be ahead of every peer.
 pub const AHEAD_FROM: f64 = 1.5;
 
-const COLUMNS: [&str; 18] = [
+const COLUMNS: [&str; 20] = [
     "side",
     "factor",
     "budget_mib",
@@ -26,6 +26,8 @@ const COLUMNS: [&str; 18] = [
     "read_mib_per_s",
     "stolen_percent",
     "speed_steps_per_us",
+    "at_hand_mib",
+    "returns_per_s",
 ];
 
 /// One row a step; operations and latencies are those of `work`.
@@ -52,6 +54,8 @@ pub fn table(steps: &[Step], work: &str) -> Table {
             step.reads.mib(),
             step.speed.stolen_percent,
             step.speed.steps_per_us,
+            r.at_hand.mib(),
+            step.returns,
         ]);
     }
     table
@@ -108,7 +112,7 @@ mod tests {
     fn columns_are_picked_by_side_and_factor() {
         let mut table = Table::new(&COLUMNS);
         for (side, factor, ops) in [(0.0, 1.0, 10.0), (0.0, 2.0, 8.0), (2.0, 2.0, 4.0)] {
-            let mut row = [0.0; 18];
+            let mut row = [0.0; 20];
             (row[0], row[1], row[4]) = (side, factor, ops);
             table.push(&row);
         }
@@ -123,7 +127,7 @@ mod tests {
     #[test]
     fn a_peer_that_killed_its_guests_is_no_measure() {
         let mut table = Table::new(&COLUMNS);
-        let mut row = [0.0; 18];
+        let mut row = [0.0; 20];
         (row[0], row[1], row[14]) = (Side::Zram.number(), 2.0, 1.0);
         table.push(&row);
         let mut outcome = Outcome::new("x");

@@ -5,6 +5,7 @@ use crate::latency::Latency;
 
 use super::Load;
 
+/// By guest, in the order of the loads.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Tally {
     guests: Vec<Guest>,
@@ -21,6 +22,7 @@ struct Guest {
 }
 
 impl Tally {
+    /// Nothing done, in no time.
     pub fn new(loads: &[Load]) -> Tally {
         let guest = |load: &Load| Guest {
             work: load.work,
@@ -31,6 +33,7 @@ impl Tally {
         Tally { guests: loads.iter().map(guest).collect(), seconds: 0.0 }
     }
 
+    /// What guest number `guest` reported; other events than of its serving count for nothing.
     pub fn take(&mut self, guest: usize, event: &Event) {
         let Some(guest) = self.guests.get_mut(guest) else { return };
         if event.text("phase") == "serve" && event.text("work") == guest.work {
@@ -59,10 +62,12 @@ impl Tally {
         self.of(work).map(|g| g.operations).sum::<f64>() / self.seconds
     }
 
+    /// Operations per second that all guests of a kind are asked for.
     pub fn asked(&self, work: &str) -> f64 {
         self.of(work).map(|g| g.asked).sum()
     }
 
+    /// Of all operations of a kind.
     pub fn latency(&self, work: &str) -> Latency {
         let mut all = Latency::default();
         self.of(work).for_each(|g| all.merge(&g.latency));

@@ -1,15 +1,28 @@
 //! A memory cgroup of our own, version 1 or 2, with a limit that may change.
 
+use std::fmt;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use ballast_units::Bytes;
 
 /// How long the kernel may take to reclaim down to a new limit.
 const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The kernel did not get there, and has not set the limit.
+#[derive(Debug)]
+pub struct Unreclaimable(PathBuf, Bytes);
+
+impl fmt::Display for Unreclaimable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: the kernel cannot reclaim down to {}", self.0.display(), self.1)
+    }
+}
+
+impl std::error::Error for Unreclaimable {}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Version {
@@ -49,6 +62,7 @@ impl Cgroup {
         put(&self.folder.join("cgroup.procs"), &pid.to_string())
     }
 
+    /// What was reclaimed stays where it is.
     pub fn unlimit(&self) -> Result<()> {
         match self.version {
             Version::One => put(&self.folder.join("memory.limit_in_bytes"), "-1"),
@@ -73,11 +87,9 @@ impl Cgroup {
                 Ok(()) => return Ok(()),
                 // Version 1 gives up after some rounds of reclaim; what it did stays done.
                 Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {
-                    ensure!(
-                        begin.elapsed() < PATIENCE,
-                        "{}: the kernel cannot reclaim down to {limit}",
-                        path.display()
-                    );
+                    if begin.elapsed() >= PATIENCE {
+                        return Err(Unreclaimable(path, limit).into());
+                    }
                 }
                 Err(e) => return Err(e).with_context(|| format!("{} = {most}", path.display())),
             }

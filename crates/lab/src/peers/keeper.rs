@@ -15,6 +15,7 @@ const PAGE: usize = 4096;
 const SWAP_FLAG_PREFER: i32 = 0x8000;
 const SWAP_PRIORITY_MASK: i32 = 0x7fff;
 
+#[allow(missing_docs, reason = "clap would print it in place of what the command says of itself")]
 #[derive(Clone, Debug, clap::Args)]
 pub struct KeeperArgs {
     /// A file to make; without it, a zram device

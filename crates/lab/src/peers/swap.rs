@@ -13,6 +13,7 @@ use ballast_units::Bytes;
 use crate::tools;
 
 /// What to swap to.
+#[allow(missing_docs, reason = "told with the variants")]
 #[derive(Clone, Debug)]
 pub enum Space {
     /// A file that is made for it.
@@ -21,8 +22,10 @@ pub enum Space {
     Zram { size: Bytes },
 }
 
+/// What swap space to make.
 #[derive(Clone, Debug)]
 pub struct Request {
+    /// Made for it, and removed with it.
     pub space: Space,
     /// Of two, the higher is used first; 0 to 32767.
     pub priority: u16,
@@ -33,11 +36,13 @@ pub struct Request {
 }
 
 impl Request {
+    /// Without zswap, and with the kernel's own reading ahead.
     pub fn new(space: Space, priority: u16) -> Request {
         Request { space, priority, zswap: None, page_cluster: None }
     }
 }
 
+/// Swap space in use. The host's other programs may be swapped to it as well.
 #[derive(Debug)]
 pub struct Swap {
     keeper: Child,
@@ -51,6 +56,7 @@ pub struct Swap {
 pub struct ZramUse {
     /// Of what was put in.
     pub original: Bytes,
+    /// What became of that.
     pub compressed: Bytes,
     /// Of machine memory that it takes, its own waste included.
     pub used: Bytes,

@@ -33,6 +33,7 @@ pub(super) struct PoolTable {
 /// A size, or a part of the VM's.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Amount {
+    /// As large as that, whatever the VM's size.
     Size(Pages),
     /// Per cent, 0 to 100.
     Percent(f64),
@@ -66,10 +67,15 @@ impl Amount {
 pub struct VmRule {
     /// A name, or a pattern: `*` stands for any characters, `?` for one.
     pub pattern: String,
+    /// One that is defined in the file.
     pub pool: Option<String>,
+    /// At least 1.
     pub shares: Option<u32>,
+    /// Guaranteed memory.
     pub min: Option<Amount>,
+    /// A limit; what is above the VM's size limits nothing.
     pub max: Option<Amount>,
+    /// 0 <= rate < 1.
     pub tax: Option<f64>,
     /// Whether one that is started gets a port for its guest's agent.
     pub guest_agent: Option<bool>,
@@ -80,10 +86,15 @@ pub struct VmRule {
 pub struct PoolRule {
     /// "prod/db": db inside prod.
     pub name: String,
+    /// At least 1, against those of the VMs and pools beside it.
     pub shares: u32,
+    /// Reserved for what is inside of it.
     pub min: Pages,
+    /// What is inside of it gets no more together; at least `min`. None: no limit.
     pub max: Option<Pages>,
+    /// Whether promises that its own `min` does not cover are taken from what it is inside of.
     pub expandable: bool,
+    /// Of VMs inside of it without one. None: its parent's, or the host's.
     pub tax: Option<TaxRate>,
 }
 

@@ -18,6 +18,7 @@ pub(super) struct Table {
 /// Checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ToolSettings {
+    /// By what they cost, or always the balloon first.
     pub order: ToolOrder,
     /// CPU time of a page that an emulated guest reads from its disk, beside what the disk takes
     /// (experiments/vtj-memory-f6/NOTES.md: 0.6 ms).

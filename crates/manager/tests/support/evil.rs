@@ -97,7 +97,7 @@ pub fn play() {
         words.fill(1 + (page % 7) as u8);
     }
     println!("filled");
-    act(&role, connection, &ram, base, len);
+    act(&role, connection, &ram, &uffd, base, len);
     loop {
         std::thread::sleep(Duration::from_secs(1));
     }
@@ -110,7 +110,7 @@ fn map(ram: &OwnedFd, len: u64) -> *mut u8 {
     base.unwrap().cast()
 }
 
-fn act(role: &str, connection: Connection, ram: &OwnedFd, base: *mut u8, len: u64) {
+fn act(role: &str, connection: Connection, ram: &OwnedFd, uffd: &Uffd, base: *mut u8, len: u64) {
     match role {
         // Says that all is done, and does nothing.
         "liar" => loop {
@@ -145,6 +145,25 @@ fn act(role: &str, connection: Connection, ram: &OwnedFd, base: *mut u8, len: u6
                 let _ = connection.send(answer, &[]);
             }
         },
+        // Asks every next manager to take it over, and hears no answer.
+        "deaf" => {
+            let socket = std::env::var("EVIL_SOCKET").unwrap();
+            let name = std::env::var("EVIL_NAME").unwrap();
+            let good = Hello { ram_addr: HostAddr(base as u64), ..hello(&name, len) };
+            let again = Message::Hello(Hello { reconnect: true, ..good });
+            while connection.recv(None).is_ok() {}
+            loop {
+                std::thread::sleep(Duration::from_millis(50));
+                let Ok(connection) = Connection::connect(Path::new(&socket)) else { continue };
+                if connection.send(&again, &[ram.as_fd(), uffd.as_fd()]).is_ok() {
+                    rustix::net::shutdown(&connection, rustix::net::Shutdown::Read).unwrap();
+                    // Until it is let go of.
+                    while connection.send(&Message::Managed, &[]).is_ok() {
+                        std::thread::sleep(Duration::from_millis(50));
+                    }
+                }
+            }
+        }
         "silent" => {
             drop(connection.recv(None));
             std::mem::forget(connection);

@@ -1,7 +1,7 @@
 //! A private ballastd on real QEMU guests, ended with all its VMs when the test ends, however it
 //! ends.
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a panic here is the test failing
-#![allow(dead_code)] // each test program uses its part
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic here is the test failing")]
+#![allow(dead_code, reason = "each test program uses its part")]
 
 pub mod evil;
 pub mod http;
@@ -90,6 +90,9 @@ pub fn cli() -> PathBuf {
     CLI.get_or_init(|| built("ballast", "ballast-cli")).clone()
 }
 
+/// For tests of balloons: guests are emulated, so it would not be the default.
+pub const BALLOON_FIRST: &str = "[tools]\norder = \"balloon-first\"\n";
+
 pub struct Ballastd {
     child: Option<Child>,
     pub client: Client,
@@ -111,11 +114,18 @@ impl Ballastd {
         ballastd
     }
 
-    /// The same, looking for no pages to share: what is reclaimed, balloons and eviction give.
+    /// The same, looking for no pages to share: what is reclaimed, balloons and eviction give. Balloons
+    /// come first, though guests are emulated.
     pub fn start_without_sharing(options: &[&str]) -> Ballastd {
+        let sharing = "[sharing]\nenabled = false\n";
+        Ballastd::start_configured(options, &format!("{BALLOON_FIRST}{sharing}"))
+    }
+
+    /// With a configuration file.
+    pub fn start_configured(options: &[&str], text: &str) -> Ballastd {
         let mut ballastd = Ballastd::prepare(options);
         let config = ballastd.root.join("ballast.toml");
-        std::fs::write(&config, "[sharing]\nenabled = false\n").unwrap();
+        std::fs::write(&config, text).unwrap();
         ballastd.add_option("--config", &config);
         ballastd.restart();
         ballastd
@@ -249,7 +259,7 @@ impl Ballastd {
     /// Nothing of a VM is left but its logs.
     pub fn assert_nothing_left(&self, vm: &str) {
         assert!(!self.swap_file(vm).exists(), "{vm}: swap file");
-        for file in ["qmp.sock", "vm.json", "pmap", "stage"] {
+        for file in ["qmp.sock", "agent.sock", "vm.json", "pmap", "stage", "compressed"] {
             assert!(!self.folder(vm).join(file).exists(), "{vm}: {file}");
         }
     }

@@ -12,12 +12,12 @@ use crate::word::{State, Word};
 impl<B: Backend> Memory<B> {
     /// Whether a page in this state is away, with contents that its next access has to wait for. (A held
     /// one is not: it is out of its home for that access to be seen.)
-    pub const fn is_away(state: State) -> bool {
+    pub(crate) const fn is_away(state: State) -> bool {
         matches!(state, State::Compressed | State::Filled | State::Staged | State::Swapped)
     }
 
     /// Whether a page may come home before it is wanted: an access of a sampled one is to be seen.
-    pub fn may_come(word: Word) -> bool {
+    pub(crate) fn may_come(word: Word) -> bool {
         Self::is_away(word.state()) && word.is_idle() && !word.sampled()
     }
 
@@ -26,7 +26,7 @@ impl<B: Backend> Memory<B> {
     /// which fits their checksum. Only while memory is left over; nobody waits for them. Answers how
     /// many came. Err: what stopped it, other than a want of memory or a discard that is pending. What
     /// did not come is as it was.
-    pub fn bring_home<'a>(
+    pub(crate) fn bring_home<'a>(
         &self,
         pages: &[Ppn],
         buffers: &mut [PageBuf],

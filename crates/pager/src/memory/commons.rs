@@ -10,7 +10,8 @@ use ballast_units::{Pages, Ppn};
 use super::Memory;
 use crate::backend::Backend;
 use crate::sharing::Domain;
-use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, lock};
+use crate::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, lock, try_lock};
+use crate::word::State;
 
 /// Machine memory set aside in each VM's overhead for pages that are on their way home: the copy
 /// there and the page that is still mapped.
@@ -21,6 +22,7 @@ const RESTLESS_PART: usize = 64;
 
 /// A VM's place in the domain whose pages it may share.
 pub struct Membership<B: Backend> {
+    /// The one that it is in.
     pub domain: Arc<Domain<B>>,
     /// Number of its PPN 0 among all pages of the domain.
     pub base: u32,
@@ -72,6 +74,8 @@ pub(super) struct Commons<B: Backend> {
     pub unwritten: PageSet,
     /// See `missed`.
     pub missed: PageSet,
+    /// Pages away that left the store. A hint.
+    pub left_store: PageSet,
     /// Broken pages, and perhaps some that were.
     broken: Mutex<BTreeSet<Ppn>>,
     /// Pages that broke and came home, with a part of their hash at the first look since. A page that is
@@ -85,6 +89,8 @@ pub(super) struct Commons<B: Backend> {
     /// One change of the VM's mappings at a time; false when there are to be no more. Never taken by
     /// the fault service.
     turn: Mutex<bool>,
+    /// See `Memory::let_pages_move`.
+    may_move: AtomicBool,
     /// Pages charged to the VM that are paid from `MOVING` for now.
     debt: AtomicU64,
 }
@@ -95,12 +101,14 @@ impl<B: Backend> Commons<B> {
             membership: Mutex::new(None),
             unwritten: PageSet::new(len),
             missed: PageSet::new(len),
+            left_store: PageSet::new(len),
             broken: Mutex::new(BTreeSet::new()),
             restless: Mutex::new(HashMap::new()),
             restless_most: (len.0 as usize / RESTLESS_PART).max(64),
             parked: Mutex::new(Vec::new()),
             read_untouched: Mutex::new(VecDeque::new()),
             turn: Mutex::new(true),
+            may_move: AtomicBool::new(true),
             debt: AtomicU64::new(0),
         }
     }
@@ -108,6 +116,10 @@ impl<B: Backend> Commons<B> {
     /// None when the VM is not to be touched any more.
     pub fn turn(&self) -> Option<MutexGuard<'_, bool>> {
         Some(lock(&self.turn)).filter(|open| **open)
+    }
+    /// As `turn`; none either while somebody else has it.
+    pub fn try_turn(&self) -> Option<MutexGuard<'_, bool>> {
+        try_lock(&self.turn).filter(|open| **open)
     }
     pub fn close(&self) {
         *lock(&self.turn) = false;
@@ -130,6 +142,7 @@ impl<B: Backend> Commons<B> {
 }
 
 impl<B: Backend> Memory<B> {
+    /// None before it has joined a domain, and when it has left.
     pub fn membership(&self) -> Option<Membership<B>> {
         lock(&self.commons.membership).clone()
     }
@@ -138,24 +151,48 @@ impl<B: Backend> Memory<B> {
     }
 
     /// Moves the VM to another domain, if no page of it names one of the old one's. Under the turn, so
-    /// that none can any more; `switch` is called before the first can in the new one.
+    /// that none can any more; `switch` is called before the first can in the new one. If that answers false,
+    /// the VM stays where it is. Answers whether it moved. Looks at all words.
     pub fn change_domain(
         self: &Arc<Self>,
         domain: &Arc<Domain<B>>,
-        switch: impl FnOnce(),
+        switch: impl FnOnce() -> bool,
     ) -> Result<bool, crate::sharing::DomainError> {
         let Some(_turn) = self.commons.turn() else { return Ok(false) };
-        let named =
-            (0..self.pmap.len().0).map(Ppn).any(|p| self.pmap.load(p).store_page().is_some());
-        if named {
+        let in_state = |state| self.pmap.in_state(state);
+        if !(in_state(State::Shared) + in_state(State::Broken)).is_zero() {
             return Ok(false);
         }
+        // The counts lag behind the words, and a parked page may name one before it is counted.
+        if self.pmap.known().any(|p| self.pmap.load(p).store_page().is_some()) || !switch() {
+            return Ok(false);
+        }
+        // Its store is switched: where the new domain is full, it is in none, and shares nothing.
         if let Some(old) = self.membership() {
             old.domain.leave(self);
         }
-        switch();
         domain.join(self)?;
         Ok(true)
+    }
+
+    /// Whether the machine page behind a guest page may become another one, by whatever thread's doing. Not
+    /// where devices reach guest memory past the page tables: a transfer that is under way would end in the
+    /// page that was left. What is in the store then, or shows zeros, stays there until the guest writes to it
+    /// (which copies it before any device gets to write to it) or it goes home, which it may; a copy stays
+    /// where the kernel made it.
+    ///
+    /// Eviction and sampling are not held up by it: they are ordered, and whoever orders them knows. A move
+    /// that has begun is completed.
+    pub fn let_pages_move(&self, may: bool) {
+        self.commons.may_move.store(may, Ordering::Release);
+    }
+    /// See `let_pages_move`. True at first.
+    pub fn may_move(&self) -> bool {
+        self.commons.may_move.load(Ordering::Acquire)
+    }
+    /// Whether what the guest reads and never wrote is backed by the page of zeros.
+    pub(super) fn reads_zeros(&self) -> bool {
+        self.may_move() && self.backend.can_remap()
     }
 
     /// Ends all changes of mapping, by whatever thread: those of other VMs' pages included.
@@ -168,6 +205,7 @@ impl<B: Backend> Memory<B> {
         let mut broken = lock(&self.commons.broken);
         (0..n).map_while(|_| broken.pop_first()).collect()
     }
+    /// Pages of `take_broken` that did not go home, to be taken again.
     pub fn give_back_broken(&self, pages: impl IntoIterator<Item = Ppn>) {
         lock(&self.commons.broken).extend(pages);
     }
@@ -194,20 +232,22 @@ impl<B: Backend> Memory<B> {
         true
     }
     /// Broken pages that wait to go home.
-    pub fn broken_waiting(&self) -> usize {
+    pub(crate) fn broken_waiting(&self) -> usize {
         lock(&self.commons.broken).len()
     }
     /// Whether a page is known not to have been written since it was hashed.
-    pub fn is_unwritten(&self, ppn: Ppn) -> bool {
+    pub(crate) fn is_unwritten(&self, ppn: Ppn) -> bool {
         self.commons.unwritten.contains(ppn)
     }
     /// Untouched pages that the guest waits to read.
     pub fn take_reads_of_untouched(&self) -> Vec<Ppn> {
         lock(&self.commons.read_untouched).drain(..).collect()
     }
-    pub fn has_reads_of_untouched(&self) -> bool {
+    /// Whether there are any to be taken.
+    pub(crate) fn has_reads_of_untouched(&self) -> bool {
         !lock(&self.commons.read_untouched).is_empty()
     }
+    /// Whether the mapping of a page is unknown: `settle_parked` looks it up.
     pub fn is_parked(&self) -> bool {
         !lock(&self.commons.parked).is_empty()
     }

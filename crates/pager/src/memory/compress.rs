@@ -22,6 +22,7 @@ pub enum Compressed {
     Filled,
     /// It is in the tier, which has taken a page of machine memory for it if `new_frame`. Its stage slot
     /// is free.
+    #[allow(missing_docs, reason = "told with the variant")]
     Stored { new_frame: bool },
     /// It does not become small enough; it is in the stage still.
     TooLarge,
@@ -146,6 +147,7 @@ impl<B: Backend> Memory<B> {
         if word.state() == State::Compressed {
             self.note_missed(ppn);
         }
+        self.note_back(ppn);
         self.came_home(ppn, word.sampled());
         self.free_named(word);
         Counters::add(&self.counters.decompressed, 1);

@@ -2,14 +2,20 @@
 
 use crate::sync::{AtomicU64, Ordering};
 
+/// Any thread adds to them and reads them; two that are read one after the other are not of one moment.
 #[derive(Default)]
 pub struct Counters {
     /// Faults served.
     pub faults: AtomicU64,
     /// Pages brought back from the swap file.
     pub swap_ins: AtomicU64,
-    /// Nanoseconds from the fault until they were home, summed.
+    /// Nanoseconds from the beginning of the read until they were home, summed over those that a fault waited
+    /// for. (What such a fault waited for before that is in `wait_ns`.)
     pub swap_in_ns: AtomicU64,
+    /// Pages of the VM's own that their guest waited for, from wherever they had gone.
+    pub own_back: AtomicU64,
+    /// The same of pages that were in the store before they left.
+    pub shared_back: AtomicU64,
     /// Pages written to the swap file.
     pub swap_outs: AtomicU64,
     /// Pages that went from the stage into the compressed tier.
@@ -18,7 +24,7 @@ pub struct Counters {
     pub filled: AtomicU64,
     /// Compressed and filled pages that came home.
     pub decompressed: AtomicU64,
-    /// Nanoseconds that this took, summed.
+    /// Nanoseconds that this took, summed over those that a fault waited for.
     pub decompress_ns: AtomicU64,
     /// Compressed pages that made room for others, on their way to swap.
     pub written_back: AtomicU64,
@@ -26,15 +32,16 @@ pub struct Counters {
     pub incompressible: AtomicU64,
     /// Swapped pages that were read before they were wanted.
     pub read_ahead: AtomicU64,
-    /// Of those, pages that were wanted then.
+    /// Of those, pages that were wanted then, or came home because a neighbour was.
     pub read_ahead_hits: AtomicU64,
     /// Pages that came home before they were wanted, because a neighbour was.
     pub brought: AtomicU64,
     /// Pages that left their homes by eviction.
     pub evicted: AtomicU64,
-    /// Of those, pages all zero, which were dropped.
+    /// Pages at home that were found all zero, and dropped: by eviction (`evicted` has these, too), in search of
+    /// equal pages, and when large pages were broken.
     pub zero_dropped: AtomicU64,
-    /// Backed pages that the guest gave up.
+    /// Pages at home that the guest gave up; those that were elsewhere are not counted.
     pub discarded: AtomicU64,
     /// Sampled pages touched.
     pub touched: AtomicU64,
@@ -42,9 +49,10 @@ pub struct Counters {
     pub waits: AtomicU64,
     /// Allocations that waited because the host was low.
     pub blocks: AtomicU64,
-    /// Nanoseconds that allocations waited, summed.
+    /// Nanoseconds that faults which could not be served at once waited, for memory or for anything else,
+    /// summed when they are served. Reads from swap are not in it.
     pub wait_ns: AtomicU64,
-    /// Writes to shared pages, each of which made a copy.
+    /// Writes to shared pages, and to zeros that had been read, each of which made a copy.
     pub breaks: AtomicU64,
     /// Pages that entered the store.
     pub shares: AtomicU64,
@@ -69,12 +77,15 @@ impl Counters {
         counter.fetch_add(n, Ordering::Relaxed);
     }
 
+    /// All of them now.
     pub fn values(&self) -> CounterValues {
         let get = |c: &AtomicU64| c.load(Ordering::Relaxed);
         CounterValues {
             faults: get(&self.faults),
             swap_ins: get(&self.swap_ins),
             swap_in_ns: get(&self.swap_in_ns),
+            own_back: get(&self.own_back),
+            shared_back: get(&self.shared_back),
             swap_outs: get(&self.swap_outs),
             compressed: get(&self.compressed),
             filled: get(&self.filled),
@@ -106,11 +117,14 @@ impl Counters {
 }
 
 /// What `Counters` held at one moment; units as there.
+#[allow(missing_docs, reason = "told with the fields of `Counters`")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CounterValues {
     pub faults: u64,
     pub swap_ins: u64,
     pub swap_in_ns: u64,
+    pub own_back: u64,
+    pub shared_back: u64,
     pub swap_outs: u64,
     pub compressed: u64,
     pub filled: u64,

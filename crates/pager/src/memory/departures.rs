@@ -17,17 +17,20 @@ const REMEMBERED: u64 = 256;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Mark(u64);
 
+/// The last departures, in their order.
 pub(crate) struct Departures {
     count: AtomicU64,
     last: Box<[AtomicU64]>,
 }
 
 impl Departures {
+    /// None yet.
     pub fn new() -> Departures {
         let last = (0..REMEMBERED).map(|_| AtomicU64::new(u64::MAX)).collect();
         Departures { count: AtomicU64::new(0), last }
     }
 
+    /// Now.
     pub fn mark(&self) -> Mark {
         Mark(self.count.load(Ordering::Acquire))
     }

@@ -143,7 +143,14 @@ impl<B: Backend> Memory<B> {
                 {
                     return true;
                 }
-                _ if self.pmap.exchange(ppn, word, void).is_err() => continue,
+                _ => match self.pmap.exchange(ppn, word, void) {
+                    Ok(()) => {}
+                    // The run folder has no memory for its word. It has nothing to give up either.
+                    Err(now) if now == word => return true,
+                    Err(_) => continue,
+                },
+            }
+            match word.state() {
                 State::Swapped => self.free_slot(word.stored().slot),
                 State::Compressed => self.free_named(word),
                 State::Held => {

@@ -24,6 +24,7 @@ pub enum Evicted {
 pub enum NotEvicted {
     /// It is not in its home, or another transition holds it: try another page.
     NotEligible,
+    /// Something failed on the way: it is at home, whole.
     Failed(MemError),
 }
 
@@ -88,7 +89,7 @@ impl<B: Backend> Memory<B> {
 
     /// Whether a page is still in the stage slot that it left its home for. One that is not has no need
     /// of being written.
-    pub fn is_staged(&self, ppn: Ppn, stage_slot: u64) -> bool {
+    pub(crate) fn is_staged(&self, ppn: Ppn, stage_slot: u64) -> bool {
         let word = self.pmap.load(ppn);
         word.state() == State::Staged && word.slot() == stage_slot
     }

@@ -40,10 +40,12 @@ pub enum Wait {
 pub enum Fault {
     /// The guest goes on.
     Served,
+    /// Nothing has changed: try again when that has passed.
     Wait(Wait),
     /// The page must be read from this swap slot; hand what was read, if it fits the checksum, to
     /// `swapped_in`. Until then the page is busy and memory for it is reserved.
     Read(Stored),
+    /// It cannot be served, and nothing has changed. The guest still waits.
     Failed(MemError),
 }
 
@@ -69,7 +71,7 @@ impl<B: Backend> Memory<B> {
             State::Untouched
                 if access == Access::Reading
                     && !word.sampled()
-                    && self.backend.can_remap()
+                    && self.reads_zeros()
                     && !self.regions.is_large(ppn) =>
             {
                 self.commons.ask_zeros(ppn);
@@ -225,6 +227,7 @@ impl<B: Backend> Memory<B> {
             self.stage.free_hold(word.slot());
         } else {
             self.note_missed(ppn);
+            self.note_back(ppn);
             self.came_home(ppn, word.sampled());
         }
         Ok(())
@@ -284,6 +287,7 @@ impl<B: Backend> Memory<B> {
         };
         match self.fill(ppn, bytes) {
             Ok(()) => {
+                self.note_back(ppn);
                 self.came_home(ppn, word.sampled());
                 self.free_slot(word.stored().slot);
                 Counters::add(&self.counters.swap_ins, 1);

@@ -10,7 +10,8 @@ use crate::word::{Busy, State, Word};
 
 impl<B: Backend> Memory<B> {
     /// Brings pages home, as many as may be under way at one time (`MOVING`), in the order given.
-    /// Answers how many came. Those that did not are where they were.
+    /// Answers how many came. Those that did not are where they were; so are all broken ones where pages may
+    /// not move: a device may be writing to the copy. To what is shared none can: it would be broken.
     pub fn go_home(&self, pages: &[Ppn]) -> Result<usize, MemError> {
         let Some(_turn) = self.commons.turn() else { return Ok(0) };
         if !self.can_change()? {
@@ -46,7 +47,12 @@ impl<B: Backend> Memory<B> {
     /// Claims a page for the way home.
     fn set_out(&self, ppn: Ppn) -> Result<bool, MemError> {
         let word = self.pmap.load(ppn);
-        if !word.is_idle() || !matches!(word.state(), State::Shared | State::Broken) {
+        let may = match word.state() {
+            State::Shared => true,
+            State::Broken => self.may_move(),
+            _ => false,
+        };
+        if !may || !word.is_idle() {
             return Ok(false);
         }
         if self.pmap.exchange(ppn, word, word.set_busy(Busy::Homing)).is_err() {

@@ -19,10 +19,11 @@ use crate::word::{Busy, State, Word};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Broke {
     /// Its pages are small now, and so many of them, all zero, are free.
+    #[allow(missing_docs, reason = "told with the variant")]
     Done { freed: u64 },
     /// It is not backed by a large page.
     Small,
-    /// One of its pages is in another transition, or no hold is free: later.
+    /// One of its pages is in another transition, or no hold is free, or pages may not move: later.
     Busy,
 }
 
@@ -45,7 +46,7 @@ impl<B: Backend> Memory<B> {
         let region = self.regions.of(ppn).filter(|_| is_fresh(word))?;
         if access == Access::Reading
             && word.state() == State::Untouched
-            && self.backend.can_remap()
+            && self.reads_zeros()
             && self.regions.is_read_in_order(region)
         {
             return None;
@@ -132,6 +133,9 @@ impl<B: Backend> Memory<B> {
         let Some(region) = self.regions.of(ppn) else { return Ok(Broke::Small) };
         if self.regions.get(region) == Backing::Small {
             return Ok(Broke::Small);
+        }
+        if !self.may_move() {
+            return Ok(Broke::Busy);
         }
         let first = self.regions.first(region);
         let Some(mut leaving) = self.claim_region(first) else { return Ok(Broke::Busy) };

@@ -3,7 +3,7 @@
 
 use ballast_units::Ppn;
 
-use super::Memory;
+use super::{Counters, Memory};
 use crate::backend::Backend;
 
 impl<B: Backend> Memory<B> {
@@ -22,5 +22,22 @@ impl<B: Backend> Memory<B> {
     /// Its guest waited for it, and it had left lately.
     pub(super) fn note_missed(&self, ppn: Ppn) {
         self.commons.missed.insert(ppn);
+    }
+
+    /// It has just been evicted, and was shared before. A hint as the other.
+    pub(crate) fn note_left_store(&self, ppn: Ppn) {
+        self.commons.left_store.insert(ppn);
+    }
+
+    /// Its guest waited for it, wherever it was.
+    pub(super) fn note_back(&self, ppn: Ppn) {
+        let counter = match self.commons.left_store.contains(ppn) {
+            true => {
+                self.commons.left_store.remove(ppn);
+                &self.counters.shared_back
+            }
+            false => &self.counters.own_back,
+        };
+        Counters::add(counter, 1);
     }
 }

@@ -78,8 +78,10 @@ pub struct Memory<B: Backend> {
     /// Pages handed out around a fault on an untouched page while memory is plentiful.
     fault_around: u64,
     commons: commons::Commons<B>,
+    /// How soon the pages of the current sample were touched.
     pub touches: Touches,
     regions: Regions,
+    /// What happened to its pages since this manager has it.
     pub counters: Counters,
 }
 
@@ -117,18 +119,23 @@ impl<B: Backend> Memory<B> {
         Memory { tier, ..self }
     }
 
+    /// The word of a page may be another one a moment after it was read, unless the reader holds its busy bit.
     pub fn pmap(&self) -> &Pmap {
         &self.pmap
     }
+    /// The guest's memory itself. What changes it is called under busy bits, by this module.
     pub fn backend(&self) -> &B {
         &self.backend
     }
+    /// Where pages are on their way to swap, and while they are sampled.
     pub fn stage(&self) -> &Stage {
         &self.stage
     }
+    /// Its compressed pages. One that takes nothing unless `with_tier` gave another.
     pub fn tier(&self) -> &Tier {
         &self.tier
     }
+    /// What it shares with the other VMs.
     pub fn host(&self) -> &Host {
         &self.host
     }
@@ -144,6 +151,7 @@ impl<B: Backend> Memory<B> {
     pub fn target(&self) -> Pages {
         Pages(self.target.load(Ordering::Relaxed))
     }
+    /// At first all of its size. Takes away nothing: eviction is asked for apart.
     pub fn set_target(&self, target: Pages) {
         self.target.store(target.0, Ordering::Relaxed);
     }
@@ -151,6 +159,7 @@ impl<B: Backend> Memory<B> {
     pub fn swap_free(&self) -> Pages {
         lock(&self.slots).free()
     }
+    /// Slots that hold pages, or are being written; retired ones are not among them.
     pub fn swap_used(&self) -> Pages {
         lock(&self.slots).used()
     }
@@ -159,7 +168,7 @@ impl<B: Backend> Memory<B> {
         lock(&self.slots).retired()
     }
     /// Used slots of one file of the swap space; the first is 0.
-    pub fn swap_used_of(&self, part: usize) -> Pages {
+    pub(crate) fn swap_used_of(&self, part: usize) -> Pages {
         lock(&self.slots).used_of(part)
     }
 
@@ -167,12 +176,14 @@ impl<B: Backend> Memory<B> {
     pub fn take_slots(&self, most: u64) -> Option<(SlotId, u64)> {
         lock(&self.slots).take_run(most)
     }
+    /// Gives back a slot that no page is in, nor is being written to. Twice is a mistake, which debug builds
+    /// find.
     pub fn free_slot(&self, slot: SlotId) {
         let freed = lock(&self.slots).release(slot);
         debug_assert!(freed, "{slot:?} freed twice");
     }
     /// A slot that was taken, and could not be written.
-    pub fn retire_slot(&self, slot: SlotId) {
+    pub(crate) fn retire_slot(&self, slot: SlotId) {
         lock(&self.slots).retire(slot);
     }
 
@@ -201,7 +212,7 @@ impl<B: Backend> Memory<B> {
     }
 
     /// Whether memory is plentiful: pages are handed out before they are asked for.
-    pub fn is_plentiful(&self) -> bool {
+    pub(crate) fn is_plentiful(&self) -> bool {
         !self.host.is_low() && self.host.ledger.free() >= self.host.plenty()
     }
 

@@ -37,6 +37,7 @@ impl<B: Backend> Memory<B> {
         for ppn in self.pmap.known() {
             let mut word = self.pmap.load(ppn);
             if let Some((_, place)) = moving.next_if(|m| *m.0 == ppn) {
+                let place = place?;
                 let next = retry(drain, || self.settled(ppn, word, place))?;
                 // In this order: a reference without a word is one that is lost.
                 self.pmap.store(ppn, next);
@@ -91,6 +92,18 @@ impl<B: Backend> Memory<B> {
         self.charged.store(charged, Ordering::Relaxed);
         retry(drain, || self.backend.wake(Ppn(0), self.pmap.len().0))?;
         Ok(found)
+    }
+
+    /// Takes the VM out of the books again, for the next `recover` to book it anew: its machine memory
+    /// leaves the ledger, it leaves its domain, and no page of it is moved any more. The references that its
+    /// words hold stay. No thread of its own may be at it any more.
+    pub(crate) fn disown(&self) {
+        self.close();
+        if let Some(member) = self.membership() {
+            member.domain.leave(self);
+        }
+        let charged = self.charged.swap(0, Ordering::Relaxed);
+        self.host.ledger.release(Pages(self.pay_debt(charged)));
     }
 
     /// The idle word of a page whose transition was cut short.
@@ -171,6 +184,7 @@ pub(super) fn retry<T>(
 }
 
 /// Why a VM cannot be taken over. Its guest stays paused at its next fault, whole.
+#[allow(missing_docs, reason = "the messages say it")]
 #[derive(Debug, thiserror::Error)]
 pub enum RecoverError {
     #[error(transparent)]

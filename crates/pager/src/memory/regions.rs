@@ -30,6 +30,7 @@ pub struct LargeCounts {
     pub dropped: u64,
 }
 
+/// All regions of a VM. Any thread may ask; who changes one holds busy bits of its pages.
 pub struct Regions {
     /// Pages of a region; 1 where there are no large pages.
     size: u64,
@@ -68,6 +69,7 @@ impl Regions {
     pub fn len(&self) -> usize {
         self.cells.len()
     }
+    /// Whether there are no large pages.
     pub fn is_empty(&self) -> bool {
         self.cells.is_empty()
     }
@@ -99,6 +101,7 @@ impl Regions {
     pub fn whole(&self) -> Pages {
         Pages(self.whole.load(Ordering::Relaxed) * self.size)
     }
+    /// Since this manager has the VM.
     pub fn counts(&self) -> LargeCounts {
         let get = |c: &AtomicU64| c.load(Ordering::Relaxed);
         LargeCounts {
@@ -187,7 +190,7 @@ impl Regions {
         std::mem::take(&mut *lock(&self.away))
     }
     /// Whether `bring_back` has something to do.
-    pub fn is_any_away(&self) -> bool {
+    pub(crate) fn is_any_away(&self) -> bool {
         !self.cells.is_empty() && !lock(&self.away).is_empty()
     }
 }

@@ -30,11 +30,11 @@ impl<B: Backend> Memory<B> {
         let pages: Vec<Ppn> = runs.iter().flat_map(Remap::pages).collect();
         let places = match self.places_of(&pages) {
             Err(MemError::Crash) => return Err(MemError::Crash),
-            Err(_) => vec![None; pages.len()],
-            Ok(places) => places.into_iter().map(Some).collect(),
+            Err(e) => vec![Err(e); pages.len()],
+            Ok(places) => places,
         };
         for (ppn, place) in pages.into_iter().zip(places) {
-            match place.ok_or(MemError::Unanswered).and_then(|place| self.settle_page(ppn, place)) {
+            match place.and_then(|place| self.settle_page(ppn, place)) {
                 Ok(change) => each(Some(change)),
                 Err(MemError::Crash) => return Err(MemError::Crash),
                 Err(_) => {
@@ -46,13 +46,12 @@ impl<B: Backend> Memory<B> {
         Ok(())
     }
 
-    /// Where pages are; one look at the VMM's mappings, however many: reading them takes time.
-    pub(super) fn places_of(&self, pages: &[Ppn]) -> Result<Vec<Place>, MemError> {
-        let (Some(first), Some(last)) = (pages.iter().min(), pages.iter().max()) else {
-            return Ok(Vec::new());
-        };
-        let all = self.backend.places(*first, last.0 - first.0 + 1)?;
-        Ok(pages.iter().map(|p| all[(p.0 - first.0) as usize]).collect())
+    /// Where pages are; nobody is asked about none.
+    pub(super) fn places_of(
+        &self,
+        pages: &[Ppn],
+    ) -> Result<Vec<Result<Place, MemError>>, MemError> {
+        if pages.is_empty() { Ok(Vec::new()) } else { self.backend.places(pages) }
     }
 
     /// Settles one page, wakes who waits for it, and what it was charged. Answers its word before and
@@ -174,7 +173,7 @@ impl<B: Backend> Memory<B> {
             }
         };
         for (ppn, place) in parked.into_iter().zip(places) {
-            match self.settle_page(ppn, place) {
+            match place.and_then(|place| self.settle_page(ppn, place)) {
                 Ok((before, after)) => self.release_left(before, after),
                 Err(MemError::Crash) => return Err(MemError::Crash),
                 Err(e) => {

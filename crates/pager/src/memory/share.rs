@@ -9,6 +9,7 @@ use ballast_units::Ppn;
 
 use super::{Counters, Membership, Memory};
 use crate::backend::{Backend, MemError, PageBuf, Place, Remap};
+use crate::sync::MutexGuard;
 use crate::word::{Busy, State, Word};
 
 /// What a page must hold to enter the store.
@@ -24,8 +25,11 @@ pub enum Contents {
 /// allocated it; either becomes the pmap word's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Enter {
+    /// The page of the VM, at home.
     pub ppn: Ppn,
+    /// The page of the store that takes its place.
     pub page: StorePage,
+    /// What both must hold for that.
     pub contents: Contents,
 }
 
@@ -33,6 +37,7 @@ pub struct Enter {
 /// was to be new and is not published: the allocation).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Entered {
+    /// It is mapped from the store; its home page is free.
     Shared,
     /// Not at home, or held by another transition.
     NotEligible,
@@ -40,6 +45,7 @@ pub enum Entered {
     Changed,
     /// Another content with the same hash.
     FalseMatch,
+    /// Why not. It is where it was.
     Failed(MemError),
     /// Where it is mapped is not known yet; the reference stays with the pmap word.
     Parked,
@@ -70,10 +76,30 @@ impl<B: Backend> Memory<B> {
         wanted: &[Enter],
         scratch: &mut Scratch,
     ) -> Vec<Entered> {
-        let turn = self.commons.turn();
+        self.enter_in_turn(self.commons.turn(), member, wanted, scratch)
+    }
+
+    /// As `enter_store`, by a thread of another VM: nothing enters while somebody else changes this one's
+    /// mappings, who may be waiting for its VMM.
+    pub(crate) fn enter_store_if_free(
+        &self,
+        member: &Membership<B>,
+        wanted: &[Enter],
+        scratch: &mut Scratch,
+    ) -> Vec<Entered> {
+        self.enter_in_turn(self.commons.try_turn(), member, wanted, scratch)
+    }
+
+    fn enter_in_turn(
+        &self,
+        turn: Option<MutexGuard<'_, bool>>,
+        member: &Membership<B>,
+        wanted: &[Enter],
+        scratch: &mut Scratch,
+    ) -> Vec<Entered> {
         // It may have moved to another domain since it was looked up.
         let still = |now: Membership<B>| std::sync::Arc::ptr_eq(&now.domain, &member.domain);
-        if turn.is_none() || !self.membership().is_some_and(still) {
+        if turn.is_none() || !self.may_move() || !self.membership().is_some_and(still) {
             return vec![Entered::NotEligible; wanted.len()];
         }
         match self.can_change() {
@@ -266,10 +292,11 @@ impl<B: Backend> Memory<B> {
         result
     }
 
-    /// Drops a page at home that holds zeros only. False if it is not, or another transition has it.
-    pub fn drop_if_zero(&self, ppn: Ppn, scratch: &mut Scratch) -> Result<bool, MemError> {
+    /// Drops a page at home that holds zeros only. False if it is not, or another transition has it, or
+    /// pages may not move.
+    pub(crate) fn drop_if_zero(&self, ppn: Ppn, scratch: &mut Scratch) -> Result<bool, MemError> {
         let home = self.pmap.load(ppn);
-        if home.state() != State::Resident || !home.is_idle() {
+        if home.state() != State::Resident || !home.is_idle() || !self.may_move() {
             return Ok(false);
         }
         if !self.claim_small(ppn, home, home.set_busy(Busy::Evicting)) {
@@ -302,7 +329,7 @@ impl<B: Backend> Memory<B> {
     /// Write-protects pages whose contents did not change since they were hashed, so that they need
     /// not be looked at again before they are written. A write in between the hash and this is missed:
     /// then the page is looked up under an old hash, which is found out when that matches.
-    pub fn protect_unwritten(&self, first: Ppn, n: u64) -> Result<(), MemError> {
+    pub(crate) fn protect_unwritten(&self, first: Ppn, n: u64) -> Result<(), MemError> {
         // A mapping that is being changed is not registered for a moment, and cannot be protected.
         let Some(_turn) = self.commons.turn() else { return Ok(()) };
         let pages = (first.0..first.0 + n).map(Ppn);
@@ -322,7 +349,7 @@ impl<B: Backend> Memory<B> {
         Ok(())
     }
     /// The page is to be looked at again.
-    pub fn forget_unwritten(&self, ppn: Ppn) {
+    pub(crate) fn forget_unwritten(&self, ppn: Ppn) {
         self.commons.unwritten.remove(ppn);
     }
 }

@@ -10,10 +10,10 @@ use crate::word::{Busy, NO_STORE_PAGE, State, Word};
 
 impl<B: Backend> Memory<B> {
     /// Maps zeros at up to `n` untouched pages from `first` on; stops at the first that is not
-    /// untouched. Answers how many were.
+    /// untouched. Answers how many were; none where pages may not move.
     pub fn map_zeros(&self, first: Ppn, n: u64) -> Result<u64, MemError> {
         let Some(_turn) = self.commons.turn() else { return Ok(0) };
-        if !self.can_change()? {
+        if !self.may_move() || !self.can_change()? {
             return Ok(0);
         }
         let n = n.min(zero_run(first));

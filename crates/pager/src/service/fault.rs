@@ -17,12 +17,13 @@ use super::spin::{Spin, Waited};
 use super::vm::Shared;
 use crate::backend::MemError;
 use crate::guest_ram::GuestRam;
-use crate::memory::{Access, Memory, Wait};
+use crate::memory::{Access, Mark, Memory, Unbooked, Wait};
 use crate::word::State;
 
 /// How long until a page that could not be read is tried again.
 const RETRY: Duration = Duration::from_secs(2);
 
+/// What the fault thread of a VM has.
 pub(super) struct FaultService {
     vm: Arc<Shared>,
     reads: Reads,
@@ -31,20 +32,56 @@ pub(super) struct FaultService {
     /// Pages that could not be read, and when to try them again.
     failed: BTreeMap<Ppn, Instant>,
     serve: Serve,
+    tries: Tries,
     around: Around,
     tasks: Vec<Task>,
     spin: Spin,
     begun: Instant,
 }
 
+/// How often something is tried again that is ready very soon, most of the time.
+#[derive(Debug, Default)]
+struct Tries {
+    /// What waits, how much of each kind, and since when it is so much.
+    waits: Option<((usize, usize, usize), Instant)>,
+}
+
+impl Tries {
+    const OFTEN: Duration = Duration::from_micros(50);
+    const SELDOM: Duration = Duration::from_millis(2);
+    /// One part of the time for which nothing came of it.
+    const PART: u32 = 16;
+
+    /// How long until the next try. A page of a VMM that does not answer may be busy for ever.
+    fn patience(&mut self, state: (usize, usize, usize), now: Instant) -> Duration {
+        match self.waits {
+            Some((before, since)) if before == state => {
+                (now.saturating_duration_since(since) / Self::PART).clamp(Self::OFTEN, Self::SELDOM)
+            }
+            _ => {
+                self.waits = Some((state, now));
+                Self::OFTEN
+            }
+        }
+    }
+
+    fn begin_anew(&mut self) {
+        self.waits = None;
+    }
+}
+
 impl FaultService {
-    pub fn new(vm: Arc<Shared>) -> std::io::Result<FaultService> {
+    /// `unbooked` is what a takeover could not book of the discards that it read. Err: no memory for buffers.
+    pub fn new(vm: Arc<Shared>, unbooked: Vec<(Unbooked, Mark)>) -> std::io::Result<FaultService> {
+        let mut serve = Serve::default();
+        unbooked.into_iter().for_each(|(left, mark)| serve.resume(left, mark));
         Ok(FaultService {
             reads: Reads::new(vm.clone())?,
             vm,
             unfilled: Vec::new(),
             failed: BTreeMap::new(),
-            serve: Serve::default(),
+            serve,
+            tries: Tries::default(),
             around: Around::default(),
             tasks: Vec::new(),
             spin: Spin::default(),
@@ -106,10 +143,12 @@ impl FaultService {
     }
 
     /// How long nothing needs to be tried again.
-    fn patience(&self) -> Duration {
+    fn patience(&mut self) -> Duration {
         let brief = |why| matches!(why, Wait::Busy | Wait::Discard);
         if self.serve.pending().is_brief() || self.unfilled.iter().any(|u| brief(u.1)) {
-            Duration::from_micros(50)
+            let pending = self.serve.pending();
+            let state = (pending.faults(), pending.discards(), self.unfilled.len());
+            self.tries.patience(state, Instant::now())
         } else if !self.serve.is_quiet() {
             // Waiting for memory: whoever frees some also wakes us; this is the safety net.
             Duration::from_millis(2)
@@ -146,6 +185,7 @@ impl FaultService {
     }
 
     fn take_events(&mut self, events: &mut Vec<Event>) -> std::io::Result<()> {
+        self.tries.begin_anew();
         let mark = self.vm.memory.mark();
         self.vm.memory.backend().uffd().read_events(events)?;
         let begun = Instant::now();
@@ -302,6 +342,19 @@ fn await_any(
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_not_ready_for_long_is_tried_seldom_and_what_changes_often() {
+        let (mut tries, begun) = (Tries::default(), Instant::now());
+        let mut after = |ms, state| tries.patience(state, begun + Duration::from_millis(ms));
+        assert_eq!([0, 0].map(|ms| after(ms, (1, 0, 0))), [Tries::OFTEN; 2]);
+        assert_eq!(after(16, (1, 0, 0)), Duration::from_millis(1));
+        assert_eq!(after(1000, (1, 0, 0)), Tries::SELDOM);
+        assert_eq!(after(1001, (1, 1, 0)), Tries::OFTEN);
+        tries.begin_anew();
+        let later = begun + Duration::from_secs(9);
+        assert_eq!(tries.patience((1, 1, 0), later), Tries::OFTEN);
+    }
 
     #[test]
     fn what_comes_while_it_looks_is_caught_and_what_comes_later_wakes_it() {

@@ -12,6 +12,7 @@
 //! - `large`: which large pages are broken, and when.
 //! - `latency`: how long faults took to be served.
 //! - `reclaim`: evicts what the policy asks for, samples.
+//! - `leaving`: when it evicts what others share.
 //! - `slotless`: what it evicts where nothing can be written.
 //! - `write`: how it writes clusters to the swap space, whatever fails.
 
@@ -19,7 +20,8 @@ pub mod around;
 mod fault;
 mod large;
 mod latency;
-pub mod pending;
+mod leaving;
+mod pending;
 mod priority;
 mod reads;
 mod reclaim;

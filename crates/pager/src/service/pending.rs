@@ -12,28 +12,40 @@ use crate::memory::{Access, Mark, Wait};
 /// How long a VMM gets to punch pages that it has announced as given up.
 const PUNCH_TIME: Duration = Duration::from_millis(2);
 
+/// A fault that is kept.
 #[derive(Clone, Copy, Debug)]
 pub struct WaitingFault {
+    /// What the guest met; of several faults on the page, what covers all of them.
     pub access: Access,
+    /// When it was kept first.
     pub since: Instant,
     /// Why it waits, the last time it was tried.
     pub why: Wait,
 }
 
+/// What waits, of one VM.
 #[derive(Debug, Default)]
 pub struct Pending {
     faults: BTreeMap<Ppn, WaitingFault>,
-    discards: Vec<(Ppn, u64, Mark)>,
+    /// Ranges that do not overlap, by their first page.
+    discards: BTreeMap<u64, (u64, Mark)>,
     /// Given up, but seen at home; to be looked at again, in order of time.
     unpunched: VecDeque<(Ppn, u64, Instant)>,
 }
 
 impl Pending {
+    /// Whether there is nothing to be tried again.
     pub fn is_empty(&self) -> bool {
         self.faults.is_empty() && self.discards.is_empty() && self.unpunched.is_empty()
     }
+    /// Pages with a fault that waits.
     pub fn faults(&self) -> usize {
         self.faults.len()
+    }
+
+    /// Ranges whose discard is kept.
+    pub fn discards(&self) -> usize {
+        self.discards.len()
     }
 
     /// Keeps a fault; answers whether it is new. A second one on the same page joins the first:
@@ -51,18 +63,41 @@ impl Pending {
         new
     }
 
+    /// Keeps discards that were read after `mark`. Of pages whose discard is kept already, that one stays: its
+    /// mark is the older one, and so they are never more than there are pages.
     pub fn keep_discards(&mut self, ranges: Vec<(Ppn, u64)>, mark: Mark) {
-        self.discards.extend(ranges.into_iter().map(|(first, n)| (first, n, mark)));
+        for (first, n) in ranges {
+            let (mut at, end) = (first.0, first.0.saturating_add(n));
+            while at < end {
+                if let Some(covered) = self.kept_until(at) {
+                    at = covered;
+                    continue;
+                }
+                let until = self.discards.range(at..end).next().map_or(end, |(&next, _)| next);
+                self.discards.insert(at, (until - at, mark));
+                at = until;
+            }
+        }
     }
 
+    /// One past the last page of the kept range that a page is in.
+    fn kept_until(&self, page: u64) -> Option<u64> {
+        let (first, (n, _)) = self.discards.range(..=page).next_back()?;
+        Some(first + n).filter(|&end| end > page)
+    }
+
+    /// All ranges whose discard is kept, with their marks: those that cannot be booked yet are to be kept anew.
     pub fn take_discards(&mut self) -> Vec<(Ppn, u64, Mark)> {
-        std::mem::take(&mut self.discards)
+        let all = std::mem::take(&mut self.discards);
+        all.into_iter().map(|(first, (n, mark))| (Ppn(first), n, mark)).collect()
     }
 
+    /// Whether the discard of a page is kept.
     pub fn discard_outstanding(&self, ppn: Ppn) -> bool {
-        self.discards.iter().any(|&(first, n, _)| (first.0..first.0 + n).contains(&ppn.0))
+        self.kept_until(ppn.0).is_some()
     }
 
+    /// Ranges that were given up and are at home: due when the VMM has had time to punch them.
     pub fn look_again(&mut self, ranges: Vec<(Ppn, u64)>) {
         let due = Instant::now() + PUNCH_TIME;
         self.unpunched.extend(ranges.into_iter().map(|(first, n)| (first, n, due)));
@@ -81,12 +116,15 @@ impl Pending {
             || self.faults.values().any(|f| matches!(f.why, Wait::Busy | Wait::Discard))
     }
 
+    /// None where none waits.
     pub fn fault(&self, ppn: Ppn) -> Option<WaitingFault> {
         self.faults.get(&ppn).copied()
     }
+    /// Pages with a fault that waits, in rising order.
     pub fn waiting(&self) -> Vec<Ppn> {
         self.faults.keys().copied().collect()
     }
+    /// It waits no more.
     pub fn drop_fault(&mut self, ppn: Ppn) -> Option<WaitingFault> {
         self.faults.remove(&ppn)
     }
@@ -109,6 +147,24 @@ mod tests {
         assert!(!pending.discard_outstanding(Ppn(15)));
         assert_eq!(pending.take_discards(), [(Ppn(10), 5, mark)]);
         assert!(!pending.discard_outstanding(Ppn(10)));
+    }
+
+    #[test]
+    fn what_is_given_up_again_and_again_is_kept_once_with_the_oldest_mark() {
+        let mut pending = Pending::default();
+        let departures = Departures::new();
+        let old = departures.mark();
+        departures.note(Ppn(0));
+        let new = departures.mark();
+        assert_ne!(old, new);
+        pending.keep_discards(vec![(Ppn(10), 5), (Ppn(20), 5)], old);
+        for _ in 0..1000 {
+            pending.keep_discards(vec![(Ppn(10), 5), (Ppn(12), 2), (Ppn(8), 20)], new);
+        }
+        let all = [(8, 2, new), (10, 5, old), (15, 5, new), (20, 5, old), (25, 3, new)];
+        let outstanding = |p: u64| (8..28).contains(&p);
+        assert!((0..40).all(|p| pending.discard_outstanding(Ppn(p)) == outstanding(p)));
+        assert_eq!(pending.take_discards(), all.map(|(p, n, mark)| (Ppn(p), n, mark)));
     }
 
     #[test]

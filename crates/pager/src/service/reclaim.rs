@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use ballast_units::Ppn;
 
+use super::leaving::Leaving;
 use super::vm::Shared;
 use super::write::{Cluster, Stuck};
 use crate::backend::MemError;
@@ -32,9 +33,10 @@ pub(super) struct Reclaim {
     pub(super) clusters: Vec<Cluster>,
     /// See `write`.
     pub(super) stuck: Option<Stuck>,
-    replacement: Box<dyn Replacement>,
-    /// Victims that have been looked up in the share table, in vain.
-    victims: Vec<Ppn>,
+    pub(super) replacement: Box<dyn Replacement>,
+    /// Victims that have been looked up in the share table, in vain, or came from the store to leave.
+    pub(super) victims: Vec<Ppn>,
+    pub(super) leaving: Leaving,
     examiner: Examiner,
     /// None where nothing is compressed.
     pub(super) compressor: Option<Compressor>,
@@ -46,6 +48,7 @@ pub(super) struct Reclaim {
 }
 
 impl Reclaim {
+    /// `found` is what a takeover found in the stage; of a VM that is started, nothing.
     pub fn new(vm: Arc<Shared>, replacement: Box<dyn Replacement>, found: &Recovered) -> Reclaim {
         let layout = vm.memory.stage().layout();
         let clusters = (0..layout.clusters).map(|c| Cluster::new(c * layout.cluster)).collect();
@@ -62,7 +65,8 @@ impl Reclaim {
             stuck: None,
             replacement,
             victims: Vec::new(),
-            examiner: Examiner::default(),
+            leaving: Leaving::new(),
+            examiner: Examiner::to_itself(),
             compressor,
             stubborn: 0,
             // They go home when the next sample begins.
@@ -90,6 +94,7 @@ impl Reclaim {
         }
     }
 
+    /// Until the VM is stopped.
     pub fn run(mut self) {
         // What a former manager left goes out first: its clusters may be full.
         self.flush();
@@ -175,6 +180,7 @@ impl Reclaim {
                         Evicted::Zero => 1,
                         Evicted::Staged => self.compress(cluster, ppn, slot),
                     };
+                    let gained = self.has_left(ppn, gained);
                     self.vm.evict_done(gained);
                 }
                 Err(NotEvicted::NotEligible) => {}
@@ -259,13 +265,14 @@ impl Reclaim {
             let word = vm.memory.pmap().load(ppn);
             word.state() == State::Resident && word.is_idle()
         };
+        self.bring_chosen();
         loop {
             while let Some(ppn) = self.victims.pop() {
                 if resident(&self.vm, ppn) {
                     return Some(ppn);
                 }
             }
-            if !self.vm.may_share.load(Ordering::Relaxed) {
+            if !self.vm.is_to_share() {
                 return self.victim();
             }
             let goal = self.vm.evict_goal.load(Ordering::Relaxed).min(LOOKED_UP) as usize;
@@ -348,6 +355,7 @@ impl Reclaim {
             if eligible(last) && !self.is_spared(last) {
                 return Some(last);
             }
+            self.consider_shared(last);
         }
         if let Some(ppn) = self.break_from(last) {
             return Some(ppn);
@@ -357,7 +365,7 @@ impl Reclaim {
     }
 
     /// Whether a page that is proposed had better stay: it was missed when it last left.
-    fn is_spared(&mut self, ppn: Ppn) -> bool {
+    pub(super) fn is_spared(&mut self, ppn: Ppn) -> bool {
         let spared = self.vm.memory.was_missed(ppn);
         if spared && self.replacement.last_pass() {
             self.vm.memory.forget_missed(ppn);

@@ -18,13 +18,16 @@ const SECOND: u32 = 4;
 /// In which direction a run goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
+    /// To higher pages.
     Up,
+    /// To lower ones.
     Down,
 }
 
 /// What a fault is worth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Worth {
+    /// Where its neighbours are.
     pub way: Way,
     /// Neighbours to bring home, at most [`Runs::MOST`].
     pub pages: u32,
@@ -60,6 +63,7 @@ impl Default for Runs {
 }
 
 impl Runs {
+    /// Neighbours that one fault is worth at most.
     pub const MOST: usize = Window::MOST;
 
     /// A page that was away is wanted.

@@ -12,7 +12,7 @@ use ballast_units::Ppn;
 
 use super::pending::Pending;
 use crate::backend::{Backend, MemError, PageBuf};
-use crate::memory::{Access, Counters, Fault, Mark, Memory, Wait};
+use crate::memory::{Access, Counters, Fault, Mark, Memory, Unbooked, Wait};
 use crate::swap::Stored;
 
 /// Who waits this long for zeros to be mapped gets a page of its own instead.
@@ -21,6 +21,7 @@ const ZEROS_LATE: Duration = Duration::from_millis(20);
 /// One event, in terms of pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Notice {
+    /// The guest waits at a page.
     Fault(Ppn, Access),
     /// Given up by the guest: `n` pages from there on.
     Discard(Ppn, u64),
@@ -58,11 +59,19 @@ pub struct Serve {
 }
 
 impl Serve {
+    /// What could not be done yet.
     pub fn pending(&self) -> &Pending {
         &self.pending
     }
+    /// Whether nothing waits, neither to be tried again nor for what is being read.
     pub fn is_quiet(&self) -> bool {
         self.pending.is_empty() && self.coming.is_empty()
+    }
+
+    /// Takes what a takeover could not book, of an event that was read after `mark`.
+    pub fn resume(&mut self, left: Unbooked, mark: Mark) {
+        self.pending.keep_discards(left.busy, mark);
+        self.pending.look_again(left.present);
     }
 
     /// Takes events that were read after `mark`.
@@ -139,6 +148,7 @@ impl Serve {
         landed
     }
 
+    /// A fault that was read, or one that is to be tried again: it is served, kept, or becomes a task.
     pub fn fault<B: Backend>(
         &mut self,
         memory: &Memory<B>,
@@ -209,8 +219,7 @@ impl Serve {
         tasks: &mut Vec<Task>,
     ) {
         let (left, result) = memory.discard(first, n, mark);
-        self.pending.keep_discards(left.busy, mark);
-        self.pending.look_again(left.present);
+        self.resume(left, mark);
         if let Err(e) = result {
             tasks.push(Task::Trouble(format!("discarding {n} pages at {first}: {e}")));
         }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use ballast_uffd::procmap::max_map_count;
 use ballast_units::Ppn;
 
-use super::vm::Shared;
+use super::vm::{Leaving, Shared};
 use crate::backend::{Backend, MemError};
 use crate::memory::MOVING;
 use crate::sharing::control::{Control, Settings};
@@ -47,6 +47,8 @@ pub(super) struct ShareService {
     rehome_at: Instant,
     /// Hashing what a former manager had shared.
     unhashed: bool,
+    /// Other VMs may know of its pages.
+    known: bool,
 }
 
 /// One pass over the VM.
@@ -76,6 +78,7 @@ struct MappingCount {
 }
 
 impl ShareService {
+    /// `seed` is of the order in which pages are looked at.
     pub fn new(vm: Arc<Shared>, control: Arc<Control>, seed: u64) -> ShareService {
         let order = control.settings().order;
         let len = vm.memory.pmap().len();
@@ -102,16 +105,20 @@ impl ShareService {
             },
             rehome_at: Instant::now(),
             unhashed: true,
+            known: false,
             vm,
         }
     }
 
+    /// Until the VM is stopped.
     pub fn run(mut self) {
         while !self.vm.is_stopping() {
             let begun = thread_cpu();
             let rest = match self.turn() {
                 Ok(rest) => rest,
-                Err(MemError::Gone) => return,
+                // Of the way to the shim, or of the process: whoever watches that one stops this thread. Until
+                // then pages are settled and its guest's reads answered.
+                Err(MemError::Gone) => IDLE,
                 // A discard is being read: its pages are looked at later.
                 Err(MemError::Again) => Duration::from_millis(1),
                 Err(e) => {
@@ -134,8 +141,9 @@ impl ShareService {
             return Ok(Duration::from_millis(100));
         }
         self.map_zeros()?;
+        self.be_forgotten();
         let settings = self.control.settings();
-        if self.vm.leaving.load(Ordering::Relaxed) {
+        if self.vm.is_leaving() {
             return self.leave_store();
         }
         self.rehome(&settings)?;
@@ -151,8 +159,22 @@ impl ShareService {
         Ok(())
     }
 
+    /// Where pages may not move, nobody needs to find them.
+    fn be_forgotten(&mut self) {
+        let memory = &self.vm.memory;
+        if memory.may_move() {
+            self.known = true;
+        } else if std::mem::take(&mut self.known)
+            && let Some(member) = memory.membership()
+        {
+            member.domain.forget(member.base, memory.pmap().len());
+        }
+    }
+
     fn rehome(&mut self, settings: &Settings) -> Result<(), MemError> {
-        if self.rehome_at.elapsed() < settings.rehome_after || self.vm.memory.broken_waiting() == 0
+        if !self.vm.memory.may_move()
+            || self.rehome_at.elapsed() < settings.rehome_after
+            || self.vm.memory.broken_waiting() == 0
         {
             return Ok(());
         }
@@ -183,9 +205,20 @@ impl ShareService {
     /// Everything goes home, as fast as there is memory for it.
     fn leave_store(&mut self) -> Result<Duration, MemError> {
         let memory = &self.vm.memory;
-        self.vm.set_share_note(Some("its pages leave the store: its salt was changed".into()));
+        let what = match memory.may_move() {
+            true => "its pages leave the store: its salt was changed",
+            false => {
+                "its salt was changed: its pages leave the store, but those that its guest wrote to \
+                 stay until it may be paged"
+            }
+        };
+        self.vm.set_share_note(Some(what.into()));
         let state = |p: Ppn| memory.pmap().load(p).state();
-        let away = |p: &Ppn| matches!(state(*p), State::Shared | State::Broken);
+        let away = |p: &Ppn| match state(*p) {
+            State::Shared => true,
+            State::Broken => memory.may_move(),
+            _ => false,
+        };
         let pages: Vec<Ppn> =
             (0..memory.pmap().len().0).map(Ppn).filter(away).take(64 * MOVING.0 as usize).collect();
         for some in pages.chunks(MOVING.0 as usize) {
@@ -193,19 +226,42 @@ impl ShareService {
                 return Ok(IDLE);
             }
         }
-        Ok(if pages.is_empty() { IDLE } else { Duration::from_millis(1) })
+        if !pages.is_empty() {
+            return Ok(Duration::from_millis(1));
+        }
+        self.change_domain();
+        Ok(if self.vm.is_leaving() { IDLE } else { Duration::ZERO })
+    }
+
+    /// Nothing of it is in the store, or nothing that may leave it.
+    fn change_domain(&mut self) {
+        let Some(Leaving { to, switch }) = self.vm.take_leaving() else { return };
+        let mut switch = Some(switch);
+        let mappings = self.vm.memory.backend().mappings();
+        let switch_once = || switch.take().is_some_and(|switch| switch(mappings));
+        let changed = self.vm.memory.change_domain(&to, switch_once);
+        match (changed, switch) {
+            (Ok(true), _) => {
+                self.vm.moved.store(true, Ordering::Relaxed);
+                self.vm.set_share_note(None);
+            }
+            (Ok(false), Some(switch)) => self.vm.give_back_leaving(Leaving { to, switch }),
+            // It could not be booked; whoever wants it asks again.
+            (Ok(false), None) => {}
+            (Err(e), _) => self.vm.set_ill(format!("changing its salt: {e}")),
+        }
     }
 
     /// Looks at some pages. Answers how long to rest.
     fn scan(&mut self, settings: &Settings) -> Result<Duration, MemError> {
         let memory = &self.vm.memory.clone();
-        if !settings.enabled || !self.vm.may_share.load(Ordering::Relaxed) {
+        if !settings.enabled || !self.vm.is_to_share() {
             self.vm.set_share_note((!settings.enabled).then(|| "switched off".into()));
             return Ok(IDLE.min(settings.rehome_after));
         }
         let Some(member) = memory.membership() else { return Ok(IDLE) };
         if !memory.backend().can_remap() {
-            let why = "its shim is of an older version, or the run folder is not on a tmpfs";
+            let why = "no way to its shim, or an older one, or the run folder is not on a tmpfs";
             self.vm.set_share_note(Some(why.into()));
             return Ok(IDLE);
         }

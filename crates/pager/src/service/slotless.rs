@@ -23,6 +23,7 @@ const BELIEVED: Duration = Duration::from_secs(30);
 pub(super) struct Stubborn(Mutex<Option<Instant>>);
 
 impl Stubborn {
+    /// Asked by any thread.
     pub fn is_believed(&self) -> bool {
         lock(&self.0).is_some_and(|until| Instant::now() < until)
     }

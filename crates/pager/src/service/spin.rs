@@ -47,6 +47,7 @@ impl Spin {
         gap > LOST_CORE
     }
 
+    /// What came of a wait that ended at `now`, the time since the service began.
     pub fn learn(&mut self, now: Duration, waited: Waited) {
         match waited {
             Waited::Caught => {}

@@ -1,5 +1,8 @@
 //! A paged VM: its memory, its files and its threads.
 
+mod domain;
+mod takeover;
+
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -8,28 +11,26 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use ballast_uffd::Event;
 use ballast_units::{Bytes, Pages, Ppn};
 
+pub(super) use self::domain::Leaving;
 use super::around::Around;
 use super::fault::FaultService;
 use super::latency::FaultTimes;
 use super::priority::Urgency;
 use super::reads::Reads;
 use super::reclaim::Reclaim;
-use super::share::ShareService;
 use super::slotless::Stubborn;
 use crate::guest_ram::{GuestRam, LARGE_PAGE};
 use crate::host::Host;
-use crate::memory::{MOVING, Memory, RecoverError, Recovered};
+use crate::mapping::is_begun;
+use crate::memory::{MOVING, Mark, Memory, RecoverError, Recovered, Unbooked};
 use crate::pmap::{Pmap, PmapError};
 use crate::replacement::{Random, Replacement};
-use crate::sharing::control::Control;
-use crate::sharing::{Domain, DomainError};
+use crate::sharing::DomainError;
 use crate::stage::{Stage, StageError, StageLayout};
 use crate::swap::{Place, SwapError, SwapSpace};
 use crate::tier::{Compression, Tier};
-use crate::word::State;
 
 /// Sizes of a VM's pager.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,9 +86,13 @@ impl PagerConfig {
 
 /// The files of a VM's pager.
 pub struct VmFiles {
+    /// See [`crate::pmap`].
     pub pmap: PathBuf,
+    /// See [`crate::stage`].
     pub stage: PathBuf,
+    /// See [`crate::tier`].
     pub compressed: PathBuf,
+    /// Its swap files, made or opened already.
     pub swap: SwapSpace,
 }
 
@@ -106,16 +111,21 @@ impl VmFiles {
     /// Whether this manager understands what another one left in a VM's run folder: to be asked before
     /// anything is touched. The swap files have no version: what is in them is for the pmap to say.
     pub fn verify(run: &Path) -> Result<(), StartError> {
-        // The stage is made after the pmap. Without it the VM has not mapped its RAM yet.
-        if run.join("stage").exists() {
+        // The stage is made after the pmap. Without it, or with one that nothing was written into (as managers
+        // left that died over making it under its name), the VM has not mapped its RAM yet.
+        let stage = run.join("stage");
+        let begun = stage.exists()
+            && is_begun(&stage).map_err(|source| StageError::Io { path: stage.clone(), source })?;
+        if begun {
             Pmap::verify(&run.join("pmap"))?;
-            Stage::verify(&run.join("stage"))?;
+            Stage::verify(&stage)?;
         }
         Ok(())
     }
 }
 
 /// Why a VM's pager did not start. Nothing of it is left behind.
+#[allow(missing_docs, reason = "the messages say it")]
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     #[error(transparent)]
@@ -137,22 +147,29 @@ pub enum StartError {
     Threads(std::io::Error),
 }
 
+impl StartError {
+    /// Whether a newer manager wrote what this one does not know: nothing of its may be touched.
+    pub fn is_newer(&self) -> bool {
+        matches!(
+            self,
+            StartError::Pmap(PmapError::Version { .. })
+                | StartError::Stage(StageError::Version { .. })
+        )
+    }
+}
+
 /// Whether a VM's pager does its work.
+#[allow(missing_docs, reason = "told with the variant")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Health {
+    /// No trouble since this manager has the VM, or none but pages that can be read again by now.
     Well,
-    /// The last trouble, and how many there were. No page is lost; pages may be waiting.
-    Ill {
-        last: String,
-        times: u32,
-    },
+    /// The last trouble, and how many there were since this manager has the VM. No page is lost; pages may be
+    /// waiting.
+    Ill { last: String, times: u32 },
     /// Pages that the guest waits for cannot be read, or are not what was written: the first of them, how
     /// many there are, and what is wrong with it. They are tried again until they can be.
-    Unreadable {
-        page: Ppn,
-        pages: usize,
-        what: String,
-    },
+    Unreadable { page: Ppn, pages: usize, what: String },
 }
 
 /// A sample of active memory.
@@ -168,15 +185,20 @@ pub struct Sample {
 
 /// What the threads of a VM share.
 pub(super) struct Shared {
+    /// For logs, and the threads' names.
     pub name: String,
     pub memory: Arc<Memory<GuestRam>>,
+    /// Its swap files.
     pub swap: SwapSpace,
+    /// An eventfd, not blocking: wakes the fault thread.
     pub wake_fd: OwnedFd,
+    /// Pages that eviction has yet to deliver.
     pub evict_goal: AtomicU64,
     /// Charged pages that eviction leaves.
     pub evict_leave: AtomicU64,
     /// Faults waiting now.
     pub waiting: AtomicU64,
+    /// See `PagedVm::fault_times`.
     pub fault_times: FaultTimes,
     stop: AtomicBool,
     ill: Mutex<Option<String>>,
@@ -186,16 +208,19 @@ pub(super) struct Shared {
     has_unreadable: AtomicBool,
     /// Nothing can be written to the swap space for now.
     swap_stuck: AtomicBool,
+    /// See `slotless`.
     pub stubborn: Stubborn,
     work: Mutex<Work>,
     work_ready: Condvar,
     sample_size: AtomicU32,
     sample_base: AtomicU64,
     samples_begun: AtomicU64,
-    /// Whether pages may be looked for that others have too.
-    pub may_share: AtomicBool,
-    /// Whether its pages are to leave the store.
-    pub leaving: AtomicBool,
+    /// See `is_to_share`.
+    may_share: AtomicBool,
+    /// Where it is to go, when its pages have left the store of the domain that it is in.
+    pub leaving: Mutex<Option<Leaving>>,
+    /// It has moved to another domain, and nobody has asked since.
+    pub moved: AtomicBool,
     /// Mappings of the VMM, when they were last counted.
     pub mappings: AtomicU64,
     share_note: Mutex<Option<String>>,
@@ -210,10 +235,17 @@ struct Work {
 }
 
 impl Shared {
+    /// Whether pages may be looked for that others have too.
+    pub fn is_to_share(&self) -> bool {
+        self.may_share.load(Ordering::Relaxed) && self.memory.may_move()
+    }
+
+    /// Whether all its threads are to end.
     pub fn is_stopping(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
 
+    /// Trouble that costs no page: for the log, and for `PagedVm::health`.
     pub fn set_ill(&self, what: String) {
         let times = self.ill_times.fetch_add(1, Ordering::Relaxed);
         // The first ones and then powers of two: a disk that fails does not fill the log as well.
@@ -223,6 +255,7 @@ impl Shared {
         *self.ill.lock().unwrap_or_else(PoisonError::into_inner) = Some(what);
     }
 
+    /// A page that is waited for cannot be read, and why. Said once a page.
     pub fn set_unreadable(&self, ppn: Ppn, what: String) {
         let mut pages = self.unreadable.lock().unwrap_or_else(PoisonError::into_inner);
         if !pages.contains_key(&ppn) {
@@ -243,30 +276,36 @@ impl Shared {
         self.has_unreadable.store(!pages.is_empty(), Ordering::Relaxed);
     }
 
+    /// Whether nothing can be written to swap for now: see `PagedVm::swap_room`.
     pub fn set_swap_stuck(&self, stuck: bool) {
         self.swap_stuck.store(stuck, Ordering::Relaxed);
     }
 
+    /// Whether a sample is asked for that has not begun.
     pub fn has_sample_request(&self) -> bool {
         self.work.lock().unwrap_or_else(PoisonError::into_inner).sample.is_some()
     }
 
+    /// The pages of it; it is the caller's to begin.
     pub fn take_sample_request(&self) -> Option<Vec<Ppn>> {
         self.work.lock().unwrap_or_else(PoisonError::into_inner).sample.take()
     }
 
+    /// The sample has `pages` pages, of which none was touched yet when the counter of touches was `base`.
     pub fn sample_began(&self, pages: u32, base: u64) {
         self.sample_size.store(pages, Ordering::Relaxed);
         self.sample_base.store(base, Ordering::Relaxed);
         self.samples_begun.fetch_add(1, Ordering::Release);
     }
 
+    /// Eviction has delivered `n` pages.
     pub fn evict_done(&self, n: u64) {
         let _ = self.evict_goal.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |goal| {
             Some(goal.saturating_sub(n))
         });
     }
 
+    /// For the reclaim thread: until it is signalled, or so long at most.
     pub fn wait_for_work(&self, at_most: Option<Duration>) {
         let mut work = self.work.lock().unwrap_or_else(PoisonError::into_inner);
         while !work.ready && !self.is_stopping() {
@@ -293,6 +332,7 @@ impl Shared {
         self.share_ready.notify_all();
     }
 
+    /// For the share thread: until it is signalled, or so long at most.
     pub fn wait_for_share_work(&self, at_most: Duration) {
         let work = self.share_work.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut work, _) = self
@@ -302,6 +342,20 @@ impl Shared {
         *work = false;
     }
 
+    /// Whether it is to go to another domain.
+    pub fn is_leaving(&self) -> bool {
+        self.leaving.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+    /// The caller is to see to it, or to give it back.
+    pub fn take_leaving(&self) -> Option<Leaving> {
+        self.leaving.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+    /// Unless another domain has been asked for meanwhile.
+    pub fn give_back_leaving(&self, leaving: Leaving) {
+        self.leaving.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(leaving);
+    }
+
+    /// See `PagedVm::share_note`.
     pub fn set_share_note(&self, note: Option<String>) {
         *self.share_note.lock().unwrap_or_else(PoisonError::into_inner) = note;
     }
@@ -358,59 +412,11 @@ impl PagedVm {
         let memory =
             Memory::new(pmap, ram, stage, slots, host, config.fault_around).with_tier(tier);
         let mut vm = PagedVm::assemble(name, Arc::new(memory), files, overhead)?;
-        vm.spawn_faults()?;
+        // Last whoever hands out pages: should a thread not start, none is booked.
         vm.spawn_reclaim(config.seed, &Recovered::default())?;
+        vm.spawn_faults(Vec::new())?;
         made.keep();
         Ok(vm)
-    }
-
-    /// Takes over a VM that a former manager left running: fault service first, for discards that
-    /// nobody read stand in the way of everything else.
-    pub fn take_over(
-        name: &str,
-        config: PagerConfig,
-        files: VmFiles,
-        ram: GuestRam,
-        overhead: Pages,
-        host: Arc<Host>,
-        domain: Option<&Arc<Domain<GuestRam>>>,
-    ) -> Result<(PagedVm, Recovered), StartError> {
-        ram.check().map_err(StartError::Layout)?;
-        let pmap = Pmap::open(&files.pmap, ram.layout().len)?;
-        let stage = Stage::open(&files.stage)?;
-        // Without room to break them, there were none.
-        let large = stage.layout().can_break();
-        let ram = if large { ram.with_large_pages() } else { ram };
-        let slots = files.swap.slots();
-        let tier = open_tier(&files, ram.layout().len, config.compression)?;
-        let memory = Memory::new(pmap, ram, stage, slots, host, config.fault_around);
-        let memory = Arc::new(memory.with_tier(tier));
-        if let Some(domain) = domain {
-            domain.join(&memory)?;
-        }
-        let mark = memory.mark();
-        let discards = std::cell::RefCell::new(Vec::new());
-        let drain = || drain_events(&memory, &mut discards.borrow_mut());
-        drain();
-        let recovered = memory.recover(&drain)?;
-        if cfg!(debug_assertions) {
-            memory.check_quiet().map_err(RecoverError::Unsound)?;
-        }
-        let mut vm = PagedVm::assemble(name, memory, files, overhead)?;
-        let ready = discards.take().into_iter().try_for_each(|(first, n)| {
-            vm.memory().discard(first, n, mark).1.map_err(RecoverError::Memory)
-        });
-        let ready = ready
-            .map_err(StartError::from)
-            .and_then(|()| vm.spawn_faults())
-            .and_then(|()| vm.spawn_reclaim(config.seed, &recovered));
-        if let Err(e) = ready {
-            // The next attempt books these pages again.
-            vm.stop_threads();
-            vm.memory().host().ledger.release(vm.memory().charged());
-            return Err(e);
-        }
-        Ok((vm, recovered))
     }
 
     fn assemble(
@@ -422,6 +428,8 @@ impl PagedVm {
         use rustix::event::{EventfdFlags, eventfd};
         let wake_fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|e| StartError::Threads(e.into()))?;
+        // Nobody knows yet what devices it has.
+        memory.let_pages_move(false);
         let shared = Arc::new(Shared {
             name: name.to_owned(),
             memory,
@@ -444,7 +452,8 @@ impl PagedVm {
             sample_base: AtomicU64::new(0),
             samples_begun: AtomicU64::new(0),
             may_share: AtomicBool::new(false),
-            leaving: AtomicBool::new(false),
+            leaving: Mutex::new(None),
+            moved: AtomicBool::new(false),
             mappings: AtomicU64::new(0),
             share_note: Mutex::new(None),
             share_work: Mutex::new(false),
@@ -454,8 +463,10 @@ impl PagedVm {
         Ok(PagedVm { shared, files, overhead, threads: Vec::new() })
     }
 
-    fn spawn_faults(&mut self) -> Result<(), StartError> {
-        let service = FaultService::new(self.shared.clone()).map_err(StartError::Threads)?;
+    /// `unbooked` is what the takeover left to be booked.
+    fn spawn_faults(&mut self, unbooked: Vec<(Unbooked, Mark)>) -> Result<(), StartError> {
+        let service =
+            FaultService::new(self.shared.clone(), unbooked).map_err(StartError::Threads)?;
         self.spawn("fault", Urgency::Guest, move || service.run())
     }
 
@@ -485,12 +496,15 @@ impl PagedVm {
         Ok(())
     }
 
+    /// Its pages. Of what changes them, only `set_target` is for others than the VM's own threads.
     pub fn memory(&self) -> &Memory<GuestRam> {
         &self.shared.memory
     }
+    /// Machine memory reserved for it beside what its pages are charged, as it was started with.
     pub fn overhead(&self) -> Pages {
         self.overhead
     }
+    /// Slots of its swap files, free or not.
     pub fn swap_len(&self) -> Pages {
         self.shared.swap.len()
     }
@@ -568,6 +582,7 @@ impl PagedVm {
     pub fn is_unreadable(&self) -> bool {
         self.shared.has_unreadable.load(Ordering::Relaxed)
     }
+    /// Pages that cannot be read first: its guest stands still for them.
     pub fn health(&self) -> Health {
         let unreadable = self.shared.unreadable.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((page, what)) = unreadable.first_key_value() {
@@ -581,76 +596,6 @@ impl PagedVm {
                 times: self.shared.ill_times.load(Ordering::Relaxed),
             },
         }
-    }
-
-    /// Joins a domain, and looks for pages to share in it as `control` allows, once `set_may_share`
-    /// allows it too. The way to the shim must be connected, and the domain's store set.
-    pub fn share_in(
-        &mut self,
-        domain: &Arc<Domain<GuestRam>>,
-        control: Arc<Control>,
-        seed: u64,
-    ) -> Result<(), StartError> {
-        if self.memory().membership().is_none() {
-            domain.join(&self.shared.memory)?;
-        }
-        let service = ShareService::new(self.shared.clone(), control, seed);
-        self.spawn("share", Urgency::Nobody, move || service.run())
-    }
-
-    /// Its part of the common pages: a page that n share counts 1/n for each (vSphere's "consumed").
-    pub fn shared_part(&self) -> Pages {
-        let memory = self.memory();
-        let Some(member) = memory.membership() else { return Pages::ZERO };
-        let (shared, common) = member.domain.counts();
-        let own = memory.pmap().in_state(State::Shared) + memory.pmap().in_state(State::Broken);
-        Pages((own.0 * common.0).div_ceil(shared.0.max(1)).min(own.0))
-    }
-
-    /// Pages that name a page of the store.
-    pub fn in_store(&self) -> Pages {
-        let pmap = self.memory().pmap();
-        pmap.in_state(State::Shared) + pmap.in_state(State::Broken)
-    }
-    /// Whether its pages leave the store, as fast as memory allows.
-    pub fn set_leaving(&self, leaving: bool) {
-        self.shared.leaving.store(leaving, Ordering::Relaxed);
-        self.shared.signal_share();
-    }
-    /// Moves it from one domain to another if none of its pages is in the store; answers whether.
-    /// `switch` is called when nothing of it can be on its way into either.
-    pub fn change_domain(
-        &self,
-        domain: &Arc<Domain<GuestRam>>,
-        switch: impl FnOnce(),
-    ) -> Result<bool, DomainError> {
-        self.shared.memory.change_domain(domain, switch)
-    }
-
-    pub fn set_may_share(&self, may: bool) {
-        if self.shared.may_share.swap(may, Ordering::Relaxed) != may {
-            self.shared.signal_share();
-        }
-    }
-    /// Why pages are not looked for at the moment, if they are not.
-    pub fn share_note(&self) -> Option<String> {
-        self.shared.share_note.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-    /// Mappings of the VMM, when they were last counted.
-    pub fn mappings(&self) -> u64 {
-        self.shared.mappings.load(Ordering::Relaxed)
-    }
-
-    /// Its mappings are gone with the VMM: so are its references.
-    fn leave_domain(&self) {
-        let memory = self.memory();
-        let Some(member) = memory.membership() else { return };
-        for ppn in memory.pmap().known() {
-            if let Some(page) = memory.pmap().load(ppn).store_page() {
-                member.domain.release(page);
-            }
-        }
-        member.domain.leave(memory);
     }
 
     fn wake_faults(&self) {
@@ -701,19 +646,6 @@ impl PagedVm {
 impl Drop for PagedVm {
     fn drop(&mut self) {
         self.stop_threads();
-    }
-}
-
-/// Reads what the kernel has to tell before the fault service runs. Discards are kept for after the
-/// recovery; faults are dropped, which is why recovery wakes all waiters at its end.
-fn drain_events(memory: &Memory<GuestRam>, discards: &mut Vec<(Ppn, u64)>) {
-    let mut events = Vec::new();
-    while matches!(memory.backend().uffd().read_events(&mut events), Ok(1..)) {
-        for event in events.drain(..) {
-            if let Event::Remove { start, end } = event {
-                discards.extend(memory.backend().layout().pages_within(start, end));
-            }
-        }
     }
 }
 

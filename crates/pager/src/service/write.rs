@@ -28,13 +28,16 @@ enum Fate {
 pub(super) struct Cluster {
     /// Its first stage slot.
     pub base: u64,
+    /// In the order of their stage slots. A page that has left its slot since is still named.
     pub pages: Vec<Ppn>,
     /// By page, once it is sealed.
     fates: Vec<Fate>,
+    /// Whether it is being written: no page is added any more.
     pub sealed: bool,
 }
 
 impl Cluster {
+    /// Open, and empty.
     pub fn new(base: u64) -> Cluster {
         Cluster { base, pages: Vec::new(), fates: Vec::new(), sealed: false }
     }

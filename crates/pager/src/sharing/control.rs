@@ -8,10 +8,13 @@ use super::examine::Marking;
 use super::limit::{Cost, Limiter, Limits};
 use super::order::Order;
 
+/// What the operator says. Each share thread looks at it at each of its turns, between which it rests for
+/// two seconds at most.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Settings {
     /// Whether pages are looked for. Pages that are shared already stay so.
     pub enabled: bool,
+    /// In which each VM's pages are looked at.
     pub order: Order,
     /// Pages found unchanged are write-protected and passed over until they are written.
     pub skip_unwritten: bool,
@@ -19,10 +22,11 @@ pub struct Settings {
     pub eager: bool,
     /// Of all VMs together.
     pub host: Limits,
+    /// Of each VM.
     pub vm: Limits,
     /// The longest time from the beginning of one pass over a VM to the next.
     pub scan_time: Duration,
-    /// Broken pages go home after this.
+    /// Between two rounds in which broken pages are brought home.
     pub rehome_after: Duration,
 }
 
@@ -60,12 +64,15 @@ pub struct Control {
 }
 
 impl Control {
+    /// Nothing is spent yet.
     pub fn new(settings: Settings) -> Control {
         Control { settings: RwLock::new(settings), ..Control::default() }
     }
+    /// As they are now.
     pub fn settings(&self) -> Settings {
         *self.settings.read().unwrap_or_else(PoisonError::into_inner)
     }
+    /// For all VMs, from their threads' next look on.
     pub fn set(&self, settings: Settings) {
         *self.settings.write().unwrap_or_else(PoisonError::into_inner) = settings;
     }

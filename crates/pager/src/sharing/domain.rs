@@ -3,6 +3,7 @@
 //! once, however many pages it stands for.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, Weak};
 
@@ -22,6 +23,7 @@ use crate::word::Word;
 const FORGOTTEN: u64 = 1 << 14;
 
 /// Why a domain cannot be used.
+#[allow(missing_docs, reason = "the messages say it")]
 #[derive(Debug, thiserror::Error)]
 pub enum DomainError {
     #[error(transparent)]
@@ -49,6 +51,8 @@ pub struct DomainStats {
     pub metadata: Bytes,
 }
 
+/// The VMs of one salt, and what they share. Any thread may call it; its lock is held for look-ups and
+/// bookings, never across reading, writing or hashing a page.
 pub struct Domain<B: Backend> {
     name: String,
     hasher: Hasher,
@@ -135,12 +139,15 @@ impl<B: Backend> Domain<B> {
         Ok(domain)
     }
 
+    /// The salt: beside the secret, what keys its hashes.
     pub fn name(&self) -> &str {
         &self.name
     }
+    /// The store's file, of which VMs map pages.
     pub fn file(&self) -> &StoreFile {
         &self.file
     }
+    /// Of no use in another domain: it is keyed.
     pub fn hash(&self, page: &PageBuf) -> PageHash {
         self.hasher.page(page)
     }
@@ -148,6 +155,7 @@ impl<B: Backend> Domain<B> {
     /// Adds a VM.
     pub fn join(self: &Arc<Self>, memory: &Arc<Memory<B>>) -> Result<(), DomainError> {
         let len = u32::try_from(memory.pmap().len().0).map_err(|_| DomainError::Full)?;
+        self.bury();
         let mut books = lock(&self.books);
         // The first gap that is large enough.
         books.members.sort_by_key(|m| m.base);
@@ -167,27 +175,51 @@ impl<B: Backend> Domain<B> {
         Ok(())
     }
 
+    /// Members that ended without leaving give back their page numbers.
+    fn bury(&self) {
+        let is_dead = |m: &&Member<B>| m.memory.strong_count() == 0;
+        let range = |m: &Member<B>| (m.base, m.len);
+        let dead: Vec<(u32, u32)> =
+            lock(&self.books).members.iter().filter(is_dead).map(range).collect();
+        for (base, len) in dead {
+            // First, for whoever gets the numbers next must not be found by them.
+            self.forget(base, Pages(len.into()));
+            lock(&self.books).members.retain(|m| m.base != base || m.memory.strong_count() > 0);
+        }
+    }
+
     /// Removes a VM whose words name no store page any more, or whose VMM is gone.
     pub fn leave(&self, memory: &Memory<B>) {
         let Some(member) = memory.membership() else { return };
         memory.set_membership(None);
-        // In pieces: others look pages up meanwhile.
-        let len = memory.pmap().len().0;
-        for at in (0..len).step_by(FORGOTTEN as usize) {
-            if let Some(first) = id(member.base, Ppn(at)) {
-                lock(&self.books).table.forget_pages(first, Pages(FORGOTTEN.min(len - at)));
-            }
-        }
+        self.forget(member.base, memory.pmap().len());
         lock(&self.books).members.retain(|m| m.base != member.base);
     }
+    /// Forgets what is known of the pages of a VM, `len` of them, that are in no store: nobody finds
+    /// them any more.
+    pub(crate) fn forget(&self, base: u32, len: Pages) {
+        // In pieces: others look pages up meanwhile.
+        for at in (0..len.0).step_by(FORGOTTEN as usize) {
+            if let Some(first) = id(base, Ppn(at)) {
+                lock(&self.books).table.forget_pages(first, Pages(FORGOTTEN.min(len.0 - at)));
+            }
+        }
+    }
+    /// VMs that are in it.
     pub fn members(&self) -> usize {
         lock(&self.books).members.iter().filter(|m| m.memory.strong_count() > 0).count()
     }
 
-    /// Looks pages up, in one turn at the table: for each what is known of pages like it.
-    pub(super) fn look_up(&self, base: u32, hashed: &[(Ppn, PageHash)]) -> Vec<Known<B>> {
+    /// Looks pages up, in one turn at the table: for each what is known of pages like it, those of `among`
+    /// and in the store.
+    pub(super) fn look_up(
+        &self,
+        base: u32,
+        among: &Range<u32>,
+        hashed: &[(Ppn, PageHash)],
+    ) -> Vec<Known<B>> {
         let mut books = lock(&self.books);
-        hashed.iter().map(|&(ppn, hash)| books.look_up(base, ppn, hash)).collect()
+        hashed.iter().map(|&(ppn, hash)| books.look_up(base, among, ppn, hash)).collect()
     }
 
     /// A hint turned out to be of other contents.
@@ -235,7 +267,7 @@ impl<B: Backend> Domain<B> {
     }
 
     /// Writes an allocated page and makes it known, with one reference: the caller's.
-    pub fn publish(
+    pub(crate) fn publish(
         &self,
         page: StorePage,
         hash: PageHash,
@@ -286,17 +318,18 @@ impl<B: Backend> Domain<B> {
         }
     }
 
+    /// Reads a page of the store; zeros where there is none. Err: the file cannot be read.
     pub fn read(&self, page: StorePage, into: &mut PageBuf) -> Result<(), MemError> {
         self.file.read(page, into).map_err(|e| from_store(&e))
     }
 
     /// Neighbouring pages.
-    pub fn read_run(&self, first: StorePage, into: &mut [PageBuf]) -> Result<(), MemError> {
+    pub(crate) fn read_run(&self, first: StorePage, into: &mut [PageBuf]) -> Result<(), MemError> {
         self.file.read_run(first, into.as_flattened_mut()).map_err(|e| from_store(&e))
     }
 
     /// After a takeover: hashes up to `n` pages that cannot be found yet. Answers how many are left.
-    pub fn hash_some(&self, n: usize) -> Result<usize, MemError> {
+    pub(crate) fn hash_some(&self, n: usize) -> Result<usize, MemError> {
         let unhashed: Vec<StorePage> = lock(&self.books).table.unhashed().take(n).collect();
         let mut bytes = Box::new([0; ballast_units::PAGE_SIZE]);
         for page in unhashed {
@@ -313,6 +346,7 @@ impl<B: Backend> Domain<B> {
         lock(&self.books).table.refs(page)
     }
 
+    /// All of one moment.
     pub fn stats(&self) -> DomainStats {
         let books = lock(&self.books);
         let TableStats { shared, references, hints, .. } = books.table.stats();
@@ -357,13 +391,13 @@ impl<B: Backend> Domain<B> {
 }
 
 impl<B: Backend> Books<B> {
-    fn look_up(&mut self, base: u32, ppn: Ppn, hash: PageHash) -> Known<B> {
+    fn look_up(&mut self, base: u32, among: &Range<u32>, ppn: Ppn, hash: PageHash) -> Known<B> {
         let Some(me) = id(base, ppn) else { return Known::New { unchanged: false } };
         let unchanged = self.table.hinted(me) == Some(hash) || self.table.is_ineligible(me, hash);
         if self.table.is_ineligible(me, hash) {
             return Known::New { unchanged };
         }
-        match self.table.find_other(hash, me) {
+        match self.table.find_other_among(hash, me, among.clone()) {
             Match::Shared(page) if self.table.retain(page).is_ok() => Known::Common(page),
             Match::Hint(other) => match self.whose(other) {
                 Some((memory, ppn)) => Known::Seen(memory, ppn),

@@ -3,6 +3,7 @@
 //! protected and compared whole.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use ballast_sharing::PageHash;
@@ -52,6 +53,7 @@ pub enum Marking {
     None,
     /// Those that are as they were at the last look: others may well be written soon.
     Unchanged,
+    /// All that are at home and match nothing.
     All,
 }
 
@@ -60,6 +62,8 @@ pub struct Examiner {
     pages: Vec<PageBuf>,
     scratch: Scratch,
     hashed: Vec<(Ppn, PageHash)>,
+    /// Whether pages of other VMs are made common.
+    others: bool,
 }
 
 impl Default for Examiner {
@@ -68,6 +72,7 @@ impl Default for Examiner {
             pages: vec![[0; PAGE_SIZE]; BATCH],
             scratch: Scratch::default(),
             hashed: Vec::with_capacity(BATCH),
+            others: true,
         }
     }
 }
@@ -80,7 +85,32 @@ struct Pair<B: Backend> {
     seen: Ppn,
 }
 
+/// What was found of pages that were looked up.
+struct Sorted<B: Backend> {
+    /// They are common already; a reference is held for each.
+    joins: Vec<(Enter, PageHash)>,
+    pairs: Vec<Pair<B>>,
+    /// Runs to be passed over until they are written.
+    marked: Vec<(Ppn, u64)>,
+    unchanged: u64,
+}
+
 impl Examiner {
+    /// One that lets other VMs' pages alone, and waits for no VMM but the one it looks at: a page equal to
+    /// what is only known of another VM stays as it is.
+    pub fn to_itself() -> Examiner {
+        Examiner { others: false, ..Examiner::default() }
+    }
+
+    /// Whose pages are found, by their numbers in the domain.
+    fn among<B: Backend>(&self, memory: &Memory<B>, member: &Membership<B>) -> Range<u32> {
+        match self.others {
+            true => 0..u32::MAX,
+            // It fits: the VM has joined.
+            false => member.base..member.base + memory.pmap().len().0 as u32,
+        }
+    }
+
     /// Looks at pages in ascending order. Those that are not at home, or known not to have been
     /// written since the last look, are passed over.
     pub fn examine<B: Backend>(
@@ -105,7 +135,7 @@ impl Examiner {
     /// How many of `n` pages at home, from `first` on, are all zero or match a page that is known, and how
     /// many were read for that. What matches nothing is known afterwards. For pages that cannot be shared
     /// where they are.
-    pub fn weigh<B: Backend>(
+    pub(crate) fn weigh<B: Backend>(
         &mut self,
         memory: &Memory<B>,
         first: Ppn,
@@ -121,7 +151,7 @@ impl Examiner {
                 pages.partition(|(_, page)| ballast_sharing::is_zero(page));
             let hashed: Vec<(Ppn, PageHash)> =
                 rest.into_iter().map(|(ppn, page)| (ppn, member.domain.hash(page))).collect();
-            let known = member.domain.look_up(member.base, &hashed);
+            let known = member.domain.look_up(member.base, &self.among(memory, &member), &hashed);
             let mut matches = 0;
             for known in known {
                 match known {
@@ -195,47 +225,74 @@ impl Examiner {
         marking: Marking,
         done: &mut Examined,
     ) -> Result<(), MemError> {
-        let mut joins = Vec::new();
-        let mut pairs = Vec::new();
-        let mut marked: Vec<(Ppn, u64)> = Vec::new();
-        let known = member.domain.look_up(member.base, hashed);
-        for (&(ppn, hash), known) in hashed.iter().zip(known) {
-            match known {
-                Known::Common(page) => {
-                    joins.push((Enter { ppn, page, contents: Contents::Common }, hash));
-                }
-                Known::Seen(other, seen) => pairs.push(Pair { ppn, hash, other, seen }),
-                Known::New { unchanged } => {
-                    done.unchanged += u64::from(unchanged);
-                    let mark = match marking {
-                        Marking::None => false,
-                        Marking::Unchanged => unchanged,
-                        Marking::All => true,
-                    };
-                    match marked.last_mut() {
-                        Some((first, n)) if mark && first.0 + *n == ppn.0 => *n += 1,
-                        _ if mark => marked.push((ppn, 1)),
-                        _ => {}
-                    }
-                }
+        let mut sorted =
+            Sorted { joins: Vec::new(), pairs: Vec::new(), marked: Vec::new(), unchanged: 0 };
+        self.sort(memory, member, hashed, marking, &mut sorted);
+        let pairs = std::mem::take(&mut sorted.pairs);
+        let mut result = match self.pair_up(memory, member, pairs, &mut sorted.joins, done) {
+            Ok(left) if left.is_empty() => Ok(()),
+            // What was known of these is no longer so; they may well equal one another. Eviction takes the
+            // pages that it knew last, and would never see two of a kind otherwise.
+            Ok(left) => {
+                self.sort(memory, member, &left, marking, &mut sorted);
+                let pairs = std::mem::take(&mut sorted.pairs);
+                self.pair_up(memory, member, pairs, &mut sorted.joins, done).map(|left| {
+                    let known = |&(ppn, hash)| member.domain.hint(member.base, ppn, hash);
+                    left.iter().for_each(known);
+                })
             }
-        }
-        let result = self.pair_up(memory, member, pairs, &mut joins, done);
+            Err(e) => Err(e),
+        };
         if result == Err(MemError::Crash) {
             return result;
         }
+        done.unchanged += sorted.unchanged;
         // References are held for these: they are used or released, whatever happened before.
-        joins.sort_by_key(|j| j.0.ppn);
-        let result = result.and(self.enter(memory, member, &joins, done));
+        sorted.joins.sort_by_key(|j| j.0.ppn);
+        result = result.and(self.enter(memory, member, &sorted.joins, done));
         if result.is_ok() {
-            for (first, n) in marked {
+            for (first, n) in sorted.marked {
                 memory.protect_unwritten(first, n)?;
             }
         }
         result
     }
 
-    /// Pages that match one that was only seen: that one becomes common first.
+    /// Looks pages up.
+    fn sort<B: Backend>(
+        &self,
+        memory: &Memory<B>,
+        member: &Membership<B>,
+        hashed: &[(Ppn, PageHash)],
+        marking: Marking,
+        into: &mut Sorted<B>,
+    ) {
+        let known = member.domain.look_up(member.base, &self.among(memory, member), hashed);
+        for (&(ppn, hash), known) in hashed.iter().zip(known) {
+            match known {
+                Known::Common(page) => {
+                    into.joins.push((Enter { ppn, page, contents: Contents::Common }, hash));
+                }
+                Known::Seen(other, seen) => into.pairs.push(Pair { ppn, hash, other, seen }),
+                Known::New { unchanged } => {
+                    into.unchanged += u64::from(unchanged);
+                    let mark = match marking {
+                        Marking::None => false,
+                        Marking::Unchanged => unchanged,
+                        Marking::All => true,
+                    };
+                    match into.marked.last_mut() {
+                        Some((first, n)) if mark && first.0 + *n == ppn.0 => *n += 1,
+                        _ if mark => into.marked.push((ppn, 1)),
+                        _ => {}
+                    }
+                }
+            }
+        }
+    }
+
+    /// Pages that match one that was only seen: that one becomes common first. Answers those for which that came
+    /// to nothing.
     fn pair_up<B: Backend>(
         &mut self,
         memory: &Memory<B>,
@@ -243,7 +300,8 @@ impl Examiner {
         pairs: Vec<Pair<B>>,
         joins: &mut Vec<(Enter, PageHash)>,
         done: &mut Examined,
-    ) -> Result<(), MemError> {
+    ) -> Result<Vec<(Ppn, PageHash)>, MemError> {
+        let mut left = Vec::new();
         // By VM and page, so that neighbours become neighbours in the store.
         let mut by_owner: BTreeMap<*const Memory<B>, Vec<Pair<B>>> = BTreeMap::new();
         for pair in pairs {
@@ -254,13 +312,17 @@ impl Examiner {
             let owner = pairs[0].other.clone();
             // It may have moved to another domain since, whose pages are not ours.
             let same = |its: &Membership<B>| Arc::ptr_eq(&its.domain, &member.domain);
-            let Some(its) = owner.membership().filter(same) else { continue };
+            let Some(its) = owner.membership().filter(same) else {
+                left.extend(pairs.iter().map(|p| (p.ppn, p.hash)));
+                continue;
+            };
             let mut wanted: Vec<(Ppn, PageHash)> = pairs.iter().map(|p| (p.seen, p.hash)).collect();
             // Several pages may match one.
             wanted.dedup();
-            let entered = match self.publish(&owner, &its, &wanted, done) {
+            let own = std::ptr::eq(&*owner, memory);
+            let entered = match self.publish(&owner, &its, own, &wanted, done) {
                 // What is wrong with another VM is for its own threads to find out.
-                Err(e) if e != MemError::Crash && !std::ptr::eq(&*owner, memory) => {
+                Err(e) if e != MemError::Crash && !own => {
                     vec![None; wanted.len()]
                 }
                 other => other?,
@@ -272,11 +334,12 @@ impl Examiner {
                         Enter { ppn: pair.ppn, page, contents: Contents::Common },
                         pair.hash,
                     )),
-                    _ => member.domain.hint(member.base, pair.ppn, pair.hash),
+                    _ => left.push((pair.ppn, pair.hash)),
                 }
             }
         }
-        Ok(())
+        left.sort_unstable_by_key(|l| l.0);
+        Ok(left)
     }
 
     /// Makes seen pages common, if they still hold what they did. Answers the store page of each.
@@ -284,6 +347,7 @@ impl Examiner {
         &mut self,
         owner: &Memory<B>,
         its: &Membership<B>,
+        own: bool,
         wanted: &[(Ppn, PageHash)],
         done: &mut Examined,
     ) -> Result<Vec<Option<ballast_sharing::StorePage>>, MemError> {
@@ -294,7 +358,7 @@ impl Examiner {
         let mut fresh = Vec::new();
         for (i, &(ppn, hash)) in wanted.iter().enumerate() {
             let word = owner.pmap().load(ppn);
-            let at_home = word.state() == State::Resident && word.is_idle();
+            let at_home = word.state() == State::Resident && word.is_idle() && owner.may_move();
             let page = &mut self.pages[0];
             if at_home {
                 owner.backend().read_home(ppn, page)?;
@@ -316,7 +380,10 @@ impl Examiner {
                 .zip(run.iter())
                 .map(|(&(_, ppn, hash), page)| Enter { ppn, page, contents: Contents::New(hash) })
                 .collect();
-            let outcomes = owner.enter_store(its, &enter, &mut self.scratch);
+            let outcomes = match own {
+                true => owner.enter_store(its, &enter, &mut self.scratch),
+                false => owner.enter_store_if_free(its, &enter, &mut self.scratch),
+            };
             for ((&(i, ppn, _), enter), outcome) in some.iter().zip(&enter).zip(&outcomes) {
                 match outcome {
                     Entered::Shared => {

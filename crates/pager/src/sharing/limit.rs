@@ -17,7 +17,9 @@ pub struct Limits {
 /// What a look cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Cost {
+    /// Pages that were read and hashed.
     pub pages: u64,
+    /// CPU time of the thread that looked.
     pub cpu: Duration,
     /// Time in which the VM's mappings were locked against its own faults.
     pub locked: Duration,

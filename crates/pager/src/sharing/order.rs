@@ -6,11 +6,13 @@ use ballast_units::{Pages, Ppn};
 /// Pages of an extent.
 pub const EXTENT: u64 = 64;
 
+/// How a pass goes through a VM's extents.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Order {
     /// As OSDI'02 s.4.3: at random, each extent once a pass.
     #[default]
     Random,
+    /// From the first to the last.
     Sequential,
 }
 
@@ -28,6 +30,7 @@ pub struct Walk {
 }
 
 impl Walk {
+    /// `seed` is of the orders at random: each pass has another.
     pub fn new(len: Pages, order: Order, seed: u64) -> Walk {
         let extents = len.0.div_ceil(EXTENT);
         let mut walk = Walk { order, extents, at: 0, stride: 1, offset: 0, random: seed | 1 };

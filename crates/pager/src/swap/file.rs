@@ -8,6 +8,9 @@ use ballast_units::{PAGE_SIZE, Pages, SlotId};
 
 use crate::backend::PageBuf;
 
+/// Why a VM's swap files cannot be made, or not be opened. What was made for it before is removed again; what
+/// was there stays.
+#[allow(missing_docs, reason = "the messages say it")]
 #[derive(Debug, thiserror::Error)]
 pub enum SwapError {
     /// The folder is missing, not writable, or its file system has no room for the reservation.
@@ -64,20 +67,20 @@ impl SwapFile {
         Ok(SwapFile { file, path: path.to_owned(), direct, len })
     }
 
+    /// Slots that it was made with, or was said to have; it may be shorter by now.
     pub fn len(&self) -> Pages {
         self.len
-    }
-    pub fn is_empty(&self) -> bool {
-        self.len.is_zero()
     }
     /// Whether I/O passes by the host's page cache. Where the file system cannot (tmpfs), swapped
     /// pages may stay in host memory outside the budget.
     pub fn is_direct(&self) -> bool {
         self.direct
     }
+    /// As it was made or opened.
     pub fn path(&self) -> &Path {
         &self.path
     }
+    /// For the ring: I/O on it is of whole pages, from memory that is aligned to pages, if `is_direct`.
     pub fn file(&self) -> &File {
         &self.file
     }

@@ -8,10 +8,13 @@ use std::time::Duration;
 /// One operation, as it is submitted.
 #[derive(Clone, Copy, Debug)]
 pub struct Op<'a> {
+    /// Of the swap file.
     pub path: &'a Path,
+    /// Or a read.
     pub write: bool,
     /// In the file, bytes.
     pub offset: u64,
+    /// Bytes.
     pub len: u32,
 }
 
@@ -30,6 +33,7 @@ pub struct Verdict {
 
 /// Asked by the threads of VMs.
 pub trait Injector: Send + Sync {
+    /// Called once for each operation, by the thread that submits it.
     fn verdict(&self, op: &Op<'_>) -> Verdict;
 }
 

@@ -12,6 +12,7 @@ const ROW: u32 = 8;
 /// Failed writes altogether before it is.
 const ALTOGETHER: u64 = 64;
 
+/// A location as this manager has met it: the next one counts errors anew.
 #[derive(Debug, Default)]
 pub struct Location {
     folder: PathBuf,
@@ -24,13 +25,16 @@ pub struct Location {
 }
 
 impl Location {
+    /// Without errors. Nothing is looked for there.
     pub fn new(folder: &Path, priority: i32) -> Arc<Location> {
         Arc::new(Location { folder: folder.to_owned(), priority, ..Location::default() })
     }
 
+    /// Where swap files are made.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
+    /// Higher ones are used first.
     pub fn priority(&self) -> i32 {
         self.priority
     }
@@ -48,10 +52,12 @@ impl Location {
         self.failed.load(Ordering::Relaxed)
     }
 
-    pub fn wrote(&self) {
+    /// A write is complete: failures that follow are in a row of their own.
+    pub(crate) fn wrote(&self) {
         self.row.store(0, Ordering::Relaxed);
     }
-    pub fn write_failed(&self) {
+    /// After `ROW` in a row, or `ALTOGETHER`, the location has failed.
+    pub(crate) fn write_failed(&self) {
         let all = self.write_errors.fetch_add(1, Ordering::Relaxed) + 1;
         let row = self.row.fetch_add(1, Ordering::Relaxed) + 1;
         if (row >= ROW || all >= ALTOGETHER) && !self.failed.swap(true, Ordering::Relaxed) {
@@ -61,7 +67,8 @@ impl Location {
             );
         }
     }
-    pub fn read_failed(&self) {
+    /// Counted, and no more: what was written there is still wanted.
+    pub(crate) fn read_failed(&self) {
         self.read_errors.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -70,6 +77,12 @@ impl Location {
     pub fn room(&self) -> Option<Pages> {
         let fs = rustix::fs::statvfs(&self.folder).ok()?;
         Some(Bytes(fs.f_bavail.saturating_mul(fs.f_frsize)).pages())
+    }
+
+    /// The number of the file system that it is on: two locations on one have the same room. None where the folder
+    /// is not there.
+    pub fn file_system(&self) -> Option<u64> {
+        Some(rustix::fs::stat(&self.folder).ok()?.st_dev)
     }
 }
 

@@ -57,6 +57,7 @@ impl Ring {
         }
     }
 
+    /// Operations that were submitted and not reaped.
     pub fn in_flight(&self) -> u32 {
         self.in_flight
     }
@@ -64,6 +65,7 @@ impl Ring {
     pub fn is_blocking(&self) -> bool {
         matches!(self.engine, Engine::Blocking(_))
     }
+    /// Whether the next one is to wait until some are reaped.
     pub fn is_full(&self) -> bool {
         self.in_flight >= self.depth
     }

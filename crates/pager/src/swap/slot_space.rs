@@ -32,6 +32,7 @@ impl From<Pages> for SlotSpace {
 }
 
 impl SlotSpace {
+    /// All free. By part: its slots, and how its location fares.
     pub fn new(parts: impl IntoIterator<Item = (Pages, Arc<Location>)>) -> SlotSpace {
         let mut first = 0;
         let parts = parts
@@ -45,9 +46,11 @@ impl SlotSpace {
         SlotSpace { parts, retired: 0 }
     }
 
+    /// Slots, free or not.
     pub fn len(&self) -> Pages {
         self.parts.iter().map(|p| p.map.len()).sum()
     }
+    /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.len().is_zero()
     }
@@ -90,6 +93,7 @@ impl SlotSpace {
         debug_assert!(self.is_taken(slot), "{slot:?} is not taken");
         self.retired += 1;
     }
+    /// False for one that does not exist.
     pub fn is_taken(&self, slot: SlotId) -> bool {
         let part = self.parts.iter().rfind(|p| p.first <= slot.0);
         part.is_some_and(|p| slot.0 - p.first < p.map.len().0 && p.map.is_taken(slot.0 - p.first))
@@ -101,6 +105,7 @@ impl SlotSpace {
         Some((part, within))
     }
 
+    /// The invariants of the type.
     pub fn check(&self) -> Result<(), String> {
         let mut first = 0;
         for part in &self.parts {

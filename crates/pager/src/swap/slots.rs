@@ -18,6 +18,7 @@ pub struct SlotMap {
 }
 
 impl SlotMap {
+    /// All free.
     pub fn new(len: Pages) -> SlotMap {
         let n = len.0.div_ceil(64) as usize;
         let mut map = SlotMap {
@@ -33,15 +34,15 @@ impl SlotMap {
         map
     }
 
+    /// Slots, free or not.
     pub fn len(&self) -> Pages {
         Pages(self.len)
     }
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
+    /// Slots that can be taken.
     pub fn free(&self) -> Pages {
         Pages(self.free)
     }
+    /// Slots that are taken.
     pub fn used(&self) -> Pages {
         Pages(self.len - self.free)
     }
@@ -83,6 +84,7 @@ impl SlotMap {
         true
     }
 
+    /// Of a slot below `len`.
     pub fn is_taken(&self, slot: u64) -> bool {
         self.words[(slot / 64) as usize] >> (slot % 64) & 1 == 1
     }
@@ -109,6 +111,7 @@ impl SlotMap {
         }
     }
 
+    /// The invariants of the type.
     pub fn check(&self) -> Result<(), String> {
         let zeros: u64 = self.words.iter().map(|w| u64::from(w.count_zeros())).sum();
         if zeros != self.free {

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ballast_units::{Bytes, Pages, SlotId};
+use ballast_units::{Pages, SlotId};
 
 use super::inject::Injector;
 use super::{Location, Ring, SLOT_BITS, SlotSpace, SwapError, SwapFile};
@@ -12,7 +12,9 @@ use crate::backend::PageBuf;
 /// Where a swap file of a VM is, for whoever takes the VM over.
 #[derive(Clone, Debug)]
 pub struct Place {
+    /// The file.
     pub path: PathBuf,
+    /// The location that it was made in, which tells how its disk fares.
     pub location: Arc<Location>,
     /// Its slots; None: as many as the file has.
     pub len: Option<Pages>,
@@ -101,16 +103,19 @@ impl SwapSpace {
         SwapSpace { injector: Some(injector), ..self }
     }
 
+    /// Slots of all files.
     pub fn len(&self) -> Pages {
         self.parts.iter().map(|p| p.file.len()).sum()
     }
+    /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.len().is_zero()
     }
     /// All slots free.
-    pub fn slots(&self) -> SlotSpace {
+    pub(crate) fn slots(&self) -> SlotSpace {
         SlotSpace::new(self.parts.iter().map(|p| (p.file.len(), p.location.clone())))
     }
+    /// Its files, in the order of their slots.
     pub fn places(&self) -> Vec<Place> {
         let place = |p: &Part| Place {
             path: p.file.path().to_owned(),
@@ -120,7 +125,7 @@ impl SwapSpace {
         self.parts.iter().map(place).collect()
     }
     /// Files whose I/O goes through the host's page cache, outside the budget.
-    pub fn indirect(&self) -> impl Iterator<Item = &Path> {
+    pub(crate) fn indirect(&self) -> impl Iterator<Item = &Path> {
         self.parts.iter().map(|p| &p.file).filter(|f| !f.is_direct()).map(SwapFile::path)
     }
 
@@ -130,7 +135,7 @@ impl SwapSpace {
 
     /// The file of a slot, where in it the slot is, and how the location fares. None if there is no
     /// such slot.
-    pub fn find(&self, slot: SlotId) -> Option<(&SwapFile, SlotId, &Location)> {
+    pub(crate) fn find(&self, slot: SlotId) -> Option<(&SwapFile, SlotId, &Location)> {
         let part = self.parts.iter().rfind(|p| p.first <= slot.0)?;
         let within = SlotId(slot.0 - part.first);
         (within.0 < part.file.len().0).then_some((&part.file, within, &part.location))
@@ -187,12 +192,6 @@ fn create_in(location: &Location, name: &str, len: Pages) -> Result<Option<SwapF
 
 fn is_full(e: &std::io::Error) -> bool {
     matches!(e.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT))
-}
-
-/// Space for `len` where files can still be made.
-pub fn room(locations: &[Arc<Location>]) -> Bytes {
-    let usable = locations.iter().filter(|l| !l.is_failed());
-    usable.filter_map(|l| l.room()).sum::<Pages>().bytes()
 }
 
 #[cfg(all(test, not(feature = "shuttle")))]

@@ -8,6 +8,7 @@ use crate::backend::PageBuf;
 
 /// Slots are numbered with this many bits: a VM's swap space has at most 2^30 pages, 4 TiB.
 pub const SLOT_BITS: u32 = 30;
+/// Of a checksum.
 pub const SUM_BITS: u32 = 26;
 
 const _: () = assert!(SLOT_BITS + SUM_BITS == 56, "together the payload of a pmap word");
@@ -18,8 +19,10 @@ const _: () = assert!(SLOT_BITS + SUM_BITS == 56, "together the payload of a pma
 pub struct Sum(u32);
 
 impl Sum {
+    /// Fits any page.
     pub const NONE: Sum = Sum(0);
 
+    /// Never `NONE`.
     pub fn of(page: &PageBuf) -> Sum {
         let upper = (XxHash3_64::oneshot(page) >> (64 - SUM_BITS)) as u32;
         Sum(upper.max(1))
@@ -28,6 +31,7 @@ impl Sum {
     pub fn fits(self, page: &PageBuf) -> bool {
         self == Sum::NONE || self == Sum::of(page)
     }
+    /// Whether there is no checksum.
     pub const fn is_none(self) -> bool {
         self.0 == 0
     }
@@ -36,7 +40,9 @@ impl Sum {
 /// Where a swapped page is, and what it must be like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Stored {
+    /// In the VM's swap space, below 2^30.
     pub slot: SlotId,
+    /// Of what was written there.
     pub sum: Sum,
 }
 

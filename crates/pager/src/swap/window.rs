@@ -30,6 +30,7 @@ impl Default for Window {
 }
 
 impl Window {
+    /// As wide as it gets, in pages.
     pub const MOST: usize = MOST as usize;
 
     /// One that begins as wide as can be.

@@ -397,7 +397,7 @@ fn a_vm_changes_its_domain() {
                 &a,
                 actor(move |rig| {
                     rig.memory.go_home(&[Ppn(0)]).unwrap();
-                    let _ = rig.memory.change_domain(&into, || {}).unwrap();
+                    let _ = rig.memory.change_domain(&into, || true).unwrap();
                 }),
             ),
             (&b, examiner(&[0], 2)),

@@ -102,6 +102,16 @@ impl Manager {
     }
 
     pub fn take_over(vmms: &[Vmm], folders: impl Into<Folders>, room: u64) -> Manager {
+        Manager::take_over_after(vmms, folders, room, 0)
+    }
+
+    /// Each VM is taken over only after `undone` takeovers that could not be completed.
+    pub fn take_over_after(
+        vmms: &[Vmm],
+        folders: impl Into<Folders>,
+        room: u64,
+        undone: usize,
+    ) -> Manager {
         let (host, folders) = (Manager::host(vmms.len() as u64, room), folders.into());
         let mut words: Vec<Word> = Vec::new();
         for n in 0..vmms.len() {
@@ -114,12 +124,24 @@ impl Manager {
         let domain = Arc::new(domain);
         let mut manager = Manager { host, domain, control, vms: Vec::new(), folders, seed: 77 };
         for (n, vmm) in vmms.iter().enumerate() {
-            let (files, host) = (manager.folders.old_files(n), manager.host.clone());
-            let config = PagerConfig::default();
-            let domain = Some(&manager.domain);
-            let ram = remapper::connected(vmm, &manager.folders.run, manager.domain.file());
-            let (vm, _) =
-                PagedVm::take_over("t", config, files, ram, overhead(), host, domain).unwrap();
+            let take = || {
+                let (files, host) = (manager.folders.old_files(n), manager.host.clone());
+                let (config, domain) = (PagerConfig::default(), Some(&manager.domain));
+                let ram = remapper::connected(vmm, &manager.folders.run, manager.domain.file());
+                PagedVm::take_over("t", config, files, ram, overhead(), host, domain).unwrap().0
+            };
+            for _ in 0..undone {
+                // A page that was on its way home gives back the common one that it was.
+                let own = || manager.host.ledger.used() - manager.domain.stats().common;
+                let before = own();
+                let vm = take();
+                assert!(vm.memory().charged() > Pages(0));
+                assert_eq!(manager.domain.members(), n + 1);
+                vm.undo_take_over();
+                assert_eq!(own(), before);
+                assert_eq!(manager.domain.members(), n);
+            }
+            let vm = take();
             manager.share(vm, n);
         }
         manager
@@ -135,6 +157,7 @@ impl Manager {
 
     fn share(&mut self, mut vm: PagedVm, n: usize) {
         vm.share_in(&self.domain, self.control.clone(), n as u64 + 1).unwrap();
+        vm.let_pages_move(true);
         vm.set_may_share(true);
         self.vms.push(vm);
     }

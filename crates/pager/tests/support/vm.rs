@@ -2,7 +2,7 @@
 //! memory, and pmap and stage in files that outlive a manager.
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ballast_compress::{Algorithm, Compressor};
@@ -62,6 +62,12 @@ impl Vm {
         Vm::over(ram, host, pages, pages, 1)
     }
 
+    /// One whose run folder is on a file system of the caller's.
+    pub fn run_in(folder: &Path, pages: u64, budget: u64) -> Vm {
+        let (dir, host) = (tempfile::tempdir_in(folder).unwrap(), host(budget));
+        Vm::run(dir, Double::ram(pages, host.clone()), host, pages, 0, 1)
+    }
+
     /// One that shares pages with the others of its site.
     pub fn at(site: &Site, pages: u64, swap: u64, around: u64) -> Vm {
         let ram = Double::on(&site.machine, pages);
@@ -71,7 +77,17 @@ impl Vm {
     }
 
     fn over(ram: Ram, host: Arc<Host>, pages: u64, swap: u64, around: u64) -> Vm {
-        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        Vm::run(tempfile::tempdir_in("/dev/shm").unwrap(), ram, host, pages, swap, around)
+    }
+
+    fn run(
+        dir: tempfile::TempDir,
+        ram: Ram,
+        host: Arc<Host>,
+        pages: u64,
+        swap: u64,
+        around: u64,
+    ) -> Vm {
         let pmap = Pmap::create(&dir.path().join("pmap"), Pages(pages)).unwrap();
         // A hold for each page of a large page, beside the sample's.
         let holds = LAYOUT.holds + if ram.large() > 1 { ram.large() } else { 0 };

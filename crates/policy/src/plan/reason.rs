@@ -14,8 +14,12 @@ use crate::tools::Cost;
 pub enum EvictCause {
     /// Hard or low: paging reclaims whatever balloons do.
     Shortage(State),
+    /// The guest has no balloon driver ([`Missing`](crate::Health::Missing)).
     NoBalloon,
+    /// The balloon does not move ([`Stuck`](crate::Health::Stuck)): it gets none of what is to be taken.
     BalloonStuck,
+    /// The balloon moves, but is behind ([`Slow`](crate::Health::Slow)): what it was asked before is
+    /// evicted; what is new it gets a chance to do.
     BalloonSlow,
     /// The balloon does what it is told, but was seen to be too slow to deliver all of it in time.
     BalloonLate,
@@ -23,7 +27,9 @@ pub enum EvictCause {
     BalloonLimit,
     /// Paging was measured to cost less than the balloon, or not measured yet and is tried.
     Cheaper {
+        /// Of a page that the balloon holds. None: not measured lately.
         balloon: Option<Cost>,
+        /// Of a page that is compressed or swapped. None: not measured lately.
         paging: Option<Cost>,
     },
 }
@@ -47,25 +53,78 @@ impl fmt::Display for EvictCause {
 }
 
 /// Why a VM gets the plan it gets.
+///
+/// A `target` in them is what reclamation leaves the VM: what it is entitled to, but at least its min and
+/// at most its max.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum Reason {
     /// It consumes no more than its target.
-    WithinTarget { consumed: Pages, target: Pages },
+    WithinTarget {
+        /// Machine pages it has.
+        consumed: Pages,
+        /// At least as many.
+        target: Pages,
+    },
     /// It consumes more than its target, and nobody needs it.
-    Plenty { consumed: Pages, target: Pages },
+    Plenty {
+        /// Machine pages it has.
+        consumed: Pages,
+        /// Fewer than that.
+        target: Pages,
+    },
     /// It consumes more than its target, and VMs with a smaller rho cover the deficit.
-    Spared { state: State, deficit: Pages, consumed: Pages, target: Pages, block: bool },
+    Spared {
+        /// As of the plan; not high.
+        state: State,
+        /// Missing to the goal, over all VMs.
+        deficit: Pages,
+        /// Machine pages it has.
+        consumed: Pages,
+        /// Fewer than that.
+        target: Pages,
+        /// Its allocations wait: the state is low.
+        block: bool,
+    },
     /// Its balloon kept from it what it is entitled to.
-    Entitled { target: Pages, from: Pages, to: Pages },
+    Entitled {
+        /// What it is to be able to use.
+        target: Pages,
+        /// The balloon goal so far: more than size - target.
+        from: Pages,
+        /// The balloon goal from now on.
+        to: Pages,
+    },
     /// Its balloon is let down because free memory allows it.
-    Released { pages: Pages, left: Pages },
+    Released {
+        /// By which the balloon goal is lowered.
+        pages: Pages,
+        /// The balloon goal from now on.
+        left: Pages,
+    },
     /// The guest itself runs short: its balloon is let down to what it bears.
-    GuestShort { from: Pages, limit: Pages },
+    GuestShort {
+        /// The balloon goal so far.
+        from: Pages,
+        /// The largest balloon that the guest bears now.
+        limit: Pages,
+    },
     /// Its balloon costs much more than paging: it is let down in exchange for that.
-    Exchanged { from: Pages, to: Pages, evict: Pages, balloon: Option<Cost>, paging: Option<Cost> },
+    Exchanged {
+        /// The balloon goal so far.
+        from: Pages,
+        /// The balloon goal from now on; the same while too little is free for a step.
+        to: Pages,
+        /// Pages to evict in exchange.
+        evict: Pages,
+        /// Of a page that the balloon holds. None: not measured lately.
+        balloon: Option<Cost>,
+        /// Of a page that is compressed or swapped. None: not measured lately.
+        paging: Option<Cost>,
+    },
     /// Memory is taken from it.
     Reclaim {
+        /// As of the plan: high only if all of it is above a max.
         state: State,
         /// Free memory missing to the goal, over all VMs.
         deficit: Pages,
@@ -74,15 +133,19 @@ pub enum Reason {
         /// ... and of that, this is because of the pool.
         #[serde(default)]
         over_pool: Pages,
+        /// Machine pages it has.
         consumed: Pages,
         /// What is to be left of it.
         leave: Pages,
         /// Size its balloon is to have.
         balloon: Pages,
+        /// Pages to evict now, as far as there is room for them.
         evict: Pages,
+        /// Why pages should be evicted. None: all is left to the balloon.
         cause: Option<EvictCause>,
-        /// What should be evicted, had it the swap space.
+        /// What should be evicted beside, had it the swap space.
         no_swap_for: Pages,
+        /// Its allocations wait: the state is low, and it is above target.
         block: bool,
     },
 }

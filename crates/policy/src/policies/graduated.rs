@@ -21,6 +21,7 @@ pub fn read(vm: VmDemand) -> VmDemand {
     VmDemand { tax: TaxRate::new(rate.clamp(0.0, 0.999)).unwrap_or(vm.tax), ..vm }
 }
 
+/// What it made of a demand, in words.
 pub fn note(own: &VmDemand, read: &VmDemand) -> String {
     format!(
         "The policy is graduated-tax: {:.0}% of its max is idle, so its rate is {} in place of {}",

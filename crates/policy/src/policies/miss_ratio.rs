@@ -20,6 +20,7 @@ use crate::shares::{Claim, VmDemand, allocate};
 /// A VM's predicted misses.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VmMisses {
+    /// Of which VM.
     pub id: VmId,
     /// Machine pages, and misses per second with so many, in any order. Beyond the last point it
     /// counts as level.
@@ -115,6 +116,7 @@ fn marginals(
     out
 }
 
+/// What it made of a demand, in words.
 pub fn note(read: &VmDemand, known: Option<&VmMisses>) -> String {
     let from = match known {
         Some(m) => format!("{} points of its miss curve", m.points.len()),

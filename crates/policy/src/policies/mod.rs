@@ -34,8 +34,11 @@ pub enum PolicyKind {
     /// The paper's.
     #[default]
     IdleTax,
+    /// A tax that rises with idleness.
     GraduatedTax,
+    /// Memory where it spares most misses.
     MissRatio,
+    /// More shares to guests that wait for memory.
     Pressure,
 }
 
@@ -45,6 +48,7 @@ pub enum PolicyKind {
 pub struct UnknownPolicy(pub String);
 
 impl PolicyKind {
+    /// All of them, the default first.
     pub const ALL: [PolicyKind; 4] = [
         PolicyKind::IdleTax,
         PolicyKind::GraduatedTax,
@@ -52,6 +56,7 @@ impl PolicyKind {
         PolicyKind::Pressure,
     ];
 
+    /// As in configurations: "idle-tax".
     pub const fn name(self) -> &'static str {
         match self {
             PolicyKind::IdleTax => "idle-tax",
@@ -91,8 +96,11 @@ impl FromStr for PolicyKind {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Policy {
+    /// Which reading decides.
     pub kind: PolicyKind,
+    /// Predicted misses of VMs.
     pub misses: Vec<VmMisses>,
+    /// Memory pressure of VMs.
     pub pressure: Vec<VmPressure>,
 }
 

@@ -13,6 +13,7 @@ use crate::shares::VmDemand;
 /// What a guest reports.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VmPressure {
+    /// Of which VM.
     pub id: VmId,
     /// 0 to 1, an average over some ten seconds or more; what is outside counts as the nearest.
     pub some: f64,
@@ -37,6 +38,7 @@ pub fn read(vm: VmDemand, some: Option<f64>) -> VmDemand {
     VmDemand { shares: (f64::from(vm.shares.max(1)) * weight(some)).round().max(1.0) as u32, ..vm }
 }
 
+/// What it made of a demand, in words.
 pub fn note(own: &VmDemand, read: &VmDemand, some: Option<f64>) -> String {
     match some {
         None => "The policy is pressure, and its guest reports none: its shares count".to_owned(),

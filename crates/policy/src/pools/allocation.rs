@@ -27,9 +27,11 @@ pub(crate) struct Allocation {
 /// What a group holds, and why not more or less.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Held {
+    /// Of all its VMs.
     pub pages: u64,
-    /// The least and the most it could have been given.
+    /// The least it could have been given.
     pub floor: u64,
+    /// The most it could have been given.
     pub ceil: u64,
     /// What its VMs' pages are charged as, idle ones at k.
     pub charge: f64,

@@ -9,10 +9,12 @@ use std::fmt;
 use ballast_units::Pages;
 
 use super::{Pool, PoolId, ancestors};
+use crate::admission::told_apart;
 
 /// What is promised on a host.
 #[derive(Clone, Debug)]
 pub struct Books<'a> {
+    /// All pools.
     pub pools: &'a [Pool],
     /// Machine memory that may be promised on the host.
     pub capacity: Pages,
@@ -42,6 +44,7 @@ pub struct Shortage {
     pub left: Pages,
     /// Of how much.
     pub of: Pages,
+    /// What holds it back.
     pub lack: Lack,
 }
 
@@ -49,11 +52,7 @@ impl fmt::Display for Shortage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Shortage { pool, need, left, of, lack } = self;
         let name = pool.as_deref().unwrap_or_default();
-        let (need, left) = if need.to_string() == left.to_string() {
-            (format!("{} pages", need.0), format!("{} pages", left.0))
-        } else {
-            (need.to_string(), left.to_string())
-        };
+        let (need, left) = told_apart(*need, *left);
         match lack {
             Lack::Host => write!(f, "needs {need} unreserved, {left} free of promises"),
             Lack::Min => write!(

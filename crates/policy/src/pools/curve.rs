@@ -26,6 +26,7 @@ pub(super) struct Place {
 }
 
 impl Place {
+    /// Pages held there; not whole ones.
     pub fn pages(&self) -> f64 {
         self.at.pages
     }
@@ -158,6 +159,7 @@ impl Sum {
 }
 
 impl Curve {
+    /// Pages and charge of each corner.
     pub fn corners(&self) -> impl Iterator<Item = (f64, f64)> {
         self.corners.iter().map(|c| (c.pages, c.charge))
     }

@@ -10,6 +10,7 @@ use crate::shares::{Bound, Claim, Entitlement, VmDemand, bound};
 /// The outcome for one pool.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PoolShare {
+    /// Of which pool.
     pub id: PoolId,
     /// Of its VMs together, without their overhead.
     pub target: Pages,

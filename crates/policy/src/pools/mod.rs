@@ -53,6 +53,7 @@ pub struct PoolId(pub u32);
 /// A pool as the operator defines it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Pool {
+    /// Its number.
     pub id: PoolId,
     /// "prod/db".
     pub name: String,

@@ -23,9 +23,11 @@ pub(crate) enum Child {
 pub(crate) struct Group {
     /// Settles equal prices among siblings; pools come after VMs.
     pub id: PoolId,
+    /// Against its siblings, at least 1.
     pub shares: f64,
-    /// For the pages of its VMs: what their overhead takes is left out.
+    /// Pages that its VMs have in any case: what their overhead takes is left out.
     pub min: u64,
+    /// The most pages that its VMs may have, likewise; `u64::MAX`: no limit.
     pub max: u64,
     pub children: Vec<Child>,
 }

@@ -25,6 +25,7 @@ const STEP: Pages = Pages::from_mib(256);
 /// What is wrong with a store file. What was asked for did not happen; pages that were in the
 /// store are as they were.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum StoreError {
     /// The host's: a full tmpfs (`StorageFull`), no right to the folder, and the like.
     #[error("store {}: {doing}: {source}", .path.display())]
@@ -51,7 +52,10 @@ pub struct StoreFile {
 }
 
 impl StoreFile {
-    /// A new, empty store that only its owner can open. Fails if there is a file.
+    /// A new, empty store that only its owner can open.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`], with `AlreadyExists` if there is anything at `path`.
     pub fn create(path: &Path) -> Result<StoreFile, StoreError> {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create_new(true).mode(0o600);
@@ -60,6 +64,9 @@ impl StoreFile {
     }
 
     /// The store of VMs that run already. Which pages are in use is for their pmaps to say.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`], also for a symbolic link, which is not followed; [`StoreError::NotAFile`].
     pub fn open(path: &Path) -> Result<StoreFile, StoreError> {
         let mut options = OpenOptions::new();
         options.read(true).write(true).custom_flags(open_flags());
@@ -72,11 +79,15 @@ impl StoreFile {
         Ok(StoreFile { file, path: path.to_owned(), len })
     }
 
+    /// Where it was made or opened.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// Writes a page. It lies within the file's length from then on.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`], with `StorageFull` if the tmpfs is. The page's contents are unknown then.
     pub fn write(&self, page: StorePage, bytes: &[u8; PAGE_SIZE]) -> Result<(), StoreError> {
         self.reach(page.into())?;
         self.file
@@ -84,11 +95,18 @@ impl StoreFile {
             .map_err(|source| self.io("writing a page", source))
     }
 
+    /// Reads a page: zeros where it was punched.
+    ///
+    /// # Errors
+    /// [`StoreError::TooShort`], [`StoreError::Io`]. What `into` holds then is nothing to go by.
     pub fn read(&self, page: StorePage, into: &mut [u8; PAGE_SIZE]) -> Result<(), StoreError> {
         self.read_at(page.into(), into)
     }
 
-    /// Reads consecutive pages, as many as `into` holds whole, with one system call.
+    /// Reads consecutive pages, as many as `into` holds whole, mostly with one system call.
+    ///
+    /// # Errors
+    /// As of [`read`](Self::read).
     pub fn read_run(&self, first: StorePage, into: &mut [u8]) -> Result<(), StoreError> {
         debug_assert!(into.len().is_multiple_of(PAGE_SIZE), "{} bytes", into.len());
         let pages = Bytes(into.len() as u64).pages();
@@ -108,6 +126,9 @@ impl StoreFile {
 
     /// Gives the memory of pages back. They read as zeros until they are written again, also by a
     /// VMM that still maps them.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`]: some of the memory may be there still.
     pub fn punch(&self, run: StoreRun) -> Result<(), StoreError> {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let (start, end) = run.offsets();
@@ -120,7 +141,11 @@ impl StoreFile {
         }
     }
 
-    /// Makes sure that a run lies within the file's length, as VMMs want of what they map.
+    /// Makes sure that a run lies within the file's length, as VMMs want of what they map. The file grows
+    /// by 256 MiB at a time, and never shrinks.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`]: the length is as it was.
     pub fn reach(&self, run: StoreRun) -> Result<(), StoreError> {
         let end = Pages(run.first().get().into()) + run.pages();
         let mut len = self.len.lock().unwrap_or_else(PoisonError::into_inner);
@@ -135,6 +160,9 @@ impl StoreFile {
     }
 
     /// A descriptor for VMMs, which may map it privately and read it, and cannot write it.
+    ///
+    /// # Errors
+    /// [`StoreError::Replaced`], [`StoreError::Writable`], [`StoreError::Io`].
     pub fn read_only(&self) -> Result<OwnedFd, StoreError> {
         let mut options = OpenOptions::new();
         options.read(true).custom_flags(open_flags());
@@ -154,12 +182,18 @@ impl StoreFile {
     }
 
     /// Memory that the store takes now, by the kernel's count.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
     pub fn measured(&self) -> Result<Bytes, StoreError> {
         let meta = self.file.metadata().map_err(|source| self.io("its state", source))?;
         Ok(Bytes(meta.blocks() * 512))
     }
 
     /// Deletes the file. What VMMs still map of it stays until they are gone.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`]: it is there still, or was gone before.
     pub fn remove(self) -> Result<(), StoreError> {
         std::fs::remove_file(&self.path).map_err(|source| self.io("deleting it", source))
     }

@@ -13,6 +13,8 @@ const SEARCH: usize = 256;
 /// Free pages that are never too many.
 const SPARE: u64 = 1024;
 
+/// Which pages of a store are in use.
+///
 /// Invariants (`check`): `used` counts the ones; bit `w` of the summary is set exactly when word
 /// `w` is all ones; the last word is not zero.
 #[derive(Clone, Debug)]
@@ -42,21 +44,23 @@ impl StorePages {
     }
 
     /// A store that never has a page at or above number `limit`.
-    pub fn with_limit(limit: Pages) -> StorePages {
+    fn with_limit(limit: Pages) -> StorePages {
         let limit = limit.0.min(StorePage::LIMIT.into());
         StorePages { words: Vec::new(), full: Vec::new(), used: 0, cursor: 0, limit }
     }
 
+    /// How many are in use.
     pub fn used(&self) -> Pages {
         Pages(self.used)
     }
 
+    /// Whether this page is in use; none at or above the limit is.
     pub fn is_used(&self, page: StorePage) -> bool {
         self.words.get(page.index() / 64).is_some_and(|w| w >> (page.index() % 64) & 1 == 1)
     }
 
-    /// Takes a run of 1 to `most` pages; None when there is none, or `most` is 0. Who needs more
-    /// asks again.
+    /// Takes a run of 1 to `most` pages; None when every page below the limit is in use, or `most` is 0.
+    /// Who needs more asks again.
     pub fn allocate(&mut self, most: u64) -> Option<StoreRun> {
         if most == 0 {
             return None;
@@ -97,7 +101,7 @@ impl StorePages {
         true
     }
 
-    /// Pages in use, by number.
+    /// Pages in use, in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = StorePage> + '_ {
         self.words.iter().enumerate().flat_map(|(w, word)| {
             (0..64)
@@ -206,6 +210,10 @@ impl StorePages {
         self.used += 1;
     }
 
+    /// Whether the invariants hold; walks the whole bitmap.
+    ///
+    /// # Errors
+    /// What contradicts what, in words.
     pub fn check(&self) -> Result<(), String> {
         let ones: u64 = self.words.iter().map(|w| u64::from(w.count_ones())).sum();
         if ones != self.used {

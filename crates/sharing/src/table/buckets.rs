@@ -13,6 +13,7 @@ use crate::hash::PageHash;
 /// Buckets per chunk, and the fewest there are: 1 KiB.
 const CHUNK: u32 = 256;
 
+/// The first link of each chain.
 #[allow(clippy::vec_box, reason = "growing must not copy the buckets there are")]
 pub(super) struct Buckets {
     chunks: Vec<Box<[Link; CHUNK as usize]>>,
@@ -28,6 +29,7 @@ impl Buckets {
         self.len
     }
 
+    /// The bucket of a hash.
     pub fn of(&self, hash: PageHash) -> u32 {
         let mask = self.len.next_power_of_two() - 1;
         let bucket = hash.0 as u32 & mask;
@@ -78,6 +80,7 @@ impl Buckets {
         chain
     }
 
+    /// Heap memory, as asked of the allocator.
     pub fn memory(&self) -> Bytes {
         let directory = self.chunks.capacity() * size_of::<Box<[Link; CHUNK as usize]>>();
         Bytes((self.chunks.len() * size_of::<[Link; CHUNK as usize]>() + directory) as u64)

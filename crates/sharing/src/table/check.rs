@@ -7,7 +7,10 @@ use super::frame::{Place, SharedFrame};
 use super::{Counts, ShareTable};
 
 impl ShareTable {
-    /// The invariants of the structure, or what is wrong.
+    /// Whether the invariants of [`ShareTable`] hold.
+    ///
+    /// # Errors
+    /// What contradicts what, in words.
     pub fn check(&self) -> Result<(), String> {
         self.hints.check().map_err(|e| format!("hint frames: {e}"))?;
         self.shared.check().map_err(|e| format!("shared frames: {e}"))?;

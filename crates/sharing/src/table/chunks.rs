@@ -3,6 +3,7 @@
 
 use ballast_units::Bytes;
 
+/// An entry of [`Chunks`].
 pub(super) trait Slot: Copy {
     const EMPTY: Self;
     fn is_empty(&self) -> bool;
@@ -29,6 +30,7 @@ impl<T: Slot> Chunks<T> {
         Chunks { chunks: Vec::new(), used: Vec::new(), there: 0 }
     }
 
+    /// Entry `i`; an empty one where there is no chunk.
     pub fn get(&self, i: u32) -> T {
         let (c, at) = split(i);
         match self.chunks.get(c) {
@@ -43,6 +45,7 @@ impl<T: Slot> Chunks<T> {
         self.chunks.get_mut(c)?.as_mut().map(|chunk| &mut chunk[at])
     }
 
+    /// Sets entry `i`. Its chunk comes with the first entry that is not empty, and goes with the last.
     pub fn put(&mut self, i: u32, entry: T) {
         let (c, at) = split(i);
         if c >= self.chunks.len() {

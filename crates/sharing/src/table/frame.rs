@@ -31,6 +31,7 @@ pub(super) struct Link(u32);
 impl Link {
     pub const END: Link = Link(0);
 
+    /// None at the end.
     pub const fn place(self) -> Option<Place> {
         if self.0 == 0 {
             return None;
@@ -66,12 +67,14 @@ pub(super) struct SharedFrame {
     pub link: Link,
     /// `COUNTED_ELSEWHERE`: the overflow table has the count.
     pub refs: u16,
+    /// `CHAINED`, or 0.
     pub flags: u16,
 }
 
 impl SharedFrame {
     /// In a chain, so its hash is known.
     pub const CHAINED: u16 = 1;
+    /// In place of a count: it has no room here.
     pub const COUNTED_ELSEWHERE: u16 = u16::MAX;
 
     pub const fn is_chained(&self) -> bool {
@@ -93,6 +96,7 @@ impl Slot for SharedFrame {
 pub(super) struct HintFrame {
     pub hash: PageHash,
     pub link: Link,
+    /// 0, or `THERE` with `CHAINED` or `INELIGIBLE`.
     pub flags: u32,
 }
 
@@ -108,6 +112,7 @@ impl HintFrame {
     pub const fn new(hash: PageHash) -> HintFrame {
         HintFrame { hash, link: Link::END, flags: Self::THERE }
     }
+    /// Of a page that must not be found.
     pub const fn ineligible(hash: PageHash) -> HintFrame {
         HintFrame { hash, link: Link::END, flags: Self::THERE | Self::INELIGIBLE }
     }

@@ -25,7 +25,7 @@ impl ShareTable {
         self.chain(Place::Hint(page), hash);
     }
 
-    /// The hash that a page can be found by.
+    /// The hash that a guest page can be found by; None if it has no hint, or is ineligible.
     pub fn hinted(&self, page: PageId) -> Option<PageHash> {
         let frame = self.hints.get(page.get());
         frame.is_chained().then_some(frame.hash)

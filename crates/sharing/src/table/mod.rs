@@ -25,6 +25,8 @@ mod oracle;
 #[cfg(test)]
 mod table_tests;
 
+use std::ops::Range;
+
 use ballast_units::Bytes;
 
 use crate::hash::PageHash;
@@ -38,13 +40,17 @@ use overflow::Overflow;
 /// shared; those of a hint may have changed since it was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Match {
+    /// A store page has it.
     Shared(StorePage),
+    /// No store page has it, but this guest page had it when it was scanned.
     Hint(PageId),
+    /// Neither is known.
     Nothing,
 }
 
 /// A request that contradicts the table: a mistake of the caller. Nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum TableError {
     #[error("{0} has no shared frame")]
     NotShared(StorePage),
@@ -54,6 +60,7 @@ pub enum TableError {
     Hashed(StorePage),
 }
 
+/// What a table holds at one moment: numbers of pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TableStats {
     /// Store pages in use: "common" in ESX's terms.
@@ -66,11 +73,11 @@ pub struct TableStats {
     pub hints: u64,
     /// Guest pages that cannot, because of a false match.
     pub ineligible: u64,
-    /// Memory that the table takes.
+    /// Memory that the table takes: [`ShareTable::memory_bytes`].
     pub memory: Bytes,
 }
 
-/// Frames, chains and counts of one domain.
+/// Frames, chains and counts of one domain (OSDI'02 s.4.3).
 ///
 /// Invariants (`check`): every hint frame is either chained or ineligible; a shared frame is
 /// chained exactly when its hash is known; a chained frame is in the chain of its hash, once,
@@ -103,6 +110,7 @@ impl Default for ShareTable {
 }
 
 impl ShareTable {
+    /// Nothing is known.
     pub fn new() -> ShareTable {
         ShareTable {
             hints: Chunks::new(),
@@ -117,22 +125,28 @@ impl ShareTable {
 
     /// A store page with this hash, else a guest page that had it when it was scanned.
     pub fn find(&self, hash: PageHash) -> Match {
-        self.search(hash, None)
+        self.search(hash, |_| true)
     }
 
-    /// The same, and never `me`.
+    /// The same, but never the guest page `me`.
     pub fn find_other(&self, hash: PageHash, me: PageId) -> Match {
-        self.search(hash, Some(me))
+        self.search(hash, |page| page != me)
     }
 
-    fn search(&self, hash: PageHash, me: Option<PageId>) -> Match {
+    /// The same, but of guest pages only those with numbers in `among`: what is known of others stays, and
+    /// is passed over.
+    pub fn find_other_among(&self, hash: PageHash, me: PageId, among: Range<u32>) -> Match {
+        self.search(hash, |page| page != me && among.contains(&page.get()))
+    }
+
+    fn search(&self, hash: PageHash, may_be: impl Fn(PageId) -> bool) -> Match {
         let mut next = self.buckets.get(self.buckets.of(hash));
         while let Some(place) = next.place() {
             let (found, after) = self.look(place);
             if found == hash {
                 match place {
                     Place::Shared(page) => return Match::Shared(page),
-                    Place::Hint(page) if me != Some(page) => return Match::Hint(page),
+                    Place::Hint(page) if may_be(page) => return Match::Hint(page),
                     Place::Hint(_) => {}
                 }
             }
@@ -141,6 +155,7 @@ impl ShareTable {
         Match::Nothing
     }
 
+    /// Counts that are kept, so this takes no time to speak of.
     pub fn stats(&self) -> TableStats {
         let Counts { shared, references, unhashed, hints, ineligible } = self.counts;
         let memory = self.memory_bytes();

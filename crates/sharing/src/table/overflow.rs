@@ -44,6 +44,7 @@ impl Overflow {
         }
     }
 
+    /// Heap memory, as asked of the allocator.
     pub fn memory(&self) -> Bytes {
         Bytes((self.counts.capacity() * size_of::<(StorePage, u64)>()) as u64)
     }

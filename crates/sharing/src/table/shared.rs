@@ -8,6 +8,9 @@ use crate::ids::StorePage;
 
 impl ShareTable {
     /// A store page that can be found by its hash from now on, with one reference.
+    ///
+    /// # Errors
+    /// [`TableError::Shared`]: it has a frame.
     pub fn share(&mut self, page: StorePage, hash: PageHash) -> Result<(), TableError> {
         if self.refs(page) > 0 {
             return Err(TableError::Shared(page));
@@ -25,6 +28,9 @@ impl ShareTable {
     }
 
     /// One more reference. Answers how many there are.
+    ///
+    /// # Errors
+    /// [`TableError::NotShared`]: it has no frame.
     pub fn retain(&mut self, page: StorePage) -> Result<u64, TableError> {
         match self.refs(page) {
             0 => Err(TableError::NotShared(page)),
@@ -37,6 +43,9 @@ impl ShareTable {
 
     /// One reference less. Answers how many are left; with the last one the frame is gone, and the
     /// store page is the caller's to free.
+    ///
+    /// # Errors
+    /// [`TableError::NotShared`]: it has no frame.
     pub fn release(&mut self, page: StorePage) -> Result<u64, TableError> {
         let left = match self.refs(page) {
             0 => return Err(TableError::NotShared(page)),
@@ -65,13 +74,13 @@ impl ShareTable {
         }
     }
 
-    /// None without a frame, and while the hash is not known.
+    /// The hash that a store page is found by; None without a frame, and while the hash is not known.
     pub fn hash_of(&self, page: StorePage) -> Option<PageHash> {
         let frame = self.shared.get(page.get());
         frame.is_chained().then_some(frame.hash)
     }
 
-    /// Store pages that have a frame, with their references.
+    /// Store pages that have a frame, with their references, in ascending order.
     pub fn shared_pages(&self) -> impl Iterator<Item = (StorePage, u64)> + '_ {
         self.shared_from(0).map(|(page, _)| (page, self.refs(page)))
     }
@@ -90,8 +99,8 @@ impl ShareTable {
         refs + 1
     }
 
-    /// Recovery: pages that were adopted and cannot be found until `set_hash`, by number. To take a
-    /// few, hash them and ask again walks the table once in all.
+    /// Recovery: pages that were adopted and cannot be found until [`set_hash`](Self::set_hash), in
+    /// ascending order. To take a few, hash them and ask again walks the table once in all.
     pub fn unhashed(&self) -> impl Iterator<Item = StorePage> + '_ {
         let all = self.shared_from(self.first_unhashed).filter(|(_, frame)| !frame.is_chained());
         all.map(|(page, _)| page).take(self.counts.unhashed as usize)
@@ -106,6 +115,9 @@ impl ShareTable {
     }
 
     /// Recovery: from now on the page can be found.
+    ///
+    /// # Errors
+    /// [`TableError::NotShared`]: it has no frame. [`TableError::Hashed`]: its hash is known.
     pub fn set_hash(&mut self, page: StorePage, hash: PageHash) -> Result<(), TableError> {
         let frame = match self.shared.get_mut(page.get()) {
             Some(frame) if !frame.is_empty() => frame,

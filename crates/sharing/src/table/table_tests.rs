@@ -148,6 +148,8 @@ fn a_store_page_is_found_before_hints_whatever_came_first() {
     assert_eq!(table.find(hash), Match::Shared(common(9)));
     table.release(common(9)).unwrap();
     assert_eq!(table.find_other(hash, guest(1)), Match::Hint(guest(2)));
+    assert_eq!(table.find_other_among(hash, guest(5), 1..2), Match::Hint(guest(1)));
+    assert_eq!(table.find_other_among(hash, guest(1), 0..2), Match::Nothing);
     table.check().unwrap();
 }
 

@@ -5,18 +5,22 @@ use ballast_units::{Bytes, HostAddr};
 /// One mapping, as a line of /proc/PID/maps (or the first of a block of smaps) shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Vma {
+    /// The first byte.
     pub start: HostAddr,
     /// One past the last byte.
     pub end: HostAddr,
+    /// PROT_WRITE.
     pub writable: bool,
     /// MAP_SHARED.
     pub shared: bool,
-    /// Where in the file it starts.
+    /// Byte of the file that it starts with.
     pub offset: u64,
     /// Major and minor number of the file's device.
     pub device: (u32, u32),
-    /// 0 for anonymous memory.
+    /// As `st_ino` of the file; 0 for anonymous memory.
     pub inode: u64,
+    /// As it stands in the line: with " (deleted)" behind a file that is, `[heap]` and the like, or
+    /// nothing.
     pub path: String,
 }
 
@@ -53,12 +57,15 @@ impl Vma {
         })
     }
 
+    /// From the first byte to the last.
     pub fn len(&self) -> Bytes {
         Bytes(self.end.0 - self.start.0)
     }
+    /// Of no byte: no mapping of the kernel's is.
     pub fn is_empty(&self) -> bool {
         self.end == self.start
     }
+    /// Whether `address` lies in it.
     pub fn holds(&self, address: HostAddr) -> bool {
         (self.start..self.end).contains(&address)
     }

@@ -16,6 +16,7 @@ const NOT_COUNTED: &[u8] = b"[vsyscall]";
 /// A part of an address range that one file, or none, backs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mapped {
+    /// The first byte.
     pub start: HostAddr,
     /// One past the last byte.
     pub end: HostAddr,
@@ -23,14 +24,14 @@ pub struct Mapped {
     pub dev: u64,
     /// As `st_ino` of the file; 0 for anonymous memory.
     pub inode: u64,
-    /// Where in the file `start` lies.
+    /// Byte of the file that `start` shows; 0 for anonymous memory.
     pub offset: u64,
     /// MAP_SHARED.
     pub shared: bool,
 }
 
 impl Mapped {
-    /// Where in the file `address` lies; it must lie inside.
+    /// Byte of the file that `address` shows; it must lie inside.
     pub fn offset_of(&self, address: HostAddr) -> u64 {
         self.offset + address.0.saturating_sub(self.start.0)
     }
@@ -61,11 +62,12 @@ impl Maps {
         count(open(pid)?)
     }
 
+    /// In ascending order of address.
     pub fn parts(&self) -> &[Mapped] {
         &self.0
     }
 
-    /// The part in which `address` lies.
+    /// The part in which `address` lies; None where nothing is mapped, or outside the range that was read.
     pub fn at(&self, address: HostAddr) -> Option<&Mapped> {
         let after = self.0.partition_point(|part| part.end <= address);
         self.0.get(after).filter(|part| part.start <= address)
@@ -73,6 +75,9 @@ impl Maps {
 }
 
 /// vm.max_map_count: the mappings that one process may have.
+///
+/// # Errors
+/// What reading it said; `InvalidData` if it is no number.
 pub fn max_map_count() -> io::Result<u64> {
     let text = std::fs::read_to_string("/proc/sys/vm/max_map_count")?;
     text.trim().parse().map_err(|_| io::Error::from(io::ErrorKind::InvalidData))

@@ -22,13 +22,13 @@ const ENTRY: usize = 8;
 /// Entries fetched at once.
 const CHUNK: u64 = 4096;
 
-/// /proc/PID/pagemap.
+/// /proc/PID/pagemap, of the address space that the process had when it was opened, and of no other.
 #[derive(Debug)]
 pub struct Pagemap {
     file: File,
 }
 
-/// What the kernel tells about one page.
+/// What the kernel tells about one page: the 64 bits of its pagemap entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry(u64);
 
@@ -48,6 +48,7 @@ pub enum Shown {
 }
 
 impl Entry {
+    /// Read with CAP_SYS_ADMIN it is never [`Shown::Unclear`].
     pub fn shown(self) -> Shown {
         let place = self.0 & PLACE;
         match self.0 {
@@ -75,6 +76,8 @@ impl Entry {
 }
 
 impl Pagemap {
+    /// Of a process that runs; 0 is none.
+    ///
     /// # Errors
     /// ENOENT: there is no such process. EACCES: not the caller's to look at.
     pub fn open(pid: u32) -> io::Result<Pagemap> {

@@ -90,7 +90,7 @@ fn lines(
         all.push(Line::from(vec![label(name, palette), Span::raw(value)]));
     };
     if let Some(reason) = table::unpaged_reason(&vm.management) {
-        say("unpaged", one_line(reason));
+        say("unpaged", reason);
     }
     if let Some(trouble) = &vm.trouble {
         say("trouble", one_line(trouble));

@@ -6,6 +6,7 @@ use clap::ValueEnum;
 use super::super::memory::WORDS;
 use super::super::sharing::contents::{mix, step};
 
+/// How far pages compress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Kind {
     /// lz4 brings it to a little under half of a page.
@@ -22,6 +23,7 @@ pub enum Kind {
 const RECORD: usize = 8;
 
 impl Kind {
+    /// As in options and figures.
     pub fn name(self) -> &'static str {
         match self {
             Kind::Half => "half",
@@ -51,6 +53,7 @@ impl Kind {
         }
     }
 
+    /// Writes the whole page; the same for the same number and seed.
     pub fn fill(self, page: usize, seed: u64, to: &mut [u64; WORDS]) {
         let mut word = mix(seed ^ mix(page as u64 + 1));
         if self == Kind::Filled {

@@ -10,16 +10,17 @@
 //! | `read COUNT SEED ORDER` | reads so many of those, each timed | `times N P50 P99 MAX MEAN`, ns |
 //! | `check` | compares all its memory with what it wrote | `whole PAGES` |
 
-use std::io::{BufRead, Write};
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 
+use super::super::child;
 use super::super::memory::{Memory, WORDS};
 use super::super::sharing::contents::shuffle;
 use super::contents::Kind;
 use super::round::Order;
 
+#[allow(missing_docs, reason = "clap would print it in place of what the command says of itself")]
 #[derive(Clone, Debug, clap::Args)]
 pub struct FaulterArgs {
     #[arg(long)]
@@ -37,14 +38,7 @@ pub struct FaulterArgs {
 pub fn run(args: &FaulterArgs) -> Result<()> {
     let memory = Memory::map(args.mib << 8, args.file)?;
     let mut faulter = Faulter { memory, kind: args.kind, seed: args.seed };
-    for line in std::io::stdin().lock().lines() {
-        let line = line.context("standard input")?;
-        let words: Vec<&str> = line.split_whitespace().collect();
-        let answer = faulter.obey(&words).unwrap_or_else(|e| format!("error {e:#}"));
-        let mut out = std::io::stdout();
-        writeln!(out, "{answer}").and_then(|()| out.flush()).context("standard output")?;
-    }
-    Ok(())
+    child::serve(|words| faulter.obey(words))
 }
 
 struct Faulter {

@@ -11,6 +11,7 @@ pub struct Hogs {
 }
 
 impl Hogs {
+    /// They run from now on.
     pub fn start() -> Hogs {
         let over = Arc::new(AtomicBool::new(false));
         let processors = std::thread::available_parallelism().map_or(1, usize::from);

@@ -82,7 +82,8 @@ struct Results {
     peers: BTreeMap<(&'static str, Tier), Vec<PeerRound>>,
 }
 
-pub async fn run(quick: bool) -> Result<Outcome> {
+/// Tiers that the kernel lacks are left out.
+pub(super) async fn run(quick: bool) -> Result<Outcome> {
     let (mib, reads, repeats) = if quick { (32, 5000, 1) } else { (128, 20_000, 3) };
     let folder = Folder(leftovers::private_folder(&disk_folder())?);
     let mut results = Results::default();

@@ -32,6 +32,7 @@ pub enum Tier {
 }
 
 impl Tier {
+    /// In figures' names.
     pub fn name(self) -> &'static str {
         match self {
             Tier::Compressed => "ballast",
@@ -58,6 +59,7 @@ impl Tier {
 
 /// What one kind of contents showed.
 pub struct OurRound {
+    /// Of the faults.
     pub times: Times,
     /// Of the pages that are out, parts in the compressed tier (filled ones included) and in swap
     /// files.
@@ -65,6 +67,7 @@ pub struct OurRound {
     pub swapped: f64,
 }
 
+/// Starts a manager of its own. Err, too, where a page came back other than it was.
 pub async fn round(tier: Tier, kind: Kind, plan: &Plan) -> Result<OurRound> {
     let size = Bytes::from_mib(plan.mib as u64);
     let manager = Manager::start(&Options {

@@ -13,6 +13,7 @@ use crate::peers::cgroup::Cgroup;
 use crate::peers::swap::{Request, Space, Swap};
 use crate::say;
 
+/// What the kernel reclaims to; the first three with one page for one fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Tier {
     Zram,
@@ -26,6 +27,7 @@ pub enum Tier {
 /// All of them, and those that are best for random order.
 pub const TIERS: [Tier; 5] =
     [Tier::Zram, Tier::Zswap, Tier::Disk, Tier::ZramDefault, Tier::DiskDefault];
+/// How many of them, from the first on.
 pub const ONE_BY_ONE: usize = 3;
 
 /// The kernel's own `vm.page-cluster`.
@@ -37,6 +39,7 @@ const REST: Bytes = Bytes::from_mib(8);
 const PRIORITY: u16 = 32_000;
 
 impl Tier {
+    /// In figures' names.
     pub fn name(self) -> &'static str {
         match self {
             Tier::Zram => "zram",
@@ -47,6 +50,7 @@ impl Tier {
         }
     }
 
+    /// Whether it needs something of the kernel's that may be missing.
     pub fn is_memory(self) -> bool {
         !matches!(self, Tier::Disk | Tier::DiskDefault)
     }
@@ -83,6 +87,7 @@ impl Tier {
 
 /// What one tier did with one kind of contents.
 pub struct PeerRound {
+    /// Of the faults.
     pub times: Times,
     /// Machine memory that the tier took for a byte; NaN of a file. Above 1: it is not worth it; near
     /// 0: it passed the pages on.

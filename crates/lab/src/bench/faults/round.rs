@@ -27,6 +27,7 @@ impl Order {
         }
     }
 
+    /// Err: there is no such order.
     pub fn named(name: &str) -> Result<Order> {
         match Order::ALL.into_iter().find(|order| order.name() == name) {
             Some(order) => Ok(order),
@@ -38,10 +39,13 @@ impl Order {
 /// How much is done.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
+    /// Memory of the process.
     pub mib: usize,
     /// Pages that are read, of those that are out.
     pub reads: usize,
+    /// Of contents and order.
     pub seed: u64,
+    /// In which they are read.
     pub order: Order,
     /// Others want all processors while it reads.
     pub busy: bool,
@@ -50,17 +54,20 @@ pub struct Plan {
 /// Durations of single accesses, microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Times {
+    /// Accesses.
     pub count: f64,
     pub p50: f64,
     pub p99: f64,
     pub mean: f64,
 }
 
+/// The process, from the side that starts it.
 pub struct Faulter {
     child: Child,
 }
 
 impl Faulter {
+    /// `file`: its memory is a shared file, for the shim that `environment` preloads.
     pub fn start(
         plan: &Plan,
         kind: Kind,
@@ -74,14 +81,17 @@ impl Faulter {
         Ok(Faulter { child: Child::start("faulter", &words, environment)? })
     }
 
+    /// For its cgroup.
     pub fn pid(&self) -> u32 {
         self.child.pid
     }
 
+    /// All its memory is written.
     pub async fn fill(&mut self) -> Result<()> {
         self.child.ask("fill").await.map(drop)
     }
 
+    /// Asks the kernel to reclaim all its memory; some pages may stay.
     pub async fn page_out(&mut self) -> Result<()> {
         self.child.ask("pageout").await.map(drop)
     }

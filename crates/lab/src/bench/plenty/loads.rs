@@ -8,7 +8,9 @@ use ballast_units::Bytes;
 use crate::console::Event;
 use crate::guest::Guest;
 
+/// Of the guest.
 pub const MEMORY: Bytes = Bytes::from_mib(1024);
+/// Of the disk with dbench.
 pub const DISK: Bytes = Bytes::from_mib(256);
 /// Memory that is written, then read again and again.
 const BAND_MIB: u32 = 256;
@@ -24,15 +26,19 @@ pub struct Loads {
 }
 
 impl Loads {
+    /// To see that it works.
     pub fn quick() -> Loads {
         Loads { compute: 4, memory: 6, dbench: 4 }
     }
+    /// To measure.
     pub fn full() -> Loads {
         Loads { compute: 4, memory: 7, dbench: 5 }
     }
 
+    /// Loads, one workload of the guest each.
     pub const COUNT: usize = 3;
 
+    /// The guest runs them, one after the other, from its boot on.
     pub fn add_to(&self, guest: Guest) -> Guest {
         let memory = self.compute + BETWEEN;
         let dbench = memory + self.memory + BETWEEN;

@@ -22,6 +22,7 @@ const LIMIT: Duration = Duration::from_secs(180);
 /// As the manager sets it.
 const TRANSLATIONS_MIB: u32 = 16;
 
+/// See the table in `plenty`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     Plain,
@@ -33,6 +34,7 @@ pub enum Side {
 }
 
 impl Side {
+    /// In figures' names.
     pub fn name(self) -> &'static str {
         match self {
             Side::Plain => "plain",
@@ -53,6 +55,7 @@ impl Side {
         }
     }
 
+    /// One guest, from its start until its loads are done. Without `ksm` there is no `PlainKsm`.
     pub async fn measure(
         self,
         image: &Image,

@@ -95,6 +95,7 @@ fn kind(thread: &str) -> &'static str {
     known.copied().unwrap_or("other")
 }
 
+/// Now.
 pub fn held(manager: &Manager) -> Result<Held> {
     let status = format!("/proc/{}/status", manager.pid()?);
     let text = std::fs::read_to_string(&status).with_context(|| status.clone())?;

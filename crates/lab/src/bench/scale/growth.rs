@@ -4,12 +4,14 @@ use crate::figures::Outcome;
 
 /// Measured with a number of VMs.
 pub struct Point {
+    /// So many of them.
     pub vms: usize,
     /// Name and value; the same names at each point.
     pub figures: Vec<(String, f64)>,
 }
 
 impl Point {
+    /// NaN of what was not measured.
     pub fn get(&self, name: &str) -> f64 {
         let found = self.figures.iter().find(|(known, _)| known == name);
         found.map_or(f64::NAN, |(_, value)| *value)

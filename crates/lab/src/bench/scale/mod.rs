@@ -35,7 +35,7 @@ struct Plan {
     window: Duration,
 }
 
-pub async fn run(image: &Image, quick: bool) -> Result<Outcome> {
+pub(super) async fn run(image: &Image, quick: bool) -> Result<Outcome> {
     let plan = if quick {
         Plan {
             guests: &[0, 1, 10],

@@ -8,12 +8,13 @@
 //! | `check` | compares all those pages with what it wrote | `whole PAGES` |
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, Write};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 
+use super::super::child;
 use super::super::memory::Memory;
 
+#[allow(missing_docs, reason = "clap would print it in place of what the command says of itself")]
 #[derive(Clone, Debug, clap::Args)]
 pub struct SleeperArgs {
     #[arg(long)]
@@ -24,14 +25,7 @@ pub struct SleeperArgs {
 pub fn run(args: &SleeperArgs) -> Result<()> {
     let memory = Memory::map(args.mib << 8, true)?;
     let mut sleeper = Sleeper { memory, written: BTreeMap::new() };
-    for line in std::io::stdin().lock().lines() {
-        let line = line.context("standard input")?;
-        let words: Vec<&str> = line.split_whitespace().collect();
-        let answer = sleeper.obey(&words).unwrap_or_else(|e| format!("error {e:#}"));
-        let mut out = std::io::stdout();
-        writeln!(out, "{answer}").and_then(|()| out.flush()).context("standard output")?;
-    }
-    Ok(())
+    child::serve(|words| sleeper.obey(words))
 }
 
 struct Sleeper {

@@ -19,6 +19,7 @@ const GROUP: usize = 16;
 /// The longest run; a power of two.
 pub const LONGEST_RUN: usize = 16;
 
+/// What of a page can be saved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Zero,
@@ -27,6 +28,7 @@ pub enum Kind {
     Unique,
 }
 
+/// Of one memory.
 pub struct Contents {
     seed: u64,
     run: usize,
@@ -46,6 +48,7 @@ impl Contents {
         Contents { seed, run, place }
     }
 
+    /// Whole groups only.
     pub fn pages(&self) -> usize {
         self.place.len()
     }
@@ -54,6 +57,7 @@ impl Contents {
         self.pages() / 16 * sixteenths
     }
 
+    /// Of a page below `pages`.
     pub fn kind(&self, page: usize) -> Kind {
         match self.place[page] as usize {
             p if p < self.part(1) => Kind::Zero,
@@ -117,6 +121,7 @@ impl Contents {
     }
 }
 
+/// The same order for the same seed.
 pub fn shuffle(values: &mut [u32], seed: u64) {
     let mut state = mix(seed);
     for at in (1..values.len()).rev() {
@@ -125,10 +130,12 @@ pub fn shuffle(values: &mut [u32], seed: u64) {
     }
 }
 
+/// The next of a sequence of words (a linear congruential step).
 pub const fn step(word: u64) -> u64 {
     word.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f)
 }
 
+/// Spreads what words differ by over all their bits.
 pub const fn mix(x: u64) -> u64 {
     let x = (x ^ (x >> 31)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let x = (x ^ (x >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -11,16 +11,20 @@ use super::contents::Contents;
 /// What memory to hold.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
+    /// Rounded down to whole groups.
     pub mib: usize,
+    /// Of the contents.
     pub seed: u64,
     /// Neighbours that are copied together.
     pub run: usize,
 }
 
 impl Shape {
+    /// Pages that are held.
     pub fn pages(self) -> usize {
         self.contents().pages()
     }
+    /// What is in them.
     pub fn contents(self) -> Contents {
         Contents::new(self.mib << 8, self.seed, self.run)
     }
@@ -33,8 +37,10 @@ pub struct Times {
     pub p99: f64,
 }
 
+/// The process. Killed when it is dropped.
 pub struct Holder {
     child: Child,
+    /// The VMM's, where it is paged.
     pub pid: u32,
 }
 
@@ -58,10 +64,12 @@ impl Holder {
         self.child.ask(line).await
     }
 
+    /// All its memory is written.
     pub async fn fill(&mut self) -> Result<()> {
         self.ask("fill").await.map(drop)
     }
 
+    /// The kernel's scanner may look at its memory from now on.
     pub async fn mergeable(&mut self) -> Result<()> {
         self.ask("mergeable").await.map(drop)
     }
@@ -77,6 +85,7 @@ impl Holder {
         parse(&answer).with_context(|| format!("holder: '{answer}'"))
     }
 
+    /// Err: it did not end well.
     pub async fn end(self) -> Result<()> {
         self.child.end().await
     }

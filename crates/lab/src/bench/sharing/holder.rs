@@ -9,14 +9,15 @@
 //! | `write KIND COUNT SEED` | first writes to that many pages, each timed | `times N P50 P99 MAX`, ns |
 //! | `check` | compares all its memory with what it wrote | `whole PAGES` |
 
-use std::io::{BufRead, Write};
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 
+use super::super::child;
 use super::super::memory::Memory;
 use super::contents::{Contents, Kind, WORDS};
 
+#[allow(missing_docs, reason = "clap would print it in place of what the command says of itself")]
 #[derive(Clone, Debug, clap::Args)]
 pub struct HolderArgs {
     #[arg(long)]
@@ -37,14 +38,7 @@ pub fn run(args: &HolderArgs) -> Result<()> {
     let memory = Memory::map(contents.pages(), args.file)?;
     let changed = vec![false; contents.pages()];
     let mut holder = Holder { contents, memory, changed };
-    for line in std::io::stdin().lock().lines() {
-        let line = line.context("standard input")?;
-        let words: Vec<&str> = line.split_whitespace().collect();
-        let answer = holder.obey(&words).unwrap_or_else(|e| format!("error {e:#}"));
-        let mut out = std::io::stdout();
-        writeln!(out, "{answer}").and_then(|()| out.flush()).context("standard output")?;
-    }
-    Ok(())
+    child::serve(|words| holder.obey(words))
 }
 
 struct Holder {

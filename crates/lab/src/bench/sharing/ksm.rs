@@ -19,12 +19,17 @@ const SETTINGS: [&str; 3] = ["pages_to_scan", "sleep_millisecs", "advisor_mode"]
 /// How the scanner is run.
 #[derive(Clone, Copy, Debug)]
 pub struct Mode {
+    /// In figures' names.
     pub name: &'static str,
+    /// In one go.
     pub pages_to_scan: u32,
+    /// Between two of them.
     pub sleep_millisecs: u32,
+    /// Whether the kernel chooses the pages of one go itself (Linux 6.8 and later).
     pub advisor: bool,
 }
 
+/// Those that are compared with.
 pub const MODES: [Mode; 3] = [
     // The kernel's own defaults.
     Mode { name: "default", pages_to_scan: 100, sleep_millisecs: 20, advisor: false },
@@ -35,10 +40,13 @@ pub const MODES: [Mode; 3] = [
 /// The kernel's counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Counters {
+    /// Passes over all that may be merged.
     pub full_scans: u64,
     /// Pages of machine memory that stand for others, and the pages saved by them.
     pub shared: u64,
+    /// Pages saved.
     pub sharing: u64,
+    /// Pages looked at.
     pub scanned: u64,
 }
 
@@ -102,6 +110,7 @@ impl Ksm {
         Ok(true)
     }
 
+    /// Every page of its own again; the scanner stops.
     pub fn forget(&self) -> Result<()> {
         write("run", "2")
     }
@@ -119,6 +128,7 @@ impl Drop for Ksm {
     }
 }
 
+/// Of the whole host, since its boot.
 pub fn counters() -> Result<Counters> {
     Ok(Counters {
         full_scans: number("full_scans")?,
@@ -158,7 +168,7 @@ fn stat(text: &str, name: &str) -> Option<u64> {
     line.trim_start_matches(':').trim().parse().ok()
 }
 
-/// The keeper's whole life: see [`Ksm`].
+/// The keeper's whole life: see `Ksm`.
 pub fn keep() -> Result<()> {
     // SAFETY: ignoring a signal runs no code. What ends this program ends the keeper by its input.
     unsafe {

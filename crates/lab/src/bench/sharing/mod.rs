@@ -10,11 +10,11 @@
 //! | `watch` | a scanner at work |
 //! | `round` | what a round showed |
 
-pub mod contents;
-pub mod cpu;
+pub(super) mod contents;
+pub(crate) mod cpu;
 mod hold;
 mod holder;
-pub mod ksm;
+pub(crate) mod ksm;
 mod ours;
 mod peer;
 mod round;
@@ -27,8 +27,9 @@ use anyhow::{Context, Result, ensure};
 use crate::figures::Outcome;
 use crate::say;
 use crate::stats::median;
-pub use hold::{Holder, Shape};
+pub(super) use hold::{Holder, Shape};
 pub use holder::{HolderArgs, run as hold};
+pub use ksm::keep as keep_ksm;
 use ksm::{Ksm, MODES};
 use ours::OurRound;
 use round::{FIGURES, Plan, Round};
@@ -44,7 +45,8 @@ const QUIET_TARGET: f64 = 1.0 / 20.0;
 /// With the kernel's default of 65,530 mappings, a third of this and more can be shared page by page.
 const SCATTERED_MIB: usize = 256;
 
-pub async fn run(quick: bool) -> Result<Outcome> {
+/// Fails where there is no KSM to compare with.
+pub(super) async fn run(quick: bool) -> Result<Outcome> {
     let (plan, repeats) = if quick {
         (Plan { mib: 128, writes: 2000, passes: 2.0 }, 1)
     } else {

@@ -24,7 +24,9 @@ const PER_MAPPING: f64 = 222.0;
 
 /// A round, and what of its CPU time (while merging) was spent inside the paged process.
 pub struct OurRound {
+    /// As of the peers.
     pub round: Round,
+    /// CPU seconds of the shim's threads while merging.
     pub shim_cpu_s: f64,
     /// The whole manager's CPU time while merging, whatever it did.
     pub manager_cpu_s: f64,

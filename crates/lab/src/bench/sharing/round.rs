@@ -8,6 +8,7 @@ use super::watch::{Merge, Quiet};
 /// How much is done, and for how long.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
+    /// Memory of the holder.
     pub mib: usize,
     /// Pages that are written to after they were shared, of each kind.
     pub writes: usize,
@@ -15,9 +16,12 @@ pub struct Plan {
     pub passes: f64,
 }
 
+/// What one scanner showed.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Round {
+    /// From the beginning until nothing more was saved.
     pub merge: Merge,
+    /// Afterwards, while nothing changed.
     pub quiet: Quiet,
     /// Pages saved when all was quiet: both scanners find a last few pages late.
     pub saved: f64,
@@ -38,6 +42,7 @@ fn gib(pages: f64) -> f64 {
 /// A figure's name, and how to get it.
 type Figure = (&'static str, fn(&Round) -> f64);
 
+/// Those of each scanner.
 pub const FIGURES: [Figure; 16] = [
     ("saved_mib", |r| Pages(r.saved as u64).bytes().mib()),
     ("merge_cpu_s", |r| r.merge.cpu_s),

@@ -40,9 +40,13 @@ pub struct Merge {
 /// What a quiet time took.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Quiet {
+    /// How long it was.
     pub wall_s: f64,
+    /// CPU seconds of the scanner in it.
     pub cpu_s: f64,
+    /// Complete rounds over the memory.
     pub passes: f64,
+    /// Pages looked at.
     pub scanned: f64,
 }
 

@@ -25,6 +25,7 @@ pub struct About {
     pub kind: usize,
     /// MiB of a guest that are never touched.
     pub never: f64,
+    /// Lengths of the phases.
     pub times: Times,
 }
 
@@ -35,13 +36,16 @@ pub enum Phase {
     Boot,
     /// Until the database has its data.
     Fill,
+    /// The database answers queries.
     Busy,
     /// The database rests.
     Rest,
+    /// It answers again.
     Query,
 }
 
 impl Phase {
+    /// For people.
     pub fn name(self) -> &'static str {
         match self {
             Phase::Boot => "boot",
@@ -52,6 +56,7 @@ impl Phase {
         }
     }
 
+    /// In tables.
     pub fn number(self) -> f64 {
         f64::from(self as u8)
     }
@@ -86,6 +91,7 @@ const OF_VM: [&str; 8] = [
     "answers",
 ];
 
+/// Of the table that `watch` fills.
 pub fn columns() -> Vec<String> {
     let of_vms = VMS.iter().flat_map(|vm| OF_VM.map(|what| of(vm.name, what)));
     OF_HOST.iter().map(|c| (*c).to_owned()).chain(of_vms).collect()

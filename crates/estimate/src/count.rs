@@ -9,7 +9,7 @@ const MOST_REPEATED: usize = 5;
 
 /// Contents of the pages of one process: 8 bytes for each that is not zero.
 #[derive(Debug)]
-pub struct Contents {
+pub(crate) struct Contents {
     hasher: Hasher,
     zero: Pages,
     hashes: Vec<PageHash>,
@@ -41,7 +41,7 @@ impl Contents {
 
 /// Hashes of the pages that are not zero, in order.
 #[derive(Debug)]
-pub struct Sorted(Vec<PageHash>);
+pub(crate) struct Sorted(Vec<PageHash>);
 
 impl Sorted {
     /// All but one of each content.
@@ -60,7 +60,7 @@ pub struct Repeated {
 }
 
 /// What repeats itself in all processes taken together, and what does so most.
-pub fn across(processes: Vec<Sorted>) -> (Pages, Vec<Repeated>) {
+pub(crate) fn across(processes: Vec<Sorted>) -> (Pages, Vec<Repeated>) {
     let mut hashes: Vec<PageHash> = Vec::new();
     hashes.reserve_exact(processes.iter().map(|p| p.0.len()).sum());
     for process in processes {

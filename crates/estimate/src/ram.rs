@@ -12,7 +12,7 @@ use ballast_units::{Bytes, HostAddr};
 
 /// A part of a guest's RAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part {
+pub(crate) struct Part {
     pub start: HostAddr,
     /// One past the last byte.
     pub end: HostAddr,
@@ -22,13 +22,13 @@ pub struct Part {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub(crate) struct Place {
     pub file: FileId,
     pub offset: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct FileId {
+pub(crate) struct FileId {
     device: (u32, u32),
     inode: u64,
 }
@@ -60,7 +60,7 @@ enum Kind {
 
 /// What a process has of guest RAM.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Found {
+pub(crate) enum Found {
     Ram(Vec<Part>),
     Nothing,
     /// Nothing but what was counted with this process.
@@ -68,7 +68,7 @@ pub enum Found {
 }
 
 /// The guest RAM in the text of /proc/PID/maps: pieces of at least `min`.
-pub fn find(maps: &str, min: Bytes, pid: u32, claims: &mut Claims) -> Found {
+pub(crate) fn find(maps: &str, min: Bytes, pid: u32, claims: &mut Claims) -> Found {
     let mut counted = None;
     let mut pieces: Vec<Vec<(Vma, Kind)>> = Vec::new();
     for line in maps.lines() {

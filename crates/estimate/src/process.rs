@@ -9,11 +9,11 @@ use ballast_sharing::is_zero;
 use ballast_uffd::procmap::{Entry, Pagemap, Shown};
 use ballast_units::{Bytes, HostAddr, PAGE_SIZE, Pages};
 
-use super::EstimateError;
-use super::count::Contents;
-use super::pace::Pace;
-use super::ram::{Claims, FileId, Found, Part, find};
-use super::store::Store;
+use crate::EstimateError;
+use crate::count::Contents;
+use crate::pace::{Pace, Progress};
+use crate::ram::{Claims, FileId, Found, Part, find};
+use crate::store::Store;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 /// Looked up and read at once, 1 MiB: little time passes between the two, in which pages may go.
@@ -23,6 +23,7 @@ const WINDOW: u64 = 256;
 #[derive(Debug)]
 pub struct Process {
     pid: u32,
+    /// Its name, where it is one of the manager's VMs.
     pub vm: Option<String>,
     parts: Vec<Part>,
     stores: HashMap<FileId, Store>,
@@ -40,7 +41,7 @@ enum Where {
 
 /// What there was to read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Read {
+pub(crate) struct Read {
     pub guest_ram: Bytes,
     /// Read and counted.
     pub present: Pages,
@@ -75,10 +76,12 @@ impl Process {
         Ok(Process { pid, vm, parts, stores, pagemap, memory })
     }
 
+    /// Its number.
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
+    /// The mappings that are taken for guest RAM.
     pub fn guest_ram(&self) -> Bytes {
         Bytes(self.parts.iter().map(|part| part.len().0).sum())
     }
@@ -87,7 +90,12 @@ impl Process {
     ///
     /// # Errors
     /// [`EstimateError::Gone`] if it ended meanwhile.
-    pub fn read(&self, contents: &mut Contents, pace: &mut Pace) -> Result<Read, EstimateError> {
+    pub(crate) fn read(
+        &self,
+        contents: &mut Contents,
+        pace: &mut Pace,
+        tell: &mut impl FnMut(Progress),
+    ) -> Result<Read, EstimateError> {
         let mut read = Read { guest_ram: self.guest_ram(), ..Read::default() };
         let mut buffer = vec![0; WINDOW as usize * PAGE_SIZE];
         for part in &self.parts {
@@ -96,7 +104,7 @@ impl Process {
                 let n = Pages(((part.end.0 - at.0) / PAGE).min(WINDOW));
                 let before = read.present;
                 self.window(part, at, n, &mut buffer, contents, &mut read)?;
-                pace.step(n, read.present - before);
+                tell(pace.step(n, read.present - before));
                 at = HostAddr(at.0 + n.bytes().0);
             }
         }

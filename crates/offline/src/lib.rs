@@ -4,6 +4,8 @@
 //! Which process the VM is, its record in the manager's run folder says; that the process is still the
 //! one, its start time; and it is signalled by a pidfd, never by a number that may be another's by then.
 
+#![warn(missing_docs)]
+
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -22,6 +24,7 @@ const KILLED: Duration = Duration::from_secs(60);
 
 /// Why a VM was not ended.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum OfflineError {
     #[error("no ballastd answers, and the record of the VM cannot be used: {0}")]
     Record(#[from] RecordError),
@@ -45,37 +48,24 @@ pub enum End {
     Killed,
 }
 
+/// Which VM has ended, and how.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Ended {
+    /// Name of the VM.
     pub name: String,
+    /// Its process.
     pub pid: u32,
+    /// How it ended.
     pub end: End,
     /// Milliseconds that it had to obey SIGTERM; 0: it was not asked.
     pub grace_ms: u64,
 }
 
-impl Ended {
-    pub fn text(&self) -> String {
-        let Ended { name, pid, .. } = self;
-        let how = match self.end {
-            End::Gone => "had ended already".to_owned(),
-            End::Asked => "was told to end (SIGTERM), and has".to_owned(),
-            End::Killed if self.grace_ms == 0 => "was killed".to_owned(),
-            End::Killed => {
-                let s = self.grace_ms as f64 / 1e3;
-                format!(
-                    "did not obey SIGTERM within {s} s, as one that waits in a page fault; killed"
-                )
-            }
-        };
-        format!(
-            "{name}: no ballastd runs: its VMM (pid {pid}) {how}; the next ballastd clears its files\n"
-        )
-    }
-}
-
 /// Ends the VM of this name by what a manager that is gone noted in `run_dir`; None if it noted nothing.
-/// Without `grace` at once.
+/// With a `grace` of 0 at once.
+///
+/// # Errors
+/// A record that cannot be used, a manager that has the folder after all, or what the kernel refuses.
 pub fn stop(run_dir: &Path, name: &str, grace: Duration) -> Result<Option<Ended>, OfflineError> {
     let Some(record) = ProcessRecord::load(run_dir, name)? else { return Ok(None) };
     if has_manager(run_dir) {

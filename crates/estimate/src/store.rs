@@ -11,13 +11,13 @@ use std::os::unix::fs::FileExt;
 use ballast_sharing::is_zero;
 use ballast_units::{Bytes, PAGE_SIZE};
 
-use super::ram::{FileId, Part};
+use crate::ram::{FileId, Part};
 
 /// A file that is not longer may be the zeros which guests see where they have nothing.
 const ZEROS: Bytes = Bytes::from_mib(4);
 
 #[derive(Debug)]
-pub struct Store {
+pub(crate) struct Store {
     file: File,
     /// It holds nothing that a guest has.
     pub is_empty: bool,

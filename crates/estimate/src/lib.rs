@@ -13,7 +13,9 @@
 //! | `process` | the present pages of one process |
 //! | `store` | the files of pages that are shared already |
 //! | `count` | zero, repeated inside, repeated across |
-//! | `pace` | the rate limit, and the progress that is told |
+//! | `pace` | the rate limit, and how far the reading is |
+
+#![warn(missing_docs)]
 
 mod count;
 mod pace;
@@ -28,14 +30,15 @@ use ballast_units::Bytes;
 use serde::Serialize;
 
 pub use count::Repeated;
-pub use pace::Pace;
+pub use pace::{Pace, Progress};
 pub use process::Process;
+pub use ram::Claims;
 
 use count::{Contents, Sorted, across};
-pub use ram::Claims;
 
 /// Why a process cannot be estimated.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum EstimateError {
     #[error("there is no process {pid}")]
     Gone { pid: u32 },
@@ -55,6 +58,7 @@ pub enum EstimateError {
 /// One process. Bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ProcessEstimate {
+    /// Its number.
     pub pid: u32,
     /// Its name, where it is one of the manager's VMs.
     pub vm: Option<String>,
@@ -62,6 +66,7 @@ pub struct ProcessEstimate {
     pub guest_ram: u64,
     /// What of them is there and could be read. All that follows is among it.
     pub present: u64,
+    /// Pages full of zeros.
     pub zero: u64,
     /// All but one of each content that occurs more than once here, zero pages apart.
     pub repeated_inside: u64,
@@ -74,7 +79,9 @@ pub struct ProcessEstimate {
 /// All processes together. Bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Total {
+    /// The mappings that were taken for guest RAM.
     pub guest_ram: u64,
+    /// What of them is there and could be read.
     pub present: u64,
     /// Would be dropped, whatever the salts.
     pub zero: u64,
@@ -82,25 +89,32 @@ pub struct Total {
     pub repeated_inside: u64,
     /// Would be saved if all had one salt; `repeated_inside` is among it.
     pub repeated_across: u64,
+    /// Backed by common pages already.
     pub shared_now: u64,
+    /// Gone before it was read.
     pub unread: u64,
 }
 
+/// What sharing would save.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Estimate {
+    /// One by one, in the order they were read.
     pub processes: Vec<ProcessEstimate>,
+    /// All together.
     pub total: Total,
     /// The contents with the most copies, most first, zero pages apart.
     pub most_repeated: Vec<Repeated>,
 }
 
-/// Reads one process after the other. Those that end meanwhile are left out, and returned by number.
+/// Reads one process after the other; `tell` hears after every MiB how far it is. Those that end meanwhile are
+/// left out, and returned by number.
 ///
 /// # Errors
 /// What the kernel refuses, other than for a process that ended.
 pub fn estimate(
     processes: Vec<Process>,
     pace: &mut Pace,
+    mut tell: impl FnMut(Progress),
 ) -> Result<(Estimate, Vec<u32>), EstimateError> {
     let hasher = Hasher::new(&RandomState::new().hash_one(0u8).to_le_bytes(), "estimate");
     let mut all = Estimate::default();
@@ -108,7 +122,7 @@ pub fn estimate(
     let mut contents: Vec<Sorted> = Vec::new();
     for process in processes {
         let mut found = Contents::new(hasher.clone());
-        let read = match process.read(&mut found, pace) {
+        let read = match process.read(&mut found, pace, &mut tell) {
             Ok(read) => read,
             Err(EstimateError::Gone { pid }) => {
                 ended.push(pid);

@@ -1,0 +1,184 @@
+use super::*;
+
+fn check(text: &str) -> Result<Config, ConfigError> {
+    let shim = std::env::current_exe().ok();
+    let over = Overrides { shim, ..Overrides::default() };
+    Config::read(Path::new("ballast.toml"), text, over, Bytes::from_mib(16 << 10))
+}
+
+#[test]
+fn an_empty_file_is_the_defaults() {
+    let config = check("").unwrap();
+    assert_eq!(config.budget, Bytes((16384 << 20) - (16384 << 20) / 5).pages());
+    assert_eq!(config.tax, TaxRate::new(0.75).unwrap());
+    assert_eq!(config.sampling, SamplingConfig::default());
+    assert_eq!(config.socket, Path::new("/run/ballast/api.sock"));
+    assert_eq!(config.sharing, SharingSettings::default());
+    assert!(config.sharing.enabled);
+}
+
+#[test]
+fn sharing_is_read_in_full() {
+    let text = "[sharing]\nenabled = false\norder = \"written\"\nrate_mib_s = 64\n\
+                vm_rate_mib_s = 16\ncpu_percent = 2.5\nscan_time_s = 3600\n\
+                rehome_after_ms = 500\n";
+    let expected = SharingSettings {
+        enabled: false,
+        order: ScanOrder::Written,
+        rate: Pages::from_mib(64),
+        vm_rate: Pages::from_mib(16),
+        cpu_percent: 2.5,
+        scan_time: Duration::from_secs(3600),
+        rehome_after: Duration::from_millis(500),
+    };
+    assert_eq!(check(text).unwrap().sharing, expected);
+}
+
+#[test]
+fn compression_is_read_in_full() {
+    assert_eq!(check("").unwrap().compression, Compression::default());
+    let text = "[compression]\nalgorithm = \"zstd\"\ncache_percent = 25\n";
+    let expected =
+        Compression { algorithm: Some(Algorithm::Zstd), percent: 25, ..Compression::default() };
+    assert_eq!(check(text).unwrap().compression, expected);
+    let off = check("[compression]\nenabled = false\n").unwrap().compression;
+    assert_eq!(off, Compression::OFF);
+}
+
+#[test]
+fn vms_and_pools_are_read_in_full() {
+    let config = check(
+        "[defaults]\nshares = 100\n[[vm]]\nname = \"db-*\"\npool = \"prod/db\"\nmin = \"50%\"\n\
+         max = \"2G\"\ntax = 0.25\n[pool.prod]\nmin = \"4G\"\nmax = \"8G\"\nshares = 7\n\
+         [pool.\"prod/db\"]\nexpandable = false\nmin = \"1G\"\ntax = 0.5\n",
+    )
+    .unwrap();
+    let rule = rules::rule_for(&config.vms, "db-7");
+    assert_eq!((rule.shares, rule.tax), (Some(100), Some(0.25)));
+    assert_eq!(rule.pool.as_deref(), Some("prod/db"));
+    assert_eq!(rule.min.map(|m| m.of(Pages(100))), Some(Pages(50)));
+    assert_eq!(rule.max.map(|m| m.of(Pages(100))), Some(Pages::from_mib(2048)));
+    assert_eq!(rules::rule_for(&config.vms, "web").pool, None);
+    let [prod, db] = &config.pools[..] else { panic!("{:?}", config.pools) };
+    assert_eq!((prod.min, prod.max), (Pages::from_mib(4096), Some(Pages::from_mib(8192))));
+    assert_eq!((prod.shares, prod.expandable, prod.tax), (7, true, None));
+    assert_eq!((db.parent(), db.expandable), (Some("prod"), false));
+    assert_eq!(db.tax.map(TaxRate::get), Some(0.5));
+}
+
+#[test]
+fn the_journal_is_kept_unless_it_is_not_wanted() {
+    let default = check("").unwrap().journal.unwrap();
+    assert_eq!(
+        (default.folder.to_str(), default.limit),
+        (Some("/var/lib/ballast/journal"), 64 << 20)
+    );
+    let elsewhere = check("run_dir = \"/a\"\n").unwrap().journal.unwrap();
+    assert_eq!(elsewhere.folder, Path::new("/a/journal"));
+    let own = check("[journal]\nfolder = \"/b\"\nlimit = \"2M\"\n").unwrap().journal.unwrap();
+    assert_eq!((own.folder.to_str(), own.limit), (Some("/b"), 2 << 20));
+    assert_eq!(check("[journal]\nenabled = false\n").unwrap().journal, None);
+}
+
+#[test]
+fn swap_locations_are_in_order_of_priority() {
+    let config = check(
+        "[[swap.location]]\npath = \"/disk\"\n[[swap.location]]\npath = \"/ssd\"\n\
+         priority = 10\n[[swap.location]]\npath = \"/slow\"\npriority = -1\n",
+    )
+    .unwrap();
+    let places: Vec<_> =
+        config.swap.iter().map(|l| (l.path.to_str().unwrap(), l.priority)).collect();
+    assert_eq!(places, [("/ssd", 10), ("/disk", 0), ("/slow", -1)]);
+    assert_eq!(config.swap_dir, None);
+    let lone = check("swap_dir = \"/only\"\n").unwrap();
+    assert_eq!(lone.swap_dir.as_deref(), Some(Path::new("/only")));
+    assert_eq!(lone.swap, [SwapLocation { path: "/only".into(), priority: 0 }]);
+}
+
+#[test]
+fn mistakes_are_refused_as_a_whole_and_name_their_line_or_key() {
+    for (text, wanted) in [
+        ("budget = \"1G\"\nshares = 4\n", "line 2"),
+        ("budget = \"1G\"\n\n[sampling]\nsamples = \"many\"\n", "line 4"),
+        ("budget = \n", "line 1"),
+        ("budget = \"12Q\"\n", "budget: '12Q' is not a size"),
+        ("budget = \"1M\"\n", "budget: 1 MiB is below"),
+        ("budget = \"64G\"\n", "more than the host's memory"),
+        ("budget = \"1G\"\nreserve = \"1G\"\n", "reserve: give either"),
+        ("tax = 1.0\n", "tax"),
+        ("[sampling]\nperiod_s = 0\n", "ballast.toml, line 2: sampling.period_s"),
+        ("[admission]\nwait_s = 0\n", "line 2: admission.wait_s"),
+        ("[admission]\nvmm_memory = \"none\"\n", "line 2"),
+        ("[[vm]]\nshares = 4\n", "line 1: vm[0]: without a name"),
+        ("[[vm]]\nname = \"a b\"\n", "line 2: vm[0].name: 'a b' is not"),
+        ("[[vm]]\nname = \"a\"\n\n[[vm]]\nname = \"b\"\nshares = 0\n", "line 6: vm[1].shares"),
+        ("[[vm]]\nname = \"a\"\nmin = \"120%\"\n", "line 3: vm[0].min: '120%' is not"),
+        ("[[vm]]\nname = \"a\"\nmin = \"2G\"\nmax = \"1G\"\n", "line 3: vm[0].min: above max"),
+        ("[[vm]]\nname = \"a\"\npool = \"x\"\n", "line 3: vm[0].pool: no pool 'x'"),
+        ("[[vm]]\nname = \"a\"\nsize = 3\n", "line 3"),
+        ("[defaults]\ntax = 1.5\n", "line 2: defaults.tax"),
+        ("[defaults]\nname = \"x\"\n", "line 2: defaults.name"),
+        ("[pool.\"a/b\"]\n", "line 1: pool.\"a/b\": the pool 'a' that it is in"),
+        ("[pool.a]\nmin = \"2G\"\nmax = \"1G\"\n", "line 3: pool.a.max: 1 GiB is below min"),
+        ("[pool.\"a//b\"]\n", "is not a name"),
+        ("[pool.a]\nexpandable = 1\n", "line 2"),
+        ("[pool.a]\nmin = \"99G\"\n", "line 1: pool: its pools' mins do not fit"),
+        (
+            "[pool.a]\nmin = \"1G\"\nexpandable = false\n[pool.\"a/b\"]\nmin = \"2G\"\n",
+            "line 2: pool.a.min: its pools' mins do not fit: needs 2 GiB unreserved, pool a has \
+             1 GiB left of its min",
+        ),
+        ("[sampling]\nsamples = 0\n", "sampling"),
+        ("[balloon]\nmax_fraction = 2.0\n", "balloon.max_fraction"),
+        ("shim_group = \"no such group\"\n", "shim_group"),
+        ("[balloon]\nrate_mib_s = 0\n", "balloon"),
+        ("[balloon]\nrate_mib_s = 72057594037927937\n", "balloon"),
+        ("[pager]\nfault_around = \"12K\"\n", "pager.fault_around"),
+        ("[pager]\nlarge_pages_from = \"always\"\n", "pager.large_pages_from"),
+        ("thresholds = \"steep\"\n", "line 1"),
+        ("[policy]\nkind = \"steep\"\n", "line 2"),
+        ("[sharing]\norder = \"alphabetic\"\n", "line 2"),
+        ("[sharing]\nenabled = 1\n", "line 2"),
+        ("[sharing]\nsalt = \"x\"\n", "line 2"),
+        ("[sharing]\nrate_mib_s = 0\n", "sharing.rate_mib_s"),
+        ("[sharing]\nvm_rate_mib_s = 99999999999\n", "sharing.vm_rate_mib_s"),
+        ("[sharing]\ncpu_percent = 0\n", "sharing.cpu_percent"),
+        ("[sharing]\ncpu_percent = nan\n", "sharing.cpu_percent"),
+        ("[sharing]\ncpu_percent = 400\n", "sharing.cpu_percent"),
+        ("[sharing]\nscan_time_s = -1\n", "sharing.scan_time_s"),
+        ("[sharing]\nrehome_after_ms = 0\n", "sharing.rehome_after_ms"),
+        ("[journal]\nlimit = \"1K\"\n", "journal.limit: 1 KiB is below 1 MiB"),
+        ("[journal]\nsize = \"1M\"\n", "line 2"),
+        ("[compression]\nalgorithm = \"lzw\"\n", "line 2"),
+        ("[compression]\ncache_percent = 0\n", "compression.cache_percent"),
+        ("[compression]\nenabled = false\ncache_percent = 51\n", "compression.cache_percent"),
+        ("[[swap.location]]\npriority = 1\n", "line 1"),
+        ("[[swap.location]]\npath = \"/a\"\npriority = \"x\"\n", "line 3"),
+        ("swap_dir = \"/b\"\n[[swap.location]]\npath = \"/a\"\n", "swap.location: give either"),
+        (
+            "[[swap.location]]\npath = \"/a\"\n[[swap.location]]\npath = \"/a\"\n",
+            "swap.location: /a: named twice",
+        ),
+    ] {
+        let error = check(text).unwrap_err().to_string();
+        assert!(error.contains(wanted), "{text:?}: {error}");
+        assert!(!error.contains('\n'), "{error}");
+    }
+}
+
+#[test]
+fn the_command_line_wins() {
+    let file = parse(Path::new("x"), "budget = \"1G\"\ntax = 0.5\nrun_dir = \"/a\"\n").unwrap();
+    let over = Overrides {
+        budget: Some(Bytes::from_mib(512)),
+        run_dir: Some("/b".into()),
+        shim: std::env::current_exe().ok(),
+        ..Overrides::default()
+    };
+    let config = Config::check(file, over, "x", Bytes::from_mib(2048)).unwrap();
+    assert_eq!(config.budget, Pages::from_mib(512));
+    assert_eq!(config.run_dir, Path::new("/b"));
+    assert_eq!(config.swap_dir.as_deref(), Some(Path::new("/b/swap")));
+    assert_eq!(config.tax, TaxRate::new(0.5).unwrap());
+}

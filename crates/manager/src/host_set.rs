@@ -1,0 +1,90 @@
+//! What `host set` said, kept in a file of the run folder for the next manager: it wins over the
+//! configuration and the command line until the folder goes, with the last VM.
+
+use std::path::Path;
+
+use ballast_policy::TaxRate;
+use ballast_units::Pages;
+use serde::{Deserialize, Serialize};
+
+use crate::config::check_budget;
+use crate::manager::{Failure, Manager};
+use crate::vm::lock;
+use crate::whole_file;
+
+/// Of the file, in the run folder.
+pub const NAME: &str = "host.json";
+
+/// None: as configured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct HostSet {
+    /// Within what `check_budget` allows.
+    #[serde(default)]
+    pub budget: Option<Pages>,
+    /// 0 <= rate < 1.
+    #[serde(default)]
+    pub tax: Option<f64>,
+}
+
+impl HostSet {
+    /// # Errors
+    /// What a former manager left cannot be used.
+    pub fn load(run_dir: &Path) -> anyhow::Result<HostSet> {
+        let path = run_dir.join(NAME);
+        let named = |e: String| anyhow::anyhow!("{}: {e}", path.display());
+        let set: HostSet = match std::fs::read(&path) {
+            Ok(text) => serde_json::from_slice(&text).map_err(|e| named(e.to_string()))?,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(HostSet::default()),
+            Err(e) => return Err(named(e.to_string())),
+        };
+        if let Some(budget) = set.budget {
+            check_budget(budget).map_err(|e| named(format!("budget: {e}")))?;
+        }
+        if let Some(tax) = set.tax {
+            TaxRate::new(tax).map_err(|e| named(format!("tax: {e}")))?;
+        }
+        Ok(set)
+    }
+
+    fn save(&self, run_dir: &Path) -> std::io::Result<()> {
+        whole_file::write(&run_dir.join(NAME), &serde_json::to_vec(self)?)
+    }
+}
+
+impl Manager {
+    /// Notes what is set now, beside what was set before. Under the lock of changes.
+    pub(crate) fn keep_host_set(
+        &self,
+        budget: Option<Pages>,
+        tax: Option<TaxRate>,
+    ) -> Result<(), Failure> {
+        let mut kept = lock(&self.host_set);
+        let set =
+            HostSet { budget: budget.or(kept.budget), tax: tax.map(TaxRate::get).or(kept.tax) };
+        set.save(&self.config().run_dir)
+            .map_err(|e| Failure::internal(format!("host: writing it down: {e}")))?;
+        *kept = set;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_set_is_found_again_and_nonsense_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(HostSet::load(dir.path()).unwrap(), HostSet::default());
+        let set = HostSet { budget: Some(Pages::from_mib(512)), tax: Some(0.5) };
+        set.save(dir.path()).unwrap();
+        assert_eq!(HostSet::load(dir.path()).unwrap(), set);
+        for (text, part) in
+            [("{", "host.json"), ("{\"budget\":1}", "budget"), ("{\"tax\":2.0}", "tax")]
+        {
+            std::fs::write(dir.path().join(NAME), text).unwrap();
+            let error = HostSet::load(dir.path()).unwrap_err().to_string();
+            assert!(error.contains(part), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! The logs in the VMs' run folders, `console.log` and `qemu.log`: in memory, so bounded. What a guest says
+//! through its serial port must not take the room of pmaps and compressed pages.
+
+use std::collections::HashSet;
+use std::fs::{File, OpenOptions};
+use std::io::Write as _;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use crate::manager::Manager;
+use crate::vm::lock;
+
+/// A log that is longer is cut.
+const MOST: u64 = 1 << 20;
+/// What is kept of it: its end.
+const KEPT: u64 = MOST / 2;
+/// VMs that have ended whose logs stay: the last ones.
+const ENDED: usize = 32;
+const PERIOD: Duration = Duration::from_secs(1);
+
+/// The thread that cuts them.
+pub fn watch(manager: &Manager) {
+    let mut told = HashSet::new();
+    while !manager.is_stopping() {
+        let vms = manager.config().run_dir.join("vms");
+        for folder in std::fs::read_dir(&vms).into_iter().flatten().flatten() {
+            for log in ["console.log", "qemu.log"].map(|log| folder.path().join(log)) {
+                match cut(&log) {
+                    Ok(true) if told.insert(log.clone()) => {
+                        tracing::warn!(
+                            "{}: over {} KiB: its end is kept",
+                            log.display(),
+                            MOST >> 10
+                        );
+                    }
+                    Err(e) if told.insert(log.clone()) => {
+                        tracing::warn!("{}: {e}", log.display());
+                    }
+                    _ => {}
+                }
+            }
+        }
+        told.retain(|log| log.exists());
+        prune(&vms, |name, remove| {
+            // One that is being started has no record yet. Held, so that none begins to be.
+            let starting = lock(&manager.starting);
+            if !starting.contains_key(name) && manager.vm(name).is_err() {
+                remove();
+            }
+        });
+        std::thread::sleep(PERIOD);
+    }
+}
+
+/// Cuts a log that is too long to its last lines. Its writer appends, so goes on behind them; what it writes
+/// in this moment may be lost. Answers whether it was too long.
+fn cut(log: &Path) -> std::io::Result<bool> {
+    let len = match std::fs::symlink_metadata(log) {
+        Ok(meta) if meta.is_file() => meta.len(),
+        _ => return Ok(false),
+    };
+    if len <= MOST {
+        return Ok(false);
+    }
+    let flags = (rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK).bits() as i32;
+    let mut options = OpenOptions::new();
+    let mut file: File = options.read(true).append(true).custom_flags(flags).open(log)?;
+    let mut end = vec![0; KEPT as usize];
+    file.read_exact_at(&mut end, len - KEPT)?;
+    let line = end.iter().position(|&byte| byte == b'\n').map_or(0, |at| at + 1);
+    file.set_len(0)?;
+    file.write_all(&end[line..])?;
+    Ok(true)
+}
+
+/// Removes the folders of VMs that have ended but for the last ones. `unless_there` calls what it is given unless
+/// there is a VM of that name.
+fn prune(vms: &Path, unless_there: impl Fn(&str, &dyn Fn())) {
+    let folders = std::fs::read_dir(vms).into_iter().flatten().flatten();
+    let mut ended: Vec<(SystemTime, std::path::PathBuf)> = folders
+        .filter(|folder| !folder.path().join("vm.json").exists())
+        .filter_map(|folder| Some((folder.metadata().ok()?.modified().ok()?, folder.path())))
+        .collect();
+    if ended.len() <= ENDED {
+        return;
+    }
+    ended.sort();
+    let more = ended.len() - ENDED;
+    for (_, folder) in ended.into_iter().take(more) {
+        let name = folder.file_name().unwrap_or_default().to_string_lossy();
+        unless_there(&name, &|| {
+            if !folder.join("vm.json").exists() {
+                let _ = std::fs::remove_dir_all(&folder);
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_log_that_is_too_long_keeps_its_end_and_goes_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("console.log");
+        assert!(!cut(&log).unwrap());
+        let mut writer = OpenOptions::new().create(true).append(true).open(&log).unwrap();
+        let line = |n: usize| format!("{n:0>62}.\n");
+        let lines = MOST as usize / 64;
+        for n in 0..lines {
+            writer.write_all(line(n).as_bytes()).unwrap();
+        }
+        assert!(!cut(&log).unwrap(), "as long as it may be");
+        writer.write_all(line(lines).as_bytes()).unwrap();
+        assert!(cut(&log).unwrap());
+        writer.write_all(line(lines + 1).as_bytes()).unwrap();
+        let text = std::fs::read_to_string(&log).unwrap();
+        assert!(text.len() as u64 <= KEPT + 64 && text.len() as u64 > KEPT - 128);
+        assert!(text.starts_with('0') && text.ends_with(&(line(lines) + &line(lines + 1))));
+        // Nothing that it is made to point at is cut.
+        std::fs::rename(&log, dir.path().join("other")).unwrap();
+        std::fs::write(dir.path().join("other"), vec![b'x'; 2 << 20]).unwrap();
+        std::os::unix::fs::symlink(dir.path().join("other"), &log).unwrap();
+        assert!(!cut(&log).unwrap());
+    }
+
+    #[test]
+    fn of_vms_that_have_ended_the_last_logs_stay() {
+        let vms = tempfile::tempdir().unwrap();
+        let begun = SystemTime::UNIX_EPOCH;
+        for n in 0..ENDED as u64 + 4 {
+            let folder = vms.path().join(format!("vm{n}"));
+            std::fs::create_dir(&folder).unwrap();
+            if n == 0 {
+                std::fs::write(folder.join("vm.json"), "").unwrap();
+            }
+            let at = begun + Duration::from_secs(1000 + n);
+            File::open(&folder).unwrap().set_modified(at).unwrap();
+        }
+        // One runs; of the others one has no record yet.
+        prune(vms.path(), |name, remove| match name {
+            "vm1" => {}
+            // A start that has come so far meanwhile that it has a record.
+            "vm2" => {
+                std::fs::write(vms.path().join("vm2/vm.json"), "").unwrap();
+                remove();
+            }
+            _ => remove(),
+        });
+        let there = |n: usize| vms.path().join(format!("vm{n}")).exists();
+        assert!(there(0) && there(1) && there(2) && !there(3) && there(4));
+        assert_eq!(std::fs::read_dir(vms.path()).unwrap().count(), ENDED + 3);
+    }
+}

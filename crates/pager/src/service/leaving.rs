@@ -1,0 +1,222 @@
+//! Shared pages leave, too. A page that n guest pages share gains a n-th of a page for each that leaves, so
+//! it is taken so much more seldom; and what guests shared at boot and never use again is worth taking
+//! sooner than what they work on, whereas what all of them run on is not. Which of the two a store holds is
+//! measured: how many of the pages that left are wanted back, for a page of memory gained, against the same of
+//! the VM's own pages.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+
+use ballast_units::Ppn;
+
+use super::reclaim::Reclaim;
+use crate::backend::MemError;
+use crate::memory::CounterValues;
+use crate::word::State;
+
+/// Pages that are brought home to be evicted at one time: one message to the shim.
+const TOGETHER: usize = 16;
+/// While more than this is asked for, shared pages stay: leaving takes them longer, and gains less.
+const HURRY: u64 = 1024;
+/// Pages of memory gained of either kind before the two are compared.
+const ENOUGH: f64 = 64.0;
+/// How much a comparison moves the balance at most.
+const STEP: f64 = 2.0;
+/// The chance of a shared page that is proposed, times the pages that share it: its bounds. What comes
+/// back is tried seldom, not never: it may have become cold.
+const LEAST: f64 = 1.0 / 32.0;
+const MOST: f64 = 2.0;
+
+/// What left and was wanted back, of one kind of pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Kind {
+    /// Pages of memory gained.
+    gained: f64,
+    /// Pages that their guest waited for.
+    back: f64,
+}
+
+impl Kind {
+    /// Faults for a page gained. What never came back may do so yet: as if half a page of [`ENOUGH`] had.
+    fn price(self) -> f64 {
+        self.back / self.gained + 0.5 / ENOUGH
+    }
+}
+
+/// How readily shared pages leave, against a VM's own.
+#[derive(Clone, Debug)]
+struct Balance {
+    chance: f64,
+    shared: Kind,
+    own: Kind,
+    seen: CounterValues,
+}
+
+impl Balance {
+    fn new() -> Balance {
+        Balance {
+            chance: 1.0,
+            shared: Kind::default(),
+            own: Kind::default(),
+            seen: CounterValues::default(),
+        }
+    }
+
+    fn own_left(&mut self) {
+        self.own.gained += 1.0;
+    }
+    fn shared_left(&mut self, gained: f64) {
+        self.shared.gained += gained;
+    }
+
+    /// Compares once enough has left. Answers whether it did.
+    fn weigh(&mut self, now: CounterValues) -> bool {
+        if self.shared.gained < ENOUGH || self.own.gained < ENOUGH {
+            return false;
+        }
+        let since = |now: u64, seen: u64| now.saturating_sub(seen) as f64;
+        self.shared.back = since(now.shared_back, self.seen.shared_back);
+        self.own.back = since(now.own_back, self.seen.own_back);
+        let cheaper = self.own.price() / self.shared.price();
+        self.chance = (self.chance * cheaper.clamp(1.0 / STEP, STEP)).clamp(LEAST, MOST);
+        *self = Balance { chance: self.chance, seen: now, ..Balance::new() };
+        true
+    }
+}
+
+/// A page that came home to be evicted.
+#[derive(Clone, Copy, Debug)]
+struct FromStore {
+    /// Of a page, by those that shared it when it was chosen.
+    gained: f64,
+    /// Whether it was the last of them, so that its leaving gains memory.
+    last: bool,
+}
+
+/// What one reclaim thread knows of it.
+pub(super) struct Leaving {
+    balance: Balance,
+    chosen: BTreeMap<Ppn, f64>,
+    home: BTreeMap<Ppn, FromStore>,
+}
+
+impl Leaving {
+    pub fn new() -> Leaving {
+        Leaving { balance: Balance::new(), chosen: BTreeMap::new(), home: BTreeMap::new() }
+    }
+}
+
+impl Reclaim {
+    /// A page was proposed that is not at home: it may be one that leaves the store.
+    pub(super) fn consider_shared(&mut self, ppn: Ppn) {
+        if self.vm.evict_goal.load(Ordering::Relaxed) > HURRY {
+            return;
+        }
+        let memory = self.vm.memory.clone();
+        let word = memory.pmap().load(ppn);
+        if word.state() != State::Shared || !word.is_idle() || word.sampled() || memory.is_parked()
+        {
+            return;
+        }
+        let Some((page, member)) = word.store_page().zip(memory.membership()) else { return };
+        let refs = member.domain.refs(page).max(1) as f64;
+        if self.replacement.chance(self.leaving.balance.chance / refs) && !self.is_spared(ppn) {
+            self.leaving.chosen.insert(ppn, 1.0 / refs);
+        }
+    }
+
+    /// Once there are some, the shared pages that were chosen come home, and are the next to be evicted.
+    pub(super) fn bring_chosen(&mut self) {
+        if self.leaving.chosen.len() < TOGETHER {
+            return;
+        }
+        let memory = self.vm.memory.clone();
+        let store_page = |ppn: Ppn| memory.pmap().load(ppn).store_page();
+        let chosen: Vec<_> = std::mem::take(&mut self.leaving.chosen)
+            .into_iter()
+            .filter_map(|(ppn, gained)| Some((ppn, gained, store_page(ppn)?)))
+            .collect();
+        let pages: Vec<Ppn> = chosen.iter().map(|c| c.0).collect();
+        match memory.go_home(&pages) {
+            Ok(_) | Err(MemError::Gone) => {}
+            Err(e) => self.vm.set_ill(format!("bringing pages home: {e}")),
+        }
+        let Some(member) = memory.membership() else { return };
+        self.leaving.home.clear();
+        for (ppn, gained, page) in chosen {
+            let word = memory.pmap().load(ppn);
+            if word.state() == State::Resident && word.is_idle() {
+                let last = member.domain.refs(page) == 0;
+                self.leaving.home.insert(ppn, FromStore { gained, last });
+                self.victims.push(ppn);
+            }
+        }
+    }
+
+    /// A page was evicted, which gained so much of its own memory. Answers how much of the host's.
+    pub(super) fn has_left(&mut self, ppn: Ppn, gained: u64) -> u64 {
+        let from_store = self.leaving.home.remove(&ppn);
+        let gained = match from_store {
+            Some(from) => {
+                self.vm.memory.note_left_store(ppn);
+                self.leaving.balance.shared_left(from.gained);
+                // What others still share stays where it is.
+                if from.last { gained } else { gained.saturating_sub(1) }
+            }
+            None => {
+                self.leaving.balance.own_left();
+                gained
+            }
+        };
+        if self.leaving.balance.weigh(self.vm.memory.counters.values()) {
+            let chance = self.leaving.balance.chance;
+            tracing::debug!(vm = %self.vm.name, chance, "how readily shared pages leave");
+        }
+        gained
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+
+    /// A balance after `rounds` comparisons, of so many pages that come back of each hundred that leave.
+    fn after(rounds: u64, refs: f64, shared_back: u64, own_back: u64) -> f64 {
+        let mut balance = Balance::new();
+        let mut now = CounterValues::default();
+        for _ in 0..rounds {
+            let before = balance.chance;
+            for _ in 0..1000 {
+                (0..100).for_each(|_| balance.own_left());
+                (0..100).for_each(|_| balance.shared_left(1.0 / refs));
+                now.shared_back += shared_back;
+                now.own_back += own_back;
+                balance.weigh(now);
+                if balance.chance != before {
+                    break;
+                }
+            }
+        }
+        balance.chance
+    }
+
+    #[test]
+    fn what_never_comes_back_leaves_ever_more_readily_and_what_all_need_ever_less() {
+        assert_eq!(after(0, 5.0, 0, 50), 1.0);
+        assert_eq!(after(1, 5.0, 0, 50), STEP);
+        assert_eq!(after(20, 5.0, 0, 50), MOST);
+        assert_eq!(after(1, 5.0, 90, 50), 1.0 / STEP);
+        assert_eq!(after(20, 5.0, 90, 50), LEAST);
+        // Nothing comes back of either: nothing is known, however many share a page.
+        assert_eq!((after(20, 1.0, 0, 0), after(20, 5.0, 0, 0)), (1.0, 1.0));
+    }
+
+    #[test]
+    fn a_page_that_many_share_must_come_back_the_less_often_to_be_worth_taking() {
+        // Ten in a hundred of five sharers each: half a fault for a page gained, as of its own.
+        let even = after(30, 5.0, 10, 50);
+        assert!((0.5..=2.0).contains(&even), "{even}");
+        assert!(after(30, 5.0, 20, 50) < 0.1);
+        assert_eq!(after(30, 5.0, 5, 50), MOST);
+    }
+}

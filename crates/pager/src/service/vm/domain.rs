@@ -1,0 +1,109 @@
+//! With whom a VM shares pages: it joins a domain, moves to another, and leaves with its VMM.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+
+use ballast_units::Pages;
+
+use super::super::priority::Urgency;
+use super::super::share::ShareService;
+use super::{PagedVm, StartError};
+use crate::guest_ram::GuestRam;
+use crate::mappings::Mappings;
+use crate::sharing::Domain;
+use crate::sharing::control::Control;
+use crate::word::State;
+
+/// A change of domain that is under way.
+pub(in crate::service) struct Leaving {
+    /// Where it is to go.
+    pub to: Arc<Domain<GuestRam>>,
+    /// To be called when nothing of the VM can be on its way into either domain.
+    pub switch: Switch,
+}
+
+type Switch = Box<dyn FnOnce(&Mappings) -> bool + Send>;
+
+impl PagedVm {
+    /// Joins a domain, and looks for pages to share in it as `control` allows, once `set_may_share`
+    /// allows it too. The way to the shim must be connected, and the domain's store set.
+    pub fn share_in(
+        &mut self,
+        domain: &Arc<Domain<GuestRam>>,
+        control: Arc<Control>,
+        seed: u64,
+    ) -> Result<(), StartError> {
+        if self.memory().membership().is_none() {
+            domain.join(&self.shared.memory)?;
+        }
+        let service = ShareService::new(self.shared.clone(), control, seed);
+        self.spawn("share", Urgency::Nobody, move || service.run())
+    }
+
+    /// Its part of the common pages: a page that n share counts 1/n for each (vSphere's "consumed").
+    pub fn shared_part(&self) -> Pages {
+        let memory = self.memory();
+        let Some(member) = memory.membership() else { return Pages::ZERO };
+        let (shared, common) = member.domain.counts();
+        let own = memory.pmap().in_state(State::Shared) + memory.pmap().in_state(State::Broken);
+        Pages((own.0 * common.0).div_ceil(shared.0.max(1)).min(own.0))
+    }
+
+    /// Moves it to another domain, by its share thread: its pages leave the store of the one it is in as fast
+    /// as memory allows, then `switch` is called, once; if that answers false it stays. Replaces what was
+    /// asked before, if that was another domain. Answers whether it has been asked before.
+    pub fn move_to(
+        &self,
+        domain: &Arc<Domain<GuestRam>>,
+        switch: impl FnOnce(&Mappings) -> bool + Send + 'static,
+    ) -> bool {
+        let mut leaving = self.shared.leaving.lock().unwrap_or_else(PoisonError::into_inner);
+        if leaving.as_ref().is_some_and(|leaving| Arc::ptr_eq(&leaving.to, domain)) {
+            return true;
+        }
+        *leaving = Some(Leaving { to: domain.clone(), switch: Box::new(switch) });
+        drop(leaving);
+        self.shared.signal_share();
+        false
+    }
+    /// It is to stay in the domain that it is in. Answers whether it has moved there since the last call.
+    pub fn stay(&self) -> bool {
+        *self.shared.leaving.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.shared.moved.swap(false, Ordering::Relaxed)
+    }
+
+    /// See `Memory::let_pages_move`; false until somebody says otherwise. Without it nothing is looked for to
+    /// be shared, whatever `set_may_share` says.
+    pub fn let_pages_move(&self, may: bool) {
+        if self.memory().may_move() != may {
+            self.memory().let_pages_move(may);
+            self.shared.signal_share();
+        }
+    }
+    /// Whether pages are looked for that others have too.
+    pub fn set_may_share(&self, may: bool) {
+        if self.shared.may_share.swap(may, Ordering::Relaxed) != may {
+            self.shared.signal_share();
+        }
+    }
+    /// Why pages are not looked for at the moment, if they are not.
+    pub fn share_note(&self) -> Option<String> {
+        self.shared.share_note.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+    /// Mappings of the VMM, when they were last counted.
+    pub fn mappings(&self) -> u64 {
+        self.shared.mappings.load(Ordering::Relaxed)
+    }
+
+    /// Its mappings are gone with the VMM: so are its references.
+    pub(super) fn leave_domain(&self) {
+        let memory = self.memory();
+        let Some(member) = memory.membership() else { return };
+        for ppn in memory.pmap().known() {
+            if let Some(page) = memory.pmap().load(ppn).store_page() {
+                member.domain.release(page);
+            }
+        }
+        member.domain.leave(memory);
+    }
+}

@@ -1,0 +1,110 @@
+//! A VM that a former manager left running is taken over, or given back.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use ballast_uffd::Event;
+use ballast_units::{Pages, Ppn};
+
+use super::{PagedVm, PagerConfig, StartError, VmFiles, open_tier};
+use crate::guest_ram::GuestRam;
+use crate::host::Host;
+use crate::memory::{Mark, Memory, RecoverError, Recovered};
+use crate::pmap::Pmap;
+use crate::sharing::Domain;
+use crate::stage::Stage;
+
+/// A VM in the books, without threads yet, and what its guest gave up while nobody listened.
+struct Booked {
+    vm: PagedVm,
+    found: Recovered,
+    discards: Vec<(Ppn, u64)>,
+    mark: Mark,
+}
+
+impl PagedVm {
+    /// Takes over a VM that a former manager left running: fault service first, for discards that
+    /// nobody read stand in the way of everything else. After an error the books are as they were before.
+    pub fn take_over(
+        name: &str,
+        config: PagerConfig,
+        files: VmFiles,
+        ram: GuestRam,
+        overhead: Pages,
+        host: Arc<Host>,
+        domain: Option<&Arc<Domain<GuestRam>>>,
+    ) -> Result<(PagedVm, Recovered), StartError> {
+        ram.check().map_err(StartError::Layout)?;
+        let pmap = Pmap::open(&files.pmap, ram.layout().len)?;
+        let stage = Stage::open(&files.stage)?;
+        // Without room to break them, there were none.
+        let large = stage.layout().can_break();
+        let ram = if large { ram.with_large_pages() } else { ram };
+        let slots = files.swap.slots();
+        let tier = open_tier(&files, ram.layout().len, config.compression)?;
+        let memory = Memory::new(pmap, ram, stage, slots, host, config.fault_around);
+        let memory = Arc::new(memory.with_tier(tier));
+        let booked = book(name, &memory, files, overhead, domain);
+        let Booked { mut vm, found, discards, mark } = booked.inspect_err(|_| memory.disown())?;
+        let mut unbooked = Vec::with_capacity(discards.len());
+        let ready = discards.into_iter().try_for_each(|(first, n)| {
+            let (left, result) = vm.memory().discard(first, n, mark);
+            unbooked.push((left, mark));
+            result.map_err(RecoverError::Memory)
+        });
+        let ready = ready
+            .map_err(StartError::from)
+            .and_then(|()| vm.spawn_faults(unbooked))
+            .and_then(|()| vm.spawn_reclaim(config.seed, &found));
+        match ready {
+            Ok(()) => Ok((vm, found)),
+            Err(e) => {
+                vm.undo_take_over();
+                Err(e)
+            }
+        }
+    }
+
+    /// Undoes a takeover that cannot be completed: the VM is left for the next one, as `leave` does, and is
+    /// taken out of its domain and of the host's ledger, where the next one books its pages again. Its
+    /// overhead stays reserved: it is the caller's again, as after an error of `take_over`.
+    pub fn undo_take_over(mut self) {
+        self.stop_threads();
+        self.memory().disown();
+    }
+}
+
+fn book(
+    name: &str,
+    memory: &Arc<Memory<GuestRam>>,
+    files: VmFiles,
+    overhead: Pages,
+    domain: Option<&Arc<Domain<GuestRam>>>,
+) -> Result<Booked, StartError> {
+    if let Some(domain) = domain {
+        domain.join(memory)?;
+    }
+    let mark = memory.mark();
+    let discards = RefCell::new(Vec::new());
+    let drain = || drain_events(memory, &mut discards.borrow_mut());
+    drain();
+    let found = memory.recover(&drain)?;
+    if cfg!(debug_assertions) {
+        memory.check_quiet().map_err(RecoverError::Unsound)?;
+    }
+    let vm = PagedVm::assemble(name, memory.clone(), files, overhead)?;
+    Ok(Booked { vm, found, discards: discards.take(), mark })
+}
+
+/// Reads what the kernel has to tell before the fault service runs. Discards are kept for after the
+/// recovery; faults are dropped, which is why recovery wakes all waiters at its end.
+fn drain_events(memory: &Memory<GuestRam>, discards: &mut Vec<(Ppn, u64)>) {
+    let mut events = Vec::new();
+    while matches!(memory.backend().uffd().read_events(&mut events), Ok(1..)) {
+        for event in events.drain(..) {
+            if let Event::Remove { start, end } = event {
+                discards.extend(memory.backend().layout().pages_within(start, end));
+            }
+        }
+    }
+}
