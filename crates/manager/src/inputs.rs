@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ballast_api::{MissPoint, PolicyInputs, PressureView};
+use ballast_api::{MissPoint, PolicyInputs, PressureView, RunState};
 use ballast_policy::{Policy, PolicyKind, VmMisses, VmPressure};
 use ballast_qemu::MemoryPressure;
 use ballast_units::Pages;
@@ -13,6 +13,9 @@ use crate::vm::{Vm, lock};
 
 /// A report that is older says nothing of now.
 const FRESH: Duration = Duration::from_secs(30);
+
+/// Periods.
+const STALE: f64 = 4.0;
 
 /// What was last heard from a guest's agent.
 #[derive(Debug, Default)]
@@ -49,10 +52,17 @@ pub fn policy(kind: PolicyKind, vms: &[&Arc<Vm>]) -> Policy {
     policy
 }
 
-/// None for a VM that is not paged, or not yet sampled.
+/// None for a VM that is not paged, not yet sampled, or of which the last sample says nothing of now: it
+/// runs, but has stood still for [`STALE`] periods since, waiting for memory. A curve by which it has too little to
+/// run would never be corrected.
 fn curve(vm: &Vm) -> Option<Vec<(Pages, f64)>> {
     vm.paged().as_ref()?;
-    lock(&vm.sampling).times.curve(vm.size)
+    let runs = vm.shown_state() == RunState::Running;
+    let sampling = lock(&vm.sampling);
+    if runs && sampling.stood_still > sampling.set.config().period.mul_f64(STALE) {
+        return None;
+    }
+    sampling.times.curve(vm.size)
 }
 
 /// What is known of a VM, whether or not the policy of this kind reads it, and what that one lacks.
@@ -61,9 +71,9 @@ pub fn view(vm: &Vm, kind: PolicyKind) -> PolicyInputs {
     let agent = lock(&vm.agent);
     let heard = agent.as_ref().and_then(AgentReport::fresh);
     let missing = match kind {
-        PolicyKind::MissRatio if curve.is_none() => {
-            Some(format!("policy {kind}: no curve yet, gives it what idle-tax would"))
-        }
+        PolicyKind::MissRatio if curve.is_none() => Some(format!(
+            "policy {kind}: no curve (not sampled yet, or it hardly runs), gives it what idle-tax would"
+        )),
         PolicyKind::Pressure if heard.is_none() => Some(format!(
             "policy {kind}: its guest reports none{}, uses its shares as they are",
             if agent.is_none() { " (no guest agent's port)" } else { "" }

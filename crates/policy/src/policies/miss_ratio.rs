@@ -3,7 +3,9 @@
 //! paper does. min is given first, max is never passed. Equal gains are shared in proportion.
 //!
 //! A VM without a curve, one that has just started most of all, can neither win nor lose by what is not
-//! known of it: it has what the paper's policy would give it.
+//! known of it: it has what the paper's policy would give it. Of one with a curve a quarter of that is
+//! not at stake either: who has nothing does not run, and of who does not run nothing new is learnt, so
+//! that a curve that was wrong once would be wrong for ever.
 //!
 //! A VM's miss curve is a few points of misses per second against allocation. Between points it is
 //! a straight line, and only its lower convex hull counts, so that a plateau before a cliff does
@@ -35,17 +37,17 @@ struct Stretch {
     gain: f64,
 }
 
+/// Of what the paper's policy would give a VM, the part that no curve takes from it.
+const KEPT_PART: u64 = 4;
+
 /// Demands by which the shares of pages come out as misses want them: shares in proportion to what
 /// each VM is to have, all of it active.
 pub fn read(available: Pages, vms: &[VmDemand], misses: &[VmMisses]) -> Vec<VmDemand> {
     let known = by_id(misses, |m| m.id);
     let curves: Vec<Option<&VmMisses>> = vms.iter().map(|vm| known.get(&vm.id).copied()).collect();
-    let mut held: Vec<u64> = vms.iter().map(|vm| vm.min.min(vm.max).0).collect();
-    if curves.iter().any(Option::is_none) {
-        let (fair, _) = allocate(available, &Claim::of_vms(vms));
-        for (i, _) in curves.iter().enumerate().filter(|(_, curve)| curve.is_none()) {
-            held[i] = fair[i];
-        }
+    let (mut held, _) = allocate(available, &Claim::of_vms(vms));
+    for (i, vm) in vms.iter().enumerate().filter(|(i, _)| curves[*i].is_some()) {
+        held[i] = (held[i] / KEPT_PART).max(vm.min.min(vm.max).0);
     }
     let mut stretches = Vec::with_capacity(vms.len() * 8);
     for (i, (vm, curve)) in vms.iter().zip(&curves).enumerate() {

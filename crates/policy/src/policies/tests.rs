@@ -110,6 +110,22 @@ fn misses_move_memory_to_where_it_spares_most() {
 }
 
 #[test]
+fn a_quarter_of_what_the_default_gives_is_not_at_stake() {
+    let vms = [vm(1, 1_000, 0, 1_000, 1_000), vm(2, 1_000, 0, 1_000, 1_000)];
+    let mut policy = of(PolicyKind::MissRatio);
+    let steep = |id, misses| VmMisses {
+        id: VmId(id),
+        points: vec![(Pages(0), misses), (Pages(1_000), 0.0)],
+    };
+    policy.misses = vec![steep(1, 1e9), steep(2, 1.0)];
+    let out = shared_out(&policy, 800, &vms);
+    assert!(out[0].abs_diff(700) <= 1 && out[1].abs_diff(100) <= 1, "{out:?}");
+    // What is not known of the one does not cost the other more.
+    policy.misses.pop();
+    assert_eq!(shared_out(&policy, 800, &vms), [400, 400]);
+}
+
+#[test]
 fn without_a_curve_misses_give_what_the_default_gives() {
     let vms = [vm(1, 1_000, 0, 1_000, 1_000), vm(2, 1_000, 0, 1_000, 1_000)];
     let mut policy = of(PolicyKind::MissRatio);
