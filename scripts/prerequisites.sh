@@ -55,7 +55,16 @@ ensure_packages() {
     apt_install "${missing[@]}"
 }
 
+# The smallest images have none, and cargo fetches nothing without.
+ensure_certificates() {
+    [ ! -e /etc/ssl/certs/ca-certificates.crt ] || return 0
+    command -v apt-get >/dev/null && [ "$(id -u)" = 0 ] || return 0
+    apt_update
+    apt_install ca-certificates
+}
+
 ensure_rust() {
+    ensure_certificates
     # A toolchain of rustup is not in PATH of every shell.
     [ ! -d "$HOME/.cargo/bin" ] || PATH="$HOME/.cargo/bin:$PATH"
     rust_is_good && return 0
