@@ -6,7 +6,7 @@
 //! guest waited for when it had only just left is passed over [`PASSES`] times on average. That is
 //! known for nothing, and is right of the guest's accesses, whatever the guest thinks of them (ADR 23).
 
-use ballast_units::{Pages, Ppn};
+use ballast_units::{Pages, Ppn, SplitMix64};
 
 /// Proposes pages to evict. Proposals need not be resident: the caller asks again.
 pub trait Replacement: Send {
@@ -25,38 +25,28 @@ pub const PASSES: u64 = 6;
 /// Uniformly random pages.
 #[derive(Clone, Debug)]
 pub struct Random {
-    state: u64,
+    numbers: SplitMix64,
 }
 
 impl Random {
     /// The same pages for the same seed.
     pub fn seeded(seed: u64) -> Random {
-        Random { state: seed }
-    }
-
-    /// SplitMix64 (Steele, Lea, Flood 2014): full period, and every seed is a good one.
-    fn next(&mut self) -> u64 {
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.state;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
+        Random { numbers: SplitMix64::seeded(seed) }
     }
 }
 
 impl Replacement for Random {
     fn propose(&mut self, size: Pages) -> Ppn {
         // Multiply-shift: a bias below size / 2^64.
-        Ppn(((u128::from(self.next()) * u128::from(size.0)) >> 64) as u64)
+        Ppn(((u128::from(self.numbers.draw()) * u128::from(size.0)) >> 64) as u64)
     }
 
     fn last_pass(&mut self) -> bool {
-        self.next().is_multiple_of(PASSES)
+        self.numbers.draw().is_multiple_of(PASSES)
     }
 
     fn chance(&mut self, p: f64) -> bool {
-        // 53 bits are a double's.
-        ((self.next() >> 11) as f64) < p * (1u64 << 53) as f64
+        self.numbers.unit() < p
     }
 }
 
@@ -131,11 +121,11 @@ mod tests {
         let weights: Vec<f64> = weights.collect();
         let (mut random, mut next) = (Random::seeded(5), 0);
         move || {
-            if scan.is_some_and(|n| random.next().is_multiple_of(n)) {
+            if scan.is_some_and(|n| random.numbers.draw().is_multiple_of(n)) {
                 next = (next + 1) % 10_000;
                 return next;
             }
-            let u = (random.next() >> 11) as f64 / (1u64 << 53) as f64 * sum;
+            let u = random.numbers.unit() * sum;
             // 7919 is prime to 10,000.
             weights.partition_point(|&w| w < u).min(9_999) * 7_919 % 10_000
         }

@@ -12,7 +12,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use ballast_units::{Pages, Ppn};
+use ballast_units::{Pages, Ppn, SplitMix64};
 use serde::{Deserialize, Serialize};
 
 /// How to sample.
@@ -246,7 +246,7 @@ pub fn choose_samples(seed: u64, period: u64, size: Pages, n: u32) -> Vec<Ppn> {
     if n >= size.0 {
         return (0..size.0).map(Ppn).collect();
     }
-    let mut random = SplitMix::new(seed, period);
+    let mut random = SplitMix64::of_stream(seed, period);
     // Floyd's algorithm: n draws, none wasted.
     let mut chosen = BTreeSet::new();
     for last in size.0 - n..size.0 {
@@ -256,35 +256,6 @@ pub fn choose_samples(seed: u64, period: u64, size: Pages, n: u32) -> Vec<Ppn> {
         }
     }
     chosen.into_iter().map(Ppn).collect()
-}
-
-/// SplitMix64 (Steele, Lea, Flood, OOPSLA'14).
-struct SplitMix(u64);
-
-impl SplitMix {
-    fn new(seed: u64, stream: u64) -> SplitMix {
-        let mut own = SplitMix(stream);
-        SplitMix(seed ^ own.next())
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// Uniform in 0..bound (Lemire, ACM TOMACS 2019), for a bound above 0.
-    fn below(&mut self, bound: u64) -> u64 {
-        loop {
-            let product = u128::from(self.next()) * u128::from(bound);
-            // Accepting only above 2^64 mod bound makes every value equally likely.
-            if product as u64 >= bound.wrapping_neg() % bound {
-                return (product >> 64) as u64;
-            }
-        }
-    }
 }
 
 #[cfg(test)]

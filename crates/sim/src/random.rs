@@ -1,28 +1,25 @@
 //! Random numbers that are the same everywhere: one stream per seed and purpose.
 
-/// SplitMix64 (Steele, Lea, Flood, OOPSLA'14).
+use ballast_units::SplitMix64;
+
+/// A model's numbers.
 #[derive(Clone, Debug)]
-pub struct Random(u64);
+pub struct Random(SplitMix64);
 
 impl Random {
     /// Streams of one seed are as good as independent of one another.
     pub fn new(seed: u64, stream: u64) -> Random {
-        let mut own = Random(stream);
-        Random(seed ^ own.draw())
+        Random(SplitMix64::of_stream(seed, stream))
     }
 
     /// 64 bits, all equally likely.
     pub fn draw(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0.draw()
     }
 
     /// Uniform in 0 <= x < 1.
     pub fn unit(&mut self) -> f64 {
-        (self.draw() >> 11) as f64 / (1u64 << 53) as f64
+        self.0.unit()
     }
 
     /// Uniform in -1 <= x < 1.

@@ -5,8 +5,10 @@
 #![warn(missing_docs)]
 
 mod name;
+mod random;
 
 pub use name::{LONGEST_VM_NAME, VM_NAME_RULE, good_vm_name};
+pub use random::SplitMix64;
 
 use std::fmt;
 use std::iter::Sum;
