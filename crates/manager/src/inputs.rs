@@ -15,7 +15,7 @@ use crate::vm::{Vm, lock};
 const FRESH: Duration = Duration::from_secs(30);
 
 /// Periods.
-const STALE: f64 = 4.0;
+const STALE: u32 = 4;
 
 /// What was last heard from a guest's agent.
 #[derive(Debug, Default)]
@@ -59,7 +59,7 @@ fn curve(vm: &Vm) -> Option<Vec<(Pages, f64)>> {
     vm.paged().as_ref()?;
     let runs = vm.shown_state() == RunState::Running;
     let sampling = lock(&vm.sampling);
-    if runs && sampling.stood_still > sampling.set.config().period.mul_f64(STALE) {
+    if runs && sampling.stood_still > sampling.set.config().period.saturating_mul(STALE) {
         return None;
     }
     sampling.times.curve(vm.size)
