@@ -254,7 +254,17 @@ impl Manager {
             vmm.process.exited().await;
             return Err(Failure::internal(format!("{name}: {e}")));
         }
-        let mut answer = self.expect_shim(name, vmm.pid, size, swap, overhead, domain, large_pages);
+        let pid = vmm.pid;
+        let mut answer = self.expect_shim(name, |answer| Expected {
+            pid,
+            size,
+            swap,
+            overhead,
+            domain,
+            large_pages,
+            held: None,
+            answer,
+        });
         let failed = tokio::select! {
             paged = &mut answer => match paged {
                 Ok(paged) => return Ok((vmm, paged, paths)),
@@ -466,6 +476,7 @@ impl Manager {
                 overhead,
                 domain,
                 large_pages: false,
+                held: None,
                 answer,
             })
         })

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ballast_api::VmSpec;
+use ballast_pager::advance::Advance;
 use ballast_pager::guest_ram::{GuestRam, RamLayout};
 use ballast_pager::service::{PagedVm, PagerConfig, VmFiles};
 use ballast_pager::stage::StageLayout;
@@ -51,6 +52,8 @@ pub struct Expected {
     pub domain: String,
     /// Whether it is to have large pages.
     pub large_pages: bool,
+    /// What it holds, booked until it is taken over. None: it is new.
+    pub held: Option<Arc<Advance>>,
     /// Told once, when the handshake has come to its end.
     pub answer: oneshot::Sender<Result<PagedVm, String>>,
 }
@@ -79,20 +82,13 @@ impl Manager {
     }
 
     /// Announces a VMM whose shim is to come. The receiver gets the paged VM, or the refusal.
-    #[allow(clippy::too_many_arguments, reason = "each is a field of what is announced")]
     pub fn expect_shim(
         &self,
         name: &str,
-        pid: u32,
-        size: Pages,
-        swap: Pages,
-        overhead: Pages,
-        domain: String,
-        large_pages: bool,
+        expected: impl FnOnce(oneshot::Sender<Result<PagedVm, String>>) -> Expected,
     ) -> Answer {
         let (answer, receiver) = oneshot::channel();
-        let expected = Expected { pid, size, swap, overhead, domain, large_pages, answer };
-        lock(&self.expected).insert(name.to_owned(), expected);
+        lock(&self.expected).insert(name.to_owned(), expected(answer));
         receiver
     }
 
@@ -343,9 +339,9 @@ fn take_charge(
             tracing::warn!(vm = name, "{e}");
         }
         let files = VmFiles::new(&folder, swap);
-        let overhead = expected.overhead;
+        let (overhead, held) = (expected.overhead, expected.held.as_deref());
         let (paged, found) =
-            PagedVm::take_over(name, config, files, ram, overhead, host, Some(&domain))
+            PagedVm::take_over(name, config, files, ram, overhead, host, Some(&domain), held)
                 .map_err(|e| e.to_string())?;
         tracing::info!(
             vm = name,

@@ -1,19 +1,20 @@
 //! Coming back: VMs that a former manager left running are taken over; what remains of VMs that are
 //! gone is cleared away.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use ballast_api::{Management, Mode};
+use ballast_pager::advance::{self, Advance};
 use ballast_pager::service::PagedVm;
 use ballast_policy::{BalloonControl, Promise, WorkingSet};
 use ballast_qemu::{ProcessHandle, Qmp, process};
 use ballast_units::{Bytes, Pages};
 
 use crate::manager::{Manager, Pledge, Waits};
-use crate::paging::Answer;
+use crate::paging::{Answer, Expected};
 use crate::records::Record;
 use crate::survey::Left;
 use crate::vm::{NewVm, Vm, lock};
@@ -61,6 +62,9 @@ pub fn announce(manager: &Arc<Manager>, left: Vec<Left>) -> anyhow::Result<Vec<W
     for ((folder, record, process, _), damage) in alive.into_iter().zip(damages) {
         let (overhead, min) = (record.overhead, record.params.min);
         manager.host.ledger.adopt(overhead);
+        let held = Arc::new(Advance::book(manager.host.clone(), held(&folder, &record)));
+        // What it has it keeps until it is taken over: nobody else is to have it.
+        let min = min.max(held.pages());
         let promise = Promise { min, overhead, swap: Pages::ZERO };
         let pool = record.params.pool.clone();
         lock(&manager.starting).insert(record.name.clone(), Pledge { promise, pool });
@@ -82,19 +86,37 @@ pub fn announce(manager: &Arc<Manager>, left: Vec<Left>) -> anyhow::Result<Vec<W
                 tracing::warn!(vm = record.name, "letting it go on: {e}");
             }
         }
-        let answer = damage.is_none().then(|| expect(manager, &record));
-        waiting.push(Waiting { folder, record, process, answer });
+        let answer = damage.is_none().then(|| expect(manager, &record, &held));
+        waiting.push(Waiting { folder, record, process, held, answer });
     }
     Ok(waiting)
 }
 
+/// What a VM has that waits to be taken over. Where its pages cannot be read, what its VMM has.
+fn held(folder: &Path, record: &Record) -> Pages {
+    match advance::held(&folder.join("pmap")) {
+        Ok(held) => held,
+        Err(_) => process::rss(record.pid).map_or(record.size, Bytes::pages_ceil).min(record.size),
+    }
+}
+
 /// Lets its shim in.
-fn expect(manager: &Manager, record: &Record) -> Answer {
+fn expect(manager: &Manager, record: &Record, held: &Arc<Advance>) -> Answer {
     let swap = record.size.saturating_sub(record.params.min);
     let domain = domain_of(manager, record);
     let large = record.spec.as_ref().is_some_and(|spec| manager.wants_large_pages(spec));
     let (size, overhead) = (record.size, record.overhead);
-    manager.expect_shim(&record.name, record.pid, size, swap, overhead, domain, large)
+    let (pid, held) = (record.pid, Some(held.clone()));
+    manager.expect_shim(&record.name, |answer| Expected {
+        pid,
+        size,
+        swap,
+        overhead,
+        domain,
+        large_pages: large,
+        held,
+        answer,
+    })
 }
 
 /// Where the pages are that it shares: if its salt was changed, not yet where it says.
@@ -108,13 +130,15 @@ pub struct Waiting {
     folder: PathBuf,
     record: Record,
     process: ProcessHandle,
+    /// Booked for it until it is taken over or ends.
+    held: Arc<Advance>,
     /// None: it is damaged, and its shim is not let in.
     answer: Option<Answer>,
 }
 
 /// Waits for the shim of a VM, for as long as its VMM lives, and puts it back among the managed.
 pub async fn take_over(manager: Arc<Manager>, waiting: Waiting) {
-    let Waiting { folder, record, process, mut answer } = waiting;
+    let Waiting { folder, record, process, held: advance, mut answer } = waiting;
     let name = record.name.clone();
     let mut said = None;
     let begun = tokio::time::Instant::now();
@@ -154,6 +178,7 @@ pub async fn take_over(manager: Arc<Manager>, waiting: Waiting) {
             && record.unpaged.is_some()
         {
             manager.host.ledger.release(record.overhead);
+            drop(advance);
             lock(&manager.waiting).remove(&name);
             let vm = admit_unpaged(&manager, folder, &record, process);
             manager.promise_settled(&name);
@@ -167,7 +192,11 @@ pub async fn take_over(manager: Arc<Manager>, waiting: Waiting) {
             }
             said = Some(why);
         }
-        answer = Some(expect(&manager, &record));
+        if advance.pages().is_zero() {
+            // It was taken over, and that was undone: nothing is booked for it now.
+            advance.renew(held(&folder, &record));
+        }
+        answer = Some(expect(&manager, &record, &advance));
     };
     let settled = || {
         lock(&manager.waiting).remove(&name);

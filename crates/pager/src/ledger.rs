@@ -62,6 +62,14 @@ impl Ledger {
         (self.alarm)();
     }
 
+    /// Books `now` in place of `before`, which were adopted or reserved: in one step, whatever the budget.
+    pub(crate) fn exchange(&self, before: Pages, now: Pages) {
+        match now.0.checked_sub(before.0) {
+            Some(more) => self.adopt(Pages(more)),
+            None => self.release(before.saturating_sub(now)),
+        }
+    }
+
     /// Gives back pages that were reserved or adopted. More than those is a mistake, which debug builds
     /// find.
     pub fn release(&self, n: Pages) {

@@ -14,6 +14,7 @@
 
 #![warn(missing_docs)]
 
+pub mod advance;
 pub mod backend;
 #[doc(hidden)]
 pub mod fuzzing;

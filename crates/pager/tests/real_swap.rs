@@ -263,7 +263,7 @@ impl Rig {
         let files = VmFiles::new(&self.dir, swap().injected(self.disk.clone()));
         let (config, ram) = (config(), self.vmm.guest_ram());
         let (vm, _) =
-            PagedVm::take_over("t", config, files, ram, overhead(), self.host.clone(), None)
+            PagedVm::take_over("t", config, files, ram, overhead(), self.host.clone(), None, None)
                 .unwrap();
         self.vm = Some(vm);
     }

@@ -244,6 +244,7 @@ impl Manager {
             overhead(),
             host.clone(),
             None,
+            None,
         )
         .unwrap();
         Manager { host, vm }

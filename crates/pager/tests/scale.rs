@@ -222,7 +222,7 @@ fn a_guest_of_two_tebibytes_is_taken_over_by_what_it_uses() {
     let tier = Tier::open(&at("compressed"), Pages(size), TIER).unwrap();
     let memory = Memory::new(pmap, present, stage, Pages(size), host.clone(), Pages(1));
     let memory = memory.with_tier(tier);
-    memory.recover(&|| {}).unwrap();
+    memory.recover(&|| {}, None).unwrap();
     memory.check().unwrap();
     assert_eq!((memory.pmap().in_state(State::Resident), memory.charged()), (resident, charged));
 }

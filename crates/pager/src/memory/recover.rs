@@ -5,6 +5,7 @@ use ballast_compress::Place;
 use ballast_units::{Pages, Ppn, SlotId};
 
 use super::Memory;
+use crate::advance::{Advance, Tally};
 use crate::backend::{Backend, MemError};
 use crate::sync::{Ordering, lock};
 use crate::word::{Busy, State, Word};
@@ -25,10 +26,15 @@ pub struct Recovered {
 impl<B: Backend> Memory<B> {
     /// Called once, before any other operation, with nobody else at the pages. Guests that wait are
     /// woken at the end: they fault again, to the new manager. `drain` reads the events that stand
-    /// in the way (EAGAIN).
-    pub fn recover(&self, drain: &dyn Fn()) -> Result<Recovered, RecoverError> {
+    /// in the way (EAGAIN). What it finds is booked in place of what was booked in advance.
+    pub fn recover(
+        &self,
+        drain: &dyn Fn(),
+        advance: Option<&Advance>,
+    ) -> Result<Recovered, RecoverError> {
         let mut found = Recovered::default();
         let mut charged = 0;
+        let most = cfg!(debug_assertions).then(|| self.tally());
         self.settle_latent(drain)?;
         let moving: Vec<Ppn> =
             self.pmap.known().filter(|&p| Self::is_moving(self.pmap.load(p))).collect();
@@ -88,10 +94,21 @@ impl<B: Backend> Memory<B> {
         }
         self.regions.rebuild(&self.pmap);
         self.tier.trim();
-        self.host.ledger.adopt(Pages(charged));
+        debug_assert!(most.is_none_or(|most| charged <= most.0), "{charged} of {most:?}");
+        match advance {
+            Some(advance) => advance.settle(Pages(charged)),
+            None => self.host.ledger.adopt(Pages(charged)),
+        }
         self.charged.store(charged, Ordering::Relaxed);
         retry(drain, || self.backend.wake(Ppn(0), self.pmap.len().0))?;
         Ok(found)
+    }
+
+    /// What an advance for it would be.
+    fn tally(&self) -> Pages {
+        let mut tally = Tally::default();
+        self.pmap.known().for_each(|ppn| tally.add(self.pmap.load(ppn)));
+        tally.pages()
     }
 
     /// Takes the VM out of the books again, for the next `recover` to book it anew: its machine memory

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use ballast_pager::advance::{self, Advance};
 use ballast_pager::guest_ram::GuestRam;
 use ballast_pager::host::Host;
 use ballast_pager::ledger::Ledger;
@@ -123,12 +124,29 @@ impl Manager {
         let control = Arc::new(Control::new(settings()));
         let domain = Arc::new(domain);
         let mut manager = Manager { host, domain, control, vms: Vec::new(), folders, seed: 77 };
+        // Booked for all before the first is taken over, as a manager does it.
+        let pmaps: Vec<PathBuf> =
+            (0..vmms.len()).map(|n| manager.folders.own(n).join("pmap")).collect();
+        let held = |n: usize| advance::held(&pmaps[n]).unwrap();
+        let advances: Vec<Advance> =
+            (0..vmms.len()).map(|n| Advance::book(manager.host.clone(), held(n))).collect();
         for (n, vmm) in vmms.iter().enumerate() {
             let take = || {
                 let (files, host) = (manager.folders.old_files(n), manager.host.clone());
                 let (config, domain) = (PagerConfig::default(), Some(&manager.domain));
                 let ram = remapper::connected(vmm, &manager.folders.run, manager.domain.file());
-                PagedVm::take_over("t", config, files, ram, overhead(), host, domain).unwrap().0
+                PagedVm::take_over(
+                    "t",
+                    config,
+                    files,
+                    ram,
+                    overhead(),
+                    host,
+                    domain,
+                    Some(&advances[n]),
+                )
+                .unwrap()
+                .0
             };
             for _ in 0..undone {
                 // A page that was on its way home gives back the common one that it was.
@@ -138,6 +156,8 @@ impl Manager {
                 assert!(vm.memory().charged() > Pages(0));
                 assert_eq!(manager.domain.members(), n + 1);
                 vm.undo_take_over();
+                assert_eq!(advances[n].pages(), Pages(0));
+                advances[n].renew(held(n));
                 assert_eq!(own(), before);
                 assert_eq!(manager.domain.members(), n);
             }

@@ -343,7 +343,7 @@ impl Vm {
             }
         };
         drain();
-        let found = self.memory.recover(&drain)?;
+        let found = self.memory.recover(&drain, None)?;
         self.ram.0.recovered();
         for (first, n) in discards {
             self.memory.discard(first, n, mark).1?;

@@ -7,6 +7,7 @@ use ballast_uffd::Event;
 use ballast_units::{Pages, Ppn};
 
 use super::{PagedVm, PagerConfig, StartError, VmFiles, open_tier};
+use crate::advance::Advance;
 use crate::guest_ram::GuestRam;
 use crate::host::Host;
 use crate::memory::{Mark, Memory, RecoverError, Recovered};
@@ -24,7 +25,9 @@ struct Booked {
 
 impl PagedVm {
     /// Takes over a VM that a former manager left running: fault service first, for discards that
-    /// nobody read stand in the way of everything else. After an error the books are as they were before.
+    /// nobody read stand in the way of everything else. After an error the books are as they were
+    /// before, but for what was booked in advance, if it was booked as the VM's own already: see
+    /// [`Advance::pages`].
     pub fn take_over(
         name: &str,
         config: PagerConfig,
@@ -33,6 +36,7 @@ impl PagedVm {
         overhead: Pages,
         host: Arc<Host>,
         domain: Option<&Arc<Domain<GuestRam>>>,
+        advance: Option<&Advance>,
     ) -> Result<(PagedVm, Recovered), StartError> {
         ram.check().map_err(StartError::Layout)?;
         let pmap = Pmap::open(&files.pmap, ram.layout().len)?;
@@ -44,7 +48,7 @@ impl PagedVm {
         let tier = open_tier(&files, ram.layout().len, config.compression)?;
         let memory = Memory::new(pmap, ram, stage, slots, host, config.fault_around);
         let memory = Arc::new(memory.with_tier(tier));
-        let booked = book(name, &memory, files, overhead, domain);
+        let booked = book(name, &memory, files, overhead, domain, advance);
         let Booked { mut vm, found, discards, mark } = booked.inspect_err(|_| memory.disown())?;
         let mut unbooked = Vec::with_capacity(discards.len());
         let ready = discards.into_iter().try_for_each(|(first, n)| {
@@ -80,6 +84,7 @@ fn book(
     files: VmFiles,
     overhead: Pages,
     domain: Option<&Arc<Domain<GuestRam>>>,
+    advance: Option<&Advance>,
 ) -> Result<Booked, StartError> {
     if let Some(domain) = domain {
         domain.join(memory)?;
@@ -88,7 +93,7 @@ fn book(
     let discards = RefCell::new(Vec::new());
     let drain = || drain_events(memory, &mut discards.borrow_mut());
     drain();
-    let found = memory.recover(&drain)?;
+    let found = memory.recover(&drain, advance)?;
     if cfg!(debug_assertions) {
         memory.check_quiet().map_err(RecoverError::Unsound)?;
     }
