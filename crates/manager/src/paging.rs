@@ -68,6 +68,7 @@ pub fn pager_config(config: &Config, seed: u64, large_pages: bool) -> PagerConfi
         large_pages,
         compression: config.compression,
         seed,
+        check: config.check_takeovers || PagerConfig::default().check,
     }
 }
 

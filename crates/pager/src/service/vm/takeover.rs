@@ -44,7 +44,7 @@ impl PagedVm {
         let tier = open_tier(&files, ram.layout().len, config.compression)?;
         let memory = Memory::new(pmap, ram, stage, slots, host, config.fault_around);
         let memory = Arc::new(memory.with_tier(tier));
-        let booked = book(name, &memory, files, overhead, domain);
+        let booked = book(name, &memory, files, overhead, domain, config.check);
         let Booked { mut vm, found, discards, mark } = booked.inspect_err(|_| memory.disown())?;
         let mut unbooked = Vec::with_capacity(discards.len());
         let ready = discards.into_iter().try_for_each(|(first, n)| {
@@ -80,6 +80,7 @@ fn book(
     files: VmFiles,
     overhead: Pages,
     domain: Option<&Arc<Domain<GuestRam>>>,
+    check: bool,
 ) -> Result<Booked, StartError> {
     if let Some(domain) = domain {
         domain.join(memory)?;
@@ -89,7 +90,7 @@ fn book(
     let drain = || drain_events(memory, &mut discards.borrow_mut());
     drain();
     let found = memory.recover(&drain)?;
-    if cfg!(debug_assertions) {
+    if check {
         memory.check_quiet().map_err(RecoverError::Unsound)?;
     }
     let vm = PagedVm::assemble(name, memory.clone(), files, overhead)?;
