@@ -147,7 +147,7 @@ fn note(
 async fn clear(soak: &mut Soak<'_>, record: &mut Record, at: &mut String) -> Result<()> {
     *at = "the end".to_owned();
     say::step("memory for all, another manager, and the end of all VMs");
-    soak.relieve("the end").await?;
+    soak.relieve().await?;
     soak.settle().await?;
     acts::upgrade(soak).await?;
     soak.settle().await?;

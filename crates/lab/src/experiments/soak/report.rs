@@ -45,8 +45,11 @@ pub const COLUMNS: [&str; 22] = [
 /// What a manager's memory may grow by from the first to the last quarter of its life, MiB: a third of what it
 /// has for one VM. What it has for each is page tables, share tables and buffers, which come and go with VMs.
 const GROWTH_MIB: f64 = 1.0;
-/// The same of descriptors and threads, of which each VM has a fixed number.
-const GROWTH_COUNT: f64 = 0.5;
+/// The same of descriptors: a VM has a swap file or two, and a store of its own or none. One that was kept for
+/// each VM that has ended would be many more.
+const GROWTH_FDS: f64 = 4.0;
+/// The same of threads: idle ones of the runtime come and go.
+const GROWTH_THREADS: f64 = 2.0;
 
 /// A life of so many seconds is long enough to tell.
 const LONG_S: f64 = 180.0;
@@ -147,6 +150,8 @@ pub fn evaluate(
     outcome.figure("manager_rss_fresh_mib", fresh.rss.mib());
     outcome.figure("manager_rss_end_mib", end.rss.mib());
     growths(&mut outcome, &table);
+    outcome.figure("budget_overruns", counts.overruns as f64);
+    outcome.at_most("over_budget_mib", Bytes(counts.over_most).mib(), 0.0);
     outcome.at_most("left_behind", told.left as f64, 0.0);
     // One that has just taken over and lost all its VMs has what one had that never had any.
     let more = |a: usize, b: usize| a as f64 - b as f64;
@@ -184,8 +189,8 @@ fn growths(outcome: &mut Outcome, table: &Table) {
     for (name, column, limit) in [
         ("rss_growth_mib", "manager_rss_mib", GROWTH_MIB),
         ("anon_growth_mib", "manager_anon_mib", GROWTH_MIB),
-        ("fds_growth", "manager_fds", GROWTH_COUNT),
-        ("threads_growth", "manager_threads", GROWTH_COUNT),
+        ("fds_growth", "manager_fds", GROWTH_FDS),
+        ("threads_growth", "manager_threads", GROWTH_THREADS),
     ] {
         let grown = growth(&longest_of(column)).unwrap_or(f64::NAN);
         outcome.figure(name, grown);

@@ -15,7 +15,7 @@ use crate::image::Image;
 use crate::manager::{Manager, Options, SharingOptions};
 use crate::say;
 
-/// What guests have at first; a tenth or more of them must go without memory.
+/// What guests have at first: three and a half of the smaller ones fit.
 pub const BUDGET: Bytes = Bytes::from_mib(336);
 /// Enough for all guests that there can be.
 pub const PLENTY: Bytes = Bytes::from_mib(1200);
@@ -58,6 +58,10 @@ pub struct Counts {
     pub orphans_killed: u64,
     /// Errors in the manager's log.
     pub errors: u64,
+    /// Times that more was handed out at one instant than the budget was.
+    pub overruns: u64,
+    /// By how much at most, bytes.
+    pub over_most: u64,
 }
 
 /// All of it.
@@ -75,6 +79,8 @@ pub struct Soak<'a> {
     pub budget: Bytes,
     /// The largest budget of this manager, or what it found in use, bytes.
     most: u64,
+    /// By how much this manager has handed out more than that, bytes.
+    over: u64,
     /// In use after the last step, bytes.
     booked: u64,
     /// How many managers there were before this one.
@@ -100,6 +106,7 @@ impl<'a> Soak<'a> {
             settings,
             budget: BUDGET,
             most: BUDGET.0,
+            over: 0,
             booked: 0,
             life: 0,
             made: 0,
@@ -154,6 +161,7 @@ impl<'a> Soak<'a> {
     /// There is another manager, with this budget, which may have been lowered just before.
     pub fn has_new_manager(&mut self) {
         self.life += 1;
+        self.over = 0;
         self.most = self.budget.0.max(self.booked);
     }
 
@@ -233,10 +241,17 @@ impl<'a> Soak<'a> {
         self.guests_go_on().await?;
         let seen = self.soon(|soak, host, vms| {
             let unserved = books::unserved(vms, &soak.names());
-            unserved.or_else(|| books::unsound(host, vms, soak.most))
+            unserved.or_else(|| books::unsound(host, vms))
         });
         let (host, vms) = seen.await?;
         self.booked = host.consumed + host.overhead;
+        let over = books::over(&host, self.most);
+        if over > self.over {
+            say::detail(&format!("{over} bytes more were handed out than there ever were"));
+            self.over = over;
+            self.counts.overruns += 1;
+            self.counts.over_most = self.counts.over_most.max(over);
+        }
         Ok((host, vms))
     }
 
@@ -251,10 +266,12 @@ impl<'a> Soak<'a> {
             let (name, last) = (waits.name.clone(), waits.console.tail(2));
             match relieved {
                 None if begin.elapsed() > PATIENCE => {
-                    self.relieve(&name).await?;
+                    say::detail(&format!("{name} makes no checks: memory for all"));
+                    self.counts.reliefs += 1;
+                    self.relieve().await?;
                     relieved = Some(Instant::now());
                 }
-                Some(since) if Instant::now() - since > LIMIT => {
+                Some(since) if since.elapsed() > LIMIT => {
                     bail!("{name} makes no checks, with all memory it may want: {last}")
                 }
                 _ => tokio::time::sleep(Duration::from_millis(100)).await,
@@ -270,9 +287,7 @@ impl<'a> Soak<'a> {
     }
 
     /// No limit holds any guest back.
-    pub async fn relieve(&mut self, whom: &str) -> Result<()> {
-        say::detail(&format!("{whom} makes no checks: memory for all"));
-        self.counts.reliefs += 1;
+    pub async fn relieve(&mut self) -> Result<()> {
         self.set_budget(PLENTY).await?;
         for pool in self.client().pools().await.context("the pools")? {
             let change = PoolChange { no_max: true, ..PoolChange::default() };
