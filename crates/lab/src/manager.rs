@@ -36,6 +36,10 @@ pub struct Options {
     pub tools_order: &'static str,
     /// More of its configuration, as TOML.
     pub more: String,
+    /// Swap files go to a file system of this size first, in memory and mounted for this manager.
+    pub small_swap: Option<Bytes>,
+    /// Whether a VM is looked through before it is taken over, and refused if its books are not sound.
+    pub check_takeovers: bool,
 }
 
 impl Options {
@@ -49,6 +53,8 @@ impl Options {
             sharing: None,
             tools_order: "balloon-first",
             more: String::new(),
+            small_swap: None,
+            check_takeovers: false,
         }
     }
 
@@ -145,6 +151,27 @@ fn writable(dir: &Path) -> bool {
     unsafe { libc::access(path.as_ptr(), libc::W_OK | libc::X_OK) == 0 }
 }
 
+/// Unmounted with the folder that it is in, when that is swept.
+fn mount_tmpfs(at: &Path, size: Bytes) -> Result<()> {
+    std::fs::create_dir(at).with_context(|| at.display().to_string())?;
+    let size = format!("size={}", size.0);
+    let mut mount = Command::new(tools::find("mount", "mount")?);
+    tools::run(mount.args(["-t", "tmpfs", "-o", &size, "none"]).arg(at)).map(drop)
+}
+
+fn wait_for_end(child: &mut Child, limit: Duration) -> Result<std::process::ExitStatus> {
+    let begin = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait().context("ballastd")? {
+            return Ok(status);
+        }
+        if begin.elapsed() > limit {
+            bail!("ballastd has not ended within {} s", limit.as_secs());
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 /// Dropped, it stops its VMs and ballastd, by force if need be, and removes its folders.
 pub struct Manager {
     child: Option<Child>,
@@ -170,20 +197,34 @@ impl Manager {
         {
             std::fs::create_dir(&folder).with_context(|| folder.display().to_string())?;
         }
-        manager.spawn(&program, options)?;
+        if let Some(size) = options.small_swap {
+            mount_tmpfs(&manager.small_swap(), size)?;
+        }
+        manager.spawn(&program, options, &[])?;
         Ok(manager)
     }
 
-    fn configure(&self, configuration: &str) -> Result<PathBuf> {
+    /// Writes the configuration file; None if there is nothing to say.
+    fn configure(&self, options: &Options) -> Result<Option<PathBuf>> {
+        let mut configuration = options.toml();
+        if options.small_swap.is_some() {
+            for (path, priority) in [(self.swap_dir(), 0), (self.small_swap(), 1)] {
+                let table = format!("[[swap.location]]\npath = {path:?}\npriority = {priority}\n");
+                configuration.push_str(&table);
+            }
+        }
+        if configuration.trim().is_empty() {
+            return Ok(None);
+        }
         let file = self.root.join("ballast.toml");
         std::fs::write(&file, configuration).with_context(|| file.display().to_string())?;
-        Ok(file)
+        Ok(Some(file))
     }
 
     /// Makes what `options` say in the configuration file count, while it runs. It must have been
     /// started with such a file.
     pub async fn reload(&self, options: &Options) -> Result<()> {
-        self.configure(&options.toml())?;
+        self.configure(options)?;
         self.client.reload().await.context("the configuration").map(drop)
     }
 
@@ -197,10 +238,37 @@ impl Manager {
     /// Starts it again where it was, after `kill`.
     pub fn restart(&mut self, options: &Options) -> Result<()> {
         anyhow::ensure!(self.child.is_none(), "ballastd runs");
-        self.spawn(&tools::sibling("ballastd")?, options)
+        self.spawn(&tools::sibling("ballastd")?, options, &[])
     }
 
-    fn spawn(&mut self, program: &Path, options: &Options) -> Result<()> {
+    /// Another one takes over from the one that runs, which must end well.
+    pub fn take_over(&mut self, options: &Options) -> Result<()> {
+        let mut old = self.child.take().context("ballastd was not started")?;
+        let taken = self.spawn(&tools::sibling("ballastd")?, options, &["--take-over"]);
+        let ended = taken.and_then(|()| wait_for_end(&mut old, START_LIMIT));
+        if ended.is_err() {
+            let _ = old.kill();
+            let _ = old.wait();
+        }
+        let status = ended?;
+        anyhow::ensure!(status.success(), "the former ballastd ended with {status}");
+        Ok(())
+    }
+
+    /// It leaves its VMs to the next one, which must come at once, and ends.
+    pub async fn leave(&mut self) -> Result<()> {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+        let until = now.tv_sec as u64 * 1000 + START_LIMIT.as_millis() as u64;
+        self.client.leave(until).await.context("asking ballastd to leave")?;
+        let mut child = self.child.take().context("ballastd was not started")?;
+        let status = wait_for_end(&mut child, START_LIMIT).inspect_err(|_| {
+            let _ = child.kill();
+        })?;
+        anyhow::ensure!(status.success(), "ballastd left, and ended with {status}");
+        Ok(())
+    }
+
+    fn spawn(&mut self, program: &Path, options: &Options, more: &[&str]) -> Result<()> {
         let log = File::options().create(true).append(true).open(self.log());
         let log = log.context("ballastd.log")?;
         let mut command = Command::new(program);
@@ -211,9 +279,14 @@ impl Manager {
             .arg(self.run_dir())
             .arg("--socket")
             .arg(self.client.socket())
-            .arg("--swap-dir")
-            .arg(self.swap_dir())
-            .arg("--stop-vms-on-exit");
+            .arg("--stop-vms-on-exit")
+            .args(more);
+        if options.small_swap.is_none() {
+            command.arg("--swap-dir").arg(self.swap_dir());
+        }
+        if options.check_takeovers {
+            command.arg("--check-takeovers");
+        }
         if let Some(tax) = options.tax {
             command.arg("--tax").arg(tax.to_string());
         }
@@ -223,9 +296,8 @@ impl Manager {
         if let Some(samples) = options.samples {
             command.arg("--samples").arg(samples.to_string());
         }
-        let configuration = options.toml();
-        if !configuration.trim().is_empty() {
-            command.arg("--config").arg(self.configure(&configuration)?);
+        if let Some(file) = self.configure(options)? {
+            command.arg("--config").arg(file);
         }
         // Its own group, so that Ctrl-C reaches this program alone, which then ends it in order.
         command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
@@ -289,14 +361,20 @@ impl Manager {
     fn images(&self) -> PathBuf {
         self.disks.join("images")
     }
-    fn swap_dir(&self) -> PathBuf {
+    /// Where swap files are.
+    pub fn swap_dir(&self) -> PathBuf {
         self.disks.join("swap")
+    }
+    /// Where they are first, if it was asked for: a mount point of its own.
+    pub fn small_swap(&self) -> PathBuf {
+        self.root.join("small")
     }
     /// Sockets, and the state of VMs.
     pub fn run_dir(&self) -> PathBuf {
         self.root.join("run")
     }
-    fn log(&self) -> PathBuf {
+    /// What ballastd says; those that came one after the other, all in one file.
+    pub fn log(&self) -> PathBuf {
         self.root.join("ballastd.log")
     }
 
@@ -329,6 +407,8 @@ impl Manager {
         }
         left.extend(leftovers::describe(&self.run_dir()));
         left.extend(leftovers::describe(&self.swap_dir()));
+        let small = leftovers::files(&self.small_swap());
+        left.extend(small.iter().map(|file| format!("file {}", file.display())));
         for process in leftovers::processes(&self.root) {
             left.push(format!("process {process} of this run"));
         }

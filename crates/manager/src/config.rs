@@ -239,6 +239,8 @@ pub struct Overrides {
     pub samples: Option<u32>,
     /// Seconds of VM execution time, 0.1 to 86400.
     pub sample_period: Option<f64>,
+    /// See [`Config::check_takeovers`].
+    pub check_takeovers: bool,
 }
 
 impl Overrides {
@@ -305,6 +307,8 @@ pub struct Config {
     pub pools: Vec<PoolRule>,
     /// `None`: no journal of decisions is kept.
     pub journal: Option<ballast_journal::Settings>,
+    /// Whether a VM is only taken over if all its pages and books are found sound: a debug build always looks.
+    pub check_takeovers: bool,
 }
 
 /// A VM of this size can pay for a few large pages of which it touches little.
@@ -434,6 +438,7 @@ impl Config {
             vms,
             pools,
             journal,
+            check_takeovers: over.check_takeovers,
         })
     }
 }

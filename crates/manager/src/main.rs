@@ -111,6 +111,9 @@ struct Args {
     #[arg(long, value_name = "SECONDS", default_value_t = 30.0, requires = "take_over",
         value_parser = seconds)]
     take_over_within: f64,
+    /// Look through all books of a VM before it is taken over, as debug builds do; for tests
+    #[arg(long, hide = true)]
+    check_takeovers: bool,
     /// Check the configuration and exit
     #[arg(long)]
     check: bool,
@@ -147,6 +150,7 @@ fn run(args: Args) -> anyhow::Result<()> {
         tax: args.tax,
         samples: args.samples,
         sample_period: args.sample_period,
+        check_takeovers: args.check_takeovers,
     };
     let source = Source { file: args.config.clone(), overrides: overrides.clone() };
     let config = Config::load(args.config.as_deref(), overrides)?;

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use ballast_api::VmSpec;
 use ballast_pager::advance::Advance;
 use ballast_pager::guest_ram::{GuestRam, RamLayout};
-use ballast_pager::service::{PagedVm, PagerConfig, VmFiles};
+use ballast_pager::service::{Inherited, PagedVm, PagerConfig, VmFiles};
 use ballast_pager::stage::StageLayout;
 use ballast_qemu::unasked_large_pages;
 use ballast_shim_proto::{
@@ -71,6 +71,7 @@ pub fn pager_config(config: &Config, seed: u64, large_pages: bool) -> PagerConfi
         large_pages,
         compression: config.compression,
         seed,
+        check: config.check_takeovers || PagerConfig::default().check,
     }
 }
 
@@ -339,9 +340,10 @@ fn take_charge(
             tracing::warn!(vm = name, "{e}");
         }
         let files = VmFiles::new(&folder, swap);
-        let (overhead, held) = (expected.overhead, expected.held.as_deref());
+        let inherited = Inherited { domain: Some(&domain), advance: expected.held.as_deref() };
+        let overhead = expected.overhead;
         let (paged, found) =
-            PagedVm::take_over(name, config, files, ram, overhead, host, Some(&domain), held)
+            PagedVm::take_over(name, config, files, ram, overhead, host, inherited)
                 .map_err(|e| e.to_string())?;
         tracing::info!(
             vm = name,

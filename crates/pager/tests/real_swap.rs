@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use ballast_pager::host::Host;
 use ballast_pager::ledger::Ledger;
-use ballast_pager::service::{Health, PagedVm, PagerConfig, VmFiles};
+use ballast_pager::service::{Health, Inherited, PagedVm, PagerConfig, VmFiles};
 use ballast_pager::swap::inject::{Injector, Op, Verdict};
 use ballast_pager::swap::{Location, Place, Stored, SwapSpace};
 use ballast_pager::tier::Compression;
@@ -262,9 +262,16 @@ impl Rig {
         self.host = host(1);
         let files = VmFiles::new(&self.dir, swap().injected(self.disk.clone()));
         let (config, ram) = (config(), self.vmm.guest_ram());
-        let (vm, _) =
-            PagedVm::take_over("t", config, files, ram, overhead(), self.host.clone(), None, None)
-                .unwrap();
+        let (vm, _) = PagedVm::take_over(
+            "t",
+            config,
+            files,
+            ram,
+            overhead(),
+            self.host.clone(),
+            Inherited::default(),
+        )
+        .unwrap();
         self.vm = Some(vm);
     }
 

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use ballast_pager::host::Host;
 use ballast_pager::ledger::Ledger;
-use ballast_pager::service::{Health, PagedVm, PagerConfig, StartError, VmFiles};
+use ballast_pager::service::{Health, Inherited, PagedVm, PagerConfig, StartError, VmFiles};
 use ballast_pager::swap::SwapSpace;
 use ballast_pager::word::State;
 use ballast_units::{HostAddr, PAGE_SIZE, Pages, Ppn};
@@ -243,8 +243,7 @@ impl Manager {
             vmm.guest_ram(),
             overhead(),
             host.clone(),
-            None,
-            None,
+            Inherited::default(),
         )
         .unwrap();
         Manager { host, vm }

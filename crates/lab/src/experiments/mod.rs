@@ -11,6 +11,7 @@ mod osdi02_f7;
 mod osdi02_f8;
 mod settle;
 mod sharing_cost;
+mod soak;
 pub(crate) mod stage;
 mod vtj_memory_f5;
 mod vtj_memory_f6;
@@ -37,10 +38,16 @@ pub struct ExperimentArgs {
     /// Where to write [default: experiments/NAME, with --quick experiments/NAME/run-quick]
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
+    /// How long `soak` runs [default: 20, with --quick 3]
+    #[arg(long, value_name = "N")]
+    pub minutes: Option<f64>,
+    /// What `soak` draws its steps from [default: the time]
+    #[arg(long, value_name = "S")]
+    pub seed: Option<u64>,
 }
 
 /// Names, and what each shows.
-const NAMES: [(&str, &str); 10] = [
+const NAMES: [(&str, &str); 11] = [
     (
         "osdi02-f2",
         "dbench in a guest of 128 to 224 MiB against a 256 MiB guest ballooned to that size",
@@ -57,6 +64,10 @@ const NAMES: [(&str, &str); 10] = [
     ("osdi02-f7", "the idle memory tax: an idle VM and dbench on 360 MiB, tax 0 and then 75%"),
     ("osdi02-f8", "five VMs on 60% too little memory boot, work, and one rests: states and memory"),
     ("sharing-cost", "CPU-bound throughput of two guests with page sharing on against off"),
+    (
+        "soak",
+        "random changes, VM churn, kills and full disks for --minutes N; guests check all they read",
+    ),
     (
         "vtj-memory-f5",
         "swap-in over time: working sets fit; mapped exceeds memory; they do not fit",
@@ -91,10 +102,13 @@ pub async fn run(args: &ExperimentArgs) -> Result<bool> {
         let names: Vec<&str> = NAMES.iter().map(|(n, _)| *n).collect();
         bail!("no experiment '{name}' (there are: {})", names.join(", "));
     }
+    if name != "soak" && (args.minutes.is_some() || args.seed.is_some()) {
+        bail!("--minutes and --seed are of soak alone");
+    }
     let mut signals = Signals::listen()?;
     let image = image::prepare(None)?;
     let measured = tokio::select! {
-        measured = measure(name, &image, args.quick) => measured?,
+        measured = measure(name, &image, args) => measured?,
         signal = signals.any() => bail!("{name}: ended by {signal}"),
     };
     let out = args
@@ -108,7 +122,8 @@ pub async fn run(args: &ExperimentArgs) -> Result<bool> {
     Ok(measured.outcome.ok)
 }
 
-async fn measure(name: &str, image: &Image, quick: bool) -> Result<Measured> {
+async fn measure(name: &str, image: &Image, args: &ExperimentArgs) -> Result<Measured> {
+    let quick = args.quick;
     match name {
         "osdi02-f2" => osdi02_f2::run(image, quick).await,
         "osdi02-f4" => osdi02_f4::run(image, quick).await,
@@ -117,6 +132,7 @@ async fn measure(name: &str, image: &Image, quick: bool) -> Result<Measured> {
         "osdi02-f7" => osdi02_f7::run(image, quick).await,
         "osdi02-f8" => osdi02_f8::run(image, quick).await,
         "sharing-cost" => sharing_cost::run(image, quick).await,
+        "soak" => soak::run(image, &soak::Plan::of(args)?).await,
         "vtj-memory-f6" => vtj_memory_f6::run(image, quick).await,
         "vtj-memory-f7" => vtj_memory_f7::run(image, quick).await,
         _ => vtj_memory_f5::run(image, quick).await,

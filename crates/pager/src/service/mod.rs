@@ -34,4 +34,4 @@ mod vm;
 mod write;
 
 pub use latency::{BUCKETS, FaultTimes, bucket_end};
-pub use vm::{Health, PagedVm, PagerConfig, Sample, StartError, VmFiles};
+pub use vm::{Health, Inherited, PagedVm, PagerConfig, Sample, StartError, VmFiles};

@@ -3,6 +3,8 @@
 mod domain;
 mod takeover;
 
+pub use takeover::Inherited;
+
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -47,6 +49,9 @@ pub struct PagerConfig {
     pub compression: Compression,
     /// Seed of the random replacement.
     pub seed: u64,
+    /// Whether a VM that is taken over is looked through once it is recovered, and refused if anything about
+    /// it is not sound.
+    pub check: bool,
 }
 
 impl Default for PagerConfig {
@@ -57,6 +62,7 @@ impl Default for PagerConfig {
             large_pages: false,
             compression: Compression::default(),
             seed: 0,
+            check: cfg!(debug_assertions),
         }
     }
 }

@@ -13,7 +13,7 @@ use ballast_pager::guest_ram::GuestRam;
 use ballast_pager::host::Host;
 use ballast_pager::ledger::Ledger;
 use ballast_pager::pmap::Pmap;
-use ballast_pager::service::{PagedVm, PagerConfig, VmFiles};
+use ballast_pager::service::{Inherited, PagedVm, PagerConfig, VmFiles};
 use ballast_pager::sharing::Domain;
 use ballast_pager::sharing::control::{Control, Settings};
 use ballast_pager::sharing::examine::{Examiner, Marking};
@@ -133,20 +133,11 @@ impl Manager {
         for (n, vmm) in vmms.iter().enumerate() {
             let take = || {
                 let (files, host) = (manager.folders.old_files(n), manager.host.clone());
-                let (config, domain) = (PagerConfig::default(), Some(&manager.domain));
                 let ram = remapper::connected(vmm, &manager.folders.run, manager.domain.file());
-                PagedVm::take_over(
-                    "t",
-                    config,
-                    files,
-                    ram,
-                    overhead(),
-                    host,
-                    domain,
-                    Some(&advances[n]),
-                )
-                .unwrap()
-                .0
+                let config = PagerConfig::default();
+                let domain = Some(&manager.domain);
+                let inherited = Inherited { domain, advance: Some(&advances[n]) };
+                PagedVm::take_over("t", config, files, ram, overhead(), host, inherited).unwrap().0
             };
             for _ in 0..undone {
                 // A page that was on its way home gives back the common one that it was.

@@ -15,6 +15,15 @@ use crate::pmap::Pmap;
 use crate::sharing::Domain;
 use crate::stage::Stage;
 
+/// What a VM that is taken over has to do with others.
+#[derive(Clone, Copy, Default)]
+pub struct Inherited<'a> {
+    /// With whom it shares pages.
+    pub domain: Option<&'a Arc<Domain<GuestRam>>>,
+    /// What is booked for it so far.
+    pub advance: Option<&'a Advance>,
+}
+
 /// A VM in the books, without threads yet, and what its guest gave up while nobody listened.
 struct Booked {
     vm: PagedVm,
@@ -35,8 +44,7 @@ impl PagedVm {
         ram: GuestRam,
         overhead: Pages,
         host: Arc<Host>,
-        domain: Option<&Arc<Domain<GuestRam>>>,
-        advance: Option<&Advance>,
+        inherited: Inherited<'_>,
     ) -> Result<(PagedVm, Recovered), StartError> {
         ram.check().map_err(StartError::Layout)?;
         let pmap = Pmap::open(&files.pmap, ram.layout().len)?;
@@ -48,7 +56,7 @@ impl PagedVm {
         let tier = open_tier(&files, ram.layout().len, config.compression)?;
         let memory = Memory::new(pmap, ram, stage, slots, host, config.fault_around);
         let memory = Arc::new(memory.with_tier(tier));
-        let booked = book(name, &memory, files, overhead, domain, advance);
+        let booked = book(name, &memory, files, overhead, inherited, config.check);
         let Booked { mut vm, found, discards, mark } = booked.inspect_err(|_| memory.disown())?;
         let mut unbooked = Vec::with_capacity(discards.len());
         let ready = discards.into_iter().try_for_each(|(first, n)| {
@@ -83,18 +91,18 @@ fn book(
     memory: &Arc<Memory<GuestRam>>,
     files: VmFiles,
     overhead: Pages,
-    domain: Option<&Arc<Domain<GuestRam>>>,
-    advance: Option<&Advance>,
+    inherited: Inherited<'_>,
+    check: bool,
 ) -> Result<Booked, StartError> {
-    if let Some(domain) = domain {
+    if let Some(domain) = inherited.domain {
         domain.join(memory)?;
     }
     let mark = memory.mark();
     let discards = RefCell::new(Vec::new());
     let drain = || drain_events(memory, &mut discards.borrow_mut());
     drain();
-    let found = memory.recover(&drain, advance)?;
-    if cfg!(debug_assertions) {
+    let found = memory.recover(&drain, inherited.advance)?;
+    if check {
         memory.check_quiet().map_err(RecoverError::Unsound)?;
     }
     let vm = PagedVm::assemble(name, memory.clone(), files, overhead)?;
