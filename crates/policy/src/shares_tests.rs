@@ -93,6 +93,9 @@ fn tax_rates_are_checked() {
     assert_eq!(TaxRate::default().k(), 4.0);
     assert_eq!(TaxRate::NONE.k(), 1.0);
     assert_eq!(TaxRate::default().to_string(), "75%");
+    // As in journals.
+    assert_eq!(TaxRate::try_from(0.3).map(f64::from), Ok(0.3));
+    assert!(TaxRate::try_from(1.0).is_err());
 }
 
 #[test]
@@ -151,6 +154,18 @@ fn plenty_gives_everyone_max_and_want_gives_everyone_min() {
     assert!(poor.iter().all(|e| e.bound == Bound::Min));
     assert_eq!(pages(&targets(Pages(30), &vms)), [10, 20]);
     assert!(targets(Pages(30), &[]).is_empty());
+}
+
+#[test]
+fn a_guarantee_decides_only_where_shares_would_give_less() {
+    let bounds = |available, vms: &[VmDemand]| -> Vec<Bound> {
+        targets(Pages(available), vms).iter().map(|e| e.bound).collect()
+    };
+    let pair = |min| [vm(1, 1, min, 100, 0.0, 0), vm(2, 1, 0, 100, 0.0, 0)];
+    assert_eq!(bounds(100, &pair(50)), [Bound::Shares, Bound::Shares], "as much as by shares");
+    assert_eq!(bounds(100, &pair(51)), [Bound::Min, Bound::Shares]);
+    // What is all guaranteed is all it can use, where there is plenty.
+    assert_eq!(bounds(200, &pair(100)), [Bound::Max, Bound::Max]);
 }
 
 #[test]
