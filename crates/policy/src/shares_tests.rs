@@ -239,6 +239,17 @@ fn with_available() -> impl Strategy<Value = (Vec<VmDemand>, u64)> {
 }
 
 proptest! {
+    /// At the very price of a page it is held, and just below it is not.
+    #[test]
+    fn a_price_holds_exactly_the_pages_that_cost_no_more(v in any_vm(1), pages in 1u64..450) {
+        let claim = Claim::of_vm(&v);
+        let price = claim.price(pages);
+        for price in [price.next_down(), price, price.next_up()] {
+            let dearest = (v.min.0..=v.max.0).rev().find(|&n| claim.price(n) <= price);
+            prop_assert_eq!(claim.held(price), dearest.unwrap_or(v.min.0));
+        }
+    }
+
     #[test]
     fn bounds_hold_and_pages_are_conserved((vms, available) in with_available()) {
         let result = targets(Pages(available), &vms);
