@@ -144,6 +144,7 @@ fn the_tax_gives_to_who_uses_what_it_has() {
     let mut rich = demand(1, 0, 256);
     rich.shares *= 2;
     let d = decide(360, State::High, 30, vec![demand(0, 0, 10), rich, demand(2, 0, 256)], 100);
+    assert!(text(&d, 1).contains("would give batch 180 MiB"), "{}", text(&d, 1));
     let told = text(&d, 2);
     for part in [
         "db1 is entitled to 108 MiB: its shares decide, with memory that the tax takes from idle VMs",
@@ -166,7 +167,7 @@ fn pools_are_told_from_the_outside_in_and_only_neighbours_compete() {
         expandable: true,
         tax: None,
     };
-    let vms = (0..4).map(|id| demand(id, 0, 256)).collect();
+    let vms = (0..5).map(|id| demand(id, 0, 256)).collect();
     let d = with(&decide(360, State::High, 30, vms, 100), |s| {
         s.pools = vec![
             pool(7, Some(8), "prod/db", None),
@@ -174,8 +175,8 @@ fn pools_are_told_from_the_outside_in_and_only_neighbours_compete() {
             pool(9, None, "test", None),
         ];
         s.pools[2].min = Pages::from_mib(150);
-        // The last one's pool is not there: it is the host's.
-        let pools = [Some(7), Some(7), Some(9), Some(1)];
+        // A pool that is not there is the host.
+        let pools = [Some(7), Some(7), Some(9), Some(1), None];
         s.vms.iter_mut().zip(pools).for_each(|(vm, pool)| vm.pool = pool.map(PoolId));
     });
     let told = text(&d, 0);
@@ -188,11 +189,11 @@ fn pools_are_told_from_the_outside_in_and_only_neighbours_compete() {
         text(&d, 2).contains("Pool test gets 150 MiB from the host: it gets its min of 150 MiB")
     );
     assert!(!text(&d, 2).contains("The others"), "alone in its pool: {}", text(&d, 2));
-    assert!(
-        !text(&d, 3).contains("Pool") && !text(&d, 3).contains("The others"),
-        "{}",
-        text(&d, 3)
-    );
+    for (id, other) in [(3, "vm4"), (4, "vm3")] {
+        let told = text(&d, id);
+        assert!(!told.contains("Pool"), "{told}");
+        assert!(told.contains(&format!("The others get: {other} ")), "{told}");
+    }
 }
 
 #[test]
