@@ -287,6 +287,7 @@ mod tests {
         }
         let old = Word::with_slot(State::Swapped, 42);
         assert!(old.stored().sum.is_none() && old.has_room_for_sum());
+        assert!(Word::with_slot(State::Swapped, (1 << SLOT_BITS) - 1).has_room_for_sum());
         assert!(!Word::with_slot(State::Swapped, 1 << SLOT_BITS).has_room_for_sum());
         assert!(Word::with_slot(State::Broken, NO_STORE_PAGE).has_room_for_sum());
     }
