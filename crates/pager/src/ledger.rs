@@ -183,6 +183,31 @@ mod tests {
     }
 
     #[test]
+    fn what_is_adopted_is_booked_whatever_the_budget_is_and_rings() {
+        let rings = Arc::new(AtomicUsize::new(0));
+        let count = rings.clone();
+        let ledger = Ledger::new(Pages(100), move || {
+            count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        });
+        let rung = || rings.swap(0, std::sync::atomic::Ordering::Relaxed);
+        ledger.adopt(Pages(130));
+        assert_eq!(
+            (ledger.used(), ledger.free(), ledger.peak()),
+            (Pages(130), Pages(0), Pages(130))
+        );
+        assert_eq!(rung(), 1);
+        ledger.release(Pages(90));
+        ledger.adopt(Pages(5));
+        assert_eq!((ledger.used(), ledger.peak(), rung()), (Pages(45), Pages(130), 1));
+        ledger.set_budget(Pages(200));
+        assert_eq!((ledger.budget(), ledger.free(), rung()), (Pages(200), Pages(155), 1));
+        ledger.ring();
+        assert_eq!(rung(), 1);
+        let printed = format!("{ledger:?}");
+        assert!(printed.contains("200") && printed.contains("45"), "{printed}");
+    }
+
+    #[test]
     fn a_budget_lowered_below_use_leaves_nothing_free() {
         let ledger = Ledger::new(Pages(100), || {});
         assert!(ledger.try_reserve(Pages(80)));

@@ -266,6 +266,76 @@ mod tests {
     use super::*;
 
     #[test]
+    fn frames_are_limited_and_charged_one_by_one() {
+        let settings = Compression { percent: 3, ..Compression::default() };
+        assert_eq!(settings.limit(Pages(1_000)), Pages(30));
+        // 300 frames, 44 bytes each.
+        assert_eq!(settings.overhead(Pages(10_000)), Pages(4));
+        let tier = Tier::on_heap(Pages(100), settings).unwrap();
+        assert_eq!((tier.settings(), tier.most()), (settings, 2_040));
+        assert!(tier.put(Ppn(0), &[1; 2_041], || true, || ()).is_none(), "too large for a half");
+        assert!(tier.put(Ppn(0), &[1; 9], || false, || ()).is_none(), "no memory");
+        assert_eq!((tier.occupancy(), tier.frames_left()), (Occupancy::default(), Pages(3)));
+        let charged = std::cell::Cell::new(0);
+        let put = |n: u64| {
+            let charge = || {
+                charged.set(charged.get() + 1);
+                true
+            };
+            tier.put(Ppn(n), &[n as u8; 2_040], charge, || ()).map(|taken| taken.place)
+        };
+        let places: Vec<Place> = (0..6).filter_map(put).collect();
+        assert_eq!((charged.get(), tier.frames_left(), tier.has_room()), (3, Pages(0), false));
+        assert_eq!(put(6), None);
+        assert_eq!(tier.oldest(2), places[..2]);
+        tier.check().unwrap();
+        for (n, &place) in places.iter().enumerate() {
+            assert_eq!(tier.owner(place), Some(Ppn(n as u64)));
+            tier.release(place, || charged.set(charged.get() - 1));
+            assert!(!tier.is_taken(place));
+        }
+        assert_eq!((charged.get(), tier.frames_left(), tier.has_room()), (0, Pages(3), true));
+        assert!(!Tier::off().has_room() && Tier::off().put(Ppn(0), &[1], || true, || ()).is_none());
+    }
+
+    #[test]
+    fn after_a_takeover_what_is_claimed_is_as_it_was_and_the_rest_is_freed() {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let page = |n: u64| -> PageBuf { std::array::from_fn(|i| (i as u64 / 64 * n) as u8) };
+        let mut compressor = ballast_compress::Compressor::new(Algorithm::Lz4).unwrap();
+        let open = || Tier::open(&dir.path().join("t"), Pages(100), Compression::default());
+        let tier = open().unwrap();
+        let put = |n: u64| {
+            let bytes = compressor.compress(&page(n), tier.most()).unwrap();
+            tier.put(Ppn(n), bytes, || true, || ()).unwrap().place
+        };
+        let places: Vec<Place> = (0..24).map(put).collect();
+        let frames = |kept: &[usize]| {
+            let kept: std::collections::BTreeSet<u32> =
+                kept.iter().map(|&n| places[n].frame()).collect();
+            Pages(kept.len() as u64)
+        };
+        assert_eq!(tier.measured().pages(), frames(&(0..24).collect::<Vec<_>>()));
+        drop(tier);
+        let tier = open().unwrap();
+        let kept = [5, 6, 7, 15];
+        let counted = kept.iter().filter(|&&n| tier.claim(places[n]).unwrap()).count();
+        assert_eq!(Pages(counted as u64), frames(&kept), "each frame is counted once");
+        assert_eq!(tier.claim(places[5]), None, "another page's");
+        tier.trim();
+        assert_eq!(tier.measured().pages(), frames(&kept));
+        for n in kept {
+            let mut read = [0; PAGE_SIZE];
+            tier.read(places[n], &mut read).unwrap();
+            assert!(read == page(n as u64) && tier.owner(places[n]) == Some(Ppn(n as u64)));
+        }
+        tier.check().unwrap();
+        // Of a frame beyond the end of the file.
+        let at = |frame: u64| Place::from_bits(frame << 3 | places[0].bits() & 7);
+        assert_eq!(at(100).and_then(|place| tier.claim(place)), None);
+    }
+
+    #[test]
     fn a_slot_that_was_freed_is_not_looked_into() {
         let dir = tempfile::tempdir_in("/dev/shm").unwrap();
         let tier = Tier::open(&dir.path().join("t"), Pages(100), Compression::default()).unwrap();

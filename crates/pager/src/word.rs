@@ -287,8 +287,40 @@ mod tests {
         }
         let old = Word::with_slot(State::Swapped, 42);
         assert!(old.stored().sum.is_none() && old.has_room_for_sum());
+        assert!(Word::with_slot(State::Swapped, (1 << SLOT_BITS) - 1).has_room_for_sum());
         assert!(!Word::with_slot(State::Swapped, 1 << SLOT_BITS).has_room_for_sum());
         assert!(Word::with_slot(State::Broken, NO_STORE_PAGE).has_room_for_sum());
+    }
+
+    /// Each such word counts as a reference: one too many keeps a page for ever, one too few frees it
+    /// while a guest reads it.
+    #[test]
+    fn only_words_that_refer_to_the_store_name_a_page_of_it() {
+        for state in State::ALL {
+            for busy in BUSY {
+                let refers = matches!(state, State::Shared | State::Broken)
+                    || (state, busy) == (State::Resident, Busy::Sharing);
+                let word = Word::with_slot(state, 7).set_busy(busy).set_sampled(true);
+                assert_eq!(word.store_page(), StorePage::new(7).filter(|_| refers), "{word:?}");
+            }
+        }
+        assert_eq!(Word::with_slot(State::Broken, NO_STORE_PAGE).store_page(), None);
+    }
+
+    #[test]
+    fn only_pages_that_have_memory_of_their_own_are_charged() {
+        let charged: Vec<State> = State::ALL.into_iter().filter(|s| s.charged()).collect();
+        assert_eq!(charged, [State::Resident, State::Broken, State::Held]);
+    }
+
+    #[test]
+    fn words_are_printed_with_what_matters_of_them() {
+        let text = |word: Word| format!("{word:?}");
+        assert_eq!(text(Word::UNTOUCHED), "Untouched");
+        assert_eq!(text(Word::with_slot(State::Staged, 0)), "Staged(0)");
+        assert_eq!(text(Word::with_slot(State::Filled, 9)), "Filled(9)");
+        let word = Word::new(State::Resident).set_busy(Busy::Evicting).set_sampled(true);
+        assert_eq!(text(word), "Resident+Evicting+Sampled");
     }
 
     #[test]

@@ -175,6 +175,30 @@ fn a_dead_driver_is_stuck_after_its_patience_and_no_sooner() {
     g.input.goal = SIZE;
     g.seconds(60, Driver::Dead);
     assert_eq!(g.asked, asked, "no more is piled up on it");
+    // Nor sooner where the clock began long ago.
+    let mut g = Guest::new();
+    g.input.now = Duration::from_secs(1_000);
+    assert_eq!(g.seconds(10, Driver::Dead).health, Health::Healthy);
+    assert_eq!(g.second(Driver::Dead).health, Health::Stuck);
+}
+
+/// Less is wanted of it than it was asked before, so that it is not behind any more. That is no movement.
+#[test]
+fn a_stuck_balloon_that_is_asked_for_less_must_show_that_it_can_be_trusted() {
+    let released = |reported: Option<Pages>| {
+        let mut g = Guest::new();
+        g.input.reported = reported;
+        assert_eq!(g.seconds(15, Driver::Dead).health, Health::Stuck);
+        g.input.goal = Pages::ZERO;
+        g.seconds(2, Driver::Dead).health
+    };
+    assert_eq!(released(None), Health::Stuck, "nothing tells how large it is");
+    assert_eq!(released(Some(Pages::ZERO)), Health::Healthy);
+    // It has done all it was asked since the last look.
+    let mut g = Guest::new();
+    assert_eq!(g.seconds(20, Driver::Dead).health, Health::Stuck);
+    g.second(FAST);
+    assert_eq!(g.second(FAST).health, Health::Healthy);
 }
 
 /// What was asked is done before the next look: as fast as it was asked. A crawling driver shows its own
@@ -193,6 +217,77 @@ fn its_rate_is_measured_while_it_has_something_to_do() {
     );
     let rate = Guest::new().seconds(30, Driver::Follows(100)).rate.unwrap();
     assert!((50..=150).contains(&rate.0), "{rate:?}");
+}
+
+/// A new rate counts a quarter, and so much per second, however long the look was in coming.
+#[test]
+fn its_rate_follows_what_is_seen_and_not_what_is_said() {
+    let mut g = Guest::new();
+    g.second(Driver::Follows(4_000));
+    assert_eq!(g.second(Driver::Follows(1_000)).rate, Some(Pages(4_000)));
+    assert_eq!(g.second(Driver::Follows(1_000)).rate, Some(Pages(4_000 - 3_000 / 4)));
+    let mut g = Guest::new();
+    g.second(Driver::Follows(1_000));
+    g.input.now += Duration::from_secs(1);
+    assert_eq!(g.second(Driver::Dead).rate, Some(Pages(500)));
+    assert_eq!(Guest::new().seconds(5, Driver::Lies).rate, Some(Pages::ZERO));
+}
+
+/// Its reserve is 16 MiB.
+#[test]
+fn a_guest_with_less_than_half_its_reserve_is_short() {
+    let short = |available: u64, age: u64| {
+        let mut g = Guest::new();
+        g.input.guest_available = Some(Pages(available));
+        g.input.guest_stats_age = Some(Duration::from_secs(age));
+        g.control.step(&g.input).short
+    };
+    let half = Pages::from_mib(8).0;
+    assert_eq!([short(half - 1, 0), short(half, 0), short(half - 1, 11)], [true, false, false]);
+}
+
+#[test]
+fn a_new_configuration_counts_from_the_next_step() {
+    let mut g = Guest::new();
+    g.control.set_config(BalloonConfig { rate: Pages(100), ..BalloonConfig::default() });
+    assert_eq!(g.second(FAST).command, Some(Pages(100)));
+    assert_eq!(
+        (g.control.health(), g.control.health().to_string()),
+        (Health::Healthy, "healthy".into())
+    );
+}
+
+/// However long it is watched, and however often.
+#[test]
+fn what_it_remembers_is_bounded() {
+    let mut g = Guest::new();
+    g.seconds(100, FAST);
+    assert!(g.control.moments.len() < 20, "{} moments", g.control.moments.len());
+    for _ in 0..2 * MAX_MOMENTS {
+        g.input.now += Duration::from_millis(1);
+        g.control.step(&g.input);
+    }
+    assert_eq!(g.control.moments.len(), MAX_MOMENTS);
+}
+
+#[test]
+fn what_a_guest_uses_refutes_what_it_says_but_for_pages_in_flight() {
+    let uses = |consumed: u64, claim: u64| {
+        refuted(
+            &BalloonInput {
+                size: SIZE,
+                consumed: Some(Pages(consumed)),
+                ..BalloonInput::default()
+            },
+            Pages(claim),
+        )
+    };
+    // A 64th of its size.
+    assert_eq!(
+        [uses(SIZE.0 - 5_000 + 1_024, 5_000), uses(SIZE.0 - 5_000 + 1_025, 5_000)],
+        [false, true]
+    );
+    assert!(per_pace(Pages(u64::MAX), Duration::from_secs(2)) > Pages(u64::MAX / 4));
 }
 
 #[test]
@@ -247,6 +342,16 @@ fn giving_up_untouched_pages_counts_as_movement() {
         g.input.discarded = 0;
         g.input.consumed = Some(Pages::from_mib(80));
         assert_eq!(out.health, Health::Healthy);
+    }
+    let mut g = Guest::new();
+    for second in 0..40 {
+        let out = g.second(Driver::Follows(100));
+        (g.input.discarded, g.input.consumed) = (0, Some(Pages::from_mib(80)));
+        assert_eq!(
+            out.health,
+            if second < 10 { Health::Healthy } else { Health::Slow },
+            "{second}"
+        );
     }
 }
 
@@ -318,6 +423,13 @@ fn without_reports_the_books_are_evidence() {
     let mut g = Guest::new();
     g.input.reported = None;
     assert_eq!(g.seconds(15, Driver::Dead).health, Health::Stuck);
+    // Without either there is none.
+    let mut g = Guest::new();
+    for _ in 0..15 {
+        (g.input.reported, g.input.consumed) = (None, None);
+        g.second(Driver::Dead);
+    }
+    assert_eq!(g.control.health(), Health::Stuck);
 }
 
 #[test]
@@ -371,7 +483,8 @@ fn a_guest_in_distress_gets_memory_back_against_the_goal() {
     // All but 2 MiB: the balloon makes room for the reserve.
     g.used = SIZE - GOAL - Pages::from_mib(2);
     let out = g.second(FAST);
-    assert!(g.real <= Pages::from_mib(86) && out.limit < GOAL, "{} {out:?}", g.real);
+    assert!(g.real <= Pages::from_mib(86), "{} {out:?}", g.real);
+    assert_eq!(out.limit, Pages::from_mib(86), "14 of its 16 MiB are missing");
     let out = g.seconds(30, FAST);
     assert!(out.limit < GOAL && g.available() >= Pages::from_mib(16), "{out:?}");
     let settled = g.real;

@@ -103,6 +103,99 @@ fn min_max_and_shares_are_told_apart() {
     assert!(text(&d, 0).contains("are to be evicted"), "{}", text(&d, 0));
 }
 
+/// Of the same decision with something else in its snapshot.
+fn with(d: &Decision, change: impl FnOnce(&mut Snapshot)) -> Decision {
+    let mut snapshot = d.snapshot.clone();
+    change(&mut snapshot);
+    crate::decide(snapshot)
+}
+
+#[test]
+fn a_change_of_state_is_named_as_the_cause() {
+    let d = decide(360, State::Soft, 14, vec![demand(0, 0, 10)], 190);
+    assert_eq!(d.trigger(), "period");
+    let fell = with(&d, |s| s.before = State::High);
+    assert_eq!(fell.trigger(), "free memory moved from high to soft");
+}
+
+#[test]
+fn what_is_missing_and_what_there_is_for_all_is_told_to_the_page() {
+    let d = decide(300, State::High, 30, vec![demand(0, 200, 10), demand(1, 100, 256)], 100);
+    let goal = d.snapshot.thresholds.goal();
+    let host = |free: Pages, room: Pages| text(&with(&d, |s| (s.free, s.room) = (free, room)), 0);
+    let told = host(goal, Pages::ZERO);
+    assert!(told.contains(&format!("{goal} free, at least the {goal} it aims for; its")), "{told}");
+    let told = host(goal, Pages::from_mib(9));
+    let aim = goal + Pages::from_mib(9);
+    let part =
+        format!("9 MiB short of the {aim} it aims for (9 MiB of it for VMs that start); its");
+    assert!(told.contains(&part), "missing: {part}\nin: {told}");
+    // The guarantees are just what there is.
+    let told = text(&d, 0);
+    assert!(
+        told.contains("300 MiB can be given to 2 VMs, which may use 512 MiB together"),
+        "{told}"
+    );
+}
+
+/// What a VM would get without the tax is told of that VM, not of another.
+#[test]
+fn the_tax_gives_to_who_uses_what_it_has() {
+    let mut rich = demand(1, 0, 256);
+    rich.shares *= 2;
+    let d = decide(360, State::High, 30, vec![demand(0, 0, 10), rich, demand(2, 0, 256)], 100);
+    assert!(text(&d, 1).contains("would give batch 180 MiB"), "{}", text(&d, 1));
+    let told = text(&d, 2);
+    for part in [
+        "db1 is entitled to 108 MiB: its shares decide, with memory that the tax takes from idle VMs",
+        "without the tax, shares alone would give db1 90 MiB; idle pages of others, taxed, bring it \
+         18.5 MiB more",
+    ] {
+        assert!(told.contains(part), "missing: {part}\nin: {told}");
+    }
+}
+
+#[test]
+fn pools_are_told_from_the_outside_in_and_only_neighbours_compete() {
+    let pool = |id, parent: Option<u32>, name: &str, max: Option<u64>| Pool {
+        id: PoolId(id),
+        name: name.into(),
+        parent: parent.map(PoolId),
+        shares: 1_000,
+        min: Pages::ZERO,
+        max: max.map(Pages::from_mib),
+        expandable: true,
+        tax: None,
+    };
+    let vms = (0..5).map(|id| demand(id, 0, 256)).collect();
+    let d = with(&decide(360, State::High, 30, vms, 100), |s| {
+        s.pools = vec![
+            pool(7, Some(8), "prod/db", None),
+            pool(8, None, "prod", Some(200)),
+            pool(9, None, "test", None),
+        ];
+        s.pools[2].min = Pages::from_mib(150);
+        // A pool that is not there is the host.
+        let pools = [Some(7), Some(7), Some(9), Some(1), None];
+        s.vms.iter_mut().zip(pools).for_each(|(vm, pool)| vm.pool = pool.map(PoolId));
+    });
+    let told = text(&d, 0);
+    let steps = ["Pool prod gets", "from the host", "Pool prod/db gets", "from pool prod: "];
+    let at = steps.map(|step| told.find(step).unwrap_or_else(|| panic!("{step}: {told}")));
+    assert!(at.is_sorted(), "{told}");
+    assert!(told.contains("The others in its pool get: batch"), "{told}");
+    assert!(!told.contains("db1") && !told.contains("Pool test"), "{told}");
+    assert!(
+        text(&d, 2).contains("Pool test gets 150 MiB from the host: it gets its min of 150 MiB")
+    );
+    assert!(!text(&d, 2).contains("The others"), "alone in its pool: {}", text(&d, 2));
+    for (id, other) in [(3, "vm4"), (4, "vm3")] {
+        let told = text(&d, id);
+        assert!(!told.contains("Pool"), "{told}");
+        assert!(told.contains(&format!("The others get: {other} ")), "{told}");
+    }
+}
+
 #[test]
 fn many_others_are_cut_short() {
     let vms = (0..12).map(|i| demand(i, 0, 100)).collect();
@@ -162,6 +255,9 @@ fn what_its_tools_cost_is_told_where_it_is_known() {
         paging: Some(Cost(50)),
         ..Tools::default()
     };
+    // One of them suffices.
+    let one = with(&d, |s| s.vms[0].tools.paging = None);
+    assert!(text(&one, 0).contains("at a cost not measured lately"), "{}", text(&one, 0));
     let told = text(&crate::decide(d.snapshot), 0);
     for part in [
         "it reads again, comes at 12 ms/s per 1000 pages; what is compressed or swapped, and it \

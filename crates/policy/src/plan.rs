@@ -365,7 +365,6 @@ fn wanted_of_paging(
         take
     };
     match (state, vm.balloon_health) {
-        _ if take.is_zero() => (Pages::ZERO, None),
         _ if mix::paging_first(state, vm, take) => {
             let (balloon, paging) = (vm.tools.balloon, vm.tools.paging);
             // What it has no room for is the balloon's, as far as that may grow.

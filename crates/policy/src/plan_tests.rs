@@ -109,6 +109,7 @@ fn soft_pages_only_where_ballooning_is_not_possible() {
     // The guest bears 1,100: 2,900 can be left by the balloon, 200 must be evicted.
     let p = one(State::Soft, 350, VmState { balloon_limit: Pages(1_100), ..vm(1) });
     assert_eq!((p.balloon_goal, p.evict), (Pages(1_100), Pages(200)));
+    assert!(matches!(p.reason, Reason::Reclaim { cause: Some(EvictCause::BalloonLimit), .. }));
     // It bears 500: what the VM never used. No page comes of it.
     let p = one(State::Soft, 350, VmState { balloon_limit: Pages(500), ..vm(1) });
     assert_eq!((p.balloon_goal, p.evict), (Pages(500), Pages(300)));
@@ -219,6 +220,9 @@ fn a_balloon_never_keeps_a_vm_from_its_target() {
         let p = one(state, 300, squeezed);
         assert_eq!((p.balloon_goal, p.evict), (Pages(2_000), Pages(0)), "{state}");
         assert!(matches!(p.reason, Reason::Entitled { .. }));
+        // Also where the guest bears just that.
+        let p = one(state, 300, VmState { balloon_limit: Pages(2_000), ..squeezed });
+        assert!(matches!(p.reason, Reason::Entitled { .. }), "{p:?}");
     }
 }
 
@@ -252,6 +256,10 @@ fn plenty_is_given_back_to_the_largest_rho_first() {
     };
     assert_eq!(goals(728), vec![1_500, 1_500]);
     assert_eq!(goals(828), vec![1_500, 1_400]);
+    let reasons = run(State::High, 828, &pair).into_iter().map(|p| p.reason);
+    let (pages, left) = (Pages(100), Pages(1_400));
+    let plenty = Reason::Plenty { consumed: Pages(2_500), target: Pages(2_000) };
+    assert!(reasons.eq([plenty, Reason::Released { pages, left }]));
     assert_eq!(goals(9_000), vec![0, 0]);
     // What was released and is not yet used counts as gone.
     let mut owing = pair;
@@ -297,7 +305,8 @@ fn reasons_are_sentences_with_numbers() {
     );
     let low = text(one(State::Low, 50, VmState { swap_free: Pages(0), ..vm(1) }));
     assert!(low.contains("no swap space for 2.34 MiB"), "{low}");
-    assert!(low.contains("wait"), "{low}");
+    assert!(low.ends_with("; its allocations wait, for it is above target"), "{low}");
+    assert!(low.contains("; nothing evicted although in state low paging reclaims"), "{low}");
 }
 
 /// The same VM where paging was measured to be cheaper.
@@ -391,6 +400,22 @@ fn a_balloon_that_is_much_dearer_is_exchanged_as_memory_is_free_for_it() {
     // Nothing while the guest has not used what it was given back.
     let p = with(2_000, 700, 800);
     assert_eq!(p.balloon_goal, Pages(700));
+    // It has used half of that: enough for another step.
+    assert_eq!(with(2_000, 800, 900).balloon_goal, Pages(600));
+    assert_eq!(with(2_000, 800, 901).balloon_goal, Pages(800));
+    // A guest that was given much more back has its free pages reported: a 16th of its size counts.
+    assert_eq!(with(650, 600, 1_400).evict, Pages(250));
+    // Nor of a balloon that does not move, nor where paging is not the first tool.
+    let mut other = VmState { consumed: Pages(2_500), ..dear(800, 800) };
+    other.tools.ceiling = Some(Pages(600));
+    for spoil in [(|vm| vm.balloon_health = Health::Stuck) as fn(&mut VmState), |vm| {
+        vm.tools.first = Tool::Balloon
+    }] {
+        let mut vm = other;
+        spoil(&mut vm);
+        let p = one(State::High, 450, vm);
+        assert_eq!((p.balloon_goal, p.evict), (Pages(800), Pages(0)), "{p:?}");
+    }
     // Nor while memory is missing, nor by eviction below what the VM is entitled to.
     let mut vm = dear(800, 800);
     vm.tools.ceiling = Some(Pages(600));
@@ -400,6 +425,26 @@ fn a_balloon_that_is_much_dearer_is_exchanged_as_memory_is_free_for_it() {
     assert_eq!((p.balloon_goal, p.evict), (Pages(790), Pages(0)));
     // Nor without a place for the pages.
     assert_eq!(one(State::High, 900, VmState { swap_free: Pages(0), ..vm }).evict, Pages(0));
+}
+
+/// What is free is let down once, and what is lacking is evicted once, however many balloons there are.
+#[test]
+fn balloons_that_are_exchanged_share_what_is_free_for_it() {
+    let with = |free: u64| {
+        let pair = [1, 2].map(|id| {
+            let mut vm = VmState { consumed: Pages(2_500), ..dear(800, 800) };
+            (vm.demand.id, vm.tools.ceiling) = (VmId(id), Some(Pages(600)));
+            vm
+        });
+        let plans = run(State::High, free, &pair);
+        [plans[0], plans[1]].map(|p| (p.balloon_goal.0, p.evict.0, p.reason.to_string()))
+    };
+    let [one, two] = with(450);
+    assert_eq!([(one.0, one.1), (two.0, two.1)], [(750, 200), (800, 200)]);
+    assert!(one.2.starts_with("its balloon goes from 3.12 MiB down to 2.93 MiB in exchange"));
+    assert!(two.2.starts_with("its balloon of 3.12 MiB is to come down when memory is free"));
+    let [one, two] = with(850);
+    assert_eq!([(one.0, one.1), (two.0, two.1)], [(600, 200), (600, 0)]);
 }
 
 fn any_state() -> impl Strategy<Value = State> {

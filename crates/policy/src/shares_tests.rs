@@ -93,6 +93,9 @@ fn tax_rates_are_checked() {
     assert_eq!(TaxRate::default().k(), 4.0);
     assert_eq!(TaxRate::NONE.k(), 1.0);
     assert_eq!(TaxRate::default().to_string(), "75%");
+    // As in journals.
+    assert_eq!(TaxRate::try_from(0.3).map(f64::from), Ok(0.3));
+    assert!(TaxRate::try_from(1.0).is_err());
 }
 
 #[test]
@@ -151,6 +154,18 @@ fn plenty_gives_everyone_max_and_want_gives_everyone_min() {
     assert!(poor.iter().all(|e| e.bound == Bound::Min));
     assert_eq!(pages(&targets(Pages(30), &vms)), [10, 20]);
     assert!(targets(Pages(30), &[]).is_empty());
+}
+
+#[test]
+fn a_guarantee_decides_only_where_shares_would_give_less() {
+    let bounds = |available, vms: &[VmDemand]| -> Vec<Bound> {
+        targets(Pages(available), vms).iter().map(|e| e.bound).collect()
+    };
+    let pair = |min| [vm(1, 1, min, 100, 0.0, 0), vm(2, 1, 0, 100, 0.0, 0)];
+    assert_eq!(bounds(100, &pair(50)), [Bound::Shares, Bound::Shares], "as much as by shares");
+    assert_eq!(bounds(100, &pair(51)), [Bound::Min, Bound::Shares]);
+    // What is all guaranteed is all it can use, where there is plenty.
+    assert_eq!(bounds(200, &pair(100)), [Bound::Max, Bound::Max]);
 }
 
 #[test]
@@ -224,6 +239,17 @@ fn with_available() -> impl Strategy<Value = (Vec<VmDemand>, u64)> {
 }
 
 proptest! {
+    /// At the very price of a page it is held, and just below it is not.
+    #[test]
+    fn a_price_holds_exactly_the_pages_that_cost_no_more(v in any_vm(1), pages in 1u64..450) {
+        let claim = Claim::of_vm(&v);
+        let price = claim.price(pages);
+        for price in [price.next_down(), price, price.next_up()] {
+            let dearest = (v.min.0..=v.max.0).rev().find(|&n| claim.price(n) <= price);
+            prop_assert_eq!(claim.held(price), dearest.unwrap_or(v.min.0));
+        }
+    }
+
     #[test]
     fn bounds_hold_and_pages_are_conserved((vms, available) in with_available()) {
         let result = targets(Pages(available), &vms);

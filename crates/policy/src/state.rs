@@ -351,6 +351,18 @@ mod tests {
     }
 
     #[test]
+    fn budgets_of_a_few_pages_have_thresholds_in_order_too() {
+        for budget in (0..2_000).map(Pages) {
+            for t in [Thresholds::default_for(budget), Thresholds::sliding(budget)] {
+                let kept = Thresholds::custom(t.high, t.soft, t.hard, t.low);
+                assert_eq!(kept, Ok(t), "{budget:?}");
+            }
+        }
+        let least = Thresholds::default_for(Pages::ZERO);
+        assert_eq!([least.high, least.soft, least.hard, least.low], [4, 3, 2, 1].map(Pages));
+    }
+
+    #[test]
     fn thresholds_out_of_order_are_refused() {
         let t = |a, b, c, d| Thresholds::custom(Pages(a), Pages(b), Pages(c), Pages(d));
         assert!(t(6, 4, 2, 1).is_ok());

@@ -122,6 +122,14 @@ mod tests {
     }
 
     #[test]
+    fn numbers_are_printed_as_what_they_are() {
+        assert_eq!(PageId(0x1f).to_string(), "page 0x1f");
+        assert_eq!(StorePage(0x1f).to_string(), "store page 0x1f");
+        let run = StoreRun::new(StorePage(5), 6).unwrap();
+        assert_eq!(run.to_string(), "store pages 0x5..0xb");
+    }
+
+    #[test]
     fn runs_are_never_empty_and_end_within_the_store() {
         let last = StorePage::new(u64::from(StorePage::LIMIT) - 1).unwrap();
         assert_eq!(StoreRun::new(last, 0), None);

@@ -72,6 +72,10 @@ mod tests {
             departures.note(Ppn(3));
         }
         assert!(departures.since(mark, Ppn(1)), "more departures than remembered: in doubt");
+        // As many as are remembered are remembered: the first of them, and no other.
+        let mark = departures.mark();
+        (0..REMEMBERED).for_each(|n| departures.note(Ppn(1_000 + n)));
+        assert!(departures.since(mark, Ppn(1_000)) && !departures.since(mark, Ppn(3)));
         assert!(!departures.since(departures.mark(), Ppn(1)));
     }
 }

@@ -43,6 +43,9 @@ fn kinds_have_one_name_everywhere() {
         assert_eq!(kind.name().parse(), Ok(kind));
         assert_eq!(kind.to_string(), kind.name());
     }
+    let wants = |of: fn(PolicyKind) -> bool| PolicyKind::ALL.map(of);
+    assert_eq!(wants(PolicyKind::wants_misses), [false, false, true, false]);
+    assert_eq!(wants(PolicyKind::wants_pressure), [false, false, false, true]);
     let error = "ratio".parse::<PolicyKind>().unwrap_err().to_string();
     assert!(error.contains("'ratio'") && error.contains("idle-tax"), "{error}");
 }
@@ -97,6 +100,8 @@ fn misses_move_memory_to_where_it_spares_most() {
     assert!(out[0].abs_diff(600) <= 1 && out[1].abs_diff(200) <= 1, "{out:?}");
     let out = shared_out(&policy, 1_200, &vms);
     assert!(out[0].abs_diff(600) <= 1 && out[1].abs_diff(600) <= 1, "the rest by shares: {out:?}");
+    let note = policy.note(&vms[1].demand, &vms[1].demand).unwrap();
+    assert!(note.contains("by 3 points of its miss curve"), "{note}");
     // A guarantee is given first.
     let mut guaranteed = vms;
     guaranteed[1].demand.min = Pages(500);
@@ -107,6 +112,76 @@ fn misses_move_memory_to_where_it_spares_most() {
     }
     let out = shared_out(&policy, 801, &vms);
     assert!(out[0].abs_diff(out[1]) <= 1 && out[0] + out[1] == 801, "{out:?}");
+}
+
+/// What VMs with these curves get of so much; VMs are numbered from 1.
+fn by_misses(available: u64, vms: &[VmState], curves: &[&[(u64, f64)]]) -> Vec<u64> {
+    let points = |curve: &[(u64, f64)]| curve.iter().map(|&(p, m)| (Pages(p), m)).collect();
+    let misses = (1..).zip(curves);
+    let misses = misses.map(|(id, curve)| VmMisses { id: VmId(id), points: points(curve) });
+    let policy = Policy { misses: misses.collect(), ..of(PolicyKind::MissRatio) };
+    shared_out(&policy, available, vms)
+}
+
+fn near(out: &[u64], wanted: &[u64]) {
+    let off = out.iter().zip(wanted).any(|(a, b)| a.abs_diff(*b) > 1);
+    assert!(!off && out.len() == wanted.len(), "{out:?}, not {wanted:?}");
+}
+
+/// Of 600, 75 each are not at stake.
+#[test]
+fn a_curves_hull_decides_neither_a_plateau_nor_a_cliff_alone() {
+    let vms = [vm(1, 1_000, 0, 1_000, 900), vm(2, 1_000, 0, 1_000, 900)];
+    // 1 a page at first, but 5 a page in all.
+    let cliff: &[(u64, f64)] = &[(0, 2_000.0), (200, 1_800.0), (400, 0.0)];
+    near(&by_misses(600, &vms, &[&[(0, 3_000.0), (1_000, 0.0)], cliff]), &[200, 400]);
+    // 50 a page at first, then 2.
+    let bent: &[(u64, f64)] = &[(0, 6_000.0), (100, 1_000.0), (600, 0.0)];
+    near(&by_misses(600, &vms, &[bent, &[(0, 5_000.0), (1_000, 0.0)]]), &[100, 500]);
+    near(&by_misses(600, &vms, &[bent, &[(0, 1_700.0), (1_000, 0.0)]]), &[525, 75]);
+    // What is no number of misses is passed over.
+    let odd: &[(u64, f64)] = &[
+        (0, 6_000.0),
+        (90, f64::NAN),
+        (95, f64::INFINITY),
+        (100, 1_000.0),
+        (300, -1e9),
+        (600, 0.0),
+    ];
+    near(&by_misses(600, &vms, &[odd, &[(0, 5_000.0), (1_000, 0.0)]]), &[100, 500]);
+    // Where more spares nothing it is shared out as by default.
+    let level: &[(u64, f64)] = &[(0, 5.0), (1_000, 5.0)];
+    near(&by_misses(800, &vms, &[level, &[(0, 9.0), (100, 0.0)]]), &[400, 400]);
+}
+
+/// Idle-tax gives the smaller VM its 100, and the larger one 500: 25 and 125 are not at stake.
+#[test]
+fn misses_count_by_shares_for_each_page_of_max() {
+    let vms = [vm(1, 1_000, 0, 1_000, 900), vm(2, 1_000, 0, 100, 100)];
+    let of = |gain: f64| {
+        by_misses(600, &vms, &[&[(0, 50_000.0), (1_000, 0.0)], &[(0, 100.0 * gain), (100, 0.0)]])
+    };
+    // 50 at one share a page, against 6 and 4 at ten.
+    near(&of(6.0), &[500, 100]);
+    near(&of(4.0), &[575, 25]);
+}
+
+/// Of 900, 75 each are not at stake.
+#[test]
+fn equal_gains_share_all_there_is_before_a_smaller_one_gets_any() {
+    let vms = [1, 2, 3].map(|id| vm(id, 1_000, 0, 1_000, 900));
+    let steep: &[(u64, f64)] = &[(0, 6_000.0), (600, 0.0)];
+    let out = by_misses(900, &vms, &[steep, steep, &[(0, 5_000.0), (1_000, 0.0)]]);
+    near(&out, &[412, 412, 75]);
+}
+
+/// Not how much of it was seen to be active, and to the page whatever the numbers are.
+#[test]
+fn what_misses_give_counts_as_active() {
+    let vms = [vm(1, 1_000, 0, 1_000, 0), vm(2, 1_000, 0, 1_000, 1_000)];
+    // By default the first, which is idle, gets 128 of 640, and the other 512: 32 and 128 are not at stake.
+    let out = by_misses(640, &vms, &[&[(0, 5_120.0), (512, 0.0)], &[(0, 1.0), (1_000, 0.0)]]);
+    near(&out, &[512, 128]);
 }
 
 #[test]

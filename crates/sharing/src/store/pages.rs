@@ -361,6 +361,28 @@ mod tests {
     }
 
     #[test]
+    fn the_check_finds_what_contradicts_the_invariants() {
+        let damages: [fn(&mut StorePages); 6] = [
+            |p| p.used += 1,
+            |p| p.words.push(0),
+            |p| p.full.push(0),
+            |p| p.full[0] &= !1,
+            |p| p.full[0] |= 2,
+            |p| p.limit = 65,
+        ];
+        for (i, damage) in damages.iter().enumerate() {
+            let mut pages = StorePages::new();
+            pages.allocate(66).unwrap();
+            pages.check().unwrap();
+            damage(&mut pages);
+            assert!(pages.check().is_err(), "damage {i}");
+        }
+        let mut full = StorePages::with_limit(Pages(66));
+        full.allocate(66).unwrap();
+        full.check().unwrap();
+    }
+
+    #[test]
     fn a_store_that_empties_begins_anew() {
         let mut pages = StorePages::new();
         let run = pages.allocate(100_000).unwrap();

@@ -185,4 +185,28 @@ mod tests {
         assert_eq!(chunks.there, 0);
         assert_eq!(chunks.memory(), Bytes(0), "the directory goes too");
     }
+
+    #[test]
+    fn damage_is_found() {
+        type Damage = fn(&mut Chunks<u64>);
+        let damages: [Damage; 7] = [
+            |c| c.used[1] = 2,
+            |c| c.there = 2,
+            |c| c.used.truncate(2),
+            |c| c.chunks[1] = None,
+            |c| (c.chunks[1], c.used[1]) = (None, 0),
+            |c| (c.chunks[1], c.used[1]) = (Some(Box::new([0; CHUNK])), 0),
+            |c| {
+                c.chunks.push(None);
+                c.used.push(0);
+            },
+        ];
+        for (i, damage) in damages.iter().enumerate() {
+            let mut chunks = Chunks::<u64>::new();
+            [0, 300, 600].into_iter().for_each(|at| chunks.put(at, 1));
+            chunks.check().unwrap();
+            damage(&mut chunks);
+            assert!(chunks.check().is_err(), "damage {i}");
+        }
+    }
 }

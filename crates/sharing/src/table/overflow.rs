@@ -68,5 +68,14 @@ mod tests {
         let found: Vec<u64> = [1, 3, 5, 7, 9].map(|n| overflow.get(page(n))).into();
         assert_eq!(found, [100_000, 1, 500_000, 700_000, 0]);
         overflow.check().unwrap();
+        assert_eq!(overflow.memory(), Bytes(overflow.counts.capacity() as u64 * 16));
+    }
+
+    #[test]
+    fn counts_out_of_order_or_twice_are_found() {
+        let page = |n| StorePage::new(n).unwrap();
+        for counts in [vec![(page(2), 9), (page(1), 9)], vec![(page(1), 9), (page(1), 9)]] {
+            Overflow { counts }.check().unwrap_err();
+        }
     }
 }

@@ -108,10 +108,8 @@ impl ShareTable {
 
     /// Moves the start of `unhashed` past pages that are hashed.
     fn pass_hashed(&mut self) {
-        self.first_unhashed = match self.counts.unhashed {
-            0 => u32::MAX,
-            _ => self.unhashed().next().map_or(u32::MAX, StorePage::get),
-        };
+        let first = self.unhashed().next();
+        self.first_unhashed = first.map_or(u32::MAX, StorePage::get);
     }
 
     /// Recovery: from now on the page can be found.

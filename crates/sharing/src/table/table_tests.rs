@@ -5,6 +5,7 @@ use std::hash::{BuildHasher, RandomState};
 use ballast_units::{Bytes, PAGE_SIZE, Pages};
 use proptest::prelude::*;
 
+use super::frame::{Link, Place};
 use super::oracle::{Both, Op, scatter};
 use super::{Match, ShareTable, TableError};
 use crate::hash::PageHash;
@@ -199,11 +200,77 @@ fn counts_go_into_the_overflow_table_and_come_back() {
     assert_eq!(table.stats().references, 200_000);
     for refs in (1..200_000).rev() {
         assert_eq!(table.release(page), Ok(refs));
+        // Where a count goes from the one place to the other.
+        if (65_530..65_540).contains(&refs) {
+            table.check().unwrap();
+        }
     }
     table.check().unwrap();
     assert_eq!(table.overflow.iter().count(), 0);
     assert_eq!(table.release(page), Ok(0));
     assert_eq!(table.find(PageHash(1)), Match::Nothing);
+}
+
+/// A hint, an ineligible page, a store page with a hint of its hash behind it, one without a hash, and
+/// one with a large count.
+fn some_of_each() -> ShareTable {
+    let mut table = ShareTable::new();
+    table.hint(guest(1), PageHash(1));
+    table.mark_ineligible(guest(2), PageHash(2));
+    table.share(common(1), PageHash(5)).unwrap();
+    table.hint(guest(5), PageHash(5));
+    table.adopt(common(2));
+    table.share(common(3), PageHash(6)).unwrap();
+    for _ in 1..70_000 {
+        table.retain(common(3)).unwrap();
+    }
+    table
+}
+
+#[test]
+fn the_check_finds_what_contradicts_the_invariants() {
+    type Damage = (&'static str, fn(&mut ShareTable));
+    let damages: [Damage; 18] = [
+        ("has flags", |t| t.hints.get_mut(1).unwrap().flags = 1),
+        ("is not hashed", |t| t.first_unhashed = 3),
+        ("booked", |t| t.counts.shared += 1),
+        ("booked", |t| t.counts.references += 1),
+        ("booked", |t| t.counts.unhashed += 1),
+        ("booked", |t| t.counts.hints += 1),
+        ("booked", |t| t.counts.ineligible += 1),
+        ("booked", |t| t.chained += 1),
+        ("hint frames: ", |t| t.hints.get_mut(1).unwrap().flags = 0),
+        ("shared frames: ", |t| t.shared.get_mut(1).unwrap().refs = 0),
+        ("1 in its frame", |t| t.overflow.set(common(1), 70_000)),
+        ("65534 in the overflow table", |t| {
+            t.overflow.set(common(3), 65_534);
+            t.counts.references -= 70_000 - 65_534;
+        }),
+        ("0 overflow entries", |t| {
+            t.overflow.remove(common(3));
+            t.counts.references -= 70_000;
+        }),
+        ("is reached twice", |t| t.hints.get_mut(1).unwrap().link = Place::Hint(guest(1)).into()),
+        ("(there: false)", |t| t.hints.get_mut(1).unwrap().link = Place::Hint(guest(9)).into()),
+        ("(there: true)", |t| {
+            t.shared.get_mut(1).unwrap().flags = 0;
+            (t.counts.unhashed, t.chained, t.first_unhashed) = (2, 3, 1);
+        }),
+        ("is in bucket", |t| t.hints.get_mut(1).unwrap().hash = PageHash(2)),
+        ("frames reached", |t| t.buckets.set(1, Link::END)),
+    ];
+    for (found, damage) in damages {
+        let mut table = some_of_each();
+        table.check().unwrap();
+        damage(&mut table);
+        let error = table.check().unwrap_err();
+        assert!(error.contains(found), "{found}: {error}");
+    }
+    let mut table = some_of_each();
+    table.buckets.set(5, Place::Hint(guest(5)).into());
+    table.hints.get_mut(5).unwrap().link = Place::Shared(common(1)).into();
+    table.shared.get_mut(1).unwrap().link = Link::END;
+    assert!(table.check().unwrap_err().contains("comes after a hint"));
 }
 
 /// As a manager does after a takeover: a few at a time, while some pages go and others come.
