@@ -327,6 +327,7 @@ fn take_charge(
         let uffd = fds.next().ok_or("Hello after a restart without the userfaultfd")?;
         let uffd = Uffd::from_fd(uffd).map_err(|e| format!("its userfaultfd: {e}"))?;
         let ram = GuestRam::new(uffd, ram_file, layout);
+        see_accesses(name, &ram, peer.pid);
         if can_share {
             commons.connect(&ram, connection.clone(), peer.pid, &domain)?;
         }
@@ -382,6 +383,7 @@ fn take_charge(
         manager.host.ledger.adopt(expected.overhead);
         return Err(e);
     }
+    see_accesses(name, paged.memory().backend(), peer.pid);
     if can_share {
         let ram = paged.memory().backend();
         if let Err(e) = commons.connect(ram, connection.clone(), peer.pid, &domain) {
@@ -389,6 +391,12 @@ fn take_charge(
         }
     }
     shared(paged)
+}
+
+fn see_accesses(name: &str, ram: &GuestRam, pid: u32) {
+    if let Err(e) = ram.see_accesses(pid) {
+        tracing::warn!(vm = name, "which pages it uses cannot be seen: process {pid}: {e}");
+    }
 }
 
 fn managed(connection: &Connection) -> Result<(), String> {

@@ -197,6 +197,18 @@ pub trait Backend: Send + Sync {
         Ok(())
     }
 
+    /// Has the next access to each of these home pages seen by `was_accessed`. Their contents stay where they are.
+    /// Answers false if that cannot be done.
+    fn watch(&self, pages: &[Ppn]) -> bool {
+        let _ = pages;
+        false
+    }
+    /// Whether a page that was watched has been accessed since; also if that is not known.
+    fn was_accessed(&self, ppn: Ppn) -> bool {
+        let _ = ppn;
+        true
+    }
+
     /// Whether the home page is there.
     fn present(&self, ppn: Ppn) -> Result<bool, MemError> {
         Ok(self.next_present(ppn, ppn.0 + 1)? == ppn.0)

@@ -5,12 +5,14 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
+use std::sync::OnceLock;
 
 use ballast_uffd::{CopyOpts, Modes, Uffd, UffdError};
 use ballast_units::{Bytes, HostAddr, PAGE_SIZE, Pages, Ppn};
 use rustix::fs::{FallocateFlags, SeekFrom};
 use rustix::io::Errno as Sys;
 
+use crate::accesses::Accesses;
 use crate::backend::{Backend, Errno, MemError, PageBuf, Place, Remap};
 use crate::mappings::Mappings;
 
@@ -66,6 +68,7 @@ pub struct GuestRam {
     file: std::fs::File,
     layout: RamLayout,
     mappings: Mappings,
+    accesses: OnceLock<Accesses>,
     /// Pages of a large page, or 1.
     large: u64,
 }
@@ -78,7 +81,20 @@ impl GuestRam {
     /// RAM file, open for reading and writing. Nothing is looked at: see `check`. Without large pages, and
     /// without a way to the shim until `mappings().connect`.
     pub fn new(uffd: Uffd, file: OwnedFd, layout: RamLayout) -> GuestRam {
-        GuestRam { uffd, file: file.into(), layout, mappings: Mappings::default(), large: 1 }
+        let (mappings, accesses) = (Mappings::default(), OnceLock::new());
+        GuestRam { uffd, file: file.into(), layout, mappings, accesses, large: 1 }
+    }
+
+    /// From now on the pager can see which pages the VMM touches, if it is the process of this number and the host lets
+    /// it: see `accesses`. Without, it evicts at random.
+    ///
+    /// # Errors
+    /// There is no such process, or it is not the caller's to look at.
+    pub fn see_accesses(&self, pid: u32) -> std::io::Result<()> {
+        let accesses = Accesses::of(pid)?;
+        // Once is enough: a VMM's RAM does not go over to another process.
+        let _ = self.accesses.set(accesses);
+        Ok(())
     }
 
     /// The same, allocated as large pages where it can be: if the file is not a memfd (which the host's
@@ -286,6 +302,15 @@ impl Backend for GuestRam {
         let modes = Modes::MISSING | Modes::WP;
         self.uffd.register(self.at(ppn), ONE, modes).map_err(|e| from_uffd(e, ppn))?;
         self.protect(ppn)
+    }
+
+    fn watch(&self, pages: &[Ppn]) -> bool {
+        let at: Vec<HostAddr> = pages.iter().map(|&ppn| self.at(ppn)).collect();
+        self.accesses.get().is_some_and(|accesses| accesses.watch(&at))
+    }
+
+    fn was_accessed(&self, ppn: Ppn) -> bool {
+        self.accesses.get().is_none_or(|accesses| accesses.was_accessed(self.at(ppn)))
     }
 
     fn next_present(&self, ppn: Ppn, end: u64) -> Result<u64, MemError> {

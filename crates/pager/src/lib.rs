@@ -10,12 +10,15 @@
 //! | `stage`, `tier`, `swap/` | the way out of memory, and where it leads: compressed pages, swap |
 //! | `service/` | the threads of a VM: fault service, reclaim |
 //! | `sharing/` | domains: the store, the share table, and how equal pages are found |
-//! | `replacement` | which page goes |
+//! | `replacement`, `clock` | which page goes |
+//! | `accesses` | which pages a VMM touches |
 
 #![warn(missing_docs)]
 
+mod accesses;
 pub mod advance;
 pub mod backend;
+mod clock;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod guest_ram;

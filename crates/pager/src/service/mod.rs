@@ -12,11 +12,13 @@
 //! - `large`: which large pages are broken, and when.
 //! - `latency`: how long faults took to be served.
 //! - `reclaim`: evicts what the policy asks for, samples.
+//! - `cold`: what it evicts where accesses are seen.
 //! - `leaving`: when it evicts what others share.
 //! - `slotless`: what it evicts where nothing can be written.
 //! - `write`: how it writes clusters to the swap space, whatever fails.
 
 pub mod around;
+mod cold;
 mod fault;
 mod large;
 mod latency;

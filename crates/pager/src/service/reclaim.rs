@@ -7,10 +7,12 @@ use std::time::Duration;
 
 use ballast_units::Ppn;
 
+use super::cold::may_leave;
 use super::leaving::Leaving;
 use super::vm::Shared;
 use super::write::{Cluster, Stuck};
 use crate::backend::MemError;
+use crate::clock::Clock;
 use ballast_compress::Compressor;
 
 use crate::memory::{Compressed, Evicted, MOVING, NotBack, NotEvicted, Recovered};
@@ -34,6 +36,8 @@ pub(super) struct Reclaim {
     /// See `write`.
     pub(super) stuck: Option<Stuck>,
     pub(super) replacement: Box<dyn Replacement>,
+    /// In whose order pages are watched, see `cold`.
+    pub(super) clock: Clock,
     /// Victims that have been looked up in the share table, in vain, or came from the store to leave.
     pub(super) victims: Vec<Ppn>,
     pub(super) leaving: Leaving,
@@ -49,7 +53,12 @@ pub(super) struct Reclaim {
 
 impl Reclaim {
     /// `found` is what a takeover found in the stage; of a VM that is started, nothing.
-    pub fn new(vm: Arc<Shared>, replacement: Box<dyn Replacement>, found: &Recovered) -> Reclaim {
+    pub fn new(
+        vm: Arc<Shared>,
+        replacement: Box<dyn Replacement>,
+        clock: Clock,
+        found: &Recovered,
+    ) -> Reclaim {
         let layout = vm.memory.stage().layout();
         let clusters = (0..layout.clusters).map(|c| Cluster::new(c * layout.cluster)).collect();
         let ring = vm.swap.ring(2 * (layout.write_slots() as u32).max(1));
@@ -64,6 +73,7 @@ impl Reclaim {
             clusters,
             stuck: None,
             replacement,
+            clock,
             victims: Vec::new(),
             leaving: Leaving::new(),
             examiner: Examiner::to_itself(),
@@ -341,12 +351,11 @@ impl Reclaim {
             return None;
         }
         let vm = self.vm.clone();
-        let eligible = |p: Ppn| {
-            let word = vm.memory.pmap().load(p);
-            let large = vm.memory.regions().is_large(p);
-            word.state() == State::Resident && word.is_idle() && !large
-        };
+        let eligible = |p: Ppn| may_leave(&vm.memory, p);
         if let Some(ppn) = std::iter::from_fn(|| self.broken.pop()).find(|&p| eligible(p)) {
+            return Some(ppn);
+        }
+        if let Some(ppn) = self.cold() {
             return Some(ppn);
         }
         let mut last = Ppn(0);

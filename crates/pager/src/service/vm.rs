@@ -23,6 +23,7 @@ use super::priority::Urgency;
 use super::reads::Reads;
 use super::reclaim::Reclaim;
 use super::slotless::Stubborn;
+use crate::clock::Clock;
 use crate::guest_ram::{GuestRam, LARGE_PAGE};
 use crate::host::Host;
 use crate::mapping::is_begun;
@@ -478,7 +479,8 @@ impl PagedVm {
 
     fn spawn_reclaim(&mut self, seed: u64, found: &Recovered) -> Result<(), StartError> {
         let replacement: Box<dyn Replacement> = Box::new(Random::seeded(seed));
-        let reclaim = Reclaim::new(self.shared.clone(), replacement, found);
+        let clock = Clock::new(self.shared.memory.pmap().len(), seed);
+        let reclaim = Reclaim::new(self.shared.clone(), replacement, clock, found);
         self.spawn("reclaim", Urgency::Host, move || reclaim.run())
     }
 

@@ -179,7 +179,10 @@ impl Vmm {
 
     /// For one manager; the VMM keeps the originals, as the shim does.
     pub fn guest_ram(&self) -> GuestRam {
-        GuestRam::new(self.uffd.try_clone().unwrap(), self.ram.try_clone().unwrap(), self.layout)
+        let (uffd, ram) = (self.uffd.try_clone().unwrap(), self.ram.try_clone().unwrap());
+        let ram = GuestRam::new(uffd, ram, self.layout);
+        ram.see_accesses(self.pid).unwrap();
+        ram
     }
 
     pub fn measured(&self) -> Pages {

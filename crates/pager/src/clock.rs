@@ -1,0 +1,168 @@
+//! In which order pages are looked at: a clock of two hands (as the pageout daemon of 4.3BSD had it), over a VM's
+//! pages in random order. What the front hand passes is watched; the back hand asks, some way behind, whether it was
+//! accessed since. So what leaves has been left alone for as long as the back hand takes from there to here, and a
+//! guest's own order of pages is no matter (OSDI'02 s.3.4). Nothing is kept for a page.
+
+use ballast_units::{Pages, Ppn, SplitMix64};
+
+/// How far ahead the front hand is: this part of a turn. Farther tells more of what is in use, and watches more pages
+/// that are.
+const LEAD: u64 = 4;
+/// The lead at the start. It grows by a page with each step of the back hand, for what was watched a moment ago tells
+/// little, and watching the quarter of a large guest takes seconds.
+const FIRST: u64 = 64;
+
+/// The two hands, over the pages of one VM.
+#[derive(Clone, Debug)]
+pub struct Clock {
+    front: Hand,
+    back: Hand,
+    /// Steps of the front hand that the back hand has still to take.
+    between: u64,
+    lead: u64,
+}
+
+impl Clock {
+    /// Over `size` pages, at least one. The same order for the same seed.
+    pub fn new(size: Pages, seed: u64) -> Clock {
+        let hand = Hand::new(size.0, seed);
+        Clock { front: hand.clone(), back: hand, between: 0, lead: FIRST.min(size.0) }
+    }
+
+    /// The next page to be watched; None if the front hand is far enough ahead.
+    pub fn front(&mut self) -> Option<Ppn> {
+        (self.between < self.lead).then(|| {
+            self.between += 1;
+            self.front.step()
+        })
+    }
+
+    /// The next page to be asked about, which the front hand has passed; None if it has passed no more.
+    pub fn back(&mut self) -> Option<Ppn> {
+        self.between = self.between.checked_sub(1)?;
+        let most = (self.back.size / LEAD).max(FIRST.min(self.back.size));
+        self.lead = (self.lead + 1).min(most);
+        Some(self.back.step())
+    }
+
+    /// How many pages the front hand may go on.
+    pub fn room(&self) -> u64 {
+        self.lead - self.between
+    }
+}
+
+/// Goes through all pages, each once a turn, and each turn in another order.
+#[derive(Clone, Debug)]
+struct Hand {
+    size: u64,
+    numbers: SplitMix64,
+    at: u64,
+    order: Order,
+}
+
+impl Hand {
+    fn new(size: u64, seed: u64) -> Hand {
+        let mut numbers = SplitMix64::seeded(seed);
+        let order = Order::draw(size, &mut numbers);
+        Hand { size, numbers, at: 0, order }
+    }
+
+    fn step(&mut self) -> Ppn {
+        if self.at == self.size {
+            self.at = 0;
+            self.order = Order::draw(self.size, &mut self.numbers);
+        }
+        self.at += 1;
+        Ppn(self.order.of(self.at - 1))
+    }
+}
+
+/// A random permutation of the numbers below `size`: a Feistel network over the next power of four, walked until
+/// it comes out below `size` (Black and Rogaway, CT-RSA'02, s.4).
+#[derive(Clone, Debug)]
+struct Order {
+    size: u64,
+    half: u32,
+    keys: [u64; 4],
+}
+
+impl Order {
+    fn draw(size: u64, numbers: &mut SplitMix64) -> Order {
+        let bits = 64 - size.saturating_sub(1).leading_zeros();
+        Order { size, half: bits.div_ceil(2), keys: std::array::from_fn(|_| numbers.draw()) }
+    }
+
+    /// `n` is below `size`.
+    fn of(&self, n: u64) -> u64 {
+        let mut n = n;
+        loop {
+            n = self.mix(n);
+            if n < self.size {
+                return n;
+            }
+        }
+    }
+
+    fn mix(&self, n: u64) -> u64 {
+        let mask = (1u64 << self.half) - 1;
+        let (mut left, mut right) = (n >> self.half, n & mask);
+        for key in self.keys {
+            let turned = (right ^ key).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            (left, right) = (right, left ^ (turned >> 32 & mask));
+        }
+        left << self.half | right
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_turn_passes_every_page_once_and_in_another_order() {
+        for size in [1, 2, 3, 64, 65, 1000, 4097] {
+            let mut hand = Hand::new(size, 7);
+            let turn = |hand: &mut Hand| (0..size).map(|_| hand.step().0).collect::<Vec<_>>();
+            let (first, second) = (turn(&mut hand), turn(&mut hand));
+            for turn in [&first, &second] {
+                let mut all = turn.clone();
+                all.sort_unstable();
+                assert_eq!(all, (0..size).collect::<Vec<_>>(), "{size}");
+            }
+            assert!(size < 64 || first != second, "{size}");
+        }
+    }
+
+    #[test]
+    fn an_order_has_no_steps_in_common() {
+        let mut hand = Hand::new(10_000, 3);
+        let turn: Vec<u64> = (0..10_000).map(|_| hand.step().0).collect();
+        let mut steps: Vec<u64> =
+            turn.windows(2).map(|w| (w[1] + 10_000 - w[0]) % 10_000).collect();
+        steps.sort_unstable();
+        steps.dedup();
+        // Of 9,999 random ones 1 - 1/e are different.
+        assert!((6_000..6_600).contains(&steps.len()), "{}", steps.len());
+    }
+
+    #[test]
+    fn the_back_hand_follows_the_front_hand_at_a_distance_that_grows() {
+        let mut clock = Clock::new(Pages(10_000), 5);
+        let mut passed = std::collections::VecDeque::new();
+        let mut most = 0;
+        assert_eq!(clock.back(), None);
+        for _ in 0..30_000 {
+            while let Some(page) = clock.front() {
+                passed.push_back(page);
+            }
+            assert_eq!(clock.room(), 0);
+            assert!(passed.len() as u64 >= most.min(2_500));
+            most = passed.len() as u64;
+            assert_eq!(clock.back(), passed.pop_front());
+        }
+        assert_eq!(most, 10_000 / LEAD);
+        // Few pages: never more than there are.
+        let mut few = Clock::new(Pages(3), 5);
+        assert_eq!(std::iter::from_fn(|| few.front()).count(), 3);
+    }
+}
