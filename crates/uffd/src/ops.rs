@@ -1,11 +1,12 @@
 //! The operations on a userfaultfd, one kernel call each.
 
 use std::ffi::c_ulong;
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::os::fd::AsRawFd;
 
 use ballast_units::{Bytes, HostAddr};
-use rustix::io::Errno;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::{Event, Features, HandshakeError, Ioctls, Modes, Uffd, UffdError, abi};
 
@@ -130,7 +131,8 @@ impl Uffd {
     }
 
     /// Appends what the kernel has to tell, up to [`EVENTS_PER_READ`] events, and returns how many;
-    /// Ok(0) means nothing now (poll for readability). Never blocks.
+    /// Ok(0) means nothing now (poll for readability). Never blocks, even where another process that holds this
+    /// userfaultfd makes it blocking. (Before Linux 6.10, it can if that happens just then.)
     ///
     /// # Errors
     /// EINVAL before the handshake; EMFILE where a fork's descriptor finds no place.
@@ -139,7 +141,7 @@ impl Uffd {
         // What comes out of the kernel owns descriptors (fork), so nothing may fail after the read.
         out.reserve(EVENTS_PER_READ);
         let bytes = loop {
-            match rustix::io::read(&self.fd, buf.as_flattened_mut()) {
+            match self.read_now(buf.as_flattened_mut()) {
                 Ok(n) => break n,
                 Err(Errno::AGAIN) => return Ok(0),
                 Err(Errno::INTR) => continue,
@@ -152,6 +154,26 @@ impl Uffd {
             out.push(unsafe { Event::decode(msg) });
         }
         Ok(count)
+    }
+
+    /// As `read` of a descriptor that is not blocking, whether this one is or not: that is a property it has in common
+    /// with all its duplicates, a hostile VMM's among them.
+    fn read_now(&self, buf: &mut [u8]) -> Result<usize, Errno> {
+        // Where it is, for a file that has no places.
+        let here = u64::MAX;
+        let parts = &mut [IoSliceMut::new(buf)];
+        match rustix::io::preadv2(&self.fd, parts, here, ReadWriteFlags::NOWAIT) {
+            // Not of a userfaultfd, before Linux 6.10.
+            Err(Errno::OPNOTSUPP) => {}
+            other => return other,
+        }
+        let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
+        rustix::event::poll(&mut fds, Some(&Timespec::default()))?;
+        // An error tells of one that is blocking.
+        if fds[0].revents() != PollFlags::IN {
+            return Err(Errno::AGAIN);
+        }
+        rustix::io::read(&self.fd, buf)
     }
 
     fn op<T>(&self, op: &'static str, request: c_ulong, arg: &mut T) -> Result<(), UffdError> {

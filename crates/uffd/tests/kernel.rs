@@ -365,3 +365,14 @@ fn uffd_of(make: impl FnOnce() -> Option<(Uffd, HostAddr)>) -> (Uffd, HostAddr) 
     };
     (Uffd::from_fd(fd).unwrap(), HostAddr(word(1)))
 }
+
+#[test]
+fn events_are_read_without_waiting_whatever_others_made_of_the_descriptor() {
+    let Some(ram) = Ram::new() else { return };
+    let duplicate = ram.uffd.try_clone().unwrap();
+    let flags = rustix::fs::fcntl_getfl(&duplicate).unwrap();
+    rustix::fs::fcntl_setfl(&duplicate, flags - rustix::fs::OFlags::NONBLOCK).unwrap();
+    let (say, said) = std::sync::mpsc::channel();
+    std::thread::spawn(move || say.send(ram.uffd.read_events(&mut Vec::new()).unwrap()).unwrap());
+    assert_eq!(said.recv_timeout(Duration::from_secs(10)), Ok(0), "it waits");
+}

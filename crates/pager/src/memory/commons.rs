@@ -2,7 +2,7 @@
 //! written since they were last looked at, which copies wait to go home, and the few pages of machine
 //! memory that a move home takes while both copies exist.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, OnceLock};
 
 use ballast_units::{Pages, Ppn};
@@ -85,7 +85,7 @@ pub(super) struct Commons<B: Backend> {
     /// Pages whose mapping is unknown because the VMM has not answered.
     parked: Mutex<Vec<Ppn>>,
     /// Untouched pages that the guest reads.
-    read_untouched: Mutex<VecDeque<Ppn>>,
+    read_untouched: Mutex<BTreeSet<Ppn>>,
     /// One change of the VM's mappings at a time; false when there are to be no more. Never taken by
     /// the fault service.
     turn: Mutex<bool>,
@@ -106,7 +106,7 @@ impl<B: Backend> Commons<B> {
             restless: Mutex::new(HashMap::new()),
             restless_most: (len.0 as usize / RESTLESS_PART).max(64),
             parked: Mutex::new(Vec::new()),
-            read_untouched: Mutex::new(VecDeque::new()),
+            read_untouched: Mutex::new(BTreeSet::new()),
             turn: Mutex::new(true),
             may_move: AtomicBool::new(true),
             debt: AtomicU64::new(0),
@@ -134,10 +134,7 @@ impl<B: Backend> Commons<B> {
         std::mem::take(&mut *lock(&self.parked))
     }
     pub fn ask_zeros(&self, ppn: Ppn) {
-        let mut asked = lock(&self.read_untouched);
-        if !asked.contains(&ppn) {
-            asked.push_back(ppn);
-        }
+        lock(&self.read_untouched).insert(ppn);
     }
 }
 
@@ -190,9 +187,10 @@ impl<B: Backend> Memory<B> {
     pub fn may_move(&self) -> bool {
         self.commons.may_move.load(Ordering::Acquire)
     }
-    /// Whether what the guest reads and never wrote is backed by the page of zeros.
+    /// Whether what the guest reads and never wrote is backed by the page of zeros. Not while the shim does not answer:
+    /// what is asked for would only be waited for.
     pub(super) fn reads_zeros(&self) -> bool {
-        self.may_move() && self.backend.can_remap()
+        self.may_move() && self.backend.can_remap() && !self.is_parked()
     }
 
     /// Ends all changes of mapping, by whatever thread: those of other VMs' pages included.
@@ -241,7 +239,7 @@ impl<B: Backend> Memory<B> {
     }
     /// Untouched pages that the guest waits to read.
     pub fn take_reads_of_untouched(&self) -> Vec<Ppn> {
-        lock(&self.commons.read_untouched).drain(..).collect()
+        std::mem::take(&mut *lock(&self.commons.read_untouched)).into_iter().collect()
     }
     /// Whether there are any to be taken.
     pub(crate) fn has_reads_of_untouched(&self) -> bool {

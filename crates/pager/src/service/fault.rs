@@ -164,9 +164,9 @@ impl FaultService {
         let layout = self.vm.memory.backend().layout();
         let fault = |addr: HostAddr, access| match layout.ppn(addr) {
             Some(ppn) => Some(Notice::Fault(ppn, access)),
-            // Only a kernel that misreports gets here; there is no page to act on.
+            // The VMM registered memory of its own: it may wait there, or wake itself.
             None => {
-                tracing::error!(vm = %self.vm.name, "fault at {addr}, outside the RAM");
+                self.vm.set_ill(format!("a fault at {addr}, outside the RAM"));
                 None
             }
         };

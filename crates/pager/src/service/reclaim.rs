@@ -296,7 +296,7 @@ impl Reclaim {
                 return None;
             }
             if let Err(e) = self.examiner.examine(&self.vm.memory, &some, Marking::None) {
-                self.vm.set_ill(format!("sharing before swap: {e}"));
+                self.vm.set_ill_unless_gone("sharing before swap", e);
                 self.victims = some;
                 return self.victims.pop();
             }
@@ -325,7 +325,7 @@ impl Reclaim {
         match came {
             Ok(came) => came > 0,
             Err(e) => {
-                self.vm.set_ill(format!("bringing pages home: {e}"));
+                self.vm.set_ill_unless_gone("bringing pages home", e);
                 false
             }
         }

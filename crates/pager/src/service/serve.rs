@@ -100,7 +100,9 @@ impl Serve {
             self.discard(memory, first, n, mark, tasks);
         }
         for (first, n) in self.pending.take_due() {
-            if let Err(e) = memory.reconcile(first, n) {
+            if let Err(e) = memory.reconcile(first, n)
+                && e != MemError::Gone
+            {
                 tasks.push(Task::Trouble(format!("looking for {n} pages at {first}: {e}")));
             }
         }
@@ -220,7 +222,9 @@ impl Serve {
     ) {
         let (left, result) = memory.discard(first, n, mark);
         self.resume(left, mark);
-        if let Err(e) = result {
+        if let Err(e) = result
+            && e != MemError::Gone
+        {
             tasks.push(Task::Trouble(format!("discarding {n} pages at {first}: {e}")));
         }
     }

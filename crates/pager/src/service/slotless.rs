@@ -89,7 +89,7 @@ impl Reclaim {
                 Ok(0) => break,
                 Ok(_) => {}
                 Err(e) => {
-                    self.vm.set_ill(format!("bringing pages home: {e}"));
+                    self.vm.set_ill_unless_gone("bringing pages home", e);
                     break;
                 }
             }

@@ -23,6 +23,7 @@ use super::priority::Urgency;
 use super::reads::Reads;
 use super::reclaim::Reclaim;
 use super::slotless::Stubborn;
+use crate::backend::MemError;
 use crate::clock::Clock;
 use crate::guest_ram::{GuestRam, LARGE_PAGE};
 use crate::host::Host;
@@ -250,6 +251,14 @@ impl Shared {
     /// Whether all its threads are to end.
     pub fn is_stopping(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
+    }
+
+    /// What could not be done, and why; nothing if the VMM is gone. Its memory goes some time before its process is
+    /// seen to have ended.
+    pub fn set_ill_unless_gone(&self, what: &str, e: MemError) {
+        if e != MemError::Gone {
+            self.set_ill(format!("{what}: {e}"));
+        }
     }
 
     /// Trouble that costs no page: for the log, and for `PagedVm::health`.

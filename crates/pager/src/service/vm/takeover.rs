@@ -6,6 +6,7 @@ use std::sync::Arc;
 use ballast_uffd::Event;
 use ballast_units::{Pages, Ppn};
 
+use super::super::pending::Pending;
 use super::{PagedVm, PagerConfig, StartError, VmFiles, open_tier};
 use crate::advance::Advance;
 use crate::guest_ram::GuestRam;
@@ -28,8 +29,7 @@ pub struct Inherited<'a> {
 struct Booked {
     vm: PagedVm,
     found: Recovered,
-    discards: Vec<(Ppn, u64)>,
-    mark: Mark,
+    discards: Vec<(Ppn, u64, Mark)>,
 }
 
 impl PagedVm {
@@ -57,9 +57,9 @@ impl PagedVm {
         let memory = Memory::new(pmap, ram, stage, slots, host, config.fault_around);
         let memory = Arc::new(memory.with_tier(tier));
         let booked = book(name, &memory, files, overhead, inherited, config.check);
-        let Booked { mut vm, found, discards, mark } = booked.inspect_err(|_| memory.disown())?;
+        let Booked { mut vm, found, discards } = booked.inspect_err(|_| memory.disown())?;
         let mut unbooked = Vec::with_capacity(discards.len());
-        let ready = discards.into_iter().try_for_each(|(first, n)| {
+        let ready = discards.into_iter().try_for_each(|(first, n, mark)| {
             let (left, result) = vm.memory().discard(first, n, mark);
             unbooked.push((left, mark));
             result.map_err(RecoverError::Memory)
@@ -98,26 +98,34 @@ fn book(
         domain.join(memory)?;
     }
     let mark = memory.mark();
-    let discards = RefCell::new(Vec::new());
-    let drain = || drain_events(memory, &mut discards.borrow_mut());
+    let discards = RefCell::new(Pending::default());
+    let drain = || drain_events(memory, &mut discards.borrow_mut(), mark);
     drain();
     let found = memory.recover(&drain, inherited.advance)?;
     if check {
         memory.check_quiet().map_err(RecoverError::Unsound)?;
     }
     let vm = PagedVm::assemble(name, memory.clone(), files, overhead)?;
-    Ok(Booked { vm, found, discards: discards.take(), mark })
+    Ok(Booked { vm, found, discards: discards.take().take_discards() })
 }
 
+/// How often what the kernel has to tell is read at a time. Who gives up pages as fast as it is read is not to hold up
+/// the takeover: the fault service reads the rest.
+const READS: usize = 1024;
+
 /// Reads what the kernel has to tell before the fault service runs. Discards are kept for after the
-/// recovery; faults are dropped, which is why recovery wakes all waiters at its end.
-fn drain_events(memory: &Memory<GuestRam>, discards: &mut Vec<(Ppn, u64)>) {
+/// recovery, each page's once; faults are dropped, which is why recovery wakes all waiters at its end.
+fn drain_events(memory: &Memory<GuestRam>, discards: &mut Pending, mark: Mark) {
+    let layout = memory.backend().layout();
     let mut events = Vec::new();
-    while matches!(memory.backend().uffd().read_events(&mut events), Ok(1..)) {
-        for event in events.drain(..) {
-            if let Event::Remove { start, end } = event {
-                discards.extend(memory.backend().layout().pages_within(start, end));
-            }
+    for _ in 0..READS {
+        if !matches!(memory.backend().uffd().read_events(&mut events), Ok(1..)) {
+            return;
         }
+        let given_up = events.drain(..).filter_map(|event| match event {
+            Event::Remove { start, end } => layout.pages_within(start, end),
+            _ => None,
+        });
+        discards.keep_discards(given_up.collect(), mark);
     }
 }
