@@ -89,6 +89,11 @@ pub struct Facts {
     pub memdevs: Option<Vec<Memdev>>,
     /// From QMP; empty without it.
     pub ram_blocks: Vec<RamBlock>,
+    /// From its command line: those it was started with. They count where QMP does not tell.
+    pub commanded: Vec<Device>,
+    /// Files of the process by which commands are passed through, whose transfers reach guest memory past the
+    /// pager: "/dev/sg3".
+    pub passing_files: Vec<String>,
     /// Files of the process by which devices pin memory: "/dev/vfio/12".
     pub pinning_files: Vec<String>,
     /// Files it has open with O_DIRECT: what a disk reads there lands in guest pages by DMA.
@@ -99,6 +104,14 @@ pub struct Facts {
     pub ram: Option<MappedRam>,
     /// Other processes that have the RAM file.
     pub holders: Vec<Holder>,
+}
+
+impl Facts {
+    /// The devices, as far as they are known.
+    fn known_devices(&self) -> impl Iterator<Item = &Device> {
+        let told = self.memdevs.is_some();
+        self.devices.iter().chain(self.commanded.iter().filter(move |_| !told))
+    }
 }
 
 /// What the facts allow. The gravest objection is named.
@@ -117,7 +130,7 @@ pub fn decide(facts: &Facts) -> Verdict {
 /// Where even a balloon frees no machine memory.
 fn nothing_comes_back(facts: &Facts) -> Option<String> {
     // QEMU keeps ballooned pages as long as a device may do DMA to them.
-    if let Some(device) = facts.devices.iter().find(|d| spec::pins_memory(&d.kind)) {
+    if let Some(device) = facts.known_devices().find(|d| spec::pins_memory(&d.kind)) {
         return Some(format!(
             "device {} ({}) pins guest memory: remove it",
             device.path, device.kind
@@ -157,12 +170,12 @@ fn must_not_be_paged(facts: &Facts) -> Option<String> {
             ));
         }
     }
-    if let Some(device) = facts.devices.iter().find(|d| spec::is_vhost_user(&d.kind)) {
+    if let Some(device) = facts.known_devices().find(|d| spec::is_vhost_user(&d.kind)) {
         let (path, kind) = (&device.path, &device.kind);
         return Some(format!("device {path} ({kind}) shares guest memory with a second process"));
     }
     if let Some((device, why)) =
-        facts.devices.iter().find_map(|d| Some((d, spec::refused_device(&d.kind)?)))
+        facts.known_devices().find_map(|d| Some((d, spec::refused_device(&d.kind)?)))
     {
         return Some(format!("device {} ({}): {why}", device.path, device.kind));
     }
@@ -186,11 +199,17 @@ fn must_not_be_paged(facts: &Facts) -> Option<String> {
              cache=writeback or cache=writethrough"
         ));
     }
-    if let Some(device) = facts.devices.iter().find(|d| spec::passes_scsi_through(&d.kind)) {
+    if let Some(device) = facts.known_devices().find(|d| spec::passes_scsi_through(&d.kind)) {
         let (path, kind) = (&device.path, &device.kind);
         return Some(format!(
             "device {path} ({kind}) passes SCSI commands through, whose transfers reach guest memory \
              past the pager: use scsi-hd or virtio-blk"
+        ));
+    }
+    if let Some(file) = facts.passing_files.first() {
+        return Some(format!(
+            "{file} is open, through which commands are passed whose transfers reach guest memory past \
+             the pager: use scsi-hd or virtio-blk"
         ));
     }
     let holder = facts.holders.iter().find(|h| h.maps).or(facts.holders.first())?;
@@ -202,7 +221,7 @@ fn must_not_be_paged(facts: &Facts) -> Option<String> {
     })
 }
 
-/// Inspects the VMM `pid`. Without `qmp` the devices are unknown, and it counts as having no
+/// Inspects the VMM `pid`. Without `qmp` the devices are those of its command line, and it counts as having no
 /// balloon; without `ram` the RAM is looked for by its size, or not found.
 ///
 /// Takes at most some 15 s: what cannot be found out in time is a reason not to page.
@@ -232,6 +251,8 @@ pub async fn inspect_since(
     let reading = tokio::task::spawn_blocking(move || scan::process(pid, &wanted, since));
     match timeout(PROC_DEADLINE, reading).await {
         Ok(Ok(Ok(found))) => {
+            facts.commanded = found.commanded;
+            facts.passing_files = found.passing_files;
             facts.pinning_files = found.pinning_files;
             facts.direct_files = found.direct_files;
             facts.locked = found.locked;

@@ -126,4 +126,37 @@ fn transfers_past_the_pager_forbid_paging() {
     balloon_only(facts, "/images/db.qcow2 is open with O_DIRECT");
     balloon_only(with_device("scsi-generic"), "passes SCSI commands through");
     balloon_only(with_device("scsi-block"), "passes SCSI commands through");
+    balloon_only(with_device("vhost-scsi-pci"), "passes SCSI commands through");
+    let facts = Facts { passing_files: vec!["/dev/sg3".into()], ..good() };
+    balloon_only(facts, "/dev/sg3 is open");
+}
+
+#[test]
+fn files_that_commands_are_passed_through_are_told_from_others() {
+    for name in ["/dev/sg0", "/dev/sg12", "/dev/bsg/0:0:0:0", "/dev/ng0n1", "/dev/vhost-scsi"] {
+        assert!(scan::passes(name), "{name}");
+    }
+    for name in ["/dev/sgx_enclave", "/dev/sda", "/dev/nvme0n1", "/dev/vhost-net", "/tmp/dev/sg0"] {
+        assert!(!scan::passes(name), "{name}");
+    }
+}
+
+#[test]
+fn the_command_line_tells_of_devices_where_qmp_does_not() {
+    let text = b"qemu-system-x86_64\0-device\0scsi-block,drive=a,id=b\0-name\0-device\0--device\0\
+        {\"driver\":\"vfio-pci\",\"host\":\"0\"}\0-device";
+    let commanded = scan::commanded(text);
+    let kinds: Vec<&str> = commanded.iter().map(|d| d.kind.as_str()).collect();
+    assert_eq!(kinds, ["scsi-block", "--device", "vfio-pci"], "a name like an option is one");
+    let of = |kind: &str| {
+        let device = Device { path: "of its command line".into(), kind: kind.into() };
+        Facts { devices: Vec::new(), memdevs: None, commanded: vec![device], ..good() }
+    };
+    unmanaged(of("scsi-block"), "passes SCSI commands through");
+    unmanaged(of("vfio-pci"), "pins guest memory");
+    unmanaged(of("vhost-user-fs-pci"), "second process");
+    assert_eq!(decide(&of("virtio-blk-pci")), Verdict::Pageable);
+    // It was unplugged since: QMP knows.
+    let facts = Facts { memdevs: good().memdevs, devices: good().devices, ..of("scsi-block") };
+    assert_eq!(decide(&facts), Verdict::Pageable);
 }

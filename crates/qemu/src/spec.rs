@@ -205,11 +205,11 @@ pub(crate) fn is_vhost_user(kind: &str) -> bool {
 }
 
 pub(crate) fn passes_scsi_through(kind: &str) -> bool {
-    matches!(kind, "scsi-block" | "scsi-generic")
+    matches!(kind, "scsi-block" | "scsi-generic") || kind.starts_with("vhost-scsi")
 }
 
 /// The type in `kind,key=value,...`, `key=kind,...` or `{"key": "kind", ...}`.
-fn kind(value: &str, key: &str) -> String {
+pub(crate) fn kind(value: &str, key: &str) -> String {
     let value = value.trim();
     if value.starts_with('{') {
         return serde_json::from_str::<serde_json::Value>(value)

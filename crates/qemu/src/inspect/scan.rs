@@ -12,8 +12,10 @@ use ballast_units::{Bytes, HostAddr, PAGE_SIZE};
 use rustix::fs::{AtFlags, CWD, StatxFlags, statfs, statx};
 
 use super::{Holder, MappedRam, RamMapping, census};
+use crate::monitor::Device;
 use crate::proc_text;
 use crate::process;
+use crate::spec;
 
 const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
 /// The manager's own children have its files between fork and exec; then they are gone.
@@ -29,6 +31,8 @@ pub(super) struct Wanted {
 }
 
 pub(super) struct Found {
+    pub commanded: Vec<Device>,
+    pub passing_files: Vec<String>,
     pub pinning_files: Vec<String>,
     pub direct_files: Vec<String>,
     pub locked: Bytes,
@@ -69,6 +73,8 @@ pub(super) fn process(pid: u32, wanted: &Wanted, since: Instant) -> io::Result<F
         .or(candidates.first());
     let file = vma.filter(|vma| vma.shared && vma.inode != 0).map(|vma| wanted.identity(vma));
     Ok(Found {
+        commanded: commanded(&fs::read(format!("/proc/{pid}/cmdline"))?),
+        passing_files: files(pid, |_, target| passes(target))?,
         pinning_files: files(pid, |_, target| pins(target))?,
         direct_files: files(pid, |fd, _| is_direct(pid, fd))?,
         locked,
@@ -172,6 +178,27 @@ pub(super) fn pins(target: &str) -> bool {
     ["/dev/vfio/", "/dev/vhost-vdpa", "anon_inode:[vfio", "/dev/iommu", "/dev/udmabuf"]
         .iter()
         .any(|prefix| target.starts_with(prefix))
+}
+
+/// Whether a file of this name passes commands through to a device, which does DMA to guest pages then.
+pub(super) fn passes(target: &str) -> bool {
+    let numbered = |prefix: &str| {
+        let rest = target.strip_prefix(prefix);
+        rest.is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+    };
+    // SCSI generic, block SCSI generic, NVMe generic.
+    numbered("/dev/sg")
+        || numbered("/dev/ng")
+        || target.starts_with("/dev/bsg/")
+        || target.starts_with("/dev/vhost-scsi")
+}
+
+/// The devices that the text of /proc/PID/cmdline asks for.
+pub(super) fn commanded(text: &[u8]) -> Vec<Device> {
+    let words: Vec<_> = text.split(|&byte| byte == 0).map(String::from_utf8_lossy).collect();
+    let asked = words.windows(2).filter(|pair| matches!(&*pair[0], "-device" | "--device"));
+    let device = |kind| Device { path: "of its command line".into(), kind };
+    asked.map(|pair| device(spec::kind(&pair[1], "driver"))).collect()
 }
 
 fn holders(vmm: u32, file: Identity, since: Instant) -> io::Result<Vec<Holder>> {
