@@ -6,6 +6,7 @@
 //! | --- | --- | --- |
 //! | `fill` | writes all its memory | `filled PAGES` |
 //! | `pageout` | asks the kernel to reclaim all of it | `ok` |
+//! | `floor WAITS` | takes all of it away, for a thread of its own to bring back (`floor`) | `ok` |
 //! | `out` | counts the pages that are not in memory | `out PAGES` |
 //! | `read COUNT SEED ORDER` | reads so many of those, each timed | `times N P50 P99 MAX MEAN`, ns |
 //! | `check` | compares all its memory with what it wrote | `whole PAGES` |
@@ -18,6 +19,7 @@ use super::super::child;
 use super::super::memory::{Memory, WORDS};
 use super::super::sharing::contents::shuffle;
 use super::contents::Kind;
+use super::floor::{self, Waits};
 use super::round::Order;
 
 #[allow(missing_docs, reason = "clap would print it in place of what the command says of itself")]
@@ -57,6 +59,13 @@ impl Faulter {
                 Ok(format!("filled {}", self.memory.pages()))
             }
             ["pageout"] => self.memory.advise(libc::MADV_PAGEOUT).map(|()| "ok".to_owned()),
+            ["floor", waits] => {
+                let waits = match waits {
+                    "asleep" => Waits::Asleep,
+                    _ => Waits::Spinning,
+                };
+                floor::begin(&mut self.memory, waits).map(|()| "ok".to_owned())
+            }
             ["out"] => Ok(format!("out {}", self.out()?.len())),
             ["read", count, seed, order] => {
                 let mut pages = self.out()?;
@@ -132,6 +141,24 @@ mod tests {
             f.memory.page(77)[0] ^= 1;
             assert!(f.read(&[77]).unwrap_err().to_string().contains("page 77"));
             assert!(ask(&mut f, "check").is_err() && ask(&mut f, "x").is_err());
+        }
+    }
+
+    #[test]
+    fn what_is_kept_aside_comes_back_as_it_was() {
+        if let Err(e) = ballast_uffd::Uffd::open() {
+            eprintln!("SKIPPED: no userfaultfd: {e}");
+            return;
+        }
+        for waits in Waits::ALL {
+            let memory = Memory::map(64, true).unwrap();
+            let mut f = Faulter { memory, kind: Kind::Half, seed: 5 };
+            ask(&mut f, "fill").unwrap();
+            assert_eq!(ask(&mut f, waits.command()).unwrap(), "ok");
+            assert_eq!(ask(&mut f, "out").unwrap(), "out 64");
+            assert_eq!(f.read(&[3, 60]).unwrap().len(), 2);
+            assert_eq!(ask(&mut f, "out").unwrap(), "out 62");
+            assert_eq!(ask(&mut f, "check").unwrap(), "whole 64");
         }
     }
 }

@@ -7,7 +7,9 @@
 //! | `hogs` | who else wants the processors |
 //! | `faulter` | the process that holds it, and reads it |
 //! | `round` | its other end |
-//! | `peer`, `ours` | one round of each |
+//! | `peer`, `ours`, `floor` | one round of each |
+//!
+//! `floor` is what a fault costs at least that user space answers: how far the kernel's swap is out of reach.
 //!
 //! Nobody reclaims while pages are read: what is timed is the fault alone. Both sides read with one
 //! thread. In the case "busy", others want every processor meanwhile: then it counts how soon those
@@ -16,6 +18,7 @@
 
 mod contents;
 mod faulter;
+mod floor;
 mod hogs;
 mod ours;
 mod peer;
@@ -32,6 +35,7 @@ use crate::say;
 use crate::stats::median;
 use contents::Kind;
 pub use faulter::{FaulterArgs, run as fault};
+use floor::Waits;
 use ours::OurRound;
 use peer::{ONE_BY_ONE, PeerRound, TIERS, Tier};
 use round::{Order, Plan, Times};
@@ -80,6 +84,7 @@ const CASES: [Case; 6] = [
 struct Results {
     ours: BTreeMap<(&'static str, ours::Tier), Vec<OurRound>>,
     peers: BTreeMap<(&'static str, Tier), Vec<PeerRound>>,
+    floors: BTreeMap<(&'static str, Waits), Vec<Times>>,
 }
 
 /// Tiers that the kernel lacks are left out.
@@ -101,6 +106,18 @@ pub(super) async fn run(quick: bool) -> Result<Outcome> {
                 if let Some(round) = round.with_context(told)? {
                     say::detail(&format!("{}: {}", told(), line(&round.times)));
                     results.peers.entry((case.name, tier)).or_default().push(round);
+                }
+            }
+            if case.kind == Kind::Half && order == Order::Random {
+                for waits in Waits::ALL {
+                    let times = floor::round(waits, case.kind, &plan).await?;
+                    say::detail(&format!(
+                        "{} pages, {}: {}",
+                        case.name,
+                        waits.name(),
+                        line(&times)
+                    ));
+                    results.floors.entry((case.name, waits)).or_default().push(times);
                 }
             }
             if repeat % 2 == 1 {
@@ -142,6 +159,9 @@ const PARTS: [Part; 3] = [("p50", |t| t.p50), ("p99", |t| t.p99), ("mean", |t| t
 
 fn evaluate(results: &Results) -> Outcome {
     let mut outcome = Outcome::new("faults");
+    for ((kind, waits), floor) in &results.floors {
+        times(&mut outcome, kind, waits.name(), floor);
+    }
     for ((kind, tier), rounds) in &results.ours {
         let ours = tier.name();
         let mine: Vec<Times> = rounds.iter().map(|r| r.times).collect();
@@ -149,6 +169,12 @@ fn evaluate(results: &Results) -> Outcome {
         outcome.figure(&format!("{kind}_{ours}_compressed"), compressed);
         outcome.figure(&format!("{kind}_{ours}_swapped"), middle(rounds, |r| r.swapped));
         times(&mut outcome, kind, ours, &mine);
+        if let Some(floor) = results.floors.get(&(*kind, Waits::Asleep)) {
+            for (part, of) in PARTS {
+                let ratio = middle(&mine, of) / middle(floor, of);
+                outcome.figure(&format!("{kind}_{part}_{ours}_of_floor"), ratio);
+            }
+        }
         for peer in TIERS {
             let Some(peers) = results.peers.get(&(*kind, peer)) else { continue };
             let theirs: Vec<Times> = peers.iter().map(|r| r.times).collect();

@@ -7,6 +7,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::super::child::Child;
 use super::contents::Kind;
+use super::floor::Waits;
 use super::hogs::Hogs;
 
 /// In which order pages are read.
@@ -94,6 +95,11 @@ impl Faulter {
     /// Asks the kernel to reclaim all its memory; some pages may stay.
     pub async fn page_out(&mut self) -> Result<()> {
         self.child.ask("pageout").await.map(drop)
+    }
+
+    /// Takes all its memory away, for a thread of its own to bring back.
+    pub async fn keep_aside(&mut self, waits: Waits) -> Result<()> {
+        self.child.ask(waits.command()).await.map(drop)
     }
 
     /// Reads, then compares all memory with what was written.
