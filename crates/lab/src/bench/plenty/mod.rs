@@ -10,10 +10,13 @@
 //! | `ballast_large` | a file of a tmpfs with large pages | nobody |
 //! | `ballast_sharing` | a file of a tmpfs with large pages | Ballast, at its defaults |
 //!
+//! `kernel_large_page` is what the kernel alone takes to allocate one: no fault that is answered with one takes less.
+//!
 //! Ballast is compared with plain QEMU on the same kind of memory. Rates are per second of wall clock, and
 //! per second of CPU time of all that serves the guest (VMM, manager, ksmd): the latter says what the host
 //! spends, also where the host is crowded. Their spreads over the rounds are in the figures.
 
+mod floor;
 mod loads;
 mod side;
 
@@ -78,7 +81,16 @@ pub async fn run(image: &Image, quick: bool) -> Result<Outcome> {
             measured.push((side, m));
         }
     }
-    Ok(evaluate(&measured))
+    let mut outcome = evaluate(&measured);
+    // After all: its memory is then what the guests had.
+    match floor::large_pages() {
+        Ok(floor) => {
+            outcome.figure("kernel_large_page_p50_us", floor.p50_us);
+            outcome.figure("kernel_large_page_p99_us", floor.p99_us);
+        }
+        Err(e) => say::detail(&format!("without the kernel's own large pages: {e:#}")),
+    }
+    Ok(outcome)
 }
 
 fn evaluate(measured: &[(Side, Measured)]) -> Outcome {
