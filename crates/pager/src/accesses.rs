@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use ballast_uffd::procmap::Pagemap;
-use ballast_units::{HostAddr, PAGE_SIZE, Pages};
+use ballast_units::{HostAddr, PAGE_SIZE};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::sync::{Mutex, lock};
@@ -65,8 +65,7 @@ impl Accesses {
 
     /// Whether the page was accessed since it was last watched; also if that is not known.
     pub fn was_accessed(&self, page: HostAddr) -> bool {
-        let entry = self.pagemap.entries(page, Pages(1));
-        entry.map_or(true, |entry| entry.first().is_none_or(|entry| entry.is_present()))
+        self.pagemap.entry(page).map_or(true, |entry| entry.is_present())
     }
 
     fn unmap(&self, pages: &[HostAddr]) -> std::io::Result<()> {

@@ -29,7 +29,7 @@ impl Reclaim {
                 self.consider_shared(ppn);
                 continue;
             }
-            if !vm.memory.backend().was_accessed(ppn) && !self.is_spared(ppn) {
+            if !vm.memory.backend().was_accessed(ppn) {
                 return Some(ppn);
             }
             asked += 1;
@@ -45,9 +45,17 @@ impl Reclaim {
         if self.clock.room() < TOGETHER.min(self.vm.memory.pmap().len().0) {
             return true;
         }
-        let memory = &self.vm.memory;
-        let passed = std::iter::from_fn(|| self.clock.front()).take(TOGETHER as usize);
-        let some: Vec<Ppn> = passed.filter(|&ppn| may_leave(memory, ppn)).collect();
+        let memory = self.vm.memory.clone();
+        let mut some = Vec::with_capacity(TOGETHER as usize);
+        for _ in 0..TOGETHER {
+            let Some(ppn) = self.clock.front() else { break };
+            // One that is spared is left mapped, and counts as in use: it would be, and what it cost is saved.
+            if may_leave(&memory, ppn) && !self.is_spared(ppn) {
+                some.push(ppn);
+            }
+        }
+        // The kernel finds neighbours sooner.
+        some.sort_unstable();
         some.is_empty() || memory.backend().watch(&some)
     }
 }
