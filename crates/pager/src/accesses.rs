@@ -96,6 +96,10 @@ impl Accesses {
             Some((since, swapless)) if since.elapsed() < BELIEVED => swapless,
             _ => {
                 let swapless = is_swapless(Path::new("/"), self.pid);
+                if !swapless && known.is_none_or(|(_, before)| before) {
+                    let why = "the host may swap them; memory.swap.max = 0 in its cgroup lets them be seen";
+                    tracing::info!(pid = self.pid, "accesses of its pages are not seen: {why}");
+                }
                 *known = Some((Instant::now(), swapless));
                 swapless
             }
