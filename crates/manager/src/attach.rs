@@ -9,6 +9,7 @@ use ballast_policy::{BalloonControl, Promise, TaxRate, WorkingSet};
 use ballast_qemu::{AccelChoice, Monitor, ProcessHandle, Qmp, listener_pid, process};
 use ballast_units::{Bytes, PAGE_SIZE, Pages, VM_NAME_RULE, good_vm_name};
 
+use crate::lifecycle::built_at;
 use crate::manager::{Failure, Manager, Pledge, check_pool};
 use crate::records::Record;
 use crate::views;
@@ -145,6 +146,7 @@ impl Manager {
             paged: None,
             control: BalloonControl::new(self.config().balloon),
             set: WorkingSet::new(self.config().sampling, size),
+            built: built_at(None),
         }))
     }
 }

@@ -10,6 +10,7 @@ use ballast_policy::{BalloonControl, WorkingSet};
 use ballast_qemu::{Monitor, QmpError, last_log_line};
 use ballast_units::{Pages, VmId};
 
+use crate::lifecycle::built_at;
 use crate::manager::{Failure, Manager, Waits, add_counters};
 use crate::records::Record;
 use crate::views;
@@ -103,6 +104,7 @@ impl Manager {
             paged: None,
             control: BalloonControl::new(self.config().balloon),
             set: WorkingSet::new(self.config().sampling, record.size),
+            built: built_at(None),
         });
         seen.set_run_state(RunState::Paused);
         VmView { trouble: why, ..views::vm(self, &seen) }

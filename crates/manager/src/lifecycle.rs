@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use ballast_api::{Accel, ErrorCode, Management, Mode, RunState, VmSpec, VmView};
@@ -20,6 +21,7 @@ use crate::manager::{Failure, Manager, Pledge};
 use crate::pace::{round_of, slot_after};
 use crate::paging::{Answer, Expected, pager_config};
 use crate::records::Record;
+use crate::upgrade::since_boot_ms;
 use crate::vm::{Asked, NewVm, Vm, VmParams, lock};
 use crate::{agent_loop, balloon_loop, ending, views};
 
@@ -31,8 +33,10 @@ const LARGEST: Bytes = Bytes(1 << 46);
 const START: Duration = Duration::from_secs(60);
 /// How long a VMM that runs already waits for memory to be made free.
 const ROOM: Duration = Duration::from_secs(15);
-/// How often a paged VM is looked at again for things that forbid paging.
+/// How often a VM is looked at again for things that forbid paging.
 const INSPECTION: Duration = Duration::from_secs(30);
+/// How long a VMM may take, once it has mapped its RAM, to build its machine. One whose QMP answers has built it.
+const BUILDING: Duration = Duration::from_secs(10);
 
 impl Manager {
     /// Starts a VM: admission, VMM, pager, QMP. Answers when the guest runs.
@@ -163,6 +167,7 @@ impl Manager {
             paged,
             control: BalloonControl::new(self.config().balloon),
             set: WorkingSet::new(self.config().sampling, size),
+            built: built_at(None),
         });
         let qmp = match vmm.connect_qmp(&paths.qmp_socket, START).await {
             Ok(qmp) => qmp,
@@ -308,6 +313,7 @@ impl Manager {
         let vm = Arc::new(Vm::new(new));
         self.insert(vm.clone());
         tokio::spawn(ending::watch_exit(self.clone(), vm.clone()));
+        tokio::spawn(look_again(self.clone(), vm.clone()));
         vm
     }
 
@@ -347,7 +353,6 @@ impl Manager {
             tokio::spawn(agent_loop::run(vm.clone(), self.paths(&vm.name).agent_socket));
         }
         tokio::spawn(balloon_loop::run(self.clone(), vm.clone(), monitor));
-        tokio::spawn(look_again(self.clone(), vm.clone()));
     }
 
     /// Whether the VM may be paged; one that may not any more keeps its pages, and gets all it
@@ -366,6 +371,9 @@ impl Manager {
             None => None,
         };
         let monitor = vm.monitor();
+        // Before the look: what it does not find may come while the machine is built.
+        let is_built =
+            monitor.is_some() || vm.inspected.load(Ordering::Relaxed) || Instant::now() >= vm.built;
         let qmp = monitor.as_ref().map(|m| m.qmp().clone());
         let pid = vm.process.pid();
         let mut verdict = inspect_since(since, pid, qmp.as_ref(), ram.as_ref()).await;
@@ -382,6 +390,7 @@ impl Manager {
         }
         let paged = ram.is_some();
         let management = match verdict {
+            Verdict::Pageable if paged && !is_built => return,
             Verdict::Pageable if paged => Management { mode: Mode::Paged, reason: None },
             Verdict::Pageable if monitor.as_ref().is_some_and(Monitor::has_balloon) => {
                 Management {
@@ -403,7 +412,7 @@ impl Manager {
                 Management { mode: Mode::Unmanaged, reason: Some(reason) }
             }
         };
-        vm.inspected.store(true, std::sync::atomic::Ordering::Relaxed);
+        vm.inspected.store(is_built, Ordering::Relaxed);
         if management != old {
             match &management.reason {
                 Some(reason) => tracing::warn!(vm = vm.name, "{:?}: {reason}", management.mode),
@@ -509,12 +518,13 @@ impl Manager {
             overhead,
             params,
             process,
-            management: Management { mode: Mode::Paged, reason: None },
+            management: unseen("its VMM may still be building its machine"),
             external: Pages::ZERO,
             vmm: Pages::ZERO,
             paged: Some(paged),
             control: BalloonControl::new(self.config().balloon),
             set: WorkingSet::new(self.config().sampling, size),
+            built: built_at(None),
         });
         self.promise_settled(&vm.name);
         lock(&self.adopting).remove(&vm.process.pid());
@@ -556,9 +566,29 @@ fn refuse_relative(spec: &VmSpec) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Of a VM whose RAM is in the pager's hands: nothing is taken from it until a look has found nothing against that.
+pub(crate) fn unseen(why: &str) -> Management {
+    Management { mode: Mode::BalloonOnly, reason: Some(format!("not inspected yet: {why}")) }
+}
+
+/// From when on a VMM without QMP counts as having built its machine: devices that pin its guest's memory, and memory
+/// that it locks, come after the RAM.
+pub(crate) fn built_at(mapped_ms: Option<u64>) -> Instant {
+    let now = since_boot_ms();
+    let age = Duration::from_millis(now.saturating_sub(mapped_ms.unwrap_or(now)));
+    Instant::now() + BUILDING.saturating_sub(age)
+}
+
 /// All VMs are looked at in the same rounds: what is known of the host's other processes is found out once
 /// for all of them.
 async fn look_again(manager: Arc<Manager>, vm: Arc<Vm>) {
+    tokio::select! {
+        () = tokio::time::sleep_until(vm.built.into()) => {}
+        _ = vm.process.exited() => return,
+    }
+    if !vm.inspected.load(Ordering::Relaxed) {
+        manager.look_at(&vm).await;
+    }
     loop {
         let next = slot_after(manager.started.elapsed(), INSPECTION, vm.id.0);
         tokio::select! {

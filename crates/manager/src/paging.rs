@@ -29,6 +29,7 @@ use crate::manager::Manager;
 use crate::numa;
 use crate::records::Record;
 use crate::swap;
+use crate::upgrade::since_boot_ms;
 use crate::vm::lock;
 
 /// How long a shim may take for one step of the handshake.
@@ -368,7 +369,11 @@ fn take_charge(
     let swap = manager.swap.create(name, expected.swap).map_err(|e| e.to_string())?;
     manager.swap_made(name);
     let places = swap::files(&swap);
-    if let Err(e) = Record::must_update(&folder, |record| record.swap = Some(places)) {
+    let noted = Record::must_update(&folder, |record| {
+        record.swap = Some(places);
+        record.mapped_ms = Some(since_boot_ms());
+    });
+    if let Err(e) = noted {
         swap.remove();
         return Err(e);
     }

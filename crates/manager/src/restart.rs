@@ -13,6 +13,7 @@ use ballast_policy::{BalloonControl, Promise, WorkingSet};
 use ballast_qemu::{ProcessHandle, Qmp, process};
 use ballast_units::{Bytes, Pages};
 
+use crate::lifecycle::{built_at, unseen};
 use crate::manager::{Manager, Pledge, Waits};
 use crate::paging::{Answer, Expected};
 use crate::records::Record;
@@ -216,11 +217,7 @@ pub async fn take_over(manager: Arc<Manager>, waiting: Waiting) {
     };
     *lock(&manager.accel) = record.accel.clone();
     // Much may have happened meanwhile: nothing is taken from it until it was looked at.
-    let unseen = Management {
-        mode: Mode::BalloonOnly,
-        reason: Some("taken over, and not inspected yet".into()),
-    };
-    let vm = admit(&manager, folder, &record, process, unseen, Some(paged));
+    let vm = admit(&manager, folder, &record, process, unseen("just taken over"), Some(paged));
     settled();
     vm.has_started();
     // First without QEMU, which may wait for memory that only paging can make free.
@@ -242,6 +239,8 @@ fn admit(
         None => process::rss(record.pid).map_or(record.size, Bytes::pages_ceil).max(Pages(1)),
     };
     manager.host.ledger.adopt(external);
+    // Its start may have been begun anew since the record was read.
+    let mapped_ms = Record::load(&folder).ok().flatten().and_then(|record| record.mapped_ms);
     manager.admit(NewVm {
         id: manager.next_id(),
         name: record.name.clone(),
@@ -258,6 +257,7 @@ fn admit(
         paged,
         control: BalloonControl::new(manager.config().balloon),
         set: WorkingSet::new(manager.config().sampling, record.size),
+        built: built_at(mapped_ms),
     })
 }
 

@@ -83,7 +83,7 @@ pub struct Holder {
 /// Everything that a verdict depends on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Facts {
-    /// From QMP; empty without it.
+    /// From QMP. Without it, from the command line those that forbid paging.
     pub devices: Vec<Device>,
     /// From QMP; None without it.
     pub memdevs: Option<Vec<Memdev>>,
@@ -202,8 +202,8 @@ fn must_not_be_paged(facts: &Facts) -> Option<String> {
     })
 }
 
-/// Inspects the VMM `pid`. Without `qmp` the devices are unknown, and it counts as having no
-/// balloon; without `ram` the RAM is looked for by its size, or not found.
+/// Inspects the VMM `pid`. Without `qmp` only those devices are known that its command line names, and it
+/// counts as having no balloon; without `ram` the RAM is looked for by its size, or not found.
 ///
 /// Takes at most some 15 s: what cannot be found out in time is a reason not to page.
 pub async fn inspect(pid: u32, qmp: Option<&Qmp>, ram: Option<&RamMapping>) -> Verdict {
@@ -232,6 +232,9 @@ pub async fn inspect_since(
     let reading = tokio::task::spawn_blocking(move || scan::process(pid, &wanted, since));
     match timeout(PROC_DEADLINE, reading).await {
         Ok(Ok(Ok(found))) => {
+            if qmp.is_none() {
+                facts.devices = found.named_devices;
+            }
             facts.pinning_files = found.pinning_files;
             facts.direct_files = found.direct_files;
             facts.locked = found.locked;

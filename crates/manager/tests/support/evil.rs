@@ -112,6 +112,8 @@ fn map(ram: &OwnedFd, len: u64) -> *mut u8 {
 
 fn act(role: &str, connection: Connection, ram: &OwnedFd, uffd: &Uffd, base: *mut u8, len: u64) {
     match role {
+        // Not evil at all: stays, asks every next manager to take it over, and has no QMP.
+        "quiet" => stay(connection, ram, uffd, base, len),
         // Says that all is done, and does nothing.
         "liar" => loop {
             let Ok((Message::Batch(batch), _)) = connection.recv(None) else { continue };
@@ -192,6 +194,24 @@ fn act(role: &str, connection: Connection, ram: &OwnedFd, uffd: &Uffd, base: *mu
             std::mem::forget(connection);
         }
         other => panic!("no role {other}"),
+    }
+}
+
+fn stay(mut connection: Connection, ram: &OwnedFd, uffd: &Uffd, base: *mut u8, len: u64) -> ! {
+    let socket = std::env::var("EVIL_SOCKET").unwrap();
+    let name = std::env::var("EVIL_NAME").unwrap();
+    let good = Hello { ram_addr: HostAddr(base as u64), ..hello(&name, len) };
+    let again = Message::Hello(Hello { reconnect: true, ..good });
+    loop {
+        while connection.recv(None).is_ok() {}
+        connection = loop {
+            std::thread::sleep(Duration::from_millis(50));
+            let Ok(next) = Connection::connect(Path::new(&socket)) else { continue };
+            let asked = next.send(&again, &[ram.as_fd(), uffd.as_fd()]);
+            if asked.is_ok() && matches!(next.recv(PATIENT), Ok((Message::Managed, _))) {
+                break next;
+            }
+        };
     }
 }
 

@@ -12,8 +12,9 @@ use ballast_units::{Bytes, HostAddr, PAGE_SIZE};
 use rustix::fs::{AtFlags, CWD, StatxFlags, statfs, statx};
 
 use super::{Holder, MappedRam, RamMapping, census};
-use crate::proc_text;
+use crate::monitor::Device;
 use crate::process;
+use crate::{proc_text, spec};
 
 const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
 /// The manager's own children have its files between fork and exec; then they are gone.
@@ -29,6 +30,8 @@ pub(super) struct Wanted {
 }
 
 pub(super) struct Found {
+    /// On the command line, of those that forbid paging.
+    pub named_devices: Vec<Device>,
     pub pinning_files: Vec<String>,
     pub direct_files: Vec<String>,
     pub locked: Bytes,
@@ -69,12 +72,19 @@ pub(super) fn process(pid: u32, wanted: &Wanted, since: Instant) -> io::Result<F
         .or(candidates.first());
     let file = vma.filter(|vma| vma.shared && vma.inode != 0).map(|vma| wanted.identity(vma));
     Ok(Found {
+        named_devices: named_devices(pid)?,
         pinning_files: files(pid, |_, target| pins(target))?,
         direct_files: files(pid, |fd, _| is_direct(pid, fd))?,
         locked,
         ram: vma.map(|vma| wanted.mapped_ram(pid, vma, whole)),
         holders: file.map_or(Ok(Vec::new()), |file| holders(pid, file, since))?,
     })
+}
+
+fn named_devices(pid: u32) -> io::Result<Vec<Device>> {
+    let line = fs::read(format!("/proc/{pid}/cmdline"))?;
+    let line = String::from_utf8_lossy(&line);
+    Ok(spec::named_devices(&line.split('\0').collect::<Vec<_>>()))
 }
 
 impl Wanted {

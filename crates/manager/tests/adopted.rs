@@ -1,0 +1,93 @@
+//! VMs that somebody else started with the shim, and whose QMP nobody told of.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic here is the test failing")]
+
+mod support;
+
+use std::fs::File;
+use std::time::{Duration, Instant};
+
+use ballast_api::{Mode, VmChange, VmView};
+use support::evil::{self, Evil};
+use support::{Ballastd, MIB, required};
+
+#[test]
+#[ignore = "the VMM of the other tests"]
+fn evil_process() {
+    evil::play();
+}
+
+/// Without sharing: it answers no batches.
+fn ballastd() -> Option<Ballastd> {
+    if File::open("/dev/userfaultfd").is_err() {
+        assert!(!required(), "no userfaultfd");
+        eprintln!("SKIPPED: no userfaultfd");
+        return None;
+    }
+    Some(Ballastd::start_configured(&["--budget", "96M"], "[sharing]\nenabled = false\n"))
+}
+
+async fn adopted(ballastd: &Ballastd, role: &str) -> Evil {
+    let vmm = Evil::start(&ballastd.run_dir().join("shim.sock"), "vm", role, 32);
+    ballastd.eventually("it is known", async || ballastd.client.vm("vm").await.is_ok()).await;
+    vmm
+}
+
+/// The RAM of a VMM, open in this process too.
+fn its_ram(vmm: &Evil) -> File {
+    let fds = std::fs::read_dir(format!("/proc/{}/fd", vmm.child.id())).unwrap();
+    let mut paths = fds.flatten().map(|entry| entry.path());
+    let is_ram = |path: &std::path::Path| {
+        std::fs::read_link(path).is_ok_and(|to| to.to_string_lossy().starts_with("/memfd:ram"))
+    };
+    File::open(paths.find(|path| is_ram(path)).unwrap()).unwrap()
+}
+
+fn reason(vm: &VmView) -> &str {
+    vm.management.reason.as_deref().unwrap_or_default()
+}
+
+async fn is_paged(ballastd: &Ballastd) {
+    ballastd
+        .eventually("it is paged", async || {
+            // While it waits for its takeover it may not be known.
+            ballastd.client.vm("vm").await.is_ok_and(|vm| vm.management.mode == Mode::Paged)
+        })
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_qmp_too_a_vm_is_paged_when_it_is_built_and_looked_at_again() {
+    let Some(mut ballastd) = ballastd() else { return };
+    let begun = Instant::now();
+    let vmm = adopted(&ballastd, "quiet").await;
+    let first = ballastd.vm("vm").await;
+    assert!(reason(&first).contains("not inspected yet"), "{first:?}");
+    // Above what it is entitled to from now on.
+    let limit = VmChange { max: Some(16 * MIB), ..VmChange::default() };
+    ballastd.client.change("vm", &limit).await.unwrap();
+    while begun.elapsed() < Duration::from_secs(6) {
+        let vm = ballastd.vm("vm").await;
+        assert!(vm.management.mode != Mode::Paged && vm.memory.resident == 32 * MIB, "{vm:?}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    is_paged(&ballastd).await;
+    ballastd
+        .eventually("it is evicted from", async || {
+            ballastd.vm("vm").await.memory.consumed <= 16 * MIB
+        })
+        .await;
+
+    // It was built long ago when the next manager comes, which finds no QMP either.
+    ballastd.kill();
+    ballastd.restart();
+    let back = Instant::now();
+    is_paged(&ballastd).await;
+    assert!(back.elapsed() < Duration::from_secs(10), "it waited as a new one does");
+    let open = its_ram(&vmm);
+    ballastd
+        .eventually("what forbids paging is seen", async || {
+            reason(&ballastd.vm("vm").await).contains("holds its RAM file open")
+        })
+        .await;
+    drop(open);
+}
