@@ -119,12 +119,12 @@ impl Manager {
             .map_err(|e| Failure::bad(format!("{}: {e}", spec.name)))?;
         let handle = ProcessHandle::open(pid).map_err(|e| internal(e.to_string()))?;
         let folder = self.folder_of(&spec.name);
-        self.fresh_folder(&spec.name).map_err(|e| internal(e.to_string()))?;
+        self.fresh_folder(&spec.name).await.map_err(|e| internal(e.to_string()))?;
         let accel = AccelChoice::Tcg { why: "started by another".into() };
         let record = Record::new(&spec.name, None, params.clone(), size, Pages::ZERO, pid, &accel);
         let record = Record { qmp: absolute(&spec.qmp), ..record.unpaged("attached by QMP") };
         if let Err(e) = record.save(&folder) {
-            self.remove_files(&spec.name);
+            self.remove_files(&spec.name).await;
             return Err(internal(e));
         }
         // It is there, whatever the budget: what it has taken counts from now on.

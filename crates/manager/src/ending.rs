@@ -164,7 +164,7 @@ impl Manager {
     async fn let_go(&self, vm: &Vm) {
         // First: nothing is asked of its balloon any more.
         self.remove(vm);
-        self.remove_all_but_logs(&vm.name, None);
+        self.remove_run_files(&vm.name);
         let Some(monitor) = vm.monitor().filter(Monitor::has_balloon) else {
             return tracing::info!(vm = vm.name, "left as it is");
         };

@@ -97,6 +97,10 @@ impl Manager {
         if self.is_closing() {
             return Err(Failure::new(ErrorCode::Conflict, "the manager is ending"));
         }
+        if lock(&self.clearing).contains(name) {
+            let why = format!("files of a former VM named '{name}' are being removed");
+            return Err(Failure::new(ErrorCode::Conflict, why));
+        }
         if self.vm(name).is_ok() || lock(&self.starting).contains_key(name) {
             return Err(Failure::new(
                 ErrorCode::Conflict,
@@ -128,7 +132,7 @@ impl Manager {
             Ok(parts) => parts,
             Err(e) => {
                 self.host.ledger.release(overhead + vmm_memory);
-                self.remove_files(&spec.name);
+                self.remove_files(&spec.name).await;
                 return Err(e);
             }
         };
@@ -142,7 +146,7 @@ impl Manager {
                     let _ = vmm.process.kill();
                     vmm.process.exited().await;
                     self.host.ledger.release(overhead);
-                    self.remove_files(&spec.name);
+                    self.remove_files(&spec.name).await;
                     let why =
                         format!("{}: it cannot be paged ({reason}), and unpaged: {e}", spec.name);
                     return Err(Failure::new(e.code, why));
@@ -180,7 +184,7 @@ impl Manager {
                 let last =
                     last_log_line(&paths.qemu_log).map_or(String::new(), |l| format!(": {l}"));
                 self.gone(&vm).await;
-                self.remove_files(&vm.name);
+                self.remove_files(&vm.name).await;
                 return Err(Failure::internal(format!("{}: {e}{last}", vm.name)));
             }
         };
@@ -188,7 +192,7 @@ impl Manager {
         if vm.run_state() == RunState::Stopped || !vm.process.is_alive() {
             let last = last_log_line(&paths.qemu_log).unwrap_or_else(|| "it said nothing".into());
             self.gone(&vm).await;
-            self.remove_files(&vm.name);
+            self.remove_files(&vm.name).await;
             return Err(Failure::internal(format!("{}: QEMU ended at once: {last}", vm.name)));
         }
         vm.has_started();
@@ -246,7 +250,7 @@ impl Manager {
             let fd = file.as_raw_fd();
             paths.ram = Some(format!("/proc/{}/fd/{fd}", std::process::id()).into());
         });
-        self.fresh_folder(name).map_err(|e| Failure::internal(format!("{name}: {e}")))?;
+        self.fresh_folder(name).await.map_err(|e| Failure::internal(format!("{name}: {e}")))?;
         let vmm = spawn(&command(spec, accel, &paths))
             .await
             .map_err(|e| Failure::internal(format!("{name}: {e}")))?;
@@ -462,7 +466,7 @@ impl Manager {
             self.claim_name(&name, pledge).await.map_err(|e| e.to_string())?;
             let made = async {
                 let process = ProcessHandle::open(peer.pid).map_err(|e| e.to_string())?;
-                self.fresh_folder(&name).map_err(|e| e.to_string())?;
+                self.fresh_folder(&name).await.map_err(|e| e.to_string())?;
                 self.make_room(overhead).await.map_err(|e| e.to_string())?;
                 Ok::<_, String>(process)
             };
@@ -472,7 +476,7 @@ impl Manager {
             let record = Record::new(&name, None, params.clone(), size, overhead, peer.pid, &accel);
             if let Err(e) = record.in_domain(&domain).save(&self.folder_of(&name)) {
                 self.host.ledger.release(overhead);
-                self.remove_files(&name);
+                self.remove_files(&name).await;
                 self.promise_settled(&name);
                 return Err(e);
             }
@@ -502,7 +506,7 @@ impl Manager {
     ) {
         let Ok(Ok(paged)) = receiver.await else {
             self.host.ledger.release(overhead);
-            self.remove_files(&name);
+            self.remove_files(&name).await;
             self.promise_settled(&name);
             lock(&self.adopting).remove(&process.pid());
             return;

@@ -88,6 +88,8 @@ pub struct Manager {
     pub(crate) starting: Mutex<HashMap<String, Pledge>>,
     /// VMMs that wait to be taken over.
     pub(crate) waiting: Mutex<HashMap<String, Waits>>,
+    /// Names of VMs that ended while no manager ran and whose files are still being removed.
+    pub(crate) clearing: Mutex<HashSet<String>>,
     /// Processes that nobody announced, while they are taken in.
     pub(crate) adopting: Mutex<HashSet<u32>>,
     /// One change of parameters at a time.
@@ -186,6 +188,7 @@ impl Manager {
             starts: Starts::default(),
             starting: Mutex::new(HashMap::new()),
             waiting: Mutex::new(HashMap::new()),
+            clearing: Mutex::new(HashSet::new()),
             adopting: Mutex::new(HashSet::new()),
             changing: Mutex::new(()),
             expected: Mutex::new(HashMap::new()),

@@ -30,7 +30,7 @@ const STILL_LATE: Duration = Duration::from_secs(600);
 /// Of the VMs that a former manager left, those that wait for a manager, announced so that their shims
 /// are let in. Call before shims are accepted.
 pub fn announce(manager: &Arc<Manager>, left: Vec<Left>) -> anyhow::Result<Vec<Waiting>> {
-    let mut alive = Vec::new();
+    let (mut alive, mut ended) = (Vec::new(), Vec::new());
     for Left { folder, record, damage } in left {
         let process = match record.is_alive().then(|| ProcessHandle::open(record.pid)) {
             Some(Ok(process)) => process,
@@ -38,7 +38,7 @@ pub fn announce(manager: &Arc<Manager>, left: Vec<Left>) -> anyhow::Result<Vec<W
             Some(Err(e)) if e.raw_os_error() != Some(libc::ESRCH) => return Err(e.into()),
             Some(Err(_)) | None => {
                 tracing::info!(vm = record.name, "ended while no manager ran");
-                manager.remove_all_but_logs(&record.name, Some(&record));
+                ended.push(record);
                 continue;
             }
         };
@@ -52,6 +52,7 @@ pub fn announce(manager: &Arc<Manager>, left: Vec<Left>) -> anyhow::Result<Vec<W
             alive.push((folder, record, process, damage));
         }
     }
+    manager.clear_ended(ended);
     let stores: Vec<_> = alive
         .iter()
         .map(|(folder, record, _, damage)| {
@@ -211,7 +212,7 @@ pub async fn take_over(manager: Arc<Manager>, waiting: Waiting) {
         }
         // Its swap files may have been made since it was read.
         let record = Record::load(&folder).ok().flatten().unwrap_or(record);
-        manager.remove_all_but_logs(&name, Some(&record));
+        manager.clear(&name, record).await;
         settled();
         return;
     };
