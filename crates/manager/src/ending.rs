@@ -9,6 +9,7 @@ use ballast_pager::service::PagedVm;
 use ballast_policy::{BalloonControl, WorkingSet};
 use ballast_qemu::{Monitor, QmpError, last_log_line};
 use ballast_units::{Pages, VmId};
+use rustix::process::Signal;
 
 use crate::lifecycle::built_at;
 use crate::manager::{Failure, Manager, Waits, add_counters};
@@ -19,6 +20,8 @@ use crate::vm::{ENDED, NewVm, Vm, lock};
 /// How long the last words of a QEMU that has ended may take through its socket.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 const STEP: Duration = Duration::from_millis(20);
+/// Between two tries to make a QEMU hear that its guest is to power off.
+const AGAIN: Duration = Duration::from_secs(1);
 /// How long the balloon of a VM that is let go of is waited for. It was told, and goes on by itself.
 const DEFLATION: Duration = Duration::from_secs(5);
 /// How long VMs that are just being started may take until they can be stopped.
@@ -29,8 +32,8 @@ const REBOOT_LOOP: Duration = Duration::from_secs(10);
 const REBOOT_PAUSE: Duration = Duration::from_secs(5);
 
 impl Manager {
-    /// Ends a VM: the guest's own way for `grace`, then the VMM's. All it had is released when this
-    /// returns.
+    /// Ends a VM: the guest's own way for `grace`, or without QMP the VMM's; then it is killed. All it had is
+    /// released when this returns.
     pub async fn stop_vm(self: &Arc<Self>, name: &str, grace: Duration) -> Result<VmView, Failure> {
         let vm = match self.vm(name) {
             Ok(vm) => vm,
@@ -38,25 +41,21 @@ impl Manager {
         };
         let last = views::vm(self, &vm);
         vm.set_run_state(RunState::Stopping);
-        // One that is stopped because its pages cannot be read hears nothing.
-        if !grace.is_zero()
-            && !vm.is_frozen()
-            && let Some(monitor) = vm.monitor()
-        {
-            // QEMU may be waiting in a page fault: its answer counts against the grace.
-            let asked = async {
-                if monitor.system_powerdown().await.is_ok() {
-                    vm.process.exited().await;
-                }
-            };
-            let _ = tokio::time::timeout(grace, asked).await;
-        }
+        let ended = if grace.is_zero() {
+            Some("killed, as asked".to_owned())
+        } else if vm.is_frozen() {
+            Some("killed: its pages cannot be read, and it hears nothing".to_owned())
+        } else {
+            let in_time = tokio::time::timeout(grace, ask_to_end(&vm)).await.is_ok();
+            let late = || format!("killed: it had not ended within {} s", grace.as_secs_f64());
+            (!in_time).then(late).inspect(|how| tracing::warn!(vm = vm.name, "{how}"))
+        };
         // SIGTERM would wait for as long as a vCPU waits in a page fault, or the process is stopped;
         // SIGKILL does not.
         vm.process.kill().map_err(|e| Failure::internal(format!("{name}: ending its VMM: {e}")))?;
         vm.process.exited().await;
         self.gone(&vm).await;
-        Ok(VmView { state: RunState::Stopped, ..last })
+        Ok(VmView { state: RunState::Stopped, ended, ..last })
     }
 
     /// Ends a VM that waits to be taken over: its guest stands still, so there is nobody to be asked.
@@ -79,7 +78,8 @@ impl Manager {
         {
             self.gone(&vm).await;
         }
-        Some(VmView { state: RunState::Stopped, ..last })
+        let ended = Some("killed: it waited to be taken over, so its guest stood still".to_owned());
+        Some(VmView { state: RunState::Stopped, ended, ..last })
     }
 
     /// Seen as it would be if it had been taken over, with no page in memory.
@@ -252,6 +252,31 @@ impl Manager {
         }
         let record = Record::load(&vm.folder).ok().flatten();
         self.remove_all_but_logs(&vm.name, record.as_ref());
+    }
+}
+
+/// Asks a guest to power off, again until QEMU has heard it: one that waits in a page fault answers late. Where there
+/// is no QMP, its VMM is told to end. Returns when it has.
+async fn ask_to_end(vm: &Vm) {
+    loop {
+        let asked = match vm.monitor() {
+            Some(monitor) => monitor.system_powerdown().await,
+            None => break terminate(vm),
+        };
+        match asked {
+            Ok(()) => break,
+            Err(QmpError::Closed { .. }) => break terminate(vm),
+            Err(e) => tracing::debug!(vm = vm.name, "{e}"),
+        }
+        tokio::time::sleep(AGAIN).await;
+    }
+    vm.process.exited().await;
+}
+
+/// QEMU writes out what it has of disks, and ends; its guest is not asked.
+fn terminate(vm: &Vm) {
+    if let Err(e) = vm.process.signal(Signal::TERM) {
+        tracing::warn!(vm = vm.name, "SIGTERM: {e}");
     }
 }
 

@@ -239,6 +239,7 @@ pub fn vm(manager: &Manager, vm: &Vm) -> VmView {
         tools: tools::view(manager, vm),
         guest: balloon.stats_now(),
         trouble: vm.paged().as_ref().and_then(trouble),
+        ended: None,
         compression: vm.paged().as_ref().map_or_else(CompressionView::default, compression),
         fault_times: vm.paged().as_ref().map_or_else(FaultTimesView::default, fault_times::view),
         sharing: vm.paged().as_ref().map_or_else(VmSharing::default, |p| sharing(manager, vm, p)),

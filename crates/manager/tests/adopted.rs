@@ -6,7 +6,7 @@ mod support;
 use std::fs::File;
 use std::time::{Duration, Instant};
 
-use ballast_api::{Mode, VmChange, VmView};
+use ballast_api::{Mode, RunState, VmChange, VmView};
 use support::evil::{self, Evil};
 use support::{Ballastd, MIB, required};
 
@@ -90,4 +90,27 @@ async fn without_qmp_too_a_vm_is_paged_when_it_is_built_and_looked_at_again() {
         })
         .await;
     drop(open);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_qmp_a_stop_is_sigterm_and_has_its_grace() {
+    let Some(ballastd) = ballastd() else { return };
+    use std::os::unix::process::ExitStatusExt;
+    for (role, grace, signal) in [("quiet", 100.0, libc::SIGTERM), ("stubborn", 2.5, libc::SIGKILL)]
+    {
+        let mut vmm = adopted(&ballastd, role).await;
+        let begun = Instant::now();
+        let last = ballastd.client.stop("vm", Duration::from_secs_f64(grace)).await.unwrap();
+        assert_eq!(last.state, RunState::Stopped);
+        assert_eq!(vmm.child.wait().unwrap().signal(), Some(signal));
+        if signal == libc::SIGTERM {
+            assert_eq!(last.ended, None);
+            assert!(begun.elapsed() < Duration::from_secs(60));
+        } else {
+            let how = last.ended.unwrap();
+            assert!(how.contains("killed") && how.contains("within 2.5 s"), "{how}");
+            assert!(begun.elapsed().as_secs_f64() >= grace);
+        }
+        ballastd.assert_nothing_left("vm");
+    }
 }

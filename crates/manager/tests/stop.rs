@@ -81,3 +81,31 @@ async fn a_vm_that_waits_to_be_taken_over_is_ended_by_name() {
     assert!(ballastd.end().success());
     assert!(!ballastd.run_dir().exists() && !ballastd.swap_dir().exists());
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_vmm_that_answers_late_has_all_of_its_grace() {
+    let Some(image) = image_or_skip() else { return };
+    let ballastd = Ballastd::start(&["--budget", "256M"]);
+    ballastd.client.run(&ballastd.guest(image, "late", 96, "")).await.unwrap();
+    let mut console = ballastd.console("late");
+    ballastd
+        .eventually("it has booted", async || {
+            console.poll();
+            console.story.ready.is_some()
+        })
+        .await;
+    let pid = ballastd.vm("late").await.pid.unwrap();
+    // As one that waits in a page fault: it hears nothing for longer than a QMP command may take.
+    signal(pid, rustix::process::Signal::STOP);
+    let grace = Duration::from_secs(600);
+    let client = ballastd.client.clone().with_timeout(grace);
+    let stop = tokio::spawn(async move { client.stop("late", grace).await });
+    tokio::time::sleep(Duration::from_secs(8)).await;
+    assert!(!stop.is_finished(), "it was killed within its grace");
+    signal(pid, rustix::process::Signal::CONT);
+    let last = stop.await.unwrap().unwrap();
+    assert_eq!((last.state, last.ended), (RunState::Stopped, None));
+    console.poll();
+    let said = std::fs::read_to_string(ballastd.root.join("console/late.console.log")).unwrap();
+    assert!(said.contains("\"power\":\"button\""), "{}", console.tail(5));
+}

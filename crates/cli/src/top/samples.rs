@@ -106,6 +106,7 @@ pub fn vm(name: &str) -> VmView {
             periods: 12,
         },
         tools: Default::default(),
+        ended: None,
         balloon: BalloonView {
             health: BalloonHealth::Healthy,
             target: 64 * MIB,

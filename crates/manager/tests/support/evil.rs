@@ -114,6 +114,11 @@ fn act(role: &str, connection: Connection, ram: &OwnedFd, uffd: &Uffd, base: *mu
     match role {
         // Not evil at all: stays, asks every next manager to take it over, and has no QMP.
         "quiet" => stay(connection, ram, uffd, base, len),
+        "stubborn" => {
+            // SAFETY: no handler of this program is replaced, and it makes no other thread that wants the signal.
+            unsafe { libc::signal(libc::SIGTERM, libc::SIG_IGN) };
+            stay(connection, ram, uffd, base, len)
+        }
         // Says that all is done, and does nothing.
         "liar" => loop {
             let Ok((Message::Batch(batch), _)) = connection.recv(None) else { continue };
