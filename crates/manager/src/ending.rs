@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use ballast_api::{Management, Mode, RebootAction, RunState, VmChange, VmSpec, VmView};
+use ballast_api::{ErrorCode, Management, Mode, RebootAction, RunState, VmChange, VmSpec, VmView};
 use ballast_pager::service::PagedVm;
 use ballast_policy::{BalloonControl, WorkingSet};
 use ballast_qemu::{Monitor, QmpError, last_log_line};
@@ -37,7 +37,7 @@ impl Manager {
     pub async fn stop_vm(self: &Arc<Self>, name: &str, grace: Duration) -> Result<VmView, Failure> {
         let vm = match self.vm(name) {
             Ok(vm) => vm,
-            Err(unknown) => return self.stop_waiting(name).await.ok_or(unknown),
+            Err(unknown) => return self.stop_absent(name, unknown).await,
         };
         let last = views::vm(self, &vm);
         vm.set_run_state(RunState::Stopping);
@@ -56,6 +56,25 @@ impl Manager {
         vm.process.exited().await;
         self.gone(&vm).await;
         Ok(VmView { state: RunState::Stopped, ended, ..last })
+    }
+
+    /// One that waits to be taken over is ended, and a start that waits for memory called off.
+    async fn stop_absent(
+        self: &Arc<Self>,
+        name: &str,
+        unknown: Failure,
+    ) -> Result<VmView, Failure> {
+        if let Some(last) = self.stop_waiting(name).await {
+            return Ok(last);
+        }
+        if let Some(view) = self.call_off(name).await {
+            return Ok(view);
+        }
+        if lock(&self.starting).contains_key(name) {
+            let why = format!("'{name}' is being started: stop it when it is there");
+            return Err(Failure::new(ErrorCode::Conflict, why));
+        }
+        Err(unknown)
     }
 
     /// Ends a VM that waits to be taken over: its guest stands still, so there is nobody to be asked.

@@ -125,7 +125,7 @@ impl Manager {
         let accel = self.choose_accel(&spec).await?;
         let wait = spec.wait_s.map_or(self.config().start_wait, Duration::from_secs_f64);
         let promise = Promise::of(params.min, size, overhead + vmm_memory);
-        self.wait_for_room(&spec.name, promise, wait).await?;
+        self.wait_for_room(&spec.name, (size, &params), promise, wait).await?;
         // Until the pager has it, the overhead is ours to give back.
         let started = self.start_vmm(&spec, &accel, size, params.clone(), overhead).await;
         let (vmm, paged, paths) = match started {

@@ -5,13 +5,14 @@ use std::sync::atomic::Ordering;
 
 use ballast_api::{
     ActiveView, BalloonHealth, BalloonView, CompressionView, FaultTimesView, HostSharing, HostView,
-    MemoryView, Params, PoolView, Threshold, VmCounters, VmSharing, VmView, Why,
+    Management, MemoryView, Mode, Params, PolicyInputs, PoolView, RunState, Threshold, ToolsView,
+    VmCounters, VmSharing, VmView, Why,
 };
 use ballast_journal::tell::state_name;
 use ballast_pager::mappings::ZERO_RUN;
 use ballast_pager::service::{Health as PagerHealth, PagedVm};
 use ballast_pager::word::State as Page;
-use ballast_policy::{Health, State};
+use ballast_policy::{Health, Pool, State};
 use ballast_qemu::process;
 use ballast_units::Pages;
 
@@ -21,7 +22,7 @@ use crate::inputs;
 use crate::journal;
 use crate::manager::{Failure, Manager};
 use crate::tools;
-use crate::vm::{Vm, lock};
+use crate::vm::{Vm, VmParams, lock};
 
 fn bytes(pages: Pages) -> u64 {
     pages.bytes().0
@@ -209,14 +210,7 @@ pub fn vm(manager: &Manager, vm: &Vm) -> VmView {
         pid: alive.then_some(pid),
         accel: vm.accel.clone(),
         uptime_s: vm.started.elapsed().as_secs_f64(),
-        params: Params {
-            size: bytes(vm.size),
-            min: bytes(params.min),
-            max: bytes(params.max),
-            shares: params.shares,
-            tax: manager.tax_of(&params, &pools).into(),
-            pool: params.pool,
-        },
+        params: shown(manager, vm.size, &params, &pools),
         memory,
         active: ActiveView {
             estimate: bytes(active.estimate),
@@ -246,6 +240,44 @@ pub fn vm(manager: &Manager, vm: &Vm) -> VmView {
         inputs: inputs::view(vm, manager.config().policy),
         counters,
         folder: vm.folder.clone(),
+    }
+}
+
+/// A VM whose start came to nothing: what it was to be, and nothing that it has.
+pub fn never_was(manager: &Manager, name: &str, size: Pages, params: &VmParams) -> VmView {
+    let pools = manager.pools.pools(&manager.pools.rules());
+    VmView {
+        name: name.to_owned(),
+        state: RunState::Stopped,
+        management: Management { mode: Mode::Unmanaged, reason: Some("never started".into()) },
+        pid: None,
+        accel: String::new(),
+        uptime_s: 0.0,
+        params: shown(manager, size, params, &pools),
+        memory: MemoryView::default(),
+        active: ActiveView::default(),
+        balloon: BalloonView { health: BalloonHealth::Missing, target: 0, reported: 0, limit: 0 },
+        tools: ToolsView::default(),
+        guest: None,
+        trouble: None,
+        ended: None,
+        sharing: VmSharing::default(),
+        compression: CompressionView::default(),
+        inputs: PolicyInputs::default(),
+        fault_times: FaultTimesView::default(),
+        counters: VmCounters::default(),
+        folder: manager.folder_of(name),
+    }
+}
+
+fn shown(manager: &Manager, size: Pages, params: &VmParams, pools: &[Pool]) -> Params {
+    Params {
+        size: bytes(size),
+        min: bytes(params.min),
+        max: bytes(params.max),
+        shares: params.shares,
+        tax: manager.tax_of(params, pools).into(),
+        pool: params.pool.clone(),
     }
 }
 

@@ -6,9 +6,9 @@ mod support;
 use std::fs::File;
 use std::time::{Duration, Instant};
 
-use ballast_api::{Mode, RunState, VmChange, VmView};
+use ballast_api::{Accel, ErrorCode, Mode, RunState, VmChange, VmSpec, VmView};
 use support::evil::{self, Evil};
-use support::{Ballastd, MIB, required};
+use support::{Ballastd, MIB, refused_as, required};
 
 #[test]
 #[ignore = "the VMM of the other tests"]
@@ -23,11 +23,11 @@ fn ballastd() -> Option<Ballastd> {
         eprintln!("SKIPPED: no userfaultfd");
         return None;
     }
-    Some(Ballastd::start_configured(&["--budget", "96M"], "[sharing]\nenabled = false\n"))
+    Some(Ballastd::start_configured(&["--budget", "160M"], "[sharing]\nenabled = false\n"))
 }
 
-async fn adopted(ballastd: &Ballastd, role: &str) -> Evil {
-    let vmm = Evil::start(&ballastd.run_dir().join("shim.sock"), "vm", role, 32);
+async fn adopted(ballastd: &Ballastd, role: &str, mib: u64) -> Evil {
+    let vmm = Evil::start(&ballastd.run_dir().join("shim.sock"), "vm", role, mib);
     ballastd.eventually("it is known", async || ballastd.client.vm("vm").await.is_ok()).await;
     vmm
 }
@@ -59,7 +59,7 @@ async fn is_paged(ballastd: &Ballastd) {
 async fn without_qmp_too_a_vm_is_paged_when_it_is_built_and_looked_at_again() {
     let Some(mut ballastd) = ballastd() else { return };
     let begun = Instant::now();
-    let vmm = adopted(&ballastd, "quiet").await;
+    let vmm = adopted(&ballastd, "quiet", 32).await;
     let first = ballastd.vm("vm").await;
     assert!(reason(&first).contains("not inspected yet"), "{first:?}");
     // Above what it is entitled to from now on.
@@ -98,7 +98,7 @@ async fn without_qmp_a_stop_is_sigterm_and_has_its_grace() {
     use std::os::unix::process::ExitStatusExt;
     for (role, grace, signal) in [("quiet", 100.0, libc::SIGTERM), ("stubborn", 2.5, libc::SIGKILL)]
     {
-        let mut vmm = adopted(&ballastd, role).await;
+        let mut vmm = adopted(&ballastd, role, 32).await;
         let begun = Instant::now();
         let last = ballastd.client.stop("vm", Duration::from_secs_f64(grace)).await.unwrap();
         assert_eq!(last.state, RunState::Stopped);
@@ -113,4 +113,51 @@ async fn without_qmp_a_stop_is_sigterm_and_has_its_grace() {
         }
         ballastd.assert_nothing_left("vm");
     }
+}
+
+/// A start that waits for memory which does not come is called off by a stop, and holds up none behind it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_start_that_waits_is_called_off_by_a_stop() {
+    let Some(ballastd) = ballastd() else { return };
+    let client = &ballastd.client;
+    let vmm = adopted(&ballastd, "quiet", 96).await;
+    let free = ballastd.host().await.free;
+    let start = |name: &str, min: u64| {
+        let spec = VmSpec {
+            name: name.into(),
+            max: 96 * MIB,
+            min: min * MIB,
+            kernel: "/etc/hostname".into(),
+            qemu: Some("/bin/false".into()),
+            accel: Accel::Tcg,
+            wait_s: Some(3000.0),
+            ..VmSpec::default()
+        };
+        let client = client.clone();
+        tokio::spawn(async move { client.run(&spec).await })
+    };
+    let waits = async |name: &str| {
+        ballastd
+            .eventually("it waits", async || {
+                client.starts().await.unwrap().iter().any(|start| start.name == name)
+            })
+            .await;
+    };
+    let first = start("first", 96);
+    waits("first").await;
+    let second = start("second", 16);
+    waits("second").await;
+    // From now on nothing is taken from it: they wait for ever.
+    let _open = its_ram(&vmm);
+    let last = client.stop("first", Duration::ZERO).await.unwrap();
+    let how = last.ended.unwrap_or_default();
+    assert!(how.contains("called off") && last.pid.is_none(), "{how}");
+    assert_eq!((last.state, last.params.min), (RunState::Stopped, 96 * MIB));
+    refused_as(first.await.unwrap(), ErrorCode::Conflict, "called off");
+    assert!(ballastd.is_gone("first").await);
+    // It had its turn: what ended it is the program that it was to run.
+    refused_as(second.await.unwrap(), ErrorCode::Internal, "second: QEMU");
+    refused_as(client.stop("first", Duration::ZERO).await, ErrorCode::NotFound, "first");
+    assert!(client.starts().await.unwrap().is_empty());
+    assert!(ballastd.host().await.free.abs_diff(free) <= MIB);
 }

@@ -31,6 +31,10 @@ pub async fn run(client: Client, args: StopArgs, out: Output) -> Result<(), Fail
         Err(e) => return Err(e.into()),
     };
     out.print(&vm, |vm| {
+        if let (None, Some(how)) = (vm.pid, &vm.ended) {
+            // It never was.
+            return format!("{}: {how}\n", vm.name);
+        }
         let how = vm.ended.as_ref().map_or(String::new(), |how| format!("; {how}"));
         format!(
             "{}: stopped after {}; it held {} of memory and {} of swap{how}\n",
