@@ -101,12 +101,13 @@ impl Manager {
         Some(VmView { state: RunState::Stopped, ended, ..last })
     }
 
-    /// Seen as it would be if it had been taken over, with no page in memory.
+    /// Seen as it would be if it had been taken over, with what is booked for it.
     fn view_of_waiting(&self, waits: Waits) -> VmView {
-        let Waits { process, record, why, .. } = waits;
-        let reason = why.as_ref().map_or("not taken over yet".into(), |why| {
-            format!("not taken over: {why}; its guest waits")
-        });
+        let Waits { process, record, why, held, since, .. } = waits;
+        let reason = why.as_ref().map_or_else(
+            || format!("waits for its shim since {} s", since.elapsed().as_secs()),
+            |why| format!("not taken over: {why}; its guest waits"),
+        );
         let seen = Vm::new(NewVm {
             id: VmId(0),
             folder: self.folder_of(&record.name),
@@ -118,7 +119,7 @@ impl Manager {
             params: record.params,
             process,
             management: Management { mode: Mode::Unmanaged, reason: Some(reason) },
-            external: Pages::ZERO,
+            external: held.pages(),
             vmm: Pages::ZERO,
             paged: None,
             control: BalloonControl::new(self.config().balloon),
@@ -129,13 +130,22 @@ impl Manager {
         VmView { trouble: why, ..views::vm(self, &seen) }
     }
 
-    /// VMs that could not be taken over, so far, with the reason.
-    pub fn views_of_refused(&self) -> Vec<VmView> {
-        let all: Vec<Waits> = lock(&self.waiting).values().cloned().collect();
-        let refused = all.into_iter().filter(|waits| waits.why.is_some());
-        let mut views: Vec<VmView> = refused.map(|waits| self.view_of_waiting(waits)).collect();
-        views.sort_by(|a, b| a.name.cmp(&b.name));
-        views
+    /// VMs that are not taken over yet, with the reason.
+    pub fn views_of_waiting(&self) -> Vec<VmView> {
+        self.waiting().into_iter().map(|waits| self.view_of_waiting(waits)).collect()
+    }
+
+    /// A VM, or one that waits to be taken over.
+    ///
+    /// # Errors
+    /// NotFound.
+    pub fn view_of(&self, name: &str) -> Result<VmView, Failure> {
+        let waiting = || self.views_of_waiting().into_iter().find(|view| view.name == name);
+        if let Ok(vm) = self.vm(name) {
+            return Ok(views::vm(self, &vm));
+        }
+        // Taken over between the two looks: then it is a VM.
+        waiting().map_or_else(|| self.vm(name).map(|vm| views::vm(self, &vm)), Ok)
     }
 
     /// Stops all VMs at once, those that are being started and those that wait to be taken over

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ballast_api::{Management, Mode};
 use ballast_pager::advance::{self, Advance};
@@ -71,6 +71,8 @@ pub fn announce(manager: &Arc<Manager>, left: Vec<Left>) -> anyhow::Result<Vec<W
         let pool = record.params.pool.clone();
         lock(&manager.starting).insert(record.name.clone(), Pledge { promise, pool });
         let waits = Waits {
+            since: Instant::now(),
+            held: held.clone(),
             process: process.clone(),
             record: record.clone(),
             refused: damage.is_some(),

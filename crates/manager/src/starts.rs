@@ -119,6 +119,17 @@ impl Manager {
         coming.map(|(_, pledge)| pledge.promise.memory()).sum()
     }
 
+    /// The overhead of those that were given their room, and are no VMs yet.
+    pub(crate) fn reserved_for_starts(&self) -> Pages {
+        let vms = self.vms();
+        let coming = |start: &&Start| {
+            start.begun.is_some()
+                && !vms.iter().any(|vm| vm.name == start.name)
+                && lock(&self.starting).contains_key(&start.name)
+        };
+        lock(&self.starts.0).iter().filter(coming).map(|start| start.promise.overhead).sum()
+    }
+
     /// What is to be free for VMs that start, beside the goal.
     pub(crate) fn room_for_starts(&self) -> Pages {
         let there = |name: &str| self.vm(name).is_ok() || lock(&self.starting).contains_key(name);

@@ -20,7 +20,7 @@ use crate::domain;
 use crate::fault_times;
 use crate::inputs;
 use crate::journal;
-use crate::manager::{Failure, Manager};
+use crate::manager::{Failure, Manager, Waits};
 use crate::tools;
 use crate::vm::{Vm, VmParams, lock};
 
@@ -32,7 +32,9 @@ fn bytes(pages: Pages) -> u64 {
 pub fn host(manager: &Manager) -> HostView {
     let ledger = &manager.host.ledger;
     let vms = manager.vms();
+    let waiting = manager.waiting();
     let sum = |f: &dyn Fn(&Vm) -> Pages| bytes(vms.iter().map(|vm| f(vm)).sum());
+    let of_waiting = |f: &dyn Fn(&Waits) -> Pages| bytes(waiting.iter().map(f).sum());
     let swap =
         |f: &dyn Fn(&PagedVm) -> Pages| sum(&|vm| vm.paged().as_ref().map_or(Pages::ZERO, f));
     let own = std::process::id();
@@ -43,8 +45,10 @@ pub fn host(manager: &Manager) -> HostView {
         uptime_s: manager.started.elapsed().as_secs_f64(),
         budget: bytes(ledger.budget()),
         free: bytes(ledger.free()),
-        consumed: sum(&Vm::consumed),
-        overhead: sum(&|vm| vm.overhead()) + bytes(ZERO_RUN),
+        consumed: sum(&Vm::consumed) + of_waiting(&|waits| waits.held.pages()),
+        overhead: sum(&|vm| vm.overhead())
+            + of_waiting(&|waits| waits.record.overhead)
+            + bytes(manager.reserved_for_starts() + ZERO_RUN),
         peak_used: bytes(ledger.peak()),
         measured_used: manager.measured_now.load(Ordering::Relaxed),
         measured_peak: manager.measured_peak.load(Ordering::Relaxed),
@@ -62,7 +66,8 @@ pub fn host(manager: &Manager) -> HostView {
         overcommit: manager.overcommit(),
         overcommit_peak: manager.overcommit_peak(),
         tax: manager.tax().into(),
-        vms: vms.len() as u32,
+        vms: (vms.len() + waiting.len()) as u32,
+        waiting: waiting.len() as u32,
         swap_reserved: swap(&|p| p.swap_len()),
         swap_used: swap(&|p| p.memory().swap_used()),
         swap_locations: manager.swap.views(&vms),
@@ -78,6 +83,17 @@ pub fn host(manager: &Manager) -> HostView {
         journal: journal::view(manager.journal.as_ref()),
         counters,
     }
+}
+
+/// All VMs in order of start, then those that wait to be taken over.
+pub fn vms(manager: &Manager) -> Vec<VmView> {
+    // In this order: one that is taken over in between is seen once, or twice, and not missed.
+    let waiting = manager.views_of_waiting();
+    let mut views: Vec<VmView> = manager.vms().iter().map(|seen| vm(manager, seen)).collect();
+    let waiting: Vec<VmView> =
+        waiting.into_iter().filter(|view| views.iter().all(|vm| vm.name != view.name)).collect();
+    views.extend(waiting);
+    views
 }
 
 /// All pools, parents first.

@@ -42,6 +42,7 @@ pub fn host() -> HostView {
         overcommit_peak: 2.1,
         tax: 0.75,
         vms: 3,
+        waiting: 0,
         swap_reserved: 512 * MIB,
         swap_used: 40 * MIB,
         swap_locations: Vec::new(),
