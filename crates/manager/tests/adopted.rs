@@ -161,3 +161,15 @@ async fn a_start_that_waits_is_called_off_by_a_stop() {
     assert!(client.starts().await.unwrap().is_empty());
     assert!(ballastd.host().await.free.abs_diff(free) <= MIB);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_that_say_nothing_keep_no_stranger_from_starting() {
+    let Some(ballastd) = ballastd() else { return };
+    let socket = ballastd.run_dir().join("shim.sock");
+    // Each has as many places as one process may have: together all.
+    let _mute: Vec<Evil> =
+        (0..20).map(|n| Evil::start(&socket, &n.to_string(), "mute", 1)).collect();
+    let begun = Instant::now();
+    let _vmm = adopted(&ballastd, "quiet", 16).await;
+    assert!(begun.elapsed() < Duration::from_secs(9), "it came in when they had timed out");
+}

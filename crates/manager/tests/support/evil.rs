@@ -71,6 +71,12 @@ pub fn play() {
     let Ok(role) = std::env::var("EVIL_ROLE") else { return };
     let of = |name: &str| std::env::var(name).unwrap();
     let len = of("EVIL_MIB").parse::<u64>().unwrap() << 20;
+    if role == "mute" {
+        let _silent: Vec<_> =
+            (0..8).map(|_| Connection::connect(Path::new(&of("EVIL_SOCKET")))).collect();
+        println!("filled");
+        std::thread::sleep(Duration::from_secs(3600));
+    }
     let ram = memfd(len);
     let base = map(&ram, len);
     let connection = Connection::connect(Path::new(&of("EVIL_SOCKET"))).unwrap();
