@@ -101,6 +101,10 @@ pub struct HostView {
     pub tax: f64,
     /// VMs that are known, a count.
     pub vms: u32,
+    /// Among them, those that a former manager left and that are not taken over yet. What is booked for them is in
+    /// `consumed` and `overhead`.
+    #[serde(default)]
+    pub waiting: u32,
     /// Swap space: reserved for VMs, and holding pages now.
     pub swap_reserved: u64,
     /// Swap space that holds pages now.

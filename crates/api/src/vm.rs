@@ -200,7 +200,8 @@ fn is_false(b: &bool) -> bool {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct StopRequest {
-    /// Seconds for the guest to power itself off; then the VMM is ended. 0: at once.
+    /// Seconds for the guest to power itself off, or, without QMP, for the VMM to obey SIGTERM; then it is killed.
+    /// 0: at once.
     pub grace_s: f64,
 }
 
@@ -472,6 +473,10 @@ pub struct VmView {
     /// Input/output error; its pages stay (3 times)". No page is lost, but some may be waited for.
     #[serde(default)]
     pub trouble: Option<String>,
+    /// In the answer to a stop: how it ended, where that was not in its own way: "killed: it had not ended within
+    /// 30 s".
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended: Option<String>,
     /// What it shares.
     #[serde(default)]
     pub sharing: VmSharing,

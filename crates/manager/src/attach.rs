@@ -9,6 +9,7 @@ use ballast_policy::{BalloonControl, Promise, TaxRate, WorkingSet};
 use ballast_qemu::{AccelChoice, Monitor, ProcessHandle, Qmp, listener_pid, process};
 use ballast_units::{Bytes, PAGE_SIZE, Pages, VM_NAME_RULE, good_vm_name};
 
+use crate::lifecycle::built_at;
 use crate::manager::{Failure, Manager, Pledge, check_pool};
 use crate::records::Record;
 use crate::views;
@@ -118,12 +119,12 @@ impl Manager {
             .map_err(|e| Failure::bad(format!("{}: {e}", spec.name)))?;
         let handle = ProcessHandle::open(pid).map_err(|e| internal(e.to_string()))?;
         let folder = self.folder_of(&spec.name);
-        self.fresh_folder(&spec.name).map_err(|e| internal(e.to_string()))?;
+        self.fresh_folder(&spec.name).await.map_err(|e| internal(e.to_string()))?;
         let accel = AccelChoice::Tcg { why: "started by another".into() };
         let record = Record::new(&spec.name, None, params.clone(), size, Pages::ZERO, pid, &accel);
         let record = Record { qmp: absolute(&spec.qmp), ..record.unpaged("attached by QMP") };
         if let Err(e) = record.save(&folder) {
-            self.remove_files(&spec.name);
+            self.remove_files(&spec.name).await;
             return Err(internal(e));
         }
         // It is there, whatever the budget: what it has taken counts from now on.
@@ -145,6 +146,7 @@ impl Manager {
             paged: None,
             control: BalloonControl::new(self.config().balloon),
             set: WorkingSet::new(self.config().sampling, size),
+            built: built_at(None),
         }))
     }
 }

@@ -4,12 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use ballast_api::{Management, Mode, RebootAction, RunState, VmChange, VmSpec, VmView};
+use ballast_api::{ErrorCode, Management, Mode, RebootAction, RunState, VmChange, VmSpec, VmView};
 use ballast_pager::service::PagedVm;
 use ballast_policy::{BalloonControl, WorkingSet};
 use ballast_qemu::{Monitor, QmpError, last_log_line};
 use ballast_units::{Pages, VmId};
+use rustix::process::Signal;
 
+use crate::lifecycle::built_at;
 use crate::manager::{Failure, Manager, Waits, add_counters};
 use crate::records::Record;
 use crate::views;
@@ -18,6 +20,8 @@ use crate::vm::{ENDED, NewVm, Vm, lock};
 /// How long the last words of a QEMU that has ended may take through its socket.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 const STEP: Duration = Duration::from_millis(20);
+/// Between two tries to make a QEMU hear that its guest is to power off.
+const AGAIN: Duration = Duration::from_secs(1);
 /// How long the balloon of a VM that is let go of is waited for. It was told, and goes on by itself.
 const DEFLATION: Duration = Duration::from_secs(5);
 /// How long VMs that are just being started may take until they can be stopped.
@@ -28,34 +32,49 @@ const REBOOT_LOOP: Duration = Duration::from_secs(10);
 const REBOOT_PAUSE: Duration = Duration::from_secs(5);
 
 impl Manager {
-    /// Ends a VM: the guest's own way for `grace`, then the VMM's. All it had is released when this
-    /// returns.
+    /// Ends a VM: the guest's own way for `grace`, or without QMP the VMM's; then it is killed. All it had is
+    /// released when this returns.
     pub async fn stop_vm(self: &Arc<Self>, name: &str, grace: Duration) -> Result<VmView, Failure> {
         let vm = match self.vm(name) {
             Ok(vm) => vm,
-            Err(unknown) => return self.stop_waiting(name).await.ok_or(unknown),
+            Err(unknown) => return self.stop_absent(name, unknown).await,
         };
         let last = views::vm(self, &vm);
         vm.set_run_state(RunState::Stopping);
-        // One that is stopped because its pages cannot be read hears nothing.
-        if !grace.is_zero()
-            && !vm.is_frozen()
-            && let Some(monitor) = vm.monitor()
-        {
-            // QEMU may be waiting in a page fault: its answer counts against the grace.
-            let asked = async {
-                if monitor.system_powerdown().await.is_ok() {
-                    vm.process.exited().await;
-                }
-            };
-            let _ = tokio::time::timeout(grace, asked).await;
-        }
+        let ended = if grace.is_zero() {
+            Some("killed, as asked".to_owned())
+        } else if vm.is_frozen() {
+            Some("killed: its pages cannot be read, and it hears nothing".to_owned())
+        } else {
+            let in_time = tokio::time::timeout(grace, ask_to_end(&vm)).await.is_ok();
+            let late = || format!("killed: it had not ended within {} s", grace.as_secs_f64());
+            (!in_time).then(late).inspect(|how| tracing::warn!(vm = vm.name, "{how}"))
+        };
         // SIGTERM would wait for as long as a vCPU waits in a page fault, or the process is stopped;
         // SIGKILL does not.
         vm.process.kill().map_err(|e| Failure::internal(format!("{name}: ending its VMM: {e}")))?;
         vm.process.exited().await;
         self.gone(&vm).await;
-        Ok(VmView { state: RunState::Stopped, ..last })
+        Ok(VmView { state: RunState::Stopped, ended, ..last })
+    }
+
+    /// One that waits to be taken over is ended, and a start that waits for memory called off.
+    async fn stop_absent(
+        self: &Arc<Self>,
+        name: &str,
+        unknown: Failure,
+    ) -> Result<VmView, Failure> {
+        if let Some(last) = self.stop_waiting(name).await {
+            return Ok(last);
+        }
+        if let Some(view) = self.call_off(name).await {
+            return Ok(view);
+        }
+        if lock(&self.starting).contains_key(name) {
+            let why = format!("'{name}' is being started: stop it when it is there");
+            return Err(Failure::new(ErrorCode::Conflict, why));
+        }
+        Err(unknown)
     }
 
     /// Ends a VM that waits to be taken over: its guest stands still, so there is nobody to be asked.
@@ -78,15 +97,17 @@ impl Manager {
         {
             self.gone(&vm).await;
         }
-        Some(VmView { state: RunState::Stopped, ..last })
+        let ended = Some("killed: it waited to be taken over, so its guest stood still".to_owned());
+        Some(VmView { state: RunState::Stopped, ended, ..last })
     }
 
-    /// Seen as it would be if it had been taken over, with no page in memory.
+    /// Seen as it would be if it had been taken over, with what is booked for it.
     fn view_of_waiting(&self, waits: Waits) -> VmView {
-        let Waits { process, record, why, .. } = waits;
-        let reason = why.as_ref().map_or("not taken over yet".into(), |why| {
-            format!("not taken over: {why}; its guest waits")
-        });
+        let Waits { process, record, why, held, since, .. } = waits;
+        let reason = why.as_ref().map_or_else(
+            || format!("waits for its shim since {} s", since.elapsed().as_secs()),
+            |why| format!("not taken over: {why}; its guest waits"),
+        );
         let seen = Vm::new(NewVm {
             id: VmId(0),
             folder: self.folder_of(&record.name),
@@ -98,23 +119,33 @@ impl Manager {
             params: record.params,
             process,
             management: Management { mode: Mode::Unmanaged, reason: Some(reason) },
-            external: Pages::ZERO,
+            external: held.pages(),
             vmm: Pages::ZERO,
             paged: None,
             control: BalloonControl::new(self.config().balloon),
             set: WorkingSet::new(self.config().sampling, record.size),
+            built: built_at(None),
         });
         seen.set_run_state(RunState::Paused);
         VmView { trouble: why, ..views::vm(self, &seen) }
     }
 
-    /// VMs that could not be taken over, so far, with the reason.
-    pub fn views_of_refused(&self) -> Vec<VmView> {
-        let all: Vec<Waits> = lock(&self.waiting).values().cloned().collect();
-        let refused = all.into_iter().filter(|waits| waits.why.is_some());
-        let mut views: Vec<VmView> = refused.map(|waits| self.view_of_waiting(waits)).collect();
-        views.sort_by(|a, b| a.name.cmp(&b.name));
-        views
+    /// VMs that are not taken over yet, with the reason.
+    pub fn views_of_waiting(&self) -> Vec<VmView> {
+        self.waiting().into_iter().map(|waits| self.view_of_waiting(waits)).collect()
+    }
+
+    /// A VM, or one that waits to be taken over.
+    ///
+    /// # Errors
+    /// NotFound.
+    pub fn view_of(&self, name: &str) -> Result<VmView, Failure> {
+        let waiting = || self.views_of_waiting().into_iter().find(|view| view.name == name);
+        if let Ok(vm) = self.vm(name) {
+            return Ok(views::vm(self, &vm));
+        }
+        // Taken over between the two looks: then it is a VM.
+        waiting().map_or_else(|| self.vm(name).map(|vm| views::vm(self, &vm)), Ok)
     }
 
     /// Stops all VMs at once, those that are being started and those that wait to be taken over
@@ -162,7 +193,7 @@ impl Manager {
     async fn let_go(&self, vm: &Vm) {
         // First: nothing is asked of its balloon any more.
         self.remove(vm);
-        self.remove_all_but_logs(&vm.name, None);
+        self.remove_run_files(&vm.name);
         let Some(monitor) = vm.monitor().filter(Monitor::has_balloon) else {
             return tracing::info!(vm = vm.name, "left as it is");
         };
@@ -250,6 +281,31 @@ impl Manager {
         }
         let record = Record::load(&vm.folder).ok().flatten();
         self.remove_all_but_logs(&vm.name, record.as_ref());
+    }
+}
+
+/// Asks a guest to power off, again until QEMU has heard it: one that waits in a page fault answers late. Where there
+/// is no QMP, its VMM is told to end. Returns when it has.
+async fn ask_to_end(vm: &Vm) {
+    loop {
+        let asked = match vm.monitor() {
+            Some(monitor) => monitor.system_powerdown().await,
+            None => break terminate(vm),
+        };
+        match asked {
+            Ok(()) => break,
+            Err(QmpError::Closed { .. }) => break terminate(vm),
+            Err(e) => tracing::debug!(vm = vm.name, "{e}"),
+        }
+        tokio::time::sleep(AGAIN).await;
+    }
+    vm.process.exited().await;
+}
+
+/// QEMU writes out what it has of disks, and ends; its guest is not asked.
+fn terminate(vm: &Vm) {
+    if let Err(e) = vm.process.signal(Signal::TERM) {
+        tracing::warn!(vm = vm.name, "SIGTERM: {e}");
     }
 }
 

@@ -1,10 +1,11 @@
 //! How many shims may be in their handshake at one time: in all, and of one process. Whoever connects
 //! and says nothing takes none of the places that others need.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
 
 use ballast_shim_proto::Connection;
+use rustix::net::{Shutdown, shutdown};
 
 use crate::commons::hung_up;
 use crate::vm::lock;
@@ -14,43 +15,70 @@ const MOST: usize = 64;
 /// Of one process, expected or not: its own, and those of threads that gave up a moment ago.
 const MOST_OF_ONE: usize = 4;
 
-/// Handshakes that are under way.
+/// Handshakes that are under way, in order of arrival.
 #[derive(Default)]
 pub struct Handshakes {
-    /// Handshakes that are under way, by process.
-    by_pid: Mutex<HashMap<u32, usize>>,
+    places: Mutex<Vec<Place>>,
+    next: AtomicU64,
+}
+
+struct Place {
+    id: u64,
+    pid: u32,
+    has_spoken: bool,
+    connection: Weak<Connection>,
 }
 
 /// A place among them, given back when it is dropped.
 pub struct Handshake {
     all: Arc<Handshakes>,
-    pid: u32,
+    id: u64,
 }
 
 impl Handshakes {
     /// None if there is no place. A VMM that the manager waits for finds one however many others have
-    /// come.
-    pub fn begin(self: &Arc<Self>, pid: u32, is_expected: bool) -> Option<Handshake> {
-        let mut by_pid = lock(&self.by_pid);
-        let all: usize = by_pid.values().sum();
-        let own = by_pid.get(&pid).copied().unwrap_or_default();
-        if own >= MOST_OF_ONE || (all >= MOST && !is_expected) {
+    /// come. For any other, who has said nothing for longest makes room: a shim speaks at once.
+    pub fn begin(
+        self: &Arc<Self>,
+        connection: &Arc<Connection>,
+        pid: u32,
+        is_expected: bool,
+    ) -> Option<Handshake> {
+        let mut places = lock(&self.places);
+        if places.iter().filter(|place| place.pid == pid).count() >= MOST_OF_ONE {
             return None;
         }
-        by_pid.insert(pid, own + 1);
-        Some(Handshake { all: self.clone(), pid })
+        if places.len() >= MOST && !is_expected {
+            let silent = places.iter().position(|place| !place.has_spoken)?;
+            if let Some(connection) = places.remove(silent).connection.upgrade() {
+                // Who waits for its first words hears that there will be none.
+                let _ = shutdown(&connection, Shutdown::Both);
+            }
+        }
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let connection = Arc::downgrade(connection);
+        places.push(Place { id, pid, has_spoken: false, connection });
+        Some(Handshake { all: self.clone(), id })
+    }
+}
+
+impl Handshake {
+    /// It makes room for nobody any more. False: it has done so.
+    pub fn has_spoken(&self) -> bool {
+        let mut places = lock(&self.all.places);
+        let own = places.iter_mut().find(|place| place.id == self.id);
+        own.map(|place| place.has_spoken = true).is_some()
+    }
+
+    /// Whether it made room for another.
+    pub fn made_room(&self) -> bool {
+        lock(&self.all.places).iter().all(|place| place.id != self.id)
     }
 }
 
 impl Drop for Handshake {
     fn drop(&mut self) {
-        let mut by_pid = lock(&self.all.by_pid);
-        match by_pid.get_mut(&self.pid) {
-            Some(n) if *n > 1 => *n -= 1,
-            _ => {
-                by_pid.remove(&self.pid);
-            }
-        }
+        lock(&self.all.places).retain(|place| place.id != self.id);
     }
 }
 
@@ -73,24 +101,65 @@ impl Connections {
 
 #[cfg(test)]
 mod tests {
+    use ballast_shim_proto::{ConnectionError, Listener};
+
     use super::*;
 
     #[test]
     fn one_process_and_all_together_are_limited_and_the_expected_gets_in() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let listener = Listener::bind(&path).unwrap();
+        let connect = || Arc::new(Connection::connect(&path).unwrap());
         let all = Arc::new(Handshakes::default());
-        let mut held: Vec<Handshake> =
-            (0..MOST_OF_ONE).map(|_| all.begin(1, false).unwrap()).collect();
-        assert!(all.begin(1, false).is_none() && all.begin(1, true).is_none());
-        for pid in 2.. {
-            let Some(place) = all.begin(pid, false) else { break };
-            held.push(place);
+        let mut held = Vec::new();
+        let mut begin = |pid, is_expected| {
+            let (connection, own) = (connect(), listener.accept(None).unwrap());
+            let place = all.begin(&Arc::new(own), pid, is_expected);
+            held.push(connection);
+            place
+        };
+        let mut places: Vec<Handshake> =
+            (0..MOST_OF_ONE).map(|_| begin(1, false).unwrap()).collect();
+        assert!(begin(1, false).is_none() && begin(1, true).is_none());
+        for pid in 2..2 + (MOST - MOST_OF_ONE) as u32 {
+            places.push(begin(pid, false).unwrap());
         }
-        assert_eq!(held.len(), MOST);
-        let expected = all.begin(5000, true).unwrap();
-        assert!(all.begin(5001, false).is_none());
-        drop(held);
-        assert!(all.begin(1, false).is_some());
+        // All have spoken but two: these make room, the older one first, and for one each.
+        for (n, place) in places.iter().enumerate() {
+            assert!([7, 9].contains(&n) || place.has_spoken());
+        }
+        places.push(begin(5001, false).unwrap());
+        assert!(places[7].made_room() && !places[7].has_spoken() && !places[9].made_room());
+        assert!(places[MOST].has_spoken());
+        places.push(begin(5002, false).unwrap());
+        assert!(places[9].made_room() && places[MOST + 1].has_spoken());
+        assert!(begin(5003, false).is_none());
+        let expected = begin(5000, true).unwrap();
+        assert!(!expected.made_room());
+        drop(places);
+        assert!(begin(1, false).is_some());
         drop(expected);
-        assert!(lock(&all.by_pid).is_empty());
+        assert!(lock(&all.places).is_empty());
+    }
+
+    #[test]
+    fn who_makes_room_is_hung_up_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let listener = Listener::bind(&path).unwrap();
+        let all = Arc::new(Handshakes::default());
+        let mut silent = Vec::new();
+        for pid in 0..=MOST as u32 {
+            let other = Connection::connect(&path).unwrap();
+            let own = Arc::new(listener.accept(None).unwrap());
+            let place = all.begin(&own, pid, false).unwrap();
+            silent.push((other, own, place));
+        }
+        let wait = Some(std::time::Duration::from_secs(60));
+        let (first, last) = (&silent[0], &silent[MOST]);
+        assert!(matches!(first.1.recv(wait), Err(ConnectionError::Closed)));
+        assert!(matches!(first.0.recv(wait), Err(ConnectionError::Closed)));
+        assert!(first.2.made_room() && !last.2.made_room());
     }
 }

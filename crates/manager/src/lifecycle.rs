@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use ballast_api::{Accel, ErrorCode, Management, Mode, RunState, VmSpec, VmView};
@@ -20,6 +21,7 @@ use crate::manager::{Failure, Manager, Pledge};
 use crate::pace::{round_of, slot_after};
 use crate::paging::{Answer, Expected, pager_config};
 use crate::records::Record;
+use crate::upgrade::since_boot_ms;
 use crate::vm::{Asked, NewVm, Vm, VmParams, lock};
 use crate::{agent_loop, balloon_loop, ending, views};
 
@@ -31,8 +33,10 @@ const LARGEST: Bytes = Bytes(1 << 46);
 const START: Duration = Duration::from_secs(60);
 /// How long a VMM that runs already waits for memory to be made free.
 const ROOM: Duration = Duration::from_secs(15);
-/// How often a paged VM is looked at again for things that forbid paging.
+/// How often a VM is looked at again for things that forbid paging.
 const INSPECTION: Duration = Duration::from_secs(30);
+/// How long a VMM may take, once it has mapped its RAM, to build its machine. One whose QMP answers has built it.
+const BUILDING: Duration = Duration::from_secs(10);
 
 impl Manager {
     /// Starts a VM: admission, VMM, pager, QMP. Answers when the guest runs.
@@ -93,6 +97,10 @@ impl Manager {
         if self.is_closing() {
             return Err(Failure::new(ErrorCode::Conflict, "the manager is ending"));
         }
+        if lock(&self.clearing).contains(name) {
+            let why = format!("files of a former VM named '{name}' are being removed");
+            return Err(Failure::new(ErrorCode::Conflict, why));
+        }
         if self.vm(name).is_ok() || lock(&self.starting).contains_key(name) {
             return Err(Failure::new(
                 ErrorCode::Conflict,
@@ -117,14 +125,14 @@ impl Manager {
         let accel = self.choose_accel(&spec).await?;
         let wait = spec.wait_s.map_or(self.config().start_wait, Duration::from_secs_f64);
         let promise = Promise::of(params.min, size, overhead + vmm_memory);
-        self.wait_for_room(&spec.name, promise, wait).await?;
+        self.wait_for_room(&spec.name, (size, &params), promise, wait).await?;
         // Until the pager has it, the overhead is ours to give back.
         let started = self.start_vmm(&spec, &accel, size, params.clone(), overhead).await;
         let (vmm, paged, paths) = match started {
             Ok(parts) => parts,
             Err(e) => {
                 self.host.ledger.release(overhead + vmm_memory);
-                self.remove_files(&spec.name);
+                self.remove_files(&spec.name).await;
                 return Err(e);
             }
         };
@@ -138,7 +146,7 @@ impl Manager {
                     let _ = vmm.process.kill();
                     vmm.process.exited().await;
                     self.host.ledger.release(overhead);
-                    self.remove_files(&spec.name);
+                    self.remove_files(&spec.name).await;
                     let why =
                         format!("{}: it cannot be paged ({reason}), and unpaged: {e}", spec.name);
                     return Err(Failure::new(e.code, why));
@@ -163,6 +171,7 @@ impl Manager {
             paged,
             control: BalloonControl::new(self.config().balloon),
             set: WorkingSet::new(self.config().sampling, size),
+            built: built_at(None),
         });
         let qmp = match vmm.connect_qmp(&paths.qmp_socket, START).await {
             Ok(qmp) => qmp,
@@ -175,7 +184,7 @@ impl Manager {
                 let last =
                     last_log_line(&paths.qemu_log).map_or(String::new(), |l| format!(": {l}"));
                 self.gone(&vm).await;
-                self.remove_files(&vm.name);
+                self.remove_files(&vm.name).await;
                 return Err(Failure::internal(format!("{}: {e}{last}", vm.name)));
             }
         };
@@ -183,7 +192,7 @@ impl Manager {
         if vm.run_state() == RunState::Stopped || !vm.process.is_alive() {
             let last = last_log_line(&paths.qemu_log).unwrap_or_else(|| "it said nothing".into());
             self.gone(&vm).await;
-            self.remove_files(&vm.name);
+            self.remove_files(&vm.name).await;
             return Err(Failure::internal(format!("{}: QEMU ended at once: {last}", vm.name)));
         }
         vm.has_started();
@@ -241,7 +250,7 @@ impl Manager {
             let fd = file.as_raw_fd();
             paths.ram = Some(format!("/proc/{}/fd/{fd}", std::process::id()).into());
         });
-        self.fresh_folder(name).map_err(|e| Failure::internal(format!("{name}: {e}")))?;
+        self.fresh_folder(name).await.map_err(|e| Failure::internal(format!("{name}: {e}")))?;
         let vmm = spawn(&command(spec, accel, &paths))
             .await
             .map_err(|e| Failure::internal(format!("{name}: {e}")))?;
@@ -308,6 +317,7 @@ impl Manager {
         let vm = Arc::new(Vm::new(new));
         self.insert(vm.clone());
         tokio::spawn(ending::watch_exit(self.clone(), vm.clone()));
+        tokio::spawn(look_again(self.clone(), vm.clone()));
         vm
     }
 
@@ -347,7 +357,6 @@ impl Manager {
             tokio::spawn(agent_loop::run(vm.clone(), self.paths(&vm.name).agent_socket));
         }
         tokio::spawn(balloon_loop::run(self.clone(), vm.clone(), monitor));
-        tokio::spawn(look_again(self.clone(), vm.clone()));
     }
 
     /// Whether the VM may be paged; one that may not any more keeps its pages, and gets all it
@@ -366,6 +375,9 @@ impl Manager {
             None => None,
         };
         let monitor = vm.monitor();
+        // Before the look: what it does not find may come while the machine is built.
+        let is_built =
+            monitor.is_some() || vm.inspected.load(Ordering::Relaxed) || Instant::now() >= vm.built;
         let qmp = monitor.as_ref().map(|m| m.qmp().clone());
         let pid = vm.process.pid();
         let mut verdict = inspect_since(since, pid, qmp.as_ref(), ram.as_ref()).await;
@@ -382,6 +394,7 @@ impl Manager {
         }
         let paged = ram.is_some();
         let management = match verdict {
+            Verdict::Pageable if paged && !is_built => return,
             Verdict::Pageable if paged => Management { mode: Mode::Paged, reason: None },
             Verdict::Pageable if monitor.as_ref().is_some_and(Monitor::has_balloon) => {
                 Management {
@@ -403,7 +416,7 @@ impl Manager {
                 Management { mode: Mode::Unmanaged, reason: Some(reason) }
             }
         };
-        vm.inspected.store(true, std::sync::atomic::Ordering::Relaxed);
+        vm.inspected.store(is_built, Ordering::Relaxed);
         if management != old {
             match &management.reason {
                 Some(reason) => tracing::warn!(vm = vm.name, "{:?}: {reason}", management.mode),
@@ -453,7 +466,7 @@ impl Manager {
             self.claim_name(&name, pledge).await.map_err(|e| e.to_string())?;
             let made = async {
                 let process = ProcessHandle::open(peer.pid).map_err(|e| e.to_string())?;
-                self.fresh_folder(&name).map_err(|e| e.to_string())?;
+                self.fresh_folder(&name).await.map_err(|e| e.to_string())?;
                 self.make_room(overhead).await.map_err(|e| e.to_string())?;
                 Ok::<_, String>(process)
             };
@@ -463,7 +476,7 @@ impl Manager {
             let record = Record::new(&name, None, params.clone(), size, overhead, peer.pid, &accel);
             if let Err(e) = record.in_domain(&domain).save(&self.folder_of(&name)) {
                 self.host.ledger.release(overhead);
-                self.remove_files(&name);
+                self.remove_files(&name).await;
                 self.promise_settled(&name);
                 return Err(e);
             }
@@ -493,7 +506,7 @@ impl Manager {
     ) {
         let Ok(Ok(paged)) = receiver.await else {
             self.host.ledger.release(overhead);
-            self.remove_files(&name);
+            self.remove_files(&name).await;
             self.promise_settled(&name);
             lock(&self.adopting).remove(&process.pid());
             return;
@@ -509,12 +522,13 @@ impl Manager {
             overhead,
             params,
             process,
-            management: Management { mode: Mode::Paged, reason: None },
+            management: unseen("its VMM may still be building its machine"),
             external: Pages::ZERO,
             vmm: Pages::ZERO,
             paged: Some(paged),
             control: BalloonControl::new(self.config().balloon),
             set: WorkingSet::new(self.config().sampling, size),
+            built: built_at(None),
         });
         self.promise_settled(&vm.name);
         lock(&self.adopting).remove(&vm.process.pid());
@@ -556,9 +570,29 @@ fn refuse_relative(spec: &VmSpec) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Of a VM whose RAM is in the pager's hands: nothing is taken from it until a look has found nothing against that.
+pub(crate) fn unseen(why: &str) -> Management {
+    Management { mode: Mode::BalloonOnly, reason: Some(format!("not inspected yet: {why}")) }
+}
+
+/// From when on a VMM without QMP counts as having built its machine: devices that pin its guest's memory, and memory
+/// that it locks, come after the RAM.
+pub(crate) fn built_at(mapped_ms: Option<u64>) -> Instant {
+    let now = since_boot_ms();
+    let age = Duration::from_millis(now.saturating_sub(mapped_ms.unwrap_or(now)));
+    Instant::now() + BUILDING.saturating_sub(age)
+}
+
 /// All VMs are looked at in the same rounds: what is known of the host's other processes is found out once
 /// for all of them.
 async fn look_again(manager: Arc<Manager>, vm: Arc<Vm>) {
+    tokio::select! {
+        () = tokio::time::sleep_until(vm.built.into()) => {}
+        _ = vm.process.exited() => return,
+    }
+    if !vm.inspected.load(Ordering::Relaxed) {
+        manager.look_at(&vm).await;
+    }
     loop {
         let next = slot_after(manager.started.elapsed(), INSPECTION, vm.id.0);
         tokio::select! {

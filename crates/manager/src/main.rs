@@ -29,6 +29,7 @@ mod rates;
 mod records;
 mod reload;
 mod restart;
+mod rooms;
 mod routes;
 mod run_dir;
 mod starts;
@@ -219,9 +220,6 @@ async fn serve(config: Config, source: Source, stop_vms_on_exit: bool) -> anyhow
     thread("shims", Box::new(move || paging::serve(m, shims)))?;
     let m = manager.clone();
     thread("logs", Box::new(move || logs::watch(&m)))?;
-    let m = manager.clone();
-    let look = std::thread::Builder::new().name("rooms".into()).spawn(move || swap::watch(&m));
-    drop(look.context("starting the rooms thread")?);
     for vm in waiting {
         tokio::spawn(restart::take_over(manager.clone(), vm));
     }

@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use ballast_api::{ErrorBody, ErrorCode, HostCounters, Mode, RunState};
 use ballast_journal::Journal;
+use ballast_pager::advance::Advance;
 use ballast_pager::host::Host;
 use ballast_pager::ledger::Ledger;
 use ballast_pager::mappings::ZERO_RUN;
@@ -88,6 +89,8 @@ pub struct Manager {
     pub(crate) starting: Mutex<HashMap<String, Pledge>>,
     /// VMMs that wait to be taken over.
     pub(crate) waiting: Mutex<HashMap<String, Waits>>,
+    /// Names of VMs that ended while no manager ran and whose files are still being removed.
+    pub(crate) clearing: Mutex<HashSet<String>>,
     /// Processes that nobody announced, while they are taken in.
     pub(crate) adopting: Mutex<HashSet<u32>>,
     /// One change of parameters at a time.
@@ -112,6 +115,10 @@ pub struct Manager {
 /// A VM that waits to be taken over.
 #[derive(Clone)]
 pub(crate) struct Waits {
+    /// Since when.
+    pub since: Instant,
+    /// What of its pages is booked meanwhile.
+    pub held: Arc<Advance>,
     /// Its VMM.
     pub process: ProcessHandle,
     /// As it was when this manager started.
@@ -186,6 +193,7 @@ impl Manager {
             starts: Starts::default(),
             starting: Mutex::new(HashMap::new()),
             waiting: Mutex::new(HashMap::new()),
+            clearing: Mutex::new(HashSet::new()),
             adopting: Mutex::new(HashSet::new()),
             changing: Mutex::new(()),
             expected: Mutex::new(HashMap::new()),
@@ -296,9 +304,19 @@ impl Manager {
         total
     }
 
+    /// VMs that wait to be taken over, by name. One that is taken over in this moment is a VM by now.
+    pub(crate) fn waiting(&self) -> Vec<Waits> {
+        let mut waiting: Vec<Waits> = lock(&self.waiting).values().cloned().collect();
+        waiting.sort_by(|a, b| a.record.name.cmp(&b.record.name));
+        let vms = self.vms();
+        waiting.retain(|waits| !vms.iter().any(|vm| vm.name == waits.record.name));
+        waiting
+    }
+
     /// Sum of configured sizes / machine memory.
     pub fn overcommit(&self) -> f64 {
-        let sizes: Pages = self.vms().iter().map(|vm| vm.size).sum();
+        let waiting: Pages = self.waiting().iter().map(|waits| waits.record.size).sum();
+        let sizes = self.vms().iter().map(|vm| vm.size).sum::<Pages>() + waiting;
         sizes.0 as f64 / self.host.ledger.budget().0.max(1) as f64
     }
     /// The most that it was when a VM arrived.

@@ -84,5 +84,8 @@ fn sum(manager: &Manager) -> Bytes {
             pages.unwrap_or_else(|| vm.consumed().bytes()) + vm.overhead().bytes()
         })
         .sum();
-    own + manager.commons.measured()
+    // Their files are not in this manager's hands yet: what their words say that they hold.
+    let waiting: Pages =
+        manager.waiting().iter().map(|waits| waits.held.pages() + waits.record.overhead).sum();
+    own + waiting.bytes() + manager.commons.measured()
 }

@@ -22,8 +22,7 @@ const TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 /// Prometheus and OpenMetrics text.
 #[utoipa::path(get, path = "/metrics", responses((status = 200, content_type = TYPE, body = String)))]
 pub async fn serve(State(manager): State<Arc<Manager>>) -> Result<impl IntoResponse, Failure> {
-    let vms: Vec<VmView> = manager.vms().iter().map(|vm| views::vm(&manager, vm)).collect();
-    let text = render(&views::host(&manager), &vms)
+    let text = render(&views::host(&manager), &views::vms(&manager))
         .map_err(|e| Failure::internal(format!("metrics: {e}")))?;
     Ok(([(CONTENT_TYPE, TYPE)], text))
 }
@@ -73,6 +72,11 @@ fn render(host: &HostView, vms: &[VmView]) -> Result<String, std::fmt::Error> {
         "CPU time spent on looking and sharing",
         Unit::Seconds,
         ConstCounter::new(sharing.cpu_s),
+    );
+    registry.register(
+        "vms_waiting",
+        "VMs that wait to be taken over from a former manager",
+        ConstGauge::new(f64::from(host.waiting)),
     );
     registry.register(
         "state",
@@ -261,7 +265,7 @@ mod tests {
             "version": "0", "pid": 1, "uptime_s": 0.0, "budget": 1, "free": 1, "consumed": 0,
             "overhead": 0, "peak_used": 0, "measured_used": 0, "measured_peak": 0,
             "state": "high", "thresholds": [], "overcommit": 0.0, "overcommit_peak": 0.0,
-            "tax": 0.75, "vms": 1, "swap_reserved": 0, "swap_used": 0, "accel": "",
+            "tax": 0.75, "vms": 1, "swap_reserved": 0, "swap_used": 0, "accel": "", "waiting": 3,
             "manager_cpu_s": 2.5, "manager_rss": 110, "manager_locked": true,
             "sharing": {"enabled": true, "shared": 101, "common": 102, "saved": 103,
                         "broken": 104, "breaks": 105, "scanned": 106, "cpu_s": 1.5,
@@ -297,6 +301,7 @@ mod tests {
         let text = render(&host, &[serde_json::from_value(vm).unwrap()]).unwrap();
         for line in [
             "ballast_sharing_enabled 1.0",
+            "ballast_vms_waiting 3.0",
             "ballast_shared_bytes 101.0",
             "ballast_common_bytes 102.0",
             "ballast_saved_bytes 103.0",

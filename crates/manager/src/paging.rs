@@ -29,6 +29,7 @@ use crate::manager::Manager;
 use crate::numa;
 use crate::records::Record;
 use crate::swap;
+use crate::upgrade::since_boot_ms;
 use crate::vm::lock;
 
 /// How long a shim may take for one step of the handshake.
@@ -156,7 +157,8 @@ pub fn serve(manager: Arc<Manager>, listener: Listener) {
         };
         let Ok(peer) = connection.peer() else { continue };
         let is_expected = lock(&manager.expected).values().any(|vm| vm.pid == peer.pid);
-        let Some(place) = handshakes.begin(peer.pid, is_expected) else {
+        let connection = Arc::new(connection);
+        let Some(place) = handshakes.begin(&connection, peer.pid, is_expected) else {
             tracing::debug!("too many shims in their handshakes: process {} turned away", peer.pid);
             continue;
         };
@@ -173,13 +175,15 @@ pub fn serve(manager: Arc<Manager>, listener: Listener) {
 /// One handshake.
 fn greet(
     manager: &Arc<Manager>,
-    connection: Connection,
+    connection: Arc<Connection>,
     peer: Peer,
     place: Handshake,
     connections: &Connections,
 ) {
-    let connection = Arc::new(connection);
-    if let Err(why) = shake_hands(manager, &connection, peer) {
+    if let Err(why) = shake_hands(manager, &connection, peer, &place) {
+        if place.made_room() {
+            return tracing::debug!("a shim in process {} said nothing, and others came", peer.pid);
+        }
         tracing::warn!("a shim in process {}: {why}", peer.pid);
         std::thread::sleep(REFUSED);
         return;
@@ -194,8 +198,12 @@ fn shake_hands(
     manager: &Arc<Manager>,
     connection: &Arc<Connection>,
     peer: Peer,
+    place: &Handshake,
 ) -> Result<(), String> {
     let (hello, fds) = first_words(connection)?;
+    if !place.has_spoken() {
+        return Err("it spoke too late".to_owned());
+    }
     let name = hello.vm.as_str().to_owned();
     let known = expected(manager, &name, peer).map_err(|why| refuse(connection, why))?;
     let expected = match known {
@@ -369,7 +377,11 @@ fn take_charge(
     let swap = manager.swap.create(name, expected.swap).map_err(|e| e.to_string())?;
     manager.swap_made(name);
     let places = swap::files(&swap);
-    if let Err(e) = Record::must_update(&folder, |record| record.swap = Some(places)) {
+    let noted = Record::must_update(&folder, |record| {
+        record.swap = Some(places);
+        record.mapped_ms = Some(since_boot_ms());
+    });
+    if let Err(e) = noted {
         swap.remove();
         return Err(e);
     }

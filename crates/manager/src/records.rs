@@ -50,6 +50,9 @@ pub struct Record {
     /// the VM's name.
     #[serde(default)]
     pub swap: Option<Vec<SwapFile>>,
+    /// When its RAM was mapped, milliseconds since boot. None: not yet, or a manager had it that did not note it.
+    #[serde(default)]
+    pub mapped_ms: Option<u64>,
     /// Whether its process may have been stopped because it waits for pages that cannot be read.
     #[serde(default)]
     pub frozen: bool,
@@ -85,6 +88,7 @@ impl Record {
             accel: accel.to_string(),
             domain: None,
             swap: None,
+            mapped_ms: None,
             frozen: false,
             unpaged: None,
             qmp: None,

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ballast_api::{Management, Mode};
 use ballast_pager::advance::{self, Advance};
@@ -13,6 +13,7 @@ use ballast_policy::{BalloonControl, Promise, WorkingSet};
 use ballast_qemu::{ProcessHandle, Qmp, process};
 use ballast_units::{Bytes, Pages};
 
+use crate::lifecycle::{built_at, unseen};
 use crate::manager::{Manager, Pledge, Waits};
 use crate::paging::{Answer, Expected};
 use crate::records::Record;
@@ -29,7 +30,7 @@ const STILL_LATE: Duration = Duration::from_secs(600);
 /// Of the VMs that a former manager left, those that wait for a manager, announced so that their shims
 /// are let in. Call before shims are accepted.
 pub fn announce(manager: &Arc<Manager>, left: Vec<Left>) -> anyhow::Result<Vec<Waiting>> {
-    let mut alive = Vec::new();
+    let (mut alive, mut ended) = (Vec::new(), Vec::new());
     for Left { folder, record, damage } in left {
         let process = match record.is_alive().then(|| ProcessHandle::open(record.pid)) {
             Some(Ok(process)) => process,
@@ -37,7 +38,7 @@ pub fn announce(manager: &Arc<Manager>, left: Vec<Left>) -> anyhow::Result<Vec<W
             Some(Err(e)) if e.raw_os_error() != Some(libc::ESRCH) => return Err(e.into()),
             Some(Err(_)) | None => {
                 tracing::info!(vm = record.name, "ended while no manager ran");
-                manager.remove_all_but_logs(&record.name, Some(&record));
+                ended.push(record);
                 continue;
             }
         };
@@ -51,6 +52,7 @@ pub fn announce(manager: &Arc<Manager>, left: Vec<Left>) -> anyhow::Result<Vec<W
             alive.push((folder, record, process, damage));
         }
     }
+    manager.clear_ended(ended);
     let stores: Vec<_> = alive
         .iter()
         .map(|(folder, record, _, damage)| {
@@ -69,6 +71,8 @@ pub fn announce(manager: &Arc<Manager>, left: Vec<Left>) -> anyhow::Result<Vec<W
         let pool = record.params.pool.clone();
         lock(&manager.starting).insert(record.name.clone(), Pledge { promise, pool });
         let waits = Waits {
+            since: Instant::now(),
+            held: held.clone(),
             process: process.clone(),
             record: record.clone(),
             refused: damage.is_some(),
@@ -210,17 +214,13 @@ pub async fn take_over(manager: Arc<Manager>, waiting: Waiting) {
         }
         // Its swap files may have been made since it was read.
         let record = Record::load(&folder).ok().flatten().unwrap_or(record);
-        manager.remove_all_but_logs(&name, Some(&record));
+        manager.clear(&name, record).await;
         settled();
         return;
     };
     *lock(&manager.accel) = record.accel.clone();
     // Much may have happened meanwhile: nothing is taken from it until it was looked at.
-    let unseen = Management {
-        mode: Mode::BalloonOnly,
-        reason: Some("taken over, and not inspected yet".into()),
-    };
-    let vm = admit(&manager, folder, &record, process, unseen, Some(paged));
+    let vm = admit(&manager, folder, &record, process, unseen("just taken over"), Some(paged));
     settled();
     vm.has_started();
     // First without QEMU, which may wait for memory that only paging can make free.
@@ -242,6 +242,8 @@ fn admit(
         None => process::rss(record.pid).map_or(record.size, Bytes::pages_ceil).max(Pages(1)),
     };
     manager.host.ledger.adopt(external);
+    // Its start may have been begun anew since the record was read.
+    let mapped_ms = Record::load(&folder).ok().flatten().and_then(|record| record.mapped_ms);
     manager.admit(NewVm {
         id: manager.next_id(),
         name: record.name.clone(),
@@ -258,6 +260,7 @@ fn admit(
         paged,
         control: BalloonControl::new(manager.config().balloon),
         set: WorkingSet::new(manager.config().sampling, record.size),
+        built: built_at(mapped_ms),
     })
 }
 

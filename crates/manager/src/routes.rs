@@ -127,11 +127,7 @@ async fn patch_host(
 
 #[utoipa::path(get, path = "/v1/vms", responses((status = 200, body = Vec<VmView>)))]
 async fn list_vms(State(manager): Shared) -> Json<Vec<VmView>> {
-    let mut views: Vec<VmView> = manager.vms().iter().map(|vm| views::vm(&manager, vm)).collect();
-    // One that is taken over in this moment is a VM by now.
-    let refused = manager.views_of_refused();
-    views.extend(refused.into_iter().filter(|view| manager.vm(&view.name).is_err()));
-    Json(views)
+    Json(views::vms(&manager))
 }
 
 #[utoipa::path(post, path = "/v1/vms", request_body = VmSpec,
@@ -163,11 +159,7 @@ async fn attach(
 #[utoipa::path(get, path = "/v1/vms/{name}", params(("name" = String, Path)),
     responses((status = 200, body = VmView), (status = 404, body = ErrorBody)))]
 async fn get_vm(State(manager): Shared, Path(name): Path<String>) -> Result<Json<VmView>, Failure> {
-    let refused = || manager.views_of_refused().into_iter().find(|view| view.name == name);
-    match manager.vm(&name) {
-        Ok(vm) => Ok(Json(views::vm(&manager, &vm))),
-        Err(unknown) => refused().map(Json).ok_or(unknown),
-    }
+    manager.view_of(&name).map(Json)
 }
 
 #[utoipa::path(patch, path = "/v1/vms/{name}", params(("name" = String, Path)),

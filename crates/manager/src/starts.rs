@@ -9,27 +9,34 @@
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use ballast_api::{ErrorCode, RunState, StartView};
+use ballast_api::{ErrorCode, RunState, StartView, VmView};
 use ballast_policy::plan::Reason;
 use ballast_policy::{Promise, State};
 use ballast_units::Pages;
 
 use crate::manager::{Failure, Manager};
-use crate::vm::lock;
+use crate::views;
+use crate::vm::{VmParams, lock};
 
 /// How long what was made free for a VM is kept for it, once it has begun.
 const KEPT: Duration = Duration::from_secs(60);
+/// How long a start that is called off may take to end. Another of its name may wait by then.
+const CALLED_OFF: Duration = Duration::from_secs(2);
 /// How often a start looks whether there is room.
 const LOOK: Duration = Duration::from_millis(50);
 
 #[derive(Clone, Debug)]
 struct Start {
     name: String,
+    size: Pages,
+    params: VmParams,
     promise: Promise,
     since: Instant,
     wait: Duration,
     /// When it was given its room.
     begun: Option<Instant>,
+    /// By `vm stop`: it is given none.
+    called_off: bool,
 }
 
 impl Start {
@@ -68,6 +75,25 @@ impl Starts {
         starts.retain(|other| other.name != start.name);
         starts.push(start);
     }
+
+    /// Gives it its room, unless it was called off.
+    fn begin(&self, name: &str) -> bool {
+        let mut starts = lock(&self.0);
+        let start = starts.iter_mut().find(|start| start.name == name && !start.called_off);
+        start.map(|start| start.begun = Some(Instant::now())).is_some()
+    }
+
+    /// As it was; None if no start of that name waits.
+    fn call_off(&self, name: &str) -> Option<Start> {
+        let mut starts = lock(&self.0);
+        let start = starts.iter_mut().find(|start| start.name == name && start.begun.is_none())?;
+        start.called_off = true;
+        Some(start.clone())
+    }
+
+    fn is_called_off(&self, name: &str) -> bool {
+        lock(&self.0).iter().any(|start| start.name == name && start.called_off)
+    }
 }
 
 /// Takes a start off the list, however it ends, unless it has begun.
@@ -93,6 +119,17 @@ impl Manager {
         coming.map(|(_, pledge)| pledge.promise.memory()).sum()
     }
 
+    /// The overhead of those that were given their room, and are no VMs yet.
+    pub(crate) fn reserved_for_starts(&self) -> Pages {
+        let vms = self.vms();
+        let coming = |start: &&Start| {
+            start.begun.is_some()
+                && !vms.iter().any(|vm| vm.name == start.name)
+                && lock(&self.starting).contains_key(&start.name)
+        };
+        lock(&self.starts.0).iter().filter(coming).map(|start| start.promise.overhead).sum()
+    }
+
     /// What is to be free for VMs that start, beside the goal.
     pub(crate) fn room_for_starts(&self) -> Pages {
         let there = |name: &str| self.vm(name).is_ok() || lock(&self.starting).contains_key(name);
@@ -103,18 +140,28 @@ impl Manager {
         self.starts.room(None, &|name| self.consumed_by(name)).0
     }
 
-    /// Waits until there is room for a VM that was promised memory, and reserves its overhead.
+    /// Waits until there is room for a VM of this size that was promised memory, and reserves its overhead.
     ///
     /// # Errors
-    /// No room within `wait`; says how much was missing.
+    /// No room within `wait`; says how much was missing. Or it was called off, or the manager ends.
     pub(crate) async fn wait_for_room(
         &self,
         name: &str,
+        newcomer: (Pages, &VmParams),
         promise: Promise,
         wait: Duration,
     ) -> Result<(), Failure> {
         let since = Instant::now();
-        self.starts.enter(Start { name: name.to_owned(), promise, since, wait, begun: None });
+        self.starts.enter(Start {
+            name: name.to_owned(),
+            size: newcomer.0,
+            params: newcomer.1.clone(),
+            promise,
+            since,
+            wait,
+            begun: None,
+            called_off: false,
+        });
         let _waiting = Waiting(&self.starts, name);
         let mut told = false;
         let mut asked = None;
@@ -123,14 +170,18 @@ impl Manager {
             let keep = self.thresholds().lower_edge(State::High);
             let free = self.host.ledger.free();
             if free >= ahead + own + keep && self.host.ledger.try_reserve(promise.overhead) {
-                if let Some(start) = lock(&self.starts.0).iter_mut().find(|s| s.name == name) {
-                    start.begun = Some(Instant::now());
+                if self.starts.begin(name) {
+                    return Ok(());
                 }
-                return Ok(());
+                self.host.ledger.release(promise.overhead);
             }
-            if self.is_closing() {
-                let why = format!("{name}: the manager is ending");
-                return Err(Failure::new(ErrorCode::Conflict, why));
+            let ends = if self.starts.is_called_off(name) {
+                Some("its start was called off (vm stop)")
+            } else {
+                self.is_closing().then_some("the manager is ending")
+            };
+            if let Some(why) = ends {
+                return Err(Failure::new(ErrorCode::Conflict, format!("{name}: {why}")));
             }
             if since.elapsed() >= wait {
                 let others = if ahead.is_zero() {
@@ -157,6 +208,23 @@ impl Manager {
             }
             tokio::time::sleep(LOOK).await;
         }
+    }
+
+    /// Calls a start off that waits for room. Its name is free when this returns. What it was to be; None if none of
+    /// that name waits.
+    pub(crate) async fn call_off(&self, name: &str) -> Option<VmView> {
+        let start = self.starts.call_off(name)?;
+        let how = format!(
+            "its start was called off; it had waited {} s",
+            start.since.elapsed().as_secs()
+        );
+        tracing::info!(vm = name, "{how}");
+        let begun = Instant::now();
+        while lock(&self.starting).contains_key(name) && begun.elapsed() < CALLED_OFF {
+            tokio::time::sleep(LOOK).await;
+        }
+        let view = views::never_was(self, name, start.size, &start.params);
+        Some(VmView { ended: Some(how), ..view })
     }
 
     /// VMs that wait for room, in the order in which they get it.
@@ -215,6 +283,7 @@ impl Manager {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::vm::Asked;
 
     #[test]
     fn the_first_comes_first_and_what_is_free_is_counted_once() {
@@ -225,6 +294,9 @@ mod tests {
             since: Instant::now(),
             wait: KEPT,
             begun: begun.then(Instant::now),
+            called_off: false,
+            size: Pages(200),
+            params: VmParams::resolve(&[], name, Pages(200), Asked::default()).unwrap(),
         };
         lock(&starts.0).extend([
             start("begun", 100, true),
@@ -238,6 +310,9 @@ mod tests {
         let some = |name: &str| if name == "begun" { Pages(70) } else { Pages::ZERO };
         assert_eq!(starts.room(Some("second"), &some), (Pages(30), Pages(60)));
         assert_eq!(starts.room(None, &some).0, Pages(105));
+        // Who was called off is given no room; who has begun is a VM, or will be.
+        assert!(starts.call_off("second").is_some() && !starts.begin("second"));
+        assert!(starts.call_off("begun").is_none() && starts.call_off("nobody").is_none());
         // Who gives up leaves; who has begun stays.
         drop(Waiting(&starts, "second"));
         drop(Waiting(&starts, "begun"));

@@ -3,8 +3,9 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::Instant;
 
 use ballast_api::{LocationState, SwapLocation};
 use ballast_pager::swap::{Location, Place, SwapError, SwapSpace};
@@ -12,7 +13,7 @@ use ballast_units::Pages;
 use serde::{Deserialize, Serialize};
 
 use crate::config::Config;
-use crate::manager::Manager;
+use crate::rooms::{Disks, Files, Rooms, SILENT, watch};
 use crate::vm::{Vm, lock};
 
 /// A swap file of a VM, as its record keeps it.
@@ -30,60 +31,32 @@ pub struct Swap {
     locations: Vec<Arc<Location>>,
     /// Of former configurations.
     others: Mutex<Vec<Arc<Location>>>,
-    /// Room in each folder as last looked at: a file system that hangs holds up nobody but who looks.
-    rooms: Mutex<HashMap<PathBuf, Option<Room>>>,
-}
-
-/// What there is in a folder.
-#[derive(Clone, Copy, Debug)]
-struct Room {
-    file_system: u64,
-    free: Pages,
-}
-
-impl Room {
-    /// May take as long as the file system does.
-    fn of(location: &Location) -> Option<Room> {
-        Some(Room { file_system: location.file_system()?, free: location.room()? })
-    }
-}
-
-/// How often the room is looked at.
-const LOOK: Duration = Duration::from_millis(500);
-
-/// The thread that looks. Nobody waits for its end: it may hang with a file system.
-pub fn watch(manager: &Manager) {
-    while !manager.is_stopping() {
-        manager.swap.look();
-        std::thread::sleep(LOOK);
-    }
+    rooms: Arc<Rooms>,
+    files: Arc<dyn Files>,
 }
 
 impl Swap {
-    /// Looks how much room there is, which may take as long as a file system does.
+    /// Looks how much room there is. A file system that does not answer is not waited for long.
     pub fn new(config: &Config) -> Swap {
         let locations =
             config.swap.iter().map(|place| Location::new(&place.path, place.priority)).collect();
-        Swap::over(locations)
+        Swap::over(locations, Arc::new(Disks))
     }
 
-    fn over(locations: Vec<Arc<Location>>) -> Swap {
-        let swap = Swap { locations, others: Mutex::default(), rooms: Mutex::default() };
-        swap.look();
-        swap
-    }
-
-    /// Looks how much room there is. May take as long as a file system does.
-    pub fn look(&self) {
-        let others = lock(&self.others).clone();
-        for location in self.locations.iter().chain(&others) {
-            let room = Room::of(location);
-            lock(&self.rooms).insert(location.folder().to_owned(), room);
+    fn over(locations: Vec<Arc<Location>>, files: Arc<dyn Files>) -> Swap {
+        let rooms = Arc::new(Rooms::default());
+        let looks: Vec<_> =
+            locations.iter().map(|location| watch(&rooms, &files, location)).collect();
+        let begun = Instant::now();
+        for look in looks {
+            let _ = look.recv_timeout(SILENT.saturating_sub(begun.elapsed()));
         }
+        Swap { locations, others: Mutex::default(), rooms, files }
     }
 
-    fn room_in(&self, location: &Location) -> Option<Room> {
-        lock(&self.rooms).get(location.folder()).copied().flatten()
+    /// Those of the configuration whose file systems answer: what is done in another, whoever does it waits for.
+    fn that_answer(&self) -> impl Iterator<Item = &Arc<Location>> + Clone {
+        self.locations.iter().filter(|location| self.rooms.answers(location.folder()))
     }
 
     /// Room for files that are yet to be made: that of two locations on one file system counts once. Space
@@ -91,7 +64,7 @@ impl Swap {
     pub fn room(&self) -> Pages {
         let usable = self.locations.iter().filter(|location| !location.is_failed());
         let rooms: HashMap<u64, Pages> = usable
-            .filter_map(|location| self.room_in(location))
+            .filter_map(|location| self.rooms.of(location.folder()))
             .map(|room| (room.file_system, room.free))
             .collect();
         rooms.into_values().sum()
@@ -100,13 +73,16 @@ impl Swap {
     /// The files of a VM that is being started; those that a former VM of its name may have left are
     /// removed first.
     pub fn create(&self, vm: &str, size: Pages) -> Result<SwapSpace, SwapError> {
-        for location in &self.locations {
-            let _ = std::fs::remove_file(location.folder().join(file_name(vm)));
+        for location in self.that_answer() {
+            let _ = self.files.remove(&location.folder().join(file_name(vm)));
         }
-        let made = SwapSpace::create(&file_name(vm), size, &self.locations);
+        let locations: Vec<Arc<Location>> = self.that_answer().cloned().collect();
+        let made = SwapSpace::create(&file_name(vm), size, &locations)?;
         // What it takes is not promised to another.
-        self.look();
-        made
+        for place in made.places() {
+            self.rooms.take(place.location.folder(), place.len.unwrap_or_default());
+        }
+        Ok(made)
     }
 
     /// The files of a VM that runs: those in its record, or the one that managers made who kept none there.
@@ -134,24 +110,24 @@ impl Swap {
             self.locations.iter().find(is_it).or_else(|| others.iter().find(is_it)).cloned();
         let location = known.unwrap_or_else(|| {
             let other = Location::new(folder, i32::MIN);
-            lock(&self.rooms).insert(folder.to_owned(), Room::of(&other));
+            // Looked at by its own thread: nobody waits for it here.
+            drop(watch(&self.rooms, &self.files, &other));
             others.push(other.clone());
             other
         });
         Place { path: path.to_owned(), location, len }
     }
 
-    /// Removes the files of a VM that is no more.
+    /// Removes the files of a VM that is no more: those of its record; if that has none, those that it may have. May
+    /// take as long as their file systems do.
     pub fn remove(&self, vm: &str, recorded: Option<&[SwapFile]>) -> std::io::Result<()> {
-        let usual = self.locations.iter().map(|l| l.folder().join(file_name(vm)));
+        let paths: Vec<PathBuf> = match recorded {
+            Some(files) => files.iter().map(|file| file.path.clone()).collect(),
+            None => self.that_answer().map(|l| l.folder().join(file_name(vm))).collect(),
+        };
         let mut result = Ok(());
-        for path in recorded.into_iter().flatten().map(|f| f.path.clone()).chain(usual) {
-            match std::fs::remove_file(&path) {
-                Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-                    result = Err(std::io::Error::new(e.kind(), format!("{}: {e}", path.display())));
-                }
-                _ => {}
-            }
+        for path in paths {
+            result = self.files.remove(&path).and(result);
         }
         result
     }
@@ -165,7 +141,7 @@ impl Swap {
         let others = lock(&self.others).clone();
         let view = |location: &Arc<Location>| {
             let here = || files.iter().filter(|(place, _)| Arc::ptr_eq(&place.location, location));
-            let free = self.room_in(location).map(|room| room.free);
+            let free = self.rooms.of(location.folder()).map(|room| room.free);
             SwapLocation {
                 path: location.folder().to_owned(),
                 priority: location.priority(),
@@ -197,30 +173,84 @@ fn file_name(vm: &str) -> String {
 
 /// A location that cannot be used: the first, with the reason. One that the manager makes itself is there.
 pub fn missing(config: &Config) -> Option<String> {
-    let trouble = |path: &Path| {
-        let meta = std::fs::metadata(path).map_err(|e| e.to_string());
-        match meta {
-            Err(e) => Some(e),
-            Ok(meta) if !meta.is_dir() => Some("not a folder".to_owned()),
-            Ok(_) => {
-                let access = rustix::fs::access(path, rustix::fs::Access::WRITE_OK);
-                access.err().map(|e| e.to_string())
-            }
-        }
-    };
     let named = config.swap.iter().filter(|place| config.swap_dir.as_ref() != Some(&place.path));
     named
         .map(|place| &place.path)
         .find_map(|path| Some(format!("swap.location: {}: {}", path.display(), trouble(path)?)))
 }
 
+fn trouble(path: &Path) -> Option<String> {
+    let (told, trouble) = channel();
+    let folder = path.to_owned();
+    // Not waited for longer: it may hang with its file system.
+    std::thread::spawn(move || told.send(trouble_of(&folder)));
+    let silent = || Some(format!("its file system does not answer within {} s", SILENT.as_secs()));
+    trouble.recv_timeout(SILENT).unwrap_or_else(|_| silent())
+}
+
+fn trouble_of(path: &Path) -> Option<String> {
+    match std::fs::metadata(path) {
+        Err(e) => Some(e.to_string()),
+        Ok(meta) if !meta.is_dir() => Some("not a folder".to_owned()),
+        Ok(_) => {
+            let access = rustix::fs::access(path, rustix::fs::Access::WRITE_OK);
+            access.err().map(|e| e.to_string())
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rooms::Room;
 
     fn swap(dirs: &[&Path]) -> Swap {
         let locations = dirs.iter().map(|dir| Location::new(dir, 0)).collect();
-        Swap::over(locations)
+        Swap::over(locations, Arc::new(Disks))
+    }
+
+    /// Every file system hangs but that of these folders.
+    struct Hangs(Vec<PathBuf>);
+
+    impl Hangs {
+        fn unless_good(&self, folder: Option<&Path>) {
+            while !self.0.iter().any(|good| Some(good.as_path()) == folder) {
+                std::thread::park();
+            }
+        }
+    }
+
+    impl Files for Hangs {
+        fn room(&self, location: &Location) -> Option<Room> {
+            self.unless_good(Some(location.folder()));
+            Some(Room { file_system: 1, free: Pages(1000) })
+        }
+        fn remove(&self, path: &Path) -> std::io::Result<()> {
+            self.unless_good(path.parent());
+            Disks.remove(path)
+        }
+    }
+
+    #[test]
+    fn a_file_system_that_hangs_holds_up_nobody_who_does_not_use_it() {
+        let [good, hung] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+        // The one that hangs would be used first.
+        let locations = vec![Location::new(hung.path(), 2), Location::new(good.path(), 1)];
+        let begun = Instant::now();
+        let swap = Swap::over(locations, Arc::new(Hangs(vec![good.path().to_owned()])));
+        assert!(begun.elapsed() < SILENT * 3);
+        let states: Vec<_> = swap.views(&[]).into_iter().map(|view| view.state).collect();
+        assert_eq!(states, [LocationState::Missing, LocationState::Good]);
+        assert_eq!(swap.room(), Pages(1000));
+        swap.remove("v", None).unwrap();
+        let made = files(&swap.create("v", Pages(8)).unwrap());
+        assert_eq!(made[0].path, good.path().join("v.swap"));
+        swap.remove("v", Some(&made)).unwrap();
+        assert!(!made[0].path.exists());
+        // A file of a former configuration, where all hangs: others are not kept waiting.
+        let former = swap.place(Path::new("/hangs/as/well/v.swap"), None);
+        assert_eq!(former.location.folder(), Path::new("/hangs/as/well"));
+        assert_eq!((swap.views(&[]).len(), swap.room()), (3, Pages(1000)));
     }
 
     #[test]
@@ -242,7 +272,7 @@ mod tests {
     fn room_on_one_file_system_counts_once() {
         let [a, b] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
         let both = swap(&[a.path(), b.path()]);
-        let one = lock(&both.rooms)[a.path()].unwrap();
+        let one = both.rooms.of(a.path()).unwrap();
         // Others write to it meanwhile.
         assert!(!one.free.is_zero());
         assert!(both.room() < one.free + Pages(one.free.0 / 2), "{} of {}", both.room(), one.free);

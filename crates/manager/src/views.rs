@@ -5,13 +5,14 @@ use std::sync::atomic::Ordering;
 
 use ballast_api::{
     ActiveView, BalloonHealth, BalloonView, CompressionView, FaultTimesView, HostSharing, HostView,
-    MemoryView, Params, PoolView, Threshold, VmCounters, VmSharing, VmView, Why,
+    Management, MemoryView, Mode, Params, PolicyInputs, PoolView, RunState, Threshold, ToolsView,
+    VmCounters, VmSharing, VmView, Why,
 };
 use ballast_journal::tell::state_name;
 use ballast_pager::mappings::ZERO_RUN;
 use ballast_pager::service::{Health as PagerHealth, PagedVm};
 use ballast_pager::word::State as Page;
-use ballast_policy::{Health, State};
+use ballast_policy::{Health, Pool, State};
 use ballast_qemu::process;
 use ballast_units::Pages;
 
@@ -19,9 +20,9 @@ use crate::domain;
 use crate::fault_times;
 use crate::inputs;
 use crate::journal;
-use crate::manager::{Failure, Manager};
+use crate::manager::{Failure, Manager, Waits};
 use crate::tools;
-use crate::vm::{Vm, lock};
+use crate::vm::{Vm, VmParams, lock};
 
 fn bytes(pages: Pages) -> u64 {
     pages.bytes().0
@@ -31,7 +32,9 @@ fn bytes(pages: Pages) -> u64 {
 pub fn host(manager: &Manager) -> HostView {
     let ledger = &manager.host.ledger;
     let vms = manager.vms();
+    let waiting = manager.waiting();
     let sum = |f: &dyn Fn(&Vm) -> Pages| bytes(vms.iter().map(|vm| f(vm)).sum());
+    let of_waiting = |f: &dyn Fn(&Waits) -> Pages| bytes(waiting.iter().map(f).sum());
     let swap =
         |f: &dyn Fn(&PagedVm) -> Pages| sum(&|vm| vm.paged().as_ref().map_or(Pages::ZERO, f));
     let own = std::process::id();
@@ -42,8 +45,10 @@ pub fn host(manager: &Manager) -> HostView {
         uptime_s: manager.started.elapsed().as_secs_f64(),
         budget: bytes(ledger.budget()),
         free: bytes(ledger.free()),
-        consumed: sum(&Vm::consumed),
-        overhead: sum(&|vm| vm.overhead()) + bytes(ZERO_RUN),
+        consumed: sum(&Vm::consumed) + of_waiting(&|waits| waits.held.pages()),
+        overhead: sum(&|vm| vm.overhead())
+            + of_waiting(&|waits| waits.record.overhead)
+            + bytes(manager.reserved_for_starts() + ZERO_RUN),
         peak_used: bytes(ledger.peak()),
         measured_used: manager.measured_now.load(Ordering::Relaxed),
         measured_peak: manager.measured_peak.load(Ordering::Relaxed),
@@ -61,7 +66,8 @@ pub fn host(manager: &Manager) -> HostView {
         overcommit: manager.overcommit(),
         overcommit_peak: manager.overcommit_peak(),
         tax: manager.tax().into(),
-        vms: vms.len() as u32,
+        vms: (vms.len() + waiting.len()) as u32,
+        waiting: waiting.len() as u32,
         swap_reserved: swap(&|p| p.swap_len()),
         swap_used: swap(&|p| p.memory().swap_used()),
         swap_locations: manager.swap.views(&vms),
@@ -77,6 +83,17 @@ pub fn host(manager: &Manager) -> HostView {
         journal: journal::view(manager.journal.as_ref()),
         counters,
     }
+}
+
+/// All VMs in order of start, then those that wait to be taken over.
+pub fn vms(manager: &Manager) -> Vec<VmView> {
+    // In this order: one that is taken over in between is seen once, or twice, and not missed.
+    let waiting = manager.views_of_waiting();
+    let mut views: Vec<VmView> = manager.vms().iter().map(|seen| vm(manager, seen)).collect();
+    let waiting: Vec<VmView> =
+        waiting.into_iter().filter(|view| views.iter().all(|vm| vm.name != view.name)).collect();
+    views.extend(waiting);
+    views
 }
 
 /// All pools, parents first.
@@ -209,14 +226,7 @@ pub fn vm(manager: &Manager, vm: &Vm) -> VmView {
         pid: alive.then_some(pid),
         accel: vm.accel.clone(),
         uptime_s: vm.started.elapsed().as_secs_f64(),
-        params: Params {
-            size: bytes(vm.size),
-            min: bytes(params.min),
-            max: bytes(params.max),
-            shares: params.shares,
-            tax: manager.tax_of(&params, &pools).into(),
-            pool: params.pool,
-        },
+        params: shown(manager, vm.size, &params, &pools),
         memory,
         active: ActiveView {
             estimate: bytes(active.estimate),
@@ -239,12 +249,51 @@ pub fn vm(manager: &Manager, vm: &Vm) -> VmView {
         tools: tools::view(manager, vm),
         guest: balloon.stats_now(),
         trouble: vm.paged().as_ref().and_then(trouble),
+        ended: None,
         compression: vm.paged().as_ref().map_or_else(CompressionView::default, compression),
         fault_times: vm.paged().as_ref().map_or_else(FaultTimesView::default, fault_times::view),
         sharing: vm.paged().as_ref().map_or_else(VmSharing::default, |p| sharing(manager, vm, p)),
         inputs: inputs::view(vm, manager.config().policy),
         counters,
         folder: vm.folder.clone(),
+    }
+}
+
+/// A VM whose start came to nothing: what it was to be, and nothing that it has.
+pub fn never_was(manager: &Manager, name: &str, size: Pages, params: &VmParams) -> VmView {
+    let pools = manager.pools.pools(&manager.pools.rules());
+    VmView {
+        name: name.to_owned(),
+        state: RunState::Stopped,
+        management: Management { mode: Mode::Unmanaged, reason: Some("never started".into()) },
+        pid: None,
+        accel: String::new(),
+        uptime_s: 0.0,
+        params: shown(manager, size, params, &pools),
+        memory: MemoryView::default(),
+        active: ActiveView::default(),
+        balloon: BalloonView { health: BalloonHealth::Missing, target: 0, reported: 0, limit: 0 },
+        tools: ToolsView::default(),
+        guest: None,
+        trouble: None,
+        ended: None,
+        sharing: VmSharing::default(),
+        compression: CompressionView::default(),
+        inputs: PolicyInputs::default(),
+        fault_times: FaultTimesView::default(),
+        counters: VmCounters::default(),
+        folder: manager.folder_of(name),
+    }
+}
+
+fn shown(manager: &Manager, size: Pages, params: &VmParams, pools: &[Pool]) -> Params {
+    Params {
+        size: bytes(size),
+        min: bytes(params.min),
+        max: bytes(params.max),
+        shares: params.shares,
+        tax: manager.tax_of(params, pools).into(),
+        pool: params.pool.clone(),
     }
 }
 

@@ -186,6 +186,8 @@ pub struct Vm {
     pub accel: String,
     /// When this manager had it: of one that was taken over, not its start.
     pub started: Instant,
+    /// When a VMM without QMP counts as having built its machine.
+    pub built: Instant,
     /// Guest RAM.
     pub size: Pages,
     /// Charged beside the pages: the pager's own and what the operator declared.
@@ -253,6 +255,7 @@ pub struct NewVm {
     pub vmm: Pages,
     pub control: BalloonControl,
     pub set: WorkingSet,
+    pub built: Instant,
 }
 
 impl Vm {
@@ -265,6 +268,7 @@ impl Vm {
             folder: new.folder,
             accel: new.accel,
             started: Instant::now(),
+            built: new.built,
             size: new.size,
             overhead: new.overhead,
             external: AtomicU64::new(new.external.0),

@@ -1,9 +1,13 @@
 //! The files of a VM, and how they go: the one list of what is in its run folder.
 
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
 
 use crate::manager::Manager;
 use crate::records::Record;
+use crate::rooms::SILENT;
+use crate::vm::lock;
 
 /// What the pager has of a VM, with what a manager that died had begun to write of it.
 const PAGER: [&str; 5] = ["pmap", "stage", "compressed", "pmap.new", "stage.new"];
@@ -27,6 +31,11 @@ impl Manager {
     /// again.
     pub(crate) fn remove_all_but_logs(&self, name: &str, record: Option<&Record>) {
         self.remove_pages(name, record);
+        self.remove_run_files(name);
+    }
+
+    /// The same, of what is in the run folder and no page of it.
+    pub(crate) fn remove_run_files(&self, name: &str) {
         let folder = self.folder_of(name);
         for socket in SOCKETS {
             let _ = std::fs::remove_file(folder.join(socket));
@@ -35,29 +44,76 @@ impl Manager {
         let _ = std::fs::remove_dir(&folder);
     }
 
+    /// `remove_all_but_logs`, where tasks of others run.
+    pub(crate) async fn clear(self: &Arc<Self>, name: &str, record: Record) {
+        let owner = name.to_owned();
+        let work = move |manager: &Manager| {
+            manager.remove_all_but_logs(&owner, Some(&record));
+            Ok(())
+        };
+        if let Err(e) = self.with_files(work).await {
+            tracing::error!(vm = name, "removing its files: {e}");
+        }
+    }
+
+    /// The same of VMs that ended while no manager ran. Not waited for long: their file systems may hang, and others
+    /// wait for this manager. Until it is done, nobody gets their names.
+    pub(crate) fn clear_ended(self: &Arc<Self>, ended: Vec<Record>) {
+        let (done, all_done) = channel::<()>();
+        for record in ended {
+            lock(&self.clearing).insert(record.name.clone());
+            let (manager, done) = (self.clone(), done.clone());
+            std::thread::spawn(move || {
+                manager.remove_all_but_logs(&record.name, Some(&record));
+                lock(&manager.clearing).remove(&record.name);
+                drop(done);
+            });
+        }
+        drop(done);
+        let _ = all_done.recv_timeout(SILENT);
+    }
+
     /// Removes all files of a VM that did not come to be.
-    pub(crate) fn remove_files(&self, name: &str) {
-        let folder = self.folder_of(name);
-        let record = Record::load(&folder).ok().flatten();
-        self.remove_pages(name, record.as_ref());
-        if let Err(e) = missing_is_fine(std::fs::remove_dir_all(&folder)) {
+    pub(crate) async fn remove_files(self: &Arc<Self>, name: &str) {
+        let owner = name.to_owned();
+        let work = move |manager: &Manager| {
+            let folder = manager.folder_of(&owner);
+            let record = Record::load(&folder).ok().flatten();
+            manager.remove_pages(&owner, record.as_ref());
+            missing_is_fine(std::fs::remove_dir_all(&folder))
+        };
+        if let Err(e) = self.with_files(work).await {
             tracing::warn!(vm = name, "removing its files: {e}");
         }
     }
 
     /// The folder of a VM whose name was claimed, without the files that a former VM of that name
     /// may have left: the swap file survives a crash of the host, which the folder does not.
-    pub(crate) fn fresh_folder(&self, name: &str) -> std::io::Result<()> {
-        let folder = self.folder_of(name);
-        let named = |path: &Path, result: std::io::Result<()>| {
-            let told = |e: std::io::Error| {
-                std::io::Error::new(e.kind(), format!("{}: {e}", path.display()))
+    pub(crate) async fn fresh_folder(self: &Arc<Self>, name: &str) -> std::io::Result<()> {
+        let owner = name.to_owned();
+        let work = move |manager: &Manager| {
+            let folder = manager.folder_of(&owner);
+            let named = |path: &Path, result: std::io::Result<()>| {
+                let told = |e: std::io::Error| {
+                    std::io::Error::new(e.kind(), format!("{}: {e}", path.display()))
+                };
+                missing_is_fine(result).map_err(told)
             };
-            missing_is_fine(result).map_err(told)
+            manager.swap.remove(&owner, None)?;
+            named(&folder, std::fs::remove_dir_all(&folder))?;
+            named(&folder, std::fs::create_dir_all(&folder))
         };
-        self.swap.remove(name, None)?;
-        named(&folder, std::fs::remove_dir_all(&folder))?;
-        named(&folder, std::fs::create_dir_all(&folder))
+        self.with_files(work).await
+    }
+
+    /// A file system may hang: not on a thread that runs others' tasks too.
+    async fn with_files(
+        self: &Arc<Self>,
+        work: impl FnOnce(&Manager) -> std::io::Result<()> + Send + 'static,
+    ) -> std::io::Result<()> {
+        let manager = self.clone();
+        let done = tokio::task::spawn_blocking(move || work(&manager)).await;
+        done.unwrap_or_else(|e| Err(std::io::Error::other(e)))
     }
 }
 

@@ -8,7 +8,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use ballast_api::RunState;
-use support::{Ballastd, cli, image_or_skip, signal, wait};
+use support::http::raw;
+use support::{Ballastd, MIB, cli, image_or_skip, signal, wait};
 
 /// Whether a thread of the process waits in a page fault that only a manager can serve.
 fn waits_in_a_fault(pid: u32) -> bool {
@@ -71,7 +72,25 @@ async fn a_vm_that_waits_to_be_taken_over_is_ended_by_name() {
     // Its shim cannot come.
     signal(pid, rustix::process::Signal::STOP);
     ballastd.restart();
-    assert!(ballastd.is_gone("waits").await);
+    // It is shown meanwhile, with what it holds, and the books add up.
+    let waits = ballastd.vm("waits").await;
+    let reason = waits.management.reason.clone().unwrap_or_default();
+    assert!(reason.contains("waits for its shim since"), "{waits:?}");
+    assert_eq!((waits.state, waits.pid), (RunState::Paused, Some(pid)));
+    assert!(waits.memory.consumed > MIB && waits.memory.overhead > 0, "{:?}", waits.memory);
+    assert_eq!(ballastd.client.vms().await.unwrap().len(), 1);
+    let host = ballastd.host().await;
+    assert_eq!((host.vms, host.waiting), (1, 1));
+    assert_eq!(host.consumed, waits.memory.consumed);
+    assert_eq!(host.budget, host.consumed + host.overhead + host.free);
+    let mut shown = Command::new(cli());
+    shown.arg("--socket").arg(ballastd.client.socket()).arg("host");
+    let shown = String::from_utf8(shown.output().unwrap().stdout).unwrap();
+    assert!(shown.contains("1 VM (1 not taken over yet)"), "{shown}");
+    let (_, _, metrics) = raw(ballastd.client.socket(), "GET", "/metrics", "");
+    for line in ["ballast_vms_waiting 1.0", "ballast_vm_consumed_bytes{vm=\"waits\"}"] {
+        assert!(metrics.contains(line), "{line}: {metrics}");
+    }
     let last = ballastd.client.stop("waits", Duration::from_secs(30)).await.unwrap();
     assert_eq!((last.state, last.name.as_str()), (RunState::Stopped, "waits"));
     ballastd.assert_nothing_left("waits");
@@ -80,4 +99,32 @@ async fn a_vm_that_waits_to_be_taken_over_is_ended_by_name() {
     ballastd.client.shutdown(true).await.unwrap();
     assert!(ballastd.end().success());
     assert!(!ballastd.run_dir().exists() && !ballastd.swap_dir().exists());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_vmm_that_answers_late_has_all_of_its_grace() {
+    let Some(image) = image_or_skip() else { return };
+    let ballastd = Ballastd::start(&["--budget", "256M"]);
+    ballastd.client.run(&ballastd.guest(image, "late", 96, "")).await.unwrap();
+    let mut console = ballastd.console("late");
+    ballastd
+        .eventually("it has booted", async || {
+            console.poll();
+            console.story.ready.is_some()
+        })
+        .await;
+    let pid = ballastd.vm("late").await.pid.unwrap();
+    // As one that waits in a page fault: it hears nothing for longer than a QMP command may take.
+    signal(pid, rustix::process::Signal::STOP);
+    let grace = Duration::from_secs(600);
+    let client = ballastd.client.clone().with_timeout(grace);
+    let stop = tokio::spawn(async move { client.stop("late", grace).await });
+    tokio::time::sleep(Duration::from_secs(8)).await;
+    assert!(!stop.is_finished(), "it was killed within its grace");
+    signal(pid, rustix::process::Signal::CONT);
+    let last = stop.await.unwrap().unwrap();
+    assert_eq!((last.state, last.ended), (RunState::Stopped, None));
+    console.poll();
+    let said = std::fs::read_to_string(ballastd.root.join("console/late.console.log")).unwrap();
+    assert!(said.contains("\"power\":\"button\""), "{}", console.tail(5));
 }

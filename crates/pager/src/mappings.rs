@@ -226,7 +226,12 @@ impl Mappings {
             return Ok(Vec::new());
         };
         let range = layout.base.page(first)..layout.base.page(Ppn(last.0 + 1));
-        let maps = Maps::read(link.pid, range).map_err(|e| from_io(&e, "/proc/PID/maps", first))?;
+        let unread = |e| from_io(&e, "/proc/PID/maps", first);
+        let maps = Maps::read(link.pid, range).map_err(unread)?;
+        // A process that is exiting has no mapping at all; one that unmapped its RAM has others.
+        if maps.parts().is_empty() && Maps::count_all(link.pid).map_err(unread)? == 0 {
+            return Err(MemError::Gone);
+        }
         let views = lock(&self.views);
         let is = |view: &Option<View>, id: (u64, u64)| {
             view.as_ref().is_some_and(|view| view.identity == id)
@@ -332,6 +337,25 @@ mod tests {
         assert_eq!(mappings.remap(layout, &[run]), (0, Err(MemError::Gone)));
         assert!(!mappings.is_connected());
         assert_eq!(mappings.places(layout, &[Ppn(0)]), Ok(vec![Ok(Place::Home)]));
+    }
+
+    #[test]
+    fn a_process_that_has_no_mapping_left_is_gone_and_one_that_has_others_lies() {
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let mappings = Mappings::default();
+        mappings.connect(Box::new(Lost), child.id(), (0, 0)).unwrap();
+        let layout = RamLayout { base: HostAddr(1 << 20), len: Pages(8), file_offset: 0 };
+        let places = mappings.places(layout, &[Ppn(0)]).unwrap();
+        assert!(matches!(places[..], [Err(MemError::Os { .. })]), "{places:?}");
+        child.kill().unwrap();
+        // It stays a zombie until it is waited for: its number is there, and its memory is not.
+        let begun = std::time::Instant::now();
+        while mappings.places(layout, &[Ppn(0)]) != Err(MemError::Gone) {
+            assert!(begun.elapsed() < Duration::from_secs(60), "{places:?}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        child.wait().unwrap();
+        assert_eq!(mappings.places(layout, &[Ppn(0)]), Err(MemError::Gone));
     }
 
     /// A shim that answers when it is told to.

@@ -8,6 +8,7 @@ use ballast_units::{Bytes, PAGE_SIZE, VM_NAME_RULE, good_vm_name};
 
 use crate::AccelChoice;
 use crate::command_line::kernel_command_line;
+use crate::monitor::Device;
 
 /// x86's COMMAND_LINE_SIZE less the closing zero; the kernel drops what exceeds it.
 const LONGEST_COMMAND_LINE: usize = 2047;
@@ -206,6 +207,22 @@ pub(crate) fn is_vhost_user(kind: &str) -> bool {
 
 pub(crate) fn passes_scsi_through(kind: &str) -> bool {
     matches!(kind, "scsi-block" | "scsi-generic") || kind.starts_with("vhost-scsi")
+}
+
+/// What a VMM's command line names of devices that must be known of before its memory is paged, each with the option
+/// that names it. All that is known where QMP does not tell.
+pub(crate) fn named_devices(args: &[&str]) -> Vec<Device> {
+    let named = |option: &str, value: &str| {
+        let kind = match option {
+            "device" => kind(value, "driver"),
+            "netdev" | "net" | "nic" => kind(value, "type"),
+            _ => return None,
+        };
+        let matters = refused_device(&kind).is_some() || passes_scsi_through(&kind);
+        matters.then(|| Device { path: format!("-{option}"), kind })
+    };
+    let pairs = args.iter().zip(args.iter().skip(1));
+    pairs.filter_map(|(arg, value)| named(option_name(arg)?, value)).collect()
 }
 
 /// The type in `kind,key=value,...`, `key=kind,...` or `{"key": "kind", ...}`.

@@ -22,6 +22,23 @@ fn extra(args: &[&str]) -> String {
 }
 
 #[test]
+fn a_command_line_tells_of_devices_that_forbid_paging() {
+    let named = |args: &[&str]| -> Vec<String> {
+        named_devices(args).into_iter().map(|d| format!("{} {}", d.path, d.kind)).collect()
+    };
+    let json = r#"{"driver":"vhost-user-fs-pci","id":"fs0","chardev":"c"}"#;
+    assert_eq!(named(&["qemu", "-device", json]), ["-device vhost-user-fs-pci"]);
+    assert_eq!(
+        named(&["qemu", "--device", "vfio-pci,host=00:1f.0", "-netdev", "type=vhost-user,id=n"]),
+        ["-device vfio-pci", "-netdev vhost-user"]
+    );
+    // What does not forbid it, and names that are no options.
+    let harmless = ["qemu", "-device", "virtio-balloon-pci", "-netdev", "tap,id=n", "-name", "-S"];
+    assert!(named(&harmless).is_empty());
+    assert!(named(&["qemu", "-name", "vfio-pci", "-device"]).is_empty());
+}
+
+#[test]
 fn a_good_spec_passes() {
     assert_eq!(message(|_| ()), "");
     assert_eq!(

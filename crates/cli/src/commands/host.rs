@@ -30,9 +30,13 @@ pub async fn set(client: &Client, args: HostSetArgs, out: Output) -> Result<(), 
 fn summary(h: &HostView) -> String {
     let state = table::host_state(h.state);
     let meaning = table::host_state_meaning(h.state);
+    let waiting = match h.waiting {
+        0 => String::new(),
+        n => format!(" ({n} not taken over yet)"),
+    };
     let mut text = format!(
         "state {state}: {meaning}\n\
-         {} of {} free; {}, overcommitted {:.2} times (peak {:.2})\n\n",
+         {} of {} free; {}{waiting}, overcommitted {:.2} times (peak {:.2})\n\n",
         size(h.free),
         size(h.budget),
         vms(h.vms),

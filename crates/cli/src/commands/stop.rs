@@ -31,8 +31,13 @@ pub async fn run(client: Client, args: StopArgs, out: Output) -> Result<(), Fail
         Err(e) => return Err(e.into()),
     };
     out.print(&vm, |vm| {
+        if let (None, Some(how)) = (vm.pid, &vm.ended) {
+            // It never was.
+            return format!("{}: {how}\n", vm.name);
+        }
+        let how = vm.ended.as_ref().map_or(String::new(), |how| format!("; {how}"));
         format!(
-            "{}: stopped after {}; it held {} of memory and {} of swap\n",
+            "{}: stopped after {}; it held {} of memory and {} of swap{how}\n",
             vm.name,
             age(vm.uptime_s),
             size(vm.memory.consumed),

@@ -42,6 +42,7 @@ pub fn host() -> HostView {
         overcommit_peak: 2.1,
         tax: 0.75,
         vms: 3,
+        waiting: 0,
         swap_reserved: 512 * MIB,
         swap_used: 40 * MIB,
         swap_locations: Vec::new(),
@@ -106,6 +107,7 @@ pub fn vm(name: &str) -> VmView {
             periods: 12,
         },
         tools: Default::default(),
+        ended: None,
         balloon: BalloonView {
             health: BalloonHealth::Healthy,
             target: 64 * MIB,

@@ -71,6 +71,12 @@ pub fn play() {
     let Ok(role) = std::env::var("EVIL_ROLE") else { return };
     let of = |name: &str| std::env::var(name).unwrap();
     let len = of("EVIL_MIB").parse::<u64>().unwrap() << 20;
+    if role == "mute" {
+        let _silent: Vec<_> =
+            (0..8).map(|_| Connection::connect(Path::new(&of("EVIL_SOCKET")))).collect();
+        println!("filled");
+        std::thread::sleep(Duration::from_secs(3600));
+    }
     let ram = memfd(len);
     let base = map(&ram, len);
     let connection = Connection::connect(Path::new(&of("EVIL_SOCKET"))).unwrap();
@@ -112,6 +118,13 @@ fn map(ram: &OwnedFd, len: u64) -> *mut u8 {
 
 fn act(role: &str, connection: Connection, ram: &OwnedFd, uffd: &Uffd, base: *mut u8, len: u64) {
     match role {
+        // Not evil at all: stays, asks every next manager to take it over, and has no QMP.
+        "quiet" => stay(connection, ram, uffd, base, len),
+        "stubborn" => {
+            // SAFETY: no handler of this program is replaced, and it makes no other thread that wants the signal.
+            unsafe { libc::signal(libc::SIGTERM, libc::SIG_IGN) };
+            stay(connection, ram, uffd, base, len)
+        }
         // Says that all is done, and does nothing.
         "liar" => loop {
             let Ok((Message::Batch(batch), _)) = connection.recv(None) else { continue };
@@ -192,6 +205,24 @@ fn act(role: &str, connection: Connection, ram: &OwnedFd, uffd: &Uffd, base: *mu
             std::mem::forget(connection);
         }
         other => panic!("no role {other}"),
+    }
+}
+
+fn stay(mut connection: Connection, ram: &OwnedFd, uffd: &Uffd, base: *mut u8, len: u64) -> ! {
+    let socket = std::env::var("EVIL_SOCKET").unwrap();
+    let name = std::env::var("EVIL_NAME").unwrap();
+    let good = Hello { ram_addr: HostAddr(base as u64), ..hello(&name, len) };
+    let again = Message::Hello(Hello { reconnect: true, ..good });
+    loop {
+        while connection.recv(None).is_ok() {}
+        connection = loop {
+            std::thread::sleep(Duration::from_millis(50));
+            let Ok(next) = Connection::connect(Path::new(&socket)) else { continue };
+            let asked = next.send(&again, &[ram.as_fd(), uffd.as_fd()]);
+            if asked.is_ok() && matches!(next.recv(PATIENT), Ok((Message::Managed, _))) {
+                break next;
+            }
+        };
     }
 }
 

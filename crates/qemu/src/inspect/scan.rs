@@ -193,12 +193,10 @@ pub(super) fn passes(target: &str) -> bool {
         || target.starts_with("/dev/vhost-scsi")
 }
 
-/// The devices that the text of /proc/PID/cmdline asks for.
+/// The devices that the text of /proc/PID/cmdline asks for, of those that forbid paging.
 pub(super) fn commanded(text: &[u8]) -> Vec<Device> {
-    let words: Vec<_> = text.split(|&byte| byte == 0).map(String::from_utf8_lossy).collect();
-    let asked = words.windows(2).filter(|pair| matches!(&*pair[0], "-device" | "--device"));
-    let device = |kind| Device { path: "of its command line".into(), kind };
-    asked.map(|pair| device(spec::kind(&pair[1], "driver"))).collect()
+    let text = String::from_utf8_lossy(text);
+    spec::named_devices(&text.split('\0').collect::<Vec<_>>())
 }
 
 fn holders(vmm: u32, file: Identity, since: Instant) -> io::Result<Vec<Holder>> {

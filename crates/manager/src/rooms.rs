@@ -1,0 +1,168 @@
+//! How much room there is where swap files are made. A file system may hang: each location has a thread of its own that
+//! looks, which nobody waits for, and one that does not answer is left alone until it does.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
+
+use ballast_pager::swap::Location;
+use ballast_units::Pages;
+
+use crate::vm::lock;
+
+/// How often the room is looked at.
+const LOOK: Duration = Duration::from_millis(500);
+/// A look that takes longer is not waited for: its file system does not answer.
+pub const SILENT: Duration = Duration::from_secs(3);
+
+/// What there is in a folder.
+#[derive(Clone, Copy, Debug)]
+pub struct Room {
+    /// Its number.
+    pub file_system: u64,
+    /// For files that are yet to be made.
+    pub free: Pages,
+}
+
+/// The calls in which a file system may hang, beside those on files that are open.
+pub trait Files: Send + Sync {
+    /// None where it is not to be told.
+    fn room(&self, location: &Location) -> Option<Room>;
+    /// A file that is not there is removed.
+    fn remove(&self, path: &Path) -> std::io::Result<()>;
+}
+
+/// Those of the kernel.
+pub struct Disks;
+
+impl Files for Disks {
+    fn room(&self, location: &Location) -> Option<Room> {
+        Some(Room { file_system: location.file_system()?, free: location.room()? })
+    }
+    fn remove(&self, path: &Path) -> std::io::Result<()> {
+        match std::fs::remove_file(path) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                Err(std::io::Error::new(e.kind(), format!("{}: {e}", path.display())))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+#[derive(Default)]
+struct Known {
+    /// None: not looked at yet, or not to be told.
+    room: Option<Room>,
+    /// When the look began that is under way.
+    asked: Option<Instant>,
+    /// Counts what was taken: a look that was under way meanwhile may not know of it.
+    taken: u64,
+}
+
+/// As last looked at, by folder. Its lock is held for a look or a change alone.
+#[derive(Default)]
+pub struct Rooms(Mutex<HashMap<PathBuf, Known>>);
+
+impl Rooms {
+    /// None: not known, or its file system does not answer.
+    pub fn of(&self, folder: &Path) -> Option<Room> {
+        lock(&self.0).get(folder).filter(|known| known.answers())?.room
+    }
+
+    /// Whether its file system answers, as far as is known.
+    pub fn answers(&self, folder: &Path) -> bool {
+        lock(&self.0).get(folder).is_none_or(Known::answers)
+    }
+
+    /// What was made there is not free any more, also for other folders of the same file system.
+    pub fn take(&self, folder: &Path, pages: Pages) {
+        let mut all = lock(&self.0);
+        let Some(here) = all.get(folder).and_then(|known| known.room) else { return };
+        for known in all.values_mut() {
+            if let Some(room) = known.room.as_mut().filter(|r| r.file_system == here.file_system) {
+                room.free = room.free.saturating_sub(pages);
+                known.taken += 1;
+            }
+        }
+    }
+
+    fn begin(&self, folder: &Path) -> u64 {
+        let mut all = lock(&self.0);
+        let known = all.entry(folder.to_owned()).or_default();
+        known.asked = Some(Instant::now());
+        known.taken
+    }
+
+    /// False: some was taken meanwhile, and it is to be looked at again.
+    fn end(&self, folder: &Path, taken: u64, room: Option<Room>) -> bool {
+        let mut all = lock(&self.0);
+        let known = all.entry(folder.to_owned()).or_default();
+        known.asked = None;
+        let is_new = known.taken == taken;
+        if is_new {
+            known.room = room;
+        }
+        is_new
+    }
+}
+
+impl Known {
+    fn answers(&self) -> bool {
+        self.asked.is_none_or(|asked| asked.elapsed() < SILENT)
+    }
+}
+
+/// Looks at a location from now on, for as long as there is somebody who wants to know. Told once it has been looked at.
+pub fn watch(rooms: &Arc<Rooms>, files: &Arc<dyn Files>, location: &Arc<Location>) -> Receiver<()> {
+    let (told, looked_at) = channel();
+    let (rooms, files, location) = (Arc::downgrade(rooms), files.clone(), location.clone());
+    let folder = location.folder().to_owned();
+    let thread = std::thread::Builder::new().name("rooms".into());
+    if let Err(e) = thread.spawn(move || run(&rooms, &*files, &location, &told)) {
+        tracing::error!("a thread that looks at {}: {e}: it is not used", folder.display());
+    }
+    looked_at
+}
+
+fn run(rooms: &Weak<Rooms>, files: &dyn Files, location: &Location, told: &Sender<()>) {
+    let folder = location.folder();
+    loop {
+        let Some(taken) = rooms.upgrade().map(|rooms| rooms.begin(folder)) else { return };
+        let room = files.room(location);
+        let Some(is_new) = rooms.upgrade().map(|rooms| rooms.end(folder, taken, room)) else {
+            return;
+        };
+        let _ = told.send(());
+        if is_new {
+            std::thread::sleep(LOOK);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_taken_counts_before_the_next_look_and_a_look_from_before_does_not() {
+        let rooms = Rooms::default();
+        let [a, b, other] = ["/a", "/b", "/other"].map(Path::new);
+        let room = |file_system| Some(Room { file_system, free: Pages(100) });
+        for (folder, file_system) in [(a, 1), (b, 1), (other, 2)] {
+            assert_eq!(rooms.of(folder).map(|room| room.free), None);
+            let taken = rooms.begin(folder);
+            assert!(rooms.end(folder, taken, room(file_system)));
+        }
+        let free = |folder| rooms.of(folder).unwrap().free;
+        let under_way = rooms.begin(b);
+        rooms.take(a, Pages(30));
+        assert_eq!((free(a), free(b), free(other)), (Pages(70), Pages(70), Pages(100)));
+        assert!(!rooms.end(b, under_way, room(1)));
+        assert_eq!(free(b), Pages(70));
+        let again = rooms.begin(b);
+        assert!(rooms.end(b, again, room(1)) && rooms.answers(b));
+        assert_eq!(free(b), Pages(100));
+    }
+}

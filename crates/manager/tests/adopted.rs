@@ -1,0 +1,175 @@
+//! VMs that somebody else started with the shim, and whose QMP nobody told of.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic here is the test failing")]
+
+mod support;
+
+use std::fs::File;
+use std::time::{Duration, Instant};
+
+use ballast_api::{Accel, ErrorCode, Mode, RunState, VmChange, VmSpec, VmView};
+use support::evil::{self, Evil};
+use support::{Ballastd, MIB, refused_as, required};
+
+#[test]
+#[ignore = "the VMM of the other tests"]
+fn evil_process() {
+    evil::play();
+}
+
+/// Without sharing: it answers no batches.
+fn ballastd() -> Option<Ballastd> {
+    if File::open("/dev/userfaultfd").is_err() {
+        assert!(!required(), "no userfaultfd");
+        eprintln!("SKIPPED: no userfaultfd");
+        return None;
+    }
+    Some(Ballastd::start_configured(&["--budget", "160M"], "[sharing]\nenabled = false\n"))
+}
+
+async fn adopted(ballastd: &Ballastd, role: &str, mib: u64) -> Evil {
+    let vmm = Evil::start(&ballastd.run_dir().join("shim.sock"), "vm", role, mib);
+    ballastd.eventually("it is known", async || ballastd.client.vm("vm").await.is_ok()).await;
+    vmm
+}
+
+/// The RAM of a VMM, open in this process too.
+fn its_ram(vmm: &Evil) -> File {
+    let fds = std::fs::read_dir(format!("/proc/{}/fd", vmm.child.id())).unwrap();
+    let mut paths = fds.flatten().map(|entry| entry.path());
+    let is_ram = |path: &std::path::Path| {
+        std::fs::read_link(path).is_ok_and(|to| to.to_string_lossy().starts_with("/memfd:ram"))
+    };
+    File::open(paths.find(|path| is_ram(path)).unwrap()).unwrap()
+}
+
+fn reason(vm: &VmView) -> &str {
+    vm.management.reason.as_deref().unwrap_or_default()
+}
+
+async fn is_paged(ballastd: &Ballastd) {
+    ballastd
+        .eventually("it is paged", async || {
+            // While it waits for its takeover it may not be known.
+            ballastd.client.vm("vm").await.is_ok_and(|vm| vm.management.mode == Mode::Paged)
+        })
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_qmp_too_a_vm_is_paged_when_it_is_built_and_looked_at_again() {
+    let Some(mut ballastd) = ballastd() else { return };
+    let begun = Instant::now();
+    let vmm = adopted(&ballastd, "quiet", 32).await;
+    let first = ballastd.vm("vm").await;
+    assert!(reason(&first).contains("not inspected yet"), "{first:?}");
+    // Above what it is entitled to from now on.
+    let limit = VmChange { max: Some(16 * MIB), ..VmChange::default() };
+    ballastd.client.change("vm", &limit).await.unwrap();
+    while begun.elapsed() < Duration::from_secs(6) {
+        let vm = ballastd.vm("vm").await;
+        assert!(vm.management.mode != Mode::Paged && vm.memory.resident == 32 * MIB, "{vm:?}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    is_paged(&ballastd).await;
+    ballastd
+        .eventually("it is evicted from", async || {
+            ballastd.vm("vm").await.memory.consumed <= 16 * MIB
+        })
+        .await;
+
+    // It was built long ago when the next manager comes, which finds no QMP either.
+    ballastd.kill();
+    ballastd.restart();
+    let back = Instant::now();
+    is_paged(&ballastd).await;
+    assert!(back.elapsed() < Duration::from_secs(10), "it waited as a new one does");
+    let open = its_ram(&vmm);
+    ballastd
+        .eventually("what forbids paging is seen", async || {
+            reason(&ballastd.vm("vm").await).contains("holds its RAM file open")
+        })
+        .await;
+    drop(open);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_qmp_a_stop_is_sigterm_and_has_its_grace() {
+    let Some(ballastd) = ballastd() else { return };
+    use std::os::unix::process::ExitStatusExt;
+    for (role, grace, signal) in [("quiet", 100.0, libc::SIGTERM), ("stubborn", 2.5, libc::SIGKILL)]
+    {
+        let mut vmm = adopted(&ballastd, role, 32).await;
+        let begun = Instant::now();
+        let last = ballastd.client.stop("vm", Duration::from_secs_f64(grace)).await.unwrap();
+        assert_eq!(last.state, RunState::Stopped);
+        assert_eq!(vmm.child.wait().unwrap().signal(), Some(signal));
+        if signal == libc::SIGTERM {
+            assert_eq!(last.ended, None);
+            assert!(begun.elapsed() < Duration::from_secs(60));
+        } else {
+            let how = last.ended.unwrap();
+            assert!(how.contains("killed") && how.contains("within 2.5 s"), "{how}");
+            assert!(begun.elapsed().as_secs_f64() >= grace);
+        }
+        ballastd.assert_nothing_left("vm");
+    }
+}
+
+/// A start that waits for memory which does not come is called off by a stop, and holds up none behind it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_start_that_waits_is_called_off_by_a_stop() {
+    let Some(ballastd) = ballastd() else { return };
+    let client = &ballastd.client;
+    let vmm = adopted(&ballastd, "quiet", 96).await;
+    let free = ballastd.host().await.free;
+    let start = |name: &str, min: u64| {
+        let spec = VmSpec {
+            name: name.into(),
+            max: 96 * MIB,
+            min: min * MIB,
+            kernel: "/etc/hostname".into(),
+            qemu: Some("/bin/false".into()),
+            accel: Accel::Tcg,
+            wait_s: Some(3000.0),
+            ..VmSpec::default()
+        };
+        let client = client.clone();
+        tokio::spawn(async move { client.run(&spec).await })
+    };
+    let waits = async |name: &str| {
+        ballastd
+            .eventually("it waits", async || {
+                client.starts().await.unwrap().iter().any(|start| start.name == name)
+            })
+            .await;
+    };
+    let first = start("first", 96);
+    waits("first").await;
+    let second = start("second", 16);
+    waits("second").await;
+    // From now on nothing is taken from it: they wait for ever.
+    let _open = its_ram(&vmm);
+    let last = client.stop("first", Duration::ZERO).await.unwrap();
+    let how = last.ended.unwrap_or_default();
+    assert!(how.contains("called off") && last.pid.is_none(), "{how}");
+    assert_eq!((last.state, last.params.min), (RunState::Stopped, 96 * MIB));
+    refused_as(first.await.unwrap(), ErrorCode::Conflict, "called off");
+    assert!(ballastd.is_gone("first").await);
+    // It had its turn: what ended it is the program that it was to run.
+    refused_as(second.await.unwrap(), ErrorCode::Internal, "second: QEMU");
+    refused_as(client.stop("first", Duration::ZERO).await, ErrorCode::NotFound, "first");
+    assert!(client.starts().await.unwrap().is_empty());
+    assert!(ballastd.host().await.free.abs_diff(free) <= MIB);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_that_say_nothing_keep_no_stranger_from_starting() {
+    let Some(ballastd) = ballastd() else { return };
+    let socket = ballastd.run_dir().join("shim.sock");
+    // Each has as many places as one process may have: together all.
+    let _mute: Vec<Evil> =
+        (0..20).map(|n| Evil::start(&socket, &n.to_string(), "mute", 1)).collect();
+    let begun = Instant::now();
+    let _vmm = adopted(&ballastd, "quiet", 16).await;
+    assert!(begun.elapsed() < Duration::from_secs(9), "it came in when they had timed out");
+}
