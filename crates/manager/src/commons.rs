@@ -136,12 +136,14 @@ impl Commons {
     /// At the start: the domains of VMs that a former manager left, as (domain, pmap, damage that is known),
     /// all of them together, since a store page may be named by any. What other stores hold is nobody's.
     /// Answers for each why it must wait as it is, if it must: it may not be taken over before the next start.
+    /// `keep_all`: there are others of which nothing is known; every page of every store is kept.
     ///
     /// # Errors
     /// A newer manager's pmap.
     pub fn recover(
         &self,
         left: &[(String, PathBuf, Option<String>)],
+        keep_all: bool,
     ) -> anyhow::Result<Vec<Option<String>>> {
         let mut damages = Vec::new();
         let mut words: HashMap<&str, Vec<Word>> = HashMap::new();
@@ -163,6 +165,12 @@ impl Commons {
                 }
             });
         }
+        let stores = self.stores()?;
+        if keep_all {
+            for name in &stores {
+                words.entry(name).or_default();
+            }
+        }
         let mut domains = lock(&self.domains);
         for (name, mut words) in words {
             let path = self.path(name);
@@ -170,7 +178,8 @@ impl Commons {
                 continue;
             }
             // Which of the store's pages such a VM shows nobody knows: all that are there are kept.
-            let kept = if uncounted.contains(name) { pages_in(&path) } else { Ok(Vec::new()) };
+            let kept =
+                if keep_all || uncounted.contains(name) { pages_in(&path) } else { Ok(Vec::new()) };
             let recovered = kept.map_err(|e| e.to_string()).and_then(|kept| {
                 words.extend(kept);
                 Domain::recover(&path, name, &self.secret, self.host.clone(), words)
@@ -190,17 +199,21 @@ impl Commons {
                 }
             }
         }
-        for entry in std::fs::read_dir(&self.folder)?.flatten() {
-            let file = entry.file_name();
-            let name = file.to_string_lossy();
-            if let Some(name) = name.strip_suffix(".pages")
-                && !domains.contains_key(name)
-                && !lock(&self.unusable).contains_key(name)
-            {
-                let _ = std::fs::remove_file(entry.path());
+        for name in &stores {
+            if !domains.contains_key(name) && !lock(&self.unusable).contains_key(name) {
+                let _ = std::fs::remove_file(self.path(name));
             }
         }
         Ok(damages)
+    }
+
+    /// Names of the domains that have a store.
+    fn stores(&self) -> std::io::Result<Vec<String>> {
+        let files = std::fs::read_dir(&self.folder)?.flatten();
+        let name = |file: std::fs::DirEntry| {
+            Some(file.file_name().to_string_lossy().strip_suffix(".pages")?.to_owned())
+        };
+        Ok(files.filter_map(name).collect())
     }
 
     /// The words of a pmap that name pages of a store; or what is wrong with it.
@@ -539,7 +552,7 @@ mod tests {
         assert!(used.file().path().exists(), "pages of VMs are never undone");
         // A manager that finds no VM that uses it removes it.
         drop(used);
-        commons(dir.path()).recover(&[]).unwrap();
+        commons(dir.path()).recover(&[], false).unwrap();
         assert!(!dir.path().join("store/vm-a.pages").exists());
         assert!(dir.path().join("store/key").exists());
     }

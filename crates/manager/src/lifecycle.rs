@@ -101,6 +101,10 @@ impl Manager {
             let why = format!("files of a former VM named '{name}' are being removed");
             return Err(Failure::new(ErrorCode::Conflict, why));
         }
+        if let Some(why) = lock(&self.unread).get(name) {
+            let why = format!("a VM named '{name}' may run already: {why}");
+            return Err(Failure::new(ErrorCode::Conflict, why));
+        }
         if self.vm(name).is_ok() || lock(&self.starting).contains_key(name) {
             return Err(Failure::new(
                 ErrorCode::Conflict,

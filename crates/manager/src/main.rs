@@ -189,11 +189,11 @@ fn run(args: Args) -> anyhow::Result<()> {
 async fn serve(config: Config, source: Source, stop_vms_on_exit: bool) -> anyhow::Result<Ending> {
     // From the first moment: an end in order, however early it is asked for.
     let mut signals = Signals::catch()?;
-    let left = survey::survey(&config.run_dir).context("VMs of a former manager")?;
+    let survey = survey::survey(&config.run_dir).context("VMs of a former manager")?;
     run_dir::set_format(&config.run_dir)?;
     let manager = Manager::new(config, source)?;
     let config = &manager.config();
-    let waiting = restart::announce(&manager, left).context("VMs of a former manager")?;
+    let waiting = restart::announce(&manager, survey).context("VMs of a former manager")?;
     match swap::missing(config) {
         // They wait for a manager, and not all of them for what is missing.
         Some(missing) if !waiting.is_empty() || !manager.vms().is_empty() => {

@@ -91,6 +91,8 @@ pub struct Manager {
     pub(crate) waiting: Mutex<HashMap<String, Waits>>,
     /// Names of VMs that ended while no manager ran and whose files are still being removed.
     pub(crate) clearing: Mutex<HashSet<String>>,
+    /// VMs whose records cannot be read, and why: their names are taken. See `survey`.
+    pub(crate) unread: Mutex<HashMap<String, String>>,
     /// Processes that nobody announced, while they are taken in.
     pub(crate) adopting: Mutex<HashSet<u32>>,
     /// One change of parameters at a time.
@@ -194,6 +196,7 @@ impl Manager {
             starting: Mutex::new(HashMap::new()),
             waiting: Mutex::new(HashMap::new()),
             clearing: Mutex::new(HashSet::new()),
+            unread: Mutex::new(HashMap::new()),
             adopting: Mutex::new(HashSet::new()),
             changing: Mutex::new(()),
             expected: Mutex::new(HashMap::new()),

@@ -120,6 +120,11 @@ impl Record {
             .map_err(|e| format!("its record, {}: {e}", path.display()))
     }
 
+    /// Where the record of the VM with this folder is.
+    pub fn path(folder: &Path) -> PathBuf {
+        folder.join(NAME)
+    }
+
     /// None if there is none; an error if there is one that cannot be used.
     pub fn load(folder: &Path) -> Result<Option<Record>, String> {
         let path = folder.join(NAME);

@@ -17,7 +17,7 @@ use crate::lifecycle::{built_at, unseen};
 use crate::manager::{Manager, Pledge, Waits};
 use crate::paging::{Answer, Expected};
 use crate::records::Record;
-use crate::survey::Left;
+use crate::survey::{Left, Survey};
 use crate::vm::{NewVm, Vm, lock};
 
 /// How long a QEMU may take to greet: it may wait in a page fault.
@@ -29,7 +29,18 @@ const STILL_LATE: Duration = Duration::from_secs(600);
 
 /// Of the VMs that a former manager left, those that wait for a manager, announced so that their shims
 /// are let in. Call before shims are accepted.
-pub fn announce(manager: &Arc<Manager>, left: Vec<Left>) -> anyhow::Result<Vec<Waiting>> {
+pub fn announce(manager: &Arc<Manager>, survey: Survey) -> anyhow::Result<Vec<Waiting>> {
+    let Survey { left, unread } = survey;
+    for (name, why) in &unread {
+        tracing::error!(
+            vm = name,
+            "not taken over, and not counted: {why}; if it runs, its guest stays paused. Mend that file and restart \
+             ballastd, or end its VMM and remove {}",
+            manager.folder_of(name).display()
+        );
+    }
+    let keep_all = !unread.is_empty();
+    lock(&manager.unread).extend(unread);
     let (mut alive, mut ended) = (Vec::new(), Vec::new());
     for Left { folder, record, damage } in left {
         let process = match record.is_alive().then(|| ProcessHandle::open(record.pid)) {
@@ -59,7 +70,7 @@ pub fn announce(manager: &Arc<Manager>, left: Vec<Left>) -> anyhow::Result<Vec<W
             (domain_of(manager, record), folder.join("pmap"), damage.clone())
         })
         .collect();
-    let damages = manager.commons.recover(&stores)?;
+    let damages = manager.commons.recover(&stores, keep_all)?;
     let mut waiting = Vec::new();
     for ((folder, record, process, _), damage) in alive.into_iter().zip(damages) {
         let (overhead, min) = (record.overhead, record.params.min);

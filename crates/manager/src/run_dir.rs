@@ -62,7 +62,10 @@ impl Folders {
             }
         }
         let _ = std::fs::remove_dir(&vms);
-        commons::Commons::clear(&config.run_dir);
+        // What did not end may share pages.
+        if !vms.exists() {
+            commons::Commons::clear(&config.run_dir);
+        }
         // A journal elsewhere is to outlive its manager.
         if let Some(journal) = &config.journal
             && journal.folder == config.run_dir.join("journal")

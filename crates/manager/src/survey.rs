@@ -3,6 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
+use anyhow::Context as _;
+use ballast_api::record::{RecordError, read_record};
 use ballast_pager::service::VmFiles;
 
 use crate::records::Record;
@@ -18,19 +20,43 @@ pub struct Left {
     pub damage: Option<String>,
 }
 
+/// What is in the run folder.
+#[derive(Default)]
+pub struct Survey {
+    /// Those that are understood.
+    pub left: Vec<Left>,
+    /// Names of VMs whose records cannot be read, and why. Whether they run nobody knows, nor what they hold: their
+    /// files stay as they are, and so does every page that they may share.
+    pub unread: Vec<(String, String)>,
+}
+
 /// All VMs that are noted in the run folder. An error names the file that this manager does not
 /// understand; nothing has been changed.
-pub fn survey(run_dir: &Path) -> anyhow::Result<Vec<Left>> {
+pub fn survey(run_dir: &Path) -> anyhow::Result<Survey> {
     run_dir::check_format(run_dir)?;
-    let folders = match std::fs::read_dir(run_dir.join("vms")) {
+    let mut survey = Survey::default();
+    let vms = run_dir.join("vms");
+    let folders = match std::fs::read_dir(&vms) {
         Ok(folders) => folders,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(e) => return Err(e.into()),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(survey),
+        Err(e) => return Err(e).with_context(|| vms.display().to_string()),
     };
-    let mut left = Vec::new();
     for entry in folders {
-        let folder = entry?.path();
-        let Some(record) = Record::load(&folder).map_err(anyhow::Error::msg)? else { continue };
+        let entry = entry?;
+        let folder = entry.path();
+        let record = match read_record(&Record::path(&folder)) {
+            Err(e @ RecordError::Newer { .. }) => return Err(e.into()),
+            Err(e) => Err(e.to_string()),
+            Ok(_) => Record::load(&folder),
+        };
+        let record = match record {
+            Ok(Some(record)) => record,
+            Ok(None) => continue,
+            Err(why) => {
+                survey.unread.push((entry.file_name().to_string_lossy().into_owned(), why));
+                continue;
+            }
+        };
         // Of one that has ended, nothing is read any more.
         let files = if record.is_alive() { VmFiles::verify(&folder) } else { Ok(()) };
         let damage = match files {
@@ -38,7 +64,7 @@ pub fn survey(run_dir: &Path) -> anyhow::Result<Vec<Left>> {
             Err(e) if e.is_newer() => return Err(e.into()),
             Err(e) => Some(e.to_string()),
         };
-        left.push(Left { folder, record, damage });
+        survey.left.push(Left { folder, record, damage });
     }
-    Ok(left)
+    Ok(survey)
 }

@@ -304,3 +304,27 @@ async fn what_vmms_take_is_booked_where_the_configuration_says_so() {
     let host = ballastd.host().await;
     assert_eq!((host.free, host.overhead), (host.budget - ZEROS, ZEROS));
 }
+
+/// It may run; whatever it has stays as it is.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_vm_whose_record_cannot_be_read_keeps_its_name_and_its_files_and_no_other_from_a_manager()
+{
+    let mut ballastd = Ballastd::prepare(&["--budget", "256M"]);
+    let folder = ballastd.folder("lost");
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(folder.join("vm.json"), "{\"version\":1,").unwrap();
+    std::fs::write(folder.join("pmap"), "words").unwrap();
+    let of = |name: &str| VmSpec { qemu: Some("/bin/false".into()), ..spec(name) };
+    for _ in 0..2 {
+        ballastd.restart();
+        refused_as(ballastd.client.run(&of("lost")).await, ErrorCode::Conflict, "vm.json");
+        refused_as(ballastd.client.run(&of("other")).await, ErrorCode::Internal, "other");
+        assert!(ballastd.term().success());
+        assert_eq!(std::fs::read_to_string(folder.join("pmap")).unwrap(), "words");
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
+    ballastd.restart();
+    refused_as(ballastd.client.run(&of("lost")).await, ErrorCode::Internal, "lost");
+    assert!(ballastd.term().success());
+    assert!(!ballastd.run_dir().exists());
+}

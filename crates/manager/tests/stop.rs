@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use ballast_api::RunState;
 use support::http::raw;
-use support::{Ballastd, MIB, cli, image_or_skip, signal, wait};
+use support::{Ballastd, cli, image_or_skip, signal, wait};
 
 /// Whether a thread of the process waits in a page fault that only a manager can serve.
 fn waits_in_a_fault(pid: u32) -> bool {
@@ -77,7 +77,7 @@ async fn a_vm_that_waits_to_be_taken_over_is_ended_by_name() {
     let reason = waits.management.reason.clone().unwrap_or_default();
     assert!(reason.contains("waits for its shim since"), "{waits:?}");
     assert_eq!((waits.state, waits.pid), (RunState::Paused, Some(pid)));
-    assert!(waits.memory.consumed > MIB && waits.memory.overhead > 0, "{:?}", waits.memory);
+    assert!(waits.memory.consumed > 0 && waits.memory.overhead > 0, "{:?}", waits.memory);
     assert_eq!(ballastd.client.vms().await.unwrap().len(), 1);
     let host = ballastd.host().await;
     assert_eq!((host.vms, host.waiting), (1, 1));
