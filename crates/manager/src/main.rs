@@ -35,6 +35,7 @@ mod starts;
 mod survey;
 mod swap;
 mod tools;
+mod trust;
 mod unreadable;
 mod upgrade;
 mod views;
