@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `layers` | which crate may depend on which, and what the policy may not touch |
 //! | `documents` | what a document names is there |
+//! | `scripts` | what programs of this folder refuse |
 //! | `sizes` | no file is longer than one reads |
 
 #[cfg(test)]
@@ -12,6 +13,8 @@ mod documents;
 mod layers;
 #[cfg(test)]
 mod paths;
+#[cfg(test)]
+mod scripts;
 #[cfg(test)]
 mod sizes;
 
