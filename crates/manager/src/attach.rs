@@ -9,7 +9,7 @@ use ballast_policy::{BalloonControl, Promise, TaxRate, WorkingSet};
 use ballast_qemu::{AccelChoice, Monitor, ProcessHandle, Qmp, listener_pid, process};
 use ballast_units::{Bytes, PAGE_SIZE, Pages, VM_NAME_RULE, good_vm_name};
 
-use crate::manager::{Failure, Manager, Pledge, check_pool};
+use crate::manager::{Failure, Manager, Pledge};
 use crate::records::Record;
 use crate::views;
 use crate::vm::{Asked, NewVm, Vm, VmParams, lock};
@@ -71,11 +71,9 @@ impl Manager {
                 vm
             }
             None => {
-                // Nothing is promised to it beyond what it has taken already.
-                let nothing = Promise { min: Pages(0), overhead: Pages(0), swap: Pages(0) };
-                check_pool(&self.pools.rules(), spec.pool.as_deref())?;
-                let nothing = Pledge { promise: nothing, pool: None };
-                self.take_name(&spec.name, nothing).await?;
+                // Its name alone, until its size is known.
+                let pledge = Pledge { promise: promise_of(Pages::ZERO), pool: None };
+                self.take_name(&spec.name, pledge).await?;
                 let attached = self.attach_stranger(&spec, pid, &qmp).await;
                 self.promise_settled(&spec.name);
                 attached?
@@ -116,6 +114,9 @@ impl Manager {
         };
         let params = VmParams::resolve(&self.config().vms, &spec.name, size, asked)
             .map_err(|e| Failure::bad(format!("{}: {e}", spec.name)))?;
+        // What it has taken it has, whatever the budget; what is guaranteed beyond that is promised as to any other.
+        let pledge = Pledge { promise: promise_of(params.min), pool: params.pool.clone() };
+        self.promise(&spec.name, pledge)?;
         let handle = ProcessHandle::open(pid).map_err(|e| internal(e.to_string()))?;
         let folder = self.folder_of(&spec.name);
         self.fresh_folder(&spec.name).map_err(|e| internal(e.to_string()))?;
@@ -164,6 +165,11 @@ impl Drop for Taken<'_> {
     fn drop(&mut self) {
         lock(&self.0.adopting).remove(&self.1);
     }
+}
+
+/// Of a VM that is not paged: no swap files, and no overhead of a pager's.
+fn promise_of(min: Pages) -> Promise {
+    Promise { min, overhead: Pages::ZERO, swap: Pages::ZERO }
 }
 
 fn absolute(path: &Path) -> Option<PathBuf> {

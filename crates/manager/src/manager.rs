@@ -377,10 +377,9 @@ impl Manager {
     pub(crate) fn promised_to(&self, vm: &Vm, params: &VmParams) -> Made {
         let is_paged = vm.paged().is_some();
         let guaranteed = match vm.mode() {
-            // Nothing is taken from it: what it has it keeps.
-            Mode::Unmanaged if is_paged => vm.consumed().max(params.min),
-            _ if is_paged => params.min,
-            _ => vm.consumed(),
+            Mode::Paged | Mode::BalloonOnly if is_paged => params.min,
+            // Nothing is taken from it, or only what its guest gives: what it has it keeps.
+            _ => vm.consumed().max(params.min),
         };
         (vm.name.clone(), self.pools.id(params.pool.as_deref()), guaranteed + vm.overhead())
     }
