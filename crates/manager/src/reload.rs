@@ -5,11 +5,10 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
 use ballast_api::{ConfigReloaded, ErrorCode};
-use ballast_policy::pools::Books;
 
-use crate::change::{check_swap, under_rules, write_down};
+use crate::change::{Next, check_swap, under_rules};
 use crate::config::{Config, Overrides};
-use crate::manager::{Failure, Made, Manager, check_pool};
+use crate::manager::{Failure, Manager, check_pool};
 use crate::vm::lock;
 
 /// Where the configuration came from.
@@ -66,35 +65,13 @@ impl Manager {
             }
         }
         let mut told = differences(&old, &new);
-        {
-            let starting = lock(&self.starting);
-            self.check_unused(&rules, &starting).map_err(|e| refused(e.code, e.message))?;
-            let old_pools = self.pools.pools(&self.pools.rules());
-            let pools = self.pools.pools(&rules);
-            let before = self.promises(&starting);
-            let mut after: Vec<Made> = before.clone();
-            for (vm, _, params) in &changes {
-                if let Some(made) = after.iter_mut().find(|(name, ..)| *name == vm.name) {
-                    *made = self.promised_to(vm, params);
-                }
-            }
-            let thresholds = new.scale.thresholds(new.budget);
-            let after = Books {
-                capacity: self.capacity(new.budget, &thresholds),
-                ..self.books(&pools, &after)
-            };
-            after
-                .no_worse_than(&self.books(&old_pools, &before))
-                .map_err(|lack| refused(ErrorCode::NoRoom, lack.to_string()))?;
-            write_down(&changes).map_err(|e| refused(ErrorCode::Internal, e))?;
-            // From here on nothing can fail.
+        for (vm, before, params) in &changes {
+            told.push(format!("VM {}: {}", vm.name, crate::vm::differences(before, params)));
+        }
+        let capacity = self.capacity(new.budget, &new.scale.thresholds(new.budget));
+        self.promise_changes(&Next { rules: &rules, vms: &changes, capacity }, || {
             self.host.ledger.set_budget(new.budget);
             self.pools.set_configured(&new.pools);
-            for (vm, before, params) in &changes {
-                vm.set_params(params.clone());
-                let what = crate::vm::differences(before, params);
-                told.push(format!("VM {}: {what}", vm.name));
-            }
             for vm in self.vms() {
                 lock(&vm.control).set_config(new.balloon);
                 let mut sampling = lock(&vm.sampling);
@@ -102,7 +79,9 @@ impl Manager {
                 sampling.times.set_config(new.sampling);
             }
             self.set_config(new);
-        }
+            Ok(())
+        })
+        .map_err(|e| refused(e.code, e.message))?;
         drop(one);
         for what in &told {
             tracing::info!("configuration reloaded: {what}");

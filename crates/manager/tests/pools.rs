@@ -251,6 +251,19 @@ async fn guests_get_what_their_pools_and_rules_say() {
     let (one, two) = (ballastd.vm("db1").await.params, ballastd.vm("db2").await.params);
     assert_eq!((one.shares, two.shares, two.min), (77, 77, 64 * MIB));
     assert_eq!(two.pool.as_deref(), Some("prod"));
+    // A pool that the file put VMs in is renamed with them; one that a command put one in stays.
+    let renamed = fresh.replace("20%", "30%").replace("prod/db", "prod/data");
+    std::fs::write(&file, &renamed).unwrap();
+    let told = client.reload().await.unwrap().changes.join("; ");
+    for part in ["pool prod/db is gone", "VM db1: pool prod/db -> prod/data"] {
+        assert!(told.contains(part), "{part}: {told}");
+    }
+    let without = renamed.replace("prod/data", "data").replace("[pool.prod]\ntax = 0.5\n", "");
+    std::fs::write(&file, without.replace("[pool.\"data\"]", "[pool.data]")).unwrap();
+    refused_as(client.reload().await, ErrorCode::NotFound, "VM db2: pool: no pool named 'prod'");
+    assert_eq!(ballastd.vm("db1").await.params.pool.as_deref(), Some("prod/data"));
+    std::fs::write(&file, &renamed).unwrap();
+    let (one, two) = (ballastd.vm("db1").await.params, ballastd.vm("db2").await.params);
     // The next manager knows it all.
     let mut ballastd = ballastd;
     ballastd.kill();
