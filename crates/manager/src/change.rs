@@ -3,14 +3,12 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use ballast_api::{ErrorCode, HostChange, PoolChange, VmChange};
 use ballast_policy::TaxRate;
 use ballast_policy::pools::Books;
 use ballast_units::{Bytes, Pages};
 
-use crate::config;
 use crate::config::rules::{PoolRule, VmRule};
 use crate::manager::{Failure, Made, Manager, Pledge, check_pool};
 use crate::pools::Rules;
@@ -179,33 +177,23 @@ impl Manager {
     /// New parameters of the host.
     pub fn change_host(&self, change: &HostChange) -> Result<(), Failure> {
         let one = lock(&self.changing);
-        let tax = change.tax.map(TaxRate::new).transpose();
-        let tax = tax.map_err(|e| Failure::bad(format!("tax: {e}")))?;
-        let budget = change.budget.map(|budget| Bytes(budget).pages());
-        if let Some(budget) = budget {
-            config::check_budget(budget).map_err(|e| Failure::bad(format!("budget: {e}")))?;
-        }
-        let then = budget.unwrap_or(self.host.ledger.budget());
-        let capacity = self.capacity(then, &self.config().scale.thresholds(then));
+        let set = lock(&self.host_set).changed(change)?;
+        let config = self.config();
+        let budget = set.budget.unwrap_or(config.budget);
+        let capacity = self.capacity(budget, &config.scale.thresholds(budget));
         let rules = self.pools.rules();
         self.promise_changes(&Next { rules: &rules, vms: &[], capacity }, || {
-            self.keep_host_set(budget, tax)?;
-            self.host.ledger.set_budget(then);
+            self.keep_host_set(set)?;
+            self.host.ledger.set_budget(budget);
             Ok(())
         })
         .map_err(|e| match e.code {
             ErrorCode::NoRoom => {
-                let why = format!("budget: {then} is too little for what is promised: {e}");
+                let why = format!("budget: {budget} is too little for what is promised: {e}");
                 Failure::new(e.code, why)
             }
             _ => e,
         })?;
-        if budget.is_some() {
-            self.budget_set.store(true, Ordering::Relaxed);
-        }
-        if let Some(tax) = tax {
-            self.set_tax(tax);
-        }
         drop(one);
         self.kick.ring("parameters of the host changed");
         Ok(())

@@ -2,12 +2,12 @@
 //! is wrong, nothing of it.
 
 use std::path::PathBuf;
-use std::sync::atomic::Ordering;
 
 use ballast_api::{ConfigReloaded, ErrorCode};
 
 use crate::change::{Next, check_swap, under_rules};
 use crate::config::{Config, Overrides};
+use crate::host_set::HostSet;
 use crate::manager::{Failure, Manager, check_pool};
 use crate::vm::lock;
 
@@ -33,7 +33,7 @@ impl Manager {
                 "there is no configuration to reload: ballastd was started without --config",
             ));
         };
-        let mut new = Config::load(Some(file), self.source.overrides.clone())
+        let new = Config::load(Some(file), self.source.overrides.clone())
             .map_err(|e| Failure::bad(e.to_string()))?;
         let refused = |code, what: String| {
             Failure::new(
@@ -47,10 +47,9 @@ impl Manager {
             let what = format!("{key} cannot be changed while ballastd runs: restart it");
             return Err(refused(ErrorCode::Conflict, what));
         }
-        if self.budget_set.load(Ordering::Relaxed) {
-            // By command, which wins over the file.
-            new.budget = self.host.ledger.budget();
-        }
+        // By command, which wins over the file.
+        let set = *lock(&self.host_set);
+        let budget = set.budget.unwrap_or(new.budget);
         let rules = self.pools.rules_with(&new.pools);
         let mut changes = Vec::new();
         for vm in self.vms() {
@@ -64,13 +63,13 @@ impl Manager {
                 changes.push((vm, before, params));
             }
         }
-        let mut told = differences(&old, &new);
+        let mut told = differences(&old, &new, &set);
         for (vm, before, params) in &changes {
             told.push(format!("VM {}: {}", vm.name, crate::vm::differences(before, params)));
         }
-        let capacity = self.capacity(new.budget, &new.scale.thresholds(new.budget));
+        let capacity = self.capacity(budget, &new.scale.thresholds(budget));
         self.promise_changes(&Next { rules: &rules, vms: &changes, capacity }, || {
-            self.host.ledger.set_budget(new.budget);
+            self.host.ledger.set_budget(budget);
             self.pools.set_configured(&new.pools);
             for vm in self.vms() {
                 lock(&vm.control).set_config(new.balloon);
@@ -107,16 +106,22 @@ fn fixed(old: &Config, new: &Config) -> Option<&'static str> {
     keys.into_iter().find(|(_, changed)| *changed).map(|(key, _)| key)
 }
 
-/// What is different, of what counts from now on.
-fn differences(old: &Config, new: &Config) -> Vec<String> {
+/// What is different, of what counts from now on, and of what would if commands did not say otherwise.
+fn differences(old: &Config, new: &Config, set: &HostSet) -> Vec<String> {
     let mut told = Vec::new();
     let mut tell = |different: bool, what: String| {
         if different {
             told.push(what);
         }
     };
-    tell(old.budget != new.budget, format!("budget {} -> {}", old.budget, new.budget));
-    tell(old.tax != new.tax, format!("tax {} -> {}", old.tax.get(), new.tax.get()));
+    let by_command = |what: String, set: Option<String>| match set {
+        Some(set) => format!("{what} in the file is overridden by command: {set}"),
+        None => what,
+    };
+    let budget = format!("budget {} -> {}", old.budget, new.budget);
+    tell(old.budget != new.budget, by_command(budget, set.budget.map(|b| b.to_string())));
+    let tax = format!("tax {} -> {}", old.tax.get(), new.tax.get());
+    tell(old.tax != new.tax, by_command(tax, set.tax.map(|tax| tax.get().to_string())));
     tell(old.policy != new.policy, format!("policy {} -> {}", old.policy, new.policy));
     tell(old.scale != new.scale, format!("thresholds {:?} -> {:?}", old.scale, new.scale));
     tell(old.balloon != new.balloon, "balloon".into());

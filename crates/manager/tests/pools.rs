@@ -115,8 +115,8 @@ async fn pools_are_defined_changed_and_removed_and_survive_the_manager() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reload_is_whole_or_nothing() {
-    let (ballastd, file) = configured(POOLS);
-    let client = &ballastd.client;
+    let (mut ballastd, file) = configured(POOLS);
+    let client = &ballastd.client.clone();
     assert_eq!(client.reload().await.unwrap().changes, Vec::<String>::new());
     let run_dir = ballastd.root.join("elsewhere");
     for (text, code, part) in [
@@ -163,6 +163,21 @@ async fn a_reload_is_whole_or_nothing() {
         .eventually("it was read again", async || ballastd.host().await.budget == 220 * MIB)
         .await;
     assert_eq!(ballastd.host().await.tax, 0.1);
+    std::fs::write(&file, fresh.replace("200M", "220M").replace("0.5", "0.7")).unwrap();
+    let told = client.reload().await.unwrap().changes;
+    assert_eq!(told, ["tax 0.6 -> 0.7 in the file is overridden by command: 0.1"]);
+    let change = HostChange { budget: Some(230 * MIB), no_tax: true, ..HostChange::default() };
+    client.change_host(&change).await.unwrap();
+    let host = ballastd.host().await;
+    assert_eq!((host.budget, host.tax), (230 * MIB, 0.7));
+    let both = HostChange { no_budget: true, ..change };
+    refused_as(client.change_host(&both).await, ErrorCode::BadRequest, "either budget");
+    // The next manager knows which was set, and takes that back as well.
+    ballastd.kill();
+    ballastd.restart();
+    let change = HostChange { no_budget: true, ..HostChange::default() };
+    let host = client.change_host(&change).await.unwrap();
+    assert_eq!((host.budget, host.tax), (220 * MIB, 0.7));
     // A file that is wrong changes nothing, and ends nothing.
     std::fs::write(&file, "budget = \n").unwrap();
     signal(ballastd.pid(), rustix::process::Signal::HUP);
