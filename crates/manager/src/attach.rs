@@ -9,6 +9,7 @@ use ballast_policy::{BalloonControl, Promise, TaxRate, WorkingSet};
 use ballast_qemu::{AccelChoice, Monitor, ProcessHandle, Qmp, listener_pid, process};
 use ballast_units::{Bytes, PAGE_SIZE, Pages, VM_NAME_RULE, good_vm_name};
 
+use crate::lifecycle::LARGEST;
 use crate::manager::{Failure, Manager, Pledge};
 use crate::records::Record;
 use crate::views;
@@ -188,5 +189,31 @@ async fn memory_size(monitor: &Monitor) -> Result<Pages, String> {
         .await
         .map_err(|e| e.to_string())?;
     let summary: Summary = serde_json::from_value(answer).map_err(|e| e.to_string())?;
-    Ok(Bytes(summary.base_memory).pages())
+    believed(Bytes(summary.base_memory))
+}
+
+/// The size that a VMM says its guest has: one that a VM can have, or sums of sizes overflow.
+fn believed(said: Bytes) -> Result<Pages, String> {
+    match said.pages() {
+        Pages::ZERO => Err("its QEMU says that it has no memory".to_owned()),
+        _ if said > LARGEST => Err(format!("its QEMU says that it has {said}, above {LARGEST}")),
+        size => Ok(size),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_size_that_no_vm_has_is_not_believed() {
+        assert_eq!(believed(Bytes::from_mib(64)), Ok(Pages::from_mib(64)));
+        assert_eq!(believed(LARGEST), Ok(LARGEST.pages()));
+        for (said, part) in
+            [(0, "no memory"), (4095, "no memory"), (LARGEST.0 + 1, "above"), (u64::MAX, "above")]
+        {
+            let error = believed(Bytes(said)).unwrap_err();
+            assert!(error.contains(part), "{said}: {error}");
+        }
+    }
 }
