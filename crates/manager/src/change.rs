@@ -281,23 +281,35 @@ fn changed(vm: &Vm, old: &VmParams, change: &VmChange) -> Result<VmParams, Failu
 }
 
 /// What a VM gets under other rules.
-pub(crate) fn under_rules(rules: &[VmRule], vm: &Vm) -> Result<VmParams, String> {
-    let old = vm.params();
-    let new = VmParams::resolve(rules, &vm.name, vm.size, old.asked())?;
-    Ok(VmParams { salt: old.salt, asked: old.asked, ..new })
+pub(crate) fn under_rules(
+    rules: &[VmRule],
+    name: &str,
+    size: Pages,
+    old: &VmParams,
+) -> Result<VmParams, String> {
+    let new = VmParams::resolve(rules, name, size, old.asked())?;
+    Ok(VmParams { salt: old.salt.clone(), asked: old.asked.clone(), ..new })
 }
 
 /// The swap space that was reserved at the start must do.
 pub(crate) fn check_swap(vm: &Vm, old: &VmParams, new: &VmParams) -> Result<(), Failure> {
-    let need = vm.size.saturating_sub(new.min);
     let reserved = vm.paged().as_ref().map_or(Pages(u64::MAX), |paged| paged.swap_len());
+    check_reserved(&vm.name, vm.size, reserved, old, new)
+        .map_err(|e| Failure::new(ErrorCode::Conflict, e))
+}
+
+pub(crate) fn check_reserved(
+    name: &str,
+    size: Pages,
+    reserved: Pages,
+    old: &VmParams,
+    new: &VmParams,
+) -> Result<(), String> {
+    let need = size.saturating_sub(new.min);
     if new.min < old.min && reserved < need {
-        return Err(Failure::new(
-            ErrorCode::Conflict,
-            format!(
-                "min: {} needs {need} of swap, {} was started with {reserved} reserved",
-                new.min, vm.name
-            ),
+        return Err(format!(
+            "min: {} needs {need} of swap, {name} was started with {reserved} reserved",
+            new.min
         ));
     }
     Ok(())

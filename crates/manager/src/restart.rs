@@ -30,7 +30,7 @@ const STILL_LATE: Duration = Duration::from_secs(600);
 /// are let in. Call before shims are accepted.
 pub fn announce(manager: &Arc<Manager>, left: Vec<Left>) -> anyhow::Result<Vec<Waiting>> {
     let mut alive = Vec::new();
-    for Left { folder, record, damage } in left {
+    for Left { folder, mut record, damage } in left {
         let process = match record.is_alive().then(|| ProcessHandle::open(record.pid)) {
             Some(Ok(process)) => process,
             // It has just ended, or long ago.
@@ -41,6 +41,7 @@ pub fn announce(manager: &Arc<Manager>, left: Vec<Left>) -> anyhow::Result<Vec<W
                 continue;
             }
         };
+        manager.renew(&folder, &mut record);
         if record.unpaged.is_some() {
             tokio::spawn(reach(
                 manager.clone(),

@@ -283,12 +283,26 @@ async fn guests_get_what_their_pools_and_rules_say() {
     let mut ballastd = ballastd;
     ballastd.kill();
     ballastd.restart();
-    let client = &ballastd.client;
+    let client = &ballastd.client.clone();
     ballastd
         .eventually("they are taken over", async || client.vms().await.unwrap().len() == 2)
         .await;
     assert_eq!(ballastd.vm("db2").await.params, two);
     assert_eq!(ballastd.vm("db1").await.params, one);
+    // What its file says by now counts at once, as after a reload. A pool that is gone is none.
+    let bare = "budget = \"256M\"\n[sharing]\nenabled = false\n[defaults]\nshares = 55\n\
+                [[vm]]\nname = \"db*\"\nmin = \"40%\"\n";
+    ballastd.kill();
+    std::fs::write(&file, bare).unwrap();
+    ballastd.restart();
+    ballastd
+        .eventually("they are taken over", async || client.vms().await.unwrap().len() == 2)
+        .await;
+    let (one, two) = (ballastd.vm("db1").await.params, ballastd.vm("db2").await.params);
+    assert_eq!((one.shares, one.min / MIB, one.pool), (55, 51, None));
+    assert_eq!((two.shares, two.min / MIB, two.pool), (55, 64, None));
+    assert!(std::fs::read_to_string(ballastd.log()).unwrap().contains("pool prod, which it was"));
+    assert_eq!(client.reload().await.unwrap().changes, Vec::<String>::new());
     for vm in ["db1", "db2"] {
         client.stop(vm, Duration::ZERO).await.unwrap();
     }
