@@ -161,9 +161,15 @@ pub struct HostChange {
     /// Default tax rate, 0 <= tax < 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tax: Option<f64>,
+    /// Take back the rate that was set: what is configured counts again. Not with `tax`.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub no_tax: bool,
     /// New budget in bytes. Refused below what is promised to running VMs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub budget: Option<u64>,
+    /// Take back the budget that was set: what is configured counts again. Not with `budget`.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub no_budget: bool,
 }
 
 /// How to end the manager.

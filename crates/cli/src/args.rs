@@ -399,14 +399,20 @@ pub enum HostCommand {
 
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  ballast host set --tax 0.75 --budget 8G")]
-#[command(group(at_least_one("host_change", &["tax", "budget"])))]
+#[command(group(at_least_one("host_change", &["tax", "no_tax", "budget", "no_budget"])))]
 pub struct HostSetArgs {
     /// Tax on idle memory of the VMs that have no own rate, 0 <= TAX < 1.
     #[arg(long, value_name = "TAX", value_parser = parse::tax, allow_negative_numbers = true)]
     pub tax: Option<f64>,
+    /// Take back the tax that was set so: what is configured counts again.
+    #[arg(long, conflicts_with = "tax")]
+    pub no_tax: bool,
     /// Machine memory that guests and overhead may use together.
     #[arg(long, value_name = "SIZE")]
     pub budget: Option<Bytes>,
+    /// Take back the budget that was set so: what is configured counts again.
+    #[arg(long, conflicts_with = "budget")]
+    pub no_budget: bool,
 }
 
 #[derive(Debug, Subcommand)]

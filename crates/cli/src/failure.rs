@@ -40,6 +40,10 @@ pub enum Failure {
         differing: u64,
         turns: u64,
     },
+    /// Turns that could not be replayed, since parts of the journal cannot be read; which was printed.
+    Unread {
+        files: usize,
+    },
     /// Planning from journals.
     Plan(PlanError),
     /// A scenario that cannot be simulated.
@@ -122,6 +126,7 @@ impl Failure {
             | Failure::Program { .. }
             | Failure::Journal(_)
             | Failure::Differs { .. }
+            | Failure::Unread { .. }
             | Failure::Plan(_)
             | Failure::Scenario(_)
             | Failure::File { .. }
@@ -140,7 +145,7 @@ impl Failure {
             Failure::Manager(ClientError::Broken { .. }) => json!("broken"),
             Failure::Estimate(_) | Failure::Offline(_) => json!("process"),
             Failure::Config(_) => json!("bad_request"),
-            Failure::Journal(_) => json!("journal"),
+            Failure::Journal(_) | Failure::Unread { .. } => json!("journal"),
             Failure::Differs { .. } => json!("differs"),
             Failure::Plan(_) => json!("plan"),
             Failure::Scenario(_) => json!("scenario"),
@@ -160,6 +165,12 @@ impl Failure {
             Failure::Journal(e) => e.to_string(),
             Failure::Differs { differing, turns } => {
                 format!("{differing} of {turns} turns do not come out as they were recorded")
+            }
+            Failure::Unread { files: 1 } => {
+                "a file of the journal is damaged: not all of it was replayed".to_owned()
+            }
+            Failure::Unread { files } => {
+                format!("{files} files of the journal are damaged: not all of them was replayed")
             }
             Failure::Plan(e) => e.to_string(),
             Failure::Scenario(e) => e.to_string(),

@@ -393,7 +393,12 @@ fn host_shows_states_and_thresholds_and_sets_parameters() {
     let text = human(&fake, &["host", "set", "--tax", "0.5", "--budget", "1G"]);
     contains_all(&text, &["budget 1 GiB", "tax 0.5"]);
     assert_eq!(as_json(&fake, &["host", "set", "--tax", "0"])["tax"], json!(0.0));
-    let expected = [json!({"tax": 0.5, "budget": 1024 * MIB}), json!({"tax": 0.0})];
+    human(&fake, &["host", "set", "--no-tax", "--no-budget"]);
+    let expected = [
+        json!({"tax": 0.5, "budget": 1024 * MIB}),
+        json!({"tax": 0.0}),
+        json!({"no_tax": true, "no_budget": true}),
+    ];
     assert_eq!(fake.recorded().into_iter().map(|r| r.1).collect::<Vec<_>>(), expected);
 }
 
@@ -497,6 +502,7 @@ fn wrong_usage_is_refused_before_the_manager_is_asked() {
         (vec!["vm", "attach", "old"], "--qmp"),
         (vec!["host", "set"], "--budget"),
         (vec!["host", "set", "--budget", "lots"], "'lots' is not a size"),
+        (vec!["host", "set", "--tax", "0.5", "--no-tax"], "cannot be used with"),
         (vec!["share", "estimate", "a/b"], "begins with a letter"),
         (vec!["share", "estimate", "0"], "'0' is not a process number"),
         (vec!["share", "estimate", "--rate-mib-s", "0"], "--rate-mib-s"),

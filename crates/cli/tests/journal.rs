@@ -160,12 +160,22 @@ fn the_journal_lists_what_changed_and_replays_bit_for_bit() {
     contains_all(&text, &["600 turns replayed", "the same bit for bit; outcomes of 600 followed"]);
     // Someone changes a number in it: its check does not agree, and it is said.
     let file = folder.path().join("0000000001.journal");
-    let mut bytes = std::fs::read(&file).unwrap();
+    let bytes_before = std::fs::read(&file).unwrap();
+    let mut bytes = bytes_before.clone();
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;
     std::fs::write(&file, &bytes).unwrap();
-    let text = good(&["journal", "replay", &path]);
-    contains_all(&text, &["damaged at byte", "0000000001.journal"]);
+    let (code, stdout, stderr) = said("/none".as_ref(), &["journal", "replay", &path]);
+    assert_eq!(code, Some(1), "what is lost cannot be vouched for");
+    contains_all(&stdout, &["the same bit for bit", "damaged at byte", "0000000001.journal"]);
+    contains_all(&stderr, &["a file of the journal is damaged"]);
+    // A manager that was killed leaves a record that is not whole, and one that writes has one.
+    std::fs::write(&file, &bytes_before[..bytes_before.len() - 3]).unwrap();
+    contains_all(&good(&["journal", "replay", &path]), &["not whole"]);
+    let begun = folder.path().join("0000000009.journal");
+    std::fs::write(&begun, &bytes_before[..20]).unwrap();
+    contains_all(&good(&["journal", "replay", &path]), &["not whole", "ends within its header"]);
+    std::fs::remove_file(&begun).unwrap();
     bytes[8] = 9;
     std::fs::write(&file, &bytes).unwrap();
     let (code, _, stderr) =

@@ -1,5 +1,8 @@
 //! Pages by content: which are zero, and which repeat others.
 
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
 use ballast_sharing::{Hasher, PageHash, is_zero};
 use ballast_units::{PAGE_SIZE, Pages};
 use serde::Serialize;
@@ -59,34 +62,42 @@ pub struct Repeated {
     pub saved: u64,
 }
 
-/// What repeats itself in all processes taken together, and what does so most.
-pub(crate) fn across(processes: Vec<Sorted>) -> (Pages, Vec<Repeated>) {
-    let mut hashes: Vec<PageHash> = Vec::new();
-    hashes.reserve_exact(processes.iter().map(|p| p.0.len()).sum());
-    for process in processes {
-        hashes.extend(process.0);
-    }
-    // Runs that are in order already are merged.
-    hashes.sort();
-    let all = Sorted(hashes);
+/// What repeats itself in all processes taken together, and what does so most. They are merged where they are: all
+/// hashes in one list would take their memory twice.
+pub(crate) fn across(processes: &[Sorted]) -> (Pages, Vec<Repeated>) {
+    let mut rest: Vec<&[PageHash]> = processes.iter().map(|p| &p.0[..]).collect();
+    // The smallest hash that each process has left.
+    let heads = rest.iter().enumerate().filter_map(|(i, left)| Some(Reverse((*left.first()?, i))));
+    let mut heads: BinaryHeap<_> = heads.collect();
+    let mut repeated = Pages::ZERO;
     // The largest so far, largest first.
     let mut most: Vec<u64> = Vec::new();
-    for equal in all.0.chunk_by(PageHash::eq) {
-        let copies = equal.len() as u64;
-        if copies > 1 {
-            let place = most.partition_point(|more| *more >= copies);
-            if place < MOST_REPEATED {
-                most.insert(place, copies);
-                most.truncate(MOST_REPEATED);
-            }
+    while let Some(&Reverse((hash, _))) = heads.peek() {
+        let mut copies = 0;
+        while let Some(&Reverse((other, i))) = heads.peek()
+            && other == hash
+        {
+            heads.pop();
+            let equal = rest[i].iter().take_while(|next| **next == hash).count();
+            copies += equal as u64;
+            rest[i] = &rest[i][equal..];
+            heads.extend(rest[i].first().map(|next| Reverse((*next, i))));
+        }
+        repeated += Pages(copies - 1);
+        let place = most.partition_point(|more| *more >= copies);
+        if copies > 1 && place < MOST_REPEATED {
+            most.insert(place, copies);
+            most.truncate(MOST_REPEATED);
         }
     }
     let told = |copies| Repeated { copies, saved: Pages(copies - 1).bytes().0 };
-    (all.repeated(), most.into_iter().map(told).collect())
+    (repeated, most.into_iter().map(told).collect())
 }
 
 #[cfg(test)]
 mod tests {
+    use ballast_units::SplitMix64;
+
     use super::*;
 
     fn page(content: u32) -> [u8; PAGE_SIZE] {
@@ -116,11 +127,11 @@ mod tests {
         // 1 is in both, 2 twice in one, 3 once.
         let (a, b) = (contents(&[1, 2, 2, 0]).sorted(), contents(&[3, 1, 1, 1]).sorted());
         assert_eq!((a.repeated(), b.repeated()), (Pages(1), Pages(2)));
-        let (repeated, most) = across(vec![a, b]);
+        let (repeated, most) = across(&[a, b]);
         assert_eq!(repeated, Pages(7 - 3));
         let told = |copies, pages| Repeated { copies, saved: pages * PAGE_SIZE as u64 };
         assert_eq!(most, [told(4, 3), told(2, 1)]);
-        assert_eq!(across(Vec::new()), (Pages(0), Vec::new()));
+        assert_eq!(across(&[]), (Pages(0), Vec::new()));
     }
 
     #[test]
@@ -130,9 +141,31 @@ mod tests {
             // 1 to 20 copies, in an order of hashes that has nothing to do with it.
             pages.extend(std::iter::repeat_n(content, content as usize));
         }
-        let (repeated, most) = across(vec![contents(&pages).sorted()]);
+        let (repeated, most) = across(&[contents(&pages).sorted()]);
         assert_eq!(repeated, Pages((0..20).sum()));
         let copies: Vec<u64> = most.iter().map(|m| m.copies).collect();
         assert_eq!(copies, [20, 19, 18, 17, 16]);
+    }
+
+    /// Against all contents in one list.
+    #[test]
+    fn processes_are_merged_as_one() {
+        let mut rng = SplitMix64::seeded(7);
+        for of in 1..=6 {
+            let processes: Vec<Vec<u32>> = (0..of)
+                .map(|_| (0..rng.below(200)).map(|_| 1 + rng.below(60) as u32).collect())
+                .collect();
+            let mut all = processes.concat();
+            all.sort_unstable();
+            let copies: Vec<u64> = all.chunk_by(u32::eq).map(|equal| equal.len() as u64).collect();
+            let mut most = copies.clone();
+            most.retain(|copies| *copies > 1);
+            most.sort_unstable_by_key(|copies| Reverse(*copies));
+            most.truncate(MOST_REPEATED);
+            let sorted: Vec<Sorted> = processes.iter().map(|p| contents(p).sorted()).collect();
+            let (repeated, told) = across(&sorted);
+            assert_eq!(repeated, Pages(copies.iter().map(|copies| copies - 1).sum()));
+            assert_eq!(told.iter().map(|m| m.copies).collect::<Vec<_>>(), most);
+        }
     }
 }

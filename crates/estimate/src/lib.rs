@@ -144,7 +144,7 @@ pub fn estimate(
         });
         contents.push(sorted);
     }
-    let (repeated_across, most_repeated) = across(contents);
+    let (repeated_across, most_repeated) = across(&contents);
     let sum = |f: fn(&ProcessEstimate) -> u64| all.processes.iter().map(f).sum();
     all.total = Total {
         guest_ram: sum(|p| p.guest_ram),

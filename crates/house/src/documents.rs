@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use crate::files;
 
 /// Folders of the repository that a text may name a path in.
-const FOLDERS: [&str; 6] = ["crates/", "docs/", "experiments/", "scenarios/", "scripts/", "fuzz/"];
+const FOLDERS: [&str; 7] =
+    ["crates/", "dist/", "docs/", "experiments/", "scenarios/", "scripts/", "fuzz/"];
 const PROGRAMS: [&str; 4] = ["./run", "./test", "./bench", "./experiment"];
 
 fn documents() -> Vec<PathBuf> {

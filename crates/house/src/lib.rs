@@ -4,6 +4,8 @@
 //! | --- | --- |
 //! | `layers` | which crate may depend on which, and what the policy may not touch |
 //! | `documents` | what a document names is there |
+//! | `scripts` | what programs of this folder refuse |
+//! | `service` | the service is what the documents say of it |
 //! | `sizes` | no file is longer than one reads |
 
 #[cfg(test)]
@@ -12,6 +14,10 @@ mod documents;
 mod layers;
 #[cfg(test)]
 mod paths;
+#[cfg(test)]
+mod scripts;
+#[cfg(test)]
+mod service;
 #[cfg(test)]
 mod sizes;
 

@@ -154,7 +154,7 @@ fn writable(dir: &Path) -> bool {
 /// Unmounted with the folder that it is in, when that is swept.
 fn mount_tmpfs(at: &Path, size: Bytes) -> Result<()> {
     std::fs::create_dir(at).with_context(|| at.display().to_string())?;
-    let size = format!("size={}", size.0);
+    let size = format!("size={},mode=0700", size.0);
     let mut mount = Command::new(tools::find("mount", "mount")?);
     tools::run(mount.args(["-t", "tmpfs", "-o", &size, "none"]).arg(at)).map(drop)
 }

@@ -9,8 +9,8 @@ use ballast_policy::{BalloonControl, Promise, TaxRate, WorkingSet};
 use ballast_qemu::{AccelChoice, Monitor, ProcessHandle, Qmp, listener_pid, process};
 use ballast_units::{Bytes, PAGE_SIZE, Pages, VM_NAME_RULE, good_vm_name};
 
-use crate::lifecycle::built_at;
-use crate::manager::{Failure, Manager, Pledge, check_pool};
+use crate::lifecycle::{LARGEST, built_at};
+use crate::manager::{Failure, Manager, Pledge};
 use crate::records::Record;
 use crate::views;
 use crate::vm::{Asked, NewVm, Vm, VmParams, lock};
@@ -72,11 +72,9 @@ impl Manager {
                 vm
             }
             None => {
-                // Nothing is promised to it beyond what it has taken already.
-                let nothing = Promise { min: Pages(0), overhead: Pages(0), swap: Pages(0) };
-                check_pool(&self.pools.rules(), spec.pool.as_deref())?;
-                let nothing = Pledge { promise: nothing, pool: None };
-                self.take_name(&spec.name, nothing).await?;
+                // Its name alone, until its size is known.
+                let pledge = Pledge { promise: promise_of(Pages::ZERO), pool: None };
+                self.take_name(&spec.name, pledge).await?;
                 let attached = self.attach_stranger(&spec, pid, &qmp).await;
                 self.promise_settled(&spec.name);
                 attached?
@@ -117,6 +115,9 @@ impl Manager {
         };
         let params = VmParams::resolve(&self.config().vms, &spec.name, size, asked)
             .map_err(|e| Failure::bad(format!("{}: {e}", spec.name)))?;
+        // What it has taken it has, whatever the budget; what is guaranteed beyond that is promised as to any other.
+        let pledge = Pledge { promise: promise_of(params.min), pool: params.pool.clone() };
+        self.promise(&spec.name, pledge)?;
         let handle = ProcessHandle::open(pid).map_err(|e| internal(e.to_string()))?;
         let folder = self.folder_of(&spec.name);
         self.fresh_folder(&spec.name).await.map_err(|e| internal(e.to_string()))?;
@@ -168,6 +169,11 @@ impl Drop for Taken<'_> {
     }
 }
 
+/// Of a VM that is not paged: no swap files, and no overhead of a pager's.
+fn promise_of(min: Pages) -> Promise {
+    Promise { min, overhead: Pages::ZERO, swap: Pages::ZERO }
+}
+
 fn absolute(path: &Path) -> Option<PathBuf> {
     std::path::absolute(path).ok()
 }
@@ -184,5 +190,31 @@ async fn memory_size(monitor: &Monitor) -> Result<Pages, String> {
         .await
         .map_err(|e| e.to_string())?;
     let summary: Summary = serde_json::from_value(answer).map_err(|e| e.to_string())?;
-    Ok(Bytes(summary.base_memory).pages())
+    believed(Bytes(summary.base_memory))
+}
+
+/// The size that a VMM says its guest has: one that a VM can have, or sums of sizes overflow.
+fn believed(said: Bytes) -> Result<Pages, String> {
+    match said.pages() {
+        Pages::ZERO => Err("its QEMU says that it has no memory".to_owned()),
+        _ if said > LARGEST => Err(format!("its QEMU says that it has {said}, above {LARGEST}")),
+        size => Ok(size),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_size_that_no_vm_has_is_not_believed() {
+        assert_eq!(believed(Bytes::from_mib(64)), Ok(Pages::from_mib(64)));
+        assert_eq!(believed(LARGEST), Ok(LARGEST.pages()));
+        for (said, part) in
+            [(0, "no memory"), (4095, "no memory"), (LARGEST.0 + 1, "above"), (u64::MAX, "above")]
+        {
+            let error = believed(Bytes(said)).unwrap_err();
+            assert!(error.contains(part), "{said}: {error}");
+        }
+    }
 }

@@ -3,19 +3,27 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use ballast_api::{ErrorCode, HostChange, PoolChange, VmChange};
 use ballast_policy::TaxRate;
 use ballast_policy::pools::Books;
 use ballast_units::{Bytes, Pages};
 
-use crate::config;
 use crate::config::rules::{PoolRule, VmRule};
 use crate::manager::{Failure, Made, Manager, Pledge, check_pool};
 use crate::pools::Rules;
 use crate::records::Record;
 use crate::vm::{Vm, VmParams, lock};
+
+/// What is to be in force in place of what is.
+pub(crate) struct Next<'a> {
+    /// All pools.
+    pub rules: &'a Rules,
+    /// VMs whose parameters change, with those before and after.
+    pub vms: &'a [(Arc<Vm>, VmParams, VmParams)],
+    /// What may be promised on the host.
+    pub capacity: Pages,
+}
 
 impl Manager {
     /// New parameters of a VM.
@@ -29,42 +37,77 @@ impl Manager {
         let rules = self.pools.rules();
         check_pool(&rules, params.pool.as_deref())?;
         // More is promised, or out of another pool: as for a start.
-        self.promise_changes(&rules, &[(vm.clone(), old, params)], |_| Ok(()), || Ok(()))
+        let vms = [(vm.clone(), old, params)];
+        self.promise_changes(&Next { vms: &vms, ..self.as_now(&rules) }, || Ok(()))
             .map_err(|e| Failure::new(e.code, format!("{name}: {}", e.message)))?;
         drop(one);
         self.kick.ring(format!("parameters of {name} changed"));
         Ok(vm)
     }
 
-    /// Sets new parameters of VMs, given with those before, if what is promised then, with these pools, can
-    /// be kept, and if they can be written down. The pools are for `commit` to set: nothing is promised out of
-    /// one meanwhile.
+    /// With other pools, nothing else changes.
+    fn as_now<'a>(&self, rules: &'a Rules) -> Next<'a> {
+        let budget = self.host.ledger.budget();
+        Next { rules, vms: &[], capacity: self.capacity(budget, &self.thresholds()) }
+    }
+
+    /// Sets new parameters of VMs if all that is promised then can be kept, and if they can be written down. The
+    /// rest is for `commit` to set: nothing is promised meanwhile.
     pub(crate) fn promise_changes(
         &self,
-        rules: &Rules,
-        changes: &[(Arc<Vm>, VmParams, VmParams)],
-        check: impl FnOnce(&HashMap<String, Pledge>) -> Result<(), Failure>,
+        next: &Next<'_>,
         commit: impl FnOnce() -> Result<(), Failure>,
     ) -> Result<(), Failure> {
         let starting = lock(&self.starting);
-        check(&starting)?;
-        let old_pools = self.pools.pools(&self.pools.rules());
-        let pools = self.pools.pools(rules);
+        let old_rules = self.pools.rules();
+        self.check_unused(&old_rules, next, &starting)?;
+        let old_pools = self.pools.pools(&old_rules);
+        let pools = self.pools.pools(next.rules);
         let before = self.promises(&starting);
         let mut after: Vec<Made> = before.clone();
-        for (vm, _, params) in changes {
+        for (vm, _, params) in next.vms {
             let new = self.promised_to(vm, params);
             if let Some(made) = after.iter_mut().find(|(name, ..)| *name == vm.name) {
                 *made = new;
             }
         }
-        self.books(&pools, &after)
+        Books { capacity: next.capacity, ..self.books(&pools, &after) }
             .no_worse_than(&self.books(&old_pools, &before))
             .map_err(|lack| Failure::new(ErrorCode::NoRoom, lack.to_string()))?;
-        write_down(changes).map_err(Failure::internal)?;
+        write_down(next.vms).map_err(Failure::internal)?;
         commit()?;
-        for (vm, _, params) in changes {
+        for (vm, _, params) in next.vms {
             vm.set_params(params.clone());
+        }
+        Ok(())
+    }
+
+    /// Whether nothing is in the pools that go, once all has changed.
+    fn check_unused(
+        &self,
+        old: &Rules,
+        next: &Next<'_>,
+        starting: &HashMap<String, Pledge>,
+    ) -> Result<(), Failure> {
+        let conflict = |pool: &str, what: String| {
+            Failure::new(ErrorCode::Conflict, format!("pool {pool} cannot go: {what} is in it"))
+        };
+        for rule in next.rules.values() {
+            if let Some(parent) = rule.parent().filter(|parent| !next.rules.contains_key(*parent)) {
+                return Err(conflict(parent, format!("pool {}", rule.name)));
+            }
+        }
+        let pool_of = |vm: &Arc<Vm>| {
+            let changed = next.vms.iter().find(|(other, ..)| other.id == vm.id);
+            changed.map_or_else(|| vm.params().pool, |(_, _, params)| params.pool.clone())
+        };
+        let running = self.vms().into_iter().map(|vm| (vm.name.clone(), pool_of(&vm)));
+        let starts = starting.iter().map(|(name, pledge)| (name.clone(), pledge.pool.clone()));
+        for (name, pool) in running.chain(starts) {
+            let goes = |pool: &String| old.contains_key(pool) && !next.rules.contains_key(pool);
+            if let Some(pool) = pool.filter(goes) {
+                return Err(conflict(&pool, format!("VM {name}")));
+            }
         }
         Ok(())
     }
@@ -94,7 +137,7 @@ impl Manager {
         rule.check().map_err(|(key, what)| Failure::bad(format!("{key}: {what}")))?;
         check_pool(&rules, rule.parent())?;
         rules.insert(name.to_owned(), rule.clone());
-        self.promise_changes(&rules, &[], |_| Ok(()), || self.command_pool(name, Some(rule)))
+        self.promise_changes(&self.as_now(&rules), || self.command_pool(name, Some(rule)))
             .map_err(|e| Failure::new(e.code, format!("pool {name}: {}", e.message)))?;
         drop(one);
         self.kick.ring(format!("parameters of pool {name} changed"));
@@ -119,8 +162,7 @@ impl Manager {
                 rules.remove(name);
             }
         }
-        let unused = |starting: &HashMap<String, Pledge>| self.check_unused(&rules, starting);
-        self.promise_changes(&rules, &[], unused, || self.command_pool(name, None))
+        self.promise_changes(&self.as_now(&rules), || self.command_pool(name, None))
             .map_err(|e| Failure::new(e.code, format!("pool {name}: {}", e.message)))?;
         drop(one);
         self.kick.ring(format!("pool {name} changed"));
@@ -132,58 +174,26 @@ impl Manager {
         written.map_err(|e| Failure::internal(format!("writing it down: {e}")))
     }
 
-    /// Whether all pools are there that VMs and pools are in.
-    pub(crate) fn check_unused(
-        &self,
-        rules: &Rules,
-        starting: &HashMap<String, Pledge>,
-    ) -> Result<(), Failure> {
-        let conflict = |pool: &str, what: String| {
-            Failure::new(ErrorCode::Conflict, format!("pool {pool} cannot go: {what} is in it"))
-        };
-        for rule in rules.values() {
-            if let Some(parent) = rule.parent().filter(|parent| !rules.contains_key(*parent)) {
-                return Err(conflict(parent, format!("pool {}", rule.name)));
-            }
-        }
-        let starts = starting.iter().map(|(name, pledge)| (name.clone(), pledge.pool.clone()));
-        let running = self.vms().into_iter().map(|vm| (vm.name.clone(), vm.params().pool));
-        for (name, pool) in running.chain(starts) {
-            if let Some(pool) = pool.filter(|pool| !rules.contains_key(pool)) {
-                return Err(conflict(&pool, format!("VM {name}")));
-            }
-        }
-        Ok(())
-    }
-
     /// New parameters of the host.
     pub fn change_host(&self, change: &HostChange) -> Result<(), Failure> {
         let one = lock(&self.changing);
-        let tax = change.tax.map(TaxRate::new).transpose();
-        let tax = tax.map_err(|e| Failure::bad(format!("tax: {e}")))?;
-        if let Some(budget) = change.budget {
-            let budget = Bytes(budget).pages();
-            config::check_budget(budget).map_err(|e| Failure::bad(format!("budget: {e}")))?;
-            // None is made meanwhile.
-            let starting = lock(&self.starting);
-            let pools = self.pools.pools(&self.pools.rules());
-            let made = self.promises(&starting);
-            let now = self.books(&pools, &made);
-            let capacity = self.capacity(budget, &self.config().scale.thresholds(budget));
-            let then = Books { capacity, ..self.books(&pools, &made) };
-            then.no_worse_than(&now).map_err(|lack| {
-                let why = format!("budget: {budget} is too little for what is promised: {lack}");
-                Failure::new(ErrorCode::NoRoom, why)
-            })?;
-            self.keep_host_set(Some(budget), tax)?;
+        let set = lock(&self.host_set).changed(change)?;
+        let config = self.config();
+        let budget = set.budget.unwrap_or(config.budget);
+        let capacity = self.capacity(budget, &config.scale.thresholds(budget));
+        let rules = self.pools.rules();
+        self.promise_changes(&Next { rules: &rules, vms: &[], capacity }, || {
+            self.keep_host_set(set)?;
             self.host.ledger.set_budget(budget);
-            self.budget_set.store(true, Ordering::Relaxed);
-        } else {
-            self.keep_host_set(None, tax)?;
-        }
-        if let Some(tax) = tax {
-            self.set_tax(tax);
-        }
+            Ok(())
+        })
+        .map_err(|e| match e.code {
+            ErrorCode::NoRoom => {
+                let why = format!("budget: {budget} is too little for what is promised: {e}");
+                Failure::new(e.code, why)
+            }
+            _ => e,
+        })?;
         drop(one);
         self.kick.ring("parameters of the host changed");
         Ok(())
@@ -192,7 +202,7 @@ impl Manager {
 
 /// For the next manager: all of them, or none. Under the lock of changes, so that what is written is in the
 /// order of what was decided.
-pub(crate) fn write_down(changes: &[(Arc<Vm>, VmParams, VmParams)]) -> Result<(), String> {
+fn write_down(changes: &[(Arc<Vm>, VmParams, VmParams)]) -> Result<(), String> {
     for (i, (vm, _, params)) in changes.iter().enumerate() {
         let Err(e) = Record::update_params(&vm.folder, params) else { continue };
         for (vm, before, _) in &changes[..i] {
@@ -271,23 +281,35 @@ fn changed(vm: &Vm, old: &VmParams, change: &VmChange) -> Result<VmParams, Failu
 }
 
 /// What a VM gets under other rules.
-pub(crate) fn under_rules(rules: &[VmRule], vm: &Vm) -> Result<VmParams, String> {
-    let old = vm.params();
-    let new = VmParams::resolve(rules, &vm.name, vm.size, old.asked())?;
-    Ok(VmParams { salt: old.salt, asked: old.asked, ..new })
+pub(crate) fn under_rules(
+    rules: &[VmRule],
+    name: &str,
+    size: Pages,
+    old: &VmParams,
+) -> Result<VmParams, String> {
+    let new = VmParams::resolve(rules, name, size, old.asked())?;
+    Ok(VmParams { salt: old.salt.clone(), asked: old.asked.clone(), ..new })
 }
 
 /// The swap space that was reserved at the start must do.
 pub(crate) fn check_swap(vm: &Vm, old: &VmParams, new: &VmParams) -> Result<(), Failure> {
-    let need = vm.size.saturating_sub(new.min);
     let reserved = vm.paged().as_ref().map_or(Pages(u64::MAX), |paged| paged.swap_len());
+    check_reserved(&vm.name, vm.size, reserved, old, new)
+        .map_err(|e| Failure::new(ErrorCode::Conflict, e))
+}
+
+pub(crate) fn check_reserved(
+    name: &str,
+    size: Pages,
+    reserved: Pages,
+    old: &VmParams,
+    new: &VmParams,
+) -> Result<(), String> {
+    let need = size.saturating_sub(new.min);
     if new.min < old.min && reserved < need {
-        return Err(Failure::new(
-            ErrorCode::Conflict,
-            format!(
-                "min: {} needs {need} of swap, {} was started with {reserved} reserved",
-                new.min, vm.name
-            ),
+        return Err(format!(
+            "min: {} needs {need} of swap, {name} was started with {reserved} reserved",
+            new.min
         ));
     }
     Ok(())

@@ -3,8 +3,9 @@
 
 use std::path::Path;
 
+use ballast_api::HostChange;
 use ballast_policy::TaxRate;
-use ballast_units::Pages;
+use ballast_units::{Bytes, Pages};
 use serde::{Deserialize, Serialize};
 
 use crate::config::check_budget;
@@ -21,9 +22,8 @@ pub struct HostSet {
     /// Within what `check_budget` allows.
     #[serde(default)]
     pub budget: Option<Pages>,
-    /// 0 <= rate < 1.
     #[serde(default)]
-    pub tax: Option<f64>,
+    pub tax: Option<TaxRate>,
 }
 
 impl HostSet {
@@ -40,10 +40,33 @@ impl HostSet {
         if let Some(budget) = set.budget {
             check_budget(budget).map_err(|e| named(format!("budget: {e}")))?;
         }
-        if let Some(tax) = set.tax {
-            TaxRate::new(tax).map_err(|e| named(format!("tax: {e}")))?;
-        }
         Ok(set)
+    }
+
+    /// With what is asked for now.
+    ///
+    /// # Errors
+    /// It cannot be.
+    pub fn changed(self, change: &HostChange) -> Result<HostSet, Failure> {
+        let budget = match (change.budget, change.no_budget) {
+            (Some(_), true) => return Err(Failure::bad("budget: give either budget or no_budget")),
+            (Some(budget), false) => {
+                let budget = Bytes(budget).pages();
+                check_budget(budget).map_err(|e| Failure::bad(format!("budget: {e}")))?;
+                Some(budget)
+            }
+            (None, true) => None,
+            (None, false) => self.budget,
+        };
+        let tax = match (change.tax, change.no_tax) {
+            (Some(_), true) => return Err(Failure::bad("tax: give either tax or no_tax")),
+            (Some(tax), false) => {
+                Some(TaxRate::new(tax).map_err(|e| Failure::bad(format!("tax: {e}")))?)
+            }
+            (None, true) => None,
+            (None, false) => self.tax,
+        };
+        Ok(HostSet { budget, tax })
     }
 
     fn save(&self, run_dir: &Path) -> std::io::Result<()> {
@@ -52,18 +75,11 @@ impl HostSet {
 }
 
 impl Manager {
-    /// Notes what is set now, beside what was set before. Under the lock of changes.
-    pub(crate) fn keep_host_set(
-        &self,
-        budget: Option<Pages>,
-        tax: Option<TaxRate>,
-    ) -> Result<(), Failure> {
-        let mut kept = lock(&self.host_set);
-        let set =
-            HostSet { budget: budget.or(kept.budget), tax: tax.map(TaxRate::get).or(kept.tax) };
+    /// Notes what counts from now on. Under the lock of changes.
+    pub(crate) fn keep_host_set(&self, set: HostSet) -> Result<(), Failure> {
         set.save(&self.config().run_dir)
             .map_err(|e| Failure::internal(format!("host: writing it down: {e}")))?;
-        *kept = set;
+        *lock(&self.host_set) = set;
         Ok(())
     }
 }
@@ -76,7 +92,8 @@ mod tests {
     fn what_was_set_is_found_again_and_nonsense_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(HostSet::load(dir.path()).unwrap(), HostSet::default());
-        let set = HostSet { budget: Some(Pages::from_mib(512)), tax: Some(0.5) };
+        let set =
+            HostSet { budget: Some(Pages::from_mib(512)), tax: Some(TaxRate::new(0.5).unwrap()) };
         set.save(dir.path()).unwrap();
         assert_eq!(HostSet::load(dir.path()).unwrap(), set);
         for (text, part) in

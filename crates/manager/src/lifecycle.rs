@@ -28,7 +28,7 @@ use crate::{agent_loop, balloon_loop, ending, views};
 /// Deadline of one QMP command: a QEMU that waits in a page fault answers when it is served.
 const QMP_DEADLINE: Duration = Duration::from_secs(5);
 /// No host has more; sums of such sizes do not overflow.
-const LARGEST: Bytes = Bytes(1 << 46);
+pub(crate) const LARGEST: Bytes = Bytes(1 << 46);
 /// How long a VMM may take to map its RAM, and to open its QMP socket.
 const START: Duration = Duration::from_secs(60);
 /// How long a VMM that runs already waits for memory to be made free.

@@ -36,6 +36,7 @@ mod starts;
 mod survey;
 mod swap;
 mod tools;
+mod trust;
 mod unreadable;
 mod upgrade;
 mod views;

@@ -73,10 +73,7 @@ pub struct Manager {
     pub journal: Option<Journal>,
     /// Times that the policy sees are since then.
     pub started: Instant,
-    /// Set by command, over what the configuration says.
-    tax: Mutex<Option<TaxRate>>,
-    pub(crate) budget_set: AtomicBool,
-    /// What of that is kept for the next manager.
+    /// Set by command, over what the configuration says, and kept for the next manager.
     pub(crate) host_set: Mutex<HostSet>,
     vms: RwLock<Vec<Arc<Vm>>>,
     next_id: AtomicU32,
@@ -163,25 +160,22 @@ impl Failure {
 
 impl Manager {
     /// Must be called inside the runtime.
-    pub fn new(mut config: Config, source: Source) -> anyhow::Result<Arc<Manager>> {
+    pub fn new(config: Config, source: Source) -> anyhow::Result<Arc<Manager>> {
         let host_set = HostSet::load(&config.run_dir)?;
-        let tax = host_set.tax.map(TaxRate::new).transpose()?;
-        if let Some(budget) = host_set.budget {
+        let budget = host_set.budget.unwrap_or(config.budget);
+        if host_set.budget.is_some() {
             tracing::info!("budget {budget}, by command: {} is configured", config.budget);
-            config.budget = budget;
         }
         let kick = Arc::new(Kick::default());
         let bell = kick.clone();
-        let host = Arc::new(Host::new(Ledger::new(config.budget, move || bell.crossing())));
-        host.set_plenty(config.scale.thresholds(config.budget).goal());
+        let host = Arc::new(Host::new(Ledger::new(budget, move || bell.crossing())));
+        host.set_plenty(config.scale.thresholds(budget).goal());
         let commons = Commons::open(&config.run_dir, &config.sharing, host.clone())?;
         Ok(Arc::new(Manager {
             commons,
             swap: Swap::new(&config),
             share_rates: Rates::default(),
             pools: Pools::open(&config.run_dir, &config.pools)?,
-            tax: Mutex::new(tax),
-            budget_set: AtomicBool::new(host_set.budget.is_some()),
             host_set: Mutex::new(host_set),
             journal: crate::journal::start(config.journal.as_ref()),
             config: RwLock::new(Arc::new(config)),
@@ -223,11 +217,7 @@ impl Manager {
     }
     /// Of VMs that have none of their own, nor by their pools: as commanded, else as configured.
     pub fn tax(&self) -> TaxRate {
-        lock(&self.tax).unwrap_or(self.config().tax)
-    }
-    /// By command: wins over the configuration from now on. For the next turn of the policy.
-    pub fn set_tax(&self, tax: TaxRate) {
-        *lock(&self.tax) = Some(tax);
+        lock(&self.host_set).tax.unwrap_or(self.config().tax)
     }
     /// The rate in force for a VM: its own, its nearest pool's, or the host's.
     pub fn tax_of(&self, params: &VmParams, pools: &[Pool]) -> TaxRate {
@@ -398,10 +388,9 @@ impl Manager {
     pub(crate) fn promised_to(&self, vm: &Vm, params: &VmParams) -> Made {
         let is_paged = vm.paged().is_some();
         let guaranteed = match vm.mode() {
-            // Nothing is taken from it: what it has it keeps.
-            Mode::Unmanaged if is_paged => vm.consumed().max(params.min),
-            _ if is_paged => params.min,
-            _ => vm.consumed(),
+            Mode::Paged | Mode::BalloonOnly if is_paged => params.min,
+            // Nothing is taken from it, or only what its guest gives: what it has it keeps.
+            _ => vm.consumed().max(params.min),
         };
         (vm.name.clone(), self.pools.id(params.pool.as_deref()), guaranteed + vm.overhead())
     }

@@ -1,16 +1,17 @@
 //! Reading the configuration again while VMs run: all of the new one counts, or, when anything about it
 //! is wrong, nothing of it.
 
-use std::path::PathBuf;
-use std::sync::atomic::Ordering;
+use std::path::{Path, PathBuf};
 
 use ballast_api::{ConfigReloaded, ErrorCode};
-use ballast_policy::pools::Books;
+use ballast_units::Pages;
 
-use crate::change::{check_swap, under_rules, write_down};
+use crate::change::{Next, check_reserved, check_swap, under_rules};
 use crate::config::{Config, Overrides};
-use crate::manager::{Failure, Made, Manager, check_pool};
-use crate::vm::lock;
+use crate::host_set::HostSet;
+use crate::manager::{Failure, Manager, check_pool};
+use crate::records::Record;
+use crate::vm::{VmParams, lock};
 
 /// Where the configuration came from.
 #[derive(Clone, Debug, Default)]
@@ -34,7 +35,7 @@ impl Manager {
                 "there is no configuration to reload: ballastd was started without --config",
             ));
         };
-        let mut new = Config::load(Some(file), self.source.overrides.clone())
+        let new = Config::load(Some(file), self.source.overrides.clone())
             .map_err(|e| Failure::bad(e.to_string()))?;
         let refused = |code, what: String| {
             Failure::new(
@@ -48,16 +49,15 @@ impl Manager {
             let what = format!("{key} cannot be changed while ballastd runs: restart it");
             return Err(refused(ErrorCode::Conflict, what));
         }
-        if self.budget_set.load(Ordering::Relaxed) {
-            // By command, which wins over the file.
-            new.budget = self.host.ledger.budget();
-        }
+        // By command, which wins over the file.
+        let set = *lock(&self.host_set);
+        let budget = set.budget.unwrap_or(new.budget);
         let rules = self.pools.rules_with(&new.pools);
         let mut changes = Vec::new();
         for vm in self.vms() {
-            let params = under_rules(&new.vms, &vm)
-                .map_err(|e| refused(ErrorCode::BadRequest, format!("VM {}: {e}", vm.name)))?;
             let before = vm.params();
+            let params = under_rules(&new.vms, &vm.name, vm.size, &before)
+                .map_err(|e| refused(ErrorCode::BadRequest, format!("VM {}: {e}", vm.name)))?;
             check_pool(&rules, params.pool.as_deref())
                 .and_then(|()| check_swap(&vm, &before, &params))
                 .map_err(|e| refused(e.code, format!("VM {}: {}", vm.name, e.message)))?;
@@ -65,36 +65,14 @@ impl Manager {
                 changes.push((vm, before, params));
             }
         }
-        let mut told = differences(&old, &new);
-        {
-            let starting = lock(&self.starting);
-            self.check_unused(&rules, &starting).map_err(|e| refused(e.code, e.message))?;
-            let old_pools = self.pools.pools(&self.pools.rules());
-            let pools = self.pools.pools(&rules);
-            let before = self.promises(&starting);
-            let mut after: Vec<Made> = before.clone();
-            for (vm, _, params) in &changes {
-                if let Some(made) = after.iter_mut().find(|(name, ..)| *name == vm.name) {
-                    *made = self.promised_to(vm, params);
-                }
-            }
-            let thresholds = new.scale.thresholds(new.budget);
-            let after = Books {
-                capacity: self.capacity(new.budget, &thresholds),
-                ..self.books(&pools, &after)
-            };
-            after
-                .no_worse_than(&self.books(&old_pools, &before))
-                .map_err(|lack| refused(ErrorCode::NoRoom, lack.to_string()))?;
-            write_down(&changes).map_err(|e| refused(ErrorCode::Internal, e))?;
-            // From here on nothing can fail.
-            self.host.ledger.set_budget(new.budget);
+        let mut told = differences(&old, &new, &set);
+        for (vm, before, params) in &changes {
+            told.push(format!("VM {}: {}", vm.name, crate::vm::differences(before, params)));
+        }
+        let capacity = self.capacity(budget, &new.scale.thresholds(budget));
+        self.promise_changes(&Next { rules: &rules, vms: &changes, capacity }, || {
+            self.host.ledger.set_budget(budget);
             self.pools.set_configured(&new.pools);
-            for (vm, before, params) in &changes {
-                vm.set_params(params.clone());
-                let what = crate::vm::differences(before, params);
-                told.push(format!("VM {}: {what}", vm.name));
-            }
             for vm in self.vms() {
                 lock(&vm.control).set_config(new.balloon);
                 let mut sampling = lock(&vm.sampling);
@@ -102,13 +80,49 @@ impl Manager {
                 sampling.times.set_config(new.sampling);
             }
             self.set_config(new);
-        }
+            Ok(())
+        })
+        .map_err(|e| refused(e.code, e.message))?;
         drop(one);
         for what in &told {
             tracing::info!("configuration reloaded: {what}");
         }
         self.kick.ring("the configuration was reloaded");
         Ok(ConfigReloaded { file: file.display().to_string(), changes: told })
+    }
+
+    /// Gives a VM that a former manager left what the configuration says of it now, as a reload would. What a
+    /// reload would be refused for leaves it what it had, but in no pool that is not there.
+    pub(crate) fn renew(&self, folder: &Path, record: &mut Record) {
+        let pools = self.pools.rules();
+        let (name, mut old) = (&record.name, record.params.clone());
+        let mut asked = old.asked();
+        if let Some(Some(pool)) = &asked.pool
+            && !pools.contains_key(pool)
+        {
+            tracing::error!(vm = name, "pool {pool}, which it was put in, is not there any more");
+            asked.pool = None;
+            old.asked = Some(asked);
+        }
+        let reserved = record.swap.as_ref().map(|files| files.iter().map(|file| file.size).sum());
+        let new = under_rules(&self.config().vms, name, record.size, &old).and_then(|new| {
+            let reserved = reserved.unwrap_or(Pages(u64::MAX));
+            check_reserved(name, record.size, reserved, &old, &new).map(|()| new)
+        });
+        let new = new.unwrap_or_else(|e| {
+            tracing::error!(vm = name, "it keeps what it had, for the configuration of now: {e}");
+            let pool = old.pool.clone().filter(|pool| pools.contains_key(pool));
+            VmParams { pool, ..old }
+        });
+        if new == record.params {
+            return;
+        }
+        let what = crate::vm::differences(&record.params, &new);
+        tracing::info!(vm = name, "under the configuration of now: {what}");
+        if let Err(e) = Record::update_params(folder, &new) {
+            tracing::warn!(vm = name, "{e}: it says what is not in force");
+        }
+        record.params = new;
     }
 }
 
@@ -128,16 +142,22 @@ fn fixed(old: &Config, new: &Config) -> Option<&'static str> {
     keys.into_iter().find(|(_, changed)| *changed).map(|(key, _)| key)
 }
 
-/// What is different, of what counts from now on.
-fn differences(old: &Config, new: &Config) -> Vec<String> {
+/// What is different, of what counts from now on, and of what would if commands did not say otherwise.
+fn differences(old: &Config, new: &Config, set: &HostSet) -> Vec<String> {
     let mut told = Vec::new();
     let mut tell = |different: bool, what: String| {
         if different {
             told.push(what);
         }
     };
-    tell(old.budget != new.budget, format!("budget {} -> {}", old.budget, new.budget));
-    tell(old.tax != new.tax, format!("tax {} -> {}", old.tax.get(), new.tax.get()));
+    let by_command = |what: String, set: Option<String>| match set {
+        Some(set) => format!("{what} in the file is overridden by command: {set}"),
+        None => what,
+    };
+    let budget = format!("budget {} -> {}", old.budget, new.budget);
+    tell(old.budget != new.budget, by_command(budget, set.budget.map(|b| b.to_string())));
+    let tax = format!("tax {} -> {}", old.tax.get(), new.tax.get());
+    tell(old.tax != new.tax, by_command(tax, set.tax.map(|tax| tax.get().to_string())));
     tell(old.policy != new.policy, format!("policy {} -> {}", old.policy, new.policy));
     tell(old.scale != new.scale, format!("thresholds {:?} -> {:?}", old.scale, new.scale));
     tell(old.balloon != new.balloon, "balloon".into());
@@ -166,4 +186,57 @@ fn differences(old: &Config, new: &Config) -> Vec<String> {
         tell(pool(&new.pools, &rule.name).is_none(), format!("pool {} is gone", rule.name));
     }
     told
+}
+
+#[cfg(test)]
+mod tests {
+    use ballast_qemu::AccelChoice;
+    use ballast_units::Bytes;
+
+    use super::*;
+    use crate::swap::SwapFile;
+    use crate::vm::Asked;
+
+    #[tokio::test]
+    async fn what_a_reload_would_be_refused_for_leaves_a_vm_what_it_had() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("ballast.toml");
+        let text = "[defaults]\nshares = 7\n[[vm]]\nname = \"small\"\nmax = \"8M\"\n[pool.a]\n";
+        std::fs::write(&file, text).unwrap();
+        let [run_dir, swap_dir] = ["run", "swap"].map(|name| Some(dir.path().join(name)));
+        for folder in [&run_dir, &swap_dir].into_iter().flatten() {
+            std::fs::create_dir(folder).unwrap();
+        }
+        let (budget, shim) = (Some(Bytes::from_mib(256)), std::env::current_exe().ok());
+        let overrides = Overrides { run_dir, swap_dir, budget, shim, ..Overrides::default() };
+        let config = Config::load(Some(&file), overrides).unwrap();
+        let manager = Manager::new(config, Source::default()).unwrap();
+        let size = Pages::from_mib(64);
+        let min = Pages::from_mib(16);
+        // What it is given by `asked`, under a file that said 9 shares and a min of 16 MiB.
+        let renewed = |name: &str, pool: &str, asked: Asked, swap: u64| {
+            let pool = Some(pool.to_owned());
+            let (tax, salt, asked) = (None, None, Some(asked));
+            let old = VmParams { shares: 9, min, max: size, tax, salt, pool, asked };
+            let accel = AccelChoice::Kvm;
+            let mut record = Record::new(name, None, old, size, Pages(0), 1, &accel);
+            let swap = SwapFile { path: dir.path().join("s"), size: Pages::from_mib(swap) };
+            record.swap = Some(vec![swap]);
+            record.save(dir.path()).unwrap();
+            manager.renew(dir.path(), &mut record);
+            assert_eq!(Record::load(dir.path()).unwrap().unwrap().params, record.params);
+            let VmParams { shares, min, pool, .. } = record.params;
+            (shares, min, pool)
+        };
+        let nothing = Asked::default();
+        assert_eq!(renewed("any", "gone", nothing.clone(), 64), (7, Pages::ZERO, None));
+        let into = |pool: &str| Asked { pool: Some(Some(pool.into())), ..nothing.clone() };
+        assert_eq!(renewed("any", "a", into("a"), 64), (7, Pages::ZERO, Some("a".into())));
+        assert_eq!(renewed("any", "gone", into("gone"), 64), (7, Pages::ZERO, None));
+        // Its swap files are too small for a lower min; the min that was asked for is above the max of now.
+        assert_eq!(renewed("any", "a", nothing.clone(), 48), (9, min, Some("a".into())));
+        assert_eq!(renewed("any", "gone", nothing.clone(), 48), (9, min, None));
+        let much = Asked { min: Some(min), ..nothing };
+        assert_eq!(renewed("small", "gone", much, 64), (9, min, None));
+    }
 }

@@ -42,7 +42,7 @@ pub fn announce(manager: &Arc<Manager>, survey: Survey) -> anyhow::Result<Vec<Wa
     let keep_all = !unread.is_empty();
     lock(&manager.unread).extend(unread);
     let (mut alive, mut ended) = (Vec::new(), Vec::new());
-    for Left { folder, record, damage } in left {
+    for Left { folder, mut record, damage } in left {
         let process = match record.is_alive().then(|| ProcessHandle::open(record.pid)) {
             Some(Ok(process)) => process,
             // It has just ended, or long ago.
@@ -53,6 +53,7 @@ pub fn announce(manager: &Arc<Manager>, survey: Survey) -> anyhow::Result<Vec<Wa
                 continue;
             }
         };
+        manager.renew(&folder, &mut record);
         if record.unpaged.is_some() {
             tokio::spawn(reach(
                 manager.clone(),

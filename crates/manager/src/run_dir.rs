@@ -1,6 +1,6 @@
 //! The manager's folders: made, locked, and cleared when nothing is left to be managed.
 
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
@@ -11,6 +11,7 @@ use ballast_journal::store::segments_in;
 use crate::commons;
 use crate::config::Config;
 use crate::host_set;
+use crate::trust::trusted;
 use crate::whole_file;
 
 /// Of all in the run folder and of the swap files that has no version of its own: the stores, their
@@ -31,7 +32,10 @@ pub struct Folders {
 }
 
 impl Folders {
-    /// Makes those that are missing.
+    /// Makes those that are missing, and looks whether nobody else can write to those that are there.
+    ///
+    /// # Errors
+    /// A folder that cannot be made, or that is not to be trusted. Those that were made are gone.
     pub fn make(config: &Config) -> anyhow::Result<Folders> {
         let mut fresh = Vec::new();
         let had_stores = config.run_dir.join("store").exists();
@@ -40,7 +44,7 @@ impl Folders {
             let missing = dir.ancestors().take_while(|d| !d.exists());
             fresh.extend(missing.map(Path::to_owned));
         }
-        create(config)?;
+        create(config).inspect_err(|_| remove_empty(&fresh))?;
         let mut own = fresh.clone();
         own.push(config.run_dir.clone());
         own.extend(config.swap_dir.clone());
@@ -102,13 +106,39 @@ impl Folders {
 }
 
 fn create(config: &Config) -> anyhow::Result<()> {
-    for dir in std::iter::once(&config.run_dir).chain(&config.swap_dir) {
-        std::fs::create_dir_all(dir).with_context(|| format!("folder {}", dir.display()))?;
+    // A group that may reach the shims' socket goes through the folder, and those above it, and sees nothing in them.
+    let (above, mode) = if config.shim_group.is_some() { (0o711, 0o710) } else { (0o700, 0o700) };
+    make(&config.run_dir, above)?;
+    if let Some(dir) = &config.swap_dir {
+        make(dir, 0o700)?;
     }
-    // A group that may reach the shims' socket goes through the folder, and sees nothing in it.
-    let mode = if config.shim_group.is_some() { 0o710 } else { 0o700 };
-    open_to(&config.run_dir, config.shim_group, mode)
+    let folder = trusted(&config.run_dir, false)?;
+    for place in config.swap.iter().filter(|place| place.path.exists()) {
+        trusted(&place.path, true)?;
+    }
+    let opened = match config.shim_group {
+        Some(group) => std::os::unix::fs::fchown(&folder, None, Some(group)),
+        None => Ok(()),
+    };
+    opened
+        .and_then(|()| folder.set_permissions(Permissions::from_mode(mode)))
         .with_context(|| format!("folder {}", config.run_dir.display()))
+}
+
+/// Makes a folder for this user alone; those above it that are missing get the mode `above`.
+fn make(dir: &Path, above: u32) -> anyhow::Result<()> {
+    let missing: Vec<&Path> = dir.ancestors().take_while(|dir| !dir.exists()).collect();
+    for folder in missing.into_iter().rev() {
+        let named = || format!("folder {}", folder.display());
+        match std::fs::create_dir(folder) {
+            // Another manager is making it, too.
+            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => continue,
+            made => made.with_context(named)?,
+        }
+        let mode = if folder == dir { 0o700 } else { above };
+        std::fs::set_permissions(folder, Permissions::from_mode(mode)).with_context(named)?;
+    }
+    Ok(())
 }
 
 /// Gives a file to a group, if there is one, and sets its mode.
@@ -116,7 +146,7 @@ pub fn open_to(path: &Path, group: Option<u32>, mode: u32) -> std::io::Result<()
     if group.is_some() {
         std::os::unix::fs::chown(path, None, group)?;
     }
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
+    std::fs::set_permissions(path, Permissions::from_mode(mode))
 }
 
 /// Removes those of the folders that nothing is in.

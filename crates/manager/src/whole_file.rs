@@ -6,15 +6,39 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
 /// Writes `NAME.new` beside and renames it. For the manager's user alone. Not flushed to a disk: what is kept in
-/// this way lies on the runtime tmpfs.
+/// this way lies on the runtime tmpfs. Whatever has that name is replaced, and not written through.
 ///
 /// # Errors
 /// The file is as it was.
 pub fn write(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let mut beside = path.as_os_str().to_owned();
     beside.push(".new");
-    let mut options = OpenOptions::new();
-    let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
+    match std::fs::remove_file(&beside) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e),
+        _ => {}
+    }
+    // Links are not followed with it, either.
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&beside)?;
     file.write_all(bytes)?;
     std::fs::rename(beside, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_lies_under_the_other_name_is_replaced_not_written_through() {
+        let dir = tempfile::tempdir().unwrap();
+        let [file, beside, precious] =
+            ["file", "file.new", "precious"].map(|name| dir.path().join(name));
+        std::fs::write(&precious, "data").unwrap();
+        std::os::unix::fs::symlink(&precious, &beside).unwrap();
+        write(&file, b"first").unwrap();
+        std::fs::hard_link(&precious, &beside).unwrap();
+        write(&file, b"text").unwrap();
+        assert_eq!(std::fs::read(&precious).unwrap(), b"data");
+        assert_eq!(std::fs::read(&file).unwrap(), b"text");
+        assert!(!file.is_symlink() && !beside.exists());
+    }
 }

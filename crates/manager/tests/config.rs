@@ -3,10 +3,12 @@
 
 mod support;
 
+use std::fs::Permissions;
+use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
-use std::process::Output;
+use std::process::{Command, Output, Stdio};
 
 use support::Ballastd;
 
@@ -121,4 +123,40 @@ fn only_a_socket_is_replaced_by_the_socket() {
     ballastd.add_option("--socket", &stale);
     ballastd.restart();
     assert!(ballastd.term().success() && !stale.exists());
+}
+
+#[test]
+fn folders_that_others_write_to_are_refused() {
+    let ballastd = Ballastd::prepare(&["--budget", "64M"]);
+    let (run_dir, swap_dir) = (ballastd.run_dir(), ballastd.swap_dir());
+    for (open, other) in [(&run_dir, &swap_dir), (&swap_dir, &run_dir)] {
+        std::fs::create_dir(open).unwrap();
+        std::fs::set_permissions(open, Permissions::from_mode(0o777)).unwrap();
+        let output = ballastd.command().output().unwrap();
+        refused(&output, &[&open.display().to_string(), "others than its owner may write to it"]);
+        assert!(!other.exists() && mode(open) == 0o777, "what was there is as it was");
+        std::fs::remove_dir(open).unwrap();
+    }
+}
+
+#[test]
+fn the_group_of_shims_reaches_their_socket_and_nothing_else() {
+    let ballastd = Ballastd::prepare(&[]);
+    let above = ballastd.root.join("above");
+    let run_dir = above.join("it/run");
+    let file = ballastd.root.join("ballast.toml");
+    // Its own group: who is not root may give files to no other.
+    let group = rustix::process::getegid().as_raw();
+    let text = format!("budget = \"64M\"\nshim_group = \"{group}\"\nrun_dir = {run_dir:?}\n");
+    std::fs::write(&file, text).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ballastd"));
+    command.arg("--config").arg(&file);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut first = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut first).unwrap();
+    let modes = [&above, &above.join("it"), &run_dir, &run_dir.join("shim.sock")].map(|p| mode(p));
+    support::signal(child.id(), rustix::process::Signal::TERM);
+    assert!(child.wait().unwrap().success() && first.starts_with("ready:"), "{first}");
+    assert_eq!(modes, [0o711, 0o711, 0o710, 0o660], "{modes:?}");
+    assert!(!above.exists());
 }

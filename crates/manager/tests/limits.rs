@@ -122,10 +122,10 @@ async fn limits_shares_and_budgets_are_carried_out() {
         (u64::MAX, ErrorCode::BadRequest),
         (16 * MIB, ErrorCode::BadRequest),
     ] {
-        let change = HostChange { budget: Some(budget), tax: Some(0.5) };
+        let change = HostChange { budget: Some(budget), tax: Some(0.5), ..HostChange::default() };
         refused_as(client.change_host(&change).await, code, "budget");
     }
-    let bad = HostChange { tax: Some(-1.0), budget: Some(300 * MIB) };
+    let bad = HostChange { tax: Some(-1.0), budget: Some(300 * MIB), ..HostChange::default() };
     refused_as(client.change_host(&bad).await, ErrorCode::BadRequest, "tax");
     let guarantee = VmChange { min: Some(64 * MIB), ..VmChange::default() };
     client.change("swap", &guarantee).await.unwrap();
@@ -148,7 +148,7 @@ async fn limits_shares_and_budgets_are_carried_out() {
             b.memory.target > 2 * a.memory.target && b.memory.consumed > a.memory.consumed
         })
         .await;
-    let higher = HostChange { budget: Some(BUDGET * MIB), tax: Some(0.5) };
+    let higher = HostChange { budget: Some(BUDGET * MIB), tax: Some(0.5), ..HostChange::default() };
     let host = client.change_host(&higher).await.unwrap();
     assert_eq!((host.budget, host.tax), (BUDGET * MIB, 0.5));
     for console in &mut consoles {

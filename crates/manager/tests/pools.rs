@@ -115,8 +115,8 @@ async fn pools_are_defined_changed_and_removed_and_survive_the_manager() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reload_is_whole_or_nothing() {
-    let (ballastd, file) = configured(POOLS);
-    let client = &ballastd.client;
+    let (mut ballastd, file) = configured(POOLS);
+    let client = &ballastd.client.clone();
     assert_eq!(client.reload().await.unwrap().changes, Vec::<String>::new());
     let run_dir = ballastd.root.join("elsewhere");
     for (text, code, part) in [
@@ -163,6 +163,21 @@ async fn a_reload_is_whole_or_nothing() {
         .eventually("it was read again", async || ballastd.host().await.budget == 220 * MIB)
         .await;
     assert_eq!(ballastd.host().await.tax, 0.1);
+    std::fs::write(&file, fresh.replace("200M", "220M").replace("0.5", "0.7")).unwrap();
+    let told = client.reload().await.unwrap().changes;
+    assert_eq!(told, ["tax 0.6 -> 0.7 in the file is overridden by command: 0.1"]);
+    let change = HostChange { budget: Some(230 * MIB), no_tax: true, ..HostChange::default() };
+    client.change_host(&change).await.unwrap();
+    let host = ballastd.host().await;
+    assert_eq!((host.budget, host.tax), (230 * MIB, 0.7));
+    let both = HostChange { no_budget: true, ..change };
+    refused_as(client.change_host(&both).await, ErrorCode::BadRequest, "either budget");
+    // The next manager knows which was set, and takes that back as well.
+    ballastd.kill();
+    ballastd.restart();
+    let change = HostChange { no_budget: true, ..HostChange::default() };
+    let host = client.change_host(&change).await.unwrap();
+    assert_eq!((host.budget, host.tax), (220 * MIB, 0.7));
     // A file that is wrong changes nothing, and ends nothing.
     std::fs::write(&file, "budget = \n").unwrap();
     signal(ballastd.pid(), rustix::process::Signal::HUP);
@@ -251,16 +266,43 @@ async fn guests_get_what_their_pools_and_rules_say() {
     let (one, two) = (ballastd.vm("db1").await.params, ballastd.vm("db2").await.params);
     assert_eq!((one.shares, two.shares, two.min), (77, 77, 64 * MIB));
     assert_eq!(two.pool.as_deref(), Some("prod"));
+    // A pool that the file put VMs in is renamed with them; one that a command put one in stays.
+    let renamed = fresh.replace("20%", "30%").replace("prod/db", "prod/data");
+    std::fs::write(&file, &renamed).unwrap();
+    let told = client.reload().await.unwrap().changes.join("; ");
+    for part in ["pool prod/db is gone", "VM db1: pool prod/db -> prod/data"] {
+        assert!(told.contains(part), "{part}: {told}");
+    }
+    let without = renamed.replace("prod/data", "data").replace("[pool.prod]\ntax = 0.5\n", "");
+    std::fs::write(&file, without.replace("[pool.\"data\"]", "[pool.data]")).unwrap();
+    refused_as(client.reload().await, ErrorCode::NotFound, "VM db2: pool: no pool named 'prod'");
+    assert_eq!(ballastd.vm("db1").await.params.pool.as_deref(), Some("prod/data"));
+    std::fs::write(&file, &renamed).unwrap();
+    let (one, two) = (ballastd.vm("db1").await.params, ballastd.vm("db2").await.params);
     // The next manager knows it all.
     let mut ballastd = ballastd;
     ballastd.kill();
     ballastd.restart();
-    let client = &ballastd.client;
+    let client = &ballastd.client.clone();
     ballastd
         .eventually("they are taken over", async || client.vms().await.unwrap().len() == 2)
         .await;
     assert_eq!(ballastd.vm("db2").await.params, two);
     assert_eq!(ballastd.vm("db1").await.params, one);
+    // What its file says by now counts at once, as after a reload. A pool that is gone is none.
+    let bare = "budget = \"256M\"\n[sharing]\nenabled = false\n[defaults]\nshares = 55\n\
+                [[vm]]\nname = \"db*\"\nmin = \"40%\"\n";
+    ballastd.kill();
+    std::fs::write(&file, bare).unwrap();
+    ballastd.restart();
+    ballastd
+        .eventually("they are taken over", async || client.vms().await.unwrap().len() == 2)
+        .await;
+    let (one, two) = (ballastd.vm("db1").await.params, ballastd.vm("db2").await.params);
+    assert_eq!((one.shares, one.min / MIB, one.pool), (55, 51, None));
+    assert_eq!((two.shares, two.min / MIB, two.pool), (55, 64, None));
+    assert!(std::fs::read_to_string(ballastd.log()).unwrap().contains("pool prod, which it was"));
+    assert_eq!(client.reload().await.unwrap().changes, Vec::<String>::new());
     for vm in ["db1", "db2"] {
         client.stop(vm, Duration::ZERO).await.unwrap();
     }

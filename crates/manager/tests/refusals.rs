@@ -168,6 +168,35 @@ async fn strangers_are_managed_as_far_as_they_allow() {
         .await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn the_min_of_a_vm_that_is_not_paged_is_promised_as_any_other() {
+    if image_or_skip().is_none() {
+        return;
+    }
+    // Of it 278 MiB can be promised.
+    let ballastd = Ballastd::start(&["--budget", "300M"]);
+    let client = &ballastd.client;
+    let start = |name: &str| {
+        let ram = "memory-backend-ram,id=mem,size=256M";
+        Stranger::start(&ballastd, name, 256, ram, &["-S", "-device", BALLOON])
+    };
+    let (one, two) = (start("one"), start("two"));
+    let with = |stranger: &Stranger, name: &str, mib: u64| AttachSpec {
+        min: mib * MIB,
+        ..stranger.spec(name)
+    };
+    client.attach(&with(&one, "one", 200)).await.unwrap();
+    let most = with(&two, "two", 100);
+    refused_as(client.attach(&most).await, ErrorCode::NoRoom, "two: needs 100 MiB unreserved");
+    assert!(ballastd.is_gone("two").await && !ballastd.folder("two").exists());
+    // It is there all the same, with nothing guaranteed, and gets no guarantee later, either.
+    two.attach(&ballastd, "two").await;
+    let min = VmChange { min: Some(100 * MIB), ..VmChange::default() };
+    refused_as(client.change("two", &min).await, ErrorCode::NoRoom, "two: needs");
+    client.change("one", &min).await.unwrap();
+    client.change("two", &min).await.unwrap();
+}
+
 /// A stranger with a guest in it.
 fn guest(ballastd: &Ballastd, image: &Image, name: &str, mib: u64, run: &str) -> Stranger {
     let spec = ballastd.guest(image, name, mib, run);

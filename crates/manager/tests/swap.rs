@@ -151,7 +151,7 @@ struct Small(PathBuf);
 impl Small {
     fn mount(at: PathBuf, mib: u64) -> Small {
         std::fs::create_dir(&at).unwrap();
-        let size = format!("size={mib}m");
+        let size = format!("size={mib}m,mode=0700");
         let mount =
             Command::new("mount").args(["-t", "tmpfs", "-o", &size, "none"]).arg(&at).status();
         assert!(mount.unwrap().success(), "mounting a tmpfs");

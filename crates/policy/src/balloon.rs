@@ -173,8 +173,6 @@ pub struct BalloonOutput {
     pub command: Option<Pages>,
     /// How the balloon does what it is told.
     pub health: Health,
-    /// What of the goal the balloon can be trusted to deliver; the rest goes to the next tier.
-    pub deliverable: Pages,
     /// The largest balloon that this guest bears now.
     pub limit: Pages,
     /// Pages per second at which it grew lately while it had more to do. None: not seen yet.
@@ -188,7 +186,6 @@ impl BalloonOutput {
     pub const UNKNOWN: BalloonOutput = BalloonOutput {
         command: None,
         health: Health::Missing,
-        deliverable: Pages::ZERO,
         limit: Pages::ZERO,
         rate: None,
         short: false,
@@ -216,8 +213,6 @@ pub struct BalloonControl {
     /// The largest of our commands that the guest says it has followed: enough where only the
     /// guest itself is at stake.
     claimed: Pages,
-    /// Pages discarded when `proven` was last so.
-    discarded_at_proof: u64,
     /// Oldest first; spans at least `patience` once as much has passed.
     moments: VecDeque<Moment>,
     /// When the command was last sent.
@@ -235,7 +230,6 @@ impl BalloonControl {
             health: Health::Missing,
             proven: Pages::ZERO,
             claimed: Pages::ZERO,
-            discarded_at_proof: 0,
             moments: VecDeque::new(),
             sent: Duration::ZERO,
             rate: None,
@@ -292,7 +286,6 @@ impl BalloonControl {
         BalloonOutput {
             command,
             health: self.health,
-            deliverable: self.deliverable(input.goal.min(limit), input.discarded),
             limit,
             rate: self.rate.map(|rate| Pages(rate as u64)),
             short: self.short(input),
@@ -305,11 +298,9 @@ impl BalloonControl {
     fn missing(&mut self, input: &BalloonInput) -> BalloonOutput {
         let command = (!self.command.is_zero()).then_some(Pages::ZERO);
         *self = BalloonControl::new(self.config);
-        self.discarded_at_proof = input.discarded;
         BalloonOutput {
             command: command.filter(|_| input.has_device),
             health: Health::Missing,
-            deliverable: Pages::ZERO,
             limit: Pages::ZERO,
             rate: None,
             short: false,
@@ -355,11 +346,7 @@ impl BalloonControl {
         let largest = |found: Option<Pages>| found.unwrap_or(Pages::ZERO);
         let claimed = largest(commands().filter(|&c| claimed(input, c)).max());
         let proven = largest(commands().filter(|&c| followed(input, c)).max());
-        self.claimed = claimed;
-        if proven != self.proven || proven == self.command {
-            self.proven = proven;
-            self.discarded_at_proof = input.discarded;
-        }
+        (self.claimed, self.proven) = (claimed, proven);
         let due = self.due(now);
         self.health = if followed(input, due) {
             match self.health {
@@ -456,18 +443,6 @@ impl BalloonControl {
             _ => per_pace(self.config.rate, pace),
         };
         wanted.min(self.command + step)
-    }
-
-    fn deliverable(&self, wanted: Pages, discarded: u64) -> Pages {
-        match self.health {
-            Health::Missing => Pages::ZERO,
-            Health::Healthy => wanted,
-            Health::Slow => {
-                let since = discarded.saturating_sub(self.discarded_at_proof);
-                wanted.min(Pages(self.proven.0.saturating_add(since)))
-            }
-            Health::Stuck => wanted.min(self.proven),
-        }
     }
 
     /// Keeps one moment at or before the start of the longest window that is asked about.

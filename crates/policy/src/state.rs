@@ -242,24 +242,9 @@ pub struct StateMachine {
 }
 
 impl StateMachine {
-    /// Begins in [`State::High`]; the first [`update`](Self::update) tells.
-    pub fn new(thresholds: Thresholds) -> StateMachine {
-        StateMachine::at(thresholds, State::High)
-    }
-
     /// Goes on from `state`.
     pub fn at(thresholds: Thresholds, state: State) -> StateMachine {
         StateMachine { thresholds, state }
-    }
-
-    /// The state it is in.
-    pub fn state(&self) -> State {
-        self.state
-    }
-
-    /// Those in force.
-    pub fn thresholds(&self) -> &Thresholds {
-        &self.thresholds
     }
 
     /// The state with `free` pages free; may pass several states in one step, either way.
@@ -288,7 +273,7 @@ mod tests {
     const BUDGET: Pages = Pages(100_000);
 
     fn machine() -> StateMachine {
-        StateMachine::new(Thresholds::default_for(BUDGET))
+        StateMachine::at(Thresholds::default_for(BUDGET), State::High)
     }
 
     #[test]
@@ -396,7 +381,7 @@ mod tests {
             m.update(Pages(start));
             let mut changes = 0;
             for n in noise {
-                let before = m.state();
+                let before = m.state;
                 // Within 1% of the budget: no wider than the narrowest band.
                 if m.update(Pages(start + n)) != before {
                     changes += 1;
@@ -413,9 +398,9 @@ mod tests {
             let mut m = machine();
             for free in walk {
                 let state = m.update(Pages(free));
-                prop_assert!(free >= m.thresholds().lower_edge(state).0);
+                prop_assert!(free >= m.thresholds.lower_edge(state).0);
                 if let Some(higher) = state.higher() {
-                    prop_assert!(free < m.thresholds().upper_edge(higher).0);
+                    prop_assert!(free < m.thresholds.upper_edge(higher).0);
                 }
             }
         }

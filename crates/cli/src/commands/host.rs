@@ -14,7 +14,12 @@ pub async fn show(client: &Client, out: Output) -> Result<(), Failure> {
 }
 
 pub async fn set(client: &Client, args: HostSetArgs, out: Output) -> Result<(), Failure> {
-    let change = HostChange { tax: args.tax, budget: args.budget.map(|b| b.0) };
+    let change = HostChange {
+        tax: args.tax,
+        no_tax: args.no_tax,
+        budget: args.budget.map(|b| b.0),
+        no_budget: args.no_budget,
+    };
     let host = client.change_host(&change).await?;
     out.print(&host, |h| {
         format!(

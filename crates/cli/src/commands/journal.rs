@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use ballast_api::client::{Client, ClientError};
 use ballast_api::{DEFAULT_SOCKET, JournalPage, JournalQuery, TurnView};
+use ballast_journal::segment::SegmentError;
 use ballast_journal::tell::{self, Query};
 use ballast_journal::{
     Excerpt, Reader, Replayed, TraceError, Traced, replay as replay_turns, trace as trace_turns,
@@ -123,11 +124,12 @@ struct Report {
 }
 
 pub fn replay(paths: &[PathBuf], out: Output) -> Result<(), Failure> {
-    let mut reports = Vec::new();
+    let (mut reports, mut lost) = (Vec::new(), 0);
     for path in paths {
         let mut reader = Reader::open(path).map_err(tell::TellError::from)?;
         let replayed =
             replay_turns(&mut reader, ballast_policy::decide).map_err(tell::TellError::from)?;
+        lost += reader.troubles().iter().filter(|trouble| !is_last_words(&trouble.what)).count();
         let notes = read_of(reader, replayed.turns)?;
         reports.push(Report { journal: path.clone(), replayed, notes });
     }
@@ -137,7 +139,15 @@ pub fn replay(paths: &[PathBuf], out: Output) -> Result<(), Failure> {
     if differing > 0 {
         return Err(Failure::Differs { differing, turns });
     }
+    if lost > 0 {
+        return Err(Failure::Unread { files: lost });
+    }
     Ok(())
+}
+
+/// Whether a file is only as a manager leaves it that is killed, or that writes it now.
+fn is_last_words(trouble: &SegmentError) -> bool {
+    matches!(trouble, SegmentError::Torn { .. } | SegmentError::NoHeader)
 }
 
 /// What could not be read, if anything was.
