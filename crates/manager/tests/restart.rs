@@ -191,7 +191,9 @@ async fn what_happened_without_a_manager_is_put_in_order() {
     signal(lives, rustix::process::Signal::STOP);
     ballastd.restart();
     ballastd.assert_nothing_left("dies");
-    assert!(ballastd.is_gone("dies").await && ballastd.is_gone("lives").await);
+    assert!(ballastd.is_gone("dies").await);
+    assert_eq!(ballastd.vm("lives").await.state, RunState::Paused);
+    assert_eq!(ballastd.host().await.waiting, 1);
     // Its name and its promise are kept meanwhile.
     refused_as(
         ballastd.client.run(&ballastd.guest(image, "lives", 96, work)).await,
