@@ -122,11 +122,10 @@ async fn state_of_a_newer_manager_is_refused_untouched() {
         (ballastd.run_dir().join("store/key"), vec![7; 32]),
         (ballastd.run_dir().join("store/vm-vm.pages"), vec![1; 4096]),
     ];
-    let newer: [(usize, Vec<u8>, &str); 6] = [
+    let newer: [(usize, Vec<u8>, &str); 5] = [
         (0, b"ballast run folder 2\n".to_vec(), "newer manager (version 2"),
         (0, b"something else\n".to_vec(), "format"),
         (1, b"{\"version\":99,\"what\":\"nobody knows\"}".to_vec(), "newer manager (version 99"),
-        (1, b"{\"version\":1".to_vec(), "vm.json"),
         (2, header(b"BLSTPMAP", 1000), "pmap"),
         (3, header(b"BLSTSTAG", 1000), "stage"),
     ];
