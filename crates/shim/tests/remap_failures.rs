@@ -5,7 +5,6 @@ mod common;
 
 use ballast_shim_proto::{Batch, Message, Op, OpKind};
 use ballast_uffd::Modes;
-use ballast_uffd::procmap::Maps;
 use ballast_units::{Bytes, HostAddr};
 use common::store::{STAMP, STORE, map_home, map_store, op, resident, store};
 use common::{FakeManager, Managed, PAGE, RAM, inode, managed};
@@ -42,11 +41,22 @@ fn limit(vm: &Managed, resource: Resource, current: Option<u64>) {
     prlimit(Some(pid), resource, Rlimit { current, maximum: None }).unwrap();
 }
 
+/// What the kernel counts: not the page of old system calls, which /proc shows as well.
+fn mappings(vm: &Managed) -> u64 {
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", vm.hello.pid)).unwrap();
+    maps.lines().filter(|line| !line.ends_with("[vsyscall]")).count() as u64
+}
+
 #[test]
 fn mappings_for_which_there_is_no_room_are_not_counted_and_can_be_sent_again() {
     let Some((_manager, vm, mut puppet)) = managed(7000) else { return };
     let (_dir, store) = store();
     resident(&mut puppet, 20..30);
+    // The first batch takes memory of its own for what it answers.
+    assert_eq!(
+        vm.batch(0, vec![map_store(&vm, 40, 1, 40), map_home(&vm, 40, 1)], &[&store]),
+        (2, 0)
+    );
     // Private writable memory is limited, too: what the process has now, and three pages.
     let status = std::fs::read_to_string(format!("/proc/{}/status", vm.hello.pid)).unwrap();
     let data = status.lines().find_map(|l| l.strip_prefix("VmData:")).unwrap();
@@ -110,6 +120,11 @@ fn at_the_limit_of_mappings_sharing_ends_and_pages_come_home() {
     puppet.answer();
     let (_dir, store) = store();
     assert_eq!(vm.batch(0, vec![map_store(&vm, 0, 4, 5)], &[&store]), (1, 0));
+    // Two mappings at a time end at the limit or one above it, where the kernel maps nothing at all:
+    // here at the limit. The last page of the RAM is one mapping more.
+    if !(limit - mappings(&vm)).is_multiple_of(2) {
+        assert_eq!(vm.batch(0, vec![map_store(&vm, ram / PAGE - 1, 1, 5)], &[&store]), (1, 0));
+    }
     let (mut next, mut errno, mut id) = (3, 0, 1);
     while errno == 0 {
         let pages = (next..ram / PAGE / 2).take(ballast_shim_proto::MAX_OPS).map(|i| 2 * i + 1);
@@ -119,8 +134,7 @@ fn at_the_limit_of_mappings_sharing_ends_and_pages_come_home() {
         (next, errno, id) = (next + u64::from(done), why, id + 1);
     }
     assert_eq!(errno, libc::ENOMEM);
-    let count = Maps::count_all(vm.hello.pid).unwrap();
-    assert!(count >= limit - 1 && count <= limit + 1, "{count} of {limit}");
+    assert_eq!(mappings(&vm), limit);
     // The one that was refused is home, and the last that was not is shared.
     let last = 2 * next - 1;
     assert!(vm.is_home(last + 2) && !vm.is_home(last) && vm.is_protected(last));
@@ -134,7 +148,7 @@ fn at_the_limit_of_mappings_sharing_ends_and_pages_come_home() {
     assert_eq!(puppet.read_page(1), STAMP + 6);
     assert_eq!(vm.batch(id, vec![map_home(&vm, 0, 4)], &[]), (1, 0), "the whole is none");
     assert_eq!(vm.home_word(1), STAMP + 6);
-    let count = Maps::count_all(vm.hello.pid).unwrap();
+    let count = mappings(&vm);
 
     vm.protect(last, 1);
     vm.protect(last - 2, 1);
@@ -142,7 +156,7 @@ fn at_the_limit_of_mappings_sharing_ends_and_pages_come_home() {
     assert_eq!(vm.batch(id, ops, &[]), (2, 0), "home again, even now");
     assert_eq!(vm.home_word(last), 77);
     assert_eq!(vm.home_word(last - 2), STAMP + (last - 2) % STORE);
-    assert_eq!(Maps::count_all(vm.hello.pid).unwrap(), count - 4);
+    assert_eq!(mappings(&vm), count - 4);
     assert_eq!(vm.batch(id + 1, vec![map_store(&vm, last, 1, 3)], &[&store]), (1, 0));
 }
 
