@@ -45,6 +45,8 @@ pub enum Entered {
     Changed,
     /// Another content with the same hash.
     FalseMatch,
+    /// It was to be a new page of the store, which has one like it by now.
+    Doubled,
     /// Why not. It is where it was.
     Failed(MemError),
     /// Where it is mapped is not known yet; the reference stays with the pmap word.
@@ -401,6 +403,10 @@ fn compare<B: Backend>(
         Contents::Common if domain.hash(page) == domain.hash(other) => Err(Entered::FalseMatch),
         Contents::Common => Err(Entered::Changed),
         Contents::New(hash) if domain.hash(page) != hash => Err(Entered::Changed),
-        Contents::New(hash) => domain.publish(enter.page, hash, page).map_err(Entered::Failed),
+        Contents::New(hash) => match domain.publish(enter.page, hash, page) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(Entered::Doubled),
+            Err(e) => Err(Entered::Failed(e)),
+        },
     }
 }

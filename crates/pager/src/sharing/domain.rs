@@ -222,11 +222,21 @@ impl<B: Backend> Domain<B> {
         hashed.iter().map(|&(ppn, hash)| books.look_up(base, among, ppn, hash)).collect()
     }
 
-    /// A hint turned out to be of other contents.
+    /// A hint turned out to be of other contents, or its page is in the store.
     pub(super) fn hint_is_stale(&self, base: u32, ppn: Ppn) {
         if let Some(id) = id(base, ppn) {
             lock(&self.books).table.drop_hint(id);
         }
+    }
+    /// Those of these pages that would not be found by these hashes.
+    pub(super) fn unfound(&self, base: u32, hashed: &[(Ppn, PageHash)]) -> Vec<Ppn> {
+        let books = lock(&self.books);
+        let found = |&&(ppn, hash): &&(Ppn, PageHash)| {
+            id(base, ppn).is_some_and(|me| {
+                books.table.hinted(me) == Some(hash) || books.table.is_ineligible(me, hash)
+            })
+        };
+        hashed.iter().filter(|page| !found(page)).map(|page| page.0).collect()
     }
     pub(super) fn is_false_match(&self, base: u32, ppn: Ppn, hash: PageHash) {
         if let Some(id) = id(base, ppn) {
@@ -266,22 +276,27 @@ impl<B: Backend> Domain<B> {
         })
     }
 
-    /// Writes an allocated page and makes it known, with one reference: the caller's.
+    /// Writes an allocated page and makes it known, with one reference: the caller's. Answers false if another page of
+    /// the store has become known by this hash meanwhile: of two that two VMs make of one another's pages at one
+    /// time, one would be too many for good.
     pub(crate) fn publish(
         &self,
         page: StorePage,
         hash: PageHash,
         contents: &PageBuf,
-    ) -> Result<(), MemError> {
+    ) -> Result<bool, MemError> {
         self.file.write(page, contents).map_err(|e| from_store(&e))?;
         let mut books = lock(&self.books);
+        if books.table.find_shared(hash).is_some() {
+            return Ok(false);
+        }
         books.table.share(page, hash).map_err(|_| MemError::Os {
             op: "publishing a store page twice",
             ppn: Ppn(0),
             source: Errno(libc::EEXIST),
         })?;
         books.fresh.remove(&page);
-        Ok(())
+        Ok(true)
     }
 
     /// One reference more, unless nobody has one any more.

@@ -90,8 +90,8 @@ struct Sorted<B: Backend> {
     /// They are common already; a reference is held for each.
     joins: Vec<(Enter, PageHash)>,
     pairs: Vec<Pair<B>>,
-    /// Runs to be passed over until they are written.
-    marked: Vec<(Ppn, u64)>,
+    /// To be passed over until they are written, by their hashes; in rising order.
+    marked: Vec<(Ppn, PageHash)>,
     unchanged: u64,
 }
 
@@ -251,9 +251,7 @@ impl Examiner {
         sorted.joins.sort_by_key(|j| j.0.ppn);
         result = result.and(self.enter(memory, member, &sorted.joins, done));
         if result.is_ok() {
-            for (first, n) in sorted.marked {
-                memory.protect_unwritten(first, n)?;
-            }
+            pass_over(memory, member, &mut sorted.marked)?;
         }
         result
     }
@@ -281,10 +279,8 @@ impl Examiner {
                         Marking::Unchanged => unchanged,
                         Marking::All => true,
                     };
-                    match into.marked.last_mut() {
-                        Some((first, n)) if mark && first.0 + *n == ppn.0 => *n += 1,
-                        _ if mark => into.marked.push((ppn, 1)),
-                        _ => {}
+                    if mark {
+                        into.marked.push((ppn, hash));
                     }
                 }
             }
@@ -394,7 +390,16 @@ impl Examiner {
                     Entered::Failed(MemError::Crash) => return Err(MemError::Crash),
                     _ => its.domain.release(enter.page),
                 }
-                its.domain.hint_is_stale(its.base, ppn);
+                match outcome {
+                    Entered::Shared | Entered::Parked => its.domain.hint_is_stale(its.base, ppn),
+                    Entered::Changed => {
+                        its.domain.hint_is_stale(its.base, ppn);
+                        owner.forget_unwritten(ppn);
+                    }
+                    // It is what it was, and could not move just now: it stays known. Its own VM may pass it over
+                    // until it is written.
+                    _ => {}
+                }
             }
             at += some.len();
             failure(&outcomes)?;
@@ -441,6 +446,23 @@ impl Examiner {
         }
         result
     }
+}
+
+/// Write-protects pages that match nothing, so that they are passed over until they are written. Who is passed
+/// over must be found by others: one whose hint another VM's thread has taken for stale meanwhile (it takes the hint
+/// first, then has the page looked at again) is not.
+fn pass_over<B: Backend>(
+    memory: &Memory<B>,
+    member: &Membership<B>,
+    pages: &mut [(Ppn, PageHash)],
+) -> Result<(), MemError> {
+    pages.sort_unstable_by_key(|page| page.0);
+    for run in pages.chunk_by(|a, b| a.0.0 + 1 == b.0.0) {
+        memory.protect_unwritten(run[0].0, run.len() as u64)?;
+    }
+    let unfound = member.domain.unfound(member.base, pages);
+    unfound.into_iter().for_each(|ppn| memory.forget_unwritten(ppn));
+    Ok(())
 }
 
 /// An error that calls for a pause, not for another page.

@@ -472,3 +472,20 @@ fn a_break_waits_for_memory() {
         expect(&b, 0, 200);
     });
 }
+
+/// However two VMs that look at one another's pages at one time get into each other's way: what is equal is
+/// shared in the end, by one page of the store, though nobody writes to any of them meanwhile.
+#[test]
+fn two_that_look_at_the_same_pages_share_them_in_the_end() {
+    explore(|| {
+        let (site, a, b) = twins(8, 2);
+        run_all(vec![(&a, examiner(&[0, 1], 1)), (&b, examiner(&[0, 1], 1))]);
+        for _ in 0..2 {
+            examine(&a, &[0, 1]);
+            examine(&b, &[0, 1]);
+        }
+        check_all(&site, &[&a, &b]);
+        let stats = site.domain.stats();
+        assert_eq!((stats.shared, stats.common), (Pages(4), Pages(2)));
+    });
+}

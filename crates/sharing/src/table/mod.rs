@@ -139,6 +139,14 @@ impl ShareTable {
         self.search(hash, |page| page != me && among.contains(&page.get()))
     }
 
+    /// A store page with this hash.
+    pub fn find_shared(&self, hash: PageHash) -> Option<StorePage> {
+        match self.search(hash, |_| false) {
+            Match::Shared(page) => Some(page),
+            Match::Hint(_) | Match::Nothing => None,
+        }
+    }
+
     fn search(&self, hash: PageHash, may_be: impl Fn(PageId) -> bool) -> Match {
         let mut next = self.buckets.get(self.buckets.of(hash));
         while let Some(place) = next.place() {
