@@ -43,6 +43,8 @@ pub struct Frames {
     empty: BTreeSet<u32>,
     oldest: Oldest,
     now: Occupancy,
+    /// Halves that are free in frames that hold something.
+    free_halves: u64,
 }
 
 impl Frames {
@@ -67,7 +69,14 @@ impl Frames {
 
     /// Whether a slot of any size can be had, if its frame's page of memory can.
     pub fn has_room(&self) -> bool {
-        self.now.frames < self.limit || self.free_half().is_some()
+        self.has_room_for(1)
+    }
+
+    /// Whether `n` slots of any size can be had, if their frames' pages of memory can; of as many as the limit is at
+    /// most, so that it is true when nothing is taken.
+    pub fn has_room_for(&self, n: u64) -> bool {
+        let new = 2 * self.limit.saturating_sub(self.now.frames);
+        new + self.free_halves >= n.min(self.limit).max(1)
     }
 
     fn free_half(&self) -> Option<u32> {
@@ -183,6 +192,7 @@ impl Frames {
     /// Moves a frame to the set of what it is now.
     fn file(&mut self, frame: u32, before: u8, after: u8) {
         self.taken[frame as usize] = after;
+        self.free_halves = self.free_halves + halves_beside(after) - halves_beside(before);
         for (taken, put) in [(before, false), (after, true)] {
             let set = match kind(taken) {
                 Kind::Empty => &mut self.empty,
@@ -230,6 +240,10 @@ impl Frames {
         if now != self.now {
             return Err(format!("{now:?}, booked {:?}", self.now));
         }
+        let halves: u64 = self.taken.iter().map(|&taken| halves_beside(taken)).sum();
+        if halves != self.free_halves {
+            return Err(format!("{halves} halves free, booked {}", self.free_halves));
+        }
         Ok(())
     }
 }
@@ -250,6 +264,11 @@ fn kind(taken: u8) -> Kind {
         (a, b) if odd(a) || odd(b) => Kind::Odd,
         _ => Kind::Even,
     }
+}
+
+/// Halves that are free beside something that is taken.
+fn halves_beside(taken: u8) -> u64 {
+    u64::from(taken != 0 && has_half(taken))
 }
 
 fn has_half(taken: u8) -> bool {

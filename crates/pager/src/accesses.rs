@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use ballast_uffd::procmap::Pagemap;
-use ballast_units::{HostAddr, PAGE_SIZE};
+use ballast_units::{HostAddr, PAGE_SIZE, Pages};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::sync::{Mutex, lock};
@@ -46,7 +46,8 @@ impl Accesses {
         })
     }
 
-    /// From now on `was_accessed` tells of the pages at these addresses of the VMM, all in shared memory. Answers whether it does.
+    /// From now on `since` tells of the pages at these addresses of the VMM, all in shared memory. Answers whether it
+    /// does. Neighbours cost the less the more of them follow one another: the kernel takes them together.
     pub fn watch(&self, pages: &[HostAddr]) -> bool {
         if self.refused.load(Ordering::Relaxed) || !self.is_swapless() {
             return false;
@@ -63,16 +64,22 @@ impl Accesses {
         })
     }
 
-    /// Whether the page was accessed since it was last watched; also if that is not known.
-    pub fn was_accessed(&self, page: HostAddr) -> bool {
-        self.pagemap.entry(page).map_or(true, |entry| entry.is_present())
+    /// Which of `n` pages from an address on were accessed since they were last watched. None if that is not known.
+    pub fn since(&self, first: HostAddr, n: Pages) -> Option<Vec<bool>> {
+        let entries = self.pagemap.entries(first, n).ok()?;
+        Some(entries.iter().map(|entry| entry.is_present()).collect())
     }
 
     fn unmap(&self, pages: &[HostAddr]) -> std::io::Result<()> {
-        let parts: Vec<libc::iovec> = pages
-            .iter()
-            .map(|at| libc::iovec { iov_base: at.0 as *mut _, iov_len: PAGE_SIZE })
-            .collect();
+        let mut parts: Vec<libc::iovec> = Vec::new();
+        for at in pages {
+            match parts.last_mut() {
+                Some(last) if last.iov_base as u64 + last.iov_len as u64 == at.0 => {
+                    last.iov_len += PAGE_SIZE;
+                }
+                _ => parts.push(libc::iovec { iov_base: at.0 as *mut _, iov_len: PAGE_SIZE }),
+            }
+        }
         let advice = c_long::from(libc::MADV_PAGEOUT);
         // SAFETY: the kernel reads `parts` and nothing else of ours; what they name is another process's memory,
         // whose contents this advice never changes.

@@ -197,16 +197,16 @@ pub trait Backend: Send + Sync {
         Ok(())
     }
 
-    /// Has the next access to each of these home pages seen by `was_accessed`. Their contents stay where they are.
+    /// Has the next access to each of these home pages seen by `accessed`. Their contents stay where they are.
     /// Answers false if that cannot be done.
     fn watch(&self, pages: &[Ppn]) -> bool {
         let _ = pages;
         false
     }
-    /// Whether a page that was watched has been accessed since; also if that is not known.
-    fn was_accessed(&self, ppn: Ppn) -> bool {
-        let _ = ppn;
-        true
+    /// Which of `n` pages that were watched have been accessed since; all of them if that is not known.
+    fn accessed(&self, first: Ppn, n: u64) -> Vec<bool> {
+        let _ = first;
+        vec![true; n as usize]
     }
 
     /// Whether the home page is there.

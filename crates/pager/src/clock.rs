@@ -1,20 +1,40 @@
 //! In which order pages are looked at: a clock of two hands (as the pageout daemon of 4.3BSD had it), over a VM's
-//! pages in random order. What the front hand passes is watched; the back hand asks, some way behind, whether it was
-//! accessed since. So what leaves has been left alone for as long as the back hand takes from there to here, and a
-//! guest's own order of pages is no matter (OSDI'02 s.3.4). Nothing is kept for a page.
+//! blocks of neighbouring pages in random order. What the front hand passes is watched; the back hand asks, some way
+//! behind, whether it was accessed since. So what leaves has been left alone for as long as the back hand takes from
+//! there to here, and a guest's own order of pages is no matter (OSDI'02 s.3.4). Each page is judged by itself; but
+//! neighbours are watched, asked about and taken by one call of the kernel for all. Nothing is kept for a page.
 
 use ballast_units::{Pages, Ppn, SplitMix64};
 
+/// Pages of a block. More would gain little, and are seldom left alone together.
+pub const BLOCK: u64 = 8;
 /// How far ahead the front hand is: this part of a turn. Farther tells more of what is in use, and watches more pages
 /// that are.
 const LEAD: u64 = 4;
-/// The lead at the start. It grows by a page with each step of the back hand, for what was watched a moment ago tells
-/// little, and watching the quarter of a large guest takes seconds.
-const FIRST: u64 = 64;
+/// The lead at the start, in blocks. It grows by a block with each step of the back hand, for what was watched a moment
+/// ago tells little, and watching the quarter of a large guest takes seconds.
+const FIRST: u64 = 8;
+
+/// Neighbouring pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// The first of them.
+    pub first: Ppn,
+    /// How many: at least one.
+    pub n: u64,
+}
+
+impl Block {
+    /// In rising order.
+    pub fn pages(self) -> impl Iterator<Item = Ppn> {
+        (self.first.0..self.first.0 + self.n).map(Ppn)
+    }
+}
 
 /// The two hands, over the pages of one VM.
 #[derive(Clone, Debug)]
 pub struct Clock {
+    pages: u64,
     front: Hand,
     back: Hand,
     /// Steps of the front hand that the back hand has still to take.
@@ -25,33 +45,41 @@ pub struct Clock {
 impl Clock {
     /// Over `size` pages, at least one. The same order for the same seed.
     pub fn new(size: Pages, seed: u64) -> Clock {
-        let hand = Hand::new(size.0, seed);
-        Clock { front: hand.clone(), back: hand, between: 0, lead: FIRST.min(size.0) }
+        let hand = Hand::new(size.0.div_ceil(BLOCK), seed);
+        let lead = FIRST.min(hand.size);
+        Clock { pages: size.0, front: hand.clone(), back: hand, between: 0, lead }
     }
 
-    /// The next page to be watched; None if the front hand is far enough ahead.
-    pub fn front(&mut self) -> Option<Ppn> {
+    /// The next pages to be watched; None if the front hand is far enough ahead.
+    pub fn front(&mut self) -> Option<Block> {
         (self.between < self.lead).then(|| {
             self.between += 1;
-            self.front.step()
+            let number = self.front.step();
+            self.block(number)
         })
     }
 
-    /// The next page to be asked about, which the front hand has passed; None if it has passed no more.
-    pub fn back(&mut self) -> Option<Ppn> {
+    /// The next pages to be asked about, which the front hand has passed; None if it has passed no more.
+    pub fn back(&mut self) -> Option<Block> {
         self.between = self.between.checked_sub(1)?;
         let most = (self.back.size / LEAD).max(FIRST.min(self.back.size));
         self.lead = (self.lead + 1).min(most);
-        Some(self.back.step())
+        let number = self.back.step();
+        Some(self.block(number))
     }
 
-    /// How many pages the front hand may go on.
+    /// How many blocks the front hand may go on.
     pub fn room(&self) -> u64 {
         self.lead - self.between
     }
+
+    fn block(&self, number: u64) -> Block {
+        let first = number * BLOCK;
+        Block { first: Ppn(first), n: BLOCK.min(self.pages - first) }
+    }
 }
 
-/// Goes through all pages, each once a turn, and each turn in another order.
+/// Goes through all blocks, each once a turn, and each turn in another order.
 #[derive(Clone, Debug)]
 struct Hand {
     size: u64,
@@ -67,13 +95,13 @@ impl Hand {
         Hand { size, numbers, at: 0, order }
     }
 
-    fn step(&mut self) -> Ppn {
+    fn step(&mut self) -> u64 {
         if self.at == self.size {
             self.at = 0;
             self.order = Order::draw(self.size, &mut self.numbers);
         }
         self.at += 1;
-        Ppn(self.order.of(self.at - 1))
+        self.order.of(self.at - 1)
     }
 }
 
@@ -119,10 +147,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_turn_passes_every_page_once_and_in_another_order() {
+    fn each_turn_passes_everything_once_and_in_another_order() {
         for size in [1, 2, 3, 64, 65, 1000, 4097] {
             let mut hand = Hand::new(size, 7);
-            let turn = |hand: &mut Hand| (0..size).map(|_| hand.step().0).collect::<Vec<_>>();
+            let turn = |hand: &mut Hand| (0..size).map(|_| hand.step()).collect::<Vec<_>>();
             let (first, second) = (turn(&mut hand), turn(&mut hand));
             for turn in [&first, &second] {
                 let mut all = turn.clone();
@@ -136,7 +164,7 @@ mod tests {
     #[test]
     fn an_order_has_no_steps_in_common() {
         let mut hand = Hand::new(10_000, 3);
-        let turn: Vec<u64> = (0..10_000).map(|_| hand.step().0).collect();
+        let turn: Vec<u64> = (0..10_000).map(|_| hand.step()).collect();
         let mut steps: Vec<u64> =
             turn.windows(2).map(|w| (w[1] + 10_000 - w[0]) % 10_000).collect();
         steps.sort_unstable();
@@ -147,13 +175,13 @@ mod tests {
 
     #[test]
     fn the_back_hand_follows_the_front_hand_at_a_distance_that_grows() {
-        let mut clock = Clock::new(Pages(10_000), 5);
+        let mut clock = Clock::new(Pages(BLOCK * 10_000), 5);
         let mut passed = std::collections::VecDeque::new();
         let mut most = 0;
         assert_eq!(clock.back(), None);
         for _ in 0..30_000 {
-            while let Some(page) = clock.front() {
-                passed.push_back(page);
+            while let Some(block) = clock.front() {
+                passed.push_back(block);
             }
             assert_eq!(clock.room(), 0);
             assert!(passed.len() as u64 >= most.min(2_500));
@@ -161,8 +189,17 @@ mod tests {
             assert_eq!(clock.back(), passed.pop_front());
         }
         assert_eq!(most, 10_000 / LEAD);
-        // Few pages: never more than there are.
-        let mut few = Clock::new(Pages(3), 5);
-        assert_eq!(std::iter::from_fn(|| few.front()).count(), 3);
+    }
+
+    #[test]
+    fn the_blocks_hold_every_page_and_none_beyond_the_last() {
+        for size in [1, 7, 8, 9, 20] {
+            let mut clock = Clock::new(Pages(size), 5);
+            let mut pages: Vec<u64> = std::iter::from_fn(|| clock.front())
+                .flat_map(|block| block.pages().map(|ppn| ppn.0).collect::<Vec<_>>())
+                .collect();
+            pages.sort_unstable();
+            assert_eq!(pages, (0..size).collect::<Vec<_>>());
+        }
     }
 }

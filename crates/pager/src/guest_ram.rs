@@ -309,8 +309,10 @@ impl Backend for GuestRam {
         self.accesses.get().is_some_and(|accesses| accesses.watch(&at))
     }
 
-    fn was_accessed(&self, ppn: Ppn) -> bool {
-        self.accesses.get().is_none_or(|accesses| accesses.was_accessed(self.at(ppn)))
+    fn accessed(&self, first: Ppn, n: u64) -> Vec<bool> {
+        let seen =
+            self.accesses.get().and_then(|accesses| accesses.since(self.at(first), Pages(n)));
+        seen.unwrap_or_else(|| vec![true; n as usize])
     }
 
     fn next_present(&self, ppn: Ppn, end: u64) -> Result<u64, MemError> {

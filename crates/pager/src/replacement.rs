@@ -84,6 +84,7 @@ mod tests {
         way: Way,
         random: Random,
         clock: Clock,
+        cold: Vec<usize>,
         home: Vec<usize>,
         /// Where in `home`.
         at: Vec<Option<usize>>,
@@ -101,16 +102,22 @@ mod tests {
         fn cold(&mut self) -> Option<usize> {
             let mut asked = 0;
             while asked < 128 {
-                while let Some(page) = self.clock.front() {
-                    if !self.is_spared(page.index()) {
-                        self.accessed[page.index()] = false;
+                if let Some(page) = self.cold.pop() {
+                    return Some(page);
+                }
+                while let Some(block) = self.clock.front() {
+                    for page in block.pages() {
+                        if !self.is_spared(page.index()) {
+                            self.accessed[page.index()] = false;
+                        }
                     }
                 }
-                let page = self.clock.back()?.index();
-                if self.at[page].is_some() {
-                    asked += 1;
-                    if !self.accessed[page] {
-                        return Some(page);
+                for page in self.clock.back()?.pages().map(Ppn::index) {
+                    if self.at[page].is_some() {
+                        asked += 1;
+                        if !self.accessed[page] {
+                            self.cold.push(page);
+                        }
                     }
                 }
             }
@@ -144,6 +151,7 @@ mod tests {
             way,
             random: Random::seeded(11),
             clock: Clock::new(Pages(PAGES as u64), 11),
+            cold: Vec::new(),
             home: Vec::new(),
             at: vec![None; PAGES],
             missed: vec![false; PAGES],

@@ -200,11 +200,22 @@ impl Stage {
     /// takes free slots.
     #[allow(clippy::mut_from_ref, reason = "exclusion is the caller's, as stated above")]
     pub(crate) unsafe fn page_mut(&self, slot: u64) -> &mut PageBuf {
-        let at = self.at(slot);
+        // SAFETY: the caller's, as stated above.
+        let pages = unsafe { self.pages_mut(slot, 1) };
+        &mut pages[0]
+    }
+
+    /// Neighbouring slots.
+    ///
+    /// # Safety
+    /// As of `page_mut`, for each of them.
+    #[allow(clippy::mut_from_ref, reason = "exclusion is the caller's, as stated above")]
+    pub(crate) unsafe fn pages_mut(&self, first: u64, n: usize) -> &mut [PageBuf] {
+        let (at, last) = (self.at(first), first + n as u64 - 1);
+        assert!(last < self.layout.pages().0, "stage slot {last}");
         // SAFETY: in bounds; exclusion is the caller's.
-        let bytes = unsafe { self.mapping.slice_mut(at, PAGE_SIZE) };
-        // SAFETY: the slice is PAGE_SIZE long, and PageBuf has alignment 1.
-        unsafe { &mut *bytes.as_mut_ptr().cast::<PageBuf>() }
+        let bytes = unsafe { self.mapping.slice_mut(at, n * PAGE_SIZE) };
+        bytes.as_chunks_mut().0
     }
 
     /// Start of a slot for I/O that the kernel does.

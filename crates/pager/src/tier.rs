@@ -115,6 +115,10 @@ impl Tier {
     pub(crate) fn has_room(&self) -> bool {
         lock(&self.frames).has_room()
     }
+    /// The same of `n` pages.
+    pub(crate) fn has_room_for(&self, n: u64) -> bool {
+        lock(&self.frames).has_room_for(n)
+    }
     /// Frames that may still be taken.
     pub(crate) fn frames_left(&self) -> Pages {
         let frames = lock(&self.frames);

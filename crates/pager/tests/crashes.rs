@@ -5,15 +5,18 @@
 
 mod support;
 
-use ballast_pager::backend::{Backend, MemError};
-use ballast_pager::memory::{Access, Compressed, NotEvicted};
+use ballast_pager::backend::{Backend, Errno, MemError};
+use ballast_pager::memory::{Access, Compressed, Left, NotEvicted};
 use ballast_pager::service::serve::{Landed, Task};
 use ballast_pager::word::State;
 use ballast_units::Ppn;
 use support::vm::{LARGE, Vm};
 use support::{CrashAt, page_of};
 
-const PAGES: u64 = 14;
+const PAGES: u64 = 18;
+
+/// Neighbours, and what is in them.
+const RUN: [(u64, u64); 4] = [(12, 22), (13, 0), (14, LARGE + 24), (15, 25)];
 
 /// One page in every state, with contents by page number.
 fn vm() -> (Vm, Vec<u64>) {
@@ -22,6 +25,10 @@ fn vm() -> (Vm, Vec<u64>) {
         vm.access(p, Some(10 + p));
     }
     vm.access(7, Some(0));
+    // Neighbours at home, one of them of zeros.
+    for (p, token) in RUN {
+        vm.access(p, Some(token));
+    }
     // Compressed, and one number.
     vm.access(10, Some(LARGE + 10));
     vm.access(11, Some(11));
@@ -53,6 +60,10 @@ fn vm() -> (Vm, Vec<u64>) {
         State::Untouched,
         State::Compressed,
         State::Filled,
+        State::Resident,
+        State::Resident,
+        State::Resident,
+        State::Resident,
         State::Untouched,
         State::Untouched,
     ];
@@ -60,7 +71,10 @@ fn vm() -> (Vm, Vec<u64>) {
         assert_eq!(vm.state(p as u64), state, "ppn {p}");
     }
     vm.check();
-    (vm, vec![10, 11, 12, 13, 0, 0, 0, 0, 0, 0, LARGE + 10, 11, 0, 0])
+    let mut wrote = vec![10, 11, 12, 13, 0, 0, 0, 0, 0, 0, LARGE + 10, 11];
+    wrote.extend(RUN.map(|(_, token)| token));
+    wrote.extend([0, 0]);
+    (vm, wrote)
 }
 
 type Op = fn(&mut Vm) -> Result<(), MemError>;
@@ -87,6 +101,8 @@ fn gone(vm: &mut Vm, first: u64, n: u64) -> Result<(), MemError> {
 const OPS: &[(&str, Op)] = &[
     ("evict", |vm| evicted(vm.evict(0))),
     ("evict a page of zeros", |vm| evicted(vm.evict(7))),
+    ("evict neighbours", |vm| evicted(vm.evict_run(12, 4))),
+    ("evict neighbours, the last of which is not at home", |vm| evicted(vm.evict_run(14, 3))),
     ("fault on a page at home", |vm| missing(vm, 0)),
     ("fault on a protected page", |vm| {
         vm.ram.protect(Ppn(0))?;
@@ -101,7 +117,7 @@ const OPS: &[(&str, Op)] = &[
     ("fault on a swapped page", |vm| missing(vm, 2)),
     ("fault on a held page", |vm| missing(vm, 3)),
     ("fault and its neighbours", |vm| missing(vm, 4)),
-    ("fault at the short end", |vm| missing(vm, 13)),
+    ("fault at the short end", |vm| missing(vm, 17)),
     ("fault on a compressed page", |vm| missing(vm, 10)),
     ("fault on a filled page", |vm| missing(vm, 11)),
     ("compress", |vm| evicted(vm.compress(0))),
@@ -140,7 +156,7 @@ const OPS: &[(&str, Op)] = &[
 fn expected(op: &str, wrote: &[u64]) -> Vec<Vec<u64>> {
     let void: &[u64] = match op {
         "discard of everything" | "announced, punched later" => {
-            &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13]
+            &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17]
         }
         "swap-in of a page given up" => &[2],
         _ => &[],
@@ -242,7 +258,7 @@ fn a_crash_in_the_recovery_from_a_crash_loses_nothing() {
 /// The same enumeration with errors that come and go: nothing is lost, no restart needed.
 #[test]
 fn a_failure_at_any_call_of_any_operation_loses_nothing() {
-    let other = MemError::Os { op: "test", ppn: Ppn(0), source: ballast_pager::backend::Errno(5) };
+    let other = MemError::Os { op: "test", ppn: Ppn(0), source: Errno(5) };
     for (name, op) in OPS {
         for error in [MemError::Again, MemError::NoMemory, other.clone()] {
             for call in 0..40 {
@@ -264,6 +280,48 @@ fn a_failure_at_any_call_of_any_operation_loses_nothing() {
             }
         }
     }
+}
+
+#[test]
+fn neighbours_leave_together_and_those_of_zeros_take_no_slot() {
+    let (mut vm, _) = vm();
+    let of = |ppn, slot| Left { ppn: Ppn(ppn), slot };
+    let left = vm.evict_run(12, 4).unwrap();
+    assert_eq!(left, [of(12, Some(0)), of(13, None), of(14, Some(1)), of(15, Some(2))]);
+    assert_eq!(vm.state(13), State::Untouched);
+    // What is not at home ends the run, and one that is not is none.
+    assert_eq!(vm.evict_run(12, 2), Err(NotEvicted::NotEligible));
+    for (p, token) in RUN {
+        assert_eq!(vm.access(p, None), token);
+    }
+    vm.check();
+}
+
+/// Of neighbours whose pages the kernel did not free together, each that it frees alone leaves.
+#[test]
+fn neighbours_that_the_kernel_does_not_free_stay_at_home() {
+    let failed = || MemError::Os { op: "test", ppn: Ppn(0), source: Errno(5) };
+    let (mut vm, wrote) = vm();
+    vm.write_cluster();
+    let before = vm.memory.charged();
+    // All are protected, each is read; then all are freed together (call 5), then one by one.
+    vm.ram.0.fail_at(5, failed());
+    vm.ram.0.fail_also_at(8, failed());
+    let left: Vec<u64> = vm.evict_run(12, 4).unwrap().iter().map(|page| page.ppn.0).collect();
+    assert_eq!(left, [12, 13, 15]);
+    assert_eq!((vm.state(14), vm.memory.charged().0), (State::Resident, before.0 - 3));
+    finish(&mut vm, &expected("", &wrote), "one stays");
+
+    let (mut vm, wrote) = self::vm();
+    vm.write_cluster();
+    vm.ram.0.fail_at(5, failed());
+    for call in [6, 8, 10, 12] {
+        // Lifting the protection of each is a call in between.
+        vm.ram.0.fail_also_at(call, failed());
+    }
+    assert_eq!(vm.evict_run(12, 4), Err(NotEvicted::Failed(failed())));
+    assert!((12..16).all(|p| vm.state(p) == State::Resident));
+    finish(&mut vm, &expected("", &wrote), "all stay");
 }
 
 #[test]

@@ -164,6 +164,23 @@ impl Rig {
         }
     }
 
+    /// The same with neighbours that leave together, into stage slots from 0 on.
+    fn reclaim_run(&self, first: u64, n: u64) {
+        let Ok(left) = self.memory.evict_run(Ppn(first), n, 0) else { return };
+        for page in left {
+            let Some(stage_slot) = page.slot else { continue };
+            let (slot, _) = self.memory.take_slots(1).unwrap();
+            // SAFETY: the slot is not reused before `written` has said that it may be.
+            let bytes = Box::new(*unsafe { self.memory.stage().page(stage_slot) });
+            token_of(&bytes);
+            let stored = Stored::new(slot, &bytes);
+            self.swap.lock().unwrap().insert(slot.0, bytes);
+            while !self.memory.written(page.ppn, stage_slot, stored) {
+                thread::yield_now();
+            }
+        }
+    }
+
     fn sample(&self, ppn: u64) {
         while !self.memory.sample(Ppn(ppn)).unwrap() {
             thread::yield_now();
@@ -268,6 +285,39 @@ fn guest_write_against_eviction_twice_and_their_clusters() {
             }),
         ]);
     });
+}
+
+#[test]
+fn guest_writes_against_eviction_of_neighbours() {
+    explore(|| {
+        let rig = Rig::new(3, 3, 1);
+        (0..3).for_each(|ppn| rig.put(ppn, 7 + ppn));
+        rig.run(vec![
+            writer(0, 100, 2),
+            writer(2, 200, 2),
+            actor(|rig| assert_eq!(rig.ram.0.guest_read(1), 8)),
+            actor(|rig| rig.reclaim_run(0, 3)),
+        ]);
+    });
+}
+
+#[test]
+fn discard_against_eviction_of_neighbours() {
+    for how in [Discard::PunchThenTell, Discard::TellThenPunch] {
+        explore(move || {
+            let rig = Rig::new(2, 3, 1);
+            rig.put(0, 7);
+            rig.put(1, 8);
+            rig.run(vec![
+                discarder(1, how, &[8, 50]),
+                writer(0, 100, 1),
+                actor(|rig| {
+                    rig.reclaim_run(0, 2);
+                    rig.reclaim_run(0, 2);
+                }),
+            ]);
+        });
+    }
 }
 
 #[test]

@@ -17,6 +17,7 @@ enum Op {
     Write(u64, u64),
     Read(u64),
     Evict(u64),
+    EvictRun(u64, u64),
     Compress(u64),
     WriteBack,
     WriteCluster,
@@ -36,6 +37,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         3 => (page.clone(), 0u64..5).prop_map(|(p, t)| Op::Write(p, LARGE + t)),
         6 => page.clone().prop_map(Op::Read),
         8 => page.clone().prop_map(Op::Evict),
+        4 => (page.clone(), 1u64..=4).prop_map(|(p, n)| Op::EvictRun(p, n.min(PAGES - p))),
         6 => page.clone().prop_map(Op::Compress),
         2 => Just(Op::WriteBack),
         2 => Just(Op::WriteCluster),
@@ -58,6 +60,7 @@ fn step(vm: &mut Vm, wrote: &mut [u64], op: &Op) {
         }
         Op::Read(p) => assert_eq!(vm.access(p, None), wrote[p as usize], "ppn {p}"),
         Op::Evict(p) => drop(vm.evict(p)),
+        Op::EvictRun(p, n) => drop(vm.evict_run(p, n)),
         Op::Compress(p) => drop(vm.compress(p)),
         Op::WriteBack => drop(vm.write_back()),
         Op::WriteCluster => vm.write_cluster(),

@@ -19,6 +19,15 @@ pub enum Evicted {
     Zero,
 }
 
+/// A page that left its home beside others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Left {
+    /// Which it was.
+    pub ppn: Ppn,
+    /// The stage slot that has its contents; None if it was all zero, and dropped.
+    pub slot: Option<u64>,
+}
+
 /// Why the page stayed where it was.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NotEvicted {
@@ -28,61 +37,119 @@ pub enum NotEvicted {
     Failed(MemError),
 }
 
+impl Left {
+    fn word(self, into: State) -> Word {
+        self.slot.map_or(Word::UNTOUCHED, |slot| Word::with_slot(into, slot))
+    }
+}
+
 impl<B: Backend> Memory<B> {
     /// Moves a resident page into stage slot `stage_slot`, which is free and the caller's, and gives
     /// its machine page back to the host.
     pub fn evict(&self, ppn: Ppn, stage_slot: u64) -> Result<Evicted, NotEvicted> {
-        let home = self.pmap.load(ppn);
-        if home.state() != State::Resident || !home.is_idle() {
-            return Err(NotEvicted::NotEligible);
-        }
-        let next = self.leave_home(ppn, home, State::Staged, stage_slot)?;
-        self.uncharge(1);
-        Counters::add(&self.counters.evicted, 1);
-        if next.state() == State::Untouched {
-            Counters::add(&self.counters.zero_dropped, 1);
-            return Ok(Evicted::Zero);
-        }
-        Ok(Evicted::Staged)
+        let left = self.evict_run(ppn, 1, stage_slot)?;
+        Ok(if left.iter().any(|page| page.slot.is_some()) {
+            Evicted::Staged
+        } else {
+            Evicted::Zero
+        })
     }
 
-    /// The steps that eviction and sampling share. `into` is Staged or Held; a page all zero is
-    /// dropped where it would be staged. Answers the page's new word.
+    /// The same of up to `n` neighbours, at least one, into stage slots from `stage_slot` on, as many, all free and
+    /// the caller's: each step is one call of the kernel, and one flush of the guest's translations, for all.
+    /// Answers which have left, at least one: those from `first` on that could, as far as none could not; their slots
+    /// rise with their numbers.
+    pub fn evict_run(&self, first: Ppn, n: u64, stage_slot: u64) -> Result<Vec<Left>, NotEvicted> {
+        let claimed = |ppn: Ppn| {
+            let home = self.pmap.load(ppn);
+            let may = home.state() == State::Resident && home.is_idle();
+            (may && self.claim_small(ppn, home, home.set_busy(Busy::Evicting))).then_some(home)
+        };
+        let homes: Vec<Word> = (first.0..first.0 + n).map_while(|p| claimed(Ppn(p))).collect();
+        let left = self.leave_home(first, &homes, State::Staged, stage_slot)?;
+        self.uncharge(left.len() as u64);
+        Counters::add(&self.counters.evicted, left.len() as u64);
+        let zeros = left.iter().filter(|page| page.slot.is_none()).count();
+        Counters::add(&self.counters.zero_dropped, zeros as u64);
+        Ok(left)
+    }
+
+    /// The steps that eviction and sampling share, for neighbours whose words were `homes` before the caller made them
+    /// busy. `into` is Staged or Held; a page all zero is dropped where it would be staged. Answers which have left:
+    /// at least one. None is busy any more.
     pub(super) fn leave_home(
         &self,
-        ppn: Ppn,
-        home: Word,
+        first: Ppn,
+        homes: &[Word],
         into: State,
         stage_slot: u64,
-    ) -> Result<Word, NotEvicted> {
-        if !self.claim_small(ppn, home, home.set_busy(Busy::Evicting)) {
+    ) -> Result<Vec<Left>, NotEvicted> {
+        let n = homes.len() as u64;
+        if n == 0 {
             return Err(NotEvicted::NotEligible);
         }
-        self.backend.protect(ppn).map_err(|e| self.stay_home(ppn, home, e))?;
-        // SAFETY: the slot is free and the caller's, so no word names it and nobody reads it.
-        let page = unsafe { self.stage.page_mut(stage_slot) };
-        self.backend.read_home(ppn, page).map_err(|e| self.stay_home(ppn, home, e))?;
-        let next = if into == State::Staged && is_zero(page) {
-            Word::UNTOUCHED
-        } else {
-            Word::with_slot(into, stage_slot)
-        };
-        self.departures.note(ppn);
-        self.commons.unwritten.remove(ppn);
-        self.commons.missed.remove(ppn);
-        self.pmap.store(ppn, next.set_busy(Busy::Evicting));
-        self.backend.punch(ppn, 1).map_err(|e| self.stay_home(ppn, home, e))?;
-        self.pmap.store(ppn, next);
-        Ok(next)
+        self.backend.protect_run(first, n).map_err(|e| self.stay_home(first, homes, e))?;
+        // SAFETY: the slots are free and the caller's, so no word names them and nobody reads them.
+        let pages = unsafe { self.stage.pages_mut(stage_slot, homes.len()) };
+        self.backend.read_homes(first, pages).map_err(|e| self.stay_home(first, homes, e))?;
+        let mut left = Vec::with_capacity(homes.len());
+        let mut used = 0;
+        for i in 0..homes.len() {
+            let zero = into == State::Staged && is_zero(&pages[i]);
+            if !zero && used < i {
+                // The slots of pages of zeros are not left out.
+                pages.copy_within(i..=i, used);
+            }
+            let slot = (!zero).then_some(stage_slot + used as u64);
+            used += usize::from(!zero);
+            left.push(Left { ppn: Ppn(first.0 + i as u64), slot });
+        }
+        for page in &left {
+            self.departures.note(page.ppn);
+            self.commons.unwritten.remove(page.ppn);
+            self.commons.missed.remove(page.ppn);
+            self.pmap.store(page.ppn, page.word(into).set_busy(Busy::Evicting));
+        }
+        match self.backend.punch(first, n) {
+            Ok(()) => {
+                left.iter().for_each(|page| self.pmap.store(page.ppn, page.word(into)));
+                Ok(left)
+            }
+            Err(e) if n == 1 || e == MemError::Crash => Err(self.stay_home(first, homes, e)),
+            // Some of them may be gone all the same: each for itself.
+            Err(_) => self.leave_one_by_one(left, homes, into),
+        }
     }
 
-    /// Rolls back: the home page is there, whole. Should lifting the protection fail too (a discard
+    /// The last step of pages whose copies are in the pmap.
+    fn leave_one_by_one(
+        &self,
+        pages: Vec<Left>,
+        homes: &[Word],
+        into: State,
+    ) -> Result<Vec<Left>, NotEvicted> {
+        let (mut left, mut why) = (Vec::new(), NotEvicted::NotEligible);
+        for (page, home) in pages.into_iter().zip(homes) {
+            match self.backend.punch(page.ppn, 1) {
+                Ok(()) => {
+                    self.pmap.store(page.ppn, page.word(into));
+                    left.push(page);
+                }
+                Err(MemError::Crash) => return Err(NotEvicted::Failed(MemError::Crash)),
+                Err(e) => why = self.stay_home(page.ppn, &[*home], e),
+            }
+        }
+        if left.is_empty() { Err(why) } else { Ok(left) }
+    }
+
+    /// Rolls back: the home pages are there, whole. Should lifting the protection fail too (a discard
     /// is pending), the next write faults and lifts it.
-    fn stay_home(&self, ppn: Ppn, home: Word, e: MemError) -> NotEvicted {
+    fn stay_home(&self, first: Ppn, homes: &[Word], e: MemError) -> NotEvicted {
         if e != MemError::Crash {
-            self.commons.unwritten.remove(ppn);
-            let _ = self.backend.unprotect(ppn);
-            self.pmap.store(ppn, home);
+            let pages = || (first.0..).map(Ppn).zip(homes);
+            pages().for_each(|(ppn, _)| self.commons.unwritten.remove(ppn));
+            let _ = self.backend.unprotect_run(first, homes.len() as u64);
+            pages().for_each(|(ppn, home)| self.pmap.store(ppn, *home));
         }
         NotEvicted::Failed(e)
     }

@@ -48,7 +48,7 @@ pub use counters::{CounterValues, Counters};
 pub(crate) use departures::Departures;
 pub use departures::Mark;
 pub use discard::Unbooked;
-pub use evict::{Evicted, NotEvicted};
+pub use evict::{Evicted, Left, NotEvicted};
 pub use fault::{Access, Fault, Wait};
 pub use large::Broke;
 pub use recover::{RecoverError, Recovered};

@@ -67,8 +67,13 @@ impl<B: Backend> Memory<B> {
             return Ok(self.pmap.exchange(ppn, word, word.set_sampled(true)).is_ok());
         }
         let Some(hold) = self.stage.take_hold() else { return Ok(false) };
-        match self.leave_home(ppn, word, State::Held, hold) {
-            Ok(held) => {
+        if !self.claim_small(ppn, word, word.set_busy(Busy::Evicting)) {
+            self.stage.free_hold(hold);
+            return Ok(false);
+        }
+        match self.leave_home(ppn, &[word], State::Held, hold) {
+            Ok(_) => {
+                let held = Word::with_slot(State::Held, hold);
                 // Between the two an access may have brought it home already: that is a touch.
                 if self.pmap.exchange(ppn, held, held.set_sampled(true)).is_err() {
                     self.was_touched(ppn);

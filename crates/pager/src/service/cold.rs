@@ -4,15 +4,16 @@ use ballast_units::Ppn;
 
 use super::reclaim::Reclaim;
 use crate::backend::Backend;
+use crate::clock::BLOCK;
 use crate::memory::Memory;
 use crate::word::State;
 
-/// Pages that are watched together: one system call, and one flush of the guest's translations.
-const TOGETHER: u64 = 64;
-/// Pages that are asked about for one victim. If all of them are in use, one is as good as another.
+/// Blocks that are watched together: one system call, and one flush of the guest's translations for each.
+const TOGETHER: u64 = 8;
+/// Pages that are asked about in vain for one victim. If all of them are in use, one is as good as another.
 const ASKED: u32 = 128;
-/// Steps of the back hand for one victim: most pages may be elsewhere.
-const STEPS: u32 = 8 * ASKED;
+/// Blocks that are passed for one victim: most pages may be elsewhere.
+const STEPS: u64 = 8 * ASKED as u64 / BLOCK;
 
 impl Reclaim {
     /// A page that was not accessed since the front hand passed it. None: that is not known, or there was none
@@ -21,37 +22,45 @@ impl Reclaim {
         let vm = self.vm.clone();
         let mut asked = 0;
         for _ in 0..STEPS {
-            if !self.watch_ahead() {
+            while let Some(ppn) = self.cold.pop() {
+                if may_leave(&vm.memory, ppn) {
+                    return Some(ppn);
+                }
+            }
+            if asked >= ASKED || !self.watch_ahead() {
                 return None;
             }
-            let ppn = self.clock.back()?;
-            if !may_leave(&vm.memory, ppn) {
-                self.consider_shared(ppn);
+            let block = self.clock.back()?;
+            let (mut here, away) =
+                block.pages().partition::<Vec<_>, _>(|&ppn| may_leave(&vm.memory, ppn));
+            away.into_iter().for_each(|ppn| self.consider_shared(ppn));
+            if here.is_empty() {
                 continue;
             }
-            if !vm.memory.backend().was_accessed(ppn) {
-                return Some(ppn);
-            }
-            asked += 1;
-            if asked == ASKED {
-                break;
-            }
+            let accessed = vm.memory.backend().accessed(block.first, block.n);
+            let is_cold = |ppn: &Ppn| !accessed[(ppn.0 - block.first.0) as usize];
+            asked += here.len() as u32;
+            here.retain(is_cold);
+            self.cold = here;
         }
         None
     }
 
     /// Has the front hand go on, if it may by enough. Answers whether what it passes can be watched.
     fn watch_ahead(&mut self) -> bool {
-        if self.clock.room() < TOGETHER.min(self.vm.memory.pmap().len().0) {
+        let blocks = self.vm.memory.pmap().len().0.div_ceil(BLOCK);
+        if self.clock.room() < TOGETHER.min(blocks) {
             return true;
         }
         let memory = self.vm.memory.clone();
-        let mut some = Vec::with_capacity(TOGETHER as usize);
+        let mut some = Vec::with_capacity((TOGETHER * BLOCK) as usize);
         for _ in 0..TOGETHER {
-            let Some(ppn) = self.clock.front() else { break };
+            let Some(block) = self.clock.front() else { break };
             // One that is spared is left mapped, and counts as in use: it would be, and what it cost is saved.
-            if may_leave(&memory, ppn) && !self.is_spared(ppn) {
-                some.push(ppn);
+            for ppn in block.pages() {
+                if may_leave(&memory, ppn) && !self.is_spared(ppn) {
+                    some.push(ppn);
+                }
             }
         }
         // The kernel finds neighbours sooner.

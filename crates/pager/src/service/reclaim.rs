@@ -12,18 +12,20 @@ use super::leaving::Leaving;
 use super::vm::Shared;
 use super::write::{Cluster, Stuck};
 use crate::backend::MemError;
-use crate::clock::Clock;
+use crate::clock::{BLOCK, Clock};
 use ballast_compress::Compressor;
 
-use crate::memory::{Compressed, Evicted, MOVING, NotBack, NotEvicted, Recovered};
+use crate::memory::{Compressed, Left, MOVING, NotBack, NotEvicted, Recovered};
 use crate::replacement::Replacement;
 use crate::sharing::examine::{Examiner, Marking};
 use crate::swap::Ring;
 use crate::word::State;
 
+/// Neighbours that leave together, by one call of the kernel for each step.
+const RUN: u64 = BLOCK;
 /// Random proposals before the pmap is searched in order.
 const PROPOSALS: u32 = 128;
-/// Victims that are looked up in the share table together.
+/// Victims that are chosen, and looked up in the share table, together.
 const LOOKED_UP: u64 = 32;
 
 /// Compressed pages, the oldest, that are tried to be moved on in one go.
@@ -38,7 +40,9 @@ pub(super) struct Reclaim {
     pub(super) replacement: Box<dyn Replacement>,
     /// In whose order pages are watched, see `cold`.
     pub(super) clock: Clock,
-    /// Victims that have been looked up in the share table, in vain, or came from the store to leave.
+    /// Pages of the block that the clock came to last, to go first.
+    pub(super) cold: Vec<Ppn>,
+    /// Victims, in rising order, that have been looked up in the share table, in vain, or came from the store to leave.
     pub(super) victims: Vec<Ppn>,
     pub(super) leaving: Leaving,
     examiner: Examiner,
@@ -74,6 +78,7 @@ impl Reclaim {
             stuck: None,
             replacement,
             clock,
+            cold: Vec::new(),
             victims: Vec::new(),
             leaving: Leaving::new(),
             examiner: Examiner::to_itself(),
@@ -134,6 +139,8 @@ impl Reclaim {
 
     fn evict(&mut self) {
         let mut refused = 0u32;
+        // What was left of the last time may be in use by now.
+        self.cold.clear();
         while self.vm.evict_goal.load(Ordering::Relaxed) > 0 && !self.vm.is_stopping() {
             if self.vm.has_sample_request() {
                 // Its period has begun: it does not wait for a long eviction to end.
@@ -182,16 +189,12 @@ impl Reclaim {
             if !slots && !self.shrinks(ppn) {
                 continue;
             }
-            let slot = self.clusters[cluster].base + self.clusters[cluster].pages.len() as u64;
-            match self.vm.memory.evict(ppn, slot) {
-                Ok(evicted) => {
+            // Without slots each is looked at before.
+            let (first, n) = if slots { self.with_neighbours(ppn, cluster) } else { (ppn, 1) };
+            match self.vm.memory.evict_run(first, n, self.clusters[cluster].next_slot()) {
+                Ok(left) => {
                     refused = 0;
-                    let gained = match evicted {
-                        Evicted::Zero => 1,
-                        Evicted::Staged => self.compress(cluster, ppn, slot),
-                    };
-                    let gained = self.has_left(ppn, gained);
-                    self.vm.evict_done(gained);
+                    self.have_left(cluster, &left);
                 }
                 Err(NotEvicted::NotEligible) => {}
                 Err(NotEvicted::Failed(MemError::Gone)) => {
@@ -213,6 +216,36 @@ impl Reclaim {
         }
     }
 
+    /// A victim with those of the next victims that lie before it, as many as can leave together: the first of them,
+    /// and how many.
+    fn with_neighbours(&mut self, victim: Ppn, cluster: usize) -> (Ppn, u64) {
+        let cluster = &self.clusters[cluster];
+        let room = self.vm.memory.stage().layout().cluster - cluster.pages.len() as u64;
+        let goal = self.vm.evict_goal.load(Ordering::Relaxed);
+        let leave = self.vm.evict_leave.load(Ordering::Relaxed);
+        let above = self.vm.memory.charged().0.saturating_sub(leave);
+        let most = RUN.min(room).min(goal).min(above);
+        let (mut first, mut n) = (victim, 1);
+        while n < most
+            && let Some(&before) = self.victims.last()
+            && before.0 + 1 == first.0
+            && may_leave(&self.vm.memory, before)
+        {
+            self.victims.pop();
+            (first, n) = (before, n + 1);
+        }
+        (first, n)
+    }
+
+    /// The next step for pages that were evicted into slots of a cluster.
+    fn have_left(&mut self, cluster: usize, left: &[Left]) {
+        for page in left {
+            let gained = page.slot.map_or(1, |slot| self.compress(cluster, page.ppn, slot));
+            let gained = self.has_left(page.ppn, gained);
+            self.vm.evict_done(gained);
+        }
+    }
+
     /// The next step for a page that was evicted into `slot` of a cluster. Answers how many pages of
     /// machine memory the two steps have gained.
     fn compress(&mut self, cluster: usize, ppn: Ppn, slot: u64) -> u64 {
@@ -224,12 +257,16 @@ impl Reclaim {
                 Compressed::TooLarge | Compressed::NoRoom | Compressed::Left => {}
             }
         }
-        self.add_to(cluster, ppn);
+        self.add_to(cluster, ppn, slot);
         1
     }
 
-    fn add_to(&mut self, cluster: usize, ppn: Ppn) {
-        self.clusters[cluster].pages.push(ppn);
+    /// A page that stays in its slot of the stage to be written. The slots before it that nobody is in any more, of
+    /// pages that left beside it and were compressed, are named by it as well: it is in none of them.
+    fn add_to(&mut self, cluster: usize, ppn: Ppn, slot: u64) {
+        while self.clusters[cluster].next_slot() <= slot {
+            self.clusters[cluster].pages.push(ppn);
+        }
         if self.clusters[cluster].pages.len() as u64 == self.vm.memory.stage().layout().cluster {
             self.write(cluster);
         }
@@ -237,18 +274,19 @@ impl Reclaim {
 
     /// If the tier is full, a page leaves it. Answers whether one did.
     fn make_room(&mut self, cluster: usize) -> bool {
-        self.compressor.is_some() && !self.vm.memory.tier().has_room() && self.write_back(cluster)
+        let tier = self.vm.memory.tier();
+        self.compressor.is_some() && !tier.has_room_for(RUN) && self.write_back(cluster)
     }
 
     /// The page that was compressed longest ago goes on to swap. Answers whether one did.
     fn write_back(&mut self, cluster: usize) -> bool {
         let tier = self.vm.memory.tier();
         let frames = tier.occupancy().frames;
-        let slot = self.clusters[cluster].base + self.clusters[cluster].pages.len() as u64;
+        let slot = self.clusters[cluster].next_slot();
         for place in tier.oldest(TRIED) {
             match self.vm.memory.write_back(place, slot) {
                 Ok(ppn) => {
-                    self.add_to(cluster, ppn);
+                    self.add_to(cluster, ppn, slot);
                     let left = self.vm.memory.tier().occupancy().frames;
                     self.vm.evict_done(frames.saturating_sub(left));
                     return true;
@@ -268,8 +306,9 @@ impl Reclaim {
         self.clusters.iter().position(|c| open(c) && c.pages.len() == best)
     }
 
-    /// A page to evict: share before swap, so victims are looked up in the share table first, some
-    /// at a time, and those that others have too are not evicted but shared.
+    /// A page to evict. Victims are chosen some at a time, for neighbours among them leave together. Share before
+    /// swap, so they are looked up in the share table first, and those that others have too are not evicted but
+    /// shared.
     fn next_victim(&mut self) -> Option<Ppn> {
         let resident = |vm: &Shared, ppn: Ppn| {
             let word = vm.memory.pmap().load(ppn);
@@ -282,9 +321,6 @@ impl Reclaim {
                     return Some(ppn);
                 }
             }
-            if !self.vm.is_to_share() {
-                return self.victim();
-            }
             let goal = self.vm.evict_goal.load(Ordering::Relaxed).min(LOOKED_UP) as usize;
             if goal == 0 {
                 return self.victim();
@@ -294,6 +330,10 @@ impl Reclaim {
             some.dedup();
             if some.is_empty() {
                 return None;
+            }
+            if !self.vm.is_to_share() {
+                self.victims = some;
+                continue;
             }
             if let Err(e) = self.examiner.examine(&self.vm.memory, &some, Marking::None) {
                 self.vm.set_ill_unless_gone("sharing before swap", e);

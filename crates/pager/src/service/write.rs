@@ -50,6 +50,10 @@ impl Cluster {
         self.pages.clear();
         self.fates.clear();
     }
+    /// Where the next page goes, if it is open and not full.
+    pub fn next_slot(&self) -> u64 {
+        self.stage_slot(self.pages.len())
+    }
     fn stage_slot(&self, i: usize) -> u64 {
         self.base + i as u64
     }

@@ -113,8 +113,8 @@ struct World {
     changing: u32,
     calls: u64,
     crash: Option<CrashAt>,
-    /// Operation number to fail once with this error.
-    fail: Option<(u64, MemError)>,
+    /// Operation numbers to fail once with these errors.
+    fail: Vec<(u64, MemError)>,
     /// The books are being rebuilt: more may be present than is booked.
     recovering: bool,
 }
@@ -196,7 +196,7 @@ impl World {
             changing: 0,
             calls: 0,
             crash: None,
-            fail: None,
+            fail: Vec::new(),
             recovering: false,
         }
     }
@@ -541,7 +541,11 @@ impl Double {
     pub fn fail_at(&self, call: u64, error: MemError) {
         let mut world = self.world();
         world.calls = 0;
-        world.fail = Some((call, error));
+        world.fail = vec![(call, error)];
+    }
+    /// Beside what `fail_at` said last.
+    pub fn fail_also_at(&self, call: u64, error: MemError) {
+        self.world().fail.push((call, error));
     }
     /// The VMM does not answer when its mappings are next changed.
     pub fn be_silent(&self, how: Unanswered) {
@@ -571,7 +575,7 @@ impl Double {
         }
         self.count(&world);
         world.crash = None;
-        world.fail = None;
+        world.fail.clear();
         world.unanswered = None;
         world.unwatched_from = None;
         world.recovering = true;
@@ -608,8 +612,8 @@ impl Double {
             self.machine.die();
             return Err(MemError::Crash);
         }
-        if let Some((_, e)) = world.fail.take_if(|f| f.0 == call) {
-            return Err(e);
+        if let Some(at) = world.fail.iter().position(|f| f.0 == call) {
+            return Err(world.fail.swap_remove(at).1);
         }
         let result = if blocked_by_discards && world.changing > 0 {
             Err(MemError::Again)

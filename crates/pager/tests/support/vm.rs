@@ -9,7 +9,7 @@ use ballast_compress::{Algorithm, Compressor};
 use ballast_pager::backend::{Backend as _, MemError, PageBuf};
 use ballast_pager::host::Host;
 use ballast_pager::memory::{
-    Access, Broke, Compressed, Evicted, Memory, NotBack, NotEvicted, RecoverError, Recovered,
+    Access, Broke, Compressed, Evicted, Left, Memory, NotBack, NotEvicted, RecoverError, Recovered,
 };
 use ballast_pager::pmap::Pmap;
 use ballast_pager::service::around::Around;
@@ -237,6 +237,14 @@ impl Vm {
             self.cluster.insert(slot, Ppn(ppn));
         }
         Ok(evicted)
+    }
+
+    /// Evicts neighbours together, into an empty cluster: `n` is no more than that has slots.
+    pub fn evict_run(&mut self, first: u64, n: u64) -> Result<Vec<Left>, NotEvicted> {
+        self.write_cluster();
+        let left = self.memory.evict_run(Ppn(first), n, 0)?;
+        self.cluster.extend(left.iter().filter_map(|page| Some((page.slot?, page.ppn))));
+        Ok(left)
     }
 
     /// Breaks a large page, and has all of it back home.

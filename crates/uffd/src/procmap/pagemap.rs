@@ -103,16 +103,6 @@ impl Pagemap {
         Ok(entries)
     }
 
-    /// The entry of one page, of which `start` is the address.
-    ///
-    /// # Errors
-    /// As of [`Pagemap::entries`].
-    pub fn entry(&self, start: HostAddr) -> io::Result<Entry> {
-        let mut bytes = [0; ENTRY];
-        self.file.read_exact_at(&mut bytes, start.0 / PAGE_SIZE as u64 * ENTRY as u64)?;
-        Ok(Entry(u64::from_ne_bytes(bytes)))
-    }
-
     /// Whether each of `n` pages from `start` on is the process's own copy. Where that is unclear
     /// ([`Shown::Unclear`]), it is said to be one: a copy that is overlooked would be lost.
     ///
