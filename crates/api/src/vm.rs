@@ -428,6 +428,9 @@ pub struct VmCounters {
     /// Large pages that were broken into small ones.
     #[serde(default)]
     pub large_breaks: u64,
+    /// Large pages made of small ones, after a shortage.
+    #[serde(default)]
+    pub large_collapses: u64,
     /// Sampled pages that were touched.
     pub sampled: u64,
     /// Allocations that had to wait for memory.

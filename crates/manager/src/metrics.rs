@@ -188,7 +188,7 @@ fn per_vm(registry: &mut Registry, vms: &[VmView]) {
         Unit::Seconds,
         FaultTimes::of(vms),
     );
-    let totals: [(&str, &str, Field); 11] = [
+    let totals: [(&str, &str, Field); 12] = [
         ("vm_read_ahead_bytes", "Swapped memory read before it was wanted", |v| {
             v.counters.read_ahead
         }),
@@ -206,6 +206,7 @@ fn per_vm(registry: &mut Registry, vms: &[VmView]) {
         }),
         ("vm_large_fills", "Large pages handed out", |v| v.counters.large_fills),
         ("vm_large_breaks", "Large pages broken into small ones", |v| v.counters.large_breaks),
+        ("vm_large_collapses", "Large pages made of small ones", |v| v.counters.large_collapses),
         ("vm_share_breaks", "Shared pages that the VM wrote", |v| v.sharing.breaks),
         ("vm_share_scanned_pages", "Pages looked at for sharing", |v| v.sharing.scanned),
     ];
@@ -293,7 +294,7 @@ mod tests {
                       "ceiling": null},
             "fault_times": {"counts": [2, 3, 4], "sum_s": 0.5},
             "counters": {"faults": 0, "swapped_in": 0, "swapped_out": 0, "zero_dropped": 207,
-                         "large_fills": 209, "large_breaks": 210,
+                         "large_fills": 209, "large_breaks": 210, "large_collapses": 211,
                          "ballooned": 0, "sampled": 0, "waits": 0, "blocks": 0, "wait_s": 0.0,
                          "cpu_s": 0.0}
         });
@@ -332,6 +333,7 @@ mod tests {
             "ballast_vm_large_bytes{vm=\"a\"} 208",
             "ballast_vm_large_fills_total{vm=\"a\"} 209",
             "ballast_vm_large_breaks_total{vm=\"a\"} 210",
+            "ballast_vm_large_collapses_total{vm=\"a\"} 211",
             "ballast_vm_fault_service_seconds_count{vm=\"a\"} 9",
             "ballast_vm_fault_service_seconds_sum{vm=\"a\"} 0.5",
             "ballast_vm_fault_service_seconds_bucket{le=\"0.000002\",vm=\"a\"} 5",

@@ -200,6 +200,7 @@ pub fn vm(manager: &Manager, vm: &Vm) -> VmView {
                     ballooned: size(c.discarded),
                     large_fills: memory.regions().counts().fills,
                     large_breaks: memory.regions().counts().breaks,
+                    large_collapses: memory.regions().counts().collapses,
                     sampled: c.touched,
                     waits: c.waits,
                     blocks: c.blocks,

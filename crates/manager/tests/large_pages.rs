@@ -1,5 +1,5 @@
 //! A real guest on large pages: handed out while memory is plentiful, as the kernel maps them; broken when it
-//! is not; and nothing is lost when the manager is killed meanwhile.
+//! is not, and made whole when it is again; and nothing is lost when the manager is killed meanwhile.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic here is the test failing")]
 
 mod support;
@@ -79,6 +79,20 @@ async fn large_pages_come_while_memory_is_plentiful_and_break_when_it_is_not() {
     let vm = ballastd.vm("big").await;
     assert!(vm.memory.large < large / 2, "{:?}", vm.memory);
     assert!(mapped_large(pid) <= vm.memory.large, "{:?}", vm.memory);
+
+    // Plenty again: what it works with is home soon, and made whole.
+    let (before, mapped) = (vm.memory.large, mapped_large(pid));
+    let change = VmChange { max: Some(SIZE * MIB), ..VmChange::default() };
+    ballastd.client.change("big", &change).await.unwrap();
+    ballastd
+        .eventually("regions are made whole", async || {
+            ballastd.vm("big").await.counters.large_collapses >= 8
+                && mapped_large(pid) >= mapped + 8 * MIB
+        })
+        .await;
+    assert!(ballastd.vm("big").await.memory.large > before);
+    ballastd.checks_go_on(&mut console, 500).await;
+    ballastd.assert_books_balance().await;
     assert!(witness.peak() >= large, "it saw {} at most", witness.peak());
     assert!(witness.peak() <= 2048 * MIB);
 }

@@ -168,6 +168,14 @@ pub trait Backend: Send + Sync {
         Err(MemError::Os { op: "large pages", ppn: first, source: Errno(libc::EOPNOTSUPP) })
     }
 
+    /// Makes the home pages of a whole large page, all of them there, into one. Mappings of them are taken away, and
+    /// made again small. Answers false, with nothing changed, if the kernel cannot just now; if it can never, that is an
+    /// error.
+    fn collapse(&self, first: Ppn, n: u64) -> Result<bool, MemError> {
+        let _ = n;
+        Err(MemError::Os { op: "large pages", ppn: first, source: Errno(libc::EOPNOTSUPP) })
+    }
+
     /// Whether `remap` can do anything.
     fn can_remap(&self) -> bool {
         false

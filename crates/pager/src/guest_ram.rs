@@ -282,6 +282,16 @@ impl Backend for GuestRam {
             .map_err(|e| from_errno(e, "allocating a large page", first))
     }
 
+    fn collapse(&self, first: Ppn, n: u64) -> Result<bool, MemError> {
+        let (offset, len) = (self.offset(first), Pages(n).bytes().0);
+        match collapse(&self.file, offset, len as usize) {
+            Ok(()) => Ok(true),
+            // There is no large page, or no memory, or somebody holds a page.
+            Err(Sys::AGAIN | Sys::BUSY | Sys::NOMEM) => Ok(false),
+            Err(e) => Err(from_errno(e, "collapsing into a large page", first)),
+        }
+    }
+
     fn can_remap(&self) -> bool {
         self.mappings.is_connected()
     }
@@ -328,7 +338,24 @@ impl Backend for GuestRam {
 /// Nothing is read or written through the mapping, so nobody who truncates the file harms us. Answers whether
 /// it is one: that is told by how often the kernel had to be asked, as nothing else tells it in all kernels.
 fn populate(file: &std::fs::File, offset: u64, len: usize) -> Result<bool, Sys> {
-    use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+    let before = faults_of_this_thread();
+    advise_part(file, offset, len, &[libc::MADV_HUGEPAGE, libc::MADV_POPULATE_WRITE])?;
+    Ok(faults_of_this_thread().saturating_sub(before) <= FAULTS_OF_ONE)
+}
+
+/// Has the kernel make one large page of a part of a file (Linux 6.1).
+fn collapse(file: &std::fs::File, offset: u64, len: usize) -> Result<(), Sys> {
+    advise_part(file, offset, len, &[libc::MADV_COLLAPSE])
+}
+
+/// Maps a part of a file for a moment, as a large page can be mapped, and gives the kernel advice about it.
+fn advise_part(
+    file: &std::fs::File,
+    offset: u64,
+    len: usize,
+    advice: &[libc::c_int],
+) -> Result<(), Sys> {
+    use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
     // SAFETY: a new mapping, at an address of the kernel's choice.
     let room = unsafe {
         mmap_anonymous(std::ptr::null_mut(), 2 * len, ProtFlags::empty(), MapFlags::PRIVATE)?
@@ -336,17 +363,17 @@ fn populate(file: &std::fs::File, offset: u64, len: usize) -> Result<bool, Sys> 
     let at = room.wrapping_byte_add(room.addr().wrapping_neg() & (len - 1));
     let prot = ProtFlags::READ | ProtFlags::WRITE;
     let flags = MapFlags::SHARED | MapFlags::FIXED;
-    let before = faults_of_this_thread();
     // SAFETY: inside the mapping that was just made, and which nobody else knows.
-    let populated = unsafe {
-        mmap(at, len, prot, flags, file, offset)
-            .and_then(|at| madvise(at, len, Advice::LinuxHugepage).map(|()| at))
-            .and_then(|at| madvise(at, len, Advice::LinuxPopulateWrite))
+    let advise = |advice: &libc::c_int| match unsafe { libc::madvise(at, len, *advice) } {
+        0 => Ok(()),
+        _ => Err(Sys::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Sys::INVAL)),
     };
-    let faults = faults_of_this_thread().saturating_sub(before);
+    // SAFETY: as above.
+    let mapped = unsafe { mmap(at, len, prot, flags, file, offset) };
+    let advised = mapped.and_then(|_| advice.iter().try_for_each(advise));
     // SAFETY: as above; no reference into it was made.
     unsafe { munmap(room, 2 * len)? };
-    populated.map(|()| faults <= FAULTS_OF_ONE)
+    advised
 }
 
 /// One, and one more that may have come in between. Of the pages that are allocated where no large one is, the

@@ -60,6 +60,14 @@ fn gone(vm: &mut Vm, first: u64, n: u64) -> Result<(), MemError> {
     vm.pump()
 }
 
+/// By a VMM that maps its RAM anew.
+fn whole(vm: &mut Vm, region: usize) -> Result<(), MemError> {
+    vm.ram.0.set_can_remap(true);
+    let result = vm.memory.collapse(region);
+    vm.ram.0.set_can_remap(false);
+    result.map(drop)
+}
+
 const OPS: &[(&str, Op)] = &[
     ("fault on an untouched region", |vm| missing(vm, 14)),
     ("fault beyond the last region", |vm| missing(vm, 17)),
@@ -74,6 +82,16 @@ const OPS: &[(&str, Op)] = &[
     ("break what was just allocated", |vm| {
         missing(vm, 14)?;
         vm.break_large(14).map(drop)
+    }),
+    ("make a region whole again", |vm| {
+        vm.break_large(5)?;
+        whole(vm, 1)
+    }),
+    ("make one whole again of which a page was never touched", |vm| {
+        vm.break_large(0)?;
+        missing(vm, 0)?;
+        missing(vm, 3)?;
+        whole(vm, 0)
     }),
     ("evict", |vm| match vm.evict(6) {
         Err(NotEvicted::Failed(e)) => Err(e),
@@ -234,6 +252,54 @@ fn a_failure_at_any_call_of_any_operation_loses_nothing() {
             }
         }
     }
+}
+
+#[test]
+fn a_broken_region_is_made_whole_again_if_nothing_of_it_was_taken() {
+    let (mut vm, wrote) = vm();
+    let whole = |vm: &mut Vm, region: usize| {
+        vm.ram.0.set_can_remap(true);
+        let done = vm.memory.collapse(region);
+        vm.ram.0.set_can_remap(false);
+        vm.check();
+        done
+    };
+    // It is large already; the VMM must map it anew.
+    assert_eq!(whole(&mut vm, 1), Ok(false));
+    vm.break_large(4).unwrap();
+    assert!(vm.memory.can_collapse(1));
+    assert_eq!(vm.memory.collapse(1), Ok(false));
+    let before = vm.memory.charged();
+    assert_eq!(whole(&mut vm, 1), Ok(true));
+    assert!((4..8).all(|p| vm.memory.regions().is_large(Ppn(p)) && vm.state(p) == State::Resident));
+    assert_eq!((vm.memory.charged(), vm.memory.regions().counts().collapses), (before, 1));
+    assert_eq!(
+        vm.memory.evict(Ppn(5), 0),
+        Err(NotEvicted::NotEligible),
+        "as a whole or not at all"
+    );
+
+    // A page of four at home: most of it was zeros.
+    vm.break_large(0).unwrap();
+    assert!(!vm.memory.can_collapse(0));
+    for p in [0, 3] {
+        vm.access(p, Some(wrote[p as usize]));
+    }
+    assert_eq!((vm.state(2), vm.memory.charged()), (State::Untouched, before - Pages(1)));
+    // Not while memory is short: the kernel has both for a while.
+    vm.host.set_plenty(Pages(90));
+    assert_eq!(whole(&mut vm, 0), Ok(false));
+    vm.host.set_plenty(Pages(40));
+    assert_eq!(whole(&mut vm, 0), Ok(true));
+    assert_eq!((vm.state(2), vm.memory.charged()), (State::Resident, before));
+
+    // What was given up, sampled or swapped keeps a region small.
+    vm.break_large(8).unwrap();
+    assert!(!vm.memory.can_collapse(2));
+    vm.break_large(4).unwrap();
+    vm.evict(5).unwrap();
+    assert!(!vm.memory.can_collapse(1));
+    finish(&mut vm, &expected("", &wrote), "whole again");
 }
 
 #[test]

@@ -415,6 +415,35 @@ fn discarder(ppn: u64, how: Discard, before: &'static [u64]) -> Actor {
     })
 }
 
+/// A region is made whole under its guest, which writes in it and gives up a page of it.
+#[test]
+fn guest_writes_and_discards_against_a_region_that_is_made_whole() {
+    for how in [Discard::PunchThenTell, Discard::TellThenPunch] {
+        explore(move || {
+            let host = host(40);
+            host.set_plenty(Pages(4));
+            let ram = Double::ram(2, host.clone());
+            ram.0.set_large(2);
+            let rig = Rig::over(ram, host, 2, 1);
+            rig.put(0, 7);
+            rig.put(1, 8);
+            rig.memory.break_large(Ppn(0)).unwrap();
+            assert!(rig.memory.can_collapse(0));
+            rig.ram.0.set_can_remap(true);
+            rig.run(vec![
+                writer(0, 100, 2),
+                discarder(1, how, &[8, 50]),
+                actor(|rig| {
+                    for _ in 0..2 {
+                        rig.memory.collapse(0).unwrap();
+                        thread::yield_now();
+                    }
+                }),
+            ]);
+        });
+    }
+}
+
 #[test]
 fn discard_against_eviction() {
     for how in [Discard::PunchThenTell, Discard::TellThenPunch] {

@@ -272,7 +272,10 @@ fn totals(vm: &VmView) -> String {
             ),
             ("with neighbours", size(c.brought_around)),
             ("ballooned", size(c.ballooned)),
-            ("large pages", format!("{} handed out, {} broken", c.large_fills, c.large_breaks)),
+            ("large pages", {
+                let (fills, breaks, made) = (c.large_fills, c.large_breaks, c.large_collapses);
+                format!("{fills} handed out, {breaks} broken, {made} made again")
+            }),
             ("sampled", c.sampled.to_string()),
             ("waits", format!("{} ({:.1} s)", c.waits, c.wait_s)),
             ("blocks", c.blocks.to_string()),

@@ -38,13 +38,27 @@ const BOOT_LIMIT: Duration = Duration::from_secs(180);
 const KSM: ksm::Mode =
     ksm::Mode { name: "overcommit", pages_to_scan: 1000, sleep_millisecs: 20, advisor: false };
 
-/// A VMM has ended that nobody asked to.
+/// How long the kernel may take to reclaim down to a limit. It writes to zram, which takes memory itself: for some
+/// limits it goes on for as long as one lets it, and guests do nothing meanwhile.
+const RECLAIMED: Duration = Duration::from_secs(180);
+
+/// The guests are lost: a VMM has ended that nobody asked to, or none gets on.
 #[derive(Debug)]
-pub struct Killed(String, ExitStatus);
+pub struct Killed(String);
+
+impl Killed {
+    fn ended(name: &str, how: ExitStatus) -> Killed {
+        Killed(format!("{name}: QEMU ended with {how} (the cgroup's out-of-memory killer?)"))
+    }
+    fn thrashing(limit: Bytes) -> Killed {
+        let s = RECLAIMED.as_secs();
+        Killed(format!("the kernel has not reclaimed down to {limit} after {s} s"))
+    }
+}
 
 impl fmt::Display for Killed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: QEMU ended with {} (the cgroup's out-of-memory killer?)", self.0, self.1)
+        f.write_str(&self.0)
     }
 }
 
@@ -175,7 +189,7 @@ impl Peer {
         let mut events = Vec::new();
         for (n, (name, vm)) in self.vms.iter_mut().enumerate() {
             if let Some(how) = vm.ended()? {
-                return Err(Killed(name.clone(), how).into());
+                return Err(Killed::ended(name, how).into());
             }
             events.extend(vm.console.poll().into_iter().map(|e| (n, e)));
             if let Some(trouble) = &vm.console.story.trouble {
@@ -230,7 +244,11 @@ impl Peer {
         self.limit = limit;
         let cgroup = self.cgroup.clone();
         // The kernel reclaims before it returns.
-        match tokio::task::spawn_blocking(move || cgroup.limit(limit)).await.context("limit")? {
+        let reclaiming = tokio::task::spawn_blocking(move || cgroup.limit(limit));
+        let Ok(reclaimed) = tokio::time::timeout(RECLAIMED, reclaiming).await else {
+            return Err(Killed::thrashing(limit).into());
+        };
+        match reclaimed.context("limit")? {
             // What is in use shows that it has more than its budget.
             Err(e) if e.downcast_ref::<Unreclaimable>().is_some() => {
                 say::detail(&format!("{e:#}: it gets no more than it has"));

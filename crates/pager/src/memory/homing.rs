@@ -73,7 +73,8 @@ impl<B: Backend> Memory<B> {
         Ok(true)
     }
 
-    fn arrive(&self, runs: &[Remap]) -> Result<usize, MemError> {
+    /// Has claimed pages mapped home. Answers how many were.
+    pub(super) fn arrive(&self, runs: &[Remap]) -> Result<usize, MemError> {
         if runs.is_empty() {
             return Ok(0);
         }

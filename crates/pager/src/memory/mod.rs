@@ -19,6 +19,7 @@
 
 mod around;
 mod check;
+mod collapse;
 mod commons;
 mod compress;
 mod counters;

@@ -28,6 +28,8 @@ pub struct LargeCounts {
     pub breaks: u64,
     /// Pages all zero that were found and freed by that.
     pub dropped: u64,
+    /// Regions that were made whole again.
+    pub collapses: u64,
 }
 
 /// All regions of a VM. Any thread may ask; who changes one holds busy bits of its pages.
@@ -39,6 +41,7 @@ pub struct Regions {
     fills: AtomicU64,
     breaks: AtomicU64,
     dropped: AtomicU64,
+    collapses: AtomicU64,
     /// The region that was last read before it was written.
     read: AtomicU64,
     /// Held pages of broken regions that could not be brought back at once.
@@ -56,6 +59,7 @@ impl Regions {
             fills: AtomicU64::new(0),
             breaks: AtomicU64::new(0),
             dropped: AtomicU64::new(0),
+            collapses: AtomicU64::new(0),
             read: AtomicU64::new(u64::MAX),
             away: Mutex::new(Vec::new()),
         }
@@ -80,6 +84,10 @@ impl Regions {
     /// The first page of a region.
     pub fn first(&self, region: usize) -> Ppn {
         Ppn(region as u64 * self.size)
+    }
+    pub(super) fn pages(&self, region: usize) -> impl Iterator<Item = Ppn> + use<> {
+        let first = self.first(region).0;
+        (first..first + self.size).map(Ppn)
     }
     pub(super) fn get(&self, region: usize) -> Backing {
         match self.cells[region].load(Ordering::Acquire) {
@@ -108,6 +116,7 @@ impl Regions {
             fills: get(&self.fills),
             breaks: get(&self.breaks),
             dropped: get(&self.dropped),
+            collapses: get(&self.collapses),
         }
     }
 
@@ -123,6 +132,9 @@ impl Regions {
     }
     pub(super) fn filled(&self) {
         self.fills.fetch_add(1, Ordering::Relaxed);
+    }
+    pub(super) fn collapsed(&self) {
+        self.collapses.fetch_add(1, Ordering::Relaxed);
     }
     pub(super) fn broke(&self, dropped: u64) {
         self.breaks.fetch_add(1, Ordering::Relaxed);

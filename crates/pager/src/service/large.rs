@@ -1,6 +1,9 @@
 //! Which large pages are broken, and when. While memory is plentiful: none but a few, to be sampled. Below
 //! that, before the memory is needed, those in which much can be shared or is all zero; and when pages are
-//! to be evicted, one after another at random, its pages going first.
+//! to be evicted, one after another at random, its pages going first. And when they are made whole again: one after
+//! the other, once memory has been plentiful for a while.
+
+use std::time::{Duration, Instant};
 
 use ballast_units::Ppn;
 
@@ -18,7 +21,77 @@ const TRIED: usize = 4;
 /// A large page is broken to be shared if one of so many of its pages can be.
 const WORTH: u64 = 8;
 
+/// How long memory has been plentiful before large pages are made: what is broken again soon was not worth it.
+const STEADY: Duration = Duration::from_secs(10);
+/// Between two of them: the kernel takes some milliseconds for each, and who writes to it waits.
+const APART: Duration = Duration::from_millis(100);
+/// Between two looks at all of the memory, if there was nothing to be done.
+const LOOKS: Duration = Duration::from_secs(30);
+/// Regions that are looked at in one go.
+const LOOKED_AT: usize = 64;
+
+/// The making of large pages.
+#[derive(Debug, Default)]
+pub(super) struct Collapsing {
+    plentiful_since: Option<Instant>,
+    next: Option<Instant>,
+    /// The region that is looked at next, and how many were in vain.
+    at: usize,
+    in_vain: usize,
+    /// The kernel cannot.
+    refused: bool,
+}
+
+impl Collapsing {
+    /// How long until regions are to be looked at; zero: now.
+    fn rest(&mut self, plentiful: bool, now: Instant) -> Duration {
+        if !plentiful {
+            self.plentiful_since = None;
+            return STEADY;
+        }
+        let since = *self.plentiful_since.get_or_insert(now);
+        let due = self.next.map_or(since + STEADY, |next| next.max(since + STEADY));
+        due.saturating_duration_since(now)
+    }
+
+    fn looked(&mut self, found: bool, regions: usize, now: Instant) {
+        self.in_vain = if found { 0 } else { self.in_vain + 1 };
+        if found || self.in_vain >= regions {
+            self.in_vain = 0;
+            self.next = Some(now + if found { APART } else { LOOKS });
+        }
+    }
+}
+
 impl Reclaim {
+    /// Makes the next region whole that can be, if it is time. Answers how long the thread may rest; None: for as
+    /// long as nobody wants anything.
+    pub(super) fn collapse(&mut self) -> Option<Duration> {
+        let memory = self.vm.memory.clone();
+        let regions = memory.regions().len();
+        if regions == 0 || self.collapsing.refused {
+            return None;
+        }
+        let rest = self.collapsing.rest(memory.is_plentiful(), Instant::now());
+        if !rest.is_zero() {
+            return Some(rest);
+        }
+        for _ in 0..LOOKED_AT.min(regions) {
+            let region = self.collapsing.at % regions;
+            self.collapsing.at = region + 1;
+            let found = memory.can_collapse(region);
+            if found && let Err(e) = memory.collapse(region) {
+                self.collapsing.refused = !matches!(e, MemError::Unanswered | MemError::NoMemory);
+                self.vm.set_ill_unless_gone("making a large page", e);
+            }
+            self.collapsing.looked(found, regions, Instant::now());
+            if !self.collapsing.rest(true, Instant::now()).is_zero() {
+                break;
+            }
+        }
+        Some(self.collapsing.rest(true, Instant::now()).max(Duration::from_millis(1)))
+    }
+
     /// Breaks the large page that a page is a part of. Whether it is small now.
     pub(super) fn break_at(&self, ppn: Ppn) -> bool {
         let vm = &self.vm;

@@ -8,6 +8,7 @@ use std::time::Duration;
 use ballast_units::Ppn;
 
 use super::cold::may_leave;
+use super::large::Collapsing;
 use super::leaving::Leaving;
 use super::vm::Shared;
 use super::write::{Cluster, Stuck};
@@ -53,6 +54,7 @@ pub(super) struct Reclaim {
     sampled: Vec<Ppn>,
     /// Pages of the region that was broken last, to go first.
     pub(super) broken: Vec<Ppn>,
+    pub(super) collapsing: Collapsing,
 }
 
 impl Reclaim {
@@ -87,6 +89,7 @@ impl Reclaim {
             // They go home when the next sample begins.
             sampled: found.held.clone(),
             broken: Vec::new(),
+            collapsing: Collapsing::default(),
         };
         reclaim.adopt(&found.staged, layout.cluster);
         reclaim
@@ -131,7 +134,7 @@ impl Reclaim {
                 // It gave up for now, or a sample was asked for in between.
                 Some(Duration::from_millis(10))
             } else {
-                None
+                self.collapse()
             };
             self.vm.wait_for_work(rest);
         }

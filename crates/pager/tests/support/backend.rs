@@ -54,6 +54,22 @@ impl Backend for Ram {
         })
     }
 
+    fn collapse(&self, first: Ppn, n: u64) -> Result<bool, MemError> {
+        self.0.call(false, |world| {
+            assert!(n == world.large && first.0.is_multiple_of(n), "{first}: {n} pages");
+            for p in first.0..first.0 + n {
+                let p = p as usize;
+                if world.pages[p].is_none() {
+                    return Ok(false);
+                }
+                assert!(world.places[p] == Place::Home && !world.latent[p]);
+                assert!(world.protected[p], "the VMM would copy it while it is written");
+                world.part_of[p] = Some(first.0);
+            }
+            Ok(true)
+        })
+    }
+
     fn protect_run(&self, first: Ppn, n: u64) -> Result<(), MemError> {
         self.0.call(true, |world| {
             for p in (first.0..first.0 + n).map(Ppn) {
@@ -220,7 +236,9 @@ impl Ram {
                 failed = run.pages().try_for_each(|ppn| {
                     let one = Remap { first: ppn, n: 1, to: Place::Home };
                     let shown = double.world().shown(machine, ppn.index());
-                    if shown.is_some() {
+                    // Copied onto itself it stays what it is.
+                    let away = double.world().places[ppn.index()] != Place::Home;
+                    if shown.is_some() && away {
                         let half = |world: &mut World| {
                             world.pages[ppn.index()] = Some(HALF);
                             Ok(())

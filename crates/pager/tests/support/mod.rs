@@ -551,6 +551,10 @@ impl Double {
     pub fn be_silent(&self, how: Unanswered) {
         self.world().unanswered = Some(how);
     }
+    /// Whether the VMM's mappings can be changed.
+    pub fn set_can_remap(&self, can: bool) {
+        self.world().can_remap = can;
+    }
     pub fn is_silent(&self) -> bool {
         self.world().outstanding.is_some()
     }

@@ -1,0 +1,130 @@
+//! Regions that were broken are made whole again, while memory is plentiful: by the kernel, which copies their pages
+//! into a large one while nobody is kept from them but those who write. The VMM maps the RAM file there anew
+//! afterwards, for the kernel maps a large page as one only where no small page was mapped before.
+
+use ballast_units::Ppn;
+
+use super::Memory;
+use super::regions::Backing;
+use crate::backend::{Backend, MemError, Place, Remap};
+use crate::word::{Busy, State, Word};
+
+impl<B: Backend> Memory<B> {
+    /// Whether a region is worth making whole: small, most of its pages at home, and the others never touched. What
+    /// was taken from a guest, or is shared, keeps it small.
+    pub fn can_collapse(&self, region: usize) -> bool {
+        if self.regions.get(region) != Backing::Small || !self.may_move() {
+            return false;
+        }
+        let mut home = 0;
+        let fits = self.regions.pages(region).all(|ppn| {
+            let word = self.pmap.load(ppn);
+            home += u64::from(word.state() == State::Resident);
+            word == Word::UNTOUCHED || word == Word::new(State::Resident)
+        });
+        fits && home * 2 > self.regions.size().0
+    }
+
+    /// Makes a region whole. Answers whether it is: not if it is not worth it, if memory is not plentiful, or if the
+    /// kernel cannot just now, because it has no large page or somebody holds one of the small ones.
+    ///
+    /// # Errors
+    /// Of the operations on the VMM's memory. What the guest has there is as it was.
+    pub fn collapse(&self, region: usize) -> Result<bool, MemError> {
+        if !self.backend.can_remap() || !self.can_collapse(region) || !self.fill_holes(region)? {
+            return Ok(false);
+        }
+        // The kernel has both for a while, the large page and the small ones.
+        let n = self.regions.size().0;
+        if !self.charge_if_plentiful(n) {
+            return Ok(false);
+        }
+        let done = self.collapse_filled(region);
+        self.uncharge(n);
+        done
+    }
+
+    /// The kernel collapses no region with a hole.
+    fn fill_holes(&self, region: usize) -> Result<bool, MemError> {
+        for ppn in self.regions.pages(region) {
+            if self.pmap.load(ppn) != Word::UNTOUCHED {
+                continue;
+            }
+            if !self.charge_if_plentiful(1) {
+                return Ok(false);
+            }
+            if self.claim(ppn, Word::UNTOUCHED).is_err() {
+                self.uncharge(1);
+                return Ok(false);
+            }
+            match self.backend.zero(ppn, 1) {
+                // Or somebody wrote the RAM file past us: it is the guest's page now.
+                Ok(_) | Err(MemError::Exists) => self.came_home(ppn, false),
+                Err(MemError::Crash) => return Err(MemError::Crash),
+                Err(e) => {
+                    self.pmap.store(ppn, Word::UNTOUCHED);
+                    self.uncharge(1);
+                    return if e == MemError::Again { Ok(false) } else { Err(e) };
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    fn collapse_filled(&self, region: usize) -> Result<bool, MemError> {
+        let (first, n) = (self.regions.first(region), self.regions.size().0);
+        let Some(_turn) = self.commons.turn() else { return Ok(false) };
+        if !self.may_move() || !self.can_change()? || !self.claim_at_home(region) {
+            return Ok(false);
+        }
+        // Before it can be a large page: from here on no part of it is freed alone.
+        self.regions.set(region, Backing::Torn);
+        // Who writes waits, for the VMM copies the pages onto themselves before it maps them again.
+        let collapsed =
+            self.backend.protect_run(first, n).and_then(|()| self.backend.collapse(first, n));
+        match collapsed {
+            Ok(true) => {}
+            Err(MemError::Crash) => return Err(MemError::Crash),
+            Ok(false) | Err(MemError::Again) => {
+                self.regions.set(region, Backing::Small);
+                self.stay_small(region)?;
+                return Ok(false);
+            }
+            // It may be a large page all the same, and is broken first, as those are.
+            Err(e) => {
+                self.stay_small(region)?;
+                return Err(e);
+            }
+        }
+        self.regions.set(region, Backing::Whole);
+        self.regions.collapsed();
+        self.arrive(&[Remap { first, n, to: Place::Home }])?;
+        Ok(true)
+    }
+
+    /// Takes the busy bits of all pages of a region, which are at home. False: of none.
+    fn claim_at_home(&self, region: usize) -> bool {
+        let home = Word::new(State::Resident);
+        let claim = |ppn: Ppn| self.pmap.exchange(ppn, home, home.set_busy(Busy::Homing)).is_ok();
+        let claimed = self.regions.pages(region).take_while(|&ppn| claim(ppn)).count();
+        let all = claimed as u64 == self.regions.size().0;
+        if !all {
+            self.regions.pages(region).take(claimed).for_each(|ppn| self.pmap.store(ppn, home));
+        }
+        all
+    }
+
+    /// Rolls back. Should lifting the protection fail (a discard is pending), the next write faults and lifts it.
+    fn stay_small(&self, region: usize) -> Result<(), MemError> {
+        for ppn in self.regions.pages(region) {
+            self.commons.unwritten.remove(ppn);
+        }
+        let lifted = self.backend.unprotect_run(self.regions.first(region), self.regions.size().0);
+        if lifted == Err(MemError::Crash) {
+            return Err(MemError::Crash);
+        }
+        let home = Word::new(State::Resident);
+        self.regions.pages(region).for_each(|ppn| self.pmap.store(ppn, home));
+        Ok(())
+    }
+}
