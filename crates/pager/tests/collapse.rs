@@ -41,8 +41,8 @@ fn write_and_verify(guest: &Guest, thread: u64) {
     let mut last = vec![0; (guest.pages / THREADS) as usize];
     let mut step = |at: u64, next: Option<u64>| {
         let ppn = at * THREADS + thread;
-        // SAFETY: this thread is the only one that uses the page.
         let word = guest.word(ppn, (ppn % 512) as usize);
+        // SAFETY: this thread is the only one that uses the page.
         let seen = unsafe { word.read_volatile() };
         if seen != last[at as usize] {
             eprintln!("ppn {ppn}: {seen}, not {}", last[at as usize]);
