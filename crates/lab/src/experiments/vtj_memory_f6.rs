@@ -74,6 +74,7 @@ fn evaluate(table: Table, factors: &[f64]) -> Measured {
             for column in [
                 "at_hand_mib",
                 "returns_per_s",
+                "back_per_s",
                 "cpu_percent",
                 "stolen_percent",
                 "speed_steps_per_us",

@@ -154,6 +154,9 @@ pub(crate) struct Step {
     pub reads: Bytes,
     /// Faults on pages that had been taken, per second: of the tiers, or the kernel's major faults.
     pub returns: f64,
+    /// Pages that were brought back, per second: those of read-ahead, and those that the peers' kernel found on their way
+    /// to swap or just come from there, are no faults that wait for a device.
+    pub back: f64,
     /// Of the machine meanwhile.
     pub speed: Speed,
     /// A guest was killed: nothing was measured.
@@ -220,6 +223,14 @@ impl Host {
         match self {
             Host::Ours(host) => host.returns().await,
             Host::Peer(host) => host.pids().into_iter().map(major_faults).sum(),
+        }
+    }
+
+    /// Pages brought back so far.
+    async fn back(&self) -> Result<u64> {
+        match self {
+            Host::Ours(host) => host.back().await,
+            Host::Peer(_) => swapped_in(),
         }
     }
 
@@ -308,17 +319,18 @@ async fn step(host: &mut Host, side: Side, factor: f64, plan: &Plan) -> Result<S
     let mut tally = Tally::new(&plan.guests);
     let yardstick = Yardstick::start()?;
     let (cpu_s, read) = (host.cpu_s().await?, host.read().await?);
-    let returns = host.returns().await?;
+    let (returns, back) = (host.returns().await?, host.back().await?);
     watch(host, plan.window, &mut tally).await?;
     let speed = yardstick.end()?;
     let (cpu_s, read) = (host.cpu_s().await? - cpu_s, host.read().await?.saturating_sub(read));
     let returns = host.returns().await?.saturating_sub(returns) as f64 / tally.seconds;
+    let back = host.back().await?.saturating_sub(back) as f64 / tally.seconds;
     let processors = std::thread::available_parallelism().map_or(1, usize::from) as f64;
     let cpu_percent = 100.0 * cpu_s / tally.seconds / processors;
     let reclaimed = host.reclaimed().await?;
     let reads = Bytes((read as f64 / tally.seconds) as u64);
     let killed = false;
-    Ok(Step { side, factor, budget, tally, reclaimed, cpu_percent, reads, returns, speed, killed })
+    Ok(Step { side, factor, budget, tally, reclaimed, cpu_percent, reads, returns, back, speed, killed })
 }
 
 fn killed(side: Side, factor: f64, plan: &Plan) -> Step {
@@ -331,6 +343,7 @@ fn killed(side: Side, factor: f64, plan: &Plan) -> Step {
         cpu_percent: f64::NAN,
         reads: Bytes::default(),
         returns: f64::NAN,
+        back: f64::NAN,
         speed: Speed { steps_per_us: f64::NAN, stolen_percent: f64::NAN },
         killed: true,
     }
@@ -349,7 +362,7 @@ fn line(step: &Step) -> String {
     }
     text.push_str(&format!(
         " ballooned {:.0}, compressed {:.0}, swapped {:.0}, shared {:.0}, used {:.0}, at hand {:.0} MiB; \
-         {:.0} faults/s on pages taken; read {:.1} MiB/s; CPU {:.0}%, {:.0}% stolen, speed {:.1}",
+         {:.0} faults/s on pages taken, {:.0} pages/s back; read {:.1} MiB/s; CPU {:.0}%, {:.0}% stolen, speed {:.1}",
         r.ballooned.mib(),
         r.compressed.mib(),
         r.swapped.mib(),
@@ -357,6 +370,7 @@ fn line(step: &Step) -> String {
         r.used.mib(),
         r.at_hand.mib(),
         step.returns,
+        step.back,
         step.reads.mib(),
         step.cpu_percent,
         step.speed.stolen_percent,
@@ -430,9 +444,22 @@ fn warm_up(disk: &Path) -> Result<()> {
         .with_context(|| disk.display().to_string())
 }
 
+/// Pages that the host has read from swap since it started. While a peer is measured, nobody else has any there.
+fn swapped_in() -> Result<u64> {
+    let path = "/proc/vmstat";
+    let text = std::fs::read_to_string(path).context(path)?;
+    let value = text.lines().find_map(|l| l.strip_prefix("pswpin ")).and_then(|n| n.parse().ok());
+    value.with_context(|| format!("{path}: no pswpin"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pages_read_from_swap_are_counted() {
+        assert!(swapped_in().is_ok());
+    }
 
     #[test]
     fn budgets_are_whole_pages() {

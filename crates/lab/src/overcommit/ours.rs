@@ -95,6 +95,14 @@ impl Ours {
         Ok(self.stage.views().await?.1.iter().map(of).sum())
     }
 
+    /// Pages that came back from a tier, those that were brought with others included.
+    pub async fn back(&self) -> Result<u64> {
+        let of = |vm: &ballast_api::VmView| {
+            Bytes(vm.counters.swapped_in + vm.compression.restored).pages().0
+        };
+        Ok(self.stage.views().await?.1.iter().map(of).sum())
+    }
+
     /// Now.
     pub async fn reclaimed(&self) -> Result<Reclaimed> {
         let (host, vms) = self.stage.views().await?;

@@ -28,6 +28,7 @@ const COLUMNS: [&str; 20] = [
     "speed_steps_per_us",
     "at_hand_mib",
     "returns_per_s",
+    "back_per_s",
 ];
 
 /// One row a step; operations and latencies are those of `work`.
@@ -56,6 +57,7 @@ pub fn table(steps: &[Step], work: &str) -> Table {
             step.speed.steps_per_us,
             r.at_hand.mib(),
             step.returns,
+            step.back,
         ]);
     }
     table
