@@ -258,6 +258,14 @@ impl Pmap {
         })
     }
 
+    /// Whether a page's word, or one near it, was ever written: else it is untouched, and so is all around it.
+    pub(crate) fn is_known(&self, ppn: Ppn) -> bool {
+        match &self.words {
+            Words::Heap(_) => true,
+            Words::File(_, parts, _) => parts.has(at(ppn)),
+        }
+    }
+
     /// Memory that the words take.
     pub fn bytes(&self) -> Bytes {
         match &self.words {

@@ -13,16 +13,17 @@ impl<B: Backend> Memory<B> {
     /// Whether a region is worth making whole: small, most of its pages at home, and the others never touched. What
     /// was taken from a guest, or is shared, keeps it small.
     pub fn can_collapse(&self, region: usize) -> bool {
-        if self.regions.get(region) != Backing::Small || !self.may_move() {
+        let is_known = self.pmap.is_known(self.regions.first(region));
+        if self.regions.get(region) != Backing::Small || !is_known || !self.may_move() {
             return false;
         }
-        let mut home = 0;
-        let fits = self.regions.pages(region).all(|ppn| {
+        let mut untouched = 0;
+        self.regions.pages(region).all(|ppn| {
             let word = self.pmap.load(ppn);
-            home += u64::from(word.state() == State::Resident);
-            word == Word::UNTOUCHED || word == Word::new(State::Resident)
-        });
-        fits && home * 2 > self.regions.size().0
+            untouched += u64::from(word == Word::UNTOUCHED);
+            let fits = word == Word::UNTOUCHED || word == Word::new(State::Resident);
+            fits && untouched * 2 < self.regions.size().0
+        })
     }
 
     /// Makes a region whole. Answers whether it is: not if it is not worth it, if memory is not plentiful, or if the

@@ -81,8 +81,11 @@ impl Reclaim {
             self.collapsing.at = region + 1;
             let found = memory.can_collapse(region);
             if found && let Err(e) = memory.collapse(region) {
-                self.collapsing.refused = !matches!(e, MemError::Unanswered | MemError::NoMemory);
-                self.vm.set_ill_unless_gone("making a large page", e);
+                self.collapsing.refused = matches!(e, MemError::Os { .. } | MemError::Fixed);
+                if self.collapsing.refused {
+                    // Its guest goes on with small ones. Before Linux 6.1 there is no way.
+                    tracing::warn!(vm = %self.vm.name, "no large pages are made again: {e}");
+                }
             }
             self.collapsing.looked(found, regions, Instant::now());
             if !self.collapsing.rest(true, Instant::now()).is_zero() {
