@@ -330,7 +330,19 @@ async fn step(host: &mut Host, side: Side, factor: f64, plan: &Plan) -> Result<S
     let reclaimed = host.reclaimed().await?;
     let reads = Bytes((read as f64 / tally.seconds) as u64);
     let killed = false;
-    Ok(Step { side, factor, budget, tally, reclaimed, cpu_percent, reads, returns, back, speed, killed })
+    Ok(Step {
+        side,
+        factor,
+        budget,
+        tally,
+        reclaimed,
+        cpu_percent,
+        reads,
+        returns,
+        back,
+        speed,
+        killed,
+    })
 }
 
 fn killed(side: Side, factor: f64, plan: &Plan) -> Step {
