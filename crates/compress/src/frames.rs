@@ -301,6 +301,20 @@ mod tests {
         )
     }
 
+    #[test]
+    fn there_is_room_for_as_many_as_can_be_taken_whatever_their_size() {
+        let mut frames = Frames::new(2);
+        assert!(frames.has_room_for(2) && frames.has_room_for(8), "of as many as the limit");
+        let first = frames.take(Size::Quarter, || true).unwrap().place;
+        assert!(frames.has_room_for(2));
+        frames.take(Size::Half, || true).unwrap();
+        frames.take(Size::Half, || true).unwrap();
+        assert!(frames.has_room_for(1) && !frames.has_room_for(2), "a half is left");
+        frames.release(first);
+        assert!(frames.has_room_for(2), "and the other half of the first");
+        assert!(!Frames::new(0).has_room_for(1));
+    }
+
     proptest! {
         /// Against a list of slots, searched from end to end.
         #[test]

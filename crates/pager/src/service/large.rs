@@ -54,11 +54,14 @@ impl Collapsing {
         due.saturating_duration_since(now)
     }
 
-    fn looked(&mut self, found: bool, regions: usize, now: Instant) {
-        self.in_vain = if found { 0 } else { self.in_vain + 1 };
-        if found || self.in_vain >= regions {
+    /// One region was looked at: it was not worth it (None), or was tried, and is whole or not.
+    fn looked(&mut self, tried: Option<bool>, regions: usize, now: Instant) {
+        self.in_vain = if tried == Some(true) { 0 } else { self.in_vain + 1 };
+        if self.in_vain >= regions {
             self.in_vain = 0;
-            self.next = Some(now + if found { APART } else { LOOKS });
+            self.next = Some(now + LOOKS);
+        } else if tried.is_some() {
+            self.next = Some(now + APART);
         }
     }
 }
@@ -79,15 +82,15 @@ impl Reclaim {
         for _ in 0..LOOKED_AT.min(regions) {
             let region = self.collapsing.at % regions;
             self.collapsing.at = region + 1;
-            let found = memory.can_collapse(region);
-            if found && let Err(e) = memory.collapse(region) {
-                self.collapsing.refused = matches!(e, MemError::Os { .. } | MemError::Fixed);
-                if self.collapsing.refused {
-                    // Its guest goes on with small ones. Before Linux 6.1 there is no way.
-                    tracing::warn!(vm = %self.vm.name, "no large pages are made again: {e}");
-                }
+            let tried = memory.can_collapse(region).then(|| memory.collapse(region));
+            if let Some(Err(e @ (MemError::Os { .. } | MemError::Fixed))) = &tried {
+                // Its guest goes on with small ones. Before Linux 6.1 there is no way.
+                tracing::warn!(vm = %self.vm.name, "no large pages are made again: {e}");
+                self.collapsing.refused = true;
+                return None;
             }
-            self.collapsing.looked(found, regions, Instant::now());
+            let tried = tried.map(|result| result == Ok(true));
+            self.collapsing.looked(tried, regions, Instant::now());
             if !self.collapsing.rest(true, Instant::now()).is_zero() {
                 break;
             }
@@ -197,5 +200,30 @@ impl ShareService {
             Broke::Small => Ok(false),
             Broke::Busy => Ok(true),
         }
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn regions_that_cannot_be_made_whole_are_not_tried_without_end() {
+        let (mut collapsing, begun) = (Collapsing::default(), Instant::now());
+        let at = |s: u64| begun + Duration::from_secs(s);
+        assert_eq!(collapsing.rest(true, begun), STEADY);
+        assert_eq!(collapsing.rest(true, at(10)), Duration::ZERO);
+        // Three regions: one is done, then none can be, though each is tried.
+        collapsing.looked(Some(true), 3, at(10));
+        assert_eq!(collapsing.rest(true, at(10)), APART);
+        for _ in 0..2 {
+            collapsing.looked(Some(false), 3, at(11));
+            assert_eq!(collapsing.rest(true, at(11)), APART);
+        }
+        collapsing.looked(None, 3, at(12));
+        assert_eq!(collapsing.rest(true, at(12)), LOOKS);
+        // A shortage in between begins it anew.
+        assert_eq!(collapsing.rest(false, at(50)), STEADY);
+        assert_eq!(collapsing.rest(true, at(51)), STEADY);
     }
 }
