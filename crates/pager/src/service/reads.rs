@@ -228,6 +228,7 @@ impl Reads {
                 Counters::add(&self.vm.memory.counters.read_ahead, 1);
             }
         }
+        self.ring.submit();
     }
 
     /// A free buffer to read ahead into, the oldest of the kept if need be.
@@ -288,6 +289,8 @@ impl Reads {
                 Err(what) => self.failed(i, read, what, arrivals),
             }
         }
+        // Those that are tried again.
+        self.ring.submit();
     }
 
     fn verify(&self, buffer: usize, read: Read, result: Result<u32, i32>) -> Result<(), String> {

@@ -125,9 +125,14 @@ impl Reclaim {
         }
     }
 
-    /// Gives slots to pages that have none, and submits them.
+    /// Gives slots to pages that have none, and submits them together.
     fn submit_waiting(&mut self, index: usize) {
         self.settle_gone(index);
+        self.queue_waiting(index);
+        self.ring.submit();
+    }
+
+    fn queue_waiting(&mut self, index: usize) {
         let mut first = 0;
         while let Some(n) = next_run(&self.clusters[index].fates, &mut first) {
             let Some((slot, n)) = self.vm.memory.take_slots(n) else {
@@ -143,7 +148,7 @@ impl Reclaim {
                 let page = unsafe { self.vm.memory.stage().page(cluster.stage_slot(at)) };
                 cluster.fates[at] = Fate::Writing(Stored::new(SlotId(slot.0 + i), page));
             }
-            if !self.submit(index, first, n as usize, slot) {
+            if !self.queue(index, first, n as usize, slot) {
                 return;
             }
             first += n as usize;
@@ -162,9 +167,9 @@ impl Reclaim {
         }
     }
 
-    /// Submits pages `first..first + n` of a cluster to neighbouring swap slots from `slot` on. False if
+    /// Queues pages `first..first + n` of a cluster to neighbouring swap slots from `slot` on. False if
     /// the kernel does not take them: then they wait again.
-    fn submit(&mut self, index: usize, first: usize, n: usize, slot: SlotId) -> bool {
+    fn queue(&mut self, index: usize, first: usize, n: usize, slot: SlotId) -> bool {
         let tag = (index as u64) << 40 | (first as u64) << 20 | n as u64;
         let from = self.vm.memory.stage().slot_ptr(self.clusters[index].stage_slot(first));
         let result = match self.vm.swap.find(slot) {
@@ -199,6 +204,8 @@ impl Reclaim {
                 ((tag >> 40) as usize, (tag >> 20 & 0xf_ffff) as usize, (tag & 0xf_ffff) as usize);
             self.written(index, first, n, result);
         }
+        // What is written again.
+        self.ring.submit();
         self.settle_all();
     }
 
@@ -226,7 +233,7 @@ impl Reclaim {
             let Fate::Writing(stored) = self.clusters[index].fates[i] else { continue };
             if n > 1 && !location.is_failed() {
                 // Which of the slots it was shows when they are written one by one.
-                self.submit(index, i, 1, stored.slot);
+                self.queue(index, i, 1, stored.slot);
                 continue;
             }
             if n > 1 {

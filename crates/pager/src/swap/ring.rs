@@ -78,6 +78,8 @@ impl Ring {
         }
     }
 
+    /// Queues a write; `submit` begins it.
+    ///
     /// # Safety
     /// `len` bytes from `from` stay valid and unchanged until the completion `tag` is reaped.
     pub unsafe fn write(
@@ -115,6 +117,8 @@ impl Ring {
         Ok(())
     }
 
+    /// Queues a read; `submit` begins it.
+    ///
     /// # Safety
     /// `len` bytes from `into` stay valid, and nobody else touches them, until the completion `tag`
     /// is reaped.
@@ -152,6 +156,20 @@ impl Ring {
         Ok(())
     }
 
+    /// Begins all that was queued, by one system call: the kernel hands what comes together on to the device
+    /// together, and tells it once. What it does not take now goes with the next.
+    pub fn submit(&mut self) {
+        let Engine::Uring(ring) = &mut self.engine else { return };
+        if !ring.submission().is_empty() {
+            match ring.submit() {
+                Err(e) if !is_transient(&e) => {
+                    tracing::warn!("submitting swap I/O: {e}; tried again with the next");
+                }
+                _ => {}
+            }
+        }
+    }
+
     /// Collects what is finished; waits for at least one when `wait` and something is in flight.
     pub fn reap(&mut self, wait: bool, out: &mut Vec<Completion>) -> std::io::Result<()> {
         if self.in_flight == 0 {
@@ -163,10 +181,10 @@ impl Ring {
                 // Looking at the queue costs no system call; one that was left full does.
                 if wait || !ring.submission().is_empty() {
                     match ring.submit_and_wait(usize::from(wait)) {
-                        Ok(_) => {}
-                        Err(e) if e.raw_os_error() == Some(libc::EINTR) => {}
-                        Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {}
-                        Err(e) => return Err(e),
+                        Err(e) if !matches!(e.raw_os_error(), Some(libc::EINTR | libc::EBUSY)) => {
+                            return Err(e);
+                        }
+                        _ => {}
                     }
                 }
                 out.extend(ring.completion().map(|entry| Completion {
@@ -201,7 +219,7 @@ impl Drop for Ring {
     }
 }
 
-/// Queues an entry. Once it is in the queue it counts as submitted whatever the kernel says now:
+/// Queues an entry. Once it is in the queue it counts as submitted whatever the kernel says later:
 /// it goes with the next submission, and the buffer stays lent until its completion.
 ///
 /// # Safety
@@ -211,13 +229,12 @@ unsafe fn push(ring: &mut IoUring, entry: io_uring::squeue::Entry) -> std::io::R
     while unsafe { ring.submission().push(&entry) }.is_err() {
         ring.submit()?;
     }
-    match ring.submit() {
-        Err(e) if !matches!(e.raw_os_error(), Some(libc::EINTR | libc::EBUSY | libc::EAGAIN)) => {
-            tracing::warn!("submitting swap I/O: {e}; tried again with the next");
-        }
-        _ => {}
-    }
     Ok(())
+}
+
+/// Whether the same can be asked for again soon.
+fn is_transient(e: &std::io::Error) -> bool {
+    matches!(e.raw_os_error(), Some(libc::EINTR | libc::EBUSY | libc::EAGAIN))
 }
 
 fn completion(tag: u64, result: rustix::io::Result<usize>) -> Completion {
