@@ -335,6 +335,7 @@ fn action(plan: &VmPlan) -> String {
         Reason::Exchanged { .. } => {
             asked.push("its balloon is exchanged for paging".to_owned());
         }
+        Reason::Enough { .. } => asked.push("its balloon grows no further".to_owned()),
         Reason::WithinTarget { .. } | Reason::Plenty { .. } | Reason::Spared { .. } => {
             asked.push("nothing is taken from it".to_owned());
         }

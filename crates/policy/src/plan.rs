@@ -12,8 +12,8 @@
 //!
 //! Where measurements say that a VM's balloon costs more than paging ([`tools`](crate::tools)), the two
 //! change places for that VM: paging takes what it has room and time for, and the balloon the rest. While
-//! nothing is missing, a balloon that costs much more is let down in exchange for paging. In low, where
-//! paging was seen to take longer than 250 ms, both are asked for all that is missing.
+//! nothing is missing, a balloon that costs much more is let down in exchange for paging. In low both are asked
+//! for all that is missing of a VM that has waited for memory for a fifth of the time lately.
 //!
 //! In high, room for VMs that start is made as in soft.
 //!
@@ -295,8 +295,12 @@ fn plan_one(
     let released = kept - balloon_goal;
 
     let usable = mix::usable(vm);
-    let paging_first = mix::paging_first(state, vm, take);
+    let paging_first = mix::paging_first(state, vm);
     let rest = if paging_first { mix::beyond_paging(vm, take) } else { take };
+    if usable && rest.is_zero() {
+        balloon_goal = balloon_goal.min(mix::in_need(vm));
+    }
+    let spared = kept.saturating_sub(released).saturating_sub(balloon_goal);
     let stays = balloon_goal;
     if usable && !rest.is_zero() {
         let mut needed = vm.left_by(level).min(entitled).min(vm.balloon_limit);
@@ -337,6 +341,9 @@ fn plan_one(
         leave = consumed.saturating_sub(evict);
         let (balloon, paging) = (vm.tools.balloon, vm.tools.paging);
         Reason::Exchanged { from: vm.balloon_goal, to: balloon_goal, evict, balloon, paging }
+    } else if !spared.is_zero() {
+        let (balloon, paging) = (vm.tools.balloon, vm.tools.paging);
+        Reason::Enough { from: vm.balloon_goal, to: balloon_goal, balloon, paging }
     } else if !released.is_zero() {
         Reason::Released { pages: released, left: balloon_goal }
     } else if consumed <= floor {
@@ -365,7 +372,7 @@ fn wanted_of_paging(
         take
     };
     match (state, vm.balloon_health) {
-        _ if mix::paging_first(state, vm, take) => {
+        _ if mix::paging_first(state, vm) => {
             let (balloon, paging) = (vm.tools.balloon, vm.tools.paging);
             // What it has no room for is the balloon's, as far as that may grow.
             let grown = balloon_goal.saturating_sub(vm.tools.ballooned.min(stays));

@@ -337,16 +337,38 @@ fn a_dear_balloon_comes_second() {
     }
     let p = one(State::Low, 50, dear(100, 100));
     assert_eq!((p.balloon_goal, p.evict, p.block), (Pages(100), Pages(600), true));
-    // In low both are asked for all that is missing, where paging takes longer for it than 250 ms.
+    // In low both are asked for all that is missing, where the VM has been held up.
     let mut late = dear(100, 100);
-    late.tools.paging_rate = Some(Pages(2_400));
-    assert_eq!(one(State::Low, 50, late).balloon_goal, Pages(100));
-    late.tools.paging_rate = Some(Pages(2_399));
+    late.tools.held_up = true;
+    assert_eq!(one(State::Hard, 150, late).balloon_goal, Pages(100));
     let p = one(State::Low, 50, late);
     assert_eq!((p.balloon_goal, p.evict, p.block), (Pages(700), Pages(600), true));
     // What was paged before is not what the balloon is asked for.
     let p = one(State::Low, 50, VmState { size: Pages(9_000), ..late });
     assert_eq!((p.balloon_goal, p.evict), (Pages(700), Pages(600)));
+}
+
+#[test]
+fn a_dear_balloon_grows_no_further_than_the_moment_of_need() {
+    // Asked for 700 in low, 250 have come, and paging is in time again.
+    let asked = VmState { balloon_goal: Pages(700), ..dear(250, 250) };
+    for (state, free) in [(State::Low, 50), (State::Hard, 150), (State::Soft, 350)] {
+        let p = one(state, free, asked);
+        assert_eq!(p.balloon_goal, Pages(250), "{state}");
+        assert!(!p.evict.is_zero());
+    }
+    let p = one(State::High, 700, asked);
+    assert_eq!((p.balloon_goal, p.evict), (Pages(250), Pages(0)));
+    assert_eq!(
+        p.reason.to_string(),
+        "its balloon, asked for 2.73 MiB, stays at 1000 KiB: paging is enough, and its balloon \
+         costs 70 ms/s per 1000 pages, and paging 2.0 ms/s per 1000 pages"
+    );
+    // One that paging has no room beside, and one that is not dear, go on.
+    let full = VmState { swap_free: Pages(0), ..asked };
+    assert_eq!(one(State::High, 700, full).balloon_goal, Pages(700));
+    let cheap = VmState { tools: Tools { first: Tool::Balloon, ..asked.tools }, ..asked };
+    assert_eq!(one(State::High, 700, cheap).balloon_goal, Pages(700));
 }
 
 #[test]
@@ -459,9 +481,9 @@ prop_compose! {
             Just(Health::Missing), Just(Health::Healthy), Just(Health::Slow), Just(Health::Stuck)
         ],
         shares in 1u32..10_000, active in 0u64..5_000, wants_more in any::<bool>(),
-        (paging, ceiling, rate, ballooned, spare) in (
+        (paging, ceiling, rate, ballooned, spare, held_up) in (
             any::<bool>(), proptest::option::of(0.0f64..1.0), proptest::option::of(0u64..100),
-            0.0f64..1.0, 0u64..500,
+            0.0f64..1.0, 0u64..500, any::<bool>(),
         ),
     ) -> Standing {
         let of = |whole: u64, part: f64| (whole as f64 * part) as u64;
@@ -487,6 +509,7 @@ prop_compose! {
                 first: if paging { Tool::Paging } else { Tool::Balloon },
                 ceiling: ceiling.map(|part| Pages(of(size, part))),
                 paging_rate: rate.map(Pages),
+                held_up,
                 ballooned: Pages(of(size, ballooned)),
                 spare_room: Pages(spare),
                 ..Tools::default()

@@ -127,8 +127,10 @@ pub struct Tools {
     /// The balloon costs so much more than paging that it is to be let down to this, as memory allows.
     /// None: it is not.
     pub ceiling: Option<Pages>,
-    /// Pages per second that paging took lately while it had more to do. None: it was never late.
+    /// Pages per second that paging took lately while it had any to take. None: it had none.
     pub paging_rate: Option<Pages>,
+    /// The VM has waited for memory for much of the time lately, a shortage that paging does not end.
+    pub held_up: bool,
     /// Pages that the guest has given up and not used again since, by the pager's books.
     pub ballooned: Pages,
     /// Pages that can be evicted beyond the room in swap: into the compressed tier.
@@ -167,8 +169,10 @@ pub struct ToolsInput {
     pub refault_cpu_ns: u64,
     /// Pages evicted so far.
     pub evicted: u64,
-    /// Pages still to be evicted.
-    pub evict_left: Pages,
+    /// Nanoseconds so far in which it had pages to evict.
+    pub evict_ns: u64,
+    /// Nanoseconds so far in which it waited for memory; of several vCPUs, their sum.
+    pub wait_ns: u64,
     /// Pages that the guest has given up and not used again.
     pub ballooned: Pages,
     /// Pages can leave their homes at all; else the balloon comes first.
@@ -201,6 +205,10 @@ const GAIN: f64 = 0.3;
 const SETTLED: u32 = 3;
 /// A tool that holds less than this part of the guest is not measured.
 const ENOUGH: u64 = 64;
+/// How fast paging is shows when it had something to do for so long between two looks: nanoseconds.
+const LEAST_BUSY: f64 = 10e6;
+/// A VM that waits for memory for so much of the time is held up.
+const HELD_UP: f64 = 0.2;
 /// The balloon is let down by this part of itself at a time.
 const STEP: u64 = 4;
 
@@ -244,6 +252,8 @@ pub struct ToolControl {
     /// What the pages that paging brings back would cost if their guest read them.
     as_reads: Average,
     rate: Option<f64>,
+    /// For how much of the time the VM waited for memory.
+    waits: f64,
     first: Tool,
     /// When the order, or how long it is held, last changed.
     since: Duration,
@@ -264,6 +274,7 @@ impl ToolControl {
             paging: Average::default(),
             as_reads: Average::default(),
             rate: None,
+            waits: 0.0,
             first: Tool::Balloon,
             since: Duration::ZERO,
             hold: HOLD,
@@ -306,6 +317,7 @@ impl ToolControl {
             paging: self.paging.cost(),
             ceiling: self.ceiling.filter(|_| !forced),
             paging_rate: self.rate.map(|rate| Pages(rate as u64)),
+            held_up: self.waits >= HELD_UP,
             ballooned: input.ballooned,
             spare_room: Pages::ZERO,
         }
@@ -349,13 +361,13 @@ impl ToolControl {
             self.as_reads.see(now, returns * input.read_cpu_ns as f64);
         }
 
-        let evicted = grown(input.evicted, last.evicted) / seconds;
-        if !last.evict_left.is_zero() && !input.evict_left.is_zero() {
-            // It had something to do all the time, as far as one can see.
+        let waited = grown(input.wait_ns, last.wait_ns) / 1e9 / seconds;
+        self.waits += GAIN * (waited.min(1.0) - self.waits);
+
+        let busy = grown(input.evict_ns, last.evict_ns);
+        if busy >= LEAST_BUSY {
+            let evicted = grown(input.evicted, last.evicted) / (busy / 1e9);
             self.rate = Some(self.rate.map_or(evicted, |rate| rate + GAIN * (evicted - rate)));
-        } else {
-            // Whatever it was asked for, it has done.
-            self.rate = None;
         }
     }
 

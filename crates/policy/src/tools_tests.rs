@@ -209,17 +209,31 @@ fn an_automatic_order_is_measured_where_reads_are_dear() {
 }
 
 #[test]
-fn paging_that_lags_has_a_rate_while_it_does() {
+fn how_fast_paging_is_shows_while_it_has_something_to_do() {
     let mut vm = Vm::new();
-    let mut second = |left: u64, done: u64| {
-        vm.input.evict_left = Pages(left);
-        vm.input.evicted += 2 * done;
+    let mut look = |busy_ms: u64, done: u64| {
+        vm.input.evict_ns += busy_ms * 1_000_000;
+        vm.input.evicted += done;
         vm.pass(2, 0, 0).paging_rate
     };
-    assert_eq!(second(500, 100), None);
-    assert_eq!(second(500, 100), Some(Pages(100)));
-    assert_eq!(second(500, 0), Some(Pages(70)));
-    assert_eq!(second(0, 1_000), None);
+    assert_eq!(look(9, 100), None, "too little to tell");
+    assert_eq!(look(500, 50), Some(Pages(100)));
+    assert_eq!(look(2_000, 0), Some(Pages(70)), "something is in its way");
+    assert_eq!(look(0, 0), Some(Pages(70)));
+    assert_eq!(look(100, 1_000), Some(Pages(3_049)));
+}
+
+#[test]
+fn a_vm_is_held_up_when_it_waits_for_a_while_and_not_for_a_moment() {
+    let mut vm = Vm::new();
+    let mut look = |waited_ms: u64| {
+        vm.input.wait_ns += waited_ms * 1_000_000;
+        vm.pass(2, 0, 0).held_up
+    };
+    assert_eq!([100, 1_200, 0, 0].map(&mut look), [false; 4], "a moment");
+    assert_eq!([600, 1_000, 1_000].map(&mut look), [false, true, true]);
+    assert_eq!([0, 0, 0, 0].map(&mut look), [true, false, false, false]);
+    assert!(look(1 << 20), "of many vCPUs");
 }
 
 #[test]

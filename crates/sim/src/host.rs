@@ -211,6 +211,7 @@ impl Host {
         let writable = if self.disk { m.swap_write_mib_s * 256.0 } else { 0.0 };
         let mut writes = (s * writable) as u64;
         let mut reads = (s * m.swap_reads_per_s) as u64;
+        let before: Vec<u64> = self.vms.iter().map(|vm| vm.measure.evicted).collect();
         self.reclaim(&mut evictions, &mut writes);
         for vm in &mut self.vms {
             vm.guest.scan(m, s);
@@ -246,6 +247,10 @@ impl Host {
                 blocked: vm.blocked,
             };
             vm.measure.step(dt, &seen, &at);
+        }
+        for (vm, before) in self.vms.iter_mut().zip(before) {
+            let took = (vm.measure.evicted - before) as f64 * m.evict_page_us * 1e3;
+            vm.evict_ns += if vm.evict > 0 { dt * 1_000_000 } else { took as u64 };
         }
         still
     }

@@ -82,6 +82,8 @@ pub struct Vm {
     random: Random,
     /// Pages it is entitled to, by the last decision.
     pub target: u64,
+    /// Nanoseconds in which it had pages to evict.
+    pub evict_ns: u64,
     /// Pages still to be evicted of what the last decision asked for.
     pub evict: u64,
     /// Pages consumed at which that ends.
@@ -136,6 +138,7 @@ impl Vm {
             random,
             target: spec.max,
             evict: 0,
+            evict_ns: 0,
             leave: 0,
             blocked: false,
             wants: false,
@@ -303,7 +306,8 @@ impl Vm {
                 + faults(measure.faults_swapped, m.swap_fault_us),
             refault_cpu_ns: 0,
             evicted: measure.evicted,
-            evict_left: Pages(self.evict),
+            evict_ns: self.evict_ns,
+            wait_ns: measure.blocked_ms * 1_000_000,
             ballooned: Pages(guest.balloon + guest.to_touch()),
             can_page: true,
         });

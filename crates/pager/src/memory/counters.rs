@@ -38,6 +38,10 @@ pub struct Counters {
     pub brought: AtomicU64,
     /// Pages that left their homes by eviction.
     pub evicted: AtomicU64,
+    /// Of those, pages that had come back after long, and were not accessed again.
+    pub failed_probation: AtomicU64,
+    /// Nanoseconds in which there were pages to be evicted.
+    pub evict_ns: AtomicU64,
     /// Pages at home that were found all zero, and dropped: by eviction (`evicted` has these, too), in search of
     /// equal pages, and when large pages were broken.
     pub zero_dropped: AtomicU64,
@@ -97,6 +101,8 @@ impl Counters {
             read_ahead_hits: get(&self.read_ahead_hits),
             brought: get(&self.brought),
             evicted: get(&self.evicted),
+            failed_probation: get(&self.failed_probation),
+            evict_ns: get(&self.evict_ns),
             zero_dropped: get(&self.zero_dropped),
             discarded: get(&self.discarded),
             touched: get(&self.touched),
@@ -136,6 +142,8 @@ pub struct CounterValues {
     pub read_ahead_hits: u64,
     pub brought: u64,
     pub evicted: u64,
+    pub failed_probation: u64,
+    pub evict_ns: u64,
     pub zero_dropped: u64,
     pub discarded: u64,
     pub touched: u64,

@@ -8,31 +8,21 @@ use crate::balloon::Health;
 use crate::state::State;
 use crate::tools::Tool;
 
-/// Milliseconds in which what is missing in low is to be there.
-const LOW_IN_TIME_MS: u64 = 250;
-
 /// Pages that can be evicted now.
 pub(super) fn room(vm: &VmState) -> Pages {
     Pages(vm.swap_free.0.saturating_add(vm.tools.spare_room.0))
 }
 
-/// Whether paging comes first.
-pub(super) fn paging_first(state: State, vm: &VmState, take: Pages) -> bool {
-    pages_cheaply(vm) && !(state == State::Low && is_late(vm, take))
+/// Whether paging comes first. In low both tools are asked for all that is missing, whatever it costs, where the VM has
+/// been held up for a while: paging does not end the shortage. Not before, and the dear one not for more, for what a
+/// balloon takes in a moment of need, it keeps for long.
+pub(super) fn paging_first(state: State, vm: &VmState) -> bool {
+    pages_cheaply(vm) && !(state == State::Low && vm.tools.held_up)
 }
 
 /// Whether paging is the cheaper tool of a VM that has both.
 pub(super) fn pages_cheaply(vm: &VmState) -> bool {
     vm.tools.first == Tool::Paging && !room(vm).is_zero() && usable(vm)
-}
-
-/// In low both tools are asked for all that is missing, whatever it costs, where paging was seen to take
-/// longer for it than [`LOW_IN_TIME_MS`]: VMs wait meanwhile. Not before, and the dear one not for more, for
-/// what a balloon takes in a moment of need, it keeps for long.
-fn is_late(vm: &VmState, take: Pages) -> bool {
-    vm.tools
-        .paging_rate
-        .is_some_and(|rate| take.0.saturating_mul(1000) > rate.0.saturating_mul(LOW_IN_TIME_MS))
 }
 
 pub(super) fn usable(vm: &VmState) -> bool {
@@ -43,6 +33,12 @@ pub(super) fn usable(vm: &VmState) -> bool {
 pub(super) fn beyond_paging(vm: &VmState, take: Pages) -> Pages {
     let in_time = vm.tools.paging_rate.map_or(take, |rate| Pages(rate.0.saturating_mul(IN_TIME_S)));
     take - take.min(room(vm)).min(in_time)
+}
+
+/// The balloon that a VM keeps where paging alone is asked: of a dear one no more than its guest has given up so far,
+/// whatever it was asked for in a moment of need.
+pub(super) fn in_need(vm: &VmState) -> Pages {
+    if pages_cheaply(vm) { vm.tools.ballooned } else { Pages(u64::MAX) }
 }
 
 /// The balloon that brings `more` pages beyond what the guest has given up so far. Absolute: what has

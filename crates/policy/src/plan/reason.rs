@@ -122,6 +122,17 @@ pub enum Reason {
         /// Of a page that is compressed or swapped. None: not measured lately.
         paging: Option<Cost>,
     },
+    /// Its balloon costs more than paging, which is enough again: it grows no further.
+    Enough {
+        /// The balloon goal so far.
+        from: Pages,
+        /// What the guest has given up of it, the goal from now on.
+        to: Pages,
+        /// Of a page that the balloon holds. None: not measured lately.
+        balloon: Option<Cost>,
+        /// Of a page that is compressed or swapped. None: not measured lately.
+        paging: Option<Cost>,
+    },
     /// Memory is taken from it.
     Reclaim {
         /// As of the plan: high only if all of it is above a max.
@@ -192,6 +203,10 @@ impl fmt::Display for Reason {
                     )?;
                 }
                 write!(f, " in exchange for paging ({evict} evicted), because ")?;
+                costs(f, balloon, paging)
+            }
+            Reason::Enough { from, to, balloon, paging } => {
+                write!(f, "its balloon, asked for {from}, stays at {to}: paging is enough, and ")?;
                 costs(f, balloon, paging)
             }
             Reason::Reclaim {
