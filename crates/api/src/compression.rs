@@ -12,8 +12,10 @@ pub struct CompressionView {
     pub cache: u64,
     /// Of that, in slots that hold a page: the rest is waste.
     pub cache_used: u64,
-    /// The most that the cache may take.
+    /// The most that the cache may ever take.
     pub cache_limit: u64,
+    /// What it may take now: as much as it is worth, where it is sized by that.
+    pub cache_limit_now: u64,
     /// Pages that were compressed.
     pub stored: u64,
     /// Compressed and filled pages that were brought back.
@@ -31,6 +33,7 @@ impl std::ops::AddAssign for CompressionView {
         self.cache += other.cache;
         self.cache_used += other.cache_used;
         self.cache_limit += other.cache_limit;
+        self.cache_limit_now += other.cache_limit_now;
         self.stored += other.stored;
         self.restored += other.restored;
         self.written_back += other.written_back;

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::oldest::Oldest;
+use crate::ages::{Age, Ages};
 use crate::place::{Place, QUARTERS, Size};
 
 /// A slot that was taken, and whether its frame is a new one: whoever takes it needs a page of memory.
@@ -28,6 +28,20 @@ pub struct Occupancy {
     pub pages: u64,
 }
 
+/// What was wanted back so far of the slots that came last and of those that came first, and how many there are of
+/// either now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Returns {
+    /// Pages of young slots that their guest waited for.
+    pub from_young: u64,
+    /// Of old ones.
+    pub from_old: u64,
+    /// Slots among the eighth that came last.
+    pub young: u64,
+    /// Among the eighth that is next to leave.
+    pub old: u64,
+}
+
 /// Slots of at most `limit` frames.
 #[derive(Clone, Debug, Default)]
 pub struct Frames {
@@ -41,10 +55,12 @@ pub struct Frames {
     even: BTreeSet<u32>,
     /// Frames below the highest that was ever used that hold nothing.
     empty: BTreeSet<u32>,
-    oldest: Oldest,
+    oldest: Ages,
     now: Occupancy,
     /// Halves that are free in frames that hold something.
     free_halves: u64,
+    from_young: u64,
+    from_old: u64,
 }
 
 impl Frames {
@@ -54,8 +70,7 @@ impl Frames {
     }
 
     /// Frames above a lowered limit stay for as long as anything is in them.
-    #[cfg(test)]
-    pub(crate) fn set_limit(&mut self, limit: u64) {
+    pub fn set_limit(&mut self, limit: u64) {
         self.limit = limit;
     }
     /// The most frames that may be taken.
@@ -73,8 +88,11 @@ impl Frames {
     }
 
     /// Whether `n` slots of any size can be had, if their frames' pages of memory can; of as many as the limit is at
-    /// most, so that it is true when nothing is taken.
+    /// most, so that it is true when nothing is taken. While more frames are taken than the limit allows, none can.
     pub fn has_room_for(&self, n: u64) -> bool {
+        if self.now.frames > self.limit {
+            return false;
+        }
         let new = 2 * self.limit.saturating_sub(self.now.frames);
         new + self.free_halves >= n.min(self.limit).max(1)
     }
@@ -181,6 +199,21 @@ impl Frames {
         // The second quarter of a half begins nothing.
         let second = quarter % 2 == 1 && self.halves[frame] & bit >> 1 != 0;
         (!second).then_some(Place { quarter, size })
+    }
+
+    /// Notes that the guest waits for the page of a slot, which is still taken.
+    pub fn wanted_back(&mut self, place: Place) {
+        match self.oldest.of(place.quarter) {
+            Age::Young => self.from_young += 1,
+            Age::Middle => {}
+            Age::Old => self.from_old += 1,
+        }
+    }
+
+    /// Who was wanted back so far.
+    pub fn returns(&self) -> Returns {
+        let (young, old) = self.oldest.young_and_old();
+        Returns { from_young: self.from_young, from_old: self.from_old, young, old }
     }
 
     /// The slots taken, the oldest first.
@@ -313,6 +346,23 @@ mod tests {
         frames.release(first);
         assert!(frames.has_room_for(2), "and the other half of the first");
         assert!(!Frames::new(0).has_room_for(1));
+        frames.set_limit(1);
+        assert!(!frames.has_room(), "more frames are taken than may be");
+    }
+
+    #[test]
+    fn what_is_wanted_back_is_counted_by_its_age() {
+        let mut frames = Frames::new(100);
+        let places: Vec<Place> =
+            (0..80).map(|_| frames.take(Size::Half, || true).unwrap().place).collect();
+        for (n, &place) in places.iter().enumerate() {
+            if n % 5 == 0 {
+                frames.wanted_back(place);
+            }
+        }
+        // 0 and 5 of the first ten, 70 and 75 of the last.
+        let returns = Returns { from_young: 2, from_old: 2, young: 10, old: 10 };
+        assert_eq!(frames.returns(), returns);
     }
 
     proptest! {

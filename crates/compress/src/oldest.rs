@@ -30,6 +30,12 @@ impl Oldest {
         (next != NONE).then_some(next)
     }
 
+    /// The one that came before `quarter`, which is in the list; None if it is the first.
+    pub fn before(&self, quarter: u32) -> Option<u32> {
+        let before = self.links.get(quarter as usize)?[0];
+        (before != NONE).then_some(before)
+    }
+
     /// Puts `quarter` last. It must not be in the list.
     pub fn push(&mut self, quarter: u32) {
         if self.links.len() <= quarter as usize {
@@ -82,9 +88,11 @@ mod tests {
                     }
                     _ => {}
                 }
-                let mut next = list.first();
+                let (mut next, mut last) = (list.first(), None);
                 for &quarter in &queue {
                     prop_assert_eq!(next, Some(quarter));
+                    prop_assert_eq!(list.before(quarter), last);
+                    last = next;
                     next = list.after(quarter);
                 }
                 prop_assert_eq!(next, None);

@@ -210,6 +210,7 @@ struct CompressionTable {
     enabled: Option<bool>,
     algorithm: Option<AlgorithmName>,
     cache_percent: Option<u32>,
+    adaptive: Option<bool>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -631,7 +632,9 @@ fn compression(file: &CompressionTable) -> Result<Compression, Wrong> {
         AlgorithmName::Lz4 => Algorithm::Lz4,
         AlgorithmName::Zstd => Algorithm::Zstd,
     };
-    Ok(Compression { algorithm: Some(algorithm), percent, ..Compression::default() })
+    let default = Compression::default();
+    let adaptive = file.adaptive.unwrap_or(default.adaptive);
+    Ok(Compression { algorithm: Some(algorithm), percent, adaptive, ..default })
 }
 
 fn seconds(s: f64) -> Option<Duration> {

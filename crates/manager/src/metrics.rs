@@ -139,7 +139,7 @@ fn per_vm(registry: &mut Registry, vms: &[VmView]) {
         }
         family
     };
-    let bytes: [(&str, &str, Field); 13] = [
+    let bytes: [(&str, &str, Field); 14] = [
         ("vm_consumed", "Machine memory of a VM's pages", |v| v.memory.consumed),
         ("vm_large", "Machine memory of it in large pages", |v| v.memory.large),
         ("vm_target", "Machine memory that the policy grants", |v| v.memory.target),
@@ -148,6 +148,9 @@ fn per_vm(registry: &mut Registry, vms: &[VmView]) {
         ("vm_swapped", "Memory in the swap file", |v| v.memory.swapped),
         ("vm_compressed", "Memory kept compressed", |v| v.compression.compressed),
         ("vm_compression_cache", "Machine memory of compressed pages", |v| v.compression.cache),
+        ("vm_compression_cache_limit", "Machine memory that compressed pages may take", |v| {
+            v.compression.cache_limit_now
+        }),
         ("vm_shared", "Memory backed by common pages", |v| v.sharing.shared),
         ("vm_saved", "Shared memory less the VM's part of the common", |v| v.sharing.saved),
         ("vm_broken", "Private copies of pages that were shared", |v| v.sharing.broken),

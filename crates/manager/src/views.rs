@@ -360,6 +360,7 @@ fn compression(paged: &PagedVm) -> CompressionView {
     let memory = paged.memory();
     let pages = |state| bytes(memory.pmap().in_state(state));
     let tier = memory.tier().occupancy();
+    let (now, most) = memory.tier().limits();
     let c = memory.counters.values();
     let size = |pages: u64| bytes(Pages(pages));
     CompressionView {
@@ -367,7 +368,8 @@ fn compression(paged: &PagedVm) -> CompressionView {
         filled: pages(Page::Filled),
         cache: size(tier.frames),
         cache_used: size(tier.quarters) / 4,
-        cache_limit: bytes(memory.tier().settings().limit(memory.pmap().len())),
+        cache_limit: bytes(most),
+        cache_limit_now: bytes(now),
         stored: size(c.compressed),
         restored: size(c.decompressed),
         written_back: size(c.written_back),

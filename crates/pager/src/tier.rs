@@ -13,7 +13,7 @@
 use std::fs::File;
 use std::path::Path;
 
-use ballast_compress::{Algorithm, Allocated, Damaged, Frames, Occupancy, Place, Size};
+use ballast_compress::{Algorithm, Allocated, Damaged, Frames, Occupancy, Place, Returns, Size};
 use ballast_units::{Bytes, PAGE_SIZE, Pages, Ppn};
 
 use crate::backend::PageBuf;
@@ -33,19 +33,27 @@ pub struct Compression {
     /// Machine memory that compressed pages may take, per cent of the VM's size (vSphere's default
     /// is 10).
     pub percent: u32,
+    /// Whether they may take less where that is worth more (see `worth`).
+    pub adaptive: bool,
     /// Whether a page that repeats one number is kept as that number.
     pub same_filled: bool,
 }
 
 impl Default for Compression {
     fn default() -> Compression {
-        Compression { algorithm: Some(Algorithm::Lz4), percent: 10, same_filled: true }
+        Compression {
+            algorithm: Some(Algorithm::Lz4),
+            percent: 10,
+            adaptive: true,
+            same_filled: true,
+        }
     }
 }
 
 impl Compression {
     /// Nothing is compressed, and no number kept.
-    pub const OFF: Compression = Compression { algorithm: None, percent: 0, same_filled: false };
+    pub const OFF: Compression =
+        Compression { algorithm: None, percent: 0, adaptive: false, same_filled: false };
 
     /// The most frames that a VM of `size` may have.
     pub fn limit(self, size: Pages) -> Pages {
@@ -53,7 +61,7 @@ impl Compression {
     }
     /// Memory that the books of `limit` frames take.
     pub fn overhead(self, size: Pages) -> Pages {
-        Bytes(self.limit(size).0 * 44).pages_ceil()
+        Bytes(self.limit(size).0 * 48).pages_ceil()
     }
 }
 
@@ -64,6 +72,8 @@ pub struct Tier {
     file: Option<File>,
     /// Room for so many frames.
     room: Pages,
+    /// The most that it may ever have at a time.
+    most: u64,
     frames: Mutex<Frames>,
     settings: Compression,
 }
@@ -95,7 +105,7 @@ impl Tier {
         settings: Compression,
     ) -> Tier {
         let limit = settings.limit(size).0.min(room.0);
-        Tier { mapping, file, room, frames: Mutex::new(Frames::new(limit)), settings }
+        Tier { mapping, file, room, most: limit, frames: Mutex::new(Frames::new(limit)), settings }
     }
 
     /// Those that it was opened with.
@@ -119,10 +129,26 @@ impl Tier {
     pub(crate) fn has_room_for(&self, n: u64) -> bool {
         lock(&self.frames).has_room_for(n)
     }
-    /// Frames that may still be taken.
+    /// Frames that may still be taken, should the limit be what it may be at most.
     pub(crate) fn frames_left(&self) -> Pages {
+        Pages(self.most.saturating_sub(self.occupancy().frames))
+    }
+    /// The most frames that it may have now, and ever.
+    pub fn limits(&self) -> (Pages, Pages) {
+        (Pages(lock(&self.frames).limit()), Pages(self.most))
+    }
+    /// From now on; never above the most that it may ever have. What is there above it stays until it leaves.
+    pub(crate) fn set_limit(&self, frames: u64) {
+        lock(&self.frames).set_limit(frames.min(self.most));
+    }
+    /// The guest waits for the page of a slot whose busy bit the caller holds.
+    pub(crate) fn wanted_back(&self, place: Place) {
+        lock(&self.frames).wanted_back(place);
+    }
+    /// Who was wanted back so far, and what is in it now.
+    pub(crate) fn returns(&self) -> (Returns, Occupancy) {
         let frames = lock(&self.frames);
-        Pages(frames.limit().saturating_sub(frames.occupancy().frames))
+        (frames.returns(), frames.occupancy())
     }
     /// The most bytes that `put` takes.
     pub fn most(&self) -> usize {
@@ -273,7 +299,7 @@ mod tests {
     fn frames_are_limited_and_charged_one_by_one() {
         let settings = Compression { percent: 3, ..Compression::default() };
         assert_eq!(settings.limit(Pages(1_000)), Pages(30));
-        // 300 frames, 44 bytes each.
+        // 300 frames, 48 bytes each.
         assert_eq!(settings.overhead(Pages(10_000)), Pages(4));
         let tier = Tier::on_heap(Pages(100), settings).unwrap();
         assert_eq!((tier.settings(), tier.most()), (settings, 2_040));

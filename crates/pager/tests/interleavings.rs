@@ -35,8 +35,12 @@ use shuttle::thread;
 use support::site::{Site, check_places};
 use support::{Discard, Double, Ram, host, token_of};
 
-const TIER: Compression =
-    Compression { algorithm: Some(Algorithm::Lz4), percent: 100, same_filled: false };
+const TIER: Compression = Compression {
+    algorithm: Some(Algorithm::Lz4),
+    percent: 100,
+    adaptive: false,
+    same_filled: false,
+};
 const LAYOUT: StageLayout = StageLayout { cluster: 8, clusters: 1, holds: 2 };
 
 /// A VM with its fault service, its reclaim operations, and a swap file in memory.

@@ -103,8 +103,12 @@ impl Backend for Present {
 }
 
 const LAYOUT: StageLayout = StageLayout { cluster: 32, clusters: 2, holds: 64 };
-const TIER: Compression =
-    Compression { algorithm: Some(Algorithm::Lz4), percent: 10, same_filled: true };
+const TIER: Compression = Compression {
+    algorithm: Some(Algorithm::Lz4),
+    percent: 10,
+    adaptive: false,
+    same_filled: true,
+};
 const GIB: u64 = 1 << 18;
 /// Pages that a guest touches, each in another part of its memory.
 const TOUCHED: u64 = 60;

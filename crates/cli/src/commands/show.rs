@@ -214,7 +214,11 @@ pub fn compression(c: &CompressionView) -> String {
         &[
             ("compressed", size(c.compressed)),
             ("one number a page", size(c.filled)),
-            ("cache", format!("{} of at most {}", size(c.cache), size(c.cache_limit))),
+            ("cache", size(c.cache)),
+            (
+                "cache may take",
+                format!("{}, {} at most", size(c.cache_limit_now), size(c.cache_limit)),
+            ),
             ("in use of the cache", percent(c.cache_used, c.cache)),
             ("compressed in all", size(c.stored)),
             ("brought back", size(c.restored)),

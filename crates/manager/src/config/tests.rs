@@ -37,9 +37,13 @@ fn sharing_is_read_in_full() {
 #[test]
 fn compression_is_read_in_full() {
     assert_eq!(check("").unwrap().compression, Compression::default());
-    let text = "[compression]\nalgorithm = \"zstd\"\ncache_percent = 25\n";
-    let expected =
-        Compression { algorithm: Some(Algorithm::Zstd), percent: 25, ..Compression::default() };
+    let text = "[compression]\nalgorithm = \"zstd\"\ncache_percent = 25\nadaptive = false\n";
+    let expected = Compression {
+        algorithm: Some(Algorithm::Zstd),
+        percent: 25,
+        adaptive: false,
+        ..Compression::default()
+    };
     assert_eq!(check(text).unwrap().compression, expected);
     let off = check("[compression]\nenabled = false\n").unwrap().compression;
     assert_eq!(off, Compression::OFF);

@@ -146,6 +146,9 @@ impl<B: Backend> Memory<B> {
         // One that repeats a number may have been away for long: it never goes on to swap.
         if word.state() == State::Compressed {
             self.note_missed(ppn);
+            if let Some(place) = Place::from_bits(word.slot()) {
+                self.tier.wanted_back(place);
+            }
         }
         self.note_back(ppn);
         self.came_home(ppn, word.sampled());

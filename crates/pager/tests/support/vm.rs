@@ -27,8 +27,12 @@ use super::{Double, Ram, host};
 pub const LAYOUT: StageLayout = StageLayout { cluster: 4, clusters: 1, holds: 2 };
 
 /// Half of a VM's pages may be frames of its tier.
-pub const TIER: Compression =
-    Compression { algorithm: Some(Algorithm::Lz4), percent: 50, same_filled: true };
+pub const TIER: Compression = Compression {
+    algorithm: Some(Algorithm::Lz4),
+    percent: 50,
+    adaptive: false,
+    same_filled: true,
+};
 /// A page full of a number with this in it has to be compressed: it has no place in a pmap word.
 pub const LARGE: u64 = 1 << 60;
 
