@@ -8,6 +8,7 @@
 //! | `mappings` | how pages are mapped elsewhere, through the VM's shim |
 //! | `ledger`, `host` | exact accounting of machine memory |
 //! | `stage`, `tier`, `swap/` | the way out of memory, and where it leads: compressed pages, swap |
+//! | `worth` | how large the tier of compressed pages is to be |
 //! | `service/` | the threads of a VM: fault service, reclaim |
 //! | `sharing/` | domains: the store, the share table, and how equal pages are found |
 //! | `replacement`, `clock` | which page goes |
@@ -37,3 +38,4 @@ pub mod swap;
 mod sync;
 pub mod tier;
 pub mod word;
+mod worth;

@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock};
 use ballast_units::{Pages, Ppn};
 
 use super::Memory;
+use super::probation::Probation;
 use crate::backend::Backend;
 use crate::sharing::Domain;
 use crate::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, lock, try_lock};
@@ -41,7 +42,7 @@ pub struct PageSet(Box<[OnceLock<Box<[AtomicU64; WORDS]>>]>);
 const WORDS: usize = 64;
 
 impl PageSet {
-    fn new(len: Pages) -> PageSet {
+    pub fn new(len: Pages) -> PageSet {
         PageSet((0..len.0.div_ceil(64 * WORDS as u64)).map(|_| OnceLock::new()).collect())
     }
     fn cell(&self, ppn: Ppn) -> Option<&AtomicU64> {
@@ -62,6 +63,10 @@ impl PageSet {
             cell.fetch_and(!bit, Ordering::AcqRel);
         }
     }
+    pub fn clear(&self) {
+        let cells = self.0.iter().filter_map(OnceLock::get).flat_map(|words| words.iter());
+        cells.for_each(|cell| cell.store(0, Ordering::Release));
+    }
     pub fn contains(&self, ppn: Ppn) -> bool {
         self.cell(ppn).is_some_and(|cell| cell.load(Ordering::Acquire) & 1 << (ppn.0 % 64) != 0)
     }
@@ -76,6 +81,7 @@ pub(super) struct Commons<B: Backend> {
     pub missed: PageSet,
     /// Pages away that left the store. A hint.
     pub left_store: PageSet,
+    pub probation: Probation,
     /// Broken pages, and perhaps some that were.
     broken: Mutex<BTreeSet<Ppn>>,
     /// Pages that broke and came home, with a part of their hash at the first look since. A page that is
@@ -102,6 +108,7 @@ impl<B: Backend> Commons<B> {
             unwritten: PageSet::new(len),
             missed: PageSet::new(len),
             left_store: PageSet::new(len),
+            probation: Probation::new(len),
             broken: Mutex::new(BTreeSet::new()),
             restless: Mutex::new(HashMap::new()),
             restless_most: (len.0 as usize / RESTLESS_PART).max(64),

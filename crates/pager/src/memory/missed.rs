@@ -39,5 +39,6 @@ impl<B: Backend> Memory<B> {
             false => &self.counters.own_back,
         };
         Counters::add(counter, 1);
+        self.commons.probation.came(ppn);
     }
 }

@@ -31,6 +31,7 @@ mod homing;
 mod large;
 mod latent;
 mod missed;
+mod probation;
 mod recover;
 mod regions;
 mod sample;

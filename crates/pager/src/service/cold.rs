@@ -31,8 +31,9 @@ impl Reclaim {
                 return None;
             }
             let block = self.clock.back()?;
+            let block_pages = block.pages().filter(|&ppn| !vm.memory.is_on_probation(ppn));
             let (mut here, away) =
-                block.pages().partition::<Vec<_>, _>(|&ppn| may_leave(&vm.memory, ppn));
+                block_pages.partition::<Vec<_>, _>(|&ppn| may_leave(&vm.memory, ppn));
             away.into_iter().for_each(|ppn| self.consider_shared(ppn));
             if here.is_empty() {
                 continue;
@@ -58,7 +59,8 @@ impl Reclaim {
             let Some(block) = self.clock.front() else { break };
             // One that is spared is left mapped, and counts as in use: it would be, and what it cost is saved.
             for ppn in block.pages() {
-                if may_leave(&memory, ppn) && !self.is_spared(ppn) {
+                let ours = may_leave(&memory, ppn) && !memory.is_on_probation(ppn);
+                if ours && !self.is_spared(ppn) {
                     some.push(ppn);
                 }
             }

@@ -6,11 +6,13 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use ballast_units::Ppn;
 
 use super::reclaim::Reclaim;
 use crate::backend::MemError;
+use crate::clock::BLOCK;
 use crate::memory::CounterValues;
 use crate::word::State;
 
@@ -20,6 +22,10 @@ const TOGETHER: usize = 16;
 const HURRY: u64 = 1024;
 /// Pages of memory gained of either kind before the two are compared.
 const ENOUGH: f64 = 64.0;
+/// They are compared this seldom: what left a moment ago is not back yet, and what is back left before.
+const PERIOD: Duration = Duration::from_secs(1);
+/// What was seen before a comparison counts so much at the next.
+const KEPT: f64 = 0.5;
 /// How much a comparison moves the balance at most.
 const STEP: f64 = 2.0;
 /// The chance of a shared page that is proposed, times the pages that share it: its bounds. What comes
@@ -50,6 +56,8 @@ struct Balance {
     shared: Kind,
     own: Kind,
     seen: CounterValues,
+    /// When they were last compared.
+    at: Duration,
 }
 
 impl Balance {
@@ -59,6 +67,7 @@ impl Balance {
             shared: Kind::default(),
             own: Kind::default(),
             seen: CounterValues::default(),
+            at: Duration::ZERO,
         }
     }
 
@@ -69,18 +78,23 @@ impl Balance {
         self.shared.gained += gained;
     }
 
-    /// Compares once enough has left. Answers whether it did.
-    fn weigh(&mut self, now: CounterValues) -> bool {
-        if self.shared.gained < ENOUGH || self.own.gained < ENOUGH {
-            return false;
-        }
+    /// Whether enough has left to compare the two, and enough time has passed: monotonic, since any fixed moment.
+    fn is_due(&self, at: Duration) -> bool {
+        let enough = self.shared.gained >= ENOUGH && self.own.gained >= ENOUGH;
+        enough && at >= self.at + PERIOD
+    }
+
+    fn weigh(&mut self, at: Duration, now: CounterValues) {
         let since = |now: u64, seen: u64| now.saturating_sub(seen) as f64;
-        self.shared.back = since(now.shared_back, self.seen.shared_back);
-        self.own.back = since(now.own_back, self.seen.own_back);
+        self.shared.back += since(now.shared_back, self.seen.shared_back);
+        self.own.back += since(now.own_back, self.seen.own_back);
         let cheaper = self.own.price() / self.shared.price();
         self.chance = (self.chance * cheaper.clamp(1.0 / STEP, STEP)).clamp(LEAST, MOST);
-        *self = Balance { chance: self.chance, seen: now, ..Balance::new() };
-        true
+        for kind in [&mut self.shared, &mut self.own] {
+            kind.gained *= KEPT;
+            kind.back *= KEPT;
+        }
+        (self.seen, self.at) = (now, at);
     }
 }
 
@@ -95,6 +109,7 @@ struct FromStore {
 
 /// What one reclaim thread knows of it.
 pub(super) struct Leaving {
+    begun: Instant,
     balance: Balance,
     chosen: BTreeMap<Ppn, f64>,
     home: BTreeMap<Ppn, FromStore>,
@@ -102,7 +117,8 @@ pub(super) struct Leaving {
 
 impl Leaving {
     pub fn new() -> Leaving {
-        Leaving { balance: Balance::new(), chosen: BTreeMap::new(), home: BTreeMap::new() }
+        let begun = Instant::now();
+        Leaving { begun, balance: Balance::new(), chosen: BTreeMap::new(), home: BTreeMap::new() }
     }
 }
 
@@ -122,6 +138,15 @@ impl Reclaim {
         let refs = member.domain.refs(page).max(1) as f64;
         if self.replacement.chance(self.leaving.balance.chance / refs) && !self.is_spared(ppn) {
             self.leaving.chosen.insert(ppn, 1.0 / refs);
+        }
+    }
+
+    /// A page leaves for which the clock did not go on: shared ones are proposed all the same.
+    pub(super) fn consider_some_shared(&mut self) {
+        let size = self.vm.memory.pmap().len();
+        for _ in 0..BLOCK {
+            let ppn = self.replacement.propose(size);
+            self.consider_shared(ppn);
         }
     }
 
@@ -155,6 +180,7 @@ impl Reclaim {
 
     /// A page was evicted, which gained so much of its own memory. Answers how much of the host's.
     pub(super) fn has_left(&mut self, ppn: Ppn, gained: u64) -> u64 {
+        self.vm.memory.note_left(ppn);
         let from_store = self.leaving.home.remove(&ppn);
         let gained = match from_store {
             Some(from) => {
@@ -168,7 +194,9 @@ impl Reclaim {
                 gained
             }
         };
-        if self.leaving.balance.weigh(self.vm.memory.counters.values()) {
+        let at = self.leaving.begun.elapsed();
+        if self.leaving.balance.is_due(at) {
+            self.leaving.balance.weigh(at, self.vm.memory.counters.values());
             let chance = self.leaving.balance.chance;
             tracing::debug!(vm = %self.vm.name, chance, "how readily shared pages leave");
         }
@@ -184,18 +212,16 @@ mod tests {
     fn after(rounds: u64, refs: f64, shared_back: u64, own_back: u64) -> f64 {
         let mut balance = Balance::new();
         let mut now = CounterValues::default();
-        for _ in 0..rounds {
-            let before = balance.chance;
-            for _ in 0..1000 {
+        for round in 1..=rounds {
+            let at = PERIOD * round as u32;
+            while !balance.is_due(at) {
                 (0..100).for_each(|_| balance.own_left());
                 (0..100).for_each(|_| balance.shared_left(1.0 / refs));
                 now.shared_back += shared_back;
                 now.own_back += own_back;
-                balance.weigh(now);
-                if balance.chance != before {
-                    break;
-                }
             }
+            balance.weigh(at, now);
+            assert!(!balance.is_due(at + PERIOD / 2));
         }
         balance.chance
     }

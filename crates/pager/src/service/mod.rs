@@ -13,7 +13,9 @@
 //! - `latency`: how long faults took to be served.
 //! - `reclaim`: evicts what the policy asks for, samples.
 //! - `cold`: what it evicts where accesses are seen.
+//! - `trial`: the same of pages that came back after they had been away for long.
 //! - `leaving`: when it evicts what others share.
+//! - `sizing`: how large the tier of compressed pages is.
 //! - `slotless`: what it evicts where nothing can be written.
 //! - `write`: how it writes clusters to the swap space, whatever fails.
 
@@ -30,8 +32,10 @@ mod reclaim;
 mod runs;
 pub mod serve;
 mod share;
+mod sizing;
 mod slotless;
 mod spin;
+mod trial;
 mod vm;
 mod write;
 

@@ -3,20 +3,22 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ballast_units::Ppn;
 
 use super::cold::may_leave;
 use super::large::Collapsing;
 use super::leaving::Leaving;
+use super::sizing::Sizing;
+use super::trial::Trial;
 use super::vm::Shared;
 use super::write::{Cluster, Stuck};
 use crate::backend::MemError;
 use crate::clock::{BLOCK, Clock};
 use ballast_compress::Compressor;
 
-use crate::memory::{Compressed, Left, MOVING, NotBack, NotEvicted, Recovered};
+use crate::memory::{Compressed, Counters, Left, MOVING, NotBack, NotEvicted, Recovered};
 use crate::replacement::Replacement;
 use crate::sharing::examine::{Examiner, Marking};
 use crate::swap::Ring;
@@ -43,10 +45,12 @@ pub(super) struct Reclaim {
     pub(super) clock: Clock,
     /// Pages of the block that the clock came to last, to go first.
     pub(super) cold: Vec<Ppn>,
+    pub(super) trial: Trial,
     /// Victims, in rising order, that have been looked up in the share table, in vain, or came from the store to leave.
     pub(super) victims: Vec<Ppn>,
     pub(super) leaving: Leaving,
     examiner: Examiner,
+    pub(super) sizing: Sizing,
     /// None where nothing is compressed.
     pub(super) compressor: Option<Compressor>,
     /// Pages one after the other that did not compress; see `slotless`.
@@ -73,14 +77,17 @@ impl Reclaim {
                 .inspect_err(|e| tracing::error!(vm = %vm.name, "nothing is compressed: {e}"))
                 .ok()
         });
+        let sizing = Sizing::of(vm.memory.tier());
         let mut reclaim = Reclaim {
             vm,
+            sizing,
             ring,
             clusters,
             stuck: None,
             replacement,
             clock,
             cold: Vec::new(),
+            trial: Trial::default(),
             victims: Vec::new(),
             leaving: Leaving::new(),
             examiner: Examiner::to_itself(),
@@ -120,6 +127,7 @@ impl Reclaim {
             if let Some(request) = self.vm.take_sample_request() {
                 self.sample(request);
             }
+            let since = self.is_asked().then(Instant::now);
             self.evict();
             self.flush();
             self.settle_all();
@@ -130,14 +138,26 @@ impl Reclaim {
                 Some(rest)
             } else if self.clusters.iter().any(|c| c.sealed) {
                 Some(Duration::from_millis(2))
-            } else if self.vm.evict_goal.load(Ordering::Relaxed) > 0 {
+            } else if self.is_asked() {
                 // It gave up for now, or a sample was asked for in between.
                 Some(Duration::from_millis(10))
             } else {
                 self.collapse()
             };
+            let done = !self.is_asked();
+            let note = |since: Option<Instant>| {
+                let busy = since.map_or(0, |since| since.elapsed().as_nanos() as u64);
+                Counters::add(&self.vm.memory.counters.evict_ns, busy);
+            };
+            note(since.filter(|_| done));
             self.vm.wait_for_work(rest);
+            note(since.filter(|_| !done));
         }
+    }
+
+    /// Whether there are pages to be evicted.
+    fn is_asked(&self) -> bool {
+        self.vm.evict_goal.load(Ordering::Relaxed) > 0
     }
 
     fn evict(&mut self) {
@@ -157,6 +177,7 @@ impl Reclaim {
             // Reserved at admission, so only a VM that was given less has none, or one whose locations
             // have failed.
             let slots = self.has_slots();
+            self.size_tier(slots);
             if !slots && !self.may_shrink() {
                 self.vm.evict_goal.store(0, Ordering::Relaxed);
                 break;
@@ -396,6 +417,10 @@ impl Reclaim {
         let vm = self.vm.clone();
         let eligible = |p: Ppn| may_leave(&vm.memory, p);
         if let Some(ppn) = std::iter::from_fn(|| self.broken.pop()).find(|&p| eligible(p)) {
+            return Some(ppn);
+        }
+        if let Some(ppn) = self.fails_probation() {
+            self.consider_some_shared();
             return Some(ppn);
         }
         if let Some(ppn) = self.cold() {

@@ -77,10 +77,12 @@ impl PagerConfig {
     }
 
     /// Machine memory that the pager itself takes for a VM of `size`: pmap, stage, buffers, what is
-    /// set aside for pages on their way home, the share table if all pages are in it, and the books of
-    /// the compressed tier (whose frames are charged one by one).
+    /// set aside for pages on their way home, the share table if all pages are in it, hints for replacement, and the
+    /// books of the compressed tier (whose frames are charged one by one).
     pub fn overhead(&self, size: Pages) -> Pages {
         let table = Bytes(size.0 * 20).pages_ceil();
+        // A bit in each of seven sets, and places in the queue of those on probation.
+        let hints = Bytes(size.0 * 2).pages_ceil();
         Bytes(size.0 * 8).pages_ceil()
             + Pages(1)
             + self.stage_layout().file_pages()
@@ -88,6 +90,7 @@ impl PagerConfig {
             + Around::PAGES
             + MOVING
             + table
+            + hints
             + self.compression.overhead(size)
     }
 }
