@@ -222,6 +222,15 @@ impl Frames {
             .filter_map(|q| self.at(q))
     }
 
+    /// The slots of the frame in which the oldest is.
+    pub fn oldest_frame(&self) -> Vec<Place> {
+        let first = self
+            .oldest
+            .first()
+            .map_or(0..0, |q| q / QUARTERS * QUARTERS..(q / QUARTERS + 1) * QUARTERS);
+        first.filter_map(|q| self.at(q)).collect()
+    }
+
     /// Moves a frame to the set of what it is now.
     fn file(&mut self, frame: u32, before: u8, after: u8) {
         self.taken[frame as usize] = after;
@@ -348,6 +357,23 @@ mod tests {
         assert!(!Frames::new(0).has_room_for(1));
         frames.set_limit(1);
         assert!(!frames.has_room(), "more frames are taken than may be");
+    }
+
+    #[test]
+    fn the_frame_of_the_oldest_is_emptied_as_a_whole() {
+        let mut frames = Frames::new(10);
+        let mut take = |size| frames.take(size, || true).unwrap().place;
+        let (half, quarters) = (take(Size::Half), [take(Size::Quarter), take(Size::Quarter)]);
+        let other = take(Size::Half);
+        assert_eq!(frames.oldest_frame(), [half, quarters[0], quarters[1]]);
+        frames.release(half);
+        assert_eq!(frames.oldest_frame(), quarters);
+        for place in quarters {
+            frames.release(place);
+        }
+        assert_eq!(frames.oldest_frame(), [other]);
+        frames.release(other);
+        assert_eq!(frames.oldest_frame(), []);
     }
 
     #[test]

@@ -28,24 +28,6 @@ pub struct Meter {
     /// Pages that the guest was seen to read, and how long that took its disks.
     reads: u64,
     nanos: u64,
-    standstill: Standstill,
-}
-
-/// Time in which faults waited from one look to the next: how long one waits is booked when it is served.
-#[derive(Clone, Copy, Debug, Default)]
-struct Standstill {
-    /// The last look, if any waited then.
-    since: Option<Duration>,
-    nanos: u64,
-}
-
-impl Standstill {
-    fn look(&mut self, now: Duration, any_waits: bool) {
-        if let Some(since) = self.since.filter(|_| any_waits) {
-            self.nanos += now.saturating_sub(since).as_nanos() as u64;
-        }
-        self.since = any_waits.then_some(now);
-    }
 }
 
 /// Running totals of where reads can be seen.
@@ -91,7 +73,6 @@ impl Meter {
             last: None,
             reads: 0,
             nanos: 0,
-            standstill: Standstill::default(),
         }
     }
 
@@ -117,10 +98,7 @@ impl Meter {
         self.last = Some(now);
         let settings = manager.config().tools;
         let read = if kvm { settings.kvm_read } else { settings.tcg_read };
-        let now = manager.started.elapsed();
-        let any_waits = vm.paged().as_ref().is_some_and(|paged| paged.waiting() > 0);
-        self.standstill.look(now, any_waits);
-        let input = self.input(now, vm, read, settings.refault);
+        let input = self.input(manager.started.elapsed(), vm, read, settings.refault);
         self.control.set_order(settings.order);
         *lock(&vm.tools) = self.control.step(&input);
     }
@@ -151,7 +129,7 @@ impl Meter {
             refault_ns: counters.swap_in_ns + counters.decompress_ns,
             evicted: counters.evicted,
             evict_ns: counters.evict_ns,
-            wait_ns: counters.wait_ns + self.standstill.nanos,
+            starved_ns: counters.starved_ns,
             ballooned,
             ..input
         }
@@ -161,7 +139,8 @@ impl Meter {
 /// What a plan is to know now: costs as they were last measured, and the pager's books of this moment.
 pub fn known(vm: &Vm, paged: Option<&PagedVm>) -> Tools {
     let ballooned = |p: &PagedVm| p.memory().pmap().in_state(State::Ballooned);
-    Tools { ballooned: paged.map_or(Pages::ZERO, ballooned), ..*lock(&vm.tools) }
+    let grown = lock(&vm.balloon).reported.unwrap_or_default();
+    Tools { ballooned: paged.map_or(Pages::ZERO, ballooned), grown, ..*lock(&vm.tools) }
 }
 
 /// What is known, and why one of them comes first.
@@ -212,17 +191,6 @@ mod tests {
     use super::*;
 
     const PAGE: u64 = PAGE_SIZE as u64;
-
-    #[test]
-    fn who_waits_from_one_look_to_the_next_stands_still() {
-        let mut standstill = Standstill::default();
-        let looks = [(2, false), (4, true), (6, true), (8, true), (10, false), (12, true)];
-        let nanos = looks.map(|(s, waits)| {
-            standstill.look(Duration::from_secs(s), waits);
-            standstill.nanos / 1_000_000_000
-        });
-        assert_eq!(nanos, [0, 0, 2, 4, 4, 4]);
-    }
 
     #[test]
     fn reads_are_what_disks_tell_or_else_what_the_guest_does() {

@@ -246,6 +246,16 @@ impl Tier {
         lock(&self.frames).oldest().take(n).collect()
     }
 
+    /// The slots of the frame in which the one is that was taken first.
+    pub(crate) fn oldest_frame(&self) -> Vec<Place> {
+        lock(&self.frames).oldest_frame()
+    }
+    /// Whether it has more frames than it may have now.
+    pub(crate) fn is_over(&self) -> bool {
+        let frames = lock(&self.frames);
+        frames.occupancy().frames > frames.limit()
+    }
+
     /// Frees a slot that no word names any more. `uncharge` gives back its frame's page, if that holds
     /// nothing more.
     pub fn release(&self, place: Place, uncharge: impl FnOnce()) {

@@ -32,6 +32,8 @@ const DEARER: f64 = 1.25;
 const MUCH_DEARER: f64 = 2.5;
 /// It changes by this part of itself; by the second where that is much dearer.
 const STEPS: [u64; 2] = [8, 4];
+/// So many frames of a full tier may be free.
+const SPARE: u64 = 4;
 /// The least that it may become is this part of the most, so that there is something to judge it by.
 const LEAST: u64 = 16;
 
@@ -79,8 +81,9 @@ impl Worth {
         let grown = |now: u64, then: u64| now.saturating_sub(then) as f64;
         let young = grown(seen.returns.from_young, last.returns.from_young);
         let old = grown(seen.returns.from_old, last.returns.from_old);
-        if young + old < ENOUGH as f64 {
-            if now.saturating_sub(since) >= FORGET {
+        let forgotten = now.saturating_sub(since) >= FORGET;
+        if young + old < ENOUGH as f64 || forgotten {
+            if forgotten {
                 self.last = Some((now, *seen));
             }
             return self.limit;
@@ -101,7 +104,8 @@ impl Worth {
         let smaller = of(young, seen.returns.young) * tier;
         let larger = of(old, seen.returns.old) * (packed - 1.0) * (swap - tier).max(0.0);
         let frames = seen.occupancy.frames;
-        let full = frames + frames / 16 >= self.limit;
+        // Room is made before it is needed.
+        let full = frames + frames / 16 + SPARE >= self.limit;
         if smaller > DEARER * larger {
             let part = STEPS[usize::from(smaller > MUCH_DEARER * larger)];
             let now = self.limit.min(frames);

@@ -298,7 +298,7 @@ fn plan_one(
     let paging_first = mix::paging_first(state, vm);
     let rest = if paging_first { mix::beyond_paging(vm, take) } else { take };
     if usable && rest.is_zero() {
-        balloon_goal = balloon_goal.min(mix::in_need(vm));
+        balloon_goal = balloon_goal.min(mix::so_far(vm));
     }
     let spared = kept.saturating_sub(released).saturating_sub(balloon_goal);
     let stays = balloon_goal;

@@ -364,6 +364,12 @@ fn a_dear_balloon_grows_no_further_than_the_moment_of_need() {
         "its balloon, asked for 2.73 MiB, stays at 1000 KiB: paging is enough, and its balloon \
          costs 70 ms/s per 1000 pages, and paging 2.0 ms/s per 1000 pages"
     );
+    // What it has grown to by QEMU's word stays, whatever of it was shared when the guest gave it up.
+    let grown = Tools { grown: Pages(600), ..asked.tools };
+    let p = one(State::Hard, 150, VmState { tools: grown, ..asked });
+    assert_eq!(p.balloon_goal, Pages(600));
+    let whole = Tools { grown: Pages(700), ..asked.tools };
+    assert_eq!(one(State::High, 700, VmState { tools: whole, ..asked }).balloon_goal, Pages(700));
     // One that paging has no room beside, and one that is not dear, go on.
     let full = VmState { swap_free: Pages(0), ..asked };
     assert_eq!(one(State::High, 700, full).balloon_goal, Pages(700));

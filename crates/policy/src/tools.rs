@@ -127,12 +127,14 @@ pub struct Tools {
     /// The balloon costs so much more than paging that it is to be let down to this, as memory allows.
     /// None: it is not.
     pub ceiling: Option<Pages>,
-    /// Pages per second that paging took lately while it had any to take. None: it had none.
+    /// Pages per second that paging took when it last had any to take. None: it had none yet.
     pub paging_rate: Option<Pages>,
     /// The VM has waited for memory for much of the time lately, a shortage that paging does not end.
     pub held_up: bool,
     /// Pages that the guest has given up and not used again since, by the pager's books.
     pub ballooned: Pages,
+    /// How large its balloon is, by QEMU's word.
+    pub grown: Pages,
     /// Pages that can be evicted beyond the room in swap: into the compressed tier.
     pub spare_room: Pages,
 }
@@ -171,8 +173,8 @@ pub struct ToolsInput {
     pub evicted: u64,
     /// Nanoseconds so far in which it had pages to evict.
     pub evict_ns: u64,
-    /// Nanoseconds so far in which it waited for memory; of several vCPUs, their sum.
-    pub wait_ns: u64,
+    /// Nanoseconds so far in which it waited for memory, with any of its vCPUs.
+    pub starved_ns: u64,
     /// Pages that the guest has given up and not used again.
     pub ballooned: Pages,
     /// Pages can leave their homes at all; else the balloon comes first.
@@ -319,6 +321,7 @@ impl ToolControl {
             paging_rate: self.rate.map(|rate| Pages(rate as u64)),
             held_up: self.waits >= HELD_UP,
             ballooned: input.ballooned,
+            grown: Pages::ZERO,
             spare_room: Pages::ZERO,
         }
     }
@@ -361,7 +364,7 @@ impl ToolControl {
             self.as_reads.see(now, returns * input.read_cpu_ns as f64);
         }
 
-        let waited = grown(input.wait_ns, last.wait_ns) / 1e9 / seconds;
+        let waited = grown(input.starved_ns, last.starved_ns) / 1e9 / seconds;
         self.waits += GAIN * (waited.min(1.0) - self.waits);
 
         let busy = grown(input.evict_ns, last.evict_ns);

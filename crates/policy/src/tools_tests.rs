@@ -227,13 +227,12 @@ fn how_fast_paging_is_shows_while_it_has_something_to_do() {
 fn a_vm_is_held_up_when_it_waits_for_a_while_and_not_for_a_moment() {
     let mut vm = Vm::new();
     let mut look = |waited_ms: u64| {
-        vm.input.wait_ns += waited_ms * 1_000_000;
+        vm.input.starved_ns += waited_ms * 1_000_000;
         vm.pass(2, 0, 0).held_up
     };
     assert_eq!([100, 1_200, 0, 0].map(&mut look), [false; 4], "a moment");
     assert_eq!([600, 1_000, 1_000].map(&mut look), [false, true, true]);
     assert_eq!([0, 0, 0, 0].map(&mut look), [true, false, false, false]);
-    assert!(look(1 << 20), "of many vCPUs");
 }
 
 #[test]

@@ -234,7 +234,11 @@ impl Vm {
             short: self.output.short,
             pool: None,
             overhead: Pages(Vm::overhead(spec, m)),
-            tools: Tools { spare_room: Pages(self.guest.spare_room(m)), ..self.tools },
+            tools: Tools {
+                spare_room: Pages(self.guest.spare_room(m)),
+                grown: Pages(self.guest.balloon),
+                ..self.tools
+            },
             wants_more: self.wants || self.commanded > 0,
             swap_free: if disk {
                 Pages(reserved.saturating_sub(self.guest.swapped()))
@@ -307,7 +311,7 @@ impl Vm {
             refault_cpu_ns: 0,
             evicted: measure.evicted,
             evict_ns: self.evict_ns,
-            wait_ns: measure.blocked_ms * 1_000_000,
+            starved_ns: measure.blocked_ms * 1_000_000,
             ballooned: Pages(guest.balloon + guest.to_touch()),
             can_page: true,
         });

@@ -56,6 +56,8 @@ pub struct Counters {
     /// Nanoseconds that faults which could not be served at once waited, for memory or for anything else,
     /// summed when they are served. Reads from swap are not in it.
     pub wait_ns: AtomicU64,
+    /// Nanoseconds in which any fault waited for memory, or because the host was low.
+    pub starved_ns: AtomicU64,
     /// Writes to shared pages, and to zeros that had been read, each of which made a copy.
     pub breaks: AtomicU64,
     /// Pages that entered the store.
@@ -109,6 +111,7 @@ impl Counters {
             waits: get(&self.waits),
             blocks: get(&self.blocks),
             wait_ns: get(&self.wait_ns),
+            starved_ns: get(&self.starved_ns),
             breaks: get(&self.breaks),
             shares: get(&self.shares),
             homed: get(&self.homed),
@@ -150,6 +153,7 @@ pub struct CounterValues {
     pub waits: u64,
     pub blocks: u64,
     pub wait_ns: u64,
+    pub starved_ns: u64,
     pub breaks: u64,
     pub shares: u64,
     pub homed: u64,

@@ -53,6 +53,7 @@ pub use discard::Unbooked;
 pub use evict::{Evicted, Left, NotEvicted};
 pub use fault::{Access, Fault, Wait};
 pub use large::Broke;
+pub(crate) use probation::MOST as MOST_ON_PROBATION;
 pub use recover::{RecoverError, Recovered};
 pub use regions::{LargeCounts, Regions};
 pub use sample::Touches;

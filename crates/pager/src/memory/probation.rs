@@ -18,7 +18,7 @@ use crate::word::State;
 const SOON: u64 = 8;
 /// At most one page in so many of a VM is remembered to be on probation, and never more than `MOST`.
 const PART: u64 = 16;
-const MOST: u64 = 1 << 16;
+pub(crate) const MOST: u64 = 1 << 16;
 
 pub(super) struct Probation {
     on: PageSet,
@@ -54,6 +54,7 @@ impl Probation {
     pub fn came(&self, ppn: Ppn) {
         if self.left_lately(ppn) {
             self.left.iter().for_each(|left| left.remove(ppn));
+            self.on.remove(ppn);
             return;
         }
         self.on.insert(ppn);
@@ -118,5 +119,9 @@ mod tests {
         assert!(!probation.on.contains(Ppn(7)) && lock(&probation.came).is_empty());
         probation.came(Ppn(7));
         assert!(probation.on.contains(Ppn(7)));
+        // It left by chance, and comes again.
+        probation.left[0].insert(Ppn(7));
+        probation.came(Ppn(7));
+        assert!(!probation.on.contains(Ppn(7)));
     }
 }

@@ -17,7 +17,7 @@ use super::spin::{Spin, Waited};
 use super::vm::Shared;
 use crate::backend::MemError;
 use crate::guest_ram::GuestRam;
-use crate::memory::{Access, Mark, Memory, Unbooked, Wait};
+use crate::memory::{Access, Counters, Mark, Memory, Unbooked, Wait};
 use crate::word::State;
 
 /// How long until a page that could not be read is tried again.
@@ -37,6 +37,8 @@ pub(super) struct FaultService {
     tasks: Vec<Task>,
     spin: Spin,
     begun: Instant,
+    /// Since when, or since the last look, a fault has waited for memory.
+    starved: Option<Instant>,
 }
 
 /// How often something is tried again that is ready very soon, most of the time.
@@ -86,6 +88,7 @@ impl FaultService {
             tasks: Vec::new(),
             spin: Spin::default(),
             begun: Instant::now(),
+            starved: None,
         })
     }
 
@@ -313,6 +316,11 @@ impl FaultService {
         }
         let waiting = self.serve.pending().faults() as u64;
         self.vm.waiting.store(waiting, std::sync::atomic::Ordering::Relaxed);
+        let now = self.serve.pending().is_starved().then(Instant::now);
+        if let Some(since) = std::mem::replace(&mut self.starved, now) {
+            let starved = since.elapsed().as_nanos() as u64;
+            Counters::add(&self.vm.memory.counters.starved_ns, starved);
+        }
     }
 }
 

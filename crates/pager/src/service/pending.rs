@@ -116,6 +116,11 @@ impl Pending {
             || self.faults.values().any(|f| matches!(f.why, Wait::Busy | Wait::Discard))
     }
 
+    /// Whether a fault waits for memory.
+    pub fn is_starved(&self) -> bool {
+        self.faults.values().any(|f| matches!(f.why, Wait::Memory | Wait::Blocked))
+    }
+
     /// None where none waits.
     pub fn fault(&self, ppn: Ppn) -> Option<WaitingFault> {
         self.faults.get(&ppn).copied()

@@ -16,7 +16,7 @@ use super::vm::Shared;
 use super::write::{Cluster, Stuck};
 use crate::backend::MemError;
 use crate::clock::{BLOCK, Clock};
-use ballast_compress::Compressor;
+use ballast_compress::{Compressor, Place};
 
 use crate::memory::{Compressed, Counters, Left, MOVING, NotBack, NotEvicted, Recovered};
 use crate::replacement::Replacement;
@@ -51,6 +51,10 @@ pub(super) struct Reclaim {
     pub(super) leaving: Leaving,
     examiner: Examiner,
     pub(super) sizing: Sizing,
+    /// Since when, or since the last look, there have been pages to evict.
+    busy: Option<Instant>,
+    /// See `write_back`.
+    emptying: Vec<Place>,
     /// None where nothing is compressed.
     pub(super) compressor: Option<Compressor>,
     /// Pages one after the other that did not compress; see `slotless`.
@@ -81,6 +85,8 @@ impl Reclaim {
         let mut reclaim = Reclaim {
             vm,
             sizing,
+            busy: None,
+            emptying: Vec::new(),
             ring,
             clusters,
             stuck: None,
@@ -127,7 +133,7 @@ impl Reclaim {
             if let Some(request) = self.vm.take_sample_request() {
                 self.sample(request);
             }
-            let since = self.is_asked().then(Instant::now);
+            self.note_busy();
             self.evict();
             self.flush();
             self.settle_all();
@@ -144,15 +150,19 @@ impl Reclaim {
             } else {
                 self.collapse()
             };
-            let done = !self.is_asked();
-            let note = |since: Option<Instant>| {
-                let busy = since.map_or(0, |since| since.elapsed().as_nanos() as u64);
-                Counters::add(&self.vm.memory.counters.evict_ns, busy);
-            };
-            note(since.filter(|_| done));
+            self.note_busy();
             self.vm.wait_for_work(rest);
-            note(since.filter(|_| !done));
         }
+    }
+
+    /// Books the time since the last call, if there were pages to be evicted then.
+    fn note_busy(&mut self) {
+        let now = Instant::now();
+        if let Some(since) = self.busy.take() {
+            let busy = (now - since).as_nanos() as u64;
+            Counters::add(&self.vm.memory.counters.evict_ns, busy);
+        }
+        self.busy = self.is_asked().then_some(now);
     }
 
     /// Whether there are pages to be evicted.
@@ -176,6 +186,7 @@ impl Reclaim {
             self.reap(false);
             // Reserved at admission, so only a VM that was given less has none, or one whose locations
             // have failed.
+            self.note_busy();
             let slots = self.has_slots();
             self.size_tier(slots);
             if !slots && !self.may_shrink() {
@@ -302,12 +313,17 @@ impl Reclaim {
         self.compressor.is_some() && !tier.has_room_for(RUN) && self.write_back(cluster)
     }
 
-    /// The page that was compressed longest ago goes on to swap. Answers whether one did.
+    /// The page that was compressed longest ago goes on to swap; where the tier is to be smaller, all pages of that
+    /// one's frame, one after the other, for only a frame that is empty gains anything. Answers whether one did.
     fn write_back(&mut self, cluster: usize) -> bool {
         let tier = self.vm.memory.tier();
         let frames = tier.occupancy().frames;
         let slot = self.clusters[cluster].next_slot();
-        for place in tier.oldest(TRIED) {
+        if self.emptying.is_empty() && tier.is_over() {
+            self.emptying = tier.oldest_frame();
+        }
+        let mut oldest = tier.oldest(TRIED).into_iter();
+        while let Some(place) = self.emptying.pop().or_else(|| oldest.next()) {
             match self.vm.memory.write_back(place, slot) {
                 Ok(ppn) => {
                     self.add_to(cluster, ppn, slot);

@@ -10,11 +10,11 @@ use ballast_units::Ppn;
 use super::cold::may_leave;
 use super::reclaim::Reclaim;
 use crate::backend::Backend;
-use crate::memory::Counters;
+use crate::memory::{Counters, MOST_ON_PROBATION};
 use crate::word::State;
 
 /// This part of the pages at home is on probation.
-const PART: usize = 16;
+const PART: u64 = 16;
 /// Pages that are watched together: one system call, and one flush of the guest's translations.
 const TOGETHER: usize = 64;
 /// Pages that are looked at in vain for one victim.
@@ -33,9 +33,11 @@ impl Reclaim {
     pub(super) fn fails_probation(&mut self) -> Option<Ppn> {
         let memory = self.vm.memory.clone();
         self.trial.fresh.append(&mut memory.take_returned());
-        let most = memory.pmap().in_state(State::Resident).0 as usize / PART;
-        while self.trial.fresh.len() > most / 2 + TOGETHER {
-            let first: Vec<Ppn> = self.trial.fresh.drain(..TOGETHER).collect();
+        let most = memory.pmap().in_state(State::Resident).0 / PART;
+        let most = most.min(MOST_ON_PROBATION) as usize;
+        let together = TOGETHER.min(most / 4).max(1);
+        while self.trial.fresh.len() > most / 2 + together {
+            let first: Vec<Ppn> = self.trial.fresh.drain(..together).collect();
             let (here, gone): (Vec<Ppn>, Vec<Ppn>) = first
                 .into_iter()
                 .partition(|&ppn| memory.is_on_probation(ppn) && may_leave(&memory, ppn));

@@ -35,10 +35,11 @@ pub(super) fn beyond_paging(vm: &VmState, take: Pages) -> Pages {
     take - take.min(room(vm)).min(in_time)
 }
 
-/// The balloon that a VM keeps where paging alone is asked: of a dear one no more than its guest has given up so far,
-/// whatever it was asked for in a moment of need.
-pub(super) fn in_need(vm: &VmState) -> Pages {
-    if pages_cheaply(vm) { vm.tools.ballooned } else { Pages(u64::MAX) }
+/// The balloon that a VM keeps where paging alone is asked: of a dear one no more than it has grown to, whatever it was
+/// asked for in a moment of need. (Pages that a guest gave up while they were shared are in the balloon, and not in
+/// the pager's count of what was given up.)
+pub(super) fn so_far(vm: &VmState) -> Pages {
+    if pages_cheaply(vm) { vm.tools.ballooned.max(vm.tools.grown) } else { Pages(u64::MAX) }
 }
 
 /// The balloon that brings `more` pages beyond what the guest has given up so far. Absolute: what has
