@@ -21,7 +21,7 @@ async fn checksums_hold_while_a_third_of_memory_is_always_swapped_out() {
     let test = "checksums_hold";
     let Some(image) = image_or_skip(test, &["ballastd", "libballast_shim.so"]) else { return };
     // Two guests of 192 MiB, each of which uses about 170; no balloon, so swapping must do it all.
-    let budget = Bytes::from_mib(240);
+    let budget = Bytes::from_mib(216);
     let mut manager = Manager::start(&Options::budget(budget)).unwrap();
     let client = manager.client().clone();
     let mut consoles = Vec::new();
