@@ -179,6 +179,14 @@ mod tests {
     }
 
     #[test]
+    fn a_small_one_grows_though_room_is_made_in_it_before_it_is_needed() {
+        let mut worth = Worth::new(160);
+        worth.limit = 20;
+        assert_eq!(after(&mut worth, 1, 10, 1_000, |limit| limit - SPARE), 25);
+        assert_eq!(worth.step(SECOND * 2, &seen(25 - SPARE - 2, 20, 2_000)), 25, "not full");
+    }
+
+    #[test]
     fn few_returns_say_nothing_until_they_are_many_and_are_forgotten() {
         let mut worth = Worth::new(1_600);
         let step =

@@ -180,6 +180,14 @@ mod tests {
         let fault = pending.fault(Ppn(1)).unwrap();
         assert_eq!((fault.access, fault.why), (Access::Missing, Wait::Memory));
         assert_eq!(pending.waiting(), [Ppn(1)]);
+        let mut starved = |why| {
+            pending.keep_fault(Ppn(1), Access::Missing, why);
+            pending.is_starved()
+        };
+        assert_eq!(
+            [Wait::Memory, Wait::Blocked, Wait::Busy, Wait::Kernel].map(&mut starved),
+            [true, true, false, false]
+        );
         assert!(pending.drop_fault(Ppn(1)).is_some());
         assert!(pending.is_empty());
     }
