@@ -14,7 +14,8 @@ pub struct CompressionView {
     pub cache_used: u64,
     /// The most that the cache may ever take.
     pub cache_limit: u64,
-    /// What it may take now: as much as it is worth, where it is sized by that.
+    /// What it may take now: as much as it is worth, where it is sized by that. 0 of a manager that does not tell.
+    #[serde(default)]
     pub cache_limit_now: u64,
     /// Pages that were compressed.
     pub stored: u64,

@@ -48,7 +48,7 @@ impl Manager {
     /// With other pools, nothing else changes.
     fn as_now<'a>(&self, rules: &'a Rules) -> Next<'a> {
         let budget = self.host.ledger.budget();
-        Next { rules, vms: &[], capacity: self.capacity(budget, &self.thresholds()) }
+        Next { rules, vms: &[], capacity: self.capacity(budget, &self.highest_thresholds()) }
     }
 
     /// Sets new parameters of VMs if all that is promised then can be kept, and if they can be written down. The

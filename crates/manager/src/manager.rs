@@ -13,7 +13,9 @@ use ballast_pager::host::Host;
 use ballast_pager::ledger::Ledger;
 use ballast_pager::mappings::ZERO_RUN;
 use ballast_policy::pools::{Books, tax as pool_tax};
-use ballast_policy::{Decision, Pool, PoolId, Promise, TaxRate, Thresholds, admit};
+use ballast_policy::{
+    Decision, Pool, PoolId, Promise, Reserve, TaxRate, Thresholds, Trough, admit,
+};
 use ballast_qemu::ProcessHandle;
 use ballast_units::{Pages, VmId};
 use tokio::sync::watch;
@@ -61,6 +63,8 @@ pub struct Manager {
     pub pools: Pools,
     /// What its pagers share: the ledger, and the state in force.
     pub host: Arc<Host>,
+    /// How much of the budget is kept free.
+    reserve: Mutex<Reserve>,
     /// What VMs share pages in.
     pub commons: Commons,
     /// Where swap files are.
@@ -169,7 +173,8 @@ impl Manager {
         let kick = Arc::new(Kick::default());
         let bell = kick.clone();
         let host = Arc::new(Host::new(Ledger::new(budget, move || bell.crossing())));
-        host.set_plenty(config.scale.thresholds(budget).goal());
+        let reserve = Reserve::new(config.scale, budget);
+        host.set_plenty(reserve.thresholds().goal());
         let commons = Commons::open(&config.run_dir, &config.sharing, host.clone())?;
         Ok(Arc::new(Manager {
             commons,
@@ -181,6 +186,7 @@ impl Manager {
             config: RwLock::new(Arc::new(config)),
             source,
             host,
+            reserve: Mutex::new(reserve),
             kick,
             started: Instant::now(),
             vms: RwLock::new(Vec::new()),
@@ -225,9 +231,21 @@ impl Manager {
         own.or_else(|| pool_tax(pools, self.pools.id(params.pool.as_deref())))
             .unwrap_or_else(|| self.tax())
     }
-    /// Of free memory, with the budget as it is now.
+    /// Of free memory, as they were in force in the last turn.
     pub fn thresholds(&self) -> Thresholds {
+        lock(&self.reserve).thresholds()
+    }
+    /// The highest that they may be with the budget as it is now: promises are made with these.
+    pub fn highest_thresholds(&self) -> Thresholds {
         self.config().scale.thresholds(self.host.ledger.budget())
+    }
+    /// For the policy's turn: as they are to be from now on.
+    pub(crate) fn step_reserve(&self) -> Thresholds {
+        let ledger = &self.host.ledger;
+        let starting = !(self.promised_to_starts() + self.room_for_starts()).is_zero();
+        let seen = Trough { free: ledger.take_trough(), starting };
+        let scale = self.config().scale;
+        lock(&self.reserve).step(self.started.elapsed(), scale, ledger.budget(), &seen)
     }
     /// From now on no VM is started.
     pub fn close(&self) {
@@ -264,10 +282,14 @@ impl Manager {
     /// # Errors
     /// NotFound. One that is being started, or waits to be taken over, is not there yet.
     pub fn vm(&self, name: &str) -> Result<Arc<Vm>, Failure> {
-        self.vms()
-            .into_iter()
-            .find(|vm| vm.name == name)
-            .ok_or_else(|| Failure::new(ErrorCode::NotFound, format!("no VM named '{name}'")))
+        self.vms().into_iter().find(|vm| vm.name == name).ok_or_else(|| {
+            let waits = lock(&self.waiting).contains_key(name);
+            let what = match waits {
+                true => format!("VM '{name}' waits to be taken over; `ballast vm ls` says why"),
+                false => format!("no VM named '{name}'"),
+            };
+            Failure::new(ErrorCode::NotFound, what)
+        })
     }
 
     /// Makes a VM one that is managed. Its name was taken before.
@@ -367,7 +389,7 @@ impl Manager {
     pub(crate) fn books<'a>(&self, pools: &'a [Pool], made: &[Made]) -> Books<'a> {
         Books {
             pools,
-            capacity: self.capacity(self.host.ledger.budget(), &self.thresholds()),
+            capacity: self.capacity(self.host.ledger.budget(), &self.highest_thresholds()),
             promises: made.iter().map(|&(_, pool, pages)| (pool, pages)).collect(),
         }
     }

@@ -65,7 +65,7 @@ fn turn(
     why: Option<String>,
 ) {
     let host = &manager.host;
-    let thresholds = manager.thresholds();
+    let thresholds = manager.step_reserve();
     if last.thresholds != thresholds {
         last.thresholds = thresholds;
         host.set_plenty(thresholds.goal());
@@ -145,6 +145,12 @@ fn turn(
 
 /// Hands the orders of a decision to the balloons and pagers of the VMs that it is about, in its order.
 fn carry_out(manager: &Manager, managed: &[&Arc<Vm>], decision: &Decision, is_new_state: bool) {
+    // In a shortage, who gives up pages is held where it is to be until the goal is reached: guests go on faulting
+    // while pages leave, and the next turn may be a second away.
+    let until = match decision.state {
+        State::High => Pages::ZERO,
+        _ => decision.snapshot.thresholds.goal() + decision.snapshot.room,
+    };
     for ((vm, entitlement), plan) in managed.iter().zip(&decision.results).zip(&decision.plans) {
         let goal = std::mem::replace(&mut lock(&vm.balloon).goal, plan.balloon_goal);
         if goal != plan.balloon_goal || is_new_state {
@@ -159,7 +165,8 @@ fn carry_out(manager: &Manager, managed: &[&Arc<Vm>], decision: &Decision, is_ne
             paged.set_may_share(vm.may_be_paged() && !vm.is_frozen());
             change_domain(manager, vm, paged);
             let evict = if vm.may_be_paged() { plan.evict } else { Pages::ZERO };
-            paged.evict_down_to(evict, plan.leave.saturating_sub(part));
+            let until = if evict.is_zero() { Pages::ZERO } else { until };
+            paged.hold_down_to(evict, plan.leave.saturating_sub(part), until);
             paged.memory_freed();
         }
     }

@@ -167,7 +167,7 @@ impl Manager {
         let mut asked = None;
         loop {
             let (ahead, own) = self.starts.room(Some(name), &|name| self.consumed_by(name));
-            let keep = self.thresholds().lower_edge(State::High);
+            let keep = self.highest_thresholds().lower_edge(State::High);
             let free = self.host.ledger.free();
             if free >= ahead + own + keep && self.host.ledger.try_reserve(promise.overhead) {
                 if self.starts.begin(name) {
@@ -230,7 +230,7 @@ impl Manager {
     /// VMs that wait for room, in the order in which they get it.
     pub fn waiting_starts(&self) -> Vec<StartView> {
         let starts: Vec<Start> = lock(&self.starts.0).clone();
-        let keep = self.thresholds().lower_edge(State::High);
+        let keep = self.highest_thresholds().lower_edge(State::High);
         let free = self.host.ledger.free();
         let freeing = self.being_freed();
         let bytes = |pages: Pages| pages.bytes().0;

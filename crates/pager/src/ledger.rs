@@ -12,6 +12,8 @@ pub struct Ledger {
     budget: AtomicU64,
     used: AtomicU64,
     peak: AtomicU64,
+    /// The most since somebody last asked.
+    crest: AtomicU64,
     /// The alarm rings when free memory leaves `[alarm_low, alarm_high)`.
     alarm_low: AtomicU64,
     alarm_high: AtomicU64,
@@ -25,6 +27,7 @@ impl Ledger {
             budget: AtomicU64::new(budget.0),
             used: AtomicU64::new(0),
             peak: AtomicU64::new(0),
+            crest: AtomicU64::new(0),
             alarm_low: AtomicU64::new(0),
             alarm_high: AtomicU64::new(u64::MAX),
             alarm: Box::new(alarm),
@@ -47,7 +50,7 @@ impl Ledger {
         });
         let Ok(before) = taken else { return false };
         let after = before + n.0;
-        self.peak.fetch_max(after, Ordering::Relaxed);
+        self.note_used(after);
         if budget - after < self.alarm_low.load(Ordering::Relaxed) {
             (self.alarm)();
         }
@@ -58,8 +61,17 @@ impl Ledger {
     /// VMs must start from the truth.
     pub fn adopt(&self, n: Pages) {
         let after = self.used.fetch_add(n.0, Ordering::AcqRel) + n.0;
-        self.peak.fetch_max(after, Ordering::Relaxed);
+        self.note_used(after);
         (self.alarm)();
+    }
+
+    fn note_used(&self, used: u64) {
+        // A page is reserved at each fault: what is the most already is not written again.
+        for most in [&self.peak, &self.crest] {
+            if used > most.load(Ordering::Relaxed) {
+                most.fetch_max(used, Ordering::Relaxed);
+            }
+        }
     }
 
     /// Books `now` in place of `before`, which were adopted or reserved: in one step, whatever the budget.
@@ -96,6 +108,12 @@ impl Ledger {
     /// The most that was ever in use at one instant.
     pub fn peak(&self) -> Pages {
         Pages(self.peak.load(Ordering::Relaxed))
+    }
+    /// The least that was free at any instant since the last call, of the budget as it is now.
+    pub fn take_trough(&self) -> Pages {
+        let used = self.used.load(Ordering::Relaxed);
+        let crest = self.crest.swap(used, Ordering::Relaxed).max(used);
+        Pages(self.budget().0.saturating_sub(crest))
     }
     /// Takes back nothing: below what is in use, nothing more is handed out. Rings the alarm.
     pub fn set_budget(&self, budget: Pages) {
@@ -205,6 +223,20 @@ mod tests {
         assert_eq!(rung(), 1);
         let printed = format!("{ledger:?}");
         assert!(printed.contains("200") && printed.contains("45"), "{printed}");
+    }
+
+    #[test]
+    fn the_least_that_was_free_is_told_once() {
+        let ledger = Ledger::new(Pages(100), || {});
+        assert_eq!(ledger.take_trough(), Pages(100));
+        assert!(ledger.try_reserve(Pages(90)));
+        ledger.release(Pages(60));
+        assert_eq!([ledger.take_trough(), ledger.take_trough()], [Pages(10), Pages(70)]);
+        ledger.adopt(Pages(80));
+        assert_eq!(ledger.take_trough(), Pages(0));
+        ledger.release(Pages(110));
+        // What is used at the moment of the call belongs to both sides.
+        assert_eq!([ledger.take_trough(), ledger.take_trough()], [Pages(0), Pages(100)]);
     }
 
     #[test]

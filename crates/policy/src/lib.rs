@@ -12,6 +12,7 @@
 //! | [`working_set`] | how much of its memory does a guest use? | s.5.3 |
 //! | [`touch_times`] | how many misses would it have with less? | ITC'12, ATC'16 |
 //! | [`state`] | how short of free memory is the host? | s.6.3 |
+//! | [`reserve`] | how much of it is to be kept free? | |
 //! | [`admission`] | may one more VM be promised memory? | s.6.2 |
 //! | [`balloon`] | how far can this guest's balloon be driven, and trusted? | s.3.2 |
 //! | [`tools`] | what do its balloon and paging cost this guest now? | |
@@ -39,6 +40,7 @@ pub mod decision;
 pub mod plan;
 pub mod policies;
 pub mod pools;
+pub mod reserve;
 pub mod shares;
 pub mod state;
 pub mod tools;
@@ -54,6 +56,7 @@ pub use decision::Decision;
 pub use plan::{EvictCause, Reason, Standing, Supply, VmPlan, VmState, plan};
 pub use policies::{Policy, PolicyKind, UnknownPolicy, VmMisses, VmPressure};
 pub use pools::{Member, Pool, PoolId, PoolShare, divide};
+pub use reserve::{Reserve, Trough};
 pub use shares::{Bound, Entitlement, TaxRate, TaxRateError, VmDemand, available, targets};
 pub use state::{Scale, State, StateMachine, ThresholdError, Thresholds};
 pub use tools::{Cost, Tool, ToolControl, ToolOrder, Tools, ToolsInput};

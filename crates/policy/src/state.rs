@@ -153,6 +153,34 @@ impl Thresholds {
         )
     }
 
+    /// Each threshold `part` of [`Thresholds::WHOLE`] of the way from `self` to `more`.
+    #[must_use]
+    pub fn towards(&self, more: &Thresholds, part: u32) -> Thresholds {
+        let part = u64::from(part.min(Thresholds::WHOLE));
+        let between = |a: Pages, b: Pages| {
+            let way =
+                u128::from(a.0.abs_diff(b.0)) * u128::from(part) / u128::from(Thresholds::WHOLE);
+            let way = Pages(u64::try_from(way).unwrap_or(u64::MAX / 8));
+            if b >= a { a + way } else { a.saturating_sub(way) }
+        };
+        Thresholds::spread(
+            between(self.high, more.high),
+            between(self.soft, more.soft),
+            between(self.hard, more.hard),
+            between(self.low, more.low),
+        )
+    }
+
+    /// All of the way of [`Thresholds::towards`].
+    pub const WHOLE: u32 = 1 << 16;
+
+    /// A third of each.
+    #[must_use]
+    pub fn third(&self) -> Thresholds {
+        let third = |pages: Pages| Pages(pages.0.div_ceil(3));
+        Thresholds::spread(third(self.high), third(self.soft), third(self.hard), third(self.low))
+    }
+
     /// Thresholds of the operator's own.
     ///
     /// # Errors
@@ -211,19 +239,30 @@ impl Thresholds {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Scale {
-    /// 6, 4, 2 and 1 per cent (OSDI'02 s.6.3).
+    /// As large as was needed lately ([`Reserve`](crate::Reserve)): at most those of `Percent`, at least a third of
+    /// those of `Sliding`.
     #[default]
+    Measured,
+    /// 6, 4, 2 and 1 per cent (OSDI'02 s.6.3).
     Percent,
     /// ESX's later sliding scale, for large hosts: [`Thresholds::sliding`].
     Sliding,
 }
 
 impl Scale {
-    /// The thresholds of a host with this budget.
+    /// The thresholds of a host with this budget: the highest that they may be, which is what promises count with.
     pub fn thresholds(self, budget: Pages) -> Thresholds {
         match self {
-            Scale::Percent => Thresholds::default_for(budget),
+            Scale::Measured | Scale::Percent => Thresholds::default_for(budget),
             Scale::Sliding => Thresholds::sliding(budget),
+        }
+    }
+
+    /// The lowest that they may be.
+    pub fn least(self, budget: Pages) -> Thresholds {
+        match self {
+            Scale::Measured => Thresholds::sliding(budget).third(),
+            Scale::Percent | Scale::Sliding => self.thresholds(budget),
         }
     }
 }

@@ -6,9 +6,10 @@
 //! an event or a change of a load is due.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use ballast_policy::{
-    Policy, Promise, Snapshot, State, Thresholds, VmMisses, VmPressure, VmState, admit, decide,
+    Policy, Promise, Reserve, Snapshot, State, Trough, VmMisses, VmPressure, VmState, admit, decide,
 };
 use ballast_units::{Pages, VmId};
 
@@ -27,7 +28,11 @@ pub struct Host {
     pub now: Millis,
     /// Machine pages for VMs; an event may change it.
     pub budget: u64,
-    thresholds: Thresholds,
+    reserve: Reserve,
+    /// The least that was free since the last decision.
+    trough: u64,
+    /// VMs have started since.
+    arrived: bool,
     /// As of the last decision.
     pub state: State,
     /// Those that run.
@@ -64,7 +69,9 @@ impl Host {
             seed,
             now: 0,
             budget,
-            thresholds: settings.scale.thresholds(Pages(budget)),
+            reserve: Reserve::new(settings.scale, Pages(budget)),
+            trough: budget,
+            arrived: false,
             state: State::High,
             vms: Vec::new(),
             gone: Vec::new(),
@@ -144,12 +151,18 @@ impl Host {
         let m = &self.settings.models;
         let states: Vec<VmState> = self.vms.iter().map(|vm| vm.state(m, self.disk)).collect();
         let overhead = self.overhead();
+        let free = self.free();
+        let seen = Trough { free: Pages(self.trough.min(free)), starting: self.arrived };
+        (self.trough, self.arrived) = (free, false);
+        let now = Duration::from_millis(self.now);
+        let scale = self.settings.scale;
+        let thresholds = self.reserve.step(now, scale, Pages(self.budget), &seen);
         let decision = decide(Snapshot {
             trigger: trigger.to_owned(),
             before: self.state,
-            thresholds: self.thresholds,
+            thresholds,
             budget: Pages(self.budget),
-            free: Pages(self.free()),
+            free: Pages(free),
             overhead: Pages(overhead),
             starting: Pages::ZERO,
             room: Pages::ZERO,
@@ -224,7 +237,8 @@ impl Host {
             // Nobody is always first.
             let i = (i + self.turn) % n;
             let mut free = self.free();
-            if free < self.thresholds.lower_edge(self.state).0 && crossings < CROSSINGS {
+            self.trough = self.trough.min(free);
+            if free < self.reserve.thresholds().lower_edge(self.state).0 && crossings < CROSSINGS {
                 crossings += 1;
                 self.decide("a threshold was crossed");
                 self.reclaim(&mut evictions, &mut writes);
@@ -288,7 +302,6 @@ impl Host {
             match *change {
                 Change::Memory(pages) => {
                     self.budget = pages.0;
-                    self.thresholds = self.settings.scale.thresholds(pages);
                 }
                 Change::Disk(works) => self.disk = works,
                 _ => {}
@@ -347,8 +360,8 @@ impl Host {
         let given: Vec<Promise> = self.vms.iter().map(|vm| promise(&vm.spec)).collect();
         let memory: Pages = given.iter().map(Promise::memory).sum();
         let swap: Pages = given.iter().map(|p| p.swap).sum();
-        let unreserved =
-            Pages(self.budget).saturating_sub(memory).saturating_sub(self.thresholds.goal());
+        let goal = self.settings.scale.thresholds(Pages(self.budget)).goal();
+        let unreserved = Pages(self.budget).saturating_sub(memory).saturating_sub(goal);
         admit(unreserved, self.settings.swap.saturating_sub(swap), &need, None).is_ok()
             // Its overhead is allocated before it starts.
             && self.free() > need.overhead.0
@@ -357,6 +370,7 @@ impl Host {
     fn start(&mut self, spec: VmSpec) {
         let id = VmId(self.next_id);
         self.next_id += 1;
+        self.arrived = true;
         let random = Random::new(self.seed, 0x5a11 + u64::from(id.0));
         let s = &self.settings;
         self.vms.push(Vm::new(spec, id, self.now, (s.balloon, s.tools), s.sampling, random));

@@ -5,7 +5,8 @@
 //! milliseconds). So the thread that serves faults asks for short slices, for which the kernel takes
 //! the core away from threads with longer ones (Linux 6.12 and later), and for a better nice value,
 //! which earlier kernels honour in part. It gains no more CPU time by that than the faults it serves
-//! cost. The thread that looks for equal pages has all the time in the world.
+//! cost. So does the thread that evicts, less: the later it comes, the more memory must be kept free for
+//! what guests take meanwhile. The thread that looks for equal pages has all the time in the world.
 
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use rustix::io::Errno;
 pub(super) enum Urgency {
     /// A guest's processor stands still until it has run.
     Guest,
-    /// Free memory is short until it has run.
+    /// Free memory is short until it has run: guests that fault would wait for it next.
     Host,
     /// Nobody waits for it.
     Nobody,
@@ -27,7 +28,7 @@ impl Urgency {
     fn nice(self) -> i32 {
         match self {
             Urgency::Guest => -10,
-            Urgency::Host => 0,
+            Urgency::Host => -5,
             // Not lower: pages that it holds for a moment may be faulted on.
             Urgency::Nobody => 5,
         }

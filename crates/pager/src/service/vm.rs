@@ -207,6 +207,8 @@ pub(super) struct Shared {
     pub evict_goal: AtomicU64,
     /// Charged pages that eviction leaves.
     pub evict_leave: AtomicU64,
+    /// Free memory of the host up to which the VM is held at `evict_leave`; 0: it is not.
+    pub hold_until: AtomicU64,
     /// Faults waiting now.
     pub waiting: AtomicU64,
     /// See `PagedVm::fault_times`.
@@ -324,6 +326,22 @@ impl Shared {
         });
     }
 
+    /// Where all that was asked for is done: asks for what the VM has grown by since, if it is held down and that is
+    /// `at_least` so much. Answers whether there is something to do that was not asked for before.
+    pub fn hold_down(&self, at_least: u64) -> bool {
+        let until = self.hold_until.load(Ordering::Relaxed);
+        if until == 0 || self.evict_goal.load(Ordering::Relaxed) > 0 {
+            return false;
+        }
+        let missing = until.saturating_sub(self.memory.host().ledger.free().0);
+        let grown =
+            self.memory.charged().0.saturating_sub(self.evict_leave.load(Ordering::Relaxed));
+        let n = missing.min(grown);
+        // Whoever asks for something else meanwhile prevails.
+        n >= at_least.max(1)
+            && self.evict_goal.compare_exchange(0, n, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+
     /// For the reclaim thread: until it is signalled, or so long at most.
     pub fn wait_for_work(&self, at_most: Option<Duration>) {
         let mut work = self.work.lock().unwrap_or_else(PoisonError::into_inner);
@@ -377,6 +395,11 @@ impl Shared {
     /// See `PagedVm::share_note`.
     pub fn set_share_note(&self, note: Option<String>) {
         *self.share_note.lock().unwrap_or_else(PoisonError::into_inner) = note;
+    }
+
+    /// Lets the reclaim thread look at what there is to do.
+    pub fn signal_reclaim(&self) {
+        self.signal(|_| {});
     }
 
     fn signal(&self, change: impl FnOnce(&mut Work)) {
@@ -456,6 +479,7 @@ impl PagedVm {
             wake_fd,
             evict_goal: AtomicU64::new(0),
             evict_leave: AtomicU64::new(0),
+            hold_until: AtomicU64::new(0),
             waiting: AtomicU64::new(0),
             fault_times: FaultTimes::default(),
             stop: AtomicBool::new(false),
@@ -570,11 +594,18 @@ impl PagedVm {
     /// The same, ending early where no more than `leave` pages are charged: what a balloon delivers
     /// meanwhile is not taken twice.
     pub fn evict_down_to(&self, n: Pages, leave: Pages) {
+        self.hold_down_to(n, leave, Pages::ZERO);
+    }
+
+    /// The same; and what the VM grows by beyond `leave` from then on is evicted too, for as long as fewer than `until`
+    /// pages of the host are free.
+    pub fn hold_down_to(&self, n: Pages, leave: Pages, until: Pages) {
+        self.shared.hold_until.store(until.0, Ordering::Relaxed);
         self.shared.evict_leave.store(leave.0, Ordering::Relaxed);
         self.shared.evict_goal.store(n.0, Ordering::Relaxed);
         // Always: the thread may rest before its goal, from what it could not do.
         if n.0 > 0 {
-            self.shared.signal(|_| {});
+            self.shared.signal_reclaim();
         }
     }
 
