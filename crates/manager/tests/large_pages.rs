@@ -108,6 +108,49 @@ async fn what_samples_broke_is_made_whole_again() {
     ballastd.assert_books_balance().await;
 }
 
+/// A guest that does not touch what a shortage took from it gets it back all the same where that keeps a large page from
+/// being made; its limit is lowered and raised again.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_keeps_large_pages_from_being_made_comes_home_unasked() {
+    let Some(image) = image_or_skip() else { return };
+    let ballastd = Ballastd::start(&["--budget", "2G", "--sample-period", "3600"]);
+    let spec = ballastd.guest(image, "big", SIZE, "idle --mb 320 --busy 1");
+    let vm = ballastd.client.run(&spec).await.unwrap();
+    assert_eq!(vm.management.mode, Mode::Paged, "{:?}", vm.management.reason);
+    let mut console = ballastd.console("big");
+    ballastd.checks_go_on(&mut console, 20).await;
+    let away = async || {
+        let memory = ballastd.vm("big").await.memory;
+        memory.compressed + memory.filled + memory.staged + memory.swapped
+    };
+    let limit = async |max| {
+        let change = VmChange { max: Some(max), ..VmChange::default() };
+        ballastd.client.change("big", &change).await.unwrap();
+    };
+    // Little by little, for what was never written goes first: until some pages of one large page are away.
+    let mut max = ballastd.vm("big").await.memory.consumed;
+    while away().await < MIB / 8 {
+        max -= MIB / 4;
+        limit(max).await;
+        let within = async || ballastd.vm("big").await.memory.consumed <= max;
+        ballastd.eventually("it is within its limit", within).await;
+    }
+    limit(SIZE * MIB).await;
+    let before = ballastd.vm("big").await.counters;
+    assert!(before.large_breaks > 0, "{before:?}");
+    let most = away().await;
+    ballastd.eventually("most have come home", async || away().await <= most / 2).await;
+    ballastd
+        .eventually("large pages are made", async || {
+            ballastd.vm("big").await.counters.large_collapses > 0
+        })
+        .await;
+    let after = ballastd.vm("big").await.counters;
+    println!("{before:?}; {after:?}");
+    ballastd.checks_go_on(&mut console, 20).await;
+    ballastd.assert_books_balance().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn small_guests_have_large_pages_where_they_are_asked_for() {
     let Some(image) = image_or_skip() else { return };

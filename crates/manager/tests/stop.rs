@@ -7,7 +7,7 @@ mod support;
 use std::process::Command;
 use std::time::Duration;
 
-use ballast_api::RunState;
+use ballast_api::{RunState, VmChange};
 use support::http::raw;
 use support::{Ballastd, cli, image_or_skip, signal, wait};
 
@@ -91,6 +91,10 @@ async fn a_vm_that_waits_to_be_taken_over_is_ended_by_name() {
     for line in ["ballast_vms_waiting 1.0", "ballast_vm_consumed_bytes{vm=\"waits\"}"] {
         assert!(metrics.contains(line), "{line}: {metrics}");
     }
+    // What cannot be done before says so.
+    let change = VmChange { shares: Some(7), ..VmChange::default() };
+    let refused = ballastd.client.change("waits", &change).await.unwrap_err().to_string();
+    assert!(refused.contains("waits to be taken over"), "{refused}");
     let last = ballastd.client.stop("waits", Duration::from_secs(30)).await.unwrap();
     assert_eq!((last.state, last.name.as_str()), (RunState::Stopped, "waits"));
     ballastd.assert_nothing_left("waits");

@@ -70,7 +70,22 @@ impl Clock {
 
     /// How many blocks the front hand may go on.
     pub fn room(&self) -> u64 {
-        self.lead - self.between
+        self.lead.saturating_sub(self.between)
+    }
+
+    /// The next pages to be watched while none has to leave: up to a whole turn ahead of the back hand. None: all are.
+    pub fn ahead(&mut self) -> Option<Block> {
+        (self.between < self.back.size).then(|| {
+            self.between += 1;
+            let number = self.front.step();
+            self.block(number)
+        })
+    }
+
+    /// What was watched so far is forgotten: the back hand is where the front hand is.
+    pub fn forget(&mut self) {
+        self.back = self.front.clone();
+        self.between = 0;
     }
 
     fn block(&self, number: u64) -> Block {
@@ -189,6 +204,26 @@ mod tests {
             assert_eq!(clock.back(), passed.pop_front());
         }
         assert_eq!(most, 10_000 / LEAD);
+    }
+
+    #[test]
+    fn a_whole_turn_is_watched_ahead_and_asked_about_in_the_same_order() {
+        let mut clock = Clock::new(Pages(BLOCK * 500), 5);
+        for round in 0..3 {
+            let passed: Vec<Block> = std::iter::from_fn(|| clock.ahead()).collect();
+            assert_eq!((passed.len(), clock.room(), clock.front()), (500, 0, None), "{round}");
+            // Half of it is not asked about before it is watched anew.
+            let asked: Vec<Block> = (0..250).filter_map(|_| clock.back()).collect();
+            assert_eq!(asked, passed[..250]);
+            if round == 1 {
+                // Nearer to the back hand than its lead, it goes on as ever.
+                let rest: Vec<Block> = (0..200).filter_map(|_| clock.back()).collect();
+                assert_eq!(rest, passed[250..450]);
+                assert!(clock.room() > 0 && clock.front().is_some());
+            }
+            clock.forget();
+            assert_eq!(clock.back(), None);
+        }
     }
 
     #[test]

@@ -24,13 +24,15 @@ const FAULT_NS: f64 = 50e3;
 const SWAP_NS: f64 = 5e6;
 /// So many returns from the two ends say something.
 const ENOUGH: u64 = 64;
+/// It takes so many times as many to grow: what it grows by, pages at home have to leave for, and come back.
+const SURE: u64 = 4;
 /// What fewer of them said in this time is forgotten.
 const FORGET: Duration = Duration::from_secs(60);
 /// The tier changes when one side costs this much more than the other.
 const DEARER: f64 = 1.25;
 /// So much more is much more.
 const MUCH_DEARER: f64 = 2.5;
-/// It changes by this part of itself; by the second where that is much dearer.
+/// It changes by this part of itself; where that is much dearer, it shrinks by the second.
 const STEPS: [u64; 2] = [8, 4];
 /// So many frames of a full tier may be free.
 const SPARE: u64 = 4;
@@ -88,7 +90,6 @@ impl Worth {
             }
             return self.limit;
         }
-        self.last = Some((now, *seen));
         let each = |nanos: f64, n: f64| if n > 0.0 { Some(nanos / n) } else { None };
         let tier = each(
             grown(seen.decompress_ns, last.decompress_ns),
@@ -106,13 +107,17 @@ impl Worth {
         let frames = seen.occupancy.frames;
         // Room is made before it is needed.
         let full = frames + frames / 16 + SPARE >= self.limit;
+        let grows = larger > DEARER * smaller && full;
+        if grows && young + old < (SURE * ENOUGH) as f64 {
+            return self.limit;
+        }
+        self.last = Some((now, *seen));
         if smaller > DEARER * larger {
             let part = STEPS[usize::from(smaller > MUCH_DEARER * larger)];
             let now = self.limit.min(frames);
             self.limit = (now - now / part).max(self.least);
-        } else if larger > DEARER * smaller && full {
-            let part = STEPS[usize::from(larger > MUCH_DEARER * smaller)];
-            self.limit = (self.limit + self.limit.div_ceil(part)).min(self.most);
+        } else if grows {
+            self.limit = (self.limit + self.limit.div_ceil(STEPS[0])).min(self.most);
         }
         self.limit
     }
@@ -164,7 +169,8 @@ mod tests {
         assert_eq!(after(&mut Worth::new(1_600), 20, 124, 100, full), 1_600);
         assert_eq!(after(&mut worth, 60, 1_000, 10, full), 100, "a sixteenth of the most is left");
         worth.last = None;
-        assert_eq!(after(&mut worth, 1, 100, 130, full), 113);
+        assert_eq!(after(&mut worth, 1, 110, 145, full), 100, "to grow takes more of them");
+        assert_eq!(worth.step(SECOND * 2, &seen(100, 120, 160)), 113);
         worth.last = None;
         assert_eq!(after(&mut worth, 60, 10, 1_000, full), 1_600);
     }
@@ -182,8 +188,8 @@ mod tests {
     fn a_small_one_grows_though_room_is_made_in_it_before_it_is_needed() {
         let mut worth = Worth::new(160);
         worth.limit = 20;
-        assert_eq!(after(&mut worth, 1, 10, 1_000, |limit| limit - SPARE), 25);
-        assert_eq!(worth.step(SECOND * 2, &seen(25 - SPARE - 2, 20, 2_000)), 25, "not full");
+        assert_eq!(after(&mut worth, 1, 10, 1_000, |limit| limit - SPARE), 23);
+        assert_eq!(worth.step(SECOND * 2, &seen(23 - SPARE - 2, 20, 2_000)), 23, "not full");
     }
 
     #[test]

@@ -61,11 +61,16 @@ struct Rig {
 impl Rig {
     /// None where accesses are not seen.
     fn start() -> Option<Rig> {
+        Rig::with(2 * SIZE)
+    }
+
+    /// The same on a host of `room` pages beside the overhead.
+    fn with(room: u64) -> Option<Rig> {
         let vmm = Vmm::start("", SIZE);
         let dir = tempfile::tempdir().unwrap();
         let config = PagerConfig { seed: 7, ..PagerConfig::default() };
         let overhead = config.overhead(Pages(SIZE));
-        let host = Arc::new(Host::new(Ledger::new(Pages(2 * SIZE) + overhead, || {})));
+        let host = Arc::new(Host::new(Ledger::new(Pages(room) + overhead, || {})));
         assert!(host.ledger.try_reserve(overhead));
         let swap = SwapSpace::create_at(&dir.path().join("swap"), Pages(SIZE)).unwrap();
         let files = VmFiles::new(dir.path(), swap);
@@ -120,6 +125,28 @@ fn what_is_in_use_stays_and_what_is_not_goes() {
     assert!(left >= SOME * TIMES, "{left}");
     // At random half of them and more. The first have been watched for a moment only.
     assert!(back <= left / 5, "{back} of {left} were in use");
+    rig.end();
+}
+
+/// Nothing has to leave before; then a quarter has to, at once.
+#[test]
+fn while_memory_is_about_to_be_short_what_is_in_use_is_told_before_anything_has_to_leave() {
+    let Some(_alone) = alone() else { return };
+    let Some(rig) = Rig::with(SIZE + SIZE / 16) else { return };
+    let backend = rig.vm.memory().backend();
+    let unused =
+        || (1..SIZE).step_by(2).filter(|&p| !backend.accessed(Ppn(p), 1)[0]).count() as u64;
+    wait_for("pages to be watched", || unused() >= SIZE / 2 * 9 / 10);
+    rig.turns(2);
+    let before = rig.counters();
+    rig.vm.set_evict_goal(Pages(SOME * TIMES));
+    wait_for("eviction", || rig.vm.evict_goal().is_zero());
+    rig.turns(2);
+    let after = rig.counters();
+    let (left, back) = (after.evicted - before.evicted, after.own_back - before.own_back);
+    println!("{left} left at once, {back} were missed");
+    // At random it would be half of them.
+    assert!(left >= SOME * TIMES && back <= left / 5, "{back} of {left} were in use");
     rig.end();
 }
 

@@ -92,7 +92,13 @@ fn touched(guest: &Guest, ppn: u64, i: usize) -> u64 {
 
 fn hold(guest: &Guest) {
     while guest.board.get(Cell::Stop) == 0 {
-        std::thread::sleep(Duration::from_millis(1));
+        match guest.board.get(Cell::Wanted) {
+            0 => std::thread::sleep(Duration::from_micros(100)),
+            wanted => {
+                std::hint::black_box(guest.read_page(wanted - 1));
+                guest.board.set(Cell::Wanted, 0);
+            }
+        }
     }
     for ppn in 0..guest.pages.min(guest.board.get(Cell::Step)) {
         let page = guest.read_page(ppn);
@@ -515,12 +521,24 @@ fn faults_wait_for_memory_and_for_the_low_state_to_end() {
     assert!(manager.vm.memory().counters.values().wait_ns > 0);
     // Eviction ends at what it is told to leave, however much was asked.
     manager.host.set_low(false);
-    let leave = manager.vm.memory().charged() - Pages(50);
+    let leave = Pages(SIZE / 2);
     manager.vm.evict_down_to(Pages(SIZE), leave);
     wait_for("eviction", || manager.vm.evict_goal().is_zero());
     assert_eq!(manager.vm.memory().charged(), leave);
+    // Held down it gets what it wants, which is every page, and does not grow.
+    let budget = manager.host.ledger.budget();
+    manager.vm.hold_down_to(Pages::ZERO, leave, budget);
     vmm.board.set(Cell::Stop, 1);
     wait_for("verification", || vmm.board.get(Cell::Done) == 1);
+    wait_for("it to be held down", || manager.vm.evict_goal().is_zero());
+    let charged = manager.vm.memory().charged();
+    assert!(charged < leave + Pages(64), "{charged} pages, where {leave} are to be left");
+    // Not while as much is free as was to be.
+    let free = manager.host.ledger.free();
+    manager.vm.hold_down_to(Pages(1), Pages(1), free);
+    wait_for("one page", || manager.vm.evict_goal().is_zero());
+    assert!(manager.vm.memory().charged() >= charged - Pages(8), "more was taken than asked for");
+    manager.vm.evict_down_to(Pages::ZERO, Pages::ZERO);
     assert_eq!(vmm.board.get(Cell::Errors), 0);
     manager.settle();
     manager.release(dir.path());
@@ -588,6 +606,43 @@ fn what_is_compressed_goes_on_to_swap_when_nothing_else_is_left() {
     assert_eq!(memory.tier().measured().0, 0, "a file that holds nothing takes nothing");
     assert!(memory.counters.values().written_back > limit.0);
     manager.vm.set_evict_goal(Pages(0));
+    vmm.board.set(Cell::Stop, 1);
+    wait_for("verification", || vmm.board.get(Cell::Done) == 1);
+    assert_eq!(vmm.board.get(Cell::Errors), 0);
+    manager.settle();
+    manager.release(dir.path());
+}
+
+/// Who is wanted back is seen while pages leave: the young alone, and the tier takes more than it is worth.
+#[test]
+fn a_tier_whose_young_are_wanted_back_becomes_smaller() {
+    let Some(_alone) = alone() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let vmm = Vmm::start("squeeze", SIZE);
+    let manager = start(&vmm, dir.path(), 2 * SIZE);
+    let memory = manager.vm.memory();
+    let tier = memory.tier();
+    wait_for("all pages", || vmm.board.get(Cell::Step) == SIZE);
+    let compressed = || -> std::collections::BTreeSet<u64> {
+        let is = |p: &u64| memory.pmap().load(Ppn(*p)).state() == State::Compressed;
+        (0..SIZE).filter(is).collect()
+    };
+    let evict = |n: u64| {
+        manager.vm.set_evict_goal(Pages(n));
+        wait_for("eviction", || manager.vm.evict_goal().is_zero());
+    };
+    evict(SIZE / 2);
+    let most = tier.limits().1;
+    assert_eq!(tier.limits().0, most, "nothing has come back");
+    wait_for("a smaller tier", || {
+        let before = compressed();
+        evict(100);
+        for ppn in compressed().difference(&before) {
+            vmm.board.set(Cell::Wanted, ppn + 1);
+            wait_for("a page to be read", || vmm.board.get(Cell::Wanted) == 0);
+        }
+        tier.limits().0 < most
+    });
     vmm.board.set(Cell::Stop, 1);
     wait_for("verification", || vmm.board.get(Cell::Done) == 1);
     assert_eq!(vmm.board.get(Cell::Errors), 0);

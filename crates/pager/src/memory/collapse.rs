@@ -26,6 +26,29 @@ impl<B: Backend> Memory<B> {
         })
     }
 
+    /// Pages that are away and alone keep a region small, if bringing them home is worth it: fewer than are at home, half
+    /// of the region with those, and they can come. Else none. In rising order.
+    pub(crate) fn away_in(&self, region: usize) -> Vec<Ppn> {
+        let is_known = self.pmap.is_known(self.regions.first(region));
+        if self.regions.get(region) != Backing::Small || !is_known || !self.may_move() {
+            return Vec::new();
+        }
+        let (mut away, mut home) = (Vec::new(), 0);
+        for ppn in self.regions.pages(region) {
+            let word = self.pmap.load(ppn);
+            if word == Word::new(State::Resident) {
+                home += 1;
+            } else if Self::may_come(word) {
+                away.push(ppn);
+            } else if word != Word::UNTOUCHED {
+                return Vec::new();
+            }
+        }
+        let known = home + away.len() as u64;
+        let worth = 2 * known > self.regions.size().0 && home > away.len() as u64;
+        if worth { away } else { Vec::new() }
+    }
+
     /// Makes a region whole. Answers whether it is: not if it is not worth it, if memory is not plentiful, or if the
     /// kernel cannot just now, because it has no large page or somebody holds one of the small ones.
     ///

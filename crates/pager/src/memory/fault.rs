@@ -136,6 +136,9 @@ impl<B: Backend> Memory<B> {
             }
         }
         self.backend.unprotect(ppn).map_err(|e| self.unclaim(ppn, word, 0, e))?;
+        if self.commons.unwritten.contains(ppn) {
+            Counters::add(&self.counters.unwritten_faults, 1);
+        }
         self.came_home(ppn, word.sampled());
         Ok(())
     }

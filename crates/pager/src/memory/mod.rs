@@ -219,6 +219,13 @@ impl<B: Backend> Memory<B> {
         !self.host.is_low() && self.host.ledger.free() >= self.host.plenty()
     }
 
+    /// Whether `n` more pages, and as much as a large page beside them while it is made, leave memory plentiful and the
+    /// VM within what the policy grants it: what comes home beyond that would be taken again.
+    pub(crate) fn is_granted(&self, n: u64) -> bool {
+        let left = self.host.ledger.free().saturating_sub(self.host.plenty());
+        left.0 >= n + self.regions.size().0 && self.charged().0 + n <= self.target().0
+    }
+
     fn uncharge(&self, n: u64) {
         if n > 0 {
             self.charged.fetch_sub(n, Ordering::Relaxed);

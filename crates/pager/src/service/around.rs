@@ -81,6 +81,26 @@ impl Around {
         result.map(|()| &self.pages[..])
     }
 
+    /// Brings pages home that nobody has asked for, those that `may` and whose contents are at hand.
+    ///
+    /// # Errors
+    /// What a fault on them would have met.
+    pub fn bring<'a, B: Backend>(
+        &mut self,
+        memory: &Memory<B>,
+        pages: &[Ppn],
+        may: impl Fn(Ppn) -> bool,
+        kept: impl Fn(Ppn, Stored) -> Option<&'a PageBuf>,
+    ) -> Result<u64, MemError> {
+        self.pages.clear();
+        self.pages.extend(pages.iter().copied().filter(|&ppn| may(ppn)));
+        let mut brought = 0;
+        for some in self.pages.chunks(TOGETHER) {
+            brought += memory.bring_home(some, &mut self.buffers, &kept)?;
+        }
+        Ok(brought)
+    }
+
     /// Collects up to `most` pages that come, and answers the first page behind them that is away.
     fn look<B: Backend>(
         &mut self,

@@ -12,6 +12,7 @@ use rustix::fs::OFlags;
 
 use super::around::Around;
 use super::reads::{Arrival, Reads};
+use super::restore::Restore;
 use super::serve::{Landed, Notice, Serve, Task};
 use super::spin::{Spin, Waited};
 use super::vm::Shared;
@@ -22,6 +23,8 @@ use crate::word::State;
 
 /// How long until a page that could not be read is tried again.
 const RETRY: Duration = Duration::from_secs(2);
+/// By how much a VM that is held down may grow before pages leave: two clusters.
+const GROWTH: u64 = 64;
 
 /// What the fault thread of a VM has.
 pub(super) struct FaultService {
@@ -34,6 +37,7 @@ pub(super) struct FaultService {
     serve: Serve,
     tries: Tries,
     around: Around,
+    restore: Restore,
     tasks: Vec<Task>,
     spin: Spin,
     begun: Instant,
@@ -85,6 +89,7 @@ impl FaultService {
             serve,
             tries: Tries::default(),
             around: Around::default(),
+            restore: Restore::default(),
             tasks: Vec::new(),
             spin: Spin::default(),
             begun: Instant::now(),
@@ -105,6 +110,10 @@ impl FaultService {
             }
             self.reap();
             self.retry();
+            self.restore();
+            if self.vm.hold_down(GROWTH) {
+                self.vm.signal_reclaim();
+            }
         }
     }
 
@@ -158,7 +167,7 @@ impl FaultService {
         } else if !self.failed.is_empty() {
             Duration::from_millis(100)
         } else {
-            Duration::from_secs(5)
+            Duration::from_secs(5).min(self.restore.rest(Instant::now()))
         }
     }
 
@@ -251,6 +260,30 @@ impl FaultService {
             // The VMM is exiting; its process handle tells the manager.
             Err(MemError::Gone) => {}
             Err(e) => self.vm.set_ill(format!("pages around {ppn}: {e}")),
+        }
+    }
+
+    /// Brings home what keeps large pages from being made, if it is time.
+    fn restore(&mut self) {
+        if !self.serve.is_quiet() {
+            return;
+        }
+        let pages = self.restore.next(&self.vm.memory, Instant::now());
+        if pages.is_empty() {
+            return;
+        }
+        pages.iter().for_each(|&ppn| self.reads.fetch(ppn));
+        let mut lost = Vec::new();
+        self.reads.submit(&mut lost);
+        self.take(lost);
+        let (serve, reads) = (&self.serve, &self.reads);
+        let may = |ppn| !serve.pending().discard_outstanding(ppn);
+        let kept = |ppn, stored| reads.kept(ppn, stored);
+        match self.around.bring(&self.vm.memory, &pages, may, kept) {
+            Ok(_) => self.reads.release(&pages),
+            // The VMM is exiting; its process handle tells the manager.
+            Err(MemError::Gone) => {}
+            Err(e) => self.vm.set_ill(format!("pages that keep large ones from being made: {e}")),
         }
     }
 

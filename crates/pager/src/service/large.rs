@@ -22,7 +22,7 @@ const TRIED: usize = 4;
 const WORTH: u64 = 8;
 
 /// How long memory has been plentiful before large pages are made: what is broken again soon was not worth it.
-const STEADY: Duration = Duration::from_secs(10);
+pub(super) const STEADY: Duration = Duration::from_secs(10);
 /// Between two of them: the kernel takes some milliseconds for each, and who writes to it waits.
 const APART: Duration = Duration::from_millis(100);
 /// Between two looks at all of the memory, if there was nothing to be done.

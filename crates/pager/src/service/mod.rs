@@ -29,6 +29,7 @@ mod pending;
 mod priority;
 mod reads;
 mod reclaim;
+mod restore;
 mod runs;
 pub mod serve;
 mod share;

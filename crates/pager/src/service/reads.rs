@@ -190,6 +190,30 @@ impl Reads {
         }
     }
 
+    /// Reads a page that nobody waits for, to be kept. Pages that are being read, or are kept, are not read again.
+    pub fn fetch(&mut self, ppn: Ppn) {
+        let asked = self.ahead.contains(&ppn);
+        if !self.ring.is_blocking()
+            && !asked
+            && self.ahead.len() < AHEAD
+            && self.may_guess(ppn).is_some()
+        {
+            self.ahead.push_back(ppn);
+        }
+    }
+
+    /// These pages are home, or not needed: what was read of them is not kept, right or wrong.
+    pub fn release(&mut self, pages: &[Ppn]) {
+        for buffer in &mut self.buffers[WANTED..] {
+            if let Buffer::Kept(read, _) = buffer
+                && pages.contains(&read.ppn)
+                && self.vm.memory.pmap().load(read.ppn).state() == State::Resident
+            {
+                *buffer = Buffer::Free;
+            }
+        }
+    }
+
     /// Pages that the guest gave up: what was read ahead of them is void.
     pub fn forget(&mut self, first: Ppn, n: u64) {
         let range = first.0..first.0.saturating_add(n);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use ballast_units::Ppn;
 
-use super::cold::may_leave;
+use super::cold::{Ahead, may_leave};
 use super::large::Collapsing;
 use super::leaving::Leaving;
 use super::sizing::Sizing;
@@ -43,6 +43,7 @@ pub(super) struct Reclaim {
     pub(super) replacement: Box<dyn Replacement>,
     /// In whose order pages are watched, see `cold`.
     pub(super) clock: Clock,
+    pub(super) ahead: Ahead,
     /// Pages of the block that the clock came to last, to go first.
     pub(super) cold: Vec<Ppn>,
     pub(super) trial: Trial,
@@ -92,6 +93,7 @@ impl Reclaim {
             stuck: None,
             replacement,
             clock,
+            ahead: Ahead::default(),
             cold: Vec::new(),
             trial: Trial::default(),
             victims: Vec::new(),
@@ -148,7 +150,8 @@ impl Reclaim {
                 // It gave up for now, or a sample was asked for in between.
                 Some(Duration::from_millis(10))
             } else {
-                self.collapse()
+                let ahead = self.look_ahead();
+                Some(self.collapse().map_or(ahead, |rest| rest.min(ahead)))
             };
             self.note_busy();
             self.vm.wait_for_work(rest);
@@ -174,7 +177,7 @@ impl Reclaim {
         let mut refused = 0u32;
         // What was left of the last time may be in use by now.
         self.cold.clear();
-        while self.vm.evict_goal.load(Ordering::Relaxed) > 0 && !self.vm.is_stopping() {
+        while (self.is_asked() || self.vm.hold_down(1)) && !self.vm.is_stopping() {
             if self.vm.has_sample_request() {
                 // Its period has begun: it does not wait for a long eviction to end.
                 break;
@@ -213,6 +216,7 @@ impl Reclaim {
             if slots && self.make_room(cluster) {
                 continue;
             }
+            self.ahead.asked = Instant::now();
             let Some(ppn) = self.next_victim() else {
                 // Nothing is at home: what is compressed takes memory, too.
                 if !(self.bring_home() || slots && self.write_back(cluster)) {

@@ -15,6 +15,7 @@ use crate::memory::MOVING;
 use crate::sharing::control::{Control, Settings};
 use crate::sharing::examine::{BATCH, Examined, Examiner};
 use crate::sharing::limit::{Cost, Limiter};
+use crate::sharing::marks::{Marks, Seen};
 use crate::sharing::order::{EXTENT, Walk};
 use crate::word::State;
 
@@ -41,6 +42,10 @@ pub(super) struct ShareService {
     pub(super) examiner: Examiner,
     walk: Walk,
     order: crate::sharing::order::Order,
+    begun: Instant,
+    marks: Marks,
+    /// Pages that were not read because they were not written.
+    passed: u64,
     pass: Pass,
     zeros: Zeros,
     mappings: MappingCount,
@@ -88,6 +93,9 @@ impl ShareService {
             examiner: Examiner::default(),
             walk: Walk::new(len, order, seed),
             order,
+            begun: Instant::now(),
+            marks: Marks::default(),
+            passed: 0,
             pass: Pass {
                 began: Instant::now(),
                 interval: SHORTEST,
@@ -287,6 +295,9 @@ impl ShareService {
         if self.unhashed {
             self.unhashed = member.domain.hash_some(BATCH)? > 0;
         }
+        let faults = memory.counters.values().unwritten_faults;
+        let seen = Seen { passed: self.passed, faults };
+        let marking = self.marks.step(self.begun.elapsed(), &seen, settings.marking());
         let mut done = Examined::default();
         for _ in 0..EXTENTS {
             let Some(first) = self.walk.next_extent() else {
@@ -298,12 +309,13 @@ impl ShareService {
                 continue;
             }
             let pages: Vec<Ppn> = (first.0..end).map(Ppn).collect();
-            done += self.examiner.examine(memory, &pages, settings.marking())?;
+            done += self.examiner.examine(memory, &pages, marking)?;
             if done.scanned >= BATCH as u64 || memory.has_reads_of_untouched() {
                 break;
             }
         }
         self.pass.done += done;
+        self.passed += done.passed;
         if self.pass.over {
             self.end_pass(settings);
         }

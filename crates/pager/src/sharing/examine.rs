@@ -32,6 +32,8 @@ pub struct Examined {
     pub false_matches: u64,
     /// Pages found as they were the last time.
     pub unchanged: u64,
+    /// Pages that were not read: they were not written since they were last looked at.
+    pub passed: u64,
 }
 
 impl std::ops::AddAssign for Examined {
@@ -42,6 +44,7 @@ impl std::ops::AddAssign for Examined {
         self.stale += other.stale;
         self.false_matches += other.false_matches;
         self.unchanged += other.unchanged;
+        self.passed += other.passed;
     }
 }
 
@@ -51,6 +54,9 @@ impl std::ops::AddAssign for Examined {
 pub enum Marking {
     /// The page may go to swap otherwise: those that are written again and again are shared, too.
     None,
+    /// None either, while that costs the guest more than it saves; those that are written again and again are left
+    /// alone all the same.
+    Off,
     /// Those that are as they were at the last look: others may well be written soon.
     Unchanged,
     /// All that are at home and match nothing.
@@ -182,13 +188,13 @@ impl Examiner {
         done: &mut Examined,
     ) -> Result<(), MemError> {
         self.hashed.clear();
-        let worth = |ppn: &Ppn| {
+        let at_hand = |ppn: &Ppn| {
             let word = memory.pmap().load(*ppn);
-            word.state() == State::Resident
-                && word.is_idle()
-                && !memory.is_unwritten(*ppn)
-                && !memory.regions().is_large(*ppn)
+            word.state() == State::Resident && word.is_idle() && !memory.regions().is_large(*ppn)
         };
+        let worth = |ppn: &Ppn| !memory.is_unwritten(*ppn) && at_hand(ppn);
+        done.passed +=
+            pages.iter().filter(|p| memory.is_unwritten(**p) && at_hand(p)).count() as u64;
         let mut rest = pages;
         while let Some(start) = rest.iter().position(worth) {
             rest = &rest[start..];
@@ -275,7 +281,7 @@ impl Examiner {
                 Known::New { unchanged } => {
                     into.unchanged += u64::from(unchanged);
                     let mark = match marking {
-                        Marking::None => false,
+                        Marking::None | Marking::Off => false,
                         Marking::Unchanged => unchanged,
                         Marking::All => true,
                     };

@@ -5,12 +5,14 @@
 //! | `domain` | a domain: its store, its share table, its members, and what it is charged |
 //! | `examine` | pages of a VM are looked at, found equal to others, and moved into the store |
 //! | `order` | which pages are looked at next |
+//! | `marks` | whether pages that were not written are passed over |
 //! | `limit`, `control` | how fast, and what the operator says |
 
 pub mod control;
 mod domain;
 pub mod examine;
 pub mod limit;
+pub(crate) mod marks;
 pub mod order;
 
 pub use domain::{Domain, DomainError, DomainStats};

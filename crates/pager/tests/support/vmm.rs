@@ -40,6 +40,8 @@ pub enum Cell {
     Paused,
     /// Progress of the manager in its start.
     Phase,
+    /// A page that the test wants to be read, and one; 0: it has been.
+    Wanted,
 }
 
 pub struct Board(*mut u8);
