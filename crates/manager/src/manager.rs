@@ -242,7 +242,7 @@ impl Manager {
     /// For the policy's turn: as they are to be from now on.
     pub(crate) fn step_reserve(&self) -> Thresholds {
         let ledger = &self.host.ledger;
-        let starting = !(self.promised_to_starts() + self.room_for_starts()).is_zero();
+        let starting = !self.room_for_starts().is_zero();
         let seen = Trough { free: ledger.take_trough(), starting };
         let scale = self.config().scale;
         lock(&self.reserve).step(self.started.elapsed(), scale, ledger.budget(), &seen)

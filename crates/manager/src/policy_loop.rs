@@ -145,8 +145,8 @@ fn turn(
 
 /// Hands the orders of a decision to the balloons and pagers of the VMs that it is about, in its order.
 fn carry_out(manager: &Manager, managed: &[&Arc<Vm>], decision: &Decision, is_new_state: bool) {
-    // In a shortage, who gives up pages is held where it is to be until the goal is reached: guests go on faulting
-    // while pages leave, and the next turn may be a second away.
+    // In a shortage, who gives up pages is held where that is to bring it, for as long as the state is not high again:
+    // guests go on faulting while pages leave, and the next turn may be a second away.
     let until = match decision.state {
         State::High => Pages::ZERO,
         _ => decision.snapshot.thresholds.goal() + decision.snapshot.room,
@@ -218,7 +218,9 @@ fn vm_state(
     let mut tools = tools::known(vm, vm.paged().as_ref());
     let (waiting, swapped_in, swap_free) = match &*vm.paged() {
         Some(paged) => {
-            let now = paged.memory().counters.values().swap_ins;
+            let counters = paged.memory().counters.values();
+            // What came unasked does not say that it wants more.
+            let now = counters.swap_ins.saturating_sub(counters.restored);
             let before = swap_ins.insert(vm.id, now).unwrap_or(now);
             let mut room = Pages::ZERO;
             if vm.may_be_paged() {

@@ -125,7 +125,8 @@ impl Meter {
         ToolsInput {
             balloon: asked.min(ballooned),
             paged: held(State::Swapped) + held(State::Compressed) + held(State::Filled),
-            refaults: counters.swap_ins + counters.decompressed,
+            // What came unasked cost its guest nothing.
+            refaults: (counters.swap_ins + counters.decompressed).saturating_sub(counters.restored),
             refault_ns: counters.swap_in_ns + counters.decompress_ns,
             evicted: counters.evicted,
             evict_ns: counters.evict_ns,

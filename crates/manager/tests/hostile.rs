@@ -7,7 +7,7 @@ mod support;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use ballast_api::{RunState, VmChange};
+use ballast_api::{Mode, RunState, VmChange};
 use ballast_shim_proto::{Batch, Connection, Hello, Message, Step};
 use ballast_units::{Bytes, HostAddr};
 use rustix::fs::{Mode, OFlags};
@@ -224,7 +224,12 @@ async fn takeovers_that_are_broken_off_leave_nothing_in_the_books() {
     }
     let mut ballastd = Ballastd::start(&["--budget", "96M"]);
     let evil = Evil::start(&ballastd.run_dir().join("shim.sock"), "evil", "deaf", 16);
-    ballastd.eventually("it is known", async || ballastd.client.vm("evil").await.is_ok()).await;
+    // One that is only known would not be taken over, but go on without a pager.
+    ballastd
+        .eventually("it is paged", async || {
+            ballastd.client.vm("evil").await.is_ok_and(|vm| vm.management.mode == Mode::Paged)
+        })
+        .await;
     ballastd.kill();
     ballastd.restart();
     ballastd

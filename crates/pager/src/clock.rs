@@ -73,16 +73,24 @@ impl Clock {
         self.lead.saturating_sub(self.between)
     }
 
-    /// The next pages to be watched while none has to leave: up to a whole turn ahead of the back hand. None: all are.
-    pub fn ahead(&mut self) -> Option<Block> {
-        (self.between < self.back.size).then(|| {
-            self.between += 1;
-            let number = self.front.step();
-            self.block(number)
-        })
+    /// Blocks of all pages.
+    pub fn blocks(&self) -> u64 {
+        self.back.size
     }
 
-    /// What was watched so far is forgotten: the back hand is where the front hand is.
+    /// The next pages to be watched while none has to leave: up to a whole turn ahead of the back hand, which is taken
+    /// along from there on.
+    pub fn ahead(&mut self) -> Block {
+        if self.between < self.back.size {
+            self.between += 1;
+        } else {
+            self.back.step();
+        }
+        let number = self.front.step();
+        self.block(number)
+    }
+
+    /// Nothing is watched: the back hand is where the front hand is.
     pub fn forget(&mut self) {
         self.back = self.front.clone();
         self.between = 0;
@@ -209,21 +217,24 @@ mod tests {
     #[test]
     fn a_whole_turn_is_watched_ahead_and_asked_about_in_the_same_order() {
         let mut clock = Clock::new(Pages(BLOCK * 500), 5);
-        for round in 0..3 {
-            let passed: Vec<Block> = std::iter::from_fn(|| clock.ahead()).collect();
-            assert_eq!((passed.len(), clock.room(), clock.front()), (500, 0, None), "{round}");
-            // Half of it is not asked about before it is watched anew.
-            let asked: Vec<Block> = (0..250).filter_map(|_| clock.back()).collect();
-            assert_eq!(asked, passed[..250]);
-            if round == 1 {
-                // Nearer to the back hand than its lead, it goes on as ever.
-                let rest: Vec<Block> = (0..200).filter_map(|_| clock.back()).collect();
-                assert_eq!(rest, passed[250..450]);
-                assert!(clock.room() > 0 && clock.front().is_some());
+        let mut watched = std::collections::VecDeque::new();
+        for round in [500, 1, 730] {
+            watched.extend((0..round).map(|_| clock.ahead()));
+            assert_eq!((clock.blocks(), clock.room(), clock.front()), (500, 0, None));
+            // Never more than a turn: what was watched first is not asked about any more.
+            watched.drain(..watched.len().saturating_sub(500));
+            for _ in 0..250 {
+                assert_eq!(clock.back(), watched.pop_front(), "{round}");
             }
-            clock.forget();
-            assert_eq!(clock.back(), None);
+            watched.extend((0..250).map(|_| clock.ahead()));
         }
+        // Nearer to the back hand than its lead, it goes on as ever.
+        for _ in 0..450 {
+            assert_eq!(clock.back(), watched.pop_front());
+        }
+        assert!(clock.room() > 0 && clock.front().is_some());
+        clock.forget();
+        assert_eq!(clock.back(), None);
     }
 
     #[test]

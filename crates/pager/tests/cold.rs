@@ -133,6 +133,8 @@ fn what_is_in_use_stays_and_what_is_not_goes() {
 fn while_memory_is_about_to_be_short_what_is_in_use_is_told_before_anything_has_to_leave() {
     let Some(_alone) = alone() else { return };
     let Some(rig) = Rig::with(SIZE + SIZE / 16) else { return };
+    // Not before it is known that they may.
+    rig.vm.let_pages_move(true);
     let backend = rig.vm.memory().backend();
     let unused =
         || (1..SIZE).step_by(2).filter(|&p| !backend.accessed(Ppn(p), 1)[0]).count() as u64;

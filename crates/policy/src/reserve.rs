@@ -3,7 +3,9 @@
 //! OSDI'02 s.6.3 keeps 6% of memory free so that allocation never waits for reclamation. What of it is needed
 //! depends on how fast guests allocate and pages leave: where eviction keeps up, most of a fixed reserve is memory
 //! that nobody uses, and guests miss it. So the reserve is as large as was needed lately: larger at once when it was
-//! nearly used up, smaller by little and little while it was not; the whole of it while VMs start.
+//! nearly used up, smaller by little and little while memory is short of the whole of it and that is enough. In plenty,
+//! where it costs nothing, all of it is kept, so that a shortage begins with it; and while room is made for VMs that start.
+//! Only how early memory is reclaimed depends on it, by the means of state soft: where hard and low begin does not.
 
 use std::time::Duration;
 
@@ -16,7 +18,7 @@ use crate::state::{Scale, State, Thresholds};
 pub struct Trough {
     /// The least memory that was free at any instant.
     pub free: Pages,
-    /// VMs start, or have started: they are about to touch all they have.
+    /// Room is made for VMs that start: they are about to touch all they have.
     pub starting: bool,
 }
 
@@ -27,25 +29,30 @@ pub struct Reserve {
     budget: Pages,
     /// Of the way from the lowest to the highest, of [`Thresholds::WHOLE`].
     part: u32,
-    /// When it last grew, or shrank, on the caller's clock.
-    since: Duration,
+    /// When it last grew, on the caller's clock; None: never.
+    grown: Option<Duration>,
+    /// When it last grew or shrank.
+    changed: Duration,
+    /// The least that was free and has not counted yet.
+    least: Option<Pages>,
 }
 
 /// Growth where state low was reached: by a half of what may be above the lowest, at least.
 const LOW: u32 = Thresholds::WHOLE / 2;
 /// Growth where state hard was.
 const HARD: u32 = Thresholds::WHOLE / 8;
-/// How often one instant of shortage counts.
+/// How often a shortage counts.
 const ONCE: Duration = Duration::from_millis(250);
-/// How long nothing of it was needed before it shrinks.
+/// How long it stays as it is before it shrinks.
 const CALM: Duration = Duration::from_secs(1);
 /// By which part of what is above the lowest it shrinks then.
 const SHRINK: u32 = 7;
 
 impl Reserve {
-    /// All that it may be, as of a host that starts.
+    /// The least that it may be: of a host that starts nobody knows what it needs, and one that takes over running VMs
+    /// has no reason to take memory from them.
     pub fn new(scale: Scale, budget: Pages) -> Reserve {
-        Reserve { scale, budget, part: Thresholds::WHOLE, since: Duration::ZERO }
+        Reserve { scale, budget, part: 0, grown: None, changed: Duration::ZERO, least: None }
     }
 
     /// In force now.
@@ -69,24 +76,31 @@ impl Reserve {
         let thresholds = self.thresholds();
         self.scale = scale;
         self.budget = budget;
-        let passed = now.saturating_sub(self.since);
-        let grown = if seen.starting {
+        let least = self.least.map_or(seen.free, |least| least.min(seen.free));
+        self.least = Some(least);
+        let counts = self.grown.is_none_or(|grown| now.saturating_sub(grown) >= ONCE);
+        let plenty = scale.thresholds(budget).goal();
+        let grown = if seen.starting || seen.free >= plenty && least >= plenty {
             Some(Thresholds::WHOLE)
-        } else if passed < ONCE {
+        } else if !counts {
             None
-        } else if seen.free < thresholds.lower_edge(State::Hard) {
-            Some(self.part.saturating_add(LOW))
-        } else if seen.free < thresholds.lower_edge(State::Soft) {
-            Some(self.part.saturating_add(HARD))
         } else {
-            None
+            self.least = None;
+            if least < thresholds.lower_edge(State::Hard) {
+                Some(self.part.saturating_add(LOW))
+            } else if least < thresholds.lower_edge(State::Soft) {
+                Some(self.part.saturating_add(HARD))
+            } else {
+                None
+            }
         };
         if let Some(grown) = grown {
             self.part = grown.min(Thresholds::WHOLE);
-            self.since = now;
-        } else if passed >= CALM {
+            self.grown = Some(now);
+            self.changed = now;
+        } else if now.saturating_sub(self.changed) >= CALM {
             self.part -= self.part.div_ceil(SHRINK);
-            self.since = now;
+            self.changed = now;
         }
         self.thresholds()
     }

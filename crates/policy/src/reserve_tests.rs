@@ -2,7 +2,8 @@ use super::*;
 use proptest::prelude::*;
 
 const BUDGET: Pages = Pages(100_000);
-const PLENTY: Trough = Trough { free: BUDGET, starting: false };
+/// Less than the whole reserve, more than the least.
+const CALM_FREE: Trough = Trough { free: Pages(5_000), starting: false };
 
 fn high(t: &Thresholds) -> Pages {
     t.upper_edge(State::High)
@@ -12,20 +13,33 @@ fn high(t: &Thresholds) -> Pages {
 fn calm(reserve: &mut Reserve, from_s: u64, for_s: u64) -> Thresholds {
     let mut last = reserve.thresholds();
     for s in from_s + 1..=from_s + for_s {
-        last = reserve.step(Duration::from_secs(s), Scale::Measured, BUDGET, &PLENTY);
+        last = reserve.step(Duration::from_secs(s), Scale::Measured, BUDGET, &CALM_FREE);
     }
     last
 }
 
-#[test]
-fn it_begins_with_all_and_comes_down_to_a_third_in_calm() {
+fn whole(budget: Pages) -> Thresholds {
+    Scale::Measured.least(budget).towards(&Thresholds::default_for(budget), Thresholds::WHOLE)
+}
+
+fn started() -> Reserve {
     let mut reserve = Reserve::new(Scale::Measured, BUDGET);
-    assert_eq!(reserve.thresholds(), Thresholds::default_for(BUDGET));
+    let seen = Trough { starting: true, ..CALM_FREE };
+    assert_eq!(reserve.step(Duration::ZERO, Scale::Measured, BUDGET, &seen), whole(BUDGET));
+    reserve
+}
+
+#[test]
+fn starts_have_all_of_it_and_it_comes_down_to_a_third_in_calm() {
+    let mut reserve = started();
+    assert_eq!(high(&reserve.thresholds()), Pages(6_000));
+    assert_eq!(reserve.thresholds().lower_edge(State::High), Pages(4_000));
     let soon = calm(&mut reserve, 0, 10);
     assert!(high(&soon) < Pages(3_000) && high(&soon) > Pages(2_500), "{soon:?}");
     let later = calm(&mut reserve, 10, 600);
     assert_eq!(later, Scale::Measured.least(BUDGET));
     assert_eq!(high(&later), Pages(2_000));
+    assert_eq!(Reserve::new(Scale::Measured, BUDGET).thresholds(), later);
 }
 
 #[test]
@@ -42,28 +56,62 @@ fn what_was_needed_comes_back_at_once_and_more_of_it_the_less_was_left() {
     let after_low = low.step(at(300), Scale::Measured, BUDGET, &short(below_low));
     assert!(high(&least) < high(&after_hard) && high(&after_hard) < high(&after_low));
     assert_eq!(high(&after_low), Pages(4_000));
-    // The same shortage, still seen a moment later, counts once.
+    // Soon after it does not count again, but is not forgotten.
     assert_eq!(low.step(at(400), Scale::Measured, BUDGET, &short(Pages(0))), after_low);
-    let whole = low.step(at(600), Scale::Measured, BUDGET, &short(Pages(0)));
-    assert_eq!(whole, Thresholds::default_for(BUDGET));
+    assert_eq!(low.step(at(600), Scale::Measured, BUDGET, &CALM_FREE), whole(BUDGET));
+    // Nor is one that is over when it has just shrunk.
+    let mut shrunk = started();
+    let before = shrunk.step(at(0), Scale::Measured, BUDGET, &CALM_FREE);
+    let after = shrunk.step(at(100), Scale::Measured, BUDGET, &short(Pages(0)));
+    assert!(high(&before) < high(&after), "{before:?}, {after:?}");
     // At its edge nothing was short.
     let at_edge = short(least.lower_edge(State::Soft));
     assert!(high(&reserve.step(at(300), Scale::Measured, BUDGET, &at_edge)) <= high(&least));
 }
 
 #[test]
-fn starts_have_all_of_it_and_another_budget_the_same_part() {
+fn in_plenty_all_of_it_is_kept_and_no_sooner() {
+    let goal = Scale::Measured.thresholds(BUDGET).goal();
     let mut reserve = Reserve::new(Scale::Measured, BUDGET);
-    calm(&mut reserve, 0, 600);
-    let mut starts = reserve.clone();
+    let step = |reserve: &mut Reserve, s: u64, free: Pages| {
+        let seen = Trough { free, starting: false };
+        reserve.step(Duration::from_secs(s), Scale::Measured, BUDGET, &seen)
+    };
+    assert_eq!(step(&mut reserve, 1, goal - Pages(1)), Scale::Measured.least(BUDGET));
+    assert_eq!(step(&mut reserve, 2, goal), whole(BUDGET));
+    for s in 3..100 {
+        assert_eq!(step(&mut reserve, s, goal + Pages(s)), whole(BUDGET));
+    }
+    assert!(high(&step(&mut reserve, 101, goal - Pages(1))) < high(&whole(BUDGET)));
+}
+
+#[test]
+fn another_budget_has_the_same_part() {
+    let mut reserve = Reserve::new(Scale::Measured, BUDGET);
     let now = Duration::from_secs(600);
-    let seen = Trough { starting: true, ..PLENTY };
-    let whole = Thresholds::default_for(BUDGET);
-    assert_eq!(starts.step(now, Scale::Measured, BUDGET, &seen), whole);
     let half = Pages(BUDGET.0 / 2);
-    let seen = Trough { free: half, starting: false };
+    let seen = Trough { free: Pages(2_000), starting: false };
     let least = Scale::Measured.least(half);
     assert_eq!(reserve.step(now, Scale::Measured, half, &seen), least);
+}
+
+/// What is kept is a matter of how early memory is reclaimed. That more is to be kept makes nobody wait.
+#[test]
+fn a_start_or_a_shortage_alone_never_makes_the_state_hard_or_low() {
+    for gib in [1, 36, 64, 1_024] {
+        let budget = Pages::from_mib(gib << 10);
+        let least = Scale::Measured.least(budget);
+        for starting in [true, false] {
+            let mut reserve = Reserve::new(Scale::Measured, budget);
+            let free = least.lower_edge(State::Soft);
+            let dip = if starting { free } else { Pages::ZERO };
+            let seen = Trough { free: dip, starting };
+            let raised = reserve.step(Duration::from_secs(9), Scale::Measured, budget, &seen);
+            assert!(high(&raised) > high(&least), "{gib} GiB");
+            let state = crate::StateMachine::at(raised, State::High).update(free);
+            assert_eq!(state, State::Soft, "{gib} GiB, {free:?} free: {raised:?}");
+        }
+    }
 }
 
 #[test]

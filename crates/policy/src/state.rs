@@ -153,7 +153,8 @@ impl Thresholds {
         )
     }
 
-    /// Each threshold `part` of [`Thresholds::WHOLE`] of the way from `self` to `more`.
+    /// High and soft `part` of [`Thresholds::WHOLE`] of the way from `self` to `more`; hard and low as in `self`, so that
+    /// whatever the part is, it makes nobody wait.
     #[must_use]
     pub fn towards(&self, more: &Thresholds, part: u32) -> Thresholds {
         let part = u64::from(part.min(Thresholds::WHOLE));
@@ -166,8 +167,8 @@ impl Thresholds {
         Thresholds::spread(
             between(self.high, more.high),
             between(self.soft, more.soft),
-            between(self.hard, more.hard),
-            between(self.low, more.low),
+            self.hard,
+            self.low,
         )
     }
 

@@ -30,7 +30,8 @@ impl<B: Backend> Memory<B> {
     /// of the region with those, and they can come. Else none. In rising order.
     pub(crate) fn away_in(&self, region: usize) -> Vec<Ppn> {
         let is_known = self.pmap.is_known(self.regions.first(region));
-        if self.regions.get(region) != Backing::Small || !is_known || !self.may_move() {
+        let may = self.may_move() && self.backend.can_remap();
+        if self.regions.get(region) != Backing::Small || !is_known || !may {
             return Vec::new();
         }
         let (mut away, mut home) = (Vec::new(), 0);

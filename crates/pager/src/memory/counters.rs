@@ -60,6 +60,9 @@ pub struct Counters {
     pub starved_ns: AtomicU64,
     /// Writes to shared pages, and to zeros that had been read, each of which made a copy.
     pub breaks: AtomicU64,
+    /// Pages that came home with nobody waiting for them, nor for a neighbour (`service::restore`). Those from swap and
+    /// from the compressed tier are counted there, too.
+    pub restored: AtomicU64,
     /// Writes to pages that were protected only so as not to be looked at again before they are written.
     pub unwritten_faults: AtomicU64,
     /// Pages that entered the store.
@@ -115,6 +118,7 @@ impl Counters {
             wait_ns: get(&self.wait_ns),
             starved_ns: get(&self.starved_ns),
             breaks: get(&self.breaks),
+            restored: get(&self.restored),
             unwritten_faults: get(&self.unwritten_faults),
             shares: get(&self.shares),
             homed: get(&self.homed),
@@ -158,6 +162,7 @@ pub struct CounterValues {
     pub wait_ns: u64,
     pub starved_ns: u64,
     pub breaks: u64,
+    pub restored: u64,
     pub unwritten_faults: u64,
     pub shares: u64,
     pub homed: u64,

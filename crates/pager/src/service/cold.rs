@@ -22,9 +22,10 @@ const NEAR: u64 = 8;
 /// Pages that are watched ahead in one go, and the time between two: 4,096 a second at most.
 const STEP: u64 = 256;
 const APART: Duration = Duration::from_micros(62_500);
-/// How long pages have to leave no more before all are watched ahead, and how long that is believed then.
+/// How long pages have to leave no more before all are watched ahead.
 const CALM: Duration = Duration::from_secs(5);
-const FRESH: Duration = Duration::from_secs(60);
+/// How long that is believed then; twice as long each time that nothing had to leave meanwhile, up to the second.
+const FRESH: [Duration; 2] = [Duration::from_secs(60), Duration::from_secs(960)];
 
 /// Watching ahead of need. What leaves first, when much has to leave at once, is what was left alone since then, and not
 /// since a moment ago.
@@ -33,14 +34,27 @@ pub(super) struct Ahead {
     /// When pages last had to leave.
     pub asked: Instant,
     next: Instant,
-    /// All are watched.
-    done: bool,
+    /// When the last round was over, and how long it was, or is, believed.
+    over: Instant,
+    fresh: Duration,
+    /// Blocks to be watched in this round.
+    left: u64,
 }
 
 impl Default for Ahead {
     fn default() -> Ahead {
         let now = Instant::now();
-        Ahead { asked: now, next: now, done: false }
+        Ahead { asked: now, next: now, over: now, fresh: FRESH[0] / 2, left: 0 }
+    }
+}
+
+impl Ahead {
+    /// The round is over, or cannot be.
+    fn rest(&mut self, now: Instant) -> Duration {
+        let quiet = self.asked < self.over || self.fresh < FRESH[0];
+        self.fresh = if quiet { (2 * self.fresh).min(FRESH[1]) } else { FRESH[0] };
+        (self.over, self.next, self.left) = (now, now + self.fresh, 0);
+        self.fresh
     }
 }
 
@@ -50,32 +64,37 @@ impl Reclaim {
     pub(super) fn look_ahead(&mut self) -> Duration {
         let memory = self.vm.memory.clone();
         let (ledger, now) = (&memory.host().ledger, Instant::now());
-        if ledger.free().0 > ledger.budget().0 / NEAR {
-            self.ahead.done = false;
+        if ledger.free().0 > ledger.budget().0 / NEAR || !memory.may_move() {
             return CALM;
         }
-        let due = self.ahead.next.max(self.ahead.asked + CALM);
+        // Once pages had to leave, what was watched before is of no use any more.
+        let since = self.ahead.asked + CALM;
+        let next = if self.ahead.asked > self.ahead.over { since } else { self.ahead.next };
+        let due = next.max(since);
         if now < due {
             return due - now;
         }
-        if std::mem::take(&mut self.ahead.done) {
-            // By now most of what is in use was accessed.
-            self.clock.forget();
+        if self.ahead.left == 0 {
+            self.ahead.left = self.clock.blocks();
         }
+        let n = self.ahead.left.min(STEP / BLOCK);
+        self.ahead.left -= n;
         let mut some = Vec::with_capacity(STEP as usize);
-        for _ in 0..STEP / BLOCK {
-            let Some(block) = self.clock.ahead() else {
-                self.ahead.done = true;
-                break;
-            };
+        for _ in 0..n {
+            let block = self.clock.ahead();
             let ours = |ppn: &Ppn| may_leave(&memory, *ppn) && !memory.is_on_probation(*ppn);
             some.extend(block.pages().filter(ours));
         }
         some.sort_unstable();
-        let seen = some.is_empty() || memory.backend().watch(&some);
-        let rest = if self.ahead.done || !seen { FRESH } else { APART };
-        self.ahead.next = now + rest;
-        rest
+        if !some.is_empty() && !memory.backend().watch(&some) {
+            self.clock.forget();
+            return self.ahead.rest(now);
+        }
+        if self.ahead.left == 0 {
+            return self.ahead.rest(now);
+        }
+        self.ahead.next = now + APART;
+        APART
     }
 
     /// A page that was not accessed since the front hand passed it. None: that is not known, or there was none

@@ -15,7 +15,7 @@ use super::reads::{Arrival, Reads};
 use super::restore::Restore;
 use super::serve::{Landed, Notice, Serve, Task};
 use super::spin::{Spin, Waited};
-use super::vm::Shared;
+use super::vm::{HELD_TOGETHER, Shared};
 use crate::backend::MemError;
 use crate::guest_ram::GuestRam;
 use crate::memory::{Access, Counters, Mark, Memory, Unbooked, Wait};
@@ -23,8 +23,6 @@ use crate::word::State;
 
 /// How long until a page that could not be read is tried again.
 const RETRY: Duration = Duration::from_secs(2);
-/// By how much a VM that is held down may grow before pages leave: two clusters.
-const GROWTH: u64 = 64;
 
 /// What the fault thread of a VM has.
 pub(super) struct FaultService {
@@ -111,7 +109,7 @@ impl FaultService {
             self.reap();
             self.retry();
             self.restore();
-            if self.vm.hold_down(GROWTH) {
+            if self.vm.hold_down(HELD_TOGETHER) {
                 self.vm.signal_reclaim();
             }
         }
@@ -265,14 +263,18 @@ impl FaultService {
 
     /// Brings home what keeps large pages from being made, if it is time.
     fn restore(&mut self) {
-        if !self.serve.is_quiet() {
+        if !self.serve.is_quiet()
+            || self.vm.no_large_again.load(std::sync::atomic::Ordering::Relaxed)
+        {
             return;
         }
-        let pages = self.restore.next(&self.vm.memory, Instant::now());
+        let (pages, new) = self.restore.next(&self.vm.memory, Instant::now());
         if pages.is_empty() {
             return;
         }
-        pages.iter().for_each(|&ppn| self.reads.fetch(ppn));
+        if new {
+            pages.iter().for_each(|&ppn| self.reads.fetch(ppn));
+        }
         let mut lost = Vec::new();
         self.reads.submit(&mut lost);
         self.take(lost);
@@ -280,10 +282,16 @@ impl FaultService {
         let may = |ppn| !serve.pending().discard_outstanding(ppn);
         let kept = |ppn, stored| reads.kept(ppn, stored);
         match self.around.bring(&self.vm.memory, &pages, may, kept) {
-            Ok(_) => self.reads.release(&pages),
+            Ok(brought) => {
+                Counters::add(&self.vm.memory.counters.restored, brought);
+                self.reads.release(&pages);
+            }
             // The VMM is exiting; its process handle tells the manager.
-            Err(MemError::Gone) => {}
-            Err(e) => self.vm.set_ill(format!("pages that keep large ones from being made: {e}")),
+            Err(MemError::Gone) => self.restore.give_up(),
+            Err(e) => {
+                self.restore.give_up();
+                self.vm.set_ill(format!("pages that keep large ones from being made: {e}"));
+            }
         }
     }
 

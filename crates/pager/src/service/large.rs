@@ -87,6 +87,7 @@ impl Reclaim {
                 // Its guest goes on with small ones. Before Linux 6.1 there is no way.
                 tracing::warn!(vm = %self.vm.name, "no large pages are made again: {e}");
                 self.collapsing.refused = true;
+                self.vm.no_large_again.store(true, std::sync::atomic::Ordering::Relaxed);
                 return None;
             }
             let tried = tried.map(|result| result == Ok(true));

@@ -237,7 +237,8 @@ impl Reclaim {
                 }
                 Err(NotEvicted::NotEligible) => {}
                 Err(NotEvicted::Failed(MemError::Gone)) => {
-                    self.vm.evict_goal.store(0, Ordering::Relaxed);
+                    self.vm.ask_no_more();
+                    break;
                 }
                 Err(NotEvicted::Failed(MemError::Again)) => {
                     // The fault service is reading the discard; other pages fare no better.

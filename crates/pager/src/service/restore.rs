@@ -15,8 +15,8 @@ use crate::memory::Memory;
 const TOGETHER: usize = 8;
 /// Between two such steps: 6 MiB a second at most.
 const APART: Duration = Duration::from_millis(5);
-/// Steps until a region is given up: a disk may not answer, or a page not be what was written.
-const PATIENCE: u32 = 1_000;
+/// Steps in which no page of a region came until it is given up: a page cannot be read, or not be told from others.
+const PATIENCE: u32 = 40;
 /// Between two looks at all of the memory, if there was nothing to be done.
 const LOOKS: Duration = Duration::from_secs(30);
 /// Regions that are looked at in one go.
@@ -30,8 +30,11 @@ pub(super) struct Restore {
     /// The region that is looked at next, or worked on, and how many there were in vain.
     at: usize,
     in_vain: usize,
-    /// Steps in the region.
+    /// Steps in the region since a page of it came, and how many were away then.
     steps: u32,
+    away: usize,
+    /// The pages of the last step.
+    last: Vec<Ppn>,
 }
 
 impl Restore {
@@ -40,8 +43,21 @@ impl Restore {
         self.next.map_or(Duration::MAX, |next| next.saturating_duration_since(now))
     }
 
-    /// Pages that are to come home now, away at this moment; most of the time none.
-    pub fn next<B: Backend>(&mut self, memory: &Memory<B>, now: Instant) -> Vec<Ppn> {
+    /// Pages that are to come home now, away at this moment, and whether they are others than the last time; most of
+    /// the time none.
+    pub fn next<B: Backend>(&mut self, memory: &Memory<B>, now: Instant) -> (Vec<Ppn>, bool) {
+        let pages = self.look(memory, now);
+        let new = pages != self.last;
+        self.last.clone_from(&pages);
+        (pages, new)
+    }
+
+    /// No more of the region for now.
+    pub fn give_up(&mut self) {
+        self.steps = PATIENCE;
+    }
+
+    fn look<B: Backend>(&mut self, memory: &Memory<B>, now: Instant) -> Vec<Ppn> {
         let regions = memory.regions().len();
         if regions == 0 || self.next.is_some_and(|next| now < next) {
             return Vec::new();
@@ -52,15 +68,19 @@ impl Restore {
         for _ in 0..LOOKED_AT.min(regions) {
             let mut away = memory.away_in(self.at % regions);
             let fits = memory.is_granted(away.len() as u64);
+            if away.len() < self.away && self.steps < PATIENCE {
+                self.steps = 0;
+                self.in_vain = 0;
+            }
+            self.away = away.len();
             if !away.is_empty() && fits && self.steps < PATIENCE {
                 away.truncate(TOGETHER);
                 self.steps += 1;
-                self.in_vain = 0;
                 self.next = Some(now + APART);
                 return away;
             }
             self.at = (self.at + 1) % regions;
-            self.steps = 0;
+            (self.steps, self.away) = (0, 0);
             self.in_vain += 1;
             if self.in_vain >= regions {
                 self.in_vain = 0;

@@ -207,12 +207,16 @@ pub(super) struct Shared {
     pub evict_goal: AtomicU64,
     /// Charged pages that eviction leaves.
     pub evict_leave: AtomicU64,
-    /// Free memory of the host up to which the VM is held at `evict_leave`; 0: it is not.
+    /// Charged pages at which the VM is held, and the free memory of the host up to which it is; 0: it is not.
+    pub hold_at: AtomicU64,
+    #[allow(missing_docs, reason = "told with the field before")]
     pub hold_until: AtomicU64,
     /// Faults waiting now.
     pub waiting: AtomicU64,
     /// See `PagedVm::fault_times`.
     pub fault_times: FaultTimes,
+    /// The kernel makes no large pages of small ones.
+    pub no_large_again: AtomicBool,
     stop: AtomicBool,
     ill: Mutex<Option<String>>,
     ill_times: AtomicU32,
@@ -240,6 +244,9 @@ pub(super) struct Shared {
     share_work: Mutex<bool>,
     share_ready: Condvar,
 }
+
+/// By how much a VM that is held down may grow before pages leave: two clusters; and how many leave then.
+pub(super) const HELD_TOGETHER: u64 = 64;
 
 #[derive(Default)]
 struct Work {
@@ -326,20 +333,33 @@ impl Shared {
         });
     }
 
-    /// Where all that was asked for is done: asks for what the VM has grown by since, if it is held down and that is
-    /// `at_least` so much. Answers whether there is something to do that was not asked for before.
+    /// Where all that was asked for is done: asks for what the VM has grown by since, a little at a time, if it is held
+    /// down and that is `at_least` so much. Answers whether there is something to do that was not asked for before.
     pub fn hold_down(&self, at_least: u64) -> bool {
-        let until = self.hold_until.load(Ordering::Relaxed);
+        let until = self.hold_until.load(Ordering::Acquire);
         if until == 0 || self.evict_goal.load(Ordering::Relaxed) > 0 {
             return false;
         }
         let missing = until.saturating_sub(self.memory.host().ledger.free().0);
-        let grown =
-            self.memory.charged().0.saturating_sub(self.evict_leave.load(Ordering::Relaxed));
-        let n = missing.min(grown);
-        // Whoever asks for something else meanwhile prevails.
-        n >= at_least.max(1)
-            && self.evict_goal.compare_exchange(0, n, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        let grown = self.memory.charged().0.saturating_sub(self.hold_at.load(Ordering::Relaxed));
+        // Others are held for the same want.
+        let n = missing.min(grown).min(HELD_TOGETHER);
+        let (mine, none) = (Ordering::AcqRel, Ordering::Relaxed);
+        if n < at_least.max(1) || self.evict_goal.compare_exchange(0, n, mine, none).is_err() {
+            return false;
+        }
+        // Who asked for something else meanwhile prevails, also if that is nothing.
+        if self.hold_until.load(Ordering::Acquire) != until {
+            let _ = self.evict_goal.compare_exchange(n, 0, mine, none);
+            return false;
+        }
+        true
+    }
+
+    /// What was asked for is void.
+    pub fn ask_no_more(&self) {
+        self.hold_until.store(0, Ordering::Release);
+        self.evict_goal.store(0, Ordering::Release);
     }
 
     /// For the reclaim thread: until it is signalled, or so long at most.
@@ -479,9 +499,11 @@ impl PagedVm {
             wake_fd,
             evict_goal: AtomicU64::new(0),
             evict_leave: AtomicU64::new(0),
+            hold_at: AtomicU64::new(0),
             hold_until: AtomicU64::new(0),
             waiting: AtomicU64::new(0),
             fault_times: FaultTimes::default(),
+            no_large_again: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             ill: Mutex::new(None),
             ill_times: AtomicU32::new(0),
@@ -597,12 +619,17 @@ impl PagedVm {
         self.hold_down_to(n, leave, Pages::ZERO);
     }
 
-    /// The same; and what the VM grows by beyond `leave` from then on is evicted too, for as long as fewer than `until`
-    /// pages of the host are free.
+    /// The same; and what the VM grows by from then on beyond what it has without these `n`, or beyond `leave`, is evicted
+    /// too, for as long as fewer than `until` pages of the host are free.
     pub fn hold_down_to(&self, n: Pages, leave: Pages, until: Pages) {
-        self.shared.hold_until.store(until.0, Ordering::Relaxed);
-        self.shared.evict_leave.store(leave.0, Ordering::Relaxed);
-        self.shared.evict_goal.store(n.0, Ordering::Relaxed);
+        let shared = &self.shared;
+        let at = leave.max(shared.memory.charged().saturating_sub(n));
+        // None holds in between.
+        shared.hold_until.store(0, Ordering::Release);
+        shared.hold_at.store(at.0, Ordering::Relaxed);
+        shared.evict_leave.store(leave.0, Ordering::Relaxed);
+        shared.evict_goal.store(n.0, Ordering::Release);
+        shared.hold_until.store(until.0, Ordering::Release);
         // Always: the thread may rest before its goal, from what it could not do.
         if n.0 > 0 {
             self.shared.signal_reclaim();
