@@ -7,7 +7,7 @@ mod support;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use ballast_api::{Mode, RunState, VmChange};
+use ballast_api::{RunState, VmChange};
 use ballast_shim_proto::{Batch, Connection, Hello, Message, Step};
 use ballast_units::{Bytes, HostAddr};
 use rustix::fs::{Mode, OFlags};
@@ -227,7 +227,11 @@ async fn takeovers_that_are_broken_off_leave_nothing_in_the_books() {
     // One that is only known would not be taken over, but go on without a pager.
     ballastd
         .eventually("it is paged", async || {
-            ballastd.client.vm("evil").await.is_ok_and(|vm| vm.management.mode == Mode::Paged)
+            ballastd
+                .client
+                .vm("evil")
+                .await
+                .is_ok_and(|vm| vm.management.mode == ballast_api::Mode::Paged)
         })
         .await;
     ballastd.kill();

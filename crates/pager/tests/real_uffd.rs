@@ -562,7 +562,6 @@ fn a_vm_that_is_held_down_and_ends_is_let_alone() {
     let budget = manager.host.ledger.budget();
     manager.vm.hold_down_to(Pages(1), Pages(1), budget);
     wait_for("the order to be given up", || manager.vm.evict_goal().is_zero());
-    // Whoever looks sees nothing asked for, time after time.
     for _ in 0..200 {
         std::thread::sleep(Duration::from_micros(100));
         assert!(manager.vm.evict_goal().is_zero(), "it is asked for again");
@@ -646,8 +645,7 @@ fn a_tier_whose_young_are_wanted_back_becomes_smaller() {
     let dir = tempfile::tempdir().unwrap();
     let vmm = Vmm::start("squeeze", SIZE);
     let manager = start(&vmm, dir.path(), 2 * SIZE);
-    let memory = manager.vm.memory();
-    let tier = memory.tier();
+    let (memory, tier) = (manager.vm.memory(), manager.vm.memory().tier());
     wait_for("all pages", || vmm.board.get(Cell::Step) == SIZE);
     let compressed = || -> std::collections::BTreeSet<u64> {
         let is = |p: &u64| memory.pmap().load(Ppn(*p)).state() == State::Compressed;
@@ -658,8 +656,7 @@ fn a_tier_whose_young_are_wanted_back_becomes_smaller() {
         wait_for("eviction", || manager.vm.evict_goal().is_zero());
     };
     evict(SIZE / 2);
-    let most = tier.limits().1;
-    assert_eq!(tier.limits().0, most, "nothing has come back");
+    assert_eq!(tier.limits().0, tier.limits().1, "nothing has come back");
     wait_for("a smaller tier", || {
         let before = compressed();
         evict(100);
@@ -667,7 +664,7 @@ fn a_tier_whose_young_are_wanted_back_becomes_smaller() {
             vmm.board.set(Cell::Wanted, ppn + 1);
             wait_for("a page to be read", || vmm.board.get(Cell::Wanted) == 0);
         }
-        tier.limits().0 < most
+        tier.limits().0 < tier.limits().1
     });
     vmm.board.set(Cell::Stop, 1);
     wait_for("verification", || vmm.board.get(Cell::Done) == 1);
