@@ -113,7 +113,7 @@ async fn what_samples_broke_is_made_whole_again() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_keeps_large_pages_from_being_made_comes_home_unasked() {
     let Some(image) = image_or_skip() else { return };
-    let ballastd = Ballastd::start(&["--budget", "2G", "--sample-period", "3600"]);
+    let ballastd = Ballastd::start(&["--budget", "2G", "--sample-period", "20"]);
     let spec = ballastd.guest(image, "big", SIZE, "idle --mb 320 --busy 1");
     let vm = ballastd.client.run(&spec).await.unwrap();
     assert_eq!(vm.management.mode, Mode::Paged, "{:?}", vm.management.reason);

@@ -27,7 +27,8 @@ impl<B: Backend> Memory<B> {
     }
 
     /// Pages that are away and alone keep a region small, if bringing them home is worth it: fewer than are at home, half
-    /// of the region with those, and they can come. Else none. In rising order.
+    /// of the region with those, and they can come. Else none. In rising order. What is under sample keeps it small for a
+    /// while only.
     pub(crate) fn away_in(&self, region: usize) -> Vec<Ppn> {
         let is_known = self.pmap.is_known(self.regions.first(region));
         let may = self.may_move() && self.backend.can_remap();
@@ -37,12 +38,12 @@ impl<B: Backend> Memory<B> {
         let (mut away, mut home) = (Vec::new(), 0);
         for ppn in self.regions.pages(region) {
             let word = self.pmap.load(ppn);
-            if word == Word::new(State::Resident) {
-                home += 1;
-            } else if Self::may_come(word) {
-                away.push(ppn);
-            } else if word != Word::UNTOUCHED {
-                return Vec::new();
+            match word.state() {
+                State::Resident if word.is_idle() => home += 1,
+                State::Held if word.sampled() => home += 1,
+                State::Untouched if word.is_idle() => {}
+                _ if Self::may_come(word) => away.push(ppn),
+                _ => return Vec::new(),
             }
         }
         let known = home + away.len() as u64;
