@@ -73,6 +73,7 @@ pub fn pager_config(config: &Config, seed: u64, large_pages: bool) -> PagerConfi
         compression: config.compression,
         seed,
         check: config.check_takeovers || PagerConfig::default().check,
+        ..PagerConfig::default()
     }
 }
 

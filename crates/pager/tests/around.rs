@@ -109,7 +109,7 @@ fn a_page_whose_discard_waits_is_left_alone() {
     let Some(Task::Read(Ppn(3), stored)) = tasks.pop() else { panic!("{tasks:?}") };
     let mark = vm.memory.mark();
     vm.ram.0.announce(3, 1);
-    vm.serve.take(&vm.memory, &vm.ram.0.read_events(), mark, &mut tasks);
+    vm.serve.take(&vm.memory, &vm.ram.0.read_events(), mark, &mut tasks, |_, _| false);
     let bytes = vm.swap[&stored.slot.0].clone();
     vm.serve.arrived(&vm.memory, Ppn(3), Some(&bytes), &mut tasks);
     assert!(vm.serve.pending().discard_outstanding(Ppn(3)));

@@ -369,7 +369,7 @@ fn a_fault_behind_a_discard_waits_for_it() {
     let mark = vm.memory.mark();
     vm.ram.0.announce(2, 1);
     tasks.clear();
-    vm.serve.take(&vm.memory, &vm.ram.0.read_events(), mark, &mut tasks);
+    vm.serve.take(&vm.memory, &vm.ram.0.read_events(), mark, &mut tasks, |_, _| false);
     assert!(vm.serve.pending().discard_outstanding(Ppn(2)));
     let bytes = vm.swap[&stored.slot.0].clone();
     let landed = vm.serve.arrived(&vm.memory, Ppn(2), Some(&bytes), &mut tasks);

@@ -20,15 +20,16 @@ use std::sync::Arc;
 use ballast_compress::Algorithm;
 use ballast_pager::backend::PageBuf;
 use ballast_pager::host::Host;
-use ballast_pager::memory::{Evicted, Memory};
+use ballast_pager::memory::{Access, Evicted, Memory};
 use ballast_pager::pmap::Pmap;
 use ballast_pager::service::around::Around;
-use ballast_pager::service::serve::{Landed, Serve, Task};
+use ballast_pager::service::serve::{Landed, Met, Serve, Task};
 use ballast_pager::stage::{Stage, StageLayout};
 use ballast_pager::swap::Stored;
 use ballast_pager::tier::{Compression, Tier};
 use ballast_pager::word::State;
 use ballast_units::{Pages, Ppn};
+use shuttle::rand::Rng;
 use shuttle::sync::Mutex;
 use shuttle::sync::atomic::{AtomicUsize, Ordering};
 use shuttle::thread;
@@ -75,8 +76,26 @@ impl Rig {
         Arc::new(Rig { memory: Arc::new(memory), ram, swap })
     }
 
-    /// Serves until everybody else is done and everything is booked.
-    fn serve(&self, actors: &AtomicUsize) {
+    /// Serves what the fault service gives away, until that has ended (`None`).
+    fn help(&self, board: &Board) {
+        loop {
+            let job = match board.jobs.lock().unwrap().pop() {
+                Some(Some(job)) => Some(job),
+                Some(None) => return,
+                None => None,
+            };
+            if let Some((ppn, access)) = job {
+                let met = Met::serve(&self.memory, ppn, access);
+                board.back.lock().unwrap().push(met);
+                board.out.fetch_sub(1, Ordering::SeqCst);
+            }
+            thread::yield_now();
+        }
+    }
+
+    /// Serves until everybody else is done and everything is booked. Of the faults some, by chance, are given to a
+    /// helper.
+    fn serve(&self, actors: &AtomicUsize, board: &Board) {
         let mut serve = Serve::default();
         let mut around = Around::default();
         let mut landing: Vec<(Ppn, Box<PageBuf>)> = Vec::new();
@@ -86,7 +105,19 @@ impl Rig {
             let mark = self.memory.mark();
             let notices = self.ram.0.read_events();
             let mut tasks = Vec::new();
-            serve.take(&self.memory, &notices, mark, &mut tasks);
+            serve.take(&self.memory, &notices, mark, &mut tasks, |ppn, access| {
+                let given = shuttle::rand::thread_rng().gen_bool(0.5);
+                if given {
+                    board.out.fetch_add(1, Ordering::SeqCst);
+                    board.jobs.lock().unwrap().push(Some((ppn, access)));
+                }
+                given
+            });
+            // In this order: what comes back after it is looked for was out before.
+            let out = board.out.load(Ordering::SeqCst);
+            let back = std::mem::take(&mut *board.back.lock().unwrap());
+            let quiet = out == 0 && back.is_empty();
+            back.into_iter().for_each(|met| serve.met(&self.memory, met, &mut tasks));
             landing.retain(|(ppn, bytes)| {
                 serve.arrived(&self.memory, *ppn, Some(bytes), &mut tasks) != Landed::Done
             });
@@ -102,7 +133,8 @@ impl Rig {
                     Task::Trouble(what) | Task::Damaged(_, what) => panic!("{what}"),
                 }
             }
-            if actors == 0 && notices.is_empty() && landing.is_empty() && settled(&serve) {
+            if actors == 0 && notices.is_empty() && landing.is_empty() && quiet && settled(&serve) {
+                board.jobs.lock().unwrap().push(None);
                 return;
             }
             thread::yield_now();
@@ -198,6 +230,15 @@ impl Rig {
     }
 }
 
+/// What a fault service has given away, and what came of it.
+#[derive(Default)]
+struct Board {
+    /// None: there is nothing more to come.
+    jobs: Mutex<Vec<Option<(Ppn, Access)>>>,
+    back: Mutex<Vec<Met>>,
+    out: AtomicUsize,
+}
+
 /// Runs actors at VMs, each of which has a fault service, to the end of all.
 fn run_all(actors: Vec<(&Arc<Rig>, Actor)>) {
     let mut rigs: Vec<Arc<Rig>> = Vec::new();
@@ -217,10 +258,12 @@ fn run_all(actors: Vec<(&Arc<Rig>, Actor)>) {
             })
         })
         .collect();
-    threads.extend(rigs.into_iter().map(|rig| {
-        let count = count.clone();
-        thread::spawn(move || rig.serve(&count))
-    }));
+    for rig in rigs {
+        let (board, count) = (Arc::new(Board::default()), count.clone());
+        let (helper, helped) = (rig.clone(), board.clone());
+        threads.push(thread::spawn(move || helper.help(&helped)));
+        threads.push(thread::spawn(move || rig.serve(&count, &board)));
+    }
     for thread in threads {
         thread.join().unwrap();
     }

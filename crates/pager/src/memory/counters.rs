@@ -7,6 +7,8 @@ use crate::sync::{AtomicU64, Ordering};
 pub struct Counters {
     /// Faults served.
     pub faults: AtomicU64,
+    /// Of these, by threads beside the fault thread.
+    pub helped: AtomicU64,
     /// Pages brought back from the swap file.
     pub swap_ins: AtomicU64,
     /// Nanoseconds from the beginning of the read until they were home, summed over those that a fault waited
@@ -93,6 +95,7 @@ impl Counters {
         let get = |c: &AtomicU64| c.load(Ordering::Relaxed);
         CounterValues {
             faults: get(&self.faults),
+            helped: get(&self.helped),
             swap_ins: get(&self.swap_ins),
             swap_in_ns: get(&self.swap_in_ns),
             own_back: get(&self.own_back),
@@ -137,6 +140,7 @@ impl Counters {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CounterValues {
     pub faults: u64,
+    pub helped: u64,
     pub swap_ins: u64,
     pub swap_in_ns: u64,
     pub own_back: u64,

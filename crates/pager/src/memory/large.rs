@@ -102,26 +102,35 @@ impl<B: Backend> Memory<B> {
     /// The kernel has no memory for all of a region. What is there may have been touched: it stays.
     fn filled_in_part(&self, region: usize, claimed: &[(Ppn, Word)]) -> Option<Result<(), Fault>> {
         self.regions.set(region, Backing::Torn);
-        let mut left = 0;
-        for &(p, word) in claimed {
+        let mut here = Vec::with_capacity(claimed.len());
+        for &(p, _) in claimed {
             match self.backend.present(p) {
-                Ok(false) => {
-                    self.pmap.store(p, word);
-                    self.uncharge(1);
-                }
                 Err(MemError::Crash) => return Some(Err(Fault::Failed(MemError::Crash))),
                 // In doubt it is booked, and its fault answered as that of any page at home.
-                Ok(true) | Err(_) => {
-                    self.came_home(p, false);
-                    left += 1;
-                }
+                found => here.push(found != Ok(false)),
             }
         }
-        if left == 0 {
-            // Nobody else makes it large: faults are answered one after the other.
+        if !here.contains(&true) {
+            // Before anybody else can claim its pages, and make it large.
             self.regions.set(region, Backing::Small);
         }
+        for (&(p, word), here) in claimed.iter().zip(here) {
+            if here {
+                self.came_home(p, false);
+            } else {
+                self.pmap.store(p, word);
+                self.uncharge(1);
+            }
+        }
         None
+    }
+
+    /// Whether a fault on the page is likely to be answered with a large page, which takes long.
+    pub(crate) fn may_fill_large(&self, ppn: Ppn) -> bool {
+        let Some(region) = self.regions.of(ppn) else { return false };
+        let first = self.regions.first(region).0;
+        let ends = [first, first + self.regions.size().0 - 1, ppn.0].map(Ppn);
+        ends.into_iter().all(|p| is_fresh(self.pmap.load(p))) && self.is_plentiful()
     }
 
     /// Breaks the region of a page into small pages.

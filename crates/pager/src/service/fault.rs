@@ -11,6 +11,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
 
 use super::around::Around;
+use super::crew::{Crew, Job, LONG};
 use super::reads::{Arrival, Reads};
 use super::restore::Restore;
 use super::serve::{Landed, Notice, Serve, Task};
@@ -34,6 +35,7 @@ pub(super) struct FaultService {
     failed: BTreeMap<Ppn, Instant>,
     serve: Serve,
     tries: Tries,
+    crew: Crew,
     around: Around,
     restore: Restore,
     tasks: Vec<Task>,
@@ -76,11 +78,16 @@ impl Tries {
 
 impl FaultService {
     /// `unbooked` is what a takeover could not book of the discards that it read. Err: no memory for buffers.
-    pub fn new(vm: Arc<Shared>, unbooked: Vec<(Unbooked, Mark)>) -> std::io::Result<FaultService> {
+    pub fn new(
+        vm: Arc<Shared>,
+        unbooked: Vec<(Unbooked, Mark)>,
+        crew: Crew,
+    ) -> std::io::Result<FaultService> {
         let mut serve = Serve::default();
         unbooked.into_iter().for_each(|(left, mark)| serve.resume(left, mark));
         Ok(FaultService {
             reads: Reads::new(vm.clone())?,
+            crew,
             vm,
             unfilled: Vec::new(),
             failed: BTreeMap::new(),
@@ -107,6 +114,7 @@ impl FaultService {
                 return;
             }
             self.reap();
+            self.take_back();
             self.retry();
             self.restore();
             if self.vm.hold_down(HELD_TOGETHER) {
@@ -206,11 +214,60 @@ impl FaultService {
                 self.reads.forget(first, n);
             }
         }
-        self.with_serve(|serve, memory, tasks| serve.take(memory, &notices, mark, tasks));
         let faults = notices.iter().filter(|n| matches!(n, Notice::Fault(..))).count();
+        if faults > 1 {
+            self.crew.crowded(begun);
+        }
+        let crowded = self.crew.is_crowded(begun);
+        let (mut jobs, mut long, mut own) = (Vec::new(), 0, 0);
+        self.with_serve(|serve, memory, tasks| {
+            serve.take(memory, &notices, mark, tasks, |ppn, access| {
+                let takes_long = crowded && memory.may_fill_large(ppn);
+                // To give away a small one that is alone gains nothing.
+                if !takes_long && (!crowded || own == 0) {
+                    own += 1;
+                    return false;
+                }
+                long += usize::from(takes_long);
+                jobs.push(Job { ppn, access, read: begun });
+                true
+            });
+        });
+        let helped = self.share_out(&jobs, long);
         let kept = self.serve.pending().faults().saturating_sub(waiting);
-        self.vm.fault_times.note(begun.elapsed(), faults.saturating_sub(kept) as u64);
+        let took = begun.elapsed();
+        self.vm.fault_times.note(took, faults.saturating_sub(kept + helped) as u64);
+        if took > LONG && self.has_events() {
+            self.crew.crowded(Instant::now());
+        }
         Ok(())
+    }
+
+    /// Gives faults away, and serves those that nobody takes. Answers how many others have.
+    fn share_out(&mut self, jobs: &[Job], long: usize) -> usize {
+        if jobs.is_empty() {
+            return 0;
+        }
+        self.crew.give(jobs, long);
+        let mut left = jobs.len();
+        while let Some(job) = self.crew.spare() {
+            left -= 1;
+            self.with_serve(|serve, memory, tasks| serve.fault(memory, job.ppn, job.access, tasks));
+        }
+        left
+    }
+
+    /// What came of faults that others served.
+    fn take_back(&mut self) {
+        for met in self.crew.take_back() {
+            self.with_serve(|serve, memory, tasks| serve.met(memory, met, tasks));
+        }
+    }
+
+    /// Whether faults wait to be read.
+    fn has_events(&self) -> bool {
+        let mut fds = [PollFd::new(self.vm.memory.backend().uffd(), PollFlags::IN)];
+        poll(&mut fds, Some(&Timespec::default())).is_ok_and(|n| n > 0)
     }
 
     fn with_serve(&mut self, act: impl FnOnce(&mut Serve, &Memory<GuestRam>, &mut Vec<Task>)) {

@@ -4,6 +4,7 @@
 //!   its descriptors: what cannot be served now is kept and tried again, because the VMM's own
 //!   threads wait until their discard events are read.
 //! - `serve`, `pending`: in which order it does so.
+//! - `crew`: the threads that help where several processors of a guest fault together.
 //! - `around`, `runs`: which neighbours of a page that was wanted come home with it.
 //! - `priority`: how urgent these threads are.
 //! - `spin`: how long it looks for the next fault before it sleeps.
@@ -21,6 +22,7 @@
 
 pub mod around;
 mod cold;
+mod crew;
 mod fault;
 mod large;
 mod latency;
@@ -40,5 +42,6 @@ mod trial;
 mod vm;
 mod write;
 
+pub use crew::FaultThreads;
 pub use latency::{BUCKETS, FaultTimes, bucket_end};
 pub use vm::{Health, Inherited, PagedVm, PagerConfig, Sample, StartError, VmFiles};

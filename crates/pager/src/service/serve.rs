@@ -41,6 +41,27 @@ pub enum Task {
     Trouble(String),
 }
 
+/// What came of one fault.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Met {
+    /// The page, and what the guest met there.
+    pub ppn: Ppn,
+    #[allow(missing_docs, reason = "told with the field before")]
+    pub access: Access,
+    /// Whether it was away before.
+    pub away: bool,
+    /// What came of it.
+    pub outcome: Fault,
+}
+
+impl Met {
+    /// Serves a fault for which nothing is outstanding. By any thread.
+    pub fn serve<B: Backend>(memory: &Memory<B>, ppn: Ppn, access: Access) -> Met {
+        let away = Memory::<B>::is_away(memory.pmap().load(ppn).state());
+        Met { ppn, access, away, outcome: memory.fault(ppn, access) }
+    }
+}
+
 /// Whether bytes that were read are in place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Landed {
@@ -74,13 +95,15 @@ impl Serve {
         self.pending.look_again(left.present);
     }
 
-    /// Takes events that were read after `mark`.
+    /// Takes events that were read after `mark`. Faults for which `give` answers true are somebody else's to serve:
+    /// it is asked about those that nothing is outstanding for. What comes of them is for `met`.
     pub fn take<B: Backend>(
         &mut self,
         memory: &Memory<B>,
         notices: &[Notice],
         mark: Mark,
         tasks: &mut Vec<Task>,
+        mut give: impl FnMut(Ppn, Access) -> bool,
     ) {
         for notice in notices {
             if let Notice::Discard(first, n) = *notice {
@@ -88,10 +111,23 @@ impl Serve {
             }
         }
         for notice in notices {
-            if let Notice::Fault(ppn, access) = *notice {
+            if let Notice::Fault(ppn, access) = *notice
+                && !(self.is_for_anybody(ppn) && give(ppn, access))
+            {
                 self.fault(memory, ppn, access, tasks);
             }
         }
+    }
+
+    /// Whether nothing is outstanding for a page that decides when a fault on it may be served.
+    fn is_for_anybody(&self, ppn: Ppn) -> bool {
+        !self.is_coming(ppn)
+            && !self.pending.discard_outstanding(ppn)
+            && self.pending.fault(ppn).is_none()
+    }
+
+    fn is_coming(&self, ppn: Ppn) -> bool {
+        self.coming.iter().any(|(p, _)| *p == ppn)
     }
 
     /// Tries again what had to wait, discards first.
@@ -158,7 +194,7 @@ impl Serve {
         access: Access,
         tasks: &mut Vec<Task>,
     ) {
-        if self.coming.iter().any(|(p, _)| *p == ppn) {
+        if self.is_coming(ppn) {
             // Putting the page in place wakes everyone who waits for it.
             return;
         }
@@ -166,16 +202,23 @@ impl Serve {
             self.keep(memory, ppn, access, Wait::Busy);
             return;
         }
-        let away = Memory::<B>::is_away(memory.pmap().load(ppn).state());
-        match memory.fault(ppn, access) {
-            Fault::Served => {
-                self.served(memory, ppn);
-                if away {
-                    tasks.push(Task::Came(ppn));
-                }
-            }
+        let met = Met::serve(memory, ppn, access);
+        if met.outcome == Fault::Served {
+            self.served(memory, ppn);
+        }
+        self.met(memory, met, tasks);
+    }
+
+    /// What came of a fault, here or where it was given to. One that others served says nothing of a fault on the
+    /// page that is kept: the page may have gone again before that came.
+    pub fn met<B: Backend>(&mut self, memory: &Memory<B>, met: Met, tasks: &mut Vec<Task>) {
+        let Met { ppn, access, away, outcome } = met;
+        match outcome {
+            Fault::Served if away => tasks.push(Task::Came(ppn)),
+            Fault::Served => {}
             Fault::Wait(why) => self.keep(memory, ppn, access, why),
             Fault::Read(stored) => {
+                // Busy since then: who waits for it is woken when it is there.
                 self.served(memory, ppn);
                 self.coming.push((ppn, Instant::now()));
                 tasks.push(Task::Read(ppn, stored));

@@ -17,6 +17,7 @@ use ballast_units::{Bytes, Pages, Ppn};
 
 pub(super) use self::domain::Leaving;
 use super::around::Around;
+use super::crew::{Crew, FaultThreads};
 use super::fault::FaultService;
 use super::latency::FaultTimes;
 use super::priority::Urgency;
@@ -49,6 +50,8 @@ pub struct PagerConfig {
     pub large_pages: bool,
     /// May differ from one manager to the next.
     pub compression: Compression,
+    /// Of this manager.
+    pub fault_threads: FaultThreads,
     /// Seed of the random replacement.
     pub seed: u64,
     /// Whether a VM that is taken over is looked through once it is recovered, and refused if anything about
@@ -63,6 +66,7 @@ impl Default for PagerConfig {
             stage: StageLayout { cluster: 32, clusters: 4, holds: 128 },
             large_pages: false,
             compression: Compression::default(),
+            fault_threads: FaultThreads::default(),
             seed: 0,
             check: cfg!(debug_assertions),
         }
@@ -476,7 +480,7 @@ impl PagedVm {
         let mut vm = PagedVm::assemble(name, Arc::new(memory), files, overhead)?;
         // Last whoever hands out pages: should a thread not start, none is booked.
         vm.spawn_reclaim(config.seed, &Recovered::default())?;
-        vm.spawn_faults(Vec::new())?;
+        vm.spawn_faults(Vec::new(), config.fault_threads)?;
         made.keep();
         Ok(vm)
     }
@@ -529,9 +533,14 @@ impl PagedVm {
     }
 
     /// `unbooked` is what the takeover left to be booked.
-    fn spawn_faults(&mut self, unbooked: Vec<(Unbooked, Mark)>) -> Result<(), StartError> {
+    fn spawn_faults(
+        &mut self,
+        unbooked: Vec<(Unbooked, Mark)>,
+        threads: FaultThreads,
+    ) -> Result<(), StartError> {
+        let crew = Crew::new(self.shared.clone(), threads);
         let service =
-            FaultService::new(self.shared.clone(), unbooked).map_err(StartError::Threads)?;
+            FaultService::new(self.shared.clone(), unbooked, crew).map_err(StartError::Threads)?;
         self.spawn("fault", Urgency::Guest, move || service.run())
     }
 

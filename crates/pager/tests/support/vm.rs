@@ -129,7 +129,7 @@ impl Vm {
         let mark = self.memory.mark();
         let notices = self.ram.0.read_events();
         let mut tasks = Vec::new();
-        self.serve.take(&self.memory, &notices, mark, &mut tasks);
+        self.serve.take(&self.memory, &notices, mark, &mut tasks, |_, _| false);
         if !self.ram.0.is_dead() {
             self.serve.retry(&self.memory, &mut tasks);
         }

@@ -136,7 +136,11 @@ pub struct Vmm {
 
 impl Vmm {
     pub fn start(role: &str, pages: u64) -> Vmm {
-        let ram = memfd("guest", pages as usize * PAGE_SIZE);
+        Vmm::start_with(memfd("guest", pages as usize * PAGE_SIZE), role, pages)
+    }
+
+    /// One whose RAM is that file, of `pages` pages.
+    pub fn start_with(ram: OwnedFd, role: &str, pages: u64) -> Vmm {
         let board_fd = memfd("board", PAGE_SIZE);
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)

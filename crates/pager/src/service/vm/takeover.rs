@@ -66,7 +66,7 @@ impl PagedVm {
         });
         let ready = ready
             .map_err(StartError::from)
-            .and_then(|()| vm.spawn_faults(unbooked))
+            .and_then(|()| vm.spawn_faults(unbooked, config.fault_threads))
             .and_then(|()| vm.spawn_reclaim(config.seed, &found));
         match ready {
             Ok(()) => Ok((vm, found)),

@@ -1,0 +1,345 @@
+//! Threads that serve faults beside the fault thread of a VM whose processors fault at the same time.
+//!
+//! One thread reads the userfaultfd, books what the guest gave up, and keeps what has to wait: of that the order
+//! matters. A fault that nothing is outstanding for can be served by anybody, for the busy bit of its page decides
+//! who does. So the fault thread puts such faults on a board when there are several, or when one takes long (a
+//! large page is zeroed) and others came meanwhile, and serves what nobody takes. What could not be
+//! served at once goes back to it.
+//!
+//! Helpers begin when there is something for them, and end when there was nothing for a while: a guest of
+//! one processor has none.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use ballast_units::Ppn;
+
+use super::serve::Met;
+use super::vm::Shared;
+use crate::memory::{Access, Counters, Fault};
+
+/// How many threads serve the faults of one VM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FaultThreads {
+    /// So many at most; more than one only while several faults are there together.
+    pub most: usize,
+    /// Small faults are given away even where the host has no idle processor.
+    pub eager: bool,
+}
+
+impl Default for FaultThreads {
+    /// Four, or as many as the host has processors.
+    fn default() -> FaultThreads {
+        FaultThreads { most: processors().min(4), eager: false }
+    }
+}
+
+fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// A helper ends that had nothing to do for so long.
+const REST: Duration = Duration::from_secs(5);
+/// Faults are given away for so long after several were there together.
+const CROWDED: Duration = Duration::from_millis(100);
+/// Helpers are woken for so many small faults on the board, if the host has a processor for them, or for one that takes
+/// long: to wake one takes about as long as to serve a small one.
+const WORTH: usize = 4;
+/// Whoever took longer than that for one reading may have kept others waiting.
+pub(super) const LONG: Duration = Duration::from_micros(50);
+
+/// A fault that anybody may serve.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Job {
+    pub ppn: Ppn,
+    pub access: Access,
+    /// When it was read.
+    pub read: Instant,
+}
+
+/// What is to be served, and what came of it.
+#[derive(Default)]
+struct Board {
+    jobs: VecDeque<Job>,
+    back: Vec<Met>,
+    /// Helpers that wait for a job, and those of them that were woken for one.
+    idle: usize,
+    woken: usize,
+    live: usize,
+    ended: bool,
+}
+
+impl Board {
+    /// Wakes helpers for what is on the board. Answers how many are to be woken.
+    fn call(&mut self) -> usize {
+        let call = self.idle.min(self.jobs.len()).saturating_sub(self.woken);
+        self.woken += call;
+        call
+    }
+
+    /// For the fault thread: what is left when those who were woken have taken theirs.
+    fn spare(&mut self) -> Option<Job> {
+        if self.jobs.len() > self.woken { self.jobs.pop_back() } else { None }
+    }
+}
+
+#[derive(Default)]
+struct Office {
+    board: Mutex<Board>,
+    work: Condvar,
+}
+
+impl Office {
+    fn board(&self) -> MutexGuard<'_, Board> {
+        self.board.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for a job. None: the helper is to end.
+    fn job(&self) -> Option<Job> {
+        let mut board = self.board();
+        let mut rested = false;
+        loop {
+            if board.ended {
+                return None;
+            }
+            if let Some(job) = board.jobs.pop_front() {
+                return Some(job);
+            }
+            if rested {
+                board.live -= 1;
+                return None;
+            }
+            board.idle += 1;
+            let waited = self.work.wait_timeout_while(board, REST, |b| !b.ended && b.woken == 0);
+            let (guard, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+            board = guard;
+            board.idle -= 1;
+            board.woken = board.woken.saturating_sub(1);
+            rested = timeout.timed_out();
+        }
+    }
+}
+
+/// The helpers of one VM, as its fault thread has them.
+pub(super) struct Crew {
+    vm: Arc<Shared>,
+    office: Arc<Office>,
+    threads: Vec<JoinHandle<()>>,
+    most: usize,
+    crowded_until: Option<Instant>,
+    eager: bool,
+    idle: Idle,
+}
+
+/// Whether the host has had a processor lately that nobody used. Where all are in use, a helper takes one from a guest.
+struct Idle {
+    load: Option<File>,
+    processors: f64,
+    looked: Option<Instant>,
+    /// Threads that ran or could have, on average; each look counts for a quarter.
+    running: f64,
+}
+
+impl Idle {
+    /// Between two looks.
+    const APART: Duration = Duration::from_millis(100);
+
+    fn new() -> Idle {
+        let processors = processors() as f64;
+        let load = File::open("/proc/loadavg").ok();
+        Idle { load, processors, looked: None, running: processors }
+    }
+
+    fn is_idle(&mut self, now: Instant) -> bool {
+        if self.looked.is_none_or(|at| now.saturating_duration_since(at) >= Idle::APART) {
+            self.looked = Some(now);
+            let mut text = [0; 64];
+            let n = self.load.as_ref().and_then(|file| file.read_at(&mut text, 0).ok());
+            let running = n.and_then(|n| runnable(&text[..n])).map_or(self.processors, f64::from);
+            self.running += (running - self.running) / 4.0;
+        }
+        self.running < self.processors - 1.0
+    }
+}
+
+/// Threads of the host that run or could: "0.42 1.53 1.85 RUNNABLE/ALL LAST".
+fn runnable(loadavg: &[u8]) -> Option<u32> {
+    let text = std::str::from_utf8(loadavg).ok()?;
+    text.split_whitespace().nth(3)?.split_once('/')?.0.parse().ok()
+}
+
+impl Crew {
+    /// None has begun.
+    pub fn new(vm: Arc<Shared>, threads: FaultThreads) -> Crew {
+        let (most, eager) = (threads.most.saturating_sub(1), threads.eager);
+        Crew {
+            vm,
+            office: Arc::default(),
+            threads: Vec::new(),
+            most,
+            crowded_until: None,
+            eager,
+            idle: Idle::new(),
+        }
+    }
+
+    /// Several faults were there together.
+    pub fn crowded(&mut self, now: Instant) {
+        self.crowded_until = Some(now + CROWDED);
+    }
+    /// Whether faults are to be put on the board.
+    pub fn is_crowded(&self, now: Instant) -> bool {
+        self.most > 0 && self.crowded_until.is_some_and(|until| now < until)
+    }
+
+    /// Puts faults on the board; `long` of them take long. What no helper takes is the caller's, by `spare`.
+    pub fn give(&mut self, jobs: &[Job], long: usize) {
+        let worth =
+            long > 0 || jobs.len() >= WORTH && (self.eager || self.idle.is_idle(Instant::now()));
+        let mut board = self.office.board();
+        board.jobs.extend(jobs);
+        if !worth {
+            return;
+        }
+        let call = board.call();
+        let wanting = board.jobs.len() > board.woken && board.live < self.most;
+        if wanting {
+            // It takes a job without being called.
+            board.live += 1;
+        }
+        drop(board);
+        (0..call).for_each(|_| self.office.work.notify_one());
+        if wanting {
+            self.begin();
+        }
+    }
+
+    fn begin(&mut self) {
+        self.threads.retain(|thread| !thread.is_finished());
+        let (vm, office) = (self.vm.clone(), self.office.clone());
+        // Its priority and where its memory comes from are those of the thread that begins it.
+        let name: String = format!("faults-{}", self.vm.name).chars().take(15).collect();
+        let thread = std::thread::Builder::new().name(name).spawn(move || help(&vm, &office));
+        match thread {
+            Ok(thread) => self.threads.push(thread),
+            Err(e) => {
+                tracing::debug!(vm = %self.vm.name, "no thread to help with faults: {e}");
+                self.office.board().live -= 1;
+                self.most = 0;
+            }
+        }
+    }
+
+    /// A fault from the board that no helper was woken for.
+    pub fn spare(&self) -> Option<Job> {
+        self.office.board().spare()
+    }
+
+    /// What came of faults that helpers could not serve at once, or that brought pages back.
+    pub fn take_back(&self) -> Vec<Met> {
+        if self.threads.is_empty() {
+            return Vec::new();
+        }
+        std::mem::take(&mut self.office.board().back)
+    }
+}
+
+impl Drop for Crew {
+    fn drop(&mut self) {
+        self.office.board().ended = true;
+        self.office.work.notify_all();
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                tracing::error!(vm = %self.vm.name, "a thread that helps with faults had panicked");
+            }
+        }
+    }
+}
+
+/// Serves what is on the board.
+fn help(vm: &Shared, office: &Office) {
+    while let Some(job) = office.job() {
+        let met = Met::serve(&vm.memory, job.ppn, job.access);
+        let served = met.outcome == Fault::Served;
+        if served {
+            vm.fault_times.note(job.read.elapsed(), 1);
+            Counters::add(&vm.memory.counters.helped, 1);
+        }
+        if !served || met.away {
+            office.board().back.push(met);
+            let _ = rustix::io::write(&vm.wake_fd, &1u64.to_ne_bytes());
+        }
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+
+    fn job(n: u64) -> Job {
+        Job { ppn: Ppn(n), access: Access::Missing, read: Instant::now() }
+    }
+
+    #[test]
+    fn a_host_is_idle_if_fewer_have_run_lately_than_could() {
+        assert_eq!(runnable(b"0.42 1.53 1.85 3/412 99871\n"), Some(3));
+        assert_eq!(runnable(b"0.42 1.53"), None);
+        let mut idle = Idle::new();
+        let now = Instant::now();
+        (idle.processors, idle.running) = (1e6, 1e6);
+        assert!(idle.is_idle(now));
+        // It is not looked at again at once.
+        let running = idle.running;
+        assert!(idle.is_idle(now) && idle.running == running);
+        idle.processors = 1.0;
+        idle.is_idle(now + Idle::APART);
+        assert!(idle.running < running, "{}", idle.running);
+        // This thread runs, at least.
+        assert!(!idle.is_idle(now + 2 * Idle::APART));
+    }
+
+    #[test]
+    fn what_nobody_was_woken_for_is_left_to_the_fault_thread() {
+        let mut board = Board { idle: 2, ..Board::default() };
+        board.jobs.extend((0..4).map(job));
+        assert_eq!(board.call(), 2);
+        let mut spare = || board.spare().map(|job| job.ppn.0);
+        assert_eq!([spare(), spare(), spare()], [Some(3), Some(2), None]);
+        // Both were woken already.
+        assert_eq!(board.call(), 0);
+        board.idle = 3;
+        board.jobs.push_back(job(4));
+        assert_eq!((board.call(), board.spare().is_none()), (1, true));
+    }
+
+    #[test]
+    fn helpers_take_what_is_there_and_end_when_they_are_told_to() {
+        let office = Arc::new(Office::default());
+        let helper = {
+            let office = office.clone();
+            std::thread::spawn(move || {
+                std::iter::from_fn(|| office.job()).map(|job| job.ppn.0).collect::<Vec<_>>()
+            })
+        };
+        for n in 0..100 {
+            while office.board().idle == 0 {
+                std::thread::yield_now();
+            }
+            let mut board = office.board();
+            board.jobs.push_back(job(n));
+            let call = board.call();
+            drop(board);
+            (0..call).for_each(|_| office.work.notify_one());
+            while !office.board().jobs.is_empty() {
+                std::thread::yield_now();
+            }
+        }
+        office.board().ended = true;
+        office.work.notify_all();
+        assert_eq!(helper.join().unwrap(), (0..100).collect::<Vec<_>>());
+    }
+}
