@@ -9,7 +9,7 @@
 use ballast_sharing::is_zero;
 use ballast_units::Ppn;
 
-use super::fault::{Access, Fault, failed};
+use super::fault::{Access, Fault, Wait, failed};
 use super::regions::Backing;
 use super::{Counters, Memory};
 use crate::backend::{Backend, MemError};
@@ -53,7 +53,20 @@ impl<B: Backend> Memory<B> {
         }
         let (first, n) = (self.regions.first(region), self.regions.size().0);
         let pages = || (first.0..first.0 + n).map(Ppn);
-        if !pages().all(|p| is_fresh(self.pmap.load(p))) || !self.charge_if_plentiful(n) {
+        let mut filling = false;
+        for word in pages().map(|p| self.pmap.load(p)) {
+            if !is_fresh(word.set_busy(Busy::Idle))
+                || !is_fresh(word) && word.busy() != Busy::Filling
+            {
+                return None;
+            }
+            filling |= word.busy() == Busy::Filling;
+        }
+        // Another thread is at it, to make it large perhaps: a small page would be in its way.
+        if filling {
+            return Some(Err(Fault::Wait(Wait::Busy)));
+        }
+        if !self.charge_if_plentiful(n) {
             return None;
         }
         let mut claimed = Vec::with_capacity(n as usize);
@@ -70,7 +83,8 @@ impl<B: Backend> Memory<B> {
             None
         };
         if claimed.len() as u64 != n {
-            return give_back(&claimed);
+            let _none: Option<Result<(), Fault>> = give_back(&claimed);
+            return Some(Err(Fault::Wait(Wait::Busy)));
         }
         match self.backend.next_present(first, first.0 + n) {
             Ok(found) if found == first.0 + n => {}
@@ -87,15 +101,16 @@ impl<B: Backend> Memory<B> {
             Err(MemError::Crash) => return Some(Err(Fault::Failed(MemError::Crash))),
             Err(_) => return self.filled_in_part(region, &claimed),
         }
+        // Protection that was left by pages that went away would trap writes one by one. While the pages are claimed: it
+        // may be somebody else's afterwards, who moves them.
+        let lifted = self.backend.unprotect_run(first, n);
+        if lifted == Err(MemError::Crash) {
+            return Some(Err(Fault::Failed(MemError::Crash)));
+        }
         for (p, word) in claimed {
             self.came_home(p, p == ppn && word.sampled());
         }
-        // Protection that was left by pages that went away would trap writes one by one.
-        let woken = match self.backend.unprotect_run(first, n) {
-            Ok(()) => Ok(()),
-            Err(MemError::Crash) => Err(MemError::Crash),
-            Err(_) => self.backend.wake(first, n),
-        };
+        let woken = if lifted.is_ok() { Ok(()) } else { self.backend.wake(first, n) };
         Some(woken.map_err(failed))
     }
 

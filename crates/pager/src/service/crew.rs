@@ -6,12 +6,13 @@
 //! large page is zeroed) and others came meanwhile, and serves what nobody takes. What could not be
 //! served at once goes back to it.
 //!
-//! Helpers begin when there is something for them, and end when there was nothing for a while: a guest of
-//! one processor has none.
+//! Helpers begin when there is something for them, and end when there was nothing for a while: a guest whose faults
+//! come one by one has none.
 
 use std::collections::VecDeque;
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -49,6 +50,8 @@ const CROWDED: Duration = Duration::from_millis(100);
 /// Helpers are woken for so many small faults on the board, if the host has a processor for them, or for one that takes
 /// long: to wake one takes about as long as to serve a small one.
 const WORTH: usize = 4;
+/// A fault that no helper has taken so long after it was read is served by the fault thread.
+pub(super) const LATE: Duration = Duration::from_micros(200);
 /// Whoever took longer than that for one reading may have kept others waiting.
 pub(super) const LONG: Duration = Duration::from_micros(50);
 
@@ -59,6 +62,24 @@ pub(super) struct Job {
     pub access: Access,
     /// When it was read.
     pub read: Instant,
+}
+
+/// Helpers of all VMs: never more than there are processors.
+static HELPERS: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether one more may begin, whose place is taken then.
+fn place() -> bool {
+    let more = |n: usize| (n < processors()).then_some(n + 1);
+    HELPERS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
+}
+
+/// Of one helper, for as long as it lives.
+struct Place;
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        HELPERS.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// What is to be served, and what came of it.
@@ -74,16 +95,20 @@ struct Board {
 }
 
 impl Board {
-    /// Wakes helpers for what is on the board. Answers how many are to be woken.
-    fn call(&mut self) -> usize {
-        let call = self.idle.min(self.jobs.len()).saturating_sub(self.woken);
+    /// Wakes helpers for up to `most` jobs. Answers how many are to be woken.
+    fn call(&mut self, most: usize) -> usize {
+        let call = self.idle.min(self.jobs.len()).min(most).saturating_sub(self.woken);
         self.woken += call;
         call
     }
 
-    /// For the fault thread: what is left when those who were woken have taken theirs.
-    fn spare(&mut self) -> Option<Job> {
-        if self.jobs.len() > self.woken { self.jobs.pop_back() } else { None }
+    /// For the fault thread: the first that nobody was woken for, or that who was woken has not come for in time.
+    fn spare(&mut self, now: Instant) -> Option<Job> {
+        let late = |job: &Job| now.saturating_duration_since(job.read) >= LATE;
+        if self.jobs.front().is_some_and(late) {
+            return self.jobs.pop_front();
+        }
+        self.jobs.remove(self.woken)
     }
 }
 
@@ -130,6 +155,7 @@ pub(super) struct Crew {
     office: Arc<Office>,
     threads: Vec<JoinHandle<()>>,
     most: usize,
+    has_begun: bool,
     crowded_until: Option<Instant>,
     eager: bool,
     idle: Idle,
@@ -150,14 +176,16 @@ impl Idle {
 
     fn new() -> Idle {
         let processors = processors() as f64;
-        let load = File::open("/proc/loadavg").ok();
-        Idle { load, processors, looked: None, running: processors }
+        Idle { load: None, processors, looked: None, running: processors }
     }
 
     fn is_idle(&mut self, now: Instant) -> bool {
         if self.looked.is_none_or(|at| now.saturating_duration_since(at) >= Idle::APART) {
             self.looked = Some(now);
             let mut text = [0; 64];
+            if self.load.is_none() {
+                self.load = File::open("/proc/loadavg").ok();
+            }
             let n = self.load.as_ref().and_then(|file| file.read_at(&mut text, 0).ok());
             let running = n.and_then(|n| runnable(&text[..n])).map_or(self.processors, f64::from);
             self.running += (running - self.running) / 4.0;
@@ -181,6 +209,7 @@ impl Crew {
             office: Arc::default(),
             threads: Vec::new(),
             most,
+            has_begun: false,
             crowded_until: None,
             eager,
             idle: Idle::new(),
@@ -196,17 +225,17 @@ impl Crew {
         self.most > 0 && self.crowded_until.is_some_and(|until| now < until)
     }
 
-    /// Puts faults on the board; `long` of them take long. What no helper takes is the caller's, by `spare`.
+    /// Puts faults on the board, of which the first `long` take long. What no helper takes is the caller's, by `spare`.
     pub fn give(&mut self, jobs: &[Job], long: usize) {
-        let worth =
-            long > 0 || jobs.len() >= WORTH && (self.eager || self.idle.is_idle(Instant::now()));
+        let all = jobs.len() >= WORTH && (self.eager || self.idle.is_idle(Instant::now()));
+        let worth = if all { jobs.len() } else { long };
         let mut board = self.office.board();
         board.jobs.extend(jobs);
-        if !worth {
+        if worth == 0 {
             return;
         }
-        let call = board.call();
-        let wanting = board.jobs.len() > board.woken && board.live < self.most;
+        let call = board.call(worth);
+        let wanting = worth > board.woken && board.live < self.most && place();
         if wanting {
             // It takes a job without being called.
             board.live += 1;
@@ -219,6 +248,7 @@ impl Crew {
     }
 
     fn begin(&mut self) {
+        self.has_begun = true;
         self.threads.retain(|thread| !thread.is_finished());
         let (vm, office) = (self.vm.clone(), self.office.clone());
         // Its priority and where its memory comes from are those of the thread that begins it.
@@ -229,19 +259,25 @@ impl Crew {
             Err(e) => {
                 tracing::debug!(vm = %self.vm.name, "no thread to help with faults: {e}");
                 self.office.board().live -= 1;
-                self.most = 0;
+                HELPERS.fetch_sub(1, Ordering::Relaxed);
+                self.crowded_until = None;
             }
         }
     }
 
-    /// A fault from the board that no helper was woken for.
+    /// A fault from the board that is not left to a helper.
     pub fn spare(&self) -> Option<Job> {
-        self.office.board().spare()
+        self.office.board().spare(Instant::now())
+    }
+
+    /// Whether faults are on the board still, to be looked at before `LATE` is over.
+    pub fn has_jobs(&self) -> bool {
+        self.has_begun && !self.office.board().jobs.is_empty()
     }
 
     /// What came of faults that helpers could not serve at once, or that brought pages back.
     pub fn take_back(&self) -> Vec<Met> {
-        if self.threads.is_empty() {
+        if !self.has_begun {
             return Vec::new();
         }
         std::mem::take(&mut self.office.board().back)
@@ -262,6 +298,7 @@ impl Drop for Crew {
 
 /// Serves what is on the board.
 fn help(vm: &Shared, office: &Office) {
+    let _place = Place;
     while let Some(job) = office.job() {
         let met = Met::serve(&vm.memory, job.ppn, job.access);
         let served = met.outcome == Fault::Served;
@@ -306,14 +343,21 @@ mod tests {
     fn what_nobody_was_woken_for_is_left_to_the_fault_thread() {
         let mut board = Board { idle: 2, ..Board::default() };
         board.jobs.extend((0..4).map(job));
-        assert_eq!(board.call(), 2);
-        let mut spare = || board.spare().map(|job| job.ppn.0);
-        assert_eq!([spare(), spare(), spare()], [Some(3), Some(2), None]);
+        let now = Instant::now();
+        assert_eq!(board.call(4), 2);
+        let mut spare = |at| board.spare(at).map(|job| job.ppn.0);
+        assert_eq!([spare(now), spare(now), spare(now)], [Some(2), Some(3), None]);
         // Both were woken already.
-        assert_eq!(board.call(), 0);
+        assert_eq!(board.call(4), 0);
         board.idle = 3;
         board.jobs.push_back(job(4));
-        assert_eq!((board.call(), board.spare().is_none()), (1, true));
+        assert_eq!((board.call(4), board.spare(now).is_none()), (1, true));
+        // Nobody came for them.
+        let mut spare = || board.spare(now + 2 * LATE).map(|job| job.ppn.0);
+        assert_eq!([spare(), spare(), spare(), spare()], [Some(0), Some(1), Some(4), None]);
+        let mut board = Board { idle: 3, ..Board::default() };
+        board.jobs.extend((0..4).map(job));
+        assert_eq!(board.call(1), 1, "one of them takes long");
     }
 
     #[test]
@@ -331,7 +375,7 @@ mod tests {
             }
             let mut board = office.board();
             board.jobs.push_back(job(n));
-            let call = board.call();
+            let call = board.call(usize::MAX);
             drop(board);
             (0..call).for_each(|_| office.work.notify_one());
             while !office.board().jobs.is_empty() {

@@ -11,7 +11,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
 
 use super::around::Around;
-use super::crew::{Crew, Job, LONG};
+use super::crew::{Crew, Job, LATE, LONG};
 use super::reads::{Arrival, Reads};
 use super::restore::Restore;
 use super::serve::{Landed, Notice, Serve, Task};
@@ -160,8 +160,14 @@ impl FaultService {
         fds[0].revents().contains(PollFlags::IN)
     }
 
-    /// How long nothing needs to be tried again.
+    /// How long nothing needs to be looked at again.
     fn patience(&mut self) -> Duration {
+        let patience = self.retry_after();
+        if self.crew.has_jobs() { patience.min(LATE) } else { patience }
+    }
+
+    /// How long nothing needs to be tried again.
+    fn retry_after(&mut self) -> Duration {
         let brief = |why| matches!(why, Wait::Busy | Wait::Discard);
         if self.serve.pending().is_brief() || self.unfilled.iter().any(|u| brief(u.1)) {
             let pending = self.serve.pending();
@@ -219,21 +225,17 @@ impl FaultService {
             self.crew.crowded(begun);
         }
         let crowded = self.crew.is_crowded(begun);
-        let (mut jobs, mut long, mut own) = (Vec::new(), 0, 0);
-        self.with_serve(|serve, memory, tasks| {
-            serve.take(memory, &notices, mark, tasks, |ppn, access| {
-                let takes_long = crowded && memory.may_fill_large(ppn);
-                // To give away a small one that is alone gains nothing.
-                if !takes_long && (!crowded || own == 0) {
-                    own += 1;
-                    return false;
-                }
-                long += usize::from(takes_long);
-                jobs.push(Job { ppn, access, read: begun });
-                true
-            });
+        let (mut long, mut small) = (Vec::new(), Vec::new());
+        let (memory, tasks) = (&self.vm.memory, &mut self.tasks);
+        self.serve.take(memory, &notices, mark, tasks, |ppn, access| {
+            if crowded {
+                let kind = if memory.may_fill_large(ppn) { &mut long } else { &mut small };
+                kind.push(Job { ppn, access, read: begun });
+            }
+            crowded
         });
-        let helped = self.share_out(&jobs, long);
+        let helped = self.share_out(long, &small);
+        self.with_serve(|_, _, _| {});
         let kept = self.serve.pending().faults().saturating_sub(waiting);
         let took = begun.elapsed();
         self.vm.fault_times.note(took, faults.saturating_sub(kept + helped) as u64);
@@ -244,23 +246,38 @@ impl FaultService {
     }
 
     /// Gives faults away, and serves those that nobody takes. Answers how many others have.
-    fn share_out(&mut self, jobs: &[Job], long: usize) -> usize {
-        if jobs.is_empty() {
-            return 0;
+    fn share_out(&mut self, mut long: Vec<Job>, small: &[Job]) -> usize {
+        // To give away a small one that is alone gains nothing.
+        let (own, rest) = small.split_at(small.len().min(1));
+        let n = long.len();
+        long.extend(rest);
+        if !long.is_empty() {
+            self.crew.give(&long, n);
         }
-        self.crew.give(jobs, long);
-        let mut left = jobs.len();
+        for job in own {
+            self.serve.fault(&self.vm.memory, job.ppn, job.access, &mut self.tasks);
+        }
+        long.len() - self.serve_spare()
+    }
+
+    /// Serves what is on the board and not left to helpers. Answers how many those were.
+    fn serve_spare(&mut self) -> usize {
+        let mut served = 0;
         while let Some(job) = self.crew.spare() {
-            left -= 1;
-            self.with_serve(|serve, memory, tasks| serve.fault(memory, job.ppn, job.access, tasks));
+            self.serve.fault(&self.vm.memory, job.ppn, job.access, &mut self.tasks);
+            served += 1;
         }
-        left
+        served
     }
 
     /// What came of faults that others served.
     fn take_back(&mut self) {
-        for met in self.crew.take_back() {
-            self.with_serve(|serve, memory, tasks| serve.met(memory, met, tasks));
+        let late = if self.crew.has_jobs() { self.serve_spare() } else { 0 };
+        let back = self.crew.take_back();
+        if late > 0 || !back.is_empty() {
+            self.with_serve(|serve, memory, tasks| {
+                back.into_iter().for_each(|met| serve.met(memory, met, tasks));
+            });
         }
     }
 

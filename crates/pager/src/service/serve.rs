@@ -216,6 +216,8 @@ impl Serve {
         match outcome {
             Fault::Served if away => tasks.push(Task::Came(ppn)),
             Fault::Served => {}
+            // Putting the page in place wakes everyone who waits for it.
+            Fault::Wait(_) if self.is_coming(ppn) => {}
             Fault::Wait(why) => self.keep(memory, ppn, access, why),
             Fault::Read(stored) => {
                 // Busy since then: who waits for it is woken when it is there.
