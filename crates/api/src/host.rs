@@ -64,6 +64,23 @@ pub struct SwapLocation {
     pub read_errors: u64,
 }
 
+/// A NUMA node. Sizes in bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct NodeView {
+    /// The kernel's number of it.
+    pub id: u32,
+    /// Its memory.
+    pub size: u64,
+    /// What of it is free, or page cache.
+    pub free: u64,
+    /// Its own reclamation state.
+    pub state: StateName,
+    /// What is missing to the free memory that is aimed for there.
+    pub missing: u64,
+    /// VMs that can have memory of this node alone, a count.
+    pub bound: u32,
+}
+
 /// The host as the manager sees it. Sizes in bytes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct HostView {
@@ -112,6 +129,9 @@ pub struct HostView {
     /// Where swap files are, those of the highest priority first.
     #[serde(default)]
     pub swap_locations: Vec<SwapLocation>,
+    /// NUMA nodes, where there are several.
+    #[serde(default)]
+    pub nodes: Vec<NodeView>,
     /// What VMs run on, and why not KVM: "tcg (no stock kernel boots on this /dev/kvm)".
     pub accel: String,
     /// CPU seconds that the manager has used.

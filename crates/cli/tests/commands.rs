@@ -386,6 +386,8 @@ fn host_shows_states_and_thresholds_and_sets_parameters() {
     let location = |path: &str| text.lines().find(|l| l.contains(path)).unwrap();
     contains_all(location("/ssd/ballast"), &["10", "384 MiB", "40 MiB", "77", "failed"]);
     contains_all(location("/disk/ballast"), &["-2", "128 MiB", "4 GiB", "good"]);
+    let node = text.lines().find(|l| l.starts_with("  0 ")).unwrap();
+    contains_all(node, &["16 GiB", "200 MiB", "soft", "24 MiB", " 3"]);
     // 4% of 448 MiB, 6% of it.
     let soft = text.lines().find(|l| l.starts_with("  soft ")).unwrap();
     contains_all(soft, &["17.9 MiB", "26.9 MiB", "ballooning"]);

@@ -46,6 +46,12 @@ pub fn changes(before: &Decision, now: &Decision, names: &Names) -> Vec<Change> 
         let (was, is) = (before.snapshot.budget, now.snapshot.budget);
         say(None, format!("the budget goes from {was} to {is}"));
     }
+    for node in &now.nodes {
+        let was = before.nodes.iter().find(|n| n.id == node.id).map(|n| n.state);
+        if let Some(was) = was.filter(|was| *was != node.state) {
+            say(None, format!("node {} goes from {was} to {}", node.id, node.state));
+        }
+    }
     let mut old: HashMap<VmId, Row<'_>> = rows(before).map(|row| (row.vm.demand.id, row)).collect();
     for row in rows(now) {
         let id = row.vm.demand.id;

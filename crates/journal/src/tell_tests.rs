@@ -58,6 +58,32 @@ fn tell_story(mut host: Host) {
 }
 
 #[test]
+fn a_node_that_runs_short_and_recovers_is_told() {
+    let at = |free: u64, before: State| {
+        let mut snapshot = snapshot("period", "high", 400, &[vm(1, 100, 50), vm(2, 100, 50)]);
+        let node = json!({
+            "id": 1, "size": 256 * MIB, "free": free * MIB, "before": before, "bound": [1]
+        });
+        snapshot.nodes = vec![serde_json::from_value(node).unwrap()];
+        decide(snapshot)
+    };
+    let (calm, short) = (at(100, State::High), at(3, State::High));
+    let again = at(100, State::Hard);
+    let texts = |before, now| {
+        let changes = crate::changes::changes(before, now, &crate::turn::Names::new());
+        changes.into_iter().map(|change| change.text).collect::<Vec<_>>()
+    };
+    let said = texts(&calm, &short);
+    assert!(said.contains(&"node 1 goes from high to hard".to_owned()), "{said:?}");
+    assert!(texts(&short, &again).contains(&"node 1 goes from hard to high".to_owned()));
+    assert!(texts(&calm, &calm).is_empty());
+    let (_, steps) = short.explain(VmId(1), |id| format!("vm-{id}"));
+    let step = steps.iter().find(|step| step.contains("bound to node 1")).unwrap();
+    assert!(step.contains("its state is hard"), "{step}");
+    assert!(!short.explain(VmId(2), |id| format!("{id}")).1.iter().any(|s| s.contains("node 1")));
+}
+
+#[test]
 fn why_at_a_time_tells_the_decision_in_force_then_and_what_came_of_it() {
     let folder = tempfile::tempdir().unwrap();
     story(folder.path());

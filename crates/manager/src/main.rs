@@ -19,6 +19,7 @@ mod logs;
 mod manager;
 mod measure;
 mod metrics;
+mod nodes;
 mod numa;
 mod own_process;
 mod pace;

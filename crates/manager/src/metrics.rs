@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU64;
 use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::IntoResponse;
-use ballast_api::{HostView, VmView};
+use ballast_api::{HostView, NodeView, VmView};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;
@@ -83,6 +83,7 @@ fn render(host: &HostView, vms: &[VmView]) -> Result<String, std::fmt::Error> {
         "Reclamation state: 0 high, 1 soft, 2 hard, 3 low",
         ConstGauge::new(host.state as u64 as f64),
     );
+    nodes(&mut registry, &host.nodes);
     let mut counter = |name: &str, help: &str, value: u64| {
         registry.register(name, help, ConstCounter::new(value));
     };
@@ -222,6 +223,27 @@ fn per_vm(registry: &mut Registry, vms: &[VmView]) {
     }
 }
 
+/// NUMA nodes; nothing where there is one.
+fn nodes(registry: &mut Registry, nodes: &[NodeView]) {
+    if nodes.is_empty() {
+        return;
+    }
+    type Label = [(&'static str, String); 1];
+    let family = |of: fn(&NodeView) -> u64| {
+        let family = Family::<Label, Gauge<u64, AtomicU64>>::default();
+        for node in nodes {
+            family.get_or_create(&[("node", node.id.to_string())]).set(of(node));
+        }
+        family
+    };
+    let free = "Memory of a NUMA node that is free, or page cache";
+    registry.register_with_unit("node_free", free, Unit::Bytes, family(|node| node.free));
+    let missing = "What a NUMA node lacks to the free memory that is aimed for";
+    registry.register_with_unit("node_missing", missing, Unit::Bytes, family(|node| node.missing));
+    let state = "Reclamation state of a NUMA node: 0 high, 1 soft, 2 hard, 3 low";
+    registry.register("node_state", state, family(|node| node.state as u64));
+}
+
 /// Of the VMs that have them: what is not known is not told as zero.
 fn inputs(registry: &mut Registry, vms: &[VmView]) {
     type Part = [(&'static str, String); 2];
@@ -271,6 +293,7 @@ mod tests {
             "state": "high", "thresholds": [], "overcommit": 0.0, "overcommit_peak": 0.0,
             "tax": 0.75, "vms": 1, "swap_reserved": 0, "swap_used": 0, "accel": "", "waiting": 3,
             "manager_cpu_s": 2.5, "manager_rss": 110, "manager_locked": true,
+            "nodes": [{"id": 1, "size": 9, "free": 111, "state": "hard", "missing": 112, "bound": 2}],
             "sharing": {"enabled": true, "shared": 101, "common": 102, "saved": 103,
                         "broken": 104, "breaks": 105, "scanned": 106, "cpu_s": 1.5,
                         "metadata": 107, "mappings": 108},
@@ -306,6 +329,9 @@ mod tests {
         for line in [
             "ballast_sharing_enabled 1.0",
             "ballast_vms_waiting 3.0",
+            "ballast_node_free_bytes{node=\"1\"} 111",
+            "ballast_node_missing_bytes{node=\"1\"} 112",
+            "ballast_node_state{node=\"1\"} 2",
             "ballast_shared_bytes 101.0",
             "ballast_common_bytes 102.0",
             "ballast_saved_bytes 103.0",

@@ -9,14 +9,16 @@ use std::path::Path;
 
 use rustix::io::Errno;
 
-const NODES: &str = "/sys/devices/system/node";
+/// Where the kernel shows them.
+pub const NODES: &str = "/sys/devices/system/node";
 /// Linux's most are 1,024 (CONFIG_NODES_SHIFT is 10 at most).
-const MOST: usize = 1024;
+pub const MOST: usize = 1024;
 
 /// A node with memory, and its processors.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Node {
-    id: usize,
+pub struct Node {
+    /// The kernel's number of it.
+    pub id: usize,
     cpus: Vec<(usize, usize)>,
 }
 
@@ -36,7 +38,7 @@ pub fn follow(pid: u32) {
 }
 
 /// Those with memory. What cannot be read is not there.
-fn nodes(folder: &Path) -> Vec<Node> {
+pub fn nodes(folder: &Path) -> Vec<Node> {
     let read = |file: &str| std::fs::read_to_string(folder.join(file)).ok();
     let with_memory = read("has_memory").and_then(|text| ranges(&text)).unwrap_or_default();
     let ids = with_memory.into_iter().flat_map(|(first, last)| first..=last.min(MOST - 1));

@@ -19,6 +19,7 @@ use ballast_units::{Pages, VmId};
 use crate::inputs;
 use crate::journal;
 use crate::manager::Manager;
+use crate::nodes::Nodes;
 use crate::records::Record;
 use crate::tools;
 use crate::vm::{Vm, lock};
@@ -31,7 +32,12 @@ const SPACING: Duration = Duration::from_millis(5);
 
 /// The policy thread.
 pub fn run(manager: &Arc<Manager>) {
-    let mut last = Last { state: State::High, thresholds: manager.thresholds(), turns: 0 };
+    let mut last = Last {
+        state: State::High,
+        thresholds: manager.thresholds(),
+        turns: 0,
+        nodes: Nodes::new(),
+    };
     let mut swap_ins = std::collections::HashMap::new();
     let mut last_external = Instant::now();
     while !manager.is_stopping() {
@@ -56,6 +62,7 @@ struct Last {
     thresholds: Thresholds,
     /// Turns so far.
     turns: u64,
+    nodes: Nodes,
 }
 
 fn turn(
@@ -114,6 +121,7 @@ fn turn(
         vms: states,
         pools,
         policy: inputs::policy(manager.config().policy, &managed),
+        nodes: last.nodes.look(managed.iter().map(|vm| &***vm)),
     };
     last.turns += 1;
     let begun = Instant::now();
@@ -131,6 +139,7 @@ fn turn(
     host.set_low(state == State::Low);
 
     carry_out(manager, &managed, &decision, last.state != state);
+    last.nodes.left_in(&decision.nodes);
     if last.state != state {
         tracing::info!("{}: {} free", decision.trigger(), decision.snapshot.free);
         last.state = state;

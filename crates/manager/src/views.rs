@@ -5,14 +5,14 @@ use std::sync::atomic::Ordering;
 
 use ballast_api::{
     ActiveView, BalloonHealth, BalloonView, CompressionView, FaultTimesView, HostSharing, HostView,
-    Management, MemoryView, Mode, Params, PolicyInputs, PoolView, RunState, Threshold, ToolsView,
-    VmCounters, VmSharing, VmView, Why,
+    Management, MemoryView, Mode, NodeView, Params, PolicyInputs, PoolView, RunState, Threshold,
+    ToolsView, VmCounters, VmSharing, VmView, Why,
 };
 use ballast_journal::tell::state_name;
 use ballast_pager::mappings::ZERO_RUN;
 use ballast_pager::service::{Health as PagerHealth, PagedVm};
 use ballast_pager::word::State as Page;
-use ballast_policy::{Health, Pool, State};
+use ballast_policy::{Health, Node, NodeState, Pool, State};
 use ballast_qemu::process;
 use ballast_units::Pages;
 
@@ -71,6 +71,7 @@ pub fn host(manager: &Manager) -> HostView {
         swap_reserved: swap(&|p| p.swap_len()),
         swap_used: swap(&|p| p.memory().swap_used()),
         swap_locations: manager.swap.views(&vms),
+        nodes: nodes(manager),
         accel: lock(&manager.accel).clone(),
         manager_cpu_s: process::cpu_time(own).unwrap_or_default().as_secs_f64(),
         manager_rss: process::rss(own).unwrap_or_default().0,
@@ -83,6 +84,20 @@ pub fn host(manager: &Manager) -> HostView {
         journal: journal::view(manager.journal.as_ref()),
         counters,
     }
+}
+
+/// As the last turn saw them.
+fn nodes(manager: &Manager) -> Vec<NodeView> {
+    let Some((_, decision)) = manager.decision() else { return Vec::new() };
+    let view = |(node, decided): (&Node, &NodeState)| NodeView {
+        id: node.id,
+        size: bytes(node.size),
+        free: bytes(node.free),
+        state: state_name(decided.state),
+        missing: bytes(decided.missing),
+        bound: node.bound.len() as u32,
+    };
+    decision.snapshot.nodes.iter().zip(&decision.nodes).map(view).collect()
 }
 
 /// All VMs in order of start, then those that wait to be taken over.

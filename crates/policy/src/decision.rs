@@ -3,6 +3,7 @@
 use ballast_units::{Pages, VmId};
 use serde::{Deserialize, Serialize};
 
+use crate::nodes::NodeState;
 use crate::plan::{Reason, VmPlan};
 use crate::pools::{Member, Pool, PoolId, PoolShare, ancestors, divide};
 use crate::shares::{Bound, Entitlement, TaxRate, VmDemand};
@@ -26,6 +27,9 @@ pub struct Decision {
     pub pools: Vec<PoolShare>,
     /// What is asked of each VM, in the order of the snapshot.
     pub plans: Vec<VmPlan>,
+    /// In the order of the snapshot's nodes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nodes: Vec<NodeState>,
 }
 
 impl Decision {
@@ -68,6 +72,7 @@ impl Decision {
         let note = own.and_then(|own| self.snapshot.policy.note(own, input));
         let mut steps = vec![self.host_step(), self.supply_step()];
         steps.extend(self.pool_steps(id));
+        steps.extend(self.node_step(id));
         steps.extend(note.map(|note| format!("{note}.")));
         steps.push(rho_step(&name, input, result));
         steps.push(format!("{}: {}.", why.short(), self.outcome(&name, input, result, why)));
@@ -124,6 +129,20 @@ impl Decision {
                  page goes where it has the most shares behind it (largest rho)."
             )
         }
+    }
+
+    /// The node that the VM is bound to, if it is short.
+    fn node_step(&self, id: VmId) -> Option<String> {
+        let mut nodes = self.snapshot.nodes.iter().zip(&self.nodes);
+        let (node, decided) = nodes.find(|(node, _)| node.bound.contains(&id))?;
+        if decided.missing.is_zero() {
+            return None;
+        }
+        Some(format!(
+            "Its memory is bound to node {}, which has {} of {} free, {} short of what is aimed for there; its state is {}: what \
+             is missing is taken from the VMs that are bound to it.",
+            node.id, node.free, node.size, decided.missing, decided.state
+        ))
     }
 
     /// The pools that the VM is in, from the outside in.

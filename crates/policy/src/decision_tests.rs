@@ -52,6 +52,7 @@ fn decide(available: u64, state: State, free: u64, inputs: Vec<VmDemand>, held: 
         starting: Pages::ZERO,
         room: Pages::ZERO,
         policy: crate::Policy::default(),
+        nodes: Vec::new(),
     });
     assert_eq!(decision.state, state);
     decision

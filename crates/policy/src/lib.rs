@@ -18,6 +18,7 @@
 //! | [`tools`] | what do its balloon and paging cost this guest now? | |
 //! | [`policies`] | what does a VM need, read in other ways than the paper's? | |
 //! | [`plan`](mod@plan) | what is asked of each VM now? | s.6.3 |
+//! | [`nodes`] | what is asked of VMs that are bound to a NUMA node which is short? | |
 //! | [`turn`] | all of that at once | s.6.3 |
 //! | [`decision`] | why? | |
 //!
@@ -37,6 +38,7 @@
 pub mod admission;
 pub mod balloon;
 pub mod decision;
+pub mod nodes;
 pub mod plan;
 pub mod policies;
 pub mod pools;
@@ -53,6 +55,7 @@ pub use balloon::{
     BadBalloonConfig, BalloonConfig, BalloonControl, BalloonInput, BalloonOutput, Health,
 };
 pub use decision::Decision;
+pub use nodes::{Node, NodeState};
 pub use plan::{EvictCause, Reason, Standing, Supply, VmPlan, VmState, plan};
 pub use policies::{Policy, PolicyKind, UnknownPolicy, VmMisses, VmPressure};
 pub use pools::{Member, Pool, PoolId, PoolShare, divide};

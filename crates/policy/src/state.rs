@@ -199,6 +199,15 @@ impl Thresholds {
         }
     }
 
+    /// Those that are the same part of `size` as these are of `budget`.
+    pub fn scaled(&self, budget: Pages, size: Pages) -> Thresholds {
+        let part = |threshold: Pages| {
+            let scaled = u128::from(threshold.0) * u128::from(size.0) / u128::from(budget.0.max(1));
+            Pages(u64::try_from(scaled).unwrap_or(u64::MAX))
+        };
+        Thresholds::spread(part(self.high), part(self.soft), part(self.hard), part(self.low))
+    }
+
     fn spread(high: Pages, soft: Pages, hard: Pages, low: Pages) -> Thresholds {
         let low = low.max(Pages(1));
         let hard = hard.max(low + Pages(1));

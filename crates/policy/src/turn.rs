@@ -6,6 +6,7 @@ use ballast_units::Pages;
 use serde::{Deserialize, Serialize};
 
 use crate::decision::Decision;
+use crate::nodes::{Node, relieve};
 use crate::plan::{Seen, Supply, VmState, plan_in};
 use crate::policies::Policy;
 use crate::pools::{Pool, Tree, divide_in};
@@ -43,6 +44,9 @@ pub struct Snapshot {
     /// Which policy reads them, and what it knows beside their samples.
     #[serde(default)]
     pub policy: Policy,
+    /// NUMA nodes with memory, where there are several.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nodes: Vec<Node>,
 }
 
 /// Decides: the state, what each VM is entitled to, and what is asked of it now. The same snapshot
@@ -53,7 +57,7 @@ pub fn decide(snapshot: Snapshot) -> Decision {
     let available = available(budget, overhead, &thresholds).saturating_sub(snapshot.starting);
     let demands = snapshot.policy.demands(available, &snapshot.vms);
     let tree = Tree::new(&snapshot.pools, snapshot.vms.iter().map(VmState::member));
-    let (results, pools) = divide_in(&tree, available, &snapshot.pools, &demands);
+    let (mut results, pools) = divide_in(&tree, available, &snapshot.pools, &demands);
     let standing: Vec<Seen> = snapshot
         .vms
         .iter()
@@ -62,6 +66,7 @@ pub fn decide(snapshot: Snapshot) -> Decision {
         .map(|((vm, demand), entitled)| Seen { vm, demand, target: entitled.target })
         .collect();
     let supply = Supply { free, budget, thresholds, room: snapshot.room };
-    let plans = plan_in(&tree, state, &supply, &standing);
-    Decision { snapshot, state, available, results, pools, plans }
+    let mut plans = plan_in(&tree, state, &supply, &standing);
+    let nodes = relieve(&snapshot, &demands, &mut results, &mut plans);
+    Decision { snapshot, state, available, results, pools, plans, nodes }
 }

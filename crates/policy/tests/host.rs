@@ -176,6 +176,7 @@ impl Host {
             starting: Pages(self.starting),
             room: Pages(self.starting),
             policy: Default::default(),
+            nodes: Vec::new(),
         });
         self.state = decision.state;
         self.plans = decision.plans;

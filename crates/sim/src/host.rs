@@ -169,6 +169,7 @@ impl Host {
             vms: states,
             pools: Vec::new(),
             policy: self.policy(),
+            nodes: Vec::new(),
         });
         self.measure.decisions += 1;
         self.measure.state_changes += u64::from(decision.state != self.state);

@@ -63,6 +63,7 @@ fn summary(h: &HostView) -> String {
     );
     text += "\nstates of free memory\n";
     text += &thresholds(h);
+    text += &nodes(h);
     let c = &h.counters;
     text += "\n";
     text += &section(
@@ -122,6 +123,34 @@ fn journal(j: &JournalView) -> String {
         rows.push(("not written now", trouble.clone()));
     }
     section("journal", &rows)
+}
+
+fn nodes(h: &HostView) -> String {
+    if h.nodes.is_empty() {
+        return String::new();
+    }
+    let rows = h.nodes.iter().map(|n| {
+        vec![
+            format!("  {}", n.id),
+            size(n.size),
+            size(n.free),
+            table::host_state(n.state).to_owned(),
+            size(n.missing),
+            n.bound.to_string(),
+        ]
+    });
+    let table = columns(
+        &[
+            ("  NODE", false),
+            ("SIZE", true),
+            ("FREE", true),
+            ("STATE", false),
+            ("MISSING", true),
+            ("BOUND VMS", true),
+        ],
+        rows,
+    );
+    format!("\nNUMA nodes\n{table}")
 }
 
 fn locations(h: &HostView) -> String {

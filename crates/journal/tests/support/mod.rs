@@ -71,8 +71,18 @@ pub fn any_snapshot() -> impl Strategy<Value = Snapshot> {
             })
         });
     let vms = proptest::collection::vec(vm, 0..9);
-    (vms, pages(), pages(), pages(), 0usize..4, "[a-z ]{0,12}").prop_map(
-        |(mut vms, budget, free, overhead, before, trigger)| {
+    let node = (pages(), pages(), 0usize..4, proptest::collection::vec(0u32..9, 0..9)).prop_map(
+        |(size, free, before, bound)| {
+            let before = ["high", "soft", "hard", "low"][before];
+            json!({"id": 0, "size": size, "free": free, "before": before, "bound": bound})
+        },
+    );
+    let nodes = proptest::collection::vec(node, 0..3);
+    (vms, nodes, pages(), pages(), pages(), 0usize..4, "[a-z ]{0,12}").prop_map(
+        |(mut vms, mut nodes, budget, free, overhead, before, trigger)| {
+            for (i, node) in nodes.iter_mut().enumerate() {
+                node["id"] = json!(i);
+            }
             for (i, vm) in vms.iter_mut().enumerate() {
                 vm["demand"]["id"] = json!(i + 1);
             }
@@ -80,7 +90,7 @@ pub fn any_snapshot() -> impl Strategy<Value = Snapshot> {
             serde_json::from_value(json!({
                 "trigger": trigger, "before": before,
                 "thresholds": Thresholds::default_for(Pages(budget)),
-                "budget": budget, "free": free, "overhead": overhead, "vms": vms
+                "budget": budget, "free": free, "overhead": overhead, "vms": vms, "nodes": nodes
             }))
             .unwrap()
         },

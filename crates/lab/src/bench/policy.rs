@@ -122,5 +122,6 @@ fn snapshot(budget: Pages, pools: &[Pool], vms: &[VmDemand], members: &[Member])
         vms: vms.iter().zip(members).map(state).collect(),
         pools: pools.to_vec(),
         policy: Default::default(),
+        nodes: Vec::new(),
     }
 }

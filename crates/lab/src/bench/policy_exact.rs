@@ -131,6 +131,7 @@ fn snapshot(budget: Pages, vms: Vec<VmState>, kind: PolicyKind) -> Snapshot {
         vms,
         pools: Vec::new(),
         policy: Policy { kind, ..Policy::default() },
+        nodes: Vec::new(),
     }
 }
 

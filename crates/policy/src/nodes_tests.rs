@@ -1,0 +1,161 @@
+use super::*;
+use crate::balloon::Health;
+use crate::shares::TaxRate;
+use crate::state::Thresholds;
+use crate::{Decision, Tools, decide};
+use proptest::prelude::*;
+
+const GIB: u64 = 1 << 18;
+
+fn vm(id: u32, consumed: u64, min: u64) -> VmState {
+    VmState {
+        demand: VmDemand {
+            id: VmId(id),
+            shares: 1_000,
+            min: Pages(min),
+            max: Pages(8 * GIB),
+            tax: TaxRate::new(0.75).unwrap(),
+            active: Pages(consumed / 2),
+        },
+        consumed: Pages(consumed),
+        size: Pages(8 * GIB),
+        balloon_goal: Pages::ZERO,
+        balloon_health: Health::Healthy,
+        balloon_limit: Pages(8 * GIB),
+        balloon_rate: None,
+        short: false,
+        wants_more: false,
+        swap_free: Pages(8 * GIB),
+        pool: None,
+        overhead: Pages::ZERO,
+        tools: Tools::default(),
+    }
+}
+
+fn node(id: u32, free: u64, before: State, bound: &[u32]) -> Node {
+    let bound = bound.iter().copied().map(VmId).collect();
+    Node { id, size: Pages(16 * GIB), free: Pages(free), before, bound }
+}
+
+/// Of a node.
+fn thresholds() -> Thresholds {
+    Thresholds::default_for(Pages(32 * GIB)).scaled(Pages(32 * GIB), Pages(16 * GIB))
+}
+
+/// Two nodes of 16 GiB; the host has plenty.
+fn host(vms: Vec<VmState>, nodes: Vec<Node>) -> Decision {
+    let budget = Pages(32 * GIB);
+    let used: Pages = vms.iter().map(|vm| vm.consumed).sum();
+    decide(Snapshot {
+        trigger: "period".into(),
+        before: State::High,
+        thresholds: Thresholds::default_for(budget),
+        budget,
+        free: budget.saturating_sub(used),
+        overhead: Pages::ZERO,
+        starting: Pages::ZERO,
+        room: Pages::ZERO,
+        vms,
+        pools: Vec::new(),
+        policy: crate::Policy::default(),
+        nodes,
+    })
+}
+
+#[test]
+fn a_node_that_is_short_takes_from_those_bound_to_it_and_nobody_else() {
+    let vms = || vec![vm(0, 7 * GIB, 0), vm(1, 7 * GIB, 0), vm(2, 7 * GIB, 0)];
+    // 2% of it: between the lower edges of soft and of hard.
+    let free = 16 * GIB / 40;
+    let d =
+        host(vms(), vec![node(0, free, State::High, &[0, 1]), node(1, 8 * GIB, State::High, &[2])]);
+    assert_eq!(d.state, State::High);
+    let missing = thresholds().goal() - Pages(free);
+    assert_eq!(
+        d.nodes,
+        [
+            NodeState { id: 0, state: State::Soft, missing },
+            NodeState { id: 1, state: State::High, missing: Pages::ZERO }
+        ]
+    );
+    let asked = |i: usize| d.plans[i].balloon_goal.saturating_sub(Pages(GIB));
+    assert_eq!(asked(0) + asked(1), missing, "{:?}", d.plans);
+    assert_eq!((d.plans[2].balloon_goal, d.plans[2].evict), (Pages::ZERO, Pages::ZERO));
+    assert!(d.results[0].target < Pages(8 * GIB) && d.results[2].target == Pages(8 * GIB));
+    assert!(
+        d.plans.iter().all(|plan| plan.evict.is_zero() && !plan.block),
+        "soft is the balloon's"
+    );
+    // Without the nodes nothing is taken from anybody.
+    let calm = host(vms(), Vec::new());
+    assert!(calm.plans.iter().all(|plan| plan.balloon_goal.is_zero()) && calm.nodes.is_empty());
+}
+
+#[test]
+fn in_hard_it_pages_in_low_it_blocks_nobody_and_mins_are_kept() {
+    let vms = vec![vm(0, 7 * GIB, 7 * GIB), vm(1, 7 * GIB, 0)];
+    for (free, state) in [(16 * GIB / 70, State::Hard), (0, State::Low)] {
+        let d = host(vms.clone(), vec![node(0, free, State::High, &[0, 1])]);
+        assert_eq!(d.nodes[0].state, state);
+        assert_eq!(d.plans[0].evict, Pages::ZERO, "its min");
+        assert_eq!(d.plans[1].evict, d.nodes[0].missing);
+        assert!(d.plans.iter().all(|plan| !plan.block));
+    }
+}
+
+#[test]
+fn a_node_comes_back_by_the_upper_edge_and_one_without_vms_does_nothing() {
+    let (t, vms) = (thresholds(), vec![vm(0, 7 * GIB, 0)]);
+    for (free, before, state) in [
+        (t.lower_edge(State::High), State::High, State::High),
+        (t.upper_edge(State::High) - Pages(1), State::Soft, State::Soft),
+        (t.upper_edge(State::High), State::Soft, State::High),
+    ] {
+        let d = host(vms.clone(), vec![node(0, free.0, before, &[0])]);
+        assert_eq!(d.nodes[0].state, state);
+        assert_eq!(d.plans[0].balloon_goal.is_zero(), state == State::High);
+    }
+    let d = host(vms, vec![node(0, 0, State::High, &[]), node(1, 0, State::High, &[7])]);
+    assert!(d.nodes.iter().all(|n| n.state == State::Low));
+    assert!(d.plans[0].evict.is_zero() && d.plans[0].balloon_goal.is_zero());
+}
+
+proptest! {
+    /// Whatever a node lacks: nobody gets more than without it, no min is broken, and what is asked is no more than is
+    /// missing.
+    #[test]
+    fn nodes_only_ever_ask_for_more(
+        consumed in prop::collection::vec(0..8 * GIB, 1..8),
+        mins in prop::collection::vec(0..4 * GIB, 8),
+        free in 0..2 * GIB,
+        host_free in 0..8 * GIB,
+        on_node in prop::collection::vec(any::<bool>(), 8),
+    ) {
+        let vms: Vec<VmState> = consumed
+            .iter()
+            .zip(&mins)
+            .enumerate()
+            .map(|(i, (&c, &min))| vm(i as u32, c, min))
+            .collect();
+        let bound: Vec<u32> = (0..vms.len() as u32).filter(|&i| on_node[i as usize]).collect();
+        let with = host(vms.clone(), vec![node(0, free, State::High, &bound)]);
+        let mut snapshot = with.snapshot.clone();
+        snapshot.free = Pages(host_free);
+        let with = decide(snapshot.clone());
+        snapshot.nodes.clear();
+        let without = decide(snapshot);
+        let mut more = Pages::ZERO;
+        for (i, vm) in vms.iter().enumerate() {
+            let (a, b) = (&with.plans[i], &without.plans[i]);
+            prop_assert!(with.results[i].target <= without.results[i].target);
+            prop_assert!(a.evict >= b.evict && a.balloon_goal >= b.balloon_goal && a.leave <= b.leave);
+            prop_assert!(a.leave >= vm.demand.min.min(vm.consumed));
+            if !bound.contains(&(i as u32)) {
+                prop_assert_eq!(a, b);
+            } else if without.state == State::High {
+                more += a.evict;
+            }
+        }
+        prop_assert!(more <= with.nodes[0].missing);
+    }
+}
