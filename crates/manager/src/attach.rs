@@ -57,6 +57,9 @@ impl Manager {
             ));
         }
         let qmp = Qmp::connect(&spec.qmp, DEADLINE).await.map_err(|e| connect(e.to_string()))?;
+        if qmp.pid() != Some(pid) {
+            return Err(connect(format!("another process than {pid} answers there by now")));
+        }
         let vm = match known {
             Some(vm) => {
                 self.change_vm(

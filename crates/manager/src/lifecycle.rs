@@ -386,11 +386,13 @@ impl Manager {
         let pid = vm.process.pid();
         let mut verdict = inspect_since(since, pid, qmp.as_ref(), ram.as_ref()).await;
         let old = vm.management();
-        if let (Verdict::Unmanaged(_), Mode::Paged, Some(ram)) = (&verdict, old.mode, &ram) {
+        let unsure = matches!(verdict, Verdict::Unmanaged(_) | Verdict::Unknown(_));
+        if let (true, Mode::Paged, Some(ram)) = (unsure, old.mode, &ram) {
             // A QEMU that waits in a page fault does not answer, and it waits the longer if nothing
             // is taken from it. What forbids paging is seen in /proc as well.
-            if inspect_since(since, pid, None, Some(ram)).await == Verdict::Pageable {
-                verdict = Verdict::Pageable;
+            let seen = inspect_since(since, pid, None, Some(ram)).await;
+            if seen == Verdict::Pageable || matches!(verdict, Verdict::Unknown(_)) {
+                verdict = seen;
             }
         }
         if vm.run_state() == RunState::Stopped || !vm.process.is_alive() {
@@ -416,7 +418,13 @@ impl Manager {
             Verdict::BalloonOnly(reason) => {
                 Management { mode: Mode::BalloonOnly, reason: Some(reason) }
             }
-            Verdict::Unmanaged(reason) => {
+            // Nothing was found that forbids it: should all VMs stop being paged for one process of the host that
+            // cannot be looked at, nothing could be reclaimed from anybody.
+            Verdict::Unknown(reason) if old.mode == Mode::Paged => {
+                tracing::warn!(vm = vm.name, "{reason}; it stays paged, and is looked at again");
+                return;
+            }
+            Verdict::Unmanaged(reason) | Verdict::Unknown(reason) => {
                 Management { mode: Mode::Unmanaged, reason: Some(reason) }
             }
         };
@@ -441,6 +449,13 @@ impl Manager {
         // A VMM has one guest: more names would be more memory than it is entitled to.
         if let Some(vm) = self.vms().into_iter().find(|vm| vm.process.pid() == peer.pid) {
             return Err(format!("process {} is managed already, as '{}'", peer.pid, vm.name));
+        }
+        if let Some(waits) = self.waiting().into_iter().find(|w| w.record.pid == peer.pid) {
+            let why = "waits to be taken over";
+            return Err(format!("process {} {why}, as '{}'", peer.pid, waits.record.name));
+        }
+        if let Some((name, _)) = lock(&self.expected).iter().find(|(_, e)| e.pid == peer.pid) {
+            return Err(format!("process {} is expected, as '{name}'", peer.pid));
         }
         if !lock(&self.adopting).insert(peer.pid) {
             return Err(format!("process {} is being taken in already", peer.pid));
@@ -537,7 +552,7 @@ impl Manager {
         self.promise_settled(&vm.name);
         lock(&self.adopting).remove(&vm.process.pid());
         self.look_at(&vm).await;
-        vm.set_run_state(RunState::Running);
+        vm.has_started();
     }
 }
 

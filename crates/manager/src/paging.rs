@@ -461,5 +461,13 @@ fn check_ram_file(fd: &OwnedFd, hello: &Hello) -> Result<(), String> {
     if !mode.contains(rustix::fs::OFlags::RDWR) {
         return Err("its RAM file is not open for writing".into());
     }
+    // A page of a file that may not be written cannot be freed either.
+    let seals = rustix::fs::fcntl_get_seals(fd).map_err(|e| format!("its RAM file: {e}"))?;
+    let write = rustix::fs::SealFlags::WRITE | rustix::fs::SealFlags::FUTURE_WRITE;
+    if seals.intersects(write) || !seals.contains(rustix::fs::SealFlags::SEAL) {
+        return Err(
+            "its RAM file is sealed against writing, or could be: seal it with F_SEAL_SEAL".into(),
+        );
+    }
     Ok(())
 }

@@ -301,6 +301,11 @@ async fn reach(manager: Arc<Manager>, vm: Arc<Vm>, record: Record) {
     let mut freezes = 0;
     loop {
         match Qmp::connect(&socket, GREETING).await {
+            // By a path that was given, anybody may listen by now.
+            Ok(qmp) if qmp.pid() != Some(vm.process.pid()) => {
+                let (vm, socket) = (&vm.name, socket.display());
+                return tracing::warn!(vm, "{socket}: another process listens there: no balloon");
+            }
             Ok(qmp) => return manager.connected(&vm, qmp).await,
             Err(e) => {
                 // While its process is stopped, for pages that cannot be read, it cannot answer.

@@ -79,8 +79,14 @@ impl Folders {
             }
             let _ = std::fs::remove_dir(&journal.folder);
         }
-        for file in ["lock", "shim.sock", "accel.json", "pools.json", host_set::NAME, FORMAT_FILE] {
+        for file in ["lock", "shim.sock"] {
             let _ = std::fs::remove_file(config.run_dir.join(file));
+        }
+        // What did not end is the next manager's, with all that was set.
+        if !vms.exists() {
+            for file in ["accel.json", "pools.json", host_set::NAME, FORMAT_FILE] {
+                let _ = std::fs::remove_file(config.run_dir.join(file));
+            }
         }
         remove_empty(&self.own);
     }

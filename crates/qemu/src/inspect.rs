@@ -4,7 +4,9 @@
 mod census;
 mod scan;
 
+use std::collections::BTreeSet;
 use std::os::fd::AsFd;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use ballast_units::{Bytes, HostAddr, PAGE_SIZE};
@@ -32,6 +34,8 @@ pub enum Verdict {
     BalloonOnly(String),
     /// What the guest gives up would not come back either, or there is no balloon.
     Unmanaged(String),
+    /// It could not be found out: somebody did not answer in time. What was known before may be so still.
+    Unknown(String),
 }
 
 /// The guest's RAM as the shim announced it.
@@ -241,14 +245,21 @@ pub async fn inspect_since(
     if let Some(qmp) = qmp
         && let Err(error) = ask(qmp, &mut facts).await
     {
-        return Verdict::Unmanaged(error.to_string());
+        return Verdict::Unknown(error.to_string());
     }
     let size = match facts.memdevs.as_deref() {
         Some([memdev]) => Some(Bytes(memdev.size)),
         _ => None,
     };
     let wanted = scan::Wanted { announced: ram.copied(), size };
-    let reading = tokio::task::spawn_blocking(move || scan::process(pid, &wanted, since));
+    // A process whose mappings cannot be read, because somebody holds their lock, keeps whoever tries.
+    let Ok(alone) = timeout(PROC_DEADLINE, Reading::begin(pid)).await else {
+        return Verdict::Unknown(format!("process {pid} is being looked at still, since long ago"));
+    };
+    let reading = tokio::task::spawn_blocking(move || {
+        let _alone = alone;
+        scan::process(pid, &wanted, since)
+    });
     match timeout(PROC_DEADLINE, reading).await {
         Ok(Ok(Ok(found))) => {
             facts.commanded = found.commanded;
@@ -260,14 +271,37 @@ pub async fn inspect_since(
             facts.holders = found.holders;
             decide(&facts)
         }
+        Ok(Ok(Err(error))) if error.kind() == std::io::ErrorKind::TimedOut => {
+            Verdict::Unknown(format!("process {pid} could not be inspected: {error}"))
+        }
         Ok(Ok(Err(error))) => {
             Verdict::Unmanaged(format!("process {pid} cannot be inspected: {error}"))
         }
         Ok(Err(_)) => Verdict::Unmanaged(format!("the inspection of process {pid} was ended")),
         Err(_) => {
             let limit = PROC_DEADLINE.as_secs();
-            Verdict::Unmanaged(format!("process {pid} could not be inspected within {limit} s"))
+            Verdict::Unknown(format!("process {pid} could not be inspected within {limit} s"))
         }
+    }
+}
+
+/// One reading of a process at a time.
+struct Reading(u32);
+
+static READ: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
+
+impl Reading {
+    async fn begin(pid: u32) -> Reading {
+        while !READ.lock().unwrap_or_else(PoisonError::into_inner).insert(pid) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        Reading(pid)
+    }
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        READ.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.0);
     }
 }
 

@@ -66,6 +66,7 @@ pub struct QmpEvent {
 #[derive(Clone, Debug)]
 pub struct Qmp {
     socket: Arc<Path>,
+    pid: Option<u32>,
     requests: mpsc::Sender<Request>,
     /// Weak, so that receivers learn of the end of the connection.
     events: broadcast::WeakSender<QmpEvent>,
@@ -104,6 +105,7 @@ impl Qmp {
             .await
             .map_err(|_| late())?
             .map_err(|e| QmpError::Connect { socket: socket.to_owned(), source: Arc::new(e) })?;
+        let pid = stream.peer_cred().ok().and_then(|peer| peer.pid()).map(i32::unsigned_abs);
         let (requests, queue) = mpsc::channel(QUEUE);
         let (events, _) = broadcast::channel(EVENTS);
         let (closing, closed) = watch::channel(None);
@@ -116,8 +118,14 @@ impl Qmp {
             tracing::debug!(%why, "QMP connection ended");
             closing.send_replace(Some(why));
         });
-        let qmp =
-            Qmp { socket: socket.into(), requests, events: weak, closed, _in_use: in_use.into() };
+        let qmp = Qmp {
+            socket: socket.into(),
+            pid,
+            requests,
+            events: weak,
+            closed,
+            _in_use: in_use.into(),
+        };
         match timeout_at(end, greeting).await {
             Err(_) => return Err(late()),
             Ok(Err(_)) => return Err(qmp.closed_error().await),
@@ -126,6 +134,11 @@ impl Qmp {
         let left = end.saturating_duration_since(Instant::now());
         qmp.execute("qmp_capabilities", Value::Null, left).await?;
         Ok(qmp)
+    }
+
+    /// The process that listens there, by the kernel's word. None: it was not told.
+    pub fn pid(&self) -> Option<u32> {
+        self.pid
     }
 
     /// Runs one command. `args` is an object, or null for none. After an error other than

@@ -5,8 +5,8 @@
 use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use super::scan::identity;
 
@@ -24,16 +24,50 @@ struct Files {
     open: HashSet<FileId>,
 }
 
+/// The last census, and since when one is being taken.
+struct Office {
+    last: Option<Arc<Census>>,
+    under_way: Option<Instant>,
+}
+
+/// For so long a census is waited for that another thread takes.
+const PATIENCE: Duration = Duration::from_secs(8);
+
 /// A look that began no earlier than `asked`: who waits for one that runs already shares the next.
+///
+/// # Errors
+/// TimedOut: one is being taken and does not end, because some process of the host cannot be looked at.
 pub(super) fn begun_after(asked: Instant) -> io::Result<Arc<Census>> {
-    static LAST: Mutex<Option<Arc<Census>>> = Mutex::new(None);
-    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(census) = last.as_ref().filter(|census| census.begun >= asked) {
-        return Ok(census.clone());
+    static OFFICE: Mutex<Office> = Mutex::new(Office { last: None, under_way: None });
+    static DONE: Condvar = Condvar::new();
+    let until = Instant::now() + PATIENCE;
+    let mut office = OFFICE.lock().unwrap_or_else(PoisonError::into_inner);
+    loop {
+        if let Some(census) = office.last.as_ref().filter(|census| census.begun >= asked) {
+            return Ok(census.clone());
+        }
+        let Some(since) = office.under_way else { break };
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            let age = since.elapsed().as_secs();
+            let what =
+                format!("some process of the host has kept the look at all of them for {age} s");
+            return Err(io::Error::new(io::ErrorKind::TimedOut, what));
+        }
+        let waited = DONE.wait_timeout(office, left);
+        office = waited.unwrap_or_else(PoisonError::into_inner).0;
     }
-    let census = Arc::new(Census::take()?);
-    *last = Some(census.clone());
-    Ok(census)
+    office.under_way = Some(Instant::now());
+    drop(office);
+    let taken = Census::take().map(Arc::new);
+    let mut office = OFFICE.lock().unwrap_or_else(PoisonError::into_inner);
+    office.under_way = None;
+    if let Ok(census) = &taken {
+        office.last = Some(census.clone());
+    }
+    drop(office);
+    DONE.notify_all();
+    taken
 }
 
 impl Census {
