@@ -24,8 +24,14 @@ struct Files {
     open: HashSet<FileId>,
 }
 
-/// The last census, and since when one is being taken.
+/// Where censuses are taken, one at a time.
 struct Office {
+    desk: Mutex<Desk>,
+    done: Condvar,
+}
+
+/// The last census, and since when one is being taken.
+struct Desk {
     last: Option<Arc<Census>>,
     under_way: Option<Instant>,
 }
@@ -38,36 +44,52 @@ const PATIENCE: Duration = Duration::from_secs(8);
 /// # Errors
 /// TimedOut: one is being taken and does not end, because some process of the host cannot be looked at.
 pub(super) fn begun_after(asked: Instant) -> io::Result<Arc<Census>> {
-    static OFFICE: Mutex<Office> = Mutex::new(Office { last: None, under_way: None });
-    static DONE: Condvar = Condvar::new();
-    let until = Instant::now() + PATIENCE;
-    let mut office = OFFICE.lock().unwrap_or_else(PoisonError::into_inner);
-    loop {
-        if let Some(census) = office.last.as_ref().filter(|census| census.begun >= asked) {
-            return Ok(census.clone());
-        }
-        let Some(since) = office.under_way else { break };
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            let age = since.elapsed().as_secs();
-            let what =
-                format!("some process of the host has kept the look at all of them for {age} s");
-            return Err(io::Error::new(io::ErrorKind::TimedOut, what));
-        }
-        let waited = DONE.wait_timeout(office, left);
-        office = waited.unwrap_or_else(PoisonError::into_inner).0;
+    static OFFICE: Office = Office::new();
+    OFFICE.begun_after(asked, PATIENCE, Census::take)
+}
+
+impl Office {
+    const fn new() -> Office {
+        let desk = Mutex::new(Desk { last: None, under_way: None });
+        Office { desk, done: Condvar::new() }
     }
-    office.under_way = Some(Instant::now());
-    drop(office);
-    let taken = Census::take().map(Arc::new);
-    let mut office = OFFICE.lock().unwrap_or_else(PoisonError::into_inner);
-    office.under_way = None;
-    if let Ok(census) = &taken {
-        office.last = Some(census.clone());
+
+    fn begun_after(
+        &self,
+        asked: Instant,
+        patience: Duration,
+        take: impl FnOnce() -> io::Result<Census>,
+    ) -> io::Result<Arc<Census>> {
+        let until = Instant::now() + patience;
+        let mut desk = self.desk.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            if let Some(census) = desk.last.as_ref().filter(|census| census.begun >= asked) {
+                return Ok(census.clone());
+            }
+            let Some(since) = desk.under_way else { break };
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let age = since.elapsed().as_secs();
+                let what = format!(
+                    "the look at all processes of the host is kept by one of them, for {age} s so far"
+                );
+                return Err(io::Error::new(io::ErrorKind::TimedOut, what));
+            }
+            let waited = self.done.wait_timeout(desk, left);
+            desk = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        desk.under_way = Some(Instant::now());
+        drop(desk);
+        let taken = take().map(Arc::new);
+        let mut desk = self.desk.lock().unwrap_or_else(PoisonError::into_inner);
+        desk.under_way = None;
+        if let Ok(census) = &taken {
+            desk.last = Some(census.clone());
+        }
+        drop(desk);
+        self.done.notify_all();
+        taken
     }
-    drop(office);
-    DONE.notify_all();
-    taken
 }
 
 impl Census {
@@ -130,6 +152,38 @@ mod tests {
         assert_eq!(file_of(b"7f00-7f01 rw-p 00000000 00:00 0 \n"), None);
         assert_eq!(file_of(b"7f00-7f01 rw-p 00000000 00:00 0\n"), None);
         assert_eq!(file_of(b"nonsense\n"), None);
+    }
+
+    #[test]
+    fn a_look_that_does_not_end_keeps_nobody_but_who_takes_it() {
+        let office = Arc::new(Office::new());
+        let (taking, begun) = std::sync::mpsc::channel();
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let hangs = {
+            let office = office.clone();
+            std::thread::spawn(move || {
+                let take = || {
+                    taking.send(()).unwrap();
+                    let _ = ended.recv();
+                    Ok(Census { begun: Instant::now(), processes: Vec::new() })
+                };
+                office.begun_after(Instant::now(), PATIENCE, take).unwrap();
+            })
+        };
+        begun.recv().unwrap();
+        let asked = Instant::now();
+        let nobody = || -> io::Result<Census> { panic!("a second one at a time") };
+        for patience in [Duration::ZERO, Duration::from_millis(5)] {
+            let late = office.begun_after(asked, patience, nobody);
+            assert_eq!(late.err().map(|e| e.kind()), Some(io::ErrorKind::TimedOut));
+        }
+        end.send(()).unwrap();
+        hangs.join().unwrap();
+        // The look that ended at last is as good as any that began after it was asked for.
+        assert!(office.begun_after(asked, Duration::ZERO, nobody).unwrap().begun >= asked);
+        let none = |_| Err::<Census, _>(io::Error::from(io::ErrorKind::PermissionDenied));
+        let failed = office.begun_after(Instant::now(), Duration::ZERO, || none(()));
+        assert_eq!(failed.err().map(|e| e.kind()), Some(io::ErrorKind::PermissionDenied));
     }
 
     #[test]
