@@ -185,6 +185,10 @@ async fn damage_of_one_vm_keeps_the_manager_from_nothing_else() {
             }
         }
     }
+    // Until it sleeps, what it has grows.
+    let sleeps =
+        |pid: u32| std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap().contains(") S ");
+    ballastd.eventually("they sleep", async || vmms.iter().all(|vmm| sleeps(vmm.id()))).await;
     ballastd.restart();
     let listed = ballastd.client.vms().await.unwrap();
     for (name, said, pmap, stage) in &all {

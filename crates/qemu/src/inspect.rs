@@ -228,7 +228,7 @@ fn must_not_be_paged(facts: &Facts) -> Option<String> {
 /// Inspects the VMM `pid`. Without `qmp` the devices are those of its command line, and it counts as having no
 /// balloon; without `ram` the RAM is looked for by its size, or not found.
 ///
-/// Takes at most some 15 s: what cannot be found out in time is a reason not to page.
+/// Takes at most some 25 s: what cannot be found out in time is a reason not to begin to page.
 pub async fn inspect(pid: u32, qmp: Option<&Qmp>, ram: Option<&RamMapping>) -> Verdict {
     inspect_since(Instant::now(), pid, qmp, ram).await
 }
