@@ -83,7 +83,7 @@ impl<B: Backend> Memory<B> {
             None
         };
         if claimed.len() as u64 != n {
-            let _none: Option<Result<(), Fault>> = give_back(&claimed);
+            give_back(&claimed);
             return Some(Err(Fault::Wait(Wait::Busy)));
         }
         match self.backend.next_present(first, first.0 + n) {

@@ -13,7 +13,7 @@ pub fn bucket_end(bucket: usize) -> Option<Duration> {
     (bucket + 1 < BUCKETS).then(|| Duration::from_micros(1 << bucket))
 }
 
-/// Of one VM, since this manager has it: its fault thread notes, any thread reads.
+/// Of one VM, since this manager has it: whoever serves its faults notes, any thread reads.
 #[derive(Debug, Default)]
 pub struct FaultTimes {
     counts: [AtomicU64; BUCKETS],
