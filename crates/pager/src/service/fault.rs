@@ -257,7 +257,8 @@ impl FaultService {
         for job in own {
             self.serve.fault(&self.vm.memory, job.ppn, job.access, &mut self.tasks);
         }
-        long.len() - self.serve_spare()
+        // Among those that nobody took there may be some of an earlier reading.
+        long.len().saturating_sub(self.serve_spare())
     }
 
     /// Serves what is on the board and not left to helpers. Answers how many those were.
