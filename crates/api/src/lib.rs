@@ -60,9 +60,9 @@ pub use pool::{ConfigReloaded, PoolChange, PoolView};
 pub use salt::{BadSalt, Salt};
 pub use sharing::{HostSharing, VmSharing};
 pub use vm::{
-    Accel, ActiveView, AttachSpec, BalloonHealth, BalloonView, GuestStats, Management, MemoryView,
-    Mode, Params, RebootAction, RunState, StartView, StopRequest, ToolName, ToolsView, VmChange,
-    VmCounters, VmSpec, VmView, Why,
+    Accel, ActiveView, AttachSpec, BalloonHealth, BalloonView, GuestStats, HotplugView, Management,
+    MemoryView, Mode, Params, RebootAction, RunState, StartView, StopRequest, ToolName, ToolsView,
+    VmChange, VmCounters, VmSpec, VmView, Why,
 };
 
 /// Where `ballastd` listens unless told otherwise.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 /// Grows by one whenever an older program could not understand the file.
-pub const RECORD_VERSION: u32 = 3;
+pub const RECORD_VERSION: u32 = 4;
 
 /// Why a record cannot be used. Nothing has been changed in it.
 #[derive(Debug, thiserror::Error)]

@@ -38,6 +38,11 @@ pub struct VmSpec {
     pub name: String,
     /// Configured memory: what the guest sees as its RAM; a multiple of 2 MiB, at least 16 MiB.
     pub max: u64,
+    /// Memory that can be plugged while the guest runs, beside `max`; a multiple of 2 MiB. 0: none. It has a
+    /// virtio-mem device then, whose driver the guest needs, and swap space and overhead are reserved for all of
+    /// it at the start.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub hotplug: u64,
     /// Guaranteed memory, at most `max`. 0: as the configuration says, else nothing.
     #[serde(default)]
     pub min: u64,
@@ -171,7 +176,8 @@ pub struct VmChange {
     /// Guaranteed memory, bytes; at most `max`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min: Option<u64>,
-    /// A limit at or below the configured size.
+    /// A limit at or below the configured size; of a VM with memory to plug, also a size beyond it in steps of
+    /// 2 MiB, up to what it can have: memory is plugged, or unplugged, until the guest has that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max: Option<u64>,
     /// 0 <= tax < 1.
@@ -194,6 +200,10 @@ pub struct VmChange {
 
 fn is_false(b: &bool) -> bool {
     !b
+}
+
+fn is_zero(n: &u64) -> bool {
+    *n == 0
 }
 
 /// How to stop a VM.
@@ -248,7 +258,7 @@ pub enum RunState {
 /// A VM's parameters in force.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Params {
-    /// Size of the guest's RAM, bytes.
+    /// Size of the guest's RAM, bytes, with what can be plugged.
     pub size: u64,
     /// Guaranteed memory, bytes.
     pub min: u64,
@@ -349,6 +359,17 @@ pub struct BalloonView {
     pub reported: u64,
     /// The largest balloon this guest bears now, bytes.
     pub limit: u64,
+}
+
+/// Memory that can be plugged while the guest runs, by virtio-mem. Bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct HotplugView {
+    /// The most.
+    pub size: u64,
+    /// What the guest is asked to have plugged.
+    pub requested: u64,
+    /// What it has plugged, by its VMM's books; None: not known yet.
+    pub plugged: Option<u64>,
 }
 
 /// A tool of reclamation.
@@ -467,6 +488,9 @@ pub struct VmView {
     pub active: ActiveView,
     /// Its balloon.
     pub balloon: BalloonView,
+    /// Its memory that can be plugged; None if it has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hotplug: Option<HotplugView>,
     /// What its tools of reclamation cost it.
     #[serde(default)]
     pub tools: ToolsView,

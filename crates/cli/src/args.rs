@@ -212,6 +212,10 @@ pub struct RunArgs {
     /// Configured memory, what the guest sees as its RAM: a multiple of 2M, at least 16M.
     #[arg(long, value_name = "SIZE", value_parser = parse::vm_size)]
     pub max: Bytes,
+    /// Memory that can be plugged while the guest runs, beside --max, with `vm set --max`; a multiple of 2M. The
+    /// guest needs the driver of virtio-mem.
+    #[arg(long, value_name = "SIZE", default_value = "0")]
+    pub hotplug: Bytes,
     /// Guaranteed memory, at most --max; 0: as the configuration says.
     #[arg(long, value_name = "SIZE", default_value = "0")]
     pub min: Bytes,

@@ -45,7 +45,7 @@ const HELP: &str = "ballast-guest WORKLOAD [OPTIONS]: workloads of Ballast's sam
   idle           fills memory, works, then goes idle  --mb 80 --busy 15 --every 20 --seconds 0
   reader         writes --mb, then reads its first --block-mb round-robin  --rate-mb 0 --seconds 0
   verify-torture threads that write, check, free and refill pages as fast as they can
-                 --mb 64 --seconds 60 --threads 3
+                 --mb 64 --seconds 60 --threads 3 --until-total-mb 0 (ends when the guest has so much)
   share-torture  the same with pages of few different contents, which a host may share: writes,
                  copies, frees, and single bytes of what was left alone
                  --mb 48 --seconds 60 --threads 2 --contents 16 --rest 5 --seed 11
@@ -64,7 +64,8 @@ const HELP: &str = "ballast-guest WORKLOAD [OPTIONS]: workloads of Ballast's sam
   dirty          writes pages all the time  --mb 50 --rate-mb 50 --seconds 0
   report         /proc/meminfo, once or every --every seconds
 
-Every workload takes --delay S: seconds to wait before it starts.";
+Every workload takes --delay S: seconds to wait before it starts; and --when-total-mb N: it waits until the guest
+has so much memory.";
 
 fn main() -> ExitCode {
     if std::process::id() == 1 {
@@ -92,6 +93,7 @@ fn run(name: &str, words: Vec<String>) -> Result<(), String> {
     }
     let mut args = Args::parse(words)?;
     let delay = args.seconds("delay", 0.0)?;
+    let total = args.number("when-total-mb", 0u64)?;
     let workload: fn(Args) -> Result<(), String> = match name {
         "toucher" => toucher::run,
         "files" => files::run,
@@ -111,5 +113,8 @@ fn run(name: &str, words: Vec<String>) -> Result<(), String> {
         _ => return Err(format!("no workload '{name}' (see ballast-guest help)")),
     };
     std::thread::sleep(delay);
+    while meminfo::total_mb()? < total {
+        std::thread::sleep(std::time::Duration::from_millis(200));
+    }
     workload(args)
 }

@@ -17,6 +17,12 @@ const FIELDS: [&str; 9] = [
 
 pub struct Meminfo(Vec<(&'static str, u64)>);
 
+/// Memory that the guest's kernel has, of whatever was plugged too.
+pub fn total_mb() -> Result<u64, String> {
+    let total = Meminfo::read()?.0.into_iter().find(|(name, _)| *name == "MemTotal");
+    total.map(|(_, kb)| kb >> 10).ok_or_else(|| "/proc/meminfo has no MemTotal".to_owned())
+}
+
 impl Meminfo {
     pub fn read() -> Result<Meminfo, String> {
         std::fs::read_to_string("/proc/meminfo")

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::args::Args;
+use crate::meminfo;
 use crate::memory::Memory;
 use crate::page::Random;
 use crate::report::{self, Progress};
@@ -16,7 +17,9 @@ pub fn run(mut args: Args) -> Result<(), String> {
     let threads = args.at_least("threads", 3u64, 1)?.min(mb);
     let limit = args.seconds("seconds", 60.0)?;
     let seed = args.number("seed", 11u64)?;
+    let total = args.number("until-total-mb", 0u64)?;
     args.done()?;
+    let has_grown = || Ok::<bool, String>(total > 0 && meminfo::total_mb()? >= total);
 
     let stop = AtomicBool::new(false);
     let checks = AtomicU64::new(0);
@@ -36,7 +39,7 @@ pub fn run(mut args: Args) -> Result<(), String> {
                 result
             }));
         }
-        while !stop.load(Ordering::Relaxed) && !progress.over(limit) {
+        while !stop.load(Ordering::Relaxed) && !progress.over(limit) && !has_grown()? {
             std::thread::sleep(Duration::from_millis(200));
             progress.checks = checks.load(Ordering::Relaxed);
             progress.passes = passes.load(Ordering::Relaxed);

@@ -116,7 +116,7 @@ impl Manager {
             tax: spec.tax,
             pool: spec.pool.clone().map(Some),
         };
-        let params = VmParams::resolve(&self.config().vms, &spec.name, size, asked)
+        let params = VmParams::resolve(&self.config().vms, &spec.name, size.into(), asked)
             .map_err(|e| Failure::bad(format!("{}: {e}", spec.name)))?;
         // What it has taken it has, whatever the budget; what is guaranteed beyond that is promised as to any other.
         let pledge = Pledge { promise: promise_of(params.min), pool: params.pool.clone() };
@@ -141,6 +141,8 @@ impl Manager {
             folder,
             accel: "started by another".into(),
             size,
+            boot: size,
+            plugged: Some(Pages::ZERO),
             overhead: Pages::ZERO,
             params,
             process: handle,

@@ -13,6 +13,7 @@ use ballast_policy::{BalloonInput, Health, State, Tools};
 use ballast_qemu::Monitor;
 use ballast_units::{Bytes, Pages};
 
+use crate::hotplug_loop;
 use crate::manager::Manager;
 use crate::pace::Pace;
 use crate::tools::Meter;
@@ -50,7 +51,7 @@ async fn step(manager: &Manager, vm: &Vm, monitor: &Monitor) -> bool {
     let stats = monitor.guest_stats().await.unwrap_or(None);
     // Old statistics are kept with their age: a frozen QEMU does not make the guest unknown.
     let reported = match monitor.query_balloon().await {
-        Ok(actual) => Some(vm.size.saturating_sub(actual.pages())),
+        Ok(actual) => Some(vm.boot.saturating_sub(actual.pages())),
         Err(_) => None,
     };
     if stats.is_some() {
@@ -61,10 +62,13 @@ async fn step(manager: &Manager, vm: &Vm, monitor: &Monitor) -> bool {
         None => (None, 0),
     };
     let pages = |bytes: Option<u64>| bytes.map(|b| Bytes(b).pages());
+    let settled = hotplug_loop::step(vm, monitor).await;
     let goal = lock(&vm.balloon).goal;
     let output = lock(&vm.control).step(&BalloonInput {
         now: manager.started.elapsed(),
-        size: vm.size,
+        size: vm.configured(),
+        // QEMU knows of what the guest began with alone.
+        most: Some(vm.boot),
         goal,
         has_device: monitor.has_balloon(),
         driver_alive: vm.driver_alive.load(Ordering::Relaxed),
@@ -96,10 +100,12 @@ async fn step(manager: &Manager, vm: &Vm, monitor: &Monitor) -> bool {
         same && empty && balloon.goal.is_zero() && !output.short && output.command.is_none()
     };
     if let Some(size) = output.command {
-        let left: Pages = vm.size.saturating_sub(size);
+        let left: Pages = vm.boot.saturating_sub(size);
         if let Err(e) = monitor.balloon(left.bytes()).await {
             tracing::debug!(vm = vm.name, "balloon to {size}: {e}");
         }
     }
-    still && manager.decision().is_some_and(|(_, decision)| decision.state == State::High)
+    still
+        && settled
+        && manager.decision().is_some_and(|(_, decision)| decision.state == State::High)
 }

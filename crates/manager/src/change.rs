@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use ballast_api::{ErrorCode, HostChange, PoolChange, VmChange};
+use ballast_api::{ErrorCode, HostChange, PoolChange, VmChange, VmSpec};
 use ballast_policy::TaxRate;
 use ballast_policy::pools::Books;
 use ballast_units::{Bytes, Pages};
@@ -13,7 +13,7 @@ use crate::config::rules::{PoolRule, VmRule};
 use crate::manager::{Failure, Made, Manager, Pledge, check_pool};
 use crate::pools::Rules;
 use crate::records::Record;
-use crate::vm::{Vm, VmParams, lock};
+use crate::vm::{Sizes, Vm, VmParams, lock};
 
 /// What is to be in force in place of what is.
 pub(crate) struct Next<'a> {
@@ -42,6 +42,8 @@ impl Manager {
             .map_err(|e| Failure::new(e.code, format!("{name}: {}", e.message)))?;
         drop(one);
         self.kick.ring(format!("parameters of {name} changed"));
+        // Memory is plugged and unplugged by the balloon's loop.
+        vm.stir();
         Ok(vm)
     }
 
@@ -242,23 +244,18 @@ fn changed(vm: &Vm, old: &VmParams, change: &VmChange) -> Result<VmParams, Failu
     }
     if let Some(max) = change.max {
         let max = Bytes(max).pages();
-        if max > vm.size {
-            return Err(Failure::bad(format!(
-                "max: {max} is above the configured size of {name}, {}",
-                vm.size
-            )));
-        }
+        check_size(vm, max)?;
         if max.is_zero() {
             return Err(Failure::bad("max: below one page"));
         }
         asked.max = Some(max);
     }
     if let Some(min) = change.min {
-        if min > vm.size.bytes().0 {
+        let most = vm.sizes().most;
+        if min > most.bytes().0 {
             return Err(Failure::bad(format!(
-                "min: {} is above the configured size of {name}, {}",
-                Bytes(min),
-                vm.size
+                "min: {} is above the configured size of {name}, {most}",
+                Bytes(min)
             )));
         }
         asked.min = Some(Bytes(min).pages_ceil());
@@ -280,14 +277,44 @@ fn changed(vm: &Vm, old: &VmParams, change: &VmChange) -> Result<VmParams, Failu
     })
 }
 
+/// Whether a VM can be given that much: what it began with is a limit where nothing can be plugged.
+fn check_size(vm: &Vm, max: Pages) -> Result<(), Failure> {
+    let (name, Sizes { boot, most }) = (&vm.name, vm.sizes());
+    if max <= boot {
+        return Ok(());
+    }
+    if boot == most {
+        return Err(Failure::bad(format!(
+            "max: {max} is above the configured size of {name}, {boot}, which was started without memory to plug"
+        )));
+    }
+    if max > most {
+        let room = most.saturating_sub(boot);
+        return Err(Failure::bad(format!(
+            "max: {max} is above the configured size of {name}, {boot}, with the {room} that can be plugged"
+        )));
+    }
+    if vm.paged().is_none() {
+        let why = format!(
+            "max: nothing is plugged into {name}, which is not paged: it would take it all"
+        );
+        return Err(Failure::new(ErrorCode::Conflict, why));
+    }
+    if !max.saturating_sub(boot).bytes().0.is_multiple_of(VmSpec::SIZE_STEP.0) {
+        let step = VmSpec::SIZE_STEP;
+        return Err(Failure::bad(format!("max: {max} is not {boot} and a multiple of {step}")));
+    }
+    Ok(())
+}
+
 /// What a VM gets under other rules.
 pub(crate) fn under_rules(
     rules: &[VmRule],
     name: &str,
-    size: Pages,
+    sizes: Sizes,
     old: &VmParams,
 ) -> Result<VmParams, String> {
-    let new = VmParams::resolve(rules, name, size, old.asked())?;
+    let new = VmParams::resolve(rules, name, sizes, old.asked())?;
     Ok(VmParams { salt: old.salt.clone(), asked: old.asked.clone(), ..new })
 }
 

@@ -301,10 +301,10 @@ impl Commons {
         if !self.usable {
             return Ok(());
         }
-        let home = ram.identity().map_err(|e| format!("its RAM file: {e}"))?;
+        let homes = ram.identities().map_err(|e| format!("its RAM file: {e}"))?;
         let link = Box::new(ShimLink { connection, next: 1, outstanding: None });
         let mappings = ram.mappings();
-        mappings.connect(link, pid, home).map_err(|e| format!("/proc/{pid}/pagemap: {e}"))?;
+        mappings.connect(link, pid, homes).map_err(|e| format!("/proc/{pid}/pagemap: {e}"))?;
         let zeros = self.zeros.try_clone().map_err(|e| format!("the file of zeros: {e}"))?;
         mappings.set_zeros(zeros);
         mappings.set_store(view(domain)?);

@@ -115,6 +115,8 @@ impl Manager {
             spec: record.spec,
             accel: record.accel,
             size: record.size,
+            boot: record.boot.unwrap_or(record.size),
+            plugged: None,
             overhead: record.overhead,
             params: record.params,
             process,
@@ -201,8 +203,8 @@ impl Manager {
             loop {
                 lock(&vm.balloon).goal = Pages::ZERO;
                 // Until it goes down: a turn of its loop may have been under way.
-                monitor.balloon(vm.size.bytes()).await?;
-                if monitor.query_balloon().await?.pages() >= vm.size {
+                monitor.balloon(vm.boot.bytes()).await?;
+                if monitor.query_balloon().await?.pages() >= vm.boot {
                     return Ok::<_, QmpError>(());
                 }
                 tokio::time::sleep(STEP).await;

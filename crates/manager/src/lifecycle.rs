@@ -17,6 +17,7 @@ use ballast_shim_proto::{Hello, Peer};
 use ballast_units::{Bytes, Pages};
 
 use crate::config::rules::rule_for;
+use crate::looks::{Known, managed};
 use crate::manager::{Failure, Manager, Pledge};
 use crate::pace::{round_of, slot_after};
 use crate::paging::{Answer, Expected, pager_config};
@@ -47,7 +48,9 @@ impl Manager {
             .map_err(|e| Failure::internal(e.to_string()))?
             .map_err(|e| Failure::bad(e.to_string()))?;
         refuse_relative(&spec)?;
-        for (what, size) in [("max", spec.max), ("overhead", spec.overhead.unwrap_or(0))] {
+        let overhead = spec.overhead.unwrap_or(0);
+        let sizes = [("max", spec.max), ("hotplug", spec.hotplug), ("overhead", overhead)];
+        for (what, size) in sizes {
             if size > LARGEST.0 {
                 return Err(Failure::bad(format!("{}: {what} is above {LARGEST}", spec.name)));
             }
@@ -55,7 +58,9 @@ impl Manager {
         if let Some(wait) = spec.wait_s.filter(|wait| !(0.0..=86_400.0).contains(wait)) {
             return Err(Failure::bad(format!("wait_s: {wait} is not between 0 and 86400")));
         }
-        let size = Bytes(spec.max).pages();
+        // Whatever will be plugged, its pages have a place to go, and words, from the start.
+        let boot = Bytes(spec.max).pages();
+        let size = boot + Bytes(spec.hotplug).pages();
         let asked = Asked {
             shares: spec.shares,
             min: (spec.min > 0).then(|| Bytes(spec.min).pages_ceil()),
@@ -63,7 +68,7 @@ impl Manager {
             tax: spec.tax,
             pool: spec.pool.clone().map(Some),
         };
-        let params = VmParams::resolve(&self.config().vms, &spec.name, size, asked)
+        let params = VmParams::resolve(&self.config().vms, &spec.name, boot.into(), asked)
             .map_err(|e| Failure::bad(format!("{}: {e}", spec.name)))?;
         spec.guest_agent =
             spec.guest_agent.or(rule_for(&self.config().vms, &spec.name).guest_agent);
@@ -146,7 +151,7 @@ impl Manager {
                 // Its whole process is booked, this included.
                 self.host.ledger.release(vmm_memory);
                 // Nothing but the balloon would keep it within less than its whole size.
-                if let Err(e) = self.make_room(size).await {
+                if let Err(e) = self.make_room(Bytes(spec.max).pages()).await {
                     let _ = vmm.process.kill();
                     vmm.process.exited().await;
                     self.host.ledger.release(overhead);
@@ -159,6 +164,7 @@ impl Manager {
             }
         };
         let folder = paths.run_dir.clone();
+        let boot = Bytes(spec.max).pages();
         let vm = self.admit(NewVm {
             id: self.next_id(),
             name: spec.name.clone(),
@@ -166,11 +172,13 @@ impl Manager {
             folder,
             accel: accel.to_string(),
             size,
+            boot,
+            plugged: Some(Pages::ZERO),
             overhead,
             params,
             process: vmm.process.clone(),
             management,
-            external: if paged.is_some() { Pages::ZERO } else { size },
+            external: if paged.is_some() { Pages::ZERO } else { boot },
             vmm: if paged.is_some() { vmm_memory } else { Pages::ZERO },
             paged,
             control: BalloonControl::new(self.config().balloon),
@@ -249,11 +257,17 @@ impl Manager {
         let name = &spec.name;
         let mut paths = self.paths(name);
         let large_pages = self.wants_large_pages(spec);
-        // Open until QEMU has mapped it; then it lives as long as QEMU has.
-        let _ram = own_ram_file(name, size, large_pages).inspect(|file| {
-            let fd = file.as_raw_fd();
-            paths.ram = Some(format!("/proc/{}/fd/{fd}", std::process::id()).into());
-        });
+        // Open until QEMU has mapped them; then they live as long as QEMU has.
+        let boot = Bytes(spec.max).pages();
+        let sizes = parts_of(boot, size);
+        let files: Vec<Option<OwnedFd>> =
+            sizes.iter().map(|&size| own_ram_file(name, size, large_pages)).collect();
+        let path = |file: &Option<OwnedFd>| {
+            let fd = file.as_ref()?.as_raw_fd();
+            Some(format!("/proc/{}/fd/{fd}", std::process::id()).into())
+        };
+        paths.ram = files.first().and_then(path);
+        paths.hotplug = files.get(1).and_then(path);
         self.fresh_folder(name).await.map_err(|e| Failure::internal(format!("{name}: {e}")))?;
         let vmm = spawn(&command(spec, accel, &paths))
             .await
@@ -262,7 +276,8 @@ impl Manager {
         // Before its shim is let in: a manager that dies in between must find it.
         let domain = self.commons.domain_name(name, params.salt.as_ref());
         let record = Record::new(name, Some(spec), params, size, overhead, vmm.pid, accel);
-        if let Err(e) = record.in_domain(&domain).save(&paths.run_dir) {
+        let record = record.begun_with(boot).in_domain(&domain);
+        if let Err(e) = record.save(&paths.run_dir) {
             let _ = vmm.process.kill();
             vmm.process.exited().await;
             return Err(Failure::internal(format!("{name}: {e}")));
@@ -270,7 +285,7 @@ impl Manager {
         let pid = vmm.pid;
         let mut answer = self.expect_shim(name, |answer| Expected {
             pid,
-            size,
+            sizes,
             swap,
             overhead,
             domain,
@@ -307,6 +322,7 @@ impl Manager {
         LaunchPaths {
             shim: self.config().shim.clone(),
             ram: None,
+            hotplug: None,
             shim_socket: self.config().run_dir.join("shim.sock"),
             qmp_socket: run_dir.join("qmp.sock"),
             agent_socket: run_dir.join("agent.sock"),
@@ -341,7 +357,7 @@ impl Manager {
             tracing::warn!(vm = vm.name, "guest statistics: {e}");
         }
         if let Ok(left) = monitor.query_balloon().await {
-            let holds = vm.size.saturating_sub(left.pages());
+            let holds = vm.boot.saturating_sub(left.pages());
             if !holds.is_zero() {
                 // A former manager inflated it: it is led on from there, not let down first.
                 *lock(&vm.control) = BalloonControl::resume(self.config().balloon, holds);
@@ -371,26 +387,29 @@ impl Manager {
 
     /// The same; what other processes have may have been found out at `since`.
     async fn look_at_since(&self, since: Instant, vm: &Vm) {
-        let ram = match &*vm.paged() {
-            Some(paged) => {
-                let ram = paged.memory().backend();
-                RamMapping::of_file(ram.file(), ram.layout().base, ram.layout().len.bytes()).ok()
-            }
+        let ram: Option<Vec<RamMapping>> = match &*vm.paged() {
+            Some(paged) => paged
+                .memory()
+                .backend()
+                .parts()
+                .map(|(part, file)| RamMapping::of_file(file, part.base, part.len.bytes()).ok())
+                .collect(),
             None => None,
         };
+        let mapped = ram.as_deref().unwrap_or_default();
         let monitor = vm.monitor();
         // Before the look: what it does not find may come while the machine is built.
         let is_built =
             monitor.is_some() || vm.inspected.load(Ordering::Relaxed) || Instant::now() >= vm.built;
         let qmp = monitor.as_ref().map(|m| m.qmp().clone());
         let pid = vm.process.pid();
-        let mut verdict = inspect_since(since, pid, qmp.as_ref(), ram.as_ref()).await;
+        let mut verdict = inspect_since(since, pid, qmp.as_ref(), mapped).await;
         let old = vm.management();
         let unsure = matches!(verdict, Verdict::Unmanaged(_) | Verdict::Unknown(_));
-        if let (true, Mode::Paged, Some(ram)) = (unsure, old.mode, &ram) {
+        if unsure && old.mode == Mode::Paged && ram.is_some() {
             // A QEMU that waits in a page fault does not answer, and it waits the longer if nothing
             // is taken from it. What forbids paging is seen in /proc as well.
-            let seen = inspect_since(since, pid, None, Some(ram)).await;
+            let seen = inspect_since(since, pid, None, mapped).await;
             if seen == Verdict::Pageable || matches!(verdict, Verdict::Unknown(_)) {
                 verdict = seen;
             }
@@ -398,36 +417,16 @@ impl Manager {
         if vm.run_state() == RunState::Stopped || !vm.process.is_alive() {
             return;
         }
-        let paged = ram.is_some();
-        let management = match verdict {
-            Verdict::Pageable if paged && !is_built => return,
-            Verdict::Pageable if paged => Management { mode: Mode::Paged, reason: None },
-            Verdict::Pageable if monitor.as_ref().is_some_and(Monitor::has_balloon) => {
-                Management {
-                    mode: Mode::BalloonOnly,
-                    // Of a VM that was started here, the reason for which its shim was refused.
-                    reason: old.reason.clone().filter(|_| vm.spec.is_some()).or(Some(
-                        "started without the shim (LD_PRELOAD=libballast_shim.so)".into(),
-                    )),
-                }
-            }
-            Verdict::Pageable => Management {
-                mode: Mode::Unmanaged,
-                reason: Some("started without the shim, and it has no balloon device".into()),
-            },
-            Verdict::BalloonOnly(reason) => {
-                Management { mode: Mode::BalloonOnly, reason: Some(reason) }
-            }
-            // Nothing was found that forbids it: should all VMs stop being paged for one process of the host that
-            // cannot be looked at, nothing could be reclaimed from anybody.
-            Verdict::Unknown(reason) if old.mode == Mode::Paged => {
-                tracing::warn!(vm = vm.name, "{reason}; it stays paged, and is looked at again");
-                return;
-            }
-            Verdict::Unmanaged(reason) | Verdict::Unknown(reason) => {
-                Management { mode: Mode::Unmanaged, reason: Some(reason) }
-            }
+        if let (Verdict::Unknown(reason), Mode::Paged) = (&verdict, old.mode) {
+            tracing::warn!(vm = vm.name, "{reason}; it stays paged, and is looked at again");
+        }
+        let known = Known {
+            paged: ram.is_some(),
+            is_built,
+            has_balloon: monitor.as_ref().is_some_and(Monitor::has_balloon),
+            started_here: vm.spec.is_some(),
         };
+        let Some(management) = managed(verdict, &old, known) else { return };
         vm.inspected.store(is_built, Ordering::Relaxed);
         if management != old {
             match &management.reason {
@@ -469,15 +468,20 @@ impl Manager {
 
     fn adopt_new(self: &Arc<Self>, hello: &Hello, peer: Peer) -> Result<Expected, String> {
         let name = hello.vm.as_str().to_owned();
-        let size = hello.ram_len.pages();
+        if let parts @ 2.. = hello.parts.len() {
+            return Err(format!(
+                "its RAM has {parts} parts, and only one that Ballast started may"
+            ));
+        }
+        let size = hello.ram_len().pages();
         if size.is_zero() {
             return Err("its RAM is empty".to_owned());
         }
-        if hello.ram_len > LARGEST {
-            return Err(format!("its RAM, {}, is above {LARGEST}", hello.ram_len));
+        if hello.ram_len() > LARGEST {
+            return Err(format!("its RAM, {}, is above {LARGEST}", hello.ram_len()));
         }
         let handle = self.runtime.clone();
-        let params = VmParams::resolve(&self.config().vms, &name, size, Asked::default())?;
+        let params = VmParams::resolve(&self.config().vms, &name, size.into(), Asked::default())?;
         let overhead = pager_config(&self.config(), 0, false).overhead(size);
         let need = Promise::of(params.min, size, overhead);
         let pledge = Pledge { promise: need, pool: params.pool.clone() };
@@ -503,7 +507,7 @@ impl Manager {
             tokio::spawn(self.clone().adopted(name, receiver, process, size, params, overhead));
             Ok(Expected {
                 pid: peer.pid,
-                size,
+                sizes: vec![size],
                 swap: need.swap,
                 overhead,
                 domain,
@@ -538,6 +542,8 @@ impl Manager {
             folder,
             accel: "started by another".into(),
             size,
+            boot: size,
+            plugged: Some(Pages::ZERO),
             overhead,
             params,
             process,
@@ -554,6 +560,11 @@ impl Manager {
         self.look_at(&vm).await;
         vm.has_started();
     }
+}
+
+/// The sizes of the parts of a RAM that begins with `boot` and may become `size`.
+pub(crate) fn parts_of(boot: Pages, size: Pages) -> Vec<Pages> {
+    if boot == size { vec![size] } else { vec![boot, size.saturating_sub(boot)] }
 }
 
 /// A file for a VM's RAM, where a memfd of QEMU's own will not do: for large pages, and where the host makes large

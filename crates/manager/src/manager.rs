@@ -330,8 +330,8 @@ impl Manager {
 
     /// Sum of configured sizes / machine memory.
     pub fn overcommit(&self) -> f64 {
-        let waiting: Pages = self.waiting().iter().map(|waits| waits.record.size).sum();
-        let sizes = self.vms().iter().map(|vm| vm.size).sum::<Pages>() + waiting;
+        let waiting: Pages = self.waiting().iter().map(|waits| waits.record.boot()).sum();
+        let sizes = self.vms().iter().map(|vm| vm.configured()).sum::<Pages>() + waiting;
         sizes.0 as f64 / self.host.ledger.budget().0.max(1) as f64
     }
     /// The most that it was when a VM arrived.

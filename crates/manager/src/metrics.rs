@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU64;
 use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::IntoResponse;
-use ballast_api::{HostView, NodeView, VmView};
+use ballast_api::{HostView, HotplugView, NodeView, VmView};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;
@@ -128,6 +128,25 @@ fn render(host: &HostView, vms: &[VmView]) -> Result<String, std::fmt::Error> {
     Ok(text)
 }
 
+/// Of VMs into which memory can be plugged.
+fn hotplug(registry: &mut Registry, vms: &[VmView]) {
+    type Field = fn(&HotplugView) -> Option<u64>;
+    let parts: [(&str, &str, Field); 3] = [
+        ("vm_hotplug_size", "Memory that can be plugged", |h| Some(h.size)),
+        ("vm_hotplug_requested", "Memory that is to be plugged", |h| Some(h.requested)),
+        ("vm_hotplug_plugged", "Memory that is plugged; absent while not known", |h| h.plugged),
+    ];
+    for (name, help, field) in parts {
+        let family = Family::<[(&'static str, String); 1], Gauge<u64, AtomicU64>>::default();
+        for vm in vms {
+            if let Some(bytes) = vm.hotplug.as_ref().and_then(field) {
+                family.get_or_create(&[("vm", vm.name.clone())]).set(bytes);
+            }
+        }
+        registry.register_with_unit(name, help, Unit::Bytes, family);
+    }
+}
+
 fn per_vm(registry: &mut Registry, vms: &[VmView]) {
     type Label = [(&'static str, String); 1];
     type ToolLabel = [(&'static str, String); 2];
@@ -168,6 +187,7 @@ fn per_vm(registry: &mut Registry, vms: &[VmView]) {
     for (name, help, field) in counts {
         registry.register(name, help, gauges(field));
     }
+    hotplug(registry, vms);
     inputs(registry, vms);
     let costs = Family::<ToolLabel, Gauge<f64, AtomicU64>>::default();
     let first = Family::<Label, Gauge<u64, AtomicU64>>::default();
@@ -309,6 +329,7 @@ mod tests {
                        "overhead": 0, "vmm_overhead": 0, "swap_reserved": 0, "swap_target": 0},
             "active": {"estimate": 0, "slow": 0, "fast": 0, "current": 0, "periods": 0},
             "balloon": {"health": "missing", "target": 0, "reported": 0, "limit": 0},
+            "hotplug": {"size": 4096, "requested": 2048, "plugged": null},
             "guest": null, "folder": "",
             "inputs": {"policy": "pressure", "agent_trouble": null, "missing": null,
                        "curve": [{"memory": 0, "misses_per_s": 208.5},
@@ -351,6 +372,7 @@ mod tests {
             "ballast_vm_share_breaks_total{vm=\"a\"} 204",
             "ballast_vm_share_scanned_pages_total{vm=\"a\"} 205",
             "ballast_vm_mappings{vm=\"a\"} 206",
+            "ballast_vm_hotplug_requested_bytes{vm=\"a\"} 2048",
             "ballast_vm_tool_cost{vm=\"a\",tool=\"balloon\"} 0.000012",
             "ballast_vm_paging_first{vm=\"a\"} 1",
             "ballast_vm_zero_dropped_bytes_total{vm=\"a\"} 207",

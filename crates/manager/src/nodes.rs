@@ -41,8 +41,9 @@ impl Nodes {
         let mut nodes: Vec<Node> = self.ids.iter().filter_map(|&id| self.node(id)).collect();
         for vm in vms {
             let bound = vm.paged().as_ref().and_then(|paged| {
-                let ram = paged.memory().backend();
-                bound_node(ram.file(), ram.layout().file_offset)
+                // What can be plugged is made as the rest is.
+                let (part, file) = paged.memory().backend().parts().next()?;
+                bound_node(file, part.file_offset)
             });
             if let Some(node) = nodes.iter_mut().find(|node| Some(node.id) == bound) {
                 node.bound.push(vm.id);

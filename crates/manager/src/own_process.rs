@@ -3,12 +3,19 @@
 use rustix::mm::{MlockAllFlags, mlockall};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+/// From how many bytes on a buffer is the kernel's.
+#[cfg(target_env = "gnu")]
+const LARGE_BUFFER: std::ffi::c_int = 128 << 10;
+
 /// Asks for it; what is refused is said and done without.
 ///
 /// - Its memory stays in memory: who brings pages back for guests must not wait for the host to bring back
 ///   its own. Only what it has touched, so that books of large guests take what they hold.
 /// - Few arenas of the allocator: with one for every few threads, what ended VMs leave in each was kept (after
 ///   eight starts and stops 10 MiB were the process's own; 6 with two arenas).
+/// - Large buffers from the kernel, and back to it: by default glibc takes ever larger ones from its heaps once one was
+///   freed, and what is freed there stays, more so where memory is locked (after 360 VMs, six at a time, 20.4 MiB were
+///   the process's own; 3.3 with this).
 /// - As many descriptors as it may have: a VM takes some ten, and many systems begin with 1,024.
 pub fn prepare() {
     if let Err(e) =
@@ -19,11 +26,13 @@ pub fn prepare() {
              under pressure from outside its budget it may wait for the host's swap: {e}"
         );
     }
-    // glibc's alone, as the constant is.
+    // glibc's alone, as the constants are.
     #[cfg(target_env = "gnu")]
-    // SAFETY: a call that takes two integers and changes settings of the allocator; it may be made at any time.
-    if unsafe { libc::mallopt(libc::M_ARENA_MAX, 2) } == 0 {
-        tracing::debug!("the allocator keeps as many arenas as it likes");
+    for (what, value) in [(libc::M_ARENA_MAX, 2), (libc::M_MMAP_THRESHOLD, LARGE_BUFFER)] {
+        // SAFETY: a call that takes two integers and changes settings of the allocator; it may be made at any time.
+        if unsafe { libc::mallopt(what, value) } == 0 {
+            tracing::debug!("setting {what} of the allocator stays as it is");
+        }
     }
     let most = getrlimit(Resource::Nofile).maximum;
     if let Err(e) = setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most }) {

@@ -11,15 +11,16 @@ use std::time::{Duration, Instant};
 
 use ballast_api::VmSpec;
 use ballast_pager::advance::Advance;
-use ballast_pager::guest_ram::{GuestRam, RamLayout};
+use ballast_pager::guest_ram::{GuestRam, RamLayout, RamPart};
 use ballast_pager::service::{Inherited, PagedVm, PagerConfig, VmFiles};
 use ballast_pager::stage::StageLayout;
 use ballast_qemu::unasked_large_pages;
 use ballast_shim_proto::{
-    Connection, ConnectionError, DecodeError, Hello, Listener, Message, Peer,
+    Connection, ConnectionError, DecodeError, Hello, Listener, Message, Part, Peer,
 };
 use ballast_uffd::Uffd;
 use ballast_units::{Bytes, PAGE_SIZE, Pages};
+use rustix::fs::SealFlags;
 use tokio::sync::oneshot;
 
 use crate::commons::SHARING_VERSION;
@@ -43,8 +44,8 @@ const PRUNE: Duration = Duration::from_secs(10);
 pub struct Expected {
     /// The process that the shim must come from.
     pub pid: u32,
-    /// Of its RAM: what the shim announces must be as large.
-    pub size: Pages,
+    /// Of its RAM, part by part: what the shim announces must be as large.
+    pub sizes: Vec<Pages>,
     /// For the files that are made for it; of one that is taken over, they are there.
     pub swap: Pages,
     /// Reserved by who announces it, whose it is again if the answer is a refusal.
@@ -81,7 +82,8 @@ impl Manager {
     /// Whether a VM that is started gets large pages.
     pub fn wants_large_pages(&self, spec: &VmSpec) -> bool {
         let from = self.config().large_pages_from;
-        spec.large_pages.unwrap_or_else(|| from.is_some_and(|from| Bytes(spec.max).pages() >= from))
+        let size = Bytes(spec.max).pages() + Bytes(spec.hotplug).pages();
+        spec.large_pages.unwrap_or_else(|| from.is_some_and(|from| size >= from))
     }
 
     /// Announces a VMM whose shim is to come. The receiver gets the paged VM, or the refusal.
@@ -119,12 +121,10 @@ impl Manager {
     }
 
     /// A VMM that hands in somebody else's memory as its own would have it evicted twice.
-    fn check_ram_is_its_own(&self, ram_file: &OwnedFd) -> Result<(), String> {
-        let stat = rustix::fs::fstat(ram_file).map_err(|e| format!("its RAM file: {e}"))?;
-        let id = (stat.st_dev, stat.st_ino);
+    fn check_ram_is_its_own(&self, id: (u64, u64)) -> Result<(), String> {
         let owner = self.vms().into_iter().find(|vm| {
             vm.paged().as_ref().is_some_and(|paged| {
-                paged.memory().backend().identity().is_ok_and(|other| other == id)
+                paged.memory().backend().identities().is_ok_and(|others| others.contains(&id))
             })
         });
         if let Some(owner) = owner {
@@ -293,25 +293,37 @@ fn take_charge(
     if hello.page_size as usize != PAGE_SIZE {
         return Err(format!("RAM with pages of {} bytes: only 4 KiB pages", hello.page_size));
     }
-    if hello.ram_len != expected.size.bytes() {
-        return Err(format!(
-            "its RAM has {}, {} was expected",
-            hello.ram_len,
-            expected.size.bytes()
-        ));
-    }
-    let layout =
-        RamLayout { base: hello.ram_addr, len: expected.size, file_offset: hello.file_offset };
-    layout.check().map_err(|what| format!("its RAM mapping cannot be paged: {what}"))?;
-    let mut fds = fds.into_iter();
-    let ram_file = fds.next().ok_or("Hello without the RAM file")?;
-    check_ram_file(&ram_file, hello)?;
-    manager.check_ram_is_its_own(&ram_file)?;
+    let layout = announced(hello, &expected.sizes)?;
+    let mut ram_files = fds;
+    let rest = ram_files.split_off(hello.parts.len().min(ram_files.len()));
     let name = hello.vm.as_str();
-    match unasked_large_pages(&ram_file, peer.pid) {
-        Some(why) if hello.reconnect => tracing::error!(vm = name, "its pages may be lost: {why}"),
-        Some(why) => return Err(why),
-        None => {}
+    let mut seen = Vec::new();
+    for (part, ram_file) in hello.parts.iter().zip(&ram_files) {
+        check_ram_file(ram_file, part)?;
+        let stat = rustix::fs::fstat(ram_file).map_err(|e| format!("its RAM file: {e}"))?;
+        let id = (stat.st_dev, stat.st_ino);
+        manager.check_ram_is_its_own(id)?;
+        if seen.contains(&id) {
+            return Err("two parts of its RAM are the same file".into());
+        }
+        seen.push(id);
+        // Between the mapping of the first part and that of the last, nobody waits for a pager.
+        if hello.parts.len() > 1 && !hello.reconnect && stat.st_blocks > 0 {
+            return Err("a part of its RAM was used before all were there".into());
+        }
+        match seals_in_the_way(ram_file) {
+            // It runs, and its pages are in the pager's hands: without, nobody would serve it.
+            Some(why) if hello.reconnect => tracing::error!(vm = name, "{why}"),
+            Some(why) => return Err(why),
+            None => {}
+        }
+        match unasked_large_pages(ram_file, peer.pid) {
+            Some(why) if hello.reconnect => {
+                tracing::error!(vm = name, "its pages may be lost: {why}");
+            }
+            Some(why) => return Err(why),
+            None => {}
+        }
     }
     // Of this thread, which is this handshake's, and of the pager's threads that it starts.
     numa::follow(peer.pid);
@@ -333,9 +345,10 @@ fn take_charge(
         }
     };
     if hello.reconnect {
-        let uffd = fds.next().ok_or("Hello after a restart without the userfaultfd")?;
+        let uffd = rest.into_iter().next();
+        let uffd = uffd.ok_or("Hello after a restart without the userfaultfd")?;
         let uffd = Uffd::from_fd(uffd).map_err(|e| format!("its userfaultfd: {e}"))?;
-        let ram = GuestRam::new(uffd, ram_file, layout);
+        let ram = GuestRam::of_parts(uffd, ram_files, layout);
         see_accesses(name, &ram, peer.pid);
         if can_share {
             commons.connect(&ram, connection.clone(), peer.pid, &domain)?;
@@ -372,7 +385,7 @@ fn take_charge(
         };
     }
     let uffd = receive_uffd(connection, hello)?;
-    let ram = GuestRam::new(uffd, ram_file, layout);
+    let ram = GuestRam::of_parts(uffd, ram_files, layout);
     manager.forget_cut_short(name);
     // Once a VM is admitted, its pages have a place to go (OSDI'02 s.6.2).
     let swap = manager.swap.create(name, expected.swap).map_err(|e| e.to_string())?;
@@ -439,14 +452,46 @@ fn receive_uffd(connection: &Connection, hello: &Hello) -> Result<Uffd, String> 
     }
 }
 
+/// A page of a file that may not be written cannot be freed either.
+fn seals_in_the_way(fd: &OwnedFd) -> Option<String> {
+    let seals = match rustix::fs::fcntl_get_seals(fd) {
+        Ok(seals) => seals,
+        Err(e) => return Some(format!("the seals of its RAM file: {e}")),
+    };
+    let write = SealFlags::WRITE | SealFlags::FUTURE_WRITE;
+    let is_open = seals.intersects(write) || !seals.contains(SealFlags::SEAL);
+    let advice =
+        "leave seal=on of its memory-backend-memfd as it is, or add F_SEAL_SEAL to the file";
+    is_open.then(|| format!("its RAM file is, or can be, sealed against writing: {advice}"))
+}
+
+/// The parts of the RAM that a shim announces, if they are those that are expected of it.
+fn announced(hello: &Hello, sizes: &[Pages]) -> Result<RamLayout, String> {
+    let (came, wanted) = (hello.parts.len(), sizes.len());
+    if came != wanted {
+        let of = |n: usize| if n == 1 { "one part".to_owned() } else { format!("{n} parts") };
+        let verb = if wanted == 1 { "was" } else { "were" };
+        return Err(format!("its RAM has {}, {} {verb} expected", of(came), of(wanted)));
+    }
+    let mut parts = Vec::with_capacity(wanted);
+    for (n, (part, size)) in hello.parts.iter().zip(sizes).enumerate() {
+        if part.len != size.bytes() {
+            let which = if wanted == 1 { String::new() } else { format!("part {} of ", n + 1) };
+            return Err(format!("{which}its RAM has {}, {} was expected", part.len, size.bytes()));
+        }
+        parts.push(RamPart { base: part.addr, len: *size, file_offset: part.file_offset });
+    }
+    RamLayout::new(&parts).map_err(|what| format!("its RAM mapping cannot be paged: {what}"))
+}
+
 /// The file that came is one that can be paged: regular, large enough, of 4 KiB pages, writable.
-fn check_ram_file(fd: &OwnedFd, hello: &Hello) -> Result<(), String> {
+fn check_ram_file(fd: &OwnedFd, part: &Part) -> Result<(), String> {
     let file = File::from(fd.try_clone().map_err(|e| format!("its RAM file: {e}"))?);
     let meta = file.metadata().map_err(|e| format!("its RAM file: {e}"))?;
     if !meta.is_file() {
         return Err("its RAM is not a file".into());
     }
-    let end = hello.file_offset.checked_add(hello.ram_len.0);
+    let end = part.file_offset.checked_add(part.len.0);
     if end.is_none_or(|end| end > meta.len()) {
         return Err(format!("its RAM file has only {}", Bytes(meta.len())));
     }
@@ -460,14 +505,6 @@ fn check_ram_file(fd: &OwnedFd, hello: &Hello) -> Result<(), String> {
     let mode = rustix::fs::fcntl_getfl(fd).map_err(|e| format!("its RAM file: {e}"))?;
     if !mode.contains(rustix::fs::OFlags::RDWR) {
         return Err("its RAM file is not open for writing".into());
-    }
-    // A page of a file that may not be written cannot be freed either.
-    let seals = rustix::fs::fcntl_get_seals(fd).map_err(|e| format!("its RAM file: {e}"))?;
-    let write = rustix::fs::SealFlags::WRITE | rustix::fs::SealFlags::FUTURE_WRITE;
-    if seals.intersects(write) || !seals.contains(rustix::fs::SealFlags::SEAL) {
-        return Err(
-            "its RAM file is sealed against writing, or could be: seal it with F_SEAL_SEAL".into(),
-        );
     }
     Ok(())
 }

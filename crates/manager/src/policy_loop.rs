@@ -171,7 +171,7 @@ fn carry_out(manager: &Manager, managed: &[&Arc<Vm>], decision: &Decision, is_ne
             paged.memory().set_target(entitlement.target.saturating_sub(part));
             paged.let_pages_move(vm.may_be_paged());
             // A shim whose process is stopped does not answer.
-            paged.set_may_share(vm.may_be_paged() && !vm.is_frozen());
+            paged.set_may_share(vm.may_be_paged() && !vm.is_frozen() && !vm.counts_on_zeros);
             change_domain(manager, vm, paged);
             let evict = if vm.may_be_paged() { plan.evict } else { Pages::ZERO };
             let until = if evict.is_zero() { Pages::ZERO } else { until };
@@ -202,16 +202,20 @@ fn change_domain(manager: &Manager, vm: &Vm, paged: &PagedVm) {
 
 fn demand(manager: &Manager, vm: &Vm, pools: &[Pool]) -> VmDemand {
     let params = vm.params();
+    let size = vm.configured();
     let active = match &*vm.paged() {
         Some(_) => lock(&vm.sampling).set.estimate().estimate,
         // Nothing is known of it: it counts as using all it has.
-        None => vm.size,
+        None => size,
     };
+    // What is to be unplugged is its own until it is; what is to be plugged it cannot use before.
+    let lag = vm.plugged().saturating_sub(params.max.saturating_sub(vm.boot));
+    let max = (params.max + lag).min(size);
     VmDemand {
         id: vm.id,
         shares: params.shares,
-        min: params.min,
-        max: params.max,
+        min: params.min.min(max),
+        max,
         tax: manager.tax_of(&params, pools),
         active,
     }
@@ -242,7 +246,7 @@ fn vm_state(
     VmState {
         demand,
         consumed: vm.consumed(),
-        size: vm.size,
+        size: vm.configured(),
         balloon_goal: balloon.goal,
         balloon_health: balloon.output.health,
         balloon_limit: balloon.output.limit,

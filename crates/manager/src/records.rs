@@ -14,8 +14,11 @@ use crate::swap::SwapFile;
 use crate::vm::{VmParams, lock};
 use crate::whole_file;
 
-const VERSION: u32 = RECORD_VERSION;
-/// Of VMs that a manager of before understands: those whose shims come.
+/// Of VMs whose RAM has several parts: a manager of before would take them for one.
+const PARTS: u32 = RECORD_VERSION;
+/// Of VMs that are not paged: a manager of before would wait for their shims.
+const UNPAGED: u32 = 3;
+/// Of all others, which any manager understands.
 const PAGED: u32 = 2;
 const NAME: &str = "vm.json";
 
@@ -25,7 +28,7 @@ static CHANGES: Mutex<()> = Mutex::new(());
 /// Holds the VM's salt: for nobody but the manager's user.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
-    /// `PAGED` or, of a VM that is not paged, `VERSION`; older ones are understood.
+    /// `PAGED`, `UNPAGED` or `PARTS`; older ones are understood.
     pub version: u32,
     /// Of the VM, and of its folder.
     pub name: String,
@@ -33,8 +36,11 @@ pub struct Record {
     pub spec: Option<VmSpec>,
     /// Those in force.
     pub params: VmParams,
-    /// Guest RAM.
+    /// Guest RAM, with what can be plugged.
     pub size: Pages,
+    /// What of it the guest began with, if more can be plugged: the first part. None: all, in one part.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub boot: Option<Pages>,
     /// Reserved beside the pages, as it was at its start.
     pub overhead: Pages,
     /// Of its VMM.
@@ -82,6 +88,7 @@ impl Record {
             spec: spec.cloned(),
             params,
             size,
+            boot: None,
             overhead,
             pid,
             pid_started: process_started(pid).unwrap_or(0),
@@ -98,9 +105,30 @@ impl Record {
     /// Of a VM that is not paged, with the reason.
     #[must_use]
     pub fn unpaged(mut self, why: &str) -> Record {
-        self.version = VERSION;
         self.unpaged = Some(why.to_owned());
+        self.version = self.version_for();
         self
+    }
+
+    /// With RAM that it began with, if that is not all that it may have.
+    #[must_use]
+    pub fn begun_with(mut self, boot: Pages) -> Record {
+        self.boot = (boot != self.size).then_some(boot);
+        self.version = self.version_for();
+        self
+    }
+
+    /// What it began with.
+    pub fn boot(&self) -> Pages {
+        self.boot.unwrap_or(self.size)
+    }
+
+    fn version_for(&self) -> u32 {
+        match (self.boot, &self.unpaged) {
+            (Some(_), _) => PARTS,
+            (None, Some(_)) => UNPAGED,
+            (None, None) => PAGED,
+        }
     }
 
     /// With the name of the domain that it is in.
@@ -146,7 +174,7 @@ impl Record {
         let _one = lock(&CHANGES);
         let Some(mut record) = Record::load(folder)? else { return Ok(false) };
         change(&mut record);
-        record.version = if record.unpaged.is_some() { VERSION } else { PAGED };
+        record.version = record.version_for();
         record.save(folder).map(|()| true)
     }
 
@@ -239,13 +267,29 @@ mod tests {
         assert_eq!((read.version, read.frozen), (PAGED, true));
         // A manager of before would wait for its shim.
         Record::update(dir.path(), |record| record.unpaged = Some("no shim".into())).unwrap();
-        assert_eq!(Record::load(dir.path()).unwrap().unwrap().version, VERSION);
+        assert_eq!(Record::load(dir.path()).unwrap().unwrap().version, UNPAGED);
+    }
+
+    #[test]
+    fn a_record_of_several_parts_is_for_managers_that_know_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let two = record().begun_with(Pages(1));
+        two.save(dir.path()).unwrap();
+        let read = Record::load(dir.path()).unwrap().unwrap();
+        assert_eq!((read.version, read.boot()), (PARTS, Pages(1)));
+        assert_eq!(Record::update(dir.path(), |record| record.frozen = true), Ok(true));
+        Record::update(dir.path(), |record| record.unpaged = Some("no shim".into())).unwrap();
+        assert_eq!(Record::load(dir.path()).unwrap().unwrap().version, PARTS);
+        // One part is what it always was, and nothing is said of it.
+        let one = record().begun_with(Pages(4));
+        assert_eq!((one.version, one.boot()), (PAGED, Pages(4)));
+        assert!(!serde_json::to_string(&one).unwrap().contains("boot"));
     }
 
     #[test]
     fn newer_and_damaged_records_are_refused_untouched() {
         let dir = tempfile::tempdir().unwrap();
-        Record { version: VERSION + 1, ..record() }.save(dir.path()).unwrap();
+        Record { version: PARTS + 1, ..record() }.save(dir.path()).unwrap();
         let error = Record::load(dir.path()).unwrap_err();
         assert!(error.contains("newer manager"), "{error}");
         std::fs::write(dir.path().join(NAME), b"{\"version\": 1").unwrap();

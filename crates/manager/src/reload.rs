@@ -11,7 +11,7 @@ use crate::config::{Config, Overrides};
 use crate::host_set::HostSet;
 use crate::manager::{Failure, Manager, check_pool};
 use crate::records::Record;
-use crate::vm::{VmParams, lock};
+use crate::vm::{Sizes, VmParams, lock};
 
 /// Where the configuration came from.
 #[derive(Clone, Debug, Default)]
@@ -56,7 +56,7 @@ impl Manager {
         let mut changes = Vec::new();
         for vm in self.vms() {
             let before = vm.params();
-            let params = under_rules(&new.vms, &vm.name, vm.size, &before)
+            let params = under_rules(&new.vms, &vm.name, vm.sizes(), &before)
                 .map_err(|e| refused(ErrorCode::BadRequest, format!("VM {}: {e}", vm.name)))?;
             check_pool(&rules, params.pool.as_deref())
                 .and_then(|()| check_swap(&vm, &before, &params))
@@ -105,7 +105,8 @@ impl Manager {
             old.asked = Some(asked);
         }
         let reserved = record.swap.as_ref().map(|files| files.iter().map(|file| file.size).sum());
-        let new = under_rules(&self.config().vms, name, record.size, &old).and_then(|new| {
+        let sizes = Sizes { boot: record.boot(), most: record.size };
+        let new = under_rules(&self.config().vms, name, sizes, &old).and_then(|new| {
             let reserved = reserved.unwrap_or(Pages(u64::MAX));
             check_reserved(name, record.size, reserved, &old, &new).map(|()| new)
         });

@@ -13,7 +13,7 @@ use ballast_policy::{BalloonControl, Promise, WorkingSet};
 use ballast_qemu::{ProcessHandle, Qmp, process};
 use ballast_units::{Bytes, Pages};
 
-use crate::lifecycle::{built_at, unseen};
+use crate::lifecycle::{built_at, parts_of, unseen};
 use crate::manager::{Manager, Pledge, Waits};
 use crate::paging::{Answer, Expected};
 use crate::records::Record;
@@ -121,11 +121,11 @@ fn expect(manager: &Manager, record: &Record, held: &Arc<Advance>) -> Answer {
     let swap = record.size.saturating_sub(record.params.min);
     let domain = domain_of(manager, record);
     let large = record.spec.as_ref().is_some_and(|spec| manager.wants_large_pages(spec));
-    let (size, overhead) = (record.size, record.overhead);
+    let (sizes, overhead) = (parts_of(record.boot(), record.size), record.overhead);
     let (pid, held) = (record.pid, Some(held.clone()));
     manager.expect_shim(&record.name, |answer| Expected {
         pid,
-        size,
+        sizes,
         swap,
         overhead,
         domain,
@@ -263,6 +263,8 @@ fn admit(
         folder,
         accel: record.accel.clone(),
         size: record.size,
+        boot: record.boot(),
+        plugged: None,
         overhead: record.overhead,
         params: record.params.clone(),
         process,

@@ -251,4 +251,33 @@ mod tests {
             assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
         }
     }
+
+    #[test]
+    fn what_was_set_stays_as_long_as_a_vm_does() {
+        let dir = tempfile::tempdir().unwrap();
+        let run_dir = dir.path().join("run");
+        let overrides = crate::config::Overrides {
+            budget: Some(ballast_units::Bytes(64 << 20)),
+            run_dir: Some(run_dir.clone()),
+            ..crate::config::Overrides::default()
+        };
+        let config = Config::load(None, overrides).unwrap();
+        let folders = Folders::make(&config).unwrap();
+        set_format(&run_dir).unwrap();
+        let set = [FORMAT_FILE, "pools.json", host_set::NAME];
+        for file in &set[1..] {
+            std::fs::write(run_dir.join(file), "{}").unwrap();
+        }
+        for name in ["stays", "ended"] {
+            std::fs::create_dir_all(run_dir.join("vms").join(name)).unwrap();
+        }
+        let record = run_dir.join("vms/stays/vm.json");
+        std::fs::write(&record, "{}").unwrap();
+        folders.clear(&config);
+        assert!(record.exists() && !run_dir.join("vms/ended").exists());
+        assert!(set.iter().all(|file| run_dir.join(file).exists()));
+        std::fs::remove_file(&record).unwrap();
+        folders.clear(&config);
+        assert!(!run_dir.exists());
+    }
 }

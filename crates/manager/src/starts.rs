@@ -267,7 +267,7 @@ impl Manager {
                 continue;
             };
             let mut how = Vec::new();
-            if vm.size.saturating_sub(balloon) < consumed {
+            if vm.configured().saturating_sub(balloon) < consumed {
                 how.push(format!("balloon to {balloon}"));
             }
             if !evict.is_zero() {
@@ -296,7 +296,7 @@ mod tests {
             begun: begun.then(Instant::now),
             called_off: false,
             size: Pages(200),
-            params: VmParams::resolve(&[], name, Pages(200), Asked::default()).unwrap(),
+            params: VmParams::resolve(&[], name, Pages(200).into(), Asked::default()).unwrap(),
         };
         lock(&starts.0).extend([
             start("begun", 100, true),

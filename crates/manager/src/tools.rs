@@ -108,7 +108,7 @@ impl Meter {
         let asked = lock(&vm.balloon).commanded;
         let input = ToolsInput {
             now,
-            size: vm.size,
+            size: vm.configured(),
             balloon: asked,
             reads: self.reads,
             read_ns: self.nanos,

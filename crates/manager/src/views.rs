@@ -18,6 +18,7 @@ use ballast_units::Pages;
 
 use crate::domain;
 use crate::fault_times;
+use crate::hotplug_loop;
 use crate::inputs;
 use crate::journal;
 use crate::manager::{Failure, Manager, Waits};
@@ -262,6 +263,7 @@ pub fn vm(manager: &Manager, vm: &Vm) -> VmView {
             reported: balloon.reported.map_or(0, bytes),
             limit: bytes(balloon.output.limit),
         },
+        hotplug: hotplug_loop::view(vm),
         tools: tools::view(manager, vm),
         guest: balloon.stats_now(),
         trouble: vm.paged().as_ref().and_then(trouble),
@@ -289,6 +291,7 @@ pub fn never_was(manager: &Manager, name: &str, size: Pages, params: &VmParams) 
         memory: MemoryView::default(),
         active: ActiveView::default(),
         balloon: BalloonView { health: BalloonHealth::Missing, target: 0, reported: 0, limit: 0 },
+        hotplug: None,
         tools: ToolsView::default(),
         guest: None,
         trouble: None,
@@ -349,6 +352,9 @@ fn host_sharing(manager: &Manager, vms: &[Arc<Vm>], zero_dropped: u64) -> HostSh
     }
 }
 
+const COUNTS_ON_ZEROS: &str = "its balloon has free-page-reporting and page-poison: a guest with init_on_free would \
+                               not get zeros back where it shared; page-poison=off lets it share";
+
 fn sharing(manager: &Manager, vm: &Vm, paged: &PagedVm) -> VmSharing {
     let memory = paged.memory();
     let pages = |state| memory.pmap().in_state(state);
@@ -367,7 +373,7 @@ fn sharing(manager: &Manager, vm: &Vm, paged: &PagedVm) -> VmSharing {
         cpu_s: counters.share_cpu_ns as f64 / 1e9,
         cpu_percent: cores * 100.0,
         mappings: paged.mappings(),
-        note: paged.share_note(),
+        note: vm.counts_on_zeros.then(|| COUNTS_ON_ZEROS.into()).or_else(|| paged.share_note()),
     }
 }
 

@@ -11,7 +11,7 @@ use crate::rates::Rates;
 use ballast_api::{GuestStats, Management, Mode, RunState, Salt, VmSpec};
 use ballast_pager::service::PagedVm;
 use ballast_policy::{BalloonControl, BalloonOutput, TaxRate, Tools, TouchTimes, WorkingSet};
-use ballast_qemu::{Monitor, ProcessHandle, QmpEvent};
+use ballast_qemu::{Monitor, ProcessHandle, QmpEvent, counts_on_zeros};
 use ballast_units::{Pages, VmId};
 use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast::Receiver;
@@ -41,6 +41,21 @@ pub struct VmParams {
     pub asked: Option<Asked>,
 }
 
+/// How large a VM's RAM is and may become.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sizes {
+    /// What it begins with.
+    pub boot: Pages,
+    /// The same with what can be plugged.
+    pub most: Pages,
+}
+
+impl From<Pages> for Sizes {
+    fn from(size: Pages) -> Sizes {
+        Sizes { boot: size, most: size }
+    }
+}
+
 /// Parameters of a VM that somebody asked for, when it was started or later.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Asked {
@@ -61,7 +76,7 @@ impl VmParams {
     pub fn default_shares(size: Pages) -> u32 {
         u32::try_from((size.0 >> 8).saturating_mul(10)).unwrap_or(u32::MAX).max(1)
     }
-    /// What a VM of `size` gets: what was asked for, else what the configuration says of its name,
+    /// What a VM of such sizes gets: what was asked for, else what the configuration says of its name,
     /// else the defaults. Its salt is left open.
     ///
     /// # Errors
@@ -69,18 +84,19 @@ impl VmParams {
     pub fn resolve(
         rules: &[VmRule],
         name: &str,
-        size: Pages,
+        sizes: Sizes,
         asked: Asked,
     ) -> Result<VmParams, String> {
+        let Sizes { boot: size, most } = sizes;
         let rule = rule_for(rules, name);
         let shares = asked.shares.or(rule.shares).unwrap_or_else(|| Self::default_shares(size));
-        let max = asked.max.or(rule.max.map(|max| max.of(size))).unwrap_or(size);
+        // Nothing is plugged that was not asked for. A limit above its size limits nothing.
+        let ruled = || rule.max.map_or(size, |max| max.of(size).min(size));
+        let max = asked.max.map_or_else(ruled, |max| max.min(most));
         let min = asked.min.or(rule.min.map(|min| min.of(size))).unwrap_or(Pages::ZERO);
         if shares == 0 {
             return Err("shares: 0 is not at least 1".into());
         }
-        // A limit above its size limits nothing.
-        let max = max.min(size);
         if max.is_zero() {
             return Err("max: below one page".into());
         }
@@ -150,6 +166,17 @@ impl BalloonState {
     }
 }
 
+/// Memory that can be plugged, as it is seen from outside the balloon's loop.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Hotplug {
+    /// What the guest was last asked to have plugged. None: not known.
+    pub requested: Option<Pages>,
+    /// What it has, by its VMM's books. None: not known.
+    pub plugged: Option<Pages>,
+    /// What could not even be asked for, as was said once.
+    pub failed: Option<Pages>,
+}
+
 /// Sampling of one VM.
 pub struct Sampling {
     /// The estimate of active memory.
@@ -188,8 +215,14 @@ pub struct Vm {
     pub started: Instant,
     /// When a VMM without QMP counts as having built its machine.
     pub built: Instant,
-    /// Guest RAM.
+    /// Guest RAM, with what can be plugged: so many page numbers it has.
     pub size: Pages,
+    /// What of it the guest began with.
+    pub boot: Pages,
+    /// The rest.
+    pub hotplug: Mutex<Hotplug>,
+    /// Its guest may count on zeros where it reported free pages, which sharing does not keep: it shares nothing.
+    pub counts_on_zeros: bool,
     /// Charged beside the pages: the pager's own and what the operator declared.
     pub(crate) overhead: Pages,
     /// Booked for a VM that is not paged: what the kernel says it uses.
@@ -244,6 +277,9 @@ pub struct NewVm {
     pub folder: PathBuf,
     pub accel: String,
     pub size: Pages,
+    pub boot: Pages,
+    /// None: not known yet.
+    pub plugged: Option<Pages>,
     pub overhead: Pages,
     pub params: VmParams,
     pub process: ProcessHandle,
@@ -270,6 +306,10 @@ impl Vm {
             started: Instant::now(),
             built: new.built,
             size: new.size,
+            boot: new.boot,
+            // One that is gone shares nothing either.
+            counts_on_zeros: counts_on_zeros(new.process.pid()).unwrap_or(true),
+            hotplug: Mutex::new(Hotplug { plugged: new.plugged, ..Hotplug::default() }),
             overhead: new.overhead,
             external: AtomicU64::new(new.external.0),
             vmm: AtomicU64::new(new.vmm.0),
@@ -334,6 +374,7 @@ impl Vm {
 
     fn on_event(&self, event: &QmpEvent) {
         match event.name.as_str() {
+            "MEMORY_DEVICE_SIZE_CHANGE" => self.stir(),
             "BALLOON_CHANGE" => {
                 self.driver_alive.store(true, Ordering::Relaxed);
                 self.stir();
@@ -413,6 +454,23 @@ impl Vm {
     pub fn set_management(&self, management: Management) {
         *lock(&self.management) = management;
     }
+    /// How large its RAM is and may become.
+    pub fn sizes(&self) -> Sizes {
+        Sizes { boot: self.boot, most: self.size }
+    }
+    /// What it has plugged, by its VMM's books: all that it could have, while that is not known.
+    pub fn plugged(&self) -> Pages {
+        let room = self.size.saturating_sub(self.boot);
+        lock(&self.hotplug).plugged.unwrap_or(room).min(room)
+    }
+    /// Its size as its guest has it now.
+    pub fn configured(&self) -> Pages {
+        self.boot + self.plugged()
+    }
+    /// What is to be plugged, as its parameters say.
+    pub fn to_plug(&self) -> Pages {
+        self.params().max.saturating_sub(self.boot)
+    }
     /// None while there is no QMP.
     pub fn monitor(&self) -> Option<Monitor> {
         lock(&self.monitor).clone()
@@ -433,7 +491,7 @@ impl Vm {
     pub fn consumed(&self) -> Pages {
         match &*self.paged() {
             Some(paged) => paged.memory().charged() + paged.shared_part(),
-            None => self.booked().min(self.size),
+            None => self.booked().min(self.configured()),
         }
     }
     /// Machine memory charged beside the pages. Of a VM that is not paged, the whole process is
@@ -441,7 +499,7 @@ impl Vm {
     pub fn overhead(&self) -> Pages {
         match &*self.paged() {
             Some(_) => self.overhead + self.booked_vmm(),
-            None => self.overhead + self.booked().saturating_sub(self.size),
+            None => self.overhead + self.booked().saturating_sub(self.configured()),
         }
     }
     /// What is booked for the VMM of a paged VM; nothing once it has ended.

@@ -4,16 +4,15 @@
 
 mod support;
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-use ballast_api::{RunState, VmChange};
-use ballast_shim_proto::{Batch, Connection, Hello, Message, Step};
-use ballast_units::{Bytes, HostAddr};
-use rustix::fs::{Mode, OFlags};
+use ballast_api::{Accel, ErrorCode, RunState, VmChange, VmSpec};
+use ballast_shim_proto::{Batch, Connection, Hello, Message, Part, Step};
+use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
-use support::evil::{self, Evil, hello, memfd, say};
-use support::{Ballastd, MIB, ZEROS, image_or_skip, required};
+use support::evil::{self, Evil, hello, memfd, part, say};
+use support::{Ballastd, MIB, ZEROS, image_or_skip, refused_as, required};
 
 const RAM: u64 = 16 << 20;
 
@@ -38,6 +37,15 @@ fn no_panic(ballastd: &Ballastd) {
     assert!(!log.contains("panicked"), "{log}");
 }
 
+/// A RAM file that may be sealed, with these seals.
+fn sealed(seals: SealFlags) -> OwnedFd {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let fd = rustix::fs::memfd_create("sealed", flags).unwrap();
+    rustix::fs::ftruncate(&fd, RAM).unwrap();
+    rustix::fs::fcntl_add_seals(&fd, seals).unwrap();
+    fd
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn nonsense_at_the_shims_socket_is_refused_and_leaves_nothing() {
     let ballastd = Ballastd::start(&["--budget", "64M"]);
@@ -45,17 +53,21 @@ async fn nonsense_at_the_shims_socket_is_refused_and_leaves_nothing() {
     let ram = memfd(RAM);
     let good = || hello("x", RAM);
     let hello = |h: Hello| Message::Hello(h);
+    let of = |addr: u64, len: u64, file_offset: u64| {
+        hello(Hello { parts: vec![Part { file_offset, ..part(addr, len) }], ..good() })
+    };
+    const AT: u64 = 0x7000_0000_0000;
     let refusal = |message: &Message| say(&socket, message, &[ram.as_fd()]);
     for (message, part) in [
-        (hello(Hello { ram_len: Bytes(0), ..good() }), "empty"),
-        (hello(Hello { ram_len: Bytes(RAM + 4096), ..good() }), "RAM file has only"),
-        (hello(Hello { ram_len: Bytes(u64::MAX), ..good() }), ""),
-        (hello(Hello { ram_len: Bytes(1 << 46), ..good() }), ""),
-        (hello(Hello { file_offset: u64::MAX - 4095, ..good() }), "its end is beyond"),
-        (hello(Hello { file_offset: 1, ..good() }), "page boundary"),
-        (hello(Hello { file_offset: 4096, ..good() }), "RAM file has only"),
-        (hello(Hello { ram_addr: HostAddr(1), ..good() }), "page boundary"),
-        (hello(Hello { ram_addr: HostAddr(u64::MAX - 4095), ..good() }), "its end is beyond"),
+        (of(AT, 0, 0), "empty"),
+        (of(AT, RAM + 4096, 0), "RAM file has only"),
+        (of(AT, u64::MAX, 0), ""),
+        (of(AT, 1 << 46, 0), ""),
+        (of(AT, RAM, u64::MAX - 4095), "its end is beyond"),
+        (of(AT, RAM, 1), "page boundary"),
+        (of(AT, RAM, 4096), "RAM file has only"),
+        (of(1, RAM, 0), "page boundary"),
+        (of(u64::MAX - 4095, RAM, 0), "its end is beyond"),
         (hello(Hello { page_size: 0, ..good() }), "pages of 0 bytes"),
         (hello(Hello { page_size: 1 << 21, ..good() }), "only 4 KiB pages"),
     ] {
@@ -83,6 +95,9 @@ async fn nonsense_at_the_shims_socket_is_refused_and_leaves_nothing() {
         (memfd(RAM - 1), "has only"),
         (read_only, "not open for writing"),
         (on_disk.reopen().unwrap().into(), "not on a tmpfs"),
+        (sealed(SealFlags::WRITE | SealFlags::SEAL), "sealed against writing"),
+        (sealed(SealFlags::FUTURE_WRITE | SealFlags::SEAL), "sealed against writing"),
+        (sealed(SealFlags::empty()), "can be, sealed against writing"),
     ] {
         let why = say(&socket, &hello(good()), &[fd.as_fd()]).unwrap();
         assert!(why.contains(part), "{part}: {why}");
@@ -254,5 +269,100 @@ async fn takeovers_that_are_broken_off_leave_nothing_in_the_books() {
     drop(evil);
     is_as_before(&ballastd).await;
     ballastd.assert_nothing_left("evil");
+    no_panic(&ballastd);
+}
+
+/// A VMM has one guest, also while that waits to be taken over.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_waits_to_be_taken_over_gets_no_second_name() {
+    if std::fs::File::open("/dev/userfaultfd").is_err() {
+        assert!(!required(), "no userfaultfd");
+        eprintln!("SKIPPED: no userfaultfd");
+        return;
+    }
+    let mut ballastd = Ballastd::start(&["--budget", "96M"]);
+    let socket = ballastd.run_dir().join("shim.sock");
+    let evil = Evil::start(&socket, "evil", "deaf", 16);
+    let record = ballastd.run_dir().join("vms/evil/vm.json");
+    ballastd.eventually("it is recorded", async || record.exists()).await;
+    ballastd.kill();
+    // This process has a VM, too, as far as the next manager knows: one that waits.
+    let text = std::fs::read_to_string(&record).unwrap();
+    let mut known: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
+    let after_name = stat.rsplit_once(") ").unwrap().1;
+    let started: u64 = after_name.split(' ').nth(19).unwrap().parse().unwrap();
+    known["name"] = "mine".into();
+    known["pid"] = std::process::id().into();
+    known["pid_started"] = started.into();
+    let mine = ballastd.run_dir().join("vms/mine");
+    std::fs::create_dir(&mine).unwrap();
+    std::fs::write(mine.join("vm.json"), known.to_string()).unwrap();
+    ballastd.restart();
+    let ram = memfd(RAM);
+    let why = say(&socket, &Message::Hello(hello("second", RAM)), &[ram.as_fd()]);
+    // What is left of VMs is ended with the test: this process is not to be.
+    std::fs::remove_dir_all(&mine).unwrap();
+    let why = why.unwrap();
+    assert!(why.contains("waits to be taken over, as 'mine'"), "{why}");
+    assert!(ballastd.client.vm("second").await.is_err());
+    drop(evil);
+    no_panic(&ballastd);
+}
+
+/// A VMM that the manager started with memory to plug, and whose RAM is not what it asked for.
+#[tokio::test(flavor = "multi_thread")]
+async fn parts_that_were_not_asked_for_are_refused_with_the_reason() {
+    let ballastd = Ballastd::start(&["--budget", "128M"]);
+    let socket = ballastd.run_dir().join("shim.sock");
+    for (case, part) in [
+        ("overlap", "its parts overlap"),
+        ("same file", "two parts of its RAM are the same file"),
+        ("other size", "part 2 of its RAM has 4 MiB, 8 MiB was expected"),
+        ("other order", "part 1 of its RAM has 8 MiB, 16 MiB was expected"),
+        ("one", "its RAM has one part, 2 parts were expected"),
+        ("three", "its RAM has 3 parts, 2 parts were expected"),
+        ("beyond", "its RAM file has only 16 MiB"),
+        ("used", "was used before all were there"),
+    ] {
+        let vmm = ballastd.root.join("vmm");
+        let text = format!(
+            "#!/bin/sh\nexec env EVIL_ROLE=announces EVIL_SOCKET='{}' EVIL_NAME=x EVIL_CASE='{case}' \
+             '{}' --exact evil_process --ignored --nocapture --test-threads=1\n",
+            socket.display(),
+            std::env::current_exe().unwrap().display()
+        );
+        std::fs::write(&vmm, text).unwrap();
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(&vmm, mode).unwrap();
+        let spec = VmSpec {
+            name: "x".into(),
+            max: RAM,
+            hotplug: evil::MORE,
+            accel: Accel::Tcg,
+            qemu: Some(vmm.clone()),
+            kernel: vmm,
+            ..VmSpec::default()
+        };
+        refused_as(ballastd.client.run(&spec).await, ErrorCode::Internal, part);
+        is_as_before(&ballastd).await;
+    }
+    // Of a VMM that somebody else started, one part is taken in.
+    let ram = [memfd(RAM), memfd(RAM)];
+    let (parts, version) = (vec![part(1 << 40, RAM), part(1 << 41, RAM)], Hello::version_for(2));
+    let two = Message::Hello(Hello { parts, version, ..hello("y", RAM) });
+    let why = say(&socket, &two, &ram.each_ref().map(|fd| fd.as_fd())).unwrap();
+    assert!(why.contains("2 parts, and only one that Ballast started may"), "{why}");
+    // More than there may be are no message of the protocol: nobody answers.
+    let mut bytes = two.encode();
+    bytes[25] = 5;
+    let kind = SocketType::SEQPACKET;
+    let fd = rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None);
+    let fd = fd.unwrap();
+    rustix::net::connect(&fd, &SocketAddrUnix::new(&socket).unwrap()).unwrap();
+    rustix::net::send(&fd, &bytes, SendFlags::NOSIGNAL).unwrap();
+    let connection = Connection::from_fd(fd);
+    assert!(connection.recv(Some(Duration::from_secs(60))).is_err());
+    is_as_before(&ballastd).await;
     no_panic(&ballastd);
 }

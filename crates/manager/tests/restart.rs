@@ -60,8 +60,8 @@ async fn taken_over(ballastd: &Ballastd, vms: &[&str]) {
 async fn guests_survive_kills_in_the_midst_of_swapping() {
     let Some(image) = image_or_skip() else { return };
     let mut random = Random(seed());
-    let mut ballastd = Ballastd::start_configured(&["--budget", "176M"], BALLOON_FIRST);
-    let witness = Witness::watch(&ballastd.root, 176 * MIB);
+    let mut ballastd = Ballastd::start_configured(&["--budget", "160M"], BALLOON_FIRST);
+    let witness = Witness::watch(&ballastd.root, 160 * MIB);
     let workloads = [
         ("torture", "verify-torture --mb 56 --threads 3 --seconds 100000"),
         ("toucher", "toucher --min-mb 20 --max-mb 56 --period 8 --cycle 1"),
@@ -134,7 +134,7 @@ async fn guests_survive_kills_in_the_midst_of_swapping() {
     for console in &mut consoles {
         ballastd.checks_go_on(console, 20_000).await;
     }
-    assert!(witness.peak() <= 176 * MIB, "{} MiB", witness.peak() / MIB);
+    assert!(witness.peak() <= 160 * MIB, "{} MiB", witness.peak() / MIB);
     let host = ballastd.host().await;
     assert!(host.peak_used <= host.budget && host.measured_peak <= host.budget, "{host:?}");
     ballastd.client.shutdown(true).await.unwrap();

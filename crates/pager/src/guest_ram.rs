@@ -1,9 +1,11 @@
-//! The real guest memory: a userfaultfd over the RAM mapping of a VMM, and the RAM file itself.
+//! The real guest memory: a userfaultfd over the RAM mappings of a VMM, and the RAM files themselves, one for
+//! each part of the RAM.
 //!
-//! The file is read with `pread` and never mapped: the VMM can change it at will, and a truncated
+//! The files are read with `pread` and never mapped: the VMM can change them at will, and a truncated
 //! mapping would kill the manager.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::fs::File;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::OnceLock;
 
@@ -15,57 +17,13 @@ use rustix::io::Errno as Sys;
 use crate::accesses::Accesses;
 use crate::backend::{Backend, Errno, MemError, PageBuf, Place, Remap};
 use crate::mappings::Mappings;
+pub use crate::ram_layout::{MAX_PARTS, RamLayout, RamPart};
 
-/// Where a VM's RAM is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RamLayout {
-    /// Where the VMM mapped it.
-    pub base: HostAddr,
-    /// How large it is: its pages are numbered from 0 on.
-    pub len: Pages,
-    /// Where in the file it begins.
-    pub file_offset: u64,
-}
-
-impl RamLayout {
-    /// The page in which an address of the VMM lies; None outside the RAM.
-    pub fn ppn(&self, addr: HostAddr) -> Option<Ppn> {
-        addr.ppn_from(self.base).filter(|p| p.0 < self.len.0)
-    }
-
-    /// The pages that lie whole in `[start, end)` of the VMM, as first and number; None if none.
-    pub(crate) fn pages_within(&self, start: HostAddr, end: HostAddr) -> Option<(Ppn, u64)> {
-        let page = PAGE_SIZE as u64;
-        let from = start.0.saturating_sub(self.base.0).div_ceil(page);
-        let to = (end.0.saturating_sub(self.base.0) / page).min(self.len.0);
-        (from < to).then(|| (Ppn(from), to - from))
-    }
-
-    /// What comes from a VMM is checked before anything is computed from it. Err says what cannot be.
-    pub fn check(&self) -> Result<(), &'static str> {
-        let page = PAGE_SIZE as u64;
-        if self.len.is_zero() {
-            return Err("it is empty");
-        }
-        if !self.base.0.is_multiple_of(page) || !self.file_offset.is_multiple_of(page) {
-            return Err("it does not begin at a page boundary");
-        }
-        let bytes = self.len.0.checked_mul(page);
-        let fits = |from: u64| {
-            bytes.and_then(|n| from.checked_add(n)).is_some_and(|end| end <= i64::MAX as u64)
-        };
-        if fits(self.base.0) && fits(self.file_offset) {
-            Ok(())
-        } else {
-            Err("its end is beyond the end of the address space or of any file")
-        }
-    }
-}
-
-/// A VM's RAM: descriptors of its userfaultfd and of its RAM file, both its own, and the way to its shim.
+/// A VM's RAM: descriptors of its userfaultfd and of its RAM files, all its own, and the way to its shim.
 pub struct GuestRam {
     uffd: Uffd,
-    file: std::fs::File,
+    /// One for each part.
+    files: Vec<File>,
     layout: RamLayout,
     mappings: Mappings,
     accesses: OnceLock<Accesses>,
@@ -77,12 +35,18 @@ pub struct GuestRam {
 pub const LARGE_PAGE: Pages = Pages::from_mib(2);
 
 impl GuestRam {
-    /// `uffd` sees missing and write-protected pages of the mapping that `layout` tells of; `file` is the
-    /// RAM file, open for reading and writing. Nothing is looked at: see `check`. Without large pages, and
-    /// without a way to the shim until `mappings().connect`.
-    pub fn new(uffd: Uffd, file: OwnedFd, layout: RamLayout) -> GuestRam {
+    /// Of one part. `uffd` sees missing and write-protected pages of the mapping that `part` tells of; `file`
+    /// is the RAM file, open for reading and writing. Nothing is looked at: see `check`. Without large pages,
+    /// and without a way to the shim until `mappings().connect`.
+    pub fn new(uffd: Uffd, file: OwnedFd, part: RamPart) -> GuestRam {
+        GuestRam::of_parts(uffd, vec![file], RamLayout::from(part))
+    }
+
+    /// The same, of the parts of `layout`, with their files in the same order.
+    pub fn of_parts(uffd: Uffd, files: Vec<OwnedFd>, layout: RamLayout) -> GuestRam {
         let (mappings, accesses) = (Mappings::default(), OnceLock::new());
-        GuestRam { uffd, file: file.into(), layout, mappings, accesses, large: 1 }
+        let files = files.into_iter().map(File::from).collect();
+        GuestRam { uffd, files, layout, mappings, accesses, large: 1 }
     }
 
     /// From now on the pager can see which pages the VMM touches, if it is the process of this number and the host lets
@@ -98,18 +62,17 @@ impl GuestRam {
     }
 
     /// The same, allocated as large pages where it can be: if the file is not a memfd (which the host's
-    /// settings are for), and the VMM mapped it so that they can be mapped as such.
+    /// settings are for), and the VMM mapped it so that they can be mapped as such. All parts, or none.
     #[must_use]
     pub(crate) fn with_large_pages(self) -> GuestRam {
-        let unit = LARGE_PAGE.bytes().0;
-        let of = |file: &std::fs::File| file.metadata().map(|meta| meta.dev());
+        let of = |file: &File| file.metadata().map(|meta| meta.dev());
         let memfd = rustix::fs::memfd_create("like", rustix::fs::MemfdFlags::CLOEXEC)
-            .map(std::fs::File::from)
+            .map(File::from)
             .map_err(Into::into)
             .and_then(|file| of(&file));
-        let has = of(&self.file).is_ok_and(|dev| memfd.is_ok_and(|memfd| memfd != dev));
-        let fits =
-            self.layout.base.0.is_multiple_of(unit) && self.layout.file_offset.is_multiple_of(unit);
+        let has_own = |memfd| self.files.iter().all(|file| of(file).is_ok_and(|dev| dev != memfd));
+        let has = memfd.is_ok_and(has_own);
+        let fits = self.layout.is_aligned(LARGE_PAGE);
         GuestRam { large: if has && fits { LARGE_PAGE.0 } else { 1 }, ..self }
     }
 
@@ -117,74 +80,115 @@ impl GuestRam {
     pub fn uffd(&self) -> &Uffd {
         &self.uffd
     }
-    /// The RAM file. Not to be mapped: its VMM may truncate it at any time.
-    pub fn file(&self) -> &std::fs::File {
-        &self.file
+    /// The RAM file of its first part. Not to be mapped: its VMM may truncate it at any time.
+    pub fn file(&self) -> &File {
+        &self.files[0]
     }
     /// As it was given; whether it can be is for `check` to say.
-    pub fn layout(&self) -> RamLayout {
-        self.layout
+    pub fn layout(&self) -> &RamLayout {
+        &self.layout
+    }
+    /// Its parts with their files, in the order of their pages.
+    pub fn parts(&self) -> impl Iterator<Item = (&RamPart, &File)> {
+        self.layout.parts().zip(&self.files)
     }
     /// How its pages are mapped elsewhere.
     pub fn mappings(&self) -> &Mappings {
         &self.mappings
     }
 
-    /// Refuses a layout that cannot be, or that the RAM file is too short for.
+    /// Refuses a layout that cannot be, or that the RAM files are too short for.
     pub fn check(&self) -> Result<(), String> {
         self.layout.check().map_err(str::to_owned)?;
-        let len = self.file.metadata().map_err(|e| format!("its file: {e}"))?.len();
-        let end = self.layout.file_offset + self.layout.len.bytes().0;
-        if len < end {
-            return Err(format!("its file has {len} bytes, the mapping ends at {end}"));
+        if self.files.len() != self.layout.parts().count() {
+            return Err("it has not a file for each part".to_owned());
+        }
+        let mut seen = Vec::new();
+        for (part, file) in self.parts() {
+            let meta = file.metadata().map_err(|e| format!("its file: {e}"))?;
+            let (len, end) = (meta.len(), part.file_offset + part.len.bytes().0);
+            if len < end {
+                return Err(format!("its file has {len} bytes, the mapping ends at {end}"));
+            }
+            // A page that is two pages would be freed under one of them.
+            if seen.contains(&(meta.dev(), meta.ino())) {
+                return Err("two of its parts are the same file".to_owned());
+            }
+            seen.push((meta.dev(), meta.ino()));
         }
         Ok(())
     }
 
-    /// Machine memory that the RAM file takes now, by the kernel's count.
+    /// Machine memory that the RAM files take now, by the kernel's count.
     pub fn measured(&self) -> std::io::Result<Bytes> {
-        Ok(Bytes(self.file.metadata()?.blocks() * 512))
+        self.files.iter().map(|file| Ok(Bytes(file.metadata()?.blocks() * 512))).sum()
     }
 
-    /// Device and inode of the RAM file.
-    pub fn identity(&self) -> std::io::Result<(u64, u64)> {
-        let meta = self.file.metadata()?;
-        Ok((meta.dev(), meta.ino()))
+    /// Device and inode of each RAM file.
+    pub fn identities(&self) -> std::io::Result<Vec<(u64, u64)>> {
+        let of = |file: &File| file.metadata().map(|meta| (meta.dev(), meta.ino()));
+        self.files.iter().map(of).collect()
     }
 
-    /// Frees every page of the file, whoever else still holds it open.
+    /// Frees every page of the files, whoever else still holds them open.
     pub(crate) fn release_all(&self) -> std::io::Result<()> {
-        self.punch_bytes(self.layout.file_offset, self.layout.len.bytes().0).map_err(Into::into)
+        let mut result = Ok(());
+        for (part, file) in self.parts() {
+            // One that cannot be freed does not keep the others.
+            let freed = punch_bytes(file, part.file_offset, part.len.bytes().0);
+            result = result.and(freed.map_err(Into::into));
+        }
+        result
     }
 
-    fn punch_bytes(&self, offset: u64, len: u64) -> rustix::io::Result<()> {
-        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        loop {
-            match rustix::fs::fallocate(self.file.as_fd(), flags, offset, len) {
-                Err(Sys::INTR) => {}
-                other => return other,
+    /// The page that seeks from `ppn` on find, at most `end`: part by part, for where one has none the next may.
+    fn next(&self, what: fn(u64) -> SeekFrom, ppn: Ppn, end: u64) -> Result<u64, MemError> {
+        for (first, n) in self.layout.split(ppn, end.saturating_sub(ppn.0)) {
+            let (at, until) = (self.layout.at(first), first.0 + n);
+            match rustix::fs::seek(&self.files[at.part], what(at.offset)) {
+                // A file that was truncated meanwhile ends before it began.
+                Ok(found) => {
+                    let pages = found.saturating_sub(at.offset) / PAGE_SIZE as u64;
+                    if pages < n {
+                        return Ok(first.0 + pages);
+                    }
+                }
+                Err(Sys::NXIO) if until < end && matches!(what(0), SeekFrom::Data(_)) => {}
+                Err(Sys::NXIO) => return Ok(end),
+                Err(e) => return Err(from_errno(e, "seeking in the RAM file", first)),
             }
         }
-    }
-
-    /// The page that a seek from `ppn` on finds, at most `end`.
-    fn next(&self, what: SeekFrom, ppn: Ppn, end: u64) -> Result<u64, MemError> {
-        match rustix::fs::seek(&self.file, what) {
-            // A file that was truncated meanwhile ends before it began.
-            Ok(at) => {
-                let page = at.saturating_sub(self.layout.file_offset) / PAGE_SIZE as u64;
-                Ok(page.clamp(ppn.0, end))
-            }
-            Err(Sys::NXIO) => Ok(end),
-            Err(e) => Err(from_errno(e, "seeking in the RAM file", ppn)),
-        }
+        Ok(end)
     }
 
     fn at(&self, ppn: Ppn) -> HostAddr {
-        self.layout.base.page(ppn)
+        self.layout.at(ppn).addr
     }
-    fn offset(&self, ppn: Ppn) -> u64 {
-        self.layout.file_offset + ppn.offset()
+
+    /// Where a page's file has it, and that file.
+    fn home(&self, ppn: Ppn) -> (&File, u64) {
+        let at = self.layout.at(ppn);
+        (&self.files[at.part], at.offset)
+    }
+
+    /// Does it for each part of a run.
+    fn in_each(
+        &self,
+        first: Ppn,
+        n: u64,
+        act: impl FnMut((Ppn, u64)) -> Result<(), MemError>,
+    ) -> Result<(), MemError> {
+        self.layout.split(first, n).try_for_each(act)
+    }
+}
+
+fn punch_bytes(file: &File, offset: u64, len: u64) -> rustix::io::Result<()> {
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    loop {
+        match rustix::fs::fallocate(file, flags, offset, len) {
+            Err(Sys::INTR) => {}
+            other => return other,
+        }
     }
 }
 
@@ -200,20 +204,22 @@ impl Backend for GuestRam {
     }
 
     fn read_home(&self, ppn: Ppn, into: &mut PageBuf) -> Result<(), MemError> {
-        self.file.read_exact_at(into, self.offset(ppn)).map_err(|e| MemError::Os {
-            op: "read of the RAM file",
-            ppn,
-            source: Errno(e.raw_os_error().unwrap_or(libc::EIO)),
-        })
+        let (file, offset) = self.home(ppn);
+        file.read_exact_at(into, offset).map_err(|e| unread(&e, ppn))
     }
 
     fn punch(&self, ppn: Ppn, n: u64) -> Result<(), MemError> {
-        self.punch_bytes(self.offset(ppn), Pages(n).bytes().0)
-            .map_err(|e| from_errno(e, "punching the RAM file", ppn))
+        self.in_each(ppn, n, |(first, n)| {
+            let (file, offset) = self.home(first);
+            punch_bytes(file, offset, Pages(n).bytes().0)
+                .map_err(|e| from_errno(e, "punching the RAM file", first))
+        })
     }
 
     fn zero(&self, ppn: Ppn, n: u64) -> Result<u64, MemError> {
-        match self.uffd.zeropage(self.at(ppn), n as usize * PAGE_SIZE, true) {
+        let at = self.layout.at(ppn);
+        let n = n.min(at.left);
+        match self.uffd.zeropage(at.addr, n as usize * PAGE_SIZE, true) {
             Ok(bytes) => Ok((bytes / PAGE_SIZE) as u64),
             // A call is about one mapping only, and one may end between two of the pages.
             Err(UffdError::NotRegistered | UffdError::Other { .. }) if n > 1 => self.zero(ppn, 1),
@@ -228,7 +234,9 @@ impl Backend for GuestRam {
 
     fn fill_run(&self, first: Ppn, pages: &[PageBuf]) -> Result<u64, MemError> {
         let opts = CopyOpts { wake: true, protect: false };
-        match self.uffd.copy(self.at(first), pages.as_flattened(), opts) {
+        let at = self.layout.at(first);
+        let pages = &pages[..pages.len().min(at.left as usize)];
+        match self.uffd.copy(at.addr, pages.as_flattened(), opts) {
             Ok(bytes) => Ok((bytes / PAGE_SIZE) as u64),
             // As in `zero`.
             Err(UffdError::NotRegistered | UffdError::Other { .. }) if pages.len() > 1 => {
@@ -239,37 +247,43 @@ impl Backend for GuestRam {
     }
 
     fn wake(&self, ppn: Ppn, n: u64) -> Result<(), MemError> {
-        self.uffd.wake(self.at(ppn), Pages(n).bytes()).map_err(|e| from_uffd(e, ppn))
+        self.in_each(ppn, n, |(first, n)| {
+            self.uffd.wake(self.at(first), Pages(n).bytes()).map_err(|e| from_uffd(e, first))
+        })
     }
 
     fn read_homes(&self, first: Ppn, into: &mut [PageBuf]) -> Result<(), MemError> {
-        self.file.read_exact_at(into.as_flattened_mut(), self.offset(first)).map_err(|e| {
-            MemError::Os {
-                op: "read of the RAM file",
-                ppn: first,
-                source: Errno(e.raw_os_error().unwrap_or(libc::EIO)),
-            }
+        let mut rest = into;
+        self.in_each(first, rest.len() as u64, |(first, n)| {
+            let (pages, after) = std::mem::take(&mut rest).split_at_mut(n as usize);
+            rest = after;
+            let (file, offset) = self.home(first);
+            file.read_exact_at(pages.as_flattened_mut(), offset).map_err(|e| unread(&e, first))
         })
     }
 
     fn protect_run(&self, first: Ppn, n: u64) -> Result<(), MemError> {
-        match self.uffd.protect(self.at(first), Pages(n).bytes()) {
-            Ok(()) => Ok(()),
-            Err(UffdError::Again) => Err(MemError::Again),
-            // Before Linux 6.3 a call is about one mapping only, and here one may end between two pages.
-            Err(_) if n > 1 => (first.0..first.0 + n).try_for_each(|p| self.protect(Ppn(p))),
-            Err(e) => Err(from_uffd(e, first)),
-        }
+        self.in_each(first, n, |(first, n)| {
+            match self.uffd.protect(self.at(first), Pages(n).bytes()) {
+                Ok(()) => Ok(()),
+                Err(UffdError::Again) => Err(MemError::Again),
+                // Before Linux 6.3 a call is about one mapping only, and here one may end between two pages.
+                Err(_) if n > 1 => (first.0..first.0 + n).try_for_each(|p| self.protect(Ppn(p))),
+                Err(e) => Err(from_uffd(e, first)),
+            }
+        })
     }
 
     fn unprotect_run(&self, first: Ppn, n: u64) -> Result<(), MemError> {
-        match self.uffd.unprotect(self.at(first), Pages(n).bytes(), true) {
-            Ok(()) => Ok(()),
-            Err(UffdError::Again) => Err(MemError::Again),
-            // As in `protect_run`.
-            Err(_) if n > 1 => (first.0..first.0 + n).try_for_each(|p| self.unprotect(Ppn(p))),
-            Err(e) => Err(from_uffd(e, first)),
-        }
+        self.in_each(first, n, |(first, n)| {
+            match self.uffd.unprotect(self.at(first), Pages(n).bytes(), true) {
+                Ok(()) => Ok(()),
+                Err(UffdError::Again) => Err(MemError::Again),
+                // As in `protect_run`.
+                Err(_) if n > 1 => (first.0..first.0 + n).try_for_each(|p| self.unprotect(Ppn(p))),
+                Err(e) => Err(from_uffd(e, first)),
+            }
+        })
     }
 
     fn large(&self) -> u64 {
@@ -277,14 +291,14 @@ impl Backend for GuestRam {
     }
 
     fn allocate(&self, first: Ppn, n: u64) -> Result<bool, MemError> {
-        let (offset, len) = (self.offset(first), Pages(n).bytes().0);
-        populate(&self.file, offset, len as usize)
+        let ((file, offset), len) = (self.home(first), Pages(n).bytes().0);
+        populate(file, offset, len as usize)
             .map_err(|e| from_errno(e, "allocating a large page", first))
     }
 
     fn collapse(&self, first: Ppn, n: u64) -> Result<bool, MemError> {
-        let (offset, len) = (self.offset(first), Pages(n).bytes().0);
-        match collapse(&self.file, offset, len as usize) {
+        let ((file, offset), len) = (self.home(first), Pages(n).bytes().0);
+        match collapse(file, offset, len as usize) {
             Ok(()) => Ok(true),
             // There is no large page, or no memory, or somebody holds a page.
             Err(Sys::AGAIN | Sys::BUSY | Sys::NOMEM) => Ok(false),
@@ -297,15 +311,15 @@ impl Backend for GuestRam {
     }
 
     fn remap(&self, runs: &[Remap]) -> (usize, Result<(), MemError>) {
-        self.mappings.remap(self.layout, runs)
+        self.mappings.remap(&self.layout, runs)
     }
 
     fn places(&self, pages: &[Ppn]) -> Result<Vec<Result<Place, MemError>>, MemError> {
-        self.mappings.places(self.layout, pages)
+        self.mappings.places(&self.layout, pages)
     }
 
     fn copied(&self, first: Ppn, n: u64) -> Result<Vec<bool>, MemError> {
-        self.mappings.copied(self.layout, first, n)
+        self.mappings.copied(&self.layout, first, n)
     }
 
     fn rearm(&self, ppn: Ppn) -> Result<(), MemError> {
@@ -320,41 +334,42 @@ impl Backend for GuestRam {
     }
 
     fn accessed(&self, first: Ppn, n: u64) -> Vec<bool> {
-        let seen =
-            self.accesses.get().and_then(|accesses| accesses.since(self.at(first), Pages(n)));
-        seen.unwrap_or_else(|| vec![true; n as usize])
+        let since = |(first, n)| {
+            let seen =
+                self.accesses.get().and_then(|accesses| accesses.since(self.at(first), Pages(n)));
+            seen.unwrap_or_else(|| vec![true; n as usize])
+        };
+        if self.layout.at(first).left >= n {
+            return since((first, n));
+        }
+        self.layout.split(first, n).flat_map(since).collect()
     }
 
     fn next_present(&self, ppn: Ppn, end: u64) -> Result<u64, MemError> {
-        self.next(SeekFrom::Data(self.offset(ppn)), ppn, end)
+        self.next(SeekFrom::Data, ppn, end)
     }
 
     fn next_absent(&self, ppn: Ppn, end: u64) -> Result<u64, MemError> {
-        self.next(SeekFrom::Hole(self.offset(ppn)), ppn, end)
+        self.next(SeekFrom::Hole, ppn, end)
     }
 }
 
 /// Has the kernel allocate a part of a file as one large page, as it does for a mapping that asks for such.
 /// Nothing is read or written through the mapping, so nobody who truncates the file harms us. Answers whether
 /// it is one: that is told by how often the kernel had to be asked, as nothing else tells it in all kernels.
-fn populate(file: &std::fs::File, offset: u64, len: usize) -> Result<bool, Sys> {
+fn populate(file: &File, offset: u64, len: usize) -> Result<bool, Sys> {
     let before = faults_of_this_thread();
     advise_part(file, offset, len, &[libc::MADV_HUGEPAGE, libc::MADV_POPULATE_WRITE])?;
     Ok(faults_of_this_thread().saturating_sub(before) <= FAULTS_OF_ONE)
 }
 
 /// Has the kernel make one large page of a part of a file (Linux 6.1).
-fn collapse(file: &std::fs::File, offset: u64, len: usize) -> Result<(), Sys> {
+fn collapse(file: &File, offset: u64, len: usize) -> Result<(), Sys> {
     advise_part(file, offset, len, &[libc::MADV_COLLAPSE])
 }
 
 /// Maps a part of a file for a moment, as a large page can be mapped, and gives the kernel advice about it.
-fn advise_part(
-    file: &std::fs::File,
-    offset: u64,
-    len: usize,
-    advice: &[libc::c_int],
-) -> Result<(), Sys> {
+fn advise_part(file: &File, offset: u64, len: usize, advice: &[libc::c_int]) -> Result<(), Sys> {
     use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
     // SAFETY: a new mapping, at an address of the kernel's choice.
     let room = unsafe {
@@ -387,6 +402,11 @@ fn faults_of_this_thread() -> i64 {
         libc::getrusage(libc::RUSAGE_THREAD, &mut usage);
         usage.ru_minflt + usage.ru_majflt
     }
+}
+
+fn unread(e: &std::io::Error, ppn: Ppn) -> MemError {
+    let source = Errno(e.raw_os_error().unwrap_or(libc::EIO));
+    MemError::Os { op: "read of the RAM file", ppn, source }
 }
 
 fn from_uffd(e: UffdError, ppn: Ppn) -> MemError {

@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | `word`, `pmap`, `sparse` | one 64-bit word per guest page, in a sparse file that outlives the manager |
 //! | `memory/` | the page-state machine: fault, evict, discard, sample, recover |
-//! | `backend`, `guest_ram` | the seam to guest memory, and the real one |
+//! | `backend`, `guest_ram`, `ram_layout` | the seam to guest memory, the real one, and where its parts are |
 //! | `mappings` | how pages are mapped elsewhere, through the VM's shim |
 //! | `ledger`, `host` | exact accounting of machine memory |
 //! | `stage`, `tier`, `swap/` | the way out of memory, and where it leads: compressed pages, swap |
@@ -29,6 +29,7 @@ mod mapping;
 pub mod mappings;
 pub mod memory;
 pub mod pmap;
+mod ram_layout;
 mod replacement;
 pub mod service;
 pub mod sharing;

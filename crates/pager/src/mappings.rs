@@ -92,8 +92,8 @@ struct Link {
     remapper: Box<dyn Remapper>,
     pid: u32,
     pagemap: Pagemap,
-    /// Home: the RAM file.
-    home: (u64, u64),
+    /// Homes: the RAM file of each part.
+    homes: Vec<(u64, u64)>,
 }
 
 #[derive(Default)]
@@ -106,15 +106,15 @@ struct Views {
 pub const ZERO_RUN: Pages = Pages::from_mib(2);
 
 impl Mappings {
-    /// From now on the VM's mappings can be changed. `home` is device and inode of its RAM file.
+    /// From now on the VM's mappings can be changed. `homes` are device and inode of the RAM file of each part.
     pub fn connect(
         &self,
         remapper: Box<dyn Remapper>,
         pid: u32,
-        home: (u64, u64),
+        homes: Vec<(u64, u64)>,
     ) -> std::io::Result<()> {
         let pagemap = Pagemap::open(pid)?;
-        *lock(&self.link) = Some(Link { remapper, pid, pagemap, home });
+        *lock(&self.link) = Some(Link { remapper, pid, pagemap, homes });
         self.connected.store(true, Ordering::Release);
         Ok(())
     }
@@ -141,7 +141,11 @@ impl Mappings {
 
     /// See `Backend::remap`. `MemError::Fixed` where there is no way to the shim, or no file for what is to be
     /// mapped. Waits for the VMM.
-    pub(crate) fn remap(&self, layout: RamLayout, runs: &[Remap]) -> (usize, Result<(), MemError>) {
+    pub(crate) fn remap(
+        &self,
+        layout: &RamLayout,
+        runs: &[Remap],
+    ) -> (usize, Result<(), MemError>) {
         let mut link = lock(&self.link);
         let Some(link) = link.as_mut() else { return (0, Err(MemError::Fixed)) };
         let views = lock(&self.views);
@@ -159,23 +163,34 @@ impl Mappings {
             store.into_iter().chain(zeros).map(|view| view.fd.as_fd()).collect();
         let mut changes = Vec::with_capacity(runs.len());
         for run in runs {
-            let to = match run.to {
-                Place::Home => Some(Target::Home),
-                Place::Store(page) => {
-                    store.map(|_| Target::File { index: 0, offset: page.offset() })
-                }
-                Place::Zeros => zeros.map(|_| Target::File {
-                    index: u8::from(store.is_some()),
-                    offset: zero_offset(run.first),
-                }),
-            };
-            let Some(to) = to else { return (0, Err(MemError::Fixed)) };
-            changes.push(Change {
-                addr: layout.base.page(run.first),
-                len: Pages(run.n).bytes(),
-                to,
-            });
+            // Of a run that goes on in the next part, one for each.
+            for (first, n) in layout.split(run.first, run.n) {
+                let to = match run.to {
+                    Place::Home => Some(Target::Home),
+                    Place::Store(page) => store.map(|_| {
+                        let before = Pages(first.0 - run.first.0).bytes().0;
+                        Target::File { index: 0, offset: page.offset() + before }
+                    }),
+                    Place::Zeros => zeros.map(|_| Target::File {
+                        index: u8::from(store.is_some()),
+                        offset: zero_offset(first),
+                    }),
+                };
+                let Some(to) = to else { return (0, Err(MemError::Fixed)) };
+                changes.push(Change { addr: layout.at(first).addr, len: Pages(n).bytes(), to });
+            }
         }
+        // Runs that are done whole when so many changes are made.
+        let runs_in = |made: usize| {
+            let mut left = made;
+            let whole = |run: &&Remap| {
+                let needs = layout.split(run.first, run.n).count();
+                let is_done = needs <= left;
+                left = left.saturating_sub(needs);
+                is_done
+            };
+            if changes.len() == runs.len() { made } else { runs.iter().take_while(whole).count() }
+        };
         let most = link.remapper.most().max(1);
         let mut done = 0;
         for some in changes.chunks(most) {
@@ -183,38 +198,48 @@ impl Mappings {
                 Ok(()) => done += some.len(),
                 // Those that were changed may not be registered and protected: they are looked up too.
                 Err(RemapError::Stopped { done: n, errno }) => {
-                    let stopped = runs[(done + n).min(runs.len() - 1)];
-                    return (done, Err(from_errno(errno, stopped)));
+                    let stopped = runs[runs_in(done + n).min(runs.len() - 1)];
+                    return (runs_in(done), Err(from_errno(errno, stopped)));
                 }
-                Err(RemapError::Unanswered) => return (done, Err(MemError::Unanswered)),
+                Err(RemapError::Unanswered) => return (runs_in(done), Err(MemError::Unanswered)),
                 Err(RemapError::Gone) => {
                     // The VMM may live all the same: where its pages are can be looked up as before.
                     self.connected.store(false, Ordering::Release);
-                    return (done, Err(MemError::Gone));
+                    return (runs_in(done), Err(MemError::Gone));
                 }
             }
         }
-        (done, Ok(()))
+        (runs.len(), Ok(()))
     }
 
     /// See `Backend::copied`. Waits while mappings are changed.
     pub(crate) fn copied(
         &self,
-        layout: RamLayout,
+        layout: &RamLayout,
         first: Ppn,
         n: u64,
     ) -> Result<Vec<bool>, MemError> {
         let link = lock(&self.link);
         let link = link.as_ref().ok_or(MemError::Fixed)?;
-        link.pagemap
-            .copies(layout.base.page(first), Pages(n))
-            .map_err(|e| from_io(&e, "/proc/PID/pagemap", first))
+        let copies = |(first, n)| {
+            link.pagemap
+                .copies(layout.at(first).addr, Pages(n))
+                .map_err(|e| from_io(&e, "/proc/PID/pagemap", first))
+        };
+        if layout.at(first).left >= n {
+            return copies((first, n));
+        }
+        let mut all = Vec::with_capacity(n as usize);
+        for run in layout.split(first, n) {
+            all.extend(copies(run)?);
+        }
+        Ok(all)
     }
 
-    /// Reads the VMM's mappings once, however many pages are asked for.
+    /// Reads the VMM's mappings once for each part, however many pages are asked for.
     pub(crate) fn places(
         &self,
-        layout: RamLayout,
+        layout: &RamLayout,
         pages: &[Ppn],
     ) -> Result<Vec<Result<Place, MemError>>, MemError> {
         let mut link = lock(&self.link);
@@ -225,11 +250,18 @@ impl Mappings {
         let (Some(&first), Some(last)) = (pages.iter().min(), pages.iter().max()) else {
             return Ok(Vec::new());
         };
-        let range = layout.base.page(first)..layout.base.page(Ppn(last.0 + 1));
         let unread = |e| from_io(&e, "/proc/PID/maps", first);
-        let maps = Maps::read(link.pid, range).map_err(unread)?;
+        // Between the parts anything may be mapped.
+        let mut maps = Vec::with_capacity(1);
+        for (first, n) in layout.split(first, last.0 + 1 - first.0) {
+            let at = layout.at(first);
+            let range = at.addr..at.addr.page(Ppn(n));
+            maps.push((at.part, Maps::read(link.pid, range).map_err(unread)?));
+        }
         // A process that is exiting has no mapping at all; one that unmapped its RAM has others.
-        if maps.parts().is_empty() && Maps::count_all(link.pid).map_err(unread)? == 0 {
+        if maps.iter().all(|(_, maps)| maps.parts().is_empty())
+            && Maps::count_all(link.pid).map_err(unread)? == 0
+        {
             return Err(MemError::Gone);
         }
         let views = lock(&self.views);
@@ -237,10 +269,11 @@ impl Mappings {
             view.as_ref().is_some_and(|view| view.identity == id)
         };
         let place = |ppn: Ppn| {
-            let addr = layout.base.page(ppn);
-            let part = maps.at(addr)?;
-            let (id, offset) = ((part.dev, part.inode), part.offset_of(addr));
-            if id == link.home && part.shared {
+            let at = layout.at(ppn);
+            let (_, maps) = maps.iter().find(|(part, _)| *part == at.part)?;
+            let part = maps.at(at.addr)?;
+            let (id, offset) = ((part.dev, part.inode), part.offset_of(at.addr));
+            if link.homes.get(at.part) == Some(&id) && part.shared {
                 Some(Place::Home)
             } else if is(&views.zeros, id) {
                 Some(Place::Zeros)
@@ -291,6 +324,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::guest_ram::RamPart;
 
     /// One that is gone.
     struct Lost;
@@ -323,8 +357,9 @@ mod tests {
         let stat = rustix::fs::fstat(&file).unwrap();
         let mappings = Mappings::default();
         let home = (stat.st_dev, stat.st_ino);
-        mappings.connect(Box::new(Lost), std::process::id(), home).unwrap();
-        let layout = RamLayout { base: HostAddr(base as u64), len: Pages(1 << 30), file_offset: 0 };
+        mappings.connect(Box::new(Lost), std::process::id(), vec![home]).unwrap();
+        let part = RamPart { base: HostAddr(base as u64), len: Pages(1 << 30), file_offset: 0 };
+        let layout = &RamLayout::from(part);
         let far = Ppn((1 << 30) - 1);
         let places = mappings.places(layout, &[Ppn(3), far, Ppn(0), Ppn(1)]).unwrap();
         let strange =
@@ -343,8 +378,9 @@ mod tests {
     fn a_process_that_has_no_mapping_left_is_gone_and_one_that_has_others_lies() {
         let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
         let mappings = Mappings::default();
-        mappings.connect(Box::new(Lost), child.id(), (0, 0)).unwrap();
-        let layout = RamLayout { base: HostAddr(1 << 20), len: Pages(8), file_offset: 0 };
+        mappings.connect(Box::new(Lost), child.id(), vec![(0, 0)]).unwrap();
+        let part = RamPart { base: HostAddr(1 << 20), len: Pages(8), file_offset: 0 };
+        let layout = &RamLayout::from(part);
         let places = mappings.places(layout, &[Ppn(0)]).unwrap();
         assert!(matches!(places[..], [Err(MemError::Os { .. })]), "{places:?}");
         child.kill().unwrap();
@@ -379,8 +415,11 @@ mod tests {
         let mappings = &Mappings::default();
         assert!(!mappings.is_connected());
         let ((asked, was_asked), (answer, answered)) = (channel(), channel());
-        mappings.connect(Box::new(Slow(asked, answered)), std::process::id(), (0, 0)).unwrap();
-        let layout = RamLayout { base: HostAddr(1 << 20), len: Pages(8), file_offset: 0 };
+        mappings
+            .connect(Box::new(Slow(asked, answered)), std::process::id(), vec![(0, 0)])
+            .unwrap();
+        let part = RamPart { base: HostAddr(1 << 20), len: Pages(8), file_offset: 0 };
+        let layout = &RamLayout::from(part);
         let (known, was_known) = channel();
         std::thread::scope(|scope| {
             let run = Remap { first: Ppn(0), n: 1, to: Place::Home };

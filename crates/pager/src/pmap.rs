@@ -266,6 +266,13 @@ impl Pmap {
         }
     }
 
+    /// One past the last of the pages from here on of which none is known; None if this one is.
+    pub(crate) fn unknown_until(&self, ppn: Ppn) -> Option<Ppn> {
+        let Words::File(_, parts, _) = &self.words else { return None };
+        let next = (at(ppn) / PART + 1) * PART;
+        (!parts.has(at(ppn))).then(|| Ppn(((next - PAGE_SIZE) as u64 / 8).min(self.len.0)))
+    }
+
     /// Memory that the words take.
     pub fn bytes(&self) -> Bytes {
         match &self.words {

@@ -303,6 +303,32 @@ fn a_broken_region_is_made_whole_again_if_nothing_of_it_was_taken() {
 }
 
 #[test]
+fn what_is_away_keeps_a_region_small_and_what_is_under_sample_does_not() {
+    let (mut vm, _) = vm();
+    vm.break_large(4).unwrap();
+    vm.evict(5).unwrap();
+    // Only a VMM that can map its RAM anew has anything of it.
+    assert_eq!(vm.memory.away_in(1), []);
+    vm.ram.0.set_can_remap(true);
+    assert_eq!(vm.memory.away_in(1), [Ppn(5)]);
+    assert!(vm.memory.sample(Ppn(6)).unwrap());
+    assert_eq!(vm.state(6), State::Held);
+    assert_eq!(vm.memory.away_in(1), [Ppn(5)], "it comes home by itself");
+    // As many away as at home, as the one under sample is: not worth it.
+    vm.evict(4).unwrap();
+    assert_eq!(vm.memory.away_in(1), []);
+    // Of a region that is large, and of one that nobody touched, nothing is away.
+    assert_eq!((vm.memory.away_in(0), vm.memory.away_in(3)), (vec![], vec![]));
+    // An untouched page under sample is none that is away.
+    vm.break_large(0).unwrap();
+    vm.access(0, Some(1));
+    vm.access(2, Some(3));
+    assert!(vm.memory.sample(Ppn(3)).unwrap());
+    vm.evict(2).unwrap();
+    assert_eq!(vm.memory.away_in(0), [Ppn(2)]);
+}
+
+#[test]
 fn a_fault_brings_a_whole_region_only_while_memory_is_plentiful() {
     let mut vm = Vm::with_large(16, 13, REGION, 4);
     assert_eq!(vm.access(1, None), 0);

@@ -93,6 +93,11 @@ const OPS: &[(&str, Op)] = &[
         examine(&rig.vms[0], 0..PAGES)?;
         examine(&rig.vms[1], 0..PAGES)
     }),
+    ("the protection of what matches nothing is lifted", |rig| {
+        examine(&rig.vms[0], 0..3)?;
+        write(&mut rig.vms[0], 1)?;
+        rig.vms[0].memory.lift_unwritten(Ppn(0), PAGES).map(drop)
+    }),
     ("write to a shared page", |rig| write(&mut rig.vms[0], 3)),
     ("write to zeros", |rig| write(&mut rig.vms[0], 6)),
     ("write to a protected broken page", |rig| {
@@ -492,4 +497,36 @@ fn pages_that_go_home_without_memory_are_paid_for_later() {
     assert_eq!(vm.memory.go_home(&all[5..]), Ok(MOVING.0 as usize));
     assert_eq!(vm.memory.owed(), Pages(0));
     vm.check_shared(&site);
+}
+
+/// What was protected so as to be passed over, and is not to be any more, meets no fault; and it is looked at again.
+#[test]
+fn what_is_no_longer_passed_over_is_written_without_a_fault() {
+    let site = Site::new(60, 1);
+    let mut vm = Vm::at(&site, PAGES, 16, 1);
+    for p in 0..PAGES {
+        vm.access(p, Some(20 + p));
+    }
+    examine(&vm, 0..PAGES).unwrap();
+    let faults = |vm: &Vm| vm.memory.counters.values().unwritten_faults;
+    vm.access(1, Some(90));
+    assert_eq!(faults(&vm), 1);
+    // Two at a time, one of which has left meanwhile.
+    vm.evict(2).unwrap();
+    assert_eq!(vm.memory.lift_unwritten(Ppn(0), 2).unwrap(), Some(Ppn(4)));
+    assert_eq!(vm.memory.lift_unwritten(Ppn(4), 100).unwrap(), None);
+    let before = vm.memory.counters.values().faults;
+    for p in (0..PAGES).filter(|p| *p != 2) {
+        vm.access(p, Some(50 + p));
+    }
+    assert_eq!((faults(&vm), vm.memory.counters.values().faults), (1, before));
+    assert_eq!(vm.access(2, None), 22);
+    // A kernel that cannot just now is asked again by the next write.
+    examine(&vm, 0..PAGES).unwrap();
+    vm.ram.0.fail_at(0, MemError::Again);
+    assert_eq!(vm.memory.lift_unwritten(Ppn(0), 100).unwrap(), None);
+    for p in 0..PAGES {
+        assert_eq!(vm.access(p, Some(70 + p)), 70 + p);
+    }
+    Vm::check_all(&site, &[vm]);
 }

@@ -24,6 +24,7 @@ enum Op {
     Sample(u64),
     Unsample(u64),
     Examine(u64, u64, u8),
+    Lift(u64, u64),
     GoHome(u64, u64),
     Rehome,
     MapZeros(u64, u64),
@@ -48,6 +49,7 @@ fn ops() -> impl Strategy<Value = Vec<(usize, Op)>> {
         1 => page.clone().prop_map(Op::Sample),
         1 => page.clone().prop_map(Op::Unsample),
         10 => (run.clone(), 0u8..3).prop_map(|((p, n), m)| Op::Examine(p, n, m)),
+        2 => run.clone().prop_map(|(p, n)| Op::Lift(p, n)),
         3 => run.clone().prop_map(|(p, n)| Op::GoHome(p, n)),
         2 => Just(Op::Rehome),
         2 => run.clone().prop_map(|(p, n)| Op::MapZeros(p, n)),
@@ -94,6 +96,7 @@ impl Rig {
                 let marking = [Marking::None, Marking::Unchanged, Marking::All][marking as usize];
                 let _ = Examiner::default().examine(&vm.memory, &pages(p, n), marking);
             }
+            Op::Lift(p, n) => drop(vm.memory.lift_unwritten(Ppn(p), n)),
             Op::GoHome(p, n) => drop(vm.memory.go_home(&pages(p, n))),
             Op::Rehome => {
                 let broken = vm.memory.take_broken(4);

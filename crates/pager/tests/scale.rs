@@ -14,7 +14,7 @@ use ballast_compress::{Algorithm, Compressor};
 use ballast_pager::backend::{Backend, MemError, PageBuf};
 use ballast_pager::host::Host;
 use ballast_pager::ledger::Ledger;
-use ballast_pager::memory::{Access, Compressed, Evicted, Fault, Memory};
+use ballast_pager::memory::{Access, Compressed, Evicted, Fault, Memory, Unbooked};
 use ballast_pager::pmap::Pmap;
 use ballast_pager::stage::{Stage, StageLayout};
 use ballast_pager::tier::{Compression, Tier};
@@ -205,6 +205,27 @@ fn what_five_hundred_large_guests_take_follows_what_they_use() {
     assert!(files <= small_files.max(parts), "{files} against {small_files} bytes of files");
     // A quarter of a per mille of what is configured; 7.5 per mille is what all may take.
     assert!((heap + files) * 4000 < 64 * GIB * 4096, "{heap} + {files}");
+}
+
+/// virtio-mem gives up all of its region when its guest begins, and when it is reset.
+#[test]
+fn a_region_that_nobody_touched_is_given_up_without_a_word_for_it() {
+    let _turn = ONE_AT_A_TIME.lock();
+    let host = Arc::new(Host::new(Ledger::new(Pages(1 << 40), || {})));
+    let vm = Vm::new(1024 * GIB, &host);
+    let (first, n) = (Ppn(GIB + 512), 1000 * GIB);
+    let touched = Ppn(500 * GIB + 3);
+    assert_eq!(vm.memory.fault(touched, Access::Missing), Fault::Served);
+    vm.memory.backend().set().clear();
+    let before = vm.memory.pmap().bytes();
+    let (left, result) = vm.memory.discard(first, n, vm.memory.mark());
+    assert_eq!((left, result), (Unbooked::default(), Ok(())));
+    // It ends in the midst of a part, of which a few pages are looked at one by one.
+    assert!(vm.memory.pmap().bytes().0 <= before.0 + (128 << 10));
+    assert_eq!(vm.memory.pmap().load(touched).state(), State::Ballooned);
+    assert_eq!(vm.memory.pmap().load(Ppn(900 * GIB)).state(), State::Untouched);
+    assert_eq!(vm.memory.charged(), Pages(0));
+    vm.memory.check().unwrap();
 }
 
 #[test]

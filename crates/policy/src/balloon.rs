@@ -119,6 +119,8 @@ pub struct BalloonInput {
     pub now: Duration,
     /// Configured size of the guest.
     pub size: Pages,
+    /// The most that its device can be asked for, where that is less: it knows nothing of what was plugged.
+    pub most: Option<Pages>,
     /// Balloon size that the policy wants.
     pub goal: Pages,
     /// Whether the VM has a balloon device.
@@ -395,7 +397,8 @@ impl BalloonControl {
     /// The largest balloon the guest bears, and how far it may be sure of that now: the cap, and
     /// with fresh statistics no more than leaves it its reserve.
     fn limits(&self, input: &BalloonInput, now: Duration) -> (Pages, Pages) {
-        let cap = self.config.cap(input.size);
+        let most = self.config.cap(input.most.unwrap_or(input.size));
+        let cap = self.config.cap(input.size).min(most);
         let Some((available, age)) = self.fresh_available(input) else { return (cap, cap) };
         let reserve = self.config.reserve(input.size);
         // The statistics know of the balloon as it was when they were taken: as large as some

@@ -547,6 +547,7 @@ prop_compose! {
         BalloonInput {
             now: Duration::from_millis(wait),
             size: SIZE,
+            most: None,
             goal: Pages(goal),
             has_device: true,
             driver_alive: alive,

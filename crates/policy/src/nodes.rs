@@ -8,6 +8,8 @@
 //!
 //! In low nobody is blocked for a node: whose faults wait is decided for the host as a whole.
 
+use std::collections::BTreeSet;
+
 use ballast_units::{Pages, VmId};
 use serde::{Deserialize, Serialize};
 
@@ -76,7 +78,8 @@ fn relieve_one(
     supply: &Supply,
     (demands, results, plans): (&[VmDemand], &mut [Entitlement], &mut [VmPlan]),
 ) {
-    let is_bound = |vm: &VmState| node.bound.contains(&vm.demand.id);
+    let bound: BTreeSet<VmId> = node.bound.iter().copied().collect();
+    let is_bound = |vm: &VmState| bound.contains(&vm.demand.id);
     let at: Vec<usize> = (0..snapshot.vms.len()).filter(|&i| is_bound(&snapshot.vms[i])).collect();
     if at.is_empty() {
         return;

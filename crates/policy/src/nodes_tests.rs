@@ -1,5 +1,6 @@
 use super::*;
 use crate::balloon::Health;
+use crate::plan::Reason;
 use crate::shares::TaxRate;
 use crate::state::Thresholds;
 use crate::{Decision, Tools, decide};
@@ -118,6 +119,33 @@ fn a_node_comes_back_by_the_upper_edge_and_one_without_vms_does_nothing() {
     let d = host(vms, vec![node(0, 0, State::High, &[]), node(1, 0, State::High, &[7])]);
     assert!(d.nodes.iter().all(|n| n.state == State::Low));
     assert!(d.plans[0].evict.is_zero() && d.plans[0].balloon_goal.is_zero());
+}
+
+/// What is told is what it is asked for: by the node where that takes more, by the host where that does.
+#[test]
+fn of_host_and_node_the_stricter_counts_and_is_told() {
+    let by_host = Reason::Plenty { consumed: Pages(10), target: Pages(9) };
+    let by_node = Reason::WithinTarget { consumed: Pages(10), target: Pages(20) };
+    let plan = |balloon_goal, evict, leave, block, reason| VmPlan {
+        id: VmId(3),
+        balloon_goal: Pages(balloon_goal),
+        evict: Pages(evict),
+        leave: Pages(leave),
+        block,
+        reason,
+    };
+    let host = plan(10, 5, 100, true, by_host);
+    assert_eq!(
+        stricter(host, plan(20, 4, 90, false, by_node)),
+        plan(20, 5, 90, true, by_node),
+        "the node leaves less"
+    );
+    for leave in [100, 110] {
+        let node = plan(4, 6, leave, false, by_node);
+        assert_eq!(stricter(host, node), plan(10, 6, 100, true, by_host), "the host does");
+    }
+    let free = VmPlan { block: false, ..host };
+    assert!(!stricter(free, free).block && stricter(free, host).block);
 }
 
 proptest! {

@@ -207,6 +207,7 @@ impl Host {
         let out = vm.control.step(&BalloonInput {
             now: Duration::from_secs(self.now),
             size: Pages(vm.size),
+            most: None,
             goal: Pages(vm.balloon_goal),
             has_device: vm.driver != Driver::None,
             driver_alive: vm.driver != Driver::None,

@@ -11,6 +11,10 @@ use crate::{AGENT_PORT, AccelChoice};
 /// QOM id of the balloon device in VMs that Ballast starts.
 pub const BALLOON_ID: &str = "bal";
 
+/// QOM id of the virtio-mem device in VMs that Ballast starts with memory to plug, and of its memory.
+pub const HOTPLUG_ID: &str = "hotplug";
+pub(crate) const HOTPLUG_MEMDEV: &str = "hotmem";
+
 /// What no QEMU of Ballast's may do.
 pub(crate) const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny";
 
@@ -32,6 +36,8 @@ pub struct LaunchPaths {
     pub agent_socket: PathBuf,
     /// The file that is the guest's RAM; a memfd of QEMU's own without one.
     pub ram: Option<PathBuf>,
+    /// The same of the memory that can be plugged.
+    pub hotplug: Option<PathBuf>,
     /// Where the first serial port is written, unless the spec says otherwise.
     pub console: PathBuf,
     /// QEMU's standard output and error.
@@ -85,17 +91,25 @@ pub fn command(spec: &VmSpec, accel: &AccelChoice, paths: &LaunchPaths) -> Launc
             args.pair("-accel", "tcg,tb-size=16");
         }
     }
-    args.pair("-m", format!("{}M", spec.max >> 20));
-    // dump=off: a core dump of QEMU would otherwise touch, and so allocate, all of guest memory.
-    let (kind, place): (_, OsString) = match &paths.ram {
-        None => ("memfd", "".into()),
-        // Where its pages are large, they are mapped as such only if they begin where it does.
-        Some(file) => ("file", with_path(",mem-path=", file, ",align=2M")),
-    };
-    let mut ram: OsString = format!("memory-backend-{kind},id=mem,size={}", spec.max).into();
-    ram.push(place);
-    ram.push(",share=on,merge=off,dump=off");
-    args.pair("-object", ram);
+    let boot = spec.max >> 20;
+    args.pair(
+        "-m",
+        match spec.hotplug >> 20 {
+            0 => format!("{boot}M"),
+            more => format!("size={boot}M,maxmem={}M", boot + more),
+        },
+    );
+    args.pair("-object", memory("mem", spec.max, paths.ram.as_deref()));
+    if spec.hotplug > 0 {
+        // After the RAM: the shim is told their sizes in this order.
+        args.pair("-object", memory(HOTPLUG_MEMDEV, spec.hotplug, paths.hotplug.as_deref()));
+        args.pair(
+            "-device",
+            format!(
+                "virtio-mem-pci,id={HOTPLUG_ID},memdev={HOTPLUG_MEMDEV},block-size=2M,requested-size=0"
+            ),
+        );
+    }
     args.pair("-smp", spec.vcpus.unwrap_or(1).to_string());
     args.pair("-qmp", with_path("unix:", &paths.qmp_socket, ",server=on,wait=off"));
     // That in the run folder is cut when it grows long, and goes on at its end then.
@@ -106,7 +120,8 @@ pub fn command(spec: &VmSpec, accel: &AccelChoice, paths: &LaunchPaths) -> Launc
     args.pair("-chardev", with_path("file,id=console,path=", console, append));
     args.pair("-serial", "chardev:console");
     if !spec.no_balloon {
-        let reporting = if spec.free_page_reporting { "on" } else { "off" };
+        // Without page-poison, a guest that counts on zeros reports nothing (`reports`).
+        let reporting = if spec.free_page_reporting { "on,page-poison=off" } else { "off" };
         // A guest that grows faster than its statistics tell takes pages back from the balloon
         // before it ends a process of its own.
         args.pair(
@@ -134,7 +149,7 @@ pub fn command(spec: &VmSpec, accel: &AccelChoice, paths: &LaunchPaths) -> Launc
     if let Some(initrd) = &spec.initrd {
         args.pair("-initrd", initrd);
     }
-    args.pair("-append", kernel_command_line(&spec.append, accel));
+    args.pair("-append", kernel_command_line(&spec.append, accel, spec.hotplug > 0));
     args.0.extend(spec.extra.iter().map(OsString::from));
 
     Launch {
@@ -144,15 +159,35 @@ pub fn command(spec: &VmSpec, accel: &AccelChoice, paths: &LaunchPaths) -> Launc
             ("LD_PRELOAD".into(), paths.shim.clone().into()),
             ("BALLAST_VM".into(), spec.name.clone().into()),
             ("BALLAST_SHIM_SOCKET".into(), paths.shim_socket.clone().into()),
-            ("BALLAST_RAM_SIZE".into(), spec.max.to_string().into()),
+            (
+                "BALLAST_RAM_SIZE".into(),
+                match spec.hotplug {
+                    0 => spec.max.to_string().into(),
+                    more => format!("{},{more}", spec.max).into(),
+                },
+            ),
         ],
         dir: paths.run_dir.clone(),
         log: paths.qemu_log.clone(),
     }
 }
 
+/// A backend of guest memory: a shared file. dump=off: a core dump of QEMU would otherwise touch, and so
+/// allocate, all of it.
+fn memory(id: &str, size: u64, file: Option<&Path>) -> OsString {
+    let (kind, place): (_, OsString) = match file {
+        None => ("memfd", "".into()),
+        // Where its pages are large, they are mapped as such only if they begin where it does.
+        Some(file) => ("file", with_path(",mem-path=", file, ",align=2M")),
+    };
+    let mut memory: OsString = format!("memory-backend-{kind},id={id},size={size}").into();
+    memory.push(place);
+    memory.push(",share=on,merge=off,dump=off");
+    memory
+}
+
 /// `append` with what a guest of Ballast needs, each only where the user did not decide it.
-pub(crate) fn kernel_command_line(append: &str, accel: &AccelChoice) -> String {
+pub(crate) fn kernel_command_line(append: &str, accel: &AccelChoice, hotplug: bool) -> String {
     let mut words: Vec<&str> = Vec::new();
     let sets = |key: &str| {
         append.split_ascii_whitespace().any(|w| {
@@ -168,6 +203,14 @@ pub(crate) fn kernel_command_line(append: &str, accel: &AccelChoice) -> String {
     // The timer check counts ticks against a busy loop: crowded TCG guests panic in it at times.
     if matches!(accel, AccelChoice::Tcg { .. }) && !sets("no_timer_check") {
         words.push("no_timer_check");
+    }
+    // What is plugged is used at once, and as movable memory as far as the guest bears it: only that can be
+    // unplugged.
+    if hotplug && !sets("memhp_default_state") {
+        words.push("memhp_default_state=online");
+        if !sets("memory_hotplug.online_policy") {
+            words.push("memory_hotplug.online_policy=auto-movable");
+        }
     }
     if !append.trim().is_empty() {
         words.push(append.trim());
@@ -228,6 +271,7 @@ mod tests {
             qmp_socket: "/run/b/db1/qmp.sock".into(),
             agent_socket: "/run/b/db1/agent.sock".into(),
             ram: None,
+            hotplug: None,
             console: "/run/b/db1/console.log".into(),
             qemu_log: "/run/b/db1/qemu.log".into(),
         }
@@ -266,6 +310,35 @@ mod tests {
     }
 
     #[test]
+    fn memory_to_plug_is_a_second_file_behind_a_virtio_mem_device() {
+        let spec = VmSpec { hotplug: 1 << 30, ..spec() };
+        let launch = command(&spec, &tcg(), &paths());
+        assert_eq!(value(&launch, "-m"), Some("size=256M,maxmem=1280M"));
+        let args: Vec<_> = launch.args.iter().map(|a| a.to_str().unwrap()).collect();
+        let at = |what: &str| args.iter().position(|a| a.starts_with(what)).unwrap();
+        let (ram, more) =
+            (at("memory-backend-memfd,id=mem,"), at("memory-backend-memfd,id=hotmem,"));
+        assert!(ram < more);
+        assert_eq!(
+            args[more],
+            "memory-backend-memfd,id=hotmem,size=1073741824,share=on,merge=off,dump=off"
+        );
+        let device = "virtio-mem-pci,id=hotplug,memdev=hotmem,block-size=2M,requested-size=0";
+        assert!(args.contains(&device), "{args:?}");
+        let sizes = launch.env.iter().find(|(k, _)| k == "BALLAST_RAM_SIZE").unwrap();
+        assert_eq!(sizes.1, "268435456,1073741824");
+        let append = value(&launch, "-append").unwrap();
+        assert!(append.contains("memhp_default_state=online "), "{append}");
+        assert!(append.contains("memory_hotplug.online_policy=auto-movable"), "{append}");
+        let own = kernel_command_line("memhp_default_state=offline", &AccelChoice::Kvm, true);
+        assert_eq!(own, "console=ttyS0 panic=-1 memhp_default_state=offline");
+        let file = LaunchPaths { hotplug: Some("/proc/7/fd/10".into()), ..paths() };
+        let args = command(&spec, &tcg(), &file).args;
+        let more = "memory-backend-file,id=hotmem,size=1073741824,mem-path=/proc/7/fd/10,align=2M";
+        assert!(args.iter().any(|a| a.to_str().unwrap().starts_with(more)), "{args:?}");
+    }
+
+    #[test]
     fn the_shim_is_told_whom_it_serves_and_can_be_left_out() {
         let launch = command(&spec(), &tcg(), &paths());
         let get = |key: &str| launch.env.iter().find(|(k, _)| k == key).map(|(_, v)| v.clone());
@@ -291,9 +364,9 @@ mod tests {
     #[test]
     fn what_the_user_decided_stays() {
         let append = "quiet console=tty0 panic=5 no_timer_check";
-        assert_eq!(kernel_command_line(append, &tcg()), append);
+        assert_eq!(kernel_command_line(append, &tcg(), false), append);
         assert_eq!(
-            kernel_command_line("panic_on_oops=1", &AccelChoice::Kvm),
+            kernel_command_line("panic_on_oops=1", &AccelChoice::Kvm, false),
             "console=ttyS0 panic=-1 panic_on_oops=1"
         );
         let extra = vec!["--cpu".into(), "max".into(), "-sandbox".into(), "off".into()];
@@ -309,7 +382,8 @@ mod tests {
         let device = "virtio-balloon-pci,id=bal,deflate-on-oom=on,free-page-reporting=off";
         assert_eq!(value(&launch, "-device"), Some(device));
         let with = VmSpec { free_page_reporting: true, ..spec() };
-        let device = "virtio-balloon-pci,id=bal,deflate-on-oom=on,free-page-reporting=on";
+        let device =
+            "virtio-balloon-pci,id=bal,deflate-on-oom=on,free-page-reporting=on,page-poison=off";
         assert_eq!(value(&command(&with, &tcg(), &paths()), "-device"), Some(device));
         let without = VmSpec { no_balloon: true, ..spec() };
         assert_eq!(value(&command(&without, &tcg(), &paths()), "-device"), None);

@@ -38,7 +38,7 @@ pub enum Verdict {
     Unknown(String),
 }
 
-/// The guest's RAM as the shim announced it.
+/// The guest's RAM, or a part of it, as the shim announced it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RamMapping {
     /// Major and minor number of the device of the RAM file.
@@ -60,7 +60,7 @@ impl RamMapping {
     }
 }
 
-/// The mapping in the VMM's address space that is the guest's RAM.
+/// The mapping in the VMM's address space that is the guest's RAM; of several, what holds of all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MappedRam {
     /// Mapped MAP_SHARED.
@@ -87,6 +87,8 @@ pub struct Holder {
 /// Everything that a verdict depends on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Facts {
+    /// Parts of the RAM that its shim announced.
+    pub announced: usize,
     /// From QMP; empty without it.
     pub devices: Vec<Device>,
     /// From QMP; None without it.
@@ -114,7 +116,9 @@ impl Facts {
     /// The devices, as far as they are known.
     fn known_devices(&self) -> impl Iterator<Item = &Device> {
         let told = self.memdevs.is_some();
-        self.devices.iter().chain(self.commanded.iter().filter(move |_| !told))
+        let known = self.devices.iter().chain(self.commanded.iter().filter(move |_| !told));
+        // Its memory was announced with the rest.
+        known.filter(|device| !(self.announced > 1 && device.is_own_hotplug()))
     }
 }
 
@@ -167,10 +171,11 @@ fn must_not_be_paged(facts: &Facts) -> Option<String> {
             let id = memdev.id.as_deref().unwrap_or("without id");
             return Some(format!("private RAM (memory backend {id}): {REMEDY}"));
         }
-        if memdevs.len() > 1 {
-            let count = memdevs.len();
+        let (count, paged) = (memdevs.len(), facts.announced.max(1));
+        if count > paged {
+            let paged = if paged == 1 { "one".to_owned() } else { paged.to_string() };
             return Some(format!(
-                "{count} memory backends, and Ballast pages one: use a single one"
+                "{count} memory backends, and Ballast pages {paged}: use a single one"
             ));
         }
     }
@@ -226,10 +231,10 @@ fn must_not_be_paged(facts: &Facts) -> Option<String> {
 }
 
 /// Inspects the VMM `pid`. Without `qmp` the devices are those of its command line, and it counts as having no
-/// balloon; without `ram` the RAM is looked for by its size, or not found.
+/// balloon; where nothing of its `ram` is given, the RAM is looked for by its size, or not found.
 ///
 /// Takes at most some 25 s: what cannot be found out in time is a reason not to begin to page.
-pub async fn inspect(pid: u32, qmp: Option<&Qmp>, ram: Option<&RamMapping>) -> Verdict {
+pub async fn inspect(pid: u32, qmp: Option<&Qmp>, ram: &[RamMapping]) -> Verdict {
     inspect_since(Instant::now(), pid, qmp, ram).await
 }
 
@@ -239,9 +244,9 @@ pub async fn inspect_since(
     since: Instant,
     pid: u32,
     qmp: Option<&Qmp>,
-    ram: Option<&RamMapping>,
+    ram: &[RamMapping],
 ) -> Verdict {
-    let mut facts = Facts::default();
+    let mut facts = Facts { announced: ram.len(), ..Facts::default() };
     if let Some(qmp) = qmp
         && let Err(error) = ask(qmp, &mut facts).await
     {
@@ -251,7 +256,11 @@ pub async fn inspect_since(
         Some([memdev]) => Some(Bytes(memdev.size)),
         _ => None,
     };
-    let wanted = scan::Wanted { announced: ram.copied(), size };
+    let announced = ram.iter().map(|&ram| scan::Wanted { announced: Some(ram), size });
+    let mut wanted: Vec<_> = announced.collect();
+    if wanted.is_empty() {
+        wanted.push(scan::Wanted { announced: None, size });
+    }
     // A process whose mappings cannot be read, because somebody holds their lock, keeps whoever tries.
     let Ok(alone) = timeout(PROC_DEADLINE, Reading::begin(pid)).await else {
         return Verdict::Unknown(format!("process {pid} is being looked at still, since long ago"));
@@ -309,6 +318,12 @@ async fn ask(qmp: &Qmp, facts: &mut Facts) -> Result<(), QmpError> {
     let monitor = Monitor::without_balloon(qmp.clone(), QMP_DEADLINE);
     facts.devices = monitor.devices().await?;
     facts.memdevs = Some(monitor.memdevs().await?);
+    // By another name it is no longer Ballast's: it adds memory that nobody announced.
+    for device in &mut facts.devices {
+        if facts.announced > 1 && device.is_own_hotplug() && !monitor.hotplug_is_own().await? {
+            device.path.push_str(" (of another memory)");
+        }
+    }
     facts.ram_blocks = monitor.ram_blocks().await?;
     Ok(())
 }

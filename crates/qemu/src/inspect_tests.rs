@@ -69,6 +69,43 @@ fn a_shared_memfd_is_pageable_with_and_without_balloon() {
 }
 
 #[test]
+fn a_second_memory_is_paged_if_it_is_ballasts_own_and_was_announced() {
+    let own = || Device { path: spec::HOTPLUG_PATH.into(), kind: "virtio-mem-pci".into() };
+    let two = || {
+        let memdevs = vec![memdev("mem", Some(true)), memdev("hotmem", Some(true))];
+        let mut facts = Facts { announced: 2, memdevs: Some(memdevs), ..good() };
+        facts.devices.push(own());
+        facts
+    };
+    assert_eq!(decide(&two()), Verdict::Pageable);
+    balloon_only(Facts { announced: 1, ..two() }, "2 memory backends, and Ballast pages one");
+    let mut third = two();
+    third.memdevs.as_mut().unwrap().push(memdev("more", Some(true)));
+    balloon_only(third, "3 memory backends, and Ballast pages 2");
+    for device in [
+        Device { path: "/machine/peripheral/other".into(), ..own() },
+        Device { path: format!("{} (of another memory)", spec::HOTPLUG_PATH), ..own() },
+        Device { kind: "pc-dimm".into(), ..own() },
+    ] {
+        let mut facts = two();
+        facts.devices.push(device);
+        balloon_only(facts, "adds guest memory");
+    }
+    // Without QMP, by what its command line says.
+    let line = |args: &[&str]| Facts {
+        commanded: spec::named_devices(args),
+        memdevs: None,
+        devices: Vec::new(),
+        ..two()
+    };
+    let device = "virtio-mem-pci,id=hotplug,memdev=hotmem,block-size=2M,requested-size=0";
+    assert_eq!(decide(&line(&["-device", device])), Verdict::Pageable);
+    let one = Facts { announced: 1, ..line(&["-device", device]) };
+    unmanaged(one, "adds guest memory");
+    unmanaged(line(&["-device", "virtio-mem-pci,id=hotplug,memdev=x"]), "adds guest memory");
+}
+
+#[test]
 fn what_pins_memory_leaves_nothing_to_manage() {
     unmanaged(with_device("vfio-pci"), "vfio-pci");
     unmanaged(with_device("vfio-pci-nohotplug"), "pins guest memory");

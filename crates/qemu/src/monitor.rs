@@ -8,7 +8,9 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
+use crate::command_line::HOTPLUG_MEMDEV;
 use crate::ram_blocks::{self, RamBlock};
+use crate::spec::HOTPLUG_PATH;
 use crate::{Qmp, QmpError};
 
 /// What QEMU sends for a statistic that the guest did not.
@@ -61,6 +63,7 @@ pub struct Monitor {
     qmp: Qmp,
     deadline: Duration,
     balloon: Option<String>,
+    hotplug: Option<String>,
 }
 
 impl Monitor {
@@ -68,13 +71,15 @@ impl Monitor {
     pub async fn new(qmp: Qmp, deadline: Duration) -> Result<Monitor, QmpError> {
         let mut monitor = Monitor::without_balloon(qmp, deadline);
         let devices = monitor.devices().await?;
-        monitor.balloon = devices.into_iter().find(Device::is_balloon).map(|d| d.path);
+        let path = |device: Option<&Device>| device.map(|d| d.path.clone());
+        monitor.hotplug = path(devices.iter().find(|d| d.is_own_hotplug()));
+        monitor.balloon = path(devices.iter().find(|d| d.is_balloon()));
         Ok(monitor)
     }
 
     /// For questions that are not about the balloon.
     pub(crate) fn without_balloon(qmp: Qmp, deadline: Duration) -> Monitor {
-        Monitor { qmp, deadline, balloon: None }
+        Monitor { qmp, deadline, balloon: None, hotplug: None }
     }
 
     /// The connection.
@@ -85,6 +90,33 @@ impl Monitor {
     /// Whether the VM has a balloon device.
     pub fn has_balloon(&self) -> bool {
         self.balloon.is_some()
+    }
+
+    /// Asks the guest to plug or unplug memory until it has `size` beside its RAM; None if the VM has no such
+    /// device of Ballast's. Success says only that QEMU passed the wish on.
+    pub async fn request_hotplug(&self, size: Bytes) -> Option<Result<(), QmpError>> {
+        let path = self.hotplug.as_ref()?;
+        let args = json!({ "path": path, "property": "requested-size", "value": size.0 });
+        Some(self.run("qom-set", args).await)
+    }
+
+    /// What was last asked for so, and what is plugged now, by QEMU's own books; None as above.
+    pub async fn hotplug(&self) -> Option<Result<(Bytes, Bytes), QmpError>> {
+        let path = self.hotplug.as_ref()?;
+        let read = async |property: &str| {
+            self.ask("qom-get", json!({ "path": path, "property": property })).await.map(Bytes)
+        };
+        Some(match read("requested-size").await {
+            Ok(requested) => read("size").await.map(|plugged| (requested, plugged)),
+            Err(e) => Err(e),
+        })
+    }
+
+    /// Whether what Ballast's own virtio-mem device plugs is the memory that Ballast supplied for it.
+    pub(crate) async fn hotplug_is_own(&self) -> Result<bool, QmpError> {
+        let args = json!({ "path": HOTPLUG_PATH, "property": "memdev" });
+        let memdev: String = self.ask("qom-get", args).await?;
+        Ok(memdev == format!("/objects/{HOTPLUG_MEMDEV}"))
     }
 
     /// Asks the guest to keep `guest_memory` bytes and to give up the rest. Success says only that
@@ -190,6 +222,11 @@ impl Monitor {
 }
 
 impl Device {
+    /// Whether it is, by its name, the virtio-mem device of a VM that Ballast started.
+    pub(crate) fn is_own_hotplug(&self) -> bool {
+        self.path == HOTPLUG_PATH && self.kind == "virtio-mem-pci"
+    }
+
     /// Whether it is a virtio balloon, on whatever bus.
     pub fn is_balloon(&self) -> bool {
         self.kind.starts_with("virtio-balloon")

@@ -7,7 +7,7 @@ use ballast_api::VmSpec;
 use ballast_units::{Bytes, PAGE_SIZE, VM_NAME_RULE, good_vm_name};
 
 use crate::AccelChoice;
-use crate::command_line::kernel_command_line;
+use crate::command_line::{HOTPLUG_ID, HOTPLUG_MEMDEV, kernel_command_line};
 use crate::monitor::Device;
 
 /// x86's COMMAND_LINE_SIZE less the closing zero; the kernel drops what exceeds it.
@@ -23,6 +23,8 @@ pub enum SpecError {
     TooSmall { vm: String, size: Bytes },
     #[error("{vm}: max {} bytes is not a multiple of 2 MiB", .size.0)]
     SizeUnit { vm: String, size: Bytes },
+    #[error("{vm}: hotplug {} bytes is not a multiple of 2 MiB", .size.0)]
+    HotplugUnit { vm: String, size: Bytes },
     #[error("{vm}: min {} bytes is not a multiple of 4 KiB", .min.0)]
     MinUnit { vm: String, min: Bytes },
     #[error("{vm}: min {min} is above max {max}")]
@@ -58,6 +60,9 @@ pub fn check_spec(spec: &VmSpec) -> Result<(), SpecError> {
     if !max.0.is_multiple_of(VmSpec::SIZE_STEP.0) {
         return Err(SpecError::SizeUnit { vm: vm(), size: max });
     }
+    if !spec.hotplug.is_multiple_of(VmSpec::SIZE_STEP.0) {
+        return Err(SpecError::HotplugUnit { vm: vm(), size: Bytes(spec.hotplug) });
+    }
     if !min.0.is_multiple_of(PAGE_SIZE as u64) {
         return Err(SpecError::MinUnit { vm: vm(), min });
     }
@@ -89,7 +94,11 @@ fn check_command_line(spec: &VmSpec) -> Result<(), SpecError> {
     if spec.append.contains('\0') {
         return Err(SpecError::ZeroByte { vm: spec.name.clone(), what: "append" });
     }
-    let longest = kernel_command_line(&spec.append, &AccelChoice::Tcg { why: String::new() });
+    let longest = kernel_command_line(
+        &spec.append,
+        &AccelChoice::Tcg { why: String::new() },
+        spec.hotplug > 0,
+    );
     if longest.len() > LONGEST_COMMAND_LINE {
         return Err(SpecError::CommandLine { vm: spec.name.clone(), length: longest.len() });
     }
@@ -135,7 +144,7 @@ fn check_extra(spec: &VmSpec) -> Result<(), SpecError> {
 /// Options that break paging, or the manager's view of the process, whatever their value.
 fn refused_option(option: &str) -> Option<&'static str> {
     Some(match option {
-        "m" => "the size of guest memory is 'max'",
+        "m" => "the size of guest memory is 'max', and 'hotplug' what can be plugged",
         "mem-path" | "mem-prealloc" => "Ballast supplies guest memory, page by page",
         "machine" | "M" => "Ballast chooses the machine, to which guest memory belongs",
         "accel" | "enable-kvm" | "no-kvm" => "use 'accel' of the VM",
@@ -167,7 +176,9 @@ fn refused_value(option: &str, value: &str) -> Option<&'static str> {
         {
             Some("locked memory cannot be reclaimed")
         }
-        "set" if value.starts_with("object.mem.") => Some("Ballast supplies guest memory"),
+        "set" if ["object.mem.", "object.hotmem."].iter().any(|own| value.starts_with(own)) => {
+            Some("Ballast supplies guest memory")
+        }
         _ => None,
     }
 }
@@ -218,11 +229,26 @@ pub(crate) fn named_devices(args: &[&str]) -> Vec<Device> {
             "netdev" | "net" | "nic" => kind(value, "type"),
             _ => return None,
         };
+        // Whether it is that of Ballast depends on what was announced.
+        let name = if is_own_hotplug(option, value) {
+            HOTPLUG_PATH.to_owned()
+        } else {
+            format!("-{option}")
+        };
         let matters = refused_device(&kind).is_some() || passes_scsi_through(&kind);
-        matters.then(|| Device { path: format!("-{option}"), kind })
+        matters.then_some(Device { path: name, kind })
     };
     let pairs = args.iter().zip(args.iter().skip(1));
     pairs.filter_map(|(arg, value)| named(option_name(arg)?, value)).collect()
+}
+
+/// Where Ballast's own virtio-mem device is found by QMP.
+pub(crate) const HOTPLUG_PATH: &str = "/machine/peripheral/hotplug";
+
+/// Whether this option is that device, as Ballast asks for it.
+fn is_own_hotplug(option: &str, value: &str) -> bool {
+    let own = format!("virtio-mem-pci,id={HOTPLUG_ID},memdev={HOTPLUG_MEMDEV},");
+    option == "device" && value.starts_with(&own)
 }
 
 /// The type in `kind,key=value,...`, `key=kind,...` or `{"key": "kind", ...}`.

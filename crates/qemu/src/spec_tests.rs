@@ -128,6 +128,7 @@ fn arguments_that_break_paging_are_refused_by_name() {
         &["-overcommit", "mem-lock=on"],
         &["-overcommit", "cpu-pm=on,mem-lock=on"],
         &["-set", "object.mem.share=off"],
+        &["-set", "object.hotmem.share=off"],
         &["-S", "-no-shutdown"],
     ] {
         let message = extra(args);

@@ -337,3 +337,10 @@ async fn a_dropped_client_closes_the_connection() {
     drop(clone);
     assert_eq!(heard.await.unwrap(), None);
 }
+
+/// By which a manager knows that a socket of that path is of the VMM that it means.
+#[tokio::test]
+async fn who_is_at_the_other_end_is_told_by_the_kernel() {
+    let (qmp, _dir) = connected(async |_| {}).await;
+    assert_eq!(qmp.pid(), Some(std::process::id()));
+}

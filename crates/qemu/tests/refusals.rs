@@ -37,7 +37,7 @@ fn ram_of(vm: &Guestless) -> (PathBuf, RamMapping) {
 }
 
 async fn verdict(vm: &Guestless) -> Verdict {
-    inspect(vm.vmm.pid, Some(&vm.qmp().await), None).await
+    inspect(vm.vmm.pid, Some(&vm.qmp().await), &[]).await
 }
 
 #[track_caller]
@@ -91,11 +91,11 @@ async fn the_products_own_command_line_is_pageable() {
     }
     let vm = start(|_| ()).await;
     let qmp = vm.qmp().await;
-    assert_eq!(inspect(vm.vmm.pid, Some(&qmp), None).await, Verdict::Pageable);
+    assert_eq!(inspect(vm.vmm.pid, Some(&qmp), &[]).await, Verdict::Pageable);
     let (_, ram) = ram_of(&vm);
-    assert_eq!(inspect(vm.vmm.pid, Some(&qmp), Some(&ram)).await, Verdict::Pageable);
-    assert_eq!(inspect(vm.vmm.pid, None, Some(&ram)).await, Verdict::Pageable);
-    unmanaged(&inspect(vm.vmm.pid, None, None).await, "not found");
+    assert_eq!(inspect(vm.vmm.pid, Some(&qmp), &[ram]).await, Verdict::Pageable);
+    assert_eq!(inspect(vm.vmm.pid, None, &[ram]).await, Verdict::Pageable);
+    unmanaged(&inspect(vm.vmm.pid, None, &[]).await, "not found");
 }
 
 #[tokio::test]
@@ -127,7 +127,7 @@ async fn private_ram_is_for_the_balloon_or_not_managed() {
     balloon_only(&verdict(&vm).await, "private RAM (memory backend mem)");
     // A shim that announces it nevertheless is not believed.
     let (_, ram) = ram_of(&vm);
-    unmanaged(&inspect(vm.vmm.pid, None, Some(&ram)).await, "private RAM");
+    unmanaged(&inspect(vm.vmm.pid, None, &[ram]).await, "private RAM");
 }
 
 #[tokio::test]
@@ -168,11 +168,11 @@ async fn another_file_than_the_announced_is_not_paged() {
         RamMapping { len: Bytes(ram.len.0 * 2), ..ram },
         RamMapping { len: Bytes(u64::MAX), ..ram },
     ] {
-        let verdict = inspect(vm.vmm.pid, None, Some(&wrong)).await;
+        let verdict = inspect(vm.vmm.pid, None, &[wrong]).await;
         unmanaged(&verdict, "not of the file it announced");
     }
     let nowhere = RamMapping { addr: HostAddr(4096), ..ram };
-    unmanaged(&inspect(vm.vmm.pid, None, Some(&nowhere)).await, "not found");
+    unmanaged(&inspect(vm.vmm.pid, None, &[nowhere]).await, "not found");
 }
 
 #[tokio::test]
@@ -185,14 +185,14 @@ async fn a_second_process_with_the_ram_is_named() {
     let (fd, ram) = ram_of(&vm);
     // The manager itself may have it, open and mapped.
     let own = File::options().read(true).write(true).open(&fd).unwrap();
-    assert_eq!(inspect(vm.vmm.pid, Some(&qmp), Some(&ram)).await, Verdict::Pageable);
+    assert_eq!(inspect(vm.vmm.pid, Some(&qmp), &[ram]).await, Verdict::Pageable);
     drop(own);
 
     let holder = holder_of(&fd);
-    let found = inspect(vm.vmm.pid, Some(&qmp), Some(&ram)).await;
+    let found = inspect(vm.vmm.pid, Some(&qmp), &[ram]).await;
     balloon_only(&found, &format!("process {} (sh) holds its RAM file open", holder.0.id()));
     drop(holder);
-    assert_eq!(inspect(vm.vmm.pid, Some(&qmp), Some(&ram)).await, Verdict::Pageable);
+    assert_eq!(inspect(vm.vmm.pid, Some(&qmp), &[ram]).await, Verdict::Pageable);
 
     // A second QEMU that maps the file as its RAM: as vhost-user and virtiofsd do it.
     let path = fd.display().to_string();
@@ -204,7 +204,7 @@ async fn a_second_process_with_the_ram_is_named() {
     )
     .await;
     let _connected = mapper.qmp().await;
-    let found = inspect(vm.vmm.pid, Some(&qmp), None).await;
+    let found = inspect(vm.vmm.pid, Some(&qmp), &[]).await;
     balloon_only(&found, &format!("process {} (qemu", mapper.vmm.pid));
     balloon_only(&found, "maps its RAM too");
 }
@@ -219,7 +219,7 @@ async fn locked_memory_is_not_managed() {
     })
     .await;
     match vm.vmm.connect_qmp(&vm.qmp_socket, PATIENT).await {
-        Ok(qmp) => unmanaged(&inspect(vm.vmm.pid, Some(&qmp), None).await, "locked or pinned"),
+        Ok(qmp) => unmanaged(&inspect(vm.vmm.pid, Some(&qmp), &[]).await, "locked or pinned"),
         Err(error) => skip(&format!("memory cannot be locked here: {error}")),
     }
 }
@@ -240,7 +240,7 @@ async fn a_disk_opened_with_o_direct_forbids_paging() {
         })
         .await;
         let qmp = vm.qmp().await;
-        let found = inspect(vm.vmm.pid, Some(&qmp), None).await;
+        let found = inspect(vm.vmm.pid, Some(&qmp), &[]).await;
         if direct {
             balloon_only(&found, "disk.img is open with O_DIRECT");
         } else {
@@ -290,7 +290,7 @@ async fn hugetlb_ram_is_not_managed() {
     unmanaged(&verdict(&vm).await, "hugetlb RAM (2 MiB pages)");
     // /proc alone shows it too.
     let (_, ram) = ram_of(&vm);
-    unmanaged(&inspect(vm.vmm.pid, None, Some(&ram)).await, "hugetlb RAM (2 MiB pages)");
+    unmanaged(&inspect(vm.vmm.pid, None, &[ram]).await, "hugetlb RAM (2 MiB pages)");
     // The VMM has to let go of its pages before the pool is restored.
     vm.vmm.process.kill().unwrap();
     vm.vmm.process.exited().await;
@@ -305,12 +305,12 @@ async fn a_process_that_is_gone_or_frozen_is_no_hang() {
     let qmp: Qmp = vm.qmp().await;
     vm.vmm.process.signal(rustix::process::Signal::STOP).unwrap();
     // Nothing is known of it; what was known before may be so still.
-    let frozen = inspect(vm.vmm.pid, Some(&qmp), None).await;
+    let frozen = inspect(vm.vmm.pid, Some(&qmp), &[]).await;
     assert!(
         matches!(&frozen, Verdict::Unknown(why) if why.contains("did not answer")),
         "{frozen:?}"
     );
     vm.vmm.process.kill().unwrap();
     vm.vmm.process.exited().await;
-    unmanaged(&inspect(vm.vmm.pid, None, None).await, "cannot be inspected");
+    unmanaged(&inspect(vm.vmm.pid, None, &[]).await, "cannot be inspected");
 }

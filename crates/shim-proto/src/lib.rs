@@ -16,19 +16,26 @@ mod name;
 mod wire;
 
 pub use connection::{Connection, ConnectionError, Listener, Peer};
-pub use message::{Batch, Hello, Message, Op, OpKind, Reason, Step, TooManyOps};
+pub use message::{Batch, Hello, Message, Op, OpKind, Part, Reason, Step, TooManyOps};
 pub use name::{BadVmName, VmName};
 pub use wire::{DecodeError, MAX_MESSAGE};
 
-/// The protocol's version.
-pub const VERSION: u32 = 2;
+/// The protocol's version: that of VMs whose RAM has several parts. One with a single part says [`ONE_PART`],
+/// which managers of before understand.
+pub const VERSION: u32 = 3;
+/// The version whose Hello has one part.
+pub const ONE_PART: u32 = 2;
 /// The oldest version of a shim that a manager understands: a VM that was started with it may run for
 /// months. Version 1 has no batches that could be relied on ([`Hello::remaps`]), and is the same else.
 pub const OLDEST_VERSION: u32 = 1;
 /// Operations in one batch at most.
 pub const MAX_OPS: usize = 256;
-/// Descriptors in one message at most.
-pub const MAX_FDS: usize = 4;
+/// Parts of a VM's RAM at most.
+pub const MAX_PARTS: usize = 4;
+/// Descriptors in one message at most: a RAM file for each part, and a userfaultfd.
+pub const MAX_FDS: usize = MAX_PARTS + 1;
+/// Descriptors in one batch at most.
+pub const MAX_BATCH_FDS: usize = 4;
 /// Bytes of a refusal's text at most; longer ones are cut.
 pub const MAX_REASON: usize = 256;
 /// Bytes of a VM's name at most.

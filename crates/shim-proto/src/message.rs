@@ -2,13 +2,14 @@
 
 use ballast_units::{Bytes, HostAddr};
 
-use crate::{MAX_OPS, MAX_REASON, VmName};
+use crate::{MAX_OPS, MAX_REASON, ONE_PART, VERSION, VmName};
 
 /// One message. `S` from the shim, `M` from the manager; descriptors travel beside it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "told with the variant")]
 pub enum Message {
-    /// S: here is a VM's RAM. Descriptors: the RAM file; on reconnection also the userfaultfd.
+    /// S: here is a VM's RAM. Descriptors: the RAM file of each part; on reconnection also, last, the
+    /// userfaultfd.
     Hello(Hello),
     /// M: make a userfaultfd. Descriptor: /dev/userfaultfd, opened by the manager, so that the VMM
     /// needs no right of its own. `version` is that of Hello: a shim takes no other.
@@ -33,6 +34,17 @@ pub enum Message {
     BatchDone { id: u64, done: u32, errno: i32 },
 }
 
+/// A part of a VM's RAM: one mapping of one file. Its pages are numbered after those of the parts before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Where it is mapped in the VMM process.
+    pub addr: HostAddr,
+    /// Its length.
+    pub len: Bytes,
+    /// Where the mapping starts in its file.
+    pub file_offset: u64,
+}
+
 /// How a shim introduces its VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
@@ -44,17 +56,24 @@ pub struct Hello {
     pub vm: VmName,
     /// As the process sees itself; the manager believes [`crate::Connection::peer`] only.
     pub pid: u32,
-    /// Where the RAM is mapped in the VMM process.
-    pub ram_addr: HostAddr,
-    /// Length of the RAM.
-    pub ram_len: Bytes,
-    /// Where the mapping starts in the RAM file.
-    pub file_offset: u64,
+    /// Of its RAM, in the order of its pages: one before version 3, and from there on two to
+    /// [`MAX_PARTS`](crate::MAX_PARTS).
+    pub parts: Vec<Part>,
     /// Of the VMM process; always 4,096 on x86-64.
     pub page_size: u32,
 }
 
 impl Hello {
+    /// The version in which a RAM of so many parts is announced.
+    pub fn version_for(parts: usize) -> u32 {
+        if parts == 1 { ONE_PART } else { VERSION }
+    }
+
+    /// Length of the RAM, all parts together.
+    pub fn ram_len(&self) -> Bytes {
+        Bytes(self.parts.iter().fold(0, |sum, part| part.len.0.saturating_add(sum)))
+    }
+
     /// Whether the shim does batches as this version means them. Else the VM is paged, and its pages
     /// are not remapped.
     pub fn remaps(&self) -> bool {
@@ -201,9 +220,12 @@ impl Message {
     /// How many descriptors travel with it: (at least, at most).
     pub(crate) fn descriptors(&self) -> (usize, usize) {
         match self {
-            Message::Hello(hello) if hello.reconnect => (2, 2),
-            Message::Hello(_) | Message::Welcome { .. } | Message::Ready { .. } => (1, 1),
-            Message::Batch(_) => (0, crate::MAX_FDS),
+            Message::Hello(hello) => {
+                let count = hello.parts.len() + usize::from(hello.reconnect);
+                (count, count)
+            }
+            Message::Welcome { .. } | Message::Ready { .. } => (1, 1),
+            Message::Batch(_) => (0, crate::MAX_BATCH_FDS),
             _ => (0, 0),
         }
     }

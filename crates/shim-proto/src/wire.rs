@@ -3,8 +3,8 @@
 use ballast_units::{Bytes, HostAddr};
 
 use crate::{
-    Batch, Hello, MAX_NAME, MAX_OPS, MAX_REASON, Message, OLDEST_VERSION, Op, OpKind, Reason, Step,
-    VERSION, VmName,
+    Batch, Hello, MAX_NAME, MAX_OPS, MAX_PARTS, MAX_REASON, Message, OLDEST_VERSION, ONE_PART, Op,
+    OpKind, Part, Reason, Step, VERSION, VmName,
 };
 
 /// "BLST", first in every message.
@@ -13,6 +13,8 @@ const FLAG_RECONNECT: u32 = 1;
 
 const HEADER: usize = 8;
 const OP: usize = 32;
+/// Of a part in Hello.
+const PART: usize = 24;
 /// The longest message: a full batch.
 pub const MAX_MESSAGE: usize = HEADER + 16 + MAX_OPS * OP;
 
@@ -51,19 +53,7 @@ impl Message {
     pub fn encode(&self) -> Vec<u8> {
         let mut w = Writer(Vec::new());
         match self {
-            Message::Hello(hello) => {
-                w.header(HELLO);
-                w.u32(hello.version);
-                w.u32(if hello.reconnect { FLAG_RECONNECT } else { 0 });
-                w.u64(hello.ram_addr.0);
-                w.u64(hello.ram_len.0);
-                w.u64(hello.file_offset);
-                w.u32(hello.page_size);
-                w.u32(hello.pid);
-                w.u8(hello.vm.as_str().len() as u8);
-                w.zeros(7);
-                w.text(hello.vm.as_str(), MAX_NAME);
-            }
+            Message::Hello(hello) => w.hello(hello),
             Message::Welcome { version } => {
                 w.header(WELCOME);
                 w.u32(*version);
@@ -153,6 +143,38 @@ impl Message {
 struct Writer(Vec<u8>);
 
 impl Writer {
+    fn hello(&mut self, hello: &Hello) {
+        self.header(HELLO);
+        self.u32(hello.version);
+        self.u32(if hello.reconnect { FLAG_RECONNECT } else { 0 });
+        let name = hello.vm.as_str();
+        let ids = |w: &mut Writer| {
+            w.u32(hello.page_size);
+            w.u32(hello.pid);
+            w.u8(name.len() as u8);
+        };
+        if hello.version <= ONE_PART {
+            self.parts(&hello.parts, 1);
+            ids(self);
+            self.zeros(7);
+            self.text(name, MAX_NAME);
+        } else {
+            ids(self);
+            self.u8(hello.parts.len() as u8);
+            self.zeros(6);
+            self.text(name, MAX_NAME);
+            self.parts(&hello.parts, MAX_PARTS);
+        }
+    }
+    /// Room for `room` parts; what is not there is zero.
+    fn parts(&mut self, parts: &[Part], room: usize) {
+        for part in parts.iter().take(room) {
+            self.u64(part.addr.0);
+            self.u64(part.len.0);
+            self.u64(part.file_offset);
+        }
+        self.zeros(PART * room.saturating_sub(parts.len()));
+    }
     fn header(&mut self, kind: u16) {
         self.u32(MAGIC);
         self.u16(kind);
@@ -198,17 +220,38 @@ impl<'a> Reader<'a> {
         if flags & !FLAG_RECONNECT != 0 {
             return Err(self.field("flags"));
         }
-        let ram_addr = HostAddr(self.u64()?);
-        let ram_len = Bytes(self.u64()?);
-        let file_offset = self.u64()?;
+        let reconnect = flags & FLAG_RECONNECT != 0;
+        if version <= ONE_PART {
+            let parts = vec![self.part()?];
+            let page_size = self.u32()?;
+            let pid = self.u32()?;
+            let name_len = self.u8()?;
+            self.zeros(7)?;
+            let vm = self.name(name_len)?;
+            return Ok(Hello { version, reconnect, vm, pid, parts, page_size });
+        }
         let page_size = self.u32()?;
         let pid = self.u32()?;
         let name_len = self.u8()?;
-        self.zeros(7)?;
-        let vm = VmName::new(self.text(name_len.into(), MAX_NAME, "name")?)
-            .map_err(|_| self.field("name"))?;
-        let reconnect = flags & FLAG_RECONNECT != 0;
-        Ok(Hello { version, reconnect, vm, pid, ram_addr, ram_len, file_offset, page_size })
+        let count = usize::from(self.u8()?);
+        self.zeros(6)?;
+        let vm = self.name(name_len)?;
+        if !(2..=MAX_PARTS).contains(&count) {
+            return Err(self.field("parts"));
+        }
+        let parts = (0..count).map(|_| self.part()).collect::<Result<_, _>>()?;
+        self.zeros(PART * (MAX_PARTS - count))?;
+        Ok(Hello { version, reconnect, vm, pid, parts, page_size })
+    }
+
+    fn part(&mut self) -> Result<Part, DecodeError> {
+        let addr = HostAddr(self.u64()?);
+        let len = Bytes(self.u64()?);
+        Ok(Part { addr, len, file_offset: self.u64()? })
+    }
+
+    fn name(&mut self, len: u8) -> Result<VmName, DecodeError> {
+        VmName::new(self.text(len.into(), MAX_NAME, "name")?).map_err(|_| self.field("name"))
     }
 
     fn batch(&mut self) -> Result<Batch, DecodeError> {

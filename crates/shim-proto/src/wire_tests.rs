@@ -4,15 +4,22 @@ use super::*;
 
 fn hello() -> Hello {
     Hello {
-        version: VERSION,
+        version: ONE_PART,
         reconnect: true,
         vm: VmName::new("web-1").unwrap(),
         pid: 77,
-        ram_addr: HostAddr(0x7f00_0000_0000),
-        ram_len: Bytes::from_mib(256),
-        file_offset: 0x1000,
+        parts: vec![Part {
+            addr: HostAddr(0x7f00_0000_0000),
+            len: Bytes::from_mib(256),
+            file_offset: 0x1000,
+        }],
         page_size: 4096,
     }
+}
+
+fn hello_of_two() -> Hello {
+    let more = Part { addr: HostAddr(0x7e00_0000_0000), len: Bytes::from_mib(64), file_offset: 0 };
+    Hello { version: VERSION, parts: vec![hello().parts[0], more], ..hello() }
 }
 
 /// The layout is a promise to other versions: pinned byte by byte.
@@ -29,6 +36,46 @@ fn hello_is_laid_out_as_documented() {
     assert_eq!(&bytes[48..56], &[5, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(&bytes[56..61], b"web-1");
     assert!(bytes[61..].iter().all(|b| *b == 0));
+}
+
+#[test]
+fn hello_of_several_parts_is_laid_out_as_documented() {
+    let bytes = Message::Hello(hello_of_two()).encode();
+    assert_eq!(bytes.len(), 192);
+    assert_eq!(&bytes[8..16], &[3, 0, 0, 0, 1, 0, 0, 0]);
+    assert_eq!(&bytes[16..24], &[0, 16, 0, 0, 77, 0, 0, 0]);
+    assert_eq!(&bytes[24..32], &[5, 2, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(&bytes[32..37], b"web-1");
+    assert!(bytes[37..96].iter().all(|b| *b == 0));
+    assert_eq!(&bytes[96..104], &0x7f00_0000_0000u64.to_le_bytes());
+    assert_eq!(&bytes[104..112], &(256u64 << 20).to_le_bytes());
+    assert_eq!(&bytes[112..120], &0x1000u64.to_le_bytes());
+    assert_eq!(&bytes[120..128], &0x7e00_0000_0000u64.to_le_bytes());
+    assert!(bytes[144..].iter().all(|b| *b == 0));
+    assert_eq!(Message::Hello(hello_of_two()).descriptors(), (3, 3));
+    assert_eq!(Hello::version_for(1), 2);
+    assert_eq!(Hello::version_for(2), 3);
+}
+
+#[test]
+fn as_many_parts_as_there_may_be_and_no_others() {
+    let good = Message::Hello(hello_of_two()).encode();
+    for count in [0u8, 1, 5, 255] {
+        let mut bytes = good.clone();
+        bytes[25] = count;
+        let refused = Err(DecodeError::Field { kind: HELLO, field: "parts" });
+        assert_eq!(Message::decode(&bytes), refused, "{count} parts");
+    }
+    // What is beyond the parts that there are must be zero.
+    let mut bytes = good.clone();
+    bytes[191] = 1;
+    assert_eq!(Message::decode(&bytes), Err(DecodeError::Field { kind: HELLO, field: "reserved" }));
+    let cut = Message::decode(&good[..168]);
+    assert_eq!(cut, Err(DecodeError::Length { kind: HELLO, len: 168 }));
+    let most = Hello { parts: vec![hello().parts[0]; MAX_PARTS], ..hello_of_two() };
+    let message = Message::Hello(most);
+    assert_eq!(Message::decode(&message.encode()), Ok(message.clone()));
+    assert_eq!(message.descriptors(), (crate::MAX_FDS, crate::MAX_FDS));
 }
 
 #[test]
@@ -57,13 +104,13 @@ fn every_length_is_as_documented() {
 #[test]
 fn a_newer_version_is_named_whatever_follows() {
     let mut bytes = Message::Hello(hello()).encode();
-    for version in [0, 3] {
+    for version in [0, 4] {
         bytes[8] = version;
         assert_eq!(Message::decode(&bytes), Err(DecodeError::Version(version.into())));
     }
     bytes.truncate(30);
     bytes.extend([0xff; 300]);
-    assert_eq!(Message::decode(&bytes), Err(DecodeError::Version(3)));
+    assert_eq!(Message::decode(&bytes), Err(DecodeError::Version(4)));
 }
 
 /// As such a shim sends it: it runs in its VMM for as long as that does.
@@ -121,21 +168,22 @@ fn long_reasons_are_cut_between_characters() {
 
 fn any_message() -> impl Strategy<Value = Message> {
     let hello = (
-        any::<[u64; 3]>(),
+        proptest::collection::vec(any::<[u64; 3]>(), 2..=MAX_PARTS),
         any::<[u32; 2]>(),
         OLDEST_VERSION..=VERSION,
         any::<bool>(),
         "[A-Za-z0-9][A-Za-z0-9._-]{0,63}",
     )
-        .prop_map(|([a, l, o], [pid, page_size], version, reconnect, name)| {
+        .prop_map(|(parts, [pid, page_size], version, reconnect, name)| {
+            let count = if version <= ONE_PART { 1 } else { parts.len() };
+            let part =
+                |&[a, l, o]: &[u64; 3]| Part { addr: HostAddr(a), len: Bytes(l), file_offset: o };
             Message::Hello(Hello {
                 version,
                 reconnect,
                 vm: VmName::new(&name).unwrap(),
                 pid,
-                ram_addr: HostAddr(a),
-                ram_len: Bytes(l),
-                file_offset: o,
+                parts: parts.iter().take(count).map(part).collect(),
                 page_size,
             })
         });

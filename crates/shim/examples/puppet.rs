@@ -117,6 +117,12 @@ impl Puppet {
                 self.base = map_like_qemu(self.fd, self.len)?;
                 Ok(format!("{}", self.base as usize))
             }
+            // Another of its mappings is meant from now on.
+            ["use", addr, len] => {
+                self.len = number(len)?;
+                self.base = number(addr)? as *mut u8;
+                Ok("ok".to_owned())
+            }
             ["map-again"] => Ok(format!("{}", map_like_qemu(self.fd, self.len)? as usize)),
             ["read", offset] => {
                 let at = self.word(number(offset)?)?;

@@ -7,7 +7,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ballast_shim_proto::{Connection, ConnectionError, Hello, Message, Step, VERSION};
+use ballast_shim_proto::{Connection, ConnectionError, Hello, Message, Part, Step};
 use ballast_uffd::{Features, HandshakeError, Modes, Uffd};
 
 use crate::config::Config;
@@ -51,22 +51,28 @@ impl From<ConnectionError> for Attempt {
     }
 }
 
-/// Hands `ram`, a mapping of `fd`, over. On return the manager serves its faults, or it is
-/// unregistered.
-pub fn attach(config: &Config, ram: Ram, fd: c_int) -> Result<(), Failure> {
+/// The parts of the RAM, each with its file, in the order of their pages.
+pub type Parts = Vec<(Ram, Held<OwnedFd>)>;
+
+/// A duplicate of `fd`, of which `part` is a mapping that was just made.
+pub fn duplicate(part: usize, fd: c_int) -> Result<Held<OwnedFd>, Failure> {
     // SAFETY: the VMM keeps its descriptor open while it is in mmap.
     let file = unsafe { BorrowedFd::borrow_raw(fd) };
-    let file = Held::open(&held::RAM_FILE, || file.try_clone_to_owned())
-        .map_err(|e| Failure::NoManager(format!("duplicate of the RAM file: {e}")))?;
-    let mut file = Some(file);
+    let slot = held::RAM_FILES.get(part).ok_or_else(|| io::Error::from(io::ErrorKind::Other));
+    slot.and_then(|slot| Held::open(slot, || file.try_clone_to_owned()))
+        .map_err(|e| Failure::NoManager(format!("duplicate of the RAM file: {e}")))
+}
+
+/// Hands all parts of the RAM over. On return the manager serves their faults, or they are unregistered.
+pub fn attach(config: &Config, mut parts: Parts) -> Result<(), Failure> {
     let deadline = Instant::now() + UNREACHABLE;
     loop {
-        let why = match attempt(config, ram, &mut file) {
+        let why = match attempt(config, &mut parts) {
             Ok(()) => return Ok(()),
             Err(Attempt::Final(failure)) => return Err(failure),
             Err(Attempt::Again(why)) => why,
         };
-        if file.is_none() || Instant::now() >= deadline {
+        if parts.is_empty() || Instant::now() >= deadline {
             return Err(Failure::NoManager(format!("{}: {why}", config.socket.display())));
         }
         thread::sleep(RETRY);
@@ -80,46 +86,46 @@ pub fn connect(config: &Config) -> io::Result<Held<Connection>> {
     Ok(connection)
 }
 
-pub fn hello(config: &Config, ram: Ram, reconnect: bool) -> Message {
+pub fn hello(config: &Config, rams: impl Iterator<Item = Ram>, reconnect: bool) -> Message {
+    let part = |ram: Ram| Part { addr: ram.addr, len: ram.len, file_offset: ram.file_offset };
+    let parts: Vec<Part> = rams.map(part).collect();
     Message::Hello(Hello {
-        version: VERSION,
+        version: Hello::version_for(parts.len()),
         reconnect,
         vm: config.vm.clone(),
         pid: std::process::id(),
-        ram_addr: ram.addr,
-        ram_len: ram.len,
-        file_offset: ram.file_offset,
+        parts,
         page_size: rustix::param::page_size() as u32,
     })
 }
 
-fn attempt(config: &Config, ram: Ram, file: &mut Option<Held<OwnedFd>>) -> Result<(), Attempt> {
-    let Some(ram_file) = file.as_ref() else {
-        return Err(Attempt::Again("the RAM file is gone".to_owned()));
-    };
+fn attempt(config: &Config, parts: &mut Parts) -> Result<(), Attempt> {
+    let rams: Vec<Ram> = parts.iter().map(|(ram, _)| *ram).collect();
+    let ours = Hello::version_for(rams.len());
     let connection = connect(config).map_err(|e| Attempt::Again(e.to_string()))?;
-    connection.send(&hello(config, ram, false), &[ram_file.as_fd()])?;
+    let files: Vec<_> = parts.iter().map(|(_, file)| file.as_fd()).collect();
+    connection.send(&hello(config, rams.iter().copied(), false), &files)?;
     let device = match connection.recv(Some(ANSWER))? {
-        (Message::Welcome { version: VERSION }, fds) => first(fds)?,
+        (Message::Welcome { version }, fds) if version == ours => first(fds)?,
         (Message::Welcome { version }, _) => {
             return Err(unmanaged(format!("the manager speaks version {version} of the protocol")));
         }
         (other, _) => return Err(unexpected(other)),
     };
 
-    let (uffd, features, ioctls) = match register(ram, device.as_fd()) {
+    let (uffd, features, ioctls) = match register(&rams, device.as_fd()) {
         Ok(registered) => registered,
         Err((step, errno)) => return Err(failed(&connection, step, errno)),
     };
     drop(device);
-    if let Err(errno) = dont_fork(ram) {
+    if let Err(errno) = rams.iter().try_for_each(|ram| dont_fork(*ram)) {
         let e = io::Error::from(errno);
         crate::say(&format!("madvise(MADV_DONTFORK): {e}: children of a fork see unmanaged RAM"));
     }
     // All that can fail is done before the manager relies on us: the thread waits for its work.
     let (start, started) = mpsc::sync_channel::<(Vm, Held<Connection>)>(1);
     if let Err(errno) = serve::spawn(started) {
-        give_back(&uffd, ram);
+        give_back(&uffd, &rams);
         return Err(failed(&connection, Step::Prepare, errno));
     }
 
@@ -129,26 +135,26 @@ fn attempt(config: &Config, ram: Ram, file: &mut Option<Held<OwnedFd>>) -> Resul
     match answer {
         Ok((Message::Managed, _)) => {}
         Ok((other, _)) => {
-            give_back(&uffd, ram);
+            give_back(&uffd, &rams);
             return Err(unexpected(other));
         }
         Err(e) => {
-            give_back(&uffd, ram);
+            give_back(&uffd, &rams);
             return Err(e.into());
         }
     }
-    let Some(file) = file.take() else {
-        return Err(Attempt::Again("the RAM file is gone".to_owned()));
-    };
     // Before the VMM goes on, and says how it wants its RAM.
-    held::keep(ram);
+    rams.iter().enumerate().for_each(|(n, ram)| held::keep(n, *ram));
     // The thread waits at the other end: this cannot fail while it lives, and it does nothing else.
-    let _ = start.send((Vm::new(ram, uffd, file), connection));
+    let _ = start.send((Vm::new(std::mem::take(parts), uffd), connection));
     Ok(())
 }
 
-/// A userfaultfd for `ram`, or the step that failed and its errno.
-fn register(ram: Ram, device: BorrowedFd<'_>) -> Result<(Held<Uffd>, Features, u64), (Step, i32)> {
+/// A userfaultfd for all parts of the RAM, or the step that failed and its errno.
+fn register(
+    rams: &[Ram],
+    device: BorrowedFd<'_>,
+) -> Result<(Held<Uffd>, Features, u64), (Step, i32)> {
     let uffd = Held::open(&held::UFFD, || Uffd::from_device(device))
         .map_err(|e| (Step::Create, e.raw_os_error().unwrap_or(libc::EIO)))?;
     let mut features = NEEDED | Features::WP_UNPOPULATED;
@@ -158,15 +164,25 @@ fn register(ram: Ram, device: BorrowedFd<'_>) -> Result<(Held<Uffd>, Features, u
         agreed = uffd.handshake(features);
     }
     agreed.map_err(|e| (Step::Handshake, e.errno()))?;
-    let ioctls =
-        uffd.register(ram.addr, ram.len, MODES).map_err(|e| (Step::Register, e.errno()))?;
-    Ok((uffd, features, ioctls.bits()))
+    let mut ioctls = u64::MAX;
+    for (n, ram) in rams.iter().enumerate() {
+        match uffd.register(ram.addr, ram.len, MODES) {
+            Ok(of_part) => ioctls &= of_part.bits(),
+            Err(e) => {
+                give_back(&uffd, &rams[..n]);
+                return Err((Step::Register, e.errno()));
+            }
+        }
+    }
+    Ok((uffd, features, ioctls))
 }
 
 /// Nobody touched the RAM yet, so it becomes ordinary memory again.
-fn give_back(uffd: &Uffd, ram: Ram) {
-    if let Err(e) = uffd.unregister(ram.addr, ram.len) {
-        crate::say(&e.to_string());
+fn give_back(uffd: &Uffd, rams: &[Ram]) {
+    for ram in rams {
+        if let Err(e) = uffd.unregister(ram.addr, ram.len) {
+            crate::say(&e.to_string());
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use std::ffi::{CStr, OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
-use ballast_shim_proto::VmName;
+use ballast_shim_proto::{MAX_PARTS, VmName};
 
 const VM: &str = "BALLAST_VM";
 const SOCKET: &str = "BALLAST_SHIM_SOCKET";
@@ -17,8 +17,8 @@ pub struct Config {
     pub vm: VmName,
     /// Absolute, because a daemon changes its directory.
     pub socket: PathBuf,
-    /// Bytes.
-    pub ram_size: u64,
+    /// Bytes of each part, in the order in which the VMM maps them.
+    pub ram_sizes: Vec<u64>,
     pub optional: bool,
 }
 
@@ -53,11 +53,18 @@ fn parse(var: impl Fn(&str) -> Option<OsString>) -> Start {
         _ => return broken(format!("{SOCKET} is not set")),
     };
     let ram_size = var(RAM_SIZE).unwrap_or_default();
-    let ram_size = match ram_size.to_str().map(str::parse) {
-        Some(Ok(size)) if size > 0 => size,
-        _ => return broken(format!("{RAM_SIZE}={ram_size:?} is not a number of bytes")),
+    let Some(ram_sizes) = ram_size.to_str().and_then(sizes) else {
+        return broken(format!(
+            "{RAM_SIZE}={ram_size:?} is not a number of bytes, nor up to {MAX_PARTS} with commas between"
+        ));
     };
-    Start::Active(Config { vm, socket, ram_size, optional })
+    Start::Active(Config { vm, socket, ram_sizes, optional })
+}
+
+fn sizes(text: &str) -> Option<Vec<u64>> {
+    let size = |part: &str| part.parse().ok().filter(|&size: &u64| size > 0);
+    let all: Vec<u64> = text.split(',').map(size).collect::<Option<_>>()?;
+    (all.len() <= MAX_PARTS).then_some(all)
 }
 
 /// Removes what was for this process alone, so that what it executes is left in peace.
@@ -122,11 +129,24 @@ mod tests {
         let Start::Active(config) = start(&vars) else { panic!("not active") };
         assert_eq!(config.vm.as_str(), "web");
         assert_eq!(config.socket, PathBuf::from("/run/s"));
-        assert_eq!((config.ram_size, config.optional), (4096, true));
+        assert_eq!((config.ram_sizes, config.optional), (vec![4096], true));
         let Start::Active(config) = start(&[(VM, "web"), (SOCKET, "s"), (RAM_SIZE, "1")]) else {
             panic!("not active")
         };
         assert!(config.socket.is_absolute() && !config.optional);
+    }
+
+    #[test]
+    fn a_ram_may_have_several_parts() {
+        let parts = |sizes| match start(&[(VM, "a"), (SOCKET, "s"), (RAM_SIZE, sizes)]) {
+            Start::Active(config) => config.ram_sizes,
+            _ => Vec::new(),
+        };
+        assert_eq!(parts("4096,8192"), [4096, 8192]);
+        assert_eq!(parts("1,2,3,4"), [1, 2, 3, 4]);
+        for bad in ["1,2,3,4,5", "1,", ",1", "1,0", "1,,2", "1 ,2"] {
+            assert!(parts(bad).is_empty(), "{bad}");
+        }
     }
 
     #[test]

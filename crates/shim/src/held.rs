@@ -16,6 +16,8 @@ use std::ops::Deref;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 
+use ballast_shim_proto::MAX_PARTS;
+
 use crate::ram::Ram;
 
 /// Where one kind of descriptor is noted.
@@ -23,10 +25,13 @@ pub struct Slot(AtomicI32);
 
 pub static SOCKET: Slot = Slot(AtomicI32::new(-1));
 pub static UFFD: Slot = Slot(AtomicI32::new(-1));
-pub static RAM_FILE: Slot = Slot(AtomicI32::new(-1));
+/// Of each part of the RAM.
+pub static RAM_FILES: [Slot; MAX_PARTS] = [const { Slot(AtomicI32::new(-1)) }; MAX_PARTS];
 
-/// The guest's RAM, once it is managed: address and length, or 0.
-static RAM: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+/// The guest's RAM, once it is managed or about to be: address and length of each part, or 0.
+static RAM: [[AtomicU64; 2]; MAX_PARTS] = [const { [const { AtomicU64::new(0) }; 2] }; MAX_PARTS];
+/// The VMM asked for large pages in some of it, and was not heard.
+static UNHEARD: AtomicBool = AtomicBool::new(false);
 
 /// A spin lock, held for one or two system calls: a mutex that the child of a fork could unlock.
 static LOCK: AtomicBool = AtomicBool::new(false);
@@ -78,16 +83,45 @@ impl<T: AsFd> Drop for Held<T> {
     }
 }
 
-/// From now on no child gets any of it, whatever will be mapped there.
-pub fn keep(ram: Ram) {
-    RAM[0].store(ram.addr.0, Ordering::Relaxed);
-    RAM[1].store(ram.len.0, Ordering::Release);
+/// From now on no child gets any of this part, whatever will be mapped there.
+pub fn keep(part: usize, ram: Ram) {
+    if let Some([addr, len]) = RAM.get(part) {
+        addr.store(ram.addr.0, Ordering::Relaxed);
+        len.store(ram.len.0, Ordering::Release);
+    }
 }
 
-/// Whether a range has a part of the managed RAM.
+/// Address and length of what is kept.
+fn kept() -> impl Iterator<Item = (u64, u64)> {
+    let parts = RAM.iter().map(|[addr, len]| {
+        let len = len.load(Ordering::Acquire);
+        (addr.load(Ordering::Relaxed), len)
+    });
+    parts.filter(|&(_, len)| len != 0)
+}
+
+/// It is the VMM's alone after all, with the large pages that it asked for.
+pub fn give_back() {
+    let parts: Vec<(u64, u64)> = kept().collect();
+    RAM.iter().for_each(|[_, len]| len.store(0, Ordering::Release));
+    if UNHEARD.swap(false, Ordering::Relaxed) {
+        for (addr, len) in parts {
+            // SAFETY: advice on mappings of this process that keeps their content.
+            unsafe { libc::madvise(addr as *mut libc::c_void, len as usize, libc::MADV_HUGEPAGE) };
+        }
+    }
+}
+
+/// Whether a range, for which large pages are asked, has a part of the managed RAM.
 pub fn is_kept(addr: u64, len: u64) -> bool {
-    let (ram, ram_len) = (RAM[0].load(Ordering::Relaxed), RAM[1].load(Ordering::Acquire));
-    ram_len != 0 && addr < ram.saturating_add(ram_len) && ram < addr.saturating_add(len)
+    let meets = |(ram, ram_len): (u64, u64)| {
+        addr < ram.saturating_add(ram_len) && ram < addr.saturating_add(len)
+    };
+    let is = kept().any(meets);
+    if is {
+        UNHEARD.store(true, Ordering::Relaxed);
+    }
+    is
 }
 
 /// From now on forks are watched.
@@ -101,9 +135,7 @@ pub fn install() -> io::Result<()> {
 }
 
 extern "C" fn prepare() {
-    let len = RAM[1].load(Ordering::Acquire);
-    if len != 0 {
-        let addr = RAM[0].load(Ordering::Relaxed);
+    for (addr, len) in kept() {
         // SAFETY: advice on mappings of this process that keeps their content.
         unsafe { libc::madvise(addr as *mut libc::c_void, len as usize, libc::MADV_DONTFORK) };
     }
@@ -116,7 +148,7 @@ extern "C" fn parent() {
 
 extern "C" fn child() {
     let mut had_any = false;
-    for slot in [&SOCKET, &UFFD, &RAM_FILE] {
+    for slot in [&SOCKET, &UFFD].into_iter().chain(&RAM_FILES) {
         let fd = slot.0.swap(-1, Ordering::Relaxed);
         if fd >= 0 {
             had_any = true;
@@ -125,7 +157,7 @@ extern "C" fn child() {
             unsafe { libc::close(fd) };
         }
     }
-    RAM[1].store(0, Ordering::Relaxed);
+    RAM.iter().for_each(|[_, len]| len.store(0, Ordering::Relaxed));
     // A child from before the RAM was mapped stays armed: -daemonize is two forks, then the VMM.
     if had_any {
         crate::STATE.store(crate::INACTIVE, Ordering::Release);

@@ -9,7 +9,7 @@
 //! | --- | --- |
 //! | `BALLAST_VM` | the VM's name; unset: the shim does nothing at all, ever |
 //! | `BALLAST_SHIM_SOCKET` | where the manager listens |
-//! | `BALLAST_RAM_SIZE` | bytes of guest RAM: the mapping to look for |
+//! | `BALLAST_RAM_SIZE` | bytes of guest RAM: the mapping to look for; of several, in the order in which they are made, separated by commas |
 //! | `BALLAST_OPTIONAL` | 1: without a manager go on unmanaged; default: exit 1 |
 //!
 //! They are for the process that is started with them, not for its children: the shim removes them,
@@ -18,7 +18,7 @@
 //! | file | concept |
 //! | --- | --- |
 //! | `config` | the environment, read and scrubbed |
-//! | `ram` | which mapping is the guest's RAM |
+//! | `ram` | which mappings are the guest's RAM |
 //! | `attach` | the opening of the conversation, inside the VMM's mmap |
 //! | `serve` | the thread that does batches and finds the manager again |
 //! | `batch` | how far a batch of operations comes |
@@ -40,21 +40,25 @@ mod serve;
 use std::ffi::{c_int, c_void};
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use config::{Config, Start};
 use ram::Ram;
 
 /// Not asked for, done, or given up: mmap and madvise are the kernel's.
 const INACTIVE: u8 = 0;
-/// The next mapping that qualifies is the RAM.
+/// The next mapping that qualifies is the RAM, or its next part.
 const ARMED: u8 = 1;
 /// A thread is handing the RAM over.
 const ATTACHING: u8 = 2;
 
 static STATE: AtomicU8 = AtomicU8::new(INACTIVE);
 static CONFIG: OnceLock<Config> = OnceLock::new();
+/// Parts of the RAM that were mapped and wait for the others. Only for who is attaching.
+static FOUND: Mutex<attach::Parts> = Mutex::new(Vec::new());
+/// How many.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -163,16 +167,39 @@ pub unsafe extern "C" fn madvise(addr: *mut c_void, len: usize, advice: c_int) -
 
 fn mapped_one(addr: u64, len: usize, prot: c_int, flags: c_int, fd: c_int, offset: i64) {
     let Some(config) = CONFIG.get() else { return };
-    let Some(ram) = Ram::recognise(config.ram_size, addr, len, prot, flags, fd, offset) else {
+    let count = COUNT.load(Ordering::Acquire);
+    let Some(&size) = config.ram_sizes.get(count) else { return };
+    // A manager that expects several has said how large each is.
+    if config.ram_sizes.len() > 1 && len as u64 != size {
         return;
-    };
+    }
+    let Some(ram) = Ram::recognise(size, addr, len, prot, flags, fd, offset) else { return };
     let ours =
         STATE.compare_exchange(ARMED, ATTACHING, Ordering::AcqRel, Ordering::Relaxed).is_ok();
     if !ours {
         return;
     }
-    match attach::attach(config, ram, fd) {
-        Ok(()) => STATE.store(INACTIVE, Ordering::Release),
+    let mut found = FOUND.lock().unwrap_or_else(PoisonError::into_inner);
+    if found.len() != count {
+        // Another thread's mapping came in between: it has taken this one's place.
+        return STATE.store(ARMED, Ordering::Release);
+    }
+    let attached = attach::duplicate(count, fd).and_then(|file| {
+        found.push((ram, file));
+        if found.len() < config.ram_sizes.len() {
+            // The VMM says how it wants this one before it maps the next.
+            held::keep(count, ram);
+            COUNT.store(found.len(), Ordering::Release);
+            return Ok(ARMED);
+        }
+        attach::attach(config, std::mem::take(&mut found)).map(|()| INACTIVE)
+    });
+    if attached.is_err() {
+        found.clear();
+        held::give_back();
+    }
+    match attached {
+        Ok(state) => STATE.store(state, Ordering::Release),
         Err(attach::Failure::Unmanaged(why)) => {
             give_up(&format!("VM '{}' is not managed: {why}", config.vm), true);
         }

@@ -1,4 +1,4 @@
-//! Which mapping is the guest's RAM.
+//! Which mappings are the guest's RAM.
 
 use std::ffi::c_int;
 use std::os::fd::BorrowedFd;
@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use ballast_units::{Bytes, HostAddr};
 use rustix::fs::FileType;
 
-/// The guest's RAM in this process.
+/// The guest's RAM in this process, or one part of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ram {
     pub addr: HostAddr,
@@ -21,6 +21,8 @@ impl Ram {
     /// the RAM, from a memfd (memory-backend-memfd) or a regular file (memory-backend-file), both of
     /// which are regular files to fstat. Whether it is memory that can be paged (shmem, not hugetlbfs
     /// or a disk's) is for the manager and the kernel to say.
+    ///
+    /// `ram_size` is the least that it has; of one part among several, which a manager has chosen, all.
     pub fn recognise(
         ram_size: u64,
         addr: u64,

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::attach::MODES;
-use crate::serve::Vm;
+use crate::serve::{Part, Vm};
 
 /// How often, and how long apart, write protection is tried that a pending discard of the VMM holds up.
 const RETRIES: u32 = 1000;
@@ -33,10 +33,11 @@ pub fn change(vm: &Vm, op: &Op, fds: &[OwnedFd]) -> Result<(), i32> {
             map(op, flags, store.as_fd(), op.file_offset)
         }
         OpKind::MapHome => {
-            let offset = vm.ram.file_offset + (op.addr.0 - vm.ram.addr.0);
-            save(vm, op, offset)?;
-            let alike = vm.alike();
-            map(op, MapFlags::SHARED | alike.flags(), vm.file.as_fd(), offset)?;
+            let part = vm.part(op.addr, op.len).ok_or(libc::EINVAL)?;
+            let offset = part.ram.file_offset + (op.addr.0 - part.ram.addr.0);
+            save(part, op, offset)?;
+            let alike = part.alike();
+            map(op, MapFlags::SHARED | alike.flags(), part.file.as_fd(), offset)?;
             for advice in alike.advice() {
                 // Without it, it is a mapping of its own: that costs, and changes nothing.
                 let _ = advise(op, *advice);
@@ -76,12 +77,13 @@ fn map(op: &Op, flags: MapFlags, file: BorrowedFd<'_>, offset: u64) -> Result<()
 
 /// Writes what the range shows into the RAM file, from `offset` on. The manager protects the range
 /// before, so nothing is written to it that would be left behind.
-fn save(vm: &Vm, op: &Op, mut offset: u64) -> Result<(), i32> {
+fn save(part: &Part, op: &Op, mut offset: u64) -> Result<(), i32> {
     let (mut at, end) = (op.addr.0, op.addr.0 + op.len.0);
     while at < end {
         let (from, left) = (at as *const c_void, (end - at) as usize);
         // SAFETY: inside the guest's RAM, see `map`. Only the kernel reads it.
-        let wrote = unsafe { libc::pwrite(vm.file.as_raw_fd(), from, left, offset as libc::off_t) };
+        let wrote =
+            unsafe { libc::pwrite(part.file.as_raw_fd(), from, left, offset as libc::off_t) };
         match wrote {
             1.. => {
                 at += wrote as u64;

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use ballast_shim_proto::{Connection, ConnectionError, Message};
 use ballast_uffd::Uffd;
+use ballast_units::{Bytes, HostAddr};
 
 use crate::alike::Alike;
 use crate::config::Config;
@@ -22,22 +23,40 @@ const REFUSED: Duration = Duration::from_secs(1);
 /// By then the VMM has given its RAM the properties it wants, and the guest has not touched much.
 const SETTLED: Duration = Duration::from_secs(1);
 
-/// What is kept for the life of the process.
-pub struct Vm {
+/// A part of the RAM.
+pub struct Part {
     pub ram: Ram,
-    /// While this duplicate is open, pages that are not there are waited for, not read as zeros.
-    pub uffd: Held<Uffd>,
     /// The RAM file.
     pub file: Held<OwnedFd>,
     alike: OnceCell<Alike>,
 }
 
+/// What is kept for the life of the process.
+pub struct Vm {
+    parts: Vec<Part>,
+    /// While this duplicate is open, pages that are not there are waited for, not read as zeros.
+    pub uffd: Held<Uffd>,
+}
+
 impl Vm {
-    pub fn new(ram: Ram, uffd: Held<Uffd>, file: Held<OwnedFd>) -> Vm {
-        Vm { ram, uffd, file, alike: OnceCell::new() }
+    pub fn new(parts: Vec<(Ram, Held<OwnedFd>)>, uffd: Held<Uffd>) -> Vm {
+        let part = |(ram, file)| Part { ram, file, alike: OnceCell::new() };
+        Vm { parts: parts.into_iter().map(part).collect(), uffd }
     }
 
-    /// How the VMM maps its RAM; found out once.
+    /// Where its parts are.
+    pub fn rams(&self) -> impl Iterator<Item = Ram> {
+        self.parts.iter().map(|part| part.ram)
+    }
+
+    /// The part in which all of a range lies.
+    pub fn part(&self, addr: HostAddr, len: Bytes) -> Option<&Part> {
+        self.parts.iter().find(|part| part.ram.contains(addr, len))
+    }
+}
+
+impl Part {
+    /// How the VMM maps it; found out once.
     pub fn alike(&self) -> &Alike {
         self.alike.get_or_init(|| Alike::of(self.ram))
     }
@@ -73,13 +92,16 @@ fn serve(config: &Config, vm: &Vm, mut connection: Held<Connection>) -> ! {
 /// Does batches until the conversation ends, and returns why it did.
 fn converse(vm: &Vm, connection: &Connection) -> ConnectionError {
     loop {
-        let patience = vm.alike.get().is_none().then_some(SETTLED);
+        let unseen = || vm.parts.iter().filter(|part| part.alike.get().is_none());
+        let patience = unseen().next().map(|_| SETTLED);
         let (batch, fds) = match connection.recv(patience) {
             Ok((Message::Batch(batch), fds)) => (batch, fds),
             Ok((Message::Managed, _)) => continue,
             Ok(_) => return ConnectionError::Closed,
             Err(ConnectionError::TimedOut(_)) => {
-                vm.alike();
+                for part in unseen() {
+                    part.alike();
+                }
                 continue;
             }
             Err(e) => return e,
@@ -98,7 +120,7 @@ fn reconnect(config: &Config, vm: &Vm) -> Held<Connection> {
     let mut denied = false;
     loop {
         thread::sleep(if refusal.is_some() { REFUSED } else { RECONNECT });
-        let hello = attach::hello(config, vm.ram, true);
+        let hello = attach::hello(config, vm.rams(), true);
         let connection = match attach::connect(config) {
             Ok(connection) => connection,
             // No manager for now, but for this: whoever started it must put that in order.
@@ -114,7 +136,9 @@ fn reconnect(config: &Config, vm: &Vm) -> Held<Connection> {
                 continue;
             }
         };
-        if connection.send(&hello, &[vm.file.as_fd(), vm.uffd.as_fd()]).is_err() {
+        let files = vm.parts.iter().map(|part| part.file.as_fd());
+        let fds: Vec<_> = files.chain([vm.uffd.as_fd()]).collect();
+        if connection.send(&hello, &fds).is_err() {
             continue;
         }
         // No limit: a manager that died closes, and one that rebuilds a large VM takes its time.

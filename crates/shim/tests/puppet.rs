@@ -6,7 +6,7 @@ mod common;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
-use ballast_shim_proto::{ConnectionError, Message, Op, OpKind, VERSION};
+use ballast_shim_proto::{ConnectionError, Message, ONE_PART, Op, OpKind};
 use ballast_units::Bytes;
 use common::{FakeManager, MAP, PAGE, Puppet, RAM, managed, puppet_command};
 
@@ -14,8 +14,9 @@ use common::{FakeManager, MAP, PAGE, Puppet, RAM, managed, puppet_command};
 fn the_ram_is_introduced_as_it_is_and_its_faults_are_served() {
     let Some((_manager, vm, mut puppet)) = managed(7000) else { return };
     assert_eq!(vm.hello.vm.as_str(), "testvm");
-    assert_eq!(vm.hello.ram_len, Bytes(RAM));
-    assert_eq!((vm.hello.file_offset, vm.hello.page_size), (0, 4096));
+    assert_eq!((vm.hello.parts.len(), vm.hello.version), (1, ONE_PART));
+    assert_eq!((vm.ram().len, vm.ram().file_offset), (Bytes(RAM), 0));
+    assert_eq!(vm.hello.page_size, 4096);
     assert_eq!(vm.hello.pid, puppet.child.id());
     assert_eq!(vm.connection.peer().unwrap().pid, puppet.child.id());
     assert_eq!(vm.missing(), 0, "nobody touched the RAM before it was managed");
@@ -59,7 +60,7 @@ fn a_regular_file_is_ram_too_and_a_second_mapping_is_not() {
         manager.listener.accept(Some(Duration::from_millis(300))),
         Err(ConnectionError::TimedOut(_))
     ));
-    assert_eq!(vm.hello.ram_addr.0.to_string(), first);
+    assert_eq!(vm.ram().addr.0.to_string(), first);
 }
 
 #[test]
@@ -153,7 +154,7 @@ fn memory_that_cannot_be_paged_is_reported_and_left_alone() {
     puppet.order(&format!("map {} {RAM}", dir.path().join("ram").display()));
     let (connection, _, _) = manager.accept_hello();
     let device = [std::os::fd::AsFd::as_fd(&manager.device)];
-    connection.send(&Message::Welcome { version: VERSION }, &device).unwrap();
+    connection.send(&Message::Welcome { version: ONE_PART }, &device).unwrap();
     let (message, _) = connection.recv(common::PATIENCE).unwrap();
     let step = ballast_shim_proto::Step::Register;
     assert_eq!(message, Message::Failed { step, errno: libc::EINVAL });

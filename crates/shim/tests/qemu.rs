@@ -50,7 +50,7 @@ fn start(manager: &FakeManager, mut qemu: Command, object: &str) -> (Killed, Man
     let child = manager.prepare(qemu.args(["-object", object]), RAM).spawn().unwrap();
     let child = Killed(child);
     let vm = manager.accept(0);
-    assert_eq!(vm.hello.ram_len, Bytes(RAM));
+    assert_eq!(vm.ram().len, Bytes(RAM));
     (child, vm)
 }
 

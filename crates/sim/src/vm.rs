@@ -259,6 +259,7 @@ impl Vm {
         let out = self.control.step(&BalloonInput {
             now: Duration::from_millis(now),
             size,
+            most: None,
             goal: Pages(self.balloon_goal),
             has_device,
             driver_alive: alive,

@@ -64,6 +64,7 @@ fn spec(args: RunArgs) -> Result<VmSpec, Failure> {
     Ok(VmSpec {
         name: args.name,
         max: args.max.0,
+        hotplug: args.hotplug.0,
         min: args.min.0,
         shares: args.shares,
         tax: args.tax,

@@ -15,9 +15,10 @@ pub async fn run(client: &Client, name: &str, out: Output) -> Result<(), Failure
 }
 
 fn described(vm: &VmView) -> String {
-    [
+    let parts = [
         heading(vm),
         parameters(vm),
+        hotplug(vm),
         memory(vm),
         active(vm),
         inputs(vm),
@@ -27,8 +28,8 @@ fn described(vm: &VmView) -> String {
         compression(&vm.compression),
         guest(vm.guest.as_ref()),
         totals(vm),
-    ]
-    .join("\n")
+    ];
+    parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("\n")
 }
 
 fn heading(vm: &VmView) -> String {
@@ -62,6 +63,16 @@ fn parameters(vm: &VmView) -> String {
             ("tax", p.tax.to_string()),
             ("pool", p.pool.clone().unwrap_or_else(|| "none".to_owned())),
         ],
+    )
+}
+
+/// Of a VM into which memory can be plugged.
+fn hotplug(vm: &VmView) -> String {
+    let Some(h) = vm.hotplug else { return String::new() };
+    let plugged = h.plugged.map_or_else(|| "not known yet".to_owned(), size);
+    section(
+        "memory to plug",
+        &[("at most", size(h.size)), ("requested", size(h.requested)), ("plugged", plugged)],
     )
 }
 

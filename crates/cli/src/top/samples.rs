@@ -107,6 +107,7 @@ pub fn vm(name: &str) -> VmView {
             current: 80 * MIB,
             periods: 12,
         },
+        hotplug: None,
         tools: Default::default(),
         ended: None,
         balloon: BalloonView {

@@ -9,17 +9,21 @@ use super::cache::Cache;
 use crate::{say, tools};
 
 /// Modules a sample guest loads, in this order; what a kernel has built in has no file.
-const MODULES: [&str; 9] = [
+const MODULES: [&str; 10] = [
     "virtio_ring",
     "virtio",
     "virtio_pci_legacy_dev",
     "virtio_pci_modern_dev",
     "virtio_pci",
     "virtio_balloon",
+    "virtio_mem",
     "virtio_blk",
     "button",
     "evdev",
 ];
+
+/// Of a kernel's folder in the cache; the number changes with the modules.
+const FOLDER: &str = "kernel-2-";
 
 /// Families of kernel packages, best first: (begin, end) of the name. Debian's cloud kernels are
 /// small; Ubuntu's generic ones keep their modules in a second package.
@@ -52,7 +56,7 @@ pub fn get(cache: &Cache, wanted: Option<&str>) -> Result<Kernel> {
     if !package.bytes().all(|b| b.is_ascii_alphanumeric() || b"+-._".contains(&b)) {
         bail!("'{package}' is not the name of a package");
     }
-    let dir = cache.folder(&format!("kernel-{package}"), |dir| {
+    let dir = cache.folder(&format!("{FOLDER}{package}"), |dir| {
         unpack(&package, dir).with_context(|| format!("kernel package {package}"))
     })?;
     let modules = MODULES.iter().map(|m| dir.join(format!("{m}.ko"))).filter(|p| p.is_file());
@@ -63,7 +67,7 @@ pub fn get(cache: &Cache, wanted: Option<&str>) -> Result<Kernel> {
 fn cached(cache: &Cache) -> Option<String> {
     let names: Vec<String> = std::fs::read_dir(&cache.dir)
         .ok()?
-        .filter_map(|e| Some(e.ok()?.file_name().to_str()?.strip_prefix("kernel-")?.to_owned()))
+        .filter_map(|e| Some(e.ok()?.file_name().to_str()?.strip_prefix(FOLDER)?.to_owned()))
         .collect();
     choose(&names)
 }

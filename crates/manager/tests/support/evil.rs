@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use ballast_shim_proto::{Connection, ConnectionError, Hello, Message, VERSION, VmName};
+use ballast_shim_proto::{Connection, ConnectionError, Hello, Message, ONE_PART, Part, VmName};
 use ballast_uffd::{Features, Modes, Uffd};
 use ballast_units::{Bytes, HostAddr, PAGE_SIZE};
 use rustix::mm::{MapFlags, ProtFlags};
@@ -22,15 +22,17 @@ pub fn memfd(len: u64) -> OwnedFd {
 
 pub fn hello(name: &str, ram_len: u64) -> Hello {
     Hello {
-        version: VERSION,
+        version: ONE_PART,
         reconnect: false,
         vm: VmName::new(name).unwrap(),
         pid: std::process::id(),
-        ram_addr: HostAddr(0x7000_0000_0000),
-        ram_len: Bytes(ram_len),
-        file_offset: 0,
+        parts: vec![part(0x7000_0000_0000, ram_len)],
         page_size: 4096,
     }
+}
+
+pub fn part(addr: u64, len: u64) -> Part {
+    Part { addr: HostAddr(addr), len: Bytes(len), file_offset: 0 }
 }
 
 /// A hostile VMM, from the side of the test. Ended when dropped.
@@ -70,6 +72,9 @@ impl Drop for Evil {
 pub fn play() {
     let Ok(role) = std::env::var("EVIL_ROLE") else { return };
     let of = |name: &str| std::env::var(name).unwrap();
+    if role == "announces" {
+        announce(&of("EVIL_SOCKET"), &of("EVIL_NAME"), &of("EVIL_CASE"));
+    }
     let len = of("EVIL_MIB").parse::<u64>().unwrap() << 20;
     if role == "mute" {
         let _silent: Vec<_> =
@@ -80,7 +85,7 @@ pub fn play() {
     let ram = memfd(len);
     let base = map(&ram, len);
     let connection = Connection::connect(Path::new(&of("EVIL_SOCKET"))).unwrap();
-    let hello = Hello { ram_addr: HostAddr(base as u64), ..hello(&of("EVIL_NAME"), len) };
+    let hello = Hello { parts: vec![part(base as u64, len)], ..hello(&of("EVIL_NAME"), len) };
     connection.send(&Message::Hello(hello), &[ram.as_fd()]).unwrap();
     let device = match connection.recv(PATIENT).unwrap() {
         (Message::Welcome { .. }, mut fds) => fds.remove(0),
@@ -107,6 +112,39 @@ pub fn play() {
     loop {
         std::thread::sleep(Duration::from_secs(1));
     }
+}
+
+/// Of a VM with memory to plug: what it is expected to have beside 16 MiB.
+pub const MORE: u64 = 8 << 20;
+
+/// Announces a RAM of two parts that cannot be, says what the manager made of it, and ends.
+fn announce(socket: &str, name: &str, case: &str) -> ! {
+    const AT: u64 = 0x7000_0000_0000;
+    const RAM: u64 = 16 << 20;
+    let files = [memfd(RAM), memfd(RAM), memfd(RAM)];
+    let mut parts = vec![part(AT, RAM), part(AT - RAM, MORE)];
+    let mut fds = vec![files[0].as_fd(), files[1].as_fd()];
+    match case {
+        "overlap" => parts[1].addr = HostAddr(AT + RAM - 4096),
+        "same file" => fds[1] = fds[0],
+        "other size" => parts[1].len = Bytes(MORE / 2),
+        "other order" => parts.swap(0, 1),
+        "one" => drop((parts.pop(), fds.pop())),
+        "three" => {
+            parts.push(part(AT - 2 * RAM, MORE));
+            fds.push(files[2].as_fd());
+        }
+        "beyond" => parts[1].file_offset = RAM - MORE + 4096,
+        "used" => {
+            assert_eq!(rustix::io::write(&files[0], &[1]), Ok(1));
+        }
+        other => panic!("no case {other}"),
+    }
+    let version = Hello::version_for(parts.len());
+    let message = Message::Hello(Hello { version, parts, ..hello(name, RAM) });
+    let why = say(Path::new(socket), &message, &fds);
+    eprintln!("{}", why.unwrap_or_else(|| "no answer".to_owned()));
+    std::process::exit(1);
 }
 
 fn map(ram: &OwnedFd, len: u64) -> *mut u8 {
@@ -162,7 +200,7 @@ fn act(role: &str, connection: Connection, ram: &OwnedFd, uffd: &Uffd, base: *mu
         "deaf" => {
             let socket = std::env::var("EVIL_SOCKET").unwrap();
             let name = std::env::var("EVIL_NAME").unwrap();
-            let good = Hello { ram_addr: HostAddr(base as u64), ..hello(&name, len) };
+            let good = Hello { parts: vec![part(base as u64, len)], ..hello(&name, len) };
             let again = Message::Hello(Hello { reconnect: true, ..good });
             while connection.recv(None).is_ok() {}
             loop {
@@ -211,7 +249,7 @@ fn act(role: &str, connection: Connection, ram: &OwnedFd, uffd: &Uffd, base: *mu
 fn stay(mut connection: Connection, ram: &OwnedFd, uffd: &Uffd, base: *mut u8, len: u64) -> ! {
     let socket = std::env::var("EVIL_SOCKET").unwrap();
     let name = std::env::var("EVIL_NAME").unwrap();
-    let good = Hello { ram_addr: HostAddr(base as u64), ..hello(&name, len) };
+    let good = Hello { parts: vec![part(base as u64, len)], ..hello(&name, len) };
     let again = Message::Hello(Hello { reconnect: true, ..good });
     loop {
         while connection.recv(None).is_ok() {}

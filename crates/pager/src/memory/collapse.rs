@@ -29,7 +29,7 @@ impl<B: Backend> Memory<B> {
     /// Pages that are away and alone keep a region small, if bringing them home is worth it: fewer than are at home, half
     /// of the region with those, and they can come. Else none. In rising order. What is under sample keeps it small for a
     /// while only.
-    pub(crate) fn away_in(&self, region: usize) -> Vec<Ppn> {
+    pub fn away_in(&self, region: usize) -> Vec<Ppn> {
         let is_known = self.pmap.is_known(self.regions.first(region));
         let may = self.may_move() && self.backend.can_remap();
         if self.regions.get(region) != Backing::Small || !is_known || !may {

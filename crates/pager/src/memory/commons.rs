@@ -63,6 +63,24 @@ impl PageSet {
             cell.fetch_and(!bit, Ordering::AcqRel);
         }
     }
+    /// The first of it from `from` on, below `end`.
+    pub fn next(&self, from: Ppn, end: Ppn) -> Option<Ppn> {
+        let mut at = from.0;
+        while at < end.0 {
+            let word = at as usize / 64;
+            let Some(words) = self.0[word / WORDS].get() else {
+                at = (word / WORDS + 1) as u64 * WORDS as u64 * 64;
+                continue;
+            };
+            let bits = words[word % WORDS].load(Ordering::Acquire) >> (at % 64);
+            if bits != 0 {
+                at += u64::from(bits.trailing_zeros());
+                return (at < end.0).then_some(Ppn(at));
+            }
+            at = (at / 64 + 1) * 64;
+        }
+        None
+    }
     pub fn clear(&self) {
         let cells = self.0.iter().filter_map(OnceLock::get).flat_map(|words| words.iter());
         cells.for_each(|cell| cell.store(0, Ordering::Release));
@@ -293,5 +311,28 @@ impl<B: Backend> Memory<B> {
                 self.host.ledger.release(Pages(1));
             }
         }
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_next_of_a_set_is_found_where_most_has_no_memory() {
+        let part = 64 * WORDS as u64;
+        let len = 3 * part + 70;
+        let set = PageSet::new(Pages(len));
+        let next = |from, end| set.next(Ppn(from), Ppn(end)).map(|p| p.0);
+        assert_eq!(next(0, len), None);
+        let members = [0, 63, 64, 200, 2 * part + 5, len - 1];
+        members.iter().for_each(|p| set.insert(Ppn(*p)));
+        for from in 0..len {
+            let first = members.iter().copied().find(|p| *p >= from);
+            assert_eq!(next(from, len), first, "from {from}");
+        }
+        assert_eq!((next(65, 200), next(65, 201), next(len, len)), (None, Some(200), None));
+        set.remove(Ppn(200));
+        assert_eq!(next(65, len), Some(2 * part + 5));
     }
 }

@@ -14,6 +14,9 @@ use super::{Counters, Memory};
 use crate::backend::{Backend, MemError};
 use crate::word::{Busy, State, Word};
 
+/// Of so many neighbours that nobody touched, none gets a word because it was given up: a block of virtio-mem.
+const PASSED_OVER: u64 = 512;
+
 /// What a discard could not book, as ranges.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Unbooked {
@@ -51,6 +54,14 @@ impl<B: Backend> Memory<B> {
         let end = first.0.saturating_add(n).min(self.pmap.len().0);
         let mut at = first.0;
         while at < end {
+            // What nobody touched has nothing to give up: a whole region, as virtio-mem gives it up when its guest
+            // begins, costs what is known of it.
+            if let Some(until) = self.pmap.unknown_until(Ppn(at))
+                && until.0.min(end) - at >= PASSED_OVER
+            {
+                at = until.0.min(end);
+                continue;
+            }
             // Neighbours at home are looked up with one call.
             let run = (at..end).take_while(|&p| self.claim_discard(Ppn(p))).count() as u64;
             if run > 0 {

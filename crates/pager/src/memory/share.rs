@@ -350,6 +350,53 @@ impl<B: Backend> Memory<B> {
         }
         Ok(())
     }
+    /// Lifts the protection of up to `most` pages from `from` on that have it for that alone: their next writes meet no
+    /// fault, and they are looked at again. What is busy, or under a discard, keeps it. Answers where to go on; None at
+    /// the end.
+    ///
+    /// # Errors
+    /// The VMM's, or of an injected crash: the page is as it was.
+    pub fn lift_unwritten(&self, from: Ppn, most: u64) -> Result<Option<Ppn>, MemError> {
+        let end = Ppn(self.pmap.len().0);
+        let claim = |ppn: Ppn| {
+            let home = self.pmap.load(ppn);
+            let may = home.state() == State::Resident && home.is_idle();
+            let busy = home.set_busy(Busy::Evicting);
+            (may && self.claim_small(ppn, home, busy)).then_some(home)
+        };
+        let (mut at, mut left) = (from, most);
+        while left > 0 {
+            let Some(first) = self.commons.unwritten.next(at, end) else { return Ok(None) };
+            let is_next = |p: &u64| *p < end.0 && self.commons.unwritten.contains(Ppn(*p));
+            let homes: Vec<Word> = (first.0..first.0 + left.min(TOGETHER as u64))
+                .take_while(is_next)
+                .map_while(|p| claim(Ppn(p)))
+                .collect();
+            let n = homes.len() as u64;
+            // One that cannot be claimed is left alone.
+            let passed = n.max(1);
+            (at, left) = (Ppn(first.0 + passed), left - passed);
+            if n == 0 {
+                continue;
+            }
+            let lifted = self.backend.unprotect_run(first, n);
+            if lifted == Err(MemError::Crash) {
+                return Err(MemError::Crash);
+            }
+            for (ppn, home) in (first.0..).map(Ppn).zip(homes) {
+                if lifted.is_ok() {
+                    self.commons.unwritten.remove(ppn);
+                }
+                self.pmap.store(ppn, home);
+            }
+            match lifted {
+                Ok(()) | Err(MemError::Again) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(Some(at))
+    }
+
     /// The page is to be looked at again.
     pub(crate) fn forget_unwritten(&self, ppn: Ppn) {
         self.commons.unwritten.remove(ppn);

@@ -183,8 +183,8 @@ impl FaultService {
         }
     }
 
-    /// What an event means for pages; None for those that mean nothing.
-    fn notice(&self, event: Event) -> Option<Notice> {
+    /// What an event means for pages; nothing, for some.
+    fn notice(&self, event: Event, notices: &mut Vec<Notice>) {
         let layout = self.vm.memory.backend().layout();
         let fault = |addr: HostAddr, access| match layout.ppn(addr) {
             Some(ppn) => Some(Notice::Fault(ppn, access)),
@@ -194,18 +194,19 @@ impl FaultService {
                 None
             }
         };
-        match event {
+        notices.extend(match event {
             Event::Missing { addr, write: false } => fault(addr, Access::Reading),
             Event::Missing { addr, .. } | Event::Minor { addr } => fault(addr, Access::Missing),
             Event::Protected { addr } => fault(addr, Access::Protected),
             Event::Remove { start, end } => {
-                layout.pages_within(start, end).map(|(first, n)| Notice::Discard(first, n))
+                let given_up = layout.pages_within(start, end);
+                return notices.extend(given_up.map(|(first, n)| Notice::Discard(first, n)));
             }
             other => {
                 self.vm.set_ill(format!("the VMM changed its RAM mapping: {other:?}"));
                 None
             }
-        }
+        });
     }
 
     fn take_events(&mut self, events: &mut Vec<Event>) -> std::io::Result<()> {
@@ -214,7 +215,8 @@ impl FaultService {
         self.vm.memory.backend().uffd().read_events(events)?;
         let begun = Instant::now();
         let waiting = self.serve.pending().faults();
-        let notices: Vec<Notice> = events.drain(..).filter_map(|e| self.notice(e)).collect();
+        let mut notices = Vec::with_capacity(events.len());
+        events.drain(..).for_each(|event| self.notice(event, &mut notices));
         for notice in &notices {
             if let Notice::Discard(first, n) = *notice {
                 self.reads.forget(first, n);

@@ -13,10 +13,11 @@ use super::vm::{Leaving, Shared};
 use crate::backend::{Backend, MemError};
 use crate::memory::MOVING;
 use crate::sharing::control::{Control, Settings};
-use crate::sharing::examine::{BATCH, Examined, Examiner};
+use crate::sharing::examine::{BATCH, Examined, Examiner, Marking};
 use crate::sharing::limit::{Cost, Limiter};
 use crate::sharing::marks::{Marks, Seen};
 use crate::sharing::order::{EXTENT, Walk};
+use crate::sharing::passes::Passes;
 use crate::word::State;
 
 /// Part of vm.max_map_count that a VMM may have used; the rest is for the VMM itself.
@@ -27,9 +28,10 @@ const PER_CHANGE: u64 = 2;
 const RECOUNT: Duration = Duration::from_secs(10);
 /// Extents looked through for pages worth reading before the thread looks at other things.
 const EXTENTS: usize = 256;
+/// Pages whose protection is lifted in one turn.
+const LIFTED: u64 = 1 << 14;
 /// Zeros are mapped so far ahead of the first read, and twice as far each time reads go on there.
 const ZEROS_AHEAD: u64 = 16;
-const SHORTEST: Duration = Duration::from_millis(500);
 /// How long a VM that is not to be looked at is let alone. Whoever wants something of it earlier signals.
 const IDLE: Duration = Duration::from_secs(2);
 /// The longest rest of a pass that is under way.
@@ -44,8 +46,13 @@ pub(super) struct ShareService {
     order: crate::sharing::order::Order,
     begun: Instant,
     marks: Marks,
+    /// The last turn's.
+    marked: Marking,
+    /// From where on pages are still protected that are no longer to be.
+    lifting: Option<Ppn>,
     /// Pages that were not read because they were not written.
     passed: u64,
+    passes: Passes,
     pass: Pass,
     zeros: Zeros,
     mappings: MappingCount,
@@ -59,12 +66,10 @@ pub(super) struct ShareService {
 /// One pass over the VM.
 struct Pass {
     began: Instant,
-    /// Time from its beginning to the next one's.
-    interval: Duration,
     done: Examined,
     over: bool,
-    /// Faults served when it began.
-    faults: u64,
+    /// Pages that had come to the guest when it began.
+    came: u64,
 }
 
 /// Reads of untouched pages that follow one another.
@@ -82,6 +87,12 @@ struct MappingCount {
     most: u64,
 }
 
+impl Pass {
+    fn begin(came: u64) -> Pass {
+        Pass { began: Instant::now(), done: Examined::default(), over: false, came }
+    }
+}
+
 impl ShareService {
     /// `seed` is of the order in which pages are looked at.
     pub fn new(vm: Arc<Shared>, control: Arc<Control>, seed: u64) -> ShareService {
@@ -95,14 +106,11 @@ impl ShareService {
             order,
             begun: Instant::now(),
             marks: Marks::default(),
+            marked: Marking::None,
+            lifting: None,
             passed: 0,
-            pass: Pass {
-                began: Instant::now(),
-                interval: SHORTEST,
-                done: Examined::default(),
-                over: false,
-                faults: 0,
-            },
+            passes: Passes::default(),
+            pass: Pass::begin(0),
             zeros: Zeros { next: Ppn(0), ahead: ZEROS_AHEAD },
             mappings: MappingCount {
                 counted: 0,
@@ -275,29 +283,26 @@ impl ShareService {
         }
         if settings.order != self.order {
             self.order = settings.order;
-            self.walk = Walk::new(memory.pmap().len(), self.order, self.pass.faults | 1);
+            self.walk = Walk::new(memory.pmap().len(), self.order, self.pass.came | 1);
         }
         if !self.room_for_mappings() {
             return Ok(IDLE);
         }
         if self.pass.over {
-            let due = self.pass.began + self.interval(settings);
-            let now = Instant::now();
-            if now < due {
-                return Ok((due - now).min(IDLE));
+            let came = self.came();
+            let since = came.saturating_sub(self.pass.came);
+            let wait = self.passes.interval(since, memory.pmap().len().0, settings.scan_time);
+            let left = wait.saturating_sub(self.pass.began.elapsed());
+            if !left.is_zero() {
+                return Ok(left.min(IDLE));
             }
-            let faults = memory.counters.values().faults;
-            let interval = self.pass.interval;
-            let done = Examined::default();
-            self.pass = Pass { began: now, interval, done, over: false, faults };
+            self.pass = Pass::begin(came);
         }
         let (cpu, locked) = (thread_cpu(), memory.counters.values().remap_ns);
         if self.unhashed {
             self.unhashed = member.domain.hash_some(BATCH)? > 0;
         }
-        let faults = memory.counters.values().unwritten_faults;
-        let seen = Seen { passed: self.passed, faults };
-        let marking = self.marks.step(self.begun.elapsed(), &seen, settings.marking());
+        let marking = self.marking(settings)?;
         let mut done = Examined::default();
         for _ in 0..EXTENTS {
             let Some(first) = self.walk.next_extent() else {
@@ -317,7 +322,8 @@ impl ShareService {
         self.pass.done += done;
         self.passed += done.passed;
         if self.pass.over {
-            self.end_pass(settings);
+            self.passes.ended(&self.pass.done, settings.scan_time);
+            memory.counters.passes.fetch_add(1, Ordering::Relaxed);
         }
         let cost = Cost {
             pages: done.scanned,
@@ -328,22 +334,27 @@ impl ShareService {
         Ok(rest.min(BETWEEN))
     }
 
-    /// A pass that found something is followed by the next soon; one that did not, late.
-    fn end_pass(&mut self, settings: &Settings) {
-        let done = self.pass.done;
-        let found = (done.shared + done.zero) * 100 >= done.scanned.max(1);
-        let interval =
-            if found && done.scanned > 0 { self.pass.interval / 4 } else { self.pass.interval * 2 };
-        self.pass.interval = interval.clamp(SHORTEST, settings.scan_time.max(SHORTEST));
-        self.vm.memory.counters.passes.fetch_add(1, Ordering::Relaxed);
+    /// Which pages this turn protects. Where that does not pay any more, those that are protected cease to be, some at each
+    /// turn: each would cost its guest a fault yet.
+    fn marking(&mut self, settings: &Settings) -> Result<Marking, MemError> {
+        let counted = self.vm.memory.counters.values();
+        let seen =
+            Seen { passes: counted.passes, passed: self.passed, faults: counted.unwritten_faults };
+        let marking = self.marks.step(self.begun.elapsed(), &seen, settings.marking());
+        if marking != self.marked {
+            self.marked = marking;
+            self.lifting = (marking == Marking::Off).then_some(Ppn(0));
+        }
+        if let Some(from) = self.lifting {
+            self.lifting = self.vm.memory.lift_unwritten(from, LIFTED)?;
+        }
+        Ok(marking)
     }
 
-    /// Much that came home since the last pass makes the next one worth while earlier.
-    fn interval(&self, settings: &Settings) -> Duration {
-        let memory = &self.vm.memory;
-        let new = memory.counters.values().faults.saturating_sub(self.pass.faults);
-        let interval = self.pass.interval.min(settings.scan_time.max(SHORTEST));
-        if new * 64 > memory.pmap().len().0 { interval.min(SHORTEST * 10) } else { interval }
+    /// Pages that came to the guest so far: at a write to one that it has, nothing does.
+    fn came(&self) -> u64 {
+        let counted = self.vm.memory.counters.values();
+        counted.faults.saturating_sub(counted.unwritten_faults)
     }
 
     /// Whether the VMM has mappings to spare.

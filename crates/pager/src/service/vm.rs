@@ -459,12 +459,12 @@ impl PagedVm {
         let mut made = Undo::default();
         files.swap.places().iter().for_each(|place| made.add(&place.path));
         ram.check().map_err(StartError::Layout)?;
-        let pmap = Pmap::create(&files.pmap, ram.layout().len)?;
+        let pmap = Pmap::create(&files.pmap, ram.layout().len())?;
         made.add(&files.pmap);
         let stage = Stage::create(&files.stage, config.stage_layout())?;
         let ram = if config.large_pages { ram.with_large_pages() } else { ram };
         made.add(&files.stage);
-        let tier = open_tier(&files, ram.layout().len, config.compression)?;
+        let tier = open_tier(&files, ram.layout().len(), config.compression)?;
         made.add(&files.compressed);
         for path in files.swap.indirect() {
             tracing::warn!(

@@ -185,6 +185,8 @@ impl Manager {
                         let pages: Vec<Ppn> = (first..first + 64).map(Ppn).collect();
                         let marking = [Marking::None, Marking::All][(first / 64 % 2) as usize];
                         examiner.examine(vm.memory(), &pages, marking).unwrap();
+                        // What the look before protected ceases to be.
+                        vm.memory().lift_unwritten(pages[0], 16).unwrap();
                         first = (first + 64) % SIZE;
                         std::thread::yield_now();
                     }

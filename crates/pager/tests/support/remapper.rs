@@ -121,7 +121,7 @@ pub fn connected(vmm: &Vmm, dir: &Path, store: &StoreFile) -> GuestRam {
     let link = Link::new(vmm.link.try_clone().unwrap(), Duration::from_millis(200));
     let ram = vmm.guest_ram();
     let mappings = ram.mappings();
-    mappings.connect(Box::new(link), vmm.pid, ram.identity().unwrap()).unwrap();
+    mappings.connect(Box::new(link), vmm.pid, ram.identities().unwrap()).unwrap();
     mappings.set_store(View::new(store.read_only().unwrap()).unwrap());
     mappings.set_zeros(View::new(std::fs::File::open(path).unwrap().into()).unwrap());
     ram
@@ -171,11 +171,12 @@ fn change(guest: &Guest, op: &Op, files: &[OwnedFd]) -> Result<(), i32> {
     let &[addr, len, kind, index, offset] = op;
     let home = kind == 0;
     let (flags, file, offset) = if home {
-        let offset = addr - guest.base as u64;
+        let (ram, base, _) = guest.part(guest.page_at(addr));
+        let offset = addr - base as u64;
         // SAFETY: inside the RAM; the kernel reads it.
         let n = unsafe {
             libc::pwrite(
-                std::os::fd::AsRawFd::as_raw_fd(&guest.ram),
+                std::os::fd::AsRawFd::as_raw_fd(ram),
                 addr as *const libc::c_void,
                 len as usize,
                 offset as libc::off_t,
@@ -184,7 +185,7 @@ fn change(guest: &Guest, op: &Op, files: &[OwnedFd]) -> Result<(), i32> {
         if n != len as isize {
             return Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO));
         }
-        (MapFlags::SHARED, guest.ram.as_fd(), offset)
+        (MapFlags::SHARED, ram.as_fd(), offset)
     } else {
         (MapFlags::PRIVATE | MapFlags::NORESERVE, files[index as usize].as_fd(), offset)
     };

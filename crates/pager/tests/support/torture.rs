@@ -148,7 +148,8 @@ fn change_and_restore(guest: &Guest, ppn: u64, content: Content, random: &mut Ra
 fn discard(guest: &Guest, ppn: u64) {
     use rustix::fs::FallocateFlags;
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    rustix::fs::fallocate(&guest.ram, flags, ppn * PAGE_SIZE as u64, PAGE_SIZE as u64).unwrap();
+    let (file, _, at) = guest.part(ppn);
+    rustix::fs::fallocate(file, flags, at * PAGE_SIZE as u64, PAGE_SIZE as u64).unwrap();
     // SAFETY: a page of this thread's own.
     if unsafe { libc::madvise(guest.word(ppn, 0).cast(), PAGE_SIZE, libc::MADV_DONTNEED) } != 0 {
         guest.board.add(Cell::Errors, 1);

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use ballast_pager::guest_ram::{GuestRam, RamLayout};
+use ballast_pager::guest_ram::{GuestRam, RamLayout, RamPart};
 use ballast_uffd::{Features, Modes, Uffd};
 use ballast_units::{Bytes, HostAddr, PAGE_SIZE, Pages};
 use rustix::io::FdFlags;
@@ -128,7 +128,9 @@ pub struct Vmm {
     pub board_fd: OwnedFd,
     pub ram: OwnedFd,
     pub uffd: Uffd,
-    pub layout: RamLayout,
+    pub layout: RamPart,
+    /// A second part with its file, of one that has it.
+    pub more: Option<(OwnedFd, RamPart)>,
     /// To the thread that changes its mappings, if it has one.
     pub link: OwnedFd,
     pub pid: u32,
@@ -139,33 +141,45 @@ impl Vmm {
         Vmm::start_with(memfd("guest", pages as usize * PAGE_SIZE), role, pages)
     }
 
+    /// One whose RAM has a second part, of `more` pages.
+    pub fn start_parts(role: &str, pages: u64, more: u64) -> Vmm {
+        let of = |name, pages: u64| memfd(name, pages as usize * PAGE_SIZE);
+        Vmm::start_both(of("guest", pages), Some((of("more", more), more)), role, pages)
+    }
+
     /// One whose RAM is that file, of `pages` pages.
     pub fn start_with(ram: OwnedFd, role: &str, pages: u64) -> Vmm {
+        Vmm::start_both(ram, None, role, pages)
+    }
+
+    fn start_both(ram: OwnedFd, more: Option<(OwnedFd, u64)>, role: &str, pages: u64) -> Vmm {
         let board_fd = memfd("board", PAGE_SIZE);
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
                 .unwrap();
-        let child = again(
-            "vmm_process",
-            &[
-                ("VMM_RAM", ram.as_fd()),
-                ("VMM_BOARD", board_fd.as_fd()),
-                ("VMM_SOCKET", theirs.as_fd()),
-            ],
-            &[("VMM_ROLE", role.to_owned()), ("VMM_PAGES", pages.to_string())],
-        );
+        let mut fds = vec![
+            ("VMM_RAM", ram.as_fd()),
+            ("VMM_BOARD", board_fd.as_fd()),
+            ("VMM_SOCKET", theirs.as_fd()),
+        ];
+        let mut env = vec![("VMM_ROLE", role.to_owned()), ("VMM_PAGES", pages.to_string())];
+        if let Some((file, pages)) = &more {
+            fds.push(("VMM_MORE", file.as_fd()));
+            env.push(("VMM_MORE_PAGES", pages.to_string()));
+        }
+        let child = again("vmm_process", &fds, &env);
         drop(theirs);
-        let mut base = [0u8; 8];
+        let mut bases = [0u8; 16];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let got = recvmsg(
             &ours,
-            &mut [IoSliceMut::new(&mut base)],
+            &mut [IoSliceMut::new(&mut bases)],
             &mut control,
             RecvFlags::CMSG_CLOEXEC,
         )
         .unwrap();
-        assert_eq!(got.bytes, 8, "the VMM process died before it had a userfaultfd");
+        assert_eq!(got.bytes, 16, "the VMM process died before it had a userfaultfd");
         let fd = control
             .drain()
             .find_map(|m| match m {
@@ -173,26 +187,33 @@ impl Vmm {
                 _ => None,
             })
             .unwrap();
-        let layout = RamLayout {
-            base: HostAddr(u64::from_ne_bytes(base)),
-            len: Pages(pages),
-            file_offset: 0,
-        };
+        let base_at = |at| HostAddr(u64::from_ne_bytes(std::array::from_fn(|i| bases[at + i])));
+        let part = |base, pages| RamPart { base, len: Pages(pages), file_offset: 0 };
+        let layout = part(base_at(0), pages);
+        let more = more.map(|(file, pages)| (file, part(base_at(8), pages)));
         let board = Board::map(board_fd.as_fd());
         let (uffd, pid) = (Uffd::from_fd(fd).unwrap(), child.id());
-        Vmm { child: Some(child), board, board_fd, ram, uffd, layout, link: ours, pid }
+        Vmm { child: Some(child), board, board_fd, ram, uffd, layout, more, link: ours, pid }
     }
 
     /// For one manager; the VMM keeps the originals, as the shim does.
     pub fn guest_ram(&self) -> GuestRam {
         let (uffd, ram) = (self.uffd.try_clone().unwrap(), self.ram.try_clone().unwrap());
-        let ram = GuestRam::new(uffd, ram, self.layout);
+        let ram = match &self.more {
+            // As it is, for those that cannot be.
+            None => GuestRam::new(uffd, ram, self.layout),
+            Some((file, part)) => {
+                let layout = RamLayout::new(&[self.layout, *part]).unwrap();
+                GuestRam::of_parts(uffd, vec![ram, file.try_clone().unwrap()], layout)
+            }
+        };
         ram.see_accesses(self.pid).unwrap();
         ram
     }
 
     pub fn measured(&self) -> Pages {
-        Pages(rustix::fs::fstat(&self.ram).unwrap().st_blocks as u64 / 8)
+        let of = |file: &OwnedFd| rustix::fs::fstat(file).unwrap().st_blocks as u64 / 8;
+        Pages(of(&self.ram) + self.more.as_ref().map_or(0, |(file, _)| of(file)))
     }
 
     /// In a manager process that inherited the descriptors.
@@ -205,10 +226,10 @@ impl Vmm {
         base: HostAddr,
         pages: u64,
     ) -> Vmm {
-        let layout = RamLayout { base, len: Pages(pages), file_offset: 0 };
+        let layout = RamPart { base, len: Pages(pages), file_offset: 0 };
         let board = Board::map(board_fd.as_fd());
         let uffd = Uffd::from_fd(uffd).unwrap();
-        Vmm { child: None, board, board_fd, ram, uffd, layout, link, pid }
+        Vmm { child: None, board, board_fd, ram, uffd, layout, more: None, link, pid }
     }
 
     pub fn kill(&mut self) {
@@ -229,8 +250,11 @@ impl Drop for Vmm {
 pub struct Guest {
     pub role: String,
     pub base: *mut u8,
+    /// Of all parts.
     pub pages: u64,
     pub ram: OwnedFd,
+    /// The second part: its first page, where it is, its file.
+    pub more: Option<(u64, *mut u8, OwnedFd)>,
     pub board: Board,
     pub uffd: Uffd,
     pub socket: OwnedFd,
@@ -262,19 +286,51 @@ impl Guest {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
-        let address = (base as u64).to_ne_bytes();
+        let more = inherited("VMM_MORE").map(|file| {
+            let more: u64 = std::env::var("VMM_MORE_PAGES").unwrap().parse().unwrap();
+            let len = more as usize * PAGE_SIZE;
+            let at = map_shared(file.as_fd(), len);
+            let modes = Modes::MISSING | Modes::WP;
+            uffd.register(HostAddr(at as u64), Bytes(len as u64), modes).unwrap();
+            (more, (pages, at, file))
+        });
+        let second = more.as_ref().map_or(0, |(_, (_, at, _))| *at as u64);
+        let mut address = [0; 16];
+        address[..8].copy_from_slice(&(base as u64).to_ne_bytes());
+        address[8..].copy_from_slice(&second.to_ne_bytes());
+        let pages = pages + more.as_ref().map_or(0, |(pages, _)| *pages);
+        let more = more.map(|(_, more)| more);
         sendmsg(&socket, &[IoSlice::new(&address)], &mut control, SendFlags::empty()).unwrap();
         while board.get(Cell::Go) == 0 {
             std::thread::sleep(Duration::from_millis(1));
         }
         let role = std::env::var("VMM_ROLE").unwrap();
-        Some(Guest { role, base, pages, ram, board, uffd, socket })
+        Some(Guest { role, base, pages, ram, more, board, uffd, socket })
     }
 
     pub fn word(&self, ppn: u64, word: usize) -> *mut u64 {
         assert!(ppn < self.pages && word < PAGE_SIZE / 8);
+        let (_, base, at) = self.part(ppn);
         // SAFETY: inside the mapping.
-        unsafe { self.base.add(ppn as usize * PAGE_SIZE).cast::<u64>().add(word) }
+        unsafe { base.add(at as usize * PAGE_SIZE).cast::<u64>().add(word) }
+    }
+
+    /// The file and the mapping of the part with this page, and which page of them it is.
+    pub fn part(&self, ppn: u64) -> (&OwnedFd, *mut u8, u64) {
+        match &self.more {
+            Some((first, base, file)) if ppn >= *first => (file, *base, ppn - first),
+            _ => (&self.ram, self.base, ppn),
+        }
+    }
+
+    /// The page at an address of its RAM.
+    pub fn page_at(&self, addr: u64) -> u64 {
+        let page = |base: *mut u8| addr.wrapping_sub(base as u64) / PAGE_SIZE as u64;
+        let first = self.more.as_ref().map_or(self.pages, |(first, ..)| *first);
+        match &self.more {
+            Some((_, base, _)) if page(self.base) >= first => first + page(*base),
+            _ => page(self.base),
+        }
     }
 
     pub fn read_page(&self, ppn: u64) -> [u64; PAGE_SIZE / 8] {

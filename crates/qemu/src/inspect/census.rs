@@ -5,7 +5,7 @@
 use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::scan::identity;
@@ -61,7 +61,7 @@ impl Office {
         take: impl FnOnce() -> io::Result<Census>,
     ) -> io::Result<Arc<Census>> {
         let until = Instant::now() + patience;
-        let mut desk = self.desk.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut desk = self.desk();
         loop {
             if let Some(census) = desk.last.as_ref().filter(|census| census.begun >= asked) {
                 return Ok(census.clone());
@@ -80,15 +80,27 @@ impl Office {
         }
         desk.under_way = Some(Instant::now());
         drop(desk);
+        let turn = Turn(self);
         let taken = take().map(Arc::new);
-        let mut desk = self.desk.lock().unwrap_or_else(PoisonError::into_inner);
-        desk.under_way = None;
         if let Ok(census) = &taken {
-            desk.last = Some(census.clone());
+            self.desk().last = Some(census.clone());
         }
-        drop(desk);
-        self.done.notify_all();
+        drop(turn);
         taken
+    }
+
+    fn desk(&self) -> MutexGuard<'_, Desk> {
+        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// That one is being taken. It ends however the look ends: nobody waits for one that panicked.
+struct Turn<'a>(&'a Office);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.desk().under_way = None;
+        self.0.done.notify_all();
     }
 }
 
@@ -181,9 +193,23 @@ mod tests {
         hangs.join().unwrap();
         // The look that ended at last is as good as any that began after it was asked for.
         assert!(office.begun_after(asked, Duration::ZERO, nobody).unwrap().begun >= asked);
+        // Nor is one waited for that panicked.
+        let office = Arc::new(office_that_panicked());
+        let nothing = || Ok(Census { begun: Instant::now(), processes: Vec::new() });
+        assert!(office.begun_after(Instant::now(), Duration::ZERO, nothing).is_ok());
         let none = |_| Err::<Census, _>(io::Error::from(io::ErrorKind::PermissionDenied));
         let failed = office.begun_after(Instant::now(), Duration::ZERO, || none(()));
         assert_eq!(failed.err().map(|e| e.kind()), Some(io::ErrorKind::PermissionDenied));
+    }
+
+    fn office_that_panicked() -> Office {
+        let office = Office::new();
+        let ends = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let panics = || -> io::Result<Census> { panic!("on purpose") };
+            let _ = office.begun_after(Instant::now(), Duration::ZERO, panics);
+        }));
+        assert!(ends.is_err());
+        office
     }
 
     #[test]

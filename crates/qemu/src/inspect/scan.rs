@@ -24,7 +24,8 @@ const SECOND_LOOK: Duration = Duration::from_millis(100);
 /// As fdinfo shows it on x86-64 (the number differs between architectures).
 const O_DIRECT: u32 = 0o40000;
 
-/// How the RAM is recognised among the mappings.
+/// How the RAM, or a part of it, is recognised among the mappings.
+#[derive(Clone, Copy)]
 pub(super) struct Wanted {
     pub announced: Option<RamMapping>,
     pub size: Option<Bytes>,
@@ -51,36 +52,76 @@ struct Identity {
 }
 
 /// `since`: see [`inspect_since`](super::inspect_since).
-pub(super) fn process(pid: u32, wanted: &Wanted, since: Instant) -> io::Result<Found> {
+pub(super) fn process(pid: u32, wanted: &[Wanted], since: Instant) -> io::Result<Found> {
     let status = fs::read(format!("/proc/{pid}/status"))?;
     let status = String::from_utf8_lossy(&status);
     let field = |key| proc_text::status_field(&status, key).unwrap_or(Bytes::ZERO);
     let locked = Bytes(field("VmLck").0.saturating_add(field("VmPin").0));
-    let mut candidates = Vec::new();
-    let mut whole = false;
+    let mut searches: Vec<Search> = wanted.iter().map(|&wanted| Search::new(wanted)).collect();
     each_vma(pid, |vma| {
-        whole |= wanted.ends_in(&vma);
-        if wanted.may_be(&vma) {
-            candidates.push(vma);
-        }
+        searches.iter_mut().for_each(|search| search.look_at(&vma));
         true
     })?;
-    let of_file = |vma: &&Vma| wanted.announced.is_some_and(|ram| ram.inode == vma.inode);
-    let vma = candidates
-        .iter()
-        .find(|vma| vma.shared && of_file(vma))
-        .or(candidates.iter().find(|vma| vma.shared))
-        .or(candidates.first());
-    let file = vma.filter(|vma| vma.shared && vma.inode != 0).map(|vma| wanted.identity(vma));
+    let mut ram = None;
+    let mut others: Vec<Holder> = Vec::new();
+    for (n, search) in searches.iter().enumerate() {
+        let vma = search.found();
+        let part = vma.map(|vma| search.wanted.mapped_ram(pid, vma, search.whole));
+        ram = if n == 0 { part } else { ram.zip(part).map(|(all, part)| both(all, part)) };
+        if let Some(vma) = vma.filter(|vma| vma.shared && vma.inode != 0) {
+            others.extend(holders(pid, search.wanted.identity(vma), since)?);
+        }
+    }
     Ok(Found {
         commanded: commanded(&fs::read(format!("/proc/{pid}/cmdline"))?),
         passing_files: files(pid, |_, target| passes(target))?,
         pinning_files: files(pid, |_, target| pins(target))?,
         direct_files: files(pid, |fd, _| is_direct(pid, fd))?,
         locked,
-        ram: vma.map(|vma| wanted.mapped_ram(pid, vma, whole)),
-        holders: file.map_or(Ok(Vec::new()), |file| holders(pid, file, since))?,
+        ram,
+        holders: others,
     })
+}
+
+/// What holds of both.
+fn both(a: MappedRam, b: MappedRam) -> MappedRam {
+    MappedRam {
+        shared: a.shared && b.shared,
+        file: a.file && b.file,
+        page_size: a.page_size.max(b.page_size),
+        as_announced: a.as_announced && b.as_announced,
+    }
+}
+
+/// The search for one part of the RAM.
+struct Search {
+    wanted: Wanted,
+    candidates: Vec<Vma>,
+    /// Its last page was seen.
+    whole: bool,
+}
+
+impl Search {
+    fn new(wanted: Wanted) -> Search {
+        Search { wanted, candidates: Vec::new(), whole: false }
+    }
+
+    fn look_at(&mut self, vma: &Vma) {
+        self.whole |= self.wanted.ends_in(vma);
+        if self.wanted.may_be(vma) {
+            self.candidates.push(vma.clone());
+        }
+    }
+
+    fn found(&self) -> Option<&Vma> {
+        let announced = self.wanted.announced;
+        let of_file = |vma: &&Vma| announced.is_some_and(|ram| ram.inode == vma.inode);
+        self.candidates
+            .iter()
+            .find(|vma| vma.shared && of_file(vma))
+            .or(self.candidates.iter().find(|vma| vma.shared))
+            .or(self.candidates.first())
+    }
 }
 
 impl Wanted {

@@ -65,6 +65,7 @@ impl Guestless {
 pub fn paths(dir: &Path) -> LaunchPaths {
     LaunchPaths {
         ram: None,
+        hotplug: None,
         run_dir: dir.into(),
         shim: dir.join("no-shim.so"),
         shim_socket: dir.join("shim.sock"),

@@ -15,9 +15,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use ballast_shim_proto::{
-    Batch, Connection, ConnectionError, Hello, Listener, Message, Op, VERSION,
-};
+use ballast_shim_proto::{Batch, Connection, ConnectionError, Hello, Listener, Message, Op, Part};
 use ballast_uffd::procmap::{Maps, Pagemap};
 use ballast_uffd::{CopyOpts, DEVICE_PATH, Event, Uffd, UffdError};
 use ballast_units::{Bytes, HostAddr, PAGE_SIZE, Pages};
@@ -107,7 +105,7 @@ impl FakeManager {
         let (connection, hello, mut fds) = self.accept_hello();
         assert!(!hello.reconnect);
         let device = [self.device.as_fd()];
-        connection.send(&Message::Welcome { version: VERSION }, &device).unwrap();
+        connection.send(&Message::Welcome { version: hello.version }, &device).unwrap();
         let (message, mut ready) = connection.recv(PATIENCE).unwrap();
         assert!(matches!(message, Message::Ready { .. }), "{message:?} instead of Ready");
         let uffd = Uffd::from_fd(ready.remove(0)).unwrap();
@@ -124,7 +122,7 @@ impl FakeManager {
     pub fn accept_again(&self, stamp: u64) -> Managed {
         let (connection, hello, mut fds) = self.accept_hello();
         assert!(hello.reconnect, "a VM that was managed says so");
-        let uffd = Uffd::from_fd(fds.remove(1)).unwrap();
+        let uffd = Uffd::from_fd(fds.pop().unwrap()).unwrap();
         Managed::begin(connection, hello, File::from(fds.remove(0)), uffd, stamp)
     }
 }
@@ -136,7 +134,7 @@ pub fn managed(stamp: u64) -> Option<(FakeManager, Managed, Puppet)> {
     puppet.order(MAP);
     let vm = manager.accept(stamp);
     let mapped: u64 = puppet.answer().parse().unwrap();
-    assert_eq!(vm.hello.ram_addr.0, mapped);
+    assert_eq!(vm.ram().addr.0, mapped);
     Some((manager, vm, puppet))
 }
 
@@ -172,7 +170,7 @@ impl Managed {
         let stop = Arc::new(AtomicBool::new(false));
         let thread = std::thread::spawn({
             let (uffd, seen, stop, base) =
-                (uffd.clone(), seen.clone(), stop.clone(), hello.ram_addr);
+                (uffd.clone(), seen.clone(), stop.clone(), hello.parts[0].addr);
             move || serve(&uffd, &seen, &stop, base, stamp)
         });
         connection.send(&Message::Managed, &[]).unwrap();
@@ -193,7 +191,12 @@ impl Managed {
     }
 
     pub fn addr(&self, page: u64) -> HostAddr {
-        HostAddr(self.hello.ram_addr.0 + page * PAGE)
+        HostAddr(self.ram().addr.0 + page * PAGE)
+    }
+
+    /// Its first part.
+    pub fn ram(&self) -> Part {
+        self.hello.parts[0]
     }
 
     pub fn missing(&self) -> u64 {
@@ -208,7 +211,7 @@ impl Managed {
     pub fn hold(&self, hold: bool) {
         *self.seen.hold.lock().unwrap() = hold;
         if !hold {
-            self.uffd.wake(self.hello.ram_addr, self.hello.ram_len).unwrap();
+            self.uffd.wake(self.ram().addr, self.ram().len).unwrap();
         }
     }
 

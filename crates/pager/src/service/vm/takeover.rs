@@ -47,13 +47,13 @@ impl PagedVm {
         inherited: Inherited<'_>,
     ) -> Result<(PagedVm, Recovered), StartError> {
         ram.check().map_err(StartError::Layout)?;
-        let pmap = Pmap::open(&files.pmap, ram.layout().len)?;
+        let pmap = Pmap::open(&files.pmap, ram.layout().len())?;
         let stage = Stage::open(&files.stage)?;
         // Without room to break them, there were none.
         let large = stage.layout().can_break();
         let ram = if large { ram.with_large_pages() } else { ram };
         let slots = files.swap.slots();
-        let tier = open_tier(&files, ram.layout().len, config.compression)?;
+        let tier = open_tier(&files, ram.layout().len(), config.compression)?;
         let memory = Memory::new(pmap, ram, stage, slots, host, config.fault_around);
         let memory = Arc::new(memory.with_tier(tier));
         let booked = book(name, &memory, files, overhead, inherited, config.check);
@@ -122,10 +122,12 @@ fn drain_events(memory: &Memory<GuestRam>, discards: &mut Pending, mark: Mark) {
         if !matches!(memory.backend().uffd().read_events(&mut events), Ok(1..)) {
             return;
         }
-        let given_up = events.drain(..).filter_map(|event| match event {
-            Event::Remove { start, end } => layout.pages_within(start, end),
-            _ => None,
-        });
-        discards.keep_discards(given_up.collect(), mark);
+        let mut given_up = Vec::new();
+        for event in events.drain(..) {
+            if let Event::Remove { start, end } = event {
+                given_up.extend(layout.pages_within(start, end));
+            }
+        }
+        discards.keep_discards(given_up, mark);
     }
 }

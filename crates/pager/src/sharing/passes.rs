@@ -1,0 +1,95 @@
+//! When a VM's pages are gone through again: soon after a pass that found much, ever later after those that found
+//! little, up to the operator's longest.
+
+use std::time::Duration;
+
+use super::examine::Examined;
+
+/// From the beginning of one pass to that of the next, at least.
+const SHORTEST: Duration = Duration::from_millis(500);
+/// The same at most, of a VM that much has come to since.
+const OF_ONE_THAT_GROWS: Duration = Duration::from_secs(5);
+/// That is one page of so many.
+const MUCH: u64 = 64;
+/// A pass found enough for the next to come sooner: one page of so many that it went over, read or not. Of those read
+/// alone it would be no measure: where next to nothing is written, a few zeros among the few pages that are read would have
+/// the VM gone through twice a second, and each pass protects what was not written, at a fault for the next write.
+const ENOUGH: u64 = 100;
+
+/// Follows one VM.
+#[derive(Debug)]
+pub(crate) struct Passes {
+    interval: Duration,
+}
+
+impl Default for Passes {
+    fn default() -> Passes {
+        Passes { interval: SHORTEST }
+    }
+}
+
+impl Passes {
+    /// A pass came to its end.
+    pub fn ended(&mut self, done: &Examined, longest: Duration) {
+        let over = done.scanned + done.passed;
+        let found = done.shared + done.zero;
+        let much = found * ENOUGH >= over.max(1) && done.scanned > 0;
+        let next = if much { self.interval / 4 } else { self.interval * 2 };
+        self.interval = next.clamp(SHORTEST, longest.max(SHORTEST));
+    }
+
+    /// Time from the beginning of the last pass to that of the next, of a VM of `pages` to which `came` of them since.
+    pub fn interval(&self, came: u64, pages: u64, longest: Duration) -> Duration {
+        let interval = self.interval.min(longest.max(SHORTEST));
+        if came * MUCH > pages { interval.min(OF_ONE_THAT_GROWS) } else { interval }
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+
+    const LONGEST: Duration = Duration::from_secs(600);
+    const PAGES: u64 = 50_000;
+
+    fn after(passes: &mut Passes, n: u32, done: Examined) -> Duration {
+        (0..n).for_each(|_| passes.ended(&done, LONGEST));
+        passes.interval(0, PAGES, LONGEST)
+    }
+
+    #[test]
+    fn who_has_nothing_to_share_is_gone_through_ever_later() {
+        let mut passes = Passes::default();
+        assert_eq!(passes.interval(0, PAGES, LONGEST), SHORTEST);
+        let nothing = Examined { scanned: PAGES, ..Examined::default() };
+        assert_eq!(after(&mut passes, 3, nothing), SHORTEST * 8);
+        assert_eq!(after(&mut passes, 20, nothing), LONGEST);
+        // The operator's word counts from the next look on.
+        assert_eq!(passes.interval(0, PAGES, SHORTEST), SHORTEST);
+        assert_eq!(passes.interval(0, PAGES, Duration::ZERO), SHORTEST);
+        let much = Examined { shared: PAGES / 100, ..nothing };
+        assert_eq!(after(&mut passes, 1, much), LONGEST / 4);
+        assert_eq!(after(&mut passes, 20, Examined { zero: PAGES, ..nothing }), SHORTEST);
+    }
+
+    #[test]
+    fn a_few_zeros_where_little_is_written_bring_no_pass_soon() {
+        let mut passes = Passes::default();
+        let rest = Examined { scanned: 80, zero: 3, passed: PAGES - 80, ..Examined::default() };
+        assert_eq!(after(&mut passes, 20, rest), LONGEST);
+        let enough = Examined { scanned: 2, shared: 1, passed: 98, ..Examined::default() };
+        assert_eq!(after(&mut passes, 1, enough), LONGEST / 4);
+        assert_eq!(after(&mut passes, 9, Examined { passed: 99, ..enough }), LONGEST);
+        // Nor does a pass that read nothing.
+        let idle = Examined { passed: PAGES, ..Examined::default() };
+        assert_eq!(after(&mut passes, 1, idle), LONGEST);
+    }
+
+    #[test]
+    fn who_grows_is_gone_through_every_few_seconds() {
+        let mut passes = Passes::default();
+        after(&mut passes, 20, Examined { scanned: PAGES, ..Examined::default() });
+        assert_eq!(passes.interval(PAGES / 64, PAGES, LONGEST), LONGEST);
+        assert_eq!(passes.interval(PAGES / 64 + 1, PAGES, LONGEST), OF_ONE_THAT_GROWS);
+    }
+}
