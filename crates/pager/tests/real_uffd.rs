@@ -283,9 +283,8 @@ impl Manager {
         self.vm.set_evict_goal(Pages(0));
         self.vm.begin_sample(Vec::new());
         let memory = self.vm.memory();
-        let all = SIZE;
         let quiet = || {
-            memory.reconcile(Ppn(0), all).map_err(|e| e.to_string())?;
+            memory.reconcile(Ppn(0), SIZE).map_err(|e| e.to_string())?;
             match memory.pmap().in_state(State::Held).0 {
                 0 => memory.check_quiet(),
                 n => Err(format!("{n} pages held")),
@@ -348,7 +347,7 @@ fn a_guest_flat_out_keeps_its_memory_in_a_quarter_of_its_size() {
     manager.settle();
     counts(&manager.vm, &vmm, "soak");
     assert_eq!(vmm.measured() + frames(&manager.vm), manager.vm.memory().charged());
-    assert!(peak.max_of(last) <= Pages(ROOM), "{peak:?} {last:?}: more than there is room for");
+    assert!(peak.max(last) <= Pages(ROOM), "{peak:?} {last:?}: more than there is room for");
     assert!(manager.host.ledger.peak() <= manager.host.ledger.budget());
     assert_eq!(manager.vm.health(), Health::Well);
     let c = manager.vm.memory().counters.values();
@@ -359,15 +358,6 @@ fn a_guest_flat_out_keeps_its_memory_in_a_quarter_of_its_size() {
     assert_eq!(vmm.measured(), Pages(0));
 }
 
-trait MaxOf {
-    fn max_of(self, other: Self) -> Self;
-}
-impl MaxOf for Pages {
-    fn max_of(self, other: Pages) -> Pages {
-        Pages(self.0.max(other.0))
-    }
-}
-
 /// This process's threads: their ids.
 fn threads() -> HashSet<OsString> {
     std::fs::read_dir("/proc/self/task").unwrap().flatten().map(|task| task.file_name()).collect()
@@ -376,7 +366,8 @@ fn threads() -> HashSet<OsString> {
 /// Nice values of these threads, where their names begin so.
 fn nice_of(prefix: &str, threads: &HashSet<OsString>) -> Vec<i32> {
     let task = Path::new("/proc/self/task");
-    let stats = threads.iter().filter_map(|id| std::fs::read_to_string(task.join(id).join("stat")).ok());
+    let stats =
+        threads.iter().filter_map(|id| std::fs::read_to_string(task.join(id).join("stat")).ok());
     // "PID (NAME) STATE ...": nice is the 19th field.
     let parse = |stat: String| {
         let (head, rest) = stat.rsplit_once(')')?;
