@@ -370,6 +370,10 @@ pub struct HotplugView {
     pub requested: u64,
     /// What it has plugged, by its VMM's books; None: not known yet.
     pub plugged: Option<u64>,
+    /// What reclamation has unplugged, which its balloon did not deliver; part of what the balloon's goal and limit
+    /// say.
+    #[serde(default)]
+    pub withheld: u64,
 }
 
 /// A tool of reclamation.

@@ -1,4 +1,4 @@
-//! The balloon of one VM: once a second its state is read, the pure controller asked, and its
+//! The balloon of one VM, and what is unplugged beside it: once a second its state is read, the pure controller asked, and its
 //! command carried out. QEMU may be frozen or lie; every call has a deadline, and nothing waits for
 //! this task.
 //!
@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use ballast_policy::{BalloonInput, Health, State, Tools};
+use ballast_policy::unplug::together;
+use ballast_policy::{BalloonInput, Health, State, Tools, UnplugControl, UnplugInput};
 use ballast_qemu::Monitor;
 use ballast_units::{Bytes, Pages};
 
@@ -23,6 +24,7 @@ use crate::vm::{Vm, lock};
 pub async fn run(manager: Arc<Manager>, vm: Arc<Vm>, monitor: Monitor) {
     let mut meter = Meter::new(manager.config().tools.order);
     let mut pace = Pace::default();
+    let mut unplug = None;
     let mut next = manager.started.elapsed();
     loop {
         tokio::select! {
@@ -38,7 +40,7 @@ pub async fn run(manager: Arc<Manager>, vm: Arc<Vm>, monitor: Monitor) {
             () = vm.stirred(), if pace.is_calm() => {}
         }
         let begun = manager.started.elapsed();
-        let still = step(&manager, &vm, &monitor).await;
+        let still = step(&manager, &vm, &monitor, &mut unplug).await;
         meter.turn(&manager, &vm, &monitor).await;
         pace.note(still);
         // QEMU may have taken long to answer.
@@ -47,7 +49,12 @@ pub async fn run(manager: Arc<Manager>, vm: Arc<Vm>, monitor: Monitor) {
 }
 
 /// One turn. Answers whether all is as it was, and nothing is asked of it.
-async fn step(manager: &Manager, vm: &Vm, monitor: &Monitor) -> bool {
+async fn step(
+    manager: &Manager,
+    vm: &Vm,
+    monitor: &Monitor,
+    unplug: &mut Option<UnplugControl>,
+) -> bool {
     let stats = monitor.guest_stats().await.unwrap_or(None);
     // Old statistics are kept with their age: a frozen QEMU does not make the guest unknown.
     let reported = match monitor.query_balloon().await {
@@ -62,14 +69,23 @@ async fn step(manager: &Manager, vm: &Vm, monitor: &Monitor) -> bool {
         None => (None, 0),
     };
     let pages = |bytes: Option<u64>| bytes.map(|b| Bytes(b).pages());
-    let settled = hotplug_loop::step(vm, monitor).await;
+    let look = hotplug_loop::look(vm, monitor).await;
+    let config = manager.config().balloon;
+    if let Some(look) = &look {
+        unplug.get_or_insert_with(|| UnplugControl::new(config, look.less)).set_config(config);
+    }
+    let (given, plugged) = (vm.to_plug(), vm.plugged());
+    let withheld = unplug.as_ref().map_or(Pages::ZERO, |unplug| unplug.withheld(given, plugged));
+    lock(&vm.hotplug).withheld = withheld;
     let goal = lock(&vm.balloon).goal;
-    let output = lock(&vm.control).step(&BalloonInput {
-        now: manager.started.elapsed(),
-        size: vm.configured(),
+    let health = lock(&vm.control).health();
+    let now = manager.started.elapsed();
+    let input = BalloonInput {
+        now,
+        size: vm.boot + plugged,
         // QEMU knows of what the guest began with alone.
         most: Some(vm.boot),
-        goal,
+        goal: UnplugControl::left_to_balloon(goal, withheld, health),
         has_device: monitor.has_balloon(),
         driver_alive: vm.driver_alive.load(Ordering::Relaxed),
         reported,
@@ -78,7 +94,28 @@ async fn step(manager: &Manager, vm: &Vm, monitor: &Monitor) -> bool {
         guest_available: stats.and_then(|s| pages(s.available)),
         guest_total: stats.and_then(|s| pages(s.total)),
         guest_stats_age: stats.map(|s| Duration::from_secs(s.age_s)),
-    });
+    };
+    let (mut output, beside) = {
+        let mut control = lock(&vm.control);
+        let output = control.step(&input);
+        let beside = UnplugInput {
+            now,
+            goal,
+            given,
+            plugged,
+            size: input.size,
+            balloon_most: control.most(&input),
+            balloon: control.holds(),
+            guest_available: control.available(&input),
+        };
+        (output, beside)
+    };
+    let mut settled = true;
+    if let Some((look, unplug)) = look.zip(unplug.as_mut()) {
+        let done = unplug.step(&beside, &output);
+        output = together(&output, beside.balloon, &done);
+        settled = hotplug_loop::ask(vm, monitor, &look, done.withhold).await;
+    }
     let still = {
         let mut balloon = lock(&vm.balloon);
         let same = (balloon.output.health, balloon.output.limit, balloon.output.short)
@@ -96,7 +133,9 @@ async fn step(manager: &Manager, vm: &Vm, monitor: &Monitor) -> bool {
         if let Some(size) = output.command {
             balloon.commanded = size;
         }
-        let empty = reported.is_none_or(Pages::is_zero) && balloon.commanded.is_zero();
+        let empty = withheld.is_zero()
+            && reported.is_none_or(Pages::is_zero)
+            && balloon.commanded.is_zero();
         same && empty && balloon.goal.is_zero() && !output.short && output.command.is_none()
     };
     if let Some(size) = output.command {

@@ -24,7 +24,7 @@ use crate::paging::{Answer, Expected, pager_config};
 use crate::records::Record;
 use crate::upgrade::since_boot_ms;
 use crate::vm::{Asked, NewVm, Vm, VmParams, lock};
-use crate::{agent_loop, balloon_loop, ending, views};
+use crate::{agent_loop, balloon_loop, ending, hotplug_loop, views};
 
 /// Deadline of one QMP command: a QEMU that waits in a page fault answers when it is served.
 const QMP_DEADLINE: Duration = Duration::from_secs(5);
@@ -358,13 +358,15 @@ impl Manager {
         }
         if let Ok(left) = monitor.query_balloon().await {
             let holds = vm.boot.saturating_sub(left.pages());
+            let unplugged = hotplug_loop::look(vm, &monitor).await.map(|look| look.less);
+            let unplugged = unplugged.unwrap_or_default();
+            // A former manager took that: it is led on from there, not given back first.
             if !holds.is_zero() {
-                // A former manager inflated it: it is led on from there, not let down first.
                 *lock(&vm.control) = BalloonControl::resume(self.config().balloon, holds);
-                let mut balloon = lock(&vm.balloon);
-                balloon.goal = holds;
-                balloon.commanded = holds;
             }
+            let mut balloon = lock(&vm.balloon);
+            balloon.goal = holds + unplugged;
+            balloon.commanded = holds;
         }
         match monitor.query_status().await {
             // Paused before we listened: a former manager was told, or nobody.

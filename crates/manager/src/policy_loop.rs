@@ -228,6 +228,7 @@ fn vm_state(
     swap_ins: &mut std::collections::HashMap<VmId, u64>,
 ) -> VmState {
     let balloon = *lock(&vm.balloon);
+    let withheld = lock(&vm.hotplug).withheld;
     let mut tools = tools::known(vm, vm.paged().as_ref());
     let (waiting, swapped_in, swap_free) = match &*vm.paged() {
         Some(paged) => {
@@ -252,7 +253,7 @@ fn vm_state(
         balloon_limit: balloon.output.limit,
         balloon_rate: balloon.output.rate,
         short: balloon.output.short,
-        wants_more: waiting || swapped_in || !balloon.commanded.is_zero(),
+        wants_more: waiting || swapped_in || !balloon.commanded.is_zero() || !withheld.is_zero(),
         swap_free,
         pool: manager.pools.id(vm.params().pool.as_deref()),
         overhead: vm.overhead(),

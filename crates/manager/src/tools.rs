@@ -105,7 +105,7 @@ impl Meter {
 
     fn input(&self, now: Duration, vm: &Vm, read: Duration, refault: Duration) -> ToolsInput {
         let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        let asked = lock(&vm.balloon).commanded;
+        let asked = lock(&vm.balloon).commanded + lock(&vm.hotplug).withheld;
         let input = ToolsInput {
             now,
             size: vm.configured(),
@@ -140,7 +140,7 @@ impl Meter {
 /// What a plan is to know now: costs as they were last measured, and the pager's books of this moment.
 pub fn known(vm: &Vm, paged: Option<&PagedVm>) -> Tools {
     let ballooned = |p: &PagedVm| p.memory().pmap().in_state(State::Ballooned);
-    let grown = lock(&vm.balloon).reported.unwrap_or_default();
+    let grown = lock(&vm.balloon).reported.unwrap_or_default() + lock(&vm.hotplug).withheld;
     Tools { ballooned: paged.map_or(Pages::ZERO, ballooned), grown, ..*lock(&vm.tools) }
 }
 

@@ -173,6 +173,8 @@ pub struct Hotplug {
     pub requested: Option<Pages>,
     /// What it has, by its VMM's books. None: not known.
     pub plugged: Option<Pages>,
+    /// Of what was given to the guest, what the policy has taken back: as a balloon takes it.
+    pub withheld: Pages,
     /// What could not even be asked for, as was said once.
     pub failed: Option<Pages>,
 }
@@ -463,9 +465,9 @@ impl Vm {
         let room = self.size.saturating_sub(self.boot);
         lock(&self.hotplug).plugged.unwrap_or(room).min(room)
     }
-    /// Its size as its guest has it now.
+    /// Its size as its guest has it now, with what is only withheld from it.
     pub fn configured(&self) -> Pages {
-        self.boot + self.plugged()
+        self.boot + self.plugged() + lock(&self.hotplug).withheld
     }
     /// What is to be plugged, as its parameters say.
     pub fn to_plug(&self) -> Pages {

@@ -4,7 +4,9 @@
 
 mod support;
 
-use ballast_api::{ErrorCode, HostChange, Mode, RunState, VmChange};
+use std::time::Duration;
+
+use ballast_api::{ErrorCode, HostChange, Mode, RunState, StateName, VmChange};
 use support::{Ballastd, MIB, image_or_skip, refused_as};
 
 fn to(max: u64) -> VmChange {
@@ -17,6 +19,10 @@ async fn has_plugged(ballastd: &Ballastd, vm: &str, bytes: u64) {
             ballastd.vm(vm).await.hotplug.is_some_and(|hotplug| hotplug.plugged == Some(bytes))
         })
         .await;
+}
+
+async fn withheld(ballastd: &Ballastd, vm: &str) -> u64 {
+    ballastd.vm(vm).await.hotplug.map_or(0, |hotplug| hotplug.withheld)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -117,6 +123,74 @@ async fn what_is_plugged_is_used_paged_taken_over_and_comes_back() {
     ballastd.assert_books_balance().await;
     let log = std::fs::read_to_string(ballastd.log()).unwrap();
     assert!(!log.contains("panicked"), "{log}");
+}
+
+/// What was given by plugging is taken back by unplugging where that is beyond the balloon, is led on by the next
+/// manager, and comes home when there is plenty.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_balloon_does_not_reach_is_unplugged_and_comes_back() {
+    let Some(image) = image_or_skip() else { return };
+    let mut ballastd = Ballastd::start_configured(&["--budget", "512M"], support::BALLOON_FIRST);
+    let client = ballastd.client.clone();
+    // It uses more than it booted with, once, and then nearly nothing: all of that is the host's to take.
+    let torture = "verify-torture --mb 250 --threads 2 --seconds 5 --when-total-mb 300";
+    let mut spec = ballastd.guest(image, "lends", 128, torture);
+    spec.hotplug = 256 * MIB;
+    spec.append += " swiotlb=2048";
+    client.run(&spec).await.unwrap();
+    client.change("lends", &to(384 * MIB)).await.unwrap();
+    let mut console = ballastd.console("lends");
+    ballastd
+        .eventually("it has used what it got", async || {
+            console.poll();
+            !console.story.exits.is_empty()
+        })
+        .await;
+    assert_eq!(console.story.trouble, None);
+    has_plugged(&ballastd, "lends", 256 * MIB).await;
+    let vm = ballastd.vm("lends").await;
+    assert!(vm.memory.consumed > 200 * MIB, "{vm:?}");
+    assert_eq!(vm.hotplug.unwrap().withheld, 0);
+
+    // Little by little: what is missing all at once is paged, and then nothing is missing.
+    for budget in (10..=24).rev().map(|n| n * 16 * MIB) {
+        let less = HostChange { budget: Some(budget), ..HostChange::default() };
+        client.change_host(&less).await.unwrap();
+        // Its balloon turns once a second.
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        let is_high = async || ballastd.host().await.state == StateName::High;
+        ballastd.eventually("there is enough again", is_high).await;
+        if withheld(&ballastd, "lends").await >= 64 * MIB {
+            break;
+        }
+    }
+    assert!(withheld(&ballastd, "lends").await >= 64 * MIB, "{:?}", ballastd.vm("lends").await);
+    let vm = ballastd.vm("lends").await;
+    let hotplug = vm.hotplug.unwrap();
+    assert_eq!(vm.params.max, 384 * MIB, "what its owner gave is as it was");
+    assert!(hotplug.requested <= 192 * MIB && vm.balloon.reported > 60 * MIB, "{vm:?}");
+    assert!(vm.balloon.limit <= (128 + 256) * MIB * 65 / 100, "{vm:?}");
+    ballastd.assert_books_balance().await;
+
+    ballastd.kill();
+    ballastd.restart();
+    ballastd
+        .eventually("it is paged again", async || {
+            ballastd.vm("lends").await.management.mode == Mode::Paged
+        })
+        .await;
+    let taken = async || withheld(&ballastd, "lends").await >= 64 * MIB;
+    ballastd.eventually("so much is away", taken).await;
+    let log = std::fs::read_to_string(ballastd.log()).unwrap();
+    assert!(!log.contains("panicked"), "{log}");
+
+    let plenty = HostChange { budget: Some(512 * MIB), ..HostChange::default() };
+    client.change_host(&plenty).await.unwrap();
+    has_plugged(&ballastd, "lends", 256 * MIB).await;
+    ballastd
+        .eventually("nothing is withheld", async || withheld(&ballastd, "lends").await == 0)
+        .await;
+    ballastd.assert_books_balance().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

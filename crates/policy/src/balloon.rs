@@ -259,6 +259,22 @@ impl BalloonControl {
         self.health
     }
 
+    /// What the guest says that its balloon holds, as far as that was asked of it.
+    pub fn holds(&self) -> Pages {
+        self.claimed
+    }
+
+    /// The largest balloon that its device and its configuration allow, whatever the guest bears.
+    pub fn most(&self, input: &BalloonInput) -> Pages {
+        let most = self.config.cap(input.most.unwrap_or(input.size));
+        self.config.cap(input.size).min(most)
+    }
+
+    /// What the guest says it could use without swapping, if that is fresh and makes sense.
+    pub fn available(&self, input: &BalloonInput) -> Option<Pages> {
+        self.fresh_available(input).map(|(available, _)| available)
+    }
+
     /// One turn. Time that goes backwards counts as standing still.
     pub fn step(&mut self, input: &BalloonInput) -> BalloonOutput {
         if !input.has_device || !input.driver_alive {
@@ -397,8 +413,7 @@ impl BalloonControl {
     /// The largest balloon the guest bears, and how far it may be sure of that now: the cap, and
     /// with fresh statistics no more than leaves it its reserve.
     fn limits(&self, input: &BalloonInput, now: Duration) -> (Pages, Pages) {
-        let most = self.config.cap(input.most.unwrap_or(input.size));
-        let cap = self.config.cap(input.size).min(most);
+        let cap = self.most(input);
         let Some((available, age)) = self.fresh_available(input) else { return (cap, cap) };
         let reserve = self.config.reserve(input.size);
         // The statistics know of the balloon as it was when they were taken: as large as some

@@ -15,6 +15,7 @@
 //! | [`reserve`] | how much of it is to be kept free? | |
 //! | [`admission`] | may one more VM be promised memory? | s.6.2 |
 //! | [`balloon`] | how far can this guest's balloon be driven, and trusted? | s.3.2 |
+//! | [`unplug`] | what is unplugged where its balloon does not deliver? | |
 //! | [`tools`] | what do its balloon and paging cost this guest now? | |
 //! | [`policies`] | what does a VM need, read in other ways than the paper's? | |
 //! | [`plan`](mod@plan) | what is asked of each VM now? | s.6.3 |
@@ -48,6 +49,7 @@ pub mod state;
 pub mod tools;
 pub mod touch_times;
 pub mod turn;
+pub mod unplug;
 pub mod working_set;
 
 pub use admission::{Promise, Refusal, admit};
@@ -65,6 +67,7 @@ pub use state::{Scale, State, StateMachine, ThresholdError, Thresholds};
 pub use tools::{Cost, Tool, ToolControl, ToolOrder, Tools, ToolsInput};
 pub use touch_times::TouchTimes;
 pub use turn::{Snapshot, decide};
+pub use unplug::{UnplugControl, UnplugInput, UnplugOutput};
 pub use working_set::{
     ActiveEstimate, MOST_SAMPLES, SamplingConfig, SamplingError, WorkingSet, choose_samples,
 };

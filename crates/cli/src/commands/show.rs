@@ -72,7 +72,12 @@ fn hotplug(vm: &VmView) -> String {
     let plugged = h.plugged.map_or_else(|| "not known yet".to_owned(), size);
     section(
         "memory to plug",
-        &[("at most", size(h.size)), ("requested", size(h.requested)), ("plugged", plugged)],
+        &[
+            ("at most", size(h.size)),
+            ("requested", size(h.requested)),
+            ("plugged", plugged),
+            ("taken back", size(h.withheld)),
+        ],
     )
 }
 

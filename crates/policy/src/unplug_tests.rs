@@ -1,0 +1,320 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::balloon::{BalloonControl, BalloonInput};
+
+const BOOT: Pages = Pages::from_mib(128);
+const GIVEN: Pages = Pages::from_mib(256);
+/// All of these is more than a balloon alone can take: 65% of what the guest began with.
+const BALLOON: Pages = Pages(BOOT.0 * 65 / 100);
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Balloon {
+    Works,
+    Dead,
+    NoDriver,
+}
+
+/// A guest with a balloon and memory that was plugged, and the controllers of both.
+struct Guest {
+    balloon: BalloonControl,
+    unplug: UnplugControl,
+    driver: Balloon,
+    /// Pages a second that it unplugs, in blocks.
+    unplugs: u64,
+    boot: Pages,
+    given: Pages,
+    plugged: Pages,
+    holds: Pages,
+    asked: Pages,
+    /// What it uses for good.
+    used: Pages,
+    goal: Pages,
+    now: Duration,
+}
+
+impl Guest {
+    fn new(driver: Balloon) -> Guest {
+        let config = BalloonConfig::default();
+        Guest {
+            balloon: BalloonControl::new(config),
+            unplug: UnplugControl::new(config, Pages::ZERO),
+            driver,
+            unplugs: 32_768,
+            boot: BOOT,
+            given: GIVEN,
+            plugged: GIVEN,
+            holds: Pages::ZERO,
+            asked: Pages::ZERO,
+            used: Pages::from_mib(60),
+            goal: Pages::ZERO,
+            now: Duration::ZERO,
+        }
+    }
+
+    fn available(&self) -> Pages {
+        (self.boot + self.plugged).saturating_sub(self.holds).saturating_sub(self.used)
+    }
+
+    /// One second, as the manager's loop has it. Answers both as one.
+    fn second(&mut self) -> (BalloonOutput, UnplugOutput) {
+        let size = self.boot + self.plugged;
+        let tells = self.driver != Balloon::NoDriver;
+        let withheld = self.unplug.withheld(self.given, self.plugged);
+        let input = BalloonInput {
+            now: self.now,
+            size,
+            most: Some(self.boot),
+            goal: UnplugControl::left_to_balloon(self.goal, withheld, self.balloon.health()),
+            has_device: true,
+            driver_alive: tells,
+            reported: tells.then_some(self.holds),
+            guest_available: tells.then(|| self.available()),
+            guest_total: tells.then_some(size),
+            guest_stats_age: tells.then_some(Duration::ZERO),
+            ..BalloonInput::default()
+        };
+        let balloon = self.balloon.step(&input);
+        let unplug = self.unplug.step(
+            &UnplugInput {
+                now: self.now,
+                goal: self.goal,
+                given: self.given,
+                plugged: self.plugged,
+                size,
+                balloon_most: self.balloon.most(&input),
+                balloon: self.balloon.holds(),
+                guest_available: self.balloon.available(&input),
+            },
+            &balloon,
+        );
+        self.asked = balloon.command.unwrap_or(self.asked);
+        if self.driver == Balloon::Works {
+            self.holds = self.asked;
+        }
+        let requested = self.given.saturating_sub(unplug.withhold);
+        if requested < self.plugged {
+            let step = (self.plugged - requested).min(Pages(self.unplugs));
+            self.plugged -= whole(step);
+        } else {
+            self.plugged = requested;
+        }
+        self.now += Duration::from_secs(1);
+        (together(&balloon, self.balloon.holds(), &unplug), unplug)
+    }
+
+    fn seconds(&mut self, n: usize) -> (BalloonOutput, UnplugOutput) {
+        let mut last = self.second();
+        for _ in 1..n {
+            last = self.second();
+        }
+        last
+    }
+
+    fn withheld(&self) -> Pages {
+        self.holds + self.given.saturating_sub(self.plugged)
+    }
+}
+
+#[test]
+fn what_a_balloon_reaches_is_left_to_it() {
+    let mut guest = Guest::new(Balloon::Works);
+    guest.goal = BALLOON;
+    let (both, unplug) = guest.seconds(10);
+    assert_eq!((guest.holds, guest.plugged), (BALLOON, GIVEN));
+    assert_eq!((unplug.withhold, unplug.withheld), (Pages(0), Pages(0)));
+    assert_eq!(both.health, Health::Healthy);
+    // As much of what was plugged as of the rest.
+    assert_eq!(both.limit, BALLOON + Pages(GIVEN.0 * 65 / 100));
+}
+
+#[test]
+fn what_is_beyond_a_balloon_is_unplugged_and_comes_back_first() {
+    let mut guest = Guest::new(Balloon::Works);
+    guest.goal = Pages::from_mib(230);
+    let (both, unplug) = guest.seconds(20);
+    assert_eq!(guest.holds, BALLOON);
+    let beyond = guest.goal - BALLOON;
+    assert_eq!(unplug.withheld, whole(beyond));
+    assert_eq!(unplug.withheld, GIVEN - guest.plugged);
+    assert!(both.limit + BLOCK >= guest.goal && both.health == Health::Healthy, "{both:?}");
+    guest.goal = BALLOON;
+    guest.seconds(10);
+    assert_eq!((guest.holds, guest.plugged), (BALLOON, GIVEN));
+    guest.goal = Pages(0);
+    guest.seconds(10);
+    assert_eq!(guest.withheld(), Pages(0));
+}
+
+#[test]
+fn a_balloon_that_does_nothing_is_stood_in_for() {
+    for driver in [Balloon::Dead, Balloon::NoDriver] {
+        let mut guest = Guest::new(driver);
+        guest.goal = Pages::from_mib(100);
+        let (both, unplug) = guest.seconds(30);
+        assert_eq!(unplug.withheld, Pages::from_mib(100), "{driver:?}");
+        assert_eq!(both.health, Health::Healthy, "{driver:?}");
+        assert!(both.limit >= guest.goal, "{driver:?} {both:?}");
+        guest.goal = Pages(0);
+        guest.seconds(10);
+        assert_eq!(guest.withheld(), Pages(0), "{driver:?}");
+    }
+}
+
+#[test]
+fn a_guest_that_tells_nothing_is_taken_from_slowly() {
+    let mut told = Guest::new(Balloon::Dead);
+    let mut untold = Guest::new(Balloon::NoDriver);
+    for guest in [&mut told, &mut untold] {
+        guest.goal = Pages::from_mib(160);
+    }
+    // The dead one is found out after its patience.
+    told.seconds(13);
+    untold.seconds(3);
+    assert!(told.withheld() >= Pages::from_mib(128), "{:?}", told.withheld());
+    assert!(untold.withheld() <= Pages::from_mib(48), "{:?}", untold.withheld());
+}
+
+#[test]
+fn a_guest_keeps_its_reserve() {
+    let mut guest = Guest::new(Balloon::Works);
+    guest.used = Pages::from_mib(250);
+    guest.goal = Pages::from_mib(240);
+    let config = BalloonConfig::default();
+    for second in 0..60 {
+        let (both, _) = guest.second();
+        assert!(guest.available() >= config.reserve(BOOT), "{second}: {:?}", guest.available());
+        assert!(both.limit < Pages::from_mib(130), "{second}: {both:?}");
+    }
+}
+
+#[test]
+fn a_guest_in_distress_gets_back_what_its_balloon_cannot_give() {
+    let mut guest = Guest::new(Balloon::Dead);
+    guest.goal = Pages::from_mib(160);
+    guest.seconds(30);
+    assert_eq!(guest.withheld(), Pages::from_mib(160));
+    guest.used = Pages::from_mib(220);
+    let (both, _) = guest.seconds(10);
+    let reserve = BalloonConfig::default().reserve(BOOT + guest.plugged);
+    assert!(guest.available().0 >= reserve.0 / 2, "{:?}", guest.available());
+    assert!(both.limit < guest.goal);
+}
+
+#[test]
+fn a_guest_that_cannot_unplug_is_not_asked_on_and_on() {
+    let mut guest = Guest::new(Balloon::NoDriver);
+    guest.unplugs = 0;
+    guest.goal = Pages::from_mib(100);
+    let mut asked = 0;
+    for _ in 0..200 {
+        let (both, unplug) = guest.second();
+        asked += usize::from(!unplug.withhold.is_zero());
+        if guest.unplug.rests_until > guest.now {
+            assert_eq!((unplug.limit, unplug.withhold), (Pages(0), Pages(0)));
+            // Nothing comes: others do it.
+            assert_eq!((both.health, both.limit), (Health::Missing, Pages(0)));
+        }
+    }
+    assert!((10..50).contains(&asked), "{asked}");
+    // It can after all.
+    guest.unplugs = 32_768;
+    guest.seconds(100);
+    assert_eq!(guest.withheld(), Pages::from_mib(100));
+}
+
+#[test]
+fn what_it_unplugged_of_what_it_was_asked_stays() {
+    let mut guest = Guest::new(Balloon::Works);
+    guest.goal = Pages::from_mib(240);
+    guest.seconds(2);
+    guest.unplugs = 0;
+    let (both, unplug) = guest.seconds(40);
+    assert!(!unplug.withheld.is_zero());
+    assert_eq!((unplug.withhold, unplug.limit), (unplug.withheld, unplug.withheld));
+    assert_eq!(both.limit, BALLOON + unplug.withheld);
+}
+
+#[test]
+fn what_its_owner_takes_back_is_not_withheld_from_him() {
+    let mut guest = Guest::new(Balloon::Works);
+    guest.goal = Pages::from_mib(200);
+    guest.seconds(20);
+    guest.given = Pages::from_mib(64);
+    let (_, unplug) = guest.seconds(10);
+    assert!(unplug.withhold <= guest.given);
+    assert!(guest.plugged <= guest.given);
+    guest.given = Pages(0);
+    let (both, unplug) = guest.seconds(10);
+    assert_eq!(unplug, UnplugOutput::default());
+    assert_eq!(guest.plugged, Pages(0));
+    assert!(both.limit <= BALLOON, "{both:?}");
+}
+
+#[test]
+fn what_a_former_manager_withheld_is_led_on_from_where_it_is() {
+    let mut guest = Guest::new(Balloon::Works);
+    guest.plugged = Pages::from_mib(156);
+    guest.unplug = UnplugControl::new(BalloonConfig::default(), Pages::from_mib(100));
+    guest.goal = Pages::from_mib(184);
+    let (_, unplug) = guest.second();
+    assert_eq!(unplug.withheld, Pages::from_mib(100));
+    assert_eq!(guest.plugged, Pages::from_mib(156));
+}
+
+proptest! {
+    #[test]
+    fn whatever_is_seen_what_is_asked_stays_within_what_was_given(
+        turns in prop::collection::vec(
+            (0u64..10_000, any::<u32>(), any::<u32>(), any::<u32>(), any::<u32>(), 0u8..4,
+             prop::option::of(any::<u32>())),
+            1..60,
+        ),
+    ) {
+        let mut control = UnplugControl::new(BalloonConfig::default(), Pages(u64::from(u32::MAX)));
+        for (ms, goal, given, plugged, holds, health, available) in turns {
+            let health = [Health::Missing, Health::Healthy, Health::Slow, Health::Stuck][usize::from(health)];
+            let pages = |n: u32| Pages(u64::from(n));
+            let balloon = BalloonOutput { health, limit: pages(holds), ..BalloonOutput::UNKNOWN };
+            let given = whole(pages(given));
+            let out = control.step(
+                &UnplugInput {
+                    now: Duration::from_millis(ms),
+                    goal: pages(goal),
+                    given,
+                    plugged: pages(plugged),
+                    size: pages(plugged) + BOOT,
+                    balloon_most: pages(holds),
+                    balloon: pages(holds),
+                    guest_available: available.map(pages),
+                },
+                &balloon,
+            );
+            prop_assert!(out.withhold <= given && out.withheld <= given);
+            prop_assert!(out.withhold.0.is_multiple_of(BLOCK.0));
+            prop_assert!(out.limit <= given);
+        }
+    }
+
+    #[test]
+    fn honest_guests_keep_half_their_reserve(
+        goals in prop::collection::vec(0u64..98_304, 1..20),
+        used in prop::collection::vec(1_000u64..60_000, 20),
+        unplugs in 512u64..40_000,
+        driver in prop_oneof![Just(Balloon::Works), Just(Balloon::Dead)],
+    ) {
+        let mut guest = Guest::new(driver);
+        guest.unplugs = unplugs;
+        for (goal, used) in goals.into_iter().zip(used) {
+            // What it uses grows by what it has to spare only.
+            let most = (guest.used + guest.available()).saturating_sub(Pages::from_mib(24));
+            guest.used = Pages(used).min(most.max(guest.used.min(Pages(used))));
+            guest.goal = Pages(goal);
+            for _ in 0..8 {
+                guest.second();
+                let half = BalloonConfig::default().reserve(guest.boot + guest.plugged).0 / 2;
+                prop_assert!(guest.available().0 >= half, "{:?} of {half}", guest.available());
+            }
+        }
+    }
+}
