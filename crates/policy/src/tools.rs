@@ -23,7 +23,8 @@
 //!   [`PRESUMED`] times what a fault costs, as under emulation: then paging.
 //! - A tool that holds nothing cannot be measured. It counts as free of charge, so it is tried when the
 //!   other is seen to cost something; what was measured of it lately ([`FORGET`]) spares the trial. Where reads
-//!   are so dear, the balloon counts instead as if each page that paging brings back were read.
+//!   are so dear, the balloon counts instead as if each page that paging brings back were read. Such a read waits for a
+//!   disk and for processors as long as the guest's own were seen to lately, or else as the fault did.
 //! - The order changes when the first tool costs more than [`DEARER`] times the other, and at least
 //!   [`LEAST`] in all; not before it was in force for a while, which doubles with every change and is
 //!   halved after a long time without one. So it cannot swing, whatever is measured.
@@ -205,6 +206,8 @@ const CALM: u32 = 4;
 const GAIN: f64 = 0.3;
 /// A cost is known when it was measured so often.
 const SETTLED: u32 = 3;
+/// Pages that a guest reads between two looks, from which on its disks' time says something.
+const SOME_READS: f64 = 8.0;
 /// A tool that holds less than this part of the guest is not measured.
 const ENOUGH: u64 = 64;
 /// How fast paging is shows when it had something to do for so long between two looks: nanoseconds.
@@ -253,6 +256,8 @@ pub struct ToolControl {
     paging: Average,
     /// What the pages that paging brings back would cost if their guest read them.
     as_reads: Average,
+    /// Nanoseconds that its guest's disks took for a page lately, and when that was seen last.
+    device: Option<(f64, Duration)>,
     rate: Option<f64>,
     /// For how much of the time the VM waited for memory.
     waits: f64,
@@ -275,6 +280,7 @@ impl ToolControl {
             balloon: Average::default(),
             paging: Average::default(),
             as_reads: Average::default(),
+            device: None,
             rate: None,
             waits: 0.0,
             first: Tool::Balloon,
@@ -335,6 +341,7 @@ impl ToolControl {
 
         let reads = grown(input.reads, last.reads);
         let device = each(grown(input.read_ns, last.read_ns), reads);
+        self.see_device(now, reads, device);
         let per_second = reads / seconds;
         let held = last.balloon.min(input.balloon);
         if held < enough {
@@ -361,7 +368,8 @@ impl ToolControl {
             let nanos = service + input.refault_cpu_ns as f64;
             let returns = faults / seconds / paged as f64;
             self.paging.see(now, returns * nanos);
-            self.as_reads.see(now, returns * input.read_cpu_ns as f64);
+            let waits = self.device.map_or(service, |(nanos, _)| nanos);
+            self.as_reads.see(now, returns * (waits + input.read_cpu_ns as f64));
         }
 
         let waited = grown(input.starved_ns, last.starved_ns) / 1e9 / seconds;
@@ -371,6 +379,16 @@ impl ToolControl {
         if busy >= LEAST_BUSY {
             let evicted = grown(input.evicted, last.evicted) / (busy / 1e9);
             self.rate = Some(self.rate.map_or(evicted, |rate| rate + GAIN * (evicted - rate)));
+        }
+    }
+
+    /// How long the guest's disks took for each of some reads.
+    fn see_device(&mut self, now: Duration, reads: f64, nanos: f64) {
+        if reads >= SOME_READS {
+            let average = self.device.map_or(nanos, |(known, _)| known + GAIN * (nanos - known));
+            self.device = Some((average, now));
+        } else if self.device.is_some_and(|(_, at)| now.saturating_sub(at) > FORGET) {
+            self.device = None;
         }
     }
 
