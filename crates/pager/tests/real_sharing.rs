@@ -288,6 +288,34 @@ fn shared_pages_that_nobody_uses_leave_too_and_come_back_whole() {
     manager.release();
 }
 
+#[test]
+fn pages_that_are_protected_cease_to_be_when_sharing_is_switched_off() {
+    let Some(_alone) = alone() else { return };
+    let (dir, vmms) = vmms("halves", 2);
+    let manager = Manager::start(&vmms, dir.path(), ROOM + 64);
+    step(&vmms, 3);
+    // The half of each that is like no other is not written, and need not be read again.
+    let protected = |vm: &PagedVm| {
+        let is_protected = |p: &u64| vm.memory().is_unwritten(Ppn(*p));
+        (0..SIZE).filter(is_protected).count() as u64
+    };
+    let all = |n: u64| manager.vms.iter().all(|vm| protected(vm) == n);
+    wait_for("protection", || all(SIZE / 2));
+    manager.control.set(Settings { enabled: false, ..settings() });
+    wait_for("an end of it", || all(0));
+    // Each of them is written by its guest without a fault.
+    let faults = |vm: &PagedVm| vm.memory().counters.values().unwritten_faults;
+    let before: Vec<u64> = manager.vms.iter().map(faults).collect();
+    step(&vmms, 4);
+    step(&vmms, 5);
+    assert_eq!(manager.vms.iter().map(faults).collect::<Vec<_>>(), before);
+    manager.control.set(settings());
+    wait_for("protection again", || manager.vms.iter().all(|vm| protected(vm) > SIZE / 4));
+    step(&vmms, 6);
+    manager.settle(&vmms);
+    manager.release();
+}
+
 /// Without memory for them, pages that come home are paid from what is set aside, and a VM that dies
 /// then gives back what it had, and no more.
 #[test]

@@ -258,8 +258,8 @@ impl<B: Backend> Memory<B> {
     pub(crate) fn broken_waiting(&self) -> usize {
         lock(&self.commons.broken).len()
     }
-    /// Whether a page is known not to have been written since it was hashed.
-    pub(crate) fn is_unwritten(&self, ppn: Ppn) -> bool {
+    /// Whether a page is known not to have been written since it was hashed: it is protected for that.
+    pub fn is_unwritten(&self, ppn: Ppn) -> bool {
         self.commons.unwritten.contains(ppn)
     }
     /// Untouched pages that the guest waits to read.

@@ -273,7 +273,9 @@ impl ShareService {
         let memory = &self.vm.memory.clone();
         if !settings.enabled || !self.vm.is_to_share() {
             self.vm.set_share_note((!settings.enabled).then(|| "switched off".into()));
-            return Ok(IDLE.min(settings.rehome_after));
+            self.mark(Marking::Off)?;
+            let rest = if self.lifting.is_some() { BETWEEN } else { IDLE };
+            return Ok(rest.min(settings.rehome_after));
         }
         let Some(member) = memory.membership() else { return Ok(IDLE) };
         if !memory.backend().can_remap() {
@@ -334,13 +336,19 @@ impl ShareService {
         Ok(rest.min(BETWEEN))
     }
 
-    /// Which pages this turn protects. Where that does not pay any more, those that are protected cease to be, some at each
-    /// turn: each would cost its guest a fault yet.
+    /// Which pages this turn protects.
     fn marking(&mut self, settings: &Settings) -> Result<Marking, MemError> {
         let counted = self.vm.memory.counters.values();
         let seen =
             Seen { passes: counted.passes, passed: self.passed, faults: counted.unwritten_faults };
         let marking = self.marks.step(self.begun.elapsed(), &seen, settings.marking());
+        self.mark(marking)?;
+        Ok(marking)
+    }
+
+    /// Where none is to be protected any more, those that are cease to be, some at each turn: each would cost its guest a
+    /// fault yet.
+    fn mark(&mut self, marking: Marking) -> Result<(), MemError> {
         if marking != self.marked {
             self.marked = marking;
             self.lifting = (marking == Marking::Off).then_some(Ppn(0));
@@ -348,7 +356,7 @@ impl ShareService {
         if let Some(from) = self.lifting {
             self.lifting = self.vm.memory.lift_unwritten(from, LIFTED)?;
         }
-        Ok(marking)
+        Ok(())
     }
 
     /// Pages that came to the guest so far: at a write to one that it has, nothing does.
