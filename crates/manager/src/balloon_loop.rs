@@ -9,8 +9,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use ballast_api::GuestStats;
 use ballast_policy::unplug::together;
-use ballast_policy::{BalloonInput, Health, State, Tools, UnplugControl, UnplugInput};
+use ballast_policy::{
+    BalloonInput, BalloonOutput, Health, State, Tools, UnplugControl, UnplugInput,
+};
 use ballast_qemu::Monitor;
 use ballast_units::{Bytes, Pages};
 
@@ -95,49 +98,17 @@ async fn step(
         guest_total: stats.and_then(|s| pages(s.total)),
         guest_stats_age: stats.map(|s| Duration::from_secs(s.age_s)),
     };
-    let (mut output, beside) = {
-        let mut control = lock(&vm.control);
-        let output = control.step(&input);
-        let beside = UnplugInput {
-            now,
-            goal,
-            given,
-            plugged,
-            size: input.size,
-            balloon_most: control.most(&input),
-            balloon: control.holds(),
-            guest_available: control.available(&input),
-        };
-        (output, beside)
-    };
+    let (mut output, beside) = ask_balloon(vm, &input, goal, given, plugged);
     let mut settled = true;
-    if let Some((look, unplug)) = look.zip(unplug.as_mut()) {
+    if let Some(unplug) = unplug {
         let done = unplug.step(&beside, &output);
         output = together(&output, beside.balloon, &done);
-        settled = hotplug_loop::ask(vm, monitor, &look, done.withhold).await;
+        // Where QEMU did not answer, the next turn asks.
+        if let Some(look) = look {
+            settled = hotplug_loop::ask(vm, monitor, &look, done.withhold).await;
+        }
     }
-    let still = {
-        let mut balloon = lock(&vm.balloon);
-        let same = (balloon.output.health, balloon.output.limit, balloon.output.short)
-            == (output.health, output.limit, output.short);
-        if balloon.output.health != output.health {
-            tracing::info!(vm = vm.name, "balloon: {}", output.health);
-            manager.kick.ring(format!("the balloon of {} became {}", vm.name, output.health));
-        }
-        balloon.output = output;
-        balloon.reported = reported;
-        if stats.is_some() {
-            balloon.stats = stats;
-            balloon.stats_at = Instant::now();
-        }
-        if let Some(size) = output.command {
-            balloon.commanded = size;
-        }
-        let empty = withheld.is_zero()
-            && reported.is_none_or(Pages::is_zero)
-            && balloon.commanded.is_zero();
-        same && empty && balloon.goal.is_zero() && !output.short && output.command.is_none()
-    };
+    let still = note(manager, vm, output, reported, stats) && withheld.is_zero();
     if let Some(size) = output.command {
         let left: Pages = vm.boot.saturating_sub(size);
         if let Err(e) = monitor.balloon(left.bytes()).await {
@@ -147,4 +118,56 @@ async fn step(
     still
         && settled
         && manager.decision().is_some_and(|(_, decision)| decision.state == State::High)
+}
+
+/// Asks the balloon's controller. Answers with what the one beside it is to know.
+fn ask_balloon(
+    vm: &Vm,
+    input: &BalloonInput,
+    goal: Pages,
+    given: Pages,
+    plugged: Pages,
+) -> (BalloonOutput, UnplugInput) {
+    let mut control = lock(&vm.control);
+    let output = control.step(input);
+    let beside = UnplugInput {
+        now: input.now,
+        goal,
+        given,
+        plugged,
+        size: input.size,
+        balloon_most: control.most(input),
+        balloon: control.holds(),
+        guest_available: control.available(input),
+    };
+    (output, beside)
+}
+
+/// Keeps what was seen and said for those outside of the loop. Answers whether all is as it was, and nothing is asked
+/// of the balloon.
+fn note(
+    manager: &Manager,
+    vm: &Vm,
+    output: BalloonOutput,
+    reported: Option<Pages>,
+    stats: Option<GuestStats>,
+) -> bool {
+    let mut balloon = lock(&vm.balloon);
+    let same = (balloon.output.health, balloon.output.limit, balloon.output.short)
+        == (output.health, output.limit, output.short);
+    if balloon.output.health != output.health {
+        tracing::info!(vm = vm.name, "balloon: {}", output.health);
+        manager.kick.ring(format!("the balloon of {} became {}", vm.name, output.health));
+    }
+    balloon.output = output;
+    balloon.reported = reported;
+    if stats.is_some() {
+        balloon.stats = stats;
+        balloon.stats_at = Instant::now();
+    }
+    if let Some(size) = output.command {
+        balloon.commanded = size;
+    }
+    let empty = reported.is_none_or(Pages::is_zero) && balloon.commanded.is_zero();
+    same && empty && balloon.goal.is_zero() && !output.short && output.command.is_none()
 }

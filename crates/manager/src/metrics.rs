@@ -131,10 +131,11 @@ fn render(host: &HostView, vms: &[VmView]) -> Result<String, std::fmt::Error> {
 /// Of VMs into which memory can be plugged.
 fn hotplug(registry: &mut Registry, vms: &[VmView]) {
     type Field = fn(&HotplugView) -> Option<u64>;
-    let parts: [(&str, &str, Field); 3] = [
+    let parts: [(&str, &str, Field); 4] = [
         ("vm_hotplug_size", "Memory that can be plugged", |h| Some(h.size)),
         ("vm_hotplug_requested", "Memory that is to be plugged", |h| Some(h.requested)),
         ("vm_hotplug_plugged", "Memory that is plugged; absent while not known", |h| h.plugged),
+        ("vm_hotplug_withheld", "Memory that reclamation has unplugged", |h| Some(h.withheld)),
     ];
     for (name, help, field) in parts {
         let family = Family::<[(&'static str, String); 1], Gauge<u64, AtomicU64>>::default();
@@ -329,7 +330,7 @@ mod tests {
                        "overhead": 0, "vmm_overhead": 0, "swap_reserved": 0, "swap_target": 0},
             "active": {"estimate": 0, "slow": 0, "fast": 0, "current": 0, "periods": 0},
             "balloon": {"health": "missing", "target": 0, "reported": 0, "limit": 0},
-            "hotplug": {"size": 4096, "requested": 2048, "plugged": null},
+            "hotplug": {"size": 4096, "requested": 2048, "plugged": null, "withheld": 1024},
             "guest": null, "folder": "",
             "inputs": {"policy": "pressure", "agent_trouble": null, "missing": null,
                        "curve": [{"memory": 0, "misses_per_s": 208.5},
