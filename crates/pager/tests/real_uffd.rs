@@ -365,9 +365,8 @@ fn threads() -> HashSet<OsString> {
 
 /// Nice values of these threads, where their names begin so.
 fn nice_of(prefix: &str, threads: &HashSet<OsString>) -> Vec<i32> {
-    let task = Path::new("/proc/self/task");
-    let stats =
-        threads.iter().filter_map(|id| std::fs::read_to_string(task.join(id).join("stat")).ok());
+    let task = |id| Path::new("/proc/self/task").join(id).join("stat");
+    let stats = threads.iter().filter_map(|id| std::fs::read_to_string(task(id)).ok());
     // "PID (NAME) STATE ...": nice is the 19th field.
     let parse = |stat: String| {
         let (head, rest) = stat.rsplit_once(')')?;
