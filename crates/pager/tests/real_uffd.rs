@@ -7,8 +7,6 @@
 #[path = "support/vmm.rs"]
 mod vmm;
 
-use std::collections::HashSet;
-use std::ffi::OsString;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
@@ -20,7 +18,10 @@ use ballast_pager::service::{Health, Inherited, PagedVm, PagerConfig, StartError
 use ballast_pager::swap::SwapSpace;
 use ballast_pager::word::State;
 use ballast_units::{HostAddr, PAGE_SIZE, Pages, Ppn};
-use vmm::{Cell, Guest, Random, Vmm, again, alone, inherited, soak_seconds, wait_for};
+use vmm::{
+    Cell, Guest, Random, Vmm, again, alone, inherited, nice_of, soak_seconds, threads, wait_for,
+    wait_for_equal,
+};
 
 const SIZE: u64 = 8192;
 const ROOM: u64 = 2048;
@@ -310,6 +311,11 @@ fn frames(vm: &PagedVm) -> Pages {
     Pages(vm.memory().tier().occupancy().frames)
 }
 
+/// What it takes, at home and compressed, and what is charged for it.
+fn books(vmm: &Vmm, vm: &PagedVm) -> (Pages, Pages) {
+    (vmm.measured() + frames(vm), vm.memory().charged())
+}
+
 fn counts(vm: &PagedVm, vmm: &Vmm, what: &str) {
     let c = vm.memory().counters.values();
     println!(
@@ -346,7 +352,7 @@ fn a_guest_flat_out_keeps_its_memory_in_a_quarter_of_its_size() {
     assert_eq!(vmm.board.get(Cell::Errors), 0, "memory was corrupted");
     manager.settle();
     counts(&manager.vm, &vmm, "soak");
-    assert_eq!(vmm.measured() + frames(&manager.vm), manager.vm.memory().charged());
+    wait_for_equal("books", || books(&vmm, &manager.vm));
     assert!(peak.max(last) <= Pages(ROOM), "{peak:?} {last:?}: more than there is room for");
     assert!(manager.host.ledger.peak() <= manager.host.ledger.budget());
     assert_eq!(manager.vm.health(), Health::Well);
@@ -356,24 +362,6 @@ fn a_guest_flat_out_keeps_its_memory_in_a_quarter_of_its_size() {
     assert!(c.touched > 0, "no sampled page was ever touched");
     manager.release(dir.path());
     assert_eq!(vmm.measured(), Pages(0));
-}
-
-/// This process's threads: their ids.
-fn threads() -> HashSet<OsString> {
-    std::fs::read_dir("/proc/self/task").unwrap().flatten().map(|task| task.file_name()).collect()
-}
-
-/// Nice values of these threads, where their names begin so.
-fn nice_of(prefix: &str, threads: &HashSet<OsString>) -> Vec<i32> {
-    let task = |id| Path::new("/proc/self/task").join(id).join("stat");
-    let stats = threads.iter().filter_map(|id| std::fs::read_to_string(task(id)).ok());
-    // "PID (NAME) STATE ...": nice is the 19th field.
-    let parse = |stat: String| {
-        let (head, rest) = stat.rsplit_once(')')?;
-        let nice = rest.split_whitespace().nth(16)?.parse().ok()?;
-        head.split_once('(')?.1.starts_with(prefix).then_some(nice)
-    };
-    stats.filter_map(parse).collect()
 }
 
 #[test]
@@ -427,7 +415,7 @@ fn finish_soak(vmm: &Vmm, manager: Manager, dir: &Path) {
     assert_eq!(vmm.board.get(Cell::Errors), 0, "memory was corrupted");
     manager.settle();
     counts(&manager.vm, vmm, "last manager");
-    assert_eq!(vmm.measured() + frames(&manager.vm), manager.vm.memory().charged());
+    wait_for_equal("books", || books(vmm, &manager.vm));
     manager.release(dir);
 }
 

@@ -4,6 +4,7 @@
 
 #![allow(dead_code, reason = "each test file uses its own part of this module")]
 
+use std::collections::HashSet;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -378,6 +379,38 @@ pub fn wait_for(what: &str, done: impl Fn() -> bool) {
         assert!(begun.elapsed() < Duration::from_secs(60), "no {what} after a minute");
         std::thread::sleep(Duration::from_millis(1));
     }
+}
+
+/// Both are read one after the other, while a page may be under way that came back unasked: what is equal in the end
+/// counts.
+pub fn wait_for_equal<T: PartialEq + std::fmt::Debug>(what: &str, both: impl Fn() -> (T, T)) {
+    let begun = Instant::now();
+    loop {
+        let (one, other) = both();
+        if one == other {
+            return;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(20), "{what}: {one:?} is not {other:?}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// This process's threads: their ids.
+pub fn threads() -> HashSet<std::ffi::OsString> {
+    std::fs::read_dir("/proc/self/task").unwrap().flatten().map(|task| task.file_name()).collect()
+}
+
+/// Nice values of these threads, where their names begin so.
+pub fn nice_of(prefix: &str, threads: &HashSet<std::ffi::OsString>) -> Vec<i32> {
+    let task = |id| std::path::Path::new("/proc/self/task").join(id).join("stat");
+    let stats = threads.iter().filter_map(|id| std::fs::read_to_string(task(id)).ok());
+    // "PID (NAME) STATE ...": nice is the 19th field.
+    let parse = |stat: String| {
+        let (head, rest) = stat.rsplit_once(')')?;
+        let nice = rest.split_whitespace().nth(16)?.parse().ok()?;
+        head.split_once('(')?.1.starts_with(prefix).then_some(nice)
+    };
+    stats.filter_map(parse).collect()
 }
 
 pub fn soak_seconds() -> u64 {
