@@ -27,6 +27,32 @@ enum Engine {
     Injected(Arc<dyn Injector>, Vec<(Instant, Completion)>),
 }
 
+/// Memory that an operation has been lent, and its length in bytes.
+#[derive(Clone, Copy)]
+enum Span {
+    /// Written to a file.
+    From(*const u8, u32),
+    /// Read into.
+    Into(*mut u8, u32),
+}
+
+impl Span {
+    /// # Safety
+    /// The memory is valid, and lent as its kind says, for as long as the answer lives.
+    unsafe fn buffer<'a>(self) -> Buffer<'a> {
+        match self {
+            // SAFETY: valid for reads as the caller guarantees.
+            Span::From(at, len) => {
+                Buffer::From(unsafe { std::slice::from_raw_parts(at, len as usize) })
+            }
+            // SAFETY: valid for writes as the caller guarantees.
+            Span::Into(at, len) => {
+                Buffer::Into(unsafe { std::slice::from_raw_parts_mut(at, len as usize) })
+            }
+        }
+    }
+}
+
 /// A queue of page I/O, used by one thread.
 pub struct Ring {
     engine: Engine,
@@ -90,31 +116,8 @@ impl Ring {
         offset: u64,
         tag: u64,
     ) -> std::io::Result<()> {
-        match &mut self.engine {
-            Engine::Uring(ring) => {
-                let fd = types::Fd(file.file().as_raw_fd());
-                let entry = opcode::Write::new(fd, from, len).offset(offset).build();
-                // SAFETY: the buffer is valid as the caller guarantees, the file outlives the ring's
-                // operations because the submitter owns both.
-                unsafe { push(ring, entry.user_data(tag))? };
-            }
-            Engine::Blocking(done) => {
-                // SAFETY: valid for reads as the caller guarantees.
-                let bytes = unsafe { std::slice::from_raw_parts(from, len as usize) };
-                let result = rustix::io::pwrite(file.file(), bytes, offset);
-                done.push_back(completion(tag, result));
-            }
-            Engine::Injected(injector, done) => {
-                // SAFETY: as above.
-                let bytes = unsafe { std::slice::from_raw_parts(from, len as usize) };
-                let op = Op { path: file.path(), write: true, offset, len };
-                let verdict = injector.verdict(&op);
-                let result = done_as(verdict, file.file(), offset, Buffer::From(bytes));
-                done.push((Instant::now() + verdict.late, Completion { tag, result }));
-            }
-        }
-        self.in_flight += 1;
-        Ok(())
+        // SAFETY: the caller's promise.
+        unsafe { self.queue(file, Span::From(from, len), offset, tag) }
     }
 
     /// Queues a read; `submit` begins it.
@@ -130,25 +133,46 @@ impl Ring {
         offset: u64,
         tag: u64,
     ) -> std::io::Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.queue(file, Span::Into(into, len), offset, tag) }
+    }
+
+    /// # Safety
+    /// As of [`write`](Self::write) or [`read`](Self::read), by the kind of span.
+    unsafe fn queue(
+        &mut self,
+        file: &SwapFile,
+        span: Span,
+        offset: u64,
+        tag: u64,
+    ) -> std::io::Result<()> {
         match &mut self.engine {
             Engine::Uring(ring) => {
                 let fd = types::Fd(file.file().as_raw_fd());
-                let entry = opcode::Read::new(fd, into, len).offset(offset).build();
-                // SAFETY: as for `write`.
+                let entry = match span {
+                    Span::From(at, len) => opcode::Write::new(fd, at, len).offset(offset).build(),
+                    Span::Into(at, len) => opcode::Read::new(fd, at, len).offset(offset).build(),
+                };
+                // SAFETY: the buffer is valid as the caller guarantees, the file outlives the ring's
+                // operations because the submitter owns both.
                 unsafe { push(ring, entry.user_data(tag))? };
             }
             Engine::Blocking(done) => {
-                // SAFETY: valid for writes as the caller guarantees.
-                let bytes = unsafe { std::slice::from_raw_parts_mut(into, len as usize) };
-                let result = rustix::io::pread(file.file(), bytes, offset);
+                // SAFETY: valid as the caller guarantees; no longer lent when this returns.
+                let result = match unsafe { span.buffer() } {
+                    Buffer::From(bytes) => rustix::io::pwrite(file.file(), bytes, offset),
+                    Buffer::Into(bytes) => rustix::io::pread(file.file(), bytes, offset),
+                };
                 done.push_back(completion(tag, result));
             }
             Engine::Injected(injector, done) => {
+                let (write, len) = match span {
+                    Span::From(_, len) => (true, len),
+                    Span::Into(_, len) => (false, len),
+                };
+                let verdict = injector.verdict(&Op { path: file.path(), write, offset, len });
                 // SAFETY: as above.
-                let bytes = unsafe { std::slice::from_raw_parts_mut(into, len as usize) };
-                let op = Op { path: file.path(), write: false, offset, len };
-                let verdict = injector.verdict(&op);
-                let result = done_as(verdict, file.file(), offset, Buffer::Into(bytes));
+                let result = done_as(verdict, file.file(), offset, unsafe { span.buffer() });
                 done.push((Instant::now() + verdict.late, Completion { tag, result }));
             }
         }

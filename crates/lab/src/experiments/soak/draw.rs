@@ -1,23 +1,20 @@
 //! What is done next: drawn from a seed, by weight.
 
 use ballast_policy::policies::PolicyKind;
+use ballast_units::SplitMix64;
 
-/// SplitMix64: the same seed, the same draws.
+/// The same seed, the same draws.
 #[derive(Clone, Debug)]
-pub struct Random(pub u64);
+pub struct Random(SplitMix64);
 
 impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+    pub fn seeded(seed: u64) -> Random {
+        Random(SplitMix64::seeded(seed))
     }
 
-    /// Below `bound`, which must not be zero.
+    /// Below `bound`; 0 if that is 0.
     pub fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound.max(1)
+        self.0.below(bound.max(1))
     }
 
     /// From `from` up to and with `to`.
@@ -239,7 +236,7 @@ mod tests {
     const NOW: Now = Now { vms: 3, most: 6, managers_end: true };
 
     fn many(now: Now) -> Vec<Action> {
-        let mut random = Random(7);
+        let mut random = Random::seeded(7);
         (0..4000).map(|_| draw(&mut random, now)).collect()
     }
 
@@ -253,7 +250,7 @@ mod tests {
             let want = 4000.0 * weight as f64 / sum as f64;
             assert!((times - want).abs() < 0.25 * want, "{action:?}: {times} of {want}");
         }
-        let mut other = Random(8);
+        let mut other = Random::seeded(8);
         assert_ne!(drawn, (0..4000).map(|_| draw(&mut other, NOW)).collect::<Vec<_>>());
     }
 
@@ -267,7 +264,7 @@ mod tests {
 
     #[test]
     fn bounds_are_kept() {
-        let mut random = Random(1);
+        let mut random = Random::seeded(1);
         for _ in 0..1000 {
             assert!((3..=5).contains(&random.between(3, 5)));
             assert_eq!(random.between(4, 4), 4);

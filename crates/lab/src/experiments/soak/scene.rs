@@ -102,7 +102,7 @@ impl<'a> Soak<'a> {
             image,
             manager,
             guests: Vec::new(),
-            random: Random(seed),
+            random: Random::seeded(seed),
             settings,
             budget: BUDGET,
             most: BUDGET.0,
