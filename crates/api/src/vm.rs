@@ -10,7 +10,7 @@ use crate::{CompressionView, FaultTimesView, PolicyInputs, Salt, VmSharing};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Accel {
-    /// KVM where a stock kernel boots on it, else TCG.
+    /// KVM if a trial boot of its kernel says something within 5 s, else TCG.
     #[default]
     Auto,
     /// Hardware virtualization.
@@ -500,8 +500,9 @@ pub struct VmView {
     pub tools: ToolsView,
     /// What the guest says of its memory; None if it says nothing.
     pub guest: Option<GuestStats>,
-    /// The last trouble that its pager had, and how often there was any: "/swap/a.swap:
-    /// Input/output error; its pages stay (3 times)". No page is lost, but some may be waited for.
+    /// The last trouble that its pager had, how often there was any since this ballastd has the VM, and when:
+    /// "/swap/a.swap: Input/output error; its pages stay (3 times, last 2m05s ago)". No page is lost, but some may
+    /// be waited for.
     #[serde(default)]
     pub trouble: Option<String>,
     /// In the answer to a stop: how it ended, where that was not in its own way: "killed: it had not ended within

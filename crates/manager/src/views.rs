@@ -14,7 +14,7 @@ use ballast_pager::service::{Health as PagerHealth, PagedVm};
 use ballast_pager::word::State as Page;
 use ballast_policy::{Health, Node, NodeState, Pool, State};
 use ballast_qemu::process;
-use ballast_units::Pages;
+use ballast_units::{Pages, age};
 
 use crate::domain;
 use crate::fault_times;
@@ -401,8 +401,10 @@ fn compression(paged: &PagedVm) -> CompressionView {
 fn trouble(paged: &PagedVm) -> Option<String> {
     match paged.health() {
         PagerHealth::Well => None,
-        PagerHealth::Ill { last, times: 1 } => Some(last),
-        PagerHealth::Ill { last, times } => Some(format!("{last} ({times} times)")),
+        PagerHealth::Ill { last, ago, times: 1 } => Some(format!("{last} ({} ago)", age(ago))),
+        PagerHealth::Ill { last, ago, times } => {
+            Some(format!("{last} ({times} times, last {} ago)", age(ago)))
+        }
         PagerHealth::Unreadable { page, pages, what } => Some(format!(
             "{pages} {} that it waits for cannot be read: {page}: {what}; tried again until it can",
             if pages == 1 { "page" } else { "pages" }

@@ -4,9 +4,11 @@
 
 #![warn(missing_docs)]
 
+mod age;
 mod name;
 mod random;
 
+pub use age::age;
 pub use name::{LONGEST_VM_NAME, VM_NAME_RULE, good_vm_name};
 pub use random::SplitMix64;
 

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ballast_units::{Bytes, Pages, Ppn};
 
@@ -179,9 +179,9 @@ impl StartError {
 pub enum Health {
     /// No trouble since this manager has the VM, or none but pages that can be read again by now.
     Well,
-    /// The last trouble, and how many there were since this manager has the VM. No page is lost; pages may be
-    /// waiting.
-    Ill { last: String, times: u32 },
+    /// The last trouble, how long ago that was, and how many there were since this manager has the VM. No page is
+    /// lost; pages may be waiting.
+    Ill { last: String, ago: Duration, times: u32 },
     /// Pages that the guest waits for cannot be read, or are not what was written: the first of them, how
     /// many there are, and what is wrong with it. They are tried again until they can be.
     Unreadable { page: Ppn, pages: usize, what: String },
@@ -222,7 +222,7 @@ pub(super) struct Shared {
     /// The kernel makes no large pages of small ones.
     pub no_large_again: AtomicBool,
     stop: AtomicBool,
-    ill: Mutex<Option<String>>,
+    ill: Mutex<Option<(String, Instant)>>,
     ill_times: AtomicU32,
     /// Pages that are waited for and cannot be read, and why.
     unreadable: Mutex<BTreeMap<Ppn, String>>,
@@ -284,7 +284,7 @@ impl Shared {
         if times < 4 || times.is_power_of_two() {
             tracing::error!(vm = %self.name, "{what}");
         }
-        *self.ill.lock().unwrap_or_else(PoisonError::into_inner) = Some(what);
+        *self.ill.lock().unwrap_or_else(PoisonError::into_inner) = Some((what, Instant::now()));
     }
 
     /// A page that is waited for cannot be read, and why. Said once a page.
@@ -678,8 +678,9 @@ impl PagedVm {
         drop(unreadable);
         match &*self.shared.ill.lock().unwrap_or_else(PoisonError::into_inner) {
             None => Health::Well,
-            Some(last) => Health::Ill {
+            Some((last, at)) => Health::Ill {
                 last: last.clone(),
+                ago: at.elapsed(),
                 times: self.shared.ill_times.load(Ordering::Relaxed),
             },
         }
