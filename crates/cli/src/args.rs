@@ -181,7 +181,7 @@ pub struct NameArgs {
 
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
 pub enum AccelArg {
-    /// KVM where a stock kernel boots on it, else TCG.
+    /// KVM if a trial boot of its kernel says something within 5 s, else TCG.
     #[default]
     Auto,
     Kvm,
@@ -344,7 +344,7 @@ pub struct SetArgs {
     /// Guaranteed memory.
     #[arg(long, value_name = "SIZE")]
     pub min: Option<Bytes>,
-    /// A limit at or below the configured size.
+    /// A limit below what the VM began with; beyond that, up to --hotplug more is plugged, in steps of 2M.
     #[arg(long, value_name = "SIZE")]
     pub max: Option<Bytes>,
     /// Tax on idle memory, 0 <= TAX < 1.

@@ -306,8 +306,8 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn every_figure_is_told_under_its_name() {
+    /// Of a host and a VM that have all that there can be.
+    fn example() -> String {
         let host = json!({
             "version": "0", "pid": 1, "uptime_s": 0.0, "budget": 1, "free": 1, "consumed": 0,
             "overhead": 0, "peak_used": 0, "measured_used": 0, "measured_peak": 0,
@@ -347,7 +347,12 @@ mod tests {
                          "cpu_s": 0.0}
         });
         let host = serde_json::from_value(host).unwrap();
-        let text = render(&host, &[serde_json::from_value(vm).unwrap()]).unwrap();
+        render(&host, &[serde_json::from_value(vm).unwrap()]).unwrap()
+    }
+
+    #[test]
+    fn every_figure_is_told_under_its_name() {
+        let text = example();
         for line in [
             "ballast_sharing_enabled 1.0",
             "ballast_vms_waiting 3.0",
@@ -392,5 +397,39 @@ mod tests {
         ] {
             assert!(text.lines().any(|l| l == line), "{line} is not in:\n{text}");
         }
+    }
+
+    /// A row of the documents for each metric of a text.
+    fn rows(text: &str) -> Vec<String> {
+        let of = |start: &str| -> Vec<(&str, &str)> {
+            let lines = text.lines().filter_map(|line| line.strip_prefix(start));
+            lines.filter_map(|line| line.split_once(' ')).collect()
+        };
+        let helps = of("# HELP ");
+        let row = |(name, kind): (&str, &str)| {
+            let (_, help) = helps.iter().find(|(of, _)| *of == name).unwrap();
+            let sample = text.lines().find(|line| {
+                let rest = line.strip_prefix(name);
+                rest.is_some_and(|rest| !rest.starts_with(|c: char| c.is_ascii_lowercase()))
+            });
+            let (_, labels) = sample.unwrap().split_once('{').unwrap_or_default();
+            let labels = labels.split_once('}').unwrap_or_default().0;
+            let labels = labels.split(',').filter_map(|label| Some(label.split_once('=')?.0));
+            let labels: Vec<&str> = labels.filter(|label| *label != "le").collect();
+            let total = if kind == "counter" { "_total" } else { "" };
+            let help = help.trim_end_matches('.');
+            format!("| `{name}{total}` | {} | {kind} | {help} |", labels.join(", "))
+        };
+        of("# TYPE ").into_iter().map(row).collect()
+    }
+
+    #[test]
+    fn the_documents_have_each_metric() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/api.md");
+        let document = std::fs::read_to_string(path).unwrap();
+        let written: Vec<&str> =
+            document.lines().filter(|line| line.starts_with("| `ballast_")).collect();
+        let wanted = rows(&example());
+        assert!(written == wanted, "docs/api.md is to have:\n{}", wanted.join("\n"));
     }
 }
