@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use ballast_api::GuestStats;
-use ballast_policy::unplug::together;
+use ballast_policy::unplug::{balloon_goal, together};
 use ballast_policy::{
     BalloonInput, BalloonOutput, Health, State, Tools, UnplugControl, UnplugInput,
 };
@@ -67,12 +67,13 @@ async fn step(
     if stats.is_some() {
         vm.driver_alive.store(true, Ordering::Relaxed);
     }
+    let look = hotplug_loop::look(vm, monitor).await;
+    // After the look: what is unplugged is given up before it is out of the VMM's books.
     let (consumed, discarded) = match &*vm.paged() {
         Some(paged) => (Some(paged.memory().charged()), paged.memory().counters.values().discarded),
         None => (None, 0),
     };
     let pages = |bytes: Option<u64>| bytes.map(|b| Bytes(b).pages());
-    let look = hotplug_loop::look(vm, monitor).await;
     let config = manager.config().balloon;
     if let Some(look) = &look {
         unplug.get_or_insert_with(|| UnplugControl::new(config, look.less)).set_config(config);
@@ -81,14 +82,12 @@ async fn step(
     let withheld = unplug.as_ref().map_or(Pages::ZERO, |unplug| unplug.withheld(given, plugged));
     lock(&vm.hotplug).withheld = withheld;
     let goal = lock(&vm.balloon).goal;
-    let health = lock(&vm.control).health();
-    let now = manager.started.elapsed();
     let input = BalloonInput {
-        now,
+        now: manager.started.elapsed(),
         size: vm.boot + plugged,
         // QEMU knows of what the guest began with alone.
         most: Some(vm.boot),
-        goal: UnplugControl::left_to_balloon(goal, withheld, health),
+        goal,
         has_device: monitor.has_balloon(),
         driver_alive: vm.driver_alive.load(Ordering::Relaxed),
         reported,
@@ -98,11 +97,11 @@ async fn step(
         guest_total: stats.and_then(|s| pages(s.total)),
         guest_stats_age: stats.map(|s| Duration::from_secs(s.age_s)),
     };
-    let (mut output, beside) = ask_balloon(vm, &input, goal, given, plugged);
+    let (mut output, beside) = ask_balloon(vm, input, withheld, given, plugged);
     let mut settled = true;
     if let Some(unplug) = unplug {
         let done = unplug.step(&beside, &output);
-        output = together(&output, beside.balloon, &done);
+        output = together(&output, beside.proven, &done);
         // Where QEMU did not answer, the next turn asks.
         if let Some(look) = look {
             settled = hotplug_loop::ask(vm, monitor, &look, done.withhold).await;
@@ -120,25 +119,28 @@ async fn step(
         && manager.decision().is_some_and(|(_, decision)| decision.state == State::High)
 }
 
-/// Asks the balloon's controller. Answers with what the one beside it is to know.
+/// Asks the balloon's controller for its part of the goal. Answers with what the one beside it is to know.
 fn ask_balloon(
     vm: &Vm,
-    input: &BalloonInput,
-    goal: Pages,
+    input: BalloonInput,
+    withheld: Pages,
     given: Pages,
     plugged: Pages,
 ) -> (BalloonOutput, UnplugInput) {
     let mut control = lock(&vm.control);
-    let output = control.step(input);
+    let most = control.most(&input);
+    let part = balloon_goal(input.goal, withheld, &control, most);
+    let output = control.step(&BalloonInput { goal: part, ..input });
     let beside = UnplugInput {
         now: input.now,
-        goal,
+        goal: input.goal,
         given,
         plugged,
         size: input.size,
-        balloon_most: control.most(input),
+        balloon_most: most,
         balloon: control.holds(),
-        guest_available: control.available(input),
+        proven: control.proven(),
+        guest_available: control.available(&input),
     };
     (output, beside)
 }

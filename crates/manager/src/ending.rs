@@ -8,14 +8,15 @@ use ballast_api::{ErrorCode, Management, Mode, RebootAction, RunState, VmChange,
 use ballast_pager::service::PagedVm;
 use ballast_policy::{BalloonControl, WorkingSet};
 use ballast_qemu::{Monitor, QmpError, last_log_line};
-use ballast_units::{Pages, VmId};
+use ballast_units::{Bytes, Pages, VmId};
 use rustix::process::Signal;
 
+use crate::config::rules::rule_for;
 use crate::lifecycle::built_at;
 use crate::manager::{Failure, Manager, Waits, add_counters};
 use crate::records::Record;
 use crate::views;
-use crate::vm::{ENDED, NewVm, Vm, lock};
+use crate::vm::{ENDED, NewVm, Vm, VmParams, lock};
 
 /// How long the last words of a QEMU that has ended may take through its socket.
 const LAST_WORDS: Duration = Duration::from_secs(5);
@@ -343,26 +344,66 @@ pub async fn watch_exit(manager: Arc<Manager>, vm: Arc<Vm>) {
 
 /// With what was asked for, which is not that of its start if somebody changed it.
 async fn restart(manager: Arc<Manager>, spec: VmSpec, vm: Arc<Vm>) -> Result<(), Failure> {
-    let params = vm.params();
-    let asked = params.asked();
-    let spec = VmSpec {
-        shares: asked.shares,
-        min: asked.min.map_or(0, |min| min.bytes().0),
-        tax: asked.tax,
-        pool: asked.pool.clone().flatten(),
-        salt: params.salt,
-        ..spec
-    };
+    let boot = Bytes(spec.max).pages();
+    let rule = rule_for(&manager.config().vms, &spec.name);
+    let limit = rule.max.map_or(boot, |max| max.of(boot).min(boot));
+    let (spec, change) = again(spec, &vm.params(), limit);
     manager.run_vm(spec).await?;
+    // It runs again, and stays: without what it cannot have now.
+    if change != VmChange::default()
+        && let Err(e) = manager.change_vm(&vm.name, &change)
+    {
+        tracing::error!(vm = vm.name, "started again, and not all is as it was: {e}");
+    }
+    Ok(())
+}
+
+/// How a VM with these parameters is started again, where its limit is `limit` then, and what is to be changed when
+/// it runs.
+fn again(spec: VmSpec, params: &VmParams, limit: Pages) -> (VmSpec, VmChange) {
+    let asked = params.asked();
+    let min = asked.min.map(|min| min.bytes().0);
+    // No more is guaranteed than it may have: more was promised when its limit had been raised.
+    let first = min.unwrap_or(0).min(limit.bytes().0);
     let change = VmChange {
         max: asked.max.map(|max| max.bytes().0),
-        // What it was asked to be without, whatever the configuration says.
-        min: asked.min.filter(|min| min.is_zero()).map(|_| 0),
+        // What it was asked to be without, whatever the configuration says, or to have beyond that.
+        min: min.filter(|min| *min == 0 || *min != first),
         no_pool: asked.pool == Some(None),
         ..VmChange::default()
     };
-    if change != VmChange::default() {
-        manager.change_vm(&vm.name, &change)?;
+    let spec = VmSpec {
+        shares: asked.shares,
+        min: first,
+        tax: asked.tax,
+        pool: asked.pool.clone().flatten(),
+        salt: params.salt.clone(),
+        ..spec
+    };
+    (spec, change)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vm::{Asked, Sizes};
+
+    #[test]
+    fn a_vm_that_was_promised_more_than_it_began_with_is_started_with_what_it_began_with() {
+        let sizes = Sizes { boot: Pages::from_mib(256), most: Pages::from_mib(512) };
+        let with = |min: Option<u64>, max: Option<u64>, limit: u64| {
+            let pages = |mib: Option<u64>| mib.map(Pages::from_mib);
+            let asked = Asked { min: pages(min), max: pages(max), ..Asked::default() };
+            let params = VmParams::resolve(&[], "a", sizes, asked).unwrap();
+            let (spec, change) = again(VmSpec::default(), &params, Pages::from_mib(limit));
+            let mib = |bytes: Option<u64>| bytes.map(|bytes| bytes >> 20);
+            (spec.min >> 20, mib(change.min), mib(change.max))
+        };
+        assert_eq!(with(None, None, 256), (0, None, None));
+        assert_eq!(with(Some(64), None, 256), (64, None, None));
+        assert_eq!(with(Some(0), None, 256), (0, Some(0), None));
+        assert_eq!(with(Some(384), Some(512), 256), (256, Some(384), Some(512)));
+        // The configuration limits it to less.
+        assert_eq!(with(Some(200), Some(256), 128), (128, Some(200), Some(256)));
     }
-    Ok(())
 }

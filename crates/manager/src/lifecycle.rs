@@ -150,8 +150,14 @@ impl Manager {
             Err(reason) => {
                 // Its whole process is booked, this included.
                 self.host.ledger.release(vmm_memory);
-                // Nothing but the balloon would keep it within less than its whole size.
-                if let Err(e) = self.make_room(Bytes(spec.max).pages()).await {
+                // Nothing but the balloon would keep it within less than its whole size, and nothing from what is
+                // not plugged.
+                let room = if spec.hotplug > 0 {
+                    Err(Failure::bad("it was to be started with memory to plug"))
+                } else {
+                    self.make_room(Bytes(spec.max).pages()).await
+                };
+                if let Err(e) = room {
                     let _ = vmm.process.kill();
                     vmm.process.exited().await;
                     self.host.ledger.release(overhead);

@@ -97,7 +97,7 @@ fn turn(
             paged.set_evict_goal(Pages::ZERO);
             paged.set_may_share(false);
             paged.let_pages_move(false);
-            paged.memory().set_target(vm.size);
+            paged.memory().set_target(vm.configured());
             paged.memory_freed();
         }
     }

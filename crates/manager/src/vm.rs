@@ -460,10 +460,11 @@ impl Vm {
     pub fn sizes(&self) -> Sizes {
         Sizes { boot: self.boot, most: self.size }
     }
-    /// What it has plugged, by its VMM's books: all that it could have, while that is not known.
+    /// What it has plugged, by its VMM's books: what it is to have, while that is not known.
     pub fn plugged(&self) -> Pages {
         let room = self.size.saturating_sub(self.boot);
-        lock(&self.hotplug).plugged.unwrap_or(room).min(room)
+        let known = lock(&self.hotplug).plugged;
+        known.unwrap_or_else(|| self.to_plug()).min(room)
     }
     /// Its size as its guest has it now, with what is only withheld from it.
     pub fn configured(&self) -> Pages {

@@ -132,7 +132,7 @@ pub struct BalloonInput {
     /// Running count of pages that the pager saw the guest give up.
     pub discarded: u64,
     /// Machine pages the VM uses, if the pager counts them. A guest that uses more than its size
-    /// less its balloon has a smaller balloon than it says.
+    /// less its balloon has a smaller balloon than it says. Not older than `size`: what is unplugged is given up first.
     pub consumed: Option<Pages>,
     /// The guest's statistics: memory it could use without swapping, ...
     pub guest_available: Option<Pages>,
@@ -181,6 +181,8 @@ pub struct BalloonOutput {
     pub rate: Option<Pages>,
     /// The guest says that it runs short of memory: less than half its reserve is available.
     pub short: bool,
+    /// The VM uses more than its size and what its balloon is said to hold leave it.
+    pub refuted: bool,
 }
 
 impl BalloonOutput {
@@ -191,6 +193,7 @@ impl BalloonOutput {
         limit: Pages::ZERO,
         rate: None,
         short: false,
+        refuted: false,
     };
 }
 
@@ -264,6 +267,11 @@ impl BalloonControl {
         self.claimed
     }
 
+    /// What of it the pages that the VM uses leave room for.
+    pub fn proven(&self) -> Pages {
+        self.proven
+    }
+
     /// The largest balloon that its device and its configuration allow, whatever the guest bears.
     pub fn most(&self, input: &BalloonInput) -> Pages {
         let most = self.config.cap(input.most.unwrap_or(input.size));
@@ -307,6 +315,7 @@ impl BalloonControl {
             limit,
             rate: self.rate.map(|rate| Pages(rate as u64)),
             short: self.short(input),
+            refuted: refuted(input, self.claimed),
         }
     }
 
@@ -322,6 +331,7 @@ impl BalloonControl {
             limit: Pages::ZERO,
             rate: None,
             short: false,
+            refuted: refuted(input, Pages::ZERO),
         }
     }
 
@@ -495,9 +505,10 @@ fn claimed(input: &BalloonInput, asked: Pages) -> bool {
         }
 }
 
-/// Whether that can be believed.
+/// Whether that can be believed. Of an empty balloon it cannot where the VM uses more than it has: memory that was
+/// unplugged, or never plugged.
 fn followed(input: &BalloonInput, asked: Pages) -> bool {
-    asked.is_zero() || (claimed(input, asked) && !refuted(input, asked))
+    claimed(input, asked) && !refuted(input, asked)
 }
 
 /// Whether the VM uses more than a balloon of `claim` could leave it.

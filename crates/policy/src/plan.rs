@@ -365,9 +365,11 @@ fn wanted_of_paging(
 ) -> (Pages, Option<EvictCause>) {
     let consumed = vm.consumed;
     let level = consumed.saturating_sub(take);
-    // What is left of the take when the balloon has done its part.
+    // What is left of the take when the balloon has done its part. No balloon brings what its guest uses beyond its
+    // size: memory that was never plugged into it, or that it has unplugged.
     let beyond_balloon = if mix::usable(vm) {
-        consumed.min(vm.left_by(balloon_goal)).saturating_sub(level)
+        let rest = consumed.min(vm.left_by(balloon_goal)).saturating_sub(level);
+        rest.max(consumed.saturating_sub(vm.size).min(take))
     } else {
         take
     };

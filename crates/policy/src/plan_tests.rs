@@ -291,6 +291,23 @@ fn a_limit_holds_in_every_state() {
     assert_eq!((plans[0].evict, plans[1].evict), (Pages(1_200), Pages(0)));
 }
 
+/// Memory that was never plugged into it, or that it unplugged and uses still.
+#[test]
+fn what_a_guest_uses_beyond_its_size_no_balloon_brings() {
+    let beyond = VmState { consumed: Pages(5_000), ..vm(1) };
+    for rate in [None, Some(Pages(1_000))] {
+        let beyond = VmState { balloon_rate: rate, ..beyond };
+        let p = one(State::High, 5_000, beyond);
+        assert_eq!((p.balloon_goal, p.evict), (Pages(0), Pages(1_000)));
+        // The balloon's part is its own.
+        let p = one(State::Soft, 350, VmState { consumed: Pages(4_100), ..beyond });
+        assert_eq!((p.leave, p.balloon_goal, p.evict), (Pages(3_800), Pages(200), Pages(100)));
+        // Of what is to be taken at most.
+        let p = one(State::Soft, 600, beyond);
+        assert_eq!((p.leave, p.evict), (Pages(4_000), Pages(1_000)));
+    }
+}
+
 #[test]
 fn reasons_are_sentences_with_numbers() {
     let text = |p: VmPlan| p.reason.to_string();

@@ -24,7 +24,8 @@
 //! - A tool that holds nothing cannot be measured. It counts as free of charge, so it is tried when the
 //!   other is seen to cost something; what was measured of it lately ([`FORGET`]) spares the trial. Where reads
 //!   are so dear, the balloon counts instead as if each page that paging brings back were read. Such a read waits for a
-//!   disk and for processors as long as the guest's own were seen to lately, or else as the fault did.
+//!   disk and for processors as long as the guest's own were seen to lately, or else as the fault did, two seeks of a disk
+//!   at most.
 //! - The order changes when the first tool costs more than [`DEARER`] times the other, and at least
 //!   [`LEAST`] in all; not before it was in force for a while, which doubles with every change and is
 //!   halved after a long time without one. So it cannot swing, whatever is measured.
@@ -208,6 +209,9 @@ const GAIN: f64 = 0.3;
 const SETTLED: u32 = 3;
 /// Pages that a guest reads between two looks, from which on its disks' time says something.
 const SOME_READS: f64 = 8.0;
+/// The longest wait of a read that is only presumed, nanoseconds: two seeks of a disk that turns. What a fault waits
+/// longer for is no reason to presume it of disks, and guests without any would never be rid of a slow swap.
+const LONGEST_READ: f64 = 20e6;
 /// A tool that holds less than this part of the guest is not measured.
 const ENOUGH: u64 = 64;
 /// How fast paging is shows when it had something to do for so long between two looks: nanoseconds.
@@ -368,7 +372,7 @@ impl ToolControl {
             let nanos = service + input.refault_cpu_ns as f64;
             let returns = faults / seconds / paged as f64;
             self.paging.see(now, returns * nanos);
-            let waits = self.device.map_or(service, |(nanos, _)| nanos);
+            let waits = self.device.map_or(service.min(LONGEST_READ), |(nanos, _)| nanos);
             self.as_reads.see(now, returns * (waits + input.read_cpu_ns as f64));
         }
 

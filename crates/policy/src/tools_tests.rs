@@ -171,6 +171,24 @@ fn where_reads_are_dear_paging_comes_first_until_it_is_seen_to_cost_more() {
     assert_eq!(vm.pass(1, 0, 0).first, Tool::Balloon);
 }
 
+/// A read is not presumed to wait for as long as a fault that no disk is to blame for: guests without a disk would
+/// never be rid of it.
+#[test]
+fn no_disk_is_presumed_to_be_slower_than_disks_are() {
+    for (ms, first) in [(10, Tool::Paging), (60, Tool::Balloon)] {
+        let mut vm = Vm::new();
+        vm.input.read_cpu_ns = 600_000;
+        vm.control = ToolControl::new(ToolOrder::Measured);
+        vm.pass(1, 0, 0);
+        vm.hold(0, 20_000);
+        for _ in 0..60 {
+            vm.input.refault_ns += 200 * ms * 1_000_000;
+            vm.pass(1, 0, 200);
+        }
+        assert_eq!(vm.tools.first, first, "{ms} ms");
+    }
+}
+
 #[test]
 fn trifles_change_nothing() {
     let mut vm = Vm::new();

@@ -8,14 +8,15 @@
 //! - what a balloon that is missing or stuck does not take.
 //!
 //! To the policy both are one balloon: what they hold together, how much more the guest bears, and whether it comes
-//! ([`together`]). Unlike a balloon's size, which is the guest's own word, what is plugged is in QEMU's books.
+//! ([`together`]). What is plugged is in QEMU's books, but nothing keeps a guest from using what it has unplugged:
+//! whether either is believed is told by the pages that it uses, of which the balloon's controller knows.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use ballast_units::Pages;
 
-use crate::balloon::{BalloonConfig, BalloonOutput, Health};
+use crate::balloon::{BalloonConfig, BalloonControl, BalloonOutput, Health};
 
 /// What is known of the guest's memory now.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -34,6 +35,8 @@ pub struct UnplugInput {
     pub balloon_most: Pages,
     /// What its balloon holds, as it says.
     pub balloon: Pages,
+    /// What can be believed of that.
+    pub proven: Pages,
     /// Memory that the guest could use without swapping, if it told so lately.
     pub guest_available: Option<Pages>,
 }
@@ -47,6 +50,8 @@ pub struct UnplugOutput {
     pub withheld: Pages,
     /// The most that can be withheld so now.
     pub limit: Pages,
+    /// Less is withheld than was asked for a balloon's patience ago.
+    pub late: bool,
 }
 
 /// The controller of one guest's memory that was plugged; call [`step`](Self::step) about once a second.
@@ -81,7 +86,9 @@ const SLACK: Pages = Pages(1024);
 /// A turn that comes late must not bring a burst.
 const MAX_PACE: Duration = Duration::from_secs(2);
 /// A caller that turns faster than planned shortens the memory, not the machine's.
-const MAX_MOMENTS: usize = 64;
+const MAX_MOMENTS: usize = 1_024;
+/// A balloon that stands still is asked for so much more than it holds, so that it is seen when it moves again.
+const PROBE: Pages = Pages(512);
 
 impl UnplugControl {
     /// For a guest of which a former manager may have withheld some: what it was asked for less than it was given.
@@ -103,17 +110,15 @@ impl UnplugControl {
     /// What is withheld of what was `given`, where so much is `plugged`. What is on its way back counts until the
     /// guest has it: it could not use it before.
     pub fn withheld(&self, given: Pages, plugged: Pages) -> Pages {
-        let most = self.moments.iter().map(|m| m.withhold).chain([self.withhold]).max();
-        most.unwrap_or_default().min(given.saturating_sub(plugged))
+        let most = self.lately().map(|m| m.withhold).fold(self.withhold, Pages::max);
+        most.min(given.saturating_sub(plugged))
     }
 
-    /// What a balloon that was `health` is to hold of a `goal` of which so much is withheld already. One that stands
-    /// still is asked for all of it, so that it is seen when it moves again.
-    pub fn left_to_balloon(goal: Pages, withheld: Pages, health: Health) -> Pages {
-        match health {
-            Health::Stuck => goal,
-            _ => goal.saturating_sub(withheld),
-        }
+    /// The last moments, as far back as statistics that count may be.
+    fn lately(&self) -> impl Iterator<Item = &Moment> {
+        let window = self.config.fresh.saturating_add(self.config.settle);
+        let since = self.moments.back().map_or(Duration::ZERO, |m| m.at.saturating_sub(window));
+        self.moments.iter().filter(move |m| m.at >= since)
     }
 
     /// One turn, after that of the balloon, `balloon`. Time that goes backwards counts as standing still.
@@ -129,7 +134,7 @@ impl UnplugControl {
         let balloon_part = match balloon.health {
             Health::Healthy | Health::Slow => input.balloon_most,
             // What it holds it may keep; more cannot be expected of it.
-            Health::Stuck => input.balloon,
+            Health::Stuck => input.proven,
             Health::Missing => Pages::ZERO,
         };
         let wanted = whole(input.goal.saturating_sub(balloon_part)).min(whole(limit));
@@ -147,8 +152,19 @@ impl UnplugControl {
             let parts = if input.guest_available.is_some() { 1 } else { 4 };
             wanted.min(self.withhold + step(Pages(self.config.rate.0 / parts)))
         };
+        let late = withheld + SLACK < self.due(now);
         self.remember(Moment { at: now, withhold: self.withhold, withheld });
-        UnplugOutput { withhold: self.withhold, withheld, limit }
+        UnplugOutput { withhold: self.withhold, withheld, limit, late }
+    }
+
+    /// What must be withheld by now: the least that was asked for during the last patience, as of a balloon.
+    fn due(&self, now: Duration) -> Pages {
+        let Some(since) = now.checked_sub(self.config.patience) else { return Pages::ZERO };
+        let Some(start) = self.moments.iter().rposition(|m| m.at <= since) else {
+            return Pages::ZERO;
+        };
+        let asked = self.moments.iter().skip(start).map(|m| m.withhold);
+        asked.fold(self.withhold, Pages::min)
     }
 
     /// Gives up what the guest does not do: nothing of it came for as long as a balloon's patience.
@@ -168,7 +184,7 @@ impl UnplugControl {
 
     fn remember(&mut self, moment: Moment) {
         let window = self.config.fresh.saturating_add(self.config.settle);
-        let since = moment.at.saturating_sub(window);
+        let since = moment.at.saturating_sub(window.max(self.config.patience));
         self.moments.push_back(moment);
         while self.moments.len() > 2
             && (self.moments[1].at <= since || self.moments.len() > MAX_MOMENTS)
@@ -199,7 +215,7 @@ impl UnplugControl {
             return cap.min(withheld.saturating_sub(lacks));
         }
         // The statistics are as old as they may be: what was unplugged since counts as taken.
-        let known = self.moments.iter().map(|m| m.withheld).fold(withheld, Pages::min);
+        let known = self.lately().map(|m| m.withheld).fold(withheld, Pages::min);
         let grows = match balloon.health {
             Health::Healthy | Health::Slow => balloon.limit.saturating_sub(input.balloon),
             Health::Stuck | Health::Missing => Pages::ZERO,
@@ -214,18 +230,37 @@ fn whole(pages: Pages) -> Pages {
     Pages(pages.0 / BLOCK.0 * BLOCK.0)
 }
 
+/// What a balloon is to hold of a `goal` of which so much is `withheld` otherwise, if it holds `most` at most.
+///
+/// What is unplugged beyond its part is given back first: until then it neither shrinks nor grows. One that stands
+/// still is asked for no more than it takes to see that it moves again: all that it was asked for would come at once
+/// then, beside what was unplugged in its place.
+pub fn balloon_goal(goal: Pages, withheld: Pages, balloon: &BalloonControl, most: Pages) -> Pages {
+    let rest = goal.saturating_sub(withheld);
+    let part = match balloon.health() {
+        Health::Stuck => rest.max(balloon.holds() + PROBE),
+        Health::Healthy | Health::Slow => rest.max(balloon.command().min(most)),
+        Health::Missing => rest,
+    };
+    part.min(goal)
+}
+
 /// A guest's balloon and what is unplugged of it, as one balloon: how it does what it is told, and the most that it
-/// may hold. `balloon` is what the balloon holds, as it says.
-pub fn together(balloon: &BalloonOutput, holds: Pages, unplug: &UnplugOutput) -> BalloonOutput {
+/// may hold. `proven` is what the balloon holds.
+pub fn together(balloon: &BalloonOutput, proven: Pages, unplug: &UnplugOutput) -> BalloonOutput {
     if unplug.limit.is_zero() && unplug.withheld.is_zero() {
         return *balloon;
     }
+    let comes = if unplug.late { Health::Slow } else { Health::Healthy };
     let (health, limit) = match balloon.health {
-        Health::Healthy | Health::Slow => (balloon.health, balloon.limit),
+        // It uses what it is said to have given up: others take it.
+        health if balloon.refuted => (health, balloon.limit),
+        Health::Healthy => (comes, balloon.limit),
+        Health::Slow => (Health::Slow, balloon.limit),
         // What comes, comes by unplugging; where that does no more either, all is as it was.
         health if unplug.limit < unplug.withheld + BLOCK => (health, balloon.limit),
-        Health::Stuck => (Health::Healthy, holds.min(balloon.limit)),
-        Health::Missing => (Health::Healthy, Pages::ZERO),
+        Health::Stuck => (comes, proven.min(balloon.limit)),
+        Health::Missing => (comes, Pages::ZERO),
     };
     BalloonOutput { health, limit: limit + unplug.limit, ..*balloon }
 }

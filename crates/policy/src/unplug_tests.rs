@@ -29,6 +29,8 @@ struct Guest {
     asked: Pages,
     /// What it uses for good.
     used: Pages,
+    /// What the pager counts of it, if it does.
+    consumed: Option<Pages>,
     goal: Pages,
     now: Duration,
 }
@@ -47,6 +49,7 @@ impl Guest {
             holds: Pages::ZERO,
             asked: Pages::ZERO,
             used: Pages::from_mib(60),
+            consumed: None,
             goal: Pages::ZERO,
             now: Duration::ZERO,
         }
@@ -65,8 +68,8 @@ impl Guest {
             now: self.now,
             size,
             most: Some(self.boot),
-            goal: UnplugControl::left_to_balloon(self.goal, withheld, self.balloon.health()),
             has_device: true,
+            consumed: self.consumed,
             driver_alive: tells,
             reported: tells.then_some(self.holds),
             guest_available: tells.then(|| self.available()),
@@ -74,7 +77,9 @@ impl Guest {
             guest_stats_age: tells.then_some(Duration::ZERO),
             ..BalloonInput::default()
         };
-        let balloon = self.balloon.step(&input);
+        let balloon_most = self.balloon.most(&input);
+        let goal = balloon_goal(self.goal, withheld, &self.balloon, balloon_most);
+        let balloon = self.balloon.step(&BalloonInput { goal, ..input });
         let unplug = self.unplug.step(
             &UnplugInput {
                 now: self.now,
@@ -82,8 +87,9 @@ impl Guest {
                 given: self.given,
                 plugged: self.plugged,
                 size,
-                balloon_most: self.balloon.most(&input),
+                balloon_most,
                 balloon: self.balloon.holds(),
+                proven: self.balloon.proven(),
                 guest_available: self.balloon.available(&input),
             },
             &balloon,
@@ -100,7 +106,7 @@ impl Guest {
             self.plugged = requested;
         }
         self.now += Duration::from_secs(1);
-        (together(&balloon, self.balloon.holds(), &unplug), unplug)
+        (together(&balloon, self.balloon.proven(), &unplug), unplug)
     }
 
     fn seconds(&mut self, n: usize) -> (BalloonOutput, UnplugOutput) {
@@ -144,6 +150,65 @@ fn what_is_beyond_a_balloon_is_unplugged_and_comes_back_first() {
     guest.goal = Pages(0);
     guest.seconds(10);
     assert_eq!(guest.withheld(), Pages(0));
+}
+
+#[test]
+fn what_is_withheld_falls_to_a_goal_and_not_below_it() {
+    for goal in [200, 150, 84, 60, 10] {
+        let mut guest = Guest::new(Balloon::Works);
+        guest.goal = Pages::from_mib(230);
+        guest.seconds(20);
+        guest.goal = Pages::from_mib(goal);
+        for second in 0..20 {
+            guest.second();
+            let withheld = guest.withheld() + BLOCK;
+            assert!(withheld >= guest.goal, "{second}: {withheld:?} of {goal} MiB");
+        }
+        assert!(guest.withheld() <= guest.goal, "{:?} of {goal} MiB", guest.withheld());
+    }
+}
+
+#[test]
+fn a_balloon_that_wakes_up_does_not_take_what_was_unplugged_in_its_place() {
+    let mut guest = Guest::new(Balloon::Dead);
+    guest.goal = Pages::from_mib(100);
+    guest.seconds(30);
+    guest.driver = Balloon::Works;
+    for second in 0..30 {
+        guest.second();
+        assert!(guest.withheld() <= guest.goal + PROBE, "{second}: {:?}", guest.withheld());
+    }
+    assert_eq!((guest.holds, guest.withheld() + BLOCK > guest.goal), (BALLOON, true));
+}
+
+#[test]
+fn a_guest_that_goes_on_using_what_it_gave_up_is_left_to_others() {
+    for driver in [Balloon::Works, Balloon::NoDriver] {
+        let mut guest = Guest::new(driver);
+        guest.consumed = Some(BOOT + GIVEN);
+        guest.goal = Pages::from_mib(60);
+        let (both, _) = guest.seconds(30);
+        let books = guest.holds + GIVEN.saturating_sub(guest.plugged);
+        assert!(books >= guest.goal, "{driver:?}: {books:?}");
+        assert!(matches!(both.health, Health::Stuck | Health::Missing), "{driver:?}: {both:?}");
+        // It does as it says.
+        guest.consumed = Some((BOOT + GIVEN).saturating_sub(books));
+        let (both, _) = guest.seconds(3);
+        assert_eq!(both.health, Health::Healthy, "{driver:?}");
+    }
+}
+
+#[test]
+fn a_guest_that_unplugs_slowly_is_slow() {
+    let mut guest = Guest::new(Balloon::Works);
+    guest.unplugs = BLOCK.0;
+    guest.goal = Pages::from_mib(230);
+    let (both, unplug) = guest.seconds(9);
+    assert_eq!((both.health, unplug.late), (Health::Healthy, false));
+    let (both, unplug) = guest.seconds(10);
+    assert!(both.health == Health::Slow && unplug.late, "{both:?}");
+    let (both, unplug) = guest.seconds(120);
+    assert_eq!((both.health, unplug.late), (Health::Healthy, false));
 }
 
 #[test]
@@ -286,6 +351,7 @@ proptest! {
                     size: pages(plugged) + BOOT,
                     balloon_most: pages(holds),
                     balloon: pages(holds),
+                    proven: pages(holds),
                     guest_available: available.map(pages),
                 },
                 &balloon,
