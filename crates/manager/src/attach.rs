@@ -124,7 +124,7 @@ impl Manager {
         let handle = ProcessHandle::open(pid).map_err(|e| internal(e.to_string()))?;
         let folder = self.folder_of(&spec.name);
         self.fresh_folder(&spec.name).await.map_err(|e| internal(e.to_string()))?;
-        let accel = AccelChoice::Tcg { why: "started by another".into() };
+        let accel = AccelChoice::started_by_another();
         let record = Record::new(&spec.name, None, params.clone(), size, Pages::ZERO, pid, &accel);
         let record = Record { qmp: absolute(&spec.qmp), ..record.unpaged("attached by QMP") };
         if let Err(e) = record.save(&folder) {
@@ -139,7 +139,7 @@ impl Manager {
             name: spec.name.clone(),
             spec: None,
             folder,
-            accel: "started by another".into(),
+            accel: accel.to_string(),
             size,
             boot: size,
             plugged: Some(Pages::ZERO),

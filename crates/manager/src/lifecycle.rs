@@ -451,7 +451,13 @@ impl Manager {
     pub(crate) fn adopt(self: &Arc<Self>, hello: &Hello, peer: Peer) -> Result<Expected, String> {
         let name = hello.vm.as_str().to_owned();
         if hello.reconnect {
-            return Err(format!("this manager does not know '{name}'"));
+            return Err(if self.vm(&name).is_ok() {
+                format!(
+                    "'{name}' is managed already: its pages are shared again from the next manager on"
+                )
+            } else {
+                format!("this manager does not know '{name}'")
+            });
         }
         // A VMM has one guest: more names would be more memory than it is entitled to.
         if let Some(vm) = self.vms().into_iter().find(|vm| vm.process.pid() == peer.pid) {
@@ -502,7 +508,7 @@ impl Manager {
                 Ok::<_, String>(process)
             };
             let process = made.await.inspect_err(|_| self.promise_settled(&name))?;
-            let accel = AccelChoice::Tcg { why: "started by another".into() };
+            let accel = AccelChoice::started_by_another();
             let domain = self.commons.domain_name(&name, None);
             let record = Record::new(&name, None, params.clone(), size, overhead, peer.pid, &accel);
             if let Err(e) = record.in_domain(&domain).save(&self.folder_of(&name)) {
@@ -548,7 +554,7 @@ impl Manager {
             name,
             spec: None,
             folder,
-            accel: "started by another".into(),
+            accel: AccelChoice::started_by_another().to_string(),
             size,
             boot: size,
             plugged: Some(Pages::ZERO),

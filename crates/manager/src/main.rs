@@ -50,6 +50,7 @@ mod whole_file;
 
 use std::io::Write as _;
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -60,6 +61,7 @@ use ballast_shim_proto::Listener;
 use ballast_units::Bytes;
 use clap::Parser;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
 
 use crate::config::{Config, Overrides};
 use crate::manager::{Ending, Manager};
@@ -182,15 +184,24 @@ fn run(args: Args) -> anyhow::Result<()> {
     made.make_again(&config)?;
     let served = runtime.block_on(serve(config.clone(), source, args.stop_vms_on_exit));
     match &served {
-        Ok(Ending::VmsStopped) => made.clear(&config),
+        Ok((Ending::VmsStopped, _)) => made.clear(&config),
         Ok(_) => {}
         Err(_) => made.undo(&config),
     }
     runtime.shutdown_timeout(Duration::from_secs(2));
-    served.map(drop)
+    match served?.1 {
+        // So that whoever started this one starts another.
+        Some(thread) => anyhow::bail!("its {thread} thread had panicked"),
+        None => Ok(()),
+    }
 }
 
-async fn serve(config: Config, source: Source, stop_vms_on_exit: bool) -> anyhow::Result<Ending> {
+/// Until the end: which one it is, and the thread that had panicked, if any had.
+async fn serve(
+    config: Config,
+    source: Source,
+    stop_vms_on_exit: bool,
+) -> anyhow::Result<(Ending, Option<String>)> {
     // From the first moment: an end in order, however early it is asked for.
     let mut signals = Signals::catch()?;
     let survey = survey::survey(&config.run_dir).context("VMs of a former manager")?;
@@ -209,8 +220,11 @@ async fn serve(config: Config, source: Source, stop_vms_on_exit: bool) -> anyhow
     let shims = bind_shims(&config.run_dir.join("shim.sock"), config.shim_group)?;
     let listener = bind_api(&config.socket)?;
     let mut threads = Vec::new();
-    let mut thread = |name: &str, body: Box<dyn FnOnce() + Send>| -> anyhow::Result<()> {
-        let thread = std::thread::Builder::new().name(name.into()).spawn(body);
+    let mut thread = |name: &'static str, body: Box<dyn FnOnce() + Send>| -> anyhow::Result<()> {
+        let ending = manager.ending.clone();
+        let thread = std::thread::Builder::new()
+            .name(name.into())
+            .spawn(move || ends_with_it(name, &ending, body));
         threads.push(thread.with_context(|| format!("starting the {name} thread"))?);
         Ok(())
     };
@@ -238,9 +252,11 @@ async fn serve(config: Config, source: Source, stop_vms_on_exit: bool) -> anyhow
     // The answer to the request that ended us is on its way.
     tokio::time::sleep(Duration::from_millis(100)).await;
     server.abort();
+    let mut fell = None;
     for thread in threads {
+        let name = thread.thread().name().unwrap_or_default().to_owned();
         if thread.join().is_err() {
-            tracing::error!("a thread of the manager had panicked");
+            fell = Some(name);
         }
     }
     if let Some(journal) = &manager.journal {
@@ -258,7 +274,19 @@ async fn serve(config: Config, source: Source, stop_vms_on_exit: bool) -> anyhow
             });
         }
     });
-    Ok(ending)
+    Ok((ending, fell))
+}
+
+/// Runs a thread of the manager, without which it would go on half: if it panics, the manager ends and leaves its VMs to
+/// the next one.
+fn ends_with_it(name: &str, ending: &watch::Sender<Ending>, body: Box<dyn FnOnce() + Send>) {
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(body)) {
+        tracing::error!(
+            "the {name} thread has panicked: this manager ends, and leaves its VMs to the next"
+        );
+        ending.send_replace(Ending::LeaveVms);
+        resume_unwind(panic);
+    }
 }
 
 struct Signals {
@@ -338,4 +366,20 @@ fn bind_api(path: &Path) -> anyhow::Result<tokio::net::UnixListener> {
         .with_context(|| format!("socket {}", path.display()))?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
     Ok(listener)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_manager_does_not_go_on_without_one_of_its_threads() {
+        let ending = watch::Sender::new(Ending::Running);
+        ends_with_it("good", &ending, Box::new(|| {}));
+        assert_eq!(*ending.borrow(), Ending::Running);
+        let body = || panic!("as it should");
+        let fell = catch_unwind(AssertUnwindSafe(|| ends_with_it("bad", &ending, Box::new(body))));
+        assert!(fell.is_err());
+        assert_eq!(*ending.borrow(), Ending::LeaveVms);
+    }
 }

@@ -230,7 +230,10 @@ pub async fn take_over(manager: Arc<Manager>, waiting: Waiting) {
         settled();
         return;
     };
-    *lock(&manager.accel) = record.accel.clone();
+    // What others started tells nothing of the host.
+    if record.spec.is_some() {
+        *lock(&manager.accel) = record.accel.clone();
+    }
     // Much may have happened meanwhile: nothing is taken from it until it was looked at.
     let vm = admit(&manager, folder, &record, process, unseen("just taken over"), Some(paged));
     settled();

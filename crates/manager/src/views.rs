@@ -405,6 +405,10 @@ fn trouble(paged: &PagedVm) -> Option<String> {
         PagerHealth::Ill { last, ago, times } => {
             Some(format!("{last} ({times} times, last {} ago)", age(ago)))
         }
+        PagerHealth::Unserved => Some(
+            "one of the threads that serve it has ended: end ballastd and start it again, and it is taken over"
+                .to_owned(),
+        ),
         PagerHealth::Unreadable { page, pages, what } => Some(format!(
             "{pages} {} that it waits for cannot be read: {page}: {what}; tried again until it can",
             if pages == 1 { "page" } else { "pages" }

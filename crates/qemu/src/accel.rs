@@ -25,6 +25,8 @@ const API_VERSION: i32 = 12;
 const BOOT: Duration = Duration::from_secs(5);
 /// For a killed QEMU to let go of its VM.
 const REAP: Duration = Duration::from_millis(500);
+/// How long a host is said not to boot a kernel that it did not boot once.
+const KEPT: Duration = Duration::from_secs(600);
 /// The first line of every Linux console.
 const MARKER: &[u8] = b"Linux version";
 /// More output than this without the marker is not a kernel that starts.
@@ -43,10 +45,21 @@ pub enum AccelChoice {
     },
 }
 
+/// In records, in place of a reason: of a VM that somebody else started, nobody knows what it runs on.
+const ANOTHER: &str = "started by another";
+
+impl AccelChoice {
+    /// Of a VM that somebody else started.
+    pub fn started_by_another() -> AccelChoice {
+        AccelChoice::Tcg { why: ANOTHER.to_owned() }
+    }
+}
+
 impl fmt::Display for AccelChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             AccelChoice::Kvm => f.write_str("kvm"),
+            AccelChoice::Tcg { why } if why == ANOTHER => f.write_str(ANOTHER),
             AccelChoice::Tcg { why } => write!(f, "tcg ({why})"),
         }
     }
@@ -194,7 +207,8 @@ struct CacheFile {
 }
 
 /// [`probe_accel`], unless `cache` holds the answer for this host kernel, presence of /dev/kvm, QEMU
-/// and guest kernel. A cache that cannot be read or written costs a probe, nothing more.
+/// and guest kernel. That a kernel does not boot is believed for [`KEPT`] only: it may have been the host that was busy,
+/// or a permission that was missing. A cache that cannot be read or written costs a probe, nothing more.
 pub async fn probe_accel_cached(cache: &Path, qemu: &Path, kernel: Option<&Path>) -> AccelChoice {
     let host = Cached {
         host_kernel: fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default(),
@@ -204,7 +218,14 @@ pub async fn probe_accel_cached(cache: &Path, qemu: &Path, kernel: Option<&Path>
     };
     let known =
         File::open(cache).ok().and_then(|f| serde_json::from_reader::<_, CacheFile>(f).ok());
-    if let Some(known) = known.filter(|known| known.host == host) {
+    let is_old = || {
+        let written = fs::metadata(cache).and_then(|file| file.modified()).ok();
+        written.and_then(|at| at.elapsed().ok()).is_none_or(|age| age > KEPT)
+    };
+    let good = |known: &CacheFile| {
+        known.host == host && (known.choice == AccelChoice::Kvm || !host.kvm_present || !is_old())
+    };
+    if let Some(known) = known.filter(good) {
         return known.choice;
     }
     let choice = probe_accel(qemu, kernel).await;
@@ -238,6 +259,7 @@ mod tests {
     fn the_choice_says_why() {
         assert_eq!(AccelChoice::Kvm.to_string(), "kvm");
         assert_eq!(AccelChoice::Tcg { why: "no /dev/kvm".into() }.to_string(), "tcg (no /dev/kvm)");
+        assert_eq!(AccelChoice::started_by_another().to_string(), "started by another");
     }
 
     #[test]

@@ -24,6 +24,8 @@ use crate::word::State;
 
 /// How long until a page that could not be read is tried again.
 const RETRY: Duration = Duration::from_secs(2);
+/// How long until events that could not be read are tried again.
+const UNREADABLE: Duration = Duration::from_millis(100);
 
 /// What the fault thread of a VM has.
 pub(super) struct FaultService {
@@ -110,8 +112,9 @@ impl FaultService {
             if self.wait()
                 && let Err(e) = self.take_events(&mut events)
             {
-                self.vm.set_ill(format!("reading faults: {e}"));
-                return;
+                // Whatever it is: a guest whose faults nobody reads stands still for good.
+                self.vm.set_ill(format!("reading faults: {e}; tried again"));
+                std::thread::sleep(UNREADABLE);
             }
             self.reap();
             self.take_back();

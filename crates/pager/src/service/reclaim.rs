@@ -79,7 +79,10 @@ impl Reclaim {
         let ring = vm.swap.ring(2 * (layout.write_slots() as u32).max(1));
         let compressor = vm.memory.tier().settings().algorithm.and_then(|algorithm| {
             Compressor::new(algorithm)
-                .inspect_err(|e| tracing::error!(vm = %vm.name, "nothing is compressed: {e}"))
+                .inspect_err(|e| {
+                    vm.set_ill(format!("nothing is compressed: {e}"));
+                    vm.no_compressor.store(true, Ordering::Relaxed);
+                })
                 .ok()
         });
         let sizing = Sizing::of(vm.memory.tier());

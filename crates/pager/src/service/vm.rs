@@ -182,6 +182,9 @@ pub enum Health {
     /// The last trouble, how long ago that was, and how many there were since this manager has the VM. No page is
     /// lost; pages may be waiting.
     Ill { last: String, ago: Duration, times: u32 },
+    /// One of the threads that serve it has ended, which none does by itself: its guest may stand still until another
+    /// manager has it.
+    Unserved,
     /// Pages that the guest waits for cannot be read, or are not what was written: the first of them, how
     /// many there are, and what is wrong with it. They are tried again until they can be.
     Unreadable { page: Ppn, pages: usize, what: String },
@@ -221,6 +224,8 @@ pub(super) struct Shared {
     pub fault_times: FaultTimes,
     /// The kernel makes no large pages of small ones.
     pub no_large_again: AtomicBool,
+    /// No compressor could be made.
+    pub no_compressor: AtomicBool,
     stop: AtomicBool,
     ill: Mutex<Option<(String, Instant)>>,
     ill_times: AtomicU32,
@@ -508,6 +513,7 @@ impl PagedVm {
             waiting: AtomicU64::new(0),
             fault_times: FaultTimes::default(),
             no_large_again: AtomicBool::new(false),
+            no_compressor: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             ill: Mutex::new(None),
             ill_times: AtomicU32::new(0),
@@ -594,7 +600,9 @@ impl PagedVm {
     /// still take holds at least two pages. None while it is known that they do not compress.
     pub fn spare_room(&self) -> Pages {
         let memory = self.memory();
-        if memory.tier().settings().algorithm.is_none() || self.shared.stubborn.is_believed() {
+        let compresses = memory.tier().settings().algorithm.is_some()
+            && !self.shared.no_compressor.load(Ordering::Relaxed);
+        if !compresses || self.shared.stubborn.is_believed() {
             return Pages::ZERO;
         }
         memory.tier().frames_left()
@@ -676,6 +684,9 @@ impl PagedVm {
             return Health::Unreadable { page: *page, pages: unreadable.len(), what: what.clone() };
         }
         drop(unreadable);
+        if self.threads.iter().any(JoinHandle::is_finished) {
+            return Health::Unserved;
+        }
         match &*self.shared.ill.lock().unwrap_or_else(PoisonError::into_inner) {
             None => Health::Well,
             Some((last, at)) => Health::Ill {

@@ -9,8 +9,11 @@ use ballast_units::{Bytes, Pages};
 
 /// Writes that fail one after another before a location is given up.
 const ROW: u32 = 8;
-/// Failed writes altogether before it is.
-const ALTOGETHER: u64 = 64;
+/// Failed writes altogether before it is, ...
+const ALTOGETHER: u32 = 64;
+/// ... of which one is forgiven for so many that succeed: bad spots of a disk are met soon again, what happens once a
+/// month is not held against it for years.
+const FORGIVEN: u32 = 4_096;
 
 /// A location as this manager has met it: the next one counts errors anew.
 #[derive(Debug, Default)]
@@ -21,6 +24,9 @@ pub struct Location {
     write_errors: AtomicU64,
     read_errors: AtomicU64,
     row: AtomicU32,
+    /// Failures that are not forgiven, and what has succeeded since the last that was.
+    held: AtomicU32,
+    good: AtomicU32,
     failed: AtomicBool,
 }
 
@@ -55,12 +61,21 @@ impl Location {
     /// A write is complete: failures that follow are in a row of their own.
     pub(crate) fn wrote(&self) {
         self.row.store(0, Ordering::Relaxed);
+        if self.held.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        if self.good.fetch_add(1, Ordering::Relaxed) + 1 >= FORGIVEN {
+            self.good.store(0, Ordering::Relaxed);
+            let less = |held: u32| held.checked_sub(1);
+            let _ = self.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        }
     }
     /// After `ROW` in a row, or `ALTOGETHER`, the location has failed.
     pub(crate) fn write_failed(&self) {
         let all = self.write_errors.fetch_add(1, Ordering::Relaxed) + 1;
         let row = self.row.fetch_add(1, Ordering::Relaxed) + 1;
-        if (row >= ROW || all >= ALTOGETHER) && !self.failed.swap(true, Ordering::Relaxed) {
+        let held = self.held.fetch_add(1, Ordering::Relaxed) + 1;
+        if (row >= ROW || held >= ALTOGETHER) && !self.failed.swap(true, Ordering::Relaxed) {
             tracing::error!(
                 "swap location {}: {all} writes failed: no more are tried there",
                 self.folder.display()
@@ -111,6 +126,14 @@ mod tests {
             bad_spots.wrote();
         }
         assert!(bad_spots.is_failed());
-        assert_eq!((bad_spots.write_errors(), bad_spots.room()), (ALTOGETHER, None));
+        assert_eq!((bad_spots.write_errors(), bad_spots.room()), (u64::from(ALTOGETHER), None));
+
+        let seldom = Location::new(Path::new("/nowhere"), 3);
+        for n in 0..3 * ALTOGETHER {
+            assert!(!seldom.is_failed(), "after {n}");
+            seldom.write_failed();
+            (0..FORGIVEN).for_each(|_| seldom.wrote());
+        }
+        assert_eq!(seldom.write_errors(), u64::from(3 * ALTOGETHER));
     }
 }
