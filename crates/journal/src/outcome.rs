@@ -11,7 +11,7 @@
 
 use std::collections::HashMap;
 
-use ballast_policy::{Decision, Reason, State};
+use ballast_policy::{Decision, Reason, State, VmPlan, VmState};
 use ballast_units::{Pages, VmId};
 use serde::{Deserialize, Serialize};
 
@@ -79,6 +79,53 @@ struct Open {
     since_ms: u64,
 }
 
+impl Open {
+    /// Asked first at the turn of `moment`.
+    fn at(moment: Moment, aim: Aim) -> Open {
+        Open { aim, since: moment.n, since_ms: moment.up_ms }
+    }
+
+    /// What the turn of `moment` saw become of it.
+    fn ended(self, moment: Moment, vm: Option<VmId>, now: Pages, end: End) -> Outcome {
+        Outcome {
+            vm,
+            aim: self.aim,
+            since: self.since,
+            took_ms: moment.up_ms.saturating_sub(self.since_ms),
+            now,
+            end,
+        }
+    }
+}
+
+/// One VM at one turn: what it has, and what is asked of it.
+struct Row<'a> {
+    moment: Moment,
+    vm: &'a VmState,
+    target: Pages,
+    plan: &'a VmPlan,
+}
+
+impl Row<'_> {
+    /// Memory is taken from it.
+    fn takes(&self) -> bool {
+        matches!(self.plan.reason, Reason::Reclaim { .. })
+    }
+
+    /// Its balloon is let down.
+    fn gives(&self) -> bool {
+        self.plan.balloon_goal < self.vm.balloon_goal
+    }
+
+    fn open(&self, aim: Aim) -> Open {
+        Open::at(self.moment, aim)
+    }
+
+    fn ended(&self, asked: Open, end: End) -> Outcome {
+        asked.ended(self.moment, Some(self.vm.demand.id), self.vm.consumed, end)
+    }
+}
+
 /// Follows aims through the turns of one manager.
 #[derive(Clone, Debug, Default)]
 pub struct Tracker {
@@ -98,86 +145,108 @@ impl PerVm {
     fn is_idle(&self) -> bool {
         self.reclaim.is_none() && self.grow.is_none() && self.block.is_none()
     }
+
+    /// What was asked of the VM and has not ended.
+    fn asked(self) -> impl Iterator<Item = Open> {
+        [self.reclaim, self.grow, self.block].into_iter().flatten()
+    }
+
+    /// Ends when the VM consumes no more than it was to be left, or nothing more is taken from it.
+    fn follow_reclaim(&mut self, row: &Row) -> Option<Outcome> {
+        let mut ended = None;
+        if let Some(asked @ Open { aim: Aim::Reclaim { from, leave }, .. }) = self.reclaim {
+            if row.vm.consumed <= leave {
+                ended = Some(row.ended(asked, End::Reached));
+                self.reclaim = None;
+            } else if row.takes() {
+                let aim = Aim::Reclaim { from, leave: row.plan.leave };
+                self.reclaim = Some(Open { aim, ..asked });
+            } else {
+                ended = Some(row.ended(asked, End::Dropped));
+                self.reclaim = None;
+            }
+        }
+        if row.takes() && self.reclaim.is_none() {
+            let aim = Aim::Reclaim { from: row.vm.consumed, leave: row.plan.leave };
+            self.reclaim = Some(row.open(aim));
+        }
+        ended
+    }
+
+    /// Ends when the VM consumes its target, wants no more, or memory is taken from it again.
+    fn follow_grow(&mut self, row: &Row) -> Option<Outcome> {
+        let mut ended = None;
+        if let Some(asked @ Open { aim: Aim::Grow { target, .. }, .. }) = self.grow {
+            if row.vm.consumed >= target {
+                ended = Some(row.ended(asked, End::Reached));
+                self.grow = None;
+            } else if row.takes() || !row.vm.wants_more {
+                ended = Some(row.ended(asked, End::Dropped));
+                self.grow = None;
+            }
+        }
+        let below_target = row.vm.consumed < row.target;
+        if row.gives() && self.grow.is_none() && row.vm.wants_more && below_target {
+            let aim = Aim::Grow { from: row.vm.consumed, target: row.target };
+            self.grow = Some(row.open(aim));
+        }
+        ended
+    }
+
+    /// Ends when the VM's allocations wait no more.
+    fn follow_block(&mut self, row: &Row) -> Option<Outcome> {
+        match (self.block, row.plan.block) {
+            (None, true) => {
+                self.block = Some(row.open(Aim::Block));
+                None
+            }
+            (Some(asked), false) => {
+                self.block = None;
+                Some(row.ended(asked, End::Reached))
+            }
+            _ => None,
+        }
+    }
 }
 
 impl Tracker {
     /// Takes in the next turn; answers what ended with it.
     pub fn observe(&mut self, moment: Moment, decision: &Decision) -> Vec<Outcome> {
-        let mut ended = Vec::new();
-        let snapshot = &decision.snapshot;
-        let open = |aim| Open { aim, since: moment.n, since_ms: moment.up_ms };
-        let close = |vm, open: Open, now, end| Outcome {
-            vm,
-            aim: open.aim,
-            since: open.since,
-            took_ms: moment.up_ms.saturating_sub(open.since_ms),
-            now,
-            end,
-        };
-
-        match (&mut self.relief, decision.state) {
-            (None, State::High) => {}
-            (Some(relief), State::High) => {
-                ended.push(close(None, *relief, snapshot.free, End::Reached));
-                self.relief = None;
-            }
-            (Some(Open { aim: Aim::Relief { worst }, .. }), state) => *worst = state.max(*worst),
-            (slot, worst) => *slot = Some(open(Aim::Relief { worst })),
-        }
-
-        let rows = snapshot.vms.iter().zip(&decision.results).zip(&decision.plans);
+        let mut ended: Vec<Outcome> = self.follow_relief(moment, decision).into_iter().collect();
+        let rows = decision.snapshot.vms.iter().zip(&decision.results).zip(&decision.plans);
         for ((vm, result), plan) in rows {
-            let id = Some(vm.demand.id);
-            let takes = matches!(plan.reason, Reason::Reclaim { .. });
-            let gives = plan.balloon_goal < vm.balloon_goal;
+            let row = Row { moment, vm, target: result.target, plan };
             let known = self.vms.contains_key(&vm.demand.id);
-            if !(takes || gives || plan.block || known) {
+            if !(row.takes() || row.gives() || plan.block || known) {
                 continue;
             }
             let per = self.vms.entry(vm.demand.id).or_default();
             per.seen = moment.n;
-
-            if let Some(asked @ Open { aim: Aim::Reclaim { from, leave }, .. }) = per.reclaim {
-                if vm.consumed <= leave {
-                    ended.push(close(id, asked, vm.consumed, End::Reached));
-                    per.reclaim = None;
-                } else if takes {
-                    let aim = Aim::Reclaim { from, leave: plan.leave };
-                    per.reclaim = Some(Open { aim, ..asked });
-                } else {
-                    ended.push(close(id, asked, vm.consumed, End::Dropped));
-                    per.reclaim = None;
-                }
-            }
-            if takes && per.reclaim.is_none() {
-                per.reclaim = Some(open(Aim::Reclaim { from: vm.consumed, leave: plan.leave }));
-            }
-
-            if let Some(asked @ Open { aim: Aim::Grow { target, .. }, .. }) = per.grow {
-                if vm.consumed >= target {
-                    ended.push(close(id, asked, vm.consumed, End::Reached));
-                    per.grow = None;
-                } else if takes || !vm.wants_more {
-                    ended.push(close(id, asked, vm.consumed, End::Dropped));
-                    per.grow = None;
-                }
-            }
-            if gives && per.grow.is_none() && vm.wants_more && vm.consumed < result.target {
-                per.grow = Some(open(Aim::Grow { from: vm.consumed, target: result.target }));
-            }
-
-            match (per.block, plan.block) {
-                (None, true) => per.block = Some(open(Aim::Block)),
-                (Some(asked), false) => {
-                    ended.push(close(id, asked, vm.consumed, End::Reached));
-                    per.block = None;
-                }
-                _ => {}
-            }
+            ended.extend(per.follow_reclaim(&row));
+            ended.extend(per.follow_grow(&row));
+            ended.extend(per.follow_block(&row));
         }
+        ended.extend(self.end_of_gone(moment));
+        self.vms.retain(|_, per| per.seen == moment.n && !per.is_idle());
+        ended
+    }
 
-        // Those that this turn did not see have left. In order of their numbers: the same turns
-        // always give the same outcomes.
+    /// Ends when the host is back in state high.
+    fn follow_relief(&mut self, moment: Moment, decision: &Decision) -> Option<Outcome> {
+        match (&mut self.relief, decision.state) {
+            (slot, State::High) => {
+                let asked = slot.take()?;
+                return Some(asked.ended(moment, None, decision.snapshot.free, End::Reached));
+            }
+            (Some(Open { aim: Aim::Relief { worst }, .. }), state) => *worst = state.max(*worst),
+            (slot, worst) => *slot = Some(Open::at(moment, Aim::Relief { worst })),
+        }
+        None
+    }
+
+    /// What was asked of VMs that this turn did not see: they have left. In order of their numbers:
+    /// the same turns always give the same outcomes.
+    fn end_of_gone(&self, moment: Moment) -> Vec<Outcome> {
         let mut gone: Vec<(VmId, PerVm)> = self
             .vms
             .iter()
@@ -185,21 +254,18 @@ impl Tracker {
             .map(|(id, per)| (*id, *per))
             .collect();
         gone.sort_by_key(|(id, _)| *id);
+        let mut ended = Vec::new();
         for (id, per) in gone {
-            let asked = [per.reclaim, per.grow, per.block].into_iter().flatten();
-            ended.extend(asked.map(|a| close(Some(id), a, Pages::ZERO, End::Gone)));
+            let end = |asked: Open| asked.ended(moment, Some(id), Pages::ZERO, End::Gone);
+            ended.extend(per.asked().map(end));
         }
-        self.vms.retain(|_, per| per.seen == moment.n && !per.is_idle());
         ended
     }
 
     /// All that was asked and has not ended by the turn of `moment`; `None` is the host.
     pub fn open_at(&self, moment: Moment) -> Vec<(Option<VmId>, UnderWay)> {
         let host = self.relief.map(|open| (None, open));
-        let vms = self.vms.iter().flat_map(|(id, per)| {
-            let asked = [per.reclaim, per.grow, per.block].into_iter().flatten();
-            asked.map(|open| (Some(*id), open))
-        });
+        let vms = self.vms.iter().flat_map(|(id, per)| per.asked().map(|open| (Some(*id), open)));
         let under_way = |open: Open| UnderWay {
             aim: open.aim,
             since: open.since,

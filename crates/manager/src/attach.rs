@@ -21,18 +21,7 @@ impl Manager {
     /// Attaches by QMP. A VM whose shim is here already (somebody else started it, with the shim)
     /// gets its balloon by this; any other is balloon-only at best.
     pub async fn attach(self: &Arc<Self>, spec: AttachSpec) -> Result<VmView, Failure> {
-        if !good_vm_name(&spec.name) {
-            return Err(Failure::bad(format!("name: '{}': {VM_NAME_RULE}", spec.name)));
-        }
-        if let Some(tax) = spec.tax {
-            TaxRate::new(tax).map_err(|e| Failure::bad(format!("tax: {e}")))?;
-        }
-        if spec.shares == Some(0) {
-            return Err(Failure::bad("shares: 0 is not at least 1"));
-        }
-        if !spec.min.is_multiple_of(PAGE_SIZE as u64) {
-            return Err(Failure::bad(format!("min: {} is not a multiple of 4 KiB", spec.min)));
-        }
+        check_spec(&spec)?;
         let connect = |e: String| Failure::bad(format!("qmp: {}: {e}", spec.qmp.display()));
         let pid = listener_pid(&spec.qmp, DEADLINE).await.map_err(|e| connect(e.to_string()))?;
         let Some(_taken) = Taken::take(self, pid) else {
@@ -155,6 +144,23 @@ impl Manager {
             built: built_at(None),
         }))
     }
+}
+
+/// What can be told wrong of a request before the VMM is asked anything.
+fn check_spec(spec: &AttachSpec) -> Result<(), Failure> {
+    if !good_vm_name(&spec.name) {
+        return Err(Failure::bad(format!("name: '{}': {VM_NAME_RULE}", spec.name)));
+    }
+    if let Some(tax) = spec.tax {
+        TaxRate::new(tax).map_err(|e| Failure::bad(format!("tax: {e}")))?;
+    }
+    if spec.shares == Some(0) {
+        return Err(Failure::bad("shares: 0 is not at least 1"));
+    }
+    if !spec.min.is_multiple_of(PAGE_SIZE as u64) {
+        return Err(Failure::bad(format!("min: {} is not a multiple of 4 KiB", spec.min)));
+    }
+    Ok(())
 }
 
 /// A process that is being taken in; by nobody else until this is dropped.

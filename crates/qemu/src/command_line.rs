@@ -79,67 +79,13 @@ pub fn command(spec: &VmSpec, accel: &AccelChoice, paths: &LaunchPaths) -> Launc
     args.pair("-display", "none");
     args.pair("-name", format!("{},debug-threads=on", spec.name));
     args.pair("-machine", "q35,memory-backend=mem");
-    match accel {
-        AccelChoice::Kvm => {
-            args.pair("-accel", "kvm");
-            if !has(spec, "cpu") {
-                args.pair("-cpu", "host");
-            }
-        }
-        // A small translation buffer: 30 MiB less of QEMU's own memory per VM.
-        AccelChoice::Tcg { .. } => {
-            args.pair("-accel", "tcg,tb-size=16");
-        }
-    }
-    let boot = spec.max >> 20;
-    args.pair(
-        "-m",
-        match spec.hotplug >> 20 {
-            0 => format!("{boot}M"),
-            more => format!("size={boot}M,maxmem={}M", boot + more),
-        },
-    );
-    args.pair("-object", memory("mem", spec.max, paths.ram.as_deref()));
-    if spec.hotplug > 0 {
-        // After the RAM: the shim is told their sizes in this order.
-        args.pair("-object", memory(HOTPLUG_MEMDEV, spec.hotplug, paths.hotplug.as_deref()));
-        args.pair(
-            "-device",
-            format!(
-                "virtio-mem-pci,id={HOTPLUG_ID},memdev={HOTPLUG_MEMDEV},block-size=2M,requested-size=0"
-            ),
-        );
-    }
+    args.accelerator(spec, accel);
+    args.memory(spec, paths);
     args.pair("-smp", spec.vcpus.unwrap_or(1).to_string());
     args.pair("-qmp", with_path("unix:", &paths.qmp_socket, ",server=on,wait=off"));
-    // That in the run folder is cut when it grows long, and goes on at its end then.
-    let (console, append) = match spec.console.as_deref() {
-        Some(console) => (console, ""),
-        None => (paths.console.as_path(), ",append=on"),
-    };
-    args.pair("-chardev", with_path("file,id=console,path=", console, append));
-    args.pair("-serial", "chardev:console");
-    if !spec.no_balloon {
-        // Without page-poison, a guest that counts on zeros reports nothing (`reports`).
-        let reporting = if spec.free_page_reporting { "on,page-poison=off" } else { "off" };
-        // A guest that grows faster than its statistics tell takes pages back from the balloon
-        // before it ends a process of its own.
-        args.pair(
-            "-device",
-            format!(
-                "virtio-balloon-pci,id={BALLOON_ID},deflate-on-oom=on,free-page-reporting={reporting}"
-            ),
-        );
-    }
-    if spec.guest_agent == Some(true) {
-        let socket = with_path("socket,id=agent,path=", &paths.agent_socket, ",server=on,wait=off");
-        args.pair("-chardev", socket);
-        args.pair("-device", "virtio-serial-pci,id=agent-bus,max_ports=2");
-        args.pair(
-            "-device",
-            format!("virtserialport,bus=agent-bus.0,nr=1,chardev=agent,name={AGENT_PORT}"),
-        );
-    }
+    args.console(spec, paths);
+    args.balloon(spec);
+    args.agent(spec, paths);
     args.pair("-action", "reboot=shutdown,panic=shutdown");
     // spawn=deny also rules out a fork, whose child would see guest memory without the pager.
     if !has(spec, "sandbox") {
@@ -155,21 +101,25 @@ pub fn command(spec: &VmSpec, accel: &AccelChoice, paths: &LaunchPaths) -> Launc
     Launch {
         program: spec.qemu.clone().unwrap_or_else(|| DEFAULT_QEMU.into()),
         args: args.0,
-        env: vec![
-            ("LD_PRELOAD".into(), paths.shim.clone().into()),
-            ("BALLAST_VM".into(), spec.name.clone().into()),
-            ("BALLAST_SHIM_SOCKET".into(), paths.shim_socket.clone().into()),
-            (
-                "BALLAST_RAM_SIZE".into(),
-                match spec.hotplug {
-                    0 => spec.max.to_string().into(),
-                    more => format!("{},{more}", spec.max).into(),
-                },
-            ),
-        ],
+        env: environment(spec, paths),
         dir: paths.run_dir.clone(),
         log: paths.qemu_log.clone(),
     }
+}
+
+/// What the shim is told: whom it serves, where the manager is, and how large the RAM and the memory that
+/// can be plugged are.
+fn environment(spec: &VmSpec, paths: &LaunchPaths) -> Vec<(OsString, OsString)> {
+    let sizes = match spec.hotplug {
+        0 => spec.max.to_string(),
+        more => format!("{},{more}", spec.max),
+    };
+    vec![
+        ("LD_PRELOAD".into(), paths.shim.clone().into()),
+        ("BALLAST_VM".into(), spec.name.clone().into()),
+        ("BALLAST_SHIM_SOCKET".into(), paths.shim_socket.clone().into()),
+        ("BALLAST_RAM_SIZE".into(), sizes.into()),
+    ]
 }
 
 /// A backend of guest memory: a shared file. dump=off: a core dump of QEMU would otherwise touch, and so
@@ -230,6 +180,86 @@ impl Args {
         self.0.push(name.into());
         self.0.push(value.as_ref().into());
         self
+    }
+
+    fn accelerator(&mut self, spec: &VmSpec, accel: &AccelChoice) {
+        match accel {
+            AccelChoice::Kvm => {
+                self.pair("-accel", "kvm");
+                if !has(spec, "cpu") {
+                    self.pair("-cpu", "host");
+                }
+            }
+            // A small translation buffer: 30 MiB less of QEMU's own memory per VM.
+            AccelChoice::Tcg { .. } => {
+                self.pair("-accel", "tcg,tb-size=16");
+            }
+        }
+    }
+
+    /// The RAM, and what can be plugged beside it.
+    fn memory(&mut self, spec: &VmSpec, paths: &LaunchPaths) {
+        let boot = spec.max >> 20;
+        self.pair(
+            "-m",
+            match spec.hotplug >> 20 {
+                0 => format!("{boot}M"),
+                more => format!("size={boot}M,maxmem={}M", boot + more),
+            },
+        );
+        self.pair("-object", memory("mem", spec.max, paths.ram.as_deref()));
+        if spec.hotplug > 0 {
+            // After the RAM: the shim is told their sizes in this order.
+            self.pair("-object", memory(HOTPLUG_MEMDEV, spec.hotplug, paths.hotplug.as_deref()));
+            self.pair(
+                "-device",
+                format!(
+                    "virtio-mem-pci,id={HOTPLUG_ID},memdev={HOTPLUG_MEMDEV},block-size=2M,requested-size=0"
+                ),
+            );
+        }
+    }
+
+    /// The first serial port, and the file that it is written to.
+    fn console(&mut self, spec: &VmSpec, paths: &LaunchPaths) {
+        // That in the run folder is cut when it grows long, and goes on at its end then.
+        let (console, append) = match spec.console.as_deref() {
+            Some(console) => (console, ""),
+            None => (paths.console.as_path(), ",append=on"),
+        };
+        self.pair("-chardev", with_path("file,id=console,path=", console, append));
+        self.pair("-serial", "chardev:console");
+    }
+
+    /// Unless the spec leaves it out.
+    fn balloon(&mut self, spec: &VmSpec) {
+        if spec.no_balloon {
+            return;
+        }
+        // Without page-poison, a guest that counts on zeros reports nothing (`reports`).
+        let reporting = if spec.free_page_reporting { "on,page-poison=off" } else { "off" };
+        // A guest that grows faster than its statistics tell takes pages back from the balloon
+        // before it ends a process of its own.
+        self.pair(
+            "-device",
+            format!(
+                "virtio-balloon-pci,id={BALLOON_ID},deflate-on-oom=on,free-page-reporting={reporting}"
+            ),
+        );
+    }
+
+    /// The port of the guest's agent, if the spec asks for it.
+    fn agent(&mut self, spec: &VmSpec, paths: &LaunchPaths) {
+        if spec.guest_agent != Some(true) {
+            return;
+        }
+        let socket = with_path("socket,id=agent,path=", &paths.agent_socket, ",server=on,wait=off");
+        self.pair("-chardev", socket);
+        self.pair("-device", "virtio-serial-pci,id=agent-bus,max_ports=2");
+        self.pair(
+            "-device",
+            format!("virtserialport,bus=agent-bus.0,nr=1,chardev=agent,name={AGENT_PORT}"),
+        );
     }
 }
 

@@ -28,59 +28,18 @@ const MOST_VMS: u64 = 100_000;
 const MOST_POINTS: u64 = 100_000;
 
 pub(crate) fn check(file: File, path: &Path, wrong: Wrong) -> Result<Scenario, ScenarioError> {
-    let at = |s: &Spanned<Length>| s.span().start;
-    let length = *file.duration.get_ref();
-    if length.0 == 0 {
-        return Err(wrong(at(&file.duration), "duration: nothing happens in no time".into()));
-    }
-    let tick = file.tick.as_ref().map_or(1_000, |t| t.get_ref().0);
-    if !(10..=60_000).contains(&tick) {
-        let offset = file.tick.as_ref().map_or(0, at);
-        return Err(wrong(offset, "tick: not between 10ms and 60s".into()));
-    }
-    let calm = file.calm.as_ref().map_or(tick, |t| t.get_ref().0);
-    if calm < tick {
-        let offset = file.calm.as_ref().map_or(0, at);
-        return Err(wrong(offset, "calm: shorter than a tick".into()));
-    }
-    let record = file.record.as_ref().map_or((length.0 / 400).max(tick), |r| r.get_ref().0);
-    if record < tick || length.0 / record > MOST_POINTS {
-        let offset = file.record.as_ref().map_or(0, at);
-        let what = format!("record: shorter than a tick, or more than {MOST_POINTS} points");
-        return Err(wrong(offset, what));
-    }
+    let Times { duration, tick, calm, record } = times(&file, wrong)?;
     let hosts = file.hosts.as_ref().map_or(1, |h| *h.get_ref());
-    if !(1..=MOST_HOSTS).contains(&hosts) {
-        let offset = file.hosts.as_ref().map_or(0, |h| h.span().start);
-        return Err(wrong(offset, format!("hosts: not between 1 and {MOST_HOSTS}")));
-    }
+    let what = format!("hosts: not between 1 and {MOST_HOSTS}");
+    require((1..=MOST_HOSTS).contains(&hosts), file.hosts.as_ref(), what, wrong)?;
     let memory = file.host.memory.get_ref().0;
-    if memory < Pages::from_mib(32) {
-        return Err(wrong(file.host.memory.span().start, "host.memory: below 32 MiB".into()));
-    }
+    let enough = memory >= Pages::from_mib(32);
+    require(enough, Some(&file.host.memory), "host.memory: below 32 MiB", wrong)?;
     let models = file.models.as_ref().map_or_else(Models::default, |m| *m.get_ref());
     models.check().map_err(|(key, what)| {
         wrong(start(file.models.as_ref()), format!("models.{key}: {what}"))
     })?;
-    let mut groups: Vec<Group> = Vec::new();
-    for vm in &file.vm {
-        let wrong_here = |what: String| wrong(vm.span().start, what);
-        let group = group(vm.get_ref(), groups.len(), &file, path, wrong)
-            .map_err(|e| e.unwrap_or_else(wrong_here))?;
-        if groups.iter().any(|g| g.name == group.name) {
-            return Err(wrong_here(format!("vm.name: '{}' is there twice", group.name)));
-        }
-        groups.push(group);
-    }
-    let first = file.vm.first().map_or(0, |v| v.span().start);
-    let count: u64 = groups.iter().map(|g| g.count).sum();
-    if !(1..=MOST_VMS).contains(&count) {
-        return Err(wrong(first, format!("vm: {count} VMs, not between 1 and {MOST_VMS}")));
-    }
-    let events = file
-        .event
-        .iter()
-        .map(|e| event(e.get_ref(), &groups).map_err(|what| wrong(e.span().start, what)));
+    let groups = groups(&file, path, wrong)?;
     let settings = Settings {
         tick,
         calm,
@@ -94,12 +53,12 @@ pub(crate) fn check(file: File, path: &Path, wrong: Wrong) -> Result<Scenario, S
             .map_err(|what| wrong(start(file.balloon.as_ref()), what))?,
         tools: file.tools.order.unwrap_or_default(),
         models,
-        events: events.collect::<Result<_, _>>()?,
+        events: events(&file, &groups, wrong)?,
     };
     let title = path.file_stem().map(|s| s.to_string_lossy().into_owned());
     Ok(Scenario {
         name: file.name.or(title).unwrap_or_default(),
-        duration: length.0,
+        duration,
         seed: file.seed.unwrap_or(1),
         hosts,
         record,
@@ -108,7 +67,65 @@ pub(crate) fn check(file: File, path: &Path, wrong: Wrong) -> Result<Scenario, S
     })
 }
 
-/// Where a table begins; the beginning of the file, if it is not there.
+/// How long a scenario runs, how long its steps are, and how far its points are apart.
+struct Times {
+    duration: Millis,
+    tick: Millis,
+    calm: Millis,
+    record: Millis,
+}
+
+fn times(file: &File, wrong: Wrong) -> Result<Times, ScenarioError> {
+    let duration = file.duration.get_ref().0;
+    let what = "duration: nothing happens in no time";
+    require(duration > 0, Some(&file.duration), what, wrong)?;
+    let tick = file.tick.as_ref().map_or(1_000, |t| t.get_ref().0);
+    let what = "tick: not between 10ms and 60s";
+    require((10..=60_000).contains(&tick), file.tick.as_ref(), what, wrong)?;
+    let calm = file.calm.as_ref().map_or(tick, |c| c.get_ref().0);
+    require(calm >= tick, file.calm.as_ref(), "calm: shorter than a tick", wrong)?;
+    let record = file.record.as_ref().map_or((duration / 400).max(tick), |r| r.get_ref().0);
+    let fits = record >= tick && duration / record <= MOST_POINTS;
+    let what = format!("record: shorter than a tick, or more than {MOST_POINTS} points");
+    require(fits, file.record.as_ref(), what, wrong)?;
+    Ok(Times { duration, tick, calm, record })
+}
+
+fn groups(file: &File, path: &Path, wrong: Wrong) -> Result<Vec<Group>, ScenarioError> {
+    let mut groups: Vec<Group> = Vec::new();
+    for vm in &file.vm {
+        let wrong_here = |what: String| wrong(vm.span().start, what);
+        let group = group(vm.get_ref(), groups.len(), file, path, wrong)
+            .map_err(|e| e.unwrap_or_else(wrong_here))?;
+        if groups.iter().any(|g| g.name == group.name) {
+            return Err(wrong_here(format!("vm.name: '{}' is there twice", group.name)));
+        }
+        groups.push(group);
+    }
+    let count: u64 = groups.iter().map(|g| g.count).sum();
+    let what = format!("vm: {count} VMs, not between 1 and {MOST_VMS}");
+    require((1..=MOST_VMS).contains(&count), file.vm.first(), what, wrong)?;
+    Ok(groups)
+}
+
+fn events(file: &File, groups: &[Group], wrong: Wrong) -> Result<Vec<Event>, ScenarioError> {
+    let checked = |e: &Spanned<EventTable>| {
+        event(e.get_ref(), groups).map_err(|what| wrong(e.span().start, what))
+    };
+    file.event.iter().map(checked).collect()
+}
+
+/// Unless it is `good`, an error where the key stands; at the beginning of the file, if it does not.
+fn require<T>(
+    good: bool,
+    key: Option<&Spanned<T>>,
+    what: impl Into<String>,
+    wrong: Wrong,
+) -> Result<(), ScenarioError> {
+    if good { Ok(()) } else { Err(wrong(start(key), what.into())) }
+}
+
+/// Where a table or a key begins; the beginning of the file, if it is not there.
 fn start<T>(table: Option<&Spanned<T>>) -> usize {
     table.map_or(0, |t| t.span().start)
 }
@@ -139,32 +156,12 @@ fn group(vm: &VmTable, n: usize, file: &File, path: &Path, wrong: Wrong) -> Resu
     if size < Pages::from_mib(1) {
         return Err(format!("vm.size: {size} is below 1 MiB").into());
     }
-    let max = vm.max.map_or(size, |a| a.of(size));
-    let min = vm.min.map_or(Pages::ZERO, |a| a.of(size));
-    if min > max {
-        return Err(format!("vm.min: {min} is above its max, {max}").into());
-    }
-    if max.is_zero() {
-        return Err("vm.max: nothing".to_owned().into());
-    }
+    let (min, max) = bounds(vm, size)?;
     if vm.shares == Some(0) {
         return Err("vm.shares: at least 1".to_owned().into());
     }
-    let skew = vm.skew.unwrap_or(0.0);
-    if !(0.0..=0.95).contains(&skew) {
-        return Err(format!("vm.skew: {skew} is not between 0 and 0.95").into());
-    }
-    let touch_every = vm.touch_every.map_or(5_000, |l| l.0);
-    if touch_every == 0 {
-        return Err("vm.touch_every: longer than nothing".to_owned().into());
-    }
-    let driver = match (vm.balloon, vm.balloon_mib_s) {
-        (DriverWord::Works, Some(mib @ 1..=1_000_000)) => Driver::Slow(Pages::from_mib(mib).0),
-        (DriverWord::Works, Some(mib)) => {
-            return Err(format!("vm.balloon_mib_s: {mib} is not between 1 and 1000000").into());
-        }
-        (word, _) => driver(word),
-    };
+    let nature = nature(vm, size)?;
+    let driver = driver_of(vm)?;
     let shape = shape(vm.load.get_ref(), size, path).map_err(|fault| match fault {
         Fault::Words(what) => Fault::Error(wrong(vm.load.span().start, what)),
         error => error,
@@ -172,14 +169,7 @@ fn group(vm: &VmTable, n: usize, file: &File, path: &Path, wrong: Wrong) -> Resu
     let like = VmSpec {
         name: vm.name.clone(),
         group: n,
-        nature: Nature {
-            size: size.0,
-            cache: vm.cache.map_or(0.5, |p| p.0),
-            share: vm.share.map_or(0.0, |p| p.0),
-            touch_every: touch_every as f64 / 1e3,
-            idle_reuse: vm.idle_reuse.map_or(7_200.0, |l| l.0 as f64 / 1e3),
-            skew,
-        },
+        nature,
         min: min.0,
         max: max.0,
         // Ten for each MiB of its size, as ballastd does.
@@ -204,6 +194,50 @@ fn group(vm: &VmTable, n: usize, file: &File, path: &Path, wrong: Wrong) -> Resu
     })
 }
 
+/// Its min and max.
+fn bounds(vm: &VmTable, size: Pages) -> Result<(Pages, Pages), String> {
+    let max = vm.max.map_or(size, |a| a.of(size));
+    let min = vm.min.map_or(Pages::ZERO, |a| a.of(size));
+    if min > max {
+        return Err(format!("vm.min: {min} is above its max, {max}"));
+    }
+    if max.is_zero() {
+        return Err("vm.max: nothing".to_owned());
+    }
+    Ok((min, max))
+}
+
+/// What of its guest does not change.
+fn nature(vm: &VmTable, size: Pages) -> Result<Nature, String> {
+    let skew = vm.skew.unwrap_or(0.0);
+    if !(0.0..=0.95).contains(&skew) {
+        return Err(format!("vm.skew: {skew} is not between 0 and 0.95"));
+    }
+    let touch_every = vm.touch_every.map_or(5_000, |l| l.0);
+    if touch_every == 0 {
+        return Err("vm.touch_every: longer than nothing".to_owned());
+    }
+    Ok(Nature {
+        size: size.0,
+        cache: vm.cache.map_or(0.5, |p| p.0),
+        share: vm.share.map_or(0.0, |p| p.0),
+        touch_every: touch_every as f64 / 1e3,
+        idle_reuse: vm.idle_reuse.map_or(7_200.0, |l| l.0 as f64 / 1e3),
+        skew,
+    })
+}
+
+/// Its balloon's driver, with a speed of its own where the scenario gives one.
+fn driver_of(vm: &VmTable) -> Result<Driver, String> {
+    match (vm.balloon, vm.balloon_mib_s) {
+        (DriverWord::Works, Some(mib @ 1..=1_000_000)) => Ok(Driver::Slow(Pages::from_mib(mib).0)),
+        (DriverWord::Works, Some(mib)) => {
+            Err(format!("vm.balloon_mib_s: {mib} is not between 1 and 1000000"))
+        }
+        (word, _) => Ok(driver(word)),
+    }
+}
+
 fn driver(word: DriverWord) -> Driver {
     match word {
         DriverWord::Works => Driver::Follows,
@@ -213,6 +247,48 @@ fn driver(word: DriverWord) -> Driver {
 }
 
 fn shape(load: &LoadTable, size: Pages, path: &Path) -> Result<Shape, Fault> {
+    check_keys(load)?;
+    let keys = Keys { load, size };
+    Ok(match load.kind {
+        Kind::Idle => {
+            let part = |a: Option<Amount>, default| a.unwrap_or(Amount::Part(default)).of(size);
+            Shape::Steady { active: part(load.active, 0.02), used: part(load.used, 0.9) }
+        }
+        Kind::Steady => {
+            let active = keys.need("active", load.active)?;
+            Shape::Steady { active, used: keys.used(active) }
+        }
+        Kind::Bursty => {
+            let (low, high) = keys.levels()?;
+            let (on, off) = (keys.time("on", load.on, None)?, keys.time("off", load.off, None)?);
+            Shape::Bursty { low, high, used: keys.used(high), on, off }
+        }
+        Kind::Diurnal => {
+            let (low, high) = keys.levels()?;
+            let period = keys.time("period", load.period, Some(86_400_000))?;
+            let jitter = load.jitter.map_or(0, |l| l.0);
+            Shape::Diurnal { low, high, used: keys.used(high), period, jitter }
+        }
+        Kind::Leak => {
+            let (from, to) = (keys.need("from", load.from)?, keys.used(size));
+            if from >= to {
+                return Err(format!("load.from: {from} is not below load.used, {to}").into());
+            }
+            let active = load.active.map_or(from, |a| a.of(size));
+            Shape::Leak { active, from, to, per_hour: keys.need("per_hour", load.per_hour)? }
+        }
+        Kind::Walk => {
+            let (low, high) = keys.levels()?;
+            let every = keys.time("every", load.every, None)?;
+            let step = keys.need("step", load.step)?;
+            Shape::Walk { low, high, step, every, used: keys.used(high) }
+        }
+        Kind::Recorded => recorded_shape(load, path)?,
+    })
+}
+
+/// A key that means nothing to a load of its kind is a mistake.
+fn check_keys(load: &LoadTable) -> Result<(), String> {
     let given: [(&str, bool); 14] = [
         ("active", load.active.is_some()),
         ("used", load.used.is_some()),
@@ -237,74 +313,72 @@ fn shape(load: &LoadTable, size: Pages, path: &Path) -> Result<Shape, Fault> {
         Kind::Walk => &["low", "high", "step", "every", "used"],
         Kind::Recorded => &["file", "vm"],
     };
-    let kind = format!("{:?}", load.kind).to_lowercase();
-    if let Some((key, _)) = given.iter().find(|(key, there)| *there && !fits.contains(key)) {
-        return Err(format!("load.{key}: means nothing to a load that is {kind}").into());
+    match given.iter().find(|(key, there)| *there && !fits.contains(key)) {
+        Some((key, _)) => {
+            Err(format!("load.{key}: means nothing to a load that is {}", name_of(load.kind)))
+        }
+        None => Ok(()),
     }
-    let need = |key: &str, value: Option<Amount>| {
-        value
-            .map(|a| a.of(size))
-            .ok_or_else(|| format!("load.{key}: a load that is {kind} needs it"))
-    };
-    let time = |key: &str, value: Option<Length>, default: Option<Millis>| {
-        let ms = value.map(|l| l.0).or(default);
-        match ms {
-            None => Err(format!("load.{key}: a load that is {kind} needs it")),
+}
+
+/// A kind as scenarios write it.
+fn name_of(kind: Kind) -> String {
+    format!("{kind:?}").to_lowercase()
+}
+
+/// The keys of a load, whose amounts are of a VM of `size`.
+struct Keys<'a> {
+    load: &'a LoadTable,
+    size: Pages,
+}
+
+impl Keys<'_> {
+    fn need(&self, key: &str, value: Option<Amount>) -> Result<Pages, String> {
+        value.map(|a| a.of(self.size)).ok_or_else(|| self.missing(key))
+    }
+
+    /// A second at least.
+    fn time(
+        &self,
+        key: &str,
+        value: Option<Length>,
+        default: Option<Millis>,
+    ) -> Result<Millis, String> {
+        match value.map(|l| l.0).or(default) {
+            None => Err(self.missing(key)),
             Some(ms) if ms < 1_000 => Err(format!("load.{key}: shorter than a second")),
             Some(ms) => Ok(ms),
         }
-    };
-    let levels = || -> Result<(Pages, Pages), String> {
-        let (low, high) = (need("low", load.low)?, need("high", load.high)?);
+    }
+
+    fn missing(&self, key: &str) -> String {
+        format!("load.{key}: a load that is {} needs it", name_of(self.load.kind))
+    }
+
+    /// The levels between which a load goes up and down.
+    fn levels(&self) -> Result<(Pages, Pages), String> {
+        let (low, high) = (self.need("low", self.load.low)?, self.need("high", self.load.high)?);
         if low > high {
             return Err(format!("load.low: {low} is above load.high, {high}"));
         }
         Ok((low, high))
+    }
+
+    /// What the load holds; `least`, if it does not say.
+    fn used(&self, least: Pages) -> Pages {
+        self.load.used.map_or(least, |a| a.of(self.size))
+    }
+}
+
+/// That of a trace, whose file is found beside the scenario at `path`.
+fn recorded_shape(load: &LoadTable, path: &Path) -> Result<Shape, Fault> {
+    let (Some(file), Some(vm)) = (&load.file, &load.vm) else {
+        return Err("load.file, load.vm: a recorded load needs both".to_owned().into());
     };
-    let used = |least: Pages| load.used.map_or(least, |a| a.of(size));
-    Ok(match load.kind {
-        Kind::Idle => {
-            let part = |a: Option<Amount>, default| a.unwrap_or(Amount::Part(default)).of(size);
-            Shape::Steady { active: part(load.active, 0.02), used: part(load.used, 0.9) }
-        }
-        Kind::Steady => {
-            let active = need("active", load.active)?;
-            Shape::Steady { active, used: used(active) }
-        }
-        Kind::Bursty => {
-            let (low, high) = levels()?;
-            let (on, off) = (time("on", load.on, None)?, time("off", load.off, None)?);
-            Shape::Bursty { low, high, used: used(high), on, off }
-        }
-        Kind::Diurnal => {
-            let (low, high) = levels()?;
-            let period = time("period", load.period, Some(86_400_000))?;
-            let jitter = load.jitter.map_or(0, |l| l.0);
-            Shape::Diurnal { low, high, used: used(high), period, jitter }
-        }
-        Kind::Leak => {
-            let (from, to) = (need("from", load.from)?, used(size));
-            if from >= to {
-                return Err(format!("load.from: {from} is not below load.used, {to}").into());
-            }
-            let active = load.active.map_or(from, |a| a.of(size));
-            Shape::Leak { active, from, to, per_hour: need("per_hour", load.per_hour)? }
-        }
-        Kind::Walk => {
-            let (low, high) = levels()?;
-            let every = time("every", load.every, None)?;
-            Shape::Walk { low, high, step: need("step", load.step)?, every, used: used(high) }
-        }
-        Kind::Recorded => {
-            let (Some(file), Some(vm)) = (&load.file, &load.vm) else {
-                return Err("load.file, load.vm: a recorded load needs both".to_owned().into());
-            };
-            let file = path.parent().unwrap_or(Path::new("")).join(file);
-            let points = recorded::load(&file, vm)
-                .map_err(|what| Fault::Error(ScenarioError::Trace { path: file.clone(), what }))?;
-            Shape::Recorded(points)
-        }
-    })
+    let file = path.parent().unwrap_or(Path::new("")).join(file);
+    let points = recorded::load(&file, vm)
+        .map_err(|what| Fault::Error(ScenarioError::Trace { path: file.clone(), what }))?;
+    Ok(Shape::Recorded(points))
 }
 
 fn event(table: &EventTable, groups: &[Group]) -> Result<Event, String> {

@@ -68,20 +68,27 @@ fn write(
 }
 
 fn described(summaries: &[Summary]) -> String {
-    let mut text = String::new();
-    if let Some(s) = summaries.first() {
-        let h = &s.host;
-        text.push_str(&format!(
-            "{}: {} host{} for {} h, {:.0}% of machine memory configured at most, seed {}\n\n",
-            s.scenario,
-            h.hosts,
-            if h.hosts == 1 { "" } else { "s" },
-            short(h.hours),
-            100.0 * h.overcommitment,
-            s.seed
-        ));
-    }
-    text.push_str(&columns(
+    let scenario = summaries.first().map(scenario_line).unwrap_or_default();
+    format!("{scenario}{}\n{}", host_table(summaries), vm_table(summaries))
+}
+
+/// What all of them have in common: the scenario, and a blank line.
+fn scenario_line(s: &Summary) -> String {
+    let h = &s.host;
+    format!(
+        "{}: {} host{} for {} h, {:.0}% of machine memory configured at most, seed {}\n\n",
+        s.scenario,
+        h.hosts,
+        if h.hosts == 1 { "" } else { "s" },
+        short(h.hours),
+        100.0 * h.overcommitment,
+        s.seed
+    )
+}
+
+/// A line for each policy.
+fn host_table(summaries: &[Summary]) -> String {
+    columns(
         &[
             ("POLICY", false),
             ("WORK", true),
@@ -109,10 +116,13 @@ fn described(summaries: &[Summary]) -> String {
                 h.never_started.to_string(),
             ]
         }),
-    ));
-    text.push('\n');
+    )
+}
+
+/// A line for each group of VMs under each policy.
+fn vm_table(summaries: &[Summary]) -> String {
     let groups = summaries.iter().flat_map(|s| s.groups.iter().map(|g| (s.policy.clone(), g)));
-    text.push_str(&columns(
+    columns(
         &[
             ("POLICY", false),
             ("VMS", false),
@@ -153,8 +163,7 @@ fn described(summaries: &[Summary]) -> String {
                 short(g.active_turns_per_day),
             ]
         }),
-    ));
-    text
+    )
 }
 
 fn percent(part: f64) -> String {

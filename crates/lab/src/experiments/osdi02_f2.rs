@@ -185,6 +185,16 @@ fn evaluate(table: Table, sizes: &[u64]) -> Measured {
     let swapped: f64 = table.series("mb_per_s", "swapped_mib").iter().map(|p| p.1).sum();
     outcome.figure("swapped_mib", swapped);
     outcome.at_most("swapped_mib", swapped, 0.0);
+    let charts = charts(configured, ballooned, overheads);
+    Measured { outcome, table, charts }
+}
+
+/// Of the medians and the overhead at each size.
+fn charts(
+    configured: Vec<(f64, f64)>,
+    ballooned: Vec<(f64, f64)>,
+    overheads: Vec<(f64, f64)>,
+) -> Vec<Chart> {
     let throughput = Chart {
         title: "dbench, 40 clients: configured size against ballooned size (medians)".to_owned(),
         x: "VM size (MiB)".to_owned(),
@@ -207,7 +217,7 @@ fn evaluate(table: Table, sizes: &[u64]) -> Measured {
         ],
         ..Chart::default()
     };
-    Measured { outcome, table, charts: vec![throughput, overhead] }
+    vec![throughput, overhead]
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ use super::Measured;
 use crate::chart::{Chart, Series};
 use crate::figures::{Outcome, Table};
 use crate::image::Image;
-use crate::overcommit::report::{at, crowded, lines, living, series, table, tag};
+use crate::overcommit::report::{X, at, crowded, lines, living, series, table, tag, taken};
 use crate::overcommit::{self, Load, Plan, SIDES, Side};
 
 const NAME: &str = "vtj-memory-f6";
@@ -50,10 +50,7 @@ fn plan(quick: bool) -> Plan {
 
 pub async fn run(image: &Image, quick: bool) -> Result<Measured> {
     let plan = plan(quick);
-    let mut steps = Vec::new();
-    for side in SIDES {
-        steps.extend(overcommit::run(side, &plan, image).await?);
-    }
+    let steps = overcommit::run_all(&plan, image).await?;
     Ok(evaluate(table(&steps, "store"), &plan.factors))
 }
 
@@ -100,39 +97,26 @@ fn evaluate(table: Table, factors: &[f64]) -> Measured {
 }
 
 fn charts(table: &Table) -> Vec<Chart> {
-    let x = "overcommitment factor".to_owned();
     let start = series(table, Side::Ballast, "ops_per_s").first().map_or(1.0, |p| p.1);
     let paper = PAPER.map(|(factor, opm)| (factor, start * opm / PAPER[0].1)).to_vec();
     let mut throughput = lines(table, "ops_per_s");
     throughput.push(Series::new("ESX 6.0, to scale (VTJ 2013)", paper).reference());
-    let own = |label: &str, column: &str| Series::new(label, series(table, Side::Ballast, column));
     vec![
         Chart {
             title: "Five keyed stores: transactions per second".to_owned(),
-            x: x.clone(),
+            x: X.to_owned(),
             y: "transactions per second".to_owned(),
             series: throughput,
             ..Chart::default()
         },
         Chart {
             title: "95th percentile of a transaction".to_owned(),
-            x: x.clone(),
+            x: X.to_owned(),
             y: "ms".to_owned(),
             series: lines(table, "p95_ms"),
             ..Chart::default()
         },
-        Chart {
-            title: "Ballast: where memory was taken".to_owned(),
-            x,
-            y: "memory (MiB)".to_owned(),
-            series: vec![
-                own("ballooned", "ballooned_mib"),
-                own("compressed", "compressed_mib"),
-                own("swapped", "swapped_mib"),
-                own("saved by sharing", "shared_mib"),
-            ],
-            ..Chart::default()
-        },
+        taken(table),
     ]
 }
 

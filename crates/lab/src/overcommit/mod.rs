@@ -257,6 +257,15 @@ const POLL: Duration = Duration::from_millis(500);
 /// For booting, and for writing the guests' data.
 const FILL_LIMIT: Duration = Duration::from_secs(600);
 
+/// All steps of all sides, one side after the other.
+pub(crate) async fn run_all(plan: &Plan, image: &Image) -> Result<Vec<Step>> {
+    let mut steps = Vec::new();
+    for side in SIDES {
+        steps.extend(run(side, plan, image).await?);
+    }
+    Ok(steps)
+}
+
 /// All steps of one side, with guests of its own.
 pub(crate) async fn run(side: Side, plan: &Plan, image: &Image) -> Result<Vec<Step>> {
     say::step(&format!(

@@ -1,11 +1,14 @@
 //! Steps as a table, and as lines over the factor.
 
 use super::{PEERS, SIDES, Side, Step};
-use crate::chart::Series;
+use crate::chart::{Chart, Series};
 use crate::figures::{Outcome, Table};
 
 /// Above it, Ballast is to be ahead of every peer.
 pub const AHEAD_FROM: f64 = 1.5;
+
+/// What charts are drawn over.
+pub const X: &str = "overcommitment factor";
 
 const COLUMNS: [&str; 21] = [
     "side",
@@ -84,6 +87,23 @@ pub fn lines(table: &Table, column: &str) -> Vec<Series> {
         .map(|side| Series::new(side.title(), series(table, *side, column)))
         .filter(|s| !s.points.is_empty())
         .collect()
+}
+
+/// Where Ballast took memory, over the factor.
+pub fn taken(table: &Table) -> Chart {
+    let own = |label: &str, column: &str| Series::new(label, series(table, Side::Ballast, column));
+    Chart {
+        title: "Ballast: where memory was taken".to_owned(),
+        x: X.to_owned(),
+        y: "memory (MiB)".to_owned(),
+        series: vec![
+            own("ballooned", "ballooned_mib"),
+            own("compressed", "compressed_mib"),
+            own("swapped", "swapped_mib"),
+            own("saved by sharing", "shared_mib"),
+        ],
+        ..Chart::default()
+    }
 }
 
 /// The factors above which Ballast is to be ahead.

@@ -222,42 +222,60 @@ impl fmt::Display for Reason {
                 block,
                 ..
             } => {
-                let take = consumed.saturating_sub(leave);
-                let whose = if over_pool.is_zero() { "its" } else { "its pool's" };
-                if take <= over_max {
-                    write!(
-                        f,
-                        "it uses {consumed}, {over_max} above {whose} max: {take} are taken"
-                    )?;
-                } else if over_max.is_zero() {
-                    write!(
-                        f,
-                        "{deficit} are missing on the host, {take} of them are taken here, from \
-                         {consumed} down to {leave}"
-                    )?;
-                } else {
-                    write!(
-                        f,
-                        "it uses {consumed}, {over_max} above {whose} max, and {deficit} are \
-                         missing on the host: {take} are taken"
-                    )?;
-                }
+                taken(f, (consumed, leave), deficit, (over_max, over_pool))?;
                 write!(f, "; balloon to {balloon}")?;
-                if !evict.is_zero() {
-                    write!(f, "; {evict} evicted")?;
-                }
-                match cause {
-                    Some(cause) if !evict.is_zero() => write!(f, ", because {cause}")?,
-                    Some(cause) => write!(f, "; nothing evicted although {cause}")?,
-                    None => {}
-                }
-                if !no_swap_for.is_zero() {
-                    write!(f, "; no swap space for {no_swap_for} more")?;
-                }
+                evicted(f, evict, cause, no_swap_for)?;
                 blocked(f, block)
             }
         }
     }
+}
+
+/// How much is taken, and whether for a max, for the host, or for both.
+fn taken(
+    f: &mut fmt::Formatter<'_>,
+    (consumed, leave): (Pages, Pages),
+    deficit: Pages,
+    (over_max, over_pool): (Pages, Pages),
+) -> fmt::Result {
+    let take = consumed.saturating_sub(leave);
+    let whose = if over_pool.is_zero() { "its" } else { "its pool's" };
+    if take <= over_max {
+        write!(f, "it uses {consumed}, {over_max} above {whose} max: {take} are taken")
+    } else if over_max.is_zero() {
+        write!(
+            f,
+            "{deficit} are missing on the host, {take} of them are taken here, from {consumed} \
+             down to {leave}"
+        )
+    } else {
+        write!(
+            f,
+            "it uses {consumed}, {over_max} above {whose} max, and {deficit} are missing on the \
+             host: {take} are taken"
+        )
+    }
+}
+
+/// How much is evicted and why, or why not although there was a cause.
+fn evicted(
+    f: &mut fmt::Formatter<'_>,
+    evict: Pages,
+    cause: Option<EvictCause>,
+    no_swap_for: Pages,
+) -> fmt::Result {
+    if !evict.is_zero() {
+        write!(f, "; {evict} evicted")?;
+    }
+    match cause {
+        Some(cause) if !evict.is_zero() => write!(f, ", because {cause}")?,
+        Some(cause) => write!(f, "; nothing evicted although {cause}")?,
+        None => {}
+    }
+    if !no_swap_for.is_zero() {
+        write!(f, "; no swap space for {no_swap_for} more")?;
+    }
+    Ok(())
 }
 
 fn blocked(f: &mut fmt::Formatter<'_>, block: bool) -> fmt::Result {
