@@ -190,16 +190,16 @@ impl<B: Backend> Memory<B> {
     }
 
     /// Claims and charges the untouched, idle, unsampled neighbours of a claimed page inside its
-    /// aligned window.
+    /// window.
     fn claim_neighbours(&self, ppn: Ppn, word: Word) -> std::ops::Range<u64> {
         let alone = ppn.0..ppn.0 + 1;
-        if self.fault_around == 1 || word.state() != State::Untouched {
+        if word.state() != State::Untouched {
             return alone;
         }
-        let window = ppn.0 - ppn.0 % self.fault_around;
-        let end = (window + self.fault_around).min(self.pmap.len().0);
+        let window = self.first_touches.window(ppn);
+        let end = window.end.min(self.pmap.len().0);
         let untouched = |p: &u64| self.pmap.load(Ppn(*p)) == Word::UNTOUCHED;
-        let before = (window..ppn.0).rev().take_while(untouched).count() as u64;
+        let before = (window.start..ppn.0).rev().take_while(untouched).count() as u64;
         let after = (ppn.0 + 1..end).take_while(untouched).count() as u64;
         if before + after == 0 || !self.charge_if_plentiful(before + after) {
             return alone;
@@ -208,7 +208,9 @@ impl<B: Backend> Memory<B> {
         let before_got = (ppn.0 - before..ppn.0).rev().take_while(claim).count() as u64;
         let after_got = (ppn.0 + 1..ppn.0 + 1 + after).take_while(claim).count() as u64;
         self.uncharge(before + after - before_got - after_got);
-        ppn.0 - before_got..ppn.0 + 1 + after_got
+        let run = ppn.0 - before_got..ppn.0 + 1 + after_got;
+        self.first_touches.filled(&run);
+        run
     }
 
     /// The bytes are at hand, in the stage.

@@ -27,6 +27,7 @@ mod departures;
 mod discard;
 mod evict;
 mod fault;
+mod first_touches;
 mod homing;
 mod large;
 mod latent;
@@ -59,6 +60,7 @@ pub use regions::{LargeCounts, Regions};
 pub use sample::Touches;
 pub use share::{Contents, Enter, Entered, Scratch};
 
+use self::first_touches::FirstTouches;
 use crate::backend::Backend;
 use crate::host::Host;
 use crate::pmap::Pmap;
@@ -78,8 +80,7 @@ pub struct Memory<B: Backend> {
     departures: departures::Departures,
     charged: AtomicU64,
     target: AtomicU64,
-    /// Pages handed out around a fault on an untouched page while memory is plentiful.
-    fault_around: u64,
+    first_touches: FirstTouches,
     commons: commons::Commons<B>,
     /// How soon the pages of the current sample were touched.
     pub touches: Touches,
@@ -89,7 +90,8 @@ pub struct Memory<B: Backend> {
 }
 
 impl<B: Backend> Memory<B> {
-    /// `pmap` is fresh: all pages untouched. For one that is not, see `recover`.
+    /// `pmap` is fresh: all pages untouched. For one that is not, see `recover`. `fault_around` is a power of two: pages
+    /// handed out around a first touch while memory is plentiful, and more where touches follow one another.
     pub fn new(
         pmap: Pmap,
         backend: B,
@@ -110,7 +112,7 @@ impl<B: Backend> Memory<B> {
             slots: Mutex::new(swap.into()),
             departures: departures::Departures::new(),
             charged: AtomicU64::new(0),
-            fault_around: fault_around.0.max(1),
+            first_touches: FirstTouches::new(fault_around.0),
             touches: Touches::default(),
             counters: Counters::default(),
         }
