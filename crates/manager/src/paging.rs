@@ -100,9 +100,14 @@ impl Manager {
         receiver
     }
 
-    /// A handshake that is under way already comes to its end all the same.
-    pub fn expect_no_longer(&self, name: &str) {
+    /// Of a VMM that has ended: its shim is expected no longer. A handshake that is under way ends now, one way or
+    /// the other: the paged VM, if it ended well.
+    pub async fn last_answer(&self, name: &str, answer: &mut Answer) -> Option<PagedVm> {
         lock(&self.expected).remove(name);
+        match answer.await {
+            Ok(Ok(paged)) => Some(paged),
+            Ok(Err(_)) | Err(_) => None,
+        }
     }
 
     /// Removes what a manager that died in the middle of a start had made for it: the VMM has not come out

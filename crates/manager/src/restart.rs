@@ -175,14 +175,7 @@ pub async fn take_over(manager: Arc<Manager>, waiting: Waiting) {
                 late.as_mut().reset(tokio::time::Instant::now() + STILL_LATE);
                 continue;
             }
-            _ = process.exited() => {
-                manager.expect_no_longer(&name);
-                // A handshake that is under way ends now, one way or the other.
-                match coming.await {
-                    Ok(Ok(paged)) => break Some(paged),
-                    Ok(Err(_)) | Err(_) => break None,
-                }
-            }
+            _ = process.exited() => break manager.last_answer(&name, coming).await,
         };
         let why = match refused {
             Ok(Ok(paged)) => break Some(paged),
