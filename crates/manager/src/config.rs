@@ -359,62 +359,29 @@ impl Config {
             what,
         };
         let wrong = |(key, what): Wrong| bad(key, what);
+        let wrong_rule = |(key, what): (String, String)| bad(&key, what);
         let budget = budget(&file, over.budget, host).map_err(wrong)?;
         let tax = over.tax.or(file.tax).unwrap_or(0.75);
         let tax = TaxRate::new(tax).map_err(|e| bad("tax", e.to_string()))?;
         let sampling = sampling(&file.sampling, &over).map_err(wrong)?;
         let balloon = balloon(&file.balloon).map_err(wrong)?;
         let tools = file.tools.check().map_err(wrong)?;
-
-        let fault_around = size("pager.fault_around", &file.pager.fault_around).map_err(wrong)?;
-        let fault_around = fault_around.map_or(Pages(16), Bytes::pages_ceil);
-        if !fault_around.0.is_power_of_two() || fault_around.0 > 512 {
-            return Err(bad("pager.fault_around", "not a power of two from 4K to 2M".into()));
-        }
-
-        let large_pages_from = match file.pager.large_pages_from.as_deref() {
-            Some("never") => None,
-            _ => Some(
-                size("pager.large_pages_from", &file.pager.large_pages_from)
-                    .map_err(wrong)?
-                    .map_or(LARGE_PAGES_FROM, Bytes::pages_ceil),
-            ),
-        };
-
+        let (fault_around, large_pages_from) = pager(&file.pager).map_err(wrong)?;
         let sharing = sharing(&file.sharing).map_err(wrong)?;
         let compression = compression(&file.compression).map_err(wrong)?;
-
-        let start_wait = match file.admission.wait_s {
-            None => START_WAIT,
-            Some(s) => seconds(s).ok_or_else(|| {
-                bad("admission.wait_s", format!("{s} is not between 0.1 and 86400"))
-            })?,
-        };
-        let pools = rules::pool_rules(file.pool).map_err(|(key, what)| bad(&key, what))?;
-        let vms = rules::vm_rules(file.defaults, file.vm, &pools)
-            .map_err(|(key, what)| bad(&key, what))?;
+        let (start_wait, books_vmms) = admission(&file.admission).map_err(wrong)?;
+        let pools = rules::pool_rules(file.pool).map_err(wrong_rule)?;
+        let vms = rules::vm_rules(file.defaults, file.vm, &pools).map_err(wrong_rule)?;
         let scale = file.thresholds.unwrap_or_default();
         let capacity = budget.saturating_sub(scale.thresholds(budget).goal());
-        if let Err(lack) = crate::pools::check_rules(&pools, capacity) {
-            let key = lack.pool.as_deref().map_or("pool".into(), |p| rules::pool_key(p, "min"));
-            return Err(bad(&key, format!("its pools' mins do not fit: {lack}")));
-        }
+        check_mins(&pools, capacity).map_err(wrong_rule)?;
 
-        let run_dir = over.run_dir.or(file.run_dir).unwrap_or_else(|| "/run/ballast".into());
-        let run_dir = absolute("run_dir", run_dir).map_err(wrong)?;
+        let run_dir = run_dir(over.run_dir.or(file.run_dir)).map_err(wrong)?;
         let named = over.swap_dir.or(file.swap_dir);
         let (swap_dir, swap) = swap_places(named, file.swap.location, &run_dir).map_err(wrong)?;
-        let socket = over.socket.or(file.socket).unwrap_or_else(|| run_dir.join("api.sock"));
-        let socket = absolute("socket", socket).map_err(wrong)?;
-        let shim = over.shim.or(file.shim).unwrap_or_else(default_shim);
-        let shim = absolute("shim", shim).map_err(wrong)?;
-        if !shim.is_file() {
-            return Err(bad("shim", format!("{} is not there", shim.display())));
-        }
-        let shim_group = match &file.shim_group {
-            None => None,
-            Some(name) => Some(group(name).map_err(|e| bad("shim_group", e))?),
-        };
+        let socket = socket(over.socket.or(file.socket), &run_dir).map_err(wrong)?;
+        let shim = shim(over.shim.or(file.shim)).map_err(wrong)?;
+        let shim_group = shim_group(file.shim_group.as_deref()).map_err(wrong)?;
         let journal = crate::journal::check(&file.journal, &run_dir).map_err(wrong)?;
         Ok(Config {
             budget,
@@ -435,7 +402,7 @@ impl Config {
             sharing,
             compression,
             start_wait,
-            books_vmms: file.admission.vmm_memory == Some(VmmMemory::Budget),
+            books_vmms,
             vms,
             pools,
             journal,
@@ -552,6 +519,65 @@ fn balloon(file: &Balloon) -> Result<BalloonConfig, Wrong> {
         ..d
     };
     balloon.check().map_err(|e| (balloon_key(e.field), e.what)).map(|()| balloon)
+}
+
+/// The table `[pager]`, checked: the pages handed out around a fault, and the size from which on VMs get large pages;
+/// an error names its key.
+fn pager(file: &Pager) -> Result<(Pages, Option<Pages>), Wrong> {
+    let fault_around = size("pager.fault_around", &file.fault_around)?;
+    let fault_around = fault_around.map_or(Pages(16), Bytes::pages_ceil);
+    if !fault_around.0.is_power_of_two() || fault_around.0 > 512 {
+        return Err(("pager.fault_around", "not a power of two from 4K to 2M".into()));
+    }
+    let large_pages_from = match file.large_pages_from.as_deref() {
+        Some("never") => None,
+        _ => Some(
+            size("pager.large_pages_from", &file.large_pages_from)?
+                .map_or(LARGE_PAGES_FROM, Bytes::pages_ceil),
+        ),
+    };
+    Ok((fault_around, large_pages_from))
+}
+
+/// The table `[admission]`, checked: how long a start may wait, and whether VMMs are taken from the budget; an error
+/// names its key.
+fn admission(file: &Admission) -> Result<(Duration, bool), Wrong> {
+    let start_wait = match file.wait_s {
+        None => START_WAIT,
+        Some(s) => seconds(s)
+            .ok_or_else(|| ("admission.wait_s", format!("{s} is not between 0.1 and 86400")))?,
+    };
+    Ok((start_wait, file.vmm_memory == Some(VmmMemory::Budget)))
+}
+
+/// What pools are guaranteed fits into `capacity`; an error names its key.
+fn check_mins(pools: &[PoolRule], capacity: Pages) -> Result<(), (String, String)> {
+    crate::pools::check_rules(pools, capacity).map_err(|lack| {
+        let key = lack.pool.as_deref().map_or("pool".into(), |p| rules::pool_key(p, "min"));
+        (key, format!("its pools' mins do not fit: {lack}"))
+    })
+}
+
+fn run_dir(named: Option<PathBuf>) -> Result<PathBuf, Wrong> {
+    absolute("run_dir", named.unwrap_or_else(|| "/run/ballast".into()))
+}
+
+/// Of the API: in the run folder, if none is named.
+fn socket(named: Option<PathBuf>, run_dir: &Path) -> Result<PathBuf, Wrong> {
+    absolute("socket", named.unwrap_or_else(|| run_dir.join("api.sock")))
+}
+
+/// The library that VMMs preload; it is there.
+fn shim(named: Option<PathBuf>) -> Result<PathBuf, Wrong> {
+    let shim = absolute("shim", named.unwrap_or_else(default_shim))?;
+    if !shim.is_file() {
+        return Err(("shim", format!("{} is not there", shim.display())));
+    }
+    Ok(shim)
+}
+
+fn shim_group(named: Option<&str>) -> Result<Option<u32>, Wrong> {
+    named.map(group).transpose().map_err(|e| ("shim_group", e))
 }
 
 /// The folder for swap files that the manager makes, if no locations are named; and all locations, the highest

@@ -289,7 +289,7 @@ impl Manager {
             return Err(Failure::internal(format!("{name}: {e}")));
         }
         let pid = vmm.pid;
-        let mut answer = self.expect_shim(name, |answer| Expected {
+        let answer = self.expect_shim(name, |answer| Expected {
             pid,
             sizes,
             swap,
@@ -299,9 +299,22 @@ impl Manager {
             held: None,
             answer,
         });
+        let paged = self.answer_in_time(name, &vmm, &paths, answer).await?;
+        Ok((vmm, paged, paths))
+    }
+
+    /// Waits for the shim of a VMM that was started: the paged VM, or the refusal. If neither comes in time, the VMM
+    /// is ended.
+    async fn answer_in_time(
+        &self,
+        name: &str,
+        vmm: &Vmm,
+        paths: &LaunchPaths,
+        mut answer: Answer,
+    ) -> Result<Result<PagedVm, String>, Failure> {
         let failed = tokio::select! {
             paged = &mut answer => match paged {
-                Ok(paged) => return Ok((vmm, paged, paths)),
+                Ok(paged) => return Ok(paged),
                 Err(_) => format!("{name}: its shim's handshake was broken off"),
             },
             () = tokio::time::sleep(START) => {
@@ -314,12 +327,10 @@ impl Manager {
         };
         let _ = vmm.process.kill();
         vmm.process.exited().await;
-        self.expect_no_longer(name);
-        // A handshake that is under way ends now. If it ended well, the VM is released as any other
-        // whose VMM ended.
-        match answer.await {
-            Ok(Ok(paged)) => Ok((vmm, Ok(paged), paths)),
-            Ok(Err(_)) | Err(_) => Err(Failure::internal(failed)),
+        // If the handshake ended well, the VM is released as any other whose VMM ended.
+        match self.last_answer(name, &mut answer).await {
+            Some(paged) => Ok(Ok(paged)),
+            None => Err(Failure::internal(failed)),
         }
     }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU64;
 use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::IntoResponse;
-use ballast_api::{HostView, HotplugView, NodeView, VmView};
+use ballast_api::{CompressionView, HostView, HotplugView, JournalView, NodeView, VmView};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;
@@ -27,25 +27,45 @@ pub async fn serve(State(manager): State<Arc<Manager>>) -> Result<impl IntoRespo
     Ok(([(CONTENT_TYPE, TYPE)], text))
 }
 
+/// In the order of docs/api.md.
 fn render(host: &HostView, vms: &[VmView]) -> Result<String, std::fmt::Error> {
     let mut registry = Registry::with_prefix("ballast");
-    let mut gauge = |name: &str, help: &str, value: u64| {
-        let value = ConstGauge::new(value as f64);
-        registry.register_with_unit(name, help, Unit::Bytes, value);
-    };
-    gauge("budget", "Machine memory that guests may use", host.budget);
-    gauge("free", "Budget not handed out", host.free);
-    gauge("consumed", "Machine memory of guests' pages", host.consumed);
-    gauge("overhead", "Overhead memory in the budget", host.overhead);
-    gauge("measured_used", "Machine memory in use by the kernel's count", host.measured_used);
-    gauge("swap_used", "Swap space that holds pages", host.swap_used);
-    gauge("manager_memory", "Resident memory of the manager itself", host.manager_rss);
+    memory(&mut registry, host);
+    activity(&mut registry, host);
+    nodes(&mut registry, &host.nodes);
+    totals(&mut registry, host);
+    compression(&mut registry, &host.compression);
+    journal(&mut registry, &host.journal);
+    per_vm(&mut registry, vms);
+    let mut text = String::new();
+    encode(&mut text, &registry)?;
+    Ok(text)
+}
+
+/// Where the host's memory is.
+fn memory(registry: &mut Registry, host: &HostView) {
     let sharing = &host.sharing;
-    gauge("shared", "Guest memory backed by common pages", sharing.shared);
-    gauge("common", "Machine memory of common pages", sharing.common);
-    gauge("saved", "Shared less common memory", sharing.saved);
-    gauge("broken", "Private copies of pages that were shared", sharing.broken);
-    gauge("sharing_metadata", "Memory of the share tables", sharing.metadata);
+    for (name, help, value) in [
+        ("budget", "Machine memory that guests may use", host.budget),
+        ("free", "Budget not handed out", host.free),
+        ("consumed", "Machine memory of guests' pages", host.consumed),
+        ("overhead", "Overhead memory in the budget", host.overhead),
+        ("measured_used", "Machine memory in use by the kernel's count", host.measured_used),
+        ("swap_used", "Swap space that holds pages", host.swap_used),
+        ("manager_memory", "Resident memory of the manager itself", host.manager_rss),
+        ("shared", "Guest memory backed by common pages", sharing.shared),
+        ("common", "Machine memory of common pages", sharing.common),
+        ("saved", "Shared less common memory", sharing.saved),
+        ("broken", "Private copies of pages that were shared", sharing.broken),
+        ("sharing_metadata", "Memory of the share tables", sharing.metadata),
+    ] {
+        registry.register_with_unit(name, help, Unit::Bytes, ConstGauge::new(value as f64));
+    }
+}
+
+/// What the manager does, and what that costs.
+fn activity(registry: &mut Registry, host: &HostView) {
+    let sharing = &host.sharing;
     registry.register(
         "sharing_mappings",
         "Mappings of all VMM processes",
@@ -83,28 +103,35 @@ fn render(host: &HostView, vms: &[VmView]) -> Result<String, std::fmt::Error> {
         "Reclamation state: 0 high, 1 soft, 2 hard, 3 low",
         ConstGauge::new(host.state as u64 as f64),
     );
-    nodes(&mut registry, &host.nodes);
-    let mut counter = |name: &str, help: &str, value: u64| {
-        registry.register(name, help, ConstCounter::new(value));
-    };
-    counter("swapped_in_bytes", "Read back from swap files", host.counters.swapped_in);
+}
+
+/// Since the manager was started, of all VMs together.
+fn totals(registry: &mut Registry, host: &HostView) {
+    let (counters, sharing) = (&host.counters, &host.sharing);
     let errors =
         |of: fn(&ballast_api::SwapLocation) -> u64| host.swap_locations.iter().map(of).sum::<u64>();
-    counter("swap_write_errors", "Writes to swap files that failed", errors(|l| l.write_errors));
-    counter(
-        "swap_read_errors",
-        "Reads from swap files that failed, or brought something else than was written",
-        errors(|l| l.read_errors),
-    );
-    counter("swapped_out_bytes", "Written to swap files", host.counters.swapped_out);
-    counter("ballooned_bytes", "Backed pages that guests gave up", host.counters.ballooned);
-    counter("zero_dropped_bytes", "Pages found all zero and dropped", host.counters.zero_dropped);
-    counter("faults", "Faults served", host.counters.faults);
-    counter("waits", "Allocations that waited for memory", host.counters.waits);
-    counter("blocks", "Allocations that waited in state low", host.counters.blocks);
-    counter("share_breaks", "Shared pages that were written", sharing.breaks);
-    counter("share_scanned_pages", "Pages looked at for sharing", sharing.scanned);
-    let compression = &host.compression;
+    for (name, help, value) in [
+        ("swapped_in_bytes", "Read back from swap files", counters.swapped_in),
+        ("swap_write_errors", "Writes to swap files that failed", errors(|l| l.write_errors)),
+        (
+            "swap_read_errors",
+            "Reads from swap files that failed, or brought something else than was written",
+            errors(|l| l.read_errors),
+        ),
+        ("swapped_out_bytes", "Written to swap files", counters.swapped_out),
+        ("ballooned_bytes", "Backed pages that guests gave up", counters.ballooned),
+        ("zero_dropped_bytes", "Pages found all zero and dropped", counters.zero_dropped),
+        ("faults", "Faults served", counters.faults),
+        ("waits", "Allocations that waited for memory", counters.waits),
+        ("blocks", "Allocations that waited in state low", counters.blocks),
+        ("share_breaks", "Shared pages that were written", sharing.breaks),
+        ("share_scanned_pages", "Pages looked at for sharing", sharing.scanned),
+    ] {
+        registry.register(name, help, ConstCounter::new(value));
+    }
+}
+
+fn compression(registry: &mut Registry, compression: &CompressionView) {
     for (name, help, value) in [
         ("compressed", "Guest memory kept compressed", compression.compressed),
         ("filled", "Guest memory kept as one number a page", compression.filled),
@@ -112,20 +139,19 @@ fn render(host: &HostView, vms: &[VmView]) -> Result<String, std::fmt::Error> {
     ] {
         registry.register_with_unit(name, help, Unit::Bytes, ConstGauge::new(value as f64));
     }
-    let journal = &host.journal;
-    let mut counter = |name: &str, help: &str, value: u64| {
+}
+
+fn journal(registry: &mut Registry, journal: &JournalView) {
+    for (name, help, value) in [
+        ("journal_turns", "Turns of the policy loop that were written down", journal.written),
+        ("journal_lost_turns", "Turns that were not: behind, or a failing disk", journal.lost),
+    ] {
         registry.register(name, help, ConstCounter::new(value));
-    };
-    counter("journal_turns", "Turns of the policy loop that were written down", journal.written);
-    counter("journal_lost_turns", "Turns that were not: behind, or a failing disk", journal.lost);
+    }
     let size = ConstGauge::new(journal.bytes as f64);
     registry.register_with_unit("journal", "The journal's files", Unit::Bytes, size);
     let trouble = ConstGauge::new(f64::from(u8::from(journal.trouble.is_some())));
     registry.register("journal_trouble", "Whether it cannot be written now", trouble);
-    per_vm(&mut registry, vms);
-    let mut text = String::new();
-    encode(&mut text, &registry)?;
-    Ok(text)
 }
 
 /// Of VMs into which memory can be plugged.
@@ -148,19 +174,37 @@ fn hotplug(registry: &mut Registry, vms: &[VmView]) {
     }
 }
 
+type VmLabel = [(&'static str, String); 1];
+type VmField = fn(&VmView) -> u64;
+
+fn label(vm: &VmView) -> VmLabel {
+    [("vm", vm.name.clone())]
+}
+
 fn per_vm(registry: &mut Registry, vms: &[VmView]) {
-    type Label = [(&'static str, String); 1];
-    type ToolLabel = [(&'static str, String); 2];
-    type Field = fn(&VmView) -> u64;
-    let label = |vm: &VmView| -> Label { [("vm", vm.name.clone())] };
-    let gauges = |field: Field| {
-        let family = Family::<Label, Gauge<u64, AtomicU64>>::default();
+    vm_gauges(registry, vms);
+    hotplug(registry, vms);
+    inputs(registry, vms);
+    tools(registry, vms);
+    registry.register_with_unit(
+        "vm_fault_service",
+        "How long faults took to be served that did not wait for memory",
+        Unit::Seconds,
+        FaultTimes::of(vms),
+    );
+    vm_totals(registry, vms);
+}
+
+/// What each VM has, and what it is to have.
+fn vm_gauges(registry: &mut Registry, vms: &[VmView]) {
+    let gauges = |field: VmField| {
+        let family = Family::<VmLabel, Gauge<u64, AtomicU64>>::default();
         for vm in vms {
             family.get_or_create(&label(vm)).set(field(vm));
         }
         family
     };
-    let bytes: [(&str, &str, Field); 14] = [
+    let bytes: [(&str, &str, VmField); 14] = [
         ("vm_consumed", "Machine memory of a VM's pages", |v| v.memory.consumed),
         ("vm_large", "Machine memory of it in large pages", |v| v.memory.large),
         ("vm_target", "Machine memory that the policy grants", |v| v.memory.target),
@@ -181,17 +225,20 @@ fn per_vm(registry: &mut Registry, vms: &[VmView]) {
     for (name, help, field) in bytes {
         registry.register_with_unit(name, help, Unit::Bytes, gauges(field));
     }
-    let counts: [(&str, &str, Field); 2] = [
+    let counts: [(&str, &str, VmField); 2] = [
         ("vm_shares", "Memory shares", |v| u64::from(v.params.shares)),
         ("vm_mappings", "Mappings of the VMM process", |v| v.sharing.mappings),
     ];
     for (name, help, field) in counts {
         registry.register(name, help, gauges(field));
     }
-    hotplug(registry, vms);
-    inputs(registry, vms);
+}
+
+/// What the tools cost that take memory from a VM, and which is used first.
+fn tools(registry: &mut Registry, vms: &[VmView]) {
+    type ToolLabel = [(&'static str, String); 2];
     let costs = Family::<ToolLabel, Gauge<f64, AtomicU64>>::default();
-    let first = Family::<Label, Gauge<u64, AtomicU64>>::default();
+    let first = Family::<VmLabel, Gauge<u64, AtomicU64>>::default();
     for vm in vms {
         let tools = [("balloon", vm.tools.balloon_ms), ("paging", vm.tools.paging_ms)];
         for (tool, ms) in tools.into_iter().filter_map(|(tool, ms)| Some((tool, ms?))) {
@@ -207,13 +254,11 @@ fn per_vm(registry: &mut Registry, vms: &[VmView]) {
         costs,
     );
     registry.register("vm_paging_first", "Whether paging is used before the balloon", first);
-    registry.register_with_unit(
-        "vm_fault_service",
-        "How long faults took to be served that did not wait for memory",
-        Unit::Seconds,
-        FaultTimes::of(vms),
-    );
-    let totals: [(&str, &str, Field); 12] = [
+}
+
+/// Of each VM, since the manager has it.
+fn vm_totals(registry: &mut Registry, vms: &[VmView]) {
+    let totals: [(&str, &str, VmField); 12] = [
         ("vm_read_ahead_bytes", "Swapped memory read before it was wanted", |v| {
             v.counters.read_ahead
         }),
@@ -236,7 +281,7 @@ fn per_vm(registry: &mut Registry, vms: &[VmView]) {
         ("vm_share_scanned_pages", "Pages looked at for sharing", |v| v.sharing.scanned),
     ];
     for (name, help, field) in totals {
-        let family = Family::<Label, Counter>::default();
+        let family = Family::<VmLabel, Counter>::default();
         for vm in vms {
             family.get_or_create(&label(vm)).inc_by(field(vm));
         }

@@ -6,6 +6,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,7 +14,9 @@ use ballast_api::VmSpec;
 use ballast_pager::advance::Advance;
 use ballast_pager::guest_ram::{GuestRam, RamLayout, RamPart};
 use ballast_pager::service::{Inherited, PagedVm, PagerConfig, VmFiles};
+use ballast_pager::sharing::Domain;
 use ballast_pager::stage::StageLayout;
+use ballast_pager::swap::SwapSpace;
 use ballast_qemu::unasked_large_pages;
 use ballast_shim_proto::{
     Connection, ConnectionError, DecodeError, Hello, Listener, Message, Part, Peer,
@@ -97,9 +100,14 @@ impl Manager {
         receiver
     }
 
-    /// A handshake that is under way already comes to its end all the same.
-    pub fn expect_no_longer(&self, name: &str) {
+    /// Of a VMM that has ended: its shim is expected no longer. A handshake that is under way ends now, one way or
+    /// the other: the paged VM, if it ended well.
+    pub async fn last_answer(&self, name: &str, answer: &mut Answer) -> Option<PagedVm> {
         lock(&self.expected).remove(name);
+        match answer.await {
+            Ok(Ok(paged)) => Some(paged),
+            Ok(Err(_)) | Err(_) => None,
+        }
     }
 
     /// Removes what a manager that died in the middle of a start had made for it: the VMM has not come out
@@ -296,9 +304,37 @@ fn take_charge(
     let layout = announced(hello, &expected.sizes)?;
     let mut ram_files = fds;
     let rest = ram_files.split_off(hello.parts.len().min(ram_files.len()));
-    let name = hello.vm.as_str();
+    check_parts(manager, hello, &ram_files, peer)?;
+    // Of this thread, which is this handshake's, and of the pager's threads that it starts.
+    numa::follow(peer.pid);
+    let config = pager_config(&manager.config(), u64::from(expected.pid), expected.large_pages);
+    let domain = manager.commons.domain(&expected.domain)?;
+    let seed = config.seed;
+    let arrival = Arrival {
+        manager,
+        connection,
+        hello,
+        expected,
+        pid: peer.pid,
+        config,
+        domain: &domain,
+        ram_files,
+        layout,
+    };
+    let mut paged = if hello.reconnect { arrival.take_over(rest)? } else { arrival.start()? };
+    share(manager, hello.vm.as_str(), &mut paged, &domain, seed);
+    Ok(paged)
+}
+
+/// Each part of the RAM that came is a file that can be paged, and nobody else's memory.
+fn check_parts(
+    manager: &Manager,
+    hello: &Hello,
+    ram_files: &[OwnedFd],
+    peer: Peer,
+) -> Result<(), String> {
     let mut seen = Vec::new();
-    for (part, ram_file) in hello.parts.iter().zip(&ram_files) {
+    for (part, ram_file) in hello.parts.iter().zip(ram_files) {
         check_ram_file(ram_file, part)?;
         let stat = rustix::fs::fstat(ram_file).map_err(|e| format!("its RAM file: {e}"))?;
         let id = (stat.st_dev, stat.st_ino);
@@ -311,62 +347,65 @@ fn take_charge(
         if hello.parts.len() > 1 && !hello.reconnect && stat.st_blocks > 0 {
             return Err("a part of its RAM was used before all were there".into());
         }
-        match seals_in_the_way(ram_file) {
-            // It runs, and its pages are in the pager's hands: without, nobody would serve it.
-            Some(why) if hello.reconnect => tracing::error!(vm = name, "{why}"),
-            Some(why) => return Err(why),
-            None => {}
-        }
-        match unasked_large_pages(ram_file, peer.pid) {
-            Some(why) if hello.reconnect => {
-                tracing::error!(vm = name, "its pages may be lost: {why}");
-            }
-            Some(why) => return Err(why),
-            None => {}
-        }
+        check_evictable(hello, ram_file, peer)?;
     }
-    // Of this thread, which is this handshake's, and of the pager's threads that it starts.
-    numa::follow(peer.pid);
-    let config = pager_config(&manager.config(), u64::from(expected.pid), expected.large_pages);
-    let folder = manager.folder_of(name);
-    let host = manager.host.clone();
-    let commons = &manager.commons;
-    let domain = commons.domain(&expected.domain)?;
-    let can_share = hello.version >= SHARING_VERSION;
-    let seed = config.seed;
-    let shared = |mut paged: PagedVm| -> Result<PagedVm, String> {
-        match paged.share_in(&domain, commons.control.clone(), seed) {
-            Ok(()) => Ok(paged),
-            Err(e) => {
-                // Its pages are in the pager's hands already: it does without.
-                tracing::error!(vm = name, "{e}: its pages are not shared");
-                Ok(paged)
-            }
+    Ok(())
+}
+
+/// The pages of a part can be taken: they are neither sealed nor in large pages that nobody asked for. Of a VM that was
+/// paged before, it is only said if they are.
+fn check_evictable(hello: &Hello, ram_file: &OwnedFd, peer: Peer) -> Result<(), String> {
+    let name = hello.vm.as_str();
+    match seals_in_the_way(ram_file) {
+        // It runs, and its pages are in the pager's hands: without, nobody would serve it.
+        Some(why) if hello.reconnect => tracing::error!(vm = name, "{why}"),
+        Some(why) => return Err(why),
+        None => {}
+    }
+    match unasked_large_pages(ram_file, peer.pid) {
+        Some(why) if hello.reconnect => {
+            tracing::error!(vm = name, "its pages may be lost: {why}");
         }
-    };
-    if hello.reconnect {
+        Some(why) => return Err(why),
+        None => {}
+    }
+    Ok(())
+}
+
+/// A VM of which charge is taken, once its RAM was checked.
+struct Arrival<'a> {
+    manager: &'a Manager,
+    connection: &'a Arc<Connection>,
+    hello: &'a Hello,
+    expected: &'a Expected,
+    pid: u32,
+    config: PagerConfig,
+    /// With whom it shares pages.
+    domain: &'a Arc<Domain<GuestRam>>,
+    ram_files: Vec<OwnedFd>,
+    layout: RamLayout,
+}
+
+impl Arrival<'_> {
+    /// Of a VM that was paged before: its pager goes on from what the last one left. Its userfaultfd is the first of
+    /// `rest`, the descriptors that came behind its RAM.
+    fn take_over(self, rest: Vec<OwnedFd>) -> Result<PagedVm, String> {
+        let Arrival { manager, connection, hello, expected, pid, domain, .. } = self;
+        let name = hello.vm.as_str();
+        let folder = manager.folder_of(name);
         let uffd = rest.into_iter().next();
         let uffd = uffd.ok_or("Hello after a restart without the userfaultfd")?;
         let uffd = Uffd::from_fd(uffd).map_err(|e| format!("its userfaultfd: {e}"))?;
-        let ram = GuestRam::of_parts(uffd, ram_files, layout);
-        see_accesses(name, &ram, peer.pid);
-        if can_share {
-            commons.connect(&ram, connection.clone(), peer.pid, &domain)?;
+        let ram = GuestRam::of_parts(uffd, self.ram_files, self.layout);
+        see_accesses(name, &ram, pid);
+        if hello.version >= SHARING_VERSION {
+            manager.commons.connect(&ram, connection.clone(), pid, domain)?;
         }
-        let recorded = Record::load(&folder)?.and_then(|record| record.swap);
-        let swap = manager.swap.open(name, recorded.as_deref()).map_err(|e| e.to_string())?;
-        let files = swap::files(&swap);
-        if recorded.as_ref() != Some(&files)
-            && let Err(e) = Record::must_update(&folder, |record| record.swap = Some(files))
-        {
-            // Found without; the next manager finds them in the same way.
-            tracing::warn!(vm = name, "{e}");
-        }
-        let files = VmFiles::new(&folder, swap);
-        let inherited = Inherited { domain: Some(&domain), advance: expected.held.as_deref() };
-        let overhead = expected.overhead;
+        let files = VmFiles::new(&folder, open_swap(manager, name, &folder)?);
+        let inherited = Inherited { domain: Some(domain), advance: expected.held.as_deref() };
+        let (overhead, host) = (expected.overhead, manager.host.clone());
         let (paged, found) =
-            PagedVm::take_over(name, config, files, ram, overhead, host, inherited)
+            PagedVm::take_over(name, self.config, files, ram, overhead, host, inherited)
                 .map_err(|e| e.to_string())?;
         tracing::info!(
             vm = name,
@@ -375,23 +414,84 @@ fn take_charge(
             absent = found.absent,
             "taken over"
         );
-        return match managed(connection) {
-            Ok(()) => shared(paged),
+        if let Err(e) = managed(connection) {
             // It is taken over anew, and booked then.
-            Err(e) => {
-                paged.undo_take_over();
-                Err(e)
-            }
-        };
+            paged.undo_take_over();
+            return Err(e);
+        }
+        Ok(paged)
     }
-    let uffd = receive_uffd(connection, hello)?;
-    let ram = GuestRam::of_parts(uffd, ram_files, layout);
-    manager.forget_cut_short(name);
+
+    /// Of a VM that has just mapped its RAM, and waits in that mmap.
+    fn start(self) -> Result<PagedVm, String> {
+        let Arrival { manager, connection, hello, expected, pid, domain, .. } = self;
+        let name = hello.vm.as_str();
+        let folder = manager.folder_of(name);
+        let uffd = receive_uffd(connection, hello)?;
+        let ram = GuestRam::of_parts(uffd, self.ram_files, self.layout);
+        manager.forget_cut_short(name);
+        let files = VmFiles::new(&folder, make_swap(manager, name, &folder, expected.swap)?);
+        let host = manager.host.clone();
+        let paged = PagedVm::start(name, self.config, files, ram, expected.overhead, host)
+            .map_err(|e| e.to_string())?;
+        // From here on faults are served; only now may the VMM's mmap return.
+        if let Err(e) = managed(connection) {
+            // It had nothing yet but what it touched meanwhile. What is reserved for it stays so: the caller's.
+            paged.release();
+            manager.host.ledger.adopt(expected.overhead);
+            return Err(e);
+        }
+        see_accesses(name, paged.memory().backend(), pid);
+        if hello.version >= SHARING_VERSION {
+            let ram = paged.memory().backend();
+            if let Err(e) = manager.commons.connect(ram, connection.clone(), pid, domain) {
+                tracing::error!(vm = name, "{e}: its pages are not shared");
+            }
+        }
+        Ok(paged)
+    }
+}
+
+/// Has a VM share its pages in its domain from now on.
+fn share(
+    manager: &Manager,
+    name: &str,
+    paged: &mut PagedVm,
+    domain: &Arc<Domain<GuestRam>>,
+    seed: u64,
+) {
+    if let Err(e) = paged.share_in(domain, manager.commons.control.clone(), seed) {
+        // Its pages are in the pager's hands already: it does without.
+        tracing::error!(vm = name, "{e}: its pages are not shared");
+    }
+}
+
+/// The swap files of a VM that runs, and its record with them.
+fn open_swap(manager: &Manager, name: &str, folder: &Path) -> Result<SwapSpace, String> {
+    let recorded = Record::load(folder)?.and_then(|record| record.swap);
+    let swap = manager.swap.open(name, recorded.as_deref()).map_err(|e| e.to_string())?;
+    let files = swap::files(&swap);
+    if recorded.as_ref() != Some(&files)
+        && let Err(e) = Record::must_update(folder, |record| record.swap = Some(files))
+    {
+        // Found without; the next manager finds them in the same way.
+        tracing::warn!(vm = name, "{e}");
+    }
+    Ok(swap)
+}
+
+/// New swap files, noted in the VM's record, as is that its RAM is mapped.
+fn make_swap(
+    manager: &Manager,
+    name: &str,
+    folder: &Path,
+    size: Pages,
+) -> Result<SwapSpace, String> {
     // Once a VM is admitted, its pages have a place to go (OSDI'02 s.6.2).
-    let swap = manager.swap.create(name, expected.swap).map_err(|e| e.to_string())?;
+    let swap = manager.swap.create(name, size).map_err(|e| e.to_string())?;
     manager.swap_made(name);
     let places = swap::files(&swap);
-    let noted = Record::must_update(&folder, |record| {
+    let noted = Record::must_update(folder, |record| {
         record.swap = Some(places);
         record.mapped_ms = Some(since_boot_ms());
     });
@@ -399,24 +499,7 @@ fn take_charge(
         swap.remove();
         return Err(e);
     }
-    let files = VmFiles::new(&folder, swap);
-    let paged = PagedVm::start(name, config, files, ram, expected.overhead, host)
-        .map_err(|e| e.to_string())?;
-    // From here on faults are served; only now may the VMM's mmap return.
-    if let Err(e) = managed(connection) {
-        // It had nothing yet but what it touched meanwhile. What is reserved for it stays so: the caller's.
-        paged.release();
-        manager.host.ledger.adopt(expected.overhead);
-        return Err(e);
-    }
-    see_accesses(name, paged.memory().backend(), peer.pid);
-    if can_share {
-        let ram = paged.memory().backend();
-        if let Err(e) = commons.connect(ram, connection.clone(), peer.pid, &domain) {
-            tracing::error!(vm = name, "{e}: its pages are not shared");
-        }
-    }
-    shared(paged)
+    Ok(swap)
 }
 
 fn see_accesses(name: &str, ram: &GuestRam, pid: u32) {

@@ -92,46 +92,11 @@ fn turn(
         + strangers.iter().map(|vm| vm.consumed()).sum::<Pages>()
         + ZERO_RUN;
     for vm in &strangers {
-        // Nothing is taken from it any more, and it gets what it asks for.
-        if let Some(paged) = &*vm.paged() {
-            paged.set_evict_goal(Pages::ZERO);
-            paged.set_may_share(false);
-            paged.let_pages_move(false);
-            paged.memory().set_target(vm.configured());
-            paged.memory_freed();
-        }
+        leave_alone(vm);
     }
-    // One look at parameters and pools, of which several may be changed together.
-    let changing = lock(&manager.changing);
-    let pools = manager.pools.pools(&manager.pools.rules());
-    let states = managed
-        .iter()
-        .map(|vm| vm_state(manager, vm, demand(manager, vm, &pools), swap_ins))
-        .collect();
-    drop(changing);
-    let snapshot = Snapshot {
-        trigger: why.unwrap_or_else(|| "period".into()),
-        before: last.state,
-        thresholds,
-        budget: host.ledger.budget(),
-        free: host.ledger.free(),
-        overhead,
-        starting: manager.promised_to_starts(),
-        room: manager.room_for_starts(),
-        vms: states,
-        pools,
-        policy: inputs::policy(manager.config().policy, &managed),
-        nodes: last.nodes.look(managed.iter().map(|vm| &***vm)),
-    };
+    let snapshot = look(manager, last, &managed, overhead, swap_ins, why);
     last.turns += 1;
-    let begun = Instant::now();
-    let decision = Arc::new(decide(snapshot));
-    let moment = Moment {
-        n: last.turns,
-        at_ms: journal::now_ms(),
-        up_ms: millis(begun - manager.started),
-        took_us: u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX),
-    };
+    let (decision, moment) = decide_now(manager, last.turns, snapshot);
     let state = decision.state;
     // Rung when the state may change; see `Ledger::set_alarm`.
     let rise = state.higher().map_or(Pages(u64::MAX), |higher| thresholds.upper_edge(higher));
@@ -150,6 +115,64 @@ fn turn(
         journal.record(moment, decision.clone(), |i| managed[i].name.clone());
     }
     manager.set_decision(decision);
+}
+
+/// Of a VM out of reach: nothing is taken from it any more, and it gets what it asks for.
+fn leave_alone(vm: &Vm) {
+    if let Some(paged) = &*vm.paged() {
+        paged.set_evict_goal(Pages::ZERO);
+        paged.set_may_share(false);
+        paged.let_pages_move(false);
+        paged.memory().set_target(vm.configured());
+        paged.memory_freed();
+    }
+}
+
+/// What the host and the VMs that are managed are like now. `overhead`: what cannot be shared out among these.
+fn look(
+    manager: &Manager,
+    last: &Last,
+    managed: &[&Arc<Vm>],
+    overhead: Pages,
+    swap_ins: &mut std::collections::HashMap<VmId, u64>,
+    why: Option<String>,
+) -> Snapshot {
+    let host = &manager.host;
+    // One look at parameters and pools, of which several may be changed together.
+    let changing = lock(&manager.changing);
+    let pools = manager.pools.pools(&manager.pools.rules());
+    let states = managed
+        .iter()
+        .map(|vm| vm_state(manager, vm, demand(manager, vm, &pools), swap_ins))
+        .collect();
+    drop(changing);
+    Snapshot {
+        trigger: why.unwrap_or_else(|| "period".into()),
+        before: last.state,
+        thresholds: last.thresholds,
+        budget: host.ledger.budget(),
+        free: host.ledger.free(),
+        overhead,
+        starting: manager.promised_to_starts(),
+        room: manager.room_for_starts(),
+        vms: states,
+        pools,
+        policy: inputs::policy(manager.config().policy, managed),
+        nodes: last.nodes.look(managed.iter().map(|vm| &***vm)),
+    }
+}
+
+/// The decision of the turn `n`, when it was made, and how long that took.
+fn decide_now(manager: &Manager, n: u64, snapshot: Snapshot) -> (Arc<Decision>, Moment) {
+    let begun = Instant::now();
+    let decision = Arc::new(decide(snapshot));
+    let moment = Moment {
+        n,
+        at_ms: journal::now_ms(),
+        up_ms: millis(begun - manager.started),
+        took_us: u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX),
+    };
+    (decision, moment)
 }
 
 /// Hands the orders of a decision to the balloons and pagers of the VMs that it is about, in its order.

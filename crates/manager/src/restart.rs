@@ -41,7 +41,28 @@ pub fn announce(manager: &Arc<Manager>, survey: Survey) -> anyhow::Result<Vec<Wa
     }
     let keep_all = !unread.is_empty();
     lock(&manager.unread).extend(unread);
-    let (mut alive, mut ended) = (Vec::new(), Vec::new());
+    let running = running(manager, left)?;
+    let stores: Vec<_> = running
+        .iter()
+        .map(|vm| (domain_of(manager, &vm.record), vm.folder.join("pmap"), vm.damage.clone()))
+        .collect();
+    let damages = manager.commons.recover(&stores, keep_all)?;
+    Ok(running.into_iter().zip(damages).map(|(vm, damage)| book(manager, vm, damage)).collect())
+}
+
+/// A VM that a former manager had in its pager, and whose VMM runs.
+struct Running {
+    folder: PathBuf,
+    record: Record,
+    process: ProcessHandle,
+    /// What is wrong with its files.
+    damage: Option<String>,
+}
+
+/// Those that wait for a manager. VMs that are not paged are managed again at once; what remains of those that have
+/// ended is cleared away.
+fn running(manager: &Arc<Manager>, left: Vec<Left>) -> anyhow::Result<Vec<Running>> {
+    let (mut running, mut ended) = (Vec::new(), Vec::new());
     for Left { folder, mut record, damage } in left {
         let process = match record.is_alive().then(|| ProcessHandle::open(record.pid)) {
             Some(Ok(process)) => process,
@@ -61,51 +82,46 @@ pub fn announce(manager: &Arc<Manager>, survey: Survey) -> anyhow::Result<Vec<Wa
                 record,
             ));
         } else {
-            alive.push((folder, record, process, damage));
+            running.push(Running { folder, record, process, damage });
         }
     }
     manager.clear_ended(ended);
-    let stores: Vec<_> = alive
-        .iter()
-        .map(|(folder, record, _, damage)| {
-            (domain_of(manager, record), folder.join("pmap"), damage.clone())
-        })
-        .collect();
-    let damages = manager.commons.recover(&stores, keep_all)?;
-    let mut waiting = Vec::new();
-    for ((folder, record, process, _), damage) in alive.into_iter().zip(damages) {
-        let (overhead, min) = (record.overhead, record.params.min);
-        manager.host.ledger.adopt(overhead);
-        let held = Arc::new(Advance::book(manager.host.clone(), held(&folder, &record)));
-        // What it has it keeps until it is taken over: nobody else is to have it.
-        let min = min.max(held.pages());
-        let promise = Promise { min, overhead, swap: Pages::ZERO };
-        let pool = record.params.pool.clone();
-        lock(&manager.starting).insert(record.name.clone(), Pledge { promise, pool });
-        let waits = Waits {
-            since: Instant::now(),
-            held: held.clone(),
-            process: process.clone(),
-            record: record.clone(),
-            refused: damage.is_some(),
-            why: damage.clone(),
-        };
-        lock(&manager.waiting).insert(record.name.clone(), waits);
-        if let Some(why) = &damage {
-            tracing::error!(vm = record.name, "not taken over: {why}; its guest stays paused");
-        } else if record.frozen {
-            // Its shim could not answer. If its pages still cannot be read, it is stopped again.
-            let goes_on = process.signal(rustix::process::Signal::CONT).map_err(|e| e.to_string());
-            let noted = goes_on
-                .and_then(|()| Record::update(&folder, |record| record.frozen = false).map(drop));
-            if let Err(e) = noted {
-                tracing::warn!(vm = record.name, "letting it go on: {e}");
-            }
+    Ok(running)
+}
+
+/// Books what a VM has, and lets its shim in, unless its pages cannot be read: `damage`.
+fn book(manager: &Manager, vm: Running, damage: Option<String>) -> Waiting {
+    let Running { folder, record, process, .. } = vm;
+    let (overhead, min) = (record.overhead, record.params.min);
+    manager.host.ledger.adopt(overhead);
+    let held = Arc::new(Advance::book(manager.host.clone(), held(&folder, &record)));
+    // What it has it keeps until it is taken over: nobody else is to have it.
+    let min = min.max(held.pages());
+    let promise = Promise { min, overhead, swap: Pages::ZERO };
+    let pool = record.params.pool.clone();
+    lock(&manager.starting).insert(record.name.clone(), Pledge { promise, pool });
+    let waits = Waits {
+        since: Instant::now(),
+        held: held.clone(),
+        process: process.clone(),
+        record: record.clone(),
+        refused: damage.is_some(),
+        why: damage.clone(),
+    };
+    lock(&manager.waiting).insert(record.name.clone(), waits);
+    if let Some(why) = &damage {
+        tracing::error!(vm = record.name, "not taken over: {why}; its guest stays paused");
+    } else if record.frozen {
+        // Its shim could not answer. If its pages still cannot be read, it is stopped again.
+        let goes_on = process.signal(rustix::process::Signal::CONT).map_err(|e| e.to_string());
+        let noted = goes_on
+            .and_then(|()| Record::update(&folder, |record| record.frozen = false).map(drop));
+        if let Err(e) = noted {
+            tracing::warn!(vm = record.name, "letting it go on: {e}");
         }
-        let answer = damage.is_none().then(|| expect(manager, &record, &held));
-        waiting.push(Waiting { folder, record, process, held, answer });
     }
-    Ok(waiting)
+    let answer = damage.is_none().then(|| expect(manager, &record, &held));
+    Waiting { folder, record, process, held, answer }
 }
 
 /// What a VM has that waits to be taken over. Where its pages cannot be read, what its VMM has.
@@ -152,95 +168,158 @@ pub struct Waiting {
     answer: Option<Answer>,
 }
 
+/// What became of a VM that waited.
+enum Outcome {
+    /// Its pages are in the pager's hands.
+    Paged(PagedVm),
+    /// Its start had been cut short: it goes on without a pager.
+    Unpaged,
+    /// Its VMM ended before.
+    Ended,
+}
+
 /// Waits for the shim of a VM, for as long as its VMM lives, and puts it back among the managed.
-pub async fn take_over(manager: Arc<Manager>, waiting: Waiting) {
-    let Waiting { folder, record, process, held: advance, mut answer } = waiting;
-    let name = record.name.clone();
-    let mut said = None;
-    let begun = tokio::time::Instant::now();
-    let mut late = std::pin::pin!(tokio::time::sleep(LATE));
-    let paged = loop {
-        let Some(coming) = &mut answer else {
-            process.exited().await;
-            break None;
-        };
-        let refused = tokio::select! {
-            paged = &mut *coming => paged,
-            () = &mut late, if said.is_none() => {
+pub async fn take_over(manager: Arc<Manager>, mut waiting: Waiting) {
+    let outcome = waiting.outcome(&manager).await;
+    match outcome {
+        Outcome::Paged(paged) => go_on_paged(manager, waiting, paged).await,
+        Outcome::Unpaged => go_on_unpaged(manager, waiting).await,
+        Outcome::Ended => clear_away(manager, waiting).await,
+    }
+}
+
+/// What was said of a VM whose shim is to come.
+struct Said {
+    /// Since when it is waited for.
+    since: tokio::time::Instant,
+    /// When it is to be said that its shim has not come.
+    late: tokio::time::Instant,
+    /// Why it was not taken over, the last time.
+    why: Option<String>,
+}
+
+impl Waiting {
+    /// Waits for its shim, again whenever that is refused.
+    async fn outcome(&mut self, manager: &Manager) -> Outcome {
+        let begun = tokio::time::Instant::now();
+        let mut said = Said { since: begun, late: begun + LATE, why: None };
+        loop {
+            let Some(coming) = &mut self.answer else {
+                self.process.exited().await;
+                return Outcome::Ended;
+            };
+            let name = &self.record.name;
+            let why = match next_answer(manager, name, &self.process, coming, &mut said).await {
+                Ok(Some(paged)) => return Outcome::Paged(paged),
+                Ok(None) => return Outcome::Ended,
+                Err(why) => why,
+            };
+            // Its start was cut short, and is refused now: it goes on without a pager.
+            if let Ok(Some(record)) = Record::load(&self.folder)
+                && record.unpaged.is_some()
+            {
+                self.record = record;
+                return Outcome::Unpaged;
+            }
+            // Its pages are where they were, and its shim asks again.
+            said.refused(manager, name, why);
+            if self.held.pages().is_zero() {
+                // It was taken over, and that was undone: nothing is booked for it now.
+                self.held.renew(held(&self.folder, &self.record));
+            }
+            self.answer = Some(expect(manager, &self.record, &self.held));
+        }
+    }
+}
+
+impl Said {
+    /// Why it is not taken over yet, if that was not said last.
+    fn refused(&mut self, manager: &Manager, name: &str, why: String) {
+        if self.why.as_ref() != Some(&why) {
+            tracing::error!(vm = name, "not taken over yet: {why}; its guest stays paused");
+            if let Some(waits) = lock(&manager.waiting).get_mut(name) {
+                waits.why = Some(why.clone());
+            }
+            self.why = Some(why);
+        }
+    }
+}
+
+/// The paged VM, or why its shim was refused. None: its VMM has ended. That its shim is late is said meanwhile, unless
+/// it was refused before.
+async fn next_answer(
+    manager: &Manager,
+    name: &str,
+    process: &ProcessHandle,
+    coming: &mut Answer,
+    said: &mut Said,
+) -> Result<Option<PagedVm>, String> {
+    loop {
+        tokio::select! {
+            paged = &mut *coming => return match paged {
+                Ok(Ok(paged)) => Ok(Some(paged)),
+                Ok(Err(why)) => Err(why),
+                Err(_) => Err("its handshake was broken off".to_owned()),
+            },
+            () = tokio::time::sleep_until(said.late), if said.why.is_none() => {
                 tracing::warn!(
                     vm = name,
                     "its shim has not come for {} s: is its VMM stopped, or may it not reach the socket?",
-                    begun.elapsed().as_secs()
+                    said.since.elapsed().as_secs()
                 );
-                late.as_mut().reset(tokio::time::Instant::now() + STILL_LATE);
-                continue;
+                said.late = tokio::time::Instant::now() + STILL_LATE;
             }
-            _ = process.exited() => {
-                manager.expect_no_longer(&name);
-                // A handshake that is under way ends now, one way or the other.
-                match coming.await {
-                    Ok(Ok(paged)) => break Some(paged),
-                    Ok(Err(_)) | Err(_) => break None,
-                }
-            }
-        };
-        let why = match refused {
-            Ok(Ok(paged)) => break Some(paged),
-            Ok(Err(why)) => why,
-            Err(_) => "its handshake was broken off".to_owned(),
-        };
-        // Its start was cut short, and is refused now: it goes on without a pager.
-        if let Ok(Some(record)) = Record::load(&folder)
-            && record.unpaged.is_some()
-        {
-            manager.host.ledger.release(record.overhead);
-            drop(advance);
-            lock(&manager.waiting).remove(&name);
-            let vm = admit_unpaged(&manager, folder, &record, process);
-            manager.promise_settled(&name);
-            return reach(manager, vm, record).await;
+            _ = process.exited() => return Ok(manager.last_answer(name, coming).await),
         }
-        // Its pages are where they were, and its shim asks again.
-        if said.as_ref() != Some(&why) {
-            tracing::error!(vm = name, "not taken over yet: {why}; its guest stays paused");
-            if let Some(waits) = lock(&manager.waiting).get_mut(&name) {
-                waits.why = Some(why.clone());
-            }
-            said = Some(why);
-        }
-        if advance.pages().is_zero() {
-            // It was taken over, and that was undone: nothing is booked for it now.
-            advance.renew(held(&folder, &record));
-        }
-        answer = Some(expect(&manager, &record, &advance));
-    };
-    let settled = || {
-        lock(&manager.waiting).remove(&name);
-        manager.promise_settled(&name);
-    };
-    let Some(paged) = paged else {
-        tracing::info!(vm = name, "ended before it was taken over");
-        manager.host.ledger.release(record.overhead);
-        if answer.is_some() {
-            manager.commons.forget(&domain_of(&manager, &record), &folder.join("pmap"));
-        }
-        // Its swap files may have been made since it was read.
-        let record = Record::load(&folder).ok().flatten().unwrap_or(record);
-        manager.clear(&name, record).await;
-        settled();
-        return;
-    };
+    }
+}
+
+/// Puts a VM whose pages are in the pager's hands back among the managed.
+async fn go_on_paged(manager: Arc<Manager>, waiting: Waiting, paged: PagedVm) {
+    let Waiting { folder, record, process, .. } = waiting;
     // What others started tells nothing of the host.
     if record.spec.is_some() {
         *lock(&manager.accel) = record.accel.clone();
     }
     // Much may have happened meanwhile: nothing is taken from it until it was looked at.
     let vm = admit(&manager, folder, &record, process, unseen("just taken over"), Some(paged));
-    settled();
+    settled(&manager, &record.name);
     vm.has_started();
     // First without QEMU, which may wait for memory that only paging can make free.
     manager.look_at(&vm).await;
     reach(manager, vm, record).await;
+}
+
+/// Puts a VM whose start was cut short among the managed, without a pager.
+async fn go_on_unpaged(manager: Arc<Manager>, waiting: Waiting) {
+    let Waiting { folder, record, process, held, .. } = waiting;
+    manager.host.ledger.release(record.overhead);
+    drop(held);
+    lock(&manager.waiting).remove(&record.name);
+    let vm = admit_unpaged(&manager, folder, &record, process);
+    manager.promise_settled(&record.name);
+    reach(manager, vm, record).await;
+}
+
+/// Clears away what remains of a VM that has ended.
+async fn clear_away(manager: Arc<Manager>, waiting: Waiting) {
+    let Waiting { folder, record, answer, .. } = waiting;
+    let name = record.name.clone();
+    tracing::info!(vm = name, "ended before it was taken over");
+    manager.host.ledger.release(record.overhead);
+    if answer.is_some() {
+        manager.commons.forget(&domain_of(&manager, &record), &folder.join("pmap"));
+    }
+    // Its swap files may have been made since it was read.
+    let record = Record::load(&folder).ok().flatten().unwrap_or(record);
+    manager.clear(&name, record).await;
+    settled(&manager, &name);
+}
+
+/// It waits no longer, and its name is not held for it any more.
+fn settled(manager: &Manager, name: &str) {
+    lock(&manager.waiting).remove(name);
+    manager.promise_settled(name);
 }
 
 fn admit(

@@ -10,6 +10,7 @@ use ballast_api::{
 };
 use ballast_journal::tell::state_name;
 use ballast_pager::mappings::ZERO_RUN;
+use ballast_pager::memory::CounterValues;
 use ballast_pager::service::{Health as PagerHealth, PagedVm};
 use ballast_pager::word::State as Page;
 use ballast_policy::{Health, Node, NodeState, Pool, State};
@@ -23,7 +24,7 @@ use crate::inputs;
 use crate::journal;
 use crate::manager::{Failure, Manager, Waits};
 use crate::tools;
-use crate::vm::{Vm, VmParams, lock};
+use crate::vm::{BalloonState, Vm, VmParams, lock};
 
 fn bytes(pages: Pages) -> u64 {
     pages.bytes().0
@@ -173,68 +174,7 @@ pub fn vm(manager: &Manager, vm: &Vm) -> VmView {
     let balloon = *lock(&vm.balloon);
     let pid = vm.process.pid();
     let alive = vm.process.is_alive();
-    let overheads = MemoryView {
-        consumed: bytes(vm.consumed()),
-        overhead: bytes(vm.overhead()),
-        vmm_overhead: vmm_overhead(vm),
-        vmm_booked: bytes(vm.booked_vmm()),
-        ..MemoryView::default()
-    };
-    let cpu_s = process::cpu_time(pid).unwrap_or_default().as_secs_f64();
-    let (memory, counters) = match &*vm.paged() {
-        Some(paged) => {
-            let memory = paged.memory();
-            let pages = |state| bytes(memory.pmap().in_state(state));
-            let c = memory.counters.values();
-            let size = |pages: u64| bytes(Pages(pages));
-            (
-                MemoryView {
-                    target: bytes((memory.target() + paged.shared_part()).min(vm.size)),
-                    untouched: pages(Page::Untouched) + pages(Page::Zero),
-                    resident: pages(Page::Resident),
-                    large: bytes(memory.regions().whole()),
-                    shared: pages(Page::Shared),
-                    broken: pages(Page::Broken),
-                    compressed: pages(Page::Compressed),
-                    filled: pages(Page::Filled),
-                    staged: pages(Page::Staged) + pages(Page::Held),
-                    swapped: pages(Page::Swapped),
-                    ballooned: pages(Page::Ballooned),
-                    swap_reserved: bytes(paged.swap_len()),
-                    swap_retired: bytes(memory.swap_retired()),
-                    swap_target: bytes(paged.evict_goal()),
-                    ..overheads
-                },
-                VmCounters {
-                    faults: c.faults,
-                    swapped_in: size(c.swap_ins),
-                    swapped_out: size(c.swap_outs),
-                    read_ahead: size(c.read_ahead),
-                    read_ahead_hits: size(c.read_ahead_hits),
-                    brought_around: size(c.brought),
-                    zero_dropped: size(c.zero_dropped),
-                    ballooned: size(c.discarded),
-                    large_fills: memory.regions().counts().fills,
-                    large_breaks: memory.regions().counts().breaks,
-                    large_collapses: memory.regions().counts().collapses,
-                    sampled: c.touched,
-                    waits: c.waits,
-                    blocks: c.blocks,
-                    wait_s: c.wait_ns as f64 / 1e9,
-                    cpu_s,
-                },
-            )
-        }
-        None => {
-            let target = manager
-                .decision()
-                .and_then(|(_, d)| d.results.iter().find(|r| r.id == vm.id).map(|r| r.target));
-            (
-                MemoryView { target: bytes(target.unwrap_or(vm.size)), ..overheads },
-                VmCounters { cpu_s, ..VmCounters::default() },
-            )
-        }
-    };
+    let (memory, counters) = memory_and_counters(manager, vm);
     let active = lock(&vm.sampling).set.estimate();
     VmView {
         name: vm.name.clone(),
@@ -252,17 +192,7 @@ pub fn vm(manager: &Manager, vm: &Vm) -> VmView {
             current: bytes(active.current),
             periods: active.periods,
         },
-        balloon: BalloonView {
-            health: match balloon.output.health {
-                Health::Missing => BalloonHealth::Missing,
-                Health::Healthy => BalloonHealth::Healthy,
-                Health::Slow => BalloonHealth::Slow,
-                Health::Stuck => BalloonHealth::Stuck,
-            },
-            target: bytes(balloon.commanded),
-            reported: balloon.reported.map_or(0, bytes),
-            limit: bytes(balloon.output.limit),
-        },
+        balloon: balloon_view(&balloon),
         hotplug: hotplug_loop::view(vm),
         tools: tools::view(manager, vm),
         guest: balloon.stats_now(),
@@ -274,6 +204,94 @@ pub fn vm(manager: &Manager, vm: &Vm) -> VmView {
         inputs: inputs::view(vm, manager.config().policy),
         counters,
         folder: vm.folder.clone(),
+    }
+}
+
+/// Both by one look at its pager. Of a VM that has none: what is known without.
+fn memory_and_counters(manager: &Manager, vm: &Vm) -> (MemoryView, VmCounters) {
+    let overheads = MemoryView {
+        consumed: bytes(vm.consumed()),
+        overhead: bytes(vm.overhead()),
+        vmm_overhead: vmm_overhead(vm),
+        vmm_booked: bytes(vm.booked_vmm()),
+        ..MemoryView::default()
+    };
+    let cpu_s = process::cpu_time(vm.process.pid()).unwrap_or_default().as_secs_f64();
+    match &*vm.paged() {
+        Some(paged) => {
+            let counted = paged.memory().counters.values();
+            (paged_memory(paged, vm.size, overheads), paged_counters(paged, &counted, cpu_s))
+        }
+        None => {
+            let target = manager
+                .decision()
+                .and_then(|(_, d)| d.results.iter().find(|r| r.id == vm.id).map(|r| r.target));
+            (
+                MemoryView { target: bytes(target.unwrap_or(vm.size)), ..overheads },
+                VmCounters { cpu_s, ..VmCounters::default() },
+            )
+        }
+    }
+}
+
+/// What the pager knows of a VM of `size`, beside the `overheads`.
+fn paged_memory(paged: &PagedVm, size: Pages, overheads: MemoryView) -> MemoryView {
+    let memory = paged.memory();
+    let pages = |state| bytes(memory.pmap().in_state(state));
+    MemoryView {
+        target: bytes((memory.target() + paged.shared_part()).min(size)),
+        untouched: pages(Page::Untouched) + pages(Page::Zero),
+        resident: pages(Page::Resident),
+        large: bytes(memory.regions().whole()),
+        shared: pages(Page::Shared),
+        broken: pages(Page::Broken),
+        compressed: pages(Page::Compressed),
+        filled: pages(Page::Filled),
+        staged: pages(Page::Staged) + pages(Page::Held),
+        swapped: pages(Page::Swapped),
+        ballooned: pages(Page::Ballooned),
+        swap_reserved: bytes(paged.swap_len()),
+        swap_retired: bytes(memory.swap_retired()),
+        swap_target: bytes(paged.evict_goal()),
+        ..overheads
+    }
+}
+
+/// What its pager has counted, and the CPU seconds of its VMM.
+fn paged_counters(paged: &PagedVm, c: &CounterValues, cpu_s: f64) -> VmCounters {
+    let memory = paged.memory();
+    let size = |pages: u64| bytes(Pages(pages));
+    VmCounters {
+        faults: c.faults,
+        swapped_in: size(c.swap_ins),
+        swapped_out: size(c.swap_outs),
+        read_ahead: size(c.read_ahead),
+        read_ahead_hits: size(c.read_ahead_hits),
+        brought_around: size(c.brought),
+        zero_dropped: size(c.zero_dropped),
+        ballooned: size(c.discarded),
+        large_fills: memory.regions().counts().fills,
+        large_breaks: memory.regions().counts().breaks,
+        large_collapses: memory.regions().counts().collapses,
+        sampled: c.touched,
+        waits: c.waits,
+        blocks: c.blocks,
+        wait_s: c.wait_ns as f64 / 1e9,
+        cpu_s,
+    }
+}
+
+fn balloon_view(balloon: &BalloonState) -> BalloonView {
+    BalloonView {
+        health: match balloon.output.health {
+            Health::Missing => BalloonHealth::Missing,
+            Health::Healthy => BalloonHealth::Healthy,
+            Health::Slow => BalloonHealth::Slow,
+            Health::Stuck => BalloonHealth::Stuck,
+        },
+        target: bytes(balloon.commanded),
+        reported: balloon.reported.map_or(0, bytes),
+        limit: bytes(balloon.output.limit),
     }
 }
 
