@@ -1,7 +1,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// Pages kept compressed, of one VM or of all. Bytes; totals since the start in bytes of pages.
+/// Pages kept compressed, of one VM or of all. Bytes; totals are in bytes of pages and begin with the VM's pager.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CompressionView {
     /// Guest memory that is compressed.

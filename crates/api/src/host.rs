@@ -122,9 +122,9 @@ pub struct HostView {
     /// `consumed` and `overhead`.
     #[serde(default)]
     pub waiting: u32,
-    /// Swap space: reserved for VMs, and holding pages now.
+    /// Swap space reserved for VMs, bytes.
     pub swap_reserved: u64,
-    /// Swap space that holds pages now.
+    /// Swap space that holds pages now, bytes.
     pub swap_used: u64,
     /// Where swap files are, those of the highest priority first.
     #[serde(default)]
@@ -132,7 +132,8 @@ pub struct HostView {
     /// NUMA nodes, where there are several.
     #[serde(default)]
     pub nodes: Vec<NodeView>,
-    /// What VMs run on, and why not KVM: "tcg (no stock kernel boots on this /dev/kvm)".
+    /// What the VM that was started or taken over last runs on: "kvm", or "tcg" with the reason: "tcg (no /dev/kvm)".
+    /// Before the first: "not probed yet".
     pub accel: String,
     /// CPU seconds that the manager has used.
     pub manager_cpu_s: f64,

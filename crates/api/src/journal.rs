@@ -13,7 +13,7 @@ pub struct JournalView {
     /// Folder of its files.
     #[schema(value_type = String)]
     pub folder: PathBuf,
-    /// On the disk, and at most.
+    /// What its files take together now.
     pub bytes: u64,
     /// The most that its files may take together.
     pub limit: u64,
@@ -40,7 +40,7 @@ pub struct TurnView {
     pub trigger: String,
     /// In which it ended.
     pub state: StateName,
-    /// Bytes not handed out, and the free memory that reclamation aims for.
+    /// Bytes not handed out.
     pub free: u64,
     /// The free memory that reclamation aims for, bytes.
     pub goal: u64,

@@ -41,6 +41,7 @@ pub mod fuzzing;
 mod host;
 mod inputs;
 mod journal;
+mod names;
 mod pool;
 pub mod record;
 mod salt;

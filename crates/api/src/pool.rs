@@ -19,7 +19,7 @@ pub struct PoolView {
     pub tax: Option<f64>,
     /// Whether it is defined in the configuration file; else by a command.
     pub configured: bool,
-    /// VMs and pools directly in it.
+    /// VMs directly in it.
     pub vms: Vec<String>,
     /// Pools directly in it.
     pub pools: Vec<String>,
@@ -27,9 +27,9 @@ pub struct PoolView {
     pub reserved: u64,
     /// What of its own it may still promise; None: whatever its parent has.
     pub unreserved: Option<u64>,
-    /// What its VMs are entitled to and what they use, without overhead.
+    /// What its VMs are entitled to, without overhead, bytes.
     pub target: u64,
-    /// What its VMs use, without overhead.
+    /// What its VMs use, without overhead, bytes.
     pub consumed: u64,
 }
 

@@ -135,7 +135,7 @@ pub struct StartView {
     pub free: u64,
     /// Of all these, what is not free yet.
     pub missing: u64,
-    /// Seconds: since it waits, and how long it may.
+    /// How long it has waited, seconds.
     pub waited_s: f64,
     /// How long it may wait, seconds.
     pub wait_s: f64,
@@ -465,7 +465,7 @@ pub struct VmCounters {
     /// Seconds that faults of this VM waited before they could be served, for memory or for anything else, summed.
     /// Reads from swap are not in it.
     pub wait_s: f64,
-    /// CPU seconds of the VMM process.
+    /// CPU seconds of the VMM process since its start.
     pub cpu_s: f64,
 }
 
@@ -480,9 +480,10 @@ pub struct VmView {
     pub management: Management,
     /// Process of its VMM; None before it runs.
     pub pid: Option<u32>,
-    /// What it runs on: "kvm", or "tcg" with the reason.
+    /// What it runs on: "kvm", or "tcg" with the reason: "tcg (no /dev/kvm)". Of a VM that somebody else started it
+    /// only tells so: "started by another", once it was taken over "tcg (started by another)".
     pub accel: String,
-    /// Seconds since its start.
+    /// Seconds since this ballastd has it: of a VM that was attached or taken over, not since its start.
     pub uptime_s: f64,
     /// Its parameters in force.
     pub params: Params,
@@ -521,7 +522,7 @@ pub struct VmView {
     /// How long its faults took to be served.
     #[serde(default)]
     pub fault_times: FaultTimesView,
-    /// Running totals since its start.
+    /// Running totals. They begin with its pager, which each ballastd makes anew; `cpu_s` begins with its VMM.
     pub counters: VmCounters,
     /// The VM's run folder: console.log, qemu.log.
     #[schema(value_type = String)]

@@ -51,7 +51,7 @@ pub fn vms(views: &[VmView]) -> String {
     let mut text = columns(&COLUMNS, views.iter().map(vm_row));
     for vm in views {
         if let Some(reason) = unpaged_reason(&vm.management) {
-            text.push_str(&format!("{}: {}: {reason}\n", vm.name, mode(vm.management.mode)));
+            text.push_str(&format!("{}: {}: {reason}\n", vm.name, vm.management.mode));
         }
         if vm.state == RunState::Unreadable {
             let trouble = vm.trouble.as_deref().unwrap_or("its pages can be read again");
@@ -64,8 +64,8 @@ pub fn vms(views: &[VmView]) -> String {
 fn vm_row(vm: &VmView) -> Vec<String> {
     vec![
         vm.name.clone(),
-        run_state(vm.state).to_owned(),
-        mode(vm.management.mode).to_owned(),
+        vm.state.to_string(),
+        vm.management.mode.to_string(),
         size(vm.params.max),
         size(vm.params.min),
         vm.params.shares.to_string(),
@@ -102,7 +102,7 @@ pub fn balloon(vm: &VmView) -> String {
     match vm.balloon.health {
         BalloonHealth::Healthy => held,
         BalloonHealth::Missing => "none".to_owned(),
-        sick => format!("{held} {}", health(sick)),
+        sick => format!("{held} {sick}"),
     }
 }
 
@@ -122,43 +122,6 @@ pub fn unpaged_reason(management: &Management) -> Option<String> {
         Mode::BalloonOnly | Mode::Unmanaged => {
             Some(one_line(management.reason.as_deref().unwrap_or("no reason given")))
         }
-    }
-}
-
-pub fn run_state(state: RunState) -> &'static str {
-    match state {
-        RunState::Starting => "starting",
-        RunState::Running => "running",
-        RunState::Paused => "paused",
-        RunState::Unreadable => "unreadable",
-        RunState::Stopping => "stopping",
-        RunState::Stopped => "stopped",
-    }
-}
-
-pub fn mode(mode: Mode) -> &'static str {
-    match mode {
-        Mode::Paged => "paged",
-        Mode::BalloonOnly => "balloon-only",
-        Mode::Unmanaged => "unmanaged",
-    }
-}
-
-pub fn health(health: BalloonHealth) -> &'static str {
-    match health {
-        BalloonHealth::Missing => "missing",
-        BalloonHealth::Healthy => "healthy",
-        BalloonHealth::Slow => "slow",
-        BalloonHealth::Stuck => "stuck",
-    }
-}
-
-pub fn host_state(state: StateName) -> &'static str {
-    match state {
-        StateName::High => "high",
-        StateName::Soft => "soft",
-        StateName::Hard => "hard",
-        StateName::Low => "low",
     }
 }
 

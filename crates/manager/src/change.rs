@@ -122,20 +122,13 @@ impl Manager {
         rule.shares = change.shares.unwrap_or(rule.shares);
         rule.min = change.min.map_or(rule.min, |min| Bytes(min).pages_ceil());
         rule.expandable = change.expandable.unwrap_or(rule.expandable);
-        rule.max = match (change.max, change.no_max) {
-            (Some(_), true) => return Err(Failure::bad("max: give either max or no_max")),
-            (Some(max), false) => Some(Bytes(max).pages()),
-            (None, true) => None,
-            (None, false) => rule.max,
-        };
-        rule.tax = match (change.tax, change.no_tax) {
-            (Some(_), true) => return Err(Failure::bad("tax: give either tax or no_tax")),
-            (Some(tax), false) => {
-                Some(TaxRate::new(tax).map_err(|e| Failure::bad(format!("tax: {e}")))?)
-            }
-            (None, true) => None,
-            (None, false) => rule.tax,
-        };
+        if let Some(max) = either("max", change.max, change.no_max)? {
+            rule.max = max.map(|max| Bytes(max).pages());
+        }
+        if let Some(tax) = either("tax", change.tax, change.no_tax)? {
+            let rate = tax.map(TaxRate::new).transpose();
+            rule.tax = rate.map_err(|e| Failure::bad(format!("tax: {e}")))?;
+        }
         rule.check().map_err(|(key, what)| Failure::bad(format!("{key}: {what}")))?;
         check_pool(&rules, rule.parent())?;
         rules.insert(name.to_owned(), rule.clone());
@@ -217,6 +210,21 @@ fn write_down(changes: &[(Arc<Vm>, VmParams, VmParams)]) -> Result<(), String> {
     Ok(())
 }
 
+/// What is asked of a parameter that can be set, or taken back by `no_KEY`: None: that it stays as it is; Some(None):
+/// that it is taken back.
+pub(crate) fn either<T>(
+    key: &str,
+    value: Option<T>,
+    no: bool,
+) -> Result<Option<Option<T>>, Failure> {
+    match (value, no) {
+        (Some(_), true) => Err(Failure::bad(format!("{key}: give either {key} or no_{key}"))),
+        (Some(value), false) => Ok(Some(Some(value))),
+        (None, true) => Ok(Some(None)),
+        (None, false) => Ok(None),
+    }
+}
+
 /// What a VM's parameters become.
 fn changed(vm: &Vm, old: &VmParams, change: &VmChange) -> Result<VmParams, Failure> {
     let (name, mut asked) = (&vm.name, old.asked());
@@ -230,17 +238,10 @@ fn changed(vm: &Vm, old: &VmParams, change: &VmChange) -> Result<VmParams, Failu
         TaxRate::new(tax).map_err(|e| Failure::bad(format!("tax: {e}")))?;
         asked.tax = Some(tax);
     }
-    let salt = match (&change.salt, change.no_salt) {
-        (Some(_), true) => return Err(Failure::bad("salt: give either salt or no_salt")),
-        (Some(salt), false) => Some(salt.clone()),
-        (None, true) => None,
-        (None, false) => old.salt.clone(),
-    };
-    match (&change.pool, change.no_pool) {
-        (Some(_), true) => return Err(Failure::bad("pool: give either pool or no_pool")),
-        (Some(pool), false) => asked.pool = Some(Some(pool.clone())),
-        (None, true) => asked.pool = Some(None),
-        (None, false) => {}
+    let salt = either("salt", change.salt.clone(), change.no_salt)?;
+    let salt = salt.unwrap_or_else(|| old.salt.clone());
+    if let Some(pool) = either("pool", change.pool.clone(), change.no_pool)? {
+        asked.pool = Some(pool);
     }
     if let Some(max) = change.max {
         let max = Bytes(max).pages();

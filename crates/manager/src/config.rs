@@ -12,6 +12,7 @@ use std::time::Duration;
 use ballast_compress::Algorithm;
 use ballast_pager::tier::Compression;
 use ballast_policy::{BalloonConfig, PolicyKind, SamplingConfig, Scale, TaxRate};
+use ballast_qemu::process::host_memory;
 use ballast_units::{Bytes, Pages};
 use serde::Deserialize;
 
@@ -665,12 +666,6 @@ fn compression(file: &CompressionTable) -> Result<Compression, Wrong> {
 
 fn seconds(s: f64) -> Option<Duration> {
     (0.1..=86_400.0).contains(&s).then(|| Duration::from_secs_f64(s))
-}
-
-fn host_memory() -> Option<Bytes> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|l| l.strip_prefix("MemTotal:"))?;
-    line.trim().strip_suffix("kB")?.trim().parse().ok().map(|k: u64| Bytes(k << 10))
 }
 
 /// Beside the program that runs, as a build leaves it, or where packages put it.

@@ -8,6 +8,7 @@ use ballast_policy::TaxRate;
 use ballast_units::{Bytes, Pages};
 use serde::{Deserialize, Serialize};
 
+use crate::change::either;
 use crate::config::check_budget;
 use crate::manager::{Failure, Manager};
 use crate::vm::lock;
@@ -48,25 +49,18 @@ impl HostSet {
     /// # Errors
     /// It cannot be.
     pub fn changed(self, change: &HostChange) -> Result<HostSet, Failure> {
-        let budget = match (change.budget, change.no_budget) {
-            (Some(_), true) => return Err(Failure::bad("budget: give either budget or no_budget")),
-            (Some(budget), false) => {
-                let budget = Bytes(budget).pages();
+        let mut set = self;
+        if let Some(budget) = either("budget", change.budget, change.no_budget)? {
+            set.budget = budget.map(|budget| Bytes(budget).pages());
+            if let Some(budget) = set.budget {
                 check_budget(budget).map_err(|e| Failure::bad(format!("budget: {e}")))?;
-                Some(budget)
             }
-            (None, true) => None,
-            (None, false) => self.budget,
-        };
-        let tax = match (change.tax, change.no_tax) {
-            (Some(_), true) => return Err(Failure::bad("tax: give either tax or no_tax")),
-            (Some(tax), false) => {
-                Some(TaxRate::new(tax).map_err(|e| Failure::bad(format!("tax: {e}")))?)
-            }
-            (None, true) => None,
-            (None, false) => self.tax,
-        };
-        Ok(HostSet { budget, tax })
+        }
+        if let Some(tax) = either("tax", change.tax, change.no_tax)? {
+            let rate = tax.map(TaxRate::new).transpose();
+            set.tax = rate.map_err(|e| Failure::bad(format!("tax: {e}")))?;
+        }
+        Ok(set)
     }
 
     fn save(&self, run_dir: &Path) -> std::io::Result<()> {

@@ -266,12 +266,12 @@ async fn serve(
     // All at once: one whose shim hangs is waited for.
     std::thread::scope(|scope| {
         for vm in manager.vms() {
-            scope.spawn(move || {
-                if let Some(paged) = vm.take_paged() {
-                    paged.leave();
-                    tracing::info!(vm = vm.name, "left for the next manager");
-                }
-            });
+            let left = vm.clone();
+            let thread = std::thread::Builder::new().name("leave".into());
+            if let Err(e) = thread.spawn_scoped(scope, move || leave(&left)) {
+                tracing::error!(vm = vm.name, "a thread that leaves it: {e}");
+                leave(&vm);
+            }
         }
     });
     Ok((ending, fell))
@@ -286,6 +286,14 @@ fn ends_with_it(name: &str, ending: &watch::Sender<Ending>, body: Box<dyn FnOnce
         );
         ending.send_replace(Ending::LeaveVms);
         resume_unwind(panic);
+    }
+}
+
+/// Leaves a VM for the next manager, if it is paged.
+fn leave(vm: &vm::Vm) {
+    if let Some(paged) = vm.take_paged() {
+        paged.leave();
+        tracing::info!(vm = vm.name, "left for the next manager");
     }
 }
 

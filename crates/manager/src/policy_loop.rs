@@ -23,6 +23,7 @@ use crate::nodes::Nodes;
 use crate::records::Record;
 use crate::tools;
 use crate::vm::{Vm, lock};
+use crate::vmm_memory::rebook;
 
 const PERIOD: Duration = Duration::from_secs(1);
 /// While more is handed out than the budget has.
@@ -342,16 +343,9 @@ fn measure_strangers(manager: &Manager) {
         let now = rss.pages_ceil().0;
         let now = now.max(1);
         let booked = vm.external.load(Ordering::Relaxed);
-        let more = Pages(now.saturating_sub(booked));
-        // Its end takes what is booked, once: that never comes back, and growth is in the ledger
-        // before it can be taken from there.
-        if booked == 0 {
-            continue;
+        // Its end takes what is booked, once: that never comes back.
+        if booked != 0 {
+            rebook(&manager.host.ledger, &vm.external, booked, now);
         }
-        manager.host.ledger.adopt(more);
-        let swapped =
-            vm.external.compare_exchange(booked, now, Ordering::Relaxed, Ordering::Relaxed);
-        let less = if swapped.is_ok() { Pages(booked.saturating_sub(now)) } else { more };
-        manager.host.ledger.release(less);
     }
 }

@@ -183,7 +183,10 @@ fn trouble(path: &Path) -> Option<String> {
     let (told, trouble) = channel();
     let folder = path.to_owned();
     // Not waited for longer: it may hang with its file system.
-    std::thread::spawn(move || told.send(trouble_of(&folder)));
+    let look = move || told.send(trouble_of(&folder));
+    if let Err(e) = std::thread::Builder::new().name("swap-look".into()).spawn(look) {
+        return Some(format!("a thread that looks at it: {e}"));
+    }
     let silent = || Some(format!("its file system does not answer within {} s", SILENT.as_secs()));
     trouble.recv_timeout(SILENT).unwrap_or_else(|_| silent())
 }

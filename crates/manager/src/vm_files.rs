@@ -61,13 +61,18 @@ impl Manager {
     pub(crate) fn clear_ended(self: &Arc<Self>, ended: Vec<Record>) {
         let (done, all_done) = channel::<()>();
         for record in ended {
-            lock(&self.clearing).insert(record.name.clone());
+            let name = record.name.clone();
+            lock(&self.clearing).insert(name.clone());
             let (manager, done) = (self.clone(), done.clone());
-            std::thread::spawn(move || {
+            let clear = move || {
                 manager.remove_all_but_logs(&record.name, Some(&record));
                 lock(&manager.clearing).remove(&record.name);
                 drop(done);
-            });
+            };
+            if let Err(e) = std::thread::Builder::new().name("clear".into()).spawn(clear) {
+                tracing::error!(vm = name, "a thread that removes its files: {e}");
+                lock(&self.clearing).remove(&name);
+            }
         }
         drop(done);
         let _ = all_done.recv_timeout(SILENT);

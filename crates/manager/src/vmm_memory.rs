@@ -2,10 +2,11 @@
 //! overhead memory as OSDI'02 s.6.2 means it. A VM that starts is promised, beside the rest, what the VMMs
 //! of VMs like it were seen to take.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use ballast_api::VmSpec;
+use ballast_pager::ledger::Ledger;
 use ballast_units::{Bytes, Pages};
 
 use crate::manager::Manager;
@@ -52,13 +53,16 @@ impl Manager {
             }
             let now = Bytes(views::vmm_overhead(vm)).pages_ceil().0;
             let now = if vm.started.elapsed() < SETTLED { now.max(booked) } else { now };
-            // In the books before its end can take it from there.
-            let more = Pages(now.saturating_sub(booked));
-            self.host.ledger.adopt(more);
-            let swapped =
-                vm.vmm.compare_exchange(booked, now, Ordering::Relaxed, Ordering::Relaxed);
-            let less = if swapped.is_ok() { Pages(booked.saturating_sub(now)) } else { more };
-            self.host.ledger.release(less);
+            rebook(&self.host.ledger, &vm.vmm, booked, now);
         }
     }
+}
+
+/// Books `now` pages in place of the `before` that `booked` said, which are in the ledger. Growth is in there before
+/// the VM's end can take it from there; if that was sooner, nothing is booked.
+pub(crate) fn rebook(ledger: &Ledger, booked: &AtomicU64, before: u64, now: u64) {
+    let more = Pages(now.saturating_sub(before));
+    ledger.adopt(more);
+    let swapped = booked.compare_exchange(before, now, Ordering::Relaxed, Ordering::Relaxed);
+    ledger.release(if swapped.is_ok() { Pages(before.saturating_sub(now)) } else { more });
 }

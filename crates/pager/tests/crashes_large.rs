@@ -10,6 +10,7 @@ use ballast_pager::memory::{Access, Broke, NotEvicted};
 use ballast_pager::word::State;
 use ballast_units::{Pages, Ppn};
 use support::CrashAt;
+use support::evict::evict;
 use support::vm::{LARGE, Vm};
 
 const REGION: u64 = 4;
@@ -274,7 +275,7 @@ fn a_broken_region_is_made_whole_again_if_nothing_of_it_was_taken() {
     assert!((4..8).all(|p| vm.memory.regions().is_large(Ppn(p)) && vm.state(p) == State::Resident));
     assert_eq!((vm.memory.charged(), vm.memory.regions().counts().collapses), (before, 1));
     assert_eq!(
-        vm.memory.evict(Ppn(5), 0),
+        evict(&vm.memory, Ppn(5), 0),
         Err(NotEvicted::NotEligible),
         "as a whole or not at all"
     );
@@ -383,7 +384,7 @@ fn a_region_with_a_page_in_transition_is_not_broken() {
 #[test]
 fn a_page_of_a_large_one_leaves_only_after_it_was_broken() {
     let (vm, _) = vm();
-    assert_eq!(vm.memory.evict(Ppn(5), 0), Err(NotEvicted::NotEligible));
+    assert_eq!(evict(&vm.memory, Ppn(5), 0), Err(NotEvicted::NotEligible));
     assert_eq!(vm.memory.sample(Ppn(5)), Ok(false));
     assert_eq!(vm.state(5), State::Resident);
     vm.check();

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use ballast_compress::Algorithm;
 use ballast_pager::backend::PageBuf;
 use ballast_pager::host::Host;
-use ballast_pager::memory::{Access, Evicted, Memory};
+use ballast_pager::memory::{Access, Memory};
 use ballast_pager::pmap::Pmap;
 use ballast_pager::service::around::Around;
 use ballast_pager::service::serve::{Landed, Met, Serve, Task};
@@ -33,6 +33,7 @@ use shuttle::rand::Rng;
 use shuttle::sync::Mutex;
 use shuttle::sync::atomic::{AtomicUsize, Ordering};
 use shuttle::thread;
+use support::evict::{Evicted, evict};
 use support::site::{Site, check_places};
 use support::{Discard, Double, Ram, host, token_of};
 
@@ -186,7 +187,7 @@ impl Rig {
     fn reclaim(&self, ppn: u64, stage_slot: u64) {
         let (slot, n) = self.memory.take_slots(1).unwrap();
         assert_eq!(n, 1);
-        if self.memory.evict(Ppn(ppn), stage_slot) != Ok(Evicted::Staged) {
+        if evict(&self.memory, Ppn(ppn), stage_slot) != Ok(Evicted::Staged) {
             self.memory.free_slot(slot);
             return;
         }
@@ -390,7 +391,7 @@ fn fault_against_the_end_of_its_cluster() {
         let rig = Rig::new(1, 1, 1);
         rig.put(0, 7);
         let (slot, _) = rig.memory.take_slots(1).unwrap();
-        assert_eq!(rig.memory.evict(Ppn(0), 0), Ok(Evicted::Staged));
+        assert_eq!(evict(&rig.memory, Ppn(0), 0), Ok(Evicted::Staged));
         let stored = Stored::new(slot, &support::page_of(7));
         rig.swap.lock().unwrap().insert(slot.0, support::page_of(7));
         rig.run(vec![
@@ -682,7 +683,7 @@ fn every_schedule_of_a_write_and_an_eviction() {
         let rig = Rig::new(1, 1, 1);
         rig.put(0, 7);
         let other = rig.clone();
-        let evictor = thread::spawn(move || other.memory.evict(Ppn(0), 0));
+        let evictor = thread::spawn(move || evict(&other.memory, Ppn(0), 0));
         let written = rig.ram.0.try_access(0, Some(8)).is_ok();
         let evicted = evictor.join().unwrap();
         assert_eq!(evicted, Ok(Evicted::Staged));

@@ -4,6 +4,9 @@
 #![cfg(not(feature = "shuttle"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+#[path = "support/evict.rs"]
+mod evict;
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,12 +17,13 @@ use ballast_compress::{Algorithm, Compressor};
 use ballast_pager::backend::{Backend, MemError, PageBuf};
 use ballast_pager::host::Host;
 use ballast_pager::ledger::Ledger;
-use ballast_pager::memory::{Access, Compressed, Evicted, Fault, Memory, Unbooked};
+use ballast_pager::memory::{Access, Compressed, Fault, Memory, Unbooked};
 use ballast_pager::pmap::Pmap;
 use ballast_pager::stage::{Stage, StageLayout};
 use ballast_pager::tier::{Compression, Tier};
 use ballast_pager::word::State;
 use ballast_units::{Pages, Ppn};
+use evict::{Evicted, evict};
 
 /// Counts what is allocated and not freed.
 struct Counting;
@@ -148,7 +152,7 @@ impl Vm {
         }
         for n in 0..20 {
             let ppn = self.page(n * 3);
-            assert_eq!(self.memory.evict(ppn, 0).unwrap(), Evicted::Staged);
+            assert_eq!(evict(&self.memory, ppn, 0).unwrap(), Evicted::Staged);
             let stored = self.memory.compress(ppn, 0, with);
             assert!(matches!(stored, Compressed::Stored { .. }), "{stored:?}");
             assert_eq!(self.memory.fault(ppn, Access::Missing), Fault::Served);

@@ -296,13 +296,14 @@ impl BalloonControl {
         let (limit, limit_now) = self.limits(input, now);
         let previous = self.command;
         self.command = self.next_command(input, limit_now, pace.min(MAX_PACE));
-        self.remember(Moment {
+        let moment = Moment {
             at: now,
             command: self.command,
             claimed: self.claimed,
             reported: input.reported,
             discarded: input.discarded,
-        });
+        };
+        remember(&mut self.moments, moment, |m| m.at, &self.config);
         let unfollowed = input.reported != Some(self.command)
             && now.saturating_sub(self.sent) >= self.config.patience;
         let command = (self.command != previous || unfollowed).then_some(self.command);
@@ -472,18 +473,6 @@ impl BalloonControl {
         };
         wanted.min(self.command + step)
     }
-
-    /// Keeps one moment at or before the start of the longest window that is asked about.
-    fn remember(&mut self, moment: Moment) {
-        let window = self.config.patience.max(self.config.fresh.saturating_add(self.config.settle));
-        let since = moment.at.saturating_sub(window);
-        self.moments.push_back(moment);
-        while self.moments.len() > 2
-            && (self.moments[1].at <= since || self.moments.len() > MAX_MOMENTS)
-        {
-            self.moments.pop_front();
-        }
-    }
 }
 
 /// Weight of the newest look in the measured rate.
@@ -494,6 +483,21 @@ const MAX_PACE: Duration = Duration::from_secs(2);
 const MAX_MOMENTS: usize = 1_024;
 /// Pages may be in flight between the guest and the books.
 const SLACK: Pages = Pages(256);
+
+/// Keeps one moment at or before the start of the longest window that is asked about. `at` tells when a moment was.
+pub(crate) fn remember<M>(
+    moments: &mut VecDeque<M>,
+    moment: M,
+    at: impl Fn(&M) -> Duration,
+    config: &BalloonConfig,
+) {
+    let window = config.patience.max(config.fresh.saturating_add(config.settle));
+    let since = at(&moment).saturating_sub(window);
+    moments.push_back(moment);
+    while moments.len() > 2 && (at(&moments[1]) <= since || moments.len() > MAX_MOMENTS) {
+        moments.pop_front();
+    }
+}
 
 /// Whether the guest says that its balloon is at least as large as our command `asked`. Without a
 /// report, the pages it uses must do.

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use ballast_units::Pages;
 
-use crate::balloon::{BalloonConfig, BalloonControl, BalloonOutput, Health};
+use crate::balloon::{BalloonConfig, BalloonControl, BalloonOutput, Health, remember};
 
 /// What is known of the guest's memory now.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -85,8 +85,6 @@ pub const BLOCK: Pages = Pages(512);
 const SLACK: Pages = Pages(1024);
 /// A turn that comes late must not bring a burst.
 const MAX_PACE: Duration = Duration::from_secs(2);
-/// A caller that turns faster than planned shortens the memory, not the machine's.
-const MAX_MOMENTS: usize = 1_024;
 /// A balloon that stands still is asked for so much more than it holds, so that it is seen when it moves again.
 const PROBE: Pages = Pages(512);
 
@@ -153,7 +151,8 @@ impl UnplugControl {
             wanted.min(self.withhold + step(Pages(self.config.rate.0 / parts)))
         };
         let late = withheld + SLACK < self.due(now);
-        self.remember(Moment { at: now, withhold: self.withhold, withheld });
+        let moment = Moment { at: now, withhold: self.withhold, withheld };
+        remember(&mut self.moments, moment, |m| m.at, &self.config);
         UnplugOutput { withhold: self.withhold, withheld, limit, late }
     }
 
@@ -179,17 +178,6 @@ impl UnplugControl {
             self.withhold = whole(withheld);
             self.rests_until = now.saturating_add(self.config.patience.saturating_mul(REST));
             self.idle_since = None;
-        }
-    }
-
-    fn remember(&mut self, moment: Moment) {
-        let window = self.config.fresh.saturating_add(self.config.settle);
-        let since = moment.at.saturating_sub(window.max(self.config.patience));
-        self.moments.push_back(moment);
-        while self.moments.len() > 2
-            && (self.moments[1].at <= since || self.moments.len() > MAX_MOMENTS)
-        {
-            self.moments.pop_front();
         }
     }
 

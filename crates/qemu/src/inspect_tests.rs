@@ -5,7 +5,7 @@ fn device(kind: &str) -> Device {
 }
 
 fn memdev(id: &str, share: Option<bool>) -> Memdev {
-    Memdev { id: Some(id.into()), size: 64 << 20, share, prealloc: false }
+    Memdev { id: Some(id.into()), size: 64 << 20, share }
 }
 
 /// A VMM against which nothing speaks.

@@ -34,9 +34,6 @@ pub struct Memdev {
     pub size: u64,
     /// None before QEMU 6.1, which did not tell.
     pub share: Option<bool>,
-    /// Whether all of it was allocated in advance.
-    #[serde(default)]
-    pub prealloc: bool,
 }
 
 /// One device of the machine.

@@ -10,7 +10,7 @@ pub fn kilobytes(line: &str, key: &str) -> Option<Bytes> {
     value.trim_end().parse::<u64>().ok()?.checked_mul(1024).map(Bytes)
 }
 
-/// The value of `key` in /proc/PID/status; None if it has none.
+/// The value of `key` in /proc/PID/status or /proc/meminfo; None if it has none.
 pub fn status_field(status: &str, key: &str) -> Option<Bytes> {
     status.lines().find_map(|line| kilobytes(line, key))
 }
@@ -24,16 +24,19 @@ pub struct Stat {
     pub state: char,
     /// User and system time in ticks of 10 ms.
     pub ticks: u64,
+    /// Faults that waited for a page to be read from swap or a file, a count.
+    pub major_faults: u64,
 }
 
 /// The text of such a file.
 pub fn stat(text: &str) -> Option<Stat> {
     let (comm, mut fields) = stat_fields(text)?;
     let state = fields.next()?.chars().next()?;
-    // utime and stime are fields 14 and 15 of the line, the state the third.
-    let user: u64 = fields.nth(10)?.parse().ok()?;
+    // majflt is field 12 of the line, utime and stime are 14 and 15, the state is the third.
+    let major_faults = fields.nth(8)?.parse().ok()?;
+    let user: u64 = fields.nth(1)?.parse().ok()?;
     let system: u64 = fields.next()?.parse().ok()?;
-    Some(Stat { comm: comm.to_owned(), state, ticks: user.checked_add(system)? })
+    Some(Stat { comm: comm.to_owned(), state, ticks: user.checked_add(system)?, major_faults })
 }
 
 /// All resident memory and its anonymous part, from /proc/PID/statm, which costs the kernel much less to
@@ -81,6 +84,7 @@ mod tests {
         for name in ["qemu", "CPU 0/KVM", ") R 1", "((", "a\nb", ""] {
             let stat = stat(&format!("17 ({name}){tail}")).unwrap();
             assert_eq!((stat.comm.as_str(), stat.state, stat.ticks), (name, 'S', 300));
+            assert_eq!(stat.major_faults, 9);
         }
         for bad in [
             "",
@@ -90,6 +94,7 @@ mod tests {
             "17 (a)",
             "17 (a) S 1 2",
             "17 (a) S 1 2 3 4 5 6 7 8 9 10 x 1",
+            "17 (a) S 1 2 3 4 5 6 7 8 x 10 1 1",
         ] {
             assert_eq!(stat(bad), None, "{bad:?}");
         }

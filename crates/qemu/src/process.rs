@@ -1,5 +1,5 @@
-//! What a process costs, from /proc. Every answer is None when the process is gone (or a zombie,
-//! which has no memory, or /proc does not let us look): processes vanish, and that is no error.
+//! What a process costs, and what its host has, from /proc. Every answer about a process is None when it is gone (or
+//! a zombie, which has no memory, or /proc does not let us look): processes vanish, and that is no error.
 
 use std::fs;
 use std::time::Duration;
@@ -32,9 +32,19 @@ pub fn cpu_time(pid: u32) -> Option<Duration> {
     proc_text::stat(&read(pid, "stat")?).map(|stat| ticks(stat.ticks))
 }
 
+/// Faults of all threads, those that ended included, that waited for a page to be read from swap or a file: a count.
+pub fn major_faults(pid: u32) -> Option<u64> {
+    proc_text::stat(&read(pid, "stat")?).map(|stat| stat.major_faults)
+}
+
 /// The name of the process, 15 bytes at most.
 pub fn comm(pid: u32) -> Option<String> {
     proc_text::stat(&read(pid, "stat")?).map(|stat| stat.comm)
+}
+
+/// The memory of the host that its kernel can use. None where /proc does not tell.
+pub fn host_memory() -> Option<Bytes> {
+    proc_text::status_field(&fs::read_to_string("/proc/meminfo").ok()?, "MemTotal")
 }
 
 fn ticks(ticks: u64) -> Duration {
@@ -57,6 +67,19 @@ mod tests {
         assert!(rss(pid).unwrap() >= rss_anon(pid).unwrap());
         assert!(cpu_time(pid).is_some());
         assert!(!comm(pid).unwrap().is_empty());
+        assert!(host_memory().unwrap() > rss(pid).unwrap());
+    }
+
+    #[test]
+    fn major_faults_are_told_by_the_kernel() {
+        let before = major_faults(std::process::id()).unwrap();
+        let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
+        // SAFETY: the call fills what it is given.
+        let told = unsafe {
+            assert_eq!(libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr()), 0);
+            usage.assume_init().ru_majflt as u64
+        };
+        assert!((before..=major_faults(std::process::id()).unwrap()).contains(&told));
     }
 
     #[test]
@@ -65,7 +88,7 @@ mod tests {
         let pid = child.id();
         child.wait().unwrap();
         assert_eq!((rss_anon(pid), rss(pid), cpu_time(pid)), (None, None, None));
-        assert_eq!(comm(pid), None);
+        assert_eq!((comm(pid), major_faults(pid)), (None, None));
         assert_eq!(rss_anon(u32::MAX), None);
     }
 }

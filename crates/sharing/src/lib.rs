@@ -7,6 +7,7 @@
 //!
 //! | file | what is there |
 //! | --- | --- |
+//! | `bitmap` | which numbers are taken, and the next that is not |
 //! | `hash` | page contents to 64 bits; pages of zeros |
 //! | `ids` | numbers of guest pages and store pages |
 //! | `table/` | the share table: shared frames and hint frames of 16 bytes, in chains |
@@ -14,11 +15,13 @@
 
 #![warn(missing_docs)]
 
+mod bitmap;
 mod hash;
 mod ids;
 mod store;
 mod table;
 
+pub use bitmap::Bitmap;
 pub use hash::{Hasher, PageHash, is_zero};
 pub use ids::{PageId, StorePage, StoreRun};
 pub use store::{StoreError, StoreFile, StorePages};

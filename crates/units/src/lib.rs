@@ -38,10 +38,6 @@ impl Ppn {
     pub const fn index(self) -> usize {
         self.0 as usize
     }
-    /// The page `n` pages further on.
-    pub const fn plus(self, n: u64) -> Ppn {
-        Ppn(self.0 + n)
-    }
 }
 
 impl fmt::Display for Ppn {

@@ -4,7 +4,6 @@ use ballast_api::{AttachSpec, VmView};
 use super::{Output, for_manager, given, pid};
 use crate::args::AttachArgs;
 use crate::failure::Failure;
-use crate::table;
 
 pub async fn run(client: &Client, args: AttachArgs, out: Output) -> Result<(), Failure> {
     let spec = AttachSpec {
@@ -20,5 +19,5 @@ pub async fn run(client: &Client, args: AttachArgs, out: Output) -> Result<(), F
 }
 
 fn attached(vm: &VmView) -> String {
-    format!("{}: attached, {}{}\n{}", vm.name, table::mode(vm.management.mode), pid(vm), given(vm))
+    format!("{}: attached, {}{}\n{}", vm.name, vm.management.mode, pid(vm), given(vm))
 }

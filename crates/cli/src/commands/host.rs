@@ -27,13 +27,13 @@ pub async fn set(client: &Client, args: HostSetArgs, out: Output) -> Result<(), 
             size(h.budget),
             size(h.free),
             h.tax,
-            table::host_state(h.state)
+            h.state
         )
     })
 }
 
 fn summary(h: &HostView) -> String {
-    let state = table::host_state(h.state);
+    let state = h.state;
     let meaning = table::host_state_meaning(h.state);
     let waiting = match h.waiting {
         0 => String::new(),
@@ -134,7 +134,7 @@ fn nodes(h: &HostView) -> String {
             format!("  {}", n.id),
             size(n.size),
             size(n.free),
-            table::host_state(n.state).to_owned(),
+            n.state.to_string(),
             size(n.missing),
             n.bound.to_string(),
         ]
@@ -215,7 +215,7 @@ fn thresholds(h: &HostView) -> String {
     let rows = table::edges(h).into_iter().map(|e| {
         let here = if e.state == h.state { "<- now" } else { "" };
         vec![
-            format!("  {}", table::host_state(e.state)),
+            format!("  {}", e.state),
             edge(e.begins_below),
             edge(e.ends_at),
             table::host_state_meaning(e.state).to_owned(),

@@ -16,7 +16,6 @@ use crate::args::{JournalArgs, TraceArgs};
 use crate::failure::Failure;
 use crate::figures::size;
 use crate::moment;
-use crate::table;
 
 pub async fn list(client: &Client, args: &JournalArgs, out: Output) -> Result<(), Failure> {
     let page = match &args.journal {
@@ -95,7 +94,7 @@ fn one(turn: &TurnView) -> String {
         moment::show(turn.at_ms),
         turn.n,
         turn.trigger,
-        table::host_state(turn.state),
+        turn.state,
         size(turn.free),
         size(turn.goal),
         crate::figures::vms(turn.vms),

@@ -140,7 +140,7 @@ fn given(vm: &VmView) -> String {
         text.push_str(&format!("{}: shares pages in {}\n", vm.name, vm.sharing.domain));
     }
     if let Some(reason) = table::unpaged_reason(&vm.management) {
-        text.push_str(&format!("{}: {}: {reason}\n", vm.name, table::mode(vm.management.mode)));
+        text.push_str(&format!("{}: {}: {reason}\n", vm.name, vm.management.mode));
     }
     text
 }

@@ -8,7 +8,6 @@ use super::{Output, for_manager, given, pid, salt};
 use crate::args::{AccelArg, RebootArg, RunArgs};
 use crate::failure::Failure;
 use crate::figures::size;
-use crate::table;
 
 pub async fn run(client: &Client, args: RunArgs, out: Output) -> Result<(), Failure> {
     let spec = spec(args)?;
@@ -108,7 +107,7 @@ fn started(vm: &VmView) -> String {
     format!(
         "{}: {} on {}{}, files in {}\n{}",
         vm.name,
-        table::run_state(vm.state),
+        vm.state,
         vm.accel,
         pid(vm),
         vm.folder.display(),

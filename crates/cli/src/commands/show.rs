@@ -35,8 +35,8 @@ fn described(vm: &VmView) -> String {
 fn heading(vm: &VmView) -> String {
     let pid = vm.pid.map_or("-".to_owned(), |pid| pid.to_string());
     let mut rows = vec![
-        ("state", table::run_state(vm.state).to_owned()),
-        ("mode", table::mode(vm.management.mode).to_owned()),
+        ("state", vm.state.to_string()),
+        ("mode", vm.management.mode.to_string()),
         ("up", age(vm.uptime_s)),
         ("runs on", vm.accel.clone()),
         ("pid", pid),
@@ -167,7 +167,7 @@ fn balloon(vm: &VmView) -> String {
     section(
         "balloon",
         &[
-            ("health", table::health(b.health).to_owned()),
+            ("health", b.health.to_string()),
             ("target", size(b.target)),
             ("reported by QEMU", size(b.reported)),
             ("limit", size(b.limit)),

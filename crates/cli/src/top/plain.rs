@@ -67,7 +67,7 @@ fn summary(seen: &Snapshot, rates: &Rates) -> String {
         "up {}  state {}  free {} of {}  overcommit {:.2}  swap in {} out {}  balloon {}  \
          faults {}  waits {}  blocks {}\n",
         age(h.uptime_s),
-        table::host_state(h.state),
+        h.state,
         size(h.free),
         size(h.budget),
         h.overcommit,

@@ -31,7 +31,7 @@ pub fn render(
         mib(host.measured_peak),
         mib(host.free),
         mib(host.overhead),
-        format!("{:?}", host.state).to_lowercase(),
+        host.state,
         host.overcommit,
         mib(host.swap_used),
         host.tax,

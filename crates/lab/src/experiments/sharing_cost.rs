@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use ballast_api::Salt;
+use ballast_qemu::process;
 use ballast_units::Bytes;
 
 use super::Measured;
@@ -170,15 +171,8 @@ impl Pair {
 }
 
 fn cpu_s(pid: i32) -> Result<f64> {
-    let path = format!("/proc/{pid}/stat");
-    let stat = std::fs::read_to_string(&path).with_context(|| path.clone())?;
-    // The name in parentheses may hold anything.
-    let rest = stat.rsplit_once(") ").with_context(|| path.clone())?.1;
-    let ticks: Vec<f64> = rest.split(' ').skip(11).take(2).filter_map(|t| t.parse().ok()).collect();
-    ensure!(ticks.len() == 2, "{path} has no CPU times");
-    // SAFETY: sysconf touches no memory.
-    let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as f64;
-    Ok(ticks.iter().sum::<f64>() / per_second)
+    let time = process::cpu_time(pid as u32);
+    Ok(time.with_context(|| format!("process {pid} has no CPU times"))?.as_secs_f64())
 }
 
 fn evaluate(table: Table, quick: bool) -> Measured {

@@ -21,6 +21,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use ballast_qemu::process;
 use ballast_units::Bytes;
 
 use crate::console::{Event, Story};
@@ -222,7 +223,12 @@ impl Host {
     async fn returns(&self) -> Result<u64> {
         match self {
             Host::Ours(host) => host.returns().await,
-            Host::Peer(host) => host.pids().into_iter().map(major_faults).sum(),
+            Host::Peer(host) => {
+                let faults = |pid| {
+                    process::major_faults(pid).with_context(|| format!("process {pid} is gone"))
+                };
+                host.pids().into_iter().map(faults).sum()
+            }
         }
     }
 
@@ -446,16 +452,6 @@ fn read_by(pid: u32) -> Result<u64> {
     value.with_context(|| format!("{path}: no rchar"))
 }
 
-/// Faults of a process that waited for a page to be read from swap or a file.
-fn major_faults(pid: u32) -> Result<u64> {
-    let path = format!("/proc/{pid}/stat");
-    let text = std::fs::read_to_string(&path).with_context(|| path.clone())?;
-    // Its name, in brackets, may have anything in it; the tenth after it is majflt (proc(5)).
-    let fields = text.rsplit(')').next().unwrap_or_default();
-    let value = fields.split_whitespace().nth(9).and_then(|n| n.parse().ok());
-    value.with_context(|| format!("{path}: no majflt"))
-}
-
 /// Reads a disk image once, so that it is in the host's page cache, and charged to nobody's cgroup
 /// but this program's: on no side does the budget pay for the guests' disks.
 fn warm_up(disk: &Path) -> Result<()> {
@@ -518,19 +514,6 @@ mod tests {
         let read = std::fs::read("/proc/self/exe").unwrap().len() as u64;
         assert!(read_by(me).unwrap() >= before + read);
         assert!(read_by(u32::MAX).is_err());
-    }
-
-    #[test]
-    fn major_faults_are_told_by_the_kernel() {
-        let before = major_faults(std::process::id()).unwrap();
-        let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
-        // SAFETY: the call fills what it is given.
-        let told = unsafe {
-            assert_eq!(libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr()), 0);
-            usage.assume_init().ru_majflt as u64
-        };
-        assert!((before..=major_faults(std::process::id()).unwrap()).contains(&told));
-        assert!(major_faults(u32::MAX).is_err());
     }
 
     #[test]

@@ -10,16 +10,7 @@ use crate::backend::{Backend, MemError};
 use crate::swap::Stored;
 use crate::word::{Busy, State, Word};
 
-/// What became of the page.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Evicted {
-    /// Its contents are in the stage slot that was offered.
-    Staged,
-    /// It was all zero: dropped, the stage slot was not used.
-    Zero,
-}
-
-/// A page that left its home beside others.
+/// A page that left its home.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Left {
     /// Which it was.
@@ -44,19 +35,9 @@ impl Left {
 }
 
 impl<B: Backend> Memory<B> {
-    /// Moves a resident page into stage slot `stage_slot`, which is free and the caller's, and gives
-    /// its machine page back to the host.
-    pub fn evict(&self, ppn: Ppn, stage_slot: u64) -> Result<Evicted, NotEvicted> {
-        let left = self.evict_run(ppn, 1, stage_slot)?;
-        Ok(if left.iter().any(|page| page.slot.is_some()) {
-            Evicted::Staged
-        } else {
-            Evicted::Zero
-        })
-    }
-
-    /// The same of up to `n` neighbours, at least one, into stage slots from `stage_slot` on, as many, all free and
-    /// the caller's: each step is one call of the kernel, and one flush of the guest's translations, for all.
+    /// Moves up to `n` resident neighbours, at least one, into stage slots from `stage_slot` on, as many, all free and
+    /// the caller's, and gives their machine pages back to the host: each step is one call of the kernel, and one flush
+    /// of the guest's translations, for all.
     /// Answers which have left, at least one: those from `first` on that could, as far as none could not; their slots
     /// rise with their numbers.
     pub fn evict_run(&self, first: Ppn, n: u64, stage_slot: u64) -> Result<Vec<Left>, NotEvicted> {

@@ -51,7 +51,7 @@ pub use counters::{CounterValues, Counters};
 pub(crate) use departures::Departures;
 pub use departures::Mark;
 pub use discard::Unbooked;
-pub use evict::{Evicted, Left, NotEvicted};
+pub use evict::{Left, NotEvicted};
 pub use fault::{Access, Fault, Wait};
 pub use large::Broke;
 pub(crate) use probation::MOST as MOST_ON_PROBATION;

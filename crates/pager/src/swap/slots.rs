@@ -1,16 +1,15 @@
 //! Which slots of a swap file are free: a bitmap with a summary of full words, searched next-fit
 //! so that clusters of pages that leave together lie together.
 
+use ballast_sharing::Bitmap;
 use ballast_units::{Pages, SlotId};
 
 /// Free-slot management of one swap file.
 ///
-/// Invariants (`check`): `free` counts the zero bits below `len`; bits at and above `len` are set;
-/// bit `w` of the summary is set exactly when word `w` is all ones.
+/// Invariants (`check`): `free` counts the zero bits below `len`; bits at and above `len` are set.
 #[derive(Clone, Debug)]
 pub struct SlotMap {
-    words: Vec<u64>,
-    full: Vec<u64>,
+    taken: Bitmap,
     len: u64,
     free: u64,
     /// Word at which the next search begins.
@@ -20,18 +19,10 @@ pub struct SlotMap {
 impl SlotMap {
     /// All free.
     pub fn new(len: Pages) -> SlotMap {
-        let n = len.0.div_ceil(64) as usize;
-        let mut map = SlotMap {
-            words: vec![0; n],
-            full: vec![0; n.div_ceil(64)],
-            len: len.0,
-            free: len.0,
-            cursor: 0,
-        };
-        if !len.0.is_multiple_of(64) && n > 0 {
-            map.words[n - 1] = u64::MAX << (len.0 % 64);
-        }
-        map
+        let words = len.0.div_ceil(64);
+        let mut taken = Bitmap::new(words as usize);
+        (len.0..words * 64).for_each(|slot| taken.set(slot));
+        SlotMap { taken, len: len.0, free: len.0, cursor: 0 }
     }
 
     /// Slots, free or not.
@@ -52,14 +43,15 @@ impl SlotMap {
         if self.free == 0 || most == 0 {
             return None;
         }
-        let word = self.not_full_from(self.cursor).or_else(|| self.not_full_from(0))?;
-        let start = word as u64 * 64 + u64::from((!self.words[word]).trailing_zeros());
+        let taken = &self.taken;
+        let word = taken.not_full_from(self.cursor).or_else(|| taken.not_full_from(0))?;
+        let start = word as u64 * 64 + u64::from(taken.words()[word].trailing_ones());
         let mut n = 0;
         while n < most && start + n < self.len && !self.is_taken(start + n) {
             self.set(start + n);
             n += 1;
         }
-        self.cursor = ((start + n) / 64) as usize % self.words.len();
+        self.cursor = ((start + n) / 64) as usize % self.taken.words().len();
         Some((SlotId(start), n))
     }
 
@@ -68,9 +60,7 @@ impl SlotMap {
         if slot.0 >= self.len || !self.is_taken(slot.0) {
             return false;
         }
-        let w = (slot.0 / 64) as usize;
-        self.words[w] &= !(1 << (slot.0 % 64));
-        self.full[w / 64] &= !(1 << (w % 64));
+        self.taken.clear(slot.0);
         self.free += 1;
         true
     }
@@ -86,44 +76,21 @@ impl SlotMap {
 
     /// Of a slot below `len`.
     pub fn is_taken(&self, slot: u64) -> bool {
-        self.words[(slot / 64) as usize] >> (slot % 64) & 1 == 1
+        self.taken.is_set(slot)
     }
 
     fn set(&mut self, slot: u64) {
-        let w = (slot / 64) as usize;
-        self.words[w] |= 1 << (slot % 64);
-        if self.words[w] == u64::MAX {
-            self.full[w / 64] |= 1 << (w % 64);
-        }
+        self.taken.set(slot);
         self.free -= 1;
-    }
-
-    fn not_full_from(&self, word: usize) -> Option<usize> {
-        let mut group = word / 64;
-        let mut candidates = !self.full.get(group)? & (u64::MAX << (word % 64));
-        loop {
-            if candidates != 0 {
-                let found = group * 64 + candidates.trailing_zeros() as usize;
-                return (found < self.words.len()).then_some(found);
-            }
-            group += 1;
-            candidates = !*self.full.get(group)?;
-        }
     }
 
     /// The invariants of the type.
     pub fn check(&self) -> Result<(), String> {
-        let zeros: u64 = self.words.iter().map(|w| u64::from(w.count_zeros())).sum();
+        let zeros: u64 = self.taken.words().iter().map(|w| u64::from(w.count_zeros())).sum();
         if zeros != self.free {
             return Err(format!("{zeros} free slots, {} booked", self.free));
         }
-        for (w, word) in self.words.iter().enumerate() {
-            let full = self.full[w / 64] >> (w % 64) & 1 == 1;
-            if full != (*word == u64::MAX) {
-                return Err(format!("summary of word {w} is {full}, word {word:#x}"));
-            }
-        }
-        Ok(())
+        self.taken.check()
     }
 }
 

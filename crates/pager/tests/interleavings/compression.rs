@@ -9,7 +9,7 @@ impl Rig {
     /// What the reclaim thread does: evict, compress, and on to swap what cannot be.
     fn compress(&self, ppn: u64, stage_slot: u64) {
         let mut compressor = Compressor::new(Algorithm::Lz4).unwrap();
-        if self.memory.evict(Ppn(ppn), stage_slot) != Ok(Evicted::Staged) {
+        if evict(&self.memory, Ppn(ppn), stage_slot) != Ok(Evicted::Staged) {
             return;
         }
         if !matches!(

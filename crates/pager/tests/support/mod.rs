@@ -6,6 +6,7 @@
 #![allow(dead_code, reason = "each test file uses its own part of this module")]
 
 mod backend;
+pub mod evict;
 pub mod site;
 #[cfg(not(feature = "shuttle"))]
 pub mod vm;

@@ -9,7 +9,7 @@ use ballast_compress::{Algorithm, Compressor};
 use ballast_pager::backend::{Backend as _, MemError, PageBuf};
 use ballast_pager::host::Host;
 use ballast_pager::memory::{
-    Access, Broke, Compressed, Evicted, Left, Memory, NotBack, NotEvicted, RecoverError, Recovered,
+    Access, Broke, Compressed, Left, Memory, NotBack, NotEvicted, RecoverError, Recovered,
 };
 use ballast_pager::pmap::Pmap;
 use ballast_pager::service::around::Around;
@@ -21,6 +21,7 @@ use ballast_pager::tier::{Compression, Tier};
 use ballast_pager::word::{State, Word};
 use ballast_units::{Pages, Ppn};
 
+use super::evict::{Evicted, evict};
 use super::site::Site;
 use super::{Double, Ram, host};
 
@@ -236,7 +237,7 @@ impl Vm {
         }
         let slot = (0..LAYOUT.cluster).find(|s| !self.cluster.contains_key(s));
         let Some(slot) = slot else { return Err(NotEvicted::NotEligible) };
-        let evicted = self.memory.evict(Ppn(ppn), slot)?;
+        let evicted = evict(&self.memory, Ppn(ppn), slot)?;
         if evicted == Evicted::Staged {
             self.cluster.insert(slot, Ppn(ppn));
         }

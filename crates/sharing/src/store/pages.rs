@@ -6,6 +6,7 @@
 
 use ballast_units::Pages;
 
+use crate::bitmap::Bitmap;
 use crate::ids::{StorePage, StoreRun};
 
 /// Words that one search looks at, full ones aside, before it takes the best it saw.
@@ -15,12 +16,10 @@ const SPARE: u64 = 1024;
 
 /// Which pages of a store are in use.
 ///
-/// Invariants (`check`): `used` counts the ones; bit `w` of the summary is set exactly when word
-/// `w` is all ones; the last word is not zero.
+/// Invariants (`check`): `used` counts the ones; the last word is not zero.
 #[derive(Clone, Debug)]
 pub struct StorePages {
-    words: Vec<u64>,
-    full: Vec<u64>,
+    bits: Bitmap,
     used: u64,
     /// Word at which the next search begins.
     cursor: usize,
@@ -46,7 +45,7 @@ impl StorePages {
     /// A store that never has a page at or above number `limit`.
     fn with_limit(limit: Pages) -> StorePages {
         let limit = limit.0.min(StorePage::LIMIT.into());
-        StorePages { words: Vec::new(), full: Vec::new(), used: 0, cursor: 0, limit }
+        StorePages { bits: Bitmap::default(), used: 0, cursor: 0, limit }
     }
 
     /// How many are in use.
@@ -56,7 +55,7 @@ impl StorePages {
 
     /// Whether this page is in use; none at or above the limit is.
     pub fn is_used(&self, page: StorePage) -> bool {
-        self.words.get(page.index() / 64).is_some_and(|w| w >> (page.index() % 64) & 1 == 1)
+        self.bits.is_set(page.get().into())
     }
 
     /// Takes a run of 1 to `most` pages; None when every page below the limit is in use, or `most` is 0.
@@ -90,20 +89,15 @@ impl StorePages {
         if !self.is_used(page) {
             return false;
         }
-        let w = page.index() / 64;
-        self.words[w] &= !(1 << (page.index() % 64));
-        self.full[w / 64] &= !(1 << (w % 64));
+        self.bits.clear(page.get().into());
+        self.bits.trim();
         self.used -= 1;
-        while self.words.last() == Some(&0) {
-            self.words.pop();
-        }
-        self.full.truncate(self.words.len().div_ceil(64));
         true
     }
 
     /// Pages in use, in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = StorePage> + '_ {
-        self.words.iter().enumerate().flat_map(|(w, word)| {
+        self.bits.words().iter().enumerate().flat_map(|(w, word)| {
             (0..64)
                 .filter(move |bit| word >> bit & 1 == 1)
                 .filter_map(move |bit| StorePage::new(w as u64 * 64 + bit))
@@ -117,8 +111,9 @@ impl StorePages {
 
     /// One above the number of the last page in use.
     fn end(&self) -> u64 {
-        match self.words.last() {
-            Some(last) => self.words.len() as u64 * 64 - u64::from(last.leading_zeros()),
+        let words = self.bits.words();
+        match words.last() {
+            Some(last) => words.len() as u64 * 64 - u64::from(last.leading_zeros()),
             None => 0,
         }
     }
@@ -134,13 +129,14 @@ impl StorePages {
     /// longest that was seen. Only below the last page in use.
     fn search(&self, most: u64) -> Option<Free> {
         let mut budget = SEARCH;
-        let cursor = if self.cursor < self.words.len() { self.cursor } else { 0 };
-        let first = self.search_words(cursor, self.words.len(), most, &mut budget);
+        let words = self.bits.words().len();
+        let cursor = if self.cursor < words { self.cursor } else { 0 };
+        let first = self.search_words(cursor, words, most, &mut budget);
         if first.is_some_and(|(_, n)| n == most) {
             return first;
         }
         // On past the cursor as far as a run may reach that begins before it.
-        let to = (cursor as u64 + most / 64 + 1).min(self.words.len() as u64) as usize;
+        let to = (cursor as u64 + most / 64 + 1).min(words as u64) as usize;
         let second = self.search_words(0, to, most, &mut budget);
         longer(first, second)
     }
@@ -151,7 +147,7 @@ impl StorePages {
         let mut open: Option<u64> = None;
         let mut w = from;
         while w < to {
-            let Some(next) = self.not_full_from(w).filter(|next| *next < to) else { break };
+            let Some(next) = self.bits.not_full_from(w).filter(|next| *next < to) else { break };
             if best.is_some_and(|(_, n)| n == most) || (*budget == 0 && best.is_some()) {
                 break;
             }
@@ -160,11 +156,11 @@ impl StorePages {
                 open = None;
             }
             w = next;
-            let base = w as u64 * 64;
+            let (word, base) = (self.bits.words()[w], w as u64 * 64);
             let end = (base + 64).min(self.end());
             let mut at = base;
             while at < end {
-                let rest = self.words[w] >> (at - base);
+                let rest = word >> (at - base);
                 let free = u64::from(rest.trailing_zeros()).min(end - at);
                 if free > 0 {
                     let start = *open.get_or_insert(at);
@@ -176,7 +172,7 @@ impl StorePages {
                 }
                 if at < end {
                     open = None;
-                    at += u64::from((self.words[w] >> (at - base)).trailing_ones());
+                    at += u64::from((word >> (at - base)).trailing_ones());
                 }
             }
             w += 1;
@@ -184,29 +180,8 @@ impl StorePages {
         best
     }
 
-    fn not_full_from(&self, word: usize) -> Option<usize> {
-        let mut group = word / 64;
-        let mut candidates = !self.full.get(group)? & (u64::MAX << (word % 64));
-        loop {
-            if candidates != 0 {
-                let found = group * 64 + candidates.trailing_zeros() as usize;
-                return (found < self.words.len()).then_some(found);
-            }
-            group += 1;
-            candidates = !*self.full.get(group)?;
-        }
-    }
-
     fn set(&mut self, page: u64) {
-        let w = (page / 64) as usize;
-        if w >= self.words.len() {
-            self.words.resize(w + 1, 0);
-            self.full.resize((w + 1).div_ceil(64), 0);
-        }
-        self.words[w] |= 1 << (page % 64);
-        if self.words[w] == u64::MAX {
-            self.full[w / 64] |= 1 << (w % 64);
-        }
+        self.bits.set(page);
         self.used += 1;
     }
 
@@ -215,20 +190,15 @@ impl StorePages {
     /// # Errors
     /// What contradicts what, in words.
     pub fn check(&self) -> Result<(), String> {
-        let ones: u64 = self.words.iter().map(|w| u64::from(w.count_ones())).sum();
+        let words = self.bits.words();
+        let ones: u64 = words.iter().map(|w| u64::from(w.count_ones())).sum();
         if ones != self.used {
             return Err(format!("{ones} pages used, {} booked", self.used));
         }
-        if self.words.last() == Some(&0) || self.full.len() != self.words.len().div_ceil(64) {
-            return Err(format!("{} words, {} of the summary", self.words.len(), self.full.len()));
+        if words.last() == Some(&0) {
+            return Err(format!("the last of {} words is zero", words.len()));
         }
-        for w in 0..self.full.len() * 64 {
-            let full = self.full[w / 64] >> (w % 64) & 1 == 1;
-            let word = self.words.get(w).copied().unwrap_or(0);
-            if full != (word == u64::MAX) {
-                return Err(format!("summary of word {w} is {full}, word {word:#x}"));
-            }
-        }
+        self.bits.check()?;
         if self.end() > self.limit {
             return Err(format!("pages up to {} of {}", self.end(), self.limit));
         }
@@ -362,12 +332,13 @@ mod tests {
 
     #[test]
     fn the_check_finds_what_contradicts_the_invariants() {
-        let damages: [fn(&mut StorePages); 6] = [
+        let damages: [fn(&mut StorePages); 4] = [
             |p| p.used += 1,
-            |p| p.words.push(0),
-            |p| p.full.push(0),
-            |p| p.full[0] &= !1,
-            |p| p.full[0] |= 2,
+            |p| p.bits.clear(3),
+            |p| {
+                (64..66).for_each(|page| p.bits.clear(page));
+                p.used -= 2;
+            },
             |p| p.limit = 65,
         ];
         for (i, damage) in damages.iter().enumerate() {

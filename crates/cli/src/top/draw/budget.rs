@@ -32,7 +32,7 @@ pub fn draw(frame: &mut Frame, area: Rect, app: &App, palette: Palette) {
 }
 
 fn title(host: &HostView, palette: Palette) -> Vec<Span<'static>> {
-    let state = table::host_state(host.state).to_uppercase();
+    let state = host.state.to_string().to_uppercase();
     vec![
         Span::raw(" host ─ state "),
         Span::styled(format!(" {state} "), palette.state(host.state)),
@@ -112,7 +112,7 @@ fn marks(host: &HostView, width: usize, palette: Palette) -> Line<'static> {
     let mut spans = Vec::new();
     let mut length = 0;
     for (state, free, sign) in thresholds {
-        let name = format!("{} {}", letter(state), table::host_state(state));
+        let name = format!("{} {state}", letter(state));
         let value = format!(" {sign}{}  ", short_size(free));
         let more = name.chars().count() + value.chars().count();
         if length + more > limit {

@@ -50,8 +50,8 @@ pub fn draw(frame: &mut Frame, area: Rect, app: &App, palette: Palette) {
 fn title(vm: &VmView, palette: Palette) -> Vec<Span<'static>> {
     let mut text = format!(
         " ─ {} ─ {} ─ {}",
-        table::run_state(vm.state),
-        table::mode(vm.management.mode),
+        vm.state,
+        vm.management.mode,
         text::left(&one_line(&vm.accel), 20).trim_end()
     );
     if let Some(pid) = vm.pid {
@@ -164,7 +164,7 @@ fn balloon(vm: &VmView) -> String {
     let b = &vm.balloon;
     format!(
         "{}, asked {}, reported {}, at most {}",
-        table::health(b.health),
+        b.health,
         short_size(b.target),
         short_size(b.reported),
         short_size(b.limit)

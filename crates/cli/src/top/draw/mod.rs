@@ -19,7 +19,6 @@ use super::app::{App, Overlay};
 use super::palette::Palette;
 use crate::failure::one_line;
 use crate::figures::age;
-use crate::table;
 
 /// Below this there is only a list of lines.
 const SMALLEST: (u16, u16) = (40, 10);
@@ -104,7 +103,7 @@ fn cramped(frame: &mut Frame, area: Rect, app: &App, palette: Palette) {
         lines.push(Line::styled("ballastd is away, retrying", palette.error()));
     }
     if let Some(host) = &app.host {
-        let state = table::host_state(host.state).to_uppercase();
+        let state = host.state.to_string().to_uppercase();
         lines.push(Line::styled(state, palette.state(host.state)));
     }
     for (i, row) in app.rows.iter().enumerate() {

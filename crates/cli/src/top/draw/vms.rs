@@ -9,7 +9,6 @@ use ratatui::widgets::Paragraph;
 use super::bar;
 use super::{panel, text};
 use crate::figures::{short_count, short_size};
-use crate::table;
 use crate::top::app::{App, VmRow};
 use crate::top::palette::Palette;
 
@@ -33,7 +32,7 @@ const COLUMNS: [Column; 13] = [
     Column { heading: "MIN", width: 5, value: |r| short_size(r.view.params.min) },
     Column { heading: "MAX", width: 5, value: |r| short_size(r.view.params.max) },
     Column { heading: "TAX", width: 4, value: |r| tax(r.view.params.tax) },
-    Column { heading: "BALLN", width: 5, value: |r| health(r.view.balloon.health).to_owned() },
+    Column { heading: "BALLN", width: 5, value: |r| health(r.view.balloon.health) },
     Column { heading: "WT/BL", width: 5, value: waits },
     Column { heading: "SHARED", width: 6, value: |r| short_size(r.view.sharing.shared) },
     Column { heading: "SAVED", width: 5, value: |r| short_size(r.view.sharing.saved) },
@@ -57,11 +56,11 @@ fn tax(t: f64) -> String {
     }
 }
 
-fn health(health: BalloonHealth) -> &'static str {
+fn health(health: BalloonHealth) -> String {
     match health {
-        BalloonHealth::Healthy => "ok",
-        BalloonHealth::Missing => "none",
-        sick => table::health(sick),
+        BalloonHealth::Healthy => "ok".to_owned(),
+        BalloonHealth::Missing => "none".to_owned(),
+        sick => sick.to_string(),
     }
 }
 
@@ -133,7 +132,7 @@ fn line(row: &VmRow, selected: bool, widths: &Widths, palette: Palette) -> Line<
     if matches!(row.view.state, RunState::Running) {
         spans.extend(bar::of_vm(&row.view, widths.bar, palette));
     } else {
-        let state = format!("({})", table::run_state(row.view.state));
+        let state = format!("({})", row.view.state);
         spans.push(Span::styled(text::left(&state, widths.bar), palette.quiet()));
     }
     for (i, column) in COLUMNS.iter().take(widths.columns).enumerate() {

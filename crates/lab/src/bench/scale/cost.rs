@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use ballast_api::client::Client;
+use ballast_qemu::proc_text;
 
 use super::super::sharing::cpu;
 use crate::manager::Manager;
@@ -99,18 +100,14 @@ fn kind(thread: &str) -> &'static str {
 pub fn held(manager: &Manager) -> Result<Held> {
     let status = format!("/proc/{}/status", manager.pid()?);
     let text = std::fs::read_to_string(&status).with_context(|| status.clone())?;
-    let field = |name: &str| field(&text, name).with_context(|| format!("{name} in {status}"));
+    let field = |key: &str| {
+        proc_text::status_field(&text, key).with_context(|| format!("{key} in {status}"))
+    };
     Ok(Held {
-        heap: field("RssAnon")?,
-        resident: field("VmRSS")?,
+        heap: field("RssAnon")?.0,
+        resident: field("VmRSS")?.0,
         files: taken_below(&manager.run_dir()),
     })
-}
-
-/// Bytes of "name:  N kB".
-fn field(text: &str, name: &str) -> Option<u64> {
-    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
-    line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib << 10)
 }
 
 /// Bytes that files below a folder take.
@@ -141,11 +138,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn threads_are_told_apart_and_memory_is_read() {
+    fn threads_are_told_apart_and_files_are_counted() {
         let kinds = ["fault-vm3", "shims", "shim", "tokio-rt-worker", "share-a"].map(kind);
         assert_eq!(kinds, ["fault", "shim", "shim", "other", "share"]);
-        let text = "VmRSS:\t    300 kB\nRssAnon:\t 12 kB\n";
-        assert_eq!((field(text, "RssAnon"), field(text, "Vm")), (Some(12 << 10), None));
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("a")).unwrap();
         std::fs::write(dir.path().join("a/b"), [1; 5000]).unwrap();

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use ballast_api::client::Client;
 use ballast_api::{Mode, RunState};
+use ballast_qemu::process;
 use ballast_units::Bytes;
 
 use super::cost::{held, list_ms, watch};
@@ -36,7 +37,7 @@ const TOUCHED_PER_S: usize = 2;
 const TIMED: usize = 9;
 
 pub async fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
-    let host = host_memory()?;
+    let host = process::host_memory().context("no MemTotal in /proc/meminfo")?;
     let options = Options {
         more: "[[vm]]\nname = \"*\"\nmin = \"100%\"\n".into(),
         // What the manager may come to need for each VM is set aside at its start.
@@ -165,13 +166,6 @@ impl Crowd {
         ensure!(left.is_empty(), "left behind: {}", left.join(", "));
         Ok(())
     }
-}
-
-fn host_memory() -> Result<Bytes> {
-    let text = std::fs::read_to_string("/proc/meminfo").context("/proc/meminfo")?;
-    let total = text.lines().find_map(|l| l.strip_prefix("MemTotal:")?.split_whitespace().next());
-    let kib: u64 = total.context("no MemTotal in /proc/meminfo")?.parse()?;
-    Ok(Bytes(kib << 10))
 }
 
 async fn all_paged(client: &Client, count: usize) -> Result<()> {

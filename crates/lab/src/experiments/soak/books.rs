@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result};
 use ballast_api::{HostView, Mode, RunState, VmView};
+use ballast_qemu::proc_text;
 use ballast_units::Bytes;
 
 /// Answers are not of one instant: pages move between them.
@@ -102,16 +103,13 @@ impl Process {
     }
 
     fn parse(status: &str) -> Process {
-        let number = |name: &str| -> u64 {
-            let line = status.lines().find_map(|line| line.strip_prefix(name));
-            let word = line.and_then(|line| line.split_whitespace().next());
-            word.and_then(|word| word.parse().ok()).unwrap_or(0)
-        };
+        let memory = |key: &str| proc_text::status_field(status, key).unwrap_or(Bytes::ZERO);
+        let threads = status.lines().find_map(|line| line.strip_prefix("Threads:"));
         Process {
-            rss: Bytes(number("VmRSS:") << 10),
-            anon: Bytes(number("RssAnon:") << 10),
+            rss: memory("VmRSS"),
+            anon: memory("RssAnon"),
             fds: 0,
-            threads: number("Threads:") as usize,
+            threads: threads.and_then(|count| count.trim().parse().ok()).unwrap_or(0),
         }
     }
 }
