@@ -41,12 +41,12 @@ impl Span {
     /// The memory is valid, and lent as its kind says, for as long as the answer lives.
     unsafe fn buffer<'a>(self) -> Buffer<'a> {
         match self {
-            // SAFETY: valid for reads as the caller guarantees.
             Span::From(at, len) => {
+                // SAFETY: valid for reads as the caller guarantees.
                 Buffer::From(unsafe { std::slice::from_raw_parts(at, len as usize) })
             }
-            // SAFETY: valid for writes as the caller guarantees.
             Span::Into(at, len) => {
+                // SAFETY: valid for writes as the caller guarantees.
                 Buffer::Into(unsafe { std::slice::from_raw_parts_mut(at, len as usize) })
             }
         }
