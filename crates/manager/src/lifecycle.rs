@@ -312,26 +312,24 @@ impl Manager {
         paths: &LaunchPaths,
         mut answer: Answer,
     ) -> Result<Result<PagedVm, String>, Failure> {
-        let failed = tokio::select! {
+        let (failed, answered) = tokio::select! {
             paged = &mut answer => match paged {
                 Ok(paged) => return Ok(paged),
-                Err(_) => format!("{name}: its shim's handshake was broken off"),
+                Err(_) => (format!("{name}: its shim's handshake was broken off"), true),
             },
             () = tokio::time::sleep(START) => {
-                format!("{name}: its shim did not come within {} s", START.as_secs())
+                (format!("{name}: its shim did not come within {} s", START.as_secs()), false)
             }
-            exit = vmm.process.exited() => format!(
-                "{name}: QEMU {exit} before it had mapped its RAM: {}",
-                last_log_line(&paths.qemu_log).unwrap_or_else(|| "it said nothing".into())
-            ),
+            exit = vmm.process.exited() => {
+                let last = last_log_line(&paths.qemu_log).unwrap_or_else(|| "it said nothing".into());
+                (format!("{name}: QEMU {exit} before it had mapped its RAM: {last}"), false)
+            }
         };
         let _ = vmm.process.kill();
         vmm.process.exited().await;
         // If the handshake ended well, the VM is released as any other whose VMM ended.
-        match self.last_answer(name, &mut answer).await {
-            Some(paged) => Ok(Ok(paged)),
-            None => Err(Failure::internal(failed)),
-        }
+        let paged = if answered { None } else { self.last_answer(name, &mut answer).await };
+        paged.map(Ok).ok_or_else(|| Failure::internal(failed))
     }
 
     pub(crate) fn paths(&self, name: &str) -> LaunchPaths {
