@@ -481,7 +481,7 @@ pub struct VmView {
     /// Process of its VMM; None before it runs.
     pub pid: Option<u32>,
     /// What it runs on: "kvm", or "tcg" with the reason: "tcg (no /dev/kvm)". Of a VM that somebody else started it
-    /// only tells so: "started by another", once it was taken over "tcg (started by another)".
+    /// only tells so: "started by another".
     pub accel: String,
     /// Seconds since this ballastd has it: of a VM that was attached or taken over, not since its start.
     pub uptime_s: f64,

@@ -101,7 +101,7 @@ async fn step(
     let mut settled = true;
     if let Some(unplug) = unplug {
         let done = unplug.step(&beside, &output);
-        output = together(&output, beside.proven, &done);
+        output = together(&output, beside.held, &done);
         // Where QEMU did not answer, the next turn asks.
         if let Some(look) = look {
             settled = hotplug_loop::ask(vm, monitor, &look, done.withhold).await;
@@ -129,7 +129,7 @@ fn ask_balloon(
 ) -> (BalloonOutput, UnplugInput) {
     let mut control = lock(&vm.control);
     let most = control.most(&input);
-    let part = balloon_goal(input.goal, withheld, &control, most);
+    let part = balloon_goal(&input, withheld, &control, most);
     let output = control.step(&BalloonInput { goal: part, ..input });
     let beside = UnplugInput {
         now: input.now,
@@ -139,7 +139,7 @@ fn ask_balloon(
         size: input.size,
         balloon_most: most,
         balloon: control.holds(),
-        proven: control.proven(),
+        held: control.held(&input),
         guest_available: control.available(&input),
     };
     (output, beside)

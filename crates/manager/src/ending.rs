@@ -347,31 +347,32 @@ async fn restart(manager: Arc<Manager>, spec: VmSpec, vm: Arc<Vm>) -> Result<(),
     let boot = Bytes(spec.max).pages();
     let rule = rule_for(&manager.config().vms, &spec.name);
     let limit = rule.max.map_or(boot, |max| max.of(boot).min(boot));
-    let (spec, change) = again(spec, &vm.params(), limit);
+    let (spec, changes) = again(spec, &vm.params(), limit);
     manager.run_vm(spec).await?;
     // It runs again, and stays: without what it cannot have now.
-    if change != VmChange::default()
-        && let Err(e) = manager.change_vm(&vm.name, &change)
-    {
-        tracing::error!(vm = vm.name, "started again, and not all is as it was: {e}");
+    for change in changes.iter().filter(|change| **change != VmChange::default()) {
+        if let Err(e) = manager.change_vm(&vm.name, change) {
+            tracing::error!(vm = vm.name, "started again, and not all is as it was: {e}");
+        }
     }
     Ok(())
 }
 
 /// How a VM with these parameters is started again, where its limit is `limit` then, and what is to be changed when
-/// it runs.
-fn again(spec: VmSpec, params: &VmParams, limit: Pages) -> (VmSpec, VmChange) {
+/// it runs, one after the other: a promise that cannot be kept now costs it nothing else.
+fn again(spec: VmSpec, params: &VmParams, limit: Pages) -> (VmSpec, [VmChange; 2]) {
     let asked = params.asked();
     let min = asked.min.map(|min| min.bytes().0);
     // No more is guaranteed than it may have: more was promised when its limit had been raised.
     let first = min.unwrap_or(0).min(limit.bytes().0);
-    let change = VmChange {
+    let rest = VmChange {
         max: asked.max.map(|max| max.bytes().0),
-        // What it was asked to be without, whatever the configuration says, or to have beyond that.
-        min: min.filter(|min| *min == 0 || *min != first),
+        // What it was asked to be without, whatever the configuration says.
+        min: min.filter(|min| *min == 0),
         no_pool: asked.pool == Some(None),
         ..VmChange::default()
     };
+    let promise = VmChange { min: min.filter(|min| *min != first), ..VmChange::default() };
     let spec = VmSpec {
         shares: asked.shares,
         min: first,
@@ -380,7 +381,7 @@ fn again(spec: VmSpec, params: &VmParams, limit: Pages) -> (VmSpec, VmChange) {
         salt: params.salt.clone(),
         ..spec
     };
-    (spec, change)
+    (spec, [rest, promise])
 }
 
 #[cfg(test)]
@@ -395,9 +396,10 @@ mod tests {
             let pages = |mib: Option<u64>| mib.map(Pages::from_mib);
             let asked = Asked { min: pages(min), max: pages(max), ..Asked::default() };
             let params = VmParams::resolve(&[], "a", sizes, asked).unwrap();
-            let (spec, change) = again(VmSpec::default(), &params, Pages::from_mib(limit));
+            let (spec, [rest, promise]) = again(VmSpec::default(), &params, Pages::from_mib(limit));
+            assert!(promise.max.is_none() && (rest.min.is_none() || promise.min.is_none()));
             let mib = |bytes: Option<u64>| bytes.map(|bytes| bytes >> 20);
-            (spec.min >> 20, mib(change.min), mib(change.max))
+            (spec.min >> 20, mib(rest.min.or(promise.min)), mib(rest.max))
         };
         assert_eq!(with(None, None, 256), (0, None, None));
         assert_eq!(with(Some(64), None, 256), (64, None, None));

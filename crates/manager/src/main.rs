@@ -50,7 +50,7 @@ mod whole_file;
 
 use std::io::Write as _;
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -61,7 +61,6 @@ use ballast_shim_proto::Listener;
 use ballast_units::Bytes;
 use clap::Parser;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::watch;
 
 use crate::config::{Config, Overrides};
 use crate::manager::{Ending, Manager};
@@ -70,6 +69,8 @@ use crate::run_dir::Folders;
 
 /// A disk that does not answer does not keep the manager from ending.
 const JOURNAL_END: Duration = Duration::from_secs(2);
+/// How long a thread that has panicked rests.
+const ANEW: Duration = Duration::from_secs(1);
 
 /// The memory manager of a Linux/KVM host: hands out, measures, targets and reclaims the memory of
 /// its guests.
@@ -184,24 +185,15 @@ fn run(args: Args) -> anyhow::Result<()> {
     made.make_again(&config)?;
     let served = runtime.block_on(serve(config.clone(), source, args.stop_vms_on_exit));
     match &served {
-        Ok((Ending::VmsStopped, _)) => made.clear(&config),
+        Ok(Ending::VmsStopped) => made.clear(&config),
         Ok(_) => {}
         Err(_) => made.undo(&config),
     }
     runtime.shutdown_timeout(Duration::from_secs(2));
-    match served?.1 {
-        // So that whoever started this one starts another.
-        Some(thread) => anyhow::bail!("its {thread} thread had panicked"),
-        None => Ok(()),
-    }
+    served.map(drop)
 }
 
-/// Until the end: which one it is, and the thread that had panicked, if any had.
-async fn serve(
-    config: Config,
-    source: Source,
-    stop_vms_on_exit: bool,
-) -> anyhow::Result<(Ending, Option<String>)> {
+async fn serve(config: Config, source: Source, stop_vms_on_exit: bool) -> anyhow::Result<Ending> {
     // From the first moment: an end in order, however early it is asked for.
     let mut signals = Signals::catch()?;
     let survey = survey::survey(&config.run_dir).context("VMs of a former manager")?;
@@ -220,11 +212,11 @@ async fn serve(
     let shims = bind_shims(&config.run_dir.join("shim.sock"), config.shim_group)?;
     let listener = bind_api(&config.socket)?;
     let mut threads = Vec::new();
-    let mut thread = |name: &'static str, body: Box<dyn FnOnce() + Send>| -> anyhow::Result<()> {
-        let ending = manager.ending.clone();
+    let mut thread = |name: &'static str, body: Box<dyn Fn() + Send>| -> anyhow::Result<()> {
+        let m = manager.clone();
         let thread = std::thread::Builder::new()
             .name(name.into())
-            .spawn(move || ends_with_it(name, &ending, body));
+            .spawn(move || keep_up(name, ANEW, || m.is_stopping(), body));
         threads.push(thread.with_context(|| format!("starting the {name} thread"))?);
         Ok(())
     };
@@ -235,7 +227,7 @@ async fn serve(
     let m = manager.clone();
     thread("unreadable", Box::new(move || unreadable::run(&m)))?;
     let m = manager.clone();
-    thread("shims", Box::new(move || paging::serve(m, shims)))?;
+    thread("shims", Box::new(move || paging::serve(&m, &shims)))?;
     let m = manager.clone();
     thread("logs", Box::new(move || logs::watch(&m)))?;
     for vm in waiting {
@@ -252,11 +244,9 @@ async fn serve(
     // The answer to the request that ended us is on its way.
     tokio::time::sleep(Duration::from_millis(100)).await;
     server.abort();
-    let mut fell = None;
     for thread in threads {
-        let name = thread.thread().name().unwrap_or_default().to_owned();
         if thread.join().is_err() {
-            fell = Some(name);
+            tracing::error!("a thread of the manager had panicked");
         }
     }
     if let Some(journal) = &manager.journal {
@@ -274,18 +264,15 @@ async fn serve(
             }
         }
     });
-    Ok((ending, fell))
+    Ok(ending)
 }
 
-/// Runs a thread of the manager, without which it would go on half: if it panics, the manager ends and leaves its VMs to
-/// the next one.
-fn ends_with_it(name: &str, ending: &watch::Sender<Ending>, body: Box<dyn FnOnce() + Send>) {
-    if let Err(panic) = catch_unwind(AssertUnwindSafe(body)) {
-        tracing::error!(
-            "the {name} thread has panicked: this manager ends, and leaves its VMs to the next"
-        );
-        ending.send_replace(Ending::LeaveVms);
-        resume_unwind(panic);
+/// Does the work of one of the manager's threads, from its beginning again `anew` after it has panicked: without the
+/// policy, say, the others would go on half, and ending all of it would stop every guest.
+fn keep_up(name: &str, anew: Duration, has_ended: impl Fn() -> bool, body: impl Fn()) {
+    while catch_unwind(AssertUnwindSafe(&body)).is_err() && !has_ended() {
+        tracing::error!("the {name} thread has panicked: it begins anew");
+        std::thread::sleep(anew);
     }
 }
 
@@ -378,16 +365,21 @@ fn bind_api(path: &Path) -> anyhow::Result<tokio::net::UnixListener> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
 
     #[test]
-    fn a_manager_does_not_go_on_without_one_of_its_threads() {
-        let ending = watch::Sender::new(Ending::Running);
-        ends_with_it("good", &ending, Box::new(|| {}));
-        assert_eq!(*ending.borrow(), Ending::Running);
-        let body = || panic!("as it should");
-        let fell = catch_unwind(AssertUnwindSafe(|| ends_with_it("bad", &ending, Box::new(body))));
-        assert!(fell.is_err());
-        assert_eq!(*ending.borrow(), Ending::LeaveVms);
+    fn a_thread_that_panics_begins_anew_until_the_manager_ends() {
+        let runs = Cell::new(0);
+        let body = || {
+            runs.set(runs.get() + 1);
+            assert!(runs.get() > 2, "as it should");
+        };
+        keep_up("good", Duration::ZERO, || false, body);
+        assert_eq!(runs.get(), 3);
+        runs.set(0);
+        keep_up("bad", Duration::ZERO, || true, body);
+        assert_eq!(runs.get(), 1);
     }
 }

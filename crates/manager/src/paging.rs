@@ -146,7 +146,7 @@ impl Manager {
 }
 
 /// Accepts shims until the manager ends.
-pub fn serve(manager: Arc<Manager>, listener: Listener) {
+pub fn serve(manager: &Arc<Manager>, listener: &Listener) {
     let handshakes = Arc::new(Handshakes::default());
     let connections = Arc::new(Connections::default());
     let mut pruned = Instant::now();

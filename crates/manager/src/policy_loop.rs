@@ -124,7 +124,7 @@ fn leave_alone(vm: &Vm) {
         paged.set_evict_goal(Pages::ZERO);
         paged.set_may_share(false);
         paged.let_pages_move(false);
-        paged.memory().set_target(vm.configured());
+        paged.memory().set_target(vm.size);
         paged.memory_freed();
     }
 }
@@ -254,8 +254,10 @@ fn vm_state(
     let balloon = *lock(&vm.balloon);
     let withheld = lock(&vm.hotplug).withheld;
     let mut tools = tools::known(vm, vm.paged().as_ref());
+    let mut beyond = Pages::ZERO;
     let (waiting, swapped_in, swap_free) = match &*vm.paged() {
         Some(paged) => {
+            beyond = paged.memory().charged().saturating_sub(vm.configured());
             let counters = paged.memory().counters.values();
             // What came unasked does not say that it wants more.
             let now = counters.swap_ins.saturating_sub(counters.restored);
@@ -281,6 +283,7 @@ fn vm_state(
         swap_free,
         pool: manager.pools.id(vm.params().pool.as_deref()),
         overhead: vm.overhead(),
+        beyond,
         tools,
     }
 }

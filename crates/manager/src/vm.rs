@@ -173,6 +173,8 @@ pub struct Hotplug {
     pub requested: Option<Pages>,
     /// What it has, by its VMM's books. None: not known.
     pub plugged: Option<Pages>,
+    /// While that is not known: what it is to have, or uses, if that is more.
+    pub assumed: Pages,
     /// Of what was given to the guest, what the policy has taken back: as a balloon takes it.
     pub withheld: Pages,
     /// What could not even be asked for, as was said once.
@@ -299,6 +301,8 @@ pub struct NewVm {
 impl Vm {
     /// It is starting, without QMP, and not inspected.
     pub fn new(new: NewVm) -> Vm {
+        let has = new.paged.as_ref().map_or(Pages::ZERO, |paged| paged.memory().charged());
+        let assumed = new.params.max.max(has).saturating_sub(new.boot);
         Vm {
             id: new.id,
             name: new.name,
@@ -311,7 +315,7 @@ impl Vm {
             boot: new.boot,
             // One that is gone shares nothing either.
             counts_on_zeros: counts_on_zeros(new.process.pid()).unwrap_or(true),
-            hotplug: Mutex::new(Hotplug { plugged: new.plugged, ..Hotplug::default() }),
+            hotplug: Mutex::new(Hotplug { plugged: new.plugged, assumed, ..Hotplug::default() }),
             overhead: new.overhead,
             external: AtomicU64::new(new.external.0),
             vmm: AtomicU64::new(new.vmm.0),
@@ -460,11 +464,10 @@ impl Vm {
     pub fn sizes(&self) -> Sizes {
         Sizes { boot: self.boot, most: self.size }
     }
-    /// What it has plugged, by its VMM's books: what it is to have, while that is not known.
+    /// What it has plugged, by its VMM's books: what it is to have or uses, while that is not known.
     pub fn plugged(&self) -> Pages {
-        let room = self.size.saturating_sub(self.boot);
-        let known = lock(&self.hotplug).plugged;
-        known.unwrap_or_else(|| self.to_plug()).min(room)
+        let hotplug = lock(&self.hotplug);
+        hotplug.plugged.unwrap_or(hotplug.assumed).min(self.size.saturating_sub(self.boot))
     }
     /// Its size as its guest has it now, with what is only withheld from it.
     pub fn configured(&self) -> Pages {

@@ -267,9 +267,13 @@ impl BalloonControl {
         self.claimed
     }
 
-    /// What of it the pages that the VM uses leave room for.
-    pub fn proven(&self) -> Pages {
-        self.proven
+    /// What its balloon holds, of what was asked, as far as the pages that the VM uses leave room for it: also what lies
+    /// between two commands.
+    pub fn held(&self, input: &BalloonInput) -> Pages {
+        match input.reported.map(|reported| reported.min(self.command)) {
+            Some(held) if !refuted(input, held) => held,
+            _ => self.proven,
+        }
     }
 
     /// The largest balloon that its device and its configuration allow, whatever the guest bears.

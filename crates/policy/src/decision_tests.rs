@@ -37,6 +37,7 @@ fn decide(available: u64, state: State, free: u64, inputs: Vec<VmDemand>, held: 
             swap_free: Pages::from_mib(256),
             pool: None,
             overhead: Pages::ZERO,
+            beyond: Pages::ZERO,
             tools: crate::Tools::default(),
         })
         .collect();

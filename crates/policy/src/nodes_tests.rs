@@ -29,6 +29,7 @@ fn vm(id: u32, consumed: u64, min: u64) -> VmState {
         swap_free: Pages(8 * GIB),
         pool: None,
         overhead: Pages::ZERO,
+        beyond: Pages::ZERO,
         tools: Tools::default(),
     }
 }

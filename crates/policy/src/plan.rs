@@ -71,6 +71,9 @@ pub struct VmState {
     /// What it costs beside its pages; counts against the bounds of its pools.
     #[serde(default)]
     pub overhead: Pages,
+    /// Pages of its own that it uses beyond its size: memory that was never plugged into it, or that it has unplugged.
+    #[serde(default)]
+    pub beyond: Pages,
     /// What is known of its tools.
     #[serde(default)]
     pub tools: Tools,
@@ -366,10 +369,10 @@ fn wanted_of_paging(
     let consumed = vm.consumed;
     let level = consumed.saturating_sub(take);
     // What is left of the take when the balloon has done its part. No balloon brings what its guest uses beyond its
-    // size: memory that was never plugged into it, or that it has unplugged.
+    // size.
     let beyond_balloon = if mix::usable(vm) {
         let rest = consumed.min(vm.left_by(balloon_goal)).saturating_sub(level);
-        rest.max(consumed.saturating_sub(vm.size).min(take))
+        rest.max(vm.beyond.min(take))
     } else {
         take
     };

@@ -30,6 +30,7 @@ fn vm(id: u32) -> VmState {
         swap_free: Pages(4_000),
         pool: None,
         overhead: Pages::ZERO,
+        beyond: Pages::ZERO,
         tools: Tools::default(),
     }
 }
@@ -294,13 +295,14 @@ fn a_limit_holds_in_every_state() {
 /// Memory that was never plugged into it, or that it unplugged and uses still.
 #[test]
 fn what_a_guest_uses_beyond_its_size_no_balloon_brings() {
-    let beyond = VmState { consumed: Pages(5_000), ..vm(1) };
+    let beyond = VmState { consumed: Pages(5_000), beyond: Pages(1_000), ..vm(1) };
     for rate in [None, Some(Pages(1_000))] {
         let beyond = VmState { balloon_rate: rate, ..beyond };
         let p = one(State::High, 5_000, beyond);
         assert_eq!((p.balloon_goal, p.evict), (Pages(0), Pages(1_000)));
         // The balloon's part is its own.
-        let p = one(State::Soft, 350, VmState { consumed: Pages(4_100), ..beyond });
+        let a_little = VmState { consumed: Pages(4_100), beyond: Pages(100), ..beyond };
+        let p = one(State::Soft, 350, a_little);
         assert_eq!((p.leave, p.balloon_goal, p.evict), (Pages(3_800), Pages(200), Pages(100)));
         // Of what is to be taken at most.
         let p = one(State::Soft, 600, beyond);
@@ -528,6 +530,7 @@ prop_compose! {
             swap_free: Pages(swap),
             pool: None,
             overhead: Pages::ZERO,
+            beyond: Pages(of(size, ballooned)),
             tools: Tools {
                 first: if paging { Tool::Paging } else { Tool::Balloon },
                 ceiling: ceiling.map(|part| Pages(of(size, part))),

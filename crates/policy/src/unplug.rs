@@ -16,7 +16,9 @@ use std::time::Duration;
 
 use ballast_units::Pages;
 
-use crate::balloon::{BalloonConfig, BalloonControl, BalloonOutput, Health, remember};
+use crate::balloon::{
+    BalloonConfig, BalloonControl, BalloonInput, BalloonOutput, Health, remember,
+};
 
 /// What is known of the guest's memory now.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -35,8 +37,8 @@ pub struct UnplugInput {
     pub balloon_most: Pages,
     /// What its balloon holds, as it says.
     pub balloon: Pages,
-    /// What can be believed of that.
-    pub proven: Pages,
+    /// What it holds, as far as that can be believed.
+    pub held: Pages,
     /// Memory that the guest could use without swapping, if it told so lately.
     pub guest_available: Option<Pages>,
 }
@@ -132,10 +134,14 @@ impl UnplugControl {
         let balloon_part = match balloon.health {
             Health::Healthy | Health::Slow => input.balloon_most,
             // What it holds it may keep; more cannot be expected of it.
-            Health::Stuck => input.proven,
+            Health::Stuck => input.held,
             Health::Missing => Pages::ZERO,
         };
-        let wanted = whole(input.goal.saturating_sub(balloon_part)).min(whole(limit));
+        // What was unplugged in the place of a balloon that moves again stays so until it is given back: it would be
+        // given back first, and taken again by a balloon that may stand still as soon.
+        let stays = self.withhold.min(input.goal.saturating_sub(input.held));
+        let wanted = input.goal.saturating_sub(balloon_part).max(stays);
+        let wanted = whole(wanted).min(whole(limit));
         let step = |rate: Pages| {
             let pages = u128::from(rate.0) * pace.as_millis() / 1_000;
             whole(Pages(u64::try_from(pages).unwrap_or(u64::MAX / 2))).max(BLOCK)
@@ -218,15 +224,20 @@ fn whole(pages: Pages) -> Pages {
     Pages(pages.0 / BLOCK.0 * BLOCK.0)
 }
 
-/// What a balloon is to hold of a `goal` of which so much is `withheld` otherwise, if it holds `most` at most.
+/// What a balloon is to hold of its input's goal, of which so much is `withheld` otherwise, if it holds `most` at most.
 ///
 /// What is unplugged beyond its part is given back first: until then it neither shrinks nor grows. One that stands
 /// still is asked for no more than it takes to see that it moves again: all that it was asked for would come at once
 /// then, beside what was unplugged in its place.
-pub fn balloon_goal(goal: Pages, withheld: Pages, balloon: &BalloonControl, most: Pages) -> Pages {
-    let rest = goal.saturating_sub(withheld);
+pub fn balloon_goal(
+    input: &BalloonInput,
+    withheld: Pages,
+    balloon: &BalloonControl,
+    most: Pages,
+) -> Pages {
+    let (goal, rest) = (input.goal, input.goal.saturating_sub(withheld));
     let part = match balloon.health() {
-        Health::Stuck => rest.max(balloon.holds() + PROBE),
+        Health::Stuck => rest.max(balloon.held(input) + PROBE),
         Health::Healthy | Health::Slow => rest.max(balloon.command().min(most)),
         Health::Missing => rest,
     };
@@ -234,8 +245,8 @@ pub fn balloon_goal(goal: Pages, withheld: Pages, balloon: &BalloonControl, most
 }
 
 /// A guest's balloon and what is unplugged of it, as one balloon: how it does what it is told, and the most that it
-/// may hold. `proven` is what the balloon holds.
-pub fn together(balloon: &BalloonOutput, proven: Pages, unplug: &UnplugOutput) -> BalloonOutput {
+/// may hold. `held` is what the balloon holds.
+pub fn together(balloon: &BalloonOutput, held: Pages, unplug: &UnplugOutput) -> BalloonOutput {
     if unplug.limit.is_zero() && unplug.withheld.is_zero() {
         return *balloon;
     }
@@ -247,7 +258,7 @@ pub fn together(balloon: &BalloonOutput, proven: Pages, unplug: &UnplugOutput) -
         Health::Slow => (Health::Slow, balloon.limit),
         // What comes, comes by unplugging; where that does no more either, all is as it was.
         health if unplug.limit < unplug.withheld + BLOCK => (health, balloon.limit),
-        Health::Stuck => (comes, proven.min(balloon.limit)),
+        Health::Stuck => (comes, held.min(balloon.limit)),
         Health::Missing => (comes, Pages::ZERO),
     };
     BalloonOutput { health, limit: limit + unplug.limit, ..*balloon }

@@ -11,6 +11,8 @@ const BALLOON: Pages = Pages(BOOT.0 * 65 / 100);
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Balloon {
     Works,
+    /// It finds no more pages than these.
+    Stops(Pages),
     Dead,
     NoDriver,
 }
@@ -78,7 +80,8 @@ impl Guest {
             ..BalloonInput::default()
         };
         let balloon_most = self.balloon.most(&input);
-        let goal = balloon_goal(self.goal, withheld, &self.balloon, balloon_most);
+        let input = BalloonInput { goal: self.goal, ..input };
+        let goal = balloon_goal(&input, withheld, &self.balloon, balloon_most);
         let balloon = self.balloon.step(&BalloonInput { goal, ..input });
         let unplug = self.unplug.step(
             &UnplugInput {
@@ -89,14 +92,16 @@ impl Guest {
                 size,
                 balloon_most,
                 balloon: self.balloon.holds(),
-                proven: self.balloon.proven(),
+                held: self.balloon.held(&input),
                 guest_available: self.balloon.available(&input),
             },
             &balloon,
         );
         self.asked = balloon.command.unwrap_or(self.asked);
-        if self.driver == Balloon::Works {
-            self.holds = self.asked;
+        match self.driver {
+            Balloon::Works => self.holds = self.asked,
+            Balloon::Stops(most) => self.holds = self.asked.min(most),
+            Balloon::Dead | Balloon::NoDriver => {}
         }
         let requested = self.given.saturating_sub(unplug.withhold);
         if requested < self.plugged {
@@ -106,7 +111,7 @@ impl Guest {
             self.plugged = requested;
         }
         self.now += Duration::from_secs(1);
-        (together(&balloon, self.balloon.proven(), &unplug), unplug)
+        (together(&balloon, self.balloon.held(&input), &unplug), unplug)
     }
 
     fn seconds(&mut self, n: usize) -> (BalloonOutput, UnplugOutput) {
@@ -178,7 +183,29 @@ fn a_balloon_that_wakes_up_does_not_take_what_was_unplugged_in_its_place() {
         guest.second();
         assert!(guest.withheld() <= guest.goal + PROBE, "{second}: {:?}", guest.withheld());
     }
-    assert_eq!((guest.holds, guest.withheld() + BLOCK > guest.goal), (BALLOON, true));
+    assert!(guest.withheld() + BLOCK > guest.goal, "{:?}", guest.withheld());
+    // It does its part of what is asked from then on.
+    guest.goal = Pages(0);
+    guest.seconds(10);
+    guest.goal = Pages::from_mib(60);
+    guest.seconds(10);
+    assert_eq!((guest.holds, guest.plugged), (guest.goal, GIVEN));
+}
+
+#[test]
+fn a_balloon_that_stops_part_way_keeps_what_it_holds() {
+    for mib in [1, 30, 59] {
+        let holds = Pages::from_mib(mib);
+        let mut guest = Guest::new(Balloon::Stops(holds));
+        guest.goal = Pages::from_mib(60);
+        guest.seconds(20);
+        let plugged = guest.plugged;
+        for second in 20..300 {
+            guest.second();
+            assert_eq!((guest.holds, guest.plugged), (holds, plugged), "{mib} MiB, {second}");
+        }
+        assert!(guest.withheld() + BLOCK >= guest.goal, "{:?}", guest.withheld());
+    }
 }
 
 #[test]
@@ -351,7 +378,7 @@ proptest! {
                     size: pages(plugged) + BOOT,
                     balloon_most: pages(holds),
                     balloon: pages(holds),
-                    proven: pages(holds),
+                    held: pages(holds),
                     guest_available: available.map(pages),
                 },
                 &balloon,

@@ -122,6 +122,7 @@ impl Vm {
             swap_free: Pages(self.size - self.swapped),
             pool: self.pool,
             overhead: Pages::ZERO,
+            beyond: Pages::ZERO,
             tools: self.tools(),
         }
     }

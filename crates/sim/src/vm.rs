@@ -234,6 +234,7 @@ impl Vm {
             short: self.output.short,
             pool: None,
             overhead: Pages(Vm::overhead(spec, m)),
+            beyond: Pages::ZERO,
             tools: Tools {
                 spare_room: Pages(self.guest.spare_room(m)),
                 grown: Pages(self.guest.balloon),

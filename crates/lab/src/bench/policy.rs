@@ -108,6 +108,7 @@ fn snapshot(budget: Pages, pools: &[Pool], vms: &[VmDemand], members: &[Member])
         swap_free: vm.max,
         pool: member.pool,
         overhead: member.overhead,
+        beyond: Pages::ZERO,
         tools: Default::default(),
     };
     Snapshot {

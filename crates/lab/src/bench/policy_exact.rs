@@ -108,6 +108,7 @@ fn vms(count: u32, largest: u64) -> Vec<VmState> {
                 short: false,
                 pool: None,
                 overhead: Pages(1_000),
+                beyond: Pages::ZERO,
                 tools: Default::default(),
                 wants_more: below(2) == 1,
                 swap_free: Pages(size / 2),

@@ -296,9 +296,21 @@ impl Drop for Crew {
     }
 }
 
+/// Says so of a helper that panics: it may have had a fault that nobody serves now.
+struct Lost<'a>(&'a Shared);
+
+impl Drop for Lost<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.lost_helper.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
 /// Serves what is on the board.
 fn help(vm: &Shared, office: &Office) {
     let _place = Place;
+    let _lost = Lost(vm);
     while let Some(job) = office.job() {
         let met = Met::serve(&vm.memory, job.ppn, job.access);
         let served = met.outcome == Fault::Served;

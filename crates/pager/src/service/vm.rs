@@ -226,6 +226,8 @@ pub(super) struct Shared {
     pub no_large_again: AtomicBool,
     /// No compressor could be made.
     pub no_compressor: AtomicBool,
+    /// A thread that helped with faults has panicked.
+    pub lost_helper: AtomicBool,
     stop: AtomicBool,
     ill: Mutex<Option<(String, Instant)>>,
     ill_times: AtomicU32,
@@ -514,6 +516,7 @@ impl PagedVm {
             fault_times: FaultTimes::default(),
             no_large_again: AtomicBool::new(false),
             no_compressor: AtomicBool::new(false),
+            lost_helper: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             ill: Mutex::new(None),
             ill_times: AtomicU32::new(0),
@@ -684,7 +687,8 @@ impl PagedVm {
             return Health::Unreadable { page: *page, pages: unreadable.len(), what: what.clone() };
         }
         drop(unreadable);
-        if self.threads.iter().any(JoinHandle::is_finished) {
+        let lost = self.shared.lost_helper.load(Ordering::Relaxed);
+        if lost || self.threads.iter().any(JoinHandle::is_finished) {
             return Health::Unserved;
         }
         match &*self.shared.ill.lock().unwrap_or_else(PoisonError::into_inner) {
