@@ -208,6 +208,25 @@ fn a_balloon_that_stops_part_way_keeps_what_it_holds() {
     }
 }
 
+/// It moves each time just after it was given up.
+#[test]
+fn a_balloon_that_crawls_does_not_swing_with_what_was_unplugged() {
+    let mut guest = Guest::new(Balloon::Stops(Pages::from_mib(10)));
+    guest.goal = Pages::from_mib(60);
+    guest.seconds(20);
+    for step in 1..20 {
+        guest.driver = Balloon::Stops(Pages::from_mib(10 + 2 * step));
+        for second in 0..15 {
+            guest.second();
+            let (withheld, goal) = (guest.withheld(), guest.goal);
+            assert!(
+                withheld + BLOCK + PROBE >= goal && withheld <= goal + PROBE,
+                "step {step}, {second}: {withheld:?}"
+            );
+        }
+    }
+}
+
 #[test]
 fn a_guest_that_goes_on_using_what_it_gave_up_is_left_to_others() {
     for driver in [Balloon::Works, Balloon::NoDriver] {
