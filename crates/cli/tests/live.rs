@@ -14,6 +14,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use common::Fake;
+use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
 use serde_json::json;
@@ -110,12 +111,11 @@ fn it_draws_takes_a_change_and_quits() {
 #[test]
 fn signals_end_it_in_order() {
     let fake = Fake::start();
-    for signal in ["-TERM", "-HUP", "-INT"] {
+    for signal in [Signal::TERM, Signal::HUP, Signal::INT] {
         let mut top = Top::start(&fake.socket);
         top.until("quit");
-        let pid = top.child.id().to_string();
-        assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
-        assert_eq!(top.ended().code(), Some(0), "{signal}");
+        kill_process(Pid::from_child(&top.child), signal).unwrap();
+        assert_eq!(top.ended().code(), Some(0), "{signal:?}");
     }
 }
 

@@ -8,6 +8,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
 use common::image_or_skip;
+use rustix::process::{Pid, Signal, kill_process};
 
 const PROGRAMS: [&str; 2] = ["ballastd", "libballast_shim.so"];
 
@@ -49,7 +50,7 @@ fn a_signal_ends_it_in_order() {
         text += &format!("{line}\n");
         // The first table: all guests are ready.
         if line.contains("overcommitment") {
-            Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+            kill_process(Pid::from_child(&child), Signal::INT).unwrap();
             break;
         }
     }

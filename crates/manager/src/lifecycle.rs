@@ -153,7 +153,7 @@ impl Manager {
                 // Nothing but the balloon would keep it within less than its whole size, and nothing from what is
                 // not plugged.
                 let room = if spec.hotplug > 0 {
-                    Err(Failure::bad("it was to be started with memory to plug"))
+                    Err(Failure::internal("it was to have memory to plug"))
                 } else {
                     self.make_room(Bytes(spec.max).pages()).await
                 };

@@ -165,6 +165,11 @@ async fn what_a_balloon_does_not_reach_is_unplugged_and_comes_back() {
         }
     }
     assert!(withheld(&ballastd, "lends").await >= 64 * MIB, "{:?}", ballastd.vm("lends").await);
+    ballastd
+        .eventually("its balloon holds its part", async || {
+            ballastd.vm("lends").await.balloon.reported > 60 * MIB
+        })
+        .await;
     let vm = ballastd.vm("lends").await;
     let hotplug = vm.hotplug.unwrap();
     assert_eq!(vm.params.max, 384 * MIB, "what its owner gave is as it was");

@@ -79,7 +79,8 @@ async fn is_unreadable(ballastd: &Ballastd, vm: &str) {
     let trouble = view.trouble.unwrap_or_default();
     assert!(trouble.contains(&format!("{vm}.swap")), "{trouble}");
     assert!(trouble.contains("does not hold what was written there"), "{trouble}");
-    assert!(is_stopped(view.pid.unwrap()));
+    let pid = view.pid.unwrap();
+    ballastd.eventually("it has stopped", async || is_stopped(pid)).await;
 }
 
 async fn runs(ballastd: &Ballastd, vm: &str) {
