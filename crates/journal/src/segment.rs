@@ -309,7 +309,8 @@ impl<R: Read> Frames<R> {
         let mut body = Vec::new();
         (&mut self.input).take(len as u64).read_to_end(&mut body)?;
         if body.len() < len {
-            return Err(torn());
+            // A length that is wrong takes those behind it for its own.
+            return Err(if has_frame(&body) { damaged("the length of a record") } else { torn() });
         }
         if check_of(&[&prefix[..8], &body]) != u32_at(&prefix, 8) {
             return Err(self.torn_or(at, damaged("a record's check does not agree")));
@@ -371,6 +372,22 @@ fn parse(raw: Vec<u8>, at: u64, last: &mut Moment) -> Result<Record, SegmentErro
         }
         _ => Err(damaged("a record of an unknown kind".into())),
     }
+}
+
+/// How far behind a record the next one is looked for: further than any is long.
+const LOOKED_THROUGH: usize = 1 << 20;
+
+/// Whether an intact frame begins somewhere in these bytes.
+fn has_frame(bytes: &[u8]) -> bool {
+    let is_frame = |at: usize| {
+        let frame = &bytes[at..];
+        let (prefix, rest) = frame.split_at(FRAME);
+        let (len, raw) = (u32_at(prefix, 0) as usize, u32_at(prefix, 4) as usize);
+        (1..=rest.len()).contains(&len)
+            && (1..=MAX_RAW).contains(&raw)
+            && check_of(&[&prefix[..8], &rest[..len]]) == u32_at(prefix, 8)
+    };
+    (0..bytes.len().saturating_sub(FRAME).min(LOOKED_THROUGH)).any(is_frame)
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> u32 {

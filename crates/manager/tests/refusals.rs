@@ -215,7 +215,7 @@ async fn a_stranger_is_ballooned_under_pressure() {
     let mut ballastd = Ballastd::start(&["--budget", "512M"]);
     let client = &ballastd.client.clone();
     // Private RAM, so that what it takes is its RSS. It takes all of it, and then needs little.
-    let stranger = guest(&ballastd, image, "stranger", 192, "idle --mb 70 --busy 2 --every 1000");
+    let stranger = guest(&ballastd, image, "stranger", 160, "idle --mb 70 --busy 2 --every 1000");
     // All of it counts as active, since nothing is known of it; few shares make it give all the same.
     let few = AttachSpec { shares: Some(50), ..stranger.spec("stranger") };
     client.attach(&few).await.unwrap();
