@@ -18,7 +18,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use ballast_compress::Algorithm;
-use ballast_pager::backend::PageBuf;
+use ballast_pager::backend::{MemError, PageBuf};
 use ballast_pager::host::Host;
 use ballast_pager::memory::{Access, Memory};
 use ballast_pager::pmap::Pmap;
@@ -123,6 +123,10 @@ impl Rig {
                 serve.arrived(&self.memory, *ppn, Some(bytes), &mut tasks) != Landed::Done
             });
             serve.retry(&self.memory, &mut tasks);
+            if notices.is_empty() && serve.is_quiet() && self.memory.runs_ahead() {
+                let ran = self.memory.run_ahead();
+                assert!(matches!(ran, Ok(()) | Err(MemError::Again)), "{ran:?}");
+            }
             for task in tasks {
                 match task {
                     Task::Read(ppn, stored) => {
@@ -585,6 +589,31 @@ fn sampling_against_writes() {
                 rig.unsample(0);
                 rig.sample(0);
                 rig.unsample(0);
+            }),
+        ]);
+    });
+}
+
+#[test]
+fn pages_ahead_of_touches_against_writes_discards_eviction_and_samples() {
+    explore(|| {
+        // Two around a touch; the third touch finds what came ahead of it, or is met on the way.
+        let rig = Rig::new(8, 16, 2);
+        rig.run(vec![
+            actor(|rig| {
+                let pages = [0, 1, 2, 3, 5, 6, 7];
+                for ppn in pages {
+                    rig.ram.0.guest_write(ppn, 10 + ppn);
+                }
+                for ppn in pages {
+                    assert_eq!(rig.ram.0.guest_read(ppn), 10 + ppn, "ppn {ppn}");
+                }
+            }),
+            discarder(4, Discard::PunchThenTell, &[0, 50]),
+            actor(|rig| {
+                rig.sample(5);
+                rig.unsample(5);
+                rig.reclaim(6, 0);
             }),
         ]);
     });

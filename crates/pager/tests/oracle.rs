@@ -21,6 +21,7 @@ enum Op {
     Compress(u64),
     WriteBack,
     WriteCluster,
+    RunAhead,
     Sample(u64),
     Unsample(u64),
     Discard(u64, u64),
@@ -41,6 +42,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         6 => page.clone().prop_map(Op::Compress),
         2 => Just(Op::WriteBack),
         2 => Just(Op::WriteCluster),
+        3 => Just(Op::RunAhead),
         2 => page.clone().prop_map(Op::Sample),
         2 => page.clone().prop_map(Op::Unsample),
         1 => (page.clone(), 1u64..5).prop_map(|(p, n)| Op::Discard(p, n.min(PAGES - p))),
@@ -64,6 +66,8 @@ fn step(vm: &mut Vm, wrote: &mut [u64], op: &Op) {
         Op::Compress(p) => drop(vm.compress(p)),
         Op::WriteBack => drop(vm.write_back()),
         Op::WriteCluster => vm.write_cluster(),
+        // Where a failure is injected nobody waits for what did not come.
+        Op::RunAhead => drop(vm.memory.run_ahead()),
         Op::Sample(p) => drop(vm.memory.sample(Ppn(p))),
         Op::Unsample(p) => drop(vm.memory.unsample(Ppn(p))),
         Op::Discard(p, n) => {

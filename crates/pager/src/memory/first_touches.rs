@@ -1,58 +1,144 @@
-//! How much is handed out around a first touch while memory is plentiful.
+//! How much is handed out around a first touch while memory is plentiful, and ahead of those that follow one another.
 //!
-//! A fixed amount, and of first touches that go on where the last fill ended (or end where it began, going down) twice
-//! as much each time: a guest that fills memory in order waits for one fault where it would for eight, and what it
-//! has and does not use stays below what it has touched.
+//! The guest waits for the page and a few beside it. The rest of a fixed amount around it comes unasked, after the
+//! guest was woken. Where touches go on where pages were handed out last (upwards, or downwards), the guest is filling
+//! memory in order: then as much again as it has filled so far comes unasked, in parts. So it waits for one fault where
+//! it would for many, its memory is made while it works, and what it has and does not use stays below what it has
+//! touched. Some rows are known at a time: a guest with several processors fills several places.
+
+use std::ops::Range;
 
 use ballast_units::Ppn;
 
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicBool, Mutex, Ordering, lock};
 
-/// The most that a row of touches gets at a time, pages: 512 KiB, which is there within the time that a fault should take.
-const MOST: u64 = 128;
+/// What is there before the guest is woken, pages: 16 KiB.
+const NEAR: u64 = 4;
+/// The most that comes unasked after one fault, pages: 2 MiB.
+const MOST: u64 = 512;
+/// Rows that are known at a time.
+const ROWS: usize = 4;
 
-/// The last fill of one VM. Threads that serve its faults may be at it together: then a row is not seen, and no more.
+/// Pages that were handed out one after the other.
+#[derive(Clone, Copy, Debug, Default)]
+struct Row {
+    start: u64,
+    end: u64,
+    /// Pages that are still to come unasked: behind `end`, or before `start` where it goes down.
+    ahead: u64,
+    down: bool,
+    /// So many more that are to come before `start`, where it goes up.
+    below: u64,
+}
+
+impl Row {
+    /// Whether a touch goes on where this ended, or close behind; `Some(true)` if downwards.
+    fn continued_by(&self, run: &Range<u64>, near: u64) -> Option<bool> {
+        let up = (self.end..self.end + near).contains(&run.start);
+        let down = run.end <= self.start && run.end + near > self.start;
+        (self.start < self.end && (up || down)).then_some(down)
+    }
+}
+
+/// What may come unasked next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ahead {
+    pub pages: Range<u64>,
+    /// From its end on downwards.
+    pub down: bool,
+}
+
+/// The rows of one VM.
 pub struct FirstTouches {
-    /// Pages around a touch that continues nothing; a power of two.
-    least: u64,
-    start: AtomicU64,
-    end: AtomicU64,
-    window: AtomicU64,
+    /// Pages around a touch; a power of two.
+    around: u64,
+    /// The one that was continued last comes first.
+    rows: Mutex<[Row; ROWS]>,
+    /// Whether anything is to come unasked: of the first row.
+    has_ahead: AtomicBool,
 }
 
 impl FirstTouches {
-    /// `least` pages around a touch: a power of two, 1 for none.
-    pub fn new(least: u64) -> FirstTouches {
-        let least = least.max(1);
-        FirstTouches {
-            least,
-            start: AtomicU64::new(0),
-            end: AtomicU64::new(0),
-            window: AtomicU64::new(least),
+    /// `around` pages around a touch: a power of two, 1 for none, and nothing unasked.
+    pub fn new(around: u64) -> FirstTouches {
+        let rows = Mutex::new([Row::default(); ROWS]);
+        FirstTouches { around: around.max(1), rows, has_ahead: AtomicBool::new(false) }
+    }
+
+    /// The aligned window around a page that is touched for the first time, of which what is untouched may come
+    /// with it.
+    pub fn window(&self, ppn: Ppn) -> Range<u64> {
+        let near = self.around.min(NEAR);
+        let start = ppn.0 - ppn.0 % near;
+        start..start + near
+    }
+
+    /// These came, for one of them was touched.
+    pub fn touched(&self, run: &Range<u64>) {
+        if self.around == 1 {
+            return;
         }
-    }
-
-    /// The aligned window around a page that is touched for the first time, of which what is untouched may come too.
-    pub fn window(&self, ppn: Ppn) -> std::ops::Range<u64> {
-        let window = if self.least > 1 && self.continues(ppn) {
-            (2 * self.window.load(Ordering::Relaxed)).min(MOST.max(self.least))
-        } else {
-            self.least
+        let mut rows = lock(&self.rows);
+        let near = self.around.max(run.end - run.start);
+        let found = rows
+            .iter()
+            .enumerate()
+            .find_map(|(at, row)| row.continued_by(run, near).map(|down| (at, down)));
+        let around = run.start - run.start % self.around;
+        let above = (around + self.around).saturating_sub(run.end);
+        let (at, row) = match found {
+            Some((at, down)) => {
+                let (start, end) = (rows[at].start.min(run.start), rows[at].end.max(run.end));
+                let rest = if down { run.start - around } else { above };
+                let ahead = (end - start).min(MOST).max(rest);
+                (at, Row { start, end, ahead, down, below: 0 })
+            }
+            None => {
+                let below = run.start - around;
+                (ROWS - 1, Row { start: run.start, end: run.end, ahead: above, down: false, below })
+            }
         };
-        self.window.store(window, Ordering::Relaxed);
-        let start = ppn.0 - ppn.0 % window;
-        start..start + window
+        rows[..=at].rotate_right(1);
+        rows[0] = row;
+        self.has_ahead.store(row.ahead + row.below > 0, Ordering::Relaxed);
     }
 
-    fn continues(&self, ppn: Ppn) -> bool {
-        let (start, end) = (self.start.load(Ordering::Relaxed), self.end.load(Ordering::Relaxed));
-        start < end && (ppn.0 == end || ppn.0 + 1 == start)
+    /// Whether `ahead` has something.
+    pub fn has_ahead(&self) -> bool {
+        self.has_ahead.load(Ordering::Relaxed)
     }
 
-    /// These came.
-    pub fn filled(&self, run: &std::ops::Range<u64>) {
-        self.start.store(run.start, Ordering::Relaxed);
-        self.end.store(run.end, Ordering::Relaxed);
+    /// What may come unasked next: a part that is soon there.
+    pub fn ahead(&self) -> Option<Ahead> {
+        let row = lock(&self.rows)[0];
+        let down = row.down || row.ahead == 0;
+        let n = self.around.min(if row.ahead == 0 { row.below } else { row.ahead });
+        let pages =
+            if down { row.start.saturating_sub(n)..row.start } else { row.end..row.end + n };
+        (!pages.is_empty()).then_some(Ahead { pages, down })
+    }
+
+    /// These came unasked.
+    pub fn went(&self, run: &Range<u64>) {
+        let mut rows = lock(&self.rows);
+        let row = &mut rows[0];
+        // Another row may be the first by now.
+        if run.start == row.end || run.end == row.start {
+            row.start = row.start.min(run.start);
+            row.end = row.end.max(run.end);
+            let left = if row.ahead == 0 { &mut row.below } else { &mut row.ahead };
+            *left = left.saturating_sub(run.end - run.start);
+        }
+        self.has_ahead.store(row.ahead + row.below > 0, Ordering::Relaxed);
+    }
+
+    /// That way nothing more comes unasked, until a page is touched again.
+    pub fn stop(&self) {
+        let mut rows = lock(&self.rows);
+        let row = &mut rows[0];
+        let left = if row.ahead == 0 { &mut row.below } else { &mut row.ahead };
+        *left = 0;
+        self.has_ahead.store(row.below > 0, Ordering::Relaxed);
     }
 }
 
@@ -60,58 +146,131 @@ impl FirstTouches {
 mod tests {
     use super::*;
 
-    /// Touches `pages` that are all untouched, and answers the fills.
-    fn fills(touches: &FirstTouches, pages: &[u64]) -> Vec<std::ops::Range<u64>> {
-        let mut there = std::collections::BTreeSet::new();
-        let mut fills = Vec::new();
-        for &page in pages {
-            if !there.contains(&page) {
-                let window = touches.window(Ppn(page));
-                assert!(window.contains(&page));
-                let absent = |p: &u64| !there.contains(p);
-                let before = (window.start..page).rev().take_while(absent).count() as u64;
-                let after = (page..window.end).take_while(absent).count() as u64;
-                let run = page - before..page + after;
-                touches.filled(&run);
-                there.extend(run.clone());
-                fills.push(run);
+    /// A VM none of whose pages was touched.
+    struct Guest {
+        touches: FirstTouches,
+        there: std::collections::BTreeSet<u64>,
+        /// Pages that it waited for, and so many that came unasked.
+        faults: Vec<u64>,
+        unasked: u64,
+    }
+
+    impl Guest {
+        fn new(around: u64) -> Guest {
+            let touches = FirstTouches::new(around);
+            Guest { touches, there: std::collections::BTreeSet::new(), faults: vec![], unasked: 0 }
+        }
+
+        /// Touches a page; after a fault, up to `parts` parts come unasked.
+        fn touch(&mut self, page: u64, parts: usize) {
+            if self.there.contains(&page) {
+                return;
+            }
+            self.faults.push(page);
+            let window = self.touches.window(Ppn(page));
+            assert!(window.contains(&page));
+            let absent = |p: &u64| !self.there.contains(p);
+            let before = (window.start..page).rev().take_while(absent).count() as u64;
+            let after = (page..window.end).take_while(absent).count() as u64;
+            let run = page - before..page + after;
+            self.there.extend(run.clone());
+            self.touches.touched(&run);
+            for _ in 0..parts {
+                let Some(Ahead { pages, .. }) = self.touches.ahead() else { return };
+                assert!(self.touches.has_ahead());
+                if pages.clone().any(|p| self.there.contains(&p)) {
+                    self.touches.stop();
+                    continue;
+                }
+                self.there.extend(pages.clone());
+                self.unasked += pages.end - pages.start;
+                self.touches.went(&pages);
             }
         }
-        fills
     }
 
     #[test]
-    fn touches_in_a_row_get_more_each_time_up_to_a_bound() {
-        let up: Vec<u64> = (0..1024).collect();
-        let got = fills(&FirstTouches::new(16), &up);
-        assert_eq!(got[..5], [0..16, 16..32, 32..64, 64..128, 128..256]);
-        assert!(got[5..].iter().all(|run| run.end - run.start == MOST), "{got:?}");
-        // What is there never exceeds twice what was touched.
-        for run in &got[1..] {
-            assert!(run.end <= 2 * run.start.max(16), "{run:?}");
+    fn who_fills_memory_in_order_waits_seldom_and_has_less_unused_than_used() {
+        let mut guest = Guest::new(16);
+        for page in 0..8192 {
+            guest.touch(page, usize::MAX);
+            assert!(guest.there.len() as u64 <= (2 * (page + 1)).max(32) + 32, "at {page}");
         }
-        let down: Vec<u64> = (0..1024).rev().collect();
-        let got = fills(&FirstTouches::new(16), &down);
-        assert_eq!(got[..4], [1008..1024, 992..1008, 960..992, 896..960]);
+        assert_eq!(guest.faults[..5], [0, 16, 40, 88, 184]);
+        assert!(guest.faults.len() < 24, "{:?}", guest.faults);
+        let mut guest = Guest::new(16);
+        (0..8192).rev().for_each(|page| guest.touch(page, usize::MAX));
+        assert!(guest.faults.len() < 24, "{:?}", guest.faults);
+        assert!(guest.there.iter().all(|&p| p < 8192));
     }
 
     #[test]
-    fn other_touches_get_what_they_always_did() {
+    fn what_is_around_a_touch_comes_when_the_guest_goes_on() {
+        for page in 0..16 {
+            let mut guest = Guest::new(16);
+            guest.touch(160 + page, 0);
+            assert_eq!(guest.there.len(), 4, "at {page}");
+            let mut guest = Guest::new(16);
+            guest.touch(160 + page, usize::MAX);
+            assert_eq!(guest.there, (160..176).collect(), "at {page}");
+        }
+    }
+
+    #[test]
+    fn what_did_not_come_before_it_was_touched_is_handed_out_for_that() {
+        // No part comes in time, or one of them.
+        for parts in [0, 1] {
+            let mut guest = Guest::new(16);
+            (0..1024).for_each(|page| guest.touch(page, parts));
+            assert!(guest.unasked <= 16 * guest.faults.len() as u64);
+            assert!(guest.faults.len() <= if parts == 0 { 256 } else { 64 }, "{:?}", guest.faults);
+        }
+    }
+
+    #[test]
+    fn several_rows_are_known_together() {
+        let mut guest = Guest::new(16);
+        for page in 0..2048 {
+            (0..ROWS as u64).for_each(|row| guest.touch(row * 100_000 + page, usize::MAX));
+        }
+        assert!(guest.faults.len() < 16 * ROWS, "{:?}", guest.faults);
+    }
+
+    #[test]
+    fn touches_here_and_there_get_what_is_around_them() {
+        let mut guest = Guest::new(16);
+        (0..64).map(|i| i * 64).for_each(|page| guest.touch(page, usize::MAX));
+        assert_eq!((guest.faults.len(), guest.there.len()), (64, 64 * 16));
+        // Nor does anybody who is to get nothing around a touch.
+        let mut guest = Guest::new(1);
+        (0..64).for_each(|page| guest.touch(page, usize::MAX));
+        assert_eq!((guest.faults.len(), guest.unasked), (64, 0));
+    }
+
+    #[test]
+    fn what_could_not_come_is_not_tried_again_before_the_next_touch() {
         let touches = FirstTouches::new(16);
-        let far: Vec<u64> = (0..64).map(|i| i * 64).collect();
-        assert!(fills(&touches, &far).iter().all(|run| run.end - run.start == 16));
-        // A row that is broken off begins anew.
-        let got = fills(&touches, &[8_192, 8_208, 8_224, 20_000, 20_016]);
-        let sizes: Vec<u64> = got.iter().map(|run| run.end - run.start).collect();
-        assert_eq!(sizes, [16, 16, 32, 16, 16]);
-    }
-
-    #[test]
-    fn none_stays_none_and_more_stays_more() {
-        let all: Vec<u64> = (0..32).collect();
-        assert!(fills(&FirstTouches::new(1), &all).iter().all(|run| run.end - run.start == 1));
-        let all: Vec<u64> = (0..2048).collect();
-        let got = fills(&FirstTouches::new(512), &all);
-        assert!(got.iter().all(|run| run.end - run.start == 512), "{got:?}");
+        touches.touched(&(0..16));
+        assert!(!touches.has_ahead());
+        touches.touched(&(16..32));
+        assert_eq!(touches.ahead(), Some(Ahead { pages: 32..48, down: false }));
+        touches.stop();
+        assert_eq!((touches.has_ahead(), touches.ahead()), (false, None));
+        touches.touched(&(32..48));
+        assert!(touches.has_ahead());
+        // Above a touch it could not come, below it can.
+        touches.touched(&(168..172));
+        assert_eq!(touches.ahead(), Some(Ahead { pages: 172..176, down: false }));
+        touches.stop();
+        assert_eq!(touches.ahead(), Some(Ahead { pages: 160..168, down: true }));
+        touches.stop();
+        assert!(!touches.has_ahead());
+        // Down to the first page, and no further.
+        let touches = FirstTouches::new(16);
+        touches.touched(&(32..48));
+        touches.touched(&(16..32));
+        assert_eq!(touches.ahead(), Some(Ahead { pages: 0..16, down: true }));
+        touches.went(&(0..16));
+        assert_eq!(touches.ahead(), None);
     }
 }

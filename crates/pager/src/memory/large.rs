@@ -51,6 +51,16 @@ impl<B: Backend> Memory<B> {
         {
             return None;
         }
+        self.fill_large(region, Some(ppn))
+    }
+
+    /// Fills a region with a large page, for the page that is `asked` for or before one is. None: it cannot be, or not
+    /// as one.
+    pub(super) fn fill_large(
+        &self,
+        region: usize,
+        asked: Option<Ppn>,
+    ) -> Option<Result<(), Fault>> {
         let (first, n) = (self.regions.first(region), self.regions.size().0);
         let pages = || (first.0..first.0 + n).map(Ppn);
         let mut filling = false;
@@ -108,7 +118,13 @@ impl<B: Backend> Memory<B> {
             return Some(Err(Fault::Failed(MemError::Crash)));
         }
         for (p, word) in claimed {
-            self.came_home(p, p == ppn && word.sampled());
+            self.came_home(p, Some(p) == asked && word.sampled());
+        }
+        let run = first.0..first.0 + n;
+        if asked.is_some() {
+            self.first_touches.touched(&run)
+        } else {
+            self.first_touches.went(&run)
         }
         let woken = if lifted.is_ok() { Ok(()) } else { self.backend.wake(first, n) };
         Some(woken.map_err(failed))

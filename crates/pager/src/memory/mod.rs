@@ -28,6 +28,7 @@ mod discard;
 mod evict;
 mod fault;
 mod first_touches;
+mod fresh;
 mod homing;
 mod large;
 mod latent;
@@ -91,7 +92,8 @@ pub struct Memory<B: Backend> {
 
 impl<B: Backend> Memory<B> {
     /// `pmap` is fresh: all pages untouched. For one that is not, see `recover`. `fault_around` is a power of two: pages
-    /// handed out around a first touch while memory is plentiful, and more where touches follow one another.
+    /// handed out around a first touch while memory is plentiful, and so many at a time ahead of touches that follow one
+    /// another (`run_ahead`).
     pub fn new(
         pmap: Pmap,
         backend: B,

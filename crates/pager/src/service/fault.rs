@@ -109,9 +109,12 @@ impl FaultService {
     pub fn run(mut self) {
         let mut events = Vec::with_capacity(EVENTS_PER_READ);
         while !self.vm.is_stopping() {
-            if self.wait()
-                && let Err(e) = self.take_events(&mut events)
-            {
+            let ahead = self.serve.is_quiet() && self.vm.memory.runs_ahead();
+            let has_events = self.wait(ahead);
+            if !has_events && ahead {
+                self.run_ahead();
+            }
+            if has_events && let Err(e) = self.take_events(&mut events) {
                 // Whatever it is: a guest whose faults nobody reads stands still for good.
                 self.vm.set_ill(format!("reading faults: {e}; tried again"));
                 std::thread::sleep(UNREADABLE);
@@ -126,11 +129,11 @@ impl FaultService {
         }
     }
 
-    /// Waits for anything to do; answers whether there are events to read.
-    fn wait(&mut self) -> bool {
-        let patience = self.patience();
+    /// Waits for anything to do, unless it only `looks`; answers whether there are events to read.
+    fn wait(&mut self, looks: bool) -> bool {
+        let patience = if looks { Duration::ZERO } else { self.patience() };
         // What is to be tried again has its own time.
-        let spin = if self.serve.is_quiet() {
+        let spin = if self.serve.is_quiet() && !looks {
             self.spin.window(self.begun.elapsed())
         } else {
             Duration::ZERO
@@ -147,7 +150,9 @@ impl FaultService {
             // EINTR: look again at everything.
             return false;
         };
-        self.spin.learn(self.begun.elapsed(), waited);
+        if !looks {
+            self.spin.learn(self.begun.elapsed(), waited);
+        }
         if fds[1].revents().contains(PollFlags::IN) {
             let mut count = [0u8; 8];
             let _ = rustix::io::read(&self.vm.wake_fd, &mut count);
@@ -161,6 +166,15 @@ impl FaultService {
             return false;
         }
         fds[0].revents().contains(PollFlags::IN)
+    }
+
+    /// Hands out what a guest that fills memory in order will want next. Other faults come first: a part at a time.
+    fn run_ahead(&mut self) {
+        match self.vm.memory.run_ahead() {
+            // The VMM is exiting, or discards something: then a fault will be met with the same.
+            Ok(()) | Err(MemError::Gone | MemError::Again | MemError::NoMemory) => {}
+            Err(e) => self.vm.set_ill(format!("pages ahead of first touches: {e}")),
+        }
     }
 
     /// How long nothing needs to be looked at again.

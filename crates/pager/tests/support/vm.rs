@@ -60,11 +60,16 @@ impl Vm {
 
     /// One whose RAM is allocated in large pages of `large` while more than `plenty` is free.
     pub fn with_large(pages: u64, budget: u64, large: u64, plenty: u64) -> Vm {
+        Vm::with_large_around(pages, budget, large, plenty, 1)
+    }
+
+    /// The same, and of the small pages `around` around a touch.
+    pub fn with_large_around(pages: u64, budget: u64, large: u64, plenty: u64, around: u64) -> Vm {
         let host = host(budget);
         host.set_plenty(Pages(plenty));
         let ram = Double::ram(pages, host.clone());
         ram.0.set_large(large);
-        Vm::over(ram, host, pages, pages, 1)
+        Vm::over(ram, host, pages, pages, around)
     }
 
     /// One whose run folder is on a file system of the caller's.

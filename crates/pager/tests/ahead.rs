@@ -1,0 +1,188 @@
+//! What comes before a guest that fills memory in order has asked for it: how much, what stops it, and that
+//! a manager that dies meanwhile loses nothing.
+#![cfg(not(feature = "shuttle"))]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod support;
+
+use ballast_pager::backend::{Errno, MemError};
+use ballast_pager::word::State;
+use ballast_units::{Pages, Ppn};
+use support::CrashAt;
+use support::vm::Vm;
+
+const PAGES: u64 = 64;
+const AROUND: u64 = 4;
+const REGION: u64 = 8;
+
+/// Four pages around each of two touches that follow one another.
+fn filling() -> Vm {
+    let mut vm = Vm::new(PAGES, 100, 16, AROUND);
+    vm.access(0, Some(10));
+    assert!(!vm.memory.runs_ahead(), "one touch is no row");
+    vm.access(4, Some(14));
+    assert!(vm.memory.runs_ahead());
+    assert_eq!(vm.memory.charged(), Pages(8));
+    vm
+}
+
+/// Lets all come that comes unasked.
+fn run_ahead(vm: &Vm) -> u64 {
+    let mut parts = 0;
+    while vm.memory.runs_ahead() {
+        vm.memory.run_ahead().unwrap();
+        parts += 1;
+        assert!(parts < 100, "it has no end");
+    }
+    parts
+}
+
+#[test]
+fn as_much_comes_unasked_as_was_filled_and_no_fault_is_met_there() {
+    let mut vm = filling();
+    run_ahead(&vm);
+    assert_eq!(vm.memory.charged(), Pages(16));
+    let faults = vm.memory.counters.values().faults;
+    for p in 8..16 {
+        vm.access(p, Some(10 + p));
+    }
+    assert_eq!(vm.memory.counters.values().faults, faults);
+    // The next touch begins where that ended.
+    vm.access(16, Some(26));
+    run_ahead(&vm);
+    assert_eq!(vm.memory.charged(), Pages(40));
+    vm.check();
+    for p in 8..17 {
+        assert_eq!(vm.access(p, None), 10 + p);
+    }
+}
+
+#[test]
+fn who_fills_memory_downwards_is_run_ahead_of_too() {
+    let mut vm = Vm::new(PAGES, 100, 16, AROUND);
+    vm.access(PAGES - 1, Some(1));
+    vm.access(PAGES - 5, Some(2));
+    run_ahead(&vm);
+    assert_eq!(vm.memory.charged(), Pages(16));
+    assert_eq!(vm.state(PAGES - 16), State::Resident);
+    assert_eq!(vm.state(PAGES - 17), State::Untouched);
+    vm.check();
+}
+
+#[test]
+fn what_is_at_home_or_sampled_is_passed_by_nobody() {
+    let mut vm = filling();
+    assert!(vm.memory.sample(Ppn(10)).unwrap());
+    run_ahead(&vm);
+    assert_eq!(vm.state(9), State::Resident);
+    assert_eq!((vm.state(10), vm.state(11)), (State::Untouched, State::Untouched));
+    vm.memory.touches.restart();
+    // The sample sees its page touched.
+    vm.access(10, Some(20));
+    assert_eq!(vm.memory.counters.values().touched, 1);
+    vm.check();
+}
+
+#[test]
+fn nothing_comes_unasked_where_memory_is_not_plentiful() {
+    for (low, plenty) in [(true, 0), (false, 89)] {
+        let vm = filling();
+        vm.host.set_low(low);
+        vm.host.set_plenty(Pages(plenty));
+        run_ahead(&vm);
+        assert_eq!(vm.memory.charged(), Pages(8), "low: {low}, plenty: {plenty}");
+        vm.check();
+    }
+}
+
+#[test]
+fn a_guest_whose_memory_ends_gets_no_more_than_there_is() {
+    let mut vm = Vm::new(18, 100, 16, AROUND);
+    for p in 0..18 {
+        vm.access(p, Some(p + 1));
+        run_ahead(&vm);
+    }
+    assert_eq!(vm.memory.charged(), Pages(18));
+    vm.check();
+    assert!((0..18).all(|p| vm.access(p, None) == p + 1));
+}
+
+#[test]
+fn large_pages_come_one_at_a_time() {
+    let mut vm = Vm::with_large_around(PAGES, 200, REGION, 40, AROUND);
+    vm.access(3, Some(13));
+    assert!(!vm.memory.runs_ahead());
+    vm.access(REGION + 1, Some(19));
+    vm.memory.run_ahead().unwrap();
+    assert_eq!(vm.memory.charged(), Pages(3 * REGION));
+    assert_eq!(vm.memory.regions().whole(), Pages(3 * REGION));
+    run_ahead(&vm);
+    assert_eq!(vm.memory.regions().whole(), Pages(4 * REGION));
+    vm.check();
+    assert_eq!((vm.access(3, None), vm.access(REGION + 1, None)), (13, 19));
+    // A region of which the guest has something is left as it is.
+    vm.host.set_plenty(Pages(200));
+    vm.access(4 * REGION, Some(1));
+    vm.access(5 * REGION, Some(2));
+    vm.host.set_plenty(Pages(40));
+    run_ahead(&vm);
+    assert_eq!(vm.memory.regions().whole(), Pages(4 * REGION));
+    vm.check();
+}
+
+#[test]
+fn a_crash_at_any_call_loses_nothing() {
+    let small: fn() -> Vm = filling;
+    let large = || {
+        let mut vm = Vm::with_large_around(PAGES, 200, REGION, 40, AROUND);
+        vm.access(3, Some(10));
+        vm.access(REGION + 4, Some(14));
+        vm
+    };
+    for (make, at) in [(small, [0, 4]), (large as fn() -> Vm, [3, REGION + 4])] {
+        for after in [false, true] {
+            for call in 0.. {
+                let mut vm = make();
+                vm.ram.0.crash_at(CrashAt { call, after });
+                let mut result = Ok(());
+                while result.is_ok() && vm.memory.runs_ahead() {
+                    result = vm.memory.run_ahead();
+                }
+                let died = vm.ram.0.revive();
+                let what = format!("dies at call {call}, after it: {after}");
+                assert!(!died || result == Err(MemError::Crash), "{what}: {result:?}");
+                vm.take_over().unwrap();
+                vm.check();
+                vm.memory.check_quiet().unwrap();
+                assert_eq!(at.map(|p| vm.access(p, None)), [10, 14], "{what}");
+                for p in 16..PAGES {
+                    vm.access(p, Some(100 + p));
+                }
+                assert!((16..PAGES).all(|p| vm.access(p, None) == 100 + p), "{what}");
+                vm.check();
+                if !died {
+                    assert!(call > 0);
+                    break;
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_failure_ends_it_and_leaves_what_did_not_come_as_it_was() {
+    for error in [
+        MemError::Again,
+        MemError::NoMemory,
+        MemError::Os { op: "test", ppn: Ppn(8), source: Errno(5) },
+    ] {
+        let vm = filling();
+        vm.ram.0.fail_at(0, error.clone());
+        assert_eq!(vm.memory.run_ahead(), Err(error));
+        assert!(!vm.memory.runs_ahead());
+        assert_eq!(vm.memory.charged(), Pages(8));
+        assert_eq!(vm.state(8), State::Untouched);
+        vm.memory.check_quiet().unwrap();
+        vm.check();
+    }
+}
