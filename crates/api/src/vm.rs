@@ -338,7 +338,7 @@ pub struct MemoryView {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum BalloonHealth {
-    /// No such device, or no driver has answered yet.
+    /// No such device, no driver has answered yet, or its VMM's QMP is out of reach.
     Missing,
     /// It does.
     Healthy,

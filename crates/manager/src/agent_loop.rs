@@ -20,7 +20,6 @@ const DEADLINE: Duration = Duration::from_secs(4);
 
 /// Ends with the VM.
 pub async fn run(vm: Arc<Vm>, socket: std::path::PathBuf) {
-    *lock(&vm.agent) = Some(AgentReport::default());
     // QEMU has made it as its umask says; the folder is closed to others already.
     let private = std::fs::Permissions::from_mode(0o600);
     if let Err(e) = std::fs::set_permissions(&socket, private) {

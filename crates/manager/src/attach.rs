@@ -72,9 +72,8 @@ impl Manager {
                 attached?
             }
         };
-        if vm.paged().is_some()
-            && let Err(e) = Record::update(&vm.folder, |record| record.qmp = absolute(&spec.qmp))
-        {
+        // Of one that was known, it may be another than it was.
+        if let Err(e) = Record::update(&vm.folder, |record| record.qmp = absolute(&spec.qmp)) {
             tracing::warn!(vm = vm.name, "{e}: the next manager will not find its QMP");
         }
         self.connected(&vm, qmp).await;

@@ -11,9 +11,7 @@ use std::time::{Duration, Instant};
 
 use ballast_api::GuestStats;
 use ballast_policy::unplug::{balloon_goal, together};
-use ballast_policy::{
-    BalloonInput, BalloonOutput, Health, State, Tools, UnplugControl, UnplugInput,
-};
+use ballast_policy::{BalloonInput, BalloonOutput, State, UnplugControl, UnplugInput};
 use ballast_qemu::Monitor;
 use ballast_units::{Bytes, Pages};
 
@@ -23,28 +21,23 @@ use crate::pace::Pace;
 use crate::tools::Meter;
 use crate::vm::{Vm, lock};
 
-/// Ends with the VM, or when QEMU closes the connection: then its balloon is out of reach for good.
-pub async fn run(manager: Arc<Manager>, vm: Arc<Vm>, monitor: Monitor) {
+/// Ends with the connection, and answers why that has ended; None: the VM has. What is known of its balloon and of what
+/// is unplugged begins anew with each.
+pub async fn run(manager: &Manager, vm: &Vm, monitor: &Monitor) -> Option<Arc<str>> {
     let mut meter = Meter::new(manager.config().tools.order);
     let mut pace = Pace::default();
     let mut unplug = None;
     let mut next = manager.started.elapsed();
     loop {
         tokio::select! {
-            _ = vm.process.exited() => return,
-            why = monitor.qmp().closed() => {
-                tracing::warn!(vm = vm.name, "QMP: {why}: its balloon is out of reach");
-                lock(&vm.balloon).output.health = Health::Missing;
-                *lock(&vm.tools) = Tools::default();
-                vm.set_monitor(None);
-                return;
-            }
+            _ = vm.process.exited() => return None,
+            why = monitor.qmp().closed() => return Some(why),
             () = tokio::time::sleep_until((manager.started + next).into()) => {}
             () = vm.stirred(), if pace.is_calm() => {}
         }
         let begun = manager.started.elapsed();
-        let still = step(&manager, &vm, &monitor, &mut unplug).await;
-        meter.turn(&manager, &vm, &monitor).await;
+        let still = step(manager, vm, monitor, &mut unplug).await;
+        meter.turn(manager, vm, monitor).await;
         pace.note(still);
         // QEMU may have taken long to answer.
         next = pace.next(begun, vm.id.0).max(manager.started.elapsed());

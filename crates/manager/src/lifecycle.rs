@@ -24,10 +24,10 @@ use crate::paging::{Answer, Expected, pager_config};
 use crate::records::Record;
 use crate::upgrade::since_boot_ms;
 use crate::vm::{Asked, NewVm, Vm, VmParams, lock};
-use crate::{agent_loop, balloon_loop, ending, hotplug_loop, views};
+use crate::{ending, views};
 
 /// Deadline of one QMP command: a QEMU that waits in a page fault answers when it is served.
-const QMP_DEADLINE: Duration = Duration::from_secs(5);
+pub(crate) const QMP_DEADLINE: Duration = Duration::from_secs(5);
 /// No host has more; sums of such sizes do not overflow.
 pub(crate) const LARGEST: Bytes = Bytes(1 << 46);
 /// How long a VMM may take to map its RAM, and to open its QMP socket.
@@ -354,46 +354,6 @@ impl Manager {
         tokio::spawn(ending::watch_exit(self.clone(), vm.clone()));
         tokio::spawn(look_again(self.clone(), vm.clone()));
         vm
-    }
-
-    /// QMP is there: statistics on, events watched, the balloon driven, and a look at what the VMM
-    /// is made of.
-    pub(crate) async fn connected(self: &Arc<Self>, vm: &Arc<Vm>, qmp: ballast_qemu::Qmp) {
-        // First of all: the guest may reboot at any moment.
-        vm.watch_events(qmp.events());
-        let monitor = match Monitor::new(qmp, QMP_DEADLINE).await {
-            Ok(monitor) => monitor,
-            Err(e) => {
-                tracing::warn!(vm = vm.name, "{e}: no balloon for this VM");
-                return;
-            }
-        };
-        if let Err(e) = monitor.enable_guest_stats(1).await {
-            tracing::warn!(vm = vm.name, "guest statistics: {e}");
-        }
-        if let Ok(left) = monitor.query_balloon().await {
-            let holds = vm.boot.saturating_sub(left.pages());
-            let unplugged = hotplug_loop::look(vm, &monitor).await.map(|look| look.less);
-            let unplugged = unplugged.unwrap_or_default();
-            // A former manager took that: it is led on from there, not given back first.
-            if !holds.is_zero() {
-                *lock(&vm.control) = BalloonControl::resume(self.config().balloon, holds);
-            }
-            let mut balloon = lock(&vm.balloon);
-            balloon.goal = holds + unplugged;
-            balloon.commanded = holds;
-        }
-        match monitor.query_status().await {
-            // Paused before we listened: a former manager was told, or nobody.
-            Ok(status) if status.status == "paused" => vm.set_run_state(RunState::Paused),
-            _ => vm.has_started(),
-        }
-        vm.set_monitor(Some(monitor.clone()));
-        self.look_at(vm).await;
-        if vm.spec.as_ref().is_some_and(|spec| spec.guest_agent == Some(true)) {
-            tokio::spawn(agent_loop::run(vm.clone(), self.paths(&vm.name).agent_socket));
-        }
-        tokio::spawn(balloon_loop::run(self.clone(), vm.clone(), monitor));
     }
 
     /// Whether the VM may be paged; one that may not any more keeps its pages, and gets all it

@@ -29,6 +29,7 @@ mod paging;
 mod policy_loop;
 mod pools;
 mod rates;
+mod reach;
 mod records;
 mod reload;
 mod restart;

@@ -3,14 +3,13 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use ballast_api::{Management, Mode};
 use ballast_pager::advance::{self, Advance};
 use ballast_pager::service::PagedVm;
 use ballast_policy::{BalloonControl, Promise, WorkingSet};
-use ballast_qemu::{ProcessHandle, Qmp, process};
+use ballast_qemu::{ProcessHandle, process};
 use ballast_units::{Bytes, Pages};
 
 use crate::lifecycle::{built_at, parts_of, unseen};
@@ -19,9 +18,6 @@ use crate::paging::{Answer, Expected};
 use crate::records::Record;
 use crate::survey::{Left, Survey};
 use crate::vm::{NewVm, Vm, lock};
-
-/// How long a QEMU may take to greet: it may wait in a page fault.
-const GREETING: Duration = Duration::from_secs(20);
 
 /// After this time it is said that a shim has not come, and again after each of the other.
 const LATE: Duration = Duration::from_secs(10);
@@ -382,25 +378,5 @@ async fn reach(manager: Arc<Manager>, vm: Arc<Vm>, record: Record) {
     let own = record.spec.is_some().then(|| manager.paths(&vm.name).qmp_socket);
     // Nobody has said where it is, so far.
     let Some(socket) = record.qmp.or(own) else { return };
-    let mut freezes = 0;
-    loop {
-        match Qmp::connect(&socket, GREETING).await {
-            // By a path that was given, anybody may listen by now.
-            Ok(qmp) if qmp.pid() != Some(vm.process.pid()) => {
-                let (vm, socket) = (&vm.name, socket.display());
-                return tracing::warn!(vm, "{socket}: another process listens there: no balloon");
-            }
-            Ok(qmp) => return manager.connected(&vm, qmp).await,
-            Err(e) => {
-                // While its process is stopped, for pages that cannot be read, it cannot answer.
-                let now = vm.freezes.load(Ordering::Relaxed);
-                if (now == freezes && !vm.is_frozen()) || !vm.process.is_alive() {
-                    return tracing::warn!(vm = vm.name, "{e}: no balloon for this VM");
-                }
-                freezes = now;
-                // A connection that is refused is so at once.
-                tokio::time::sleep(Duration::from_secs(1)).await;
-            }
-        }
-    }
+    manager.find_qmp(&vm, socket).await;
 }

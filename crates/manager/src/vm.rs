@@ -202,8 +202,9 @@ pub struct Sampling {
 }
 
 /// Shared by its tasks and the manager's threads. Of its locks, `paged` is taken before the others, but for
-/// `released`, which is held throughout the VM's end. Nobody takes it twice: between the two somebody may come who
-/// waits to take the pager away, for whom the second would wait.
+/// `released`, which is held throughout the VM's end, and `keeper`, which is held while a QMP connection is put to use.
+/// Nobody takes it twice: between the two somebody may come who waits to take the pager away, for whom the second would
+/// wait.
 pub struct Vm {
     /// Of this manager; the next one gives others.
     pub id: VmId,
@@ -264,6 +265,11 @@ pub struct Vm {
     /// How often that was so.
     pub freezes: AtomicU32,
     events: Mutex<Option<JoinHandle<()>>>,
+    /// The task that keeps its QMP in reach. None: nobody has told where that is. Whoever makes another one holds this
+    /// meanwhile.
+    pub keeper: tokio::sync::Mutex<Option<JoinHandle<()>>>,
+    /// Whether its balloon was led by this manager before.
+    pub was_led: AtomicBool,
     /// Breaks, pages looked at, and cores that this took, per second.
     pub share_rates: Rates<3>,
     /// For its balloon's loop; see [`Vm::stir`].
@@ -353,6 +359,8 @@ impl Vm {
             frozen: Mutex::new(false),
             freezes: AtomicU32::new(0),
             events: Mutex::new(None),
+            keeper: tokio::sync::Mutex::new(None),
+            was_led: AtomicBool::new(false),
             share_rates: Rates::default(),
             stir: tokio::sync::Notify::new(),
         }

@@ -1,0 +1,244 @@
+//! A VM's QMP is kept in reach: as long as a connection lasts, its balloon is driven by it; where it ends and the VMM
+//! does not, another one is made, after pauses that grow. Each VM has one task for that at most, whoever connected
+//! first.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use ballast_api::RunState;
+use ballast_policy::{BalloonControl, Health, Tools};
+use ballast_qemu::{Monitor, Qmp, QmpError};
+
+use crate::inputs::AgentReport;
+use crate::lifecycle::QMP_DEADLINE;
+use crate::manager::Manager;
+use crate::vm::{Vm, lock};
+use crate::{agent_loop, balloon_loop, hotplug_loop};
+
+/// How long a QEMU may take to greet: it may wait in a page fault.
+const GREETING: Duration = Duration::from_secs(20);
+/// Between two tries to connect, at first.
+const FIRST: Duration = Duration::from_secs(1);
+/// The same, at most. A connection that lasted as long was a good one.
+const MOST: Duration = Duration::from_secs(60);
+
+impl Manager {
+    /// QMP is there, and is kept in reach from now on. Who tried to reach it before gives way.
+    pub(crate) async fn connected(self: &Arc<Self>, vm: &Arc<Vm>, qmp: Qmp) {
+        let mut task = vm.keeper.lock().await;
+        if let Some(former) = task.take() {
+            former.abort();
+            // Until then it may connect, too; that connection ends with it.
+            let _ = former.await;
+            vm.set_monitor(None);
+        }
+        let mut keeper = Keeper::new(self, vm, qmp.socket().to_owned(), FIRST);
+        let joined = join(self, vm, qmp).await.inspect_err(|e| keeper.why = Some(e.to_string()));
+        *task = Some(tokio::spawn(keeper.run(joined.ok())));
+    }
+
+    /// Finds the QMP of a VM at `socket`, and keeps it in reach, if nobody has told of it before.
+    pub(crate) async fn find_qmp(self: &Arc<Self>, vm: &Arc<Vm>, socket: PathBuf) {
+        let mut task = vm.keeper.lock().await;
+        if task.is_none() {
+            let keeper = Keeper::new(self, vm, socket, Duration::ZERO);
+            *task = Some(tokio::spawn(keeper.run(None)));
+        }
+    }
+}
+
+/// Makes use of a new connection: events are watched, statistics on, what the balloon holds is learnt, and the VMM
+/// looked at.
+///
+/// # Errors
+/// QEMU does not tell what devices it has: the connection is of no use.
+async fn join(manager: &Arc<Manager>, vm: &Arc<Vm>, qmp: Qmp) -> Result<Monitor, QmpError> {
+    // First of all: the guest may reboot at any moment.
+    vm.watch_events(qmp.events());
+    let monitor = Monitor::new(qmp, QMP_DEADLINE).await?;
+    if let Err(e) = monitor.enable_guest_stats(1).await {
+        tracing::warn!(vm = vm.name, "guest statistics: {e}");
+    }
+    let was_led = vm.was_led.swap(true, Ordering::Relaxed);
+    if let Ok(left) = monitor.query_balloon().await {
+        let holds = vm.boot.saturating_sub(left.pages());
+        let unplugged = hotplug_loop::look(vm, &monitor).await.map(|look| look.less);
+        let unplugged = unplugged.unwrap_or_default();
+        // What it holds was taken before, by a former manager perhaps: it is led on from there, not given back first.
+        *lock(&vm.control) = BalloonControl::resume(manager.config().balloon, holds);
+        let mut balloon = lock(&vm.balloon);
+        balloon.commanded = holds;
+        // Later on the goal in force is the policy's.
+        if !was_led {
+            balloon.goal = holds + unplugged;
+        }
+    }
+    match monitor.query_status().await {
+        // Paused before we listened: a former manager was told, or nobody.
+        Ok(status) if status.status == "paused" => vm.set_run_state(RunState::Paused),
+        // And it may have gone on unheard.
+        Ok(status) if status.running => vm.set_run_state(RunState::Running),
+        _ => vm.has_started(),
+    }
+    vm.set_monitor(Some(monitor.clone()));
+    manager.look_at(vm).await;
+    ask_agent(manager, vm);
+    Ok(monitor)
+}
+
+/// Has the guest's agent asked, where there is to be one. That goes on whatever becomes of QMP.
+fn ask_agent(manager: &Manager, vm: &Arc<Vm>) {
+    if vm.spec.as_ref().is_none_or(|spec| spec.guest_agent != Some(true)) {
+        return;
+    }
+    let mut agent = lock(&vm.agent);
+    if agent.is_none() {
+        *agent = Some(AgentReport::default());
+        tokio::spawn(agent_loop::run(vm.clone(), manager.paths(&vm.name).agent_socket));
+    }
+}
+
+/// Keeps the QMP of one VM in reach.
+struct Keeper {
+    manager: Arc<Manager>,
+    vm: Arc<Vm>,
+    socket: PathBuf,
+    pauses: Pauses,
+    /// Why it is out of reach, where that was not told yet.
+    why: Option<String>,
+    /// It was told that it is out of reach.
+    told: bool,
+}
+
+impl Keeper {
+    /// `first`: how long to wait before the first try.
+    fn new(manager: &Arc<Manager>, vm: &Arc<Vm>, socket: PathBuf, first: Duration) -> Keeper {
+        let (manager, vm) = (manager.clone(), vm.clone());
+        Keeper { manager, vm, socket, pauses: Pauses(first), why: None, told: false }
+    }
+
+    /// Ends with the VM, or when another process is found to listen where the VM's was. `next`: a connection that is
+    /// there already.
+    async fn run(mut self, mut next: Option<Monitor>) {
+        loop {
+            let monitor = match next.take() {
+                Some(monitor) => monitor,
+                None => match self.reach().await {
+                    Some(monitor) => monitor,
+                    None => return,
+                },
+            };
+            let begun = Instant::now();
+            let ended = balloon_loop::run(&self.manager, &self.vm, &monitor).await;
+            let Some(why) = ended else { return };
+            lock(&self.vm.balloon).output.health = Health::Missing;
+            *lock(&self.vm.tools) = Tools::default();
+            self.vm.set_monitor(None);
+            self.pauses.note(begun.elapsed());
+            self.why = Some(format!("QMP: {why}"));
+        }
+    }
+
+    /// Tries, again and again, until it answers. None: its VMM or the manager has ended, or another process listens
+    /// there.
+    async fn reach(&mut self) -> Option<Monitor> {
+        loop {
+            // First: of a VMM that ends, the connection may end sooner than the process.
+            let pause = self.pauses.take();
+            tokio::select! {
+                _ = self.vm.process.exited() => return None,
+                () = tokio::time::sleep(pause) => {}
+            }
+            if self.manager.is_stopping() {
+                return None;
+            }
+            self.tell();
+            let freezes = self.vm.freezes.load(Ordering::Relaxed);
+            let connected = tokio::select! {
+                _ = self.vm.process.exited() => return None,
+                qmp = Qmp::connect(&self.socket, GREETING) => qmp,
+            };
+            let joined = match connected {
+                // By a path that was given, anybody may listen by now.
+                Ok(qmp) if qmp.pid() != Some(self.vm.process.pid()) => {
+                    let socket = self.socket.display();
+                    tracing::warn!(
+                        vm = self.vm.name,
+                        "{socket}: another process listens there: no balloon until it is attached again"
+                    );
+                    return None;
+                }
+                Ok(qmp) => join(&self.manager, &self.vm, qmp).await,
+                Err(e) => Err(e),
+            };
+            match joined {
+                Ok(monitor) => {
+                    if std::mem::take(&mut self.told) {
+                        tracing::info!(vm = self.vm.name, "QMP: in reach again");
+                    }
+                    return Some(monitor);
+                }
+                Err(e) => self.why = Some(e.to_string()),
+            }
+            // While its process is stopped, for pages that cannot be read, it cannot answer.
+            if self.vm.is_frozen() || self.vm.freezes.load(Ordering::Relaxed) != freezes {
+                self.pauses.anew();
+            }
+        }
+    }
+
+    /// Says that it is out of reach: once, until it is in reach again.
+    fn tell(&mut self) {
+        let Some(why) = self.why.take() else { return };
+        if self.told || self.vm.is_frozen() {
+            tracing::debug!(vm = self.vm.name, "{why}");
+        } else {
+            tracing::warn!(vm = self.vm.name, "{why}: its balloon is out of reach for now");
+            self.told = true;
+        }
+    }
+}
+
+/// Before the next try to connect. They grow from one to the next, also over connections that do not last.
+#[derive(Debug)]
+struct Pauses(Duration);
+
+impl Pauses {
+    fn take(&mut self) -> Duration {
+        let pause = self.0;
+        self.0 = (pause * 2).clamp(FIRST, MOST);
+        pause
+    }
+
+    /// From now on as at first.
+    fn anew(&mut self) {
+        self.0 = FIRST;
+    }
+
+    /// Takes note of a connection that has ended: how long it had lasted.
+    fn note(&mut self, lasted: Duration) {
+        if lasted >= MOST {
+            self.anew();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_until_a_connection_has_lasted() {
+        let mut pauses = Pauses(Duration::ZERO);
+        let mut next = |lasted: u64| {
+            pauses.note(Duration::from_secs(lasted));
+            pauses.take().as_secs()
+        };
+        assert_eq!([0; 8].map(&mut next), [0, 1, 2, 4, 8, 16, 32, 60]);
+        // One that is closed at once, each time, is not made more often for it.
+        assert_eq!([59; 2].map(&mut next), [60, 60]);
+        assert_eq!([60, 0, 0].map(&mut next), [1, 2, 4]);
+    }
+}

@@ -1,0 +1,355 @@
+//! VMMs whose QMP connection ends while they run, or that are not to be reached when a manager comes. No guest is
+//! needed for that, nor any privilege: the VMM is this test binary, executed again, and speaks QMP as one does that
+//! somebody else started.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic here is the test failing")]
+
+mod support;
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::Shutdown;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use ballast_api::{AttachSpec, BalloonHealth, RunState, VmChange};
+use serde_json::{Value, json};
+use support::{Ballastd, MIB, wait};
+
+/// Of its guest, all in use.
+const SIZE: u64 = 64 * MIB;
+/// What its limit takes of it, by its balloon.
+const TAKEN: u64 = 24 * MIB;
+/// What is asked of it then, as the VMM tells it.
+const ASKED: &str = "balloon 40";
+
+#[test]
+#[ignore = "the VMM of the other tests"]
+fn vmm_process() {
+    let Some(socket) = std::env::var_os("VMM_SOCKET") else { return };
+    // Ends the line that the test's name is on.
+    println!();
+    let _memory = std::hint::black_box(vec![1_u8; SIZE as usize]);
+    let vmm = Arc::new(Mutex::new(Vmm {
+        socket: Some(socket.into()),
+        client: None,
+        actual: SIZE,
+        running: true,
+    }));
+    let serving = vmm.clone();
+    std::thread::spawn(move || serve(&serving));
+    for line in std::io::stdin().lines() {
+        let line = line.unwrap();
+        let mut vmm = vmm.lock().unwrap();
+        match line.split_once(' ').unwrap_or((line.as_str(), "")) {
+            ("hang-up", _) => vmm.hang_up(),
+            ("go", _) => {
+                vmm.socket = None;
+                vmm.hang_up();
+            }
+            ("come", path) => vmm.socket = Some(path.into()),
+            ("stop", _) => vmm.running = false,
+            ("cont", _) => vmm.running = true,
+            other => panic!("{other:?}"),
+        }
+    }
+    // The test has ended, however it did.
+    std::process::exit(0);
+}
+
+/// A VMM, in its own process.
+struct Vmm {
+    /// Where it listens.
+    socket: Option<PathBuf>,
+    client: Option<UnixStream>,
+    /// What its balloon leaves its guest, bytes: what it was last asked for.
+    actual: u64,
+    running: bool,
+}
+
+impl Vmm {
+    /// Its balloon is let down in the same moment: nobody hears of that.
+    fn hang_up(&mut self) {
+        self.actual = SIZE;
+        if let Some(client) = self.client.take() {
+            // Who was connected may have gone by itself.
+            let _ = client.shutdown(Shutdown::Both);
+        }
+    }
+
+    fn answer(&mut self, command: &str, args: &Value) -> Value {
+        match command {
+            "qmp_capabilities" => {
+                println!("client");
+                json!({})
+            }
+            "qom-list" if args["path"] == "/machine/peripheral" => {
+                json!([{ "name": "balloon0", "type": "child<virtio-balloon-pci>" }])
+            }
+            "qom-list" | "query-blockstats" => json!([]),
+            "qom-get" => {
+                let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+                let available = self.actual.saturating_sub(8 * MIB);
+                let stats =
+                    json!({ "stat-total-memory": SIZE, "stat-available-memory": available });
+                json!({ "stats": stats, "last-update": now })
+            }
+            "query-balloon" => json!({ "actual": self.actual }),
+            "balloon" => {
+                self.actual = args["value"].as_u64().unwrap();
+                println!("balloon {}", self.actual / MIB);
+                json!({})
+            }
+            "query-status" => {
+                let status = if self.running { "running" } else { "paused" };
+                json!({ "running": self.running, "status": status })
+            }
+            "query-memory-size-summary" => json!({ "base-memory": SIZE }),
+            "query-memdev" => json!([{ "id": "mem", "size": SIZE, "share": false }]),
+            "query-kvm" => json!({ "enabled": false }),
+            "human-monitor-command" => json!(""),
+            _ => json!({}),
+        }
+    }
+}
+
+/// One client after the other, as QEMU does.
+fn serve(vmm: &Mutex<Vmm>) {
+    let mut listens: Option<(PathBuf, UnixListener)> = None;
+    loop {
+        let wanted = vmm.lock().unwrap().socket.clone();
+        if listens.as_ref().map(|(path, _)| path) != wanted.as_ref() {
+            if let Some((path, listener)) = listens.take() {
+                drop(listener);
+                std::fs::remove_file(path).unwrap();
+                println!("gone");
+            }
+            if let Some(path) = wanted {
+                let listener = UnixListener::bind(&path).unwrap();
+                listener.set_nonblocking(true).unwrap();
+                listens = Some((path, listener));
+                println!("listens");
+            }
+        }
+        match listens.as_ref().map(|(_, listener)| listener.accept()) {
+            Some(Ok((stream, _))) => attend(vmm, stream),
+            _ => std::thread::sleep(Duration::from_millis(5)),
+        }
+    }
+}
+
+/// Until either side ends the connection.
+fn attend(vmm: &Mutex<Vmm>, stream: UnixStream) {
+    let mut words = stream.try_clone().unwrap();
+    vmm.lock().unwrap().client = Some(stream.try_clone().unwrap());
+    let greeting = json!({ "QMP": { "version": {}, "capabilities": [] } });
+    let mut goes_on = writeln!(words, "{greeting}").is_ok();
+    let mut lines = BufReader::new(stream).lines().map_while(Result::ok);
+    while let Some(line) = lines.next().filter(|_| goes_on) {
+        let asked: Value = serde_json::from_str(&line).unwrap();
+        let mut vmm = vmm.lock().unwrap();
+        // What was on its way when it hung up is not carried out.
+        if vmm.client.is_none() {
+            return;
+        }
+        let answer = vmm.answer(asked["execute"].as_str().unwrap(), &asked["arguments"]);
+        drop(vmm);
+        let answer = json!({ "return": answer, "id": asked["id"] });
+        goes_on = writeln!(words, "{answer}").is_ok();
+    }
+    vmm.lock().unwrap().client = None;
+}
+
+/// A VMM, from the side of the test. Ended when dropped.
+struct Stranger {
+    child: Child,
+    socket: PathBuf,
+    /// What it told, line by line.
+    told: Arc<Mutex<Vec<String>>>,
+}
+
+impl Drop for Stranger {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Stranger {
+    /// Returns when it listens.
+    fn start(socket: PathBuf) -> Stranger {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "vmm_process", "--ignored", "--nocapture", "--test-threads=1"])
+            .env("VMM_SOCKET", &socket)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let all = told.clone();
+        std::thread::spawn(move || {
+            lines.map_while(Result::ok).for_each(|line| all.lock().unwrap().push(line));
+        });
+        let stranger = Stranger { child, socket, told };
+        stranger.has_told("listens", 1);
+        stranger
+    }
+
+    /// Attached to, with a limit that only its balloon keeps it within.
+    async fn limited(ballastd: &Ballastd) -> Stranger {
+        let stranger = Stranger::start(ballastd.root.join("vm.qmp"));
+        ballastd.client.attach(&stranger.spec()).await.unwrap();
+        let limit = VmChange { max: Some(SIZE - TAKEN), ..VmChange::default() };
+        ballastd.client.change("vm", &limit).await.unwrap();
+        stranger.is_led(ballastd, 0).await;
+        stranger
+    }
+
+    fn spec(&self) -> AttachSpec {
+        AttachSpec {
+            name: "vm".into(),
+            qmp: self.socket.clone(),
+            min: 0,
+            shares: None,
+            tax: None,
+            pool: None,
+        }
+    }
+
+    fn ask(&mut self, what: &str) {
+        writeln!(self.child.stdin.as_mut().unwrap(), "{what}").unwrap();
+    }
+
+    /// It listens at `socket`, and nowhere else.
+    fn come(&mut self, socket: PathBuf) {
+        let before = self.count("listens");
+        self.ask(&format!("come {}", socket.display()));
+        self.socket = socket;
+        self.has_told("listens", before + 1);
+    }
+
+    /// It listens nowhere.
+    fn go(&mut self) {
+        let before = self.count("gone");
+        self.ask("go");
+        self.has_told("gone", before + 1);
+    }
+
+    fn count(&self, line: &str) -> usize {
+        self.told.lock().unwrap().iter().filter(|told| *told == line).count()
+    }
+
+    fn has_told(&self, line: &str, times: usize) {
+        wait(line, || (self.count(line) >= times).then_some(()));
+    }
+
+    /// Its balloon is, by commands beyond those `before`, what its limit makes it.
+    async fn is_led(&self, ballastd: &Ballastd, before: usize) {
+        ballastd
+            .eventually("its balloon is led", async || {
+                let balloon = ballastd.vm("vm").await.balloon;
+                self.count(ASKED) > before
+                    && balloon.health == BalloonHealth::Healthy
+                    && (balloon.target, balloon.reported) == (TAKEN, TAKEN)
+            })
+            .await;
+    }
+}
+
+async fn is_missing(ballastd: &Ballastd) {
+    ballastd
+        .eventually("its balloon is out of reach", async || {
+            ballastd.vm("vm").await.balloon.health == BalloonHealth::Missing
+        })
+        .await;
+}
+
+async fn has_state(ballastd: &Ballastd, state: RunState) {
+    ballastd
+        .eventually("its state is known", async || ballastd.vm("vm").await.state == state)
+        .await;
+}
+
+fn log(ballastd: &Ballastd) -> String {
+    std::fs::read_to_string(ballastd.log()).unwrap()
+}
+
+/// Another process at that socket: greets the first client, and says yes to all it asks. What that was.
+fn impostor(socket: &Path) -> JoinHandle<Vec<String>> {
+    let listener = UnixListener::bind(socket).unwrap();
+    std::thread::spawn(move || {
+        let (stream, _) = listener.accept().unwrap();
+        let mut words = stream.try_clone().unwrap();
+        let mut heard = Vec::new();
+        let _ = writeln!(words, "{}", json!({ "QMP": {} }));
+        for line in BufReader::new(stream).lines().map_while(Result::ok) {
+            let asked: Value = serde_json::from_str(&line).unwrap();
+            heard.push(asked["execute"].as_str().unwrap().to_owned());
+            let _ = writeln!(words, "{}", json!({ "return": {}, "id": asked["id"] }));
+        }
+        heard
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_that_its_vmm_closes_is_made_again() {
+    let ballastd = Ballastd::start(&["--budget", "256M"]);
+    let mut vmm = Stranger::limited(&ballastd).await;
+    // It hangs up, and listens on: what its balloon holds is learnt again, and what it is to hold asked for again.
+    let asked = vmm.count(ASKED);
+    vmm.ask("hang-up");
+    vmm.is_led(&ballastd, asked).await;
+    // It is nowhere to be found for a while, in which its guest is paused.
+    let asked = vmm.count(ASKED);
+    vmm.go();
+    vmm.ask("stop");
+    is_missing(&ballastd).await;
+    vmm.come(vmm.socket.clone());
+    vmm.is_led(&ballastd, asked).await;
+    has_state(&ballastd, RunState::Paused).await;
+    // And goes on.
+    let asked = vmm.count(ASKED);
+    vmm.ask("cont");
+    vmm.ask("hang-up");
+    vmm.is_led(&ballastd, asked).await;
+    has_state(&ballastd, RunState::Running).await;
+    // Each time there was one connection, and it was said once.
+    assert_eq!(vmm.count("client"), 4);
+    let log = log(&ballastd);
+    let said = |what: &str| log.lines().filter(|line| line.contains(what)).count();
+    assert_eq!((said("out of reach"), said("in reach again"), said("panicked")), (3, 3, 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_listens_in_the_place_of_a_vmm_is_asked_for_nothing() {
+    let mut ballastd = Ballastd::start(&["--budget", "256M"]);
+    let mut vmm = Stranger::limited(&ballastd).await;
+    let (first, second) = (vmm.socket.clone(), ballastd.root.join("another.qmp"));
+    let asked = vmm.count(ASKED);
+    vmm.go();
+    let other = impostor(&first);
+    ballastd
+        .eventually("another is found there", async || {
+            log(&ballastd).contains("another process listens there")
+        })
+        .await;
+    wait("it is left alone", || other.is_finished().then_some(()));
+    assert_eq!(other.join().unwrap(), ["qmp_capabilities"]);
+    is_missing(&ballastd).await;
+    // It is the VM that it was when it is attached again, wherever it listens by then.
+    vmm.come(second.clone());
+    ballastd.client.attach(&vmm.spec()).await.unwrap();
+    vmm.is_led(&ballastd, asked).await;
+
+    // The next manager finds it where it was last, though not at once.
+    let asked = vmm.count(ASKED);
+    ballastd.kill();
+    vmm.go();
+    ballastd.restart();
+    is_missing(&ballastd).await;
+    vmm.come(second);
+    vmm.is_led(&ballastd, asked).await;
+}
