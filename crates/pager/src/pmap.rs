@@ -74,11 +74,13 @@ impl Marks {
     }
 }
 
-/// The pmap of one VM, with a count of pages per state.
+/// The pmap of one VM, with a count of pages per state, and of those that refer to the store.
 pub struct Pmap {
     words: Words,
     len: Pages,
     counts: [AtomicI64; State::ALL.len()],
+    /// Words that refer to a page of the store.
+    references: AtomicI64,
     /// That a word got no memory was said once.
     complained: AtomicBool,
 }
@@ -193,7 +195,8 @@ impl Pmap {
     fn count(words: Words, len: Pages) -> Pmap {
         let counts = State::ALL.map(|_| AtomicI64::new(0));
         counts[State::Untouched as usize].store(len.0 as i64, Ordering::Relaxed);
-        Pmap { words, len, counts, complained: AtomicBool::new(false) }
+        let references = AtomicI64::new(0);
+        Pmap { words, len, counts, references, complained: AtomicBool::new(false) }
     }
 
     fn cell(&self, ppn: Ppn) -> &AtomicU64 {
@@ -318,7 +321,7 @@ impl Pmap {
             Ordering::Acquire,
         ) {
             Ok(_) => {
-                self.moved(from.state(), to.state());
+                self.moved(from, to);
                 Ok(())
             }
             Err(now) => Err(Word::trusted(now)),
@@ -334,10 +337,16 @@ impl Pmap {
             debug_assert!(given.is_ok(), "{ppn} was never claimed: {given:?}");
         }
         let from = Word::trusted(self.cell(ppn).swap(to.bits(), Ordering::AcqRel));
-        self.moved(from.state(), to.state());
+        self.moved(from, to);
     }
 
-    fn moved(&self, from: State, to: State) {
+    fn moved(&self, from: Word, to: Word) {
+        let referred =
+            i64::from(to.store_page().is_some()) - i64::from(from.store_page().is_some());
+        if referred != 0 {
+            self.references.fetch_add(referred, Ordering::Relaxed);
+        }
+        let (from, to) = (from.state(), to.state());
         if from != to {
             self.counts[from as usize].fetch_sub(1, Ordering::Relaxed);
             self.counts[to as usize].fetch_add(1, Ordering::Relaxed);
@@ -349,26 +358,39 @@ impl Pmap {
         Pages(self.counts[state as usize].load(Ordering::Relaxed).max(0) as u64)
     }
 
-    fn recount(&self) {
+    /// Pages that refer to a page of the store now: what `Domain::counts` counts of this VM.
+    pub fn references(&self) -> Pages {
+        Pages(self.references.load(Ordering::Relaxed).max(0) as u64)
+    }
+
+    /// Of the words as they are: pages per state, and how many refer to the store.
+    fn tally(&self) -> ([i64; State::ALL.len()], i64) {
         let mut counts = [0i64; State::ALL.len()];
+        let mut references = 0;
         counts[State::Untouched as usize] = self.len.0 as i64;
         for ppn in self.known() {
+            let word = self.load(ppn);
             counts[State::Untouched as usize] -= 1;
-            counts[self.load(ppn).state() as usize] += 1;
+            counts[word.state() as usize] += 1;
+            references += i64::from(word.store_page().is_some());
         }
+        (counts, references)
+    }
+
+    fn recount(&self) {
+        let (counts, references) = self.tally();
         for (cell, n) in self.counts.iter().zip(counts) {
             cell.store(n, Ordering::Relaxed);
         }
+        self.references.store(references, Ordering::Relaxed);
     }
 
     /// Invariant, when nothing moves: the counts are those of the words.
+    ///
+    /// # Errors
+    /// The first count that is not, in words.
     pub fn check(&self) -> Result<(), String> {
-        let mut counts = [0i64; State::ALL.len()];
-        counts[State::Untouched as usize] = self.len.0 as i64;
-        for ppn in self.known() {
-            counts[State::Untouched as usize] -= 1;
-            counts[self.load(ppn).state() as usize] += 1;
-        }
+        let (counts, references) = self.tally();
         for state in State::ALL {
             let booked = self.counts[state as usize].load(Ordering::Relaxed);
             if booked != counts[state as usize] {
@@ -377,6 +399,10 @@ impl Pmap {
                     counts[state as usize]
                 ));
             }
+        }
+        let booked = self.references.load(Ordering::Relaxed);
+        if booked != references {
+            return Err(format!("{references} pages refer to the store, {booked} booked"));
         }
         Ok(())
     }

@@ -12,7 +12,6 @@ use crate::guest_ram::GuestRam;
 use crate::mappings::Mappings;
 use crate::sharing::Domain;
 use crate::sharing::control::Control;
-use crate::word::State;
 
 /// A change of domain that is under way.
 pub(in crate::service) struct Leaving {
@@ -40,13 +39,9 @@ impl PagedVm {
         self.spawn("share", Urgency::Nobody, move || service.run())
     }
 
-    /// Its part of the common pages: a page that n share counts 1/n for each (vSphere's "consumed").
+    /// See `Memory::shared_part`.
     pub fn shared_part(&self) -> Pages {
-        let memory = self.memory();
-        let Some(member) = memory.membership() else { return Pages::ZERO };
-        let (shared, common) = member.domain.counts();
-        let own = memory.pmap().in_state(State::Shared) + memory.pmap().in_state(State::Broken);
-        Pages((own.0 * common.0).div_ceil(shared.0.max(1)).min(own.0))
+        self.memory().shared_part()
     }
 
     /// Moves it to another domain, by its share thread: its pages leave the store of the one it is in as fast
