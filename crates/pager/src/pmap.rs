@@ -18,7 +18,7 @@ use std::sync::atomic::{
 
 use ballast_units::{Bytes, PAGE_SIZE, Pages, Ppn};
 
-use crate::mapping::{Fresh, Mapping, is_begun};
+use crate::mapped_file::{Fresh, Mapping, is_begun};
 use crate::sparse::{PART, Parts};
 use crate::sync::{AtomicI64, AtomicU64, Ordering};
 use crate::word::{BadWord, State, Word};
@@ -145,7 +145,7 @@ impl Pmap {
 
     /// Whether this manager understands the file.
     pub fn verify(path: &Path) -> Result<(), PmapError> {
-        let header = crate::mapping::first_bytes(path)
+        let header = crate::mapped_file::first_bytes(path)
             .map_err(|source| PmapError::Io { path: path.to_owned(), source })?;
         check_version(path, &header)
     }

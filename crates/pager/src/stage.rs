@@ -14,7 +14,7 @@ use ballast_units::{PAGE_SIZE, Pages};
 
 use crate::backend::PageBuf;
 use crate::guest_ram::LARGE_PAGE;
-use crate::mapping::{Fresh, Mapping};
+use crate::mapped_file::{Fresh, Mapping};
 use crate::sync::{Mutex, lock};
 
 const MAGIC: &[u8; 8] = b"BLSTSTAG";
@@ -87,7 +87,7 @@ pub(crate) fn version_in(header: &[u8], magic: &[u8; 8]) -> Option<u32> {
 }
 
 fn header(path: &Path) -> Result<Vec<u8>, StageError> {
-    let header = crate::mapping::first_bytes(path)
+    let header = crate::mapped_file::first_bytes(path)
         .map_err(|source| StageError::Io { path: path.to_owned(), source })?;
     match version_in(&header, MAGIC) {
         None => Err(StageError::Magic { path: path.to_owned() }),

@@ -17,7 +17,7 @@ use ballast_compress::{Algorithm, Allocated, Damaged, Frames, Occupancy, Place, 
 use ballast_units::{Bytes, PAGE_SIZE, Pages, Ppn};
 
 use crate::backend::PageBuf;
-use crate::mapping::Mapping;
+use crate::mapped_file::Mapping;
 use crate::sync::{Mutex, lock};
 
 /// Bytes of a slot before the codec's.

@@ -13,7 +13,7 @@ use ballast_units::{PAGE_SIZE, Pages, Ppn};
 
 use super::vm::Shared;
 use crate::backend::PageBuf;
-use crate::mapping::Mapping;
+use crate::mapped_file::Mapping;
 use crate::memory::Counters;
 use crate::swap::{Completion, Ring, Stored, Window};
 use crate::word::State;

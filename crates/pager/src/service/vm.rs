@@ -28,7 +28,7 @@ use crate::backend::MemError;
 use crate::clock::Clock;
 use crate::guest_ram::{GuestRam, LARGE_PAGE};
 use crate::host::Host;
-use crate::mapping::is_begun;
+use crate::mapped_file::is_begun;
 use crate::memory::{MOVING, Mark, Memory, RecoverError, Recovered, Unbooked};
 use crate::pmap::{Pmap, PmapError};
 use crate::replacement::{Random, Replacement};

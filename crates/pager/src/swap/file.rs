@@ -88,7 +88,7 @@ impl SwapFile {
     /// Reads one slot, waiting for it. For recovery and tests; faults go through a ring.
     pub fn read(&self, slot: SlotId, into: &mut PageBuf) -> std::io::Result<()> {
         if self.direct {
-            let mut aligned = crate::mapping::Mapping::anonymous(PAGE_SIZE)?;
+            let mut aligned = crate::mapped_file::Mapping::anonymous(PAGE_SIZE)?;
             self.file.read_exact_at(aligned.bytes_mut(0, PAGE_SIZE), slot.offset())?;
             into.copy_from_slice(aligned.bytes_mut(0, PAGE_SIZE));
             return Ok(());

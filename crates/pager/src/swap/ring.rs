@@ -268,7 +268,7 @@ fn completion(tag: u64, result: rustix::io::Result<usize>) -> Completion {
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
-    use crate::mapping::Mapping;
+    use crate::mapped_file::Mapping;
     use ballast_units::{PAGE_SIZE, Pages};
 
     #[test]
