@@ -28,7 +28,7 @@ pub enum Broke {
 }
 
 /// A page of a region that is being broken: its word before, and the hold it goes to.
-struct Leaving {
+struct RegionPage {
     ppn: Ppn,
     word: Word,
     hold: Option<u64>,
@@ -162,35 +162,35 @@ impl<B: Backend> Memory<B> {
             return Ok(Broke::Busy);
         }
         let first = self.regions.first(region);
-        let Some(mut leaving) = self.claim_region(first) else { return Ok(Broke::Busy) };
+        let Some(mut pages) = self.claim_region(first) else { return Ok(Broke::Busy) };
         if self.regions.get(region) == Backing::Small {
-            self.stay_large(first, &leaving)?;
+            self.stay_large(first, &pages)?;
             return Ok(Broke::Small);
         }
         let n = self.regions.size().0;
-        let copied = self.backend.protect_run(first, n).and_then(|()| self.copy_out(&mut leaving));
+        let copied = self.backend.protect_run(first, n).and_then(|()| self.copy_out(&mut pages));
         match copied {
             Ok(()) => {}
             Err(MemError::Crash) => return Err(MemError::Crash),
             Err(e) => {
-                self.stay_large(first, &leaving)?;
+                self.stay_large(first, &pages)?;
                 return if e == MemError::Again { Ok(Broke::Busy) } else { Err(e) };
             }
         }
-        for page in &leaving {
+        for page in &pages {
             self.departures.note(page.ppn);
             self.commons.unwritten.remove(page.ppn);
             self.pmap.store(page.ppn, page.next().set_busy(Busy::Evicting));
         }
         if let Err(e) = self.backend.punch(first, n) {
             if e != MemError::Crash {
-                self.stay_large(first, &leaving)?;
+                self.stay_large(first, &pages)?;
             }
             return Err(e);
         }
         self.regions.set(region, Backing::Small);
         let mut freed = 0;
-        for page in &leaving {
+        for page in &pages {
             let next = page.next();
             freed += u64::from(page.word.state().charged() && !next.state().charged());
             self.pmap.store(page.ppn, next);
@@ -198,7 +198,7 @@ impl<B: Backend> Memory<B> {
         self.uncharge(freed);
         Counters::add(&self.counters.zero_dropped, freed);
         self.regions.broke(freed);
-        self.regions.add_away(leaving.iter().filter(|p| p.hold.is_some()).map(|p| p.ppn));
+        self.regions.add_away(pages.iter().filter(|p| p.hold.is_some()).map(|p| p.ppn));
         self.bring_back()?;
         Ok(Broke::Done { freed })
     }
@@ -241,7 +241,7 @@ impl<B: Backend> Memory<B> {
     }
 
     /// Claims all pages of a region, with a hold for each that is at home. None if that cannot be now.
-    fn claim_region(&self, first: Ppn) -> Option<Vec<Leaving>> {
+    fn claim_region(&self, first: Ppn) -> Option<Vec<RegionPage>> {
         let n = self.regions.size().0;
         let mut claimed = Vec::with_capacity(n as usize);
         for ppn in (first.0..first.0 + n).map(Ppn) {
@@ -260,12 +260,12 @@ impl<B: Backend> Memory<B> {
                 self.unclaim_region(&claimed);
                 return None;
             }
-            claimed.push(Leaving { ppn, word, hold });
+            claimed.push(RegionPage { ppn, word, hold });
         }
         Some(claimed)
     }
 
-    fn unclaim_region(&self, claimed: &[Leaving]) {
+    fn unclaim_region(&self, claimed: &[RegionPage]) {
         for page in claimed {
             page.hold.into_iter().for_each(|hold| self.stage.free_hold(hold));
             self.pmap.store(page.ppn, page.word);
@@ -273,8 +273,8 @@ impl<B: Backend> Memory<B> {
     }
 
     /// Copies what is at home into the holds; what is all zero needs none.
-    fn copy_out(&self, leaving: &mut [Leaving]) -> Result<(), MemError> {
-        for page in leaving {
+    fn copy_out(&self, pages: &mut [RegionPage]) -> Result<(), MemError> {
+        for page in pages {
             let Some(hold) = page.hold else { continue };
             // SAFETY: the hold is free and ours, so no word names it and nobody reads it.
             let bytes = unsafe { self.stage.page_mut(hold) };
@@ -289,20 +289,20 @@ impl<B: Backend> Memory<B> {
 
     /// Rolls back: the region is there, whole. Should lifting the protection fail (a discard is pending),
     /// writes fault and lift it. Err only when the manager dies.
-    fn stay_large(&self, first: Ppn, leaving: &[Leaving]) -> Result<(), MemError> {
-        for page in leaving {
+    fn stay_large(&self, first: Ppn, pages: &[RegionPage]) -> Result<(), MemError> {
+        for page in pages {
             self.commons.unwritten.remove(page.ppn);
         }
         let lifted = self.backend.unprotect_run(first, self.regions.size().0);
         if lifted == Err(MemError::Crash) {
             return Err(MemError::Crash);
         }
-        self.unclaim_region(leaving);
+        self.unclaim_region(pages);
         Ok(())
     }
 }
 
-impl Leaving {
+impl RegionPage {
     /// Its word when it has left.
     fn next(&self) -> Word {
         let next = match (self.word.state(), self.hold) {

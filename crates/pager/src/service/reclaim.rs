@@ -9,7 +9,7 @@ use ballast_units::Ppn;
 
 use super::cold::{Ahead, may_leave};
 use super::large::Collapsing;
-use super::leaving::Leaving;
+use super::leaving_store::LeavingStore;
 use super::sizing::Sizing;
 use super::trial::Trial;
 use super::vm::Shared;
@@ -49,7 +49,7 @@ pub(super) struct Reclaim {
     pub(super) trial: Trial,
     /// Victims, in rising order, that have been looked up in the share table, in vain, or came from the store to leave.
     pub(super) victims: Vec<Ppn>,
-    pub(super) leaving: Leaving,
+    pub(super) leaving_store: LeavingStore,
     examiner: Examiner,
     pub(super) sizing: Sizing,
     /// Since when, or since the last look, there have been pages to evict.
@@ -100,7 +100,7 @@ impl Reclaim {
             cold: Vec::new(),
             trial: Trial::default(),
             victims: Vec::new(),
-            leaving: Leaving::new(),
+            leaving_store: LeavingStore::new(),
             examiner: Examiner::to_itself(),
             compressor,
             stubborn: 0,

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use ballast_uffd::procmap::max_map_count;
 use ballast_units::Ppn;
 
-use super::vm::{Leaving, Shared};
+use super::vm::{DomainChange, Shared};
 use crate::backend::{Backend, MemError};
 use crate::memory::MOVING;
 use crate::sharing::control::{Control, Settings};
@@ -159,7 +159,7 @@ impl ShareService {
         self.map_zeros()?;
         self.be_forgotten();
         let settings = self.control.settings();
-        if self.vm.is_leaving() {
+        if self.vm.is_to_change_domain() {
             return self.leave_store();
         }
         self.rehome(&settings)?;
@@ -246,12 +246,12 @@ impl ShareService {
             return Ok(Duration::from_millis(1));
         }
         self.change_domain();
-        Ok(if self.vm.is_leaving() { IDLE } else { Duration::ZERO })
+        Ok(if self.vm.is_to_change_domain() { IDLE } else { Duration::ZERO })
     }
 
     /// Nothing of it is in the store, or nothing that may leave it.
     fn change_domain(&mut self) {
-        let Some(Leaving { to, switch }) = self.vm.take_leaving() else { return };
+        let Some(DomainChange { to, switch }) = self.vm.take_domain_change() else { return };
         let mut switch = Some(switch);
         let mappings = self.vm.memory.backend().mappings();
         let switch_once = || switch.take().is_some_and(|switch| switch(mappings));
@@ -261,7 +261,9 @@ impl ShareService {
                 self.vm.moved.store(true, Ordering::Relaxed);
                 self.vm.set_share_note(None);
             }
-            (Ok(false), Some(switch)) => self.vm.give_back_leaving(Leaving { to, switch }),
+            (Ok(false), Some(switch)) => {
+                self.vm.give_back_domain_change(DomainChange { to, switch })
+            }
             // It could not be booked; whoever wants it asks again.
             (Ok(false), None) => {}
             (Err(e), _) => self.vm.set_ill(format!("changing its salt: {e}")),

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use ballast_units::{Bytes, Pages, Ppn};
 
-pub(super) use self::domain::Leaving;
+pub(super) use self::domain::DomainChange;
 use super::around::Around;
 use super::crew::{Crew, FaultThreads};
 use super::fault::FaultService;
@@ -246,7 +246,7 @@ pub(super) struct Shared {
     /// See `is_to_share`.
     may_share: AtomicBool,
     /// Where it is to go, when its pages have left the store of the domain that it is in.
-    pub leaving: Mutex<Option<Leaving>>,
+    pub domain_change: Mutex<Option<DomainChange>>,
     /// It has moved to another domain, and nobody has asked since.
     pub moved: AtomicBool,
     /// Mappings of the VMM, when they were last counted.
@@ -411,16 +411,16 @@ impl Shared {
     }
 
     /// Whether it is to go to another domain.
-    pub fn is_leaving(&self) -> bool {
-        self.leaving.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    pub fn is_to_change_domain(&self) -> bool {
+        self.domain_change.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
     /// The caller is to see to it, or to give it back.
-    pub fn take_leaving(&self) -> Option<Leaving> {
-        self.leaving.lock().unwrap_or_else(PoisonError::into_inner).take()
+    pub fn take_domain_change(&self) -> Option<DomainChange> {
+        self.domain_change.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
     /// Unless another domain has been asked for meanwhile.
-    pub fn give_back_leaving(&self, leaving: Leaving) {
-        self.leaving.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(leaving);
+    pub fn give_back_domain_change(&self, change: DomainChange) {
+        self.domain_change.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(change);
     }
 
     /// See `PagedVm::share_note`.
@@ -530,7 +530,7 @@ impl PagedVm {
             sample_base: AtomicU64::new(0),
             samples_begun: AtomicU64::new(0),
             may_share: AtomicBool::new(false),
-            leaving: Mutex::new(None),
+            domain_change: Mutex::new(None),
             moved: AtomicBool::new(false),
             mappings: AtomicU64::new(0),
             share_note: Mutex::new(None),

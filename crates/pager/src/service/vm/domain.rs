@@ -14,7 +14,7 @@ use crate::sharing::Domain;
 use crate::sharing::control::Control;
 
 /// A change of domain that is under way.
-pub(in crate::service) struct Leaving {
+pub(in crate::service) struct DomainChange {
     /// Where it is to go.
     pub to: Arc<Domain<GuestRam>>,
     /// To be called when nothing of the VM can be on its way into either domain.
@@ -52,18 +52,18 @@ impl PagedVm {
         domain: &Arc<Domain<GuestRam>>,
         switch: impl FnOnce(&Mappings) -> bool + Send + 'static,
     ) -> bool {
-        let mut leaving = self.shared.leaving.lock().unwrap_or_else(PoisonError::into_inner);
-        if leaving.as_ref().is_some_and(|leaving| Arc::ptr_eq(&leaving.to, domain)) {
+        let mut change = self.shared.domain_change.lock().unwrap_or_else(PoisonError::into_inner);
+        if change.as_ref().is_some_and(|change| Arc::ptr_eq(&change.to, domain)) {
             return true;
         }
-        *leaving = Some(Leaving { to: domain.clone(), switch: Box::new(switch) });
-        drop(leaving);
+        *change = Some(DomainChange { to: domain.clone(), switch: Box::new(switch) });
+        drop(change);
         self.shared.signal_share();
         false
     }
     /// It is to stay in the domain that it is in. Answers whether it has moved there since the last call.
     pub fn stay(&self) -> bool {
-        *self.shared.leaving.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.shared.domain_change.lock().unwrap_or_else(PoisonError::into_inner) = None;
         self.shared.moved.swap(false, Ordering::Relaxed)
     }
 
