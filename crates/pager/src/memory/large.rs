@@ -51,10 +51,35 @@ impl<B: Backend> Memory<B> {
         {
             return None;
         }
+        // Another thread is at it, to make it large perhaps: a small page would be in its way.
+        if self.is_being_filled(region)? {
+            return Some(Err(Fault::Wait(Wait::Busy)));
+        }
         let (first, n) = (self.regions.first(region), self.regions.size().0);
-        let pages = || (first.0..first.0 + n).map(Ppn);
+        if !self.charge_if_plentiful(n) {
+            return None;
+        }
+        let claimed = self.claim_fresh(region);
+        if claimed.len() as u64 != n {
+            self.give_back_fresh(&claimed);
+            return Some(Err(Fault::Wait(Wait::Busy)));
+        }
+        match self.backend.next_present(first, first.0 + n) {
+            Ok(found) if found == first.0 + n => self.fill_large(region, claimed, ppn),
+            Err(MemError::Crash) => Some(Err(Fault::Failed(MemError::Crash))),
+            // Somebody wrote the RAM file past us: page by page, then.
+            _ => {
+                self.give_back_fresh(&claimed);
+                None
+            }
+        }
+    }
+
+    /// Whether pages of a region that has nothing yet are being filled. None: it has something, or is in another
+    /// transition.
+    fn is_being_filled(&self, region: usize) -> Option<bool> {
         let mut filling = false;
-        for word in pages().map(|p| self.pmap.load(p)) {
+        for word in self.regions.pages(region).map(|p| self.pmap.load(p)) {
             if !is_fresh(word.set_busy(Busy::Idle))
                 || !is_fresh(word) && word.busy() != Busy::Filling
             {
@@ -62,36 +87,37 @@ impl<B: Backend> Memory<B> {
             }
             filling |= word.busy() == Busy::Filling;
         }
-        // Another thread is at it, to make it large perhaps: a small page would be in its way.
-        if filling {
-            return Some(Err(Fault::Wait(Wait::Busy)));
-        }
-        if !self.charge_if_plentiful(n) {
-            return None;
-        }
-        let mut claimed = Vec::with_capacity(n as usize);
-        for p in pages() {
-            let word = self.pmap.load(p);
-            if !is_fresh(word) || self.claim(p, word).is_err() {
+        Some(filling)
+    }
+
+    /// Claims the pages of a region that has nothing yet, up to the first that has, or that somebody else has
+    /// claimed; with their words before.
+    fn claim_fresh(&self, region: usize) -> Vec<(Ppn, Word)> {
+        let mut claimed = Vec::with_capacity(self.regions.size().0 as usize);
+        for ppn in self.regions.pages(region) {
+            let word = self.pmap.load(ppn);
+            if !is_fresh(word) || self.claim(ppn, word).is_err() {
                 break;
             }
-            claimed.push((p, word));
+            claimed.push((ppn, word));
         }
-        let give_back = |claimed: &[(Ppn, Word)]| {
-            claimed.iter().for_each(|&(p, word)| self.pmap.store(p, word));
-            self.uncharge(n);
-            None
-        };
-        if claimed.len() as u64 != n {
-            give_back(&claimed);
-            return Some(Err(Fault::Wait(Wait::Busy)));
-        }
-        match self.backend.next_present(first, first.0 + n) {
-            Ok(found) if found == first.0 + n => {}
-            Err(MemError::Crash) => return Some(Err(Fault::Failed(MemError::Crash))),
-            // Somebody wrote the RAM file past us: page by page, then.
-            _ => return give_back(&claimed),
-        }
+        claimed
+    }
+
+    /// Nothing was put into what was claimed of a region, for all of which was charged.
+    fn give_back_fresh(&self, claimed: &[(Ppn, Word)]) {
+        claimed.iter().for_each(|&(ppn, word)| self.pmap.store(ppn, word));
+        self.uncharge(self.regions.size().0);
+    }
+
+    /// Fills a region, all of which is claimed and charged, for a fault on `ppn`. None: as of `fault_large`.
+    fn fill_large(
+        &self,
+        region: usize,
+        claimed: Vec<(Ppn, Word)>,
+        ppn: Ppn,
+    ) -> Option<Result<(), Fault>> {
+        let (first, n) = (self.regions.first(region), self.regions.size().0);
         // Before any of its pages can be seen to be Resident.
         self.regions.set(region, Backing::Whole);
         match self.backend.allocate(first, n) {
