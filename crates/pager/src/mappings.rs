@@ -102,6 +102,47 @@ struct Views {
     zeros: Option<View>,
 }
 
+impl Views {
+    /// Runs as changes, in order, and the files that these name by their number. None: there is no such file.
+    fn changes(
+        &self,
+        layout: &RamLayout,
+        runs: &[Remap],
+    ) -> Option<(Vec<Change>, Vec<BorrowedFd<'_>>)> {
+        // Those that are needed, in this order.
+        let needs = |zeros: bool| {
+            runs.iter().any(|run| match run.to {
+                Place::Home => false,
+                Place::Store(_) => !zeros,
+                Place::Zeros => zeros,
+            })
+        };
+        let store = self.store.as_ref().filter(|_| needs(false));
+        let zeros = self.zeros.as_ref().filter(|_| needs(true));
+        let mut changes = Vec::with_capacity(runs.len());
+        for run in runs {
+            // Of a run that goes on in the next part, one for each.
+            for (first, n) in layout.split(run.first, run.n) {
+                let to = match run.to {
+                    Place::Home => Some(Target::Home),
+                    Place::Store(page) => store.map(|_| {
+                        let before = Pages(first.0 - run.first.0).bytes().0;
+                        Target::File { index: 0, offset: page.offset() + before }
+                    }),
+                    Place::Zeros => zeros.map(|_| Target::File {
+                        index: u8::from(store.is_some()),
+                        offset: zero_offset(first),
+                    }),
+                };
+                let (addr, len) = (layout.at(first).addr, Pages(n).bytes());
+                changes.push(Change { addr, len, to: to? });
+            }
+        }
+        let files = store.into_iter().chain(zeros).map(|view| view.fd.as_fd()).collect();
+        Some((changes, files))
+    }
+}
+
 /// Pages of the file of zeros: a run of pages that nobody wrote maps it from its start on.
 pub const ZERO_RUN: Pages = Pages::from_mib(2);
 
@@ -149,37 +190,9 @@ impl Mappings {
         let mut link = lock(&self.link);
         let Some(link) = link.as_mut() else { return (0, Err(MemError::Fixed)) };
         let views = lock(&self.views);
-        // Those that are needed, in this order.
-        let needs = |zeros: bool| {
-            runs.iter().any(|run| match run.to {
-                Place::Home => false,
-                Place::Store(_) => !zeros,
-                Place::Zeros => zeros,
-            })
+        let Some((changes, files)) = views.changes(layout, runs) else {
+            return (0, Err(MemError::Fixed));
         };
-        let store = views.store.as_ref().filter(|_| needs(false));
-        let zeros = views.zeros.as_ref().filter(|_| needs(true));
-        let files: Vec<BorrowedFd<'_>> =
-            store.into_iter().chain(zeros).map(|view| view.fd.as_fd()).collect();
-        let mut changes = Vec::with_capacity(runs.len());
-        for run in runs {
-            // Of a run that goes on in the next part, one for each.
-            for (first, n) in layout.split(run.first, run.n) {
-                let to = match run.to {
-                    Place::Home => Some(Target::Home),
-                    Place::Store(page) => store.map(|_| {
-                        let before = Pages(first.0 - run.first.0).bytes().0;
-                        Target::File { index: 0, offset: page.offset() + before }
-                    }),
-                    Place::Zeros => zeros.map(|_| Target::File {
-                        index: u8::from(store.is_some()),
-                        offset: zero_offset(first),
-                    }),
-                };
-                let Some(to) = to else { return (0, Err(MemError::Fixed)) };
-                changes.push(Change { addr: layout.at(first).addr, len: Pages(n).bytes(), to });
-            }
-        }
         // Runs that are done whole when so many changes are made.
         let runs_in = |made: usize| {
             let mut left = made;
