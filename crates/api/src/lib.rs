@@ -30,8 +30,6 @@
 
 #![warn(missing_docs)]
 
-pub use ballast_units::good_vm_name;
-
 pub mod client;
 mod compression;
 mod error;

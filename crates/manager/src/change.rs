@@ -10,6 +10,7 @@ use ballast_policy::pools::Books;
 use ballast_units::{Bytes, Pages};
 
 use crate::config::rules::{PoolRule, VmRule};
+use crate::limits;
 use crate::manager::{Failure, Made, Manager, Pledge, check_pool};
 use crate::pools::Rules;
 use crate::records::Record;
@@ -229,10 +230,8 @@ pub(crate) fn either<T>(
 fn changed(vm: &Vm, old: &VmParams, change: &VmChange) -> Result<VmParams, Failure> {
     let (name, mut asked) = (&vm.name, old.asked());
     if let Some(shares) = change.shares {
-        if shares == 0 {
-            return Err(Failure::bad("shares: 0 is not at least 1"));
-        }
-        asked.shares = Some(shares);
+        let shares = limits::shares(shares);
+        asked.shares = Some(shares.map_err(|wrong| Failure::bad(limits::line(wrong)))?);
     }
     if let Some(tax) = change.tax {
         TaxRate::new(tax).map_err(|e| Failure::bad(format!("tax: {e}")))?;
@@ -264,9 +263,7 @@ fn changed(vm: &Vm, old: &VmParams, change: &VmChange) -> Result<VmParams, Failu
     // What nobody asked for stays as it is, whatever the configuration says by now.
     let min = asked.min.unwrap_or(old.min);
     let max = asked.max.unwrap_or(old.max);
-    if min > max {
-        return Err(Failure::bad(format!("min: {min} is above max, {max}")));
-    }
+    limits::min_and_max(min, max).map_err(|wrong| Failure::bad(limits::line(wrong)))?;
     Ok(VmParams {
         shares: asked.shares.unwrap_or(old.shares),
         min,

@@ -16,6 +16,7 @@ use ballast_qemu::process::host_memory;
 use ballast_units::{Bytes, Pages};
 use serde::Deserialize;
 
+use crate::limits::Wrong;
 use rules::{PoolRule, PoolTable, VmRule, VmTable};
 pub use tools::ToolSettings;
 
@@ -450,9 +451,6 @@ fn budget_within(budget: Pages, host: Bytes) -> Result<(), String> {
     }
     Ok(())
 }
-
-/// A key, and what is wrong with its value.
-type Wrong = (&'static str, String);
 
 fn size(key: &'static str, text: &Option<String>) -> Result<Option<Bytes>, Wrong> {
     let size = text.as_deref().map(str::parse::<Bytes>).transpose();

@@ -12,6 +12,7 @@ use ballast_journal::{Journal, Settings};
 use ballast_units::Bytes;
 use serde::Deserialize;
 
+use crate::limits::Wrong;
 use crate::manager::{Failure, Manager};
 
 /// The table `[journal]` as it is written.
@@ -28,7 +29,7 @@ const DEFAULT_LIMIT: u64 = 64 << 20;
 const FLUSH: Duration = Duration::from_secs(2);
 
 /// Checks the table: `None` keeps no journal. An error names its key.
-pub fn check(table: &Table, run_dir: &Path) -> Result<Option<Settings>, (&'static str, String)> {
+pub fn check(table: &Table, run_dir: &Path) -> Result<Option<Settings>, Wrong> {
     let limit = match &table.limit {
         None => DEFAULT_LIMIT,
         Some(text) => text.parse::<Bytes>().map_err(|e| ("journal.limit", e.to_string()))?.0,

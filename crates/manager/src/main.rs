@@ -16,6 +16,7 @@ mod inputs;
 mod journal;
 mod kick;
 mod lifecycle;
+mod limits;
 mod logs;
 mod looks;
 mod manager;
