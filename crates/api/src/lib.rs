@@ -39,6 +39,7 @@ pub mod fuzzing;
 mod host;
 mod inputs;
 mod journal;
+pub mod layout;
 mod names;
 mod pool;
 pub mod record;

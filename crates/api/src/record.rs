@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::layout::{RECORD, VMS};
+
 /// Grows by one whenever an older program could not understand the file.
 pub const RECORD_VERSION: u32 = 4;
 
@@ -38,7 +40,7 @@ pub struct ProcessRecord {
 
 /// Where the record of a VM is, whose name must be a good one.
 pub fn record_path(run_dir: &Path, vm: &str) -> PathBuf {
-    run_dir.join("vms").join(vm).join("vm.json")
+    run_dir.join(VMS).join(vm).join(RECORD)
 }
 
 /// The text of a record whose version this program knows; None if there is no record.

@@ -16,6 +16,7 @@ use ballast_qemu::process::host_memory;
 use ballast_units::{Bytes, Pages};
 use serde::Deserialize;
 
+use crate::layout;
 use crate::limits::Wrong;
 use rules::{PoolRule, PoolTable, VmRule, VmTable};
 pub use tools::ToolSettings;
@@ -563,7 +564,7 @@ fn run_dir(named: Option<PathBuf>) -> Result<PathBuf, Wrong> {
 
 /// Of the API: in the run folder, if none is named.
 fn socket(named: Option<PathBuf>, run_dir: &Path) -> Result<PathBuf, Wrong> {
-    absolute("socket", named.unwrap_or_else(|| run_dir.join("api.sock")))
+    absolute("socket", named.unwrap_or_else(|| run_dir.join(layout::API_SOCKET)))
 }
 
 /// The library that VMMs preload; it is there.
@@ -593,7 +594,7 @@ fn swap_places(
         None if !swap.is_empty() => None,
         Some(dir) => Some(absolute("swap_dir", dir)?),
         None if run_dir == Path::new("/run/ballast") => Some("/var/lib/ballast/swap".into()),
-        None => Some(run_dir.join("swap")),
+        None => Some(run_dir.join(layout::SWAP)),
     };
     for location in &mut swap {
         location.path = absolute("swap.location", std::mem::take(&mut location.path))?;

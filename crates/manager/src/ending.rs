@@ -12,6 +12,7 @@ use ballast_units::{Bytes, Pages, VmId};
 use rustix::process::Signal;
 
 use crate::config::rules::rule_for;
+use crate::layout::QEMU_LOG;
 use crate::lifecycle::built_at;
 use crate::manager::{Failure, Manager, Waits, add_counters};
 use crate::records::Record;
@@ -316,7 +317,7 @@ fn terminate(vm: &Vm) {
 pub async fn watch_exit(manager: Arc<Manager>, vm: Arc<Vm>) {
     let exit = vm.process.exited().await;
     let asked = vm.run_state() == RunState::Stopping;
-    let log = last_log_line(&vm.folder.join("qemu.log"));
+    let log = last_log_line(&vm.folder.join(QEMU_LOG));
     tracing::info!(vm = vm.name, "{exit}{}", log.map_or(String::new(), |l| format!(": {l}")));
     // Whether it was a reboot is among the last things that QEMU said.
     if let Some(events) = vm.take_events() {

@@ -12,6 +12,7 @@ use ballast_journal::{Journal, Settings};
 use ballast_units::Bytes;
 use serde::Deserialize;
 
+use crate::layout::JOURNAL;
 use crate::limits::Wrong;
 use crate::manager::{Failure, Manager};
 
@@ -42,7 +43,7 @@ pub fn check(table: &Table, run_dir: &Path) -> Result<Option<Settings>, Wrong> {
         Some(folder) => std::path::absolute(folder)
             .map_err(|e| ("journal.folder", format!("{}: {e}", folder.display())))?,
         None if run_dir == Path::new("/run/ballast") => "/var/lib/ballast/journal".into(),
-        None => run_dir.join("journal"),
+        None => run_dir.join(JOURNAL),
     };
     Ok((table.enabled != Some(false)).then_some(Settings { folder, limit }))
 }

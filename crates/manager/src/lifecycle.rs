@@ -24,7 +24,7 @@ use crate::paging::{Answer, Expected, pager_config};
 use crate::records::Record;
 use crate::upgrade::since_boot_ms;
 use crate::vm::{Asked, NewVm, Vm, VmParams, lock};
-use crate::{agent_loop, balloon_loop, ending, hotplug_loop, views};
+use crate::{agent_loop, balloon_loop, ending, hotplug_loop, layout, views};
 
 /// Deadline of one QMP command: a QEMU that waits in a page fault answers when it is served.
 const QMP_DEADLINE: Duration = Duration::from_secs(5);
@@ -244,7 +244,7 @@ impl Manager {
             Accel::Kvm => AccelChoice::Kvm,
             Accel::Auto => {
                 let qemu = spec.qemu.clone().unwrap_or_else(|| "qemu-system-x86_64".into());
-                let cache = self.config().run_dir.join("accel.json");
+                let cache = self.config().run_dir.join(layout::ACCEL);
                 probe_accel_cached(&cache, &qemu, Some(&spec.kernel)).await
             }
         };
@@ -359,11 +359,11 @@ impl Manager {
             shim: self.config().shim.clone(),
             ram: None,
             hotplug: None,
-            shim_socket: self.config().run_dir.join("shim.sock"),
-            qmp_socket: run_dir.join("qmp.sock"),
-            agent_socket: run_dir.join("agent.sock"),
-            console: run_dir.join("console.log"),
-            qemu_log: run_dir.join("qemu.log"),
+            shim_socket: self.config().run_dir.join(layout::SHIM_SOCKET),
+            qmp_socket: run_dir.join(layout::QMP_SOCKET),
+            agent_socket: run_dir.join(layout::AGENT_SOCKET),
+            console: run_dir.join(layout::CONSOLE),
+            qemu_log: run_dir.join(layout::QEMU_LOG),
             run_dir,
         }
     }

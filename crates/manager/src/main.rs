@@ -15,6 +15,7 @@ mod hotplug_loop;
 mod inputs;
 mod journal;
 mod kick;
+mod layout;
 mod lifecycle;
 mod limits;
 mod logs;
@@ -211,7 +212,7 @@ async fn serve(config: Config, source: Source, stop_vms_on_exit: bool) -> anyhow
         Some(missing) => anyhow::bail!(missing),
         None => {}
     }
-    let shims = bind_shims(&config.run_dir.join("shim.sock"), config.shim_group)?;
+    let shims = bind_shims(&config.run_dir.join(layout::SHIM_SOCKET), config.shim_group)?;
     let listener = bind_api(&config.socket)?;
     let threads = start_threads(&manager, shims)?;
     for vm in waiting {

@@ -24,6 +24,7 @@ use crate::commons::Commons;
 use crate::config::Config;
 use crate::host_set::HostSet;
 use crate::kick::Kick;
+use crate::layout::VMS;
 use crate::paging::Expected;
 use crate::pools::Pools;
 use crate::rates::Rates;
@@ -350,7 +351,7 @@ impl Manager {
 
     /// In the run folder; a VM of this name need not be there.
     pub fn folder_of(&self, name: &str) -> PathBuf {
-        self.config().run_dir.join("vms").join(name)
+        self.config().run_dir.join(VMS).join(name)
     }
 
     /// Checks promises already made against one more (OSDI'02 s.6.2), and records it under `name`

@@ -9,6 +9,7 @@
 //! | `mapped_file` | the manager's own files, mapped: none of them a guest's RAM |
 //! | `ledger`, `host` | exact accounting of machine memory |
 //! | `stage`, `tier`, `swap/` | the way out of memory, and where it leads: compressed pages, swap |
+//! | `run_files` | what of it is in a VM's run folder |
 //! | `worth` | how large the tier of compressed pages is to be |
 //! | `service/` | the threads of a VM: fault service, reclaim |
 //! | `sharing/` | domains: the store, the share table, and how equal pages are found |
@@ -32,6 +33,7 @@ pub mod memory;
 pub mod pmap;
 mod ram_layout;
 mod replacement;
+pub mod run_files;
 pub mod service;
 pub mod sharing;
 mod sparse;

@@ -32,6 +32,7 @@ use crate::mapped_file::is_begun;
 use crate::memory::{MOVING, Mark, Memory, RecoverError, Recovered, Unbooked};
 use crate::pmap::{Pmap, PmapError};
 use crate::replacement::{Random, Replacement};
+use crate::run_files::{COMPRESSED, PMAP, STAGE};
 use crate::sharing::DomainError;
 use crate::stage::{Stage, StageError, StageLayout};
 use crate::swap::{Place, SwapError, SwapSpace};
@@ -116,9 +117,9 @@ impl VmFiles {
     /// disks.
     pub fn new(run: &Path, swap: SwapSpace) -> VmFiles {
         VmFiles {
-            pmap: run.join("pmap"),
-            stage: run.join("stage"),
-            compressed: run.join("compressed"),
+            pmap: run.join(PMAP),
+            stage: run.join(STAGE),
+            compressed: run.join(COMPRESSED),
             swap,
         }
     }
@@ -128,11 +129,11 @@ impl VmFiles {
     pub fn verify(run: &Path) -> Result<(), StartError> {
         // The stage is made after the pmap. Without it, or with one that nothing was written into (as managers
         // left that died over making it under its name), the VM has not mapped its RAM yet.
-        let stage = run.join("stage");
+        let stage = run.join(STAGE);
         let begun = stage.exists()
             && is_begun(&stage).map_err(|source| StageError::Io { path: stage.clone(), source })?;
         if begun {
-            Pmap::verify(&run.join("pmap"))?;
+            Pmap::verify(&run.join(PMAP))?;
             Stage::verify(&stage)?;
         }
         Ok(())
