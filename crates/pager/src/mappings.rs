@@ -64,7 +64,10 @@ pub struct View {
 }
 
 impl View {
-    /// Of the file that the descriptor is of, which stays open with the view. Err: of fstat.
+    /// Of the file that the descriptor is of, which stays open with the view.
+    ///
+    /// # Errors
+    /// Of fstat.
     pub fn new(fd: OwnedFd) -> std::io::Result<View> {
         let stat = rustix::fs::fstat(&fd)?;
         Ok(View { fd, identity: (stat.st_dev, stat.st_ino) })
@@ -73,7 +76,10 @@ impl View {
     pub fn identity(&self) -> (u64, u64) {
         self.identity
     }
-    /// The same file, by a descriptor of its own. Err: of dup, where too many are open.
+    /// The same file, by a descriptor of its own.
+    ///
+    /// # Errors
+    /// Of dup, where too many are open.
     pub fn try_clone(&self) -> std::io::Result<View> {
         Ok(View { fd: self.fd.try_clone()?, identity: self.identity })
     }
@@ -148,6 +154,9 @@ pub const ZERO_RUN: Pages = Pages::from_mib(2);
 
 impl Mappings {
     /// From now on the VM's mappings can be changed. `homes` are device and inode of the RAM file of each part.
+    ///
+    /// # Errors
+    /// Of opening /proc/PID/pagemap: the VMM is gone, or not ours to look at. Then nothing is connected.
     pub fn connect(
         &self,
         remapper: Box<dyn Remapper>,

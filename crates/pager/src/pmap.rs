@@ -92,7 +92,10 @@ impl Pmap {
         Pmap::count(Words::Heap(words), len)
     }
 
-    /// Creates the file, all pages untouched. Fails if it exists. Once it is there it is whole.
+    /// Creates the file, all pages untouched. Once it is there it is whole.
+    ///
+    /// # Errors
+    /// The file exists, or cannot be made.
     pub fn create(path: &Path, len: Pages) -> Result<Pmap, PmapError> {
         let io = |source| PmapError::Io { path: path.to_owned(), source };
         let fresh = Fresh::beside(path).map_err(io)?;
@@ -108,6 +111,9 @@ impl Pmap {
     }
 
     /// Opens the pmap of a VM that runs already; every word is checked.
+    ///
+    /// # Errors
+    /// The file cannot be opened, is no pmap or one of a newer version or another size, or has a word that cannot be.
     pub fn open(path: &Path, len: Pages) -> Result<Pmap, PmapError> {
         let io = |source| PmapError::Io { path: path.to_owned(), source };
         Pmap::verify(path)?;
@@ -144,6 +150,9 @@ impl Pmap {
     }
 
     /// Whether this manager understands the file.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is no pmap, or one of a newer version.
     pub fn verify(path: &Path) -> Result<(), PmapError> {
         let header = crate::mapped_file::first_bytes(path)
             .map_err(|source| PmapError::Io { path: path.to_owned(), source })?;
@@ -152,6 +161,9 @@ impl Pmap {
 
     /// The words of a VM that nobody has taken over yet, read from its file: changes nothing.
     /// Holes, whose pages nobody touched, are passed over. A file that was not even begun has no words.
+    ///
+    /// # Errors
+    /// As of `open`, but for its size. Words before the one that is wrong have been told.
     pub fn peek(path: &Path, mut each: impl FnMut(Ppn, Word)) -> Result<(), PmapError> {
         let io = |source| PmapError::Io { path: path.to_owned(), source };
         if !is_begun(path).map_err(io)? {
@@ -307,6 +319,9 @@ impl Pmap {
 
     /// Moves a page from `from` to `to` if it is still in `from`; answers what it is otherwise. An
     /// untouched page whose word gets no memory stays what it is, and that is answered.
+    ///
+    /// # Errors
+    /// What the page is; nothing was changed.
     pub fn exchange(&self, ppn: Ppn, from: Word, to: Word) -> Result<(), Word> {
         if let Words::File(_, parts, _) = &self.words
             && !parts.has(at(ppn))

@@ -186,6 +186,9 @@ impl<B: Backend> Memory<B> {
     /// Moves the VM to another domain, if no page of it names one of the old one's. Under the turn, so
     /// that none can any more; `switch` is called before the first can in the new one. If that answers false,
     /// the VM stays where it is. Answers whether it moved. Looks at all words.
+    ///
+    /// # Errors
+    /// The new domain has no numbers left for so many pages; the VM is in none then.
     pub fn change_domain(
         self: &Arc<Self>,
         domain: &Arc<Domain<B>>,

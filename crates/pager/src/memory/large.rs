@@ -230,6 +230,9 @@ impl<B: Backend> Memory<B> {
     }
 
     /// Brings pages of broken regions home that are still in their holds. Answers how many are left.
+    ///
+    /// # Errors
+    /// Of the operations on the VMM's memory. What did not come is tried again by the next call.
     pub fn bring_back(&self) -> Result<usize, MemError> {
         let mut left = self.regions.take_away();
         let mut result = Ok(());

@@ -27,6 +27,11 @@ impl<B: Backend> Memory<B> {
     /// Called once, before any other operation, with nobody else at the pages. Guests that wait are
     /// woken at the end: they fault again, to the new manager. `drain` reads the events that stand
     /// in the way (EAGAIN). What it finds is booked in place of what was booked in advance.
+    ///
+    /// # Errors
+    /// Words name what does not exist or is another page's, or it cannot be told what is in the VMM's memory. Words before
+    /// that are settled.
+    /// settled.
     pub fn recover(
         &self,
         drain: &dyn Fn(),

@@ -82,7 +82,8 @@ impl Reads {
     /// Memory of the buffers.
     pub const PAGES: Pages = Pages((WANTED + AHEAD) as u64);
 
-    /// Err: no memory for the buffers.
+    /// # Errors
+    /// No memory for the buffers.
     pub fn new(vm: Arc<Shared>) -> std::io::Result<Reads> {
         Ok(Reads {
             ring: vm.swap.ring((WANTED + AHEAD) as u32),

@@ -126,6 +126,9 @@ impl VmFiles {
 
     /// Whether this manager understands what another one left in a VM's run folder: to be asked before
     /// anything is touched. The swap files have no version: what is in them is for the pmap to say.
+    ///
+    /// # Errors
+    /// A file cannot be read, is damaged, or is of a newer manager.
     pub fn verify(run: &Path) -> Result<(), StartError> {
         // The stage is made after the pmap. Without it, or with one that nothing was written into (as managers
         // left that died over making it under its name), the VM has not mapped its RAM yet.
@@ -454,6 +457,10 @@ pub struct PagedVm {
 impl PagedVm {
     /// Takes charge of a VM that has just mapped its RAM. `overhead` pages must be reserved in the
     /// host's ledger already; they are released with the VM. The swap files have been made for it.
+    ///
+    /// # Errors
+    /// The layout cannot be, a file is there already or cannot be made, or a thread cannot be started. No file is left that was
+    /// made.
     pub fn start(
         name: &str,
         config: PagerConfig,

@@ -119,6 +119,9 @@ impl Examiner {
 
     /// Looks at pages in ascending order. Those that are not at home, or known not to have been
     /// written since the last look, are passed over.
+    ///
+    /// # Errors
+    /// Of the operations on the VM's own memory. Pages that were looked at before that are as they should be.
     pub fn examine<B: Backend>(
         &mut self,
         memory: &Memory<B>,

@@ -26,6 +26,9 @@ type Switch = Box<dyn FnOnce(&Mappings) -> bool + Send>;
 impl PagedVm {
     /// Joins a domain, and looks for pages to share in it as `control` allows, once `set_may_share`
     /// allows it too. The way to the shim must be connected, and the domain's store set.
+    ///
+    /// # Errors
+    /// The domain has no room for the VM, or a thread cannot be started.
     pub fn share_in(
         &mut self,
         domain: &Arc<Domain<GuestRam>>,
