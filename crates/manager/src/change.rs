@@ -28,6 +28,10 @@ pub(crate) struct Next<'a> {
 
 impl Manager {
     /// New parameters of a VM.
+    ///
+    /// # Errors
+    /// No such VM; a value that cannot be; more promised than there is; or the next manager could not be told. Nothing is
+    /// changed.
     pub fn change_vm(&self, name: &str, change: &VmChange) -> Result<Arc<Vm>, Failure> {
         let vm = self.vm(name)?;
         // One at a time: each builds upon the parameters and the promises that the last one left.
@@ -116,6 +120,9 @@ impl Manager {
     }
 
     /// Defines a pool, or changes one.
+    ///
+    /// # Errors
+    /// A value that cannot be, more promised than there is, or the next manager could not be told. Nothing is changed.
     pub fn change_pool(&self, name: &str, change: &PoolChange) -> Result<(), Failure> {
         let one = lock(&self.changing);
         let mut rules = self.pools.rules();
@@ -142,6 +149,9 @@ impl Manager {
 
     /// Takes away what commands said of a pool: what the configuration says of it is in force again, or it
     /// is no more.
+    ///
+    /// # Errors
+    /// No such pool, one of the configuration, or one that is in use; or the next manager could not be told.
     pub fn remove_pool(&self, name: &str) -> Result<(), Failure> {
         let one = lock(&self.changing);
         let mut rules = self.pools.rules();
@@ -171,6 +181,9 @@ impl Manager {
     }
 
     /// New parameters of the host.
+    ///
+    /// # Errors
+    /// A value that cannot be, more promised than there is, or the next manager could not be told. Nothing is changed.
     pub fn change_host(&self, change: &HostChange) -> Result<(), Failure> {
         let one = lock(&self.changing);
         let set = lock(&self.host_set).changed(change)?;

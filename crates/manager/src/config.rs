@@ -326,6 +326,9 @@ const MIN_BUDGET: Pages = Pages::from_mib(32);
 
 impl Config {
     /// Reads the file, if any, lays the command line over it, and checks all.
+    ///
+    /// # Errors
+    /// The file cannot be read, is no TOML, or has a value that cannot be, which the error names.
     pub fn load(path: Option<&Path>, overrides: Overrides) -> Result<Config, ConfigError> {
         let host = host_memory().unwrap_or(Bytes(0));
         let Some(path) = path else {
@@ -439,6 +442,9 @@ fn group(name: &str) -> Result<u32, String> {
 }
 
 /// A budget that this host can have.
+///
+/// # Errors
+/// Too little for any host, or more than this one has.
 pub fn check_budget(budget: Pages) -> Result<(), String> {
     budget_within(budget, host_memory().unwrap_or(Bytes(0)))
 }

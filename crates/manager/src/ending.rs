@@ -36,6 +36,9 @@ const REBOOT_PAUSE: Duration = Duration::from_secs(5);
 impl Manager {
     /// Ends a VM: the guest's own way for `grace`, or without QMP the VMM's; then it is killed. All it had is
     /// released when this returns.
+    ///
+    /// # Errors
+    /// No such VM, or it is not to be ended now, or cannot be killed.
     pub async fn stop_vm(self: &Arc<Self>, name: &str, grace: Duration) -> Result<VmView, Failure> {
         let vm = match self.vm(name) {
             Ok(vm) => vm,

@@ -41,6 +41,10 @@ const BUILDING: Duration = Duration::from_secs(10);
 
 impl Manager {
     /// Starts a VM: admission, VMM, pager, QMP. Answers when the guest runs.
+    ///
+    /// # Errors
+    /// The spec, what it names, or its promise cannot be; no room within its time; or its VMM did not start. Nothing is left of it
+    /// but its logs.
     pub async fn run_vm(self: &Arc<Self>, mut spec: VmSpec) -> Result<VmView, Failure> {
         let checked = spec.clone();
         tokio::task::spawn_blocking(move || check_spec(&checked))

@@ -165,6 +165,9 @@ impl Failure {
 
 impl Manager {
     /// Must be called inside the runtime.
+    ///
+    /// # Errors
+    /// What a former manager left, or what is configured, cannot be used.
     pub fn new(config: Config, source: Source) -> anyhow::Result<Arc<Manager>> {
         let host_set = HostSet::load(&config.run_dir)?;
         let budget = host_set.budget.unwrap_or(config.budget);
@@ -356,6 +359,9 @@ impl Manager {
 
     /// Checks promises already made against one more (OSDI'02 s.6.2), and records it under `name`
     /// until the VM is there or the start failed.
+    ///
+    /// # Errors
+    /// The pool, or the host, cannot promise so much more.
     pub fn promise(&self, name: &str, need: Pledge) -> Result<(), Failure> {
         let mut starting = lock(&self.starting);
         // Under the lock: whoever takes a pool away looks for promises out of it.

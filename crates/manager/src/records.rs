@@ -153,7 +153,10 @@ impl Record {
         folder.join(RECORD)
     }
 
-    /// None if there is none; an error if there is one that cannot be used.
+    /// None if there is none.
+    ///
+    /// # Errors
+    /// There is one that cannot be used.
     pub fn load(folder: &Path) -> Result<Option<Record>, String> {
         let path = folder.join(RECORD);
         let Some(text) = read_record(&path).map_err(|e| e.to_string())? else { return Ok(None) };
@@ -190,6 +193,9 @@ impl Record {
     }
 
     /// See `update`.
+    ///
+    /// # Errors
+    /// It cannot be written, and is as it was.
     pub fn update_params(folder: &Path, params: &VmParams) -> Result<(), String> {
         Record::update(folder, |record| record.params = params.clone()).map(drop)
     }

@@ -51,6 +51,9 @@ impl Folders {
     }
 
     /// It has the folder to itself: another one that ended a moment ago may have cleared it.
+    ///
+    /// # Errors
+    /// A folder cannot be made, or is not to be trusted.
     pub fn make_again(&self, config: &Config) -> anyhow::Result<()> {
         create(config)
     }
@@ -147,6 +150,9 @@ fn make(dir: &Path, above: u32) -> anyhow::Result<()> {
 }
 
 /// Gives a file to a group, if there is one, and sets its mode.
+///
+/// # Errors
+/// It is not ours to give.
 pub fn open_to(path: &Path, group: Option<u32>, mode: u32) -> std::io::Result<()> {
     if group.is_some() {
         std::os::unix::fs::chown(path, None, group)?;
@@ -165,6 +171,9 @@ fn remove_empty(folders: &[PathBuf]) {
 }
 
 /// Two managers on one run folder would page the same guests: None if there is one already.
+///
+/// # Errors
+/// The file cannot be opened or locked.
 pub fn try_lock(run_dir: &Path) -> anyhow::Result<Option<File>> {
     let path = run_dir.join(layout::LOCK);
     let named = || path.display().to_string();
@@ -189,6 +198,9 @@ pub fn try_lock(run_dir: &Path) -> anyhow::Result<Option<File>> {
 }
 
 /// Whether this manager understands what is in the folder. Changes nothing.
+///
+/// # Errors
+/// A newer manager wrote it, or none did.
 pub fn check_format(run_dir: &Path) -> anyhow::Result<()> {
     let path = run_dir.join(layout::FORMAT);
     let text = match std::fs::read_to_string(&path) {
@@ -209,6 +221,9 @@ pub fn check_format(run_dir: &Path) -> anyhow::Result<()> {
 }
 
 /// From now on the folder is of this manager's format.
+///
+/// # Errors
+/// The file cannot be written.
 pub fn set_format(run_dir: &Path) -> anyhow::Result<()> {
     let path = run_dir.join(layout::FORMAT);
     whole_file::write(&path, format!("{FORMAT_TEXT}{FORMAT}\n").as_bytes())

@@ -31,8 +31,10 @@ pub struct Survey {
     pub unread: Vec<(String, String)>,
 }
 
-/// All VMs that are noted in the run folder. An error names the file that this manager does not
-/// understand; nothing has been changed.
+/// All VMs that are noted in the run folder.
+///
+/// # Errors
+/// What a newer manager wrote, which the error names; or the folder cannot be read. Nothing has been changed.
 pub fn survey(run_dir: &Path) -> anyhow::Result<Survey> {
     run_dir::check_format(run_dir)?;
     let mut survey = Survey::default();

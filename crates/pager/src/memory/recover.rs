@@ -31,7 +31,6 @@ impl<B: Backend> Memory<B> {
     /// # Errors
     /// Words name what does not exist or is another page's, or it cannot be told what is in the VMM's memory. Words before
     /// that are settled.
-    /// settled.
     pub fn recover(
         &self,
         drain: &dyn Fn(),
