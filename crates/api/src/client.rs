@@ -31,6 +31,10 @@ pub enum ClientError {
 }
 
 /// Cheap to clone; holds no connection.
+///
+/// # Errors
+/// Of every request: no manager answers there (in time, or whole), or it refused; then nothing has changed. Whether it
+/// did what it was asked for when its answer did not come, is not known.
 #[derive(Clone, Debug)]
 pub struct Client {
     socket: PathBuf,

@@ -30,8 +30,6 @@
 
 #![warn(missing_docs)]
 
-pub use ballast_units::good_vm_name;
-
 pub mod client;
 mod compression;
 mod error;
@@ -41,6 +39,7 @@ pub mod fuzzing;
 mod host;
 mod inputs;
 mod journal;
+pub mod layout;
 mod names;
 mod pool;
 pub mod record;

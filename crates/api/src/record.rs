@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::layout::{RECORD, VMS};
+
 /// Grows by one whenever an older program could not understand the file.
 pub const RECORD_VERSION: u32 = 4;
 
@@ -38,10 +40,13 @@ pub struct ProcessRecord {
 
 /// Where the record of a VM is, whose name must be a good one.
 pub fn record_path(run_dir: &Path, vm: &str) -> PathBuf {
-    run_dir.join("vms").join(vm).join("vm.json")
+    run_dir.join(VMS).join(vm).join(RECORD)
 }
 
 /// The text of a record whose version this program knows; None if there is no record.
+///
+/// # Errors
+/// It cannot be read, is of a newer version, or is no record.
 pub fn read_record(path: &Path) -> Result<Option<Vec<u8>>, RecordError> {
     match std::fs::read(path) {
         Ok(text) => check_version(path, &text).map(|()| Some(text)),
@@ -67,6 +72,9 @@ fn check_version(path: &Path, text: &[u8]) -> Result<(), RecordError> {
 
 impl ProcessRecord {
     /// What is noted of a VM; None if nothing is.
+    ///
+    /// # Errors
+    /// As of [`read_record`].
     pub fn load(run_dir: &Path, vm: &str) -> Result<Option<ProcessRecord>, RecordError> {
         let path = record_path(run_dir, vm);
         match read_record(&path)? {
@@ -76,6 +84,9 @@ impl ProcessRecord {
     }
 
     /// The text of a record; `path` is for the error.
+    ///
+    /// # Errors
+    /// It is of a newer version, or no record.
     pub fn parse(path: &Path, text: &[u8]) -> Result<ProcessRecord, RecordError> {
         check_version(path, text)?;
         serde_json::from_slice(text)

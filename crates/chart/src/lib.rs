@@ -67,6 +67,9 @@ pub const COLOURS: [RGBColor; 6] = [
 ];
 
 /// Draws the charts into one SVG document.
+///
+/// # Errors
+/// Nothing is to be drawn, or it cannot be.
 pub fn svg(charts: &[Chart]) -> Result<String> {
     let mut text = String::new();
     {

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use ballast_api::{BadSalt, Salt, VmSpec};
-use ballast_units::{Bytes, VM_NAME_RULE, good_vm_name};
+use ballast_policy::TaxRate;
+use ballast_units::{Bytes, VM_NAME_RULE, good_pool_name, good_vm_name};
 
 /// A VM's name: 1 to 64 of `[A-Za-z0-9._-]`, beginning with a letter or digit.
 pub fn name(text: &str) -> Result<String, String> {
@@ -12,7 +13,7 @@ pub fn name(text: &str) -> Result<String, String> {
 
 /// A pool's name: names of pools joined by slashes, from the outside in.
 pub fn pool(text: &str) -> Result<String, String> {
-    if text.len() <= 255 && text.split('/').all(good_vm_name) {
+    if good_pool_name(text) {
         Ok(text.to_owned())
     } else {
         Err("a pool's name is of A-Z a-z 0-9 . _ - and begins with a letter or digit; prod/db is db \
@@ -68,11 +69,13 @@ pub fn switch(text: &str) -> Result<bool, String> {
 
 /// A tax rate, 0 <= tax < 1 (OSDI'02 s.5.1; at 1 idle memory would have no price at all).
 pub fn tax(text: &str) -> Result<f64, String> {
-    match text.trim().parse::<f64>() {
-        Ok(t) if (0.0..1.0).contains(&t) => Ok(t),
-        Ok(t) => Err(format!("a tax rate is at least 0 and below 1, not {t}")),
-        Err(_) => Err(format!("'{text}' is not a tax rate: expected a number such as 0.75")),
-    }
+    let tax = text
+        .trim()
+        .parse::<f64>()
+        .map_err(|_| format!("'{text}' is not a tax rate: expected a number such as 0.75"))?;
+    let rate = TaxRate::new(tax)
+        .map_err(|_| format!("a tax rate is at least 0 and below 1, not {tax}"))?;
+    Ok(rate.get())
 }
 
 /// Shares: a whole number, at least 1.

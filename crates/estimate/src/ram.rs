@@ -71,8 +71,8 @@ pub(crate) enum Found {
 pub(crate) fn find(maps: &str, min: Bytes, pid: u32, claims: &mut Claims) -> Found {
     let mut counted = None;
     let mut pieces: Vec<Vec<(Vma, Kind)>> = Vec::new();
-    for line in maps.lines() {
-        let Some((vma, kind)) = candidate(line) else { continue };
+    for vma in maps.lines().filter_map(Vma::parse) {
+        let Some(kind) = kind_of(&vma) else { continue };
         if kind == Kind::Shared {
             let owner = *claims.0.entry(FileId::of(&vma)).or_insert(pid);
             if owner != pid {
@@ -110,22 +110,19 @@ fn continues(piece: &[(Vma, Kind)], vma: &Vma, kind: Kind) -> bool {
     piece.last().is_some_and(|(last, of)| last.end == vma.start && same(*of))
 }
 
-/// A mapping that may be guest RAM or a part of it.
-fn candidate(line: &str) -> Option<(Vma, Kind)> {
-    let vma = Vma::parse(line)?;
-    let permissions = line.split_ascii_whitespace().nth(1)?;
+/// Of a mapping that may be guest RAM or a part of it.
+fn kind_of(vma: &Vma) -> Option<Kind> {
     // What can be executed is code that the VMM made.
-    if !permissions.starts_with("rw-") {
+    if !vma.readable || !vma.writable || vma.executable {
         return None;
     }
-    let kind = match (vma.inode, vma.shared) {
-        (0, _) => Kind::Anonymous,
+    match (vma.inode, vma.shared) {
+        (0, _) => Some(Kind::Anonymous),
         // Files on disks have a device with a major number.
-        _ if vma.device.0 != 0 || is_device(&vma.path) => return None,
-        (_, true) => Kind::Shared,
-        (_, false) => Kind::Store,
-    };
-    Some((vma, kind))
+        _ if vma.device.0 != 0 || is_device(&vma.path) => None,
+        (_, true) => Some(Kind::Shared),
+        (_, false) => Some(Kind::Store),
+    }
 }
 
 /// Memory of a device or of the kernel. Shared anonymous memory shows as /dev/zero.

@@ -10,6 +10,7 @@ use ballast_policy::pools::Books;
 use ballast_units::{Bytes, Pages};
 
 use crate::config::rules::{PoolRule, VmRule};
+use crate::limits;
 use crate::manager::{Failure, Made, Manager, Pledge, check_pool};
 use crate::pools::Rules;
 use crate::records::Record;
@@ -27,6 +28,10 @@ pub(crate) struct Next<'a> {
 
 impl Manager {
     /// New parameters of a VM.
+    ///
+    /// # Errors
+    /// No such VM; a value that cannot be; more promised than there is; or the next manager could not be told. Nothing is
+    /// changed.
     pub fn change_vm(&self, name: &str, change: &VmChange) -> Result<Arc<Vm>, Failure> {
         let vm = self.vm(name)?;
         // One at a time: each builds upon the parameters and the promises that the last one left.
@@ -115,6 +120,9 @@ impl Manager {
     }
 
     /// Defines a pool, or changes one.
+    ///
+    /// # Errors
+    /// A value that cannot be, more promised than there is, or the next manager could not be told. Nothing is changed.
     pub fn change_pool(&self, name: &str, change: &PoolChange) -> Result<(), Failure> {
         let one = lock(&self.changing);
         let mut rules = self.pools.rules();
@@ -141,6 +149,9 @@ impl Manager {
 
     /// Takes away what commands said of a pool: what the configuration says of it is in force again, or it
     /// is no more.
+    ///
+    /// # Errors
+    /// No such pool, one of the configuration, or one that is in use; or the next manager could not be told.
     pub fn remove_pool(&self, name: &str) -> Result<(), Failure> {
         let one = lock(&self.changing);
         let mut rules = self.pools.rules();
@@ -170,6 +181,9 @@ impl Manager {
     }
 
     /// New parameters of the host.
+    ///
+    /// # Errors
+    /// A value that cannot be, more promised than there is, or the next manager could not be told. Nothing is changed.
     pub fn change_host(&self, change: &HostChange) -> Result<(), Failure> {
         let one = lock(&self.changing);
         let set = lock(&self.host_set).changed(change)?;
@@ -229,10 +243,8 @@ pub(crate) fn either<T>(
 fn changed(vm: &Vm, old: &VmParams, change: &VmChange) -> Result<VmParams, Failure> {
     let (name, mut asked) = (&vm.name, old.asked());
     if let Some(shares) = change.shares {
-        if shares == 0 {
-            return Err(Failure::bad("shares: 0 is not at least 1"));
-        }
-        asked.shares = Some(shares);
+        let shares = limits::shares(shares);
+        asked.shares = Some(shares.map_err(|wrong| Failure::bad(limits::line(wrong)))?);
     }
     if let Some(tax) = change.tax {
         TaxRate::new(tax).map_err(|e| Failure::bad(format!("tax: {e}")))?;
@@ -264,9 +276,7 @@ fn changed(vm: &Vm, old: &VmParams, change: &VmChange) -> Result<VmParams, Failu
     // What nobody asked for stays as it is, whatever the configuration says by now.
     let min = asked.min.unwrap_or(old.min);
     let max = asked.max.unwrap_or(old.max);
-    if min > max {
-        return Err(Failure::bad(format!("min: {min} is above max, {max}")));
-    }
+    limits::min_and_max(min, max).map_err(|wrong| Failure::bad(limits::line(wrong)))?;
     Ok(VmParams {
         shares: asked.shares.unwrap_or(old.shares),
         min,

@@ -16,6 +16,8 @@ use ballast_qemu::process::host_memory;
 use ballast_units::{Bytes, Pages};
 use serde::Deserialize;
 
+use crate::layout;
+use crate::limits::Wrong;
 use rules::{PoolRule, PoolTable, VmRule, VmTable};
 pub use tools::ToolSettings;
 
@@ -324,6 +326,9 @@ const MIN_BUDGET: Pages = Pages::from_mib(32);
 
 impl Config {
     /// Reads the file, if any, lays the command line over it, and checks all.
+    ///
+    /// # Errors
+    /// The file cannot be read, is no TOML, or has a value that cannot be, which the error names.
     pub fn load(path: Option<&Path>, overrides: Overrides) -> Result<Config, ConfigError> {
         let host = host_memory().unwrap_or(Bytes(0));
         let Some(path) = path else {
@@ -437,6 +442,9 @@ fn group(name: &str) -> Result<u32, String> {
 }
 
 /// A budget that this host can have.
+///
+/// # Errors
+/// Too little for any host, or more than this one has.
 pub fn check_budget(budget: Pages) -> Result<(), String> {
     budget_within(budget, host_memory().unwrap_or(Bytes(0)))
 }
@@ -450,9 +458,6 @@ fn budget_within(budget: Pages, host: Bytes) -> Result<(), String> {
     }
     Ok(())
 }
-
-/// A key, and what is wrong with its value.
-type Wrong = (&'static str, String);
 
 fn size(key: &'static str, text: &Option<String>) -> Result<Option<Bytes>, Wrong> {
     let size = text.as_deref().map(str::parse::<Bytes>).transpose();
@@ -565,7 +570,7 @@ fn run_dir(named: Option<PathBuf>) -> Result<PathBuf, Wrong> {
 
 /// Of the API: in the run folder, if none is named.
 fn socket(named: Option<PathBuf>, run_dir: &Path) -> Result<PathBuf, Wrong> {
-    absolute("socket", named.unwrap_or_else(|| run_dir.join("api.sock")))
+    absolute("socket", named.unwrap_or_else(|| run_dir.join(layout::API_SOCKET)))
 }
 
 /// The library that VMMs preload; it is there.
@@ -595,7 +600,7 @@ fn swap_places(
         None if !swap.is_empty() => None,
         Some(dir) => Some(absolute("swap_dir", dir)?),
         None if run_dir == Path::new("/run/ballast") => Some("/var/lib/ballast/swap".into()),
-        None => Some(run_dir.join("swap")),
+        None => Some(run_dir.join(layout::SWAP)),
     };
     for location in &mut swap {
         location.path = absolute("swap.location", std::mem::take(&mut location.path))?;

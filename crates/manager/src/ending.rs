@@ -12,6 +12,7 @@ use ballast_units::{Bytes, Pages, VmId};
 use rustix::process::Signal;
 
 use crate::config::rules::rule_for;
+use crate::layout::QEMU_LOG;
 use crate::lifecycle::built_at;
 use crate::manager::{Failure, Manager, Waits, add_counters};
 use crate::records::Record;
@@ -35,6 +36,9 @@ const REBOOT_PAUSE: Duration = Duration::from_secs(5);
 impl Manager {
     /// Ends a VM: the guest's own way for `grace`, or without QMP the VMM's; then it is killed. All it had is
     /// released when this returns.
+    ///
+    /// # Errors
+    /// No such VM, or it is not to be ended now, or cannot be killed.
     pub async fn stop_vm(self: &Arc<Self>, name: &str, grace: Duration) -> Result<VmView, Failure> {
         let vm = match self.vm(name) {
             Ok(vm) => vm,
@@ -316,7 +320,7 @@ fn terminate(vm: &Vm) {
 pub async fn watch_exit(manager: Arc<Manager>, vm: Arc<Vm>) {
     let exit = vm.process.exited().await;
     let asked = vm.run_state() == RunState::Stopping;
-    let log = last_log_line(&vm.folder.join("qemu.log"));
+    let log = last_log_line(&vm.folder.join(QEMU_LOG));
     tracing::info!(vm = vm.name, "{exit}{}", log.map_or(String::new(), |l| format!(": {l}")));
     // Whether it was a reboot is among the last things that QEMU said.
     if let Some(events) = vm.take_events() {

@@ -10,12 +10,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::change::either;
 use crate::config::check_budget;
+use crate::layout::HOST;
 use crate::manager::{Failure, Manager};
 use crate::vm::lock;
 use crate::whole_file;
-
-/// Of the file, in the run folder.
-pub const NAME: &str = "host.json";
 
 /// None: as configured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -31,7 +29,7 @@ impl HostSet {
     /// # Errors
     /// What a former manager left cannot be used.
     pub fn load(run_dir: &Path) -> anyhow::Result<HostSet> {
-        let path = run_dir.join(NAME);
+        let path = run_dir.join(HOST);
         let named = |e: String| anyhow::anyhow!("{}: {e}", path.display());
         let set: HostSet = match std::fs::read(&path) {
             Ok(text) => serde_json::from_slice(&text).map_err(|e| named(e.to_string()))?,
@@ -64,7 +62,7 @@ impl HostSet {
     }
 
     fn save(&self, run_dir: &Path) -> std::io::Result<()> {
-        whole_file::write(&run_dir.join(NAME), &serde_json::to_vec(self)?)
+        whole_file::write(&run_dir.join(HOST), &serde_json::to_vec(self)?)
     }
 }
 
@@ -93,7 +91,7 @@ mod tests {
         for (text, part) in
             [("{", "host.json"), ("{\"budget\":1}", "budget"), ("{\"tax\":2.0}", "tax")]
         {
-            std::fs::write(dir.path().join(NAME), text).unwrap();
+            std::fs::write(dir.path().join(HOST), text).unwrap();
             let error = HostSet::load(dir.path()).unwrap_err().to_string();
             assert!(error.contains(part), "{text}: {error}");
         }

@@ -12,6 +12,8 @@ use ballast_journal::{Journal, Settings};
 use ballast_units::Bytes;
 use serde::Deserialize;
 
+use crate::layout::JOURNAL;
+use crate::limits::Wrong;
 use crate::manager::{Failure, Manager};
 
 /// The table `[journal]` as it is written.
@@ -27,8 +29,11 @@ const DEFAULT_LIMIT: u64 = 64 << 20;
 /// Whoever reads waits so long for what is queued to be written.
 const FLUSH: Duration = Duration::from_secs(2);
 
-/// Checks the table: `None` keeps no journal. An error names its key.
-pub fn check(table: &Table, run_dir: &Path) -> Result<Option<Settings>, (&'static str, String)> {
+/// Checks the table: `None` keeps no journal.
+///
+/// # Errors
+/// The key, and what is wrong with its value.
+pub fn check(table: &Table, run_dir: &Path) -> Result<Option<Settings>, Wrong> {
     let limit = match &table.limit {
         None => DEFAULT_LIMIT,
         Some(text) => text.parse::<Bytes>().map_err(|e| ("journal.limit", e.to_string()))?.0,
@@ -41,7 +46,7 @@ pub fn check(table: &Table, run_dir: &Path) -> Result<Option<Settings>, (&'stati
         Some(folder) => std::path::absolute(folder)
             .map_err(|e| ("journal.folder", format!("{}: {e}", folder.display())))?,
         None if run_dir == Path::new("/run/ballast") => "/var/lib/ballast/journal".into(),
-        None => run_dir.join("journal"),
+        None => run_dir.join(JOURNAL),
     };
     Ok((table.enabled != Some(false)).then_some(Settings { folder, limit }))
 }
@@ -107,11 +112,17 @@ fn failure(error: TellError) -> Failure {
 }
 
 /// Why a VM, which may have left since, had what it had.
+///
+/// # Errors
+/// No journal is kept, or it cannot be read, or tells nothing of that VM at that time.
 pub async fn why_at(manager: Arc<Manager>, vm: String, at_ms: u64) -> Result<Why, Failure> {
     read(manager, move |folder| tell::why_at(folder, &vm, at_ms, now_ms())).await
 }
 
 /// What the files tell of the turns in question.
+///
+/// # Errors
+/// The limit cannot be, no journal is kept, or it cannot be read.
 pub async fn list(manager: Arc<Manager>, query: JournalQuery) -> Result<JournalPage, Failure> {
     let limit = query.limit.unwrap_or(JournalQuery::DEFAULT_LIMIT);
     if !(1..=JournalQuery::MOST).contains(&limit) {

@@ -24,7 +24,7 @@ use crate::paging::{Answer, Expected, pager_config};
 use crate::records::Record;
 use crate::upgrade::since_boot_ms;
 use crate::vm::{Asked, NewVm, Vm, VmParams, lock};
-use crate::{ending, views};
+use crate::{ending, layout, views};
 
 /// Deadline of one QMP command: a QEMU that waits in a page fault answers when it is served.
 pub(crate) const QMP_DEADLINE: Duration = Duration::from_secs(5);
@@ -41,6 +41,10 @@ const BUILDING: Duration = Duration::from_secs(10);
 
 impl Manager {
     /// Starts a VM: admission, VMM, pager, QMP. Answers when the guest runs.
+    ///
+    /// # Errors
+    /// The spec, what it names, or its promise cannot be; no room within its time; or its VMM did not start. Nothing is left of it
+    /// but its logs.
     pub async fn run_vm(self: &Arc<Self>, mut spec: VmSpec) -> Result<VmView, Failure> {
         let checked = spec.clone();
         tokio::task::spawn_blocking(move || check_spec(&checked))
@@ -150,22 +154,7 @@ impl Manager {
             Err(reason) => {
                 // Its whole process is booked, this included.
                 self.host.ledger.release(vmm_memory);
-                // Nothing but the balloon would keep it within less than its whole size, and nothing from what is
-                // not plugged.
-                let room = if spec.hotplug > 0 {
-                    Err(Failure::internal("it was to have memory to plug"))
-                } else {
-                    self.make_room(Bytes(spec.max).pages()).await
-                };
-                if let Err(e) = room {
-                    let _ = vmm.process.kill();
-                    vmm.process.exited().await;
-                    self.host.ledger.release(overhead);
-                    self.remove_files(&spec.name).await;
-                    let why =
-                        format!("{}: it cannot be paged ({reason}), and unpaged: {e}", spec.name);
-                    return Err(Failure::new(e.code, why));
-                }
+                self.book_unpaged(&spec, &vmm, overhead, &reason).await?;
                 (Management { mode: Mode::BalloonOnly, reason: Some(reason) }, None)
             }
         };
@@ -191,6 +180,43 @@ impl Manager {
             set: WorkingSet::new(self.config().sampling, size),
             built: built_at(None),
         });
+        self.connect_started(&vm, &vmm, &paths).await?;
+        vm.has_started();
+        Ok(vm)
+    }
+
+    /// Reserves all memory of a VM that cannot be paged, for that `reason`. Where that cannot be, the VM is ended.
+    async fn book_unpaged(
+        self: &Arc<Self>,
+        spec: &VmSpec,
+        vmm: &Vmm,
+        overhead: Pages,
+        reason: &str,
+    ) -> Result<(), Failure> {
+        // Nothing but the balloon would keep it within less than its whole size, and nothing from what is
+        // not plugged.
+        let room = if spec.hotplug > 0 {
+            Err(Failure::internal("it was to have memory to plug"))
+        } else {
+            self.make_room(Bytes(spec.max).pages()).await
+        };
+        let Err(e) = room else { return Ok(()) };
+        let _ = vmm.process.kill();
+        vmm.process.exited().await;
+        self.host.ledger.release(overhead);
+        self.remove_files(&spec.name).await;
+        let why = format!("{}: it cannot be paged ({reason}), and unpaged: {e}", spec.name);
+        Err(Failure::new(e.code, why))
+    }
+
+    /// The QMP connection of a VM that was started and admitted. Where there is none, or the VM ends at once, it is
+    /// gone.
+    async fn connect_started(
+        self: &Arc<Self>,
+        vm: &Arc<Vm>,
+        vmm: &Vmm,
+        paths: &LaunchPaths,
+    ) -> Result<(), Failure> {
         let qmp = match vmm.connect_qmp(&paths.qmp_socket, START).await {
             Ok(qmp) => qmp,
             Err(e) => {
@@ -201,20 +227,19 @@ impl Manager {
                 vm.process.exited().await;
                 let last =
                     last_log_line(&paths.qemu_log).map_or(String::new(), |l| format!(": {l}"));
-                self.gone(&vm).await;
+                self.gone(vm).await;
                 self.remove_files(&vm.name).await;
                 return Err(Failure::internal(format!("{}: {e}{last}", vm.name)));
             }
         };
-        self.connected(&vm, qmp).await;
+        self.connected(vm, qmp).await;
         if vm.run_state() == RunState::Stopped || !vm.process.is_alive() {
             let last = last_log_line(&paths.qemu_log).unwrap_or_else(|| "it said nothing".into());
-            self.gone(&vm).await;
+            self.gone(vm).await;
             self.remove_files(&vm.name).await;
             return Err(Failure::internal(format!("{}: QEMU ended at once: {last}", vm.name)));
         }
-        vm.has_started();
-        Ok(vm)
+        Ok(())
     }
 
     async fn choose_accel(&self, spec: &VmSpec) -> Result<AccelChoice, Failure> {
@@ -223,7 +248,7 @@ impl Manager {
             Accel::Kvm => AccelChoice::Kvm,
             Accel::Auto => {
                 let qemu = spec.qemu.clone().unwrap_or_else(|| "qemu-system-x86_64".into());
-                let cache = self.config().run_dir.join("accel.json");
+                let cache = self.config().run_dir.join(layout::ACCEL);
                 probe_accel_cached(&cache, &qemu, Some(&spec.kernel)).await
             }
         };
@@ -338,11 +363,11 @@ impl Manager {
             shim: self.config().shim.clone(),
             ram: None,
             hotplug: None,
-            shim_socket: self.config().run_dir.join("shim.sock"),
-            qmp_socket: run_dir.join("qmp.sock"),
-            agent_socket: run_dir.join("agent.sock"),
-            console: run_dir.join("console.log"),
-            qemu_log: run_dir.join("qemu.log"),
+            shim_socket: self.config().run_dir.join(layout::SHIM_SOCKET),
+            qmp_socket: run_dir.join(layout::QMP_SOCKET),
+            agent_socket: run_dir.join(layout::AGENT_SOCKET),
+            console: run_dir.join(layout::CONSOLE),
+            qemu_log: run_dir.join(layout::QEMU_LOG),
             run_dir,
         }
     }

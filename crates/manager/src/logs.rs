@@ -8,6 +8,7 @@ use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
+use crate::layout::{CONSOLE, QEMU_LOG, RECORD, VMS};
 use crate::manager::Manager;
 use crate::vm::lock;
 
@@ -23,9 +24,9 @@ const PERIOD: Duration = Duration::from_secs(1);
 pub fn watch(manager: &Manager) {
     let mut told = HashSet::new();
     while !manager.is_stopping() {
-        let vms = manager.config().run_dir.join("vms");
+        let vms = manager.config().run_dir.join(VMS);
         for folder in std::fs::read_dir(&vms).into_iter().flatten().flatten() {
-            for log in ["console.log", "qemu.log"].map(|log| folder.path().join(log)) {
+            for log in [CONSOLE, QEMU_LOG].map(|log| folder.path().join(log)) {
                 match cut(&log) {
                     Ok(true) if told.insert(log.clone()) => {
                         tracing::warn!(
@@ -79,7 +80,7 @@ fn cut(log: &Path) -> std::io::Result<bool> {
 fn prune(vms: &Path, unless_there: impl Fn(&str, &dyn Fn())) {
     let folders = std::fs::read_dir(vms).into_iter().flatten().flatten();
     let mut ended: Vec<(SystemTime, std::path::PathBuf)> = folders
-        .filter(|folder| !folder.path().join("vm.json").exists())
+        .filter(|folder| !folder.path().join(RECORD).exists())
         .filter_map(|folder| Some((folder.metadata().ok()?.modified().ok()?, folder.path())))
         .collect();
     if ended.len() <= ENDED {
@@ -90,7 +91,7 @@ fn prune(vms: &Path, unless_there: impl Fn(&str, &dyn Fn())) {
     for (_, folder) in ended.into_iter().take(more) {
         let name = folder.file_name().unwrap_or_default().to_string_lossy();
         unless_there(&name, &|| {
-            if !folder.join("vm.json").exists() {
+            if !folder.join(RECORD).exists() {
                 let _ = std::fs::remove_dir_all(&folder);
             }
         });

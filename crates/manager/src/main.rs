@@ -15,7 +15,9 @@ mod hotplug_loop;
 mod inputs;
 mod journal;
 mod kick;
+mod layout;
 mod lifecycle;
+mod limits;
 mod logs;
 mod looks;
 mod manager;
@@ -55,6 +57,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -210,27 +213,9 @@ async fn serve(config: Config, source: Source, stop_vms_on_exit: bool) -> anyhow
         Some(missing) => anyhow::bail!(missing),
         None => {}
     }
-    let shims = bind_shims(&config.run_dir.join("shim.sock"), config.shim_group)?;
+    let shims = bind_shims(&config.run_dir.join(layout::SHIM_SOCKET), config.shim_group)?;
     let listener = bind_api(&config.socket)?;
-    let mut threads = Vec::new();
-    let mut thread = |name: &'static str, body: Box<dyn Fn() + Send>| -> anyhow::Result<()> {
-        let m = manager.clone();
-        let thread = std::thread::Builder::new()
-            .name(name.into())
-            .spawn(move || keep_up(name, ANEW, || m.is_stopping(), body));
-        threads.push(thread.with_context(|| format!("starting the {name} thread"))?);
-        Ok(())
-    };
-    let m = manager.clone();
-    thread("policy", Box::new(move || policy_loop::run(&m)))?;
-    let m = manager.clone();
-    thread("measure", Box::new(move || measure::run(&m)))?;
-    let m = manager.clone();
-    thread("unreadable", Box::new(move || unreadable::run(&m)))?;
-    let m = manager.clone();
-    thread("shims", Box::new(move || paging::serve(&m, &shims)))?;
-    let m = manager.clone();
-    thread("logs", Box::new(move || logs::watch(&m)))?;
+    let threads = start_threads(&manager, shims)?;
     for vm in waiting {
         tokio::spawn(restart::take_over(manager.clone(), vm));
     }
@@ -254,7 +239,36 @@ async fn serve(config: Config, source: Source, stop_vms_on_exit: bool) -> anyhow
         journal.close(JOURNAL_END);
     }
     let _ = std::fs::remove_file(&config.socket);
-    // All at once: one whose shim hangs is waited for.
+    leave_all(&manager);
+    Ok(ending)
+}
+
+/// The manager's own threads, which work for all VMs.
+fn start_threads(manager: &Arc<Manager>, shims: Listener) -> anyhow::Result<Vec<JoinHandle<()>>> {
+    let mut threads = Vec::new();
+    let mut thread = |name: &'static str, body: Box<dyn Fn() + Send>| -> anyhow::Result<()> {
+        let m = manager.clone();
+        let thread = std::thread::Builder::new()
+            .name(name.into())
+            .spawn(move || keep_up(name, ANEW, || m.is_stopping(), body));
+        threads.push(thread.with_context(|| format!("starting the {name} thread"))?);
+        Ok(())
+    };
+    let m = manager.clone();
+    thread("policy", Box::new(move || policy_loop::run(&m)))?;
+    let m = manager.clone();
+    thread("measure", Box::new(move || measure::run(&m)))?;
+    let m = manager.clone();
+    thread("unreadable", Box::new(move || unreadable::run(&m)))?;
+    let m = manager.clone();
+    thread("shims", Box::new(move || paging::serve(&m, &shims)))?;
+    let m = manager.clone();
+    thread("logs", Box::new(move || logs::watch(&m)))?;
+    Ok(threads)
+}
+
+/// Leaves what is paged for the next manager. All VMs at once: one whose shim hangs is waited for.
+fn leave_all(manager: &Manager) {
     std::thread::scope(|scope| {
         for vm in manager.vms() {
             let left = vm.clone();
@@ -265,7 +279,6 @@ async fn serve(config: Config, source: Source, stop_vms_on_exit: bool) -> anyhow
             }
         }
     });
-    Ok(ending)
 }
 
 /// Does the work of one of the manager's threads, from its beginning again `anew` after it has panicked: without the

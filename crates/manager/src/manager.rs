@@ -24,6 +24,7 @@ use crate::commons::Commons;
 use crate::config::Config;
 use crate::host_set::HostSet;
 use crate::kick::Kick;
+use crate::layout::VMS;
 use crate::paging::Expected;
 use crate::pools::Pools;
 use crate::rates::Rates;
@@ -164,6 +165,9 @@ impl Failure {
 
 impl Manager {
     /// Must be called inside the runtime.
+    ///
+    /// # Errors
+    /// What a former manager left, or what is configured, cannot be used.
     pub fn new(config: Config, source: Source) -> anyhow::Result<Arc<Manager>> {
         let host_set = HostSet::load(&config.run_dir)?;
         let budget = host_set.budget.unwrap_or(config.budget);
@@ -350,11 +354,14 @@ impl Manager {
 
     /// In the run folder; a VM of this name need not be there.
     pub fn folder_of(&self, name: &str) -> PathBuf {
-        self.config().run_dir.join("vms").join(name)
+        self.config().run_dir.join(VMS).join(name)
     }
 
     /// Checks promises already made against one more (OSDI'02 s.6.2), and records it under `name`
     /// until the VM is there or the start failed.
+    ///
+    /// # Errors
+    /// The pool, or the host, cannot promise so much more.
     pub fn promise(&self, name: &str, need: Pledge) -> Result<(), Failure> {
         let mut starting = lock(&self.starting);
         // Under the lock: whoever takes a pool away looks for promises out of it.

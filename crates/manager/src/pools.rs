@@ -10,10 +10,9 @@ use ballast_policy::{Pool, PoolId};
 use ballast_units::Pages;
 
 use crate::config::rules::PoolRule;
+use crate::layout::POOLS;
 use crate::vm::lock;
 use crate::whole_file;
-
-const NAME: &str = "pools.json";
 
 /// Pools under their names.
 pub type Rules = BTreeMap<String, PoolRule>;
@@ -37,7 +36,7 @@ impl Pools {
     /// # Errors
     /// What a former manager left cannot be read.
     pub fn open(run_dir: &Path, configured: &[PoolRule]) -> anyhow::Result<Pools> {
-        let path = run_dir.join(NAME);
+        let path = run_dir.join(POOLS);
         let commanded = match std::fs::read(&path) {
             Ok(text) => serde_json::from_slice::<Vec<PoolRule>>(&text)
                 .map_err(|e| anyhow::anyhow!("{}: {e}", path.display()))?,
@@ -170,10 +169,10 @@ mod tests {
         assert_eq!(rules["a"].shares, 9);
         again.command("a", None).unwrap();
         assert_eq!(again.rules()["a"].shares, 7);
-        std::fs::write(dir.path().join(NAME), "[{").unwrap();
+        std::fs::write(dir.path().join(POOLS), "[{").unwrap();
         assert!(Pools::open(dir.path(), &[]).is_err());
         let none = serde_json::to_vec(&[PoolRule { shares: 0, ..PoolRule::new("a") }]).unwrap();
-        std::fs::write(dir.path().join(NAME), none).unwrap();
+        std::fs::write(dir.path().join(POOLS), none).unwrap();
         let error = Pools::open(dir.path(), &[]).err().unwrap().to_string();
         assert!(error.contains("pools.json: pool a: shares"), "{error}");
     }

@@ -10,6 +10,7 @@ use ballast_qemu::AccelChoice;
 use ballast_units::Pages;
 use serde::{Deserialize, Serialize};
 
+use crate::layout::RECORD;
 use crate::swap::SwapFile;
 use crate::vm::{VmParams, lock};
 use crate::whole_file;
@@ -20,7 +21,6 @@ const PARTS: u32 = RECORD_VERSION;
 const UNPAGED: u32 = 3;
 /// Of all others, which any manager understands.
 const PAGED: u32 = 2;
-const NAME: &str = "vm.json";
 
 /// Held for each change of a record that is there, its removal included.
 static CHANGES: Mutex<()> = Mutex::new(());
@@ -142,7 +142,7 @@ impl Record {
     /// # Errors
     /// One line. Then the VM could not be taken over as it is now: nothing may be built upon it.
     pub fn save(&self, folder: &Path) -> Result<(), String> {
-        let path = folder.join(NAME);
+        let path = folder.join(RECORD);
         let text = serde_json::to_vec(self).map_err(std::io::Error::from);
         text.and_then(|text| whole_file::write(&path, &text))
             .map_err(|e| format!("its record, {}: {e}", path.display()))
@@ -150,12 +150,15 @@ impl Record {
 
     /// Where the record of the VM with this folder is.
     pub fn path(folder: &Path) -> PathBuf {
-        folder.join(NAME)
+        folder.join(RECORD)
     }
 
-    /// None if there is none; an error if there is one that cannot be used.
+    /// None if there is none.
+    ///
+    /// # Errors
+    /// There is one that cannot be used.
     pub fn load(folder: &Path) -> Result<Option<Record>, String> {
-        let path = folder.join(NAME);
+        let path = folder.join(RECORD);
         let Some(text) = read_record(&path).map_err(|e| e.to_string())? else { return Ok(None) };
         serde_json::from_slice(&text).map(Some).map_err(|e| format!("{}: {e}", path.display()))
     }
@@ -185,11 +188,14 @@ impl Record {
     pub fn must_update(folder: &Path, change: impl FnOnce(&mut Record)) -> Result<(), String> {
         match Record::update(folder, change)? {
             true => Ok(()),
-            false => Err(format!("its record, {}: it is gone", folder.join(NAME).display())),
+            false => Err(format!("its record, {}: it is gone", folder.join(RECORD).display())),
         }
     }
 
     /// See `update`.
+    ///
+    /// # Errors
+    /// It cannot be written, and is as it was.
     pub fn update_params(folder: &Path, params: &VmParams) -> Result<(), String> {
         Record::update(folder, |record| record.params = params.clone()).map(drop)
     }
@@ -197,7 +203,7 @@ impl Record {
     /// The VM has ended: nobody takes it over. Changes that come later find none.
     pub fn remove(folder: &Path) {
         let _one = lock(&CHANGES);
-        let _ = std::fs::remove_file(folder.join(NAME));
+        let _ = std::fs::remove_file(folder.join(RECORD));
     }
 }
 
@@ -231,7 +237,7 @@ mod tests {
         let ours = record();
         ours.save(dir.path()).unwrap();
         assert_eq!(Record::load(dir.path()), Ok(Some(ours.clone())));
-        let mode = std::fs::metadata(dir.path().join(NAME)).unwrap().permissions().mode();
+        let mode = std::fs::metadata(dir.path().join(RECORD)).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600, "it holds the salt");
         assert!(ours.is_alive());
         assert!(!Record { pid_started: ours.pid_started + 1, ..ours }.is_alive());
@@ -247,7 +253,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut old = serde_json::to_value(record()).unwrap();
         old["params"].as_object_mut().unwrap().remove("salt").unwrap();
-        std::fs::write(dir.path().join(NAME), old.to_string()).unwrap();
+        std::fs::write(dir.path().join(RECORD), old.to_string()).unwrap();
         assert_eq!(Record::load(dir.path()).unwrap().unwrap().params.salt, None);
     }
 
@@ -259,7 +265,7 @@ mod tests {
         for key in ["swap", "frozen"] {
             old.as_object_mut().unwrap().remove(key).unwrap();
         }
-        std::fs::write(dir.path().join(NAME), old.to_string()).unwrap();
+        std::fs::write(dir.path().join(RECORD), old.to_string()).unwrap();
         let read = Record::load(dir.path()).unwrap().unwrap();
         assert_eq!((read.version, &read.swap, read.frozen), (1, &None, false));
         assert_eq!(Record::update(dir.path(), |record| record.frozen = true), Ok(true));
@@ -292,10 +298,10 @@ mod tests {
         Record { version: PARTS + 1, ..record() }.save(dir.path()).unwrap();
         let error = Record::load(dir.path()).unwrap_err();
         assert!(error.contains("newer manager"), "{error}");
-        std::fs::write(dir.path().join(NAME), b"{\"version\": 1").unwrap();
+        std::fs::write(dir.path().join(RECORD), b"{\"version\": 1").unwrap();
         assert!(Record::load(dir.path()).is_err());
         assert!(Record::update(dir.path(), |_| {}).is_err());
-        assert!(dir.path().join(NAME).exists());
+        assert!(dir.path().join(RECORD).exists());
     }
 
     #[test]

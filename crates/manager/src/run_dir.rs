@@ -10,14 +10,13 @@ use ballast_journal::store::segments_in;
 
 use crate::commons;
 use crate::config::Config;
-use crate::host_set;
+use crate::layout;
 use crate::trust::trusted;
 use crate::whole_file;
 
 /// Of all in the run folder and of the swap files that has no version of its own: the stores, their
 /// key, the zeros. Grows by one whenever an older manager could not understand them.
 pub const FORMAT: u32 = 1;
-const FORMAT_FILE: &str = "format";
 const FORMAT_TEXT: &str = "ballast run folder ";
 
 /// Folders that the manager needs, and which of them it made.
@@ -38,8 +37,8 @@ impl Folders {
     /// A folder that cannot be made, or that is not to be trusted. Those that were made are gone.
     pub fn make(config: &Config) -> anyhow::Result<Folders> {
         let mut fresh = Vec::new();
-        let had_stores = config.run_dir.join("store").exists();
-        let had_format = config.run_dir.join(FORMAT_FILE).exists();
+        let had_stores = config.run_dir.join(layout::STORE).exists();
+        let had_format = config.run_dir.join(layout::FORMAT).exists();
         for dir in std::iter::once(&config.run_dir).chain(&config.swap_dir) {
             let missing = dir.ancestors().take_while(|d| !d.exists());
             fresh.extend(missing.map(Path::to_owned));
@@ -52,16 +51,19 @@ impl Folders {
     }
 
     /// It has the folder to itself: another one that ended a moment ago may have cleared it.
+    ///
+    /// # Errors
+    /// A folder cannot be made, or is not to be trusted.
     pub fn make_again(&self, config: &Config) -> anyhow::Result<()> {
         create(config)
     }
 
     /// Nothing is left to be managed: nothing is left behind.
     pub fn clear(&self, config: &Config) {
-        let vms = config.run_dir.join("vms");
+        let vms = config.run_dir.join(layout::VMS);
         for folder in std::fs::read_dir(&vms).into_iter().flatten().flatten() {
             // One with a record is of a VM that did not end.
-            if !folder.path().join("vm.json").exists() {
+            if !folder.path().join(layout::RECORD).exists() {
                 let _ = std::fs::remove_dir_all(folder.path());
             }
         }
@@ -72,19 +74,19 @@ impl Folders {
         }
         // A journal elsewhere is to outlive its manager.
         if let Some(journal) = &config.journal
-            && journal.folder == config.run_dir.join("journal")
+            && journal.folder == config.run_dir.join(layout::JOURNAL)
         {
             for (_, path) in segments_in(&journal.folder).into_iter().flatten() {
                 let _ = std::fs::remove_file(path);
             }
             let _ = std::fs::remove_dir(&journal.folder);
         }
-        for file in ["lock", "shim.sock"] {
+        for file in [layout::LOCK, layout::SHIM_SOCKET] {
             let _ = std::fs::remove_file(config.run_dir.join(file));
         }
         // What did not end is the next manager's, with all that was set.
         if !vms.exists() {
-            for file in ["accel.json", "pools.json", host_set::NAME, FORMAT_FILE] {
+            for file in [layout::ACCEL, layout::POOLS, layout::HOST, layout::FORMAT] {
                 let _ = std::fs::remove_file(config.run_dir.join(file));
             }
         }
@@ -96,10 +98,10 @@ impl Folders {
         if !self.had_stores {
             commons::Commons::undo(&config.run_dir);
         }
-        if !self.had_format && !config.run_dir.join("store").exists() {
-            let _ = std::fs::remove_file(config.run_dir.join(FORMAT_FILE));
+        if !self.had_format && !config.run_dir.join(layout::STORE).exists() {
+            let _ = std::fs::remove_file(config.run_dir.join(layout::FORMAT));
         }
-        for file in ["lock", "shim.sock"] {
+        for file in [layout::LOCK, layout::SHIM_SOCKET] {
             let _ = std::fs::remove_file(config.run_dir.join(file));
         }
         remove_empty(&self.own);
@@ -148,6 +150,9 @@ fn make(dir: &Path, above: u32) -> anyhow::Result<()> {
 }
 
 /// Gives a file to a group, if there is one, and sets its mode.
+///
+/// # Errors
+/// It is not ours to give.
 pub fn open_to(path: &Path, group: Option<u32>, mode: u32) -> std::io::Result<()> {
     if group.is_some() {
         std::os::unix::fs::chown(path, None, group)?;
@@ -166,8 +171,11 @@ fn remove_empty(folders: &[PathBuf]) {
 }
 
 /// Two managers on one run folder would page the same guests: None if there is one already.
+///
+/// # Errors
+/// The file cannot be opened or locked.
 pub fn try_lock(run_dir: &Path) -> anyhow::Result<Option<File>> {
-    let path = run_dir.join("lock");
+    let path = run_dir.join(layout::LOCK);
     let named = || path.display().to_string();
     // A manager that ends without VMs removes the file that it holds: then it is another's lock.
     for _ in 0..100 {
@@ -190,8 +198,11 @@ pub fn try_lock(run_dir: &Path) -> anyhow::Result<Option<File>> {
 }
 
 /// Whether this manager understands what is in the folder. Changes nothing.
+///
+/// # Errors
+/// A newer manager wrote it, or none did.
 pub fn check_format(run_dir: &Path) -> anyhow::Result<()> {
-    let path = run_dir.join(FORMAT_FILE);
+    let path = run_dir.join(layout::FORMAT);
     let text = match std::fs::read_to_string(&path) {
         Ok(text) => text,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
@@ -210,8 +221,11 @@ pub fn check_format(run_dir: &Path) -> anyhow::Result<()> {
 }
 
 /// From now on the folder is of this manager's format.
+///
+/// # Errors
+/// The file cannot be written.
 pub fn set_format(run_dir: &Path) -> anyhow::Result<()> {
-    let path = run_dir.join(FORMAT_FILE);
+    let path = run_dir.join(layout::FORMAT);
     whole_file::write(&path, format!("{FORMAT_TEXT}{FORMAT}\n").as_bytes())
         .with_context(|| path.display().to_string())
 }
@@ -239,7 +253,7 @@ mod tests {
         check_format(dir.path()).unwrap();
         set_format(dir.path()).unwrap();
         check_format(dir.path()).unwrap();
-        let path = dir.path().join(FORMAT_FILE);
+        let path = dir.path().join(layout::FORMAT);
         for (text, part) in [
             ("ballast run folder 2\n", "newer manager (version 2"),
             ("ballast run folder\n", "not a format"),
@@ -264,7 +278,7 @@ mod tests {
         let config = Config::load(None, overrides).unwrap();
         let folders = Folders::make(&config).unwrap();
         set_format(&run_dir).unwrap();
-        let set = [FORMAT_FILE, "pools.json", host_set::NAME];
+        let set = [layout::FORMAT, layout::POOLS, layout::HOST];
         for file in &set[1..] {
             std::fs::write(run_dir.join(file), "{}").unwrap();
         }

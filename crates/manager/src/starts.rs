@@ -184,20 +184,7 @@ impl Manager {
                 return Err(Failure::new(ErrorCode::Conflict, format!("{name}: {why}")));
             }
             if since.elapsed() >= wait {
-                let others = if ahead.is_zero() {
-                    String::new()
-                } else {
-                    format!(", {ahead} for VMs that came before")
-                };
-                let why = format!(
-                    "{name}: needs {} free (min {} and {} of overhead) beside the {keep} that the \
-                     host keeps free{others}; {free} were free after {} s",
-                    promise.memory(),
-                    promise.min,
-                    promise.overhead,
-                    wait.as_secs()
-                );
-                return Err(Failure::new(ErrorCode::NoRoom, why));
+                return Err(no_room(name, promise, (ahead, keep, free), wait));
             }
             if !std::mem::replace(&mut told, true) {
                 tracing::info!(vm = name, "waits for {own} to be made free ({free} are free)");
@@ -278,6 +265,26 @@ impl Manager {
         }
         told
     }
+}
+
+/// Why a VM does not start after it has waited; what VMs before it need, what the host keeps free, and what is free.
+fn no_room(
+    name: &str,
+    promise: Promise,
+    (ahead, keep, free): (Pages, Pages, Pages),
+    waited: Duration,
+) -> Failure {
+    let others =
+        if ahead.is_zero() { String::new() } else { format!(", {ahead} for VMs that came before") };
+    let why = format!(
+        "{name}: needs {} free (min {} and {} of overhead) beside the {keep} that the host keeps free{others}; {free} \
+         were free after {} s",
+        promise.memory(),
+        promise.min,
+        promise.overhead,
+        waited.as_secs()
+    );
+    Failure::new(ErrorCode::NoRoom, why)
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use anyhow::Context as _;
 use ballast_api::record::{RecordError, read_record};
 use ballast_pager::service::VmFiles;
 
+use crate::layout::VMS;
 use crate::records::Record;
 use crate::run_dir;
 
@@ -30,12 +31,14 @@ pub struct Survey {
     pub unread: Vec<(String, String)>,
 }
 
-/// All VMs that are noted in the run folder. An error names the file that this manager does not
-/// understand; nothing has been changed.
+/// All VMs that are noted in the run folder.
+///
+/// # Errors
+/// What a newer manager wrote, which the error names; or the folder cannot be read. Nothing has been changed.
 pub fn survey(run_dir: &Path) -> anyhow::Result<Survey> {
     run_dir::check_format(run_dir)?;
     let mut survey = Survey::default();
-    let vms = run_dir.join("vms");
+    let vms = run_dir.join(VMS);
     let folders = match std::fs::read_dir(&vms) {
         Ok(folders) => folders,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(survey),

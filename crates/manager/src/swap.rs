@@ -72,6 +72,9 @@ impl Swap {
 
     /// The files of a VM that is being started; those that a former VM of its name may have left are
     /// removed first.
+    ///
+    /// # Errors
+    /// No location has room, or what was left cannot be removed.
     pub fn create(&self, vm: &str, size: Pages) -> Result<SwapSpace, SwapError> {
         for location in self.that_answer() {
             let _ = self.files.remove(&location.folder().join(file_name(vm)));
@@ -86,6 +89,9 @@ impl Swap {
     }
 
     /// The files of a VM that runs: those in its record, or the one that managers made who kept none there.
+    ///
+    /// # Errors
+    /// A file cannot be opened.
     pub fn open(&self, vm: &str, recorded: Option<&[SwapFile]>) -> Result<SwapSpace, SwapError> {
         let places = match recorded {
             Some(files) => {
@@ -120,6 +126,9 @@ impl Swap {
 
     /// Removes the files of a VM that is no more: those of its record; if that has none, those that it may have. May
     /// take as long as their file systems do.
+    ///
+    /// # Errors
+    /// One that cannot be removed; all others are.
     pub fn remove(&self, vm: &str, recorded: Option<&[SwapFile]>) -> std::io::Result<()> {
         let paths: Vec<PathBuf> = match recorded {
             Some(files) => files.iter().map(|file| file.path.clone()).collect(),

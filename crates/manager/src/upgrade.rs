@@ -19,6 +19,9 @@ const STEP: Duration = Duration::from_millis(10);
 
 /// The run folder, for this process alone. With `take_over`, a manager that has it is asked to leave, and
 /// given so much time.
+///
+/// # Errors
+/// Another manager has it, and is not to leave or did not in time; or the lock cannot be taken.
 pub async fn lock(config: &Config, take_over: Option<Duration>) -> anyhow::Result<File> {
     let run_dir = &config.run_dir;
     let at_once = take_over.map_or(ENDING, |_| Duration::ZERO);

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::config::rules::{VmRule, rule_for};
 use crate::inputs::AgentReport;
+use crate::limits;
 use crate::rates::Rates;
 use ballast_api::{GuestStats, Management, Mode, RunState, Salt, VmSpec};
 use ballast_pager::service::PagedVm;
@@ -94,15 +95,11 @@ impl VmParams {
         let ruled = || rule.max.map_or(size, |max| max.of(size).min(size));
         let max = asked.max.map_or_else(ruled, |max| max.min(most));
         let min = asked.min.or(rule.min.map(|min| min.of(size))).unwrap_or(Pages::ZERO);
-        if shares == 0 {
-            return Err("shares: 0 is not at least 1".into());
-        }
+        limits::shares(shares).map_err(limits::line)?;
         if max.is_zero() {
             return Err("max: below one page".into());
         }
-        if min > max {
-            return Err(format!("min: {min} is above max, {max}"));
-        }
+        limits::min_and_max(min, max).map_err(limits::line)?;
         let tax = asked.tax.or(rule.tax);
         if let Some(tax) = tax {
             TaxRate::new(tax).map_err(|e| format!("tax: {e}"))?;

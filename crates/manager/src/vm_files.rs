@@ -1,25 +1,23 @@
-//! The files of a VM, and how they go: the one list of what is in its run folder.
+//! The files of a VM (`layout`), and how they go.
 
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 
+use ballast_pager::run_files;
+
+use crate::layout::{AGENT_SOCKET, QMP_SOCKET};
 use crate::manager::Manager;
 use crate::records::Record;
 use crate::rooms::SILENT;
 use crate::vm::lock;
-
-/// What the pager has of a VM, with what a manager that died had begun to write of it.
-const PAGER: [&str; 5] = ["pmap", "stage", "compressed", "pmap.new", "stage.new"];
-/// Of its VMM.
-const SOCKETS: [&str; 2] = ["qmp.sock", "agent.sock"];
 
 impl Manager {
     /// Removes what the pager has of a VM that has no page yet, or none any more. Answers what was there.
     pub(crate) fn remove_pages(&self, name: &str, record: Option<&Record>) -> Vec<&'static str> {
         let folder = self.folder_of(name);
         let removed = |file: &&str| std::fs::remove_file(folder.join(file)).is_ok();
-        let there = PAGER.into_iter().filter(removed).collect();
+        let there = run_files::ALL.into_iter().filter(removed).collect();
         let recorded = record.and_then(|record| record.swap.as_deref());
         if let Err(e) = self.swap.remove(name, recorded) {
             tracing::warn!(vm = name, "removing its swap files: {e}");
@@ -37,7 +35,7 @@ impl Manager {
     /// The same, of what is in the run folder and no page of it.
     pub(crate) fn remove_run_files(&self, name: &str) {
         let folder = self.folder_of(name);
-        for socket in SOCKETS {
+        for socket in [QMP_SOCKET, AGENT_SOCKET] {
             let _ = std::fs::remove_file(folder.join(socket));
         }
         Record::remove(&folder);

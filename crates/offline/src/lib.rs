@@ -10,6 +10,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use ballast_api::layout::LOCK;
 use ballast_api::record::{ProcessRecord, RecordError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FlockOperation, flock};
@@ -109,7 +110,7 @@ pub fn stop(run_dir: &Path, name: &str, grace: Duration) -> Result<Option<Ended>
 
 /// Whether a manager has the folder, though nobody answers yet or any more.
 fn has_manager(run_dir: &Path) -> bool {
-    let Ok(file) = std::fs::File::open(run_dir.join("lock")) else { return false };
+    let Ok(file) = std::fs::File::open(run_dir.join(LOCK)) else { return false };
     flock(&file, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK)
 }
 

@@ -34,6 +34,9 @@ pub(crate) struct Accesses {
 
 impl Accesses {
     /// Of a process that runs.
+    ///
+    /// # Errors
+    /// Of opening /proc/PID/pagemap: the process is gone, or not ours to look at.
     pub fn of(pid: u32) -> std::io::Result<Accesses> {
         let number = i32::try_from(pid).ok().and_then(Pid::from_raw);
         let number = number.ok_or_else(|| std::io::Error::from_raw_os_error(libc::ESRCH))?;

@@ -98,6 +98,9 @@ impl GuestRam {
     }
 
     /// Refuses a layout that cannot be, or that the RAM files are too short for.
+    ///
+    /// # Errors
+    /// What cannot be, in words.
     pub fn check(&self) -> Result<(), String> {
         self.layout.check().map_err(str::to_owned)?;
         if self.files.len() != self.layout.parts().count() {
@@ -120,11 +123,17 @@ impl GuestRam {
     }
 
     /// Machine memory that the RAM files take now, by the kernel's count.
+    ///
+    /// # Errors
+    /// Of fstat.
     pub fn measured(&self) -> std::io::Result<Bytes> {
         self.files.iter().map(|file| Ok(Bytes(file.metadata()?.blocks() * 512))).sum()
     }
 
     /// Device and inode of each RAM file.
+    ///
+    /// # Errors
+    /// Of fstat.
     pub fn identities(&self) -> std::io::Result<Vec<(u64, u64)>> {
         let of = |file: &File| file.metadata().map(|meta| (meta.dev(), meta.ino()));
         self.files.iter().map(of).collect()

@@ -6,8 +6,10 @@
 //! | `memory/` | the page-state machine: fault, evict, discard, sample, recover |
 //! | `backend`, `guest_ram`, `ram_layout` | the seam to guest memory, the real one, and where its parts are |
 //! | `mappings` | how pages are mapped elsewhere, through the VM's shim |
+//! | `mapped_file` | the manager's own files, mapped: none of them a guest's RAM |
 //! | `ledger`, `host` | exact accounting of machine memory |
 //! | `stage`, `tier`, `swap/` | the way out of memory, and where it leads: compressed pages, swap |
+//! | `run_files` | what of it is in a VM's run folder |
 //! | `worth` | how large the tier of compressed pages is to be |
 //! | `service/` | the threads of a VM: fault service, reclaim |
 //! | `sharing/` | domains: the store, the share table, and how equal pages are found |
@@ -25,12 +27,13 @@ pub mod fuzzing;
 pub mod guest_ram;
 pub mod host;
 pub mod ledger;
-mod mapping;
+mod mapped_file;
 pub mod mappings;
 pub mod memory;
 pub mod pmap;
 mod ram_layout;
 mod replacement;
+pub mod run_files;
 pub mod service;
 pub mod sharing;
 mod sparse;

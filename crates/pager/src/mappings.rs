@@ -64,7 +64,10 @@ pub struct View {
 }
 
 impl View {
-    /// Of the file that the descriptor is of, which stays open with the view. Err: of fstat.
+    /// Of the file that the descriptor is of, which stays open with the view.
+    ///
+    /// # Errors
+    /// Of fstat.
     pub fn new(fd: OwnedFd) -> std::io::Result<View> {
         let stat = rustix::fs::fstat(&fd)?;
         Ok(View { fd, identity: (stat.st_dev, stat.st_ino) })
@@ -73,7 +76,10 @@ impl View {
     pub fn identity(&self) -> (u64, u64) {
         self.identity
     }
-    /// The same file, by a descriptor of its own. Err: of dup, where too many are open.
+    /// The same file, by a descriptor of its own.
+    ///
+    /// # Errors
+    /// Of dup, where too many are open.
     pub fn try_clone(&self) -> std::io::Result<View> {
         Ok(View { fd: self.fd.try_clone()?, identity: self.identity })
     }
@@ -102,11 +108,55 @@ struct Views {
     zeros: Option<View>,
 }
 
+impl Views {
+    /// Runs as changes, in order, and the files that these name by their number. None: there is no such file.
+    fn changes(
+        &self,
+        layout: &RamLayout,
+        runs: &[Remap],
+    ) -> Option<(Vec<Change>, Vec<BorrowedFd<'_>>)> {
+        // Those that are needed, in this order.
+        let needs = |zeros: bool| {
+            runs.iter().any(|run| match run.to {
+                Place::Home => false,
+                Place::Store(_) => !zeros,
+                Place::Zeros => zeros,
+            })
+        };
+        let store = self.store.as_ref().filter(|_| needs(false));
+        let zeros = self.zeros.as_ref().filter(|_| needs(true));
+        let mut changes = Vec::with_capacity(runs.len());
+        for run in runs {
+            // Of a run that goes on in the next part, one for each.
+            for (first, n) in layout.split(run.first, run.n) {
+                let to = match run.to {
+                    Place::Home => Some(Target::Home),
+                    Place::Store(page) => store.map(|_| {
+                        let before = Pages(first.0 - run.first.0).bytes().0;
+                        Target::File { index: 0, offset: page.offset() + before }
+                    }),
+                    Place::Zeros => zeros.map(|_| Target::File {
+                        index: u8::from(store.is_some()),
+                        offset: zero_offset(first),
+                    }),
+                };
+                let (addr, len) = (layout.at(first).addr, Pages(n).bytes());
+                changes.push(Change { addr, len, to: to? });
+            }
+        }
+        let files = store.into_iter().chain(zeros).map(|view| view.fd.as_fd()).collect();
+        Some((changes, files))
+    }
+}
+
 /// Pages of the file of zeros: a run of pages that nobody wrote maps it from its start on.
 pub const ZERO_RUN: Pages = Pages::from_mib(2);
 
 impl Mappings {
     /// From now on the VM's mappings can be changed. `homes` are device and inode of the RAM file of each part.
+    ///
+    /// # Errors
+    /// Of opening /proc/PID/pagemap: the VMM is gone, or not ours to look at. Then nothing is connected.
     pub fn connect(
         &self,
         remapper: Box<dyn Remapper>,
@@ -149,37 +199,9 @@ impl Mappings {
         let mut link = lock(&self.link);
         let Some(link) = link.as_mut() else { return (0, Err(MemError::Fixed)) };
         let views = lock(&self.views);
-        // Those that are needed, in this order.
-        let needs = |zeros: bool| {
-            runs.iter().any(|run| match run.to {
-                Place::Home => false,
-                Place::Store(_) => !zeros,
-                Place::Zeros => zeros,
-            })
+        let Some((changes, files)) = views.changes(layout, runs) else {
+            return (0, Err(MemError::Fixed));
         };
-        let store = views.store.as_ref().filter(|_| needs(false));
-        let zeros = views.zeros.as_ref().filter(|_| needs(true));
-        let files: Vec<BorrowedFd<'_>> =
-            store.into_iter().chain(zeros).map(|view| view.fd.as_fd()).collect();
-        let mut changes = Vec::with_capacity(runs.len());
-        for run in runs {
-            // Of a run that goes on in the next part, one for each.
-            for (first, n) in layout.split(run.first, run.n) {
-                let to = match run.to {
-                    Place::Home => Some(Target::Home),
-                    Place::Store(page) => store.map(|_| {
-                        let before = Pages(first.0 - run.first.0).bytes().0;
-                        Target::File { index: 0, offset: page.offset() + before }
-                    }),
-                    Place::Zeros => zeros.map(|_| Target::File {
-                        index: u8::from(store.is_some()),
-                        offset: zero_offset(first),
-                    }),
-                };
-                let Some(to) = to else { return (0, Err(MemError::Fixed)) };
-                changes.push(Change { addr: layout.at(first).addr, len: Pages(n).bytes(), to });
-            }
-        }
         // Runs that are done whole when so many changes are made.
         let runs_in = |made: usize| {
             let mut left = made;

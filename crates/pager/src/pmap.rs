@@ -18,7 +18,7 @@ use std::sync::atomic::{
 
 use ballast_units::{Bytes, PAGE_SIZE, Pages, Ppn};
 
-use crate::mapping::{Fresh, Mapping, is_begun};
+use crate::mapped_file::{Fresh, Mapping, is_begun};
 use crate::sparse::{PART, Parts};
 use crate::sync::{AtomicI64, AtomicU64, Ordering};
 use crate::word::{BadWord, State, Word};
@@ -74,11 +74,13 @@ impl Marks {
     }
 }
 
-/// The pmap of one VM, with a count of pages per state.
+/// The pmap of one VM, with a count of pages per state, and of those that refer to the store.
 pub struct Pmap {
     words: Words,
     len: Pages,
     counts: [AtomicI64; State::ALL.len()],
+    /// Words that refer to a page of the store.
+    references: AtomicI64,
     /// That a word got no memory was said once.
     complained: AtomicBool,
 }
@@ -90,7 +92,10 @@ impl Pmap {
         Pmap::count(Words::Heap(words), len)
     }
 
-    /// Creates the file, all pages untouched. Fails if it exists. Once it is there it is whole.
+    /// Creates the file, all pages untouched. Once it is there it is whole.
+    ///
+    /// # Errors
+    /// The file exists, or cannot be made.
     pub fn create(path: &Path, len: Pages) -> Result<Pmap, PmapError> {
         let io = |source| PmapError::Io { path: path.to_owned(), source };
         let fresh = Fresh::beside(path).map_err(io)?;
@@ -106,6 +111,9 @@ impl Pmap {
     }
 
     /// Opens the pmap of a VM that runs already; every word is checked.
+    ///
+    /// # Errors
+    /// The file cannot be opened, is no pmap or one of a newer version or another size, or has a word that cannot be.
     pub fn open(path: &Path, len: Pages) -> Result<Pmap, PmapError> {
         let io = |source| PmapError::Io { path: path.to_owned(), source };
         Pmap::verify(path)?;
@@ -142,14 +150,20 @@ impl Pmap {
     }
 
     /// Whether this manager understands the file.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is no pmap, or one of a newer version.
     pub fn verify(path: &Path) -> Result<(), PmapError> {
-        let header = crate::mapping::first_bytes(path)
+        let header = crate::mapped_file::first_bytes(path)
             .map_err(|source| PmapError::Io { path: path.to_owned(), source })?;
         check_version(path, &header)
     }
 
     /// The words of a VM that nobody has taken over yet, read from its file: changes nothing.
     /// Holes, whose pages nobody touched, are passed over. A file that was not even begun has no words.
+    ///
+    /// # Errors
+    /// As of `open`, but for its size. Words before the one that is wrong have been told.
     pub fn peek(path: &Path, mut each: impl FnMut(Ppn, Word)) -> Result<(), PmapError> {
         let io = |source| PmapError::Io { path: path.to_owned(), source };
         if !is_begun(path).map_err(io)? {
@@ -193,7 +207,8 @@ impl Pmap {
     fn count(words: Words, len: Pages) -> Pmap {
         let counts = State::ALL.map(|_| AtomicI64::new(0));
         counts[State::Untouched as usize].store(len.0 as i64, Ordering::Relaxed);
-        Pmap { words, len, counts, complained: AtomicBool::new(false) }
+        let references = AtomicI64::new(0);
+        Pmap { words, len, counts, references, complained: AtomicBool::new(false) }
     }
 
     fn cell(&self, ppn: Ppn) -> &AtomicU64 {
@@ -304,6 +319,9 @@ impl Pmap {
 
     /// Moves a page from `from` to `to` if it is still in `from`; answers what it is otherwise. An
     /// untouched page whose word gets no memory stays what it is, and that is answered.
+    ///
+    /// # Errors
+    /// What the page is; nothing was changed.
     pub fn exchange(&self, ppn: Ppn, from: Word, to: Word) -> Result<(), Word> {
         if let Words::File(_, parts, _) = &self.words
             && !parts.has(at(ppn))
@@ -318,7 +336,7 @@ impl Pmap {
             Ordering::Acquire,
         ) {
             Ok(_) => {
-                self.moved(from.state(), to.state());
+                self.moved(from, to);
                 Ok(())
             }
             Err(now) => Err(Word::trusted(now)),
@@ -334,10 +352,16 @@ impl Pmap {
             debug_assert!(given.is_ok(), "{ppn} was never claimed: {given:?}");
         }
         let from = Word::trusted(self.cell(ppn).swap(to.bits(), Ordering::AcqRel));
-        self.moved(from.state(), to.state());
+        self.moved(from, to);
     }
 
-    fn moved(&self, from: State, to: State) {
+    fn moved(&self, from: Word, to: Word) {
+        let referred =
+            i64::from(to.store_page().is_some()) - i64::from(from.store_page().is_some());
+        if referred != 0 {
+            self.references.fetch_add(referred, Ordering::Relaxed);
+        }
+        let (from, to) = (from.state(), to.state());
         if from != to {
             self.counts[from as usize].fetch_sub(1, Ordering::Relaxed);
             self.counts[to as usize].fetch_add(1, Ordering::Relaxed);
@@ -349,26 +373,39 @@ impl Pmap {
         Pages(self.counts[state as usize].load(Ordering::Relaxed).max(0) as u64)
     }
 
-    fn recount(&self) {
+    /// Pages that refer to a page of the store now: what `Domain::counts` counts of this VM.
+    pub fn references(&self) -> Pages {
+        Pages(self.references.load(Ordering::Relaxed).max(0) as u64)
+    }
+
+    /// Of the words as they are: pages per state, and how many refer to the store.
+    fn tally(&self) -> ([i64; State::ALL.len()], i64) {
         let mut counts = [0i64; State::ALL.len()];
+        let mut references = 0;
         counts[State::Untouched as usize] = self.len.0 as i64;
         for ppn in self.known() {
+            let word = self.load(ppn);
             counts[State::Untouched as usize] -= 1;
-            counts[self.load(ppn).state() as usize] += 1;
+            counts[word.state() as usize] += 1;
+            references += i64::from(word.store_page().is_some());
         }
+        (counts, references)
+    }
+
+    fn recount(&self) {
+        let (counts, references) = self.tally();
         for (cell, n) in self.counts.iter().zip(counts) {
             cell.store(n, Ordering::Relaxed);
         }
+        self.references.store(references, Ordering::Relaxed);
     }
 
     /// Invariant, when nothing moves: the counts are those of the words.
+    ///
+    /// # Errors
+    /// The first count that is not, in words.
     pub fn check(&self) -> Result<(), String> {
-        let mut counts = [0i64; State::ALL.len()];
-        counts[State::Untouched as usize] = self.len.0 as i64;
-        for ppn in self.known() {
-            counts[State::Untouched as usize] -= 1;
-            counts[self.load(ppn).state() as usize] += 1;
-        }
+        let (counts, references) = self.tally();
         for state in State::ALL {
             let booked = self.counts[state as usize].load(Ordering::Relaxed);
             if booked != counts[state as usize] {
@@ -377,6 +414,10 @@ impl Pmap {
                     counts[state as usize]
                 ));
             }
+        }
+        let booked = self.references.load(Ordering::Relaxed);
+        if booked != references {
+            return Err(format!("{references} pages refer to the store, {booked} booked"));
         }
         Ok(())
     }

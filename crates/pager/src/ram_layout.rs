@@ -18,7 +18,10 @@ pub struct RamPart {
 }
 
 impl RamPart {
-    /// What comes from a VMM is checked before anything is computed from it. Err says what cannot be.
+    /// What comes from a VMM is checked before anything is computed from it.
+    ///
+    /// # Errors
+    /// What cannot be.
     pub fn check(&self) -> Result<(), &'static str> {
         let page = PAGE_SIZE as u64;
         if self.len.is_zero() {
@@ -118,6 +121,9 @@ impl RamLayout {
     }
 
     /// See [`RamPart::check`]: of all parts.
+    ///
+    /// # Errors
+    /// What cannot be.
     pub fn check(&self) -> Result<(), &'static str> {
         self.parts().try_for_each(RamPart::check)
     }

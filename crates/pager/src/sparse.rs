@@ -27,6 +27,9 @@ impl Parts {
     /// Of an empty file, or of one that is there: a part in which anything was ever written has, or is
     /// given, all of its memory. (Memory that was given and never written counts as a hole to the file
     /// system, so it may be given again, which changes nothing.)
+    ///
+    /// # Errors
+    /// Its holes cannot be looked up, or what it has not be given.
     pub fn of(file: File) -> std::io::Result<Parts> {
         let len = file.metadata()?.len() as usize;
         let words = len.div_ceil(PART).div_ceil(64);
@@ -64,11 +67,17 @@ impl Parts {
     }
 
     /// Gives the part with `at` its memory, if it has none.
+    ///
+    /// # Errors
+    /// ENOSPC: the part has none.
     pub fn give(&self, at: usize) -> std::io::Result<()> {
         self.give_and(at, |_| {})
     }
 
     /// The same; `first` writes to the part, whose range it is told, before anybody else may.
+    ///
+    /// # Errors
+    /// ENOSPC: the part has none, and `first` was not called.
     pub fn give_and(
         &self,
         at: usize,
@@ -104,6 +113,9 @@ impl Parts {
 }
 
 /// Where something was written next, at or after `from`.
+///
+/// # Errors
+/// Of lseek.
 pub fn next_data(file: &File, from: u64) -> std::io::Result<Option<u64>> {
     match rustix::fs::seek(file.as_fd(), SeekFrom::Data(from)) {
         Ok(start) => Ok(Some(start)),

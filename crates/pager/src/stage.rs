@@ -14,7 +14,7 @@ use ballast_units::{PAGE_SIZE, Pages};
 
 use crate::backend::PageBuf;
 use crate::guest_ram::LARGE_PAGE;
-use crate::mapping::{Fresh, Mapping};
+use crate::mapped_file::{Fresh, Mapping};
 use crate::sync::{Mutex, lock};
 
 const MAGIC: &[u8; 8] = b"BLSTSTAG";
@@ -87,7 +87,7 @@ pub(crate) fn version_in(header: &[u8], magic: &[u8; 8]) -> Option<u32> {
 }
 
 fn header(path: &Path) -> Result<Vec<u8>, StageError> {
-    let header = crate::mapping::first_bytes(path)
+    let header = crate::mapped_file::first_bytes(path)
         .map_err(|source| StageError::Io { path: path.to_owned(), source })?;
     match version_in(&header, MAGIC) {
         None => Err(StageError::Magic { path: path.to_owned() }),
@@ -104,7 +104,10 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// Creates the file. Fails if it exists. Once it is there it is whole.
+    /// Creates the file. Once it is there it is whole.
+    ///
+    /// # Errors
+    /// The file exists, or cannot be made: a full tmpfs.
     pub fn create(path: &Path, layout: StageLayout) -> Result<Stage, StageError> {
         let io = |source| StageError::Io { path: path.to_owned(), source };
         let len = layout.file_pages().bytes().0 as usize;
@@ -123,6 +126,9 @@ impl Stage {
 
     /// The stage of a VM that runs already, as large as it was made. Which holds are free is told by
     /// `claim_hold`.
+    ///
+    /// # Errors
+    /// The file cannot be opened, or is no stage, or one of a newer version.
     pub fn open(path: &Path) -> Result<Stage, StageError> {
         let header = header(path)?;
         let mapping = Mapping::open_file(path)
@@ -137,11 +143,17 @@ impl Stage {
     }
 
     /// Whether this manager understands the file.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is no stage, or one of a newer version.
     pub fn verify(path: &Path) -> Result<(), StageError> {
         header(path).map(drop)
     }
 
     /// One that dies with the process, for tests.
+    ///
+    /// # Errors
+    /// ENOMEM.
     pub fn on_heap(layout: StageLayout) -> std::io::Result<Stage> {
         let len = layout.file_pages().bytes().0 as usize;
         Ok(Stage::over(Mapping::anonymous(len)?, layout))

@@ -17,7 +17,7 @@ use ballast_compress::{Algorithm, Allocated, Damaged, Frames, Occupancy, Place, 
 use ballast_units::{Bytes, PAGE_SIZE, Pages, Ppn};
 
 use crate::backend::PageBuf;
-use crate::mapping::Mapping;
+use crate::mapped_file::Mapping;
 use crate::sync::{Mutex, lock};
 
 /// Bytes of a slot before the codec's.
@@ -86,12 +86,18 @@ impl Tier {
 
     /// The tier of a VM of `size`. An existing file is used: which of its slots are taken is told by
     /// `claim`.
+    ///
+    /// # Errors
+    /// The file cannot be made, opened or mapped.
     pub fn open(path: &Path, size: Pages, settings: Compression) -> std::io::Result<Tier> {
         let (mapping, file) = Mapping::open_sparse(path, size.bytes().0 as usize)?;
         Ok(Tier::over(Some(mapping), Some(file), size, size, settings))
     }
 
     /// One that dies with the process, for tests.
+    ///
+    /// # Errors
+    /// ENOMEM.
     pub fn on_heap(size: Pages, settings: Compression) -> std::io::Result<Tier> {
         let mapping = Mapping::anonymous(size.bytes().0 as usize)?;
         Ok(Tier::over(Some(mapping), None, size, size, settings))
@@ -155,6 +161,9 @@ impl Tier {
         MOST
     }
     /// The invariants of its frames.
+    ///
+    /// # Errors
+    /// The first that does not hold, in words.
     pub fn check(&self) -> Result<(), String> {
         lock(&self.frames).check()
     }
@@ -223,6 +232,9 @@ impl Tier {
     }
 
     /// The page in a slot that a word names whose busy bit the caller holds.
+    ///
+    /// # Errors
+    /// What is there does not decompress, or not to what was put there.
     pub fn read(&self, place: Place, page: &mut PageBuf) -> Result<(), Damaged> {
         let slot = self.slot(place).unwrap_or_default();
         ballast_compress::decompress(slot.get(OWNER..).unwrap_or_default(), page)

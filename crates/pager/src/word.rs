@@ -138,6 +138,9 @@ impl Word {
         Word::with_slot(State::Swapped, stored.payload())
     }
     /// Checks bits that come from a file.
+    ///
+    /// # Errors
+    /// They are no word: of no state, or with bits that it does not have.
     pub fn from_bits(bits: u64) -> Result<Word, BadWord> {
         let no_busy = bits & BUSY_MASK == BUSY_MASK;
         if bits & STATE_MASK > State::Filled as u64 || no_busy {

@@ -287,10 +287,77 @@ fn plan_one(
     let consumed = vm.consumed;
     let Take { pages: take, over_max } = take;
     let level = consumed.saturating_sub(take);
+    let step = balloon_step(state, s, take, room);
+    let mut balloon_goal = step.goal;
 
+    let (wanted, cause) = wanted_of_paging(state, vm, take, (step.stays, balloon_goal));
+    let mut evict = wanted.min(mix::room(vm));
+    let block = state == State::Low && consumed > floor;
+    let mut leave = level;
+
+    let reason = if !take.is_zero() {
+        Reason::Reclaim {
+            state,
+            deficit,
+            over_max,
+            over_pool: over_max.saturating_sub(consumed.saturating_sub(s.demand.max)),
+            consumed,
+            leave: level,
+            balloon: balloon_goal,
+            evict,
+            cause: cause.filter(|_| !wanted.is_zero()),
+            no_swap_for: wanted - evict,
+            block,
+        }
+    } else if vm.balloon_goal > step.entitled.min(step.bearable) {
+        if step.bearable < step.entitled {
+            Reason::GuestShort { from: vm.balloon_goal, limit: step.bearable }
+        } else {
+            Reason::Entitled { target: floor, from: vm.balloon_goal, to: balloon_goal }
+        }
+    } else if exchange != Exchange::default() {
+        balloon_goal = balloon_goal.min(vm.balloon_goal.saturating_sub(exchange.down));
+        evict = exchange.evict;
+        leave = consumed.saturating_sub(evict);
+        let (balloon, paging) = (vm.tools.balloon, vm.tools.paging);
+        Reason::Exchanged { from: vm.balloon_goal, to: balloon_goal, evict, balloon, paging }
+    } else if !step.spared.is_zero() {
+        let (balloon, paging) = (vm.tools.balloon, vm.tools.paging);
+        Reason::Enough { from: vm.balloon_goal, to: balloon_goal, balloon, paging }
+    } else if !step.released.is_zero() {
+        Reason::Released { pages: step.released, left: balloon_goal }
+    } else if consumed <= floor {
+        Reason::WithinTarget { consumed, target: floor }
+    } else if state == State::High {
+        Reason::Plenty { consumed, target: floor }
+    } else {
+        Reason::Spared { state, deficit, consumed, target: floor, block }
+    };
+    VmPlan { id: s.demand.id, balloon_goal, evict, leave, block, reason }
+}
+
+/// Where a VM's balloon goes from where it is, one reason after the other.
+struct BalloonStep {
+    /// It may not be larger: the VM is entitled to the rest of its memory.
+    entitled: Pages,
+    /// It may not be larger: its guest does not bear more.
+    bearable: Pages,
+    /// What it gives back of memory that is to spare.
+    released: Pages,
+    /// What it gives back because paging takes as much for less.
+    spared: Pages,
+    /// What it would be if nothing were to be taken by it.
+    stays: Pages,
+    /// What it is to be.
+    goal: Pages,
+}
+
+fn balloon_step(state: State, s: &Seen, take: Pages, room: Pages) -> BalloonStep {
+    let vm = s.vm;
+    let level = vm.consumed.saturating_sub(take);
     // The balloon as it may stay: nothing beyond what the VM is entitled to do without, nothing
     // beyond what the guest bears. A guest without a driver keeps its goal for the driver to come.
-    let entitled = vm.left_by(floor);
+    let entitled = vm.left_by(s.floor());
     let bearable = if vm.balloon_health == Health::Missing { vm.size } else { vm.balloon_limit };
     let mut balloon_goal = vm.balloon_goal.min(entitled).min(bearable);
     let kept = balloon_goal;
@@ -312,51 +379,7 @@ fn plan_one(
         }
         balloon_goal = balloon_goal.max(needed);
     }
-
-    let (wanted, cause) = wanted_of_paging(state, vm, take, (stays, balloon_goal));
-    let mut evict = wanted.min(mix::room(vm));
-    let block = state == State::Low && consumed > floor;
-    let mut leave = level;
-
-    let reason = if !take.is_zero() {
-        Reason::Reclaim {
-            state,
-            deficit,
-            over_max,
-            over_pool: over_max.saturating_sub(consumed.saturating_sub(s.demand.max)),
-            consumed,
-            leave: level,
-            balloon: balloon_goal,
-            evict,
-            cause: cause.filter(|_| !wanted.is_zero()),
-            no_swap_for: wanted - evict,
-            block,
-        }
-    } else if vm.balloon_goal > entitled.min(bearable) {
-        if bearable < entitled {
-            Reason::GuestShort { from: vm.balloon_goal, limit: bearable }
-        } else {
-            Reason::Entitled { target: floor, from: vm.balloon_goal, to: balloon_goal }
-        }
-    } else if exchange != Exchange::default() {
-        balloon_goal = balloon_goal.min(vm.balloon_goal.saturating_sub(exchange.down));
-        evict = exchange.evict;
-        leave = consumed.saturating_sub(evict);
-        let (balloon, paging) = (vm.tools.balloon, vm.tools.paging);
-        Reason::Exchanged { from: vm.balloon_goal, to: balloon_goal, evict, balloon, paging }
-    } else if !spared.is_zero() {
-        let (balloon, paging) = (vm.tools.balloon, vm.tools.paging);
-        Reason::Enough { from: vm.balloon_goal, to: balloon_goal, balloon, paging }
-    } else if !released.is_zero() {
-        Reason::Released { pages: released, left: balloon_goal }
-    } else if consumed <= floor {
-        Reason::WithinTarget { consumed, target: floor }
-    } else if state == State::High {
-        Reason::Plenty { consumed, target: floor }
-    } else {
-        Reason::Spared { state, deficit, consumed, target: floor, block }
-    };
-    VmPlan { id: s.demand.id, balloon_goal, evict, leave, block, reason }
+    BalloonStep { entitled, bearable, released, spared, stays, goal: balloon_goal }
 }
 
 /// What paging is asked for of `take`, room or no room, and why, where the balloon goes from the first to the second.

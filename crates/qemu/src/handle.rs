@@ -49,9 +49,10 @@ struct Inner {
 }
 
 impl ProcessHandle {
-    /// A handle of any process, whoever started it. Fails with ESRCH if there is none.
+    /// A handle of any process, whoever started it.
     ///
-    /// An error outside a tokio runtime.
+    /// # Errors
+    /// ESRCH: there is no such process. Others of pidfd_open; and whenever it is called outside a tokio runtime.
     pub fn open(pid: u32) -> io::Result<ProcessHandle> {
         let number = i32::try_from(pid).ok().and_then(Pid::from_raw);
         let number = number.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
@@ -106,11 +107,17 @@ impl ProcessHandle {
 
     /// SIGKILL, the one signal that a VMM whose vCPU waits in a page fault obeys. A process that
     /// has ended already is success.
+    ///
+    /// # Errors
+    /// As of [`ProcessHandle::signal`].
     pub fn kill(&self) -> io::Result<()> {
         self.signal(Signal::KILL)
     }
 
     /// Sends `signal`; a process that has ended already is success.
+    ///
+    /// # Errors
+    /// EPERM: the process is not ours to signal.
     pub fn signal(&self, signal: Signal) -> io::Result<()> {
         match pidfd_send_signal(self.pidfd(), signal) {
             Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),

@@ -53,6 +53,9 @@ pub struct RamMapping {
 
 impl RamMapping {
     /// The mapping at `addr` of the file that `fd` is.
+    ///
+    /// # Errors
+    /// Of fstat.
     pub fn of_file(fd: impl AsFd, addr: HostAddr, len: Bytes) -> std::io::Result<RamMapping> {
         let stat = rustix::fs::fstat(fd)?;
         let device = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));

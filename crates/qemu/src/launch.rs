@@ -56,6 +56,9 @@ impl Drop for Unclaimed {
 /// Starts `launch` in a session of its own (no terminal, no signals of the manager's group), with
 /// its output in the log. It is reaped when it ends, whether or not anybody asks. If this future
 /// is dropped before it is done, no process stays behind.
+///
+/// # Errors
+/// The log cannot be opened, or the program not started; no process is left.
 pub async fn spawn(launch: &Launch) -> Result<Vmm, LaunchError> {
     let lost = |source| LaunchError::Start { program: launch.program.clone(), source };
     let wanted = launch.clone();
@@ -113,6 +116,9 @@ fn start(launch: &Launch) -> Result<u32, LaunchError> {
 impl Vmm {
     /// Connects to the QMP socket that this VMM is about to open. Ends early, with the last line
     /// of QEMU's log, when the VMM ends.
+    ///
+    /// # Errors
+    /// The VMM ended, or its socket did not answer within `deadline`, or not as QMP does.
     pub async fn connect_qmp(&self, socket: &Path, deadline: Duration) -> Result<Qmp, LaunchError> {
         let end = Instant::now() + deadline;
         tokio::select! {

@@ -65,6 +65,9 @@ pub struct Monitor {
 
 impl Monitor {
     /// Looks for the balloon device, whatever its id is.
+    ///
+    /// # Errors
+    /// As of [`Qmp::execute`], of looking for devices. No balloon is no error.
     pub async fn new(qmp: Qmp, deadline: Duration) -> Result<Monitor, QmpError> {
         let mut monitor = Monitor::without_balloon(qmp, deadline);
         let devices = monitor.devices().await?;
@@ -91,6 +94,9 @@ impl Monitor {
 
     /// Asks the guest to plug or unplug memory until it has `size` beside its RAM; None if the VM has no such
     /// device of Ballast's. Success says only that QEMU passed the wish on.
+    ///
+    /// # Errors
+    /// As of [`Qmp::execute`].
     pub async fn request_hotplug(&self, size: Bytes) -> Option<Result<(), QmpError>> {
         let path = self.hotplug.as_ref()?;
         let args = json!({ "path": path, "property": "requested-size", "value": size.0 });
@@ -98,6 +104,9 @@ impl Monitor {
     }
 
     /// What was last asked for so, and what is plugged now, by QEMU's own books; None as above.
+    ///
+    /// # Errors
+    /// As of [`Qmp::execute`]; an answer that is not understood.
     pub async fn hotplug(&self) -> Option<Result<(Bytes, Bytes), QmpError>> {
         let path = self.hotplug.as_ref()?;
         let read = async |property: &str| {
@@ -118,12 +127,18 @@ impl Monitor {
 
     /// Asks the guest to keep `guest_memory` bytes and to give up the rest. Success says only that
     /// QEMU passed the wish on.
+    ///
+    /// # Errors
+    /// As of [`Qmp::execute`].
     pub async fn balloon(&self, guest_memory: Bytes) -> Result<(), QmpError> {
         self.run("balloon", json!({ "value": guest_memory.0 })).await
     }
 
     /// The guest's memory less what its balloon holds, as QEMU believes. Stale whenever the guest
     /// is slow: to be shown, never to be computed with.
+    ///
+    /// # Errors
+    /// As of [`Qmp::execute`]; an answer that is not understood.
     pub async fn query_balloon(&self) -> Result<Bytes, QmpError> {
         #[derive(Deserialize)]
         struct Info {
@@ -135,6 +150,9 @@ impl Monitor {
 
     /// Makes the guest send statistics every `interval_s` seconds; 0 ends it. Without a balloon
     /// nothing happens.
+    ///
+    /// # Errors
+    /// As of [`Qmp::execute`].
     pub async fn enable_guest_stats(&self, interval_s: u32) -> Result<(), QmpError> {
         let Some(path) = &self.balloon else { return Ok(()) };
         let property = "guest-stats-polling-interval";
@@ -143,6 +161,9 @@ impl Monitor {
     }
 
     /// The guest's latest statistics; None if it never sent any (no balloon, or no driver).
+    ///
+    /// # Errors
+    /// As of [`Qmp::execute`]; an answer that is not understood.
     pub async fn guest_stats(&self) -> Result<Option<GuestStats>, QmpError> {
         let Some(path) = &self.balloon else { return Ok(None) };
         let args = json!({ "path": path, "property": "guest-stats" });
@@ -153,12 +174,18 @@ impl Monitor {
 
     /// What the guest has read from its disks so far. Of drives, not of what lies beneath them. A QEMU
     /// that does not tell how long reads took tells 0.
+    ///
+    /// # Errors
+    /// As of [`Qmp::execute`]; an answer that is not understood.
     pub async fn disk_reads(&self) -> Result<DiskReads, QmpError> {
         let answer: Value = self.ask("query-blockstats", Value::Null).await?;
         disk_reads(&answer).ok_or_else(|| self.qmp.unexpected("query-blockstats", &answer))
     }
 
     /// Whether the guest runs under KVM.
+    ///
+    /// # Errors
+    /// As of [`Qmp::execute`]; an answer that is not understood.
     pub async fn has_kvm(&self) -> Result<bool, QmpError> {
         #[derive(Deserialize)]
         struct Kvm {
@@ -168,21 +195,33 @@ impl Monitor {
     }
 
     /// Whether the VM runs.
+    ///
+    /// # Errors
+    /// As of [`Qmp::execute`]; an answer that is not understood.
     pub async fn query_status(&self) -> Result<RunStatus, QmpError> {
         self.ask("query-status", Value::Null).await
     }
 
     /// Presses the power button; the guest may take its time, or ignore it.
+    ///
+    /// # Errors
+    /// As of [`Qmp::execute`].
     pub async fn system_powerdown(&self) -> Result<(), QmpError> {
         self.run("system_powerdown", Value::Null).await
     }
 
     /// The backends of its memory.
+    ///
+    /// # Errors
+    /// As of [`Qmp::execute`]; an answer that is not understood.
     pub async fn memdevs(&self) -> Result<Vec<Memdev>, QmpError> {
         self.ask("query-memdev", Value::Null).await
     }
 
     /// The devices that were asked for on the command line or plugged in since.
+    ///
+    /// # Errors
+    /// As of [`Qmp::execute`]; an answer that is not understood.
     pub async fn devices(&self) -> Result<Vec<Device>, QmpError> {
         #[derive(Deserialize)]
         struct Property {
@@ -202,6 +241,9 @@ impl Monitor {
     }
 
     /// All memory that QEMU gave to the guest.
+    ///
+    /// # Errors
+    /// As of [`Qmp::execute`]; an answer that is not understood.
     pub async fn ram_blocks(&self) -> Result<Vec<RamBlock>, QmpError> {
         let args = json!({ "command-line": "info ramblock" });
         let table: String = self.ask("human-monitor-command", args).await?;

@@ -76,6 +76,9 @@ pub struct Qmp {
 }
 
 /// The process that listens on a QMP socket, whoever started it.
+///
+/// # Errors
+/// There is no such socket, nobody listens on it, or it did not answer in time.
 pub async fn listener_pid(socket: &Path, deadline: Duration) -> std::io::Result<u32> {
     let stream = timeout_at(Instant::now() + deadline, dial(socket))
         .await
@@ -98,6 +101,9 @@ async fn dial(socket: &Path) -> std::io::Result<UnixStream> {
 
 impl Qmp {
     /// Connects and negotiates, once: a socket that does not exist (yet) is an error at once.
+    ///
+    /// # Errors
+    /// There is no such socket, it did not answer within `deadline`, or not as QMP does.
     pub async fn connect(socket: &Path, deadline: Duration) -> Result<Qmp, QmpError> {
         let end = Instant::now() + deadline;
         let late = || QmpError::NoGreeting { socket: socket.to_owned(), after: deadline };
@@ -143,6 +149,10 @@ impl Qmp {
 
     /// Runs one command. `args` is an object, or null for none. After an error other than
     /// [`QmpError::Refused`] QEMU may or may not have carried it out, or may do so later.
+    ///
+    /// # Errors
+    /// [`QmpError::Refused`]: QEMU did not do it. All others: no answer came in time, or none that is understood, or QEMU is
+    /// gone.
     pub async fn execute(
         &self,
         command: &str,

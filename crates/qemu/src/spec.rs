@@ -48,6 +48,9 @@ pub enum SpecError {
 }
 
 /// Checks all of `spec`; the files must exist and be readable by the manager.
+///
+/// # Errors
+/// The first thing that is wrong, with the VM's name.
 pub fn check_spec(spec: &VmSpec) -> Result<(), SpecError> {
     if !good_vm_name(&spec.name) {
         return Err(SpecError::Name(spec.name.escape_default().to_string()));

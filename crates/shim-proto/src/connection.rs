@@ -64,6 +64,9 @@ pub struct Peer {
 
 impl Connection {
     /// A new connection to the socket at `path`.
+    ///
+    /// # Errors
+    /// As of [`Connection::connect_to`]; or there is no descriptor left.
     pub fn connect(path: &Path) -> std::io::Result<Connection> {
         let connection = Connection { fd: socket()? };
         connection.connect_to(path)?;
@@ -72,11 +75,17 @@ impl Connection {
 
     /// A socket that is not connected yet: for who must know its descriptor before anyone else can
     /// hold the other end (the shim, whose process may fork at any time).
+    ///
+    /// # Errors
+    /// There is no descriptor left.
     pub fn unconnected() -> std::io::Result<Connection> {
         Ok(Connection { fd: socket()? })
     }
 
     /// Connects this one.
+    ///
+    /// # Errors
+    /// There is no such socket, nobody listens on it, or it is not ours to connect to; or a path too long for one.
     pub fn connect_to(&self, path: &Path) -> std::io::Result<()> {
         rustix::net::connect(&self.fd, &SocketAddrUnix::new(path)?)?;
         Ok(())
@@ -88,6 +97,9 @@ impl Connection {
     }
 
     /// Two ends, connected to one another.
+    ///
+    /// # Errors
+    /// There is no descriptor left.
     pub fn pair() -> std::io::Result<(Connection, Connection)> {
         let (a, b) = rustix::net::socketpair(
             AddressFamily::UNIX,
@@ -99,6 +111,9 @@ impl Connection {
     }
 
     /// Who is at the other end.
+    ///
+    /// # Errors
+    /// What the system said.
     pub fn peer(&self) -> std::io::Result<Peer> {
         let cred = rustix::net::sockopt::socket_peercred(&self.fd)?;
         Ok(Peer {
@@ -142,6 +157,9 @@ impl Connection {
     /// The next message with its descriptors (close-on-exec). None: waits for ever.
     ///
     /// After `Decode` the conversation is over; after `TimedOut` it is not.
+    ///
+    /// # Errors
+    /// The other end is gone, sent what is no message or descriptors that do not belong to it, or sent nothing in time.
     pub fn recv(
         &self,
         timeout: Option<Duration>,
@@ -218,6 +236,9 @@ impl Listener {
     }
 
     /// The next shim. None: waits for ever.
+    ///
+    /// # Errors
+    /// Nobody came in time, or what the system said.
     pub fn accept(&self, timeout: Option<Duration>) -> Result<Connection, ConnectionError> {
         let deadline = timeout.map(|t| Instant::now() + t);
         loop {

@@ -121,6 +121,9 @@ pub struct TooManyOps(pub usize);
 
 impl Batch {
     /// A batch of these operations.
+    ///
+    /// # Errors
+    /// There are more than fit into one message.
     pub fn new(id: u64, ops: Vec<Op>) -> Result<Batch, TooManyOps> {
         if ops.len() > MAX_OPS {
             return Err(TooManyOps(ops.len()));

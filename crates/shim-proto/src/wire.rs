@@ -104,6 +104,9 @@ impl Message {
 
     /// Accepts exactly what [`Message::encode`] makes, nothing else. Addresses and lengths are
     /// carried as they are: whoever uses them checks them against what it knows.
+    ///
+    /// # Errors
+    /// It is no message of a version that is known, and where it is not.
     pub fn decode(bytes: &[u8]) -> Result<Message, DecodeError> {
         let mut r = Reader { kind: 0, len: bytes.len(), rest: bytes };
         if r.u32().map_err(|_| DecodeError::Magic)? != MAGIC {

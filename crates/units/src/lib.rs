@@ -9,7 +9,7 @@ mod name;
 mod random;
 
 pub use age::age;
-pub use name::{LONGEST_VM_NAME, VM_NAME_RULE, good_vm_name};
+pub use name::{LONGEST_POOL_NAME, LONGEST_VM_NAME, VM_NAME_RULE, good_pool_name, good_vm_name};
 pub use random::SplitMix64;
 
 use std::fmt;

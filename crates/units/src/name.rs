@@ -1,4 +1,4 @@
-//! Names of VMs. They are parts of paths, of command lines and of URLs as they are.
+//! Names of VMs and pools. Those of VMs are parts of paths, of command lines and of URLs as they are.
 
 /// The most characters of a VM's name.
 pub const LONGEST_VM_NAME: usize = 64;
@@ -15,6 +15,14 @@ pub fn good_vm_name(name: &str) -> bool {
         && bytes.iter().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(b))
 }
 
+/// The most bytes of a pool's name.
+pub const LONGEST_POOL_NAME: usize = 255;
+
+/// Whether pools may have this name: what VMs may, or several such joined by slashes, from the outside in.
+pub fn good_pool_name(name: &str) -> bool {
+    name.len() <= LONGEST_POOL_NAME && name.split('/').all(good_vm_name)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -27,6 +35,17 @@ mod tests {
         let long = "n".repeat(LONGEST_VM_NAME + 1);
         for bad in ["", ".", "..", "-x", "_x", ".x", "a/b", "a b", "a\0", "a\n", "\u{e9}", &long] {
             assert!(!good_vm_name(bad), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn names_of_pools_are_names_joined_by_slashes() {
+        let long = ["n"; 128].join("/");
+        for good in ["prod", "prod/db", "a/b/c.d", &long] {
+            assert!(good_pool_name(good), "{good}");
+        }
+        for bad in ["", "/", "prod/", "/db", "prod//db", "prod/-", "a b", &format!("{long}n")] {
+            assert!(!good_pool_name(bad), "{bad:?}");
         }
     }
 }

@@ -3,6 +3,7 @@ use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 
 use ballast_api::client::{Client, ClientError};
+use ballast_api::layout::JOURNAL;
 use ballast_api::{DEFAULT_SOCKET, JournalPage, JournalQuery, TurnView};
 use ballast_journal::segment::SegmentError;
 use ballast_journal::tell::{self, Query};
@@ -53,7 +54,7 @@ pub fn left_behind(client: &Client, error: ClientError, out: Output) -> Result<P
     if !matches!(error, ClientError::Unreachable { .. }) {
         return Err(error.into());
     }
-    let beside = client.socket().parent().map(|folder| folder.join("journal"));
+    let beside = client.socket().parent().map(|folder| folder.join(JOURNAL));
     let usual = (client.socket() == Path::new(DEFAULT_SOCKET))
         .then(|| PathBuf::from("/var/lib/ballast/journal"));
     match [beside, usual].into_iter().flatten().find(|folder| folder.is_dir()) {

@@ -46,10 +46,7 @@ fn plan(quick: bool) -> Plan {
 
 pub async fn run(image: &Image, quick: bool) -> Result<Outcome> {
     let plan = plan(quick);
-    let mut steps = Vec::new();
-    for side in SIDES {
-        steps.extend(overcommit::run(side, &plan, image).await?);
-    }
+    let steps = overcommit::run_all(&plan, image).await?;
     Ok(evaluate(&table(&steps, "store"), &table(&steps, "office"), &plan.factors))
 }
 

@@ -273,7 +273,7 @@ pub(crate) async fn run_all(plan: &Plan, image: &Image) -> Result<Vec<Step>> {
 }
 
 /// All steps of one side, with guests of its own.
-pub(crate) async fn run(side: Side, plan: &Plan, image: &Image) -> Result<Vec<Step>> {
+async fn run(side: Side, plan: &Plan, image: &Image) -> Result<Vec<Step>> {
     say::step(&format!(
         "{}: {} guests of {}, factors {:?}",
         side.title(),

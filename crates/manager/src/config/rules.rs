@@ -1,10 +1,11 @@
 //! What the configuration says of VMs, by name or pattern, and of pools.
 
-use ballast_api::good_vm_name;
 use ballast_policy::TaxRate;
 use ballast_policy::pools::DEFAULT_SHARES;
-use ballast_units::{Bytes, Pages};
+use ballast_units::{Bytes, Pages, good_pool_name};
 use serde::{Deserialize, Serialize};
+
+use crate::limits;
 
 /// A table `[[vm]]`, or `[defaults]` without a name.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -118,8 +119,8 @@ impl PoolRule {
 
     /// # Errors
     /// The key, and what is wrong with it.
-    pub fn check(&self) -> Result<(), (&'static str, String)> {
-        if !self.name.split('/').all(good_vm_name) || self.name.len() > 255 {
+    pub fn check(&self) -> Result<(), limits::Wrong> {
+        if !good_pool_name(&self.name) {
             return Err((
                 "name",
                 format!(
@@ -128,9 +129,7 @@ impl PoolRule {
                 ),
             ));
         }
-        if self.shares == 0 {
-            return Err(("shares", "0 is not at least 1".into()));
-        }
+        limits::shares(self.shares)?;
         if let Some(max) = self.max.filter(|max| *max < self.min) {
             return Err(("max", format!("{max} is below min, {}", self.min)));
         }
@@ -216,9 +215,7 @@ fn vm_rule(at: &str, table: VmTable, pools: &[PoolRule]) -> Result<VmRule, Wrong
     {
         return Err(wrong("pool", format!("no pool '{pool}' is defined")));
     }
-    if table.shares == Some(0) {
-        return Err(wrong("shares", "0 is not at least 1".into()));
-    }
+    table.shares.map(limits::shares).transpose().map_err(|(key, what)| wrong(key, what))?;
     if let Some(tax) = table.tax {
         TaxRate::new(tax).map_err(|e| wrong("tax", e.to_string()))?;
     }

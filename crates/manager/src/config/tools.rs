@@ -5,6 +5,8 @@ use std::time::Duration;
 use ballast_policy::ToolOrder;
 use serde::Deserialize;
 
+use crate::limits::Wrong;
+
 /// As it is written.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -43,7 +45,7 @@ impl Default for ToolSettings {
 
 impl Table {
     /// An error names its key.
-    pub(super) fn check(&self) -> Result<ToolSettings, (&'static str, String)> {
+    pub(super) fn check(&self) -> Result<ToolSettings, Wrong> {
         let d = ToolSettings::default();
         let time = |key, us: Option<f64>, default: Duration| match us {
             None => Ok(default),

@@ -11,6 +11,9 @@ use crate::word::State;
 
 impl<B: Backend> Memory<B> {
     /// Checks every invariant; call it while no transition runs.
+    ///
+    /// # Errors
+    /// The first that does not hold, in words.
     pub fn check(&self) -> Result<(), String> {
         self.pmap.check()?;
         let slots = lock(&self.slots);
@@ -71,6 +74,9 @@ impl<B: Backend> Memory<B> {
     }
 
     /// `check`, and no swap slot is taken but by a Swapped page: nothing leaked.
+    ///
+    /// # Errors
+    /// The first that does not hold, in words.
     pub fn check_quiet(&self) -> Result<(), String> {
         self.check()?;
         let used = self.swap_used();

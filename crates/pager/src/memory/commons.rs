@@ -172,9 +172,23 @@ impl<B: Backend> Memory<B> {
         *lock(&self.commons.membership) = membership;
     }
 
+    /// The VM's part of the common pages: of one that n pages refer to, each has 1/n (vSphere's "consumed").
+    ///
+    /// A broken page refers to the common page until it has gone home: until then there are both, and its copy is
+    /// charged besides. A copy of the zeros refers to nothing.
+    pub fn shared_part(&self) -> Pages {
+        let Some(member) = self.membership() else { return Pages::ZERO };
+        let (references, common) = member.domain.counts();
+        let own = self.pmap.references();
+        Pages((own.0 * common.0).div_ceil(references.0.max(1)).min(own.0))
+    }
+
     /// Moves the VM to another domain, if no page of it names one of the old one's. Under the turn, so
     /// that none can any more; `switch` is called before the first can in the new one. If that answers false,
     /// the VM stays where it is. Answers whether it moved. Looks at all words.
+    ///
+    /// # Errors
+    /// The new domain has no numbers left for so many pages; the VM is in none then.
     pub fn change_domain(
         self: &Arc<Self>,
         domain: &Arc<Domain<B>>,

@@ -80,6 +80,9 @@ impl<B: Backend> Memory<B> {
 
     /// Moves a compressed page into `stage_slot`, which is free and the caller's, on its way to swap. By the
     /// reclaim thread alone. Answers which page it was.
+    ///
+    /// # Errors
+    /// The page was on its way elsewhere, or has left; or its slot holds something that does not decompress. It stays.
     pub fn write_back(&self, place: Place, stage_slot: u64) -> Result<Ppn, NotBack> {
         let owner = self.tier.owner(place).filter(|p| p.0 < self.pmap.len().0);
         let ppn = owner.ok_or(NotBack::Left)?;

@@ -33,6 +33,9 @@ impl<B: Backend> Memory<B> {
     }
 
     /// Books that the VMM gave up `[first, first + n)`, in an event read after `mark`.
+    ///
+    /// # Errors
+    /// Of looking up which pages are gone; those that are not booked are in `Unbooked`.
     pub fn discard(&self, first: Ppn, n: u64, mark: Mark) -> (Unbooked, Result<(), MemError>) {
         let mut left = Unbooked::default();
         let result = self.book(first, n, &mut left, |memory, ppn| memory.discard_away(ppn, mark));
@@ -40,6 +43,9 @@ impl<B: Backend> Memory<B> {
     }
 
     /// Books home pages of `[first, first + n)` that are gone; passes over everything else.
+    ///
+    /// # Errors
+    /// Of looking up which pages are gone.
     pub fn reconcile(&self, first: Ppn, n: u64) -> Result<(), MemError> {
         self.book(first, n, &mut Unbooked::default(), |_, _| true)
     }

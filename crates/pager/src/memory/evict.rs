@@ -40,6 +40,9 @@ impl<B: Backend> Memory<B> {
     /// of the guest's translations, for all.
     /// Answers which have left, at least one: those from `first` on that could, as far as none could not; their slots
     /// rise with their numbers.
+    ///
+    /// # Errors
+    /// None has left: the first is none that may, or an operation on the VMM's memory failed. They are where they were.
     pub fn evict_run(&self, first: Ppn, n: u64, stage_slot: u64) -> Result<Vec<Left>, NotEvicted> {
         let claimed = |ppn: Ppn| {
             let home = self.pmap.load(ppn);

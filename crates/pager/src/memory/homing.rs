@@ -12,6 +12,9 @@ impl<B: Backend> Memory<B> {
     /// Brings pages home, as many as may be under way at one time (`MOVING`), in the order given.
     /// Answers how many came. Those that did not are where they were; so are all broken ones where pages may
     /// not move: a device may be writing to the copy. To what is shared none can: it would be broken.
+    ///
+    /// # Errors
+    /// Of the operations on the VMM's memory. Pages that did not come are where they were, or parked (`settle_parked`).
     pub fn go_home(&self, pages: &[Ppn]) -> Result<usize, MemError> {
         let Some(_turn) = self.commons.turn() else { return Ok(0) };
         if !self.can_change()? {

@@ -28,7 +28,7 @@ pub enum Broke {
 }
 
 /// A page of a region that is being broken: its word before, and the hold it goes to.
-struct Leaving {
+struct RegionPage {
     ppn: Ppn,
     word: Word,
     hold: Option<u64>,
@@ -61,10 +61,35 @@ impl<B: Backend> Memory<B> {
         region: usize,
         asked: Option<Ppn>,
     ) -> Option<Result<(), Fault>> {
+        // Another thread is at it, to make it large perhaps: a small page would be in its way.
+        if self.is_being_filled(region)? {
+            return Some(Err(Fault::Wait(Wait::Busy)));
+        }
         let (first, n) = (self.regions.first(region), self.regions.size().0);
-        let pages = || (first.0..first.0 + n).map(Ppn);
+        if !self.charge_if_plentiful(n) {
+            return None;
+        }
+        let claimed = self.claim_fresh(region);
+        if claimed.len() as u64 != n {
+            self.give_back_fresh(&claimed);
+            return Some(Err(Fault::Wait(Wait::Busy)));
+        }
+        match self.backend.next_present(first, first.0 + n) {
+            Ok(found) if found == first.0 + n => self.fill_claimed(region, claimed, asked),
+            Err(MemError::Crash) => Some(Err(Fault::Failed(MemError::Crash))),
+            // Somebody wrote the RAM file past us: page by page, then.
+            _ => {
+                self.give_back_fresh(&claimed);
+                None
+            }
+        }
+    }
+
+    /// Whether pages of a region that has nothing yet are being filled. None: it has something, or is in another
+    /// transition.
+    fn is_being_filled(&self, region: usize) -> Option<bool> {
         let mut filling = false;
-        for word in pages().map(|p| self.pmap.load(p)) {
+        for word in self.regions.pages(region).map(|p| self.pmap.load(p)) {
             if !is_fresh(word.set_busy(Busy::Idle))
                 || !is_fresh(word) && word.busy() != Busy::Filling
             {
@@ -72,36 +97,37 @@ impl<B: Backend> Memory<B> {
             }
             filling |= word.busy() == Busy::Filling;
         }
-        // Another thread is at it, to make it large perhaps: a small page would be in its way.
-        if filling {
-            return Some(Err(Fault::Wait(Wait::Busy)));
-        }
-        if !self.charge_if_plentiful(n) {
-            return None;
-        }
-        let mut claimed = Vec::with_capacity(n as usize);
-        for p in pages() {
-            let word = self.pmap.load(p);
-            if !is_fresh(word) || self.claim(p, word).is_err() {
+        Some(filling)
+    }
+
+    /// Claims the pages of a region that has nothing yet, up to the first that has, or that somebody else has
+    /// claimed; with their words before.
+    fn claim_fresh(&self, region: usize) -> Vec<(Ppn, Word)> {
+        let mut claimed = Vec::with_capacity(self.regions.size().0 as usize);
+        for ppn in self.regions.pages(region) {
+            let word = self.pmap.load(ppn);
+            if !is_fresh(word) || self.claim(ppn, word).is_err() {
                 break;
             }
-            claimed.push((p, word));
+            claimed.push((ppn, word));
         }
-        let give_back = |claimed: &[(Ppn, Word)]| {
-            claimed.iter().for_each(|&(p, word)| self.pmap.store(p, word));
-            self.uncharge(n);
-            None
-        };
-        if claimed.len() as u64 != n {
-            give_back(&claimed);
-            return Some(Err(Fault::Wait(Wait::Busy)));
-        }
-        match self.backend.next_present(first, first.0 + n) {
-            Ok(found) if found == first.0 + n => {}
-            Err(MemError::Crash) => return Some(Err(Fault::Failed(MemError::Crash))),
-            // Somebody wrote the RAM file past us: page by page, then.
-            _ => return give_back(&claimed),
-        }
+        claimed
+    }
+
+    /// Nothing was put into what was claimed of a region, for all of which was charged.
+    fn give_back_fresh(&self, claimed: &[(Ppn, Word)]) {
+        claimed.iter().for_each(|&(ppn, word)| self.pmap.store(ppn, word));
+        self.uncharge(self.regions.size().0);
+    }
+
+    /// Fills a region, all of which is claimed and charged. Otherwise as `fill_large`.
+    fn fill_claimed(
+        &self,
+        region: usize,
+        claimed: Vec<(Ppn, Word)>,
+        asked: Option<Ppn>,
+    ) -> Option<Result<(), Fault>> {
+        let (first, n) = (self.regions.first(region), self.regions.size().0);
         // Before any of its pages can be seen to be Resident.
         self.regions.set(region, Backing::Whole);
         match self.backend.allocate(first, n) {
@@ -178,35 +204,35 @@ impl<B: Backend> Memory<B> {
             return Ok(Broke::Busy);
         }
         let first = self.regions.first(region);
-        let Some(mut leaving) = self.claim_region(first) else { return Ok(Broke::Busy) };
+        let Some(mut pages) = self.claim_region(first) else { return Ok(Broke::Busy) };
         if self.regions.get(region) == Backing::Small {
-            self.stay_large(first, &leaving)?;
+            self.stay_large(first, &pages)?;
             return Ok(Broke::Small);
         }
         let n = self.regions.size().0;
-        let copied = self.backend.protect_run(first, n).and_then(|()| self.copy_out(&mut leaving));
+        let copied = self.backend.protect_run(first, n).and_then(|()| self.copy_out(&mut pages));
         match copied {
             Ok(()) => {}
             Err(MemError::Crash) => return Err(MemError::Crash),
             Err(e) => {
-                self.stay_large(first, &leaving)?;
+                self.stay_large(first, &pages)?;
                 return if e == MemError::Again { Ok(Broke::Busy) } else { Err(e) };
             }
         }
-        for page in &leaving {
+        for page in &pages {
             self.departures.note(page.ppn);
             self.commons.unwritten.remove(page.ppn);
             self.pmap.store(page.ppn, page.next().set_busy(Busy::Evicting));
         }
         if let Err(e) = self.backend.punch(first, n) {
             if e != MemError::Crash {
-                self.stay_large(first, &leaving)?;
+                self.stay_large(first, &pages)?;
             }
             return Err(e);
         }
         self.regions.set(region, Backing::Small);
         let mut freed = 0;
-        for page in &leaving {
+        for page in &pages {
             let next = page.next();
             freed += u64::from(page.word.state().charged() && !next.state().charged());
             self.pmap.store(page.ppn, next);
@@ -214,12 +240,15 @@ impl<B: Backend> Memory<B> {
         self.uncharge(freed);
         Counters::add(&self.counters.zero_dropped, freed);
         self.regions.broke(freed);
-        self.regions.add_away(leaving.iter().filter(|p| p.hold.is_some()).map(|p| p.ppn));
+        self.regions.add_away(pages.iter().filter(|p| p.hold.is_some()).map(|p| p.ppn));
         self.bring_back()?;
         Ok(Broke::Done { freed })
     }
 
     /// Brings pages of broken regions home that are still in their holds. Answers how many are left.
+    ///
+    /// # Errors
+    /// Of the operations on the VMM's memory. What did not come is tried again by the next call.
     pub fn bring_back(&self) -> Result<usize, MemError> {
         let mut left = self.regions.take_away();
         let mut result = Ok(());
@@ -257,7 +286,7 @@ impl<B: Backend> Memory<B> {
     }
 
     /// Claims all pages of a region, with a hold for each that is at home. None if that cannot be now.
-    fn claim_region(&self, first: Ppn) -> Option<Vec<Leaving>> {
+    fn claim_region(&self, first: Ppn) -> Option<Vec<RegionPage>> {
         let n = self.regions.size().0;
         let mut claimed = Vec::with_capacity(n as usize);
         for ppn in (first.0..first.0 + n).map(Ppn) {
@@ -276,12 +305,12 @@ impl<B: Backend> Memory<B> {
                 self.unclaim_region(&claimed);
                 return None;
             }
-            claimed.push(Leaving { ppn, word, hold });
+            claimed.push(RegionPage { ppn, word, hold });
         }
         Some(claimed)
     }
 
-    fn unclaim_region(&self, claimed: &[Leaving]) {
+    fn unclaim_region(&self, claimed: &[RegionPage]) {
         for page in claimed {
             page.hold.into_iter().for_each(|hold| self.stage.free_hold(hold));
             self.pmap.store(page.ppn, page.word);
@@ -289,8 +318,8 @@ impl<B: Backend> Memory<B> {
     }
 
     /// Copies what is at home into the holds; what is all zero needs none.
-    fn copy_out(&self, leaving: &mut [Leaving]) -> Result<(), MemError> {
-        for page in leaving {
+    fn copy_out(&self, pages: &mut [RegionPage]) -> Result<(), MemError> {
+        for page in pages {
             let Some(hold) = page.hold else { continue };
             // SAFETY: the hold is free and ours, so no word names it and nobody reads it.
             let bytes = unsafe { self.stage.page_mut(hold) };
@@ -305,20 +334,20 @@ impl<B: Backend> Memory<B> {
 
     /// Rolls back: the region is there, whole. Should lifting the protection fail (a discard is pending),
     /// writes fault and lift it. Err only when the manager dies.
-    fn stay_large(&self, first: Ppn, leaving: &[Leaving]) -> Result<(), MemError> {
-        for page in leaving {
+    fn stay_large(&self, first: Ppn, pages: &[RegionPage]) -> Result<(), MemError> {
+        for page in pages {
             self.commons.unwritten.remove(page.ppn);
         }
         let lifted = self.backend.unprotect_run(first, self.regions.size().0);
         if lifted == Err(MemError::Crash) {
             return Err(MemError::Crash);
         }
-        self.unclaim_region(leaving);
+        self.unclaim_region(pages);
         Ok(())
     }
 }
 
-impl Leaving {
+impl RegionPage {
     /// Its word when it has left.
     fn next(&self) -> Word {
         let next = match (self.word.state(), self.hold) {

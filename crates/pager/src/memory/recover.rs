@@ -27,6 +27,10 @@ impl<B: Backend> Memory<B> {
     /// Called once, before any other operation, with nobody else at the pages. Guests that wait are
     /// woken at the end: they fault again, to the new manager. `drain` reads the events that stand
     /// in the way (EAGAIN). What it finds is booked in place of what was booked in advance.
+    ///
+    /// # Errors
+    /// Words name what does not exist or is another page's, or it cannot be told what is in the VMM's memory. Words before
+    /// that are settled.
     pub fn recover(
         &self,
         drain: &dyn Fn(),
@@ -62,34 +66,7 @@ impl<B: Backend> Memory<B> {
                 word = Word::new(State::Ballooned);
                 found.absent += 1;
             }
-            match word.state() {
-                State::Swapped if !lock(&self.slots).claim(word.stored().slot) => {
-                    return Err(RecoverError::Slot { ppn, slot: word.stored().slot });
-                }
-                State::Staged if word.slot() >= self.stage.layout().write_slots() => {
-                    return Err(RecoverError::Stage { ppn, slot: word.slot() });
-                }
-                State::Held
-                    if !(self.stage.layout().write_slots()..self.stage.layout().pages().0)
-                        .contains(&word.slot()) =>
-                {
-                    return Err(RecoverError::Stage { ppn, slot: word.slot() });
-                }
-                State::Compressed => {
-                    let place = Place::from_bits(word.slot());
-                    let claimed = place.and_then(|place| self.tier.claim(place));
-                    let slot = word.slot();
-                    charged += u64::from(claimed.ok_or(RecoverError::Tier { ppn, slot })?);
-                }
-                State::Broken => self.commons.add_broken(ppn),
-                State::Staged => found.staged.push((ppn, word.slot())),
-                State::Held => {
-                    self.stage.claim_hold(word.slot());
-                    found.held.push(ppn);
-                }
-                _ => {}
-            }
-            charged += u64::from(word.state().charged());
+            charged += self.claim_named(ppn, word, &mut found)?;
             self.pmap.store(ppn, word);
         }
         self.regions.rebuild(&self.pmap);
@@ -102,6 +79,40 @@ impl<B: Backend> Memory<B> {
         self.charged.store(charged, Ordering::Relaxed);
         retry(drain, || self.backend.wake(Ppn(0), self.pmap.len().0))?;
         Ok(found)
+    }
+
+    /// Claims what an idle word names: a slot of swap, of the stage, of the tier. Answers what is charged for the page.
+    fn claim_named(
+        &self,
+        ppn: Ppn,
+        word: Word,
+        found: &mut Recovered,
+    ) -> Result<u64, RecoverError> {
+        let (slot, layout) = (word.slot(), self.stage.layout());
+        let mut charged = u64::from(word.state().charged());
+        match word.state() {
+            State::Swapped if !lock(&self.slots).claim(word.stored().slot) => {
+                return Err(RecoverError::Slot { ppn, slot: word.stored().slot });
+            }
+            State::Staged if slot >= layout.write_slots() => {
+                return Err(RecoverError::Stage { ppn, slot });
+            }
+            State::Held if !(layout.write_slots()..layout.pages().0).contains(&slot) => {
+                return Err(RecoverError::Stage { ppn, slot });
+            }
+            State::Compressed => {
+                let claimed = Place::from_bits(slot).and_then(|place| self.tier.claim(place));
+                charged += u64::from(claimed.ok_or(RecoverError::Tier { ppn, slot })?);
+            }
+            State::Broken => self.commons.add_broken(ppn),
+            State::Staged => found.staged.push((ppn, slot)),
+            State::Held => {
+                self.stage.claim_hold(slot);
+                found.held.push(ppn);
+            }
+            _ => {}
+        }
+        Ok(charged)
     }
 
     /// What an advance for it would be.

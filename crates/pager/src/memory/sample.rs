@@ -52,6 +52,9 @@ impl Touches {
 
 impl<B: Backend> Memory<B> {
     /// Puts a page under sample. False if it cannot be now (busy, or no hold is free).
+    ///
+    /// # Errors
+    /// Of the operations on the VMM's memory. The page is not under sample.
     pub fn sample(&self, ppn: Ppn) -> Result<bool, MemError> {
         let word = self.pmap.load(ppn);
         if !word.is_idle() || word.sampled() {
@@ -103,6 +106,9 @@ impl<B: Backend> Memory<B> {
 
     /// Takes a page out of the sample: untouched through the period. A held page goes home; it is
     /// charged already. Answers false if it is busy at the moment: ask again.
+    ///
+    /// # Errors
+    /// Of the operations on the VMM's memory. The page is as it was.
     pub fn unsample(&self, ppn: Ppn) -> Result<bool, MemError> {
         let word = self.pmap.load(ppn);
         if !word.is_idle() {

@@ -151,6 +151,9 @@ impl<B: Backend> Memory<B> {
     }
 
     /// Settles what was parked, once the VMM has answered. Answers how many pages still are.
+    ///
+    /// # Errors
+    /// Of looking up where pages are mapped, other than what will pass: those stay parked.
     pub fn settle_parked(&self) -> Result<usize, MemError> {
         match self.commons.turn() {
             Some(_turn) => self.settle_all_parked(),

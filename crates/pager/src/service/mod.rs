@@ -15,7 +15,7 @@
 //! - `reclaim`: evicts what the policy asks for, samples.
 //! - `cold`: what it evicts where accesses are seen.
 //! - `trial`: the same of pages that came back after they had been away for long.
-//! - `leaving`: when it evicts what others share.
+//! - `leaving_store`: when it evicts what others share.
 //! - `sizing`: how large the tier of compressed pages is.
 //! - `slotless`: what it evicts where nothing can be written.
 //! - `write`: how it writes clusters to the swap space, whatever fails.
@@ -26,7 +26,7 @@ mod crew;
 mod fault;
 mod large;
 mod latency;
-mod leaving;
+mod leaving_store;
 mod pending;
 mod priority;
 mod reads;

@@ -13,7 +13,7 @@ use ballast_units::{PAGE_SIZE, Pages, Ppn};
 
 use super::vm::Shared;
 use crate::backend::PageBuf;
-use crate::mapping::Mapping;
+use crate::mapped_file::Mapping;
 use crate::memory::Counters;
 use crate::swap::{Completion, Ring, Stored, Window};
 use crate::word::State;
@@ -82,7 +82,8 @@ impl Reads {
     /// Memory of the buffers.
     pub const PAGES: Pages = Pages((WANTED + AHEAD) as u64);
 
-    /// Err: no memory for the buffers.
+    /// # Errors
+    /// No memory for the buffers.
     pub fn new(vm: Arc<Shared>) -> std::io::Result<Reads> {
         Ok(Reads {
             ring: vm.swap.ring((WANTED + AHEAD) as u32),

@@ -9,7 +9,7 @@ use ballast_units::Ppn;
 
 use super::cold::{Ahead, may_leave};
 use super::large::Collapsing;
-use super::leaving::Leaving;
+use super::leaving_store::LeavingStore;
 use super::sizing::Sizing;
 use super::trial::Trial;
 use super::vm::Shared;
@@ -33,6 +33,11 @@ const LOOKED_UP: u64 = 32;
 
 /// Compressed pages, the oldest, that are tried to be moved on in one go.
 const TRIED: usize = 8;
+/// When no cluster was open, or evictions failed, so often one after the other, it gives up for now: the policy asks
+/// again.
+const REFUSED: u32 = 10_000;
+/// For how many of these an eviction counts that failed.
+const FAILED: u32 = 100;
 
 pub(super) struct Reclaim {
     pub(super) vm: Arc<Shared>,
@@ -49,7 +54,7 @@ pub(super) struct Reclaim {
     pub(super) trial: Trial,
     /// Victims, in rising order, that have been looked up in the share table, in vain, or came from the store to leave.
     pub(super) victims: Vec<Ppn>,
-    pub(super) leaving: Leaving,
+    pub(super) leaving_store: LeavingStore,
     examiner: Examiner,
     pub(super) sizing: Sizing,
     /// Since when, or since the last look, there have been pages to evict.
@@ -100,7 +105,7 @@ impl Reclaim {
             cold: Vec::new(),
             trial: Trial::default(),
             victims: Vec::new(),
-            leaving: Leaving::new(),
+            leaving_store: LeavingStore::new(),
             examiner: Examiner::to_itself(),
             compressor,
             stubborn: 0,
@@ -200,18 +205,8 @@ impl Reclaim {
                 break;
             }
             let Some(cluster) = self.open_cluster() else {
-                if self.ring.in_flight() > 0 {
-                    self.reap(true);
-                } else if self.stuck_for().is_some() {
-                    // Nothing can be written for now, and the policy is told.
-                    break;
-                } else {
-                    self.settle_all();
-                    std::thread::sleep(Duration::from_micros(100));
-                }
                 refused += 1;
-                if refused > 10_000 {
-                    // The swap file does not take the clusters: the policy asks again.
+                if !self.wait_for_cluster() || refused > REFUSED {
                     break;
                 }
                 continue;
@@ -231,32 +226,53 @@ impl Reclaim {
             if !slots && !self.shrinks(ppn) {
                 continue;
             }
-            // Without slots each is looked at before.
-            let (first, n) = if slots { self.with_neighbours(ppn, cluster) } else { (ppn, 1) };
-            match self.vm.memory.evict_run(first, n, self.clusters[cluster].next_slot()) {
-                Ok(left) => {
-                    refused = 0;
-                    self.have_left(cluster, &left);
-                }
-                Err(NotEvicted::NotEligible) => {}
-                Err(NotEvicted::Failed(MemError::Gone)) => {
-                    self.vm.ask_no_more();
-                    break;
-                }
-                Err(NotEvicted::Failed(MemError::Again)) => {
-                    // The fault service is reading the discard; other pages fare no better.
-                    std::thread::sleep(Duration::from_micros(50));
-                }
-                Err(NotEvicted::Failed(e)) => {
-                    self.vm.set_ill(format!("evicting {ppn}: {e}"));
-                    std::thread::sleep(Duration::from_millis(10));
-                    refused += 100;
-                    if refused > 10_000 {
-                        break;
-                    }
-                }
+            if !self.evict_victim(ppn, cluster, slots, &mut refused) {
+                break;
             }
         }
+    }
+
+    /// All clusters are full: waits until one may be open. False where nothing can be written for now; the policy
+    /// is told.
+    fn wait_for_cluster(&mut self) -> bool {
+        if self.ring.in_flight() > 0 {
+            self.reap(true);
+        } else if self.stuck_for().is_some() {
+            return false;
+        } else {
+            self.settle_all();
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        true
+    }
+
+    /// Evicts a victim; where there are slots of swap, with its neighbours among the victims. Answers whether to go
+    /// on. `refused` is of evictions one after the other.
+    fn evict_victim(&mut self, ppn: Ppn, cluster: usize, slots: bool, refused: &mut u32) -> bool {
+        // Without slots each is looked at before.
+        let (first, n) = if slots { self.with_neighbours(ppn, cluster) } else { (ppn, 1) };
+        match self.vm.memory.evict_run(first, n, self.clusters[cluster].next_slot()) {
+            Ok(left) => {
+                *refused = 0;
+                self.have_left(cluster, &left);
+            }
+            Err(NotEvicted::NotEligible) => {}
+            Err(NotEvicted::Failed(MemError::Gone)) => {
+                self.vm.ask_no_more();
+                return false;
+            }
+            Err(NotEvicted::Failed(MemError::Again)) => {
+                // The fault service is reading the discard; other pages fare no better.
+                std::thread::sleep(Duration::from_micros(50));
+            }
+            Err(NotEvicted::Failed(e)) => {
+                self.vm.set_ill(format!("evicting {ppn}: {e}"));
+                std::thread::sleep(Duration::from_millis(10));
+                *refused += FAILED;
+                return *refused <= REFUSED;
+            }
+        }
+        true
     }
 
     /// A victim with those of the next victims that lie before it, as many as can leave together: the first of them,

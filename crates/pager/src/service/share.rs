@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use ballast_uffd::procmap::max_map_count;
 use ballast_units::Ppn;
 
-use super::vm::{Leaving, Shared};
+use super::vm::{DomainChange, Shared};
 use crate::backend::{Backend, MemError};
 use crate::memory::MOVING;
 use crate::sharing::control::{Control, Settings};
@@ -159,7 +159,7 @@ impl ShareService {
         self.map_zeros()?;
         self.be_forgotten();
         let settings = self.control.settings();
-        if self.vm.is_leaving() {
+        if self.vm.is_to_change_domain() {
             return self.leave_store();
         }
         self.rehome(&settings)?;
@@ -246,12 +246,12 @@ impl ShareService {
             return Ok(Duration::from_millis(1));
         }
         self.change_domain();
-        Ok(if self.vm.is_leaving() { IDLE } else { Duration::ZERO })
+        Ok(if self.vm.is_to_change_domain() { IDLE } else { Duration::ZERO })
     }
 
     /// Nothing of it is in the store, or nothing that may leave it.
     fn change_domain(&mut self) {
-        let Some(Leaving { to, switch }) = self.vm.take_leaving() else { return };
+        let Some(DomainChange { to, switch }) = self.vm.take_domain_change() else { return };
         let mut switch = Some(switch);
         let mappings = self.vm.memory.backend().mappings();
         let switch_once = || switch.take().is_some_and(|switch| switch(mappings));
@@ -261,7 +261,9 @@ impl ShareService {
                 self.vm.moved.store(true, Ordering::Relaxed);
                 self.vm.set_share_note(None);
             }
-            (Ok(false), Some(switch)) => self.vm.give_back_leaving(Leaving { to, switch }),
+            (Ok(false), Some(switch)) => {
+                self.vm.give_back_domain_change(DomainChange { to, switch })
+            }
             // It could not be booked; whoever wants it asks again.
             (Ok(false), None) => {}
             (Err(e), _) => self.vm.set_ill(format!("changing its salt: {e}")),
@@ -290,21 +292,50 @@ impl ShareService {
         if !self.room_for_mappings() {
             return Ok(IDLE);
         }
-        if self.pass.over {
-            let came = self.came();
-            let since = came.saturating_sub(self.pass.came);
-            let wait = self.passes.interval(since, memory.pmap().len().0, settings.scan_time);
-            let left = wait.saturating_sub(self.pass.began.elapsed());
-            if !left.is_zero() {
-                return Ok(left.min(IDLE));
-            }
-            self.pass = Pass::begin(came);
+        if let Some(rest) = self.rest_before_pass(settings) {
+            return Ok(rest);
         }
         let (cpu, locked) = (thread_cpu(), memory.counters.values().remap_ns);
         if self.unhashed {
             self.unhashed = member.domain.hash_some(BATCH)? > 0;
         }
         let marking = self.marking(settings)?;
+        let done = self.look_at_extents(marking)?;
+        self.pass.done += done;
+        self.passed += done.passed;
+        if self.pass.over {
+            self.passes.ended(&self.pass.done, settings.scan_time);
+            memory.counters.passes.fetch_add(1, Ordering::Relaxed);
+        }
+        let cost = Cost {
+            pages: done.scanned,
+            cpu: thread_cpu().saturating_sub(cpu),
+            locked: Duration::from_nanos(memory.counters.values().remap_ns - locked),
+        };
+        let rest = self.limiter.pay(settings.vm, cost).max(self.control.pay(settings.host, cost));
+        Ok(rest.min(BETWEEN))
+    }
+
+    /// When a pass is over, the next begins after a rest: what is left of it; None once a pass has begun.
+    fn rest_before_pass(&mut self, settings: &Settings) -> Option<Duration> {
+        if !self.pass.over {
+            return None;
+        }
+        let came = self.came();
+        let since = came.saturating_sub(self.pass.came);
+        let pages = self.vm.memory.pmap().len().0;
+        let wait = self.passes.interval(since, pages, settings.scan_time);
+        let left = wait.saturating_sub(self.pass.began.elapsed());
+        if !left.is_zero() {
+            return Some(left.min(IDLE));
+        }
+        self.pass = Pass::begin(came);
+        None
+    }
+
+    /// The next extents of the pass, up to one turn's pages.
+    fn look_at_extents(&mut self, marking: Marking) -> Result<Examined, MemError> {
+        let memory = &self.vm.memory.clone();
         let mut done = Examined::default();
         for _ in 0..EXTENTS {
             let Some(first) = self.walk.next_extent() else {
@@ -321,19 +352,7 @@ impl ShareService {
                 break;
             }
         }
-        self.pass.done += done;
-        self.passed += done.passed;
-        if self.pass.over {
-            self.passes.ended(&self.pass.done, settings.scan_time);
-            memory.counters.passes.fetch_add(1, Ordering::Relaxed);
-        }
-        let cost = Cost {
-            pages: done.scanned,
-            cpu: thread_cpu().saturating_sub(cpu),
-            locked: Duration::from_nanos(memory.counters.values().remap_ns - locked),
-        };
-        let rest = self.limiter.pay(settings.vm, cost).max(self.control.pay(settings.host, cost));
-        Ok(rest.min(BETWEEN))
+        Ok(done)
     }
 
     /// Which pages this turn protects.

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use ballast_units::{Bytes, Pages, Ppn};
 
-pub(super) use self::domain::Leaving;
+pub(super) use self::domain::DomainChange;
 use super::around::Around;
 use super::crew::{Crew, FaultThreads};
 use super::fault::FaultService;
@@ -28,10 +28,11 @@ use crate::backend::MemError;
 use crate::clock::Clock;
 use crate::guest_ram::{GuestRam, LARGE_PAGE};
 use crate::host::Host;
-use crate::mapping::is_begun;
+use crate::mapped_file::is_begun;
 use crate::memory::{MOVING, Mark, Memory, RecoverError, Recovered, Unbooked};
 use crate::pmap::{Pmap, PmapError};
 use crate::replacement::{Random, Replacement};
+use crate::run_files::{COMPRESSED, PMAP, STAGE};
 use crate::sharing::DomainError;
 use crate::stage::{Stage, StageError, StageLayout};
 use crate::swap::{Place, SwapError, SwapSpace};
@@ -116,23 +117,26 @@ impl VmFiles {
     /// disks.
     pub fn new(run: &Path, swap: SwapSpace) -> VmFiles {
         VmFiles {
-            pmap: run.join("pmap"),
-            stage: run.join("stage"),
-            compressed: run.join("compressed"),
+            pmap: run.join(PMAP),
+            stage: run.join(STAGE),
+            compressed: run.join(COMPRESSED),
             swap,
         }
     }
 
     /// Whether this manager understands what another one left in a VM's run folder: to be asked before
     /// anything is touched. The swap files have no version: what is in them is for the pmap to say.
+    ///
+    /// # Errors
+    /// A file cannot be read, is damaged, or is of a newer manager.
     pub fn verify(run: &Path) -> Result<(), StartError> {
         // The stage is made after the pmap. Without it, or with one that nothing was written into (as managers
         // left that died over making it under its name), the VM has not mapped its RAM yet.
-        let stage = run.join("stage");
+        let stage = run.join(STAGE);
         let begun = stage.exists()
             && is_begun(&stage).map_err(|source| StageError::Io { path: stage.clone(), source })?;
         if begun {
-            Pmap::verify(&run.join("pmap"))?;
+            Pmap::verify(&run.join(PMAP))?;
             Stage::verify(&stage)?;
         }
         Ok(())
@@ -246,7 +250,7 @@ pub(super) struct Shared {
     /// See `is_to_share`.
     may_share: AtomicBool,
     /// Where it is to go, when its pages have left the store of the domain that it is in.
-    pub leaving: Mutex<Option<Leaving>>,
+    pub domain_change: Mutex<Option<DomainChange>>,
     /// It has moved to another domain, and nobody has asked since.
     pub moved: AtomicBool,
     /// Mappings of the VMM, when they were last counted.
@@ -411,16 +415,16 @@ impl Shared {
     }
 
     /// Whether it is to go to another domain.
-    pub fn is_leaving(&self) -> bool {
-        self.leaving.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    pub fn is_to_change_domain(&self) -> bool {
+        self.domain_change.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
     /// The caller is to see to it, or to give it back.
-    pub fn take_leaving(&self) -> Option<Leaving> {
-        self.leaving.lock().unwrap_or_else(PoisonError::into_inner).take()
+    pub fn take_domain_change(&self) -> Option<DomainChange> {
+        self.domain_change.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
     /// Unless another domain has been asked for meanwhile.
-    pub fn give_back_leaving(&self, leaving: Leaving) {
-        self.leaving.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(leaving);
+    pub fn give_back_domain_change(&self, change: DomainChange) {
+        self.domain_change.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(change);
     }
 
     /// See `PagedVm::share_note`.
@@ -453,6 +457,10 @@ pub struct PagedVm {
 impl PagedVm {
     /// Takes charge of a VM that has just mapped its RAM. `overhead` pages must be reserved in the
     /// host's ledger already; they are released with the VM. The swap files have been made for it.
+    ///
+    /// # Errors
+    /// The layout cannot be, a file is there already or cannot be made, or a thread cannot be started. No file is left that was
+    /// made.
     pub fn start(
         name: &str,
         config: PagerConfig,
@@ -530,7 +538,7 @@ impl PagedVm {
             sample_base: AtomicU64::new(0),
             samples_begun: AtomicU64::new(0),
             may_share: AtomicBool::new(false),
-            leaving: Mutex::new(None),
+            domain_change: Mutex::new(None),
             moved: AtomicBool::new(false),
             mappings: AtomicU64::new(0),
             share_note: Mutex::new(None),

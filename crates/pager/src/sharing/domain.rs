@@ -87,6 +87,9 @@ pub(super) enum Known<B: Backend> {
 
 impl<B: Backend> Domain<B> {
     /// A domain without VMs, with an empty store at `path`. `secret` keys the hashes.
+    ///
+    /// # Errors
+    /// The store's file cannot be made.
     pub fn create(
         path: &Path,
         name: &str,
@@ -115,6 +118,9 @@ impl<B: Backend> Domain<B> {
     /// The domain of VMs that a former manager left: `words` are all words of their pmaps. Pages
     /// of the store that none of them names are freed. Those that are named cannot be found before
     /// they are hashed again (`hash_some`).
+    ///
+    /// # Errors
+    /// The store cannot be used, or words name pages that it does not have.
     pub fn recover(
         path: &Path,
         name: &str,
@@ -153,6 +159,9 @@ impl<B: Backend> Domain<B> {
     }
 
     /// Adds a VM.
+    ///
+    /// # Errors
+    /// The domain has no numbers left for so many pages.
     pub fn join(self: &Arc<Self>, memory: &Arc<Memory<B>>) -> Result<(), DomainError> {
         let len = u32::try_from(memory.pmap().len().0).map_err(|_| DomainError::Full)?;
         self.bury();
@@ -333,7 +342,10 @@ impl<B: Backend> Domain<B> {
         }
     }
 
-    /// Reads a page of the store; zeros where there is none. Err: the file cannot be read.
+    /// Reads a page of the store; zeros where there is none.
+    ///
+    /// # Errors
+    /// The file cannot be read.
     pub fn read(&self, page: StorePage, into: &mut PageBuf) -> Result<(), MemError> {
         self.file.read(page, into).map_err(|e| from_store(&e))
     }
@@ -386,6 +398,9 @@ impl<B: Backend> Domain<B> {
 
     /// Invariants, while nothing moves: table and store are whole, the store's file holds what is
     /// used, and every reference is one of `words`, all words of all members' pmaps.
+    ///
+    /// # Errors
+    /// The first that does not hold, in words.
     pub fn check(&self, words: impl IntoIterator<Item = Word>) -> Result<(), String> {
         let books = lock(&self.books);
         books.table.check()?;

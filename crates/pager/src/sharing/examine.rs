@@ -119,6 +119,9 @@ impl Examiner {
 
     /// Looks at pages in ascending order. Those that are not at home, or known not to have been
     /// written since the last look, are passed over.
+    ///
+    /// # Errors
+    /// Of the operations on the VM's own memory. Pages that were looked at before that are as they should be.
     pub fn examine<B: Backend>(
         &mut self,
         memory: &Memory<B>,
@@ -357,22 +360,7 @@ impl Examiner {
         if !owner.backend().can_remap() {
             return Ok(published);
         }
-        let mut fresh = Vec::new();
-        for (i, &(ppn, hash)) in wanted.iter().enumerate() {
-            let word = owner.pmap().load(ppn);
-            let at_home = word.state() == State::Resident && word.is_idle() && owner.may_move();
-            let page = &mut self.pages[0];
-            if at_home {
-                owner.backend().read_home(ppn, page)?;
-            }
-            if at_home && its.domain.hash(page) == hash {
-                fresh.push((i, ppn, hash));
-            } else {
-                done.stale += 1;
-                its.domain.hint_is_stale(its.base, ppn);
-                owner.forget_unwritten(ppn);
-            }
-        }
+        let fresh = self.still_as_seen(owner, its, wanted, done)?;
         let mut at = 0;
         while at < fresh.len() {
             let Some(run) = its.domain.allocate((fresh.len() - at) as u64) else { break };
@@ -411,6 +399,33 @@ impl Examiner {
             failure(&outcomes)?;
         }
         Ok(published)
+    }
+
+    /// Of pages that were seen with these hashes, those that still have them, each with its place among `wanted`.
+    fn still_as_seen<B: Backend>(
+        &mut self,
+        owner: &Memory<B>,
+        its: &Membership<B>,
+        wanted: &[(Ppn, PageHash)],
+        done: &mut Examined,
+    ) -> Result<Vec<(usize, Ppn, PageHash)>, MemError> {
+        let mut fresh = Vec::new();
+        for (i, &(ppn, hash)) in wanted.iter().enumerate() {
+            let word = owner.pmap().load(ppn);
+            let at_home = word.state() == State::Resident && word.is_idle() && owner.may_move();
+            let page = &mut self.pages[0];
+            if at_home {
+                owner.backend().read_home(ppn, page)?;
+            }
+            if at_home && its.domain.hash(page) == hash {
+                fresh.push((i, ppn, hash));
+            } else {
+                done.stale += 1;
+                its.domain.hint_is_stale(its.base, ppn);
+                owner.forget_unwritten(ppn);
+            }
+        }
+        Ok(fresh)
     }
 
     /// Moves pages into store pages that they hold references to.

@@ -37,6 +37,9 @@ pub struct SwapFile {
 impl SwapFile {
     /// Creates the file with all its blocks allocated: once a VM is admitted, its pages have a
     /// place to go (OSDI'02 s.6.2).
+    ///
+    /// # Errors
+    /// The file exists, or there is no room for all of it: no file is left then.
     pub fn create(path: &Path, len: Pages) -> Result<SwapFile, SwapError> {
         let fail = |source| SwapError::Create { path: path.to_owned(), size: len, source };
         let (file, direct) = open(path, true).map_err(fail)?;
@@ -53,6 +56,9 @@ impl SwapFile {
 
     /// A file of `len` slots, or of as many as it has. One that has become shorter is not refused: what
     /// is missing cannot be read, and the rest can.
+    ///
+    /// # Errors
+    /// The file cannot be opened.
     pub fn open(path: &Path, len: Option<Pages>) -> Result<SwapFile, SwapError> {
         let fail = |source| SwapError::Open { path: path.to_owned(), source };
         let (file, direct) = open(path, false).map_err(fail)?;
@@ -86,9 +92,12 @@ impl SwapFile {
     }
 
     /// Reads one slot, waiting for it. For recovery and tests; faults go through a ring.
+    ///
+    /// # Errors
+    /// What the disk said, or that the file has become shorter.
     pub fn read(&self, slot: SlotId, into: &mut PageBuf) -> std::io::Result<()> {
         if self.direct {
-            let mut aligned = crate::mapping::Mapping::anonymous(PAGE_SIZE)?;
+            let mut aligned = crate::mapped_file::Mapping::anonymous(PAGE_SIZE)?;
             self.file.read_exact_at(aligned.bytes_mut(0, PAGE_SIZE), slot.offset())?;
             into.copy_from_slice(aligned.bytes_mut(0, PAGE_SIZE));
             return Ok(());

@@ -108,6 +108,9 @@ impl Ring {
     ///
     /// # Safety
     /// `len` bytes from `from` stay valid and unchanged until the completion `tag` is reaped.
+    ///
+    /// # Errors
+    /// The queue is full, and the kernel takes nothing from it.
     pub unsafe fn write(
         &mut self,
         file: &SwapFile,
@@ -125,6 +128,9 @@ impl Ring {
     /// # Safety
     /// `len` bytes from `into` stay valid, and nobody else touches them, until the completion `tag`
     /// is reaped.
+    ///
+    /// # Errors
+    /// The queue is full, and the kernel takes nothing from it.
     pub unsafe fn read(
         &mut self,
         file: &SwapFile,
@@ -195,6 +201,9 @@ impl Ring {
     }
 
     /// Collects what is finished; waits for at least one when `wait` and something is in flight.
+    ///
+    /// # Errors
+    /// Of io_uring_enter. What is in flight stays so.
     pub fn reap(&mut self, wait: bool, out: &mut Vec<Completion>) -> std::io::Result<()> {
         if self.in_flight == 0 {
             return Ok(());
@@ -268,7 +277,7 @@ fn completion(tag: u64, result: rustix::io::Result<usize>) -> Completion {
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
-    use crate::mapping::Mapping;
+    use crate::mapped_file::Mapping;
     use ballast_units::{PAGE_SIZE, Pages};
 
     #[test]

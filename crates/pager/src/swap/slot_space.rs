@@ -106,6 +106,9 @@ impl SlotSpace {
     }
 
     /// The invariants of the type.
+    ///
+    /// # Errors
+    /// The first that does not hold, in words.
     pub fn check(&self) -> Result<(), String> {
         let mut first = 0;
         for part in &self.parts {

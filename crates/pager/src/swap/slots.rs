@@ -85,6 +85,9 @@ impl SlotMap {
     }
 
     /// The invariants of the type.
+    ///
+    /// # Errors
+    /// The first that does not hold, in words.
     pub fn check(&self) -> Result<(), String> {
         let zeros: u64 = self.taken.words().iter().map(|w| u64::from(w.count_zeros())).sum();
         if zeros != self.free {

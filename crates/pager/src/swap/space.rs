@@ -39,6 +39,10 @@ const MARGIN: u64 = 64;
 impl SwapSpace {
     /// Allocates `len` in files called `name`, in the first of these locations that have room; what does
     /// not fit into one goes to the next. Files that are there already are not touched: that is an error.
+    ///
+    /// # Errors
+    /// The locations have no room for all of it, a file is there already, or it is more than slots have numbers. No file is left
+    /// that was made.
     pub fn create(
         name: &str,
         len: Pages,
@@ -72,17 +76,26 @@ impl SwapSpace {
     }
 
     /// The one file at `path`, which is made.
+    ///
+    /// # Errors
+    /// As of [`SwapFile::create`].
     pub fn create_at(path: &Path, len: Pages) -> Result<SwapSpace, SwapError> {
         let mut space = SwapSpace { parts: Vec::new(), injector: None };
         space.push(SwapFile::create(path, len)?, lone(path));
         Ok(space)
     }
     /// The one file at `path`.
+    ///
+    /// # Errors
+    /// As of [`SwapFile::open`].
     pub fn open_at(path: &Path) -> Result<SwapSpace, SwapError> {
         SwapSpace::open(&[Place { path: path.to_owned(), location: lone(path), len: None }])
     }
 
     /// The files of a VM that runs already, in the order in which they were made.
+    ///
+    /// # Errors
+    /// The first that cannot be opened.
     pub fn open(places: &[Place]) -> Result<SwapSpace, SwapError> {
         let mut space = SwapSpace { parts: Vec::new(), injector: None };
         for place in places {
@@ -142,6 +155,9 @@ impl SwapSpace {
     }
 
     /// Reads one slot, waiting for it. For tests; faults go through a ring.
+    ///
+    /// # Errors
+    /// As of [`SwapFile::read`].
     pub fn read(&self, slot: SlotId, into: &mut PageBuf) -> std::io::Result<()> {
         let (file, within, _) = self.find(slot).ok_or(std::io::ErrorKind::InvalidInput)?;
         file.read(within, into)

@@ -556,9 +556,6 @@ impl Double {
     pub fn set_can_remap(&self, can: bool) {
         self.world().can_remap = can;
     }
-    pub fn is_silent(&self) -> bool {
-        self.world().outstanding.is_some()
-    }
     /// The next change of mapping stops at its n-th run: those of its group are mapped, and neither
     /// registered nor protected.
     pub fn fail_watching(&self, run: usize, error: MemError) {

@@ -3,10 +3,12 @@
 //! of mappings.
 
 use std::collections::HashSet;
-use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader};
+use std::fs;
+use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use ballast_uffd::procmap;
 
 use super::scan::identity;
 
@@ -132,39 +134,23 @@ impl Files {
 }
 
 fn mapped(pid: u32) -> io::Result<HashSet<FileId>> {
-    let mut maps = BufReader::with_capacity(64 << 10, File::open(format!("/proc/{pid}/maps"))?);
-    let (mut line, mut found) = (Vec::new(), HashSet::new());
-    while maps.read_until(b'\n', &mut line)? > 0 {
-        found.extend(file_of(&line));
-        line.clear();
-    }
+    let mut found = HashSet::new();
+    procmap::each(pid, |vma| {
+        // Other memory is of no file.
+        if vma.inode != 0 {
+            found.insert((vma.device, vma.inode));
+        }
+        true
+    })?;
     Ok(found)
-}
-
-/// The fourth and fifth word of a line of maps; None for memory of no file.
-fn file_of(line: &[u8]) -> Option<FileId> {
-    let mut words = line.split(|&b| b == b' ').skip(3);
-    let device = std::str::from_utf8(words.next()?).ok()?;
-    let inode: u64 = std::str::from_utf8(words.next()?).ok()?.trim_end().parse().ok()?;
-    let (major, minor) = device.split_once(':')?;
-    let part = |hex| u32::from_str_radix(hex, 16).ok();
-    (inode != 0).then_some(((part(major)?, part(minor)?), inode))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
     use std::os::unix::fs::MetadataExt;
 
     use super::*;
-
-    #[test]
-    fn files_of_maps_are_told() {
-        let line = b"7f0000000000-7f0000001000 rw-s 00000000 00:1f 4242   /memfd:ram (deleted)\n";
-        assert_eq!(file_of(line), Some(((0, 0x1f), 4242)));
-        assert_eq!(file_of(b"7f00-7f01 rw-p 00000000 00:00 0 \n"), None);
-        assert_eq!(file_of(b"7f00-7f01 rw-p 00000000 00:00 0\n"), None);
-        assert_eq!(file_of(b"nonsense\n"), None);
-    }
 
     #[test]
     fn a_look_that_does_not_end_keeps_nobody_but_who_takes_it() {

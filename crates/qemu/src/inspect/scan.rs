@@ -2,12 +2,12 @@
 //!
 //! maps, not smaps: smaps walks the page tables under the lock that the VMM's own faults want.
 
-use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader};
+use std::fs;
+use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use ballast_uffd::procmap::Vma;
+use ballast_uffd::procmap::{self, Vma};
 use ballast_units::{Bytes, HostAddr, PAGE_SIZE};
 use rustix::fs::{AtFlags, CWD, StatxFlags, statfs, statx};
 
@@ -58,7 +58,7 @@ pub(super) fn process(pid: u32, wanted: &[Wanted], since: Instant) -> io::Result
     let field = |key| proc_text::status_field(&status, key).unwrap_or(Bytes::ZERO);
     let locked = Bytes(field("VmLck").0.saturating_add(field("VmPin").0));
     let mut searches: Vec<Search> = wanted.iter().map(|&wanted| Search::new(wanted)).collect();
-    each_vma(pid, |vma| {
+    procmap::each(pid, |vma| {
         searches.iter_mut().for_each(|search| search.look_at(&vma));
         true
     })?;
@@ -179,21 +179,6 @@ fn page_size(pid: u32, vma: &Vma) -> Bytes {
     }
 }
 
-/// Calls `visit` for each mapping until it returns false.
-fn each_vma(pid: u32, mut visit: impl FnMut(Vma) -> bool) -> io::Result<()> {
-    let mut maps = BufReader::with_capacity(64 << 10, File::open(format!("/proc/{pid}/maps"))?);
-    let mut line = Vec::new();
-    while maps.read_until(b'\n', &mut line)? > 0 {
-        if let Some(vma) = Vma::parse(&String::from_utf8_lossy(&line))
-            && !visit(vma)
-        {
-            break;
-        }
-        line.clear();
-    }
-    Ok(())
-}
-
 /// What the descriptors are that `wanted` picks by number and target.
 fn files(pid: u32, wanted: impl Fn(&str, &str) -> bool) -> io::Result<Vec<String>> {
     let mut found = Vec::new();
@@ -254,7 +239,7 @@ fn holders(vmm: u32, file: Identity, since: Instant) -> io::Result<Vec<Holder>> 
 /// Whether `pid` has the file. A process that cannot be read is gone, or not ours to see.
 fn holder(pid: u32, file: Identity) -> Option<Holder> {
     let mut maps = false;
-    let _ = each_vma(pid, |vma| {
+    let _ = procmap::each(pid, |vma| {
         maps = (vma.device, vma.inode) == file.mapped;
         !maps
     });

@@ -9,8 +9,12 @@ pub struct Vma {
     pub start: HostAddr,
     /// One past the last byte.
     pub end: HostAddr,
+    /// PROT_READ.
+    pub readable: bool,
     /// PROT_WRITE.
     pub writable: bool,
+    /// PROT_EXEC.
+    pub executable: bool,
     /// MAP_SHARED.
     pub shared: bool,
     /// Byte of the file that it starts with.
@@ -44,7 +48,9 @@ impl Vma {
         Some(Vma {
             start: HostAddr(start),
             end: HostAddr((end >= start).then_some(end)?),
+            readable: permissions.first() == Some(&b'r'),
             writable: permissions.get(1) == Some(&b'w'),
+            executable: permissions.get(2) == Some(&b'x'),
             shared: match permissions.get(3)? {
                 b's' => true,
                 b'p' => false,
@@ -80,13 +86,15 @@ mod tests {
         let line = "7f5c04000000-7f5c08000000 rw-s 00003000 00:01 2071   /memfd:memory backend (deleted)\n";
         let vma = Vma::parse(line).unwrap();
         assert_eq!((vma.start.0, vma.end.0), (0x7f5c_0400_0000, 0x7f5c_0800_0000));
-        assert!(vma.shared && vma.writable);
+        assert!(vma.shared && vma.readable && vma.writable && !vma.executable);
         assert_eq!((vma.offset, vma.device, vma.inode), (0x3000, (0, 1), 2071));
         assert_eq!(vma.path, "/memfd:memory backend (deleted)");
         assert_eq!(vma.len(), Bytes::from_mib(64));
         assert!(vma.holds(vma.start) && !vma.holds(vma.end));
         let anonymous = Vma::parse("1000-2000 r--p 00000000 00:00 0").unwrap();
         assert!(!anonymous.shared && !anonymous.writable && anonymous.path.is_empty());
+        let code = Vma::parse("1000-2000 --xp 00000000 00:00 0").unwrap();
+        assert!(code.executable && !code.readable);
     }
 
     #[test]

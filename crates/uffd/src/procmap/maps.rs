@@ -1,4 +1,4 @@
-//! The mappings of a range; how many there are, and may be.
+//! All mappings, or those of a range; how many there are, and may be.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
@@ -74,6 +74,15 @@ impl Maps {
     }
 }
 
+/// Calls `visit` for each mapping of a process, in ascending order of address, until it answers false. Lines that are
+/// not understood are passed over.
+///
+/// # Errors
+/// As of [`Maps::read`].
+pub fn each(pid: u32, visit: impl FnMut(Vma) -> bool) -> io::Result<()> {
+    each_in(open(pid)?, visit)
+}
+
 /// vm.max_map_count: the mappings that one process may have.
 ///
 /// # Errors
@@ -87,35 +96,45 @@ fn open(pid: u32) -> io::Result<impl BufRead> {
     Ok(BufReader::with_capacity(BUFFER, File::open(format!("/proc/{pid}/maps"))?))
 }
 
-fn parse(mut maps: impl BufRead, range: Range<HostAddr>) -> io::Result<Maps> {
-    let mut parts = Vec::new();
+fn each_in(mut maps: impl BufRead, mut visit: impl FnMut(Vma) -> bool) -> io::Result<()> {
     let mut line = Vec::new();
-    // Two mappings that become one while they are read can be told once apart and once as one.
-    let mut told = range.start;
     while maps.read_until(b'\n', &mut line)? > 0 {
-        if let Some(vma) = Vma::parse(&String::from_utf8_lossy(&line)) {
-            if vma.start >= range.end {
-                break;
-            }
-            let (start, end) = (vma.start.max(told), vma.end.min(range.end));
-            if start < end {
-                let (major, minor) = vma.device;
-                parts.push(Mapped {
-                    start,
-                    end,
-                    dev: rustix::fs::makedev(major, minor),
-                    inode: vma.inode,
-                    offset: match vma.inode {
-                        0 => 0,
-                        _ => vma.offset + (start.0 - vma.start.0),
-                    },
-                    shared: vma.shared,
-                });
-                told = end;
-            }
+        if let Some(vma) = Vma::parse(&String::from_utf8_lossy(&line))
+            && !visit(vma)
+        {
+            break;
         }
         line.clear();
     }
+    Ok(())
+}
+
+fn parse(maps: impl BufRead, range: Range<HostAddr>) -> io::Result<Maps> {
+    let mut parts = Vec::new();
+    // Two mappings that become one while they are read can be told once apart and once as one.
+    let mut told = range.start;
+    each_in(maps, |vma| {
+        if vma.start >= range.end {
+            return false;
+        }
+        let (start, end) = (vma.start.max(told), vma.end.min(range.end));
+        if start < end {
+            let (major, minor) = vma.device;
+            parts.push(Mapped {
+                start,
+                end,
+                dev: rustix::fs::makedev(major, minor),
+                inode: vma.inode,
+                offset: match vma.inode {
+                    0 => 0,
+                    _ => vma.offset + (start.0 - vma.start.0),
+                },
+                shared: vma.shared,
+            });
+            told = end;
+        }
+        true
+    })?;
     Ok(Maps(parts))
 }
 

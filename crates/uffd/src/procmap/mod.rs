@@ -2,12 +2,12 @@
 //! of a private mapping are the process's own by now (`pagemap`).
 //!
 //! It needs no userfaultfd; it is here because it answers what a userfaultfd cannot: what became of
-//! a page while nobody watched, and how far a batch of remaps came.
+//! a page while nobody watched, and how far a batch of remaps came. Whoever reads maps, does it by this.
 //!
 //! | file | concept |
 //! | --- | --- |
 //! | `line` | one line of maps |
-//! | `maps` | the mappings of a range; how many there are, and may be |
+//! | `maps` | all mappings, or those of a range; how many there are, and may be |
 //! | `pagemap` | what each page shows: the file, a copy, nothing |
 //!
 //! The kernel's documentation: `Documentation/filesystems/proc.rst`,
@@ -18,5 +18,5 @@ mod maps;
 mod pagemap;
 
 pub use line::Vma;
-pub use maps::{Mapped, Maps, max_map_count};
+pub use maps::{Mapped, Maps, each, max_map_count};
 pub use pagemap::{Entry, Pagemap, Shown};

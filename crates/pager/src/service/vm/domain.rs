@@ -12,10 +12,9 @@ use crate::guest_ram::GuestRam;
 use crate::mappings::Mappings;
 use crate::sharing::Domain;
 use crate::sharing::control::Control;
-use crate::word::State;
 
 /// A change of domain that is under way.
-pub(in crate::service) struct Leaving {
+pub(in crate::service) struct DomainChange {
     /// Where it is to go.
     pub to: Arc<Domain<GuestRam>>,
     /// To be called when nothing of the VM can be on its way into either domain.
@@ -27,6 +26,9 @@ type Switch = Box<dyn FnOnce(&Mappings) -> bool + Send>;
 impl PagedVm {
     /// Joins a domain, and looks for pages to share in it as `control` allows, once `set_may_share`
     /// allows it too. The way to the shim must be connected, and the domain's store set.
+    ///
+    /// # Errors
+    /// The domain has no room for the VM, or a thread cannot be started.
     pub fn share_in(
         &mut self,
         domain: &Arc<Domain<GuestRam>>,
@@ -40,13 +42,9 @@ impl PagedVm {
         self.spawn("share", Urgency::Nobody, move || service.run())
     }
 
-    /// Its part of the common pages: a page that n share counts 1/n for each (vSphere's "consumed").
+    /// See `Memory::shared_part`.
     pub fn shared_part(&self) -> Pages {
-        let memory = self.memory();
-        let Some(member) = memory.membership() else { return Pages::ZERO };
-        let (shared, common) = member.domain.counts();
-        let own = memory.pmap().in_state(State::Shared) + memory.pmap().in_state(State::Broken);
-        Pages((own.0 * common.0).div_ceil(shared.0.max(1)).min(own.0))
+        self.memory().shared_part()
     }
 
     /// Moves it to another domain, by its share thread: its pages leave the store of the one it is in as fast
@@ -57,18 +55,18 @@ impl PagedVm {
         domain: &Arc<Domain<GuestRam>>,
         switch: impl FnOnce(&Mappings) -> bool + Send + 'static,
     ) -> bool {
-        let mut leaving = self.shared.leaving.lock().unwrap_or_else(PoisonError::into_inner);
-        if leaving.as_ref().is_some_and(|leaving| Arc::ptr_eq(&leaving.to, domain)) {
+        let mut change = self.shared.domain_change.lock().unwrap_or_else(PoisonError::into_inner);
+        if change.as_ref().is_some_and(|change| Arc::ptr_eq(&change.to, domain)) {
             return true;
         }
-        *leaving = Some(Leaving { to: domain.clone(), switch: Box::new(switch) });
-        drop(leaving);
+        *change = Some(DomainChange { to: domain.clone(), switch: Box::new(switch) });
+        drop(change);
         self.shared.signal_share();
         false
     }
     /// It is to stay in the domain that it is in. Answers whether it has moved there since the last call.
     pub fn stay(&self) -> bool {
-        *self.shared.leaving.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.shared.domain_change.lock().unwrap_or_else(PoisonError::into_inner) = None;
         self.shared.moved.swap(false, Ordering::Relaxed)
     }
 

@@ -37,6 +37,9 @@ impl PagedVm {
     /// nobody read stand in the way of everything else. After an error the books are as they were
     /// before, but for what was booked in advance, if it was booked as the VM's own already: see
     /// [`Advance::pages`].
+    ///
+    /// # Errors
+    /// A file cannot be used, what is in it contradicts another or the VMM's memory, or a thread cannot be started.
     pub fn take_over(
         name: &str,
         config: PagerConfig,

@@ -14,6 +14,9 @@ use rustix::mm::{MapFlags, ProtFlags};
 use crate::sync::AtomicU64;
 
 /// The first page of a file, or what there is of it.
+///
+/// # Errors
+/// The file cannot be opened, or not be read.
 pub fn first_bytes(path: &Path) -> std::io::Result<Vec<u8>> {
     use std::io::Read;
     let mut bytes = Vec::new();
@@ -23,6 +26,9 @@ pub fn first_bytes(path: &Path) -> std::io::Result<Vec<u8>> {
 
 /// Whether anything was written into the first page of a file, which is a header. A manager that died over
 /// making it may have left nothing there: then nobody relies on it.
+///
+/// # Errors
+/// As of `first_bytes`.
 pub fn is_begun(path: &Path) -> std::io::Result<bool> {
     Ok(first_bytes(path)?.iter().any(|&byte| byte != 0))
 }
@@ -36,6 +42,9 @@ pub struct Fresh {
 
 impl Fresh {
     /// The file `path` is to be. Removes what a manager left that died over making it.
+    ///
+    /// # Errors
+    /// What was left cannot be removed.
     pub fn beside(path: &Path) -> std::io::Result<Fresh> {
         let mut beside = path.as_os_str().to_owned();
         beside.push(".new");
@@ -49,6 +58,9 @@ impl Fresh {
         &self.beside
     }
     /// Gives it its name, which must be free.
+    ///
+    /// # Errors
+    /// EEXIST: something has that name. Others of renameat2.
     pub fn name(mut self, path: &Path) -> std::io::Result<()> {
         use rustix::fs::{CWD, RenameFlags, renameat_with};
         renameat_with(CWD, &self.beside, CWD, path, RenameFlags::NOREPLACE)?;
@@ -79,6 +91,9 @@ unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// A new file of `len` zero bytes.
+    ///
+    /// # Errors
+    /// EEXIST, ENOSPC, others of the system. No file is left that was not there.
     pub fn create_file(path: &Path, len: usize) -> std::io::Result<Mapping> {
         let file =
             OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)?;
@@ -90,11 +105,17 @@ impl Mapping {
     }
 
     /// An existing file, whole.
+    ///
+    /// # Errors
+    /// As of `open_with_file`.
     pub fn open_file(path: &Path) -> std::io::Result<Mapping> {
         Mapping::open_with_file(path).map(|(mapping, _)| mapping)
     }
 
     /// An existing file, whole, and the file itself.
+    ///
+    /// # Errors
+    /// The file cannot be opened or mapped, or is empty.
     pub fn open_with_file(path: &Path) -> std::io::Result<(Mapping, File)> {
         let file = OpenOptions::new().read(true).write(true).open(path)?;
         let len = file.metadata()?.len() as usize;
@@ -106,6 +127,9 @@ impl Mapping {
 
     /// A new file of `len` bytes of which nothing is allocated. Whoever writes to it, or reads it through
     /// the mapping, allocates first.
+    ///
+    /// # Errors
+    /// EEXIST, others of the system. No file is left that was not there.
     pub fn create_sparse(path: &Path, len: usize) -> std::io::Result<(Mapping, File)> {
         let file =
             OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)?;
@@ -117,6 +141,9 @@ impl Mapping {
 
     /// A file of `len` bytes of which nothing is allocated; one that is there is made longer if need be.
     /// Whoever writes to it allocates first.
+    ///
+    /// # Errors
+    /// The file cannot be opened, made longer, or mapped.
     pub fn open_sparse(path: &Path, len: usize) -> std::io::Result<(Mapping, File)> {
         let mut options = OpenOptions::new();
         let file = options.read(true).write(true).create(true).truncate(false).mode(0o600);
@@ -128,6 +155,9 @@ impl Mapping {
     }
 
     /// Private memory, page-aligned and zeroed.
+    ///
+    /// # Errors
+    /// ENOMEM.
     pub fn anonymous(len: usize) -> std::io::Result<Mapping> {
         // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing.
         let base = unsafe {

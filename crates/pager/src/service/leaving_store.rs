@@ -107,18 +107,23 @@ struct FromStore {
     last: bool,
 }
 
-/// What one reclaim thread knows of it.
-pub(super) struct Leaving {
+/// What one reclaim thread knows of shared pages that leave the store.
+pub(super) struct LeavingStore {
     begun: Instant,
     balance: Balance,
     chosen: BTreeMap<Ppn, f64>,
     home: BTreeMap<Ppn, FromStore>,
 }
 
-impl Leaving {
-    pub fn new() -> Leaving {
+impl LeavingStore {
+    pub fn new() -> LeavingStore {
         let begun = Instant::now();
-        Leaving { begun, balance: Balance::new(), chosen: BTreeMap::new(), home: BTreeMap::new() }
+        LeavingStore {
+            begun,
+            balance: Balance::new(),
+            chosen: BTreeMap::new(),
+            home: BTreeMap::new(),
+        }
     }
 }
 
@@ -136,8 +141,9 @@ impl Reclaim {
         }
         let Some((page, member)) = word.store_page().zip(memory.membership()) else { return };
         let refs = member.domain.refs(page).max(1) as f64;
-        if self.replacement.chance(self.leaving.balance.chance / refs) && !self.is_spared(ppn) {
-            self.leaving.chosen.insert(ppn, 1.0 / refs);
+        if self.replacement.chance(self.leaving_store.balance.chance / refs) && !self.is_spared(ppn)
+        {
+            self.leaving_store.chosen.insert(ppn, 1.0 / refs);
         }
     }
 
@@ -152,12 +158,12 @@ impl Reclaim {
 
     /// Once there are some, the shared pages that were chosen come home, and are the next to be evicted.
     pub(super) fn bring_chosen(&mut self) {
-        if self.leaving.chosen.len() < TOGETHER {
+        if self.leaving_store.chosen.len() < TOGETHER {
             return;
         }
         let memory = self.vm.memory.clone();
         let store_page = |ppn: Ppn| memory.pmap().load(ppn).store_page();
-        let chosen: Vec<_> = std::mem::take(&mut self.leaving.chosen)
+        let chosen: Vec<_> = std::mem::take(&mut self.leaving_store.chosen)
             .into_iter()
             .filter_map(|(ppn, gained)| Some((ppn, gained, store_page(ppn)?)))
             .collect();
@@ -167,12 +173,12 @@ impl Reclaim {
             Err(e) => self.vm.set_ill(format!("bringing pages home: {e}")),
         }
         let Some(member) = memory.membership() else { return };
-        self.leaving.home.clear();
+        self.leaving_store.home.clear();
         for (ppn, gained, page) in chosen {
             let word = memory.pmap().load(ppn);
             if word.state() == State::Resident && word.is_idle() {
                 let last = member.domain.refs(page) == 0;
-                self.leaving.home.insert(ppn, FromStore { gained, last });
+                self.leaving_store.home.insert(ppn, FromStore { gained, last });
                 self.victims.push(ppn);
             }
         }
@@ -181,23 +187,23 @@ impl Reclaim {
     /// A page was evicted, which gained so much of its own memory. Answers how much of the host's.
     pub(super) fn has_left(&mut self, ppn: Ppn, gained: u64) -> u64 {
         self.vm.memory.note_left(ppn);
-        let from_store = self.leaving.home.remove(&ppn);
+        let from_store = self.leaving_store.home.remove(&ppn);
         let gained = match from_store {
             Some(from) => {
                 self.vm.memory.note_left_store(ppn);
-                self.leaving.balance.shared_left(from.gained);
+                self.leaving_store.balance.shared_left(from.gained);
                 // What others still share stays where it is.
                 if from.last { gained } else { gained.saturating_sub(1) }
             }
             None => {
-                self.leaving.balance.own_left();
+                self.leaving_store.balance.own_left();
                 gained
             }
         };
-        let at = self.leaving.begun.elapsed();
-        if self.leaving.balance.is_due(at) {
-            self.leaving.balance.weigh(at, self.vm.memory.counters.values());
-            let chance = self.leaving.balance.chance;
+        let at = self.leaving_store.begun.elapsed();
+        if self.leaving_store.balance.is_due(at) {
+            self.leaving_store.balance.weigh(at, self.vm.memory.counters.values());
+            let chance = self.leaving_store.balance.chance;
             tracing::debug!(vm = %self.vm.name, chance, "how readily shared pages leave");
         }
         gained

@@ -1,0 +1,13 @@
+//! Names in the manager's run folder that other programs go by, too: who ends a VM or reads a journal while no
+//! manager runs.
+
+/// The API's socket, unless it is put elsewhere.
+pub const API_SOCKET: &str = "api.sock";
+/// Locked by the manager that runs.
+pub const LOCK: &str = "lock";
+/// The folder of the journal, unless it is put elsewhere.
+pub const JOURNAL: &str = "journal";
+/// The folder with a folder for each VM, under its name.
+pub const VMS: &str = "vms";
+/// In a VM's folder, its record: while the manager has the VM, or is to take it over.
+pub const RECORD: &str = "vm.json";
