@@ -1,3 +1,4 @@
+use ballast_units::fault_bucket_end_us;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -5,7 +6,7 @@ use utoipa::ToSchema;
 /// a disk are not among them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct FaultTimesView {
-    /// Faults served within 1, 2, 4, 8, ... us, each counted once; the last are those that took longer.
+    /// Faults served within 1, 2, 3, 4, 6, 8, 12, ... us, each counted once; the last are those that took longer.
     pub counts: Vec<u64>,
     /// Seconds, summed.
     pub sum_s: f64,
@@ -17,8 +18,8 @@ impl FaultTimesView {
         self.counts.iter().sum()
     }
 
-    /// Microseconds within which this part of all faults was served, rounded up to a power of two. None if
-    /// it is more than the largest, or if there were no faults.
+    /// Microseconds within which this part of all faults was served, rounded up to the end of a bucket. None if
+    /// it is more than the last, or if there were no faults.
     pub fn within_us(&self, part: f64) -> Option<u64> {
         let wanted = self.total() as f64 * part;
         let last = self.counts.len().checked_sub(1)?;
@@ -27,7 +28,7 @@ impl FaultTimesView {
             sum += n;
             sum as f64 >= wanted
         })?;
-        (self.total() > 0).then_some(1 << bucket)
+        fault_bucket_end_us(bucket).filter(|_| self.total() > 0)
     }
 
     /// Those that were counted since `before`.
@@ -49,8 +50,8 @@ mod tests {
     fn a_part_of_the_faults_was_served_within_the_end_of_its_bucket() {
         let times = FaultTimesView { counts: vec![50, 0, 49, 0, 1], sum_s: 1.0 };
         assert_eq!(times.within_us(0.5), Some(1));
-        assert_eq!(times.within_us(0.51), Some(4));
-        assert_eq!(times.within_us(0.99), Some(4));
+        assert_eq!(times.within_us(0.51), Some(3));
+        assert_eq!(times.within_us(0.99), Some(3));
         assert_eq!(times.within_us(0.999), None);
         assert_eq!(FaultTimesView::default().within_us(0.5), None);
         let none = FaultTimesView { counts: vec![0, 0], sum_s: 0.0 };

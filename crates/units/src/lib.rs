@@ -5,10 +5,12 @@
 #![warn(missing_docs)]
 
 mod age;
+mod fault_times;
 mod name;
 mod random;
 
 pub use age::age;
+pub use fault_times::{FAULT_BUCKETS, fault_bucket_end_us};
 pub use name::{LONGEST_POOL_NAME, LONGEST_VM_NAME, VM_NAME_RULE, good_pool_name, good_vm_name};
 pub use random::SplitMix64;
 

@@ -1,23 +1,28 @@
-//! How long faults took to be served: a histogram of powers of two. What is counted is the time from the
+//! How long faults took to be served: a histogram of two buckets for each power of two. What is counted is the time from the
 //! reading of the fault to the end of the reading's work, so that of several read together each is counted
 //! with the time of all. Faults that had to wait (for memory, or a disk) are counted elsewhere, by their waits.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Up to a microsecond, two, four, ...; the last one has no end.
-pub const BUCKETS: usize = 18;
+use ballast_units::{FAULT_BUCKETS, fault_bucket_end_us};
 
 /// The end of a bucket, included. None of the last.
 pub fn bucket_end(bucket: usize) -> Option<Duration> {
-    (bucket + 1 < BUCKETS).then(|| Duration::from_micros(1 << bucket))
+    fault_bucket_end_us(bucket).map(Duration::from_micros)
 }
 
 /// Of one VM, since this manager has it: whoever serves its faults notes, any thread reads.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct FaultTimes {
-    counts: [AtomicU64; BUCKETS],
+    counts: [AtomicU64; FAULT_BUCKETS],
     ns: AtomicU64,
+}
+
+impl Default for FaultTimes {
+    fn default() -> FaultTimes {
+        FaultTimes { counts: std::array::from_fn(|_| AtomicU64::new(0)), ns: AtomicU64::new(0) }
+    }
 }
 
 impl FaultTimes {
@@ -26,13 +31,13 @@ impl FaultTimes {
         if n == 0 {
             return;
         }
-        let bucket = (0..BUCKETS).find(|&b| bucket_end(b).is_none_or(|end| time <= end));
-        self.counts[bucket.unwrap_or(BUCKETS - 1)].fetch_add(n, Ordering::Relaxed);
+        let bucket = (0..FAULT_BUCKETS).find(|&b| bucket_end(b).is_none_or(|end| time <= end));
+        self.counts[bucket.unwrap_or(FAULT_BUCKETS - 1)].fetch_add(n, Ordering::Relaxed);
         self.ns.fetch_add((time.as_nanos() as u64).saturating_mul(n), Ordering::Relaxed);
     }
 
     /// Faults in each bucket.
-    pub fn counts(&self) -> [u64; BUCKETS] {
+    pub fn counts(&self) -> [u64; FAULT_BUCKETS] {
         std::array::from_fn(|b| self.counts[b].load(Ordering::Relaxed))
     }
     /// All of them, summed.
@@ -48,13 +53,13 @@ mod tests {
     #[test]
     fn each_time_is_in_the_bucket_that_ends_at_or_above_it() {
         let times = FaultTimes::default();
-        for (ns, bucket) in [(0, 0), (1000, 0), (1001, 1), (2000, 1), (64_000, 6), (64_001, 7)] {
+        for (ns, bucket) in [(0, 0), (1000, 0), (1001, 1), (2000, 1), (64_000, 11), (64_001, 12)] {
             let before = times.counts()[bucket];
             times.note(Duration::from_nanos(ns), 3);
             assert_eq!(times.counts()[bucket], before + 3, "{ns} ns");
         }
         times.note(Duration::from_secs(100), 1);
-        assert_eq!(times.counts()[BUCKETS - 1], 1);
+        assert_eq!(times.counts()[FAULT_BUCKETS - 1], 1);
         times.note(Duration::from_secs(100), 0);
         assert_eq!(times.counts().iter().sum::<u64>(), 19);
         assert_eq!(times.sum(), Duration::from_nanos(3 * 132_002 + 100_000_000_000));

@@ -43,5 +43,5 @@ mod vm;
 mod write;
 
 pub use crew::FaultThreads;
-pub use latency::{BUCKETS, FaultTimes, bucket_end};
+pub use latency::{FaultTimes, bucket_end};
 pub use vm::{Health, Inherited, PagedVm, PagerConfig, Sample, StartError, VmFiles};
