@@ -1,5 +1,6 @@
 //! Where shims arrive: the handshake with a VMM that has just mapped its guest's RAM, or that comes
-//! back after the manager was restarted, up to the moment its pages are in the pager's hands.
+//! back after the manager was restarted, up to the moment its pages are in the pager's hands. One that comes
+//! back to the manager that it had is `rejoin`'s.
 //!
 //! One thread accepts; each connection has a thread for the length of its handshake, so a shim that
 //! says nothing, or nonsense, keeps nobody else waiting.
@@ -32,6 +33,7 @@ use crate::handshakes::{Connections, Handshake, Handshakes};
 use crate::manager::Manager;
 use crate::numa;
 use crate::records::Record;
+use crate::rejoin::rejoin;
 use crate::swap;
 use crate::upgrade::since_boot_ms;
 use crate::vm::lock;
@@ -189,17 +191,13 @@ fn greet(
     place: Handshake,
     connections: &Connections,
 ) {
-    if let Err(why) = shake_hands(manager, &connection, peer, &place) {
+    if let Err(why) = shake_hands(manager, &connection, peer, &place, connections) {
         if place.made_room() {
             return tracing::debug!("a shim in process {} said nothing, and others came", peer.pid);
         }
         tracing::warn!("a shim in process {}: {why}", peer.pid);
         std::thread::sleep(REFUSED);
-        return;
     }
-    drop(place);
-    // What it says answers the pager, which reads it.
-    connections.keep(connection);
 }
 
 /// From the first words to a paged VM, or why it is none.
@@ -208,6 +206,7 @@ fn shake_hands(
     connection: &Arc<Connection>,
     peer: Peer,
     place: &Handshake,
+    connections: &Connections,
 ) -> Result<(), String> {
     let (hello, fds) = first_words(connection)?;
     if !place.has_spoken() {
@@ -217,10 +216,16 @@ fn shake_hands(
     let known = expected(manager, &name, peer).map_err(|why| refuse(connection, why))?;
     let expected = match known {
         Some(expected) => expected,
+        None if hello.reconnect => {
+            return rejoin(manager, connection, &hello, &fds, peer, connections)
+                .map_err(|why| refuse(connection, why));
+        }
         None => manager.adopt(&hello, peer).map_err(|why| refuse(connection, why))?,
     };
     match take_charge(manager, connection, &hello, fds, &expected, peer) {
         Ok(paged) => {
+            // What it says answers the pager, which reads it. Before anybody hears of it: it may come again at once.
+            connections.keep(peer.pid, connection.clone());
             if let Err(Ok(paged)) = expected.answer.send(Ok(paged)) {
                 if hello.reconnect {
                     paged.undo_take_over();
@@ -228,6 +233,7 @@ fn shake_hands(
                     // With what was reserved for it: nobody else has that any more.
                     paged.release();
                 }
+                connections.hang_up(peer.pid);
                 return Err("nobody waits for it any more".to_owned());
             }
             Ok(())
@@ -508,7 +514,8 @@ fn see_accesses(name: &str, ram: &GuestRam, pid: u32) {
     }
 }
 
-fn managed(connection: &Connection) -> Result<(), String> {
+/// Faults are served, and what the shim says from now on answers the pager.
+pub fn managed(connection: &Connection) -> Result<(), String> {
     connection.send(&Message::Managed, &[]).map_err(|e| e.to_string())
 }
 
