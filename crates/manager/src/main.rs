@@ -30,6 +30,7 @@ mod policy_loop;
 mod pools;
 mod rates;
 mod records;
+mod refused;
 mod rejoin;
 mod reload;
 mod restart;

@@ -208,19 +208,28 @@ fn shake_hands(
     place: &Handshake,
     connections: &Connections,
 ) -> Result<(), String> {
-    let (hello, fds) = first_words(connection)?;
+    let (hello, fds) = first_words(manager, connection, peer)?;
     if !place.has_spoken() {
         return Err("it spoke too late".to_owned());
     }
     let name = hello.vm.as_str().to_owned();
-    let known = expected(manager, &name, peer).map_err(|why| refuse(connection, why))?;
+    // It runs on without a manager, unless it comes again: then its pages stay in the pager's hands, or the next one's.
+    let turn_away = |why: String| {
+        if !hello.reconnect {
+            manager.refused.note(peer.pid, Some(&hello), &why);
+        }
+        refuse(connection, why)
+    };
+    let known = expected(manager, &name, peer).map_err(turn_away)?;
+    // Refused, it is a VM all the same: who announced it goes on with it.
+    let is_announced = known.is_some();
     let expected = match known {
         Some(expected) => expected,
         None if hello.reconnect => {
             return rejoin(manager, connection, &hello, &fds, peer, connections)
                 .map_err(|why| refuse(connection, why));
         }
-        None => manager.adopt(&hello, peer).map_err(|why| refuse(connection, why))?,
+        None => manager.adopt(&hello, peer).map_err(turn_away)?,
     };
     match take_charge(manager, connection, &hello, fds, &expected, peer) {
         Ok(paged) => {
@@ -242,7 +251,7 @@ fn shake_hands(
             if !hello.reconnect {
                 manager.note_unpaged(&name, &why);
             }
-            let why = refuse(connection, why);
+            let why = if is_announced { refuse(connection, why) } else { turn_away(why) };
             let _ = expected.answer.send(Err(why.clone()));
             Err(why)
         }
@@ -276,7 +285,11 @@ fn expected(manager: &Manager, name: &str, peer: Peer) -> Result<Option<Expected
     }
 }
 
-fn first_words(connection: &Connection) -> Result<(Hello, Vec<OwnedFd>), String> {
+fn first_words(
+    manager: &Manager,
+    connection: &Connection,
+    peer: Peer,
+) -> Result<(Hello, Vec<OwnedFd>), String> {
     match connection.recv(Some(STEP)) {
         Ok((Message::Hello(hello), fds)) => Ok((hello, fds)),
         Ok((other, _)) => {
@@ -284,7 +297,9 @@ fn first_words(connection: &Connection) -> Result<(Hello, Vec<OwnedFd>), String>
         }
         // Without an answer it would take us for a manager that hangs, and end its VMM.
         Err(ConnectionError::Decode(e @ DecodeError::Version(_))) => {
-            Err(refuse(connection, e.to_string()))
+            let why = e.to_string();
+            manager.refused.note(peer.pid, None, &why);
+            Err(refuse(connection, why))
         }
         Err(e) => Err(e.to_string()),
     }
