@@ -81,6 +81,23 @@ pub struct NodeView {
     pub bound: u32,
 }
 
+/// A VMM with the shim that was refused at its start, and runs on without Ballast. Sizes in bytes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct RefusedView {
+    /// Its process.
+    pub pid: u32,
+    /// What its VM was to be called; None if its shim speaks another version of the protocol.
+    pub name: Option<String>,
+    /// What its shim said of its RAM; None as above.
+    pub size: Option<u64>,
+    /// Resident memory of the process, its guest's with it: beside the budget.
+    pub resident: u64,
+    /// Why it was refused.
+    pub why: String,
+    /// Seconds since then.
+    pub for_s: f64,
+}
+
 /// The host as the manager sees it. Sizes in bytes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct HostView {
@@ -122,6 +139,10 @@ pub struct HostView {
     /// `consumed` and `overhead`.
     #[serde(default)]
     pub waiting: u32,
+    /// VMMs that were refused at their start and run without Ballast, in no other figure: the last 64. Known since
+    /// this ballastd was started.
+    #[serde(default)]
+    pub refused: Vec<RefusedView>,
     /// Swap space reserved for VMs, bytes.
     pub swap_reserved: u64,
     /// Swap space that holds pages now, bytes.

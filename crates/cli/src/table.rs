@@ -1,10 +1,12 @@
 //! Tables for people: plain columns, two blanks apart, numbers to the right.
 
-use ballast_api::{BalloonHealth, HostView, Management, Mode, RunState, StateName, VmView};
+use ballast_api::{
+    BalloonHealth, HostView, Management, Mode, RefusedView, RunState, StateName, VmView,
+};
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 
 use crate::failure::one_line;
-use crate::figures::{frequency, pages_rate, size};
+use crate::figures::{age, frequency, pages_rate, size};
 
 /// The columns of `vm ls`: heading, and whether it holds a number.
 const COLUMNS: [(&str, bool); 14] = [
@@ -59,6 +61,17 @@ pub fn vms(views: &[VmView]) -> String {
         }
     }
     text
+}
+
+/// A line for each VMM that was refused at its start and runs on.
+pub fn refused(all: &[RefusedView]) -> String {
+    let line = |one: &RefusedView| {
+        let name = one.name.as_deref().unwrap_or("a VMM");
+        let (pid, held, why) = (one.pid, size(one.resident), one_line(&one.why));
+        let ago = age(one.for_s);
+        format!("{name} (pid {pid}): runs without Ballast with {held}, refused {ago} ago: {why}\n")
+    };
+    all.iter().map(line).collect()
 }
 
 fn vm_row(vm: &VmView) -> Vec<String> {

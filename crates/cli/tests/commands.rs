@@ -152,6 +152,8 @@ fn vm_ls_lists_all_columns_and_the_reasons_below() {
             "32 MiB slow",
             "legacy: balloon-only: private RAM: start it with share=on",
             "gpu: unmanaged: vfio-pci device gpu0 pins guest memory",
+            "stray (pid 815): runs without Ballast with 80 MiB, refused 3m12s ago: a VM named 'stray' runs already",
+            "a VMM (pid 816): runs without Ballast with 12 MiB, refused 3s ago: version 9 of the protocol",
         ],
     );
     let names: Vec<Value> = as_json(&fake, &["vm", "ls"])
@@ -162,8 +164,10 @@ fn vm_ls_lists_all_columns_and_the_reasons_below() {
         .collect();
     assert_eq!(names, ["web", "db", "legacy", "gpu"]);
     fake.world().vms.clear();
-    contains_all(&human(&fake, &["vm", "ls"]), &["no VMs"]);
+    contains_all(&human(&fake, &["vm", "ls"]), &["no VMs", "stray (pid 815)"]);
     assert_eq!(as_json(&fake, &["vm", "ls"]), json!([]));
+    fake.world().host.refused.clear();
+    assert!(!human(&fake, &["vm", "ls"]).contains("without Ballast"));
 }
 
 #[test]
@@ -388,6 +392,9 @@ fn host_shows_states_and_thresholds_and_sets_parameters() {
     contains_all(location("/disk/ballast"), &["-2", "128 MiB", "4 GiB", "good"]);
     let node = text.lines().find(|l| l.starts_with("  0 ")).unwrap();
     contains_all(node, &["16 GiB", "200 MiB", "soft", "24 MiB", " 3"]);
+    let refused = |pid: &str| text.lines().find(|l| l.contains(pid)).unwrap();
+    contains_all(refused(" 815 "), &["  stray", "96 MiB", "80 MiB", "3m12s", "runs already"]);
+    contains_all(refused(" 816 "), &["  - ", "12 MiB", "3s", "version 9"]);
     // 4% of 448 MiB, 6% of it.
     let soft = text.lines().find(|l| l.starts_with("  soft ")).unwrap();
     contains_all(soft, &["17.9 MiB", "26.9 MiB", "ballooning"]);

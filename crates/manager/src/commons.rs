@@ -23,6 +23,7 @@ use ballast_pager::word::{State, Word};
 use ballast_sharing::{Hasher, StorePage};
 use ballast_shim_proto::{Batch, Connection, ConnectionError, MAX_OPS, Message, Op, OpKind};
 use ballast_units::{Bytes, PAGE_SIZE};
+use rustix::net::{Shutdown, shutdown};
 
 use crate::config::{ScanOrder, SharingSettings};
 use crate::vm::lock;
@@ -302,7 +303,7 @@ impl Commons {
             return Ok(());
         }
         let homes = ram.identities().map_err(|e| format!("its RAM file: {e}"))?;
-        let link = Box::new(ShimLink { connection, next: 1, outstanding: None });
+        let link = Box::new(ShimLink::new(connection));
         let mappings = ram.mappings();
         mappings.connect(link, pid, homes).map_err(|e| format!("/proc/{pid}/pagemap: {e}"))?;
         let zeros = self.zeros.try_clone().map_err(|e| format!("the file of zeros: {e}"))?;
@@ -383,17 +384,47 @@ pub fn scan_settings(settings: &SharingSettings) -> Settings {
     }
 }
 
+/// The way to the shim of a paged VM leads over this connection from now on, if there was one: the conversation before
+/// broke off, and the shim does nothing any more that was asked for in it. `greet` tells it that it is heard; an error is
+/// its own, and all is as it was.
+pub fn reconnect(
+    paged: &PagedVm,
+    connection: &Arc<Connection>,
+    greet: impl FnOnce() -> Result<(), String>,
+) -> Result<(), String> {
+    // Where there was none, the shim is older, or there is no store to map from.
+    paged.reconnect(Box::new(ShimLink::new(connection.clone())), greet).map(drop)
+}
+
 /// Batches to a shim, one at a time.
 struct ShimLink {
     connection: Arc<Connection>,
     next: u64,
-    /// A batch that was not answered in time.
+    /// A batch that was not answered in time, or whose answer cannot come any more.
     outstanding: Option<u64>,
+    /// The conversation broke off.
+    over: bool,
 }
 
 impl ShimLink {
+    fn new(connection: Arc<Connection>) -> ShimLink {
+        ShimLink { connection, next: 1, outstanding: None, over: false }
+    }
+
+    /// Ends the conversation, so that the shim hears of it, too. It ends the batch that it is at, and comes again:
+    /// only then may anybody look what that came to.
+    fn end(&mut self) -> RemapError {
+        self.over = true;
+        let _ = shutdown(&self.connection, Shutdown::Both);
+        RemapError::Gone
+    }
+
     /// Waits for the answer to a batch: how many of its operations are done, and why no more.
     fn answer(&mut self, id: u64, patience: Duration) -> Result<(u32, i32), RemapError> {
+        self.outstanding = Some(id);
+        if self.over {
+            return Err(RemapError::Gone);
+        }
         // In all, however much else it says: another VM's thread may be waiting here.
         let deadline = Instant::now() + patience;
         loop {
@@ -405,21 +436,16 @@ impl ShimLink {
                 }
                 // An answer that nobody waits for any more.
                 Ok((Message::BatchDone { .. }, _)) if Instant::now() < deadline => {}
-                Ok((Message::BatchDone { .. }, _)) => {
-                    self.outstanding = Some(id);
+                Ok((Message::BatchDone { .. }, _)) | Err(ConnectionError::TimedOut(_)) => {
                     return Err(RemapError::Unanswered);
                 }
                 Ok((other, _)) => {
                     tracing::warn!("a shim sent {} instead of an answer", other.name());
-                    return Err(RemapError::Gone);
-                }
-                Err(ConnectionError::TimedOut(_)) => {
-                    self.outstanding = Some(id);
-                    return Err(RemapError::Unanswered);
+                    return Err(self.end());
                 }
                 Err(e) => {
                     tracing::debug!("a shim: {e}");
-                    return Err(RemapError::Gone);
+                    return Err(self.end());
                 }
             }
         }
@@ -428,7 +454,11 @@ impl ShimLink {
 
 impl Remapper for ShimLink {
     fn remap(&mut self, changes: &[Change], files: &[BorrowedFd<'_>]) -> Result<(), RemapError> {
-        if !self.settled() {
+        let settled = self.settled();
+        if self.over {
+            return Err(RemapError::Gone);
+        }
+        if !settled {
             return Err(RemapError::Stopped { done: 0, errno: libc::EAGAIN });
         }
         let id = self.next;
@@ -444,8 +474,9 @@ impl Remapper for ShimLink {
             .map_err(|_| RemapError::Stopped { done: 0, errno: libc::E2BIG })?;
         let fds: Vec<BorrowedFd<'_>> = files.to_vec();
         if let Err(e) = self.connection.send(&Message::Batch(batch), &fds) {
+            // It has not got it.
             tracing::debug!("a shim: {e}");
-            return Err(RemapError::Gone);
+            return Err(self.end());
         }
         match self.answer(id, ANSWER)? {
             (_, 0) => Ok(()),
@@ -458,7 +489,7 @@ impl Remapper for ShimLink {
     fn settled(&mut self) -> bool {
         match self.outstanding {
             None => true,
-            Some(id) => !matches!(self.answer(id, Duration::ZERO), Err(RemapError::Unanswered)),
+            Some(id) => self.answer(id, Duration::ZERO).is_ok(),
         }
     }
 
@@ -564,7 +595,7 @@ mod tests {
     #[test]
     fn a_shim_that_is_late_is_waited_for_without_sending_more() {
         let (ours, theirs) = Connection::pair().unwrap();
-        let mut link = ShimLink { connection: Arc::new(ours), next: 1, outstanding: None };
+        let mut link = ShimLink::new(Arc::new(ours));
         let shim = std::thread::spawn(move || {
             let (Message::Batch(batch), _) = theirs.recv(None).unwrap() else { panic!("a batch") };
             (theirs, batch.id)
@@ -586,7 +617,7 @@ mod tests {
     #[test]
     fn nonsense_from_a_shim_is_an_error_and_not_a_crash() {
         let (ours, theirs) = Connection::pair().unwrap();
-        let mut link = ShimLink { connection: Arc::new(ours), next: 1, outstanding: None };
+        let mut link = ShimLink::new(Arc::new(ours));
         let shim = std::thread::spawn(move || {
             theirs.recv(None).unwrap();
             // More operations done than there were.
@@ -600,6 +631,26 @@ mod tests {
         let stopped = Err(RemapError::Stopped { done: 1, errno: libc::ENOMEM });
         assert_eq!(link.remap(&[change()], &[]), stopped);
         assert_eq!(link.remap(&[change()], &[]), Err(RemapError::Gone));
+        let theirs = shim.join().unwrap();
+        // It hears that it is to come again; until then nobody knows what it did last.
+        assert!(matches!(theirs.recv(None), Err(ConnectionError::Closed)));
+        assert_eq!(link.remap(&[change()], &[]), Err(RemapError::Gone));
+        assert!(!link.settled());
+    }
+
+    #[test]
+    fn what_a_shim_did_last_is_not_known_once_it_has_gone() {
+        let (ours, theirs) = Connection::pair().unwrap();
+        let mut link = ShimLink::new(Arc::new(ours));
+        let shim = std::thread::spawn(move || drop(theirs.recv(None).unwrap()));
+        assert_eq!(link.remap(&[change()], &[]), Err(RemapError::Gone));
         shim.join().unwrap();
+        assert!(!link.settled());
+        // One that had answered has nothing under way.
+        let (ours, theirs) = Connection::pair().unwrap();
+        let mut link = ShimLink::new(Arc::new(ours));
+        drop(theirs);
+        assert_eq!(link.remap(&[change()], &[]), Err(RemapError::Gone));
+        assert!(link.settled());
     }
 }

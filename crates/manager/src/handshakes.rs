@@ -82,21 +82,37 @@ impl Drop for Handshake {
     }
 }
 
-/// The connections of shims whose VMs are managed, kept for as long as both sides live: a shim takes the
-/// closing of its as the manager's death.
+/// The connections of shims whose VMs are managed, each with its process, kept for as long as both sides live: a shim
+/// takes the closing of its as the manager's death.
 #[derive(Default)]
-pub struct Connections(Mutex<Vec<Arc<Connection>>>);
+pub struct Connections(Mutex<Vec<(u32, Arc<Connection>)>>);
 
 impl Connections {
-    /// Until it is pruned.
-    pub fn keep(&self, connection: Arc<Connection>) {
-        lock(&self.0).push(connection);
+    /// Until it is pruned, or its process has another: a VMM has one VM, and one conversation about it.
+    pub fn keep(&self, pid: u32, connection: Arc<Connection>) {
+        let mut all = lock(&self.0);
+        end(&mut all, pid);
+        all.push((pid, connection));
+    }
+
+    /// Ends what is kept of a process: who waits for an answer there hears that none will come.
+    pub fn hang_up(&self, pid: u32) {
+        end(&mut lock(&self.0), pid);
     }
 
     /// Lets go of those whose other side is gone.
     pub fn prune(&self) {
-        lock(&self.0).retain(|connection| !hung_up(connection));
+        lock(&self.0).retain(|(_, connection)| !hung_up(connection));
     }
+}
+
+fn end(all: &mut Vec<(u32, Arc<Connection>)>, pid: u32) {
+    all.retain(|(of, connection)| {
+        if *of == pid {
+            let _ = shutdown(connection, Shutdown::Both);
+        }
+        *of != pid
+    });
 }
 
 #[cfg(test)]
@@ -161,5 +177,25 @@ mod tests {
         assert!(matches!(first.1.recv(wait), Err(ConnectionError::Closed)));
         assert!(matches!(first.0.recv(wait), Err(ConnectionError::Closed)));
         assert!(first.2.made_room() && !last.2.made_room());
+    }
+
+    #[test]
+    fn a_process_has_one_conversation() {
+        let kept = Connections::default();
+        let pairs: Vec<_> = (0..4).map(|_| Connection::pair().unwrap()).collect();
+        let (ours, theirs): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
+        let wait = Some(std::time::Duration::ZERO);
+        let is_over = |n: usize| matches!(theirs[n].recv(wait), Err(ConnectionError::Closed));
+        for (pid, own) in [7, 8, 7, 9].into_iter().zip(ours) {
+            kept.keep(pid, Arc::new(own));
+        }
+        assert_eq!([0, 1, 2, 3].map(is_over), [true, false, false, false]);
+        kept.hang_up(7);
+        kept.hang_up(10);
+        assert_eq!([0, 1, 2, 3].map(is_over), [true, false, true, false]);
+        assert_eq!(lock(&kept.0).len(), 2);
+        drop(theirs);
+        kept.prune();
+        assert!(lock(&kept.0).is_empty());
     }
 }

@@ -443,16 +443,6 @@ impl Manager {
     /// A shim that nobody announced: a VMM that somebody else started, libvirt for one. It is
     /// admitted with default parameters; `vm attach` gives it a QMP socket and others.
     pub(crate) fn adopt(self: &Arc<Self>, hello: &Hello, peer: Peer) -> Result<Expected, String> {
-        let name = hello.vm.as_str().to_owned();
-        if hello.reconnect {
-            return Err(if self.vm(&name).is_ok() {
-                format!(
-                    "'{name}' is managed already: its pages are shared again from the next manager on"
-                )
-            } else {
-                format!("this manager does not know '{name}'")
-            });
-        }
         // A VMM has one guest: more names would be more memory than it is entitled to.
         if let Some(vm) = self.vms().into_iter().find(|vm| vm.process.pid() == peer.pid) {
             return Err(format!("process {} is managed already, as '{}'", peer.pid, vm.name));

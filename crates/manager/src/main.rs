@@ -33,6 +33,8 @@ mod pools;
 mod rates;
 mod reach;
 mod records;
+mod refused;
+mod rejoin;
 mod reload;
 mod restart;
 mod rooms;

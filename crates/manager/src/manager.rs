@@ -29,6 +29,7 @@ use crate::paging::Expected;
 use crate::pools::Pools;
 use crate::rates::Rates;
 use crate::records::Record;
+use crate::refused::Refused;
 use crate::reload::Source;
 use crate::starts::Starts;
 use crate::swap::Swap;
@@ -97,6 +98,8 @@ pub struct Manager {
     pub(crate) unread: Mutex<HashMap<String, String>>,
     /// Processes that nobody announced, while they are taken in.
     pub(crate) adopting: Mutex<HashSet<u32>>,
+    /// VMMs that run without Ballast.
+    pub(crate) refused: Refused,
     /// One change of parameters at a time.
     pub(crate) changing: Mutex<()>,
     pub(crate) expected: Mutex<HashMap<String, Expected>>,
@@ -202,6 +205,7 @@ impl Manager {
             clearing: Mutex::new(HashSet::new()),
             unread: Mutex::new(HashMap::new()),
             adopting: Mutex::new(HashSet::new()),
+            refused: Refused::default(),
             changing: Mutex::new(()),
             expected: Mutex::new(HashMap::new()),
             decision: Mutex::new(None),

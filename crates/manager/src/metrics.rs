@@ -99,6 +99,11 @@ fn activity(registry: &mut Registry, host: &HostView) {
         ConstGauge::new(f64::from(host.waiting)),
     );
     registry.register(
+        "vmms_refused",
+        "VMMs that were refused at their start and run without Ballast",
+        ConstGauge::new(host.refused.len() as f64),
+    );
+    registry.register(
         "state",
         "Reclamation state: 0 high, 1 soft, 2 hard, 3 low",
         ConstGauge::new(host.state as u64 as f64),
@@ -358,6 +363,7 @@ mod tests {
             "overhead": 0, "peak_used": 0, "measured_used": 0, "measured_peak": 0,
             "state": "high", "thresholds": [], "overcommit": 0.0, "overcommit_peak": 0.0,
             "tax": 0.75, "vms": 1, "swap_reserved": 0, "swap_used": 0, "accel": "", "waiting": 3,
+            "refused": [{"pid": 9, "name": null, "size": null, "resident": 1, "why": "", "for_s": 0.0}],
             "manager_cpu_s": 2.5, "manager_rss": 110, "manager_locked": true,
             "nodes": [{"id": 1, "size": 9, "free": 111, "state": "hard", "missing": 112, "bound": 2}],
             "sharing": {"enabled": true, "shared": 101, "common": 102, "saved": 103,
@@ -401,6 +407,7 @@ mod tests {
         for line in [
             "ballast_sharing_enabled 1.0",
             "ballast_vms_waiting 3.0",
+            "ballast_vmms_refused 1.0",
             "ballast_node_free_bytes{node=\"1\"} 111",
             "ballast_node_missing_bytes{node=\"1\"} 112",
             "ballast_node_state{node=\"1\"} 2",

@@ -1,5 +1,6 @@
 //! Where shims arrive: the handshake with a VMM that has just mapped its guest's RAM, or that comes
-//! back after the manager was restarted, up to the moment its pages are in the pager's hands.
+//! back after the manager was restarted, up to the moment its pages are in the pager's hands. One that comes
+//! back to the manager that it had is `rejoin`'s.
 //!
 //! One thread accepts; each connection has a thread for the length of its handshake, so a shim that
 //! says nothing, or nonsense, keeps nobody else waiting.
@@ -32,6 +33,7 @@ use crate::handshakes::{Connections, Handshake, Handshakes};
 use crate::manager::Manager;
 use crate::numa;
 use crate::records::Record;
+use crate::rejoin::rejoin;
 use crate::swap;
 use crate::upgrade::since_boot_ms;
 use crate::vm::lock;
@@ -189,17 +191,13 @@ fn greet(
     place: Handshake,
     connections: &Connections,
 ) {
-    if let Err(why) = shake_hands(manager, &connection, peer, &place) {
+    if let Err(why) = shake_hands(manager, &connection, peer, &place, connections) {
         if place.made_room() {
             return tracing::debug!("a shim in process {} said nothing, and others came", peer.pid);
         }
         tracing::warn!("a shim in process {}: {why}", peer.pid);
         std::thread::sleep(REFUSED);
-        return;
     }
-    drop(place);
-    // What it says answers the pager, which reads it.
-    connections.keep(connection);
 }
 
 /// From the first words to a paged VM, or why it is none.
@@ -208,19 +206,35 @@ fn shake_hands(
     connection: &Arc<Connection>,
     peer: Peer,
     place: &Handshake,
+    connections: &Connections,
 ) -> Result<(), String> {
-    let (hello, fds) = first_words(connection)?;
+    let (hello, fds) = first_words(manager, connection, peer)?;
     if !place.has_spoken() {
         return Err("it spoke too late".to_owned());
     }
     let name = hello.vm.as_str().to_owned();
-    let known = expected(manager, &name, peer).map_err(|why| refuse(connection, why))?;
+    // It runs on without a manager, unless it comes again: then its pages stay in the pager's hands, or the next one's.
+    let turn_away = |why: String| {
+        if !hello.reconnect {
+            manager.refused.note(peer.pid, Some(&hello), &why);
+        }
+        refuse(connection, why)
+    };
+    let known = expected(manager, &name, peer).map_err(turn_away)?;
+    // Refused, it is a VM all the same: who announced it goes on with it.
+    let is_announced = known.is_some();
     let expected = match known {
         Some(expected) => expected,
-        None => manager.adopt(&hello, peer).map_err(|why| refuse(connection, why))?,
+        None if hello.reconnect => {
+            return rejoin(manager, connection, &hello, &fds, peer, connections)
+                .map_err(|why| refuse(connection, why));
+        }
+        None => manager.adopt(&hello, peer).map_err(turn_away)?,
     };
     match take_charge(manager, connection, &hello, fds, &expected, peer) {
         Ok(paged) => {
+            // What it says answers the pager, which reads it. Before anybody hears of it: it may come again at once.
+            connections.keep(peer.pid, connection.clone());
             if let Err(Ok(paged)) = expected.answer.send(Ok(paged)) {
                 if hello.reconnect {
                     paged.undo_take_over();
@@ -228,6 +242,7 @@ fn shake_hands(
                     // With what was reserved for it: nobody else has that any more.
                     paged.release();
                 }
+                connections.hang_up(peer.pid);
                 return Err("nobody waits for it any more".to_owned());
             }
             Ok(())
@@ -236,7 +251,7 @@ fn shake_hands(
             if !hello.reconnect {
                 manager.note_unpaged(&name, &why);
             }
-            let why = refuse(connection, why);
+            let why = if is_announced { refuse(connection, why) } else { turn_away(why) };
             let _ = expected.answer.send(Err(why.clone()));
             Err(why)
         }
@@ -270,7 +285,11 @@ fn expected(manager: &Manager, name: &str, peer: Peer) -> Result<Option<Expected
     }
 }
 
-fn first_words(connection: &Connection) -> Result<(Hello, Vec<OwnedFd>), String> {
+fn first_words(
+    manager: &Manager,
+    connection: &Connection,
+    peer: Peer,
+) -> Result<(Hello, Vec<OwnedFd>), String> {
     match connection.recv(Some(STEP)) {
         Ok((Message::Hello(hello), fds)) => Ok((hello, fds)),
         Ok((other, _)) => {
@@ -278,7 +297,9 @@ fn first_words(connection: &Connection) -> Result<(Hello, Vec<OwnedFd>), String>
         }
         // Without an answer it would take us for a manager that hangs, and end its VMM.
         Err(ConnectionError::Decode(e @ DecodeError::Version(_))) => {
-            Err(refuse(connection, e.to_string()))
+            let why = e.to_string();
+            manager.refused.note(peer.pid, None, &why);
+            Err(refuse(connection, why))
         }
         Err(e) => Err(e.to_string()),
     }
@@ -508,7 +529,8 @@ fn see_accesses(name: &str, ram: &GuestRam, pid: u32) {
     }
 }
 
-fn managed(connection: &Connection) -> Result<(), String> {
+/// Faults are served, and what the shim says from now on answers the pager.
+pub fn managed(connection: &Connection) -> Result<(), String> {
     connection.send(&Message::Managed, &[]).map_err(|e| e.to_string())
 }
 

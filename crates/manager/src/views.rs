@@ -70,6 +70,10 @@ pub fn host(manager: &Manager) -> HostView {
         tax: manager.tax().into(),
         vms: (vms.len() + waiting.len()) as u32,
         waiting: waiting.len() as u32,
+        refused: manager.refused.views(|pid| {
+            vms.iter().any(|vm| vm.process.pid() == pid)
+                || waiting.iter().any(|waits| waits.record.pid == pid)
+        }),
         swap_reserved: swap(&|p| p.swap_len()),
         swap_used: swap(&|p| p.memory().swap_used()),
         swap_locations: manager.swap.views(&vms),

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use ballast_api::{Accel, ErrorCode, Mode, RunState, VmChange, VmSpec, VmView};
 use support::evil::{self, Evil};
+use support::http::raw;
 use support::{Ballastd, MIB, refused_as, required};
 
 #[test]
@@ -172,4 +173,33 @@ async fn connections_that_say_nothing_keep_no_stranger_from_starting() {
     let begun = Instant::now();
     let _vmm = adopted(&ballastd, "quiet", 16).await;
     assert!(begun.elapsed() < Duration::from_secs(9), "it came in when they had timed out");
+}
+
+/// It takes its memory beside the budget: whoever looks sees that, for as long as it runs.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_vmm_that_is_refused_and_runs_on_is_seen() {
+    let Some(ballastd) = ballastd() else { return };
+    let socket = ballastd.run_dir().join("shim.sock");
+    let _vmm = adopted(&ballastd, "quiet", 16).await;
+    assert!(ballastd.host().await.refused.is_empty());
+    // Its name is another's.
+    let other = Evil::under_shim(&socket, "vm", "breaks off", 16);
+    let host = ballastd.host().await;
+    let [refused] = &host.refused[..] else { panic!("{:?}", host.refused) };
+    assert_eq!((refused.pid, refused.name.as_deref()), (other.child.id(), Some("vm")));
+    assert_eq!(refused.size, Some(16 * MIB));
+    assert!(refused.why.contains("runs already") && refused.resident >= 16 * MIB, "{refused:?}");
+    let gauge = || raw(&ballastd.run_dir().join("api.sock"), "GET", "/metrics", "").2;
+    assert!(gauge().contains("\nballast_vmms_refused 1.0\n"), "{}", gauge());
+    let listed = std::process::Command::new(support::cli())
+        .env("BALLAST_SOCKET", ballastd.run_dir().join("api.sock"))
+        .args(["vm", "ls"])
+        .output()
+        .unwrap();
+    let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+    let line = format!("vm (pid {}): runs without Ballast", other.child.id());
+    assert!(listed.contains(&line), "{listed}");
+    drop(other);
+    ballastd.eventually("it is forgotten", async || ballastd.host().await.refused.is_empty()).await;
+    assert_eq!(ballastd.host().await.vms, 1);
 }

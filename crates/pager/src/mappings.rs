@@ -42,7 +42,7 @@ pub enum RemapError {
     Stopped { done: usize, errno: i32 },
     /// Whether any was made is not known, now and until `settled` says so.
     Unanswered,
-    /// There is nobody any more who could.
+    /// There is nobody any more who could. Whether any was made is not known either.
     Gone,
 }
 
@@ -50,7 +50,8 @@ pub enum RemapError {
 pub trait Remapper: Send {
     /// Makes changes in order.
     fn remap(&mut self, changes: &[Change], files: &[BorrowedFd<'_>]) -> Result<(), RemapError>;
-    /// Whether nothing that was asked for is under way any more.
+    /// Whether nothing that was asked for is under way any more. No for good, where the way was lost before that could
+    /// be known: then another takes its place ([`Mappings::reconnect`]).
     fn settled(&mut self) -> bool;
     /// The most changes of one call.
     fn most(&self) -> usize;
@@ -168,7 +169,23 @@ impl Mappings {
         self.connected.store(true, Ordering::Release);
         Ok(())
     }
-    /// Whether mappings can be changed: not before `connect`, and not when the way to the shim is lost. Waits
+    /// The way to the shim leads over `remapper` from now on: the former was lost, and nothing that was asked for over it
+    /// is under way any more. `greet` is called before anything is asked for; after an error of it all is as it was.
+    /// Waits for a change that is under way. False: there was no way before, and there is none now.
+    pub fn reconnect<E>(
+        &self,
+        remapper: Box<dyn Remapper>,
+        greet: impl FnOnce() -> Result<(), E>,
+    ) -> Result<bool, E> {
+        let mut link = lock(&self.link);
+        greet()?;
+        let Some(link) = link.as_mut() else { return Ok(false) };
+        link.remapper = remapper;
+        // Under the lock: who finds that this one is lost, too, says so afterwards.
+        self.connected.store(true, Ordering::Release);
+        Ok(true)
+    }
+    /// Whether mappings can be changed: not before `connect`, and not while the way to the shim is lost. Waits
     /// for nobody.
     pub fn is_connected(&self) -> bool {
         self.connected.load(Ordering::Acquire)
@@ -394,6 +411,44 @@ mod tests {
         assert_eq!(mappings.remap(layout, &[run]), (0, Err(MemError::Gone)));
         assert!(!mappings.is_connected());
         assert_eq!(mappings.places(layout, &[Ppn(0)]), Ok(vec![Ok(Place::Home)]));
+    }
+
+    /// One that was lost in the midst of a change.
+    struct Cut;
+
+    impl Remapper for Cut {
+        fn remap(&mut self, _: &[Change], _: &[BorrowedFd<'_>]) -> Result<(), RemapError> {
+            Err(RemapError::Gone)
+        }
+        fn settled(&mut self) -> bool {
+            false
+        }
+        fn most(&self) -> usize {
+            1
+        }
+    }
+
+    #[test]
+    fn a_way_that_was_lost_is_replaced_and_only_then_is_it_known_where_pages_are() {
+        let mappings = Mappings::default();
+        let part = RamPart { base: HostAddr(1 << 20), len: Pages(8), file_offset: 0 };
+        let layout = &RamLayout::from(part);
+        let run = Remap { first: Ppn(0), n: 1, to: Place::Home };
+        // Where there was none there is none.
+        let again = mappings.reconnect(Box::new(Lost), || Ok::<(), ()>(()));
+        assert_eq!((again, mappings.is_connected()), (Ok(false), false));
+        mappings.connect(Box::new(Cut), std::process::id(), vec![(0, 0)]).unwrap();
+        assert_eq!(mappings.remap(layout, &[run]), (0, Err(MemError::Gone)));
+        assert_eq!(mappings.places(layout, &[Ppn(0)]), Err(MemError::Unanswered));
+        // Who does not hear that he is let in is not.
+        assert_eq!(mappings.reconnect(Box::new(Lost), || Err("deaf")), Err("deaf"));
+        assert!(!mappings.is_connected());
+        assert_eq!(mappings.places(layout, &[Ppn(0)]), Err(MemError::Unanswered));
+        let again = mappings.reconnect(Box::new(Lost), || Ok::<(), ()>(()));
+        assert_eq!((again, mappings.is_connected()), (Ok(true), true));
+        assert!(matches!(mappings.places(layout, &[Ppn(0)]).as_deref(), Ok([_])));
+        assert_eq!(mappings.remap(layout, &[run]), (0, Err(MemError::Gone)));
+        assert!(!mappings.is_connected());
     }
 
     #[test]

@@ -107,39 +107,44 @@ fn a_guest_whose_memory_ends_gets_no_more_than_there_is() {
     assert!((0..18).all(|p| vm.access(p, None) == p + 1));
 }
 
+/// Four regions in a row.
+fn filling_large() -> Vm {
+    let mut vm = Vm::with_large_around(PAGES, 200, REGION, 40, AROUND);
+    for region in 0..4 {
+        assert!(!vm.memory.runs_ahead(), "at {region}");
+        vm.access(region * REGION + 3, Some(10 + region));
+    }
+    assert!(vm.memory.runs_ahead());
+    vm
+}
+
 #[test]
 fn large_pages_come_one_at_a_time() {
-    let mut vm = Vm::with_large_around(PAGES, 200, REGION, 40, AROUND);
-    vm.access(3, Some(13));
-    assert!(!vm.memory.runs_ahead());
-    vm.access(REGION + 1, Some(19));
+    let mut vm = filling_large();
     vm.memory.run_ahead().unwrap();
-    assert_eq!(vm.memory.charged(), Pages(3 * REGION));
-    assert_eq!(vm.memory.regions().whole(), Pages(3 * REGION));
-    run_ahead(&vm);
-    assert_eq!(vm.memory.regions().whole(), Pages(4 * REGION));
+    assert_eq!(vm.memory.charged(), Pages(5 * REGION));
+    assert_eq!(vm.memory.regions().whole(), Pages(5 * REGION));
     vm.check();
-    assert_eq!((vm.access(3, None), vm.access(REGION + 1, None)), (13, 19));
-    // A region of which the guest has something is left as it is.
+    assert_eq!((vm.access(3, None), vm.access(3 * REGION + 3, None)), (10, 13));
+    // A region of which the guest has something is left as it is, but for what is around a touch.
     vm.host.set_plenty(Pages(200));
-    vm.access(4 * REGION, Some(1));
-    vm.access(5 * REGION, Some(2));
+    vm.access(6 * REGION, Some(1));
     vm.host.set_plenty(Pages(40));
     run_ahead(&vm);
-    assert_eq!(vm.memory.regions().whole(), Pages(4 * REGION));
+    let whole = vm.memory.regions().whole();
+    vm.access(6 * REGION + 4, Some(2));
+    run_ahead(&vm);
+    assert_eq!(vm.memory.regions().whole(), whole);
+    assert_eq!((vm.access(6 * REGION, None), vm.access(6 * REGION + 4, None)), (1, 2));
     vm.check();
 }
 
 #[test]
 fn a_crash_at_any_call_loses_nothing() {
     let small: fn() -> Vm = filling;
-    let large = || {
-        let mut vm = Vm::with_large_around(PAGES, 200, REGION, 40, AROUND);
-        vm.access(3, Some(10));
-        vm.access(REGION + 4, Some(14));
-        vm
-    };
-    for (make, at) in [(small, [0, 4]), (large as fn() -> Vm, [3, REGION + 4])] {
+    let small = (small, [0, 4], [10, 14]);
+    let large = (filling_large as fn() -> Vm, [3, REGION + 3], [10, 11]);
+    for (make, at, wrote) in [small, large] {
         for after in [false, true] {
             for call in 0.. {
                 let mut vm = make();
@@ -154,11 +159,11 @@ fn a_crash_at_any_call_loses_nothing() {
                 vm.take_over().unwrap();
                 vm.check();
                 vm.memory.check_quiet().unwrap();
-                assert_eq!(at.map(|p| vm.access(p, None)), [10, 14], "{what}");
-                for p in 16..PAGES {
+                assert_eq!(at.map(|p| vm.access(p, None)), wrote, "{what}");
+                for p in 32..PAGES {
                     vm.access(p, Some(100 + p));
                 }
-                assert!((16..PAGES).all(|p| vm.access(p, None) == 100 + p), "{what}");
+                assert!((32..PAGES).all(|p| vm.access(p, None) == 100 + p), "{what}");
                 vm.check();
                 if !died {
                     assert!(call > 0);

@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ballast_pager::mappings::{Mappings, View};
+use ballast_pager::mappings::{Mappings, Remapper, View};
 use ballast_pager::memory::MOVING;
 use ballast_pager::service::{Health, PagedVm};
 use ballast_pager::sharing::Domain;
@@ -25,6 +25,7 @@ use ballast_pager::sharing::examine::{Examiner, Marking};
 use ballast_pager::word::State;
 use ballast_units::{HostAddr, PAGE_SIZE, Pages, Ppn};
 use manager::{Manager, ROOM, SIZE, settings};
+use remapper::{Breaking, Lost};
 use vmm::{Cell, Guest, Random, Vmm, again, alone, inherited, soak_seconds, wait_for};
 
 const THREADS: u64 = 2;
@@ -380,6 +381,41 @@ fn guests_that_write_verify_and_give_up_the_same_pages_lose_nothing() {
     let c: Vec<_> = manager.vms.iter().map(|vm| vm.memory().counters.values()).collect();
     assert!(c.iter().all(|c| c.shares > 1000 && c.breaks > 100 && c.homed > 100), "{c:?}");
     finish(manager, &vmms, "torture");
+}
+
+/// The way to a VMM is lost in the midst of a change, again and again, and the same manager finds it again.
+#[test]
+fn ways_to_a_vmm_that_break_off_and_are_found_again_lose_no_page() {
+    let Some(_alone) = alone() else { return };
+    let (dir, vmms) = vmms("torture", 2);
+    let manager = Manager::start(&vmms, dir.path(), SIZE);
+    let lead = |vm: &PagedVm, way: Box<dyn Remapper>| {
+        assert_eq!(vm.reconnect(way, || Ok::<(), ()>(())), Ok(true));
+    };
+    let way = |vmm: &Vmm, changes| Box::new(Breaking::new(vmm.link.try_clone().unwrap(), changes));
+    let is_lost = |vm: &PagedVm| !vm.memory().backend().mappings().is_connected();
+    let mut random = Random(0xb20c);
+    for vm in &manager.vms {
+        lead(vm, Box::new(Lost));
+    }
+    for round in 0..40 {
+        for (vm, vmm) in manager.vms.iter().zip(&vmms) {
+            lead(vm, way(vmm, random.below(40)));
+        }
+        let all_lost = || manager.vms.iter().all(is_lost);
+        manager.drive(&vmms, Duration::from_secs(60), all_lost);
+        assert!(all_lost(), "round {round}: nothing is mapped");
+        let errors = vmms.iter().map(|vmm| vmm.board.get(Cell::Errors)).sum::<u64>();
+        assert_eq!(errors, 0, "memory was corrupted, round {round}");
+    }
+    for (vm, vmm) in manager.vms.iter().zip(&vmms) {
+        lead(vm, way(vmm, u64::MAX));
+    }
+    let shares = || manager.vms.iter().map(|vm| vm.memory().counters.values().shares).sum::<u64>();
+    let before = shares();
+    manager.drive(&vmms, Duration::from_secs(60), || shares() > before + 1000);
+    assert!(shares() > before + 1000, "pages are shared no more");
+    finish(manager, &vmms, "found again");
 }
 
 #[test]

@@ -4,7 +4,7 @@ use ballast_api::{HostChange, HostView, JournalView, LocationState};
 use super::Output;
 use super::show::compression;
 use crate::args::HostSetArgs;
-use crate::failure::Failure;
+use crate::failure::{Failure, one_line};
 use crate::figures::{age, frequency, pages_rate, percent, size, vms};
 use crate::table::{self, columns, section};
 
@@ -64,6 +64,7 @@ fn summary(h: &HostView) -> String {
     text += "\nstates of free memory\n";
     text += &thresholds(h);
     text += &nodes(h);
+    text += &refused(h);
     let c = &h.counters;
     text += "\n";
     text += &section(
@@ -151,6 +152,35 @@ fn nodes(h: &HostView) -> String {
         rows,
     );
     format!("\nNUMA nodes\n{table}")
+}
+
+fn refused(h: &HostView) -> String {
+    if h.refused.is_empty() {
+        return String::new();
+    }
+    let unknown = || "-".to_owned();
+    let rows = h.refused.iter().map(|one| {
+        vec![
+            format!("  {}", one.name.clone().unwrap_or_else(unknown)),
+            one.pid.to_string(),
+            one.size.map_or_else(unknown, size),
+            size(one.resident),
+            age(one.for_s),
+            one_line(&one.why),
+        ]
+    });
+    let table = columns(
+        &[
+            ("  NAME", false),
+            ("PID", true),
+            ("SIZE", true),
+            ("RESIDENT", true),
+            ("SINCE", true),
+            ("WHY", false),
+        ],
+        rows,
+    );
+    format!("\nVMMs that were refused, and run beside the budget\n{table}")
 }
 
 fn locations(h: &HostView) -> String {

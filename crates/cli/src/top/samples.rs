@@ -43,6 +43,7 @@ pub fn host() -> HostView {
         tax: 0.75,
         vms: 3,
         waiting: 0,
+        refused: Vec::new(),
         swap_reserved: 512 * MIB,
         swap_used: 40 * MIB,
         swap_locations: Vec::new(),

@@ -370,6 +370,11 @@ fn host() -> HostView {
         "thresholds": [threshold("high", 4, 6), threshold("soft", 2, 4),
                        threshold("hard", 1, 2), threshold("low", 0, 0)],
         "overcommit": 2.0, "overcommit_peak": 2.1, "tax": 0.75, "vms": 4,
+        "refused": [
+            {"pid": 815, "name": "stray", "size": 96 * MIB, "resident": 80 * MIB,
+             "why": "a VM named 'stray' runs already", "for_s": 192.0},
+            {"pid": 816, "name": null, "size": null, "resident": 12 * MIB,
+             "why": "version 9 of the protocol", "for_s": 3.0}],
         "swap_reserved": 512 * MIB, "swap_used": 40 * MIB,
         "swap_locations": [
             {"path": "/ssd/ballast", "priority": 10, "state": "failed", "reserved": 384 * MIB,

@@ -43,16 +43,35 @@ pub struct Evil {
 impl Evil {
     /// Starts one; returns when it is managed and has filled its memory.
     pub fn start(shim_socket: &Path, name: &str, role: &str, mib: u64) -> Evil {
-        let mut child = Command::new(std::env::current_exe().unwrap())
+        Evil::spawn(&mut Evil::command(shim_socket, name, role, mib), role)
+    }
+
+    /// The same under the shim, which speaks for it.
+    pub fn under_shim(shim_socket: &Path, name: &str, role: &str, mib: u64) -> Evil {
+        let mut command = Evil::command(shim_socket, name, role, mib);
+        command
+            .env("LD_PRELOAD", super::shim())
+            .env("BALLAST_VM", name)
+            .env("BALLAST_SHIM_SOCKET", shim_socket)
+            .env("BALLAST_RAM_SIZE", (mib << 20).to_string());
+        Evil::spawn(&mut command, role)
+    }
+
+    fn command(shim_socket: &Path, name: &str, role: &str, mib: u64) -> Command {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command
             .args(["--exact", "evil_process", "--ignored", "--nocapture", "--test-threads=1"])
             .env("EVIL_SOCKET", shim_socket)
             .env("EVIL_NAME", name)
             .env("EVIL_ROLE", role)
             .env("EVIL_MIB", mib.to_string())
             .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+            .stdout(Stdio::piped());
+        command
+    }
+
+    fn spawn(command: &mut Command, role: &str) -> Evil {
+        let mut child = command.spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let filled = lines.any(|line| line.is_ok_and(|line| line.contains("filled")));
         assert!(filled, "{role}: it has not come so far");
@@ -81,6 +100,9 @@ pub fn play() {
             (0..8).map(|_| Connection::connect(Path::new(&of("EVIL_SOCKET")))).collect();
         println!("filled");
         std::thread::sleep(Duration::from_secs(3600));
+    }
+    if role == "breaks off" {
+        break_off_under_shim(len);
     }
     let ram = memfd(len);
     let base = map(&ram, len);
@@ -147,6 +169,87 @@ fn announce(socket: &str, name: &str, case: &str) -> ! {
     std::process::exit(1);
 }
 
+/// How often one that "breaks off" does so.
+pub const BREAKS: usize = 16;
+
+/// Not evil at all: has the shim speak for it, writes pages that are alike, and sees that they stay as they were
+/// written. Once they are shared, it breaks the shim's conversation off, some times. Ends with 1 if a page is not what
+/// it was.
+fn break_off_under_shim(len: u64) -> ! {
+    let ram = memfd(len);
+    let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
+    let fd = std::os::fd::AsRawFd::as_raw_fd(&ram);
+    // SAFETY: a new mapping at an address of the kernel's choice, never unmapped. Not rustix's mmap, which is none that
+    // the shim could see.
+    let base = unsafe { libc::mmap(std::ptr::null_mut(), len as usize, prot, flags, fd, 0) };
+    assert_ne!(base, libc::MAP_FAILED);
+    let word = |page: usize, i: usize| {
+        // SAFETY: inside the mapping, which this thread alone uses.
+        unsafe { base.cast::<u64>().add(page * PAGE_SIZE / 8 + i) }
+    };
+    let words = PAGE_SIZE / 8;
+    let write = |page: usize, kind: u64| {
+        // SAFETY: as above.
+        (0..words).for_each(|i| unsafe { word(page, i).write_volatile(kind) });
+    };
+    let is = |page: usize, kind: u64| {
+        // SAFETY: as above.
+        (0..words).all(|i| unsafe { word(page, i).read_volatile() } == kind)
+    };
+    let mut kinds = vec![0u64; len as usize / PAGE_SIZE];
+    let mut state = 88_172_645_463_325_252u64;
+    let mut random = |below: u64| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state % below
+    };
+    let mut left = BREAKS;
+    for round in 0u64.. {
+        for (page, kind) in kinds.iter_mut().enumerate() {
+            if round == 0 || random(4) == 0 {
+                *kind = 1 + random(7);
+                write(page, *kind);
+            }
+        }
+        if round == 0 {
+            println!("filled");
+        }
+        // In the midst of what the manager makes of that, wherever it is.
+        std::thread::sleep(Duration::from_millis(random(200)));
+        if left > 0 && is_sharing() && break_off() {
+            left -= 1;
+        }
+        std::thread::sleep(Duration::from_millis(400));
+        for (page, kind) in kinds.iter().enumerate() {
+            if !is(page, *kind) {
+                eprintln!("page {page} is not of kind {kind} in round {round}");
+                std::process::exit(1);
+            }
+        }
+    }
+    unreachable!("rounds have no end")
+}
+
+/// Whether pages of a store are mapped.
+fn is_sharing() -> bool {
+    std::fs::read_to_string("/proc/self/maps").is_ok_and(|maps| maps.contains(".pages"))
+}
+
+/// Both ends of the shim's conversation hear that it is over. Answers whether there was one.
+fn break_off() -> bool {
+    let fds = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+    let is_socket = |path: &Path| {
+        std::fs::read_link(path).is_ok_and(|to| to.to_string_lossy().starts_with("socket:"))
+    };
+    let number = |path: &Path| path.file_name()?.to_str()?.parse::<i32>().ok();
+    let paths = fds.map(|entry| entry.path()).filter(|path| is_socket(path));
+    // The first ones are the test's.
+    let own = paths.filter_map(|path| number(&path)).filter(|fd| *fd > 2);
+    // SAFETY: no memory is involved.
+    own.filter(|fd| unsafe { libc::shutdown(*fd, libc::SHUT_RDWR) } == 0).count() > 0
+}
+
 fn map(ram: &OwnedFd, len: u64) -> *mut u8 {
     let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
     // SAFETY: a new mapping at an address of the kernel's choice, never unmapped by anyone else.
@@ -185,17 +288,45 @@ fn act(role: &str, connection: Connection, ram: &OwnedFd, uffd: &Uffd, base: *mu
             let answer = Message::BatchDone { id: batch.id, done, errno: 0 };
             let _ = connection.send(&answer, &[]);
         },
-        "nonsense" => loop {
-            let Ok((Message::Batch(batch), _)) = connection.recv(None) else { continue };
-            let wrong = [
-                Message::BatchDone { id: batch.id ^ 1, done: 1, errno: 0 },
-                Message::BatchDone { id: batch.id, done: u32::MAX, errno: -7 },
-                Message::Failed { step: ballast_shim_proto::Step::Register, errno: 0 },
-            ];
-            for answer in &wrong {
-                let _ = connection.send(answer, &[]);
+        // And comes again whenever it is hung up on.
+        "nonsense" => {
+            let mut connection = connection;
+            loop {
+                let batch = match connection.recv(None) {
+                    Ok((Message::Batch(batch), _)) => batch,
+                    Ok(_) => continue,
+                    Err(_) => {
+                        connection = come_again(ram, uffd, base, len);
+                        continue;
+                    }
+                };
+                let wrong = [
+                    Message::BatchDone { id: batch.id ^ 1, done: 1, errno: 0 },
+                    Message::BatchDone { id: batch.id, done: u32::MAX, errno: -7 },
+                    Message::Failed { step: ballast_shim_proto::Step::Register, errno: 0 },
+                ];
+                for answer in &wrong {
+                    let _ = connection.send(answer, &[]);
+                }
             }
-        },
+        }
+        // Comes again as what it is not, and then as what it is.
+        "moves" => {
+            drop(connection);
+            let socket = std::env::var("EVIL_SOCKET").unwrap();
+            let name = std::env::var("EVIL_NAME").unwrap();
+            let other = memfd(len);
+            for (at, file, why) in [
+                (base as u64 + PAGE_SIZE as u64, ram, "not where it was"),
+                (base as u64, &other, "another than before"),
+            ] {
+                let good = Hello { parts: vec![part(at, len)], ..hello(&name, len) };
+                let again = Message::Hello(Hello { reconnect: true, ..good });
+                let said = say(Path::new(&socket), &again, &[file.as_fd(), uffd.as_fd()]).unwrap();
+                assert!(said.contains(why), "{said}");
+            }
+            stay(come_again(ram, uffd, base, len), ram, uffd, base, len)
+        }
         // Asks every next manager to take it over, and hears no answer.
         "deaf" => {
             let socket = std::env::var("EVIL_SOCKET").unwrap();
@@ -247,20 +378,25 @@ fn act(role: &str, connection: Connection, ram: &OwnedFd, uffd: &Uffd, base: *mu
 }
 
 fn stay(mut connection: Connection, ram: &OwnedFd, uffd: &Uffd, base: *mut u8, len: u64) -> ! {
+    loop {
+        while connection.recv(None).is_ok() {}
+        connection = come_again(ram, uffd, base, len);
+    }
+}
+
+/// Asks to be let in again until it is.
+fn come_again(ram: &OwnedFd, uffd: &Uffd, base: *mut u8, len: u64) -> Connection {
     let socket = std::env::var("EVIL_SOCKET").unwrap();
     let name = std::env::var("EVIL_NAME").unwrap();
     let good = Hello { parts: vec![part(base as u64, len)], ..hello(&name, len) };
     let again = Message::Hello(Hello { reconnect: true, ..good });
     loop {
-        while connection.recv(None).is_ok() {}
-        connection = loop {
-            std::thread::sleep(Duration::from_millis(50));
-            let Ok(next) = Connection::connect(Path::new(&socket)) else { continue };
-            let asked = next.send(&again, &[ram.as_fd(), uffd.as_fd()]);
-            if asked.is_ok() && matches!(next.recv(PATIENT), Ok((Message::Managed, _))) {
-                break next;
-            }
-        };
+        std::thread::sleep(Duration::from_millis(50));
+        let Ok(next) = Connection::connect(Path::new(&socket)) else { continue };
+        let asked = next.send(&again, &[ram.as_fd(), uffd.as_fd()]);
+        if asked.is_ok() && matches!(next.recv(PATIENT), Ok((Message::Managed, _))) {
+            return next;
+        }
     }
 }
 

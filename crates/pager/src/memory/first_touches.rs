@@ -16,6 +16,9 @@ use crate::sync::{AtomicBool, Mutex, Ordering, lock};
 const NEAR: u64 = 4;
 /// The most that comes unasked after one fault, pages: 2 MiB.
 const MOST: u64 = 512;
+/// So many large pages must have been touched one after the other before one comes unasked: it takes long, and all of
+/// it is in vain where a row ends.
+const LARGE: u64 = 4;
 /// Rows that are known at a time.
 const ROWS: usize = 4;
 
@@ -90,7 +93,9 @@ impl FirstTouches {
             Some((at, down)) => {
                 let (start, end) = (rows[at].start.min(run.start), rows[at].end.max(run.end));
                 let rest = if down { run.start - around } else { above };
-                let ahead = (end - start).min(MOST).max(rest);
+                let large = run.end - run.start > self.around;
+                let in_row = !large || end - start >= LARGE * (run.end - run.start);
+                let ahead = if in_row { (end - start).min(MOST).max(rest) } else { 0 };
                 (at, Row { start, end, ahead, down, below: 0 })
             }
             None => {
@@ -245,6 +250,21 @@ mod tests {
         let mut guest = Guest::new(1);
         (0..64).for_each(|page| guest.touch(page, usize::MAX));
         assert_eq!((guest.faults.len(), guest.unasked), (64, 0));
+    }
+
+    #[test]
+    fn large_pages_come_unasked_after_four_in_a_row() {
+        let touches = FirstTouches::new(16);
+        let regions: Vec<bool> = (0..6)
+            .map(|region| {
+                touches.touched(&(region * 512..(region + 1) * 512));
+                touches.has_ahead()
+            })
+            .collect();
+        assert_eq!(regions, [false, false, false, true, true, true]);
+        assert_eq!(touches.ahead(), Some(Ahead { pages: 3072..3088, down: false }));
+        touches.went(&(3072..3584));
+        assert!(!touches.has_ahead());
     }
 
     #[test]

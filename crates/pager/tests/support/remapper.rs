@@ -1,6 +1,8 @@
 //! What the shim does, in the tests' own VMM: its mappings are changed by a thread that the manager
 //! tells over a socket what to do. Both sides.
 
+#![allow(dead_code, reason = "each test file uses its own part of this module")]
+
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -105,6 +107,60 @@ impl Remapper for Link {
             None => true,
             Some(id) => self.answer(id, Duration::ZERO) != Err(RemapError::Unanswered),
         }
+    }
+
+    fn most(&self) -> usize {
+        MOST
+    }
+}
+
+/// Nobody answers any more: what came of the last change is not known.
+pub struct Lost;
+
+impl Remapper for Lost {
+    fn remap(&mut self, _: &[Change], _: &[BorrowedFd<'_>]) -> Result<(), RemapError> {
+        Err(RemapError::Gone)
+    }
+    fn settled(&mut self) -> bool {
+        false
+    }
+    fn most(&self) -> usize {
+        MOST
+    }
+}
+
+/// A way that is lost in the midst of a change, when so many have been made.
+pub struct Breaking {
+    link: Link,
+    left: u64,
+    lost: bool,
+}
+
+impl Breaking {
+    /// Waits until what was asked for over a former one is done. Nobody else may read what comes from the socket.
+    pub fn new(socket: OwnedFd, left: u64) -> Breaking {
+        Breaking { link: Link::new(socket, Duration::from_millis(200)), left, lost: false }
+    }
+}
+
+impl Remapper for Breaking {
+    fn remap(&mut self, changes: &[Change], files: &[BorrowedFd<'_>]) -> Result<(), RemapError> {
+        if self.lost {
+            return Err(RemapError::Gone);
+        }
+        if self.left == 0 {
+            // It is begun, or done, or neither.
+            self.lost = true;
+            self.link.patience = Duration::ZERO;
+            let _ = self.link.remap(changes, files);
+            return Err(RemapError::Gone);
+        }
+        self.left -= 1;
+        self.link.remap(changes, files)
+    }
+
+    fn settled(&mut self) -> bool {
+        !self.lost && self.link.settled()
     }
 
     fn most(&self) -> usize {

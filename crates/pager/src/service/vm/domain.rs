@@ -9,7 +9,7 @@ use super::super::priority::Urgency;
 use super::super::share::ShareService;
 use super::{PagedVm, StartError};
 use crate::guest_ram::GuestRam;
-use crate::mappings::Mappings;
+use crate::mappings::{Mappings, Remapper};
 use crate::sharing::Domain;
 use crate::sharing::control::Control;
 
@@ -40,6 +40,18 @@ impl PagedVm {
         }
         let service = ShareService::new(self.shared.clone(), control, seed);
         self.spawn("share", Urgency::Nobody, move || service.run())
+    }
+
+    /// Its shim has come again: see [`Mappings::reconnect`], whose answer this is. What was under way when it was lost is
+    /// looked up and finished, or taken back, by the share thread, as after a manager's death.
+    pub fn reconnect<E>(
+        &self,
+        remapper: Box<dyn Remapper>,
+        greet: impl FnOnce() -> Result<(), E>,
+    ) -> Result<bool, E> {
+        let again = self.memory().backend().mappings().reconnect(remapper, greet)?;
+        self.shared.signal_share();
+        Ok(again)
     }
 
     /// See `Memory::shared_part`.
