@@ -61,7 +61,6 @@ async fn join(manager: &Arc<Manager>, vm: &Arc<Vm>, qmp: Qmp) -> Result<Monitor,
     if let Err(e) = monitor.enable_guest_stats(1).await {
         tracing::warn!(vm = vm.name, "guest statistics: {e}");
     }
-    let was_led = vm.was_led.swap(true, Ordering::Relaxed);
     if let Ok(left) = monitor.query_balloon().await {
         let holds = vm.boot.saturating_sub(left.pages());
         let unplugged = hotplug_loop::look(vm, &monitor).await.map(|look| look.less);
@@ -71,15 +70,16 @@ async fn join(manager: &Arc<Manager>, vm: &Arc<Vm>, qmp: Qmp) -> Result<Monitor,
         let mut balloon = lock(&vm.balloon);
         balloon.commanded = holds;
         // Later on the goal in force is the policy's.
-        if !was_led {
+        if !vm.was_led.swap(true, Ordering::Relaxed) {
             balloon.goal = holds + unplugged;
         }
     }
+    let heard = vm.run_events();
     match monitor.query_status().await {
         // Paused before we listened: a former manager was told, or nobody.
-        Ok(status) if status.status == "paused" => vm.set_run_state(RunState::Paused),
+        Ok(status) if status.status == "paused" => vm.was_found(RunState::Paused, heard),
         // And it may have gone on unheard.
-        Ok(status) if status.running => vm.set_run_state(RunState::Running),
+        Ok(status) if status.running => vm.was_found(RunState::Running, heard),
         _ => vm.has_started(),
     }
     vm.set_monitor(Some(monitor.clone()));

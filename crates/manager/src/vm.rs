@@ -262,6 +262,8 @@ pub struct Vm {
     /// How often that was so.
     pub freezes: AtomicU32,
     events: Mutex<Option<JoinHandle<()>>>,
+    /// Changed under the lock of `run_state`.
+    run_events: AtomicU64,
     /// The task that keeps its QMP in reach. None: nobody has told where that is. Whoever makes another one holds this
     /// meanwhile.
     pub keeper: tokio::sync::Mutex<Option<JoinHandle<()>>>,
@@ -356,6 +358,7 @@ impl Vm {
             frozen: Mutex::new(false),
             freezes: AtomicU32::new(0),
             events: Mutex::new(None),
+            run_events: AtomicU64::new(0),
             keeper: tokio::sync::Mutex::new(None),
             was_led: AtomicBool::new(false),
             share_rates: Rates::default(),
@@ -390,8 +393,8 @@ impl Vm {
                 self.driver_alive.store(true, Ordering::Relaxed);
                 self.stir();
             }
-            "STOP" => self.set_run_state(RunState::Paused),
-            "RESUME" => self.set_run_state(RunState::Running),
+            "STOP" => self.heard(RunState::Paused),
+            "RESUME" => self.heard(RunState::Running),
             "SHUTDOWN" if event.data["reason"] == "guest-reset" => {
                 self.rebooting.store(true, Ordering::Relaxed);
             }
@@ -435,11 +438,31 @@ impl Vm {
     }
     /// A VM that is stopping or stopped does not come back to running.
     pub fn set_run_state(&self, state: RunState) {
-        let mut now = lock(&self.run_state);
+        Vm::change(&mut lock(&self.run_state), state);
+    }
+    fn change(now: &mut RunState, state: RunState) {
         let final_now = matches!(*now, RunState::Stopping | RunState::Stopped);
         let final_next = matches!(state, RunState::Stopping | RunState::Stopped);
         if !final_now || final_next {
             *now = state;
+        }
+    }
+    /// Its VMM has told of it, unasked.
+    fn heard(&self, state: RunState) {
+        let mut now = lock(&self.run_state);
+        self.run_events.fetch_add(1, Ordering::Relaxed);
+        Vm::change(&mut now, state);
+    }
+    /// How often its VMM has told unasked that it was paused, or goes on.
+    pub fn run_events(&self) -> u64 {
+        self.run_events.load(Ordering::Relaxed)
+    }
+    /// Its VMM has answered so to a question that was asked when it had told of `heard` changes. What it has told since is
+    /// newer, or the same.
+    pub fn was_found(&self, state: RunState, heard: u64) {
+        let mut now = lock(&self.run_state);
+        if self.run_events() == heard {
+            Vm::change(&mut now, state);
         }
     }
     /// From starting to running; a VM that was found paused stays so.

@@ -9,6 +9,7 @@ use ballast_pager::backend::{Errno, MemError};
 use ballast_pager::word::State;
 use ballast_units::{Pages, Ppn};
 use support::CrashAt;
+use support::site::Site;
 use support::vm::Vm;
 
 const PAGES: u64 = 64;
@@ -93,6 +94,55 @@ fn nothing_comes_unasked_where_memory_is_not_plentiful() {
         assert_eq!(vm.memory.charged(), Pages(8), "low: {low}, plenty: {plenty}");
         vm.check();
     }
+}
+
+#[test]
+fn nothing_comes_unasked_beyond_what_the_policy_grants() {
+    let mut vm = filling();
+    vm.memory.set_target(Pages(11));
+    run_ahead(&vm);
+    assert_eq!(vm.memory.charged(), Pages(8));
+    vm.memory.set_target(Pages(12));
+    vm.access(8, Some(1));
+    run_ahead(&vm);
+    assert_eq!(vm.memory.charged(), Pages(12));
+    vm.check();
+}
+
+/// As a migration does, of a guest that has filled four regions.
+#[test]
+fn who_reads_all_memory_in_order_has_none_of_it_made() {
+    let site = Site::new(1000, 1);
+    let mut vm = Vm::at_with_large(&site, 4 * PAGES, REGION, AROUND);
+    for region in 0..4 {
+        vm.access(region * REGION + 3, Some(10 + region));
+    }
+    run_ahead(&vm);
+    let whole = vm.memory.regions().whole();
+    assert_eq!(whole, Pages(8 * REGION));
+    for p in whole.0..4 * PAGES {
+        assert_eq!(vm.access(p, None), 0);
+        run_ahead(&vm);
+    }
+    // The first that is read is; what follows is read as zeros.
+    assert!(vm.memory.regions().whole() <= whole + Pages(REGION));
+}
+
+#[test]
+fn what_the_guest_gave_up_does_not_come_unasked() {
+    let mut vm = Vm::with_large_around(PAGES, 200, REGION, 40, AROUND);
+    vm.access(4 * REGION, Some(7));
+    vm.ram.0.vmm_punch(4 * REGION, REGION);
+    vm.ram.0.announce(4 * REGION, REGION);
+    vm.pump().unwrap();
+    assert_eq!(vm.state(4 * REGION), State::Ballooned);
+    for region in 0..4 {
+        vm.access(region * REGION, Some(1));
+    }
+    assert!(vm.memory.runs_ahead());
+    run_ahead(&vm);
+    assert_eq!(vm.memory.charged(), Pages(4 * REGION));
+    vm.check();
 }
 
 #[test]

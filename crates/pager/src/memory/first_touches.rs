@@ -41,6 +41,25 @@ impl Row {
         let down = run.end <= self.start && run.end + near > self.start;
         (self.start < self.end && (up || down)).then_some(down)
     }
+
+    /// Of what is to come unasked, the next `most` pages.
+    fn part(&self, most: u64) -> Option<Ahead> {
+        let down = self.down || self.ahead == 0;
+        let n = most.min(if self.ahead == 0 { self.below } else { self.ahead });
+        let pages =
+            if down { self.start.saturating_sub(n)..self.start } else { self.end..self.end + n };
+        (!pages.is_empty()).then_some(Ahead { pages, down })
+    }
+
+    /// The part that begins there has come, or what there was of it; or it is not to come.
+    fn settle(&mut self, came: Option<&Range<u64>>) {
+        let left = if self.ahead == 0 { &mut self.below } else { &mut self.ahead };
+        *left = came.map_or(0, |run| left.saturating_sub(run.end - run.start));
+        if let Some(run) = came {
+            self.start = self.start.min(run.start);
+            self.end = self.end.max(run.end);
+        }
+    }
 }
 
 /// What may come unasked next.
@@ -57,7 +76,7 @@ pub struct FirstTouches {
     around: u64,
     /// The one that was continued last comes first.
     rows: Mutex<[Row; ROWS]>,
-    /// Whether anything is to come unasked: of the first row.
+    /// Whether anything is to come unasked.
     has_ahead: AtomicBool,
 }
 
@@ -69,11 +88,19 @@ impl FirstTouches {
     }
 
     /// The aligned window around a page that is touched for the first time, of which what is untouched may come
-    /// with it.
+    /// with it: more where the guest is there before what was to come unasked.
     pub fn window(&self, ppn: Ppn) -> Range<u64> {
-        let near = self.around.min(NEAR);
-        let start = ppn.0 - ppn.0 % near;
-        start..start + near
+        let is_late = |row: &Row| {
+            let touch = ppn.0..ppn.0 + 1;
+            row.part(1).is_some() && row.continued_by(&touch, self.around).is_some()
+        };
+        let size = if self.has_ahead() && lock(&self.rows).iter().any(is_late) {
+            self.around
+        } else {
+            self.around.min(NEAR)
+        };
+        let start = ppn.0 - ppn.0 % size;
+        start..start + size
     }
 
     /// These came, for one of them was touched.
@@ -105,7 +132,12 @@ impl FirstTouches {
         };
         rows[..=at].rotate_right(1);
         rows[0] = row;
-        self.has_ahead.store(row.ahead + row.below > 0, Ordering::Relaxed);
+        self.note(&rows);
+    }
+
+    fn note(&self, rows: &[Row; ROWS]) {
+        let any = rows.iter().any(|row| row.part(1).is_some());
+        self.has_ahead.store(any, Ordering::Relaxed);
     }
 
     /// Whether `ahead` has something.
@@ -115,35 +147,35 @@ impl FirstTouches {
 
     /// What may come unasked next: a part that is soon there.
     pub fn ahead(&self) -> Option<Ahead> {
-        let row = lock(&self.rows)[0];
-        let down = row.down || row.ahead == 0;
-        let n = self.around.min(if row.ahead == 0 { row.below } else { row.ahead });
-        let pages =
-            if down { row.start.saturating_sub(n)..row.start } else { row.end..row.end + n };
-        (!pages.is_empty()).then_some(Ahead { pages, down })
+        let rows = lock(&self.rows);
+        let next = rows.iter().find_map(|row| row.part(self.around));
+        self.note(&rows);
+        next
     }
 
-    /// These came unasked.
+    /// These came unasked: all of a part, or the large page that it is at the edge of.
     pub fn went(&self, run: &Range<u64>) {
-        let mut rows = lock(&self.rows);
-        let row = &mut rows[0];
-        // Another row may be the first by now.
-        if run.start == row.end || run.end == row.start {
-            row.start = row.start.min(run.start);
-            row.end = row.end.max(run.end);
-            let left = if row.ahead == 0 { &mut row.below } else { &mut row.ahead };
-            *left = left.saturating_sub(run.end - run.start);
-        }
-        self.has_ahead.store(row.ahead + row.below > 0, Ordering::Relaxed);
+        self.settle(run, Some(run));
     }
 
     /// That way nothing more comes unasked, until a page is touched again.
-    pub fn stop(&self) {
+    pub fn stop(&self, part: &Range<u64>) {
+        self.settle(part, None);
+    }
+
+    fn settle(&self, part: &Range<u64>, came: Option<&Range<u64>>) {
         let mut rows = lock(&self.rows);
-        let row = &mut rows[0];
-        let left = if row.ahead == 0 { &mut row.below } else { &mut row.ahead };
-        *left = 0;
-        self.has_ahead.store(row.below > 0, Ordering::Relaxed);
+        let begins = |row: &&mut Row| {
+            let next = row.part(1);
+            next.is_some_and(|n| {
+                if n.down { n.pages.end == part.end } else { n.pages.start == part.start }
+            })
+        };
+        // Another touch may have changed it meanwhile.
+        if let Some(row) = rows.iter_mut().find(begins) {
+            row.settle(came);
+        }
+        self.note(&rows);
     }
 }
 
@@ -184,7 +216,7 @@ mod tests {
                 let Some(Ahead { pages, .. }) = self.touches.ahead() else { return };
                 assert!(self.touches.has_ahead());
                 if pages.clone().any(|p| self.there.contains(&p)) {
-                    self.touches.stop();
+                    self.touches.stop(&pages);
                     continue;
                 }
                 self.there.extend(pages.clone());
@@ -228,7 +260,7 @@ mod tests {
             let mut guest = Guest::new(16);
             (0..1024).for_each(|page| guest.touch(page, parts));
             assert!(guest.unasked <= 16 * guest.faults.len() as u64);
-            assert!(guest.faults.len() <= if parts == 0 { 256 } else { 64 }, "{:?}", guest.faults);
+            assert!(guest.faults.len() <= 66, "{:?}", guest.faults);
         }
     }
 
@@ -239,6 +271,19 @@ mod tests {
             (0..ROWS as u64).for_each(|row| guest.touch(row * 100_000 + page, usize::MAX));
         }
         assert!(guest.faults.len() < 16 * ROWS, "{:?}", guest.faults);
+    }
+
+    #[test]
+    fn what_is_around_touches_here_and_there_comes_for_each_of_some() {
+        let touches = FirstTouches::new(16);
+        let at = [1_000, 2_000, 3_000].map(|page| touches.window(Ppn(page)));
+        at.iter().for_each(|run| touches.touched(run));
+        let mut came = 0;
+        while let Some(Ahead { pages, .. }) = touches.ahead() {
+            came += pages.end - pages.start;
+            touches.went(&pages);
+        }
+        assert_eq!((came, touches.has_ahead()), (3 * 12, false));
     }
 
     #[test]
@@ -274,16 +319,17 @@ mod tests {
         assert!(!touches.has_ahead());
         touches.touched(&(16..32));
         assert_eq!(touches.ahead(), Some(Ahead { pages: 32..48, down: false }));
-        touches.stop();
+        touches.stop(&(32..48));
         assert_eq!((touches.has_ahead(), touches.ahead()), (false, None));
         touches.touched(&(32..48));
         assert!(touches.has_ahead());
+        touches.stop(&(48..64));
         // Above a touch it could not come, below it can.
         touches.touched(&(168..172));
         assert_eq!(touches.ahead(), Some(Ahead { pages: 172..176, down: false }));
-        touches.stop();
+        touches.stop(&(172..176));
         assert_eq!(touches.ahead(), Some(Ahead { pages: 160..168, down: true }));
-        touches.stop();
+        touches.stop(&(160..168));
         assert!(!touches.has_ahead());
         // Down to the first page, and no further.
         let touches = FirstTouches::new(16);

@@ -54,7 +54,7 @@ impl<B: Backend> Memory<B> {
     }
 
     /// How many of these pages are untouched, idle and unsampled, up to the first that is not.
-    fn untouched(&self, pages: impl Iterator<Item = u64>) -> u64 {
+    pub(super) fn untouched(&self, pages: impl Iterator<Item = u64>) -> u64 {
         pages.take_while(|&p| self.pmap.load(Ppn(p)) == Word::UNTOUCHED).count() as u64
     }
 
@@ -104,32 +104,39 @@ impl<B: Backend> Memory<B> {
     /// # Errors
     /// What a fault on them would have met. What is not there is as it was.
     pub fn run_ahead(&self) -> Result<(), MemError> {
-        let Some(Ahead { pages, down }) = self.first_touches.ahead() else {
-            // It goes down, and has come to the first page; or another thread was here.
-            self.first_touches.stop();
-            return Ok(());
-        };
+        let Some(Ahead { pages, down }) = self.first_touches.ahead() else { return Ok(()) };
+        let came = self.bring_ahead(&pages, down);
+        match &came {
+            Ok(Some(run)) => self.first_touches.went(run),
+            Err(MemError::Crash) => {}
+            _ => self.first_touches.stop(&pages),
+        }
+        came.map(drop)
+    }
+
+    /// Hands out pages that nobody has asked for, from one end on, or the large page that they are at the edge of. Answers
+    /// which came, None if not all that could be expected: then what follows is not to be tried.
+    fn bring_ahead(&self, pages: &Range<u64>, down: bool) -> Result<Option<Range<u64>>, MemError> {
         let mut pages = pages.start..pages.end.min(self.pmap.len().0);
         let edge = if down { pages.end - 1 } else { pages.start };
         if let Some(region) = self.regions.of(Ppn(edge)) {
-            let first = self.regions.first(region).0;
-            let last = first + self.regions.size().0 - 1;
-            if edge == if down { last } else { first }
-                && let Some(filled) = self.fill_large(region, None)
-            {
-                return filled.or_else(|e| {
-                    self.first_touches.stop();
-                    if let Fault::Failed(e) = e { Err(e) } else { Ok(()) }
-                });
+            let (first, n) = (self.regions.first(region).0, self.regions.size().0);
+            if edge == if down { first + n - 1 } else { first } {
+                let filled = self.is_within_target(n).then(|| self.fill_large(region, None));
+                return match filled.flatten() {
+                    Some(Ok(())) => Ok(Some(first..first + n)),
+                    Some(Err(Fault::Failed(e))) => Err(e),
+                    // It is not untouched, or memory is not plentiful any more.
+                    _ => Ok(None),
+                };
             }
-            // It has small pages already; the next may become a large one.
-            pages = pages.start.max(first)..pages.end.min(last + 1);
+            // It has small pages; the next may become a large one.
+            pages = pages.start.max(first)..pages.end.min(first + n);
         }
         let most =
             if down { self.untouched(pages.clone().rev()) } else { self.untouched(pages.clone()) };
-        if most == 0 || !self.charge_if_plentiful(most) {
-            self.first_touches.stop();
-            return Ok(());
+        if most == 0 || !self.is_within_target(most) || !self.charge_if_plentiful(most) {
+            return Ok(None);
         }
         let run = if down {
             pages.end - self.claim_untouched((pages.end - most..pages.end).rev())..pages.end
@@ -138,15 +145,17 @@ impl<B: Backend> Memory<B> {
         };
         self.uncharge(most - (run.end - run.start));
         match self.fill_zeros(&run, None) {
-            Ok(()) if run == pages => self.first_touches.went(&run),
-            Ok(()) => self.first_touches.stop(),
-            Err((_, MemError::Crash)) => return Err(MemError::Crash),
+            Ok(()) => Ok(Some(run).filter(|run| *run == pages)),
+            Err((_, MemError::Crash)) => Err(MemError::Crash),
             Err((next, e)) => {
-                self.first_touches.stop();
                 self.give_back(next..run.end, None);
-                return Err(e);
+                Err(e)
             }
         }
-        Ok(())
+    }
+
+    /// Whether `n` pages more are what the policy grants the VM.
+    fn is_within_target(&self, n: u64) -> bool {
+        self.charged().0 + n <= self.target().0
     }
 }

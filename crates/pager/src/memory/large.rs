@@ -51,16 +51,27 @@ impl<B: Backend> Memory<B> {
         {
             return None;
         }
-        self.fill_large(region, Some(ppn))
+        let filled = self.fill_large(region, Some(ppn));
+        // Of one that was only read nothing follows: a migration reads all, and what is not there it reads as zeros.
+        if filled == Some(Ok(())) && !(access == Access::Reading && self.reads_zeros()) {
+            let first = self.regions.first(region).0;
+            self.first_touches.touched(&(first..first + self.regions.size().0));
+        }
+        filled
     }
 
-    /// Fills a region with a large page, for the page that is `asked` for or before one is. None: it cannot be, or not
-    /// as one.
+    /// Fills a region with a large page, for the page that is `asked` for or before one is: then only one that was never
+    /// touched. None: it cannot be, or not as one.
     pub(super) fn fill_large(
         &self,
         region: usize,
         asked: Option<Ppn>,
     ) -> Option<Result<(), Fault>> {
+        if asked.is_none()
+            && self.untouched(self.regions.pages(region).map(|p| p.0)) < self.regions.size().0
+        {
+            return None;
+        }
         // Another thread is at it, to make it large perhaps: a small page would be in its way.
         if self.is_being_filled(region)? {
             return Some(Err(Fault::Wait(Wait::Busy)));
@@ -145,12 +156,6 @@ impl<B: Backend> Memory<B> {
         }
         for (p, word) in claimed {
             self.came_home(p, Some(p) == asked && word.sampled());
-        }
-        let run = first.0..first.0 + n;
-        if asked.is_some() {
-            self.first_touches.touched(&run)
-        } else {
-            self.first_touches.went(&run)
         }
         let woken = if lifted.is_ok() { Ok(()) } else { self.backend.wake(first, n) };
         Some(woken.map_err(failed))

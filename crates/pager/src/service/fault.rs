@@ -109,7 +109,7 @@ impl FaultService {
     pub fn run(mut self) {
         let mut events = Vec::with_capacity(EVENTS_PER_READ);
         while !self.vm.is_stopping() {
-            let ahead = self.serve.is_quiet() && self.vm.memory.runs_ahead();
+            let ahead = self.vm.memory.runs_ahead();
             let has_events = self.wait(ahead);
             if !has_events && ahead {
                 self.run_ahead();

@@ -86,6 +86,15 @@ impl Vm {
         vm
     }
 
+    /// One that shares pages, and whose RAM is allocated in large pages of `large` while memory is plentiful.
+    pub fn at_with_large(site: &Site, pages: u64, large: u64, around: u64) -> Vm {
+        let ram = Double::on(&site.machine, pages);
+        ram.0.set_large(large);
+        let vm = Vm::over(ram, site.host.clone(), pages, pages, around);
+        site.domain.join(&vm.memory).unwrap();
+        vm
+    }
+
     fn over(ram: Ram, host: Arc<Host>, pages: u64, swap: u64, around: u64) -> Vm {
         Vm::run(tempfile::tempdir_in("/dev/shm").unwrap(), ram, host, pages, swap, around)
     }
