@@ -26,6 +26,10 @@ pub struct Stat {
     pub ticks: u64,
     /// Faults that waited for a page to be read from swap or a file, a count.
     pub major_faults: u64,
+    /// When it began, in ticks since the host's start.
+    pub started: u64,
+    /// Of its address space; 0 for who may not see that.
+    pub size: Bytes,
 }
 
 /// The text of such a file.
@@ -36,7 +40,11 @@ pub fn stat(text: &str) -> Option<Stat> {
     let major_faults = fields.nth(8)?.parse().ok()?;
     let user: u64 = fields.nth(1)?.parse().ok()?;
     let system: u64 = fields.next()?.parse().ok()?;
-    Some(Stat { comm: comm.to_owned(), state, ticks: user.checked_add(system)?, major_faults })
+    // starttime is field 22, vsize the next.
+    let started = fields.nth(6)?.parse().ok()?;
+    let size = Bytes(fields.next()?.parse().ok()?);
+    let ticks = user.checked_add(system)?;
+    Some(Stat { comm: comm.to_owned(), state, ticks, major_faults, started, size })
 }
 
 /// All resident memory and its anonymous part, from /proc/PID/statm, which costs the kernel much less to
@@ -80,11 +88,11 @@ mod tests {
 
     #[test]
     fn stat_survives_every_name() {
-        let tail = " S 1 2 3 4 5 6 7 8 9 10 250 50 0 0 20";
+        let tail = " S 1 2 3 4 5 6 7 8 9 10 250 50 0 0 20 0 3 0 777 8192 5";
         for name in ["qemu", "CPU 0/KVM", ") R 1", "((", "a\nb", ""] {
             let stat = stat(&format!("17 ({name}){tail}")).unwrap();
             assert_eq!((stat.comm.as_str(), stat.state, stat.ticks), (name, 'S', 300));
-            assert_eq!(stat.major_faults, 9);
+            assert_eq!((stat.major_faults, stat.started, stat.size), (9, 777, Bytes(8192)));
         }
         for bad in [
             "",
@@ -95,6 +103,7 @@ mod tests {
             "17 (a) S 1 2",
             "17 (a) S 1 2 3 4 5 6 7 8 9 10 x 1",
             "17 (a) S 1 2 3 4 5 6 7 8 x 10 1 1",
+            "17 (a) S 1 2 3 4 5 6 7 8 9 10 250 50 0 0 20 0 3 0 777",
         ] {
             assert_eq!(stat(bad), None, "{bad:?}");
         }

@@ -51,7 +51,7 @@ fn ticks(ticks: u64) -> Duration {
     TICK.saturating_mul(u32::try_from(ticks).unwrap_or(u32::MAX))
 }
 
-fn read(pid: u32, file: &str) -> Option<String> {
+pub(crate) fn read(pid: u32, file: &str) -> Option<String> {
     let bytes = fs::read(format!("/proc/{pid}/{file}")).ok()?;
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }

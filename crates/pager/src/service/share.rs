@@ -24,8 +24,11 @@ use crate::word::State;
 const MAPPINGS: f64 = 0.75;
 /// Mappings that one change may add: it splits one, and lies between the halves.
 const PER_CHANGE: u64 = 2;
-/// Between two counts of a VMM's mappings, which read its whole list; longer where that takes long.
+/// Between two counts of a VMM's mappings, which go over its whole list; longer where that takes long.
 const RECOUNT: Duration = Duration::from_secs(10);
+/// A count is good until this part of what was left by then may have been taken since, or for so long.
+const LEFT: u64 = 8;
+const GOOD_FOR: Duration = Duration::from_secs(300);
 /// Extents looked through for pages worth reading before the thread looks at other things.
 const EXTENTS: usize = 256;
 /// Pages whose protection is lifted in one turn.
@@ -390,10 +393,12 @@ impl ShareService {
         let count = &mut self.mappings;
         let estimate = count.counted + (changes - count.changes) * PER_CHANGE;
         let wait = RECOUNT.max(count.took * 200);
-        let counted_lately = count.at.is_some_and(|at| at.elapsed() < wait);
-        if !counted_lately
-            && (count.at.is_none() || changes != count.changes || estimate > count.most)
-        {
+        let age = count.at.map(|at| at.elapsed());
+        let added = estimate - count.counted;
+        let is_near = added > count.most.saturating_sub(count.counted) / LEFT;
+        let is_old = age.is_none_or(|age| age > GOOD_FOR) && added > 0;
+        let is_due = age.is_none_or(|age| age > wait);
+        if is_due && (age.is_none() || is_near || is_old || estimate > count.most) {
             let begun = Instant::now();
             if let Some(counted) = self.vm.memory.backend().mappings().count() {
                 count.counted = counted;

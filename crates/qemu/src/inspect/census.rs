@@ -1,16 +1,20 @@
 //! Which processes have which files, mapped or open: one look at all of /proc, shared by all who ask at
 //! about the same time. After a restart that is every VM at once, and each VMM may have tens of thousands
-//! of mappings.
+//! of mappings: those of a process are gone over again when its address space has another size than at the last look,
+//! and every ten minutes.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use ballast_uffd::procmap;
+use ballast_units::Bytes;
+use rustix::fs::makedev;
 
 use super::scan::identity;
+use crate::{proc_text, process};
 
 /// Device, major and minor, and inode.
 pub(super) type FileId = ((u32, u32), u64);
@@ -22,9 +26,31 @@ pub(super) struct Census {
 
 struct Files {
     pid: u32,
-    mapped: HashSet<FileId>,
+    mapped: Mapped,
     open: HashSet<FileId>,
 }
+
+/// The files that a process has mapped.
+#[derive(Clone)]
+struct Mapped {
+    /// As [`procmap::Mapped`] names them.
+    files: Arc<HashSet<(u64, u64)>>,
+    /// When they were gone over.
+    read: Instant,
+    /// Of the process by then; None if it could not be told.
+    space: Option<Space>,
+}
+
+/// What a process keeps while it maps nothing that it had not: since when it is there (ticks), and the size of its address
+/// space. Who maps one thing and unmaps as much of another keeps it too.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Space {
+    started: u64,
+    size: Bytes,
+}
+
+/// So long a process of one size is taken to have what it had mapped.
+const TRUSTED: Duration = Duration::from_secs(600);
 
 /// Where censuses are taken, one at a time.
 struct Office {
@@ -60,7 +86,7 @@ impl Office {
         &self,
         asked: Instant,
         patience: Duration,
-        take: impl FnOnce() -> io::Result<Census>,
+        take: impl FnOnce(Option<&Census>) -> io::Result<Census>,
     ) -> io::Result<Arc<Census>> {
         let until = Instant::now() + patience;
         let mut desk = self.desk();
@@ -81,9 +107,10 @@ impl Office {
             desk = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         desk.under_way = Some(Instant::now());
+        let last = desk.last.clone();
         drop(desk);
         let turn = Turn(self);
-        let taken = take().map(Arc::new);
+        let taken = take(last.as_deref()).map(Arc::new);
         if let Ok(census) = &taken {
             self.desk().last = Some(census.clone());
         }
@@ -107,42 +134,68 @@ impl Drop for Turn<'_> {
 }
 
 impl Census {
-    fn take() -> io::Result<Census> {
+    fn take(last: Option<&Census>) -> io::Result<Census> {
         let begun = Instant::now();
         let pids = fs::read_dir("/proc")?
             .flatten()
             .filter_map(|entry| entry.file_name().to_str().and_then(|name| name.parse().ok()));
-        Ok(Census { begun, processes: pids.map(Files::of).collect() })
+        let known: HashMap<u32, &Mapped> = last
+            .iter()
+            .flat_map(|last| &last.processes)
+            .map(|files| (files.pid, &files.mapped))
+            .collect();
+        let files = |pid| Files::of(pid, known.get(&pid).copied());
+        Ok(Census { begun, processes: pids.map(files).collect() })
     }
 
     /// Processes that had the file, by the name it has in maps or by that which stat tells.
     pub fn holders(&self, mapped: FileId, stat: FileId) -> impl Iterator<Item = u32> {
+        let ((major, minor), inode) = mapped;
+        let mapped = (makedev(major, minor), inode);
         self.processes
             .iter()
-            .filter(move |files| files.mapped.contains(&mapped) || files.open.contains(&stat))
+            .filter(move |files| files.mapped.files.contains(&mapped) || files.open.contains(&stat))
             .map(|files| files.pid)
     }
 }
 
 impl Files {
     /// A process that cannot be read is gone, or not ours to see.
-    fn of(pid: u32) -> Files {
+    fn of(pid: u32, known: Option<&Mapped>) -> Files {
         let open = fs::read_dir(format!("/proc/{pid}/fd"))
             .map(|fds| fds.flatten().filter_map(|entry| identity(&entry.path())).collect());
-        Files { pid, mapped: mapped(pid).unwrap_or_default(), open: open.unwrap_or_default() }
+        Files { pid, mapped: Mapped::of(pid, known), open: open.unwrap_or_default() }
     }
 }
 
-fn mapped(pid: u32) -> io::Result<HashSet<FileId>> {
-    let mut found = HashSet::new();
-    procmap::each(pid, |vma| {
-        // Other memory is of no file.
-        if vma.inode != 0 {
-            found.insert((vma.device, vma.inode));
+impl Mapped {
+    fn of(pid: u32, known: Option<&Mapped>) -> Mapped {
+        // Before its mappings are: what it maps meanwhile makes it larger at the next look.
+        let space = Space::of(pid);
+        let still = |known: &&Mapped| {
+            space.is_some() && known.space == space && known.read.elapsed() < TRUSTED
+        };
+        if let Some(known) = known.filter(still) {
+            return known.clone();
         }
-        true
-    })?;
-    Ok(found)
+        let mut files = HashSet::new();
+        let read = Instant::now();
+        let all = procmap::each_file(pid, |part| {
+            files.insert((part.dev, part.inode));
+            true
+        });
+        // What was not read to its end is not known.
+        Mapped { files: Arc::new(files), read, space: space.filter(|_| all.is_ok()) }
+    }
+}
+
+impl Space {
+    fn of(pid: u32) -> Option<Space> {
+        let stat = proc_text::stat(&process::read(pid, "stat")?)?;
+        // Of a process without memory, or whose memory is not ours to see, that is nothing.
+        Some(Space { started: stat.started, size: stat.size })
+            .filter(|space| space.size > Bytes::ZERO)
+    }
 }
 
 #[cfg(test)]
@@ -160,7 +213,7 @@ mod tests {
         let hangs = {
             let office = office.clone();
             std::thread::spawn(move || {
-                let take = || {
+                let take = |_: Option<&Census>| {
                     taking.send(()).unwrap();
                     let _ = ended.recv();
                     Ok(Census { begun: Instant::now(), processes: Vec::new() })
@@ -170,7 +223,8 @@ mod tests {
         };
         begun.recv().unwrap();
         let asked = Instant::now();
-        let nobody = || -> io::Result<Census> { panic!("a second one at a time") };
+        let nobody =
+            |_: Option<&Census>| -> io::Result<Census> { panic!("a second one at a time") };
         for patience in [Duration::ZERO, Duration::from_millis(5)] {
             let late = office.begun_after(asked, patience, nobody);
             assert_eq!(late.err().map(|e| e.kind()), Some(io::ErrorKind::TimedOut));
@@ -181,17 +235,18 @@ mod tests {
         assert!(office.begun_after(asked, Duration::ZERO, nobody).unwrap().begun >= asked);
         // Nor is one waited for that panicked.
         let office = Arc::new(office_that_panicked());
-        let nothing = || Ok(Census { begun: Instant::now(), processes: Vec::new() });
+        let nothing =
+            |_: Option<&Census>| Ok(Census { begun: Instant::now(), processes: Vec::new() });
         assert!(office.begun_after(Instant::now(), Duration::ZERO, nothing).is_ok());
-        let none = |_| Err::<Census, _>(io::Error::from(io::ErrorKind::PermissionDenied));
-        let failed = office.begun_after(Instant::now(), Duration::ZERO, || none(()));
+        let none = |_: Option<&Census>| Err(io::Error::from(io::ErrorKind::PermissionDenied));
+        let failed = office.begun_after(Instant::now(), Duration::ZERO, none);
         assert_eq!(failed.err().map(|e| e.kind()), Some(io::ErrorKind::PermissionDenied));
     }
 
     fn office_that_panicked() -> Office {
         let office = Office::new();
         let ends = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            let panics = || -> io::Result<Census> { panic!("on purpose") };
+            let panics = |_: Option<&Census>| -> io::Result<Census> { panic!("on purpose") };
             let _ = office.begun_after(Instant::now(), Duration::ZERO, panics);
         }));
         assert!(ends.is_err());
@@ -215,5 +270,39 @@ mod tests {
         drop(file);
         let later = begun_after(Instant::now()).unwrap();
         assert!(!later.holders(id, id).any(|pid| pid == std::process::id()));
+    }
+
+    #[test]
+    fn what_a_process_of_one_size_has_mapped_is_gone_over_once_in_a_while() {
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let space = || {
+            // Until it has become what it is: it grows no more.
+            std::thread::sleep(Duration::from_millis(100));
+            Space::of(child.id())
+        };
+        let (mut before, mut now) = (None, space());
+        while now.is_none() || now != before {
+            (before, now) = (now, space());
+        }
+        let told = Arc::new(HashSet::from([(1, 1)]));
+        let known = |space, read| Mapped { files: told.clone(), read, space };
+        let looked = Instant::now();
+        let trusts = |known: &Mapped| {
+            let mapped = Mapped::of(child.id(), Some(known));
+            assert!(mapped.space == now && (!mapped.files.is_empty()));
+            Arc::ptr_eq(&mapped.files, &told)
+        };
+        assert!(trusts(&known(now, looked)));
+        let other = now.map(|space| Space { size: Bytes(space.size.0 + 4096), ..space });
+        assert!(!trusts(&known(other, looked)), "it has mapped something since");
+        let earlier = now.map(|space| Space { started: space.started - 1, ..space });
+        assert!(!trusts(&known(earlier, looked)), "another process");
+        assert!(!trusts(&known(None, looked)), "it could not be read to its end");
+        if let Some(long_ago) = looked.checked_sub(TRUSTED) {
+            assert!(!trusts(&known(now, long_ago)));
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(Space::of(child.id()).is_none());
     }
 }

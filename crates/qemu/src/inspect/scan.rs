@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use ballast_uffd::procmap::{self, Vma};
 use ballast_units::{Bytes, HostAddr, PAGE_SIZE};
-use rustix::fs::{AtFlags, CWD, StatxFlags, statfs, statx};
+use rustix::fs::{AtFlags, CWD, StatxFlags, makedev, statfs, statx};
 
 use super::{Holder, MappedRam, RamMapping, census};
 use crate::monitor::Device;
@@ -58,10 +58,9 @@ pub(super) fn process(pid: u32, wanted: &[Wanted], since: Instant) -> io::Result
     let field = |key| proc_text::status_field(&status, key).unwrap_or(Bytes::ZERO);
     let locked = Bytes(field("VmLck").0.saturating_add(field("VmPin").0));
     let mut searches: Vec<Search> = wanted.iter().map(|&wanted| Search::new(wanted)).collect();
-    procmap::each(pid, |vma| {
-        searches.iter_mut().for_each(|search| search.look_at(&vma));
-        true
-    })?;
+    for search in &mut searches {
+        search.run(pid)?;
+    }
     let mut ram = None;
     let mut others: Vec<Holder> = Vec::new();
     for (n, search) in searches.iter().enumerate() {
@@ -104,6 +103,26 @@ struct Search {
 impl Search {
     fn new(wanted: Wanted) -> Search {
         Search { wanted, candidates: Vec::new(), whole: false }
+    }
+
+    /// Goes over no more than is needed: RAM that is shared is mapped in thousands of pieces.
+    fn run(&mut self, pid: u32) -> io::Result<()> {
+        let Some(ram) = self.wanted.announced else {
+            return procmap::each(pid, |vma| {
+                self.look_at(&vma);
+                true
+            });
+        };
+        let end = HostAddr(ram.addr.0.saturating_add(ram.len.0));
+        let last = HostAddr(end.0.saturating_sub(1));
+        procmap::each_from(pid, ram.addr, |vma| {
+            if vma.start >= end {
+                return None;
+            }
+            self.look_at(&vma);
+            let is_told = vma.shared && vma.inode == ram.inode;
+            Some(if is_told { last.max(vma.end) } else { vma.end })
+        })
     }
 
     fn look_at(&mut self, vma: &Vma) {
@@ -239,8 +258,10 @@ fn holders(vmm: u32, file: Identity, since: Instant) -> io::Result<Vec<Holder>> 
 /// Whether `pid` has the file. A process that cannot be read is gone, or not ours to see.
 fn holder(pid: u32, file: Identity) -> Option<Holder> {
     let mut maps = false;
-    let _ = procmap::each(pid, |vma| {
-        maps = (vma.device, vma.inode) == file.mapped;
+    let ((major, minor), inode) = file.mapped;
+    let mapped = (makedev(major, minor), inode);
+    let _ = procmap::each_file(pid, |part| {
+        maps = (part.dev, part.inode) == mapped;
         !maps
     });
     let holds = maps || {

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use ballast_units::HostAddr;
 
-use super::Vma;
+use super::{Vma, query};
 
 /// How much is fetched at once: some hundred lines.
 const BUFFER: usize = 64 << 10;
@@ -46,20 +46,20 @@ impl Mapped {
 pub struct Maps(Vec<Mapped>);
 
 impl Maps {
-    /// Reads /proc/PID/maps, which takes time for every mapping up to the end of `range`.
+    /// What lies before `range` is not gone over, from Linux 6.11 on; before, each mapping up to its end takes time.
     ///
     /// # Errors
     /// ENOENT, ESRCH: the process is gone. EACCES: not the caller's to look at.
     pub fn read(pid: u32, range: Range<HostAddr>) -> io::Result<Maps> {
-        parse(open(pid)?, range)
+        parse(Source::open(pid)?, range)
     }
 
-    /// How many mappings the process has: what vm.max_map_count limits. Reads all of them.
+    /// How many mappings the process has: what vm.max_map_count limits. Goes over all of them.
     ///
     /// # Errors
     /// As of [`Maps::read`].
     pub fn count_all(pid: u32) -> io::Result<u64> {
-        count(open(pid)?)
+        count(Source::open(pid)?)
     }
 
     /// In ascending order of address.
@@ -79,8 +79,35 @@ impl Maps {
 ///
 /// # Errors
 /// As of [`Maps::read`].
-pub fn each(pid: u32, visit: impl FnMut(Vma) -> bool) -> io::Result<()> {
-    each_in(open(pid)?, visit)
+pub fn each(pid: u32, mut visit: impl FnMut(Vma) -> bool) -> io::Result<()> {
+    each_from(pid, HostAddr(0), |vma| {
+        let next = vma.end;
+        visit(vma).then_some(next)
+    })
+}
+
+/// Calls `visit` for the first mapping that holds `from` or lies above it, and then for the first from where it answers
+/// on, until it answers None. What lies between is not gone over, from Linux 6.11 on. It ends where an answer does not
+/// lead on.
+///
+/// # Errors
+/// As of [`Maps::read`].
+pub fn each_from(
+    pid: u32,
+    from: HostAddr,
+    visit: impl FnMut(Vma) -> Option<HostAddr>,
+) -> io::Result<()> {
+    let what = What { files: false, named: true };
+    Source::open(pid)?.walk(from, what, visit)
+}
+
+/// Calls `visit` for each mapping of a process that shows a file (shared memory is one too), without its name: that is
+/// most of the time that a mapping takes.
+///
+/// # Errors
+/// As of [`Maps::read`].
+pub fn each_file(pid: u32, visit: impl FnMut(Mapped) -> bool) -> io::Result<()> {
+    files_of(Source::open(pid)?, visit)
 }
 
 /// vm.max_map_count: the mappings that one process may have.
@@ -92,60 +119,126 @@ pub fn max_map_count() -> io::Result<u64> {
     text.trim().parse().map_err(|_| io::Error::from(io::ErrorKind::InvalidData))
 }
 
-fn open(pid: u32) -> io::Result<impl BufRead> {
-    Ok(BufReader::with_capacity(BUFFER, File::open(format!("/proc/{pid}/maps"))?))
+/// Which mappings are wanted, and whether with their names.
+#[derive(Clone, Copy)]
+struct What {
+    files: bool,
+    named: bool,
 }
 
-fn each_in(mut maps: impl BufRead, mut visit: impl FnMut(Vma) -> bool) -> io::Result<()> {
-    let mut line = Vec::new();
-    while maps.read_until(b'\n', &mut line)? > 0 {
-        if let Some(vma) = Vma::parse(&String::from_utf8_lossy(&line))
-            && !visit(vma)
-        {
-            break;
-        }
-        line.clear();
+/// From where mappings are read.
+enum Source<T> {
+    /// By address.
+    Query(File),
+    /// The text.
+    Text(T),
+}
+
+impl Source<BufReader<File>> {
+    fn open(pid: u32) -> io::Result<Self> {
+        let file = File::open(format!("/proc/{pid}/maps"))?;
+        Ok(match query::next(&file, HostAddr(0), false, false) {
+            Ok(_) => Source::Query(file),
+            Err(_) => Source::Text(BufReader::with_capacity(BUFFER, file)),
+        })
     }
-    Ok(())
 }
 
-fn parse(maps: impl BufRead, range: Range<HostAddr>) -> io::Result<Maps> {
+impl<T: BufRead> Source<T> {
+    /// See [`each_from`].
+    fn walk(
+        self,
+        mut from: HostAddr,
+        what: What,
+        mut visit: impl FnMut(Vma) -> Option<HostAddr>,
+    ) -> io::Result<()> {
+        let mut goes_on = |vma: Vma, from: &mut HostAddr| {
+            let next = visit(vma).filter(|next| next > from);
+            *from = next.unwrap_or(*from);
+            next.is_some()
+        };
+        match self {
+            Source::Query(file) => {
+                while let Some(vma) = query::next(&file, from, what.files, what.named)? {
+                    if !goes_on(vma, &mut from) {
+                        break;
+                    }
+                }
+            }
+            Source::Text(mut maps) => {
+                let mut line = Vec::new();
+                while maps.read_until(b'\n', &mut line)? > 0 {
+                    if let Some(vma) = Vma::parse(&String::from_utf8_lossy(&line))
+                        && vma.end > from
+                        && (vma.inode != 0 || !what.files)
+                        && !goes_on(vma, &mut from)
+                    {
+                        break;
+                    }
+                    line.clear();
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl From<&Vma> for Mapped {
+    fn from(vma: &Vma) -> Mapped {
+        let (major, minor) = vma.device;
+        Mapped {
+            start: vma.start,
+            end: vma.end,
+            dev: rustix::fs::makedev(major, minor),
+            inode: vma.inode,
+            offset: if vma.inode == 0 { 0 } else { vma.offset },
+            shared: vma.shared,
+        }
+    }
+}
+
+fn files_of<T: BufRead>(maps: Source<T>, mut visit: impl FnMut(Mapped) -> bool) -> io::Result<()> {
+    maps.walk(HostAddr(0), What { files: true, named: false }, |vma| {
+        visit(Mapped::from(&vma)).then_some(vma.end)
+    })
+}
+
+fn parse<T: BufRead>(maps: Source<T>, range: Range<HostAddr>) -> io::Result<Maps> {
     let mut parts = Vec::new();
     // Two mappings that become one while they are read can be told once apart and once as one.
     let mut told = range.start;
-    each_in(maps, |vma| {
+    maps.walk(range.start, What { files: false, named: false }, |vma| {
         if vma.start >= range.end {
-            return false;
+            return None;
         }
         let (start, end) = (vma.start.max(told), vma.end.min(range.end));
         if start < end {
-            let (major, minor) = vma.device;
-            parts.push(Mapped {
-                start,
-                end,
-                dev: rustix::fs::makedev(major, minor),
-                inode: vma.inode,
-                offset: match vma.inode {
-                    0 => 0,
-                    _ => vma.offset + (start.0 - vma.start.0),
-                },
-                shared: vma.shared,
-            });
+            let whole = Mapped::from(&vma);
+            let offset = if vma.inode == 0 { 0 } else { whole.offset_of(start) };
+            parts.push(Mapped { start, end, offset, ..whole });
             told = end;
         }
-        true
+        Some(vma.end)
     })?;
     Ok(Maps(parts))
 }
 
-fn count(mut maps: impl BufRead) -> io::Result<u64> {
-    let mut lines = 0;
-    let mut line = Vec::new();
-    while maps.read_until(b'\n', &mut line)? > 0 {
-        lines += u64::from(!line.trim_ascii_end().ends_with(NOT_COUNTED));
-        line.clear();
+fn count<T: BufRead>(maps: Source<T>) -> io::Result<u64> {
+    let mut counted = 0;
+    match maps {
+        Source::Query(_) => maps.walk(HostAddr(0), What { files: false, named: false }, |vma| {
+            counted += 1;
+            Some(vma.end)
+        })?,
+        Source::Text(mut maps) => {
+            let mut line = Vec::new();
+            while maps.read_until(b'\n', &mut line)? > 0 {
+                counted += u64::from(!line.trim_ascii_end().ends_with(NOT_COUNTED));
+                line.clear();
+            }
+        }
     }
-    Ok(lines)
+    Ok(counted)
 }
 
 #[cfg(test)]
@@ -162,7 +255,7 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
 ";
 
     fn read(text: &str, start: u64, end: u64) -> Vec<Mapped> {
-        parse(text.as_bytes(), HostAddr(start)..HostAddr(end)).unwrap().0
+        parse(Source::Text(text.as_bytes()), HostAddr(start)..HostAddr(end)).unwrap().0
     }
 
     fn part(start: u64, end: u64, minor: u32, inode: u64, offset: u64, shared: bool) -> Mapped {
@@ -184,7 +277,8 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
 
     #[test]
     fn a_part_is_found_by_an_address_in_it() {
-        let maps = parse(TEXT.as_bytes(), HostAddr(0x1000)..HostAddr(0xa000)).unwrap();
+        let maps =
+            parse(Source::Text(TEXT.as_bytes()), HostAddr(0x1000)..HostAddr(0xa000)).unwrap();
         assert_eq!(maps.parts().len(), 4);
         let at = |address| maps.at(HostAddr(address)).map(|part| (part.start.0, part.inode));
         assert_eq!(at(0xfff), None);
@@ -212,13 +306,94 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
 
     #[test]
     fn mappings_are_counted_as_the_kernel_counts_them() {
-        assert_eq!(count(TEXT.as_bytes()).unwrap(), 5, "a line that is not understood is one too");
-        assert_eq!(count(&b""[..]).unwrap(), 0);
+        assert_eq!(
+            count(Source::Text(TEXT.as_bytes())).unwrap(),
+            5,
+            "a line that is not understood is one too"
+        );
+        assert_eq!(count(Source::Text(&b""[..])).unwrap(), 0);
         let own = Maps::count_all(std::process::id()).unwrap();
         assert!(own > 5 && own < max_map_count().unwrap(), "{own}");
         assert_eq!(
             Maps::count_all(u32::MAX).unwrap_err().raw_os_error(),
             Some(rustix::io::Errno::NOENT.raw_os_error())
         );
+    }
+
+    fn all<T: BufRead>(maps: Source<T>, what: What) -> Vec<Vma> {
+        let mut found = Vec::new();
+        maps.walk(HostAddr(0), what, |vma| {
+            let end = vma.end;
+            found.push(vma);
+            Some(end)
+        })
+        .unwrap();
+        found
+    }
+
+    #[test]
+    fn by_address_the_kernel_tells_what_its_text_does() {
+        struct Child(std::process::Child);
+        impl Drop for Child {
+            fn drop(&mut self) {
+                self.0.kill().unwrap();
+                self.0.wait().unwrap();
+            }
+        }
+        let child = Child(std::process::Command::new("sleep").arg("1000").spawn().unwrap());
+        let pid = child.0.id();
+        let Source::Query(_) = Source::open(pid).unwrap() else {
+            return println!("SKIPPED procmap: PROCMAP_QUERY needs Linux 6.11");
+        };
+        // Until it has become what it is: it changes no more.
+        let text =
+            || Source::Text(BufReader::new(File::open(format!("/proc/{pid}/maps")).unwrap()));
+        let (every, files) =
+            (What { files: false, named: true }, What { files: true, named: true });
+        while all(text(), every).iter().filter(|vma| vma.path.ends_with("/sleep")).count() < 5 {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        let mut told = all(text(), every);
+        told.retain(|vma| !vma.path.as_bytes().ends_with(NOT_COUNTED));
+        assert_eq!(all(Source::open(pid).unwrap(), every), told);
+        assert_eq!(Maps::count_all(pid).unwrap(), told.len() as u64);
+        let has_file: Vec<_> = told.iter().filter(|vma| vma.inode != 0).cloned().collect();
+        assert!(has_file.len() > 4 && has_file.len() < told.len(), "{told:?}");
+        assert_eq!(all(Source::open(pid).unwrap(), files), has_file);
+        assert_eq!(all(text(), files), has_file);
+        let mut mapped = Vec::new();
+        each_file(pid, |part| {
+            mapped.push(part);
+            mapped.len() < 3
+        })
+        .unwrap();
+        assert_eq!(mapped, has_file[..3].iter().map(Mapped::from).collect::<Vec<_>>());
+        for range in [
+            told[1].start..told[4].end,
+            told[2].start.page(ballast_units::Ppn(1))..HostAddr(1 << 47),
+        ] {
+            assert_eq!(Maps::read(pid, range.clone()).unwrap(), parse(text(), range).unwrap());
+        }
+    }
+
+    #[test]
+    fn a_walk_goes_on_where_it_is_told_to() {
+        let walk = |from: u64, to: &[u64]| {
+            let mut to = to.iter();
+            let mut seen = Vec::new();
+            let what = What { files: false, named: true };
+            Source::Text(TEXT.as_bytes())
+                .walk(HostAddr(from), what, |vma| {
+                    seen.push(vma.start.0);
+                    to.next().map(|to| HostAddr(*to))
+                })
+                .unwrap();
+            seen
+        };
+        assert_eq!(walk(0, &[]), [0x1000]);
+        assert_eq!(walk(0, &[0x3000, 0x7fff, 0x8000]), [0x1000, 0x3000, 0x4000, 0x9000]);
+        assert_eq!(walk(0x2fff, &[0x9000, 0xa000]), [0x1000, 0x9000, 0xffff_ffff_ff60_0000]);
+        assert_eq!(walk(0x3000, &[0x3000, 0x9000]), [0x3000], "an answer that does not lead on");
     }
 }

@@ -8,6 +8,7 @@
 //! | --- | --- |
 //! | `line` | one line of maps |
 //! | `maps` | all mappings, or those of a range; how many there are, and may be |
+//! | `query` | the same, asked for by address: from Linux 6.11 on |
 //! | `pagemap` | what each page shows: the file, a copy, nothing |
 //!
 //! The kernel's documentation: `Documentation/filesystems/proc.rst`,
@@ -16,7 +17,8 @@
 mod line;
 mod maps;
 mod pagemap;
+mod query;
 
 pub use line::Vma;
-pub use maps::{Mapped, Maps, each, max_map_count};
+pub use maps::{Mapped, Maps, each, each_file, each_from, max_map_count};
 pub use pagemap::{Entry, Pagemap, Shown};
