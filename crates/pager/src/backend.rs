@@ -1,6 +1,8 @@
 //! The seam to a guest's memory: what the page-state machine may do to pages. The real one drives
 //! a userfaultfd and the RAM file; tests have one that fails, delays and crashes on demand.
 
+use std::ops::Range;
+
 use ballast_sharing::StorePage;
 use ballast_units::{PAGE_SIZE, Ppn};
 
@@ -110,6 +112,11 @@ pub trait Backend: Send + Sync {
     fn protect(&self, ppn: Ppn) -> Result<(), MemError>;
     /// Lifts the protection and wakes whoever waits to write.
     fn unprotect(&self, ppn: Ppn) -> Result<(), MemError>;
+    /// The pages that a guest which has this one has for sure, as far as is known: some that it has, it has not yet.
+    fn surely_has(&self, ppn: Ppn) -> Range<u64> {
+        let _ = ppn;
+        0..u64::MAX
+    }
     /// Reads a home page; zeros where there is none. Allocates nothing.
     fn read_home(&self, ppn: Ppn, into: &mut PageBuf) -> Result<(), MemError>;
     /// Frees `n` home pages in every mapping. Absent pages are passed over. A part of a large page may

@@ -5,6 +5,7 @@
 //! mapping would kill the manager.
 
 use std::fs::File;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::OnceLock;
@@ -204,6 +205,10 @@ fn punch_bytes(file: &File, offset: u64, len: u64) -> rustix::io::Result<()> {
 const ONE: Bytes = Bytes(PAGE_SIZE as u64);
 
 impl Backend for GuestRam {
+    fn surely_has(&self, ppn: Ppn) -> Range<u64> {
+        self.layout.had_with(ppn)
+    }
+
     fn protect(&self, ppn: Ppn) -> Result<(), MemError> {
         self.uffd.protect(self.at(ppn), ONE).map_err(|e| from_uffd(e, ppn))
     }

@@ -1,10 +1,14 @@
 //! Where a VM's RAM is: one mapping of one file, or a few of them, whose pages are numbered one after the
 //! other. Memory that is plugged while the guest runs is such a further part.
 
+use std::ops::Range;
+
 use ballast_units::{HostAddr, PAGE_SIZE, Pages, Ppn};
 
 /// Parts of a VM's RAM at most.
 pub const MAX_PARTS: usize = 4;
+/// What is plugged comes in blocks of this size.
+const PLUGGED: Pages = Pages::from_mib(2);
 
 /// Where one part of a VM's RAM is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -151,6 +155,16 @@ impl RamLayout {
         of(Ppn(0), &self.first).into_iter().chain(more)
     }
 
+    /// The pages that its guest has if it has this one: what lies behind the first part is plugged in blocks.
+    pub(crate) fn had_with(&self, ppn: Ppn) -> Range<u64> {
+        let after = self.more.partition_point(|(start, _)| *start <= ppn);
+        let Some((start, part)) = after.checked_sub(1).map(|n| &self.more[n]) else {
+            return 0..self.first.len.0;
+        };
+        let block = start.0 + (ppn.0 - start.0) / PLUGGED.0 * PLUGGED.0;
+        block..(block + PLUGGED.0).min(start.0 + part.len.0)
+    }
+
     /// Where a page is.
     pub(crate) fn at(&self, ppn: Ppn) -> At {
         let of = |part, at: Ppn, in_part: &RamPart| At {
@@ -236,6 +250,16 @@ mod tests {
         assert_eq!(cut(3, 0), []);
         let one = RamLayout::from(part(5, 10, 0));
         assert_eq!(one.split(Ppn(2), 5).collect::<Vec<_>>(), [(Ppn(2), 5)]);
+    }
+
+    #[test]
+    fn of_what_is_plugged_a_guest_has_the_block_that_it_uses() {
+        let layout = RamLayout::new(&[part(0, 700, 0), part(4096, 1300, 0)]).unwrap();
+        let had = |page| layout.had_with(Ppn(page));
+        assert_eq!([had(0), had(699)], [0..700, 0..700]);
+        assert_eq!([had(700), had(1211), had(1212)], [700..1212, 700..1212, 1212..1724]);
+        assert_eq!(had(1999), 1724..2000);
+        assert_eq!(RamLayout::from(part(1, 9, 0)).had_with(Ppn(3)), 0..9);
     }
 
     #[test]

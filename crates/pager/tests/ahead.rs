@@ -71,6 +71,35 @@ fn who_fills_memory_downwards_is_run_ahead_of_too() {
 }
 
 #[test]
+fn a_short_row_of_small_pages_makes_no_large_page() {
+    let mut vm = Vm::with_large_around(PAGES, 200, REGION, 40, AROUND);
+    // The first region has small pages, for memory was short.
+    vm.host.set_low(true);
+    vm.access(1, Some(1));
+    vm.host.set_low(false);
+    vm.access(2, Some(1));
+    vm.access(4, Some(2));
+    assert!(vm.memory.runs_ahead());
+    run_ahead(&vm);
+    assert_eq!(vm.state(REGION - 1), State::Resident);
+    assert_eq!(vm.state(REGION), State::Untouched);
+    assert_eq!(vm.memory.regions().whole(), Pages(0));
+    vm.check();
+}
+
+#[test]
+fn what_comes_unasked_is_counted() {
+    let mut vm = filling();
+    run_ahead(&vm);
+    let seen = vm.memory.counters.values();
+    assert_eq!((seen.faults, seen.unasked), (2, 14), "of 16 pages");
+    vm.access(16, Some(26));
+    run_ahead(&vm);
+    let seen = vm.memory.counters.values();
+    assert_eq!(seen.faults + seen.unasked, vm.memory.charged().0);
+}
+
+#[test]
 fn what_is_at_home_or_sampled_is_passed_by_nobody() {
     let mut vm = filling();
     assert!(vm.memory.sample(Ppn(10)).unwrap());

@@ -123,7 +123,7 @@ impl Rig {
                 serve.arrived(&self.memory, *ppn, Some(bytes), &mut tasks) != Landed::Done
             });
             serve.retry(&self.memory, &mut tasks);
-            if notices.is_empty() && serve.is_quiet() && self.memory.runs_ahead() {
+            if notices.is_empty() && self.memory.runs_ahead() {
                 let ran = self.memory.run_ahead();
                 assert!(matches!(ran, Ok(()) | Err(MemError::Again)), "{ran:?}");
             }

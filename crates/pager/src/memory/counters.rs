@@ -9,6 +9,8 @@ pub struct Counters {
     pub faults: AtomicU64,
     /// Of these, by threads beside the fault thread.
     pub helped: AtomicU64,
+    /// Pages of zeros that came beside one that was touched, or ahead of it: no fault tells of them.
+    pub unasked: AtomicU64,
     /// Pages brought back from the swap file.
     pub swap_ins: AtomicU64,
     /// Nanoseconds from the beginning of the read until they were home, summed over those that a fault waited
@@ -123,6 +125,7 @@ impl Counters {
             breaks: get(&self.breaks),
             restored: get(&self.restored),
             unwritten_faults: get(&self.unwritten_faults),
+            unasked: get(&self.unasked),
             shares: get(&self.shares),
             homed: get(&self.homed),
             scanned: get(&self.scanned),
@@ -168,6 +171,8 @@ pub struct CounterValues {
     pub breaks: u64,
     pub restored: u64,
     pub unwritten_faults: u64,
+    /// Pages of zeros that came beside one that was touched, or ahead of it.
+    pub unasked: u64,
     pub shares: u64,
     pub homed: u64,
     pub scanned: u64,

@@ -48,7 +48,7 @@ impl Row {
         let n = most.min(if self.ahead == 0 { self.below } else { self.ahead });
         let pages =
             if down { self.start.saturating_sub(n)..self.start } else { self.end..self.end + n };
-        (!pages.is_empty()).then_some(Ahead { pages, down })
+        (!pages.is_empty()).then_some(Ahead { pages, down, row: self.end - self.start })
     }
 
     /// The part that begins there has come, or what there was of it; or it is not to come.
@@ -68,6 +68,15 @@ pub struct Ahead {
     pub pages: Range<u64>,
     /// From its end on downwards.
     pub down: bool,
+    /// Pages that have come one after the other before it.
+    pub row: u64,
+}
+
+impl Ahead {
+    /// Whether what has come is enough for a large page of `n` pages to come unasked.
+    pub fn is_long_for(&self, n: u64) -> bool {
+        self.row >= LARGE * n
+    }
 }
 
 /// The rows of one VM.
@@ -307,7 +316,9 @@ mod tests {
             })
             .collect();
         assert_eq!(regions, [false, false, false, true, true, true]);
-        assert_eq!(touches.ahead(), Some(Ahead { pages: 3072..3088, down: false }));
+        let ahead = touches.ahead().unwrap();
+        assert_eq!(ahead, Ahead { pages: 3072..3088, down: false, row: 6 * 512 });
+        assert!(ahead.is_long_for(512) && !ahead.is_long_for(1024));
         touches.went(&(3072..3584));
         assert!(!touches.has_ahead());
     }
@@ -318,7 +329,7 @@ mod tests {
         touches.touched(&(0..16));
         assert!(!touches.has_ahead());
         touches.touched(&(16..32));
-        assert_eq!(touches.ahead(), Some(Ahead { pages: 32..48, down: false }));
+        assert_eq!(touches.ahead(), Some(Ahead { pages: 32..48, down: false, row: 32 }));
         touches.stop(&(32..48));
         assert_eq!((touches.has_ahead(), touches.ahead()), (false, None));
         touches.touched(&(32..48));
@@ -326,16 +337,16 @@ mod tests {
         touches.stop(&(48..64));
         // Above a touch it could not come, below it can.
         touches.touched(&(168..172));
-        assert_eq!(touches.ahead(), Some(Ahead { pages: 172..176, down: false }));
+        assert_eq!(touches.ahead(), Some(Ahead { pages: 172..176, down: false, row: 4 }));
         touches.stop(&(172..176));
-        assert_eq!(touches.ahead(), Some(Ahead { pages: 160..168, down: true }));
+        assert_eq!(touches.ahead(), Some(Ahead { pages: 160..168, down: true, row: 4 }));
         touches.stop(&(160..168));
         assert!(!touches.has_ahead());
         // Down to the first page, and no further.
         let touches = FirstTouches::new(16);
         touches.touched(&(32..48));
         touches.touched(&(16..32));
-        assert_eq!(touches.ahead(), Some(Ahead { pages: 0..16, down: true }));
+        assert_eq!(touches.ahead(), Some(Ahead { pages: 0..16, down: true, row: 32 }));
         touches.went(&(0..16));
         assert_eq!(touches.ahead(), None);
     }

@@ -5,9 +5,9 @@ use std::ops::Range;
 
 use ballast_units::Ppn;
 
-use super::Memory;
 use super::fault::Fault;
 use super::first_touches::Ahead;
+use super::{Counters, Memory};
 use crate::backend::{Backend, MemError};
 use crate::word::{State, Word};
 
@@ -21,7 +21,10 @@ impl<B: Backend> Memory<B> {
         }
         let run = self.claim_neighbours(ppn, word);
         match self.fill_zeros(&run, Some(ppn).filter(|_| word.sampled())) {
-            Ok(()) => Ok(()),
+            Ok(()) => {
+                Counters::add(&self.counters.unasked, run.end - run.start - 1);
+                Ok(())
+            }
             Err((_, MemError::Crash)) => Err(Fault::Failed(MemError::Crash)),
             Err((next, e)) => {
                 self.give_back(next..run.end, Some(ppn));
@@ -104,24 +107,37 @@ impl<B: Backend> Memory<B> {
     /// # Errors
     /// What a fault on them would have met. What is not there is as it was.
     pub fn run_ahead(&self) -> Result<(), MemError> {
-        let Some(Ahead { pages, down }) = self.first_touches.ahead() else { return Ok(()) };
-        let came = self.bring_ahead(&pages, down);
+        let Some(ahead) = self.first_touches.ahead() else { return Ok(()) };
+        let came = self.bring_ahead(&ahead);
         match &came {
             Ok(Some(run)) => self.first_touches.went(run),
             Err(MemError::Crash) => {}
-            _ => self.first_touches.stop(&pages),
+            _ => self.first_touches.stop(&ahead.pages),
         }
         came.map(drop)
     }
 
     /// Hands out pages that nobody has asked for, from one end on, or the large page that they are at the edge of. Answers
     /// which came, None if not all that could be expected: then what follows is not to be tried.
-    fn bring_ahead(&self, pages: &Range<u64>, down: bool) -> Result<Option<Range<u64>>, MemError> {
-        let mut pages = pages.start..pages.end.min(self.pmap.len().0);
+    fn bring_ahead(&self, ahead: &Ahead) -> Result<Option<Range<u64>>, MemError> {
+        let down = ahead.down;
+        let mut pages = ahead.pages.start..ahead.pages.end.min(self.pmap.len().0);
+        if pages.is_empty() {
+            return Ok(None);
+        }
         let edge = if down { pages.end - 1 } else { pages.start };
+        // Whether the guest has what follows there is not known.
+        let known = self.backend.surely_has(Ppn(if down { pages.end } else { pages.start - 1 }));
+        pages = pages.start.max(known.start)..pages.end.min(known.end);
+        if !pages.contains(&edge) {
+            return Ok(None);
+        }
         if let Some(region) = self.regions.of(Ppn(edge)) {
             let (first, n) = (self.regions.first(region).0, self.regions.size().0);
             if edge == if down { first + n - 1 } else { first } {
+                if !ahead.is_long_for(n) {
+                    return Ok(None);
+                }
                 let filled = self.is_within_target(n).then(|| self.fill_large(region, None));
                 return match filled.flatten() {
                     Some(Ok(())) => Ok(Some(first..first + n)),
@@ -145,7 +161,10 @@ impl<B: Backend> Memory<B> {
         };
         self.uncharge(most - (run.end - run.start));
         match self.fill_zeros(&run, None) {
-            Ok(()) => Ok(Some(run).filter(|run| *run == pages)),
+            Ok(()) => {
+                Counters::add(&self.counters.unasked, run.end - run.start);
+                Ok(Some(run).filter(|run| *run == pages))
+            }
             Err((_, MemError::Crash)) => Err(MemError::Crash),
             Err((next, e)) => {
                 self.give_back(next..run.end, None);

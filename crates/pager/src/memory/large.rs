@@ -80,7 +80,7 @@ impl<B: Backend> Memory<B> {
         if !self.charge_if_plentiful(n) {
             return None;
         }
-        let claimed = self.claim_fresh(region);
+        let claimed = self.claim_fresh(region, asked.is_some());
         if claimed.len() as u64 != n {
             self.give_back_fresh(&claimed);
             return Some(Err(Fault::Wait(Wait::Busy)));
@@ -112,12 +112,14 @@ impl<B: Backend> Memory<B> {
     }
 
     /// Claims the pages of a region that has nothing yet, up to the first that has, or that somebody else has
-    /// claimed; with their words before.
-    fn claim_fresh(&self, region: usize) -> Vec<(Ppn, Word)> {
+    /// claimed; with their words before. Where none is `wanted`, up to the first that is not untouched: a page under
+    /// sample would lose it, unseen.
+    fn claim_fresh(&self, region: usize, wanted: bool) -> Vec<(Ppn, Word)> {
         let mut claimed = Vec::with_capacity(self.regions.size().0 as usize);
         for ppn in self.regions.pages(region) {
             let word = self.pmap.load(ppn);
-            if !is_fresh(word) || self.claim(ppn, word).is_err() {
+            let may = is_fresh(word) && (wanted || word == Word::UNTOUCHED);
+            if !may || self.claim(ppn, word).is_err() {
                 break;
             }
             claimed.push((ppn, word));
@@ -157,6 +159,7 @@ impl<B: Backend> Memory<B> {
         for (p, word) in claimed {
             self.came_home(p, Some(p) == asked && word.sampled());
         }
+        Counters::add(&self.counters.unasked, n - u64::from(asked.is_some()));
         let woken = if lifted.is_ok() { Ok(()) } else { self.backend.wake(first, n) };
         Some(woken.map_err(failed))
     }

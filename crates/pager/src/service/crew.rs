@@ -318,8 +318,12 @@ fn help(vm: &Shared, office: &Office) {
             vm.fault_times.note(job.read.elapsed(), 1);
             Counters::add(&vm.memory.counters.helped, 1);
         }
-        if !served || met.away {
+        let is_back = !served || met.away;
+        if is_back {
             office.board().back.push(met);
+        }
+        // The fault thread hands out what comes unasked, and may be asleep.
+        if is_back || vm.memory.runs_ahead() {
             let _ = rustix::io::write(&vm.wake_fd, &1u64.to_ne_bytes());
         }
     }

@@ -45,6 +45,8 @@ pub(super) struct FaultService {
     begun: Instant,
     /// Since when, or since the last look, a fault has waited for memory.
     starved: Option<Instant>,
+    /// Since when faults may have waited that are read next: the thread was at something that nobody had asked for.
+    kept_since: Option<Instant>,
 }
 
 /// How often something is tried again that is ready very soon, most of the time.
@@ -101,6 +103,7 @@ impl FaultService {
             spin: Spin::default(),
             begun: Instant::now(),
             starved: None,
+            kept_since: None,
         })
     }
 
@@ -170,7 +173,14 @@ impl FaultService {
 
     /// Hands out what a guest that fills memory in order will want next. Other faults come first: a part at a time.
     fn run_ahead(&mut self) {
-        match self.vm.memory.run_ahead() {
+        let begun = Instant::now();
+        let came = self.vm.memory.run_ahead();
+        // A large page takes long, and who came meanwhile has waited.
+        if begun.elapsed() > LONG && self.has_events() {
+            self.crew.crowded(Instant::now());
+            self.kept_since = Some(begun);
+        }
+        match came {
             // The VMM is exiting, or discards something: then a fault will be met with the same.
             Ok(()) | Err(MemError::Gone | MemError::Again | MemError::NoMemory) => {}
             Err(e) => self.vm.set_ill(format!("pages ahead of first touches: {e}")),
@@ -231,6 +241,7 @@ impl FaultService {
         let mark = self.vm.memory.mark();
         self.vm.memory.backend().uffd().read_events(events)?;
         let begun = Instant::now();
+        let since = self.kept_since.take().unwrap_or(begun);
         let waiting = self.serve.pending().faults();
         let mut notices = Vec::with_capacity(events.len());
         events.drain(..).for_each(|event| self.notice(event, &mut notices));
@@ -257,7 +268,7 @@ impl FaultService {
         self.with_serve(|_, _, _| {});
         let kept = self.serve.pending().faults().saturating_sub(waiting);
         let took = begun.elapsed();
-        self.vm.fault_times.note(took, faults.saturating_sub(kept + helped) as u64);
+        self.vm.fault_times.note(since.elapsed(), faults.saturating_sub(kept + helped) as u64);
         if took > LONG && self.has_events() {
             self.crew.crowded(Instant::now());
         }

@@ -156,7 +156,11 @@ impl ShareService {
     fn turn(&mut self) -> Result<Duration, MemError> {
         if self.vm.memory.is_parked() && self.vm.memory.settle_parked()? > 0 {
             // Whatever else is asked for would not be answered either.
-            self.vm.set_share_note(Some("QEMU does not answer".into()));
+            let what = match self.vm.memory.backend().can_remap() {
+                true => "QEMU does not answer",
+                false => "its shim broke the conversation off, and has not come again",
+            };
+            self.vm.set_share_note(Some(what.into()));
             return Ok(Duration::from_millis(100));
         }
         self.map_zeros()?;
@@ -384,7 +388,7 @@ impl ShareService {
     /// Pages that came to the guest so far: at a write to one that it has, nothing does.
     fn came(&self) -> u64 {
         let counted = self.vm.memory.counters.values();
-        counted.faults.saturating_sub(counted.unwritten_faults)
+        counted.faults.saturating_sub(counted.unwritten_faults) + counted.unasked
     }
 
     /// Whether the VMM has mappings to spare.
