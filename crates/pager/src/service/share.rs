@@ -37,6 +37,10 @@ const LIFTED: u64 = 1 << 14;
 const ZEROS_AHEAD: u64 = 16;
 /// How long a VM that is not to be looked at is let alone. Whoever wants something of it earlier signals.
 const IDLE: Duration = Duration::from_secs(2);
+/// The same of one whose passes have become seldom, for it does little.
+const CALM: Duration = Duration::from_secs(5);
+/// What is seldom.
+const SELDOM: Duration = Duration::from_secs(60);
 /// The longest rest of a pass that is under way.
 const BETWEEN: Duration = Duration::from_millis(500);
 
@@ -334,7 +338,7 @@ impl ShareService {
         let wait = self.passes.interval(since, pages, settings.scan_time);
         let left = wait.saturating_sub(self.pass.began.elapsed());
         if !left.is_zero() {
-            return Some(left.min(IDLE));
+            return Some(left.min(if wait < SELDOM { IDLE } else { CALM }));
         }
         self.pass = Pass::begin(came);
         None
