@@ -10,7 +10,7 @@ use crate::{CompressionView, FaultTimesView, PolicyInputs, Salt, VmSharing};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Accel {
-    /// KVM if a trial boot of its kernel says something within 5 s, else TCG.
+    /// KVM if a trial boot of its kernel prints "Linux version" on its serial port within 5 s, else TCG.
     #[default]
     Auto,
     /// Hardware virtualization.

@@ -1,5 +1,6 @@
 //! The threads of a paged VM.
 //!
+//! - `vm`: starts them, ends them, and is what the manager has of them.
 //! - `fault`: reads the userfaultfd; serves faults and discards. It never waits for anything but
 //!   its descriptors: what cannot be served now is kept and tried again, because the VMM's own
 //!   threads wait until their discard events are read.
@@ -11,6 +12,7 @@
 //! - `share`: looks for equal pages, brings broken ones home, maps zeros to be read.
 //! - `reads`: what is read from the swap space for it, and read ahead.
 //! - `large`: which large pages are broken, and when.
+//! - `restore`: what a shortage took of regions of large pages comes home unasked.
 //! - `latency`: how long faults took to be served.
 //! - `reclaim`: evicts what the policy asks for, samples.
 //! - `cold`: what it evicts where accesses are seen.
