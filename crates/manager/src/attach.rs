@@ -12,8 +12,9 @@ use ballast_units::{Bytes, PAGE_SIZE, Pages, VM_NAME_RULE, good_vm_name};
 use crate::lifecycle::{LARGEST, built_at};
 use crate::manager::{Failure, Manager, Pledge};
 use crate::records::Record;
+use crate::sync::lock;
 use crate::views;
-use crate::vm::{Asked, NewVm, Vm, VmParams, lock};
+use crate::vm::{Asked, NewVm, Vm, VmParams};
 
 const DEADLINE: Duration = Duration::from_secs(10);
 

@@ -18,8 +18,9 @@ use ballast_units::{Bytes, Pages};
 use crate::hotplug_loop;
 use crate::manager::Manager;
 use crate::pace::Pace;
+use crate::sync::lock;
 use crate::tools::Meter;
-use crate::vm::{Vm, lock};
+use crate::vm::Vm;
 
 /// Ends with the connection, and answers why that has ended; None: the VM has. What is known of its balloon and of what
 /// is unplugged begins anew with each.

@@ -14,7 +14,8 @@ use crate::limits;
 use crate::manager::{Failure, Made, Manager, Pledge, check_pool};
 use crate::pools::Rules;
 use crate::records::Record;
-use crate::vm::{Sizes, Vm, VmParams, lock};
+use crate::sync::lock;
+use crate::vm::{Sizes, Vm, VmParams};
 
 /// What is to be in force in place of what is.
 pub(crate) struct Next<'a> {

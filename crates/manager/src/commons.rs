@@ -26,13 +26,12 @@ use ballast_units::{Bytes, PAGE_SIZE};
 use rustix::net::{Shutdown, shutdown};
 
 use crate::config::{ScanOrder, SharingSettings};
-use crate::vm::lock;
+use crate::layout::{KEY, STORE, ZEROS};
+use crate::sync::lock;
 use crate::whole_file;
 
 /// How long a shim may take for a batch before its VM's share thread turns to other things.
 const ANSWER: Duration = Duration::from_secs(2);
-/// The first version of the protocol whose MapHome brings pages home.
-pub const SHARING_VERSION: u32 = 2;
 
 /// All domains of a host.
 pub struct Commons {
@@ -57,15 +56,15 @@ impl Commons {
         settings: &SharingSettings,
         host: Arc<Host>,
     ) -> anyhow::Result<Commons> {
-        let folder = run_dir.join("store");
+        let folder = run_dir.join(STORE);
         std::fs::create_dir_all(&folder).with_context(|| format!("folder {}", folder.display()))?;
         // Other files cannot be mapped where faults are to be seen.
         let usable = rustix::fs::statfs(&folder).is_ok_and(|fs| fs.f_type == libc::TMPFS_MAGIC);
         if !usable {
             tracing::warn!("{}: not on a tmpfs: no pages are shared", folder.display());
         }
-        let secret = secret(&folder.join("key"))?;
-        let zeros = zeros(&folder.join("zeros"))?;
+        let secret = secret(&folder.join(KEY))?;
+        let zeros = zeros(&folder.join(ZEROS))?;
         host.ledger.adopt(ZERO_RUN);
         let control = Arc::new(Control::new(scan_settings(settings)));
         let domains = Mutex::new(HashMap::new());
@@ -75,7 +74,7 @@ impl Commons {
 
     /// Removes what `open` made, unless pages of VMs are in a store.
     pub fn undo(run_dir: &Path) {
-        let stores = std::fs::read_dir(run_dir.join("store")).into_iter().flatten().flatten();
+        let stores = std::fs::read_dir(run_dir.join(STORE)).into_iter().flatten().flatten();
         let pages = |name: std::ffi::OsString| name.to_string_lossy().ends_with(".pages");
         if !stores.map(|entry| entry.file_name()).any(pages) {
             Commons::clear(run_dir);
@@ -84,7 +83,7 @@ impl Commons {
 
     /// Nobody shares any more: removes what `open` made.
     pub fn clear(run_dir: &Path) {
-        let folder = run_dir.join("store");
+        let folder = run_dir.join(STORE);
         for entry in std::fs::read_dir(&folder).into_iter().flatten().flatten() {
             let _ = std::fs::remove_file(entry.path());
         }
@@ -564,10 +563,10 @@ mod tests {
         assert_ne!(commons(other.path()).domain_name("a", Some(&salt("blue"))), blue);
         // The zeros are pages and not holes: reading them allocates nothing more.
         assert_eq!(first.measured(), ZERO_RUN.bytes());
-        let blocks = std::fs::metadata(dir.path().join("store/zeros")).unwrap();
+        let blocks = std::fs::metadata(dir.path().join(STORE).join(ZEROS)).unwrap();
         assert_eq!(std::os::unix::fs::MetadataExt::blocks(&blocks) * 512, ZERO_RUN.bytes().0);
         Commons::clear(dir.path());
-        assert!(!dir.path().join("store").exists());
+        assert!(!dir.path().join(STORE).exists());
     }
 
     #[test]
@@ -585,7 +584,7 @@ mod tests {
         drop(used);
         commons(dir.path()).recover(&[], false).unwrap();
         assert!(!dir.path().join("store/vm-a.pages").exists());
-        assert!(dir.path().join("store/key").exists());
+        assert!(dir.path().join(STORE).join(KEY).exists());
     }
 
     fn change() -> Change {

@@ -12,7 +12,7 @@ use crate::change::either;
 use crate::config::check_budget;
 use crate::layout::HOST;
 use crate::manager::{Failure, Manager};
-use crate::vm::lock;
+use crate::sync::lock;
 use crate::whole_file;
 
 /// None: as configured.

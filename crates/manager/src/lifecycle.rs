@@ -22,8 +22,9 @@ use crate::manager::{Failure, Manager, Pledge};
 use crate::pace::{round_of, slot_after};
 use crate::paging::{Answer, Expected, pager_config};
 use crate::records::Record;
+use crate::sync::lock;
 use crate::upgrade::since_boot_ms;
-use crate::vm::{Asked, NewVm, Vm, VmParams, lock};
+use crate::vm::{Asked, NewVm, Vm, VmParams};
 use crate::{ending, layout, views};
 
 /// Deadline of one QMP command: a QEMU that waits in a page fault answers when it is served.

@@ -33,7 +33,8 @@ use crate::refused::Refused;
 use crate::reload::Source;
 use crate::starts::Starts;
 use crate::swap::Swap;
-use crate::vm::{Vm, VmParams, lock};
+use crate::sync::lock;
+use crate::vm::{Vm, VmParams};
 
 /// How the manager is to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

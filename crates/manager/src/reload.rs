@@ -11,7 +11,8 @@ use crate::config::{Config, Overrides};
 use crate::host_set::HostSet;
 use crate::manager::{Failure, Manager, check_pool};
 use crate::records::Record;
-use crate::vm::{Sizes, VmParams, lock};
+use crate::sync::lock;
+use crate::vm::{Sizes, VmParams};
 
 /// Where the configuration came from.
 #[derive(Clone, Debug, Default)]

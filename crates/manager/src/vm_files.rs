@@ -10,7 +10,7 @@ use crate::layout::{AGENT_SOCKET, QMP_SOCKET};
 use crate::manager::Manager;
 use crate::records::Record;
 use crate::rooms::SILENT;
-use crate::vm::lock;
+use crate::sync::lock;
 
 impl Manager {
     /// Removes what the pager has of a VM that has no page yet, or none any more. Answers what was there.
