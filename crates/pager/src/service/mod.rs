@@ -1,6 +1,7 @@
 //! The threads of a paged VM.
 //!
 //! - `vm`: starts them, ends them, and is what the manager has of them.
+//! - `shared`: what they share.
 //! - `fault`: reads the userfaultfd; serves faults and discards. It never waits for anything but
 //!   its descriptors: what cannot be served now is kept and tried again, because the VMM's own
 //!   threads wait until their discard events are read.
@@ -37,6 +38,7 @@ mod restore;
 mod runs;
 pub mod serve;
 mod share;
+mod shared;
 mod sizing;
 mod slotless;
 mod spin;
@@ -46,4 +48,5 @@ mod write;
 
 pub use crew::FaultThreads;
 pub use latency::{FaultTimes, bucket_end};
-pub use vm::{Health, Inherited, PagedVm, PagerConfig, Sample, StartError, VmFiles};
+pub use shared::{Health, Sample};
+pub use vm::{Inherited, PagedVm, PagerConfig, StartError, VmFiles};
