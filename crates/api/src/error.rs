@@ -1,3 +1,5 @@
+//! How the manager says no.
+
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 

@@ -1,3 +1,5 @@
+//! VMs: how they are started, attached, changed and stopped, and all that is shown of them.
+
 use std::path::PathBuf;
 
 use ballast_units::Bytes;

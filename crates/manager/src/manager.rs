@@ -366,7 +366,7 @@ impl Manager {
     /// until the VM is there or the start failed.
     ///
     /// # Errors
-    /// The pool, or the host, cannot promise so much more.
+    /// There is no such pool; or it, or the host, cannot promise so much more.
     pub fn promise(&self, name: &str, need: Pledge) -> Result<(), Failure> {
         let mut starting = lock(&self.starting);
         // Under the lock: whoever takes a pool away looks for promises out of it.
@@ -455,6 +455,9 @@ impl Manager {
 pub(crate) type Made = (String, Option<PoolId>, Pages);
 
 /// Whether there is such a pool.
+///
+/// # Errors
+/// NotFound.
 pub(crate) fn check_pool(rules: &crate::pools::Rules, pool: Option<&str>) -> Result<(), Failure> {
     match pool {
         Some(name) if !rules.contains_key(name) => {

@@ -529,6 +529,9 @@ fn see_accesses(name: &str, ram: &GuestRam, pid: u32) {
 }
 
 /// Faults are served, and what the shim says from now on answers the pager.
+///
+/// # Errors
+/// The connection has ended.
 pub fn managed(connection: &Connection) -> Result<(), String> {
     connection.send(&Message::Managed, &[]).map_err(|e| e.to_string())
 }

@@ -27,6 +27,9 @@ const STILL_LATE: Duration = Duration::from_secs(600);
 
 /// Of the VMs that a former manager left, those that wait for a manager, announced so that their shims
 /// are let in. Call before shims are accepted.
+///
+/// # Errors
+/// A process cannot be watched, or a newer manager's pmap or the folder of stores not be read.
 pub fn announce(manager: &Arc<Manager>, survey: Survey) -> anyhow::Result<Vec<Waiting>> {
     let Survey { left, unread } = survey;
     for (name, why) in &unread {

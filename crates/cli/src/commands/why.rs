@@ -1,3 +1,5 @@
+//! `ballast why`: why a VM has the memory that it has, or had what it had.
+
 use ballast_api::Why;
 use ballast_api::client::Client;
 

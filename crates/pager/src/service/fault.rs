@@ -79,7 +79,10 @@ impl Tries {
 }
 
 impl FaultService {
-    /// `unbooked` is what a takeover could not book of the discards that it read. Err: no memory for buffers.
+    /// `unbooked` is what a takeover could not book of the discards that it read.
+    ///
+    /// # Errors
+    /// No memory for buffers.
     pub fn new(
         vm: Arc<Shared>,
         unbooked: Vec<(Unbooked, Mark)>,

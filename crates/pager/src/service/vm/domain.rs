@@ -45,6 +45,9 @@ impl PagedVm {
 
     /// Its shim has come again: see [`Mappings::reconnect`], whose answer this is. What was under way when it was lost is
     /// looked up and finished, or taken back, by the share thread, as after a manager's death.
+    ///
+    /// # Errors
+    /// Of `greet`.
     pub fn reconnect<E>(
         &self,
         remapper: Box<dyn Remapper>,
