@@ -1,3 +1,5 @@
+//! What is kept compressed, and what that costs.
+
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 

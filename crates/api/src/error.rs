@@ -1,3 +1,5 @@
+//! How the manager says no.
+
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -7,7 +9,7 @@ use utoipa::ToSchema;
 pub enum ErrorCode {
     /// 400: the request itself is wrong; the message names the field.
     BadRequest,
-    /// 404: no VM of that name.
+    /// 404: no such VM, pool, path, or method on that path; nothing in the journal of that time.
     NotFound,
     /// 409: right request, wrong moment (a name that is taken, a VM that is stopping).
     Conflict,

@@ -1,3 +1,5 @@
+//! How long faults took, in buckets.
+
 use ballast_units::fault_bucket_end_us;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

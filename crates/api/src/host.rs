@@ -1,3 +1,5 @@
+//! The host: what is shown of it, what can be changed, and how its manager is ended.
+
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};

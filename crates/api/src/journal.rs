@@ -1,3 +1,5 @@
+//! The journal of decisions: how it is kept, and its turns.
+
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};

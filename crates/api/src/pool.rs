@@ -1,3 +1,5 @@
+//! Resource pools, and what a new reading of the configuration brought.
+
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 

@@ -95,8 +95,13 @@ impl ProcessRecord {
 
     /// Whether the process that the record names still runs.
     pub fn is_alive(&self) -> bool {
-        process_started(self.pid) == Some(self.pid_started)
+        is_process(self.pid, self.pid_started)
     }
+}
+
+/// Whether the process of this number that was started then runs: a number may be another's by now.
+pub fn is_process(pid: u32, started: u64) -> bool {
+    process_started(pid) == Some(started)
 }
 
 /// When a process started, in clock ticks since boot. None if there is none, or only a zombie.

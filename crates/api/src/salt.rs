@@ -1,3 +1,5 @@
+//! Salts: secrets that say with whom a VM may share pages.
+
 use std::fmt;
 use std::sync::Arc;
 

@@ -1,3 +1,5 @@
+//! VMs: how they are started, attached, changed and stopped, and all that is shown of them.
+
 use std::path::PathBuf;
 
 use ballast_units::Bytes;
@@ -10,7 +12,7 @@ use crate::{CompressionView, FaultTimesView, PolicyInputs, Salt, VmSharing};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Accel {
-    /// KVM if a trial boot of its kernel says something within 5 s, else TCG.
+    /// KVM if a trial boot of its kernel prints "Linux version" on its serial port within 5 s, else TCG.
     #[default]
     Auto,
     /// Hardware virtualization.

@@ -181,7 +181,7 @@ pub struct NameArgs {
 
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
 pub enum AccelArg {
-    /// KVM if a trial boot of its kernel says something within 5 s, else TCG.
+    /// KVM if a trial boot of its kernel prints "Linux version" on its serial port within 5 s, else TCG.
     #[default]
     Auto,
     Kvm,

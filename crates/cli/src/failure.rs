@@ -2,7 +2,7 @@
 //!
 //! | exit code | meaning |
 //! | --- | --- |
-//! | 1 | the manager refused or failed, a process cannot be estimated, a journal cannot be used or replays otherwise, a scenario is wrong, or the output could not be written |
+//! | 1 | the manager refused or failed, a process cannot be estimated, a journal cannot be used, replays otherwise or is damaged, a scenario is wrong, or the output could not be written |
 //! | 2 | wrong usage; the manager was not asked |
 //! | 3 | no usable answer from the manager: not there, silent, or broken off |
 

@@ -1,15 +1,8 @@
 //! Moments: from the command line, and for people. Inside they are milliseconds since 1970.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use jiff::civil::Time;
 use jiff::tz::TimeZone;
 use jiff::{Timestamp, ToSpan as _, Zoned};
-
-pub fn now_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
-}
 
 /// `-10m` (ago; s, m, h, d), `14:05` or `14:05:30` (the last such time here), or RFC 3339.
 pub fn parse(text: &str) -> Result<u64, String> {

@@ -12,6 +12,8 @@ const PROGRAMS: [&str; 4] = ["./run", "./test", "./bench", "./experiment"];
 fn documents() -> Vec<PathBuf> {
     let root = files::root();
     let mut all = files::with_ending(&root.join("docs"), "md");
+    let notes = files::with_ending(&root.join("experiments"), "md").into_iter();
+    all.extend(notes.filter(|path| path.ends_with("NOTES.md")));
     all.extend(["README.md", "ARCHITECTURE.md", "CHANGELOG.md"].map(|name| root.join(name)));
     all
 }

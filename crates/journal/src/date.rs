@@ -1,4 +1,12 @@
-//! Moments as dates, where there is no time zone to go by.
+//! Moments: milliseconds since 1970, and as dates, where there is no time zone to go by.
+
+use std::time::SystemTime;
+
+/// Milliseconds since 1970, by the host's clock, which may be set back.
+pub fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
 
 /// "2026-03-01T14:05:07Z": milliseconds since 1970 in UTC, whole seconds.
 pub fn utc(ms: u64) -> String {

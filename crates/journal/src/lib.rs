@@ -31,6 +31,7 @@ pub mod tell;
 pub mod trace;
 pub mod turn;
 
+pub use date::now_ms;
 pub use journal::{Health, Journal, Settings};
 pub use outcome::{Aim, End, Outcome};
 pub use reader::{Reader, Sourced, Trouble};

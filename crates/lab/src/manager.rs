@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -271,6 +271,26 @@ impl Manager {
     fn spawn(&mut self, program: &Path, options: &Options, more: &[&str]) -> Result<()> {
         let log = File::options().create(true).append(true).open(self.log());
         let log = log.context("ballastd.log")?;
+        let mut command = self.command(program, options, more)?;
+        // Its own group, so that Ctrl-C reaches this program alone, which then ends it in order.
+        command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
+        // SAFETY: prctl is async-signal-safe and touches no memory. If this program is killed, the
+        // manager gets the signal on which it stops its VMs and cleans up.
+        unsafe {
+            command.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM) {
+                0 => Ok(()),
+                _ => Err(std::io::Error::last_os_error()),
+            });
+        }
+        let mut child =
+            command.spawn().with_context(|| format!("starting {}", program.display()))?;
+        let output = child.stdout.take();
+        self.child = Some(child);
+        self.wait_until_ready(output.context("ballastd has no standard output")?)
+    }
+
+    /// With what is asked of it, on its command line and in its configuration.
+    fn command(&self, program: &Path, options: &Options, more: &[&str]) -> Result<Command> {
         let mut command = Command::new(program);
         command
             .arg("--budget")
@@ -299,21 +319,12 @@ impl Manager {
         if let Some(file) = self.configure(options)? {
             command.arg("--config").arg(file);
         }
-        // Its own group, so that Ctrl-C reaches this program alone, which then ends it in order.
-        command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
-        // SAFETY: prctl is async-signal-safe and touches no memory. If this program is killed, the
-        // manager gets the signal on which it stops its VMs and cleans up.
-        unsafe {
-            command.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM) {
-                0 => Ok(()),
-                _ => Err(std::io::Error::last_os_error()),
-            });
-        }
-        let mut child =
-            command.spawn().with_context(|| format!("starting {}", program.display()))?;
-        let output = child.stdout.take();
-        self.child = Some(child);
-        let mut lines = BufReader::new(output.context("ballastd has no standard output")?).lines();
+        Ok(command)
+    }
+
+    /// Until it says so.
+    fn wait_until_ready(&self, output: ChildStdout) -> Result<()> {
+        let mut lines = BufReader::new(output).lines();
         let (tell, told) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
             let ready = lines.any(|line| line.is_ok_and(|l| l.starts_with("ready:")));

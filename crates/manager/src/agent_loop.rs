@@ -11,7 +11,8 @@ use ballast_qemu::{AgentError, GuestAgent};
 use tokio::time::MissedTickBehavior;
 
 use crate::inputs::AgentReport;
-use crate::vm::{Vm, lock};
+use crate::sync::lock;
+use crate::vm::Vm;
 
 /// The kernel's averages are over ten seconds.
 const TURN: Duration = Duration::from_secs(5);

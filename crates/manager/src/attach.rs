@@ -12,14 +12,19 @@ use ballast_units::{Bytes, PAGE_SIZE, Pages, VM_NAME_RULE, good_vm_name};
 use crate::lifecycle::{LARGEST, built_at};
 use crate::manager::{Failure, Manager, Pledge};
 use crate::records::Record;
+use crate::sync::lock;
 use crate::views;
-use crate::vm::{Asked, NewVm, Vm, VmParams, lock};
+use crate::vm::{Asked, NewVm, Vm, VmParams};
 
 const DEADLINE: Duration = Duration::from_secs(10);
 
 impl Manager {
     /// Attaches by QMP. A VM whose shim is here already (somebody else started it, with the shim)
     /// gets its balloon by this; any other is balloon-only at best.
+    ///
+    /// # Errors
+    /// What is asked for cannot be, nobody answers at that socket, the process or the name is another VM's, or what is to be
+    /// guaranteed to it cannot be promised.
     pub async fn attach(self: &Arc<Self>, spec: AttachSpec) -> Result<VmView, Failure> {
         check_spec(&spec)?;
         let connect = |e: String| Failure::bad(format!("qmp: {}: {e}", spec.qmp.display()));
@@ -81,6 +86,11 @@ impl Manager {
         Ok(views::vm(self, &vm))
     }
 
+    /// Makes a VM of a process that this manager does not know yet: what it says of itself, what it is promised, and what
+    /// is written down of it. Its name is taken.
+    ///
+    /// # Errors
+    /// As of `attach`, or the VMM or the host failed.
     async fn attach_stranger(
         self: &Arc<Self>,
         spec: &AttachSpec,
@@ -91,49 +101,59 @@ impl Manager {
         let monitor =
             Monitor::new(qmp.clone(), DEADLINE).await.map_err(|e| internal(e.to_string()))?;
         let size = memory_size(&monitor).await.map_err(internal)?;
-        if Bytes(spec.min).pages() > size {
+        let params = self.params_for(spec, size)?;
+        // What it has taken it has, whatever the budget; what is guaranteed beyond that is promised as to any other.
+        let pledge = Pledge { promise: promise_of(params.min), pool: params.pool.clone() };
+        self.promise(&spec.name, pledge)?;
+        let process = ProcessHandle::open(pid).map_err(|e| internal(e.to_string()))?;
+        self.fresh_folder(&spec.name).await.map_err(|e| internal(e.to_string()))?;
+        let record = stranger(spec, params, size, pid);
+        if let Err(e) = record.save(&self.folder_of(&spec.name)) {
+            self.remove_files(&spec.name).await;
+            return Err(internal(e));
+        }
+        Ok(self.admit_stranger(record, process))
+    }
+
+    /// What one of this size gets.
+    ///
+    /// # Errors
+    /// What is asked for it cannot be.
+    fn params_for(&self, spec: &AttachSpec, size: Pages) -> Result<VmParams, Failure> {
+        let min = Bytes(spec.min);
+        if min.pages() > size {
             return Err(Failure::bad(format!(
-                "min: {} is above the size of its memory, {size}",
-                Bytes(spec.min)
+                "min: {min} is above the size of its memory, {size}"
             )));
         }
         let asked = Asked {
             shares: spec.shares,
-            min: (spec.min > 0).then(|| Bytes(spec.min).pages()),
+            min: (spec.min > 0).then(|| min.pages()),
             max: None,
             tax: spec.tax,
             pool: spec.pool.clone().map(Some),
         };
-        let params = VmParams::resolve(&self.config().vms, &spec.name, size.into(), asked)
-            .map_err(|e| Failure::bad(format!("{}: {e}", spec.name)))?;
-        // What it has taken it has, whatever the budget; what is guaranteed beyond that is promised as to any other.
-        let pledge = Pledge { promise: promise_of(params.min), pool: params.pool.clone() };
-        self.promise(&spec.name, pledge)?;
-        let handle = ProcessHandle::open(pid).map_err(|e| internal(e.to_string()))?;
-        let folder = self.folder_of(&spec.name);
-        self.fresh_folder(&spec.name).await.map_err(|e| internal(e.to_string()))?;
-        let accel = AccelChoice::started_by_another();
-        let record = Record::new(&spec.name, None, params.clone(), size, Pages::ZERO, pid, &accel);
-        let record = Record { qmp: absolute(&spec.qmp), ..record.unpaged("attached by QMP") };
-        if let Err(e) = record.save(&folder) {
-            self.remove_files(&spec.name).await;
-            return Err(internal(e));
-        }
-        // It is there, whatever the budget: what it has taken counts from now on.
-        let external = process::rss(pid).map_or(size, Bytes::pages_ceil).max(Pages(1));
+        VmParams::resolve(&self.config().vms, &spec.name, size.into(), asked)
+            .map_err(|e| Failure::bad(format!("{}: {e}", spec.name)))
+    }
+
+    /// It is there, whatever the budget: what it has taken counts from now on.
+    fn admit_stranger(self: &Arc<Self>, record: Record, process: ProcessHandle) -> Arc<Vm> {
+        let Record { name, accel, params, size, .. } = record;
+        let external = process::rss(process.pid()).map_or(size, Bytes::pages_ceil).max(Pages(1));
         self.host.ledger.adopt(external);
-        Ok(self.admit(NewVm {
+        self.admit(NewVm {
             id: self.next_id(),
-            name: spec.name.clone(),
+            folder: self.folder_of(&name),
+            name,
             spec: None,
-            folder,
-            accel: accel.to_string(),
+            accel,
             size,
             boot: size,
             plugged: Some(Pages::ZERO),
             overhead: Pages::ZERO,
             params,
-            process: handle,
+            process,
             management: Management { mode: Mode::Unmanaged, reason: Some("not seen yet".into()) },
             external,
             vmm: Pages::ZERO,
@@ -141,8 +161,15 @@ impl Manager {
             control: BalloonControl::new(self.config().balloon),
             set: WorkingSet::new(self.config().sampling, size),
             built: built_at(None),
-        }))
+        })
     }
+}
+
+/// What is written down of one that somebody else started.
+fn stranger(spec: &AttachSpec, params: VmParams, size: Pages, pid: u32) -> Record {
+    let accel = AccelChoice::started_by_another();
+    let record = Record::new(&spec.name, None, params, size, Pages::ZERO, pid, &accel);
+    Record { qmp: absolute(&spec.qmp), ..record.unpaged("attached by QMP") }
 }
 
 /// What can be told wrong of a request before the VMM is asked anything.

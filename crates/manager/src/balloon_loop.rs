@@ -15,11 +15,12 @@ use ballast_policy::{BalloonInput, BalloonOutput, State, UnplugControl, UnplugIn
 use ballast_qemu::Monitor;
 use ballast_units::{Bytes, Pages};
 
-use crate::hotplug_loop;
+use crate::hotplug_loop::{self, Look};
 use crate::manager::Manager;
 use crate::pace::Pace;
+use crate::sync::lock;
 use crate::tools::Meter;
-use crate::vm::{Vm, lock};
+use crate::vm::Vm;
 
 /// Ends with the connection, and answers why that has ended; None: the VM has. What is known of its balloon and of what
 /// is unplugged begins anew with each.
@@ -51,56 +52,26 @@ async fn step(
     monitor: &Monitor,
     unplug: &mut Option<UnplugControl>,
 ) -> bool {
-    let stats = monitor.guest_stats().await.unwrap_or(None);
-    // Old statistics are kept with their age: a frozen QEMU does not make the guest unknown.
-    let reported = match monitor.query_balloon().await {
-        Ok(actual) => Some(vm.boot.saturating_sub(actual.pages())),
-        Err(_) => None,
-    };
-    if stats.is_some() {
-        vm.driver_alive.store(true, Ordering::Relaxed);
-    }
-    let look = hotplug_loop::look(vm, monitor).await;
-    // After the look: what is unplugged is given up before it is out of the VMM's books.
-    let (consumed, discarded) = match &*vm.paged() {
-        Some(paged) => (Some(paged.memory().charged()), paged.memory().counters.values().discarded),
-        None => (None, 0),
-    };
-    let pages = |bytes: Option<u64>| bytes.map(|b| Bytes(b).pages());
+    let seen = see(vm, monitor).await;
     let config = manager.config().balloon;
-    if let Some(look) = &look {
+    if let Some(look) = &seen.hotplug {
         unplug.get_or_insert_with(|| UnplugControl::new(config, look.less)).set_config(config);
     }
     let (given, plugged) = (vm.to_plug(), vm.plugged());
     let withheld = unplug.as_ref().map_or(Pages::ZERO, |unplug| unplug.withheld(given, plugged));
     lock(&vm.hotplug).withheld = withheld;
-    let goal = lock(&vm.balloon).goal;
-    let input = BalloonInput {
-        now: manager.started.elapsed(),
-        size: vm.boot + plugged,
-        // QEMU knows of what the guest began with alone.
-        most: Some(vm.boot),
-        goal,
-        has_device: monitor.has_balloon(),
-        driver_alive: vm.driver_alive.load(Ordering::Relaxed),
-        reported,
-        discarded,
-        consumed,
-        guest_available: stats.and_then(|s| pages(s.available)),
-        guest_total: stats.and_then(|s| pages(s.total)),
-        guest_stats_age: stats.map(|s| Duration::from_secs(s.age_s)),
-    };
+    let input = input(manager, vm, monitor, &seen, plugged);
     let (mut output, beside) = ask_balloon(vm, input, withheld, given, plugged);
     let mut settled = true;
     if let Some(unplug) = unplug {
         let done = unplug.step(&beside, &output);
         output = together(&output, beside.held, &done);
         // Where QEMU did not answer, the next turn asks.
-        if let Some(look) = look {
+        if let Some(look) = seen.hotplug {
             settled = hotplug_loop::ask(vm, monitor, &look, done.withhold).await;
         }
     }
-    let still = note(manager, vm, output, reported, stats) && withheld.is_zero();
+    let still = note(manager, vm, output, seen.reported, seen.stats) && withheld.is_zero();
     if let Some(size) = output.command {
         let left: Pages = vm.boot.saturating_sub(size);
         if let Err(e) = monitor.balloon(left.bytes()).await {
@@ -110,6 +81,64 @@ async fn step(
     still
         && settled
         && manager.decision().is_some_and(|(_, decision)| decision.state == State::High)
+}
+
+/// What a turn found.
+struct Seen {
+    stats: Option<GuestStats>,
+    /// The size of the balloon, as QEMU says.
+    reported: Option<Pages>,
+    hotplug: Option<Look>,
+    /// None: it is not paged.
+    consumed: Option<Pages>,
+    /// Pages that its guest has given up so far.
+    discarded: u64,
+}
+
+async fn see(vm: &Vm, monitor: &Monitor) -> Seen {
+    let stats = monitor.guest_stats().await.unwrap_or(None);
+    // Old statistics are kept with their age: a frozen QEMU does not make the guest unknown.
+    let reported = match monitor.query_balloon().await {
+        Ok(actual) => Some(vm.boot.saturating_sub(actual.pages())),
+        Err(_) => None,
+    };
+    if stats.is_some() {
+        vm.driver_alive.store(true, Ordering::Relaxed);
+    }
+    let hotplug = hotplug_loop::look(vm, monitor).await;
+    // After the look: what is unplugged is given up before it is out of the VMM's books.
+    let (consumed, discarded) = match &*vm.paged() {
+        Some(paged) => (Some(paged.memory().charged()), paged.memory().counters.values().discarded),
+        None => (None, 0),
+    };
+    Seen { stats, reported, hotplug, consumed, discarded }
+}
+
+/// What the balloon's controller is to know, but for its part of the goal.
+fn input(
+    manager: &Manager,
+    vm: &Vm,
+    monitor: &Monitor,
+    seen: &Seen,
+    plugged: Pages,
+) -> BalloonInput {
+    let pages = |bytes: Option<u64>| bytes.map(|b| Bytes(b).pages());
+    let goal = lock(&vm.balloon).goal;
+    BalloonInput {
+        now: manager.started.elapsed(),
+        size: vm.boot + plugged,
+        // QEMU knows of what the guest began with alone.
+        most: Some(vm.boot),
+        goal,
+        has_device: monitor.has_balloon(),
+        driver_alive: vm.driver_alive.load(Ordering::Relaxed),
+        reported: seen.reported,
+        discarded: seen.discarded,
+        consumed: seen.consumed,
+        guest_available: seen.stats.and_then(|s| pages(s.available)),
+        guest_total: seen.stats.and_then(|s| pages(s.total)),
+        guest_stats_age: seen.stats.map(|s| Duration::from_secs(s.age_s)),
+    }
 }
 
 /// Asks the balloon's controller for its part of the goal. Answers with what the one beside it is to know.

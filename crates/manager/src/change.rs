@@ -14,7 +14,8 @@ use crate::limits;
 use crate::manager::{Failure, Made, Manager, Pledge, check_pool};
 use crate::pools::Rules;
 use crate::records::Record;
-use crate::vm::{Sizes, Vm, VmParams, lock};
+use crate::sync::lock;
+use crate::vm::{Sizes, Vm, VmParams};
 
 /// What is to be in force in place of what is.
 pub(crate) struct Next<'a> {
@@ -30,7 +31,7 @@ impl Manager {
     /// New parameters of a VM.
     ///
     /// # Errors
-    /// No such VM; a value that cannot be; more promised than there is; or the next manager could not be told. Nothing is
+    /// No such VM or pool; a value that cannot be, or not now; more promised than there is; or the next manager could not be told. Nothing is
     /// changed.
     pub fn change_vm(&self, name: &str, change: &VmChange) -> Result<Arc<Vm>, Failure> {
         let vm = self.vm(name)?;
@@ -60,6 +61,10 @@ impl Manager {
 
     /// Sets new parameters of VMs if all that is promised then can be kept, and if they can be written down. The
     /// rest is for `commit` to set: nothing is promised meanwhile.
+    ///
+    /// # Errors
+    /// More is promised than there is, a pool that goes is in use, the next manager could not be told, or that of `commit`.
+    /// Nothing is changed.
     pub(crate) fn promise_changes(
         &self,
         next: &Next<'_>,
@@ -122,7 +127,8 @@ impl Manager {
     /// Defines a pool, or changes one.
     ///
     /// # Errors
-    /// A value that cannot be, more promised than there is, or the next manager could not be told. Nothing is changed.
+    /// A value that cannot be, no such parent, more promised than there is, or the next manager could not be told. Nothing is
+    /// changed.
     pub fn change_pool(&self, name: &str, change: &PoolChange) -> Result<(), Failure> {
         let one = lock(&self.changing);
         let mut rules = self.pools.rules();
@@ -226,6 +232,9 @@ fn write_down(changes: &[(Arc<Vm>, VmParams, VmParams)]) -> Result<(), String> {
 
 /// What is asked of a parameter that can be set, or taken back by `no_KEY`: None: that it stays as it is; Some(None):
 /// that it is taken back.
+///
+/// # Errors
+/// Both are asked for; the message names the key.
 pub(crate) fn either<T>(
     key: &str,
     value: Option<T>,
@@ -319,6 +328,9 @@ fn check_size(vm: &Vm, max: Pages) -> Result<(), Failure> {
 }
 
 /// What a VM gets under other rules.
+///
+/// # Errors
+/// One line: what they give it cannot be.
 pub(crate) fn under_rules(
     rules: &[VmRule],
     name: &str,
@@ -330,12 +342,19 @@ pub(crate) fn under_rules(
 }
 
 /// The swap space that was reserved at the start must do.
+///
+/// # Errors
+/// It does not.
 pub(crate) fn check_swap(vm: &Vm, old: &VmParams, new: &VmParams) -> Result<(), Failure> {
     let reserved = vm.paged().as_ref().map_or(Pages(u64::MAX), |paged| paged.swap_len());
     check_reserved(&vm.name, vm.size, reserved, old, new)
         .map_err(|e| Failure::new(ErrorCode::Conflict, e))
 }
 
+/// As `check_swap`, of a VM of which `reserved` is known.
+///
+/// # Errors
+/// One line: a lower min needs more.
 pub(crate) fn check_reserved(
     name: &str,
     size: Pages,

@@ -1,7 +1,7 @@
 //! Page sharing on this host: which VMs may share with one another, where their common pages are, and
 //! the way to the shims that map them.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -26,13 +26,12 @@ use ballast_units::{Bytes, PAGE_SIZE};
 use rustix::net::{Shutdown, shutdown};
 
 use crate::config::{ScanOrder, SharingSettings};
-use crate::vm::lock;
+use crate::layout::{KEY, STORE, ZEROS};
+use crate::sync::lock;
 use crate::whole_file;
 
 /// How long a shim may take for a batch before its VM's share thread turns to other things.
 const ANSWER: Duration = Duration::from_secs(2);
-/// The first version of the protocol whose MapHome brings pages home.
-pub const SHARING_VERSION: u32 = 2;
 
 /// All domains of a host.
 pub struct Commons {
@@ -49,23 +48,37 @@ pub struct Commons {
     usable: bool,
 }
 
+/// What is named of a store by those who share in its domain.
+#[derive(Default)]
+struct Named {
+    words: Vec<Word>,
+    /// Which of the store's pages some VM shows nobody knows: all that are there are kept.
+    uncounted: bool,
+}
+
+/// The same, by domain.
+type NamedBy<'a> = HashMap<&'a str, Named>;
+
 impl Commons {
     /// The folder with the stores, the key of the hashes, and the file of zeros: a former manager's,
     /// or new ones. The zeros are charged as overhead.
+    ///
+    /// # Errors
+    /// The folder, the key or the zeros can be neither read nor made.
     pub fn open(
         run_dir: &Path,
         settings: &SharingSettings,
         host: Arc<Host>,
     ) -> anyhow::Result<Commons> {
-        let folder = run_dir.join("store");
+        let folder = run_dir.join(STORE);
         std::fs::create_dir_all(&folder).with_context(|| format!("folder {}", folder.display()))?;
         // Other files cannot be mapped where faults are to be seen.
         let usable = rustix::fs::statfs(&folder).is_ok_and(|fs| fs.f_type == libc::TMPFS_MAGIC);
         if !usable {
             tracing::warn!("{}: not on a tmpfs: no pages are shared", folder.display());
         }
-        let secret = secret(&folder.join("key"))?;
-        let zeros = zeros(&folder.join("zeros"))?;
+        let secret = secret(&folder.join(KEY))?;
+        let zeros = zeros(&folder.join(ZEROS))?;
         host.ledger.adopt(ZERO_RUN);
         let control = Arc::new(Control::new(scan_settings(settings)));
         let domains = Mutex::new(HashMap::new());
@@ -75,7 +88,7 @@ impl Commons {
 
     /// Removes what `open` made, unless pages of VMs are in a store.
     pub fn undo(run_dir: &Path) {
-        let stores = std::fs::read_dir(run_dir.join("store")).into_iter().flatten().flatten();
+        let stores = std::fs::read_dir(run_dir.join(STORE)).into_iter().flatten().flatten();
         let pages = |name: std::ffi::OsString| name.to_string_lossy().ends_with(".pages");
         if !stores.map(|entry| entry.file_name()).any(pages) {
             Commons::clear(run_dir);
@@ -84,7 +97,7 @@ impl Commons {
 
     /// Nobody shares any more: removes what `open` made.
     pub fn clear(run_dir: &Path) {
-        let folder = run_dir.join("store");
+        let folder = run_dir.join(STORE);
         for entry in std::fs::read_dir(&folder).into_iter().flatten().flatten() {
             let _ = std::fs::remove_file(entry.path());
         }
@@ -115,6 +128,9 @@ impl Commons {
     }
 
     /// The domain of this name, empty if it is new.
+    ///
+    /// # Errors
+    /// A former manager's of that name cannot be used, or no store can be made for a new one.
     pub fn domain(&self, name: &str) -> Result<Arc<Domain<GuestRam>>, String> {
         let mut domains = lock(&self.domains);
         if let Some(domain) = domains.get(name) {
@@ -140,56 +156,26 @@ impl Commons {
     /// `keep_all`: there are others of which nothing is known; every page of every store is kept.
     ///
     /// # Errors
-    /// A newer manager's pmap.
+    /// A newer manager's pmap, or the folder of stores cannot be read.
     pub fn recover(
         &self,
         left: &[(String, PathBuf, Option<String>)],
         keep_all: bool,
     ) -> anyhow::Result<Vec<Option<String>>> {
-        let mut damages = Vec::new();
-        let mut words: HashMap<&str, Vec<Word>> = HashMap::new();
-        let mut uncounted: HashSet<&str> = HashSet::new();
-        for (name, pmap, damage) in left {
-            let all = words.entry(name).or_default();
-            let named = match damage {
-                Some(why) => Err(why.clone()),
-                None => self.named_by(name, pmap)?,
-            };
-            damages.push(match named {
-                Ok(named) => {
-                    all.extend(named);
-                    None
-                }
-                Err(why) => {
-                    uncounted.insert(name);
-                    Some(why)
-                }
-            });
-        }
+        let (mut named, mut damages) = self.named_by_all(left)?;
         let stores = self.stores()?;
         if keep_all {
             for name in &stores {
-                words.entry(name).or_default();
+                named.entry(name).or_default();
             }
+            named.values_mut().for_each(|named| named.uncounted = true);
         }
         let mut domains = lock(&self.domains);
-        for (name, mut words) in words {
-            let path = self.path(name);
-            if !path.exists() && words.is_empty() {
-                continue;
-            }
-            // Which of the store's pages such a VM shows nobody knows: all that are there are kept.
-            let kept =
-                if keep_all || uncounted.contains(name) { pages_in(&path) } else { Ok(Vec::new()) };
-            let recovered = kept.map_err(|e| e.to_string()).and_then(|kept| {
-                words.extend(kept);
-                Domain::recover(&path, name, &self.secret, self.host.clone(), words)
-                    .map_err(|e| e.to_string())
-            });
-            match recovered {
-                Ok(domain) => drop(domains.insert(name.to_owned(), Arc::new(domain))),
-                Err(e) => {
-                    let why = format!("the store of its shared pages, {}: {e}", path.display());
+        for (name, named) in named {
+            match self.recover_domain(name, named) {
+                Ok(None) => {}
+                Ok(Some(domain)) => drop(domains.insert(name.to_owned(), Arc::new(domain))),
+                Err(why) => {
                     tracing::error!("{why}");
                     for ((of, ..), damage) in left.iter().zip(&mut damages) {
                         if of == name {
@@ -206,6 +192,52 @@ impl Commons {
             }
         }
         Ok(damages)
+    }
+
+    /// What VMs name of each store, by domain; and for each of them what is wrong with it, if there is anything.
+    ///
+    /// # Errors
+    /// A newer manager's pmap.
+    fn named_by_all<'a>(
+        &self,
+        left: &'a [(String, PathBuf, Option<String>)],
+    ) -> anyhow::Result<(NamedBy<'a>, Vec<Option<String>>)> {
+        let mut all = NamedBy::new();
+        let mut damages = Vec::new();
+        for (name, pmap, damage) in left {
+            let of_domain = all.entry(name).or_default();
+            let named = match damage {
+                Some(why) => Err(why.clone()),
+                None => self.named_by(name, pmap)?,
+            };
+            damages.push(match named {
+                Ok(named) => {
+                    of_domain.words.extend(named);
+                    None
+                }
+                Err(why) => {
+                    of_domain.uncounted = true;
+                    Some(why)
+                }
+            });
+        }
+        Ok((all, damages))
+    }
+
+    /// A domain of which this is named. None: it has no store, and needs none.
+    fn recover_domain(&self, name: &str, named: Named) -> Result<Option<Domain<GuestRam>>, String> {
+        let Named { mut words, uncounted } = named;
+        let path = self.path(name);
+        if !path.exists() && words.is_empty() {
+            return Ok(None);
+        }
+        let what = |e: String| format!("the store of its shared pages, {}: {e}", path.display());
+        if uncounted {
+            words.extend(pages_in(&path).map_err(|e| what(e.to_string()))?);
+        }
+        Domain::recover(&path, name, &self.secret, self.host.clone(), words)
+            .map(Some)
+            .map_err(|e| what(e.to_string()))
     }
 
     /// Names of the domains that have a store.
@@ -292,6 +324,9 @@ impl Commons {
     }
 
     /// Lets the pager map other pages in a VM, through its shim, if the stores are usable.
+    ///
+    /// # Errors
+    /// Its RAM files or its /proc/PID/pagemap cannot be looked at, or there is no descriptor left.
     pub fn connect(
         &self,
         ram: &GuestRam,
@@ -315,6 +350,9 @@ impl Commons {
     /// Has a VM move into the domain of this name, if it is in another, by its own thread: first its pages
     /// leave that one's store. To be called until it is there. `book` makes the change outlive the manager;
     /// without that it stays where it is. Answers whether it is there.
+    ///
+    /// # Errors
+    /// As of `domain`, or there is no descriptor left: it stays where it is.
     pub fn move_to(
         &self,
         paged: &PagedVm,
@@ -387,6 +425,9 @@ pub fn scan_settings(settings: &SharingSettings) -> Settings {
 /// The way to the shim of a paged VM leads over this connection from now on, if there was one: the conversation before
 /// broke off, and the shim does nothing any more that was asked for in it. `greet` tells it that it is heard; an error is
 /// its own, and all is as it was.
+///
+/// # Errors
+/// Of `greet`.
 pub fn reconnect(
     paged: &PagedVm,
     connection: &Arc<Connection>,
@@ -564,10 +605,10 @@ mod tests {
         assert_ne!(commons(other.path()).domain_name("a", Some(&salt("blue"))), blue);
         // The zeros are pages and not holes: reading them allocates nothing more.
         assert_eq!(first.measured(), ZERO_RUN.bytes());
-        let blocks = std::fs::metadata(dir.path().join("store/zeros")).unwrap();
+        let blocks = std::fs::metadata(dir.path().join(STORE).join(ZEROS)).unwrap();
         assert_eq!(std::os::unix::fs::MetadataExt::blocks(&blocks) * 512, ZERO_RUN.bytes().0);
         Commons::clear(dir.path());
-        assert!(!dir.path().join("store").exists());
+        assert!(!dir.path().join(STORE).exists());
     }
 
     #[test]
@@ -585,7 +626,7 @@ mod tests {
         drop(used);
         commons(dir.path()).recover(&[], false).unwrap();
         assert!(!dir.path().join("store/vm-a.pages").exists());
-        assert!(dir.path().join("store/key").exists());
+        assert!(dir.path().join(STORE).join(KEY).exists());
     }
 
     fn change() -> Change {

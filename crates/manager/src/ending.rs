@@ -16,8 +16,9 @@ use crate::layout::QEMU_LOG;
 use crate::lifecycle::built_at;
 use crate::manager::{Failure, Manager, Waits, add_counters};
 use crate::records::Record;
+use crate::sync::lock;
 use crate::views;
-use crate::vm::{ENDED, NewVm, Vm, VmParams, lock};
+use crate::vm::{ENDED, NewVm, Vm, VmParams};
 
 /// How long the last words of a QEMU that has ended may take through its socket.
 const LAST_WORDS: Duration = Duration::from_secs(5);

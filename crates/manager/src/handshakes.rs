@@ -8,7 +8,7 @@ use ballast_shim_proto::Connection;
 use rustix::net::{Shutdown, shutdown};
 
 use crate::commons::hung_up;
-use crate::vm::lock;
+use crate::sync::lock;
 
 /// Of all processes that are not expected.
 const MOST: usize = 64;

@@ -12,7 +12,7 @@ use crate::change::either;
 use crate::config::check_budget;
 use crate::layout::HOST;
 use crate::manager::{Failure, Manager};
-use crate::vm::lock;
+use crate::sync::lock;
 use crate::whole_file;
 
 /// None: as configured.
@@ -68,6 +68,9 @@ impl HostSet {
 
 impl Manager {
     /// Notes what counts from now on. Under the lock of changes.
+    ///
+    /// # Errors
+    /// The next manager could not be told: it does not count.
     pub(crate) fn keep_host_set(&self, set: HostSet) -> Result<(), Failure> {
         set.save(&self.config().run_dir)
             .map_err(|e| Failure::internal(format!("host: writing it down: {e}")))?;

@@ -7,7 +7,8 @@ use ballast_api::HotplugView;
 use ballast_qemu::Monitor;
 use ballast_units::Pages;
 
-use crate::vm::{Vm, lock};
+use crate::sync::lock;
+use crate::vm::Vm;
 
 /// What a look at the device found. What was given to the guest is what its parameters say.
 #[derive(Clone, Copy, Debug)]

@@ -9,7 +9,8 @@ use ballast_policy::{Policy, PolicyKind, VmMisses, VmPressure};
 use ballast_qemu::MemoryPressure;
 use ballast_units::Pages;
 
-use crate::vm::{Vm, lock};
+use crate::sync::lock;
+use crate::vm::Vm;
 
 /// A report that is older says nothing of now.
 const FRESH: Duration = Duration::from_secs(30);

@@ -2,13 +2,13 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use ballast_api::{JournalPage, JournalQuery, JournalView, Why};
 use ballast_journal::journal::LEAST;
 use ballast_journal::segment::Header;
 use ballast_journal::tell::{self, Query, TellError};
-use ballast_journal::{Journal, Settings};
+use ballast_journal::{Journal, Settings, now_ms};
 use ballast_units::Bytes;
 use serde::Deserialize;
 
@@ -67,12 +67,6 @@ pub fn start(settings: Option<&Settings>) -> Option<Journal> {
     Journal::start(settings, header)
         .inspect_err(|e| tracing::error!("the journal is not kept: its thread: {e}"))
         .ok()
-}
-
-/// Milliseconds since 1970, by the host's clock, which may be set back.
-pub fn now_ms() -> u64 {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// None: it is not kept.

@@ -36,6 +36,10 @@ pub const ACCEL: &str = "accel.json";
 pub const SHIM_SOCKET: &str = "shim.sock";
 /// The folder of what VMs share.
 pub const STORE: &str = "store";
+/// In it: the key of the hashes.
+pub const KEY: &str = "key";
+/// In it: the pages of zeros that all VMs read.
+pub const ZEROS: &str = "zeros";
 /// The folder of swap files, where none is configured.
 pub const SWAP: &str = "swap";
 /// Of a VM: its VMM's QMP.

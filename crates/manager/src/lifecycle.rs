@@ -22,8 +22,9 @@ use crate::manager::{Failure, Manager, Pledge};
 use crate::pace::{round_of, slot_after};
 use crate::paging::{Answer, Expected, pager_config};
 use crate::records::Record;
+use crate::sync::lock;
 use crate::upgrade::since_boot_ms;
-use crate::vm::{Asked, NewVm, Vm, VmParams, lock};
+use crate::vm::{Asked, NewVm, Vm, VmParams};
 use crate::{ending, layout, views};
 
 /// Deadline of one QMP command: a QEMU that waits in a page fault answers when it is served.
@@ -97,6 +98,9 @@ impl Manager {
     }
 
     /// The name alone, for a VM that runs already.
+    ///
+    /// # Errors
+    /// Conflict: somebody has it, or may have, or the manager is ending.
     pub(crate) async fn take_name(&self, name: &str, has: Pledge) -> Result<(), Failure> {
         self.take(name, has, false).await
     }
@@ -442,6 +446,10 @@ impl Manager {
 
     /// A shim that nobody announced: a VMM that somebody else started, libvirt for one. It is
     /// admitted with default parameters; `vm attach` gives it a QMP socket and others.
+    ///
+    /// # Errors
+    /// Why not, in one line: its process is known already, its RAM cannot be paged, its name is taken, or there is no room.
+    /// Nothing is left of it.
     pub(crate) fn adopt(self: &Arc<Self>, hello: &Hello, peer: Peer) -> Result<Expected, String> {
         // A VMM has one guest: more names would be more memory than it is entitled to.
         if let Some(vm) = self.vms().into_iter().find(|vm| vm.process.pid() == peer.pid) {

@@ -1,4 +1,4 @@
-//! What settings of VMs and pools may be, whoever says so: the configuration, a command, a start. Rates are
+//! What shares, min and max of VMs and pools may be, whoever says so: the configuration, a command, a start. Rates are
 //! `ballast_policy::TaxRate`'s to check, names `ballast_units`'.
 
 use ballast_units::Pages;

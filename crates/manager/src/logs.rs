@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 
 use crate::layout::{CONSOLE, QEMU_LOG, RECORD, VMS};
 use crate::manager::Manager;
-use crate::vm::lock;
+use crate::sync::lock;
 
 /// A log that is longer is cut.
 const MOST: u64 = 1 << 20;

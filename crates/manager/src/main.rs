@@ -43,6 +43,7 @@ mod run_dir;
 mod starts;
 mod survey;
 mod swap;
+mod sync;
 mod tools;
 mod trust;
 mod unreadable;

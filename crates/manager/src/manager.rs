@@ -33,7 +33,8 @@ use crate::refused::Refused;
 use crate::reload::Source;
 use crate::starts::Starts;
 use crate::swap::Swap;
-use crate::vm::{Vm, VmParams, lock};
+use crate::sync::lock;
+use crate::vm::{Vm, VmParams};
 
 /// How the manager is to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -365,7 +366,7 @@ impl Manager {
     /// until the VM is there or the start failed.
     ///
     /// # Errors
-    /// The pool, or the host, cannot promise so much more.
+    /// There is no such pool; or it, or the host, cannot promise so much more.
     pub fn promise(&self, name: &str, need: Pledge) -> Result<(), Failure> {
         let mut starting = lock(&self.starting);
         // Under the lock: whoever takes a pool away looks for promises out of it.
@@ -454,6 +455,9 @@ impl Manager {
 pub(crate) type Made = (String, Option<PoolId>, Pages);
 
 /// Whether there is such a pool.
+///
+/// # Errors
+/// NotFound.
 pub(crate) fn check_pool(rules: &crate::pools::Rules, pool: Option<&str>) -> Result<(), Failure> {
     match pool {
         Some(name) if !rules.contains_key(name) => {

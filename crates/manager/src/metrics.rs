@@ -20,6 +20,9 @@ use crate::views;
 const TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Prometheus and OpenMetrics text.
+///
+/// # Errors
+/// They cannot be encoded.
 #[utoipa::path(get, path = "/metrics", responses((status = 200, content_type = TYPE, body = String)))]
 pub async fn serve(State(manager): State<Arc<Manager>>) -> Result<impl IntoResponse, Failure> {
     let text = render(&views::host(&manager), &views::vms(&manager))

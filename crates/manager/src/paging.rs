@@ -27,7 +27,6 @@ use ballast_units::{Bytes, PAGE_SIZE, Pages};
 use rustix::fs::SealFlags;
 use tokio::sync::oneshot;
 
-use crate::commons::SHARING_VERSION;
 use crate::config::Config;
 use crate::handshakes::{Connections, Handshake, Handshakes};
 use crate::manager::Manager;
@@ -35,8 +34,8 @@ use crate::numa;
 use crate::records::Record;
 use crate::rejoin::rejoin;
 use crate::swap;
+use crate::sync::lock;
 use crate::upgrade::since_boot_ms;
-use crate::vm::lock;
 
 /// How long a shim may take for one step of the handshake.
 const STEP: Duration = Duration::from_secs(10);
@@ -419,7 +418,7 @@ impl Arrival<'_> {
         let uffd = Uffd::from_fd(uffd).map_err(|e| format!("its userfaultfd: {e}"))?;
         let ram = GuestRam::of_parts(uffd, self.ram_files, self.layout);
         see_accesses(name, &ram, pid);
-        if hello.version >= SHARING_VERSION {
+        if hello.remaps() {
             manager.commons.connect(&ram, connection.clone(), pid, domain)?;
         }
         let files = VmFiles::new(&folder, open_swap(manager, name, &folder)?);
@@ -463,7 +462,7 @@ impl Arrival<'_> {
             return Err(e);
         }
         see_accesses(name, paged.memory().backend(), pid);
-        if hello.version >= SHARING_VERSION {
+        if hello.remaps() {
             let ram = paged.memory().backend();
             if let Err(e) = manager.commons.connect(ram, connection.clone(), pid, domain) {
                 tracing::error!(vm = name, "{e}: its pages are not shared");
@@ -530,6 +529,9 @@ fn see_accesses(name: &str, ram: &GuestRam, pid: u32) {
 }
 
 /// Faults are served, and what the shim says from now on answers the pager.
+///
+/// # Errors
+/// The connection has ended.
 pub fn managed(connection: &Connection) -> Result<(), String> {
     connection.send(&Message::Managed, &[]).map_err(|e| e.to_string())
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use ballast_api::{Mode, RunState};
-use ballast_journal::Moment;
+use ballast_journal::{Moment, now_ms};
 use ballast_pager::mappings::ZERO_RUN;
 use ballast_pager::service::PagedVm;
 use ballast_policy::{
@@ -17,12 +17,12 @@ use ballast_qemu::process;
 use ballast_units::{Pages, VmId};
 
 use crate::inputs;
-use crate::journal;
 use crate::manager::Manager;
 use crate::nodes::Nodes;
 use crate::records::Record;
+use crate::sync::lock;
 use crate::tools;
-use crate::vm::{Vm, lock};
+use crate::vm::Vm;
 use crate::vmm_memory::rebook;
 
 const PERIOD: Duration = Duration::from_secs(1);
@@ -169,7 +169,7 @@ fn decide_now(manager: &Manager, n: u64, snapshot: Snapshot) -> (Arc<Decision>, 
     let decision = Arc::new(decide(snapshot));
     let moment = Moment {
         n,
-        at_ms: journal::now_ms(),
+        at_ms: now_ms(),
         up_ms: millis(begun - manager.started),
         took_us: u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX),
     };

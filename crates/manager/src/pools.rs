@@ -11,7 +11,7 @@ use ballast_units::Pages;
 
 use crate::config::rules::PoolRule;
 use crate::layout::POOLS;
-use crate::vm::lock;
+use crate::sync::lock;
 use crate::whole_file;
 
 /// Pools under their names.

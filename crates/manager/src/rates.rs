@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use crate::vm::lock;
+use crate::sync::lock;
 
 /// Rates are of the last stretch of at least this length.
 const STRETCH: Duration = Duration::from_secs(1);

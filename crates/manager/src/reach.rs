@@ -14,7 +14,8 @@ use ballast_qemu::{Monitor, Qmp, QmpError};
 use crate::inputs::AgentReport;
 use crate::lifecycle::QMP_DEADLINE;
 use crate::manager::Manager;
-use crate::vm::{Vm, lock};
+use crate::sync::lock;
+use crate::vm::Vm;
 use crate::{agent_loop, balloon_loop, hotplug_loop};
 
 /// How long a QEMU may take to greet: it may wait in a page fault.

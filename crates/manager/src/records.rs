@@ -5,14 +5,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use ballast_api::VmSpec;
-use ballast_api::record::{RECORD_VERSION, process_started, read_record};
+use ballast_api::record::{RECORD_VERSION, is_process, process_started, read_record};
 use ballast_qemu::AccelChoice;
 use ballast_units::Pages;
 use serde::{Deserialize, Serialize};
 
 use crate::layout::RECORD;
 use crate::swap::SwapFile;
-use crate::vm::{VmParams, lock};
+use crate::sync::lock;
+use crate::vm::VmParams;
 use crate::whole_file;
 
 /// Of VMs whose RAM has several parts: a manager of before would take them for one.
@@ -165,7 +166,7 @@ impl Record {
 
     /// Whether the process that the record names still runs.
     pub fn is_alive(&self) -> bool {
-        process_started(self.pid) == Some(self.pid_started)
+        is_process(self.pid, self.pid_started)
     }
 
     /// Changes a record that is there, and answers whether one is: that of a VM that has ended is gone. One

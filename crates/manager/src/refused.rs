@@ -11,7 +11,7 @@ use ballast_shim_proto::Hello;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use crate::vm::lock;
+use crate::sync::lock;
 
 /// So many at most, the last ones: whoever reaches the shims' socket can be refused.
 const MOST: usize = 64;

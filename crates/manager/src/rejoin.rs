@@ -25,6 +25,9 @@ use crate::paging::managed;
 const APART: Duration = Duration::from_millis(200);
 
 /// Takes the shim of a VM in again that this manager has, or says why not. `fds` are those of Hello.
+///
+/// # Errors
+/// It is no shim of such a VM, its RAM is another than before, or the connection has ended: all is as it was.
 pub fn rejoin(
     manager: &Manager,
     connection: &Arc<Connection>,

@@ -2,6 +2,7 @@
 //! is wrong, nothing of it.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use ballast_api::{ConfigReloaded, ErrorCode};
 use ballast_units::Pages;
@@ -10,8 +11,10 @@ use crate::change::{Next, check_reserved, check_swap, under_rules};
 use crate::config::{Config, Overrides};
 use crate::host_set::HostSet;
 use crate::manager::{Failure, Manager, check_pool};
+use crate::pools::Rules;
 use crate::records::Record;
-use crate::vm::{Sizes, VmParams, lock};
+use crate::sync::lock;
+use crate::vm::{Sizes, Vm, VmParams};
 
 /// Where the configuration came from.
 #[derive(Clone, Debug, Default)]
@@ -21,6 +24,9 @@ pub struct Source {
     /// The command line, which still has the last word.
     pub overrides: Overrides,
 }
+
+/// A VM, what it has, and what it gets.
+type Changed = (Arc<Vm>, VmParams, VmParams);
 
 impl Manager {
     /// Reads the configuration again and applies what is different.
@@ -37,34 +43,34 @@ impl Manager {
         };
         let new = Config::load(Some(file), self.source.overrides.clone())
             .map_err(|e| Failure::bad(e.to_string()))?;
-        let refused = |code, what: String| {
-            Failure::new(
-                code,
-                format!("configuration {}: {what}; nothing is changed", file.display()),
-            )
-        };
         let one = lock(&self.changing);
+        let changes = self.replace(new).map_err(|e| {
+            let file = file.display();
+            Failure::new(e.code, format!("configuration {file}: {}; nothing is changed", e.message))
+        })?;
+        drop(one);
+        for what in &changes {
+            tracing::info!("configuration reloaded: {what}");
+        }
+        self.kick.ring("the configuration was reloaded");
+        Ok(ConfigReloaded { file: file.display().to_string(), changes })
+    }
+
+    /// Puts a configuration in the place of the one in force. Answers what is different. Under the lock of changes.
+    ///
+    /// # Errors
+    /// As of `reload`: then everything is as it was.
+    fn replace(&self, new: Config) -> Result<Vec<String>, Failure> {
         let old = self.config();
         if let Some(key) = fixed(&old, &new) {
             let what = format!("{key} cannot be changed while ballastd runs: restart it");
-            return Err(refused(ErrorCode::Conflict, what));
+            return Err(Failure::new(ErrorCode::Conflict, what));
         }
         // By command, which wins over the file.
         let set = *lock(&self.host_set);
         let budget = set.budget.unwrap_or(new.budget);
         let rules = self.pools.rules_with(&new.pools);
-        let mut changes = Vec::new();
-        for vm in self.vms() {
-            let before = vm.params();
-            let params = under_rules(&new.vms, &vm.name, vm.sizes(), &before)
-                .map_err(|e| refused(ErrorCode::BadRequest, format!("VM {}: {e}", vm.name)))?;
-            check_pool(&rules, params.pool.as_deref())
-                .and_then(|()| check_swap(&vm, &before, &params))
-                .map_err(|e| refused(e.code, format!("VM {}: {}", vm.name, e.message)))?;
-            if params != before {
-                changes.push((vm, before, params));
-            }
-        }
+        let changes = self.changes_by(&new, &rules)?;
         let mut told = differences(&old, &new, &set);
         for (vm, before, params) in &changes {
             told.push(format!("VM {}: {}", vm.name, crate::vm::differences(before, params)));
@@ -81,14 +87,29 @@ impl Manager {
             }
             self.set_config(new);
             Ok(())
-        })
-        .map_err(|e| refused(e.code, e.message))?;
-        drop(one);
-        for what in &told {
-            tracing::info!("configuration reloaded: {what}");
+        })?;
+        Ok(told)
+    }
+
+    /// VMs that get something else under a new configuration, with what they have and what they get.
+    ///
+    /// # Errors
+    /// What one would get cannot be; the message names it.
+    fn changes_by(&self, new: &Config, rules: &Rules) -> Result<Vec<Changed>, Failure> {
+        let mut changes = Vec::new();
+        for vm in self.vms() {
+            let before = vm.params();
+            let named = |e: Failure| Failure::new(e.code, format!("VM {}: {}", vm.name, e.message));
+            let params = under_rules(&new.vms, &vm.name, vm.sizes(), &before)
+                .map_err(|e| named(Failure::bad(e)))?;
+            check_pool(rules, params.pool.as_deref())
+                .and_then(|()| check_swap(&vm, &before, &params))
+                .map_err(named)?;
+            if params != before {
+                changes.push((vm, before, params));
+            }
         }
-        self.kick.ring("the configuration was reloaded");
-        Ok(ConfigReloaded { file: file.display().to_string(), changes: told })
+        Ok(changes)
     }
 
     /// Gives a VM that a former manager left what the configuration says of it now, as a reload would. What a

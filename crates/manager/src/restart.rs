@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use ballast_api::{Management, Mode};
 use ballast_pager::advance::{self, Advance};
+use ballast_pager::run_files::PMAP;
 use ballast_pager::service::PagedVm;
 use ballast_policy::{BalloonControl, Promise, WorkingSet};
 use ballast_qemu::{ProcessHandle, process};
@@ -17,7 +18,8 @@ use crate::manager::{Manager, Pledge, Waits};
 use crate::paging::{Answer, Expected};
 use crate::records::Record;
 use crate::survey::{Left, Survey};
-use crate::vm::{NewVm, Vm, lock};
+use crate::sync::lock;
+use crate::vm::{NewVm, Vm};
 
 /// After this time it is said that a shim has not come, and again after each of the other.
 const LATE: Duration = Duration::from_secs(10);
@@ -25,6 +27,9 @@ const STILL_LATE: Duration = Duration::from_secs(600);
 
 /// Of the VMs that a former manager left, those that wait for a manager, announced so that their shims
 /// are let in. Call before shims are accepted.
+///
+/// # Errors
+/// A process cannot be watched, or a newer manager's pmap or the folder of stores not be read.
 pub fn announce(manager: &Arc<Manager>, survey: Survey) -> anyhow::Result<Vec<Waiting>> {
     let Survey { left, unread } = survey;
     for (name, why) in &unread {
@@ -40,7 +45,7 @@ pub fn announce(manager: &Arc<Manager>, survey: Survey) -> anyhow::Result<Vec<Wa
     let running = running(manager, left)?;
     let stores: Vec<_> = running
         .iter()
-        .map(|vm| (domain_of(manager, &vm.record), vm.folder.join("pmap"), vm.damage.clone()))
+        .map(|vm| (domain_of(manager, &vm.record), vm.folder.join(PMAP), vm.damage.clone()))
         .collect();
     let damages = manager.commons.recover(&stores, keep_all)?;
     Ok(running.into_iter().zip(damages).map(|(vm, damage)| book(manager, vm, damage)).collect())
@@ -122,7 +127,7 @@ fn book(manager: &Manager, vm: Running, damage: Option<String>) -> Waiting {
 
 /// What a VM has that waits to be taken over. Where its pages cannot be read, what its VMM has.
 fn held(folder: &Path, record: &Record) -> Pages {
-    match advance::held(&folder.join("pmap")) {
+    match advance::held(&folder.join(PMAP)) {
         Ok(held) => held,
         Err(_) => process::rss(record.pid).map_or(record.size, Bytes::pages_ceil).min(record.size),
     }
@@ -304,7 +309,7 @@ async fn clear_away(manager: Arc<Manager>, waiting: Waiting) {
     tracing::info!(vm = name, "ended before it was taken over");
     manager.host.ledger.release(record.overhead);
     if answer.is_some() {
-        manager.commons.forget(&domain_of(&manager, &record), &folder.join("pmap"));
+        manager.commons.forget(&domain_of(&manager, &record), &folder.join(PMAP));
     }
     // Its swap files may have been made since it was read.
     let record = Record::load(&folder).ok().flatten().unwrap_or(record);

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use ballast_pager::swap::Location;
 use ballast_units::Pages;
 
-use crate::vm::lock;
+use crate::sync::lock;
 
 /// How often the room is looked at.
 const LOOK: Duration = Duration::from_millis(500);

@@ -132,7 +132,8 @@ async fn list_vms(State(manager): Shared) -> Json<Vec<VmView>> {
 
 #[utoipa::path(post, path = "/v1/vms", request_body = VmSpec,
     responses((status = 200, body = VmView), (status = 400, body = ErrorBody),
-        (status = 409, body = ErrorBody), (status = 507, body = ErrorBody)))]
+        (status = 404, body = ErrorBody), (status = 409, body = ErrorBody),
+        (status = 507, body = ErrorBody)))]
 async fn run_vm(State(manager): Shared, Body(spec): Body<VmSpec>) -> Result<Json<VmView>, Failure> {
     // A start goes on when the client that asked for it goes away.
     let start = tokio::spawn(async move { manager.run_vm(spec).await });
@@ -147,7 +148,8 @@ async fn list_starts(State(manager): Shared) -> Json<Vec<StartView>> {
 
 #[utoipa::path(post, path = "/v1/attachments", request_body = AttachSpec,
     responses((status = 200, body = VmView), (status = 400, body = ErrorBody),
-        (status = 409, body = ErrorBody)))]
+        (status = 404, body = ErrorBody), (status = 409, body = ErrorBody),
+        (status = 507, body = ErrorBody)))]
 async fn attach(
     State(manager): Shared,
     Body(spec): Body<AttachSpec>,
@@ -165,7 +167,8 @@ async fn get_vm(State(manager): Shared, Path(name): Path<String>) -> Result<Json
 #[utoipa::path(patch, path = "/v1/vms/{name}", params(("name" = String, Path)),
     request_body = VmChange,
     responses((status = 200, body = VmView), (status = 400, body = ErrorBody),
-        (status = 404, body = ErrorBody), (status = 507, body = ErrorBody)))]
+        (status = 404, body = ErrorBody), (status = 409, body = ErrorBody),
+        (status = 507, body = ErrorBody)))]
 async fn patch_vm(
     State(manager): Shared,
     Path(name): Path<String>,
@@ -177,7 +180,8 @@ async fn patch_vm(
 
 #[utoipa::path(post, path = "/v1/vms/{name}/stop", params(("name" = String, Path)),
     request_body = StopRequest,
-    responses((status = 200, body = VmView), (status = 404, body = ErrorBody)))]
+    responses((status = 200, body = VmView), (status = 400, body = ErrorBody),
+        (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
 async fn stop_vm(
     State(manager): Shared,
     Path(name): Path<String>,
@@ -205,7 +209,8 @@ fn asked<T>(query: Asked<T>) -> Result<T, Failure> {
 
 #[utoipa::path(get, path = "/v1/vms/{name}/why",
     params(("name" = String, Path), ("at_ms" = Option<u64>, Query)),
-    responses((status = 200, body = Why), (status = 404, body = ErrorBody)))]
+    responses((status = 200, body = Why), (status = 400, body = ErrorBody),
+        (status = 404, body = ErrorBody)))]
 async fn why(
     State(manager): Shared,
     Path(name): Path<String>,
@@ -227,7 +232,7 @@ async fn list_pools(State(manager): Shared) -> Json<Vec<PoolView>> {
 #[utoipa::path(patch, path = "/v1/pools/{name}", params(("name" = String, Path)),
     request_body = PoolChange,
     responses((status = 200, body = PoolView), (status = 400, body = ErrorBody),
-        (status = 507, body = ErrorBody)))]
+        (status = 404, body = ErrorBody), (status = 507, body = ErrorBody)))]
 async fn put_pool(
     State(manager): Shared,
     Path(name): Path<String>,
@@ -253,7 +258,8 @@ async fn delete_pool(
 /// Reads the configuration again; all of it counts from now on, or, when anything is wrong, nothing.
 #[utoipa::path(post, path = "/v1/config/reload",
     responses((status = 200, body = ConfigReloaded), (status = 400, body = ErrorBody),
-        (status = 409, body = ErrorBody), (status = 507, body = ErrorBody)))]
+        (status = 404, body = ErrorBody), (status = 409, body = ErrorBody),
+        (status = 507, body = ErrorBody)))]
 async fn reload(State(manager): Shared) -> Result<Json<ConfigReloaded>, Failure> {
     tokio::task::spawn_blocking(move || manager.reload())
         .await
@@ -274,7 +280,8 @@ async fn get_journal(
 }
 
 #[utoipa::path(post, path = "/v1/shutdown", request_body = ShutdownRequest,
-    responses((status = 200, body = HostView), (status = 409, body = ErrorBody)))]
+    responses((status = 200, body = HostView), (status = 400, body = ErrorBody),
+        (status = 409, body = ErrorBody)))]
 async fn shutdown(
     State(manager): Shared,
     Body(request): Body<ShutdownRequest>,

@@ -15,8 +15,9 @@ use ballast_policy::{Promise, State};
 use ballast_units::Pages;
 
 use crate::manager::{Failure, Manager};
+use crate::sync::lock;
 use crate::views;
-use crate::vm::{VmParams, lock};
+use crate::vm::VmParams;
 
 /// How long what was made free for a VM is kept for it, once it has begun.
 const KEPT: Duration = Duration::from_secs(60);

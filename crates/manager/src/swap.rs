@@ -14,7 +14,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::Config;
 use crate::rooms::{Disks, Files, Rooms, SILENT, watch};
-use crate::vm::{Vm, lock};
+use crate::sync::lock;
+use crate::vm::Vm;
 
 /// A swap file of a VM, as its record keeps it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -12,7 +12,8 @@ use ballast_qemu::{DiskReads, Monitor};
 use ballast_units::{Bytes, PAGE_SIZE, Pages};
 
 use crate::manager::Manager;
-use crate::vm::{Vm, lock};
+use crate::sync::lock;
+use crate::vm::Vm;
 
 /// Turns of the balloon's loop, a second each, between two looks.
 const EVERY: u32 = 2;

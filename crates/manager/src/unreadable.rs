@@ -11,7 +11,8 @@ use rustix::process::Signal;
 
 use crate::manager::Manager;
 use crate::records::Record;
-use crate::vm::{Vm, lock};
+use crate::sync::lock;
+use crate::vm::Vm;
 
 /// How often VMs are looked at.
 const PERIOD: Duration = Duration::from_millis(100);

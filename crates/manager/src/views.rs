@@ -23,8 +23,9 @@ use crate::hotplug_loop;
 use crate::inputs;
 use crate::journal;
 use crate::manager::{Failure, Manager, Waits};
+use crate::sync::lock;
 use crate::tools;
-use crate::vm::{BalloonState, Vm, VmParams, lock};
+use crate::vm::{BalloonState, Vm, VmParams};
 
 fn bytes(pages: Pages) -> u64 {
     pages.bytes().0

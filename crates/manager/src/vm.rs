@@ -2,13 +2,14 @@
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
 use crate::config::rules::{VmRule, rule_for};
 use crate::inputs::AgentReport;
 use crate::limits;
 use crate::rates::Rates;
+use crate::sync::lock;
 use ballast_api::{GuestStats, Management, Mode, RunState, Salt, VmSpec};
 use ballast_pager::service::PagedVm;
 use ballast_policy::{BalloonControl, BalloonOutput, TaxRate, Tools, TouchTimes, WorkingSet};
@@ -546,9 +547,4 @@ impl Vm {
     fn booked(&self) -> Pages {
         Pages(self.external.load(Ordering::Relaxed))
     }
-}
-
-/// A lock whose holder panicked guards data that every holder leaves consistent: the others go on.
-pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -10,7 +10,7 @@ use crate::layout::{AGENT_SOCKET, QMP_SOCKET};
 use crate::manager::Manager;
 use crate::records::Record;
 use crate::rooms::SILENT;
-use crate::vm::lock;
+use crate::sync::lock;
 
 impl Manager {
     /// Removes what the pager has of a VM that has no page yet, or none any more. Answers what was there.
@@ -92,6 +92,9 @@ impl Manager {
 
     /// The folder of a VM whose name was claimed, without the files that a former VM of that name
     /// may have left: the swap file survives a crash of the host, which the folder does not.
+    ///
+    /// # Errors
+    /// Some of them cannot be removed, or the folder not be made.
     pub(crate) async fn fresh_folder(self: &Arc<Self>, name: &str) -> std::io::Result<()> {
         let owner = name.to_owned();
         let work = move |manager: &Manager| {

@@ -36,7 +36,7 @@ pub struct GuestRam {
 pub const LARGE_PAGE: Pages = Pages::from_mib(2);
 
 impl GuestRam {
-    /// Of one part. `uffd` sees missing and write-protected pages of the mapping that `part` tells of; `file`
+    /// Tests: of one part. `uffd` sees missing and write-protected pages of the mapping that `part` tells of; `file`
     /// is the RAM file, open for reading and writing. Nothing is looked at: see `check`. Without large pages,
     /// and without a way to the shim until `mappings().connect`.
     pub fn new(uffd: Uffd, file: OwnedFd, part: RamPart) -> GuestRam {

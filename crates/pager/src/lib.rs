@@ -8,6 +8,7 @@
 //! | `mappings` | how pages are mapped elsewhere, through the VM's shim |
 //! | `mapped_file` | the manager's own files, mapped: none of them a guest's RAM |
 //! | `ledger`, `host` | exact accounting of machine memory |
+//! | `advance` | what a VM holds that is yet to be taken over, booked meanwhile |
 //! | `stage`, `tier`, `swap/` | the way out of memory, and where it leads: compressed pages, swap |
 //! | `run_files` | what of it is in a VM's run folder |
 //! | `worth` | how large the tier of compressed pages is to be |

@@ -172,6 +172,9 @@ impl Mappings {
     /// The way to the shim leads over `remapper` from now on: the former was lost, and nothing that was asked for over it
     /// is under way any more. `greet` is called before anything is asked for; after an error of it all is as it was.
     /// Waits for a change that is under way. False: there was no way before, and there is none now.
+    ///
+    /// # Errors
+    /// Of `greet`.
     pub fn reconnect<E>(
         &self,
         remapper: Box<dyn Remapper>,

@@ -177,10 +177,8 @@ impl TouchTimes {
         Some(points)
     }
 
-    /// What must hold of any curve.
-    ///
-    /// # Errors
-    /// The points that contradict each other.
+    /// What must hold of any curve; an error are the points that contradict each other.
+    #[cfg(test)]
     pub fn check(points: &[(Pages, f64)]) -> Result<(), String> {
         let falls = |pair: &[(Pages, f64)]| pair[0].0 < pair[1].0 && pair[0].1 >= pair[1].1;
         match points.windows(2).find(|pair| !falls(pair)) {

@@ -60,7 +60,7 @@ pub struct Launch {
 }
 
 impl Launch {
-    /// The same VM without the shim, for a host on which it cannot be paged: balloon alone.
+    /// Tests: the same VM without the shim.
     #[must_use]
     pub fn without_shim(mut self) -> Launch {
         self.env.clear();

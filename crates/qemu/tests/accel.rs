@@ -1,6 +1,6 @@
 //! The probe of KVM on this host, whatever it has: an answer in time, the same twice.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a panic here is the test failing
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic here is the test failing")]
 
 mod common;
 

@@ -1,7 +1,7 @@
 //! Against QMP servers that are broken or hostile: errors in time, never a hang, never a wrong
 //! answer.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a panic here is the test failing
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic here is the test failing")]
 
 use std::future::Future;
 use std::path::PathBuf;

@@ -1,6 +1,6 @@
 //! What must be refused is refused, on real VMMs, with a reason.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a panic here is the test failing
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic here is the test failing")]
 
 mod common;
 

@@ -1,6 +1,6 @@
 //! Against a real QEMU without a guest: start, talk, freeze, thaw, end.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a panic here is the test failing
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic here is the test failing")]
 
 mod common;
 

@@ -63,7 +63,7 @@ pub struct Peer {
 }
 
 impl Connection {
-    /// A new connection to the socket at `path`.
+    /// Tests: a new connection to the socket at `path`.
     ///
     /// # Errors
     /// As of [`Connection::connect_to`]; or there is no descriptor left.
@@ -91,12 +91,12 @@ impl Connection {
         Ok(())
     }
 
-    /// Takes a connected SOCK_SEQPACKET socket.
+    /// Tests: takes a connected SOCK_SEQPACKET socket.
     pub fn from_fd(fd: OwnedFd) -> Connection {
         Connection { fd }
     }
 
-    /// Two ends, connected to one another.
+    /// Tests: two ends, connected to one another.
     ///
     /// # Errors
     /// There is no descriptor left.

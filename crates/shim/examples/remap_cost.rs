@@ -5,7 +5,7 @@
 //!
 //! CPU time is that of the shim's thread, as the scheduler counts it; the time by the clock includes
 //! the socket and whatever else the machine does. One line per kind of work, medians of five runs.
-#![allow(clippy::unwrap_used)] // It has a person in front of it.
+#![allow(clippy::unwrap_used, reason = "it has a person in front of it")]
 
 #[path = "../tests/common/mod.rs"]
 mod common;

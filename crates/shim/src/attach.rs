@@ -55,6 +55,9 @@ impl From<ConnectionError> for Attempt {
 pub type Parts = Vec<(Ram, Held<OwnedFd>)>;
 
 /// A duplicate of `fd`, of which `part` is a mapping that was just made.
+///
+/// # Errors
+/// There is no descriptor left, or there are more parts than there may be.
 pub fn duplicate(part: usize, fd: c_int) -> Result<Held<OwnedFd>, Failure> {
     // SAFETY: the VMM keeps its descriptor open while it is in mmap.
     let file = unsafe { BorrowedFd::borrow_raw(fd) };
@@ -64,6 +67,9 @@ pub fn duplicate(part: usize, fd: c_int) -> Result<Held<OwnedFd>, Failure> {
 }
 
 /// Hands all parts of the RAM over. On return the manager serves their faults, or they are unregistered.
+///
+/// # Errors
+/// There was no manager for as long as one is waited for, or it refused, or the kernel did.
 pub fn attach(config: &Config, mut parts: Parts) -> Result<(), Failure> {
     let deadline = Instant::now() + UNREACHABLE;
     loop {
@@ -80,6 +86,9 @@ pub fn attach(config: &Config, mut parts: Parts) -> Result<(), Failure> {
 }
 
 /// A connection to the manager, noted before anyone else has its other end.
+///
+/// # Errors
+/// No manager listens there, or there is no descriptor left.
 pub fn connect(config: &Config) -> io::Result<Held<Connection>> {
     let connection = Held::open(&held::SOCKET, Connection::unconnected)?;
     connection.connect_to(&config.socket)?;
@@ -187,6 +196,9 @@ fn give_back(uffd: &Uffd, rams: &[Ram]) {
 }
 
 /// A forked child does not get the RAM: its faults in it would be nobody's.
+///
+/// # Errors
+/// As of madvise(2).
 pub fn dont_fork(ram: Ram) -> rustix::io::Result<()> {
     let addr = ram.addr.0 as *mut std::ffi::c_void;
     // SAFETY: advice on a mapping of this process that keeps its content.

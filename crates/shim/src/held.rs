@@ -54,6 +54,9 @@ pub struct Held<T: AsFd> {
 
 impl<T: AsFd> Held<T> {
     /// Opens by `open`, which must be short and must not panic or fork.
+    ///
+    /// # Errors
+    /// Of `open`.
     pub fn open(slot: &'static Slot, open: impl FnOnce() -> io::Result<T>) -> io::Result<Held<T>> {
         lock();
         let opened = open();
@@ -125,6 +128,9 @@ pub fn is_kept(addr: u64, len: u64) -> bool {
 }
 
 /// From now on forks are watched.
+///
+/// # Errors
+/// There is no memory for that.
 pub fn install() -> io::Result<()> {
     // SAFETY: the handlers stay loaded as long as the process: an LD_PRELOAD library is never
     // unloaded. They use atomics and close(2) only, as a child of a threaded process must.

@@ -21,6 +21,9 @@ const RETRIES: u32 = 1000;
 const RETRY: Duration = Duration::from_millis(1);
 
 /// What the manager cannot do itself. On an error the address space is as before.
+///
+/// # Errors
+/// An errno: the descriptor or the part of the RAM is not there, its contents could not be saved, or the kernel refused.
 pub fn change(vm: &Vm, op: &Op, fds: &[OwnedFd]) -> Result<(), i32> {
     match op.kind {
         OpKind::MapStore => {
@@ -50,6 +53,9 @@ pub fn change(vm: &Vm, op: &Op, fds: &[OwnedFd]) -> Result<(), i32> {
 }
 
 /// The rest of operations of one kind, side by side.
+///
+/// # Errors
+/// An errno: the range is not registered, or not protected.
 pub fn watch(vm: &Vm, kind: OpKind, addr: HostAddr, len: Bytes) -> Result<(), i32> {
     let register = || vm.uffd.register(addr, len, MODES).map(drop).map_err(|e| e.errno());
     match kind {

@@ -62,7 +62,10 @@ impl Part {
     }
 }
 
-/// Starts the thread, which ends at once if nothing comes through `work`. Returns an errno.
+/// Starts the thread, which ends at once if nothing comes through `work`.
+///
+/// # Errors
+/// An errno: no thread can be started.
 pub fn spawn(work: Receiver<(Vm, Held<Connection>)>) -> Result<(), i32> {
     let serve = move || {
         if let (Ok((vm, connection)), Some(config)) = (work.recv(), CONFIG.get()) {

@@ -1,5 +1,5 @@
 //! A RAM of two parts, handed over together when both are mapped. Privileged.
-#![allow(clippy::unwrap_used)] // A panic here is the test failing.
+#![allow(clippy::unwrap_used, reason = "a panic here is the test failing")]
 
 mod common;
 

@@ -1,5 +1,5 @@
 //! The shim in a small process, with a manager that is just enough. Privileged.
-#![allow(clippy::unwrap_used)] // A panic here is the test failing.
+#![allow(clippy::unwrap_used, reason = "a panic here is the test failing")]
 
 mod common;
 

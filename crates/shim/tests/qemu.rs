@@ -1,6 +1,6 @@
 //! The shim in a whole, unmodified QEMU. No guest kernel: the firmware runs and touches memory.
 //! Privileged.
-#![allow(clippy::unwrap_used)] // A panic here is the test failing.
+#![allow(clippy::unwrap_used, reason = "a panic here is the test failing")]
 
 mod common;
 

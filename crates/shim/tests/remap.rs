@@ -1,5 +1,5 @@
 //! Pages from a store, over the RAM of a small process, and home again. Privileged.
-#![allow(clippy::unwrap_used)] // A panic here is the test failing.
+#![allow(clippy::unwrap_used, reason = "a panic here is the test failing")]
 
 mod common;
 

@@ -1,5 +1,5 @@
 //! Batches that end in the middle: what is done, what is not, and how to go on. Privileged.
-#![allow(clippy::unwrap_used)] // A panic here is the test failing.
+#![allow(clippy::unwrap_used, reason = "a panic here is the test failing")]
 
 mod common;
 

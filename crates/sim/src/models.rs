@@ -41,7 +41,8 @@ pub struct Models {
     /// How fast a guest touches memory for the first time, MiB per second
     /// (experiments/vtj-memory-f5/data.csv, case a: 60 MiB in each of the first seconds).
     pub touch_mib_s: f64,
-    /// A VM's overhead beside a 512th of its size (8 bytes of pmap a page): MiB (docs/adr/0005: 0.9).
+    /// A VM's overhead beside a 512th of its size (8 bytes of pmap a page): MiB. Both are what the first pager took; what
+    /// it takes by now is in docs/simulator.md.
     pub overhead_mib: f64,
     /// Relative error of a predicted miss ratio, for the policy that uses them (assumed).
     pub curve_error: f64,

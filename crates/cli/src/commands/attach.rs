@@ -1,3 +1,5 @@
+//! `ballast vm attach`: a VMM that somebody else started is managed, as far as it allows.
+
 use ballast_api::client::Client;
 use ballast_api::{AttachSpec, VmView};
 

@@ -1,3 +1,5 @@
+//! `ballast config`: a configuration is checked by ballastd itself, or read again by the one that runs.
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 

@@ -1,3 +1,5 @@
+//! `ballast host`: the host as the manager sees it, and changes of what holds for all of it.
+
 use ballast_api::client::Client;
 use ballast_api::{HostChange, HostView, JournalView, LocationState};
 

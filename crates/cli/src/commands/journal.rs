@@ -1,3 +1,5 @@
+//! `ballast journal`: decisions of the past, from the manager or from files; replays, and traces for the simulator.
+
 use std::fs::File;
 use std::io::BufWriter;
 use std::path::{Path, PathBuf};

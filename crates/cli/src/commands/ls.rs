@@ -1,3 +1,5 @@
+//! `ballast vm ls`: all VMs, and what waits or was refused.
+
 use ballast_api::client::Client;
 
 use super::Output;

@@ -1,3 +1,5 @@
+//! `ballast plan`: how far memory can be overcommitted, from journals.
+
 use std::path::Path;
 
 use ballast_planner::{Demand, History, Question, Span, output, plan};

@@ -1,3 +1,5 @@
+//! `ballast pool`: resource pools are shown, defined, changed and taken back.
+
 use ballast_api::client::Client;
 use ballast_api::{PoolChange, PoolView};
 

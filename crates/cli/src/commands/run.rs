@@ -1,3 +1,5 @@
+//! `ballast vm run`: a VM is started, and its room waited for.
+
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 

@@ -1,3 +1,5 @@
+//! `ballast vm set`: parameters of a VM that runs.
+
 use ballast_api::VmChange;
 use ballast_api::client::Client;
 

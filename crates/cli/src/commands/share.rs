@@ -1,3 +1,5 @@
+//! `ballast share`: what VMs share, and what any processes would save by it.
+
 use ballast_api::client::Client;
 use ballast_api::{HostView, VmView};
 use ballast_estimate::{Claims, Estimate, EstimateError, Pace, Process};

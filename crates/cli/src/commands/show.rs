@@ -1,3 +1,5 @@
+//! `ballast vm show`: all about one VM.
+
 use ballast_api::client::Client;
 use ballast_api::{
     CompressionView, FaultTimesView, GuestStats, MemoryView, PolicyInputs, ToolName, ToolsView,

@@ -1,3 +1,5 @@
+//! `ballast sim`: scenarios are played in virtual time, under each policy that is asked for.
+
 use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::sync::Mutex;

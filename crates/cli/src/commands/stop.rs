@@ -1,3 +1,5 @@
+//! `ballast vm stop`: a VM is ended, by its record where no manager runs.
+
 use std::path::Path;
 use std::time::Duration;
 

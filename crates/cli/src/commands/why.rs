@@ -1,3 +1,5 @@
+//! `ballast why`: why a VM has the memory that it has, or had what it had.
+
 use ballast_api::Why;
 use ballast_api::client::Client;
 
@@ -10,7 +12,7 @@ use crate::moment;
 pub async fn run(client: &Client, args: &WhyArgs, out: Output) -> Result<(), Failure> {
     let name = &args.name;
     // Of a journal alone, now is its last turn.
-    let offline = || (args.at.unwrap_or(u64::MAX), moment::now_ms());
+    let offline = || (args.at.unwrap_or(u64::MAX), ballast_journal::now_ms());
     let why = match &args.journal {
         Some(path) => {
             let (at, now) = offline();

@@ -6,7 +6,7 @@ use super::edit::Field;
 
 /// Keys and what they do, for the help and the documentation.
 pub const HELP: [(&str, &str); 9] = [
-    ("q, Esc, Ctrl-C", "quit; Esc first closes what is open"),
+    ("q, Esc, Ctrl-C", "quit; q and Esc first close what is open"),
     ("Up/Down, k/j", "select a VM; scroll where text is open"),
     ("Home/End, g/G", "first and last VM"),
     ("s", "change the shares of the selected VM"),

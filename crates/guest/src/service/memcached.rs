@@ -1,21 +1,14 @@
 //! memcached with values of this guest's own.
 
+use super::Load;
 use super::content::Content;
+use super::keyed::{Keyed, Protocol, VALUE};
 use super::place::{self, Daemon};
-use super::wire::{Wire, same};
-use super::{Load, Random};
+use super::wire::Wire;
 
 const PORT: u16 = 11211;
-const VALUE: usize = 1000;
-/// One request in so many writes.
-const WRITES: u64 = 5;
 
-struct Memcached {
-    wire: Wire,
-    content: Content,
-    /// By key: how often it was written.
-    generations: Vec<u32>,
-}
+struct Memcached;
 
 pub fn start(content: Content, mb: u64) -> Result<(Daemon, Box<dyn Load>), String> {
     let mut command = place::command("/usr/bin/memcached")?;
@@ -28,41 +21,20 @@ pub fn start(content: Content, mb: u64) -> Result<(Daemon, Box<dyn Load>), Strin
         wire.send(&[b"version\r\n"])?;
         wire.line().map(|_| wire)
     })?;
-    let keys = (mb << 20) as usize / VALUE;
-    let mut load = Memcached { wire, content, generations: vec![0; keys] };
-    (0..keys).try_for_each(|key| load.set(key))?;
+    let load = Keyed::<Memcached>::fill(wire, content, mb)?;
     Ok((daemon, Box::new(load)))
 }
 
-impl Memcached {
-    fn set(&mut self, key: usize) -> Result<(), String> {
-        self.generations[key] += 1;
-        let value = self.content.text(key as u64, self.generations[key], VALUE);
-        let head = format!("set key:{key} 0 0 {VALUE}\r\n");
-        self.wire.ask(&[head.as_bytes(), &value, b"\r\n"], "STORED")
+impl Protocol for Memcached {
+    const STORED: &'static str = "STORED";
+    const END: Option<&'static str> = Some("END");
+    fn set(name: &str) -> String {
+        format!("set {name} 0 0 {VALUE}\r\n")
     }
-
-    fn get(&mut self, key: usize) -> Result<(), String> {
-        let name = format!("key:{key}");
-        let head = format!("get {name}\r\n");
-        self.wire.ask(&[head.as_bytes()], &format!("VALUE {name} 0 {VALUE}"))?;
-        let mut value = self.wire.bytes(VALUE + 2)?;
-        value.truncate(VALUE);
-        same(&name, &value, &self.content.text(key as u64, self.generations[key], VALUE))?;
-        match self.wire.line()?.as_str() {
-            "END" => Ok(()),
-            other => Err(format!("{name}: '{other}' instead of 'END'")),
-        }
+    fn get(name: &str) -> String {
+        format!("get {name}\r\n")
     }
-}
-
-impl Load for Memcached {
-    fn step(&mut self, random: &mut Random) -> Result<u64, String> {
-        let key = random.below(self.generations.len() as u64) as usize;
-        self.get(key)?;
-        if random.below(WRITES) == 0 {
-            self.set(key)?;
-        }
-        Ok(1)
+    fn head(name: &str) -> String {
+        format!("VALUE {name} 0 {VALUE}")
     }
 }

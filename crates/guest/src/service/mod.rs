@@ -9,6 +9,7 @@
 
 mod content;
 mod database;
+mod keyed;
 mod memcached;
 mod place;
 mod redis;

@@ -33,49 +33,14 @@ pub async fn run(quick: bool) -> Result<Outcome> {
     let mut options = Options::budget(BUDGET);
     options.sharing = Some(SharingOptions::as_fast_as_it_goes());
     let mut manager = Manager::start(&options)?;
-    let mut holders = Vec::new();
-    for n in 0..VMS {
-        holders.push(start(&manager, n).await?);
-    }
-    let client = manager.client().clone();
-    all_paged(&client).await?;
-    for (n, holder) in holders.iter_mut().enumerate() {
-        holder.fill().await?;
-        say::detail(&format!("vm{n}: {MIB_EACH} MiB written"));
-    }
-    settle(&client).await?;
-    let mix = Mix::of(&client.vms().await?);
+    let mut holders = start_all(&manager).await?;
+    let mix = Mix::of(&manager.client().vms().await?);
     say::detail(&mix.text());
     let (mut managed, mut served) = (Vec::new(), Vec::new());
-    for round in 0..if quick { 1 } else { 5 } {
-        manager.kill()?;
-        // Each writes to a page that nothing backs, and waits.
-        let mut touching = JoinSet::new();
-        for mut holder in holders.drain(..) {
-            touching.spawn(async move {
-                let written = holder.write("zero", 1, 1000 + round).await;
-                (holder, written, Instant::now())
-            });
-        }
-        tokio::time::sleep(Duration::from_millis(300)).await;
-        let waiting = touching.len();
-        let begin = Instant::now();
-        manager.restart(&options)?;
-        all_paged(&client).await?;
-        managed.push(begin.elapsed().as_secs_f64());
-        let mut last = Duration::ZERO;
-        while let Some(done) = touching.join_next().await {
-            let (holder, written, at) = done.context("a holder's task")?;
-            written?;
-            last = last.max(at.saturating_duration_since(begin));
-            holders.push(holder);
-        }
-        served.push(last.as_secs_f64());
-        say::detail(&format!(
-            "managed after {:.3} s, {waiting} VMs served after {:.3} s",
-            managed[managed.len() - 1],
-            served[served.len() - 1]
-        ));
+    for n in 0..if quick { 1 } else { 5 } {
+        let times = round(&mut manager, &options, &mut holders, n).await?;
+        managed.push(times.0);
+        served.push(times.1);
     }
     // Not a byte was lost. All of them would take minutes, since half of it must come from the disk.
     holders[0].check().await?;
@@ -84,17 +49,70 @@ pub async fn run(quick: bool) -> Result<Outcome> {
     }
     let (_, left) = manager.finish().await?;
     ensure!(left.is_empty(), "left behind: {}", left.join(", "));
+    Ok(outcome(mix, &managed, &served))
+}
+
+/// All of them, their memory written and in the states that it is to be in.
+async fn start_all(manager: &Manager) -> Result<Vec<Holder>> {
+    let mut holders = Vec::new();
+    for n in 0..VMS {
+        holders.push(start(manager, n).await?);
+    }
+    all_paged(manager.client()).await?;
+    for (n, holder) in holders.iter_mut().enumerate() {
+        holder.fill().await?;
+        say::detail(&format!("vm{n}: {MIB_EACH} MiB written"));
+    }
+    settle(manager.client()).await?;
+    Ok(holders)
+}
+
+/// The manager dies and comes again: seconds until all VMs are managed, and until what they had waited for was served.
+async fn round(
+    manager: &mut Manager,
+    options: &Options,
+    holders: &mut Vec<Holder>,
+    n: u64,
+) -> Result<(f64, f64)> {
+    manager.kill()?;
+    // Each writes to a page that nothing backs, and waits.
+    let mut touching = JoinSet::new();
+    for mut holder in holders.drain(..) {
+        touching.spawn(async move {
+            let written = holder.write("zero", 1, 1000 + n).await;
+            (holder, written, Instant::now())
+        });
+    }
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let waiting = touching.len();
+    let begin = Instant::now();
+    manager.restart(options)?;
+    all_paged(manager.client()).await?;
+    let managed = begin.elapsed().as_secs_f64();
+    let mut last = Duration::ZERO;
+    while let Some(done) = touching.join_next().await {
+        let (holder, written, at) = done.context("a holder's task")?;
+        written?;
+        last = last.max(at.saturating_duration_since(begin));
+        holders.push(holder);
+    }
+    let served = last.as_secs_f64();
+    say::detail(&format!("managed after {managed:.3} s, {waiting} VMs served after {served:.3} s"));
+    Ok((managed, served))
+}
+
+fn outcome(mix: Mix, managed: &[f64], served: &[f64]) -> Outcome {
     let gib = (VMS * MIB_EACH) as f64 / 1024.0;
     let mut outcome = Outcome::new("restart");
     outcome.figure("guests_gib", gib);
     mix.into_figures(&mut outcome);
-    outcome.figure("managed_s", median(&managed));
-    outcome.figure("served_s", median(&served));
-    let worst = managed.iter().chain(&served).copied().fold(0.0, f64::max);
+    outcome.figure("managed_s", median(managed));
+    outcome.figure("served_s", median(served));
+    let worst = managed.iter().chain(served).copied().fold(0.0, f64::max);
     outcome.figure("worst_s", worst);
-    let both = median(&managed).max(median(&served));
+    let both = median(managed).max(median(served));
     outcome.at_most("s_per_10_gib", both * 10.0 / gib, TARGET);
-    Ok(outcome)
+    outcome
 }
 
 async fn start(manager: &Manager, n: usize) -> Result<Holder> {

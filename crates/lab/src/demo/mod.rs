@@ -115,12 +115,32 @@ pub async fn run(args: &DemoArgs) -> Result<bool> {
     Ok(summary.passed(to_the_end))
 }
 
+/// Starts the guests, waits until they are ready, and shows what becomes of them.
 async fn play(
     args: &DemoArgs,
     image: &image::Image,
     manager: &mut Manager,
     consoles: &mut Vec<(String, Console)>,
 ) -> Result<End> {
+    start(args, image, manager, consoles).await?;
+    if let Some(end) = boot(manager, consoles).await? {
+        return Ok(end);
+    }
+    if !args.plain && std::io::stdin().is_terminal() && std::io::stdout().is_terminal() {
+        let limit = args.seconds.map(Duration::from_secs);
+        return screen::top(manager, limit).await;
+    }
+    let limit = Duration::from_secs(args.seconds.unwrap_or(90));
+    print(limit, manager, consoles).await
+}
+
+/// Starts all guests; their consoles are followed from now on.
+async fn start(
+    args: &DemoArgs,
+    image: &image::Image,
+    manager: &mut Manager,
+    consoles: &mut Vec<(String, Console)>,
+) -> Result<()> {
     for n in 0..args.guests {
         let guest = cast::guest(n, args.guest_memory, manager)?;
         let mut spec = guest.spec(image, args.accel);
@@ -141,6 +161,11 @@ async fn play(
     }
     let host = manager.client().host().await?;
     say::detail(&format!("accelerator: {}", host.accel));
+    Ok(())
+}
+
+/// Until all guests are ready; or how it ends before that.
+async fn boot(manager: &mut Manager, consoles: &mut [(String, Console)]) -> Result<Option<End>> {
     say::step("Waiting for the guests to boot");
     let booting = Instant::now();
     while !consoles.iter().all(|(_, c)| c.story.ready.is_some()) {
@@ -152,18 +177,21 @@ async fn play(
             bail!("{name} is not ready after {} s: {}", BOOT_LIMIT.as_secs(), console.tail(3));
         }
         if !manager.alive() {
-            return Ok(End::ManagerGone);
+            return Ok(Some(End::ManagerGone));
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
         consoles.iter_mut().for_each(|(_, c)| drop(c.poll()));
     }
     say::detail(&format!("all ready after {:.1} s", booting.elapsed().as_secs_f64()));
+    Ok(None)
+}
 
-    if !args.plain && std::io::stdin().is_terminal() && std::io::stdout().is_terminal() {
-        let limit = args.seconds.map(Duration::from_secs);
-        return screen::top(manager, limit).await;
-    }
-    let limit = Duration::from_secs(args.seconds.unwrap_or(90));
+/// Prints a table now and then, until the time is over.
+async fn print(
+    limit: Duration,
+    manager: &mut Manager,
+    consoles: &mut [(String, Console)],
+) -> Result<End> {
     let playing = Instant::now();
     let mut shown = false;
     while playing.elapsed() < limit {

@@ -3,11 +3,12 @@
 //! memory that a move home takes while both copies exist.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use ballast_units::{Pages, Ppn};
 
 use super::Memory;
+use super::page_set::PageSet;
 use super::probation::Probation;
 use crate::backend::Backend;
 use crate::sharing::Domain;
@@ -32,61 +33,6 @@ pub struct Membership<B: Backend> {
 impl<B: Backend> Clone for Membership<B> {
     fn clone(&self) -> Self {
         Membership { domain: self.domain.clone(), base: self.base }
-    }
-}
-
-/// One bit per page; it has memory where bits were set.
-pub struct PageSet(Box<[OnceLock<Box<[AtomicU64; WORDS]>>]>);
-
-/// Words of 64 bits that get their memory together.
-const WORDS: usize = 64;
-
-impl PageSet {
-    pub fn new(len: Pages) -> PageSet {
-        PageSet((0..len.0.div_ceil(64 * WORDS as u64)).map(|_| OnceLock::new()).collect())
-    }
-    fn cell(&self, ppn: Ppn) -> Option<&AtomicU64> {
-        let word = ppn.index() / 64;
-        self.0[word / WORDS].get().map(|words| &words[word % WORDS])
-    }
-    pub fn insert(&self, ppn: Ppn) {
-        let word = ppn.index() / 64;
-        let words = self.0[word / WORDS]
-            .get_or_init(|| Box::new(std::array::from_fn(|_| AtomicU64::new(0))));
-        words[word % WORDS].fetch_or(1 << (ppn.0 % 64), Ordering::AcqRel);
-    }
-    pub fn remove(&self, ppn: Ppn) {
-        let Some(cell) = self.cell(ppn) else { return };
-        let bit = 1 << (ppn.0 % 64);
-        // Most are not in it, and a look is cheaper than a write.
-        if cell.load(Ordering::Acquire) & bit != 0 {
-            cell.fetch_and(!bit, Ordering::AcqRel);
-        }
-    }
-    /// The first of it from `from` on, below `end`.
-    pub fn next(&self, from: Ppn, end: Ppn) -> Option<Ppn> {
-        let mut at = from.0;
-        while at < end.0 {
-            let word = at as usize / 64;
-            let Some(words) = self.0[word / WORDS].get() else {
-                at = (word / WORDS + 1) as u64 * WORDS as u64 * 64;
-                continue;
-            };
-            let bits = words[word % WORDS].load(Ordering::Acquire) >> (at % 64);
-            if bits != 0 {
-                at += u64::from(bits.trailing_zeros());
-                return (at < end.0).then_some(Ppn(at));
-            }
-            at = (at / 64 + 1) * 64;
-        }
-        None
-    }
-    pub fn clear(&self) {
-        let cells = self.0.iter().filter_map(OnceLock::get).flat_map(|words| words.iter());
-        cells.for_each(|cell| cell.store(0, Ordering::Release));
-    }
-    pub fn contains(&self, ppn: Ppn) -> bool {
-        self.cell(ppn).is_some_and(|cell| cell.load(Ordering::Acquire) & 1 << (ppn.0 % 64) != 0)
     }
 }
 
@@ -325,28 +271,5 @@ impl<B: Backend> Memory<B> {
                 self.host.ledger.release(Pages(1));
             }
         }
-    }
-}
-
-#[cfg(all(test, not(feature = "shuttle")))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_next_of_a_set_is_found_where_most_has_no_memory() {
-        let part = 64 * WORDS as u64;
-        let len = 3 * part + 70;
-        let set = PageSet::new(Pages(len));
-        let next = |from, end| set.next(Ppn(from), Ppn(end)).map(|p| p.0);
-        assert_eq!(next(0, len), None);
-        let members = [0, 63, 64, 200, 2 * part + 5, len - 1];
-        members.iter().for_each(|p| set.insert(Ppn(*p)));
-        for from in 0..len {
-            let first = members.iter().copied().find(|p| *p >= from);
-            assert_eq!(next(from, len), first, "from {from}");
-        }
-        assert_eq!((next(65, 200), next(65, 201), next(len, len)), (None, Some(200), None));
-        set.remove(Ppn(200));
-        assert_eq!(next(65, len), Some(2 * part + 5));
     }
 }

@@ -33,6 +33,7 @@ mod homing;
 mod large;
 mod latent;
 mod missed;
+mod page_set;
 mod probation;
 mod recover;
 mod regions;

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use ballast_units::{Pages, Ppn};
 
 use super::Memory;
-use super::commons::PageSet;
+use super::page_set::PageSet;
 use crate::backend::Backend;
 use crate::sync::{AtomicU64, Mutex, Ordering, lock};
 use crate::word::State;

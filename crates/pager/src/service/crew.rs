@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use ballast_units::Ppn;
 
 use super::serve::Met;
-use super::vm::Shared;
+use super::shared::Shared;
 use crate::memory::{Access, Counters, Fault};
 
 /// How many threads serve the faults of one VM.
@@ -252,7 +252,7 @@ impl Crew {
         self.threads.retain(|thread| !thread.is_finished());
         let (vm, office) = (self.vm.clone(), self.office.clone());
         // Its priority and where its memory comes from are those of the thread that begins it.
-        let name: String = format!("faults-{}", self.vm.name).chars().take(15).collect();
+        let name = self.vm.thread_name("faults");
         let thread = std::thread::Builder::new().name(name).spawn(move || help(&vm, &office));
         match thread {
             Ok(thread) => self.threads.push(thread),

@@ -15,8 +15,8 @@ use super::crew::{Crew, Job, LATE, LONG};
 use super::reads::{Arrival, Reads};
 use super::restore::Restore;
 use super::serve::{Landed, Notice, Serve, Task};
+use super::shared::{HELD_TOGETHER, Shared};
 use super::spin::{Spin, Waited};
-use super::vm::{HELD_TOGETHER, Shared};
 use crate::backend::MemError;
 use crate::guest_ram::GuestRam;
 use crate::memory::{Access, Counters, Mark, Memory, Unbooked, Wait};
@@ -81,7 +81,10 @@ impl Tries {
 }
 
 impl FaultService {
-    /// `unbooked` is what a takeover could not book of the discards that it read. Err: no memory for buffers.
+    /// `unbooked` is what a takeover could not book of the discards that it read.
+    ///
+    /// # Errors
+    /// No memory for buffers.
     pub fn new(
         vm: Arc<Shared>,
         unbooked: Vec<(Unbooked, Mark)>,

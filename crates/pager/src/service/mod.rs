@@ -1,5 +1,7 @@
 //! The threads of a paged VM.
 //!
+//! - `vm`: starts them, ends them, and is what the manager has of them.
+//! - `shared`: what they share.
 //! - `fault`: reads the userfaultfd; serves faults and discards. It never waits for anything but
 //!   its descriptors: what cannot be served now is kept and tried again, because the VMM's own
 //!   threads wait until their discard events are read.
@@ -11,6 +13,7 @@
 //! - `share`: looks for equal pages, brings broken ones home, maps zeros to be read.
 //! - `reads`: what is read from the swap space for it, and read ahead.
 //! - `large`: which large pages are broken, and when.
+//! - `restore`: what a shortage took of regions of large pages comes home unasked.
 //! - `latency`: how long faults took to be served.
 //! - `reclaim`: evicts what the policy asks for, samples.
 //! - `cold`: what it evicts where accesses are seen.
@@ -35,6 +38,7 @@ mod restore;
 mod runs;
 pub mod serve;
 mod share;
+mod shared;
 mod sizing;
 mod slotless;
 mod spin;
@@ -44,4 +48,5 @@ mod write;
 
 pub use crew::FaultThreads;
 pub use latency::{FaultTimes, bucket_end};
-pub use vm::{Health, Inherited, PagedVm, PagerConfig, Sample, StartError, VmFiles};
+pub use shared::{Health, Sample};
+pub use vm::{Inherited, PagedVm, PagerConfig, StartError, VmFiles};

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use ballast_units::{PAGE_SIZE, Pages, Ppn};
 
-use super::vm::Shared;
+use super::shared::Shared;
 use crate::backend::PageBuf;
 use crate::mapped_file::Mapping;
 use crate::memory::Counters;

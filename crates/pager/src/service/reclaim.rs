@@ -10,9 +10,9 @@ use ballast_units::Ppn;
 use super::cold::{Ahead, may_leave};
 use super::large::Collapsing;
 use super::leaving_store::LeavingStore;
+use super::shared::Shared;
 use super::sizing::Sizing;
 use super::trial::Trial;
-use super::vm::Shared;
 use super::write::{Cluster, Stuck};
 use crate::backend::MemError;
 use crate::clock::{BLOCK, Clock};
@@ -492,7 +492,34 @@ impl Reclaim {
 
     /// Ends the sample of the last period and begins a new one.
     fn sample(&mut self, ppns: Vec<Ppn>) {
-        let ppns = self.thin_out(ppns);
+        let mut ppns = self.thin_out(ppns);
+        ppns.retain(|p| p.0 < self.vm.memory.pmap().len().0);
+        self.end_sample();
+        self.bring_samples_home(&ppns);
+        let mut taken = 0;
+        // A page may be touched before the last one is taken.
+        let base = self.vm.memory.counters.values().touched;
+        self.vm.memory.touches.restart();
+        for ppn in ppns {
+            if self.is_mapped_elsewhere(ppn) {
+                continue;
+            }
+            self.break_at(ppn);
+            match self.take(ppn) {
+                Ok(true) => {
+                    taken += 1;
+                    self.sampled.push(ppn);
+                }
+                Ok(false) => {}
+                Err(MemError::Gone) => return,
+                Err(e) => self.vm.set_ill(format!("sampling {ppn}: {e}")),
+            }
+        }
+        self.vm.sample_began(taken, base);
+    }
+
+    /// Puts back what is left of the sample of the last period, for 40 ms at most.
+    fn end_sample(&mut self) {
         let mut left = std::mem::take(&mut self.sampled);
         for _ in 0..200 {
             left.retain(|&ppn| match self.vm.memory.unsample(ppn) {
@@ -508,49 +535,33 @@ impl Reclaim {
             }
             std::thread::sleep(Duration::from_micros(200));
         }
-        // Reading a shared page is not seen where it is.
-        let away: Vec<Ppn> = ppns
-            .iter()
-            .copied()
-            .filter(|p| p.0 < self.vm.memory.pmap().len().0)
-            .filter(|&p| {
-                let state = self.vm.memory.pmap().load(p).state();
-                matches!(state, State::Shared | State::Broken)
-            })
-            .collect();
+        self.sampled = left;
+    }
+
+    /// Reading a shared page is not seen where it is.
+    fn bring_samples_home(&self, ppns: &[Ppn]) {
+        let away = ppns.iter().copied().filter(|&p| self.is_mapped_elsewhere(p));
+        let away: Vec<Ppn> = away.collect();
         for some in away.chunks(MOVING.0 as usize) {
             match self.vm.memory.go_home(some) {
                 Ok(_) | Err(MemError::Gone) => {}
                 Err(e) => self.vm.set_ill(format!("bringing pages home: {e}")),
             }
         }
-        let mut taken = 0;
-        self.sampled = left;
-        // A page may be touched before the last one is taken.
-        let base = self.vm.memory.counters.values().touched;
-        self.vm.memory.touches.restart();
-        for ppn in ppns.into_iter().filter(|p| p.0 < self.vm.memory.pmap().len().0) {
-            let state = self.vm.memory.pmap().load(ppn).state();
-            if matches!(state, State::Shared | State::Broken) {
-                continue;
+    }
+
+    fn is_mapped_elsewhere(&self, ppn: Ppn) -> bool {
+        matches!(self.vm.memory.pmap().load(ppn).state(), State::Shared | State::Broken)
+    }
+
+    /// Takes a page into the sample, if it is not busy for a millisecond.
+    fn take(&self, ppn: Ppn) -> Result<bool, MemError> {
+        for _ in 0..20 {
+            if self.vm.memory.sample(ppn)? {
+                return Ok(true);
             }
-            self.break_at(ppn);
-            for _ in 0..20 {
-                match self.vm.memory.sample(ppn) {
-                    Ok(true) => {
-                        taken += 1;
-                        self.sampled.push(ppn);
-                    }
-                    Ok(false) => {
-                        std::thread::sleep(Duration::from_micros(50));
-                        continue;
-                    }
-                    Err(MemError::Gone) => return,
-                    Err(e) => self.vm.set_ill(format!("sampling {ppn}: {e}")),
-                }
-                break;
-            }
+            std::thread::sleep(Duration::from_micros(50));
         }
-        self.vm.sample_began(taken, base);
+        Ok(false)
     }
 }

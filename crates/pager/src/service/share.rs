@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use ballast_uffd::procmap::max_map_count;
 use ballast_units::Ppn;
 
-use super::vm::{DomainChange, Shared};
+use super::shared::Shared;
+use super::vm::DomainChange;
 use crate::backend::{Backend, MemError};
 use crate::memory::MOVING;
 use crate::sharing::control::{Control, Settings};

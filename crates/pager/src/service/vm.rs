@@ -5,13 +5,10 @@ mod takeover;
 
 pub use takeover::Inherited;
 
-use std::collections::BTreeMap;
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
 
 use ballast_units::{Bytes, Pages, Ppn};
 
@@ -23,8 +20,7 @@ use super::latency::FaultTimes;
 use super::priority::Urgency;
 use super::reads::Reads;
 use super::reclaim::Reclaim;
-use super::slotless::Stubborn;
-use crate::backend::MemError;
+use super::shared::{Health, Sample, Shared};
 use crate::clock::Clock;
 use crate::guest_ram::{GuestRam, LARGE_PAGE};
 use crate::host::Host;
@@ -177,274 +173,6 @@ impl StartError {
     }
 }
 
-/// Whether a VM's pager does its work.
-#[allow(missing_docs, reason = "told with the variant")]
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Health {
-    /// No trouble since this manager has the VM, or none but pages that can be read again by now.
-    Well,
-    /// The last trouble, how long ago that was, and how many there were since this manager has the VM. No page is
-    /// lost; pages may be waiting.
-    Ill { last: String, ago: Duration, times: u32 },
-    /// One of the threads that serve it has ended, which none does by itself: its guest may stand still until another
-    /// manager has it.
-    Unserved,
-    /// Pages that the guest waits for cannot be read, or are not what was written: the first of them, how
-    /// many there are, and what is wrong with it. They are tried again until they can be.
-    Unreadable { page: Ppn, pages: usize, what: String },
-}
-
-/// A sample of active memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sample {
-    /// Samples that have begun so far, this one included.
-    pub begun: u64,
-    /// Pages in it.
-    pub pages: u32,
-    /// What `CounterValues::touched` was when it began: what is above belongs to it.
-    pub base: u64,
-}
-
-/// What the threads of a VM share.
-pub(super) struct Shared {
-    /// For logs, and the threads' names.
-    pub name: String,
-    pub memory: Arc<Memory<GuestRam>>,
-    /// Its swap files.
-    pub swap: SwapSpace,
-    /// An eventfd, not blocking: wakes the fault thread.
-    pub wake_fd: OwnedFd,
-    /// Pages that eviction has yet to deliver.
-    pub evict_goal: AtomicU64,
-    /// Charged pages that eviction leaves.
-    pub evict_leave: AtomicU64,
-    /// Charged pages at which the VM is held, and the free memory of the host up to which it is; 0: it is not.
-    pub hold_at: AtomicU64,
-    #[allow(missing_docs, reason = "told with the field before")]
-    pub hold_until: AtomicU64,
-    /// Faults waiting now.
-    pub waiting: AtomicU64,
-    /// See `PagedVm::fault_times`.
-    pub fault_times: FaultTimes,
-    /// The kernel makes no large pages of small ones.
-    pub no_large_again: AtomicBool,
-    /// No compressor could be made.
-    pub no_compressor: AtomicBool,
-    /// A thread that helped with faults has panicked.
-    pub lost_helper: AtomicBool,
-    stop: AtomicBool,
-    ill: Mutex<Option<(String, Instant)>>,
-    ill_times: AtomicU32,
-    /// Pages that are waited for and cannot be read, and why.
-    unreadable: Mutex<BTreeMap<Ppn, String>>,
-    has_unreadable: AtomicBool,
-    /// Nothing can be written to the swap space for now.
-    swap_stuck: AtomicBool,
-    /// See `slotless`.
-    pub stubborn: Stubborn,
-    work: Mutex<Work>,
-    work_ready: Condvar,
-    sample_size: AtomicU32,
-    sample_base: AtomicU64,
-    samples_begun: AtomicU64,
-    /// See `is_to_share`.
-    may_share: AtomicBool,
-    /// Where it is to go, when its pages have left the store of the domain that it is in.
-    pub domain_change: Mutex<Option<DomainChange>>,
-    /// It has moved to another domain, and nobody has asked since.
-    pub moved: AtomicBool,
-    /// Mappings of the VMM, when they were last counted.
-    pub mappings: AtomicU64,
-    share_note: Mutex<Option<String>>,
-    share_work: Mutex<bool>,
-    share_ready: Condvar,
-}
-
-/// By how much a VM that is held down may grow before pages leave: two clusters; and how many leave then.
-pub(super) const HELD_TOGETHER: u64 = 64;
-
-#[derive(Default)]
-struct Work {
-    ready: bool,
-    sample: Option<Vec<Ppn>>,
-}
-
-impl Shared {
-    /// Whether pages may be looked for that others have too.
-    pub fn is_to_share(&self) -> bool {
-        self.may_share.load(Ordering::Relaxed) && self.memory.may_move()
-    }
-
-    /// Whether all its threads are to end.
-    pub fn is_stopping(&self) -> bool {
-        self.stop.load(Ordering::Relaxed)
-    }
-
-    /// What could not be done, and why; nothing if the VMM is gone. Its memory goes some time before its process is
-    /// seen to have ended.
-    pub fn set_ill_unless_gone(&self, what: &str, e: MemError) {
-        if e != MemError::Gone {
-            self.set_ill(format!("{what}: {e}"));
-        }
-    }
-
-    /// Trouble that costs no page: for the log, and for `PagedVm::health`.
-    pub fn set_ill(&self, what: String) {
-        let times = self.ill_times.fetch_add(1, Ordering::Relaxed);
-        // The first ones and then powers of two: a disk that fails does not fill the log as well.
-        if times < 4 || times.is_power_of_two() {
-            tracing::error!(vm = %self.name, "{what}");
-        }
-        *self.ill.lock().unwrap_or_else(PoisonError::into_inner) = Some((what, Instant::now()));
-    }
-
-    /// A page that is waited for cannot be read, and why. Said once a page.
-    pub fn set_unreadable(&self, ppn: Ppn, what: String) {
-        let mut pages = self.unreadable.lock().unwrap_or_else(PoisonError::into_inner);
-        if !pages.contains_key(&ppn) {
-            tracing::error!(vm = %self.name, "{ppn}: {what}; the guest waits for it");
-        }
-        pages.insert(ppn, what);
-        self.has_unreadable.store(true, Ordering::Relaxed);
-    }
-    /// The page has been read, or is not needed any more.
-    pub fn set_readable(&self, ppn: Ppn) {
-        if !self.has_unreadable.load(Ordering::Relaxed) {
-            return;
-        }
-        let mut pages = self.unreadable.lock().unwrap_or_else(PoisonError::into_inner);
-        if pages.remove(&ppn).is_some() {
-            tracing::info!(vm = %self.name, "{ppn} can be read again, or is not needed any more");
-        }
-        self.has_unreadable.store(!pages.is_empty(), Ordering::Relaxed);
-    }
-
-    /// Whether nothing can be written to swap for now: see `PagedVm::swap_room`.
-    pub fn set_swap_stuck(&self, stuck: bool) {
-        self.swap_stuck.store(stuck, Ordering::Relaxed);
-    }
-
-    /// Whether a sample is asked for that has not begun.
-    pub fn has_sample_request(&self) -> bool {
-        self.work.lock().unwrap_or_else(PoisonError::into_inner).sample.is_some()
-    }
-
-    /// The pages of it; it is the caller's to begin.
-    pub fn take_sample_request(&self) -> Option<Vec<Ppn>> {
-        self.work.lock().unwrap_or_else(PoisonError::into_inner).sample.take()
-    }
-
-    /// The sample has `pages` pages, of which none was touched yet when the counter of touches was `base`.
-    pub fn sample_began(&self, pages: u32, base: u64) {
-        self.sample_size.store(pages, Ordering::Relaxed);
-        self.sample_base.store(base, Ordering::Relaxed);
-        self.samples_begun.fetch_add(1, Ordering::Release);
-    }
-
-    /// Eviction has delivered `n` pages.
-    pub fn evict_done(&self, n: u64) {
-        let _ = self.evict_goal.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |goal| {
-            Some(goal.saturating_sub(n))
-        });
-    }
-
-    /// Where all that was asked for is done: asks for what the VM has grown by since, a little at a time, if it is held
-    /// down and that is `at_least` so much. Answers whether there is something to do that was not asked for before.
-    pub fn hold_down(&self, at_least: u64) -> bool {
-        let until = self.hold_until.load(Ordering::Acquire);
-        if until == 0 || self.evict_goal.load(Ordering::Relaxed) > 0 {
-            return false;
-        }
-        let missing = until.saturating_sub(self.memory.host().ledger.free().0);
-        let grown = self.memory.charged().0.saturating_sub(self.hold_at.load(Ordering::Relaxed));
-        // Others are held for the same want.
-        let n = missing.min(grown).min(HELD_TOGETHER);
-        let (mine, none) = (Ordering::AcqRel, Ordering::Relaxed);
-        if n < at_least.max(1) || self.evict_goal.compare_exchange(0, n, mine, none).is_err() {
-            return false;
-        }
-        // Who asked for something else meanwhile prevails, also if that is nothing.
-        if self.hold_until.load(Ordering::Acquire) != until {
-            let _ = self.evict_goal.compare_exchange(n, 0, mine, none);
-            return false;
-        }
-        true
-    }
-
-    /// What was asked for is void.
-    pub fn ask_no_more(&self) {
-        self.hold_until.store(0, Ordering::Release);
-        self.evict_goal.store(0, Ordering::Release);
-    }
-
-    /// For the reclaim thread: until it is signalled, or so long at most.
-    pub fn wait_for_work(&self, at_most: Option<Duration>) {
-        let mut work = self.work.lock().unwrap_or_else(PoisonError::into_inner);
-        while !work.ready && !self.is_stopping() {
-            match at_most {
-                None => {
-                    work = self.work_ready.wait(work).unwrap_or_else(PoisonError::into_inner);
-                }
-                Some(limit) => {
-                    work = self
-                        .work_ready
-                        .wait_timeout(work, limit)
-                        .unwrap_or_else(PoisonError::into_inner)
-                        .0;
-                    break;
-                }
-            }
-        }
-        work.ready = false;
-    }
-
-    /// Lets the share thread look at what there is to do.
-    pub fn signal_share(&self) {
-        *self.share_work.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        self.share_ready.notify_all();
-    }
-
-    /// For the share thread: until it is signalled, or so long at most.
-    pub fn wait_for_share_work(&self, at_most: Duration) {
-        let work = self.share_work.lock().unwrap_or_else(PoisonError::into_inner);
-        let (mut work, _) = self
-            .share_ready
-            .wait_timeout_while(work, at_most, |ready| !*ready && !self.is_stopping())
-            .unwrap_or_else(PoisonError::into_inner);
-        *work = false;
-    }
-
-    /// Whether it is to go to another domain.
-    pub fn is_to_change_domain(&self) -> bool {
-        self.domain_change.lock().unwrap_or_else(PoisonError::into_inner).is_some()
-    }
-    /// The caller is to see to it, or to give it back.
-    pub fn take_domain_change(&self) -> Option<DomainChange> {
-        self.domain_change.lock().unwrap_or_else(PoisonError::into_inner).take()
-    }
-    /// Unless another domain has been asked for meanwhile.
-    pub fn give_back_domain_change(&self, change: DomainChange) {
-        self.domain_change.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(change);
-    }
-
-    /// See `PagedVm::share_note`.
-    pub fn set_share_note(&self, note: Option<String>) {
-        *self.share_note.lock().unwrap_or_else(PoisonError::into_inner) = note;
-    }
-
-    /// Lets the reclaim thread look at what there is to do.
-    pub fn signal_reclaim(&self) {
-        self.signal(|_| {});
-    }
-
-    fn signal(&self, change: impl FnOnce(&mut Work)) {
-        let mut work = self.work.lock().unwrap_or_else(PoisonError::into_inner);
-        change(&mut work);
-        work.ready = true;
-        self.work_ready.notify_all();
-    }
-}
-
 /// A VM whose every page the pager hands out.
 pub struct PagedVm {
     shared: Arc<Shared>,
@@ -506,45 +234,10 @@ impl PagedVm {
         files: VmFiles,
         overhead: Pages,
     ) -> Result<PagedVm, StartError> {
-        use rustix::event::{EventfdFlags, eventfd};
-        let wake_fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|e| StartError::Threads(e.into()))?;
         // Nobody knows yet what devices it has.
         memory.let_pages_move(false);
-        let shared = Arc::new(Shared {
-            name: name.to_owned(),
-            memory,
-            swap: files.swap,
-            wake_fd,
-            evict_goal: AtomicU64::new(0),
-            evict_leave: AtomicU64::new(0),
-            hold_at: AtomicU64::new(0),
-            hold_until: AtomicU64::new(0),
-            waiting: AtomicU64::new(0),
-            fault_times: FaultTimes::default(),
-            no_large_again: AtomicBool::new(false),
-            no_compressor: AtomicBool::new(false),
-            lost_helper: AtomicBool::new(false),
-            stop: AtomicBool::new(false),
-            ill: Mutex::new(None),
-            ill_times: AtomicU32::new(0),
-            unreadable: Mutex::new(BTreeMap::new()),
-            has_unreadable: AtomicBool::new(false),
-            swap_stuck: AtomicBool::new(false),
-            stubborn: Stubborn::default(),
-            work: Mutex::new(Work::default()),
-            work_ready: Condvar::new(),
-            sample_size: AtomicU32::new(0),
-            sample_base: AtomicU64::new(0),
-            samples_begun: AtomicU64::new(0),
-            may_share: AtomicBool::new(false),
-            domain_change: Mutex::new(None),
-            moved: AtomicBool::new(false),
-            mappings: AtomicU64::new(0),
-            share_note: Mutex::new(None),
-            share_work: Mutex::new(false),
-            share_ready: Condvar::new(),
-        });
+        let shared = Shared::new(name, memory, files.swap).map_err(StartError::Threads)?;
+        let shared = Arc::new(shared);
         let files = [files.pmap, files.stage, files.compressed];
         Ok(PagedVm { shared, files, overhead, threads: Vec::new() })
     }
@@ -580,10 +273,10 @@ impl PagedVm {
             }
             body();
         };
-        // 15 characters are all that the kernel keeps of a thread's name.
-        let name: String = format!("{what}-{}", self.shared.name).chars().take(15).collect();
-        let thread =
-            std::thread::Builder::new().name(name).spawn(body).map_err(StartError::Threads)?;
+        let thread = std::thread::Builder::new()
+            .name(self.shared.thread_name(what))
+            .spawn(body)
+            .map_err(StartError::Threads)?;
         self.threads.push(thread);
         Ok(())
     }
@@ -602,7 +295,7 @@ impl PagedVm {
     }
     /// Pages that can be evicted now: none while nothing can be written.
     pub fn swap_room(&self) -> Pages {
-        if self.shared.swap_stuck.load(Ordering::Relaxed) {
+        if self.shared.is_swap_stuck() {
             return Pages::ZERO;
         }
         self.memory().swap_free()
@@ -667,59 +360,39 @@ impl PagedVm {
     /// Lets faults that wait for memory try again now.
     pub fn memory_freed(&self) {
         if self.waiting() > 0 {
-            self.wake_faults();
+            self.shared.wake_faults();
         }
     }
 
     /// Ends the current sample and begins one of these pages.
     pub fn begin_sample(&self, ppns: Vec<Ppn>) {
-        self.shared.signal(|work| work.sample = Some(ppns));
+        self.shared.ask_for_sample(ppns);
     }
     /// The current sample.
     pub fn sample(&self) -> Sample {
-        Sample {
-            begun: self.shared.samples_begun.load(Ordering::Acquire),
-            pages: self.shared.sample_size.load(Ordering::Relaxed),
-            base: self.shared.sample_base.load(Ordering::Relaxed),
-        }
+        self.shared.sample()
     }
 
     /// Whether [`Health::Unreadable`]: cheap to ask.
     pub fn is_unreadable(&self) -> bool {
-        self.shared.has_unreadable.load(Ordering::Relaxed)
+        self.shared.is_unreadable()
     }
     /// Pages that cannot be read first: its guest stands still for them.
     pub fn health(&self) -> Health {
-        let unreadable = self.shared.unreadable.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((page, what)) = unreadable.first_key_value() {
-            return Health::Unreadable { page: *page, pages: unreadable.len(), what: what.clone() };
+        if let Some(unreadable) = self.shared.unreadable() {
+            return unreadable;
         }
-        drop(unreadable);
         let lost = self.shared.lost_helper.load(Ordering::Relaxed);
         if lost || self.threads.iter().any(JoinHandle::is_finished) {
             return Health::Unserved;
         }
-        match &*self.shared.ill.lock().unwrap_or_else(PoisonError::into_inner) {
-            None => Health::Well,
-            Some((last, at)) => Health::Ill {
-                last: last.clone(),
-                ago: at.elapsed(),
-                times: self.shared.ill_times.load(Ordering::Relaxed),
-            },
-        }
-    }
-
-    fn wake_faults(&self) {
-        let _ = rustix::io::write(&self.shared.wake_fd, &1u64.to_ne_bytes());
+        self.shared.trouble()
     }
 
     fn stop_threads(&mut self) {
         // Other VMs' share threads may be at its pages too.
         self.shared.memory.close();
-        self.shared.stop.store(true, Ordering::Relaxed);
-        self.wake_faults();
-        self.shared.signal(|_| {});
-        self.shared.signal_share();
+        self.shared.stop();
         for thread in self.threads.drain(..) {
             if thread.join().is_err() {
                 tracing::error!(vm = %self.shared.name, "a pager thread had panicked");

@@ -214,7 +214,7 @@ impl<B: Backend> Domain<B> {
             }
         }
     }
-    /// VMs that are in it.
+    /// Tests: how many VMs are in it.
     pub fn members(&self) -> usize {
         lock(&self.books).members.iter().filter(|m| m.memory.strong_count() > 0).count()
     }

@@ -1,7 +1,7 @@
 //! In which order a VM's pages are looked at. Neighbours are looked at together, in extents: what
 //! is equal often is so in runs, and runs take one mapping where pages take many.
 
-use ballast_units::{Pages, Ppn};
+use ballast_units::{Pages, Ppn, SplitMix64};
 
 /// Pages of an extent.
 pub const EXTENT: u64 = 64;
@@ -26,14 +26,15 @@ pub struct Walk {
     /// `size` that holds all; odd strides reach each number once.
     stride: u64,
     offset: u64,
-    random: u64,
+    random: SplitMix64,
 }
 
 impl Walk {
     /// `seed` is of the orders at random: each pass has another.
     pub fn new(len: Pages, order: Order, seed: u64) -> Walk {
         let extents = len.0.div_ceil(EXTENT);
-        let mut walk = Walk { order, extents, at: 0, stride: 1, offset: 0, random: seed | 1 };
+        let random = SplitMix64::seeded(seed);
+        let mut walk = Walk { order, extents, at: 0, stride: 1, offset: 0, random };
         walk.begin();
         walk
     }
@@ -41,17 +42,9 @@ impl Walk {
     fn begin(&mut self) {
         self.at = 0;
         if self.order == Order::Random {
-            self.stride = self.next_random() | 1;
-            self.offset = self.next_random();
+            self.stride = self.random.draw() | 1;
+            self.offset = self.random.draw();
         }
-    }
-
-    /// xorshift64*.
-    fn next_random(&mut self) -> u64 {
-        self.random ^= self.random >> 12;
-        self.random ^= self.random << 25;
-        self.random ^= self.random >> 27;
-        self.random.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 8
     }
 
     /// The first page of the next extent; None when a pass is over, and then from the beginning.

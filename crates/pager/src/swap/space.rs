@@ -75,7 +75,7 @@ impl SwapSpace {
         Err(first_error.unwrap_or(SwapError::NoRoom { size: len, had }))
     }
 
-    /// The one file at `path`, which is made.
+    /// Tests: the one file at `path`, which is made.
     ///
     /// # Errors
     /// As of [`SwapFile::create`].
@@ -84,7 +84,7 @@ impl SwapSpace {
         space.push(SwapFile::create(path, len)?, lone(path));
         Ok(space)
     }
-    /// The one file at `path`.
+    /// Tests: the one file at `path`.
     ///
     /// # Errors
     /// As of [`SwapFile::open`].

@@ -1,6 +1,6 @@
 //! A QEMU without a guest, and fake QMP servers.
-#![allow(clippy::unwrap_used, clippy::expect_used)] // a panic here is the test failing
-#![allow(dead_code)] // each test program uses its part
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic here is the test failing")]
+#![allow(dead_code, reason = "each test program uses its part")]
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

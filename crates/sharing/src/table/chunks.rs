@@ -125,6 +125,10 @@ impl<T: Slot> Chunks<T> {
         Bytes((self.there * size_of::<[T; CHUNK]>() + directory) as u64)
     }
 
+    /// What must hold.
+    ///
+    /// # Errors
+    /// What does not.
     pub fn check(&self) -> Result<(), String> {
         if self.used.len() != self.chunks.len() || self.used.last() == Some(&0) {
             return Err(format!("{} chunks, {} counts", self.chunks.len(), self.used.len()));

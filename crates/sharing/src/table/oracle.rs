@@ -50,6 +50,9 @@ pub(super) struct Both {
 
 impl Both {
     /// Does one operation on both; what it answers must be the same.
+    ///
+    /// # Errors
+    /// It is not.
     pub fn step(&mut self, op: &Op) -> Result<(), String> {
         let Both { table, oracle } = self;
         match *op {
@@ -100,6 +103,9 @@ impl Both {
     }
 
     /// What can be asked of a guest page.
+    ///
+    /// # Errors
+    /// What the two say of it.
     pub fn compare_page(&self, page: PageId, hash: PageHash) -> Result<(), String> {
         let guest = self.oracle.guests.get(&page);
         let hinted = guest.filter(|guest| guest.eligible).map(|guest| guest.hash);
@@ -109,6 +115,9 @@ impl Both {
     }
 
     /// What can be asked of a store page.
+    ///
+    /// # Errors
+    /// What the two say of it.
     pub fn compare_common(&self, page: StorePage) -> Result<(), String> {
         let common = self.oracle.commons.get(&page);
         same(&page, self.table.refs(page), common.map_or(0, |common| common.refs))?;
@@ -116,6 +125,9 @@ impl Both {
     }
 
     /// A search must answer one of the pages that have the hash, and a shared one if there is one.
+    ///
+    /// # Errors
+    /// What it answered.
     pub fn compare_find(&self, hash: PageHash, me: PageId) -> Result<(), String> {
         self.judge(hash, None, self.table.find(hash))?;
         self.judge(hash, Some(me), self.table.find_other(hash, me))
@@ -139,6 +151,9 @@ impl Both {
     }
 
     /// Everything, and the table's own invariants.
+    ///
+    /// # Errors
+    /// The first that is different, or does not hold.
     pub fn compare(&self) -> Result<(), String> {
         self.table.check()?;
         let commons = &self.oracle.commons;

@@ -37,6 +37,10 @@ impl Overflow {
         self.counts.iter().copied()
     }
 
+    /// What must hold.
+    ///
+    /// # Errors
+    /// What does not.
     pub fn check(&self) -> Result<(), String> {
         match self.counts.windows(2).find(|two| two[0].0 >= two[1].0) {
             Some(two) => Err(format!("{} comes before {}", two[0].0, two[1].0)),

@@ -1,6 +1,6 @@
 //! A manager that is just enough for the shim, and processes under the shim.
-#![allow(dead_code)] // Each test binary uses its part.
-#![allow(clippy::unwrap_used)] // A panic here is the test failing.
+#![allow(dead_code, reason = "each test binary uses its part")]
+#![allow(clippy::unwrap_used, reason = "a panic here is the test failing")]
 
 pub mod store;
 

@@ -1,5 +1,5 @@
 //! A file to map pages from, and the operations that do.
-#![allow(dead_code)] // Each test binary uses its part.
+#![allow(dead_code, reason = "each test binary uses its part")]
 
 use std::fs::File;
 use std::io::Write;

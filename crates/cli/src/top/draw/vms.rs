@@ -12,7 +12,8 @@ use crate::figures::{short_count, short_size};
 use crate::top::app::{App, VmRow};
 use crate::top::palette::Palette;
 
-const LEGEND: &str = " █ resident ▓ swapped ░ ballooned · untouched ┃ target ◆ active ";
+const LEGEND: &str =
+    " █ resident ▒ compressed ▓ swapped ░ ballooned · untouched ┃ target ◆ active ";
 const BAR_LEAST: usize = 10;
 const NAME_LEAST: usize = 8;
 const NAME_MOST: usize = 24;
@@ -72,7 +73,7 @@ fn waits(row: &VmRow) -> String {
 
 pub fn draw(frame: &mut Frame, area: Rect, app: &App, palette: Palette) {
     let mut block = panel(vec![Span::raw(" VMs ")]);
-    if area.width >= 72 {
+    if area.width >= 79 {
         block = block.title_bottom(Line::from(LEGEND));
     }
     let inner = block.inner(area);

@@ -122,7 +122,7 @@ fn taken_below(folder: &Path) -> u64 {
     taken.sum()
 }
 
-/// Milliseconds until all VMs are told, as `ballast ps` asks.
+/// Milliseconds until all VMs are told, as `ballast vm ls` asks.
 pub async fn list_ms(client: &Client) -> Result<f64> {
     let mut times = Vec::new();
     for _ in 0..ASKED {

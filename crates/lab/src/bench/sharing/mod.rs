@@ -26,7 +26,6 @@ use anyhow::{Context, Result, ensure};
 
 use crate::figures::Outcome;
 use crate::say;
-use crate::stats::median;
 pub(super) use hold::{Holder, Shape};
 pub use holder::{HolderArgs, run as hold};
 pub use ksm::keep as keep_ksm;
@@ -47,94 +46,81 @@ const SCATTERED_MIB: usize = 256;
 
 /// Fails where there is no KSM to compare with.
 pub(super) async fn run(quick: bool) -> Result<Outcome> {
-    let (plan, repeats) = if quick {
-        (Plan { mib: 128, writes: 2000, passes: 2.0 }, 1)
+    let plan = if quick {
+        Plan { mib: 128, writes: 2000, passes: 2.0 }
     } else {
-        (Plan { mib: 512, writes: 10_000, passes: 2.0 }, 1)
+        Plan { mib: 512, writes: 10_000, passes: 2.0 }
     };
-    let possible = Shape { mib: plan.mib, seed: SEED, run: RUN }.contents().saving();
-    let mut peers: BTreeMap<&str, Vec<Round>> = BTreeMap::new();
-    let mut ours = Vec::new();
-    let mut scattered = Vec::new();
-    for repeat in 0..repeats {
-        // Each round its own contents, the same for all scanners.
-        let shape = Shape { mib: plan.mib, seed: SEED + repeat, run: RUN };
-        {
-            let ksm = Ksm::take()?;
-            for mode in MODES {
-                let told = || format!("KSM, {}", mode.name);
-                let Some(round) = peer::round(&ksm, mode, shape, &plan).await.with_context(told)?
-                else {
-                    say::detail(&format!("{}: this kernel does not have it", told()));
-                    continue;
-                };
-                say::detail(&format!("{}: {}", told(), round.line(possible)));
-                peers.entry(mode.name).or_default().push(round);
-            }
-        }
-        let mine = ours::round(shape, &plan).await.context("Ballast")?;
-        say::detail(&format!("Ballast: {}", mine.round.line(possible)));
-        ours.push(mine);
-        // The kernel's scanner cares little how copies lie; ours does: each page is a mapping of its
-        // own. So few of them that vm.max_map_count allows for all.
-        let few = plan.mib.min(SCATTERED_MIB);
-        let (plan, shape) = (Plan { mib: few, ..plan }, Shape { run: 1, mib: few, ..shape });
-        let mine = ours::round(shape, &plan).await.context("Ballast, all scattered")?;
-        let possible = shape.contents().saving();
-        say::detail(&format!("Ballast, all scattered: {}", mine.round.line(possible)));
-        scattered.push(mine);
+    // The same contents for all scanners.
+    let shape = Shape { mib: plan.mib, seed: SEED, run: RUN };
+    let possible = shape.contents().saving();
+    let peers = peers(shape, &plan, possible).await?;
+    let ours = ours::round(shape, &plan).await.context("Ballast")?;
+    say::detail(&format!("Ballast: {}", ours.round.line(possible)));
+    // The kernel's scanner cares little how copies lie; ours does: each page is a mapping of its
+    // own. So few of them that vm.max_map_count allows for all.
+    let few = plan.mib.min(SCATTERED_MIB);
+    let (plan, shape) = (Plan { mib: few, ..plan }, Shape { run: 1, mib: few, ..shape });
+    let scattered = ours::round(shape, &plan).await.context("Ballast, all scattered")?;
+    let line = scattered.round.line(shape.contents().saving());
+    say::detail(&format!("Ballast, all scattered: {line}"));
+    evaluate(&peers, &ours, &scattered.round, possible)
+}
+
+/// A round of each of the kernel's settings that there is.
+async fn peers(
+    shape: Shape,
+    plan: &Plan,
+    possible: usize,
+) -> Result<BTreeMap<&'static str, Round>> {
+    let mut peers = BTreeMap::new();
+    let ksm = Ksm::take()?;
+    for mode in MODES {
+        let told = || format!("KSM, {}", mode.name);
+        let Some(round) = peer::round(&ksm, mode, shape, plan).await.with_context(told)? else {
+            say::detail(&format!("{}: this kernel does not have it", told()));
+            continue;
+        };
+        say::detail(&format!("{}: {}", told(), round.line(possible)));
+        peers.insert(mode.name, round);
     }
-    evaluate(&peers, &ours, &scattered, possible)
+    Ok(peers)
 }
 
 fn evaluate(
-    peers: &BTreeMap<&str, Vec<Round>>,
-    ours: &[OurRound],
-    scattered: &[OurRound],
+    peers: &BTreeMap<&str, Round>,
+    ours: &OurRound,
+    scattered: &Round,
     possible: usize,
 ) -> Result<Outcome> {
     let mut outcome = Outcome::new("sharing");
     outcome.figure("possible_mib", possible as f64 / 256.0);
-    let mine: Vec<Round> = ours.iter().map(|o| o.round).collect();
-    let scanners = peers.iter().map(|(name, rounds)| (format!("ksm_{name}"), rounds.as_slice()));
-    let worst: Vec<Round> = scattered.iter().map(|o| o.round).collect();
-    let own = [("ballast", mine.as_slice()), ("ballast_scattered", worst.as_slice())];
-    let own = own.map(|(name, rounds)| (name.to_owned(), rounds));
-    for (scanner, rounds) in scanners.chain(own) {
+    let mine = &ours.round;
+    let scanners = peers.iter().map(|(name, round)| (format!("ksm_{name}"), round));
+    let own = [("ballast", mine), ("ballast_scattered", scattered)];
+    let own = own.map(|(name, round)| (name.to_owned(), round));
+    for (scanner, round) in scanners.chain(own) {
         for (name, of) in FIGURES {
-            outcome.figure(&format!("{scanner}_{name}"), middle(rounds, of));
+            outcome.figure(&format!("{scanner}_{name}"), of(round));
         }
     }
-    let of = |what: fn(&OurRound) -> f64| median(&ours.iter().map(what).collect::<Vec<_>>());
-    outcome.figure("ballast_shim_cpu_s", of(|o| o.shim_cpu_s));
-    outcome.figure("ballast_manager_cpu_s", of(|o| o.manager_cpu_s));
-    outcome.figure("ballast_measured_mib", of(|o| o.measured) / (1u64 << 20) as f64);
+    outcome.figure("ballast_shim_cpu_s", ours.shim_cpu_s);
+    outcome.figure("ballast_manager_cpu_s", ours.manager_cpu_s);
+    outcome.figure("ballast_measured_mib", ours.measured / (1u64 << 20) as f64);
 
     ensure!(!peers.is_empty(), "no peer to compare with");
     // Against the peer's best setting, figure by figure.
-    let best = |what: fn(&Round) -> f64| {
-        peers.values().map(|rounds| middle(rounds, what)).fold(f64::INFINITY, f64::min)
-    };
+    let best = |what: fn(&Round) -> f64| peers.values().map(what).fold(f64::INFINITY, f64::min);
     let merge: fn(&Round) -> f64 = |r| r.merge.cpu_s / r.merge.saved;
     let quiet: fn(&Round) -> f64 = |r| r.quiet.cpu_s / r.quiet.passes;
     let saved: fn(&Round) -> f64 = |r| r.saved;
-    let most = peers.values().map(|rounds| middle(rounds, saved)).fold(0.0, f64::max);
-    outcome.at_most("merge_cpu_of_ksm", middle(&mine, merge) / best(merge), MERGE_TARGET);
-    outcome.at_most(
-        "merge_cpu_of_ksm_scattered",
-        middle(&worst, merge) / best(merge),
-        MERGE_TARGET,
-    );
-    let default: Vec<Round> = peers.get("default").cloned().unwrap_or_default();
-    if !default.is_empty() {
-        let ratio = middle(&mine, merge) / middle(&default, merge);
-        outcome.at_most("merge_cpu_of_ksm_default", ratio, MERGE_TARGET);
+    let most = peers.values().map(saved).fold(0.0, f64::max);
+    outcome.at_most("merge_cpu_of_ksm", merge(mine) / best(merge), MERGE_TARGET);
+    outcome.at_most("merge_cpu_of_ksm_scattered", merge(scattered) / best(merge), MERGE_TARGET);
+    if let Some(default) = peers.get("default") {
+        outcome.at_most("merge_cpu_of_ksm_default", merge(mine) / merge(default), MERGE_TARGET);
     }
-    outcome.at_most("quiet_cpu_of_ksm", middle(&mine, quiet) / best(quiet), QUIET_TARGET);
-    outcome.at_least("saved_of_ksm", middle(&mine, saved) / most, 1.0);
+    outcome.at_most("quiet_cpu_of_ksm", quiet(mine) / best(quiet), QUIET_TARGET);
+    outcome.at_least("saved_of_ksm", saved(mine) / most, 1.0);
     Ok(outcome)
-}
-
-fn middle(rounds: &[Round], of: fn(&Round) -> f64) -> f64 {
-    median(&rounds.iter().map(of).collect::<Vec<_>>())
 }

@@ -1,7 +1,7 @@
 //! With whom a VM shares pages: it joins a domain, moves to another, and leaves with its VMM.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 
 use ballast_units::Pages;
 
@@ -12,6 +12,7 @@ use crate::guest_ram::GuestRam;
 use crate::mappings::{Mappings, Remapper};
 use crate::sharing::Domain;
 use crate::sharing::control::Control;
+use crate::sync::lock;
 
 /// A change of domain that is under way.
 pub(in crate::service) struct DomainChange {
@@ -44,6 +45,9 @@ impl PagedVm {
 
     /// Its shim has come again: see [`Mappings::reconnect`], whose answer this is. What was under way when it was lost is
     /// looked up and finished, or taken back, by the share thread, as after a manager's death.
+    ///
+    /// # Errors
+    /// Of `greet`.
     pub fn reconnect<E>(
         &self,
         remapper: Box<dyn Remapper>,
@@ -67,7 +71,7 @@ impl PagedVm {
         domain: &Arc<Domain<GuestRam>>,
         switch: impl FnOnce(&Mappings) -> bool + Send + 'static,
     ) -> bool {
-        let mut change = self.shared.domain_change.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut change = lock(&self.shared.domain_change);
         if change.as_ref().is_some_and(|change| Arc::ptr_eq(&change.to, domain)) {
             return true;
         }
@@ -78,7 +82,7 @@ impl PagedVm {
     }
     /// It is to stay in the domain that it is in. Answers whether it has moved there since the last call.
     pub fn stay(&self) -> bool {
-        *self.shared.domain_change.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *lock(&self.shared.domain_change) = None;
         self.shared.moved.swap(false, Ordering::Relaxed)
     }
 
@@ -92,13 +96,13 @@ impl PagedVm {
     }
     /// Whether pages are looked for that others have too.
     pub fn set_may_share(&self, may: bool) {
-        if self.shared.may_share.swap(may, Ordering::Relaxed) != may {
+        if self.shared.set_may_share(may) != may {
             self.shared.signal_share();
         }
     }
     /// Why pages are not looked for at the moment, if they are not.
     pub fn share_note(&self) -> Option<String> {
-        self.shared.share_note.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.shared.share_note()
     }
     /// Mappings of the VMM, when they were last counted.
     pub fn mappings(&self) -> u64 {
