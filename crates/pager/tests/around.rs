@@ -6,7 +6,7 @@
 mod support;
 
 use ballast_pager::memory::Access;
-use ballast_pager::service::serve::Task;
+use ballast_pager::service::serve::{Notice, Task};
 use ballast_pager::word::{State, Word};
 use ballast_units::{Pages, Ppn};
 use support::vm::{LARGE, Vm};
@@ -97,6 +97,21 @@ fn a_sampled_page_is_left_to_be_touched() {
     assert_eq!(vm.memory.counters.values().touched, 0);
     read(&mut vm, 10);
     assert_eq!(vm.memory.counters.values().touched, 1);
+}
+
+/// Whose time says how long the service takes, and not the disk, or memory that is short.
+#[test]
+fn only_faults_that_are_served_at_once_are_told_as_served() {
+    let mut vm = vm(1..PAGES);
+    let mut tasks = Vec::new();
+    let mut served = |ppn| {
+        let (mark, notice) = (vm.memory.mark(), Notice::Fault(Ppn(ppn), Access::Missing));
+        vm.serve.take(&vm.memory, &[notice, notice], mark, &mut tasks, |_, _| false)
+    };
+    assert_eq!(served(0), 2, "at home");
+    assert_eq!(served(2), 2, "compressed, and at home");
+    assert_eq!(served(3), 0, "a read is begun, and is under way");
+    assert!(matches!(tasks[..], [Task::Came(Ppn(2)), Task::Read(Ppn(3), _)]), "{tasks:?}");
 }
 
 #[test]
