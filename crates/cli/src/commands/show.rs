@@ -264,7 +264,7 @@ fn guest(stats: Option<&GuestStats>) -> String {
     )
 }
 
-/// Half, 99% and 99.9% of the faults that did not wait were served within so long.
+/// Half, 99% and 99.9% of the faults that were served at once were so within so long.
 fn fault_times(times: &FaultTimesView) -> String {
     let within = |part: f64| match times.within_us(part) {
         Some(us) => format!("{us} us"),
@@ -272,6 +272,9 @@ fn fault_times(times: &FaultTimesView) -> String {
     };
     if times.total() == 0 {
         return "none".to_owned();
+    }
+    if !times.is_known() {
+        return "not known: this ballastd is of another version, and counts otherwise".to_owned();
     }
     let [half, most, nearly] = [0.5, 0.99, 0.999].map(within);
     format!("50% within {half}, 99% within {most}, 99.9% within {nearly}")
