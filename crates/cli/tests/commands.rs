@@ -187,7 +187,12 @@ fn vm_show_has_all_sections() {
             "balloon\n",
             "guest statistics\n",
             "major faults  321",
-            "totals since its start\n",
+            "up           2h05m\n",
+            "managed for  1m40s, by this ballastd\n",
+            "totals since this ballastd has it\n",
+            "waits for memory     0\n",
+            "faults waited        0.0 s, for memory or anything else but swap\n",
+            "CPU time of its VMM  2.5 s since the VMM's start\n",
             "page sharing\n  none, since it is not paged\n",
         ],
     );
@@ -343,7 +348,7 @@ fn a_reload_says_what_is_different() {
 #[test]
 fn vm_stop_passes_its_grace() {
     let fake = Fake::start();
-    contains_all(&human(&fake, &["vm", "stop", "web"]), &["web: stopped", "128 MiB"]);
+    contains_all(&human(&fake, &["vm", "stop", "web"]), &["web: stopped after 2h05m; ", "128 MiB"]);
     human(&fake, &["vm", "stop", "db", "--force"]);
     let last = as_json(&fake, &["vm", "stop", "gpu", "--grace", "1500ms"]);
     assert_eq!(last["name"], "gpu");

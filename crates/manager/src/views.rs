@@ -187,6 +187,9 @@ pub fn vm(manager: &Manager, vm: &Vm) -> VmView {
         pid: alive.then_some(pid),
         accel: vm.accel.clone(),
         uptime_s: vm.started.elapsed().as_secs_f64(),
+        vmm_uptime_s: vm
+            .vmm_started
+            .map(|started| process::since_boot().saturating_sub(started).as_secs_f64()),
         params: shown(manager, vm.size, &params, &pools),
         memory,
         active: ActiveView {
@@ -309,6 +312,7 @@ pub fn never_was(manager: &Manager, name: &str, size: Pages, params: &VmParams) 
         pid: None,
         accel: String::new(),
         uptime_s: 0.0,
+        vmm_uptime_s: None,
         params: shown(manager, size, params, &pools),
         memory: MemoryView::default(),
         active: ActiveView::default(),

@@ -37,7 +37,8 @@ fn heading(vm: &VmView) -> String {
     let mut rows = vec![
         ("state", vm.state.to_string()),
         ("mode", vm.management.mode.to_string()),
-        ("up", age(vm.uptime_s)),
+        ("up", vm.vmm_uptime_s.map_or_else(|| "not known".to_owned(), age)),
+        ("managed for", format!("{}, by this ballastd", age(vm.uptime_s))),
         ("runs on", vm.accel.clone()),
         ("pid", pid),
         ("folder", vm.folder.display().to_string()),
@@ -283,7 +284,7 @@ fn fault_times(times: &FaultTimesView) -> String {
 fn totals(vm: &VmView) -> String {
     let c = &vm.counters;
     section(
-        "totals since its start",
+        "totals since this ballastd has it",
         &[
             ("faults served", c.faults.to_string()),
             ("fault service", fault_times(&vm.fault_times)),
@@ -300,9 +301,10 @@ fn totals(vm: &VmView) -> String {
                 format!("{fills} handed out, {breaks} broken, {made} made again")
             }),
             ("sampled", c.sampled.to_string()),
-            ("waits", format!("{} ({:.1} s)", c.waits, c.wait_s)),
+            ("waits for memory", c.waits.to_string()),
             ("blocks", c.blocks.to_string()),
-            ("CPU time", format!("{:.1} s", c.cpu_s)),
+            ("faults waited", format!("{:.1} s, for memory or anything else but swap", c.wait_s)),
+            ("CPU time of its VMM", format!("{:.1} s since the VMM's start", c.cpu_s)),
         ],
     )
 }

@@ -83,6 +83,7 @@ pub fn vm(name: &str) -> VmView {
         pid: Some(4711),
         accel: "tcg".to_owned(),
         uptime_s: 100.0,
+        vmm_uptime_s: Some(100.0),
         params: Params {
             size: 256 * MIB,
             min: 64 * MIB,

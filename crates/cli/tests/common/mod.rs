@@ -398,7 +398,7 @@ fn host() -> HostView {
 fn vm(name: &str, mode: &str, reason: Option<&str>, health: &str) -> VmView {
     from(json!({
         "name": name, "state": "running", "management": {"mode": mode, "reason": reason},
-        "pid": 4711, "accel": "tcg", "uptime_s": 100.0,
+        "pid": 4711, "accel": "tcg", "uptime_s": 100.0, "vmm_uptime_s": 7500.0,
         "params": {"size": 256 * MIB, "min": 64 * MIB, "max": 256 * MIB, "shares": 2560,
                    "tax": 0.75},
         "memory": {"consumed": 128 * MIB, "target": 160 * MIB, "untouched": 16 * MIB,
