@@ -118,8 +118,9 @@ pub struct HostView {
     pub overhead: u64,
     /// The most that was ever handed out at one instant.
     pub peak_used: u64,
-    /// Machine memory in use now, read from the kernel (blocks of the RAM files and of the tiers)
-    /// rather than from the manager's books; declared overhead included.
+    /// Machine memory in use now: by the kernel's count the blocks of RAM files, compressed tiers and stores of common
+    /// pages; as booked the copies of pages that were shared, overhead, the zeros that are mapped, and all of VMs that
+    /// are not paged or wait to be taken over.
     pub measured_used: u64,
     /// The highest `measured_used` seen (sampled up to ten times a second).
     pub measured_peak: u64,

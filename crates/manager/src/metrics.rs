@@ -50,7 +50,11 @@ fn memory(registry: &mut Registry, host: &HostView) {
         ("free", "Budget not handed out", host.free),
         ("consumed", "Machine memory of guests' pages", host.consumed),
         ("overhead", "Overhead memory in the budget", host.overhead),
-        ("measured_used", "Machine memory in use by the kernel's count", host.measured_used),
+        (
+            "measured_used",
+            "Machine memory in use: pages by the kernel's count of files, and what is booked beside them",
+            host.measured_used,
+        ),
         ("swap_used", "Swap space that holds pages", host.swap_used),
         ("manager_memory", "Resident memory of the manager itself", host.manager_rss),
         ("shared", "Guest memory backed by common pages", sharing.shared),
@@ -193,7 +197,7 @@ fn per_vm(registry: &mut Registry, vms: &[VmView]) {
     tools(registry, vms);
     registry.register_with_unit(
         "vm_fault_service",
-        "How long faults took to be served that did not wait for memory",
+        "How long faults took to be served that neither waited nor were on swapped pages",
         Unit::Seconds,
         FaultTimes::of(vms),
     );
