@@ -64,6 +64,18 @@ pub struct SwapLocation {
     pub read_errors: u64,
 }
 
+/// The file system of the run folder. Sizes in bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RunDirView {
+    /// The folder.
+    #[schema(value_type = String)]
+    pub path: PathBuf,
+    /// All of it, whoever uses it.
+    pub size: u64,
+    /// What of it is free.
+    pub free: u64,
+}
+
 /// A NUMA node. Sizes in bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct NodeView {
@@ -151,6 +163,9 @@ pub struct HostView {
     /// Where swap files are, those of the highest priority first.
     #[serde(default)]
     pub swap_locations: Vec<SwapLocation>,
+    /// Room for what is kept of VMs in the run folder; None where its file system does not tell.
+    #[serde(default)]
+    pub run_dir: Option<RunDirView>,
     /// NUMA nodes, where there are several.
     #[serde(default)]
     pub nodes: Vec<NodeView>,

@@ -395,6 +395,12 @@ fn host_shows_states_and_thresholds_and_sets_parameters() {
     let location = |path: &str| text.lines().find(|l| l.contains(path)).unwrap();
     contains_all(location("/ssd/ballast"), &["10", "384 MiB", "40 MiB", "77", "failed"]);
     contains_all(location("/disk/ballast"), &["-2", "128 MiB", "4 GiB", "good"]);
+    contains_all(
+        &text,
+        &["\nrun folder\n", "1000 MiB", "99 MiB (9.9%)", "less than a tenth is free"],
+    );
+    fake.world().host.run_dir.as_mut().unwrap().free = 100 * MIB;
+    assert!(!human(&fake, &["host"]).contains("less than a tenth"));
     let node = text.lines().find(|l| l.starts_with("  0 ")).unwrap();
     contains_all(node, &["16 GiB", "200 MiB", "soft", "24 MiB", " 3"]);
     let refused = |pid: &str| text.lines().find(|l| l.contains(pid)).unwrap();

@@ -23,6 +23,7 @@ use crate::hotplug_loop;
 use crate::inputs;
 use crate::journal;
 use crate::manager::{Failure, Manager, Waits};
+use crate::run_room;
 use crate::tools;
 use crate::vm::{BalloonState, Vm, VmParams, lock};
 
@@ -77,6 +78,7 @@ pub fn host(manager: &Manager) -> HostView {
         swap_reserved: swap(&|p| p.swap_len()),
         swap_used: swap(&|p| p.memory().swap_used()),
         swap_locations: manager.swap.views(&vms),
+        run_dir: run_room::of(&manager.config().run_dir),
         nodes: nodes(manager),
         accel: lock(&manager.accel).clone(),
         manager_cpu_s: process::cpu_time(own).unwrap_or_default().as_secs_f64(),
