@@ -66,6 +66,18 @@ pub struct SwapLocation {
     pub read_errors: u64,
 }
 
+/// The file system of the run folder. Sizes in bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RunDirView {
+    /// The folder.
+    #[schema(value_type = String)]
+    pub path: PathBuf,
+    /// All of it, whoever uses it.
+    pub size: u64,
+    /// What of it is free.
+    pub free: u64,
+}
+
 /// A NUMA node. Sizes in bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct NodeView {
@@ -120,8 +132,9 @@ pub struct HostView {
     pub overhead: u64,
     /// The most that was ever handed out at one instant.
     pub peak_used: u64,
-    /// Machine memory in use now, read from the kernel (blocks of the RAM files and of the tiers)
-    /// rather than from the manager's books; declared overhead included.
+    /// Machine memory in use now: by the kernel's count the blocks of RAM files, compressed tiers and stores of common
+    /// pages; as booked the copies of pages that were shared, overhead, the zeros that are mapped, and all of VMs that
+    /// are not paged or wait to be taken over.
     pub measured_used: u64,
     /// The highest `measured_used` seen (sampled up to ten times a second).
     pub measured_peak: u64,
@@ -152,6 +165,9 @@ pub struct HostView {
     /// Where swap files are, those of the highest priority first.
     #[serde(default)]
     pub swap_locations: Vec<SwapLocation>,
+    /// Room for what is kept of VMs in the run folder; None where its file system does not tell.
+    #[serde(default)]
+    pub run_dir: Option<RunDirView>,
     /// NUMA nodes, where there are several.
     #[serde(default)]
     pub nodes: Vec<NodeView>,

@@ -51,8 +51,8 @@ pub use compression::CompressionView;
 pub use error::{ErrorBody, ErrorCode};
 pub use fault_times::FaultTimesView;
 pub use host::{
-    HostChange, HostCounters, HostView, LocationState, NodeView, RefusedView, ShutdownRequest,
-    StateName, SwapLocation, Threshold,
+    HostChange, HostCounters, HostView, LocationState, NodeView, RefusedView, RunDirView,
+    ShutdownRequest, StateName, SwapLocation, Threshold,
 };
 pub use inputs::{MissPoint, PolicyInputs, PressureView};
 pub use journal::{JournalPage, JournalQuery, JournalView, TurnView};

@@ -487,6 +487,10 @@ pub struct VmView {
     pub accel: String,
     /// Seconds since this ballastd has it: of a VM that was attached or taken over, not since its start.
     pub uptime_s: f64,
+    /// Seconds since its VMM was started, as the kernel tells. In the answer to a stop, until then. None where that was
+    /// gone before it was asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vmm_uptime_s: Option<f64>,
     /// Its parameters in force.
     pub params: Params,
     /// Where its pages are.

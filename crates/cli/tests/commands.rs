@@ -187,7 +187,12 @@ fn vm_show_has_all_sections() {
             "balloon\n",
             "guest statistics\n",
             "major faults  321",
-            "totals since its start\n",
+            "up           2h05m\n",
+            "managed for  1m40s, by this ballastd\n",
+            "totals since this ballastd has it\n",
+            "waits for memory     0\n",
+            "faults waited        0.0 s, for memory or anything else but swap\n",
+            "CPU time of its VMM  2.5 s since the VMM's start\n",
             "page sharing\n  none, since it is not paged\n",
         ],
     );
@@ -343,7 +348,7 @@ fn a_reload_says_what_is_different() {
 #[test]
 fn vm_stop_passes_its_grace() {
     let fake = Fake::start();
-    contains_all(&human(&fake, &["vm", "stop", "web"]), &["web: stopped", "128 MiB"]);
+    contains_all(&human(&fake, &["vm", "stop", "web"]), &["web: stopped after 2h05m; ", "128 MiB"]);
     human(&fake, &["vm", "stop", "db", "--force"]);
     let last = as_json(&fake, &["vm", "stop", "gpu", "--grace", "1500ms"]);
     assert_eq!(last["name"], "gpu");
@@ -390,6 +395,12 @@ fn host_shows_states_and_thresholds_and_sets_parameters() {
     let location = |path: &str| text.lines().find(|l| l.contains(path)).unwrap();
     contains_all(location("/ssd/ballast"), &["10", "384 MiB", "40 MiB", "77", "failed"]);
     contains_all(location("/disk/ballast"), &["-2", "128 MiB", "4 GiB", "good"]);
+    contains_all(
+        &text,
+        &["\nrun folder\n", "1000 MiB", "99 MiB (9.9%)", "less than a tenth is free"],
+    );
+    fake.world().host.run_dir.as_mut().unwrap().free = 100 * MIB;
+    assert!(!human(&fake, &["host"]).contains("less than a tenth"));
     let node = text.lines().find(|l| l.starts_with("  0 ")).unwrap();
     contains_all(node, &["16 GiB", "200 MiB", "soft", "24 MiB", " 3"]);
     let refused = |pid: &str| text.lines().find(|l| l.contains(pid)).unwrap();

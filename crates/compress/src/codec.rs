@@ -45,6 +45,13 @@ const ZSTD_LEVEL: i32 = 1;
 #[error("a compressed page is damaged: {0}")]
 pub struct Damaged(&'static str);
 
+impl Damaged {
+    /// Of bytes around the codec's own, which who keeps them has looked at.
+    pub const fn because(what: &'static str) -> Damaged {
+        Damaged(what)
+    }
+}
+
 /// Compresses pages, with the room that it takes. One per thread.
 pub struct Compressor {
     algorithm: Algorithm,

@@ -54,6 +54,17 @@ fn it_writes_where_ballastd_does_by_default() {
     }
 }
 
+/// systemd has a unit wait for mounts on its RuntimeDirectory.
+#[test]
+fn a_tmpfs_for_the_run_folder_is_mounted_before_it_starts() {
+    let text = files::read(&files::root().join("docs/configuration.md"));
+    let line = text.lines().find(|line| line.trim().starts_with("tmpfs ")).unwrap();
+    let fields: Vec<&str> = line.split_whitespace().collect();
+    let folder = format!("/run/{}", values(&unit(), "RuntimeDirectory")[0]);
+    assert_eq!((fields[1], fields[2], fields.len()), (&*folder, "tmpfs", 6), "{line}");
+    assert!(fields[3].contains("mode=0700"), "others may write there: {line}");
+}
+
 #[test]
 fn the_readme_installs_what_it_runs() {
     let readme = files::read(&files::root().join("README.md"));

@@ -40,6 +40,7 @@ mod restart;
 mod rooms;
 mod routes;
 mod run_dir;
+mod run_room;
 mod starts;
 mod survey;
 mod swap;
@@ -227,6 +228,10 @@ async fn serve(config: Config, source: Source, stop_vms_on_exit: bool) -> anyhow
     let _ = std::io::stdout().flush();
     let budget = manager.host.ledger.budget();
     tracing::info!("budget {budget}, socket {}", config.socket.display());
+    let room = run_room::of(&config.run_dir);
+    if let Some(why) = room.and_then(|room| run_room::too_small(&room, budget.bytes())) {
+        tracing::warn!("{why}");
+    }
 
     let ending = until_ended(&manager, &mut signals, stop_vms_on_exit).await;
     manager.set_stopping();

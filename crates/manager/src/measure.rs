@@ -1,5 +1,6 @@
-//! An independent witness: ten times a second, what the kernel says that guests' memory takes is
-//! held against the budget. The books say the same in advance; this is how they are caught lying.
+//! A witness: ten times a second, what the kernel says that guests' memory takes is held against the budget. The books
+//! say the same in advance; this is how they are caught lying about pages of paged VMs. The rest is booked here as there
+//! (ARCHITECTURE.md, "Accounting").
 //! While there is memory in plenty and the books hardly change, once a second does.
 
 use std::sync::Arc;

@@ -6,7 +6,9 @@ use std::sync::atomic::AtomicU64;
 use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::IntoResponse;
-use ballast_api::{CompressionView, HostView, HotplugView, JournalView, NodeView, VmView};
+use ballast_api::{
+    CompressionView, HostView, HotplugView, JournalView, NodeView, RunDirView, VmView,
+};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;
@@ -34,6 +36,9 @@ pub async fn serve(State(manager): State<Arc<Manager>>) -> Result<impl IntoRespo
 fn render(host: &HostView, vms: &[VmView]) -> Result<String, std::fmt::Error> {
     let mut registry = Registry::with_prefix("ballast");
     memory(&mut registry, host);
+    if let Some(room) = &host.run_dir {
+        run_dir(&mut registry, room);
+    }
     activity(&mut registry, host);
     nodes(&mut registry, &host.nodes);
     totals(&mut registry, host);
@@ -53,7 +58,11 @@ fn memory(registry: &mut Registry, host: &HostView) {
         ("free", "Budget not handed out", host.free),
         ("consumed", "Machine memory of guests' pages", host.consumed),
         ("overhead", "Overhead memory in the budget", host.overhead),
-        ("measured_used", "Machine memory in use by the kernel's count", host.measured_used),
+        (
+            "measured_used",
+            "Machine memory in use: pages by the kernel's count of files, and what is booked beside them",
+            host.measured_used,
+        ),
         ("swap_used", "Swap space that holds pages", host.swap_used),
         ("manager_memory", "Resident memory of the manager itself", host.manager_rss),
         ("shared", "Guest memory backed by common pages", sharing.shared),
@@ -61,6 +70,15 @@ fn memory(registry: &mut Registry, host: &HostView) {
         ("saved", "Shared less common memory", sharing.saved),
         ("broken", "Private copies of pages that were shared", sharing.broken),
         ("sharing_metadata", "Memory of the share tables", sharing.metadata),
+    ] {
+        registry.register_with_unit(name, help, Unit::Bytes, ConstGauge::new(value as f64));
+    }
+}
+
+fn run_dir(registry: &mut Registry, room: &RunDirView) {
+    for (name, help, value) in [
+        ("run_dir", "Size of the run folder's file system", room.size),
+        ("run_dir_free", "What of it is free", room.free),
     ] {
         registry.register_with_unit(name, help, Unit::Bytes, ConstGauge::new(value as f64));
     }
@@ -196,7 +214,7 @@ fn per_vm(registry: &mut Registry, vms: &[VmView]) {
     tools(registry, vms);
     registry.register_with_unit(
         "vm_fault_service",
-        "How long faults took to be served that did not wait for memory",
+        "How long faults took to be served that neither waited nor were on swapped pages",
         Unit::Seconds,
         FaultTimes::of(vms),
     );
@@ -368,6 +386,7 @@ mod tests {
             "tax": 0.75, "vms": 1, "swap_reserved": 0, "swap_used": 0, "accel": "", "waiting": 3,
             "refused": [{"pid": 9, "name": null, "size": null, "resident": 1, "why": "", "for_s": 0.0}],
             "manager_cpu_s": 2.5, "manager_rss": 110, "manager_locked": true,
+            "run_dir": {"path": "/run/ballast", "size": 113, "free": 114},
             "nodes": [{"id": 1, "size": 9, "free": 111, "state": "hard", "missing": 112, "bound": 2}],
             "sharing": {"enabled": true, "shared": 101, "common": 102, "saved": 103,
                         "broken": 104, "breaks": 105, "scanned": 106, "cpu_s": 1.5,
@@ -414,6 +433,8 @@ mod tests {
             "ballast_node_free_bytes{node=\"1\"} 111",
             "ballast_node_missing_bytes{node=\"1\"} 112",
             "ballast_node_state{node=\"1\"} 2",
+            "ballast_run_dir_bytes 113.0",
+            "ballast_run_dir_free_bytes 114.0",
             "ballast_shared_bytes 101.0",
             "ballast_common_bytes 102.0",
             "ballast_saved_bytes 103.0",

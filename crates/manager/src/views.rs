@@ -23,6 +23,7 @@ use crate::hotplug_loop;
 use crate::inputs;
 use crate::journal;
 use crate::manager::{Failure, Manager, Waits};
+use crate::run_room;
 use crate::sync::lock;
 use crate::tools;
 use crate::vm::{BalloonState, Vm, VmParams};
@@ -78,6 +79,7 @@ pub fn host(manager: &Manager) -> HostView {
         swap_reserved: swap(&|p| p.swap_len()),
         swap_used: swap(&|p| p.memory().swap_used()),
         swap_locations: manager.swap.views(&vms),
+        run_dir: run_room::of(&manager.config().run_dir),
         nodes: nodes(manager),
         accel: lock(&manager.accel).clone(),
         manager_cpu_s: process::cpu_time(own).unwrap_or_default().as_secs_f64(),
@@ -188,6 +190,9 @@ pub fn vm(manager: &Manager, vm: &Vm) -> VmView {
         pid: alive.then_some(pid),
         accel: vm.accel.clone(),
         uptime_s: vm.started.elapsed().as_secs_f64(),
+        vmm_uptime_s: vm
+            .vmm_started
+            .map(|started| process::since_boot().saturating_sub(started).as_secs_f64()),
         params: shown(manager, vm.size, &params, &pools),
         memory,
         active: ActiveView {
@@ -310,6 +315,7 @@ pub fn never_was(manager: &Manager, name: &str, size: Pages, params: &VmParams) 
         pid: None,
         accel: String::new(),
         uptime_s: 0.0,
+        vmm_uptime_s: None,
         params: shown(manager, size, params, &pools),
         memory: MemoryView::default(),
         active: ActiveView::default(),

@@ -13,7 +13,7 @@ use crate::sync::lock;
 use ballast_api::{GuestStats, Management, Mode, RunState, Salt, VmSpec};
 use ballast_pager::service::PagedVm;
 use ballast_policy::{BalloonControl, BalloonOutput, TaxRate, Tools, TouchTimes, WorkingSet};
-use ballast_qemu::{Monitor, ProcessHandle, QmpEvent, counts_on_zeros};
+use ballast_qemu::{Monitor, ProcessHandle, QmpEvent, counts_on_zeros, process};
 use ballast_units::{Pages, VmId};
 use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast::Receiver;
@@ -216,6 +216,8 @@ pub struct Vm {
     pub accel: String,
     /// When this manager had it: of one that was taken over, not its start.
     pub started: Instant,
+    /// When its VMM was started, since the host's boot; None if that was gone already.
+    pub vmm_started: Option<Duration>,
     /// When a VMM without QMP counts as having built its machine.
     pub built: Instant,
     /// Guest RAM, with what can be plugged: so many page numbers it has.
@@ -316,6 +318,7 @@ impl Vm {
             folder: new.folder,
             accel: new.accel,
             started: Instant::now(),
+            vmm_started: process::started(new.process.pid()),
             built: new.built,
             size: new.size,
             boot: new.boot,

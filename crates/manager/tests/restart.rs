@@ -208,7 +208,9 @@ async fn what_happened_without_a_manager_is_put_in_order() {
     ballastd.restart();
     taken_over(&ballastd, &["lives"]).await;
     ballastd.checks_go_on(&mut console, 1000).await;
-    assert_eq!(ballastd.vm("lives").await.pid, Some(lives));
+    let vm = ballastd.vm("lives").await;
+    assert_eq!(vm.pid, Some(lives));
+    assert!(vm.vmm_uptime_s.unwrap() > vm.uptime_s + 1.0, "{vm:?}");
     ballastd.assert_books_balance().await;
 
     // With --stop-vms-on-exit, all is gone.

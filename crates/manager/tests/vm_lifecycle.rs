@@ -87,6 +87,7 @@ async fn every_end_releases_everything_and_disturbs_nobody() {
         let grace = Duration::from_secs(600);
         let last = client.clone().with_timeout(grace).stop("polite", grace).await.unwrap();
         assert_eq!(last.state, RunState::Stopped);
+        assert!(last.vmm_uptime_s.unwrap() > 0.0, "{last:?}");
         // At once, not eventually: the answer is the promise.
         assert!(ballastd.is_gone("polite").await);
         ballastd.assert_nothing_left("polite");

@@ -231,13 +231,17 @@ impl Tier {
         Some(unsafe { mapping.slice(place.offset(), place.size().bytes()) })
     }
 
-    /// The page in a slot that a word names whose busy bit the caller holds.
+    /// The page in a slot that its word names, whose busy bit the caller holds.
     ///
     /// # Errors
-    /// What is there does not decompress, or not to what was put there.
-    pub fn read(&self, place: Place, page: &mut PageBuf) -> Result<(), Damaged> {
+    /// What is there is another page's, does not decompress, or not to what was put there.
+    pub fn read(&self, ppn: Ppn, place: Place, page: &mut PageBuf) -> Result<(), Damaged> {
         let slot = self.slot(place).unwrap_or_default();
-        ballast_compress::decompress(slot.get(OWNER..).unwrap_or_default(), page)
+        let (owner, bytes) = slot.split_first_chunk().ok_or(Damaged::because("no such slot"))?;
+        if u64::from_le_bytes(*owner) != ppn.0 {
+            return Err(Damaged::because("another page's"));
+        }
+        ballast_compress::decompress(bytes, page)
     }
 
     /// The page that was stored in a slot; None if the slot is free. For the reclaim thread: somebody may
@@ -286,7 +290,8 @@ impl Tier {
     }
 
     /// Recovery: a slot that a pmap word names. Answers whether its frame is counted for the first time;
-    /// None if it does not exist or is another page's.
+    /// None if it does not exist or another word names it. The number in it is compared when it is read: here that
+    /// would bring in every frame, and make those that were lost.
     pub(crate) fn claim(&self, place: Place) -> Option<bool> {
         self.slot(place)?;
         lock(&self.frames).claim(place)
@@ -378,13 +383,18 @@ mod tests {
         assert_eq!(tier.measured().pages(), frames(&kept));
         for n in kept {
             let mut read = [0; PAGE_SIZE];
-            tier.read(places[n], &mut read).unwrap();
+            tier.read(Ppn(n as u64), places[n], &mut read).unwrap();
             assert!(read == page(n as u64) && tier.owner(places[n]) == Some(Ppn(n as u64)));
         }
+        let mut read = [0; PAGE_SIZE];
+        let others = tier.read(Ppn(5), places[6], &mut read);
+        assert_eq!(others, Err(Damaged::because("another page's")));
+        assert!(read == [0; PAGE_SIZE], "nothing is taken from another page's slot");
         tier.check().unwrap();
         // Of a frame beyond the end of the file.
         let at = |frame: u64| Place::from_bits(frame << 3 | places[0].bits() & 7);
         assert_eq!(at(100).and_then(|place| tier.claim(place)), None);
+        assert!(at(100).is_some_and(|place| tier.read(Ppn(5), place, &mut read).is_err()));
     }
 
     #[test]

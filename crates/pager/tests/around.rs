@@ -6,8 +6,8 @@
 mod support;
 
 use ballast_pager::memory::Access;
-use ballast_pager::service::serve::Task;
-use ballast_pager::word::State;
+use ballast_pager::service::serve::{Notice, Task};
+use ballast_pager::word::{State, Word};
 use ballast_units::{Pages, Ppn};
 use support::vm::{LARGE, Vm};
 
@@ -97,6 +97,41 @@ fn a_sampled_page_is_left_to_be_touched() {
     assert_eq!(vm.memory.counters.values().touched, 0);
     read(&mut vm, 10);
     assert_eq!(vm.memory.counters.values().touched, 1);
+}
+
+/// Whose time says how long the service takes, and not the disk, or memory that is short.
+#[test]
+fn only_faults_that_are_served_at_once_are_told_as_served() {
+    let mut vm = vm(1..PAGES);
+    let mut tasks = Vec::new();
+    let mut served = |ppn| {
+        let (mark, notice) = (vm.memory.mark(), Notice::Fault(Ppn(ppn), Access::Missing));
+        vm.serve.take(&vm.memory, &[notice, notice], mark, &mut tasks, |_, _| false)
+    };
+    assert_eq!(served(0), 2, "at home");
+    assert_eq!(served(2), 2, "compressed, and at home");
+    assert_eq!(served(3), 0, "a read is begun, and is under way");
+    assert!(matches!(tasks[..], [Task::Came(Ppn(2)), Task::Read(Ppn(3), _)]), "{tasks:?}");
+}
+
+#[test]
+fn a_slot_of_another_page_is_not_fed_to_who_faults_or_its_neighbours() {
+    let mut vm = vm(0..PAGES);
+    let words = [Ppn(0), Ppn(2)].map(|ppn| vm.memory.pmap().load(ppn));
+    assert!(words.iter().all(|word| word.state() == State::Compressed));
+    let name = |vm: &Vm, words: [Word; 2]| {
+        vm.memory.pmap().store(Ppn(0), words[0]);
+        vm.memory.pmap().store(Ppn(2), words[1]);
+    };
+    name(&vm, [words[1], words[0]]);
+    vm.fault(0, Access::Missing).unwrap();
+    assert_eq!(vm.troubles.len(), 1);
+    vm.fault(1, Access::Missing).unwrap();
+    assert_eq!(home(&vm, 0..4), [1, 3], "between them: those are left for their own faults");
+    vm.fault(2, Access::Missing).unwrap();
+    assert!(vm.troubles.len() == 2 && vm.troubles.iter().all(|t| t.contains("damaged")));
+    name(&vm, words);
+    (0..PAGES).for_each(|p| read(&mut vm, p));
 }
 
 /// Given up while it was being read: its discard can be booked only now, and is yet to be.

@@ -676,6 +676,9 @@ fn reading_ahead_pays_where_pages_are_read_in_order_and_ceases_where_they_are_no
             c.swap_ins, c.read_ahead, c.read_ahead_hits
         );
         assert_eq!(c.swap_ins, 3 * SIZE);
+        let timed: u64 = rig.vm().fault_times().counts().iter().sum();
+        let read = c.swap_ins - c.brought;
+        assert!(timed > 0 && timed + read <= c.faults, "{timed} timed, {read} waited for: {c:?}");
         if role == "forward" {
             assert!(c.read_ahead_hits > SIZE, "{c:?}");
         } else {

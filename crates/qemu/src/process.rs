@@ -4,7 +4,9 @@
 use std::fs;
 use std::time::Duration;
 
+use ballast_api::record::process_started;
 use ballast_units::Bytes;
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::proc_text;
 
@@ -30,6 +32,16 @@ pub fn locked(pid: u32) -> Option<Bytes> {
 /// CPU time of all threads, those that ended included; steps of 10 ms.
 pub fn cpu_time(pid: u32) -> Option<Duration> {
     proc_text::stat(&read(pid, "stat")?).map(|stat| ticks(stat.ticks))
+}
+
+/// When it was started, since the host's boot; steps of 10 ms.
+pub fn started(pid: u32) -> Option<Duration> {
+    process_started(pid).map(|ticks| Duration::from_millis(ticks.saturating_mul(10)))
+}
+
+/// What has passed since the host's boot, its sleep included.
+pub fn since_boot() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::Boottime)).unwrap_or_default()
 }
 
 /// Faults of all threads, those that ended included, that waited for a page to be read from swap or a file: a count.
@@ -84,9 +96,12 @@ mod tests {
 
     #[test]
     fn a_process_that_is_gone_is_none() {
-        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let mut child = std::process::Command::new("sleep").arg("0.2").spawn().unwrap();
         let pid = child.id();
+        let begun = since_boot().checked_sub(started(pid).unwrap()).unwrap();
+        assert!(begun < Duration::from_secs(60), "{begun:?}");
         child.wait().unwrap();
+        assert_eq!(started(pid), None);
         assert_eq!((rss_anon(pid), rss(pid), cpu_time(pid)), (None, None, None));
         assert_eq!((comm(pid), major_faults(pid)), (None, None));
         assert_eq!(rss_anon(u32::MAX), None);

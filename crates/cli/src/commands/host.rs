@@ -59,7 +59,7 @@ fn summary(h: &HostView) -> String {
             ("overhead", share(h.overhead)),
             ("free", share(h.free)),
             ("used at most", share(h.peak_used)),
-            ("measured by the kernel", share(h.measured_used)),
+            ("in use, as measured", share(h.measured_used)),
             ("measured at most", share(h.measured_peak)),
         ],
     );
@@ -83,6 +83,7 @@ fn summary(h: &HostView) -> String {
     text += "\n";
     text += &section("swap", &[("reserved", size(h.swap_reserved)), ("used", size(h.swap_used))]);
     text += &locations(h);
+    text += &run_dir(h);
     text += "\n";
     text += &sharing(h);
     text += "\n";
@@ -102,6 +103,22 @@ fn summary(h: &HostView) -> String {
         ],
     );
     text
+}
+
+/// With less than a tenth of it free, it says so.
+fn run_dir(h: &HostView) -> String {
+    let Some(room) = &h.run_dir else { return String::new() };
+    let mut rows = vec![
+        ("folder", room.path.display().to_string()),
+        ("size", size(room.size)),
+        ("free", format!("{} ({})", size(room.free), percent(room.free, room.size))),
+    ];
+    if room.free < room.size / 10 {
+        let what =
+            "when it is full, pages are swapped instead of compressed or shared, and guests wait";
+        rows.push(("note", format!("less than a tenth is free: {what}")));
+    }
+    format!("\n{}", section("run folder", &rows))
 }
 
 fn manager_memory(h: &HostView) -> String {

@@ -39,7 +39,8 @@ fn heading(vm: &VmView) -> String {
     let mut rows = vec![
         ("state", vm.state.to_string()),
         ("mode", vm.management.mode.to_string()),
-        ("up", age(vm.uptime_s)),
+        ("up", vm.vmm_uptime_s.map_or_else(|| "not known".to_owned(), age)),
+        ("managed for", format!("{}, by this ballastd", age(vm.uptime_s))),
         ("runs on", vm.accel.clone()),
         ("pid", pid),
         ("folder", vm.folder.display().to_string()),
@@ -266,7 +267,7 @@ fn guest(stats: Option<&GuestStats>) -> String {
     )
 }
 
-/// Half, 99% and 99.9% of the faults that did not wait were served within so long.
+/// Half, 99% and 99.9% of the faults that were served at once were so within so long.
 fn fault_times(times: &FaultTimesView) -> String {
     let within = |part: f64| match times.within_us(part) {
         Some(us) => format!("{us} us"),
@@ -275,6 +276,9 @@ fn fault_times(times: &FaultTimesView) -> String {
     if times.total() == 0 {
         return "none".to_owned();
     }
+    if !times.is_known() {
+        return "not known: this ballastd is of another version, and counts otherwise".to_owned();
+    }
     let [half, most, nearly] = [0.5, 0.99, 0.999].map(within);
     format!("50% within {half}, 99% within {most}, 99.9% within {nearly}")
 }
@@ -282,7 +286,7 @@ fn fault_times(times: &FaultTimesView) -> String {
 fn totals(vm: &VmView) -> String {
     let c = &vm.counters;
     section(
-        "totals since its start",
+        "totals since this ballastd has it",
         &[
             ("faults served", c.faults.to_string()),
             ("fault service", fault_times(&vm.fault_times)),
@@ -299,9 +303,10 @@ fn totals(vm: &VmView) -> String {
                 format!("{fills} handed out, {breaks} broken, {made} made again")
             }),
             ("sampled", c.sampled.to_string()),
-            ("waits", format!("{} ({:.1} s)", c.waits, c.wait_s)),
+            ("waits for memory", c.waits.to_string()),
             ("blocks", c.blocks.to_string()),
-            ("CPU time", format!("{:.1} s", c.cpu_s)),
+            ("faults waited", format!("{:.1} s, for memory or anything else but swap", c.wait_s)),
+            ("CPU time of its VMM", format!("{:.1} s since the VMM's start", c.cpu_s)),
         ],
     )
 }

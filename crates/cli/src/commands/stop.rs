@@ -39,9 +39,9 @@ pub async fn run(client: Client, args: StopArgs, out: Output) -> Result<(), Fail
         }
         let how = vm.ended.as_ref().map_or(String::new(), |how| format!("; {how}"));
         format!(
-            "{}: stopped after {}; it held {} of memory and {} of swap{how}\n",
+            "{}: stopped{}; it held {} of memory and {} of swap{how}\n",
             vm.name,
-            age(vm.uptime_s),
+            vm.vmm_uptime_s.map_or_else(String::new, |up| format!(" after {}", age(up))),
             size(vm.memory.consumed),
             size(vm.memory.swapped)
         )

@@ -47,6 +47,7 @@ pub fn host() -> HostView {
         swap_reserved: 512 * MIB,
         swap_used: 40 * MIB,
         swap_locations: Vec::new(),
+        run_dir: None,
         nodes: Vec::new(),
         accel: "tcg (no stock kernel boots on this /dev/kvm)".to_owned(),
         manager_cpu_s: 1.5,
@@ -83,6 +84,7 @@ pub fn vm(name: &str) -> VmView {
         pid: Some(4711),
         accel: "tcg".to_owned(),
         uptime_s: 100.0,
+        vmm_uptime_s: Some(100.0),
         params: Params {
             size: 256 * MIB,
             min: 64 * MIB,

@@ -381,6 +381,7 @@ fn host() -> HostView {
              "used": 40 * MIB, "free": 0, "write_errors": 77, "read_errors": 3},
             {"path": "/disk/ballast", "priority": -2, "state": "good", "reserved": 128 * MIB,
              "used": 0, "free": 4096 * MIB, "write_errors": 0, "read_errors": 0}],
+        "run_dir": {"path": "/run/ballast", "size": 1000 * MIB, "free": 99 * MIB},
         "nodes": [
             {"id": 0, "size": 16384 * MIB, "free": 200 * MIB, "state": "soft", "missing": 24 * MIB, "bound": 3},
             {"id": 1, "size": 16384 * MIB, "free": 9216 * MIB, "state": "high", "missing": 0, "bound": 0}],
@@ -398,7 +399,7 @@ fn host() -> HostView {
 fn vm(name: &str, mode: &str, reason: Option<&str>, health: &str) -> VmView {
     from(json!({
         "name": name, "state": "running", "management": {"mode": mode, "reason": reason},
-        "pid": 4711, "accel": "tcg", "uptime_s": 100.0,
+        "pid": 4711, "accel": "tcg", "uptime_s": 100.0, "vmm_uptime_s": 7500.0,
         "params": {"size": 256 * MIB, "min": 64 * MIB, "max": 256 * MIB, "shares": 2560,
                    "tax": 0.75},
         "memory": {"consumed": 128 * MIB, "target": 160 * MIB, "untouched": 16 * MIB,

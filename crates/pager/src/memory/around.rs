@@ -115,7 +115,7 @@ impl<B: Backend> Memory<B> {
                 true
             }
             State::Compressed => Place::from_bits(word.slot())
-                .is_some_and(|place| self.tier.read(place, into) == Ok(())),
+                .is_some_and(|place| self.tier.read(ppn, place, into) == Ok(())),
             State::Swapped => match kept(ppn, word.stored()) {
                 Some(page) => {
                     debug_assert!(word.stored().sum.fits(page), "{ppn}: not its contents");

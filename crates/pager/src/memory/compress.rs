@@ -94,7 +94,7 @@ impl<B: Backend> Memory<B> {
         self.pmap.exchange(ppn, word, word.set_busy(Busy::Evicting)).map_err(|_| NotBack::Left)?;
         // SAFETY: the slot is free and the caller's, so no word names it and nobody reads it.
         let page = unsafe { self.stage.page_mut(stage_slot) };
-        if let Err(e) = self.tier.read(place, page) {
+        if let Err(e) = self.tier.read(ppn, place, page) {
             self.pmap.store(ppn, word);
             return Err(NotBack::Damaged(ppn, e));
         }
@@ -140,7 +140,8 @@ impl<B: Backend> Memory<B> {
         if word.state() == State::Filled {
             Filling::from_bits(word.slot()).fill(&mut page);
         } else {
-            let read = Place::from_bits(word.slot()).map(|place| self.tier.read(place, &mut page));
+            let place = Place::from_bits(word.slot());
+            let read = place.map(|place| self.tier.read(ppn, place, &mut page));
             if read != Some(Ok(())) {
                 return Err(self.unclaim(ppn, word, 1, MemError::Damaged { ppn }));
             }

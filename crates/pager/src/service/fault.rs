@@ -245,7 +245,6 @@ impl FaultService {
         self.vm.memory.backend().uffd().read_events(events)?;
         let begun = Instant::now();
         let since = self.kept_since.take().unwrap_or(begun);
-        let waiting = self.serve.pending().faults();
         let mut notices = Vec::with_capacity(events.len());
         events.drain(..).for_each(|event| self.notice(event, &mut notices));
         for notice in &notices {
@@ -260,26 +259,26 @@ impl FaultService {
         let crowded = self.crew.is_crowded(begun);
         let (mut long, mut small) = (Vec::new(), Vec::new());
         let (memory, tasks) = (&self.vm.memory, &mut self.tasks);
-        self.serve.take(memory, &notices, mark, tasks, |ppn, access| {
+        let mut served = self.serve.take(memory, &notices, mark, tasks, |ppn, access| {
             if crowded {
                 let kind = if memory.may_fill_large(ppn) { &mut long } else { &mut small };
                 kind.push(Job { ppn, access, read: begun });
             }
             crowded
         });
-        let helped = self.share_out(long, &small);
+        served += usize::from(self.share_out(long, &small));
         self.with_serve(|_, _, _| {});
-        let kept = self.serve.pending().faults().saturating_sub(waiting);
         let took = begun.elapsed();
-        self.vm.fault_times.note(since.elapsed(), faults.saturating_sub(kept + helped) as u64);
+        self.vm.fault_times.note(since.elapsed(), served as u64);
         if took > LONG && self.has_events() {
             self.crew.crowded(Instant::now());
         }
         Ok(())
     }
 
-    /// Gives faults away, and serves those that nobody takes. Answers how many others have.
-    fn share_out(&mut self, mut long: Vec<Job>, small: &[Job]) -> usize {
+    /// Gives faults away, and serves one of its own and those that nobody takes. Answers whether its own was served
+    /// at once; the others are noted one by one.
+    fn share_out(&mut self, mut long: Vec<Job>, small: &[Job]) -> bool {
         // To give away a small one that is alone gains nothing.
         let (own, rest) = small.split_at(small.len().min(1));
         let n = long.len();
@@ -287,18 +286,21 @@ impl FaultService {
         if !long.is_empty() {
             self.crew.give(&long, n);
         }
-        for job in own {
-            self.serve.fault(&self.vm.memory, job.ppn, job.access, &mut self.tasks);
-        }
-        // Among those that nobody took there may be some of an earlier reading.
-        long.len().saturating_sub(self.serve_spare())
+        let (memory, tasks) = (&self.vm.memory, &mut self.tasks);
+        let own = own.first();
+        let served = own.is_some_and(|job| self.serve.fault(memory, job.ppn, job.access, tasks));
+        self.serve_spare();
+        served
     }
 
     /// Serves what is on the board and not left to helpers. Answers how many those were.
     fn serve_spare(&mut self) -> usize {
         let mut served = 0;
         while let Some(job) = self.crew.spare() {
-            self.serve.fault(&self.vm.memory, job.ppn, job.access, &mut self.tasks);
+            // It may be of an earlier reading.
+            if self.serve.fault(&self.vm.memory, job.ppn, job.access, &mut self.tasks) {
+                self.vm.fault_times.note(job.read.elapsed(), 1);
+            }
             served += 1;
         }
         served

@@ -1,6 +1,8 @@
 //! How long faults took to be served: a histogram of two buckets for each power of two. What is counted is the time from the
 //! reading of the fault to the end of the reading's work, so that of several read together each is counted
-//! with the time of all. Faults that had to wait (for memory, or a disk) are counted elsewhere, by their waits.
+//! with the time of all; of a reading that several threads share, those that were put on their board have a time each.
+//! Faults that had to wait, for memory or for whoever has the page in hand, and those on swapped pages are not among
+//! them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

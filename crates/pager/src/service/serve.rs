@@ -96,7 +96,8 @@ impl Serve {
     }
 
     /// Takes events that were read after `mark`. Faults for which `give` answers true are somebody else's to serve:
-    /// it is asked about those that nothing is outstanding for. What comes of them is for `met`.
+    /// it is asked about those that nothing is outstanding for. What comes of them is for `met`. Answers how many of
+    /// the others were served at once.
     pub fn take<B: Backend>(
         &mut self,
         memory: &Memory<B>,
@@ -104,19 +105,21 @@ impl Serve {
         mark: Mark,
         tasks: &mut Vec<Task>,
         mut give: impl FnMut(Ppn, Access) -> bool,
-    ) {
+    ) -> usize {
         for notice in notices {
             if let Notice::Discard(first, n) = *notice {
                 self.discard(memory, first, n, mark, tasks);
             }
         }
+        let mut served = 0;
         for notice in notices {
             if let Notice::Fault(ppn, access) = *notice
                 && !(self.is_for_anybody(ppn) && give(ppn, access))
             {
-                self.fault(memory, ppn, access, tasks);
+                served += usize::from(self.fault(memory, ppn, access, tasks));
             }
         }
+        served
     }
 
     /// Whether nothing is outstanding for a page that decides when a fault on it may be served.
@@ -186,27 +189,30 @@ impl Serve {
         landed
     }
 
-    /// A fault that was read, or one that is to be tried again: it is served, kept, or becomes a task.
+    /// A fault that was read, or one that is to be tried again: it is served, kept, or becomes a task. Answers
+    /// whether it is served now, and does not wait for memory, for a read or for anything else.
     pub fn fault<B: Backend>(
         &mut self,
         memory: &Memory<B>,
         ppn: Ppn,
         access: Access,
         tasks: &mut Vec<Task>,
-    ) {
+    ) -> bool {
         if self.is_coming(ppn) {
             // Putting the page in place wakes everyone who waits for it.
-            return;
+            return false;
         }
         if self.pending.discard_outstanding(ppn) {
             self.keep(memory, ppn, access, Wait::Busy);
-            return;
+            return false;
         }
         let met = Met::serve(memory, ppn, access);
-        if met.outcome == Fault::Served {
+        let served = met.outcome == Fault::Served;
+        if served {
             self.served(memory, ppn);
         }
         self.met(memory, met, tasks);
+        served
     }
 
     /// What came of a fault, here or where it was given to. One that others served says nothing of a fault on the

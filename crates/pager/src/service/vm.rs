@@ -316,7 +316,8 @@ impl PagedVm {
         let used = |(i, place)| (place, self.memory().swap_used_of(i));
         self.shared.swap.places().into_iter().enumerate().map(used).collect()
     }
-    /// How long faults took to be served, from when they were read, without those that waited.
+    /// How long faults took to be served, from when they were read, without those that waited and
+    /// those on swapped pages.
     pub fn fault_times(&self) -> &FaultTimes {
         &self.shared.fault_times
     }

@@ -57,7 +57,10 @@ fn title(vm: &VmView, palette: Palette) -> Vec<Span<'static>> {
     if let Some(pid) = vm.pid {
         text.push_str(&format!(" ─ pid {pid}"));
     }
-    text.push_str(&format!(" ─ up {} ", age(vm.uptime_s)));
+    text.push_str(&match vm.vmm_uptime_s {
+        Some(up) => format!(" ─ up {} ", age(up)),
+        None => format!(" ─ managed for {} ", age(vm.uptime_s)),
+    });
     vec![Span::raw(" "), Span::styled(vm.name.clone(), palette.strong()), Span::raw(text)]
 }
 
