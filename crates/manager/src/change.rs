@@ -31,8 +31,8 @@ impl Manager {
     /// New parameters of a VM.
     ///
     /// # Errors
-    /// No such VM or pool; a value that cannot be, or not now; more promised than there is; or the next manager could not be told. Nothing is
-    /// changed.
+    /// No such VM or pool; a value that cannot be, or not now; more promised than there is; or the next manager could not be
+    /// told. Nothing is changed.
     pub fn change_vm(&self, name: &str, change: &VmChange) -> Result<Arc<Vm>, Failure> {
         let vm = self.vm(name)?;
         // One at a time: each builds upon the parameters and the promises that the last one left.
