@@ -104,7 +104,10 @@ impl Folders {
         for file in [layout::LOCK, layout::SHIM_SOCKET] {
             let _ = std::fs::remove_file(config.run_dir.join(file));
         }
-        remove_empty(&self.own);
+        // Swap folders that were there may be another manager's.
+        let mut made = self.fresh.clone();
+        made.push(config.run_dir.clone());
+        remove_empty(&made);
     }
 
     /// Another manager has the folders: what it did not need is gone.
