@@ -118,7 +118,12 @@ mod tests {
         let first = Claim::new(dir.path(), theirs).unwrap();
         assert!(!first.has_others && first.is_of(dir.path()));
         let error = Claim::new(dir.path(), ours).unwrap_err().to_string();
-        assert!(error.contains("another ballastd, of /run/theirs,") || error.contains("another"));
+        assert!(error.contains("another ballastd") && !error.contains('\n'), "{error}");
+        if owners(&first.folder).is_empty() {
+            eprintln!("SKIPPED: whose it was: no attributes in /var/tmp");
+            return;
+        }
+        assert!(error.contains("another ballastd, of /run/theirs,"), "{error}");
         drop(first);
         // It left nothing.
         assert!(!Claim::new(dir.path(), ours).unwrap().has_others);

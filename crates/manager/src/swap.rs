@@ -299,6 +299,27 @@ mod tests {
     }
 
     #[test]
+    fn a_file_that_may_be_another_managers_is_not_replaced() {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let path = dir.path().join("v.swap");
+        std::fs::write(&path, "theirs").unwrap();
+        drop(Claim::new(dir.path(), Path::new("/run/theirs")).unwrap());
+        let ours = swap(&[dir.path()]);
+        if ours.rooms.is_ours_alone(dir.path()) {
+            eprintln!("SKIPPED: no attributes in /var/tmp");
+            return;
+        }
+        ours.remove("v", None).unwrap();
+        let error = ours.create("v", Pages(8)).err().unwrap().to_string();
+        assert!(error.contains("v.swap") && error.contains("exists"), "{error}");
+        assert_eq!(std::fs::read(&path).unwrap(), b"theirs");
+        // Its own are there as ever.
+        let made = files(&ours.create("w", Pages(8)).unwrap());
+        ours.remove("w", Some(&made)).unwrap();
+        assert!(!made[0].path.exists());
+    }
+
+    #[test]
     fn files_are_found_where_the_record_says_whatever_the_configuration_says_now() {
         let [a, b] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
         let first = swap(&[a.path()]);

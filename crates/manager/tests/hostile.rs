@@ -84,7 +84,7 @@ async fn nonsense_at_the_shims_socket_is_refused_and_leaves_nothing() {
     let on_disk = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     on_disk.as_file().set_len(RAM).unwrap();
     let (pipe, _end) = rustix::pipe::pipe().unwrap();
-    let (socket, _other) = Connection::pair().unwrap();
+    let (stream, _other) = Connection::pair().unwrap();
     let read_only =
         open(&format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&ram)), OFlags::RDONLY);
     for (fd, part) in [
@@ -92,7 +92,7 @@ async fn nonsense_at_the_shims_socket_is_refused_and_leaves_nothing() {
         (open("/dev/zero", OFlags::RDWR), "nor a userfaultfd: /dev/zero"),
         (open("/dev/shm", OFlags::RDONLY), "nor a userfaultfd: /dev/shm"),
         (pipe, "nor a userfaultfd: pipe:"),
-        (socket.into(), "nor a userfaultfd: socket:"),
+        (stream.into(), "nor a userfaultfd: socket:"),
         (memfd(0), "has only"),
         (memfd(RAM - 1), "has only"),
         (read_only, "not open for writing"),
