@@ -48,7 +48,7 @@ impl Claim {
                 }
                 Err(Errno::WOULDBLOCK) => {
                     let owners = owners(&folder);
-                    let who = owners.first().map_or_else(String::new, |of| format!(", of {of}"));
+                    let who = owners.first().map_or_else(String::new, |of| format!(", of {of},"));
                     bail!(
                         "another ballastd{who} has its swap files here: each needs a folder of its own"
                     );
