@@ -150,6 +150,41 @@ impl Commons {
         Ok(domain)
     }
 
+    /// A VM of this name begins anew. What a former one had in a domain of its own, and what was kept because that could not
+    /// be read, is nobody's any more: it is not handed to the new one, whose VMM could read all of that store.
+    ///
+    /// # Errors
+    /// The former one is not gone.
+    pub fn retire(&self, vm: &str) -> Result<(), String> {
+        let name = self.domain_name(vm, None);
+        let deadline = Instant::now() + ANSWER;
+        loop {
+            let mut domains = lock(&self.domains);
+            match domains.remove(&name).map(Arc::try_unwrap) {
+                None => break,
+                Some(Ok(domain)) => {
+                    domain.give_up();
+                    break;
+                }
+                Some(Err(used)) => {
+                    let is_empty = used.counts().1.is_zero();
+                    domains.insert(name.clone(), used);
+                    if is_empty {
+                        return Ok(());
+                    }
+                    if Instant::now() > deadline {
+                        return Err(format!("pages that a former '{vm}' shared are still in use"));
+                    }
+                }
+            }
+            drop(domains);
+            std::thread::sleep(ANSWER / 100);
+        }
+        lock(&self.unusable).remove(&name);
+        let _ = std::fs::remove_file(self.path(&name));
+        Ok(())
+    }
+
     /// At the start: the domains of VMs that a former manager left, as (domain, pmap, damage that is known),
     /// all of them together, since a store page may be named by any. What other stores hold is nobody's.
     /// Answers for each why it must wait as it is, if it must: it may not be taken over before the next start.
@@ -627,6 +662,38 @@ mod tests {
         commons(dir.path()).recover(&[], false).unwrap();
         assert!(!dir.path().join("store/vm-a.pages").exists());
         assert!(dir.path().join(STORE).join(KEY).exists());
+    }
+
+    #[test]
+    fn what_a_former_vm_shared_is_not_handed_to_a_new_one_of_its_name() {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        drop(commons(dir.path()).domain("vm-a").unwrap());
+        let store = dir.path().join("store/vm-a.pages");
+        for damage in ["its pmap", "the store"] {
+            std::fs::write(&store, [7; 3 * PAGE_SIZE]).unwrap();
+            if damage == "the store" {
+                std::fs::remove_file(&store).unwrap();
+                std::fs::create_dir(&store).unwrap();
+            }
+            let later = commons(dir.path());
+            let before = later.host.ledger.free();
+            let left = [("vm-a".to_owned(), dir.path().join("pmap"), Some(damage.to_owned()))];
+            assert!(later.recover(&left, false).unwrap()[0].is_some());
+            if damage == "the store" {
+                assert!(later.domain("vm-a").is_err());
+                std::fs::remove_dir(&store).unwrap();
+            } else {
+                let kept = later.domain("vm-a").unwrap();
+                assert_eq!(kept.counts().1, Pages(3));
+                assert_eq!(later.host.ledger.free(), before - Pages(3));
+                // Not while anybody may be in it.
+                assert!(later.retire("a").is_err());
+            }
+            later.retire("a").unwrap();
+            assert_eq!(later.domain("vm-a").unwrap().counts().1, Pages::ZERO);
+            assert_eq!(later.host.ledger.free(), before);
+            drop(later);
+        }
     }
 
     fn change() -> Change {

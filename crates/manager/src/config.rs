@@ -115,6 +115,8 @@ struct File {
     #[serde(default)]
     admission: Admission,
     #[serde(default)]
+    adopt: Adopt,
+    #[serde(default)]
     journal: crate::journal::Table,
     defaults: Option<VmTable>,
     #[serde(default)]
@@ -143,6 +145,12 @@ enum VmmMemory {
 struct Admission {
     wait_s: Option<f64>,
     vmm_memory: Option<VmmMemory>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Adopt {
+    max: Option<String>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -305,6 +313,8 @@ pub struct Config {
     pub start_wait: Duration,
     /// Whether what VMMs take beside their guests' RAM is measured and taken from the budget.
     pub books_vmms: bool,
+    /// The largest VM that is taken in of those that somebody else started.
+    pub adopt_max: Option<Bytes>,
     /// What VMs get that nothing else was said of; see [`rules::rule_for`].
     pub vms: Vec<VmRule>,
     /// In order of their names; each is inside one that is here too, or none.
@@ -376,6 +386,7 @@ impl Config {
         let sharing = sharing(&file.sharing).map_err(wrong)?;
         let compression = compression(&file.compression).map_err(wrong)?;
         let (start_wait, books_vmms) = admission(&file.admission).map_err(wrong)?;
+        let adopt_max = size("adopt.max", &file.adopt.max).map_err(wrong)?;
         let pools = rules::pool_rules(file.pool).map_err(wrong_rule)?;
         let vms = rules::vm_rules(file.defaults, file.vm, &pools).map_err(wrong_rule)?;
         let scale = file.thresholds.unwrap_or_default();
@@ -408,6 +419,7 @@ impl Config {
             sharing,
             compression,
             start_wait,
+            adopt_max,
             books_vmms,
             vms,
             pools,

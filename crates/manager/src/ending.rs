@@ -46,7 +46,7 @@ impl Manager {
             Err(unknown) => return self.stop_absent(name, unknown).await,
         };
         let last = views::vm(self, &vm);
-        vm.set_run_state(RunState::Stopping);
+        let before = vm.begin_to_stop();
         let ended = if grace.is_zero() {
             Some("killed, as asked".to_owned())
         } else if vm.is_frozen() {
@@ -58,7 +58,10 @@ impl Manager {
         };
         // SIGTERM would wait for as long as a vCPU waits in a page fault, or the process is stopped;
         // SIGKILL does not.
-        vm.process.kill().map_err(|e| Failure::internal(format!("{name}: ending its VMM: {e}")))?;
+        vm.process.kill().map_err(|e| {
+            vm.goes_on(before);
+            Failure::internal(format!("{name}: ending its VMM: {e}"))
+        })?;
         vm.process.exited().await;
         self.gone(&vm).await;
         Ok(VmView { state: RunState::Stopped, ended, ..last })

@@ -486,6 +486,9 @@ impl Manager {
         if hello.ram_len() > LARGEST {
             return Err(format!("its RAM, {}, is above {LARGEST}", hello.ram_len()));
         }
+        if let Some(most) = self.config().adopt_max.filter(|most| hello.ram_len() > *most) {
+            return Err(format!("its RAM, {}, is above adopt.max, {most}", hello.ram_len()));
+        }
         let handle = self.runtime.clone();
         let params = VmParams::resolve(&self.config().vms, &name, size.into(), Asked::default())?;
         let overhead = pager_config(&self.config(), 0, false).overhead(size);

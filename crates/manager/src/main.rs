@@ -4,6 +4,7 @@ mod agent_loop;
 mod attach;
 mod balloon_loop;
 mod change;
+mod claim;
 mod commons;
 mod config;
 mod domain;
@@ -209,7 +210,7 @@ async fn serve(config: Config, source: Source, stop_vms_on_exit: bool) -> anyhow
     let manager = Manager::new(config, source)?;
     let config = &manager.config();
     let waiting = restart::announce(&manager, survey).context("VMs of a former manager")?;
-    match swap::missing(config) {
+    match swap::missing(config).or_else(|| manager.swap.refused()) {
         // They wait for a manager, and not all of them for what is missing.
         Some(missing) if !waiting.is_empty() || !manager.vms().is_empty() => {
             tracing::error!("{missing}");
@@ -248,6 +249,8 @@ async fn serve(config: Config, source: Source, stop_vms_on_exit: bool) -> anyhow
     }
     let _ = std::fs::remove_file(&config.socket);
     leave_all(&manager);
+    // Before the run folder is: who takes over finds all that it needs.
+    manager.swap.let_go();
     Ok(ending)
 }
 

@@ -300,6 +300,16 @@ fn first_words(
             manager.refused.note(peer.pid, None, &why);
             Err(refuse(connection, why))
         }
+        Err(e @ (ConnectionError::Strange { .. } | ConnectionError::Lost(_))) => {
+            let why = e.to_string();
+            if let ConnectionError::Strange { message, .. } = e
+                && let Message::Hello(hello) = *message
+                && !hello.reconnect
+            {
+                manager.refused.note(peer.pid, Some(&hello), &why);
+            }
+            Err(refuse(connection, why))
+        }
         Err(e) => Err(e.to_string()),
     }
 }

@@ -318,7 +318,9 @@ fn sample(vm: &Vm, paged: &PagedVm) {
     let fresh = touched.saturating_sub(sampling.touched);
     sampling.touched = touched;
     sampling.set.touched(u32::try_from(fresh).unwrap_or(u32::MAX));
-    let running = vm.shown_state() == RunState::Running && paged.waiting() == 0;
+    // One that is being stopped runs until it has ended.
+    let runs = matches!(vm.run_state(), RunState::Running | RunState::Stopping) && !vm.is_frozen();
+    let running = runs && paged.waiting() == 0;
     // Touches come in wall-clock time; nothing was touched while the VM stood still.
     let stood_still = sampling.stood_still;
     for after in paged.memory().touches.take() {

@@ -186,6 +186,7 @@ fn differences(old: &Config, new: &Config, set: &HostSet) -> Vec<String> {
     tell(old.tools != new.tools, format!("tools (order {})", new.tools.order));
     tell(old.sampling != new.sampling, "sampling".into());
     tell(old.start_wait != new.start_wait, "admission".into());
+    tell(old.adopt_max != new.adopt_max, "adopt.max".into());
     tell(
         old.fault_around != new.fault_around,
         "pager.fault_around, for VMs started from now on".into(),

@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
@@ -10,6 +11,7 @@ use std::time::{Duration, Instant};
 use ballast_pager::swap::Location;
 use ballast_units::Pages;
 
+use crate::claim::Claim;
 use crate::sync::lock;
 
 /// How often the room is looked at.
@@ -30,16 +32,24 @@ pub struct Room {
 pub trait Files: Send + Sync {
     /// None where it is not to be told.
     fn room(&self, location: &Location) -> Option<Room>;
+    /// Makes a location the manager's.
+    fn claim(&self, folder: &Path) -> anyhow::Result<Claim>;
     /// A file that is not there is removed.
     fn remove(&self, path: &Path) -> std::io::Result<()>;
 }
 
 /// Those of the kernel.
-pub struct Disks;
+pub struct Disks {
+    /// Whose VMs' files are made.
+    pub run_dir: PathBuf,
+}
 
 impl Files for Disks {
     fn room(&self, location: &Location) -> Option<Room> {
         Some(Room { file_system: location.file_system()?, free: location.room()? })
+    }
+    fn claim(&self, folder: &Path) -> anyhow::Result<Claim> {
+        Claim::new(folder, &self.run_dir)
     }
     fn remove(&self, path: &Path) -> std::io::Result<()> {
         match std::fs::remove_file(path) {
@@ -51,8 +61,20 @@ impl Files for Disks {
     }
 }
 
+/// Whether files may be made in a location.
+#[derive(Default)]
+enum Entry {
+    /// There is no such folder, as far as is known.
+    #[default]
+    Missing,
+    Ours(Arc<Claim>),
+    /// It is another's, or not to be trusted.
+    Refused(String),
+}
+
 #[derive(Default)]
 struct Known {
+    entry: Entry,
     /// None: not looked at yet, or not to be told.
     room: Option<Room>,
     /// When the look began that is under way.
@@ -61,24 +83,92 @@ struct Known {
     taken: u64,
 }
 
-/// As last looked at, by folder. Its lock is held for a look or a change alone.
+/// As last looked at.
 #[derive(Default)]
-pub struct Rooms(Mutex<HashMap<PathBuf, Known>>);
+pub struct Rooms {
+    /// By folder. Its lock is held for a look or a change alone.
+    known: Mutex<HashMap<PathBuf, Known>>,
+    /// No location is taken any more.
+    over: AtomicBool,
+}
 
 impl Rooms {
     /// None: not known, or its file system does not answer.
     pub fn of(&self, folder: &Path) -> Option<Room> {
-        lock(&self.0).get(folder).filter(|known| known.answers())?.room
+        lock(&self.known).get(folder).filter(|known| known.answers())?.room
     }
 
     /// Whether its file system answers, as far as is known.
     pub fn answers(&self, folder: &Path) -> bool {
-        lock(&self.0).get(folder).is_none_or(Known::answers)
+        lock(&self.known).get(folder).is_none_or(Known::answers)
+    }
+
+    /// Why no files may be made there, if it is there.
+    pub fn refusal(&self, folder: &Path) -> Option<String> {
+        match &lock(&self.known).get(folder)?.entry {
+            Entry::Refused(why) => Some(why.clone()),
+            Entry::Missing | Entry::Ours(_) => None,
+        }
+    }
+
+    /// Whether files may be made there. One that is missing may be tried: that tells best what is wrong.
+    pub fn may_be_used(&self, folder: &Path) -> bool {
+        match lock(&self.known).get(folder).map(|known| &known.entry) {
+            Some(Entry::Ours(_)) => return true,
+            Some(Entry::Refused(_)) => return false,
+            Some(Entry::Missing) | None => {}
+        }
+        // It may have come since it was looked at.
+        !folder.exists()
+    }
+
+    /// Whether a file there that is in no record is nobody's.
+    pub fn is_ours_alone(&self, folder: &Path) -> bool {
+        let all = lock(&self.known);
+        let entry = all.get(folder).map(|known| &known.entry);
+        matches!(entry, Some(Entry::Ours(claim)) if !claim.has_others)
+    }
+
+    /// From now on each location is whoever's that takes it.
+    pub fn let_go(&self) {
+        let mut all = lock(&self.known);
+        self.over.store(true, Ordering::Relaxed);
+        for known in all.values_mut() {
+            known.entry = Entry::Missing;
+        }
+    }
+
+    /// Takes the folder, or looks whether it is still the one that was taken. False: it is not ours.
+    fn enter(&self, files: &dyn Files, folder: &Path) -> bool {
+        let taken = match lock(&self.known).get(folder).map(|known| &known.entry) {
+            Some(Entry::Ours(claim)) => Some(claim.clone()),
+            _ => None,
+        };
+        if taken.is_some_and(|claim| claim.is_of(folder)) {
+            return true;
+        }
+        let entry = match files.claim(folder) {
+            Ok(claim) => Entry::Ours(Arc::new(claim)),
+            Err(_) if !folder.exists() => Entry::Missing,
+            Err(e) => Entry::Refused(format!("{e:#}")),
+        };
+        let mut all = lock(&self.known);
+        if self.over.load(Ordering::Relaxed) {
+            return false;
+        }
+        let known = all.entry(folder.to_owned()).or_default();
+        if let Entry::Refused(why) = &entry
+            && !matches!(&known.entry, Entry::Refused(before) if before == why)
+        {
+            tracing::error!("{}: no swap files are made there: {why}", folder.display());
+        }
+        known.entry = entry;
+        matches!(known.entry, Entry::Ours(_))
     }
 
     /// What was made there is not free any more, also for other folders of the same file system.
     pub fn take(&self, folder: &Path, pages: Pages) {
-        let mut all = lock(&self.0);
+        let mut all = lock(&self.known);
         let Some(here) = all.get(folder).and_then(|known| known.room) else { return };
         for known in all.values_mut() {
             if let Some(room) = known.room.as_mut().filter(|r| r.file_system == here.file_system) {
@@ -89,7 +179,7 @@ impl Rooms {
     }
 
     fn begin(&self, folder: &Path) -> u64 {
-        let mut all = lock(&self.0);
+        let mut all = lock(&self.known);
         let known = all.entry(folder.to_owned()).or_default();
         known.asked = Some(Instant::now());
         known.taken
@@ -97,7 +187,7 @@ impl Rooms {
 
     /// False: some was taken meanwhile, and it is to be looked at again.
     fn end(&self, folder: &Path, taken: u64, room: Option<Room>) -> bool {
-        let mut all = lock(&self.0);
+        let mut all = lock(&self.known);
         let known = all.entry(folder.to_owned()).or_default();
         known.asked = None;
         let is_new = known.taken == taken;
@@ -115,22 +205,38 @@ impl Known {
 }
 
 /// Looks at a location from now on, for as long as there is somebody who wants to know. Told once it has been looked at.
-pub fn watch(rooms: &Arc<Rooms>, files: &Arc<dyn Files>, location: &Arc<Location>) -> Receiver<()> {
+/// With `claims` it is taken first, as soon as it can be: files are to be made there.
+pub fn watch(
+    rooms: &Arc<Rooms>,
+    files: &Arc<dyn Files>,
+    location: &Arc<Location>,
+    claims: bool,
+) -> Receiver<()> {
     let (told, looked_at) = channel();
     let (rooms, files, location) = (Arc::downgrade(rooms), files.clone(), location.clone());
     let folder = location.folder().to_owned();
     let thread = std::thread::Builder::new().name("rooms".into());
-    if let Err(e) = thread.spawn(move || run(&rooms, &*files, &location, &told)) {
+    if let Err(e) = thread.spawn(move || run(&rooms, &*files, &location, claims, &told)) {
         tracing::error!("a thread that looks at {}: {e}: it is not used", folder.display());
     }
     looked_at
 }
 
-fn run(rooms: &Weak<Rooms>, files: &dyn Files, location: &Location, told: &Sender<()>) {
+fn run(
+    rooms: &Weak<Rooms>,
+    files: &dyn Files,
+    location: &Location,
+    claims: bool,
+    told: &Sender<()>,
+) {
     let folder = location.folder();
     loop {
         let Some(taken) = rooms.upgrade().map(|rooms| rooms.begin(folder)) else { return };
-        let room = files.room(location);
+        let Some(may_look) = rooms.upgrade().map(|rooms| !claims || rooms.enter(files, folder))
+        else {
+            return;
+        };
+        let room = if may_look { files.room(location) } else { None };
         let Some(is_new) = rooms.upgrade().map(|rooms| rooms.end(folder, taken, room)) else {
             return;
         };

@@ -3,6 +3,8 @@
 use std::fs::{File, Permissions};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::channel;
+use std::time::Instant;
 
 use anyhow::{Context as _, bail};
 
@@ -11,6 +13,7 @@ use ballast_journal::store::segments_in;
 use crate::commons;
 use crate::config::Config;
 use crate::layout;
+use crate::rooms::SILENT;
 use crate::trust::trusted;
 use crate::whole_file;
 
@@ -104,7 +107,10 @@ impl Folders {
         for file in [layout::LOCK, layout::SHIM_SOCKET] {
             let _ = std::fs::remove_file(config.run_dir.join(file));
         }
-        remove_empty(&self.own);
+        // Swap folders that were there may be another manager's.
+        let mut made = self.fresh.clone();
+        made.push(config.run_dir.clone());
+        remove_empty(&made);
     }
 
     /// Another manager has the folders: what it did not need is gone.
@@ -121,9 +127,7 @@ fn create(config: &Config) -> anyhow::Result<()> {
         make(dir, 0o700)?;
     }
     let folder = trusted(&config.run_dir, false)?;
-    for place in config.swap.iter().filter(|place| place.path.exists()) {
-        trusted(&place.path, true)?;
-    }
+    look_at_swap(config)?;
     let opened = match config.shim_group {
         Some(group) => std::os::unix::fs::fchown(&folder, None, Some(group)),
         None => Ok(()),
@@ -131,6 +135,24 @@ fn create(config: &Config) -> anyhow::Result<()> {
     opened
         .and_then(|()| folder.set_permissions(Permissions::from_mode(mode)))
         .with_context(|| format!("folder {}", config.run_dir.display()))
+}
+
+/// The swap locations that are there are to be trusted. One whose file system hangs is not waited for long: it is looked
+/// at again before the first file is made there ([`crate::claim`]).
+fn look_at_swap(config: &Config) -> anyhow::Result<()> {
+    let (told, looked) = channel();
+    for place in &config.swap {
+        let (told, path) = (told.clone(), place.path.clone());
+        let look =
+            move || told.send(if path.exists() { trusted(&path, true).map(drop) } else { Ok(()) });
+        std::thread::Builder::new().name("swap-look".into()).spawn(look).context("a thread")?;
+    }
+    drop(told);
+    let begun = Instant::now();
+    while let Ok(look) = looked.recv_timeout(SILENT.saturating_sub(begun.elapsed())) {
+        look?;
+    }
+    Ok(())
 }
 
 /// Makes a folder for this user alone; those above it that are missing get the mode `above`.

@@ -41,13 +41,13 @@ impl Swap {
     pub fn new(config: &Config) -> Swap {
         let locations =
             config.swap.iter().map(|place| Location::new(&place.path, place.priority)).collect();
-        Swap::over(locations, Arc::new(Disks))
+        Swap::over(locations, Arc::new(Disks { run_dir: config.run_dir.clone() }))
     }
 
     fn over(locations: Vec<Arc<Location>>, files: Arc<dyn Files>) -> Swap {
         let rooms = Arc::new(Rooms::default());
         let looks: Vec<_> =
-            locations.iter().map(|location| watch(&rooms, &files, location)).collect();
+            locations.iter().map(|location| watch(&rooms, &files, location, true)).collect();
         let begun = Instant::now();
         for look in looks {
             let _ = look.recv_timeout(SILENT.saturating_sub(begun.elapsed()));
@@ -58,6 +58,25 @@ impl Swap {
     /// Those of the configuration whose file systems answer: what is done in another, whoever does it waits for.
     fn that_answer(&self) -> impl Iterator<Item = &Arc<Location>> + Clone {
         self.locations.iter().filter(|location| self.rooms.answers(location.folder()))
+    }
+
+    /// Where a VM of this name may have had a file that no record names, and that nobody else can have made.
+    fn left_by(&self, vm: &str) -> Vec<PathBuf> {
+        let ours = self.that_answer().filter(|l| self.rooms.is_ours_alone(l.folder()));
+        ours.map(|location| location.folder().join(file_name(vm))).collect()
+    }
+
+    /// A location of the configuration that cannot be used, with the reason: another manager's, or not to be trusted.
+    pub fn refused(&self) -> Option<String> {
+        self.locations.iter().map(|location| location.folder()).find_map(|folder| {
+            let why = self.rooms.refusal(folder)?;
+            Some(format!("swap.location: {}: {why}", folder.display()))
+        })
+    }
+
+    /// At the end: the next manager may take the locations.
+    pub fn let_go(&self) {
+        self.rooms.let_go();
     }
 
     /// Room for files that are yet to be made: that of two locations on one file system counts once. Space
@@ -75,12 +94,13 @@ impl Swap {
     /// removed first.
     ///
     /// # Errors
-    /// No location has room, or what was left cannot be removed.
+    /// No location has room, or there is a file of that name that cannot be removed, or may be another manager's.
     pub fn create(&self, vm: &str, size: Pages) -> Result<SwapSpace, SwapError> {
-        for location in self.that_answer() {
-            let _ = self.files.remove(&location.folder().join(file_name(vm)));
+        for path in self.left_by(vm) {
+            let _ = self.files.remove(&path);
         }
-        let locations: Vec<Arc<Location>> = self.that_answer().cloned().collect();
+        let usable = self.that_answer().filter(|l| self.rooms.may_be_used(l.folder()));
+        let locations: Vec<Arc<Location>> = usable.cloned().collect();
         let made = SwapSpace::create(&file_name(vm), size, &locations)?;
         // What it takes is not promised to another.
         for place in made.places() {
@@ -118,7 +138,7 @@ impl Swap {
         let location = known.unwrap_or_else(|| {
             let other = Location::new(folder, i32::MIN);
             // Looked at by its own thread: nobody waits for it here.
-            drop(watch(&self.rooms, &self.files, &other));
+            drop(watch(&self.rooms, &self.files, &other, false));
             others.push(other.clone());
             other
         });
@@ -133,7 +153,7 @@ impl Swap {
     pub fn remove(&self, vm: &str, recorded: Option<&[SwapFile]>) -> std::io::Result<()> {
         let paths: Vec<PathBuf> = match recorded {
             Some(files) => files.iter().map(|file| file.path.clone()).collect(),
-            None => self.that_answer().map(|l| l.folder().join(file_name(vm))).collect(),
+            None => self.left_by(vm),
         };
         let mut result = Ok(());
         for path in paths {
@@ -217,11 +237,12 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::claim::Claim;
     use crate::rooms::Room;
 
     fn swap(dirs: &[&Path]) -> Swap {
         let locations = dirs.iter().map(|dir| Location::new(dir, 0)).collect();
-        Swap::over(locations, Arc::new(Disks))
+        Swap::over(locations, Arc::new(Disks { run_dir: "/run/x".into() }))
     }
 
     /// Every file system hangs but that of these folders.
@@ -240,9 +261,13 @@ mod tests {
             self.unless_good(Some(location.folder()));
             Some(Room { file_system: 1, free: Pages(1000) })
         }
+        fn claim(&self, folder: &Path) -> anyhow::Result<Claim> {
+            self.unless_good(Some(folder));
+            Claim::new(folder, Path::new("/run/x"))
+        }
         fn remove(&self, path: &Path) -> std::io::Result<()> {
             self.unless_good(path.parent());
-            Disks.remove(path)
+            Disks { run_dir: PathBuf::new() }.remove(path)
         }
     }
 
@@ -272,6 +297,27 @@ mod tests {
         assert_eq!(former.location.folder(), Path::new("/hangs/as/well"));
         assert_eq!(swap.views(&[]).len(), 3);
         assert!(swap.room() >= Pages(992), "{}", swap.room());
+    }
+
+    #[test]
+    fn a_file_that_may_be_another_managers_is_not_replaced() {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let path = dir.path().join("v.swap");
+        std::fs::write(&path, "theirs").unwrap();
+        drop(Claim::new(dir.path(), Path::new("/run/theirs")).unwrap());
+        let ours = swap(&[dir.path()]);
+        if ours.rooms.is_ours_alone(dir.path()) {
+            eprintln!("SKIPPED: no attributes in /var/tmp");
+            return;
+        }
+        ours.remove("v", None).unwrap();
+        let error = ours.create("v", Pages(8)).err().unwrap().to_string();
+        assert!(error.contains("v.swap") && error.contains("exists"), "{error}");
+        assert_eq!(std::fs::read(&path).unwrap(), b"theirs");
+        // Its own are there as ever.
+        let made = files(&ours.create("w", Pages(8)).unwrap());
+        ours.remove("w", Some(&made)).unwrap();
+        assert!(!made[0].path.exists());
     }
 
     #[test]

@@ -38,14 +38,25 @@ pub fn trusted(path: &Path, by_group: bool) -> anyhow::Result<File> {
     Ok(folder)
 }
 
-/// Whoever may rename what is on the way to a folder can put another in its place. A link is the word of its owner.
+/// Whoever may rename what is on the way to a folder can put another in its place. A link is the word of its owner, and
+/// root's group that of root.
 fn check_way(path: &Path, me: u32) -> anyhow::Result<()> {
     for part in path.ancestors() {
         let meta = part.symlink_metadata().with_context(|| part.display().to_string())?;
         check_owner(part, &meta, me)?;
-        let open = meta.is_dir() && meta.mode() & (OTHERS_WRITE | STICKY) == OTHERS_WRITE;
-        if open && part != path {
+        if part == path || !meta.is_dir() || meta.mode() & STICKY != 0 {
+            continue;
+        }
+        if meta.mode() & OTHERS_WRITE != 0 {
             bail!("folder {}: {} is everybody's to change", path.display(), part.display());
+        }
+        if meta.mode() & GROUP_WRITES != 0 && meta.gid() != 0 {
+            bail!(
+                "folder {}: {} is group {}'s to change (chmod g-w, or +t)",
+                path.display(),
+                part.display(),
+                meta.gid()
+            );
         }
     }
     Ok(())
@@ -96,6 +107,19 @@ mod tests {
         refused(&folder, "everybody's");
         // Nobody but its owner takes a folder out of one like /tmp.
         set_mode(&way, 0o1777);
+        trusted(&folder, false).unwrap();
+        set_mode(&way, 0o775);
+        if rustix::process::geteuid().is_root() {
+            // Root's group is root.
+            trusted(&folder, false).unwrap();
+            std::os::unix::fs::chown(&way, None, Some(65534)).unwrap();
+            refused(&folder, "way is group 65534's to change");
+            set_mode(&way, 0o2775);
+            refused(&folder, "way is group 65534's to change");
+        } else {
+            refused(&folder, "'s to change");
+        }
+        set_mode(&way, 0o1775);
         trusted(&folder, false).unwrap();
         let file = dir.path().join("file");
         std::fs::write(&file, "").unwrap();

@@ -38,8 +38,11 @@ pub fn run(manager: &Manager) {
 }
 
 fn look(manager: &Manager, vm: &Vm) -> Result<(), String> {
-    if matches!(vm.run_state(), RunState::Stopping | RunState::Stopped) {
-        return Ok(());
+    match vm.run_state() {
+        RunState::Stopped => return Ok(()),
+        // Until it is killed it runs, and it may not be to be killed.
+        RunState::Stopping if !vm.process.is_alive() => return Ok(()),
+        _ => {}
     }
     let unreadable = match &*vm.paged() {
         Some(paged) => paged.is_unreadable(),

@@ -451,6 +451,18 @@ impl Vm {
             *now = state;
         }
     }
+    /// It is being stopped. What it was before, for `goes_on`.
+    pub fn begin_to_stop(&self) -> RunState {
+        let mut now = lock(&self.run_state);
+        let before = *now;
+        Vm::change(&mut now, RunState::Stopping);
+        before
+    }
+    /// It could not be stopped, and is what it was. If others try it too, the first of them says so.
+    pub fn goes_on(&self, before: RunState) {
+        let mut now = lock(&self.run_state);
+        put_back(&mut now, before);
+    }
     /// Its VMM has told of it, unasked.
     fn heard(&self, state: RunState) {
         let mut now = lock(&self.run_state);
@@ -549,5 +561,37 @@ impl Vm {
     }
     fn booked(&self) -> Pages {
         Pages(self.external.load(Ordering::Relaxed))
+    }
+}
+
+fn put_back(now: &mut RunState, before: RunState) {
+    if *now == RunState::Stopping {
+        *now = before;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_could_not_be_stopped_is_what_he_was() {
+        use RunState::{Paused, Running, Stopped, Stopping};
+        for before in [Running, Paused] {
+            let mut now = before;
+            // Two that stop it, and both fail, in either order.
+            Vm::change(&mut now, Stopping);
+            Vm::change(&mut now, Stopping);
+            put_back(&mut now, Stopping);
+            Vm::change(&mut now, Running);
+            assert_eq!(now, Stopping, "it does not come back by itself");
+            put_back(&mut now, before);
+            assert_eq!(now, before);
+            put_back(&mut now, Stopping);
+            assert_eq!(now, before);
+        }
+        let mut now = Stopped;
+        put_back(&mut now, Running);
+        assert_eq!(now, Stopped);
     }
 }

@@ -90,7 +90,7 @@ impl Manager {
         }
     }
 
-    /// The folder of a VM whose name was claimed, without the files that a former VM of that name
+    /// The folder of a VM whose name was claimed, without the files, and the shared pages, that a former VM of that name
     /// may have left: the swap file survives a crash of the host, which the folder does not.
     ///
     /// # Errors
@@ -105,6 +105,7 @@ impl Manager {
                 };
                 missing_is_fine(result).map_err(told)
             };
+            manager.commons.retire(&owner).map_err(std::io::Error::other)?;
             manager.swap.remove(&owner, None)?;
             named(&folder, std::fs::remove_dir_all(&folder))?;
             named(&folder, std::fs::create_dir_all(&folder))

@@ -4,9 +4,12 @@
 mod support;
 
 use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use ballast_api::{Accel, ErrorCode, Mode, RunState, VmChange, VmSpec, VmView};
+use ballast_shim_proto::Message;
+use rustix::fs::MemfdFlags;
 use support::evil::{self, Evil};
 use support::http::raw;
 use support::{Ballastd, MIB, refused_as, required};
@@ -202,4 +205,26 @@ async fn a_vmm_that_is_refused_and_runs_on_is_seen() {
     drop(other);
     ballastd.eventually("it is forgotten", async || ballastd.host().await.refused.is_empty()).await;
     assert_eq!(ballastd.host().await.vms, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stranger_above_the_largest_size_is_refused() {
+    let ballastd = Ballastd::start_configured(&["--budget", "64M"], "[adopt]\nmax = \"8M\"\n");
+    let socket = ballastd.run_dir().join("shim.sock");
+    for (mib, part) in [(16, "its RAM, 16 MiB, is above adopt.max, 8 MiB"), (8, "sealed")] {
+        let hello = Message::Hello(evil::hello("big", mib * MIB));
+        // One that is small enough comes further.
+        let ram = unsealed(mib * MIB);
+        let why = evil::say(&socket, &hello, &[ram.as_fd()]).unwrap();
+        assert!(why.contains(part), "{why}");
+    }
+    assert!(ballastd.is_gone("big").await);
+}
+
+/// A RAM file that could be sealed: it is refused for that, once all else is good.
+fn unsealed(len: u64) -> OwnedFd {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let fd = rustix::fs::memfd_create("ram", flags).unwrap();
+    rustix::fs::ftruncate(&fd, len).unwrap();
+    fd
 }

@@ -10,6 +10,7 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
+use ballast_api::LocationState;
 use support::Ballastd;
 
 fn mode(path: &Path) -> u32 {
@@ -85,14 +86,22 @@ async fn a_run_folder_has_one_manager_and_is_private() {
         assert!(ballastd.run_dir().join("lock").exists() && ballastd.swap_dir().exists());
         assert!(ballastd.run_dir().join("shim.sock").exists());
     }
-    // Another folder does not make it another API.
+    // Another folder makes it neither another API nor another folder of swap files.
     let elsewhere = ballastd.root.join("other");
-    let mut second = ballastd.command();
-    second.arg("--socket").arg(&socket);
-    let args: Vec<_> = second.get_args().skip(2).map(ToOwned::to_owned).collect();
-    let mut second = std::process::Command::new(second.get_program());
-    second.arg("--run-dir").arg(&elsewhere).args(args);
-    refused(&second.output().unwrap(), &["another ballastd", &socket.display().to_string()]);
+    let second = |swap_dir: &Path, socket: &Path| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ballastd"));
+        command.args(["--budget", "64M", "--run-dir"]).arg(&elsewhere);
+        command.arg("--swap-dir").arg(swap_dir).arg("--socket").arg(socket);
+        command.output().unwrap()
+    };
+    let output = second(&ballastd.root.join("swap"), &socket);
+    refused(&output, &["another ballastd", &socket.display().to_string()]);
+    let output = second(&ballastd.swap_dir(), &ballastd.root.join("other.sock"));
+    let text = String::from_utf8_lossy(&output.stderr);
+    let last = text.lines().last().unwrap_or_default();
+    assert!(!output.status.success() && output.stdout.is_empty(), "{text}");
+    assert!(last.contains("another ballastd") && last.contains("a folder of its own"), "{text}");
+    assert!(ballastd.swap_dir().exists() && !ballastd.root.join("swap").exists());
     assert!(!elsewhere.exists(), "a manager that does not start leaves no folder");
     assert_eq!(ballastd.host().await.pid, ballastd.pid());
 
@@ -137,6 +146,54 @@ fn folders_that_others_write_to_are_refused() {
         assert!(!other.exists() && mode(open) == 0o777, "what was there is as it was");
         std::fs::remove_dir(open).unwrap();
     }
+    // Nor may a group put another in their place.
+    let way = ballastd.root.join("way");
+    std::fs::create_dir(&way).unwrap();
+    std::os::unix::fs::chown(&way, None, Some(65534)).unwrap();
+    std::fs::set_permissions(&way, Permissions::from_mode(0o775)).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ballastd"));
+    command.args(["--budget", "64M", "--run-dir"]).arg(way.join("run"));
+    refused(&command.output().unwrap(), &["way is group 65534's to change"]);
+    assert!(!way.join("run").exists());
+}
+
+/// A swap location that comes while ballastd runs is looked at as those that were there.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_location_that_comes_later_is_not_trusted_unseen() {
+    let mut ballastd = Ballastd::prepare(&[]);
+    ballastd.names_swap_dir = false;
+    let [good, late] = ["good", "late"].map(|name| ballastd.root.join(name));
+    std::fs::create_dir(&good).unwrap();
+    std::fs::create_dir(&late).unwrap();
+    std::fs::set_permissions(&good, Permissions::from_mode(0o700)).unwrap();
+    let config = ballastd.root.join("ballast.toml");
+    let text = format!(
+        "budget = \"64M\"\n[[swap.location]]\npath = {good:?}\n[[swap.location]]\npath = {late:?}\npriority = 1\n"
+    );
+    std::fs::write(&config, text).unwrap();
+    ballastd.add_option("--config", &config);
+    ballastd.restart();
+    let state = async || {
+        let host = ballastd.host().await;
+        host.swap_locations.into_iter().find(|place| place.path == late).unwrap().state
+    };
+    let is = async |wanted| {
+        ballastd.eventually("it is seen", async || state().await == wanted).await;
+    };
+    is(LocationState::Good).await;
+    std::fs::remove_dir(&late).unwrap();
+    is(LocationState::Missing).await;
+    std::fs::create_dir(&late).unwrap();
+    std::fs::set_permissions(&late, Permissions::from_mode(0o777)).unwrap();
+    ballastd
+        .eventually("it is refused", async || {
+            let log = std::fs::read_to_string(ballastd.log()).unwrap();
+            log.contains("no swap files are made there: folder")
+        })
+        .await;
+    is(LocationState::Missing).await;
+    std::fs::set_permissions(&late, Permissions::from_mode(0o700)).unwrap();
+    is(LocationState::Good).await;
 }
 
 #[test]

@@ -84,17 +84,19 @@ async fn nonsense_at_the_shims_socket_is_refused_and_leaves_nothing() {
     let on_disk = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     on_disk.as_file().set_len(RAM).unwrap();
     let (pipe, _end) = rustix::pipe::pipe().unwrap();
+    let (stream, _other) = Connection::pair().unwrap();
     let read_only =
         open(&format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&ram)), OFlags::RDONLY);
     for (fd, part) in [
-        (open("/dev/null", OFlags::RDWR), "not a file"),
-        (open("/dev/zero", OFlags::RDWR), "not a file"),
-        (open("/dev/shm", OFlags::RDONLY), "not a file"),
-        (pipe, "not a file"),
+        (open("/dev/null", OFlags::RDWR), "nor a userfaultfd: /dev/null"),
+        (open("/dev/zero", OFlags::RDWR), "nor a userfaultfd: /dev/zero"),
+        (open("/dev/shm", OFlags::RDONLY), "nor a userfaultfd: /dev/shm"),
+        (pipe, "nor a userfaultfd: pipe:"),
+        (stream.into(), "nor a userfaultfd: socket:"),
         (memfd(0), "has only"),
         (memfd(RAM - 1), "has only"),
         (read_only, "not open for writing"),
-        (on_disk.reopen().unwrap().into(), "not on a tmpfs"),
+        (on_disk.reopen().unwrap().into(), "neither memory (a memfd, a file on a tmpfs)"),
         (sealed(SealFlags::WRITE | SealFlags::SEAL), "sealed against writing"),
         (sealed(SealFlags::FUTURE_WRITE | SealFlags::SEAL), "sealed against writing"),
         (sealed(SealFlags::empty()), "can be, sealed against writing"),

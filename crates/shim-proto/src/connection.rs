@@ -13,17 +13,22 @@ use rustix::net::{
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 
-use crate::{DecodeError, MAX_FDS, MAX_MESSAGE, Message};
+use crate::{DecodeError, MAX_FDS, MAX_MESSAGE, Message, strangers};
 
 /// How long a peer that does not read may hold up a sender.
 const SEND_TIMEOUT: Duration = Duration::from_secs(5);
-/// Room for descriptors in a control message; what a peer sends beyond is dropped by the kernel.
+/// Room for the descriptors of any message that this side sends.
 const CONTROL: usize = rustix::cmsg_space!(ScmRights(MAX_FDS));
+/// Room for as many as one message can carry at all (SCM_MAX_FD): those for which there is no room the kernel throws
+/// away, in the thread that receives.
+const ALL_CONTROL: usize = rustix::cmsg_space!(ScmRights(253));
 
 /// One end of a conversation.
 #[derive(Debug)]
 pub struct Connection {
     fd: OwnedFd,
+    /// The user at the other end, if what comes from there is not trusted.
+    stranger: Option<u32>,
 }
 
 /// Why nothing was sent or received.
@@ -38,6 +43,12 @@ pub enum ConnectionError {
     /// The other side sent what the protocol does not know.
     #[error("bad message: {0}")]
     Decode(#[from] DecodeError),
+    /// What travelled with the message is of no kind that it may have. It stays open: [`crate::kept_open`].
+    #[error("{} with a descriptor that is neither memory (a memfd, a file on a tmpfs) nor a userfaultfd: {what}", message.name())]
+    Strange { message: Box<Message>, what: String },
+    /// Some of its descriptors are gone.
+    #[error("{0}: no room for its descriptors, or too many strange ones came of its user")]
+    Lost(&'static str),
     #[error("shim socket: {0}")]
     Io(#[from] std::io::Error),
 }
@@ -68,7 +79,7 @@ impl Connection {
     /// # Errors
     /// As of [`Connection::connect_to`]; or there is no descriptor left.
     pub fn connect(path: &Path) -> std::io::Result<Connection> {
-        let connection = Connection { fd: socket()? };
+        let connection = Connection::from_fd(socket()?);
         connection.connect_to(path)?;
         Ok(connection)
     }
@@ -79,7 +90,7 @@ impl Connection {
     /// # Errors
     /// There is no descriptor left.
     pub fn unconnected() -> std::io::Result<Connection> {
-        Ok(Connection { fd: socket()? })
+        Ok(Connection::from_fd(socket()?))
     }
 
     /// Connects this one.
@@ -93,7 +104,7 @@ impl Connection {
 
     /// Tests: takes a connected SOCK_SEQPACKET socket.
     pub fn from_fd(fd: OwnedFd) -> Connection {
-        Connection { fd }
+        Connection { fd, stranger: None }
     }
 
     /// Tests: two ends, connected to one another.
@@ -107,7 +118,7 @@ impl Connection {
             SocketFlags::CLOEXEC,
             None,
         )?;
-        Ok((Connection { fd: a }, Connection { fd: b }))
+        Ok((Connection::from_fd(a), Connection::from_fd(b)))
     }
 
     /// Who is at the other end.
@@ -158,6 +169,9 @@ impl Connection {
     ///
     /// After `Decode` the conversation is over; after `TimedOut` it is not.
     ///
+    /// What comes over a connection that [`Listener::accept`] gave is memory or a userfaultfd, or the message is an
+    /// error: no other descriptor is closed, or looked at, since that may never end.
+    ///
     /// # Errors
     /// The other end is gone, sent what is no message or descriptors that do not belong to it, or sent nothing in time.
     pub fn recv(
@@ -167,9 +181,13 @@ impl Connection {
         let deadline = timeout.map(|t| Instant::now() + t);
         // One byte more than the longest message, so that a longer one is not taken for one.
         let mut bytes = [0; MAX_MESSAGE + 1];
-        let mut space = [MaybeUninit::uninit(); CONTROL];
+        let mut space = [MaybeUninit::uninit(); ALL_CONTROL];
+        let room = match self.stranger {
+            Some(uid) if !strangers::is_welcome(uid) => 0,
+            _ => ALL_CONTROL,
+        };
         loop {
-            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let mut control = RecvAncillaryBuffer::new(&mut space[..room]);
             let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
             let mut iov = [IoSliceMut::new(&mut bytes)];
             let received = match rustix::net::recvmsg(&self.fd, &mut iov, &mut control, flags) {
@@ -187,13 +205,25 @@ impl Connection {
                     fds.extend(rights);
                 }
             }
+            // Before anything else: whatever returns drops them.
+            let fds = match self.stranger {
+                Some(uid) => strangers::sort_out(fds, uid),
+                None => Ok(fds),
+            };
             if received.bytes == 0 {
                 return Err(ConnectionError::Closed);
             }
             let message = Message::decode(&bytes[..received.bytes])?;
-            // CTRUNC: more descriptors than fit came (or this process has no room for them).
-            let count = fds.len() + usize::from(received.flags.contains(ReturnFlags::CTRUNC));
-            check_descriptors(&message, count)?;
+            let fds = match fds {
+                Ok(fds) => fds,
+                Err(what) => {
+                    return Err(ConnectionError::Strange { message: Box::new(message), what });
+                }
+            };
+            if received.flags.contains(ReturnFlags::CTRUNC) {
+                return Err(ConnectionError::Lost(message.name()));
+            }
+            check_descriptors(&message, fds.len())?;
             return Ok((message, fds));
         }
     }
@@ -246,7 +276,11 @@ impl Listener {
                 return Err(ConnectionError::TimedOut(timeout.unwrap_or_default()));
             }
             match rustix::net::accept_with(&self.fd, SocketFlags::CLOEXEC) {
-                Ok(fd) => return Ok(Connection { fd }),
+                Ok(fd) => {
+                    let mut connection = Connection::from_fd(fd);
+                    connection.stranger = Some(connection.peer()?.uid);
+                    return Ok(connection);
+                }
                 Err(Errno::INTR | Errno::AGAIN | Errno::CONNABORTED) => {}
                 Err(e) => return Err(e.into()),
             }

@@ -49,6 +49,74 @@ fn the_wrong_number_of_descriptors_is_refused_at_both_ends() {
     assert!(matches!(b.recv(SOON), Err(ConnectionError::Decode(DecodeError::Descriptors { .. }))));
 }
 
+/// What the manager has of a shim: a connection that a listener gave.
+fn accepted(dir: &Path) -> (Connection, Connection) {
+    let path = dir.join("shim.sock");
+    let listener = Listener::bind(&path).unwrap();
+    let shim = Connection::connect(&path).unwrap();
+    (shim, listener.accept(None).unwrap())
+}
+
+fn userfaultfd() -> Option<OwnedFd> {
+    // SAFETY: nothing is registered with it.
+    unsafe { rustix::mm::userfaultfd(rustix::mm::UserfaultfdFlags::CLOEXEC) }.ok()
+}
+
+#[test]
+fn what_may_hang_when_it_is_closed_is_refused_and_left_open() {
+    let dir = tempfile::tempdir().unwrap();
+    let (shim, manager) = accepted(dir.path());
+    let ready = Message::Ready { features: 0, ioctls: 0 };
+    let memfd = rustix::fs::memfd_create("ram", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    let on_tmpfs = tempfile::tempfile_in("/dev/shm").unwrap().into();
+    for good in [Some(memfd), Some(on_tmpfs), userfaultfd()].into_iter().flatten() {
+        shim.send(&ready, &[good.as_fd()]).unwrap();
+        assert_eq!(manager.recv(SOON).unwrap().1.len(), 1);
+    }
+    assert_eq!(crate::kept_open(), 0);
+
+    let (pipe, _end) = rustix::pipe::pipe().unwrap();
+    let (socket, _other) = Connection::pair().unwrap();
+    // A file that is called as the kernel calls a userfaultfd.
+    let named = dir.path().join("anon_inode:[userfaultfd]");
+    let kinds: [(OwnedFd, &str); 5] = [
+        (pipe, "pipe:["),
+        (socket.into(), "socket:["),
+        (File::create(named).unwrap().into(), "/anon_inode:[userfaultfd]"),
+        (File::open(dir.path()).unwrap().into(), dir.path().to_str().unwrap()),
+        (File::open("/dev/null").unwrap().into(), "/dev/null"),
+    ];
+    for (n, (fd, what)) in kinds.iter().enumerate() {
+        shim.send(&ready, &[fd.as_fd()]).unwrap();
+        let error = manager.recv(SOON).unwrap_err();
+        assert!(matches!(error, ConnectionError::Strange { .. }), "{error}");
+        assert!(error.to_string().contains(what), "{error}");
+        assert_eq!(crate::kept_open(), n + 1);
+    }
+    // Nor is one closed that comes beside good ones, or with no message at all.
+    let both = [kinds[0].0.as_fd(), kinds[1].0.as_fd()];
+    let send = |bytes: &[u8], fds: &[BorrowedFd<'_>]| {
+        let mut space = [MaybeUninit::uninit(); ALL_CONTROL];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
+        let iov = [IoSlice::new(bytes)];
+        rustix::net::sendmsg(&shim.fd, &iov, &mut control, SendFlags::empty()).unwrap();
+    };
+    send(&[0x42], &both);
+    assert!(matches!(manager.recv(SOON), Err(ConnectionError::Decode(DecodeError::Magic))));
+    assert_eq!(crate::kept_open(), 7);
+    // As many as there can be; from then on none is taken in, and none counted.
+    send(&ready.encode(), &[kinds[0].0.as_fd(); 253]);
+    assert!(matches!(manager.recv(SOON), Err(ConnectionError::Strange { .. })));
+    assert_eq!(crate::kept_open(), 260);
+    shim.send(&ready, &[kinds[0].0.as_fd()]).unwrap();
+    assert!(matches!(manager.recv(SOON), Err(ConnectionError::Lost("Ready"))));
+    assert_eq!(crate::kept_open(), 260);
+    // What has no descriptors comes in as before.
+    shim.send(&Message::Managed, &[]).unwrap();
+    assert_eq!(manager.recv(SOON).unwrap().0, Message::Managed);
+}
+
 #[test]
 fn silence_death_and_noise_are_told_apart() {
     let (a, b) = Connection::pair().unwrap();

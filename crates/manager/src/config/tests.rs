@@ -140,6 +140,7 @@ fn mistakes_are_refused_as_a_whole_and_name_their_line_or_key() {
         ("[balloon]\nrate_mib_s = 72057594037927937\n", "balloon"),
         ("[pager]\nfault_around = \"12K\"\n", "pager.fault_around"),
         ("[pager]\nlarge_pages_from = \"always\"\n", "pager.large_pages_from"),
+        ("[adopt]\nmax = \"most\"\n", "adopt.max"),
         ("thresholds = \"steep\"\n", "line 1"),
         ("[policy]\nkind = \"steep\"\n", "line 2"),
         ("[sharing]\norder = \"alphabetic\"\n", "line 2"),

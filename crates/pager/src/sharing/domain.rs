@@ -145,6 +145,12 @@ impl<B: Backend> Domain<B> {
         Ok(domain)
     }
 
+    /// Nobody is in it, nor will be: its pages are charged no longer. They are gone with its file.
+    pub fn give_up(self) {
+        let used = lock(&self.books).pages.used();
+        self.host.ledger.release(used);
+    }
+
     /// The salt: beside the secret, what keys its hashes.
     pub fn name(&self) -> &str {
         &self.name

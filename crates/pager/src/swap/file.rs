@@ -5,6 +5,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use ballast_units::{PAGE_SIZE, Pages, SlotId};
+use rustix::fs::OFlags;
 
 use crate::backend::PageBuf;
 
@@ -112,8 +113,10 @@ fn open(path: &Path, create: bool) -> std::io::Result<(File, bool)> {
     if create {
         options.create_new(true);
     }
-    let direct = rustix::fs::OFlags::DIRECT.bits() as i32;
-    match options.clone().custom_flags(direct).open(path) {
+    // Whoever could put a link there could have a guest's pages written elsewhere.
+    let [direct, no_link] = [OFlags::DIRECT, OFlags::NOFOLLOW].map(|flag| flag.bits() as i32);
+    options.custom_flags(no_link);
+    match options.clone().custom_flags(direct | no_link).open(path) {
         Ok(file) => Ok((file, true)),
         // tmpfs before Linux 6.6, and some network file systems: no O_DIRECT.
         Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
@@ -130,6 +133,19 @@ fn open(path: &Path, create: bool) -> std::io::Result<(File, bool)> {
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_link_is_not_followed() {
+        for folder in ["/var/tmp", "/dev/shm"] {
+            let dir = tempfile::tempdir_in(folder).unwrap();
+            let [file, link] = ["file", "link"].map(|name| dir.path().join(name));
+            std::fs::write(&file, [0; PAGE_SIZE]).unwrap();
+            std::os::unix::fs::symlink(&file, &link).unwrap();
+            SwapFile::open(&file, None).unwrap();
+            assert!(SwapFile::open(&link, None).is_err());
+            assert!(SwapFile::create(&link, Pages(1)).is_err());
+        }
+    }
 
     #[test]
     fn space_is_allocated_at_creation() {

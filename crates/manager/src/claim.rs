@@ -1,0 +1,142 @@
+//! Whose a swap location is. Managers of several run folders would take one another's swap files for those of VMs
+//! that are gone: each location has one manager at a time, and says of which run folder's VMs there may be files.
+//!
+//! The lock is on the folder itself, and goes with the process; what stays is the folder's attribute [`OWNERS`], a
+//! run folder a line. Where a file system knows no locks or no attributes, there is no protection.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use rustix::fs::{FlockOperation, XattrFlags, fgetxattr, flock, fsetxattr};
+use rustix::io::Errno;
+
+use crate::trust::trusted;
+
+const OWNERS: &str = "user.ballast.run_dirs";
+/// More run folders than anybody has.
+const LONGEST: usize = 4096;
+/// How long one that is just ending is waited for.
+const ENDING: Duration = Duration::from_millis(500);
+
+/// A location that is this manager's until it is dropped.
+#[derive(Debug)]
+pub struct Claim {
+    /// Open, and locked.
+    folder: File,
+    /// Whether VMs of other run folders may have files there.
+    pub has_others: bool,
+}
+
+impl Claim {
+    /// Takes a location for the manager of `run_dir`. May take as long as its file system does.
+    ///
+    /// # Errors
+    /// One line: it is not there, others may write to it, or another manager has it.
+    pub fn new(location: &Path, run_dir: &Path) -> anyhow::Result<Claim> {
+        let folder = trusted(location, true)?;
+        let begun = Instant::now();
+        loop {
+            match flock(&folder, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => break,
+                Err(Errno::WOULDBLOCK) if begun.elapsed() < ENDING => {
+                    std::thread::sleep(ENDING / 50);
+                }
+                Err(Errno::WOULDBLOCK) => {
+                    let owners = owners(&folder);
+                    let who = owners.first().map_or_else(String::new, |of| format!(", of {of},"));
+                    bail!(
+                        "another ballastd{who} has its swap files here: each needs a folder of its own"
+                    );
+                }
+                Err(e) => {
+                    tracing::warn!("{}: it cannot be locked: {e}", location.display());
+                    break;
+                }
+            }
+        }
+        let own = run_dir.as_os_str();
+        let mut owners = owners(&folder);
+        owners.retain(|of| OsStr::new(of) != own);
+        if !owners.is_empty() && !has_swap_files(location)? {
+            owners.clear();
+        }
+        let has_others = !owners.is_empty();
+        if has_others {
+            tracing::warn!(
+                "{}: swap files there may be those of VMs of {}: none is replaced",
+                location.display(),
+                owners.join(", ")
+            );
+        }
+        owners.insert(0, own.to_string_lossy().into_owned());
+        let text = owners.join("\n");
+        if let Err(e) = fsetxattr(&folder, OWNERS, text.as_bytes(), XattrFlags::empty()) {
+            tracing::debug!("{}: whose it is cannot be noted: {e}", location.display());
+        }
+        Ok(Claim { folder, has_others })
+    }
+
+    /// Whether what is there now is what was taken.
+    pub fn is_of(&self, location: &Path) -> bool {
+        let id = |meta: std::fs::Metadata| (meta.dev(), meta.ino());
+        let taken = self.folder.metadata().ok().map(id);
+        taken.is_some() && taken == std::fs::metadata(location).ok().map(id)
+    }
+}
+
+/// The run folders that the folder names.
+fn owners(folder: &File) -> Vec<String> {
+    let mut text = vec![0; LONGEST];
+    let Ok(len) = fgetxattr(folder, OWNERS, &mut text[..]) else { return Vec::new() };
+    let text = String::from_utf8_lossy(&text[..len]);
+    text.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect()
+}
+
+fn has_swap_files(location: &Path) -> anyhow::Result<bool> {
+    let named = || format!("folder {}", location.display());
+    for entry in std::fs::read_dir(location).with_context(named)? {
+        if entry.with_context(named)?.file_name().as_bytes().ends_with(b".swap") {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_location_has_one_manager_and_keeps_what_others_left() {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let [ours, theirs] = ["/run/ours", "/run/theirs"].map(Path::new);
+        let first = Claim::new(dir.path(), theirs).unwrap();
+        assert!(!first.has_others && first.is_of(dir.path()));
+        let error = Claim::new(dir.path(), ours).unwrap_err().to_string();
+        assert!(error.contains("another ballastd") && !error.contains('\n'), "{error}");
+        if owners(&first.folder).is_empty() {
+            eprintln!("SKIPPED: whose it was: no attributes in /var/tmp");
+            return;
+        }
+        assert!(error.contains("another ballastd, of /run/theirs,"), "{error}");
+        drop(first);
+        // It left nothing.
+        assert!(!Claim::new(dir.path(), ours).unwrap().has_others);
+        // It ended with VMs.
+        drop(Claim::new(dir.path(), theirs).unwrap());
+        std::fs::write(dir.path().join("v.swap"), "").unwrap();
+        assert!(Claim::new(dir.path(), ours).unwrap().has_others);
+        assert!(Claim::new(dir.path(), ours).unwrap().has_others, "and again");
+        // Of our own it is known.
+        std::fs::remove_file(dir.path().join("v.swap")).unwrap();
+        assert!(!Claim::new(dir.path(), ours).unwrap().has_others);
+        std::fs::write(dir.path().join("v.swap"), "").unwrap();
+        assert!(!Claim::new(dir.path(), ours).unwrap().has_others);
+        assert!(Claim::new(&dir.path().join("none"), ours).is_err());
+    }
+}
