@@ -15,6 +15,8 @@ const MUCH: u64 = 64;
 /// alone it would be no measure: where next to nothing is written, a few zeros among the few pages that are read would have
 /// the VM gone through twice a second, and each pass protects what was not written, at a fault for the next write.
 const ENOUGH: u64 = 100;
+/// One that found less than one page of so many found next to nothing: there is no need to come twice for that.
+const NEXT_TO_NOTHING: u64 = 2000;
 
 /// Follows one VM.
 #[derive(Debug)]
@@ -34,7 +36,12 @@ impl Passes {
         let over = done.scanned + done.passed;
         let found = done.shared + done.zero;
         let much = found * ENOUGH >= over.max(1) && done.scanned > 0;
-        let next = if much { self.interval / 4 } else { self.interval * 2 };
+        let nothing = found * NEXT_TO_NOTHING < over;
+        let next = match (much, nothing) {
+            (true, _) => self.interval / 4,
+            (false, false) => self.interval * 2,
+            (false, true) => self.interval * 4,
+        };
         self.interval = next.clamp(SHORTEST, longest.max(SHORTEST));
     }
 
@@ -62,7 +69,9 @@ mod tests {
         let mut passes = Passes::default();
         assert_eq!(passes.interval(0, PAGES, LONGEST), SHORTEST);
         let nothing = Examined { scanned: PAGES, ..Examined::default() };
-        assert_eq!(after(&mut passes, 3, nothing), SHORTEST * 8);
+        assert_eq!(after(&mut passes, 2, nothing), SHORTEST * 16);
+        let little = Examined { shared: PAGES / 1000, ..nothing };
+        assert_eq!(after(&mut passes, 3, little), SHORTEST * 128);
         assert_eq!(after(&mut passes, 20, nothing), LONGEST);
         // The operator's word counts from the next look on.
         assert_eq!(passes.interval(0, PAGES, SHORTEST), SHORTEST);
