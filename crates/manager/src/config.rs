@@ -81,7 +81,7 @@ impl Default for SharingSettings {
             rate: Pages::from_mib(256),
             vm_rate: Pages::from_mib(128),
             cpu_percent: 10.0,
-            scan_time: Duration::from_secs(600),
+            scan_time: Duration::from_secs(3600),
             rehome_after: Duration::from_secs(2),
         }
     }

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use crate::layout::{CONSOLE, QEMU_LOG, RECORD, VMS};
@@ -23,35 +23,41 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// The thread that cuts them.
 pub fn watch(manager: &Manager) {
     let mut told = HashSet::new();
+    let vms = manager.config().run_dir.join(VMS);
     while !manager.is_stopping() {
-        let vms = manager.config().run_dir.join(VMS);
-        for folder in std::fs::read_dir(&vms).into_iter().flatten().flatten() {
-            for log in [CONSOLE, QEMU_LOG].map(|log| folder.path().join(log)) {
-                match cut(&log) {
-                    Ok(true) if told.insert(log.clone()) => {
-                        tracing::warn!(
-                            "{}: over {} KiB: its end is kept",
-                            log.display(),
-                            MOST >> 10
-                        );
-                    }
-                    Err(e) if told.insert(log.clone()) => {
-                        tracing::warn!("{}: {e}", log.display());
-                    }
-                    _ => {}
+        let folders = cut_all(&vms, &mut told);
+        // Only then have more VMs ended than are kept: it saves a look into each folder.
+        if folders > manager.vms().len() + ENDED {
+            prune(&vms, |name, remove| {
+                // One that is being started has no record yet. Held, so that none begins to be.
+                let starting = lock(&manager.starting);
+                if !starting.contains_key(name) && manager.vm(name).is_err() {
+                    remove();
                 }
-            }
+            });
         }
-        told.retain(|log| log.exists());
-        prune(&vms, |name, remove| {
-            // One that is being started has no record yet. Held, so that none begins to be.
-            let starting = lock(&manager.starting);
-            if !starting.contains_key(name) && manager.vm(name).is_err() {
-                remove();
-            }
-        });
         std::thread::sleep(PERIOD);
     }
+}
+
+/// Cuts what is too long in each VM's folder; answers how many folders there are. `told`: logs of which something was
+/// said already.
+fn cut_all(vms: &Path, told: &mut HashSet<PathBuf>) -> usize {
+    let mut folders = 0;
+    for folder in std::fs::read_dir(vms).into_iter().flatten().flatten() {
+        folders += 1;
+        for log in [CONSOLE, QEMU_LOG].map(|log| folder.path().join(log)) {
+            match cut(&log) {
+                Ok(true) if told.insert(log.clone()) => {
+                    tracing::warn!("{}: over {} KiB: its end is kept", log.display(), MOST >> 10);
+                }
+                Err(e) if told.insert(log.clone()) => tracing::warn!("{}: {e}", log.display()),
+                _ => {}
+            }
+        }
+    }
+    told.retain(|log| log.exists());
+    folders
 }
 
 /// Cuts a log that is too long to its last lines. Its writer appends, so goes on behind them; what it writes

@@ -20,7 +20,7 @@ fn an_empty_file_is_the_defaults() {
 #[test]
 fn sharing_is_read_in_full() {
     let text = "[sharing]\nenabled = false\norder = \"written\"\nrate_mib_s = 64\n\
-                vm_rate_mib_s = 16\ncpu_percent = 2.5\nscan_time_s = 3600\n\
+                vm_rate_mib_s = 16\ncpu_percent = 2.5\nscan_time_s = 1800\n\
                 rehome_after_ms = 500\n";
     let expected = SharingSettings {
         enabled: false,
@@ -28,7 +28,7 @@ fn sharing_is_read_in_full() {
         rate: Pages::from_mib(64),
         vm_rate: Pages::from_mib(16),
         cpu_percent: 2.5,
-        scan_time: Duration::from_secs(3600),
+        scan_time: Duration::from_secs(1800),
         rehome_after: Duration::from_millis(500),
     };
     assert_eq!(check(text).unwrap().sharing, expected);

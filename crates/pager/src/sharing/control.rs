@@ -24,7 +24,7 @@ pub struct Settings {
     pub host: Limits,
     /// Of each VM.
     pub vm: Limits,
-    /// The longest time from the beginning of one pass over a VM to the next.
+    /// The longest time from the beginning of one pass over a VM to the next. By default ESX's: Mem.ShareScanTime, 60 minutes.
     pub scan_time: Duration,
     /// Between two rounds in which broken pages are brought home.
     pub rehome_after: Duration,
@@ -49,7 +49,7 @@ impl Default for Settings {
             eager: false,
             host: Limits { pages_per_s: 65536.0, cores: 0.1 },
             vm: Limits { pages_per_s: 32768.0, cores: 0.1 },
-            scan_time: Duration::from_secs(600),
+            scan_time: Duration::from_secs(3600),
             rehome_after: Duration::from_secs(2),
         }
     }
