@@ -75,6 +75,8 @@ pub(super) struct ShareService {
 struct Pass {
     began: Instant,
     done: Examined,
+    /// What it took of the processor so far.
+    cpu: Duration,
     over: bool,
     /// Pages that had come to the guest when it began.
     came: u64,
@@ -97,7 +99,13 @@ struct MappingCount {
 
 impl Pass {
     fn begin(came: u64) -> Pass {
-        Pass { began: Instant::now(), done: Examined::default(), over: false, came }
+        Pass {
+            began: Instant::now(),
+            done: Examined::default(),
+            cpu: Duration::ZERO,
+            over: false,
+            came,
+        }
     }
 }
 
@@ -315,13 +323,15 @@ impl ShareService {
         let done = self.look_at_extents(marking)?;
         self.pass.done += done;
         self.passed += done.passed;
+        let cpu = thread_cpu().saturating_sub(cpu);
+        self.pass.cpu += cpu;
         if self.pass.over {
-            self.passes.ended(&self.pass.done, settings.scan_time);
+            self.passes.ended(&self.pass.done, self.pass.cpu, settings.scan_time);
             memory.counters.passes.fetch_add(1, Ordering::Relaxed);
         }
         let cost = Cost {
             pages: done.scanned,
-            cpu: thread_cpu().saturating_sub(cpu),
+            cpu,
             locked: Duration::from_nanos(memory.counters.values().remap_ns - locked),
         };
         let rest = self.limiter.pay(settings.vm, cost).max(self.control.pay(settings.host, cost));

@@ -17,6 +17,9 @@ const MUCH: u64 = 64;
 const ENOUGH: u64 = 100;
 /// One that found less than one page of so many found next to nothing: there is no need to come twice for that.
 const NEXT_TO_NOTHING: u64 = 2000;
+/// Nor does the next come before so many times what that one took of the processor: a VM costs a hundredth of a per cent
+/// of a core at most while it is gone through for nothing.
+const FOR_NOTHING: u32 = 10_000;
 
 /// Follows one VM.
 #[derive(Debug)]
@@ -31,8 +34,8 @@ impl Default for Passes {
 }
 
 impl Passes {
-    /// A pass came to its end.
-    pub fn ended(&mut self, done: &Examined, longest: Duration) {
+    /// A pass came to its end, which took so much of the processor.
+    pub fn ended(&mut self, done: &Examined, cpu: Duration, longest: Duration) {
         let over = done.scanned + done.passed;
         let found = done.shared + done.zero;
         let much = found * ENOUGH >= over.max(1) && done.scanned > 0;
@@ -40,7 +43,7 @@ impl Passes {
         let next = match (much, nothing) {
             (true, _) => self.interval / 4,
             (false, false) => self.interval * 2,
-            (false, true) => self.interval * 4,
+            (false, true) => (self.interval * 4).max(cpu.saturating_mul(FOR_NOTHING)),
         };
         self.interval = next.clamp(SHORTEST, longest.max(SHORTEST));
     }
@@ -60,7 +63,7 @@ mod tests {
     const PAGES: u64 = 50_000;
 
     fn after(passes: &mut Passes, n: u32, done: Examined) -> Duration {
-        (0..n).for_each(|_| passes.ended(&done, LONGEST));
+        (0..n).for_each(|_| passes.ended(&done, Duration::ZERO, LONGEST));
         passes.interval(0, PAGES, LONGEST)
     }
 
@@ -79,6 +82,24 @@ mod tests {
         let much = Examined { shared: PAGES / 100, ..nothing };
         assert_eq!(after(&mut passes, 1, much), LONGEST / 4);
         assert_eq!(after(&mut passes, 20, Examined { zero: PAGES, ..nothing }), SHORTEST);
+    }
+
+    #[test]
+    fn what_is_looked_for_in_vain_costs_a_ten_thousandth_of_a_processor() {
+        let nothing = Examined { scanned: PAGES, ..Examined::default() };
+        let little = Examined { shared: PAGES / 1000, ..nothing };
+        let (cpu, hour) = (Duration::from_millis(50), Duration::from_secs(3600));
+        let mut passes = Passes::default();
+        // Where something is found it may cost more.
+        passes.ended(&little, cpu, hour);
+        assert_eq!(passes.interval(0, PAGES, hour), SHORTEST * 2);
+        passes.ended(&nothing, cpu, hour);
+        assert_eq!(passes.interval(0, PAGES, hour), Duration::from_secs(500));
+        assert_eq!(passes.interval(PAGES / 8, PAGES, hour), OF_ONE_THAT_GROWS);
+        passes.ended(&nothing, cpu, hour);
+        assert_eq!(passes.interval(0, PAGES, hour), Duration::from_secs(2000));
+        passes.ended(&nothing, Duration::MAX, hour);
+        assert_eq!(passes.interval(0, PAGES, hour), hour);
     }
 
     #[test]
