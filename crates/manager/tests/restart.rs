@@ -6,6 +6,7 @@ mod support;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use ballast_api::{Mode, RunState, VmChange, VmView};
+use ballast_units::SplitMix64;
 use support::witness::Witness;
 use support::{BALLOON_FIRST, Ballastd, MIB, image_or_skip, refused_as, signal};
 
@@ -16,19 +17,6 @@ const KILLS: u32 = 5;
 fn long_enough() -> Duration {
     let given = std::env::var("BALLAST_KILL_GUESTS_SECS").ok().and_then(|s| s.parse().ok());
     Duration::from_secs(given.unwrap_or(60))
-}
-
-/// Splitmix64: the moments of death.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % n
-    }
 }
 
 fn seed() -> u64 {
@@ -57,7 +45,11 @@ async fn taken_over(ballastd: &Ballastd, vms: &[&str]) {
 }
 
 /// While pages leave and come back; the next manager as well, if so, before it has taken over. How many it were.
-async fn kill_in_the_midst(ballastd: &mut Ballastd, random: &mut Random, next_too: bool) -> u32 {
+async fn kill_in_the_midst(
+    ballastd: &mut Ballastd,
+    random: &mut SplitMix64,
+    next_too: bool,
+) -> u32 {
     ballastd
         .eventually("pages move both ways", async || {
             let host = ballastd.host().await.counters;
@@ -91,7 +83,7 @@ fn every_page_is_counted(vm: &VmView) {
 #[tokio::test(flavor = "multi_thread")]
 async fn guests_survive_kills_in_the_midst_of_swapping() {
     let Some(image) = image_or_skip() else { return };
-    let mut random = Random(seed());
+    let mut random = SplitMix64::seeded(seed());
     let mut ballastd = Ballastd::start_configured(&["--budget", "160M"], BALLOON_FIRST);
     let witness = Witness::watch(&ballastd.root, 160 * MIB);
     let workloads = [
@@ -275,7 +267,7 @@ async fn what_waits_for_a_takeover_can_be_stopped_or_end() {
 #[tokio::test(flavor = "multi_thread")]
 async fn starts_that_are_cut_short_are_begun_anew_or_gone() {
     let Some(image) = image_or_skip() else { return };
-    let mut random = Random(seed());
+    let mut random = SplitMix64::seeded(seed());
     let mut ballastd = Ballastd::start(&["--budget", "192M"]);
     let (mut begun, mut never) = (0, 0);
     for _ in 0..8 {
