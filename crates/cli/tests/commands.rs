@@ -56,6 +56,7 @@ fn contains_all(text: &str, parts: &[&str]) {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "one command line, a word in each line")]
 fn vm_run_sends_the_whole_spec_with_paths_the_manager_can_find() {
     let fake = Fake::start();
     let line = [

@@ -50,15 +50,6 @@ fn reason(vm: &VmView) -> &str {
     vm.management.reason.as_deref().unwrap_or_default()
 }
 
-async fn is_paged(ballastd: &Ballastd) {
-    ballastd
-        .eventually("it is paged", async || {
-            // While it waits for its takeover it may not be known.
-            ballastd.client.vm("vm").await.is_ok_and(|vm| vm.management.mode == Mode::Paged)
-        })
-        .await;
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn without_qmp_too_a_vm_is_paged_when_it_is_built_and_looked_at_again() {
     let Some(mut ballastd) = ballastd() else { return };
@@ -74,7 +65,7 @@ async fn without_qmp_too_a_vm_is_paged_when_it_is_built_and_looked_at_again() {
         assert!(vm.management.mode != Mode::Paged && vm.memory.resident == 32 * MIB, "{vm:?}");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    is_paged(&ballastd).await;
+    ballastd.is_paged("vm").await;
     ballastd
         .eventually("it is evicted from", async || {
             ballastd.vm("vm").await.memory.consumed <= 16 * MIB
@@ -85,7 +76,7 @@ async fn without_qmp_too_a_vm_is_paged_when_it_is_built_and_looked_at_again() {
     ballastd.kill();
     ballastd.restart();
     let back = Instant::now();
-    is_paged(&ballastd).await;
+    ballastd.is_paged("vm").await;
     assert!(back.elapsed() < Duration::from_secs(10), "it waited as a new one does");
     let open = its_ram(&vmm);
     ballastd

@@ -5,6 +5,7 @@
 mod support;
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::time::Duration;
 
 use ballast_api::{Accel, ErrorCode, RunState, VmChange, VmSpec};
@@ -46,18 +47,18 @@ fn sealed(seals: SealFlags) -> OwnedFd {
     fd
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn nonsense_at_the_shims_socket_is_refused_and_leaves_nothing() {
-    let ballastd = Ballastd::start(&["--budget", "64M"]);
-    let socket = ballastd.run_dir().join("shim.sock");
-    let ram = memfd(RAM);
-    let good = || hello("x", RAM);
-    let hello = |h: Hello| Message::Hello(h);
+/// What it would say if it were good.
+fn good() -> Hello {
+    hello("x", RAM)
+}
+
+/// RAM of which there can be none.
+async fn impossible_ram_is_refused(ballastd: &Ballastd, socket: &Path, ram: &OwnedFd) {
     let of = |addr: u64, len: u64, file_offset: u64| {
-        hello(Hello { parts: vec![Part { file_offset, ..part(addr, len) }], ..good() })
+        Message::Hello(Hello { parts: vec![Part { file_offset, ..part(addr, len) }], ..good() })
     };
     const AT: u64 = 0x7000_0000_0000;
-    let refusal = |message: &Message| say(&socket, message, &[ram.as_fd()]);
+    let refusal = |message: &Message| say(socket, message, &[ram.as_fd()]);
     for (message, part) in [
         (of(AT, 0, 0), "empty"),
         (of(AT, RAM + 4096, 0), "RAM file has only"),
@@ -68,25 +69,24 @@ async fn nonsense_at_the_shims_socket_is_refused_and_leaves_nothing() {
         (of(AT, RAM, 4096), "RAM file has only"),
         (of(1, RAM, 0), "page boundary"),
         (of(u64::MAX - 4095, RAM, 0), "its end is beyond"),
-        (hello(Hello { page_size: 0, ..good() }), "pages of 0 bytes"),
-        (hello(Hello { page_size: 1 << 21, ..good() }), "only 4 KiB pages"),
+        (Message::Hello(Hello { page_size: 0, ..good() }), "pages of 0 bytes"),
+        (Message::Hello(Hello { page_size: 1 << 21, ..good() }), "only 4 KiB pages"),
     ] {
         let why = refusal(&message).unwrap_or_else(|| panic!("{message:?}: no answer"));
         assert!(why.contains(part), "{message:?}: {why}");
-        is_as_before(&ballastd).await;
+        is_as_before(ballastd).await;
     }
-    let again = Hello { reconnect: true, ..good() };
-    let why = say(&socket, &hello(again), &[ram.as_fd(), ram.as_fd()]).unwrap();
-    assert!(why.contains("does not know 'x'"), "{why}");
+}
 
-    // Descriptors that are not what they are said to be.
+/// Descriptors that are not what they are said to be.
+fn other_descriptors_are_refused(socket: &Path, ram: &OwnedFd) {
     let open = |path: &str, flags| rustix::fs::open(path, flags, Mode::empty()).unwrap();
     let on_disk = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     on_disk.as_file().set_len(RAM).unwrap();
     let (pipe, _end) = rustix::pipe::pipe().unwrap();
     let (stream, _other) = Connection::pair().unwrap();
     let read_only =
-        open(&format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&ram)), OFlags::RDONLY);
+        open(&format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(ram)), OFlags::RDONLY);
     for (fd, part) in [
         (open("/dev/null", OFlags::RDWR), "nor a userfaultfd: /dev/null"),
         (open("/dev/zero", OFlags::RDWR), "nor a userfaultfd: /dev/zero"),
@@ -101,29 +101,30 @@ async fn nonsense_at_the_shims_socket_is_refused_and_leaves_nothing() {
         (sealed(SealFlags::FUTURE_WRITE | SealFlags::SEAL), "sealed against writing"),
         (sealed(SealFlags::empty()), "can be, sealed against writing"),
     ] {
-        let why = say(&socket, &hello(good()), &[fd.as_fd()]).unwrap();
+        let why = say(socket, &Message::Hello(good()), &[fd.as_fd()]).unwrap();
         assert!(why.contains(part), "{part}: {why}");
     }
-    is_as_before(&ballastd).await;
+}
 
-    // Out of turn, and not of the protocol at all.
+/// Out of turn, and not of the protocol at all.
+fn what_is_no_hello_is_refused(socket: &Path) {
     for message in [
         Message::Managed,
         Message::BatchDone { id: 1, done: 1, errno: 0 },
         Message::Batch(Batch::new(1, Vec::new()).unwrap()),
         Message::Failed { step: Step::Create, errno: 1 },
     ] {
-        let why = say(&socket, &message, &[]).unwrap();
+        let why = say(socket, &message, &[]).unwrap();
         assert!(why.contains("instead of Hello"), "{why}");
     }
     let raw = |bytes: &[u8]| {
         let kind = SocketType::SEQPACKET;
         let fd = rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None);
         let fd = fd.unwrap();
-        rustix::net::connect(&fd, &SocketAddrUnix::new(&socket).unwrap()).unwrap();
+        rustix::net::connect(&fd, &SocketAddrUnix::new(socket).unwrap()).unwrap();
         let _ = rustix::net::send(&fd, bytes, SendFlags::NOSIGNAL);
     };
-    let whole = hello(good()).encode();
+    let whole = Message::Hello(good()).encode();
     for n in 0..whole.len() {
         raw(&whole[..n]);
         let mut bad = whole.clone();
@@ -131,17 +132,14 @@ async fn nonsense_at_the_shims_socket_is_refused_and_leaves_nothing() {
         raw(&bad);
     }
     raw(&vec![0xff; 60_000]);
+}
 
-    // A userfaultfd that is none, and an opening that ends half way.
-    if std::fs::File::open("/dev/userfaultfd").is_err() {
-        assert!(!required(), "no userfaultfd");
-        eprintln!("SKIPPED: the second half of the opening: no userfaultfd");
-        return;
-    }
+/// An opening that ends half way.
+async fn half_an_opening_leaves_nothing(ballastd: &Ballastd, socket: &Path, ram: &OwnedFd) {
     for second in ["closes", "wrong descriptor", "out of turn", "failed"] {
         let connection = loop {
-            let connection = Connection::connect(&socket).unwrap();
-            let first = connection.send(&hello(good()), &[ram.as_fd()]);
+            let connection = Connection::connect(socket).unwrap();
+            let first = connection.send(&Message::Hello(good()), &[ram.as_fd()]);
             match first.and_then(|()| connection.recv(Some(Duration::from_secs(60)))) {
                 Ok((Message::Welcome { .. }, _)) => break connection,
                 Ok((Message::Refuse { .. }, _)) | Err(_) => {
@@ -159,8 +157,29 @@ async fn nonsense_at_the_shims_socket_is_refused_and_leaves_nothing() {
         };
         said.unwrap();
         drop(connection);
-        is_as_before(&ballastd).await;
+        is_as_before(ballastd).await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nonsense_at_the_shims_socket_is_refused_and_leaves_nothing() {
+    let ballastd = Ballastd::start(&["--budget", "64M"]);
+    let socket = ballastd.run_dir().join("shim.sock");
+    let ram = memfd(RAM);
+    impossible_ram_is_refused(&ballastd, &socket, &ram).await;
+    let again = Hello { reconnect: true, ..good() };
+    let why = say(&socket, &Message::Hello(again), &[ram.as_fd(), ram.as_fd()]).unwrap();
+    assert!(why.contains("does not know 'x'"), "{why}");
+    other_descriptors_are_refused(&socket, &ram);
+    is_as_before(&ballastd).await;
+    what_is_no_hello_is_refused(&socket);
+    // A userfaultfd that is none, and an opening that ends half way.
+    if std::fs::File::open("/dev/userfaultfd").is_err() {
+        assert!(!required(), "no userfaultfd");
+        eprintln!("SKIPPED: the second half of the opening: no userfaultfd");
+        return;
+    }
+    half_an_opening_leaves_nothing(&ballastd, &socket, &ram).await;
     no_panic(&ballastd);
 }
 

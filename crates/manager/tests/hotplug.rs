@@ -7,6 +7,7 @@ mod support;
 use std::time::Duration;
 
 use ballast_api::{ErrorCode, HostChange, Mode, RunState, StateName, VmChange};
+use ballast_lab::console::Console;
 use support::{Ballastd, MIB, image_or_skip, refused_as};
 
 fn to(max: u64) -> VmChange {
@@ -23,6 +24,84 @@ async fn has_plugged(ballastd: &Ballastd, vm: &str, bytes: u64) {
 
 async fn withheld(ballastd: &Ballastd, vm: &str) -> u64 {
     ballastd.vm(vm).await.hotplug.map_or(0, |hotplug| hotplug.withheld)
+}
+
+/// What cannot be plugged is refused; what is plugged is used.
+async fn what_is_plugged_is_used(ballastd: &Ballastd, console: &mut Console) {
+    let client = &ballastd.client;
+    let beyond = client.change("grows", &to(385 * MIB)).await;
+    refused_as(beyond, ErrorCode::BadRequest, "256 MiB that can be plugged");
+    let odd = client.change("grows", &to(129 * MIB)).await;
+    refused_as(odd, ErrorCode::BadRequest, "multiple of 2 MiB");
+
+    client.change("grows", &to(256 * MIB)).await.unwrap();
+    has_plugged(ballastd, "grows", 128 * MIB).await;
+    ballastd.checks_go_on(console, 2000).await;
+    ballastd
+        .eventually("it uses more than it booted with", async || {
+            ballastd.vm("grows").await.memory.consumed > 160 * MIB
+        })
+        .await;
+    let vm = ballastd.vm("grows").await;
+    assert_eq!((vm.management.mode, vm.params.max), (Mode::Paged, 256 * MIB), "{vm:?}");
+}
+
+/// Out and back, and managers that die or leave meanwhile.
+async fn it_is_paged_under_several_managers(
+    ballastd: &mut Ballastd,
+    console: &mut Console,
+    vmm: Option<u32>,
+) {
+    let client = ballastd.client.clone();
+    let little = HostChange { budget: Some(160 * MIB), ..HostChange::default() };
+    client.change_host(&little).await.unwrap();
+    let is_paged = async || {
+        let c = ballastd.vm("grows").await.counters;
+        c.swapped_out > 8 * MIB && c.swapped_in > MIB
+    };
+    ballastd.eventually("pages move both ways", is_paged).await;
+    ballastd.checks_go_on(console, 500).await;
+    ballastd.kill();
+    ballastd.restart();
+    ballastd
+        .eventually("it is paged again", async || {
+            ballastd.vm("grows").await.management.mode == Mode::Paged
+        })
+        .await;
+    ballastd.checks_go_on(console, 500).await;
+    has_plugged(ballastd, "grows", 128 * MIB).await;
+    let vm = ballastd.vm("grows").await;
+    assert_eq!((vm.pid, vm.params.max), (vmm, 256 * MIB));
+    let plenty = HostChange { budget: Some(512 * MIB), ..HostChange::default() };
+    client.change_host(&plenty).await.unwrap();
+    assert!(ballastd.take_over().success());
+    ballastd
+        .eventually("it is paged once more", async || {
+            ballastd.vm("grows").await.management.mode == Mode::Paged
+        })
+        .await;
+    ballastd.checks_go_on(console, 500).await;
+}
+
+/// More, with which its work is done; then back to what it booted with.
+async fn it_ends_as_it_booted(ballastd: &Ballastd, console: &mut Console) {
+    let client = &ballastd.client;
+    client.change("grows", &to(384 * MIB)).await.unwrap();
+    has_plugged(ballastd, "grows", 256 * MIB).await;
+    ballastd
+        .eventually("its work is done", async || {
+            console.poll();
+            !console.story.exits.is_empty()
+        })
+        .await;
+    assert_eq!(console.story.trouble, None);
+    client.change("grows", &to(128 * MIB)).await.unwrap();
+    has_plugged(ballastd, "grows", 0).await;
+    ballastd
+        .eventually("what it had comes back", async || {
+            ballastd.vm("grows").await.memory.consumed <= 128 * MIB
+        })
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -56,73 +135,28 @@ async fn what_is_plugged_is_used_paged_taken_over_and_comes_back() {
     has_plugged(&ballastd, "grows", 0).await;
     assert!(ballastd.vm("grows").await.memory.consumed <= 128 * MIB);
 
-    let beyond = client.change("grows", &to(385 * MIB)).await;
-    refused_as(beyond, ErrorCode::BadRequest, "256 MiB that can be plugged");
-    let odd = client.change("grows", &to(129 * MIB)).await;
-    refused_as(odd, ErrorCode::BadRequest, "multiple of 2 MiB");
-
-    client.change("grows", &to(256 * MIB)).await.unwrap();
-    has_plugged(&ballastd, "grows", 128 * MIB).await;
-    ballastd.checks_go_on(&mut console, 2000).await;
-    ballastd
-        .eventually("it uses more than it booted with", async || {
-            ballastd.vm("grows").await.memory.consumed > 160 * MIB
-        })
-        .await;
-    let vm = ballastd.vm("grows").await;
-    assert_eq!((vm.management.mode, vm.params.max), (Mode::Paged, 256 * MIB), "{vm:?}");
+    what_is_plugged_is_used(&ballastd, &mut console).await;
     ballastd.assert_books_balance().await;
-
-    // Out and back, and a manager that dies meanwhile.
-    let little = HostChange { budget: Some(160 * MIB), ..HostChange::default() };
-    client.change_host(&little).await.unwrap();
-    let is_paged = async || {
-        let c = ballastd.vm("grows").await.counters;
-        c.swapped_out > 8 * MIB && c.swapped_in > MIB
-    };
-    ballastd.eventually("pages move both ways", is_paged).await;
-    ballastd.checks_go_on(&mut console, 500).await;
-    ballastd.kill();
-    ballastd.restart();
-    ballastd
-        .eventually("it is paged again", async || {
-            ballastd.vm("grows").await.management.mode == Mode::Paged
-        })
-        .await;
-    ballastd.checks_go_on(&mut console, 500).await;
-    has_plugged(&ballastd, "grows", 128 * MIB).await;
-    let vm = ballastd.vm("grows").await;
-    assert_eq!((vm.pid, vm.params.max), (seen.pid, 256 * MIB));
-    let plenty = HostChange { budget: Some(512 * MIB), ..HostChange::default() };
-    client.change_host(&plenty).await.unwrap();
-    assert!(ballastd.take_over().success());
-    ballastd
-        .eventually("it is paged once more", async || {
-            ballastd.vm("grows").await.management.mode == Mode::Paged
-        })
-        .await;
-    ballastd.checks_go_on(&mut console, 500).await;
-
-    // More, with which its work is done; then back to what it booted with.
-    client.change("grows", &to(384 * MIB)).await.unwrap();
-    has_plugged(&ballastd, "grows", 256 * MIB).await;
-    ballastd
-        .eventually("its work is done", async || {
-            console.poll();
-            !console.story.exits.is_empty()
-        })
-        .await;
-    assert_eq!(console.story.trouble, None);
-    client.change("grows", &to(128 * MIB)).await.unwrap();
-    has_plugged(&ballastd, "grows", 0).await;
-    ballastd
-        .eventually("what it had comes back", async || {
-            ballastd.vm("grows").await.memory.consumed <= 128 * MIB
-        })
-        .await;
+    it_is_paged_under_several_managers(&mut ballastd, &mut console, seen.pid).await;
+    it_ends_as_it_booted(&ballastd, &mut console).await;
     ballastd.assert_books_balance().await;
     let log = std::fs::read_to_string(ballastd.log()).unwrap();
     assert!(!log.contains("panicked"), "{log}");
+}
+
+/// Little by little, until it is enough: what is missing all at once is paged, and then nothing is missing.
+async fn lower_the_budget(ballastd: &Ballastd, enough: impl AsyncFn() -> bool) {
+    for budget in (10..=24).rev().map(|n| n * 16 * MIB) {
+        let less = HostChange { budget: Some(budget), ..HostChange::default() };
+        ballastd.client.change_host(&less).await.unwrap();
+        // Its balloon turns once a second.
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        let is_high = async || ballastd.host().await.state == StateName::High;
+        ballastd.eventually("there is enough again", is_high).await;
+        if enough().await {
+            break;
+        }
+    }
 }
 
 /// What was given by plugging is taken back by unplugging where that is beyond the balloon, is led on by the next
@@ -152,18 +186,7 @@ async fn what_a_balloon_does_not_reach_is_unplugged_and_comes_back() {
     assert!(vm.memory.consumed > 200 * MIB, "{vm:?}");
     assert_eq!(vm.hotplug.unwrap().withheld, 0);
 
-    // Little by little: what is missing all at once is paged, and then nothing is missing.
-    for budget in (10..=24).rev().map(|n| n * 16 * MIB) {
-        let less = HostChange { budget: Some(budget), ..HostChange::default() };
-        client.change_host(&less).await.unwrap();
-        // Its balloon turns once a second.
-        tokio::time::sleep(Duration::from_secs(3)).await;
-        let is_high = async || ballastd.host().await.state == StateName::High;
-        ballastd.eventually("there is enough again", is_high).await;
-        if withheld(&ballastd, "lends").await >= 64 * MIB {
-            break;
-        }
-    }
+    lower_the_budget(&ballastd, async || withheld(&ballastd, "lends").await >= 64 * MIB).await;
     assert!(withheld(&ballastd, "lends").await >= 64 * MIB, "{:?}", ballastd.vm("lends").await);
     ballastd
         .eventually("its balloon holds its part", async || {

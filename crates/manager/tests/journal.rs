@@ -36,6 +36,17 @@ fn offline(ballastd: &Ballastd, line: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
+/// While no manager is there.
+fn files_answer(ballastd: &Ballastd, folder: &Path) {
+    let said = offline(ballastd, &["why", "web"]);
+    assert!(said.contains("web is entitled to") && said.contains("decided 20"), "{said}");
+    assert!(offline(ballastd, &["journal", "--vm", "db"]).contains("db: "));
+    let said = offline(ballastd, &["journal", "replay", &folder.display().to_string()]);
+    assert!(said.contains("the same bit for bit"), "{said}");
+    let said = offline(ballastd, &["plan", "--slot", "1s", &folder.display().to_string()]);
+    assert!(said.contains("VMs of 128 MiB on 176 MiB"), "{said}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_on_guests_replays_bit_for_bit_and_outlives_its_manager() {
     let Some(image) = image_or_skip() else { return };
@@ -84,14 +95,7 @@ async fn a_run_on_guests_replays_bit_for_bit_and_outlives_its_manager() {
         assert_eq!(file.unwrap().metadata().unwrap().permissions().mode() & 0o777, 0o600);
     }
     assert_eq!(std::fs::metadata(&folder).unwrap().permissions().mode() & 0o777, 0o700);
-    // While no manager is there, its files answer.
-    let said = offline(&ballastd, &["why", "web"]);
-    assert!(said.contains("web is entitled to") && said.contains("decided 20"), "{said}");
-    assert!(offline(&ballastd, &["journal", "--vm", "db"]).contains("db: "));
-    let said = offline(&ballastd, &["journal", "replay", &folder.display().to_string()]);
-    assert!(said.contains("the same bit for bit"), "{said}");
-    let said = offline(&ballastd, &["plan", "--slot", "1s", &folder.display().to_string()]);
-    assert!(said.contains("VMs of 128 MiB on 176 MiB"), "{said}");
+    files_answer(&ballastd, &folder);
 
     // The next manager goes on in it.
     ballastd.restart();

@@ -3,10 +3,11 @@
 
 mod support;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use ballast_api::client::Client;
 use ballast_api::{ErrorCode, HostChange, PoolChange, VmChange, VmSpec};
 use support::http::refusal;
 use support::{Ballastd, MIB, cli, image_or_skip, refused, refused_as, signal};
@@ -25,32 +26,9 @@ const POOLS: &str = "budget = \"256M\"\n[sharing]\nenabled = false\n\
                      [pool.prod]\nmin = \"100M\"\n\
                      [pool.\"prod/db\"]\nmin = \"60M\"\nexpandable = false\ntax = 0.25\n";
 
-#[tokio::test(flavor = "multi_thread")]
-async fn pools_are_defined_changed_and_removed_and_survive_the_manager() {
-    let (mut ballastd, _) = configured(POOLS);
-    let client = ballastd.client.clone();
-    let names = |pools: Vec<ballast_api::PoolView>| {
-        pools.into_iter().map(|p| p.name).collect::<Vec<_>>().join(" ")
-    };
-    assert_eq!(names(client.pools().await.unwrap()), "prod prod/db");
+/// All of a change is checked before any of it is applied.
+async fn bad_changes_are_refused_as_a_whole(client: &Client) {
     let nothing = PoolChange::default();
-    let test = client.change_pool("test", &nothing).await.unwrap();
-    assert_eq!((test.shares, test.min, test.max, test.expandable), (163_840, 0, None, true));
-    let change = PoolChange {
-        min: Some(20 * MIB),
-        max: Some(40 * MIB),
-        shares: Some(7),
-        tax: Some(0.5),
-        ..nothing.clone()
-    };
-    let inner = client.change_pool("prod/web", &change).await.unwrap();
-    assert_eq!((inner.min, inner.max, inner.tax), (20 * MIB, Some(40 * MIB), Some(0.5)));
-    let pools = client.pools().await.unwrap();
-    let prod = pools.iter().find(|p| p.name == "prod").unwrap();
-    assert_eq!(prod.reserved, 80 * MIB);
-    assert_eq!(prod.pools, ["prod/db", "prod/web"]);
-
-    // All of it is checked before any is applied.
     for (name, change, code, part) in [
         ("a b", nothing.clone(), ErrorCode::BadRequest, "name"),
         ("a/b", nothing.clone(), ErrorCode::NotFound, "no pool named 'a'"),
@@ -98,6 +76,34 @@ async fn pools_are_defined_changed_and_removed_and_survive_the_manager() {
     for body in ["[]", "{\"share\":1}", "{\"max\":1048576,\"no_max\":true}"] {
         assert_eq!(refusal(client.socket(), "PATCH", "/v1/pools/test", body).0, 400, "{body}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pools_are_defined_changed_and_removed_and_survive_the_manager() {
+    let (mut ballastd, _) = configured(POOLS);
+    let client = ballastd.client.clone();
+    let names = |pools: Vec<ballast_api::PoolView>| {
+        pools.into_iter().map(|p| p.name).collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(names(client.pools().await.unwrap()), "prod prod/db");
+    let nothing = PoolChange::default();
+    let test = client.change_pool("test", &nothing).await.unwrap();
+    assert_eq!((test.shares, test.min, test.max, test.expandable), (163_840, 0, None, true));
+    let change = PoolChange {
+        min: Some(20 * MIB),
+        max: Some(40 * MIB),
+        shares: Some(7),
+        tax: Some(0.5),
+        ..nothing.clone()
+    };
+    let inner = client.change_pool("prod/web", &change).await.unwrap();
+    assert_eq!((inner.min, inner.max, inner.tax), (20 * MIB, Some(40 * MIB), Some(0.5)));
+    let pools = client.pools().await.unwrap();
+    let prod = pools.iter().find(|p| p.name == "prod").unwrap();
+    assert_eq!(prod.reserved, 80 * MIB);
+    assert_eq!(prod.pools, ["prod/db", "prod/web"]);
+
+    bad_changes_are_refused_as_a_whole(&client).await;
 
     // What was promised stays promised when the manager dies.
     ballastd.kill();
@@ -113,11 +119,7 @@ async fn pools_are_defined_changed_and_removed_and_survive_the_manager() {
     assert!(ballastd.term().success() && !ballastd.run_dir().exists());
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_reload_is_whole_or_nothing() {
-    let (mut ballastd, file) = configured(POOLS);
-    let client = &ballastd.client.clone();
-    assert_eq!(client.reload().await.unwrap().changes, Vec::<String>::new());
+async fn bad_files_change_nothing(ballastd: &Ballastd, file: &Path) {
     let run_dir = ballastd.root.join("elsewhere");
     for (text, code, part) in [
         ("tax = 0.5\nbudget = \"2M\"\n".to_owned(), ErrorCode::BadRequest, "line 2: budget"),
@@ -134,12 +136,20 @@ async fn a_reload_is_whole_or_nothing() {
             "socket cannot be changed",
         ),
     ] {
-        std::fs::write(&file, &text).unwrap();
-        refused_as(client.reload().await, code, part);
+        std::fs::write(file, &text).unwrap();
+        refused_as(ballastd.client.reload().await, code, part);
         let host = ballastd.host().await;
         assert_eq!((host.budget, host.tax), (256 * MIB, 0.75), "{text}");
-        assert_eq!(client.pools().await.unwrap().len(), 2);
+        assert_eq!(ballastd.client.pools().await.unwrap().len(), 2);
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reload_is_whole_or_nothing() {
+    let (mut ballastd, file) = configured(POOLS);
+    let client = &ballastd.client.clone();
+    assert_eq!(client.reload().await.unwrap().changes, Vec::<String>::new());
+    bad_files_change_nothing(&ballastd, &file).await;
     let fresh =
         "budget = \"200M\"\ntax = 0.5\n[sharing]\nenabled = false\n[pool.new]\nmin = \"10M\"\n";
     std::fs::write(&file, fresh).unwrap();
@@ -195,13 +205,74 @@ async fn without_a_file_there_is_nothing_to_reload() {
     refused_as(ballastd.client.reload().await, ErrorCode::Conflict, "without --config");
 }
 
+const RULES: &str = "budget = \"256M\"\n[sharing]\nenabled = false\n[defaults]\nshares = 1000\n\
+                     [[vm]]\nname = \"db*\"\npool = \"prod/db\"\nmin = \"25%\"\n\
+                     [pool.prod]\ntax = 0.5\n\
+                     [pool.\"prod/db\"]\nmin = \"70M\"\nexpandable = false\n";
+
+/// In the decision's words too. The pool is gone afterwards, but for what the file says of it.
+async fn a_limit_of_its_pool_holds(ballastd: &Ballastd) {
+    let client = &ballastd.client;
+    let limit = PoolChange { max: Some(48 * MIB), min: Some(40 * MIB), ..PoolChange::default() };
+    client.change_pool("prod/db", &limit).await.unwrap();
+    ballastd
+        .eventually("a pool's limit holds", async || {
+            let vm = ballastd.vm("db1").await;
+            vm.memory.target <= 48 * MIB && vm.memory.consumed + vm.memory.overhead <= 48 * MIB
+        })
+        .await;
+    let why = client.why("db1").await.unwrap();
+    assert!(why.steps.iter().any(|s| s.starts_with("Pool prod/db gets")), "{why:?}");
+    let pools = client.pools().await.unwrap();
+    let inner = pools.iter().find(|p| p.name == "prod/db").unwrap();
+    assert!(
+        inner.vms == ["db1"] && inner.consumed <= 48 * MIB && inner.reserved > 32 * MIB,
+        "{inner:?}"
+    );
+    client.remove_pool("prod/db").await.unwrap();
+}
+
+/// A reload reaches VMs that run, but not what was asked for, and is refused when a promise breaks.
+async fn rules_are_reloaded(ballastd: &Ballastd, file: &Path) {
+    let client = &ballastd.client;
+    let fresh = RULES.replace("25%", "20%").replace("shares = 1000", "shares = 77");
+    std::fs::write(file, &fresh).unwrap();
+    let why = refused(client.reload().await);
+    assert!(
+        why.message.contains("VM db1: min: 25.6 MiB needs"),
+        "less min needs more swap: {why:?}"
+    );
+    assert_eq!(ballastd.vm("db1").await.params.shares, 1000);
+    std::fs::write(file, fresh.replace("20%", "60%")).unwrap();
+    let why = refused(client.reload().await);
+    assert!(
+        why.message.contains("pool prod/db") && why.message.contains("nothing is changed"),
+        "{why:?}"
+    );
+    std::fs::write(file, fresh.replace("20%", "30%")).unwrap();
+    let told = client.reload().await.unwrap().changes.join("; ");
+    assert!(told.contains("VM db1: shares 1000 -> 77, min 32 MiB -> 38.4 MiB"), "{told}");
+    let (one, two) = (ballastd.vm("db1").await.params, ballastd.vm("db2").await.params);
+    assert_eq!((one.shares, two.shares, two.min), (77, 77, 64 * MIB));
+    assert_eq!(two.pool.as_deref(), Some("prod"));
+    // A pool that the file put VMs in is renamed with them; one that a command put one in stays.
+    let renamed = fresh.replace("20%", "30%").replace("prod/db", "prod/data");
+    std::fs::write(file, &renamed).unwrap();
+    let told = client.reload().await.unwrap().changes.join("; ");
+    for part in ["pool prod/db is gone", "VM db1: pool prod/db -> prod/data"] {
+        assert!(told.contains(part), "{part}: {told}");
+    }
+    let without = renamed.replace("prod/data", "data").replace("[pool.prod]\ntax = 0.5\n", "");
+    std::fs::write(file, without.replace("[pool.\"data\"]", "[pool.data]")).unwrap();
+    refused_as(client.reload().await, ErrorCode::NotFound, "VM db2: pool: no pool named 'prod'");
+    assert_eq!(ballastd.vm("db1").await.params.pool.as_deref(), Some("prod/data"));
+    std::fs::write(file, &renamed).unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn guests_get_what_their_pools_and_rules_say() {
     let Some(image) = image_or_skip() else { return };
-    let text = "budget = \"256M\"\n[sharing]\nenabled = false\n[defaults]\nshares = 1000\n\
-                [[vm]]\nname = \"db*\"\npool = \"prod/db\"\nmin = \"25%\"\n\
-                [pool.prod]\ntax = 0.5\n[pool.\"prod/db\"]\nmin = \"70M\"\nexpandable = false\n";
-    let (ballastd, file) = configured(text);
+    let (ballastd, file) = configured(RULES);
     let client = &ballastd.client;
     let db = client.run(&ballastd.guest(image, "db1", 128, "")).await.unwrap();
     assert_eq!((db.params.min, db.params.shares, db.params.tax), (32 * MIB, 1000, 0.5));
@@ -226,58 +297,8 @@ async fn guests_get_what_their_pools_and_rules_say() {
     refused_as(client.change("db2", &into).await, ErrorCode::NoRoom, "pool prod/db");
     refused_as(client.remove_pool("prod/db").await, ErrorCode::Conflict, "configuration");
 
-    // Pools, with what is in them, in the decision's words too.
-    let limit = PoolChange { max: Some(48 * MIB), min: Some(40 * MIB), ..PoolChange::default() };
-    client.change_pool("prod/db", &limit).await.unwrap();
-    ballastd
-        .eventually("a pool's limit holds", async || {
-            let vm = ballastd.vm("db1").await;
-            vm.memory.target <= 48 * MIB && vm.memory.consumed + vm.memory.overhead <= 48 * MIB
-        })
-        .await;
-    let why = client.why("db1").await.unwrap();
-    assert!(why.steps.iter().any(|s| s.starts_with("Pool prod/db gets")), "{why:?}");
-    let pools = client.pools().await.unwrap();
-    let inner = pools.iter().find(|p| p.name == "prod/db").unwrap();
-    assert!(
-        inner.vms == ["db1"] && inner.consumed <= 48 * MIB && inner.reserved > 32 * MIB,
-        "{inner:?}"
-    );
-    client.remove_pool("prod/db").await.unwrap();
-
-    // A reload reaches VMs that run, but not what was asked for, and is refused when a promise breaks.
-    let fresh = text.replace("25%", "20%").replace("shares = 1000", "shares = 77");
-    std::fs::write(&file, &fresh).unwrap();
-    let why = refused(client.reload().await);
-    assert!(
-        why.message.contains("VM db1: min: 25.6 MiB needs"),
-        "less min needs more swap: {why:?}"
-    );
-    assert_eq!(ballastd.vm("db1").await.params.shares, 1000);
-    std::fs::write(&file, fresh.replace("20%", "60%")).unwrap();
-    let why = refused(client.reload().await);
-    assert!(
-        why.message.contains("pool prod/db") && why.message.contains("nothing is changed"),
-        "{why:?}"
-    );
-    std::fs::write(&file, fresh.replace("20%", "30%")).unwrap();
-    let told = client.reload().await.unwrap().changes.join("; ");
-    assert!(told.contains("VM db1: shares 1000 -> 77, min 32 MiB -> 38.4 MiB"), "{told}");
-    let (one, two) = (ballastd.vm("db1").await.params, ballastd.vm("db2").await.params);
-    assert_eq!((one.shares, two.shares, two.min), (77, 77, 64 * MIB));
-    assert_eq!(two.pool.as_deref(), Some("prod"));
-    // A pool that the file put VMs in is renamed with them; one that a command put one in stays.
-    let renamed = fresh.replace("20%", "30%").replace("prod/db", "prod/data");
-    std::fs::write(&file, &renamed).unwrap();
-    let told = client.reload().await.unwrap().changes.join("; ");
-    for part in ["pool prod/db is gone", "VM db1: pool prod/db -> prod/data"] {
-        assert!(told.contains(part), "{part}: {told}");
-    }
-    let without = renamed.replace("prod/data", "data").replace("[pool.prod]\ntax = 0.5\n", "");
-    std::fs::write(&file, without.replace("[pool.\"data\"]", "[pool.data]")).unwrap();
-    refused_as(client.reload().await, ErrorCode::NotFound, "VM db2: pool: no pool named 'prod'");
-    assert_eq!(ballastd.vm("db1").await.params.pool.as_deref(), Some("prod/data"));
-    std::fs::write(&file, &renamed).unwrap();
+    a_limit_of_its_pool_holds(&ballastd).await;
+    rules_are_reloaded(&ballastd, &file).await;
     let (one, two) = (ballastd.vm("db1").await.params, ballastd.vm("db2").await.params);
     // The next manager knows it all.
     let mut ballastd = ballastd;

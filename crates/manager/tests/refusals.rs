@@ -84,6 +84,25 @@ fn map_its_ram(ballastd: &Ballastd, size: u64) -> File {
     file
 }
 
+/// Huge pages are reserved for this alone, and given back.
+async fn one_of_huge_pages_is_left_alone(ballastd: &Ballastd) {
+    let before: u64 = std::fs::read_to_string(HUGE_PAGES).unwrap().trim().parse().unwrap();
+    let _ = std::fs::write(HUGE_PAGES, (before + 40).to_string());
+    let now: u64 = std::fs::read_to_string(HUGE_PAGES).unwrap().trim().parse().unwrap();
+    if now >= before + 32 {
+        let object = format!("{SHARED},hugetlb=on,hugetlbsize=2M");
+        let huge = Stranger::start(ballastd, "huge", 64, &object, &["-S", "-device", BALLOON]);
+        let seen = huge.attach(ballastd, "huge").await.management;
+        drop(huge);
+        let _ = std::fs::write(HUGE_PAGES, before.to_string());
+        is(&seen, Mode::Unmanaged, "hugetlb");
+    } else {
+        let _ = std::fs::write(HUGE_PAGES, before.to_string());
+        eprintln!("SKIPPED: hugetlb RAM: no 40 huge pages to be had");
+        assert!(!required() || std::env::var_os("BALLAST_NO_HUGETLB").is_some());
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn strangers_are_managed_as_far_as_they_allow() {
     if image_or_skip().is_none() {
@@ -115,21 +134,7 @@ async fn strangers_are_managed_as_far_as_they_allow() {
     assert_eq!(listed.len(), 5);
     assert!(listed.iter().all(|vm| vm.management.reason.is_some() && vm.memory.consumed > 0));
 
-    // Huge pages are reserved for this alone, and given back.
-    let before: u64 = std::fs::read_to_string(HUGE_PAGES).unwrap().trim().parse().unwrap();
-    let _ = std::fs::write(HUGE_PAGES, (before + 40).to_string());
-    let now: u64 = std::fs::read_to_string(HUGE_PAGES).unwrap().trim().parse().unwrap();
-    if now >= before + 32 {
-        let huge = start("huge", &format!("{SHARED},hugetlb=on,hugetlbsize=2M"), &with);
-        let seen = huge.attach(&ballastd, "huge").await.management;
-        drop(huge);
-        let _ = std::fs::write(HUGE_PAGES, before.to_string());
-        is(&seen, Mode::Unmanaged, "hugetlb");
-    } else {
-        let _ = std::fs::write(HUGE_PAGES, before.to_string());
-        eprintln!("SKIPPED: hugetlb RAM: no 40 huge pages to be had");
-        assert!(!required() || std::env::var_os("BALLAST_NO_HUGETLB").is_some());
-    }
+    one_of_huge_pages_is_left_alone(&ballastd).await;
 
     // One VMM, one name; one name, one VMM.
     let client = &ballastd.client;
@@ -209,6 +214,18 @@ fn guest(ballastd: &Ballastd, image: &Image, name: &str, mib: u64, run: &str) ->
     Stranger::start(ballastd, name, mib, &object, &more)
 }
 
+/// Asked of itself, not of the manager.
+async fn its_balloon_is_empty(ballastd: &Ballastd, stranger: &Stranger, mib: u64) {
+    let qmp = ballast_qemu::Qmp::connect(&stranger.qmp, Duration::from_secs(60)).await.unwrap();
+    ballastd
+        .eventually("its balloon is empty", async || {
+            let ask = serde_json::Value::Null;
+            let said = qmp.execute("query-balloon", ask, Duration::from_secs(60)).await.unwrap();
+            said["actual"] == mib * MIB
+        })
+        .await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stranger_is_ballooned_under_pressure() {
     let Some(image) = image_or_skip() else { return };
@@ -268,14 +285,7 @@ async fn a_stranger_is_ballooned_under_pressure() {
     assert!(!ballastd.run_dir().exists());
     let alive = ballast_lab::leftovers::processes(&ballastd.root);
     assert!(alive.contains(&i32::try_from(stranger.child.id()).unwrap()));
-    let qmp = ballast_qemu::Qmp::connect(&stranger.qmp, Duration::from_secs(60)).await.unwrap();
-    ballastd
-        .eventually("its balloon is empty", async || {
-            let ask = serde_json::Value::Null;
-            let said = qmp.execute("query-balloon", ask, Duration::from_secs(60)).await.unwrap();
-            said["actual"] == 160 * MIB
-        })
-        .await;
+    its_balloon_is_empty(&ballastd, &stranger, 160).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -7,7 +7,6 @@ mod support;
 use std::fs::File;
 use std::os::fd::AsFd;
 
-use ballast_api::Mode;
 use ballast_shim_proto::{Hello, Message};
 use support::evil::{self, Evil, hello, memfd, say};
 use support::{Ballastd, MIB, required};
@@ -37,22 +36,13 @@ fn came_again(ballastd: &Ballastd) -> usize {
     log.lines().filter(|line| line.contains("its shim has come again")).count()
 }
 
-async fn is_paged(ballastd: &Ballastd) {
-    ballastd
-        .eventually("it is paged", async || {
-            // While it waits for its takeover it may not be known.
-            ballastd.client.vm("vm").await.is_ok_and(|vm| vm.management.mode == Mode::Paged)
-        })
-        .await;
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn conversations_that_break_off_in_the_midst_of_sharing_are_taken_up_again() {
     let config = "[sharing]\ncpu_percent = 100.0\nscan_time_s = 0.1\nrehome_after_ms = 50\n";
     let Some(ballastd) = ballastd(config) else { return };
     let socket = ballastd.run_dir().join("shim.sock");
     let mut vmm = Evil::under_shim(&socket, "vm", "breaks off", SIZE);
-    is_paged(&ballastd).await;
+    ballastd.is_paged("vm").await;
     // One that breaks off before it is let in again is another try.
     ballastd
         .eventually("it has come again", async || came_again(&ballastd) >= evil::BREAKS / 2)
@@ -86,12 +76,12 @@ async fn only_the_process_of_the_vm_comes_again_and_only_with_its_ram() {
     let why = say(&socket, &Message::Hello(thief), &[ram.as_fd(), ram.as_fd()]).unwrap();
     let (own, other) = (vmm.child.id(), std::process::id());
     assert_eq!(why, format!("'vm' is process {own}, not {other}"));
-    is_paged(&ballastd).await;
+    ballastd.is_paged("vm").await;
     assert_eq!(came_again(&ballastd), 1);
     // The next manager has it as any other.
     ballastd.kill();
     ballastd.restart();
-    is_paged(&ballastd).await;
+    ballastd.is_paged("vm").await;
     assert_eq!(came_again(&ballastd), 1);
     drop(vmm);
     ballastd.eventually("it is gone", async || ballastd.is_gone("vm").await).await;

@@ -5,7 +5,8 @@ mod support;
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use ballast_api::{Mode, RunState, VmChange};
+use ballast_api::{Mode, RunState, VmChange, VmView};
+use ballast_units::SplitMix64;
 use support::witness::Witness;
 use support::{BALLOON_FIRST, Ballastd, MIB, image_or_skip, refused_as, signal};
 
@@ -16,19 +17,6 @@ const KILLS: u32 = 5;
 fn long_enough() -> Duration {
     let given = std::env::var("BALLAST_KILL_GUESTS_SECS").ok().and_then(|s| s.parse().ok());
     Duration::from_secs(given.unwrap_or(60))
-}
-
-/// Splitmix64: the moments of death.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % n
-    }
 }
 
 fn seed() -> u64 {
@@ -56,10 +44,46 @@ async fn taken_over(ballastd: &Ballastd, vms: &[&str]) {
         .await;
 }
 
+/// While pages leave and come back; the next manager as well, if so, before it has taken over. How many it were.
+async fn kill_in_the_midst(
+    ballastd: &mut Ballastd,
+    random: &mut SplitMix64,
+    next_too: bool,
+) -> u32 {
+    ballastd
+        .eventually("pages move both ways", async || {
+            let host = ballastd.host().await.counters;
+            host.swapped_out > 4 * MIB && host.swapped_in > MIB
+        })
+        .await;
+    tokio::time::sleep(Duration::from_micros(random.below(400_000))).await;
+    ballastd.kill();
+    // At times the guests have run into their next fault, at times not yet.
+    tokio::time::sleep(Duration::from_micros(random.below(600_000))).await;
+    ballastd.restart();
+    if !next_too {
+        return 1;
+    }
+    tokio::time::sleep(Duration::from_micros(random.below(300_000))).await;
+    ballastd.kill();
+    ballastd.restart();
+    2
+}
+
+/// Once, in whichever state it is.
+fn every_page_is_counted(vm: &VmView) {
+    let m = &vm.memory;
+    let states = m.untouched + m.resident + m.shared + m.broken + m.compressed + m.filled;
+    let all = states + m.staged + m.swapped + m.ballooned;
+    assert!(all.abs_diff(vm.params.size) <= MIB, "{all}: {vm:?}");
+    assert!(m.swapped <= m.swap_reserved && m.consumed <= vm.params.size, "{m:?}");
+    assert!(vm.counters.swapped_in < 1 << 40 && vm.counters.ballooned < 1 << 40);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn guests_survive_kills_in_the_midst_of_swapping() {
     let Some(image) = image_or_skip() else { return };
-    let mut random = Random(seed());
+    let mut random = SplitMix64::seeded(seed());
     let mut ballastd = Ballastd::start_configured(&["--budget", "160M"], BALLOON_FIRST);
     let witness = Witness::watch(&ballastd.root, 160 * MIB);
     let workloads = [
@@ -88,26 +112,7 @@ async fn guests_survive_kills_in_the_midst_of_swapping() {
     let begun = Instant::now();
     let (mut round, mut kills) = (0, 0);
     while round < KILLS || begun.elapsed() < long_enough() {
-        // In the midst of it: pages leave, and come back.
-        ballastd
-            .eventually("pages move both ways", async || {
-                let host = ballastd.host().await.counters;
-                host.swapped_out > 4 * MIB && host.swapped_in > MIB
-            })
-            .await;
-        tokio::time::sleep(Duration::from_micros(random.below(400_000))).await;
-        ballastd.kill();
-        kills += 1;
-        // At times the guests have run into their next fault, at times not yet.
-        tokio::time::sleep(Duration::from_micros(random.below(600_000))).await;
-        ballastd.restart();
-        if round % 2 == 1 {
-            // Not even taken over yet.
-            tokio::time::sleep(Duration::from_micros(random.below(300_000))).await;
-            ballastd.kill();
-            kills += 1;
-            ballastd.restart();
-        }
+        kills += kill_in_the_midst(&mut ballastd, &mut random, round % 2 == 1).await;
         taken_over(&ballastd, &names).await;
         for console in &mut consoles {
             ballastd.checks_go_on(console, 2000).await;
@@ -116,12 +121,7 @@ async fn guests_survive_kills_in_the_midst_of_swapping() {
         assert_eq!(vm.params, changed, "round {round}");
         assert_eq!([vm.pid, ballastd.vm("toucher").await.pid], pids);
         for vm in ballastd.client.vms().await.unwrap() {
-            let m = vm.memory;
-            let states = m.untouched + m.resident + m.shared + m.broken + m.compressed + m.filled;
-            let all = states + m.staged + m.swapped + m.ballooned;
-            assert!(all.abs_diff(vm.params.size) <= MIB, "{all}: {vm:?}");
-            assert!(m.swapped <= m.swap_reserved && m.consumed <= vm.params.size, "{m:?}");
-            assert!(vm.counters.swapped_in < 1 << 40 && vm.counters.ballooned < 1 << 40);
+            every_page_is_counted(&vm);
         }
         round += 1;
     }
@@ -141,6 +141,22 @@ async fn guests_survive_kills_in_the_midst_of_swapping() {
     assert!(ballastd.end().success());
     assert!(!ballastd.run_dir().exists() && !ballastd.swap_dir().exists());
     assert!(ballast_lab::leftovers::processes(&ballastd.root).is_empty());
+}
+
+/// This manager does not start on it, and does not touch it. It is this one's own again afterwards.
+fn a_newer_managers_record_is_left_alone(ballastd: &Ballastd, vm: &str) {
+    let record = ballastd.folder(vm).join("vm.json");
+    let ours = std::fs::read_to_string(&record).unwrap();
+    let version = |n: u32| format!("\"version\":{n},");
+    let known = ballast_api::record::RECORD_VERSION;
+    let newer = ours.replacen(&version(2), &version(known + 1), 1);
+    assert_ne!(ours, newer);
+    std::fs::write(&record, &newer).unwrap();
+    let output = ballastd.command().output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && errors.contains("newer manager"), "{errors}");
+    assert_eq!(std::fs::read_to_string(&record).unwrap(), newer);
+    std::fs::write(&record, &ours).unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -164,26 +180,15 @@ async fn what_happened_without_a_manager_is_put_in_order() {
         (!std::path::Path::new(&format!("/proc/{dies}/fd/0")).exists()).then_some(())
     });
 
-    // A record of a newer manager: this one does not start, and touches nothing.
-    let record = ballastd.folder("lives").join("vm.json");
-    let ours = std::fs::read_to_string(&record).unwrap();
-    let version = |n: u32| format!("\"version\":{n},");
-    let known = ballast_api::record::RECORD_VERSION;
-    let newer = ours.replacen(&version(2), &version(known + 1), 1);
-    assert_ne!(ours, newer);
-    std::fs::write(&record, &newer).unwrap();
-    let output = ballastd.command().output().unwrap();
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && errors.contains("newer manager"), "{errors}");
-    assert_eq!(std::fs::read_to_string(&record).unwrap(), newer);
+    a_newer_managers_record_is_left_alone(&ballastd, "lives");
     for vm in ["dies", "lives"] {
         assert!(ballastd.swap_file(vm).exists() && ballastd.folder(vm).join("pmap").exists());
     }
-    std::fs::write(&record, &ours).unwrap();
 
     // One that ends before it has taken over leaves them as well. The VMM is stopped, so that its
     // shim cannot come.
-    let lives: u32 = serde_json::from_str::<serde_json::Value>(&ours).unwrap()["pid"]
+    let record = std::fs::read_to_string(ballastd.folder("lives").join("vm.json")).unwrap();
+    let lives: u32 = serde_json::from_str::<serde_json::Value>(&record).unwrap()["pid"]
         .as_u64()
         .unwrap()
         .try_into()
@@ -262,7 +267,7 @@ async fn what_waits_for_a_takeover_can_be_stopped_or_end() {
 #[tokio::test(flavor = "multi_thread")]
 async fn starts_that_are_cut_short_are_begun_anew_or_gone() {
     let Some(image) = image_or_skip() else { return };
-    let mut random = Random(seed());
+    let mut random = SplitMix64::seeded(seed());
     let mut ballastd = Ballastd::start(&["--budget", "192M"]);
     let (mut begun, mut never) = (0, 0);
     for _ in 0..8 {

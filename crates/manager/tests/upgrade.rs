@@ -5,7 +5,7 @@ mod support;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::Output;
+use std::process::{Child, Command, Output};
 
 use ballast_api::{Mode, RunState};
 use ballast_qemu::process;
@@ -93,6 +93,24 @@ async fn taking_over_where_nobody_runs_is_a_start() {
     assert!(!ballastd.run_dir().exists());
 }
 
+/// Of a file with pages.
+fn header(magic: &[u8], version: u32) -> Vec<u8> {
+    let mut bytes = vec![0; 8192];
+    bytes[..8].copy_from_slice(magic);
+    bytes[8..12].copy_from_slice(&version.to_le_bytes());
+    bytes
+}
+
+/// Of a VM with this VMM, with `more` at its end.
+fn record(name: &str, vmm: u32, more: &str) -> String {
+    let started = ballast_api::record::process_started(vmm).unwrap();
+    format!(
+        "{{\"version\":1,\"name\":\"{name}\",\"spec\":null,\"params\":{{\"shares\":1,\"min\":0,\
+         \"max\":1024,\"tax\":null}},\"size\":1024,\"overhead\":1,\"pid\":{vmm},\
+         \"pid_started\":{started},\"accel\":\"tcg\"{more}}}"
+    )
+}
+
 /// Whatever a newer manager left, this one says so in one line, and not a byte of it changes.
 #[tokio::test(flavor = "multi_thread")]
 async fn state_of_a_newer_manager_is_refused_untouched() {
@@ -101,19 +119,7 @@ async fn state_of_a_newer_manager_is_refused_untouched() {
     std::fs::create_dir_all(&folder).unwrap();
     std::fs::create_dir_all(ballastd.run_dir().join("store")).unwrap();
     // A VM that is alive: this process.
-    let me = std::process::id();
-    let started = ballast_api::record::process_started(me).unwrap();
-    let record = format!(
-        "{{\"version\":1,\"name\":\"vm\",\"spec\":null,\"params\":{{\"shares\":1,\"min\":0,\
-         \"max\":1024,\"tax\":null}},\"size\":1024,\"overhead\":1,\"pid\":{me},\
-         \"pid_started\":{started},\"accel\":\"tcg\",\"more\":0}}"
-    );
-    let header = |magic: &[u8], version: u32| {
-        let mut bytes = vec![0; 8192];
-        bytes[..8].copy_from_slice(magic);
-        bytes[8..12].copy_from_slice(&version.to_le_bytes());
-        bytes
-    };
+    let record = record("vm", std::process::id(), ",\"more\":0");
     let good = [
         (ballastd.run_dir().join("format"), b"ballast run folder 1\n".to_vec()),
         (folder.join("vm.json"), record.into_bytes()),
@@ -143,20 +149,33 @@ async fn state_of_a_newer_manager_is_refused_untouched() {
     }
 }
 
+/// Of a VM: its name, what is said of it, and its pmap and stage.
+type Files = (&'static str, Option<&'static str>, Option<Vec<u8>>, Option<Vec<u8>>);
+
+/// What a manager that died leaves of a VM. Its VMM, which lives.
+fn left_behind(
+    folder: &Path,
+    name: &str,
+    pmap: &Option<Vec<u8>>,
+    stage: &Option<Vec<u8>>,
+) -> Child {
+    let vmm = Command::new("sleep").arg("1000").spawn().unwrap();
+    std::fs::create_dir_all(folder).unwrap();
+    std::fs::write(folder.join("vm.json"), record(name, vmm.id(), "")).unwrap();
+    for (file, bytes) in [("pmap", pmap), ("stage", stage)] {
+        if let Some(bytes) = bytes {
+            std::fs::write(folder.join(file), bytes).unwrap();
+        }
+    }
+    vmm
+}
+
 /// A VM whose files are damaged waits, alone and as it is; one whose start was cut short has no damage.
 #[tokio::test(flavor = "multi_thread")]
 async fn damage_of_one_vm_keeps_the_manager_from_nothing_else() {
     let mut ballastd = Ballastd::prepare(&["--budget", "64M"]);
-    let header = |magic: &[u8], version: u32| {
-        let mut bytes = vec![0; 8192];
-        bytes[..8].copy_from_slice(magic);
-        bytes[8..12].copy_from_slice(&version.to_le_bytes());
-        bytes
-    };
     let (pmap, stage) = (header(b"BLSTPMAP", 2), header(b"BLSTSTAG", 1));
     let nothing = || Some(vec![0; 8192]);
-    // What is said of it, and its pmap and stage.
-    type Files = (&'static str, Option<&'static str>, Option<Vec<u8>>, Option<Vec<u8>>);
     let all: [Files; 6] = [
         ("bad-pmap", Some("pmap"), Some(header(b"nonsense", 2)), Some(stage.clone())),
         ("no-words", Some("pmap"), nothing(), Some(stage.clone())),
@@ -165,26 +184,9 @@ async fn damage_of_one_vm_keeps_the_manager_from_nothing_else() {
         ("not-begun", None, nothing(), None),
         ("half-begun", None, Some(pmap), nothing()),
     ];
-    let mut vmms = Vec::new();
-    for (name, _, pmap, stage) in &all {
-        let vmm = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
-        let started = ballast_api::record::process_started(vmm.id()).unwrap();
-        let record = format!(
-            "{{\"version\":1,\"name\":\"{name}\",\"spec\":null,\"params\":{{\"shares\":1,\"min\":0,\
-             \"max\":1024,\"tax\":null}},\"size\":1024,\"overhead\":1,\"pid\":{},\
-             \"pid_started\":{started},\"accel\":\"tcg\"}}",
-            vmm.id()
-        );
-        vmms.push(vmm);
-        let folder = ballastd.folder(name);
-        std::fs::create_dir_all(&folder).unwrap();
-        std::fs::write(folder.join("vm.json"), record).unwrap();
-        for (file, bytes) in [("pmap", pmap), ("stage", stage)] {
-            if let Some(bytes) = bytes {
-                std::fs::write(folder.join(file), bytes).unwrap();
-            }
-        }
-    }
+    let left =
+        |(name, _, pmap, stage): &Files| left_behind(&ballastd.folder(name), name, pmap, stage);
+    let vmms: Vec<Child> = all.iter().map(left).collect();
     // Until it sleeps, what it has grows.
     let sleeps =
         |pid: u32| std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap().contains(") S ");

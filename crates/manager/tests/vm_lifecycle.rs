@@ -6,6 +6,7 @@ mod support;
 use std::time::{Duration, Instant};
 
 use ballast_api::{HostChange, Mode, RebootAction, RunState, VmChange};
+use ballast_lab::image::Image;
 use support::witness::Witness;
 use support::{Ballastd, MIB, ZEROS, image_or_skip, signal, wait};
 
@@ -22,6 +23,69 @@ async fn all_is_back(ballastd: &Ballastd, vm: &str) {
     ballastd.assert_nothing_left(vm);
 }
 
+async fn killed(ballastd: &Ballastd, image: &Image) {
+    let client = &ballastd.client;
+    client.run(&ballastd.guest(image, "killed", 96, TORTURE)).await.unwrap();
+    ballastd.checks_go_on(&mut ballastd.console("killed"), 1).await;
+    let vm = ballastd.vm("killed").await;
+    assert!(ballastd.swap_file("killed").exists() && vm.memory.consumed > 32 * MIB, "{vm:?}");
+    signal(vm.pid.unwrap(), rustix::process::Signal::KILL);
+    all_is_back(ballastd, "killed").await;
+}
+
+async fn panicked(ballastd: &Ballastd, image: &Image) {
+    let client = &ballastd.client;
+    let mut spec = ballastd.guest(image, "panicked", 96, "");
+    spec.append += " rdinit=/nonexistent init=/nonexistent root=/dev/none";
+    client.run(&spec).await.unwrap();
+    all_is_back(ballastd, "panicked").await;
+    assert!(text(ballastd, "panicked").contains("Kernel panic"));
+}
+
+/// The same panic, which ends in a reboot by panic=-1. Its limit was changed meanwhile.
+async fn rebooted(ballastd: &Ballastd, image: &Image) {
+    let client = &ballastd.client;
+    let mut spec = ballastd.guest(image, "rebooted", 96, "");
+    spec.append += " rdinit=/nonexistent init=/nonexistent root=/dev/none";
+    spec.on_reboot = RebootAction::Restart;
+    let first = client.run(&spec).await.unwrap();
+    let change = VmChange { shares: Some(77), max: Some(90 * MIB), ..VmChange::default() };
+    client.change("rebooted", &change).await.unwrap();
+    ballastd
+        .eventually("it runs again", async || {
+            client.vm("rebooted").await.is_ok_and(|vm| {
+                vm.pid.is_some_and(|pid| Some(pid) != first.pid) && vm.params.max == 90 * MIB
+            })
+        })
+        .await;
+    assert_eq!(ballastd.vm("rebooted").await.params.shares, 77);
+    // Stopped, it stays away, wherever it is in its round.
+    ballastd
+        .eventually("it is stopped", async || client.stop("rebooted", Duration::ZERO).await.is_ok())
+        .await;
+    all_is_back(ballastd, "rebooted").await;
+}
+
+async fn powered_off(ballastd: &Ballastd, image: &Image) {
+    let client = &ballastd.client;
+    client.run(&ballastd.guest(image, "polite", 96, "")).await.unwrap();
+    let mut console = ballastd.console("polite");
+    ballastd
+        .eventually("it has booted", async || {
+            console.poll();
+            console.story.ready.is_some()
+        })
+        .await;
+    let grace = Duration::from_secs(600);
+    let last = client.clone().with_timeout(grace).stop("polite", grace).await.unwrap();
+    assert_eq!(last.state, RunState::Stopped);
+    assert!(last.vmm_uptime_s.unwrap() > 0.0, "{last:?}");
+    // At once, not eventually: the answer is the promise.
+    assert!(ballastd.is_gone("polite").await);
+    ballastd.assert_nothing_left("polite");
+    assert!(text(ballastd, "polite").contains("\"power\":\"button\""));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn every_end_releases_everything_and_disturbs_nobody() {
     let Some(image) = image_or_skip() else { return };
@@ -36,64 +100,12 @@ async fn every_end_releases_everything_and_disturbs_nobody() {
     let mut console = ballastd.console("bystander");
     ballastd.checks_go_on(&mut console, 1).await;
 
-    let killed = async {
-        client.run(&ballastd.guest(image, "killed", 96, TORTURE)).await.unwrap();
-        ballastd.checks_go_on(&mut ballastd.console("killed"), 1).await;
-        let vm = ballastd.vm("killed").await;
-        assert!(ballastd.swap_file("killed").exists() && vm.memory.consumed > 32 * MIB, "{vm:?}");
-        signal(vm.pid.unwrap(), rustix::process::Signal::KILL);
-        all_is_back(&ballastd, "killed").await;
-    };
-    let panicked = async {
-        let mut spec = ballastd.guest(image, "panicked", 96, "");
-        spec.append += " rdinit=/nonexistent init=/nonexistent root=/dev/none";
-        client.run(&spec).await.unwrap();
-        all_is_back(&ballastd, "panicked").await;
-        assert!(text(&ballastd, "panicked").contains("Kernel panic"));
-    };
-    let rebooted = async {
-        // The same panic, which ends in a reboot by panic=-1. Its limit was changed meanwhile.
-        let mut spec = ballastd.guest(image, "rebooted", 96, "");
-        spec.append += " rdinit=/nonexistent init=/nonexistent root=/dev/none";
-        spec.on_reboot = RebootAction::Restart;
-        let first = client.run(&spec).await.unwrap();
-        let change = VmChange { shares: Some(77), max: Some(90 * MIB), ..VmChange::default() };
-        client.change("rebooted", &change).await.unwrap();
-        ballastd
-            .eventually("it runs again", async || {
-                client.vm("rebooted").await.is_ok_and(|vm| {
-                    vm.pid.is_some_and(|pid| Some(pid) != first.pid) && vm.params.max == 90 * MIB
-                })
-            })
-            .await;
-        assert_eq!(ballastd.vm("rebooted").await.params.shares, 77);
-        // Stopped, it stays away, wherever it is in its round.
-        ballastd
-            .eventually("it is stopped", async || {
-                client.stop("rebooted", Duration::ZERO).await.is_ok()
-            })
-            .await;
-        all_is_back(&ballastd, "rebooted").await;
-    };
-    let powered_off = async {
-        client.run(&ballastd.guest(image, "polite", 96, "")).await.unwrap();
-        let mut console = ballastd.console("polite");
-        ballastd
-            .eventually("it has booted", async || {
-                console.poll();
-                console.story.ready.is_some()
-            })
-            .await;
-        let grace = Duration::from_secs(600);
-        let last = client.clone().with_timeout(grace).stop("polite", grace).await.unwrap();
-        assert_eq!(last.state, RunState::Stopped);
-        assert!(last.vmm_uptime_s.unwrap() > 0.0, "{last:?}");
-        // At once, not eventually: the answer is the promise.
-        assert!(ballastd.is_gone("polite").await);
-        ballastd.assert_nothing_left("polite");
-        assert!(text(&ballastd, "polite").contains("\"power\":\"button\""));
-    };
-    tokio::join!(killed, panicked, rebooted, powered_off);
+    tokio::join!(
+        killed(&ballastd, image),
+        panicked(&ballastd, image),
+        rebooted(&ballastd, image),
+        powered_off(&ballastd, image)
+    );
 
     // The name is free at once, and the new VM has nothing of the old one.
     for _ in 0..2 {

@@ -10,6 +10,7 @@ use ballast_pager::memory::{Access, Compressed, Left, NotEvicted};
 use ballast_pager::service::serve::{Landed, Task};
 use ballast_pager::word::State;
 use ballast_units::Ppn;
+use support::every_call::{EveryCall, Op, gone, missing};
 use support::vm::{LARGE, Vm};
 use support::{CrashAt, page_of};
 
@@ -77,25 +78,12 @@ fn vm() -> (Vm, Vec<u64>) {
     (vm, wrote)
 }
 
-type Op = fn(&mut Vm) -> Result<(), MemError>;
-
 fn evicted<T>(result: Result<T, NotEvicted>) -> Result<(), MemError> {
     match result {
         Err(NotEvicted::Failed(e)) => Err(e),
         Err(e) => panic!("{e:?}"),
         Ok(_) => Ok(()),
     }
-}
-
-fn missing(vm: &mut Vm, ppn: u64) -> Result<(), MemError> {
-    vm.ram.0.park(ppn, Access::Missing);
-    vm.pump()
-}
-
-fn gone(vm: &mut Vm, first: u64, n: u64) -> Result<(), MemError> {
-    vm.ram.0.vmm_punch(first, n);
-    vm.ram.0.announce(first, n);
-    vm.pump()
 }
 
 const OPS: &[(&str, Op)] = &[
@@ -194,63 +182,28 @@ fn finish(vm: &mut Vm, expected: &[Vec<u64>], what: &str) {
     vm.check();
 }
 
+/// Each operation on [`vm`], and what it must be like in the end.
+fn each(ops: &[(&str, Op)], happens: impl Fn(&EveryCall) -> u32) -> u32 {
+    let each = |&(name, op): &(&str, Op)| {
+        let expected = expected(name, &vm().1);
+        let finish = |vm: &mut Vm, what: &str| finish(vm, &expected, what);
+        happens(&EveryCall { name, op, vm: || vm().0, finish: &finish })
+    };
+    ops.iter().map(each).sum()
+}
+
 #[test]
 fn a_crash_at_any_call_of_any_operation_loses_nothing() {
-    let mut crashes = 0;
-    for (name, op) in OPS {
-        for after in [false, true] {
-            for call in 0.. {
-                let (mut vm, wrote) = vm();
-                vm.ram.0.crash_at(CrashAt { call, after });
-                let result = op(&mut vm);
-                let died = vm.ram.0.revive();
-                let what = format!("{name}, dies at call {call}, after it: {after}");
-                assert!(!died || result == Err(MemError::Crash), "{what}: {result:?}");
-                vm.take_over().unwrap();
-                finish(&mut vm, &expected(name, &wrote), &what);
-                if !died {
-                    let idle = ["written", "swap-in of a page given up"].contains(name);
-                    assert!(call > 0 || idle, "{name} made no call");
-                    break;
-                }
-                crashes += 1;
-            }
-        }
-    }
+    let idle = |name: &str| ["written", "swap-in of a page given up"].contains(&name);
+    let crashes = each(OPS, |every| every.dies(idle(every.name)));
     println!("{crashes} crashes");
     assert!(crashes >= 50, "{crashes}");
 }
 
 #[test]
 fn a_crash_in_the_recovery_from_a_crash_loses_nothing() {
-    let mut crashes = 0;
-    for (name, op) in OPS {
-        for (after, again_after) in [(false, false), (true, false), (false, true), (true, true)] {
-            for call in 0.. {
-                let mut first_died = true;
-                for again in 0.. {
-                    let (mut vm, wrote) = vm();
-                    vm.ram.0.crash_at(CrashAt { call, after });
-                    let _ = op(&mut vm);
-                    first_died = vm.ram.0.revive();
-                    vm.ram.0.crash_at(CrashAt { call: again, after: again_after });
-                    let result = vm.retry_take_over();
-                    let died = vm.ram.0.revive();
-                    let what = format!("{name}, dies at call {call}, then in recovery at {again}");
-                    assert_eq!(died, result.is_err(), "{what}");
-                    if !died {
-                        break;
-                    }
-                    vm.take_over().unwrap();
-                    finish(&mut vm, &expected(name, &wrote), &what);
-                    crashes += 1;
-                }
-                if !first_died {
-                    break;
-                }
-            }
-        }
-    }
+    let when = [(false, false), (true, false), (false, true), (true, true)];
+    let crashes = each(OPS, |every| every.dies_twice(&when));
     println!("{crashes} crashes in recovery");
     assert!(crashes > 300, "{crashes}");
 }
@@ -258,28 +211,11 @@ fn a_crash_in_the_recovery_from_a_crash_loses_nothing() {
 /// The same enumeration with errors that come and go: nothing is lost, no restart needed.
 #[test]
 fn a_failure_at_any_call_of_any_operation_loses_nothing() {
-    let other = MemError::Os { op: "test", ppn: Ppn(0), source: Errno(5) };
-    for (name, op) in OPS {
-        for error in [MemError::Again, MemError::NoMemory, other.clone()] {
-            for call in 0..40 {
-                let (mut vm, wrote) = vm();
-                if *name == "swap-in of a page given up" {
-                    // Its read is in nobody's hands here.
-                    continue;
-                }
-                vm.ram.0.fail_at(call, error.clone());
-                let _ = op(&mut vm);
-                vm.ram.0.revive();
-                vm.ram.0.recovered();
-                for _ in 0..4 {
-                    vm.pump().unwrap();
-                }
-                let what = format!("{name}: {error} at call {call}");
-                assert_eq!(vm.serve.pending().faults(), 0, "{what}");
-                finish(&mut vm, &expected(name, &wrote), &what);
-            }
-        }
-    }
+    let failures = each(OPS, |every| {
+        // Its read is in nobody's hands here.
+        if every.name == "swap-in of a page given up" { 0 } else { every.fails() }
+    });
+    assert!(failures > 0);
 }
 
 #[test]

@@ -6,10 +6,10 @@
 mod support;
 
 use ballast_pager::backend::MemError;
-use ballast_pager::memory::{Access, Broke, NotEvicted};
+use ballast_pager::memory::{Broke, NotEvicted};
 use ballast_pager::word::State;
 use ballast_units::{Pages, Ppn};
-use support::CrashAt;
+use support::every_call::{EveryCall, Op, gone, missing};
 use support::evict::evict;
 use support::vm::{LARGE, Vm};
 
@@ -46,19 +46,6 @@ fn vm() -> (Vm, Vec<u64>) {
         _ => 0,
     };
     (vm, (0..PAGES).map(wrote).collect())
-}
-
-type Op = fn(&mut Vm) -> Result<(), MemError>;
-
-fn missing(vm: &mut Vm, ppn: u64) -> Result<(), MemError> {
-    vm.ram.0.park(ppn, Access::Missing);
-    vm.pump()
-}
-
-fn gone(vm: &mut Vm, first: u64, n: u64) -> Result<(), MemError> {
-    vm.ram.0.vmm_punch(first, n);
-    vm.ram.0.announce(first, n);
-    vm.pump()
 }
 
 /// By a VMM that maps its RAM anew.
@@ -164,28 +151,19 @@ fn finish(vm: &mut Vm, expected: &[Vec<u64>], what: &str) {
     vm.check();
 }
 
+/// Each operation on [`vm`], and what it must be like in the end.
+fn each(ops: &[(&str, Op)], happens: impl Fn(&EveryCall) -> u32) -> u32 {
+    let each = |&(name, op): &(&str, Op)| {
+        let expected = expected(name, &vm().1);
+        let finish = |vm: &mut Vm, what: &str| finish(vm, &expected, what);
+        happens(&EveryCall { name, op, vm: || vm().0, finish: &finish })
+    };
+    ops.iter().map(each).sum()
+}
+
 #[test]
 fn a_crash_at_any_call_of_any_operation_loses_nothing() {
-    let mut crashes = 0;
-    for (name, op) in OPS {
-        for after in [false, true] {
-            for call in 0.. {
-                let (mut vm, wrote) = vm();
-                vm.ram.0.crash_at(CrashAt { call, after });
-                let result = op(&mut vm);
-                let died = vm.ram.0.revive();
-                let what = format!("{name}, dies at call {call}, after it: {after}");
-                assert!(!died || result == Err(MemError::Crash), "{what}: {result:?}");
-                vm.take_over().unwrap();
-                finish(&mut vm, &expected(name, &wrote), &what);
-                if !died {
-                    assert!(call > 0, "{name} made no call");
-                    break;
-                }
-                crashes += 1;
-            }
-        }
-    }
+    let crashes = each(OPS, |every| every.dies(false));
     println!("{crashes} crashes");
     assert!(crashes >= 100, "{crashes}");
 }
@@ -199,35 +177,9 @@ fn a_crash_in_the_recovery_from_a_crash_loses_nothing() {
         "break a torn region",
         "give up what was just allocated",
     ];
-    let mut crashes = 0;
-    for (name, op) in OPS.iter().filter(|op| SOME.contains(&op.0)) {
-        // After one call is before the next.
-        for (after, again_after) in [(false, false), (true, true)] {
-            for call in 0.. {
-                let mut first_died = true;
-                for again in 0.. {
-                    let (mut vm, wrote) = vm();
-                    vm.ram.0.crash_at(CrashAt { call, after });
-                    let _ = op(&mut vm);
-                    first_died = vm.ram.0.revive();
-                    vm.ram.0.crash_at(CrashAt { call: again, after: again_after });
-                    let result = vm.retry_take_over();
-                    let died = vm.ram.0.revive();
-                    let what = format!("{name}, dies at call {call}, then in recovery at {again}");
-                    assert_eq!(died, result.is_err(), "{what}: {result:?}");
-                    if !died {
-                        break;
-                    }
-                    vm.take_over().unwrap();
-                    finish(&mut vm, &expected(name, &wrote), &what);
-                    crashes += 1;
-                }
-                if !first_died {
-                    break;
-                }
-            }
-        }
-    }
+    let some: Vec<(&str, Op)> = OPS.iter().filter(|op| SOME.contains(&op.0)).copied().collect();
+    // After one call is before the next.
+    let crashes = each(&some, |every| every.dies_twice(&[(false, false), (true, true)]));
     println!("{crashes} crashes in recovery");
     assert!(crashes > 300, "{crashes}");
 }
@@ -235,24 +187,7 @@ fn a_crash_in_the_recovery_from_a_crash_loses_nothing() {
 /// The same with errors that come and go: nothing is lost, no restart needed.
 #[test]
 fn a_failure_at_any_call_of_any_operation_loses_nothing() {
-    let other = MemError::Os { op: "test", ppn: Ppn(0), source: ballast_pager::backend::Errno(5) };
-    for (name, op) in OPS {
-        for error in [MemError::Again, MemError::NoMemory, other.clone()] {
-            for call in 0..40 {
-                let (mut vm, wrote) = vm();
-                vm.ram.0.fail_at(call, error.clone());
-                let _ = op(&mut vm);
-                vm.ram.0.revive();
-                vm.ram.0.recovered();
-                for _ in 0..4 {
-                    vm.pump().unwrap();
-                }
-                let what = format!("{name}: {error} at call {call}");
-                assert_eq!(vm.serve.pending().faults(), 0, "{what}");
-                finish(&mut vm, &expected(name, &wrote), &what);
-            }
-        }
-    }
+    assert!(each(OPS, |every| every.fails()) > 0);
 }
 
 #[test]

@@ -84,6 +84,41 @@ fn large_file() -> Option<OwnedFd> {
     Some(file)
 }
 
+/// Lets the guest's threads do a step; how many faults were served by others than the VM's fault thread.
+fn helped(vmm: &Vmm, vm: &PagedVm, step: u64) -> u64 {
+    let threads = from_env("GUEST_THREADS", 8);
+    let before = vm.memory().counters.values().helped;
+    vmm.board.set(Cell::Step, step);
+    let begun = Instant::now();
+    vmm::wait_for("the guest's threads", || vmm.board.get(Cell::Done) == step * threads);
+    let (took, now) = (begun.elapsed(), vm.memory().counters.values());
+    println!("step {step}: {:.1} ms, {} helped", took.as_secs_f64() * 1e3, now.helped - before);
+    assert_eq!(vmm.board.get(Cell::Errors), 0, "memory was corrupted");
+    now.helped - before
+}
+
+fn evict_half(vm: &PagedVm) {
+    vm.set_evict_goal(Pages(SIZE));
+    let begun = Instant::now();
+    while vm.memory().charged() > Pages(SIZE / 2) && begun.elapsed().as_secs() < 30 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    vm.set_evict_goal(Pages(0));
+    assert!(vm.memory().charged() <= Pages(SIZE / 2), "{:?}", vm.memory().charged());
+}
+
+fn becomes_quiet(vm: &PagedVm) {
+    let quiet = || {
+        vm.memory().reconcile(Ppn(0), SIZE).map_err(|e| e.to_string())?;
+        vm.memory().check_quiet()
+    };
+    let begun = Instant::now();
+    while let Err(e) = quiet() {
+        assert!(begun.elapsed() < Duration::from_secs(20), "{e}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 #[test]
 fn threads_that_fault_together_are_served_together_and_lose_nothing() {
     let Some(_alone) = alone() else { return };
@@ -111,44 +146,19 @@ fn threads_that_fault_together_are_served_together_and_lose_nothing() {
     let vm = PagedVm::start("t", config, files, vmm.guest_ram(), overhead, host.clone()).unwrap();
     vm.memory().let_pages_move(true);
     vmm.board.set(Cell::Go, 1);
-    let threads = from_env("GUEST_THREADS", 8);
-    let helped = |step: u64| {
-        let before = vm.memory().counters.values().helped;
-        vmm.board.set(Cell::Step, step);
-        let begun = Instant::now();
-        vmm::wait_for("the guest's threads", || vmm.board.get(Cell::Done) == step * threads);
-        let (took, now) = (begun.elapsed(), vm.memory().counters.values());
-        println!("step {step}: {:.1} ms, {} helped", took.as_secs_f64() * 1e3, now.helped - before);
-        assert_eq!(vmm.board.get(Cell::Errors), 0, "memory was corrupted");
-        now.helped - before
-    };
-    let first = helped(1);
+    let first = helped(&vmm, &vm, 1);
     let large = vm.memory().regions().counts().fills;
     println!("{large} large pages");
     for _ in 0..3 {
-        vm.set_evict_goal(Pages(SIZE));
-        let begun = Instant::now();
-        while vm.memory().charged() > Pages(SIZE / 2) && begun.elapsed().as_secs() < 30 {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        vm.set_evict_goal(Pages(0));
-        assert!(vm.memory().charged() <= Pages(SIZE / 2), "{:?}", vm.memory().charged());
+        evict_half(&vm);
         let step = vmm.board.get(Cell::Step) + 1;
-        helped(step);
+        helped(&vmm, &vm, step);
     }
     let all = vm.memory().counters.values().helped;
     if config.fault_threads.most > 1 && config.fault_threads.eager {
         assert!(all > 0 && (first > 0 || large == 0), "nobody helped");
     }
-    let quiet = || {
-        vm.memory().reconcile(Ppn(0), SIZE).map_err(|e| e.to_string())?;
-        vm.memory().check_quiet()
-    };
-    let begun = Instant::now();
-    while let Err(e) = quiet() {
-        assert!(begun.elapsed() < Duration::from_secs(20), "{e}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    becomes_quiet(&vm);
     assert_eq!(vm.health(), Health::Well);
     vm.release();
     assert_eq!(host.ledger.used(), Pages(0));

@@ -9,7 +9,7 @@ mod remapper;
 #[path = "support/vmm.rs"]
 mod vmm;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use ballast_pager::host::Host;
@@ -22,7 +22,7 @@ use ballast_pager::swap::SwapSpace;
 use ballast_uffd::Uffd;
 use ballast_units::{PAGE_SIZE, Pages, Ppn};
 use kvm_bindings::{kvm_regs, kvm_userspace_memory_region};
-use kvm_ioctls::{Kvm, VcpuExit};
+use kvm_ioctls::{Kvm, VcpuExit, VcpuFd};
 use vmm::{Cell, Guest, Vmm};
 
 const SIZE: u64 = 3072;
@@ -119,24 +119,7 @@ fn run_vcpu(guest: &Guest) {
         unsafe { vm.set_user_memory_region(region).unwrap() };
     }
     let mut vcpu = vm.create_vcpu(0).unwrap();
-    let mut sregs = vcpu.get_sregs().unwrap();
-    sregs.cr0 |= 1;
-    for (segment, kind) in [
-        (&mut sregs.cs, 11),
-        (&mut sregs.ds, 3),
-        (&mut sregs.es, 3),
-        (&mut sregs.fs, 3),
-        (&mut sregs.gs, 3),
-        (&mut sregs.ss, 3),
-    ] {
-        segment.base = 0;
-        segment.limit = u32::MAX;
-        segment.selector = if kind == 11 { 8 } else { 16 };
-        segment.type_ = kind;
-        (segment.present, segment.s, segment.db, segment.g) = (1, 1, 1, 1);
-        (segment.dpl, segment.l) = (0, 0);
-    }
-    vcpu.set_sregs(&sregs).unwrap();
+    make_flat_32_bit(&vcpu);
     vcpu.set_regs(&kvm_regs { rip: 0, rflags: 2, ..Default::default() }).unwrap();
     loop {
         match vcpu.run() {
@@ -165,6 +148,27 @@ fn run_vcpu(guest: &Guest) {
     }
 }
 
+fn make_flat_32_bit(vcpu: &VcpuFd) {
+    let mut sregs = vcpu.get_sregs().unwrap();
+    sregs.cr0 |= 1;
+    for (segment, kind) in [
+        (&mut sregs.cs, 11),
+        (&mut sregs.ds, 3),
+        (&mut sregs.es, 3),
+        (&mut sregs.fs, 3),
+        (&mut sregs.gs, 3),
+        (&mut sregs.ss, 3),
+    ] {
+        segment.base = 0;
+        segment.limit = u32::MAX;
+        segment.selector = if kind == 11 { 8 } else { 16 };
+        segment.type_ = kind;
+        (segment.present, segment.s, segment.db, segment.g) = (1, 1, 1, 1);
+        (segment.dpl, segment.l) = (0, 0);
+    }
+    vcpu.set_sregs(&sregs).unwrap();
+}
+
 #[test]
 fn a_vcpu_keeps_its_memory_in_a_quarter_of_its_size() {
     keeps_its_memory("different", false);
@@ -175,7 +179,8 @@ fn a_vcpu_shares_its_pages_and_keeps_its_memory() {
     keeps_its_memory("alike", true);
 }
 
-fn keeps_its_memory(role: &str, share: bool) {
+/// Of this program's tests, one at a time; none, loudly, without what they need.
+fn alone() -> Option<MutexGuard<'static, ()>> {
     let missing = match (Kvm::new(), Uffd::open()) {
         (Err(e), _) => Some(format!("/dev/kvm: {e}")),
         (_, Err(e)) => Some(format!("no userfaultfd: {e}")),
@@ -185,10 +190,14 @@ fn keeps_its_memory(role: &str, share: bool) {
         let required = std::env::var("BALLAST_REQUIRE_PRIVILEGED").as_deref() == Ok("1");
         assert!(!(required && std::path::Path::new("/dev/kvm").exists()), "{why}");
         eprintln!("SKIPPED: {why}");
-        return;
+        return None;
     }
     static ALONE: Mutex<()> = Mutex::new(());
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    Some(ALONE.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+fn keeps_its_memory(role: &str, share: bool) {
+    let Some(_alone) = alone() else { return };
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let vmm = Vmm::start(role, SIZE);
     let config = PagerConfig::default();
@@ -212,13 +221,26 @@ fn keeps_its_memory(role: &str, share: bool) {
             Settings { enabled: false, rehome_after: Duration::ZERO, ..Settings::default() };
         vm.share_in(&domain, Arc::new(Control::new(settings)), 1).unwrap();
     }
+    let most = pager_at_work(&vmm, &vm, &host, share);
+    let c = vm.memory().counters.values();
+    assert!(!share || c.shares > 1000 && c.breaks > 1000 && c.homed > 1000);
+    assert_eq!(vmm.board.get(Cell::Errors), 0, "memory was corrupted");
+    assert!(vmm.board.get(Cell::Step) > 2);
+    assert!(most <= Pages(ROOM), "{most:?} in room for {ROOM}");
+    assert_eq!(vm.health(), Health::Well);
+    vm.release();
+    domain.check([]).unwrap();
+    assert_eq!((host.ledger.used(), vmm.measured()), (Pages(0), Pages(0)));
+}
+
+/// Evicts, samples and, if so, shares, until enough has come to pass and the guest has stopped. The most that it had.
+fn pager_at_work(vmm: &Vmm, vm: &PagedVm, host: &Host, share: bool) -> Pages {
     let mut examiner = Examiner::default();
-    let counters = || vm.memory().counters.values();
     let begun = Instant::now();
     let mut most = Pages(0);
     let mut sample = 0;
     while vmm.board.get(Cell::Done) == 0 {
-        let c = counters();
+        let c = vm.memory().counters.values();
         if c.faults + c.evicted >= 120_000 {
             vmm.board.set(Cell::Stop, 1);
         }
@@ -238,7 +260,7 @@ fn keeps_its_memory(role: &str, share: bool) {
         most.0 = most.0.max(vmm.measured().0);
         std::thread::sleep(Duration::from_millis(1));
     }
-    let c = counters();
+    let c = vm.memory().counters.values();
     println!(
         "kvm: {} rounds over {} pages in {:.1} s: {} faults, {} evicted, {} swapped in, {} touched, \
          {} shared, {} broken, {} home",
@@ -253,12 +275,5 @@ fn keeps_its_memory(role: &str, share: bool) {
         c.breaks,
         c.homed
     );
-    assert!(!share || c.shares > 1000 && c.breaks > 1000 && c.homed > 1000);
-    assert_eq!(vmm.board.get(Cell::Errors), 0, "memory was corrupted");
-    assert!(vmm.board.get(Cell::Step) > 2);
-    assert!(most <= Pages(ROOM), "{most:?} in room for {ROOM}");
-    assert_eq!(vm.health(), Health::Well);
-    vm.release();
-    domain.check([]).unwrap();
-    assert_eq!((host.ledger.used(), vmm.measured()), (Pages(0), Pages(0)));
+    most
 }

@@ -77,6 +77,16 @@ fn pages(first: u64, n: u64) -> Vec<Ppn> {
     (first..first + n).map(Ppn).collect()
 }
 
+/// On the way home or, if there are too few calls in that, while pages are shared.
+fn die_at(vm: &mut Vm, crash: CrashAt) {
+    vm.ram.0.crash_at(crash);
+    let home = vm.memory.go_home(&pages(0, 3));
+    if home != Err(MemError::Crash) {
+        let all = pages(0, PAGES);
+        let _ = Examiner::default().examine(&vm.memory, &all, Marking::All);
+    }
+}
+
 impl Rig {
     fn step(&mut self, v: usize, op: &Op) {
         let (vm, wrote) = (&mut self.vms[v], &mut self.wrote[v]);
@@ -134,12 +144,7 @@ impl Rig {
             }
             Op::TakeOver => Vm::take_over_all(&mut self.site, &mut self.vms).unwrap(),
             Op::DieAndTakeOver(call, after) => {
-                vm.ram.0.crash_at(CrashAt { call, after });
-                let home = vm.memory.go_home(&pages(0, 3));
-                if home != Err(MemError::Crash) {
-                    let all = pages(0, PAGES);
-                    let _ = Examiner::default().examine(&vm.memory, &all, Marking::All);
-                }
+                die_at(vm, CrashAt { call, after });
                 Vm::take_over_all(&mut self.site, &mut self.vms).unwrap();
             }
         }

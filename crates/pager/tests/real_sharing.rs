@@ -11,7 +11,6 @@ mod remapper;
 #[path = "support/vmm.rs"]
 mod vmm;
 
-use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,7 +25,7 @@ use ballast_pager::word::State;
 use ballast_units::{HostAddr, PAGE_SIZE, Pages, Ppn};
 use manager::{Manager, ROOM, SIZE, settings};
 use remapper::{Breaking, Lost};
-use vmm::{Cell, Guest, Random, Vmm, again, alone, inherited, soak_seconds, wait_for};
+use vmm::{Cell, Guest, Random, Vmm, alone, inherited, kill_managers, soak_seconds, wait_for};
 
 const THREADS: u64 = 2;
 /// Different pages that guests write.
@@ -528,35 +527,9 @@ fn manager_process() {
 #[test]
 fn killed_managers_are_followed_without_loss() {
     let Some(_alone) = alone() else { return };
-    let kills: u64 = std::env::var("BALLAST_KILLS").ok().and_then(|s| s.parse().ok()).unwrap_or(25);
     let (dir, vmms) = vmms("torture", 1);
     let vmm = &vmms[0];
-    let mut random = Random(0xdead);
-    for kill in 0..kills {
-        let before = vmm.board.get(Cell::Step);
-        let mut child = again(
-            "manager_process",
-            &[
-                ("MANAGER_UFFD", vmm.uffd.as_fd()),
-                ("MANAGER_RAM", vmm.ram.as_fd()),
-                ("MANAGER_BOARD", vmm.board_fd.as_fd()),
-                ("MANAGER_LINK", vmm.link.as_fd()),
-            ],
-            &[
-                ("MANAGER_BASE", vmm.layout.base.0.to_string()),
-                ("MANAGER_PID", vmm.pid.to_string()),
-                ("MANAGER_DIR", dir.path().display().to_string()),
-            ],
-        );
-        // Mostly under load; every fifth in its start or recovery, wherever that is.
-        if kill == 0 || kill % 5 != 0 {
-            wait_for("manager", || vmm.board.get(Cell::Step) > before);
-        }
-        std::thread::sleep(Duration::from_micros(random.below(150_000)));
-        child.kill().unwrap();
-        child.wait().unwrap();
-        assert_eq!(vmm.board.get(Cell::Errors), 0, "memory was corrupted, kill {kill}");
-    }
+    let kills = kill_managers(vmm, dir.path(), Duration::from_micros(150_000));
     let manager = Manager::take_over(&vmms, dir.path(), SIZE / 2);
     println!("{kills} managers killed, {} pages accessed", vmm.board.get(Cell::Accesses));
     finish(manager, &vmms, "last manager");

@@ -203,8 +203,12 @@ fn must_not_be_paged(facts: &Facts) -> Option<String> {
     if !ram.file {
         return Some(format!("RAM without a file: {REMEDY}"));
     }
-    // A page that leaves its home while a transfer into it is under way takes the data with it: the
-    // kernel pins such pages, and tells nobody.
+    transferred_past_the_pager(facts).or_else(|| held_by_another(facts))
+}
+
+/// A page that leaves its home while a transfer into it is under way takes the data with it: the
+/// kernel pins such pages, and tells nobody.
+fn transferred_past_the_pager(facts: &Facts) -> Option<String> {
     if let Some(file) = facts.direct_files.first() {
         return Some(format!(
             "{file} is open with O_DIRECT, so disk transfers reach guest memory past the pager: use \
@@ -218,12 +222,15 @@ fn must_not_be_paged(facts: &Facts) -> Option<String> {
              past the pager: use scsi-hd or virtio-blk"
         ));
     }
-    if let Some(file) = facts.passing_files.first() {
-        return Some(format!(
-            "{file} is open, through which commands are passed whose transfers reach guest memory past \
-             the pager: use scsi-hd or virtio-blk"
-        ));
-    }
+    let file = facts.passing_files.first()?;
+    Some(format!(
+        "{file} is open, through which commands are passed whose transfers reach guest memory past \
+         the pager: use scsi-hd or virtio-blk"
+    ))
+}
+
+/// A process besides itself that has its RAM, one that maps it before one that only could.
+fn held_by_another(facts: &Facts) -> Option<String> {
     let holder = facts.holders.iter().find(|h| h.maps).or(facts.holders.first())?;
     let (pid, comm) = (holder.pid, &holder.comm);
     Some(if holder.maps {

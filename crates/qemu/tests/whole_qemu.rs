@@ -238,7 +238,9 @@ async fn a_guest_that_panics_ends_its_vmm() {
     };
     check_spec(&spec).unwrap();
     let paths = paths(dir.path());
-    let launch = command(&spec, &AccelChoice::Tcg { why: "test".into() }, &paths).without_shim();
+    let mut launch = command(&spec, &AccelChoice::Tcg { why: "test".into() }, &paths);
+    // Without the shim.
+    launch.env.clear();
     let vm =
         Guestless { vmm: spawn(&launch).await.unwrap(), qmp_socket: paths.qmp_socket.clone(), dir };
     let monitor = vm.monitor().await;

@@ -43,7 +43,7 @@ pub enum ConnectionError {
     /// The other side sent what the protocol does not know.
     #[error("bad message: {0}")]
     Decode(#[from] DecodeError),
-    /// What travelled with the message is of no kind that it may have. It stays open: [`crate::kept_open`].
+    /// What travelled with the message is of no kind that it may have. It stays open.
     #[error("{} with a descriptor that is neither memory (a memfd, a file on a tmpfs) nor a userfaultfd: {what}", message.name())]
     Strange { message: Box<Message>, what: String },
     /// Some of its descriptors are gone.

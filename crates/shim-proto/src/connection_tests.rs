@@ -73,7 +73,7 @@ fn what_may_hang_when_it_is_closed_is_refused_and_left_open() {
         shim.send(&ready, &[good.as_fd()]).unwrap();
         assert_eq!(manager.recv(SOON).unwrap().1.len(), 1);
     }
-    assert_eq!(crate::kept_open(), 0);
+    assert_eq!(crate::strangers::kept_open(), 0);
 
     let (pipe, _end) = rustix::pipe::pipe().unwrap();
     let (socket, _other) = Connection::pair().unwrap();
@@ -91,7 +91,7 @@ fn what_may_hang_when_it_is_closed_is_refused_and_left_open() {
         let error = manager.recv(SOON).unwrap_err();
         assert!(matches!(error, ConnectionError::Strange { .. }), "{error}");
         assert!(error.to_string().contains(what), "{error}");
-        assert_eq!(crate::kept_open(), n + 1);
+        assert_eq!(crate::strangers::kept_open(), n + 1);
     }
     // Nor is one closed that comes beside good ones, or with no message at all.
     let both = [kinds[0].0.as_fd(), kinds[1].0.as_fd()];
@@ -104,14 +104,14 @@ fn what_may_hang_when_it_is_closed_is_refused_and_left_open() {
     };
     send(&[0x42], &both);
     assert!(matches!(manager.recv(SOON), Err(ConnectionError::Decode(DecodeError::Magic))));
-    assert_eq!(crate::kept_open(), 7);
+    assert_eq!(crate::strangers::kept_open(), 7);
     // As many as there can be; from then on none is taken in, and none counted.
     send(&ready.encode(), &[kinds[0].0.as_fd(); 253]);
     assert!(matches!(manager.recv(SOON), Err(ConnectionError::Strange { .. })));
-    assert_eq!(crate::kept_open(), 260);
+    assert_eq!(crate::strangers::kept_open(), 260);
     shim.send(&ready, &[kinds[0].0.as_fd()]).unwrap();
     assert!(matches!(manager.recv(SOON), Err(ConnectionError::Lost("Ready"))));
-    assert_eq!(crate::kept_open(), 260);
+    assert_eq!(crate::strangers::kept_open(), 260);
     // What has no descriptors comes in as before.
     shim.send(&Message::Managed, &[]).unwrap();
     assert_eq!(manager.recv(SOON).unwrap().0, Message::Managed);

@@ -19,7 +19,6 @@ mod wire;
 pub use connection::{Connection, ConnectionError, Listener, Peer};
 pub use message::{Batch, Hello, Message, Op, OpKind, Part, Reason, Step, TooManyOps};
 pub use name::{BadVmName, VmName};
-pub use strangers::kept_open;
 pub use wire::{DecodeError, MAX_MESSAGE};
 
 /// The protocol's version: that of VMs whose RAM has several parts. One with a single part says [`ONE_PART`],

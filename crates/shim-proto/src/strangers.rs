@@ -20,7 +20,8 @@ pub(crate) const MOST_OF_ONE_USER: usize = 256;
 static KEPT: Mutex<BTreeMap<u32, usize>> = Mutex::new(BTreeMap::new());
 
 /// How many descriptors stay open in this process because closing them might never end.
-pub fn kept_open() -> usize {
+#[cfg(test)]
+pub(crate) fn kept_open() -> usize {
     KEPT.lock().unwrap_or_else(PoisonError::into_inner).values().sum()
 }
 

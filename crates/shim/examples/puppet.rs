@@ -49,6 +49,38 @@ fn telltale_fds() -> usize {
         .count()
 }
 
+/// Of the environment that a program gets from here: how many variables are Ballast's, and how many there are.
+fn exec() -> Result<String, String> {
+    let env = Command::new("/usr/bin/env").output().map_err(|e| e.to_string())?;
+    let env = String::from_utf8_lossy(&env.stdout).into_owned();
+    let told = ["BALLAST_VM=", "BALLAST_SHIM_SOCKET=", "BALLAST_RAM_SIZE=", "LD_PRELOAD="];
+    let ours = env.lines().filter(|l| told.iter().any(|t| l.starts_with(t)));
+    Ok(format!("{} {}", ours.count(), env.lines().count()))
+}
+
+/// A child, which stays, and how many telltale descriptors it has.
+fn fork() -> String {
+    let mut pipe = [0; 2];
+    // SAFETY: the array is the pipe's; the child of this threaded process uses only what
+    // is allowed after a fork here: one malloc arena and /proc (a test can live with that).
+    unsafe {
+        libc::pipe(pipe.as_mut_ptr());
+        match libc::fork() {
+            0 => {
+                let count = [telltale_fds().min(255) as u8];
+                libc::write(pipe[1], count.as_ptr().cast(), 1);
+                libc::pause();
+                libc::_exit(0)
+            }
+            child => {
+                let mut count = [255u8];
+                libc::read(pipe[0], count.as_mut_ptr().cast(), 1);
+                format!("{child} {}", count[0])
+            }
+        }
+    }
+}
+
 fn number(text: &str) -> Result<usize, String> {
     text.parse().map_err(|e| format!("{text}: {e}"))
 }
@@ -148,35 +180,8 @@ impl Puppet {
             ["dontdump", offset, len] => self.advise(offset, len, libc::MADV_DONTDUMP),
             ["hugepage", offset, len] => self.advise(offset, len, libc::MADV_HUGEPAGE),
             ["hammer", pages, stop] => self.hammer(number(pages)?, number(stop)?),
-            ["exec"] => {
-                let env = Command::new("/usr/bin/env").output().map_err(|e| e.to_string())?;
-                let env = String::from_utf8_lossy(&env.stdout).into_owned();
-                let told =
-                    ["BALLAST_VM=", "BALLAST_SHIM_SOCKET=", "BALLAST_RAM_SIZE=", "LD_PRELOAD="];
-                let ours = env.lines().filter(|l| told.iter().any(|t| l.starts_with(t)));
-                Ok(format!("{} {}", ours.count(), env.lines().count()))
-            }
-            ["fork"] => {
-                let mut pipe = [0; 2];
-                // SAFETY: the array is the pipe's; the child of this threaded process uses only what
-                // is allowed after a fork here: one malloc arena and /proc (a test can live with that).
-                unsafe {
-                    libc::pipe(pipe.as_mut_ptr());
-                    match libc::fork() {
-                        0 => {
-                            let count = [telltale_fds().min(255) as u8];
-                            libc::write(pipe[1], count.as_ptr().cast(), 1);
-                            libc::pause();
-                            libc::_exit(0)
-                        }
-                        child => {
-                            let mut count = [255u8];
-                            libc::read(pipe[0], count.as_mut_ptr().cast(), 1);
-                            Ok(format!("{child} {}", count[0]))
-                        }
-                    }
-                }
-            }
+            ["exec"] => exec(),
+            ["fork"] => Ok(fork()),
             _ => Err("unknown command".to_owned()),
         }
     }

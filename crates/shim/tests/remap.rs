@@ -6,7 +6,7 @@ mod common;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use ballast_shim_proto::{MAX_OPS, OpKind};
+use ballast_shim_proto::{MAX_OPS, Op, OpKind};
 use ballast_uffd::procmap::{Maps, Shown};
 use ballast_units::{Bytes, Pages};
 use common::store::{STAMP, STORE, content, map_home, map_store, op, punch, resident, store};
@@ -234,16 +234,86 @@ fn a_discard_drops_the_copy_and_leaves_the_protection_as_it_was() {
     assert_eq!((vm.home_word(20), vm.home_word(21)), (STAMP + 5, 79));
 }
 
+/// What a page should be, by a plain model.
+#[derive(Clone, Copy)]
+struct Page {
+    shown: u64,
+    home: u64,
+    /// Which page of the store it is mapped from.
+    store: Option<u64>,
+}
+
+/// Random operations, which are done in `model` as well.
+fn random_ops(vm: &Managed, model: &mut [Page], random: &mut impl FnMut(u64) -> u64) -> Vec<Op> {
+    let all = model.len() as u64;
+    let mut ops = Vec::new();
+    for _ in 0..random(40) {
+        if ops.len() > MAX_OPS - 21 {
+            break;
+        }
+        let page = random(all);
+        let pages = 1 + random(4).min(all - page - 1);
+        let range = page as usize..(page + pages) as usize;
+        match random(4) {
+            0 => {
+                // As the manager does it; and pages that are home stay there.
+                if model[range.clone()].iter().any(|page| page.store.is_none()) {
+                    continue;
+                }
+                ops.push(map_home(vm, page, pages));
+                for page in &mut model[range] {
+                    *page = Page { home: page.shown, store: None, ..*page };
+                }
+            }
+            1 => {
+                ops.push(op(vm, OpKind::DontNeed, page, pages));
+                for page in &mut model[range] {
+                    page.shown = page.store.map_or(page.home, |store| STAMP + store);
+                }
+            }
+            _ => {
+                // Often the next one, beside the last.
+                let mut page = page;
+                for _ in 0..=random(20) {
+                    if page + pages > all {
+                        break;
+                    }
+                    let from = random(STORE - pages);
+                    ops.push(map_store(vm, page, pages, from));
+                    for i in 0..pages {
+                        let at = &mut model[(page + i) as usize];
+                        *at = Page { shown: STAMP + from + i, store: Some(from + i), ..*at };
+                    }
+                    page += pages;
+                }
+            }
+        }
+    }
+    ops
+}
+
+/// Where each page is mapped from, and what is at its home.
+fn is_mapped_as(model: &[Page], vm: &Managed, store: &File, seed: u64) {
+    let maps = vm.maps(0, model.len() as u64);
+    for (page, expected) in model.iter().enumerate() {
+        let at = vm.addr(page as u64);
+        let part = maps.at(at).unwrap();
+        let (file, offset) = match expected.store {
+            Some(from) => (store, from),
+            None => (&vm.ram_file, page as u64),
+        };
+        let mapped = (part.inode, part.offset_of(at), part.shared);
+        let wanted = (inode(file), offset * PAGE, expected.store.is_none());
+        assert_eq!(mapped, wanted, "page {page}, seed {seed}");
+        assert_eq!(vm.home_word(page as u64), expected.home, "page {page}, seed {seed}");
+    }
+    let neighbours = maps.parts().windows(2).filter(|two| two[0].shared && two[1].shared);
+    assert_eq!(neighbours.count(), 0, "home mappings are one, seed {seed}");
+}
+
 /// Side by side, far apart, overlapping, all kinds mixed: always what a plain model says.
 #[test]
 fn random_batches_do_what_a_model_says() {
-    #[derive(Clone, Copy)]
-    struct Page {
-        shown: u64,
-        home: u64,
-        /// Which page of the store it is mapped from.
-        store: Option<u64>,
-    }
     const PAGES: u64 = 48;
     let Some((_manager, vm, mut puppet)) = managed(7000) else { return };
     let (_dir, store) = store();
@@ -251,49 +321,7 @@ fn random_batches_do_what_a_model_says() {
     let mut model = [Page { shown: 1, home: 1, store: None }; PAGES as usize];
     let (seed, mut random) = dice();
     for id in 0..150u64 {
-        let mut ops = Vec::new();
-        for _ in 0..random(40) {
-            if ops.len() > MAX_OPS - 21 {
-                break;
-            }
-            let page = random(PAGES);
-            let pages = 1 + random(4).min(PAGES - page - 1);
-            let range = page as usize..(page + pages) as usize;
-            match random(4) {
-                0 => {
-                    // As the manager does it; and pages that are home stay there.
-                    if model[range.clone()].iter().any(|page| page.store.is_none()) {
-                        continue;
-                    }
-                    ops.push(map_home(&vm, page, pages));
-                    for page in &mut model[range] {
-                        *page = Page { home: page.shown, store: None, ..*page };
-                    }
-                }
-                1 => {
-                    ops.push(op(&vm, OpKind::DontNeed, page, pages));
-                    for page in &mut model[range] {
-                        page.shown = page.store.map_or(page.home, |store| STAMP + store);
-                    }
-                }
-                _ => {
-                    // Often the next one, beside the last.
-                    let mut page = page;
-                    for _ in 0..=random(20) {
-                        if page + pages > PAGES {
-                            break;
-                        }
-                        let from = random(STORE - pages);
-                        ops.push(map_store(&vm, page, pages, from));
-                        for i in 0..pages {
-                            let at = &mut model[(page + i) as usize];
-                            *at = Page { shown: STAMP + from + i, store: Some(from + i), ..*at };
-                        }
-                        page += pages;
-                    }
-                }
-            }
-        }
+        let ops = random_ops(&vm, &mut model, &mut random);
         let count = ops.len() as u32;
         assert_eq!(vm.batch(id, ops, &[&store]), (count, 0), "seed {seed}");
         for _ in 0..random(20) {
@@ -305,21 +333,7 @@ fn random_batches_do_what_a_model_says() {
                 page.home = value;
             }
         }
-        let maps = vm.maps(0, PAGES);
-        for (page, expected) in model.iter().enumerate() {
-            let at = vm.addr(page as u64);
-            let part = maps.at(at).unwrap();
-            let (file, offset) = match expected.store {
-                Some(from) => (&store, from),
-                None => (&vm.ram_file, page as u64),
-            };
-            let mapped = (part.inode, part.offset_of(at), part.shared);
-            let wanted = (inode(file), offset * PAGE, expected.store.is_none());
-            assert_eq!(mapped, wanted, "page {page}, seed {seed}");
-            assert_eq!(vm.home_word(page as u64), expected.home, "page {page}, seed {seed}");
-        }
-        let neighbours = maps.parts().windows(2).filter(|two| two[0].shared && two[1].shared);
-        assert_eq!(neighbours.count(), 0, "home mappings are one, seed {seed}");
+        is_mapped_as(&model, &vm, &store, seed);
         if id % 10 == 0 {
             for (page, expected) in model.iter().enumerate() {
                 let shown = puppet.read_page(page as u64);

@@ -7,7 +7,7 @@ use ballast_policy::State;
 use serde::Serialize;
 
 use crate::measure::jain;
-use crate::run::{HostResult, VmPoint, VmResult};
+use crate::run::{HostPoint, HostResult, VmPoint, VmResult};
 use crate::scenario::Scenario;
 
 /// All hosts together.
@@ -263,45 +263,59 @@ pub fn hosts_csv(results: &[HostResult]) -> String {
 /// The most lines that can be told apart in one plot.
 const LINES: usize = 6;
 
+/// An axis of time: how many ms its unit has, and what is written on it.
+type TimeAxis = (f64, &'static str);
+
 /// The first host's VMs (the first six by name), and free memory and work of the median host; of several
 /// hosts also the lowest in twenty.
 pub fn charts(scenario: &Scenario, results: &[HostResult]) -> Vec<Chart> {
-    let (unit, word) = match scenario.duration {
+    let time = match scenario.duration {
         d if d > 4 * 86_400_000 => (8.64e7, "time (days)"),
         d if d > 4 * 3_600_000 => (3.6e6, "time (h)"),
         d if d > 4 * 60_000 => (6e4, "time (min)"),
         _ => (1e3, "time (s)"),
     };
     let title = |what: &str| format!("{}, {}: {what}", scenario.name, scenario.policy());
-    let mut charts = Vec::new();
-    if let Some(first) = results.first() {
-        let mut names: Vec<&str> = first.series.iter().map(|p| p.vm.as_str()).collect();
-        names.sort_unstable();
-        names.dedup();
-        names.truncate(LINES);
-        let line = |name: &str, value: &dyn Fn(&VmPoint) -> f64| {
-            let of = first.series.iter().filter(|p| p.vm == name);
-            Series::new(name, of.map(|p| (p.at as f64 / unit, value(p))).collect())
-        };
-        /// What is shown, its unit, and where it is from.
-        type Plot<'a> = (&'a str, &'a str, &'a dyn Fn(&VmPoint) -> f64);
-        let plots: [Plot; 4] = [
-            ("memory consumed", "MiB", &|p| p.consumed.mib()),
-            ("target", "MiB", &|p| p.target.mib()),
-            ("active memory, estimated", "MiB", &|p| p.estimate.mib()),
-            ("work done, of what was wanted", "%", &|p| 100.0 * p.work),
-        ];
-        for (what, y, value) in plots {
-            charts.push(Chart {
-                title: title(what),
-                x: word.to_owned(),
-                y: y.to_owned(),
-                series: names.iter().map(|name| line(name, value)).collect(),
-                ..Chart::default()
-            });
-        }
-    }
-    let quantile = |part: f64, value: &dyn Fn(&crate::run::HostPoint) -> f64| {
+    let mut charts = results.first().map_or_else(Vec::new, |first| vm_charts(first, time, &title));
+    charts.push(hosts_chart(results, time, title(&format!("{} hosts", results.len()))));
+    charts
+}
+
+/// One for each figure of a VM.
+fn vm_charts(
+    host: &HostResult,
+    (unit, word): TimeAxis,
+    title: &dyn Fn(&str) -> String,
+) -> Vec<Chart> {
+    let mut names: Vec<&str> = host.series.iter().map(|p| p.vm.as_str()).collect();
+    names.sort_unstable();
+    names.dedup();
+    names.truncate(LINES);
+    let line = |name: &str, value: &dyn Fn(&VmPoint) -> f64| {
+        let of = host.series.iter().filter(|p| p.vm == name);
+        Series::new(name, of.map(|p| (p.at as f64 / unit, value(p))).collect())
+    };
+    /// What is shown, its unit, and where it is from.
+    type Plot<'a> = (&'a str, &'a str, &'a dyn Fn(&VmPoint) -> f64);
+    let plots: [Plot; 4] = [
+        ("memory consumed", "MiB", &|p| p.consumed.mib()),
+        ("target", "MiB", &|p| p.target.mib()),
+        ("active memory, estimated", "MiB", &|p| p.estimate.mib()),
+        ("work done, of what was wanted", "%", &|p| 100.0 * p.work),
+    ];
+    let chart = |(what, y, value): Plot| Chart {
+        title: title(what),
+        x: word.to_owned(),
+        y: y.to_owned(),
+        series: names.iter().map(|name| line(name, value)).collect(),
+        ..Chart::default()
+    };
+    plots.map(chart).into()
+}
+
+/// Free memory and work.
+fn hosts_chart(results: &[HostResult], (unit, word): TimeAxis, title: String) -> Chart {
+    let quantile = |part: f64, value: &dyn Fn(&HostPoint) -> f64| {
         let moments = results.first().map_or(0, |r| r.points.len());
         let at = |i: usize| {
             let mut values: Vec<f64> =
@@ -312,8 +326,8 @@ pub fn charts(scenario: &Scenario, results: &[HostResult]) -> Vec<Chart> {
         };
         (0..moments).map(at).collect::<Vec<_>>()
     };
-    let free = |p: &crate::run::HostPoint| 100.0 * f64::from(p.free);
-    let work = |p: &crate::run::HostPoint| 100.0 * f64::from(p.work);
+    let free = |p: &HostPoint| 100.0 * f64::from(p.free);
+    let work = |p: &HostPoint| 100.0 * f64::from(p.work);
     let mut series = vec![
         Series::new("free, median host", quantile(0.5, &free)),
         Series::new("work, median host", quantile(0.5, &work)),
@@ -322,12 +336,5 @@ pub fn charts(scenario: &Scenario, results: &[HostResult]) -> Vec<Chart> {
         series.push(Series::new("free, lowest of 20 hosts", quantile(0.05, &free)));
         series.push(Series::new("work, lowest of 20 hosts", quantile(0.05, &work)));
     }
-    charts.push(Chart {
-        title: title(&format!("{} hosts", results.len())),
-        x: word.to_owned(),
-        y: "%".to_owned(),
-        series,
-        ..Chart::default()
-    });
-    charts
+    Chart { title, x: word.to_owned(), y: "%".to_owned(), series, ..Chart::default() }
 }

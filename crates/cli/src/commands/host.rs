@@ -1,7 +1,7 @@
 //! `ballast host`: the host as the manager sees it, and changes of what holds for all of it.
 
 use ballast_api::client::Client;
-use ballast_api::{HostChange, HostView, JournalView, LocationState};
+use ballast_api::{HostChange, HostCounters, HostView, JournalView, LocationState};
 
 use super::Output;
 use super::show::compression;
@@ -50,36 +50,13 @@ fn summary(h: &HostView) -> String {
         h.overcommit,
         h.overcommit_peak
     );
-    let share = |bytes: u64| format!("{} ({})", size(bytes), percent(bytes, h.budget));
-    text += &section(
-        "machine memory",
-        &[
-            ("budget", size(h.budget)),
-            ("consumed by guests", share(h.consumed)),
-            ("overhead", share(h.overhead)),
-            ("free", share(h.free)),
-            ("used at most", share(h.peak_used)),
-            ("in use, as measured", share(h.measured_used)),
-            ("measured at most", share(h.measured_peak)),
-        ],
-    );
+    text += &machine_memory(h);
     text += "\nstates of free memory\n";
     text += &thresholds(h);
     text += &nodes(h);
     text += &refused(h);
-    let c = &h.counters;
     text += "\n";
-    text += &section(
-        "totals since the start",
-        &[
-            ("ballooned", size(c.ballooned)),
-            ("swapped out", size(c.swapped_out)),
-            ("swapped in", size(c.swapped_in)),
-            ("faults served", c.faults.to_string()),
-            ("allocations that waited", c.waits.to_string()),
-            ("allocations blocked", c.blocks.to_string()),
-        ],
-    );
+    text += &totals(&h.counters);
     text += "\n";
     text += &section("swap", &[("reserved", size(h.swap_reserved)), ("used", size(h.swap_used))]);
     text += &locations(h);
@@ -91,7 +68,42 @@ fn summary(h: &HostView) -> String {
     text += "\n";
     text += &journal(&h.journal);
     text += "\n";
-    text += &section(
+    text += &manager(h);
+    text
+}
+
+fn machine_memory(h: &HostView) -> String {
+    let share = |bytes: u64| format!("{} ({})", size(bytes), percent(bytes, h.budget));
+    section(
+        "machine memory",
+        &[
+            ("budget", size(h.budget)),
+            ("consumed by guests", share(h.consumed)),
+            ("overhead", share(h.overhead)),
+            ("free", share(h.free)),
+            ("used at most", share(h.peak_used)),
+            ("in use, as measured", share(h.measured_used)),
+            ("measured at most", share(h.measured_peak)),
+        ],
+    )
+}
+
+fn totals(c: &HostCounters) -> String {
+    section(
+        "totals since the start",
+        &[
+            ("ballooned", size(c.ballooned)),
+            ("swapped out", size(c.swapped_out)),
+            ("swapped in", size(c.swapped_in)),
+            ("faults served", c.faults.to_string()),
+            ("allocations that waited", c.waits.to_string()),
+            ("allocations blocked", c.blocks.to_string()),
+        ],
+    )
+}
+
+fn manager(h: &HostView) -> String {
+    section(
         "manager",
         &[
             ("version", format!("{} (pid {})", h.version, h.pid)),
@@ -101,8 +113,7 @@ fn summary(h: &HostView) -> String {
             ("default tax", h.tax.to_string()),
             ("guests run on", h.accel.clone()),
         ],
-    );
-    text
+    )
 }
 
 /// With less than a tenth of it free, it says so.

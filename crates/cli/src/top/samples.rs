@@ -76,6 +76,7 @@ pub fn host() -> HostView {
     }
 }
 
+#[expect(clippy::too_many_lines, reason = "one value with all its fields")]
 pub fn vm(name: &str) -> VmView {
     VmView {
         name: name.to_owned(),

@@ -101,6 +101,7 @@ fn swap_locations_are_in_order_of_priority() {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "one table of mistakes and what is said of each")]
 fn mistakes_are_refused_as_a_whole_and_name_their_line_or_key() {
     for (text, wanted) in [
         ("budget = \"1G\"\nshares = 4\n", "line 2"),

@@ -7,7 +7,9 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use ballast_shim_proto::{Connection, ConnectionError, Hello, Message, ONE_PART, Part, VmName};
+use ballast_shim_proto::{
+    Batch, Connection, ConnectionError, Hello, Message, ONE_PART, Part, VmName,
+};
 use ballast_uffd::{Features, Modes, Uffd};
 use ballast_units::{Bytes, HostAddr, PAGE_SIZE};
 use rustix::mm::{MapFlags, ProtFlags};
@@ -267,85 +269,19 @@ fn act(role: &str, connection: Connection, ram: &OwnedFd, uffd: &Uffd, base: *mu
             stay(connection, ram, uffd, base, len)
         }
         // Says that all is done, and does nothing.
-        "liar" => loop {
-            let Ok((Message::Batch(batch), _)) = connection.recv(None) else { continue };
-            let done = batch.ops().len() as u32;
-            let answer = Message::BatchDone { id: batch.id, done, errno: 0 };
-            let _ = connection.send(&answer, &[]);
-        },
+        "liar" => say_done(&connection, |_| {}),
         // Maps what it likes instead of what it was given.
-        "forger" => loop {
-            let Ok((Message::Batch(batch), _)) = connection.recv(None) else { continue };
-            for op in batch.ops() {
-                let own = memfd(op.len.0);
-                let (prot, flags) = (ProtFlags::READ, MapFlags::PRIVATE | MapFlags::FIXED);
-                // SAFETY: inside its own memory, which is nobody's but its own.
-                let _ = unsafe {
-                    rustix::mm::mmap(op.addr.0 as *mut _, op.len.0 as usize, prot, flags, &own, 0)
-                };
-            }
-            let done = batch.ops().len() as u32;
-            let answer = Message::BatchDone { id: batch.id, done, errno: 0 };
-            let _ = connection.send(&answer, &[]);
-        },
+        "forger" => say_done(&connection, map_own),
         // And comes again whenever it is hung up on.
-        "nonsense" => {
-            let mut connection = connection;
-            loop {
-                let batch = match connection.recv(None) {
-                    Ok((Message::Batch(batch), _)) => batch,
-                    Ok(_) => continue,
-                    Err(_) => {
-                        connection = come_again(ram, uffd, base, len);
-                        continue;
-                    }
-                };
-                let wrong = [
-                    Message::BatchDone { id: batch.id ^ 1, done: 1, errno: 0 },
-                    Message::BatchDone { id: batch.id, done: u32::MAX, errno: -7 },
-                    Message::Failed { step: ballast_shim_proto::Step::Register, errno: 0 },
-                ];
-                for answer in &wrong {
-                    let _ = connection.send(answer, &[]);
-                }
-            }
-        }
+        "nonsense" => answer_nonsense(connection, ram, uffd, base, len),
         // Comes again as what it is not, and then as what it is.
         "moves" => {
             drop(connection);
-            let socket = std::env::var("EVIL_SOCKET").unwrap();
-            let name = std::env::var("EVIL_NAME").unwrap();
-            let other = memfd(len);
-            for (at, file, why) in [
-                (base as u64 + PAGE_SIZE as u64, ram, "not where it was"),
-                (base as u64, &other, "another than before"),
-            ] {
-                let good = Hello { parts: vec![part(at, len)], ..hello(&name, len) };
-                let again = Message::Hello(Hello { reconnect: true, ..good });
-                let said = say(Path::new(&socket), &again, &[file.as_fd(), uffd.as_fd()]).unwrap();
-                assert!(said.contains(why), "{said}");
-            }
+            come_as_another(ram, uffd, base, len);
             stay(come_again(ram, uffd, base, len), ram, uffd, base, len)
         }
         // Asks every next manager to take it over, and hears no answer.
-        "deaf" => {
-            let socket = std::env::var("EVIL_SOCKET").unwrap();
-            let name = std::env::var("EVIL_NAME").unwrap();
-            let good = Hello { parts: vec![part(base as u64, len)], ..hello(&name, len) };
-            let again = Message::Hello(Hello { reconnect: true, ..good });
-            while connection.recv(None).is_ok() {}
-            loop {
-                std::thread::sleep(Duration::from_millis(50));
-                let Ok(connection) = Connection::connect(Path::new(&socket)) else { continue };
-                if connection.send(&again, &[ram.as_fd(), uffd.as_fd()]).is_ok() {
-                    rustix::net::shutdown(&connection, rustix::net::Shutdown::Read).unwrap();
-                    // Until it is let go of.
-                    while connection.send(&Message::Managed, &[]).is_ok() {
-                        std::thread::sleep(Duration::from_millis(50));
-                    }
-                }
-            }
-        }
+        "deaf" => ask_and_hear_nothing(&connection, ram, uffd, base, len),
         "silent" => {
             drop(connection.recv(None));
             std::mem::forget(connection);
@@ -374,6 +310,96 @@ fn act(role: &str, connection: Connection, ram: &OwnedFd, uffd: &Uffd, base: *mu
             std::mem::forget(connection);
         }
         other => panic!("no role {other}"),
+    }
+}
+
+/// Whatever it is told to do, it does `deed` instead, and says that all is done.
+fn say_done(connection: &Connection, deed: impl Fn(&Batch)) -> ! {
+    loop {
+        let Ok((Message::Batch(batch), _)) = connection.recv(None) else { continue };
+        deed(&batch);
+        let done = batch.ops().len() as u32;
+        let answer = Message::BatchDone { id: batch.id, done, errno: 0 };
+        let _ = connection.send(&answer, &[]);
+    }
+}
+
+fn map_own(batch: &Batch) {
+    for op in batch.ops() {
+        let own = memfd(op.len.0);
+        let (prot, flags) = (ProtFlags::READ, MapFlags::PRIVATE | MapFlags::FIXED);
+        // SAFETY: inside its own memory, which is nobody's but its own.
+        let _ = unsafe {
+            rustix::mm::mmap(op.addr.0 as *mut _, op.len.0 as usize, prot, flags, &own, 0)
+        };
+    }
+}
+
+fn answer_nonsense(
+    mut connection: Connection,
+    ram: &OwnedFd,
+    uffd: &Uffd,
+    base: *mut u8,
+    len: u64,
+) -> ! {
+    loop {
+        let batch = match connection.recv(None) {
+            Ok((Message::Batch(batch), _)) => batch,
+            Ok(_) => continue,
+            Err(_) => {
+                connection = come_again(ram, uffd, base, len);
+                continue;
+            }
+        };
+        let wrong = [
+            Message::BatchDone { id: batch.id ^ 1, done: 1, errno: 0 },
+            Message::BatchDone { id: batch.id, done: u32::MAX, errno: -7 },
+            Message::Failed { step: ballast_shim_proto::Step::Register, errno: 0 },
+        ];
+        for answer in &wrong {
+            let _ = connection.send(answer, &[]);
+        }
+    }
+}
+
+/// With its RAM at another place, and with another RAM.
+fn come_as_another(ram: &OwnedFd, uffd: &Uffd, base: *mut u8, len: u64) {
+    let socket = std::env::var("EVIL_SOCKET").unwrap();
+    let name = std::env::var("EVIL_NAME").unwrap();
+    let other = memfd(len);
+    for (at, file, why) in [
+        (base as u64 + PAGE_SIZE as u64, ram, "not where it was"),
+        (base as u64, &other, "another than before"),
+    ] {
+        let good = Hello { parts: vec![part(at, len)], ..hello(&name, len) };
+        let again = Message::Hello(Hello { reconnect: true, ..good });
+        let said = say(Path::new(&socket), &again, &[file.as_fd(), uffd.as_fd()]).unwrap();
+        assert!(said.contains(why), "{said}");
+    }
+}
+
+fn ask_and_hear_nothing(
+    connection: &Connection,
+    ram: &OwnedFd,
+    uffd: &Uffd,
+    base: *mut u8,
+    len: u64,
+) -> ! {
+    let socket = std::env::var("EVIL_SOCKET").unwrap();
+    let name = std::env::var("EVIL_NAME").unwrap();
+    let good = Hello { parts: vec![part(base as u64, len)], ..hello(&name, len) };
+    let again = Message::Hello(Hello { reconnect: true, ..good });
+    while connection.recv(None).is_ok() {}
+    loop {
+        std::thread::sleep(Duration::from_millis(50));
+        let Ok(connection) = Connection::connect(Path::new(&socket)) else { continue };
+        if connection.send(&again, &[ram.as_fd(), uffd.as_fd()]).is_ok() {
+            rustix::net::shutdown(&connection, rustix::net::Shutdown::Read).unwrap();
+            // Until it is let go of.
+            while connection.send(&Message::Managed, &[]).is_ok() {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        }
     }
 }
 

@@ -15,7 +15,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use ballast_api::client::{Client, ClientError};
-use ballast_api::{Accel, ErrorBody, ErrorCode, HostView, VmSpec, VmView};
+use ballast_api::{Accel, ErrorBody, ErrorCode, HostView, Mode, VmSpec, VmView};
 use ballast_lab::console::Console;
 use ballast_lab::guest::Guest;
 use ballast_lab::image::{self, Image};
@@ -254,6 +254,14 @@ impl Ballastd {
     /// Whether the manager knows no such VM.
     pub async fn is_gone(&self, name: &str) -> bool {
         matches!(self.client.vm(name).await, Err(ClientError::Refused(e)) if e.code == ErrorCode::NotFound)
+    }
+
+    /// Waits until a VM is paged. While it waits for its takeover it may not be known.
+    pub async fn is_paged(&self, name: &str) {
+        self.eventually("it is paged", async || {
+            self.client.vm(name).await.is_ok_and(|vm| vm.management.mode == Mode::Paged)
+        })
+        .await;
     }
 
     /// Nothing of a VM is left but its logs.

@@ -6,6 +6,8 @@
 #![allow(dead_code, reason = "each test file uses its own part of this module")]
 
 mod backend;
+#[cfg(not(feature = "shuttle"))]
+pub mod every_call;
 pub mod evict;
 pub mod site;
 #[cfg(not(feature = "shuttle"))]

@@ -8,6 +8,7 @@ use std::collections::HashSet;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -113,6 +114,38 @@ pub fn again(test: &str, fds: &[(&str, BorrowedFd<'_>)], env: &[(&str, String)])
         rustix::io::fcntl_setfd(fd, FdFlags::CLOEXEC).unwrap();
     }
     child
+}
+
+/// Has one manager after the other manage `vmm`, each for `most` at the longest once it has begun, and kills it. How many.
+pub fn kill_managers(vmm: &Vmm, dir: &Path, most: Duration) -> u64 {
+    let kills: u64 = std::env::var("BALLAST_KILLS").ok().and_then(|s| s.parse().ok()).unwrap_or(25);
+    let mut random = Random(0xdead);
+    for kill in 0..kills {
+        let before = vmm.board.get(Cell::Step);
+        let mut child = again(
+            "manager_process",
+            &[
+                ("MANAGER_UFFD", vmm.uffd.as_fd()),
+                ("MANAGER_RAM", vmm.ram.as_fd()),
+                ("MANAGER_BOARD", vmm.board_fd.as_fd()),
+                ("MANAGER_LINK", vmm.link.as_fd()),
+            ],
+            &[
+                ("MANAGER_BASE", vmm.layout.base.0.to_string()),
+                ("MANAGER_PID", vmm.pid.to_string()),
+                ("MANAGER_DIR", dir.display().to_string()),
+            ],
+        );
+        // Mostly under load; every fifth in its start or recovery, wherever that is.
+        if kill == 0 || kill % 5 != 0 {
+            wait_for("manager", || vmm.board.get(Cell::Step) > before);
+        }
+        std::thread::sleep(Duration::from_micros(random.below(most.as_micros() as u64)));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(vmm.board.get(Cell::Errors), 0, "memory was corrupted, kill {kill}");
+    }
+    kills
 }
 
 /// A descriptor that `again` passed; None where the test was not started by `again`.

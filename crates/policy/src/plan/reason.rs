@@ -194,15 +194,7 @@ impl fmt::Display for Reason {
                  bears"
             ),
             Reason::Exchanged { from, to, evict, balloon, paging } => {
-                if to < from {
-                    write!(f, "its balloon goes from {from} down to {to}")?;
-                } else {
-                    write!(
-                        f,
-                        "its balloon of {from} is to come down when memory is free for that"
-                    )?;
-                }
-                write!(f, " in exchange for paging ({evict} evicted), because ")?;
+                exchanged(f, (from, to), evict)?;
                 costs(f, balloon, paging)
             }
             Reason::Enough { from, to, balloon, paging } => {
@@ -229,6 +221,16 @@ impl fmt::Display for Reason {
             }
         }
     }
+}
+
+/// How far the balloon comes down, or that it cannot yet.
+fn exchanged(f: &mut fmt::Formatter<'_>, (from, to): (Pages, Pages), evict: Pages) -> fmt::Result {
+    if to < from {
+        write!(f, "its balloon goes from {from} down to {to}")?;
+    } else {
+        write!(f, "its balloon of {from} is to come down when memory is free for that")?;
+    }
+    write!(f, " in exchange for paging ({evict} evicted), because ")
 }
 
 /// How much is taken, and whether for a max, for the host, or for both.

@@ -87,7 +87,9 @@ pub fn launch(dir: &Path, change: impl FnOnce(&mut VmSpec)) -> Launch {
     };
     change(&mut spec);
     let accel = AccelChoice::Tcg { why: "test".into() };
-    let mut launch = command(&spec, &accel, &paths(dir)).without_shim();
+    let mut launch = command(&spec, &accel, &paths(dir));
+    // Without the shim.
+    launch.env.clear();
     remove_pair(&mut launch, "-kernel");
     remove_pair(&mut launch, "-append");
     launch

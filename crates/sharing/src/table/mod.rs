@@ -128,13 +128,8 @@ impl ShareTable {
         self.search(hash, |_| true)
     }
 
-    /// The same, but never the guest page `me`.
-    pub fn find_other(&self, hash: PageHash, me: PageId) -> Match {
-        self.search(hash, |page| page != me)
-    }
-
-    /// The same, but of guest pages only those with numbers in `among`: what is known of others stays, and
-    /// is passed over.
+    /// The same, but never the guest page `me`, and of the others only those with numbers in `among`: what is
+    /// known of the rest stays, and is passed over.
     pub fn find_other_among(&self, hash: PageHash, me: PageId, among: Range<u32>) -> Match {
         self.search(hash, |page| page != me && among.contains(&page.get()))
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use ballast_units::Pages;
+use ballast_units::{Pages, SplitMix64};
 
 use super::{Match, ShareTable, TableError};
 use crate::hash::PageHash;
@@ -130,7 +130,7 @@ impl Both {
     /// What it answered.
     pub fn compare_find(&self, hash: PageHash, me: PageId) -> Result<(), String> {
         self.judge(hash, None, self.table.find(hash))?;
-        self.judge(hash, Some(me), self.table.find_other(hash, me))
+        self.judge(hash, Some(me), self.table.find_other_among(hash, me, 0..PageId::LIMIT))
     }
 
     fn judge(&self, hash: PageHash, me: Option<PageId>, found: Match) -> Result<(), String> {
@@ -224,8 +224,5 @@ fn same<T: PartialEq + std::fmt::Debug>(
 
 /// A number of its own for each number, far from its neighbours.
 pub(super) fn scatter(n: u64) -> u64 {
-    let mut z = n.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ z >> 31
+    SplitMix64::seeded(n).draw()
 }

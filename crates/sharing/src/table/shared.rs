@@ -75,7 +75,8 @@ impl ShareTable {
     }
 
     /// The hash that a store page is found by; None without a frame, and while the hash is not known.
-    pub fn hash_of(&self, page: StorePage) -> Option<PageHash> {
+    #[cfg(test)]
+    pub(super) fn hash_of(&self, page: StorePage) -> Option<PageHash> {
         let frame = self.shared.get(page.get());
         frame.is_chained().then_some(frame.hash)
     }

@@ -1,6 +1,7 @@
 //! The share table against its oracle, and what the oracle cannot see.
 
 use std::hash::{BuildHasher, RandomState};
+use std::ops::Range;
 
 use ballast_units::{Bytes, PAGE_SIZE, Pages};
 use proptest::prelude::*;
@@ -137,18 +138,20 @@ fn a_long_walk_agrees_with_slow_maps() {
     assert!(left < Bytes(1200), "{left} are left of an empty table: more than the first buckets");
 }
 
+const ALL: Range<u32> = 0..PageId::LIMIT;
+
 #[test]
 fn a_store_page_is_found_before_hints_whatever_came_first() {
     let mut table = ShareTable::new();
     let hash = PageHash(7);
     table.hint(guest(1), hash);
     assert_eq!(table.find(hash), Match::Hint(guest(1)));
-    assert_eq!(table.find_other(hash, guest(1)), Match::Nothing);
+    assert_eq!(table.find_other_among(hash, guest(1), ALL), Match::Nothing);
     table.share(common(9), hash).unwrap();
     table.hint(guest(2), hash);
     assert_eq!(table.find(hash), Match::Shared(common(9)));
     table.release(common(9)).unwrap();
-    assert_eq!(table.find_other(hash, guest(1)), Match::Hint(guest(2)));
+    assert_eq!(table.find_other_among(hash, guest(1), ALL), Match::Hint(guest(2)));
     assert_eq!(table.find_other_among(hash, guest(5), 1..2), Match::Hint(guest(1)));
     assert_eq!(table.find_other_among(hash, guest(1), 0..2), Match::Nothing);
     table.check().unwrap();

@@ -238,21 +238,25 @@ fn charts(runs: &[(PolicyKind, Run)]) -> Vec<Chart> {
         of_vm(format!("(d) sql ({})", marks.join(", ")), SQL),
     ];
     if runs.len() > 1 {
-        let others = runs.iter().map(|(kind, run)| {
-            let rest = run.begin(Phase::Rest);
-            let points = run.series(&of(SQL, "consumed_mib"));
-            let near = points.into_iter().map(|(t, v)| (t - rest, v));
-            Series::new(kind.name(), near.filter(|(t, _)| *t >= -40.0).collect())
-        });
-        charts.push(Chart {
-            title: "sql under each policy, consumed; it rests from 0 s on".to_owned(),
-            x: "time since it rests (s)".to_owned(),
-            y: "memory (MiB)".to_owned(),
-            series: others.collect(),
-            ..Chart::default()
-        });
+        charts.push(sql_under_each_policy(runs));
     }
     charts
+}
+
+fn sql_under_each_policy(runs: &[(PolicyKind, Run)]) -> Chart {
+    let lines = runs.iter().map(|(kind, run)| {
+        let rest = run.begin(Phase::Rest);
+        let points = run.series(&of(SQL, "consumed_mib"));
+        let near = points.into_iter().map(|(t, v)| (t - rest, v));
+        Series::new(kind.name(), near.filter(|(t, _)| *t >= -40.0).collect())
+    });
+    Chart {
+        title: "sql under each policy, consumed; it rests from 0 s on".to_owned(),
+        x: "time since it rests (s)".to_owned(),
+        y: "memory (MiB)".to_owned(),
+        series: lines.collect(),
+        ..Chart::default()
+    }
 }
 
 /// A value holds until the next one.
