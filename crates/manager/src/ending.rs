@@ -25,6 +25,8 @@ const LAST_WORDS: Duration = Duration::from_secs(5);
 const STEP: Duration = Duration::from_millis(20);
 /// Between two tries to make a QEMU hear that its guest is to power off.
 const AGAIN: Duration = Duration::from_secs(1);
+/// And between two presses of the power button of one that has heard: a guest that goes down already minds no other.
+const PRESSED_AGAIN: Duration = Duration::from_secs(5);
 /// How long the balloon of a VM that is let go of is waited for. It was told, and goes on by itself.
 const DEFLATION: Duration = Duration::from_secs(5);
 /// How long VMs that are just being started may take until they can be stopped.
@@ -295,20 +297,28 @@ impl Manager {
     }
 }
 
-/// Asks a guest to power off, again until QEMU has heard it: one that waits in a page fault answers late. Where there
-/// is no QMP, its VMM is told to end. Returns when it has.
+/// Asks a guest to power off, again until it has ended: QEMU answers late where it waits in a page fault, and a guest
+/// that still boots does not see its power button. Where there is no QMP, its VMM is told to end. Returns when it has.
 async fn ask_to_end(vm: &Vm) {
+    let mut heard = false;
     loop {
         let asked = match vm.monitor() {
             Some(monitor) => monitor.system_powerdown().await,
-            None => break terminate(vm),
+            None => break,
         };
         match asked {
-            Ok(()) => break,
-            Err(QmpError::Closed { .. }) => break terminate(vm),
+            Ok(()) => heard = true,
+            Err(QmpError::Closed { .. }) => break,
             Err(e) => tracing::debug!(vm = vm.name, "{e}"),
         }
-        tokio::time::sleep(AGAIN).await;
+        let wait = if heard { PRESSED_AGAIN } else { AGAIN };
+        if tokio::time::timeout(wait, vm.process.exited()).await.is_ok() {
+            return;
+        }
+    }
+    // One that was asked may be on its way down, and is not cut short.
+    if !heard {
+        terminate(vm);
     }
     vm.process.exited().await;
 }

@@ -132,3 +132,17 @@ async fn a_vmm_that_answers_late_has_all_of_its_grace() {
     let said = std::fs::read_to_string(ballastd.root.join("console/late.console.log")).unwrap();
     assert!(said.contains("\"power\":\"button\""), "{}", console.tail(5));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guest_that_still_boots_is_asked_again() {
+    let Some(image) = image_or_skip() else { return };
+    let ballastd = Ballastd::start(&["--budget", "256M"]);
+    ballastd.client.run(&ballastd.guest(image, "boots", 96, "")).await.unwrap();
+    // Nothing of it sees a power button yet: its kernel has said nothing.
+    let grace = Duration::from_secs(600);
+    let client = ballastd.client.clone().with_timeout(grace);
+    let last = client.stop("boots", grace).await.unwrap();
+    assert_eq!((last.state, last.ended), (RunState::Stopped, None), "it was killed");
+    let said = std::fs::read_to_string(ballastd.root.join("console/boots.console.log")).unwrap();
+    assert!(said.contains("\"power\":\"button\""), "{said}");
+}
