@@ -526,7 +526,8 @@ fn refuted(input: &BalloonInput, claim: Pages) -> bool {
     input.consumed.is_some_and(|consumed| consumed > left + slack)
 }
 
-fn per_pace(rate: Pages, pace: Duration) -> Pages {
+/// What is done of it in so much time.
+pub(crate) fn per_pace(rate: Pages, pace: Duration) -> Pages {
     let exact = u128::from(rate.0) * pace.as_millis() / 1_000;
     Pages(u64::try_from(exact).unwrap_or(u64::MAX / 2))
 }

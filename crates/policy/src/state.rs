@@ -161,7 +161,8 @@ impl Thresholds {
         let between = |a: Pages, b: Pages| {
             let way =
                 u128::from(a.0.abs_diff(b.0)) * u128::from(part) / u128::from(Thresholds::WHOLE);
-            let way = Pages(u64::try_from(way).unwrap_or(u64::MAX / 8));
+            // At most their difference.
+            let way = Pages(way as u64);
             if b >= a { a + way } else { a.saturating_sub(way) }
         };
         Thresholds::spread(
@@ -277,10 +278,10 @@ impl Scale {
     }
 }
 
-/// `hundredths` of a percent of `whole`, rounded up.
+/// `hundredths` of a percent of `whole`, rounded up: at most all of it.
 fn percent(whole: Pages, hundredths: u64) -> Pages {
     let exact = u128::from(whole.0) * u128::from(hundredths);
-    Pages(u64::try_from(exact.div_ceil(10_000)).unwrap_or(u64::MAX / 8))
+    Pages(exact.div_ceil(10_000) as u64)
 }
 
 /// Follows free memory through the four states.

@@ -56,15 +56,41 @@ impl Vm {
 
 #[test]
 fn costs_have_two_digits() {
-    for (exact, rounded) in [(0.0, 0), (7.4, 7), (99.0, 99), (123.0, 120), (1_250.0, 1_300)] {
+    let costs = [(0.0, 0), (7.4, 7), (99.0, 99), (123.0, 120), (1_006.0, 1_000), (1_250.0, 1_300)];
+    for (exact, rounded) in costs {
         assert_eq!(Cost::of(exact), Cost(rounded), "{exact}");
     }
     assert_eq!(Cost::of(f64::NAN), Cost(0));
     assert_eq!(Cost(12_000).to_string(), "12 ms/s per 1000 pages");
+    assert_eq!(Cost(10_000).to_string(), "10 ms/s per 1000 pages");
     assert_eq!(Cost(1_200).to_string(), "1.2 ms/s per 1000 pages");
+    assert_eq!(Cost(1_000).to_string(), "1.0 ms/s per 1000 pages");
     assert_eq!(Cost(50).to_string(), "0.05 ms/s per 1000 pages");
     assert_eq!(Cost(0).to_string(), "0 ms/s per 1000 pages");
     assert_eq!(Cost(10_000).of_all(Pages(100_000)), 1.0);
+}
+
+#[test]
+fn orders_have_the_names_of_the_configuration() {
+    let orders = [ToolOrder::Automatic, ToolOrder::Measured, ToolOrder::BalloonFirst];
+    assert_eq!(orders.map(|o| o.to_string()), ["automatic", "measured", "balloon-first"]);
+    assert_eq!(format!("{:>9}", ToolOrder::Measured), " measured");
+}
+
+#[test]
+fn a_cost_is_known_when_it_was_measured_often_and_forgotten_after_ten_minutes() {
+    let now = Duration::from_secs(7);
+    let rested = |samples: u32, after: Duration| {
+        let mut average = Average::default();
+        (0..samples).for_each(|_| average.see(now, 5_000.0));
+        average.rest(now + after);
+        average.samples
+    };
+    let nanosecond = Duration::from_nanos(1);
+    assert_eq!(rested(SETTLED - 1, nanosecond), 0);
+    assert_eq!(rested(SETTLED, FORGET), SETTLED);
+    assert_eq!(rested(SETTLED, FORGET + nanosecond), 0);
+    assert_eq!(rested(SETTLED, FORGET * 2), 0);
 }
 
 #[test]
@@ -93,6 +119,95 @@ fn a_balloon_that_is_dear_gives_way_and_is_let_down_in_steps() {
     // Paging costs more than the balloon did.
     vm.pass(20, 0, 200_000);
     assert_eq!((vm.tools.first, vm.changes), (Tool::Balloon, 2));
+}
+
+#[test]
+fn a_ceiling_stays_until_the_balloon_is_below_it_and_steps_are_not_too_small() {
+    let ceiling = |balloon: u64, before: Option<u64>| {
+        let mut vm = Vm::new();
+        vm.hold(balloon, 20_000);
+        vm.control.first = Tool::Paging;
+        vm.control.balloon = Average { nanos: 70_000.0, samples: SETTLED, ..Average::default() };
+        vm.control.ceiling = before.map(Pages);
+        vm.control.choose(&vm.input);
+        vm.control.ceiling.map(|pages| pages.0)
+    };
+    assert_eq!(ceiling(20_000, None), Some(15_000));
+    assert_eq!(ceiling(18_000, Some(15_000)), Some(15_000), "it is on its way");
+    assert_eq!(ceiling(15_000, Some(15_000)), Some(11_250));
+    // A 64th of the guest at least, and no more than there is.
+    assert_eq!((ceiling(2_000, None), ceiling(600, None)), (Some(1_000), Some(0)));
+}
+
+/// A tool that holds less than a 64th of its guest, at one look or the other, tells nothing.
+#[test]
+fn a_tool_is_measured_when_it_holds_enough() {
+    let enough = SIZE.0 / ENOUGH;
+    for (before, after, measured) in [(0, 0, 1), (1, 0, 0), (0, 1, 0)] {
+        let mut vm = Vm::new();
+        vm.hold(enough - before, enough - before);
+        vm.control.step(&ToolsInput { now: POLL, ..vm.input });
+        vm.hold(enough - after, enough - after);
+        (vm.control.balloon, vm.control.paging) = (Average::default(), Average::default());
+        vm.control.step(&ToolsInput { now: POLL * 2, ..vm.input });
+        let samples = [vm.control.balloon.samples, vm.control.paging.samples];
+        assert_eq!(samples, [measured; 2], "{before} too few, then {after}");
+    }
+}
+
+/// By what the guest reads while its balloon is next to nothing, before and after; or reads less than.
+#[test]
+fn what_a_guest_reads_without_a_balloon_is_learnt_without_one() {
+    let enough = SIZE.0 / ENOUGH;
+    let learnt = |known: f64, before: u64, after: u64, reads: u64| {
+        let mut vm = Vm::new();
+        vm.control.plain_reads = known;
+        vm.hold(before, 0);
+        vm.control.last = Some(vm.input);
+        vm.hold(after, 0);
+        vm.pass(2, reads, 0);
+        vm.control.plain_reads
+    };
+    assert_eq!(learnt(0.0, enough - 1, enough - 1, 1_000), 300.0);
+    assert_eq!(learnt(0.0, enough, enough - 1, 1_000), 0.0);
+    assert_eq!(learnt(0.0, enough - 1, enough, 1_000), 0.0);
+    assert_eq!(learnt(0.0, enough, enough, 1_000), 0.0);
+    assert_eq!(learnt(1_000.0, enough, enough, 500), 850.0);
+    assert_eq!(learnt(1_000.0, enough, enough - 1, 500), 1_000.0);
+}
+
+#[test]
+fn how_long_disks_take_is_averaged_and_forgotten() {
+    let mut vm = Vm::new();
+    let mut see = |seconds: u64, reads: f64, nanos: f64| {
+        vm.control.see_device(Duration::from_secs(seconds), reads, nanos);
+        vm.control.device.map(|(nanos, at)| (nanos.round(), at.as_secs()))
+    };
+    assert_eq!(see(1, SOME_READS - 1.0, 9e9), None);
+    assert_eq!(see(2, SOME_READS, 600_000.0), Some((600_000.0, 2)));
+    assert_eq!(see(3, 1_000.0, 800_000.0), Some((660_000.0, 3)));
+    assert_eq!(see(603, 0.0, 0.0), Some((660_000.0, 3)));
+    assert_eq!(see(604, 0.0, 0.0), None);
+    assert_eq!(see(605, SOME_READS, 700_000.0), Some((700_000.0, 605)));
+    assert_eq!(see(2_000, 0.0, 0.0), None);
+}
+
+#[test]
+fn a_balloon_that_was_dear_is_taken_for_dear_until_it_is_seen_again_or_forgotten() {
+    let (size, cost, now) = (Pages(8_000), Cost(50), Cost(3));
+    let dear = |balloon: u64, after: Duration| {
+        let mut vm = Vm::new();
+        vm.control.dear = Some((size, cost, Duration::ZERO));
+        vm.hold(balloon, 0);
+        vm.input.now = after;
+        (vm.control.once_dear(now, &vm.input), vm.control.dear)
+    };
+    let second = Duration::from_secs(1);
+    assert_eq!(dear(7_000, second), (now, Some((size, now, second))));
+    assert_eq!(dear(6_999, second), (cost, Some((size, cost, Duration::ZERO))));
+    assert_eq!(dear(6_999, FORGET), (cost, Some((size, cost, Duration::ZERO))));
+    assert_eq!(dear(6_999, FORGET + second), (now, None));
+    assert_eq!(dear(6_999, FORGET * 2), (now, None));
 }
 
 #[test]
@@ -187,6 +302,35 @@ fn no_disk_is_presumed_to_be_slower_than_disks_are() {
         }
         assert_eq!(vm.tools.first, first, "{ms} ms");
     }
+}
+
+#[test]
+fn half_as_much_again_is_not_enough_for_a_change() {
+    for (balloon, first) in [(3_000.0, Tool::Balloon), (3_100.0, Tool::Paging)] {
+        let mut vm = Vm::new();
+        vm.hold(20_000, 20_000);
+        vm.input.now = HOLD;
+        let known = |nanos: f64| Average { nanos, samples: SETTLED, ..Average::default() };
+        (vm.control.balloon, vm.control.paging) = (known(balloon), known(2_000.0));
+        vm.control.choose(&vm.input);
+        assert_eq!(vm.control.first, first, "{balloon}");
+    }
+}
+
+/// After each four holds without a change it is halved, down to the shortest.
+#[test]
+fn an_order_that_nothing_speaks_against_is_held_for_less_and_less() {
+    let mut vm = Vm::new();
+    vm.control.hold = HOLD * 8;
+    let mut held = |seconds: u64| {
+        vm.pass(seconds, 0, 0);
+        (vm.control.hold, vm.control.since.as_secs())
+    };
+    assert_eq!(held(318), (HOLD * 8, 0));
+    assert_eq!(held(2), (HOLD * 4, 320));
+    assert_eq!(held(160), (HOLD * 2, 480));
+    assert_eq!(held(80), (HOLD, 560));
+    assert_eq!(held(1_000), (HOLD, 560), "the next change comes at once");
 }
 
 #[test]

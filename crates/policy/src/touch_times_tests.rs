@@ -199,6 +199,54 @@ fn a_hundred_samples_tell_the_curve_roughly() {
     assert!(median < 0.15 && worst < 0.35, "{median} {worst}");
 }
 
+/// All samples touched, and no telling when in the period: R is spread evenly over it, so with T in periods
+/// C(T) = N * T * (1 - exp(-1/T)) exactly.
+#[test]
+fn the_curve_of_touches_that_are_spread_evenly_is_exact() {
+    const N: u64 = 1 << 30;
+    let config = SamplingConfig::default();
+    let mut times = TouchTimes::new(config);
+    after(&mut times, 100, &[29.9; 100]);
+    times.end_period();
+    let curve = times.curve(Pages(N)).unwrap();
+    let period_s = config.period.as_secs_f64();
+    let near = |found: f64, exact: f64| (found - exact).abs() <= 1e-6 * exact.max(1.0);
+    assert!(near(curve[0].1, N as f64 / period_s), "{:?}", curve[0]);
+    assert_eq!(curve.len(), 1 + POINTS + 1);
+    for (i, (pages, misses)) in curve[1..=POINTS].iter().enumerate() {
+        // From 10 ms of 30 s on, in steps of the square root of 2; up to 8 periods.
+        let t = 8.0 * 2f64.powf((i as f64 + 1.0 - POINTS as f64) / 2.0);
+        let exact = N as f64 * t * (1.0 - (-1.0 / t).exp());
+        assert!((pages.0 as f64 - exact).abs() <= 1.0, "{i}: {pages:?}, {exact}");
+        assert!(near(*misses, exact / (t * period_s)), "{i}: {misses}");
+    }
+    assert_eq!(curve.last(), Some(&(Pages(N), 0.0)));
+}
+
+#[test]
+fn the_buckets_end_with_the_period() {
+    assert_eq!(end_of(BUCKETS - 1), 1.0);
+    assert!((30.0 * end_of(0) - 0.0104).abs() < 1e-4, "{}", end_of(0));
+}
+
+/// As many periods as a gain looks back on: 15 of 1/8, 3 of 1/2, and the one that runs.
+#[test]
+fn averages_count_for_the_periods_that_are_in_them() {
+    let mut times = TouchTimes::new(SamplingConfig::default());
+    for seconds in [0.001, 29.0] {
+        after(&mut times, 100, &[seconds; 100]);
+        times.end_period();
+    }
+    after(&mut times, 100, &[10.5; 50]);
+    let parts = times.parts().unwrap();
+    let (early, late) = (15.0 * 7.0 / 8.0 + 3.0 / 2.0, 15.0 / 8.0 + 3.0 / 2.0);
+    let all = early + late + 0.5;
+    let running = parts[1..BUCKETS - 1].iter().sum::<f64>();
+    for (found, exact) in [(parts[0], early), (parts[BUCKETS - 1], late), (running, 0.5)] {
+        assert!((found - exact / all).abs() < 1e-12, "{parts:?}");
+    }
+}
+
 fn after(times: &mut TouchTimes, sampled: u32, seconds: &[f64]) {
     times.begin_period(sampled);
     seconds.iter().for_each(|s| times.touched(Duration::from_secs_f64(*s)));

@@ -17,7 +17,7 @@ use std::time::Duration;
 use ballast_units::Pages;
 
 use crate::balloon::{
-    BalloonConfig, BalloonControl, BalloonInput, BalloonOutput, Health, remember,
+    BalloonConfig, BalloonControl, BalloonInput, BalloonOutput, Health, per_pace, remember,
 };
 
 /// What is known of the guest's memory now.
@@ -142,10 +142,7 @@ impl UnplugControl {
         let stays = self.withhold.min(input.goal.saturating_sub(input.held));
         let wanted = input.goal.saturating_sub(balloon_part).max(stays);
         let wanted = whole(wanted).min(whole(limit));
-        let step = |rate: Pages| {
-            let pages = u128::from(rate.0) * pace.as_millis() / 1_000;
-            whole(Pages(u64::try_from(pages).unwrap_or(u64::MAX / 2))).max(BLOCK)
-        };
+        let step = |rate: Pages| whole(per_pace(rate, pace)).max(BLOCK);
         self.withhold = if wanted <= self.withhold {
             wanted.max(self.withhold.saturating_sub(step(self.config.deflate_rate)))
         } else if now < self.rests_until || self.withhold > withheld + SLACK {

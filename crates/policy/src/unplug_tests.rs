@@ -373,6 +373,137 @@ fn what_a_former_manager_withheld_is_led_on_from_where_it_is() {
     assert_eq!(guest.plugged, Pages::from_mib(156));
 }
 
+/// A guest of 4 GiB beside its 128 MiB, which tells that it needs next to nothing, has no balloon, and of which as
+/// much as may be is to be withheld.
+fn idle(ms: u64, done: Pages) -> (UnplugInput, BalloonOutput) {
+    let given = Pages::from_mib(4_096);
+    let plugged = given - done;
+    let input = UnplugInput {
+        now: Duration::from_millis(ms),
+        goal: given,
+        given,
+        plugged,
+        size: BOOT + plugged,
+        guest_available: Some(BOOT + plugged),
+        ..UnplugInput::default()
+    };
+    (input, BalloonOutput { health: Health::Missing, ..BalloonOutput::UNKNOWN })
+}
+
+#[test]
+fn as_much_is_asked_for_as_there_was_time_for_and_no_burst() {
+    let rate = BalloonConfig::default().rate.0;
+    let turns =
+        [(1, BLOCK.0), (250, rate / 4), (1_000, rate), (2_000, 2 * rate), (9_000, 2 * rate)];
+    for (ms, more) in turns {
+        let mut control = UnplugControl::new(BalloonConfig::default(), Pages::ZERO);
+        let (input, balloon) = idle(0, Pages::ZERO);
+        control.step(&UnplugInput { goal: Pages::ZERO, ..input }, &balloon);
+        let (input, balloon) = idle(ms, Pages::ZERO);
+        assert_eq!(control.step(&input, &balloon).withhold, Pages(more), "{ms} ms");
+    }
+}
+
+#[test]
+fn more_is_asked_for_when_the_last_is_done_and_the_guest_does_not_rest() {
+    let asked = |withhold: u64, done: u64, rests_until: u64| {
+        let mut control = UnplugControl::new(BalloonConfig::default(), Pages(withhold));
+        control.rests_until = Duration::from_secs(rests_until);
+        // Once it was asked for so much, whatever it is now.
+        let (at, once) = (Duration::from_secs(9), Pages(4_096));
+        control.moments.push_back(Moment { at, withhold: once, withheld: Pages(done) });
+        let (input, balloon) = idle(10_000, Pages(done));
+        control.step(&input, &balloon).withhold.0
+    };
+    let rate = BalloonConfig::default().rate.0;
+    assert_eq!(asked(4_096, 4_096 - SLACK.0, 0), 4_096 + rate);
+    assert_eq!(asked(4_096, 4_096 - SLACK.0 - 1, 0), 4_096);
+    assert_eq!(asked(4_096, 4_096, 10), 4_096 + rate);
+    assert_eq!(asked(4_096, 4_096, 11), 4_096);
+    assert_eq!(asked(0, 4_096, 11), 0, "what comes late is not asked for while it rests");
+}
+
+/// What was asked for as long ago as a balloon has patience, or less since.
+#[test]
+fn what_was_asked_for_just_now_is_not_late() {
+    let second = Duration::from_secs(1);
+    let mut control = UnplugControl::new(BalloonConfig::default(), Pages(4_096));
+    for (at, withhold) in [(0, 0), (5, 4_096)] {
+        let at = second * at;
+        control.moments.push_back(Moment { at, withhold: Pages(withhold), withheld: Pages(0) });
+    }
+    let due = |now: u32| control.due(second * now).0;
+    assert_eq!([9, 10, 14, 15, 16].map(due), [0, 0, 0, 4_096, 4_096]);
+    control.withhold = Pages(512);
+    assert_eq!(control.due(second * 15), Pages(512));
+}
+
+#[test]
+fn what_is_missing_within_the_slack_is_not_late() {
+    for (missing, late) in [(SLACK, false), (SLACK + Pages(1), true)] {
+        let asked = Pages(8_192);
+        let mut control = UnplugControl::new(BalloonConfig::default(), asked);
+        let withheld = asked - missing;
+        let at = Duration::ZERO;
+        control.moments.push_back(Moment { at, withhold: asked, withheld });
+        let (input, balloon) = idle(10_000, withheld);
+        assert_eq!(control.step(&input, &balloon).late, late, "{missing:?}");
+    }
+}
+
+#[test]
+fn a_guest_is_behind_when_more_than_the_slack_is_missing() {
+    for (missing, behind) in [(SLACK, false), (SLACK + Pages(1), true)] {
+        let mut control = UnplugControl::new(BalloonConfig::default(), Pages(8_192));
+        let withheld = Pages(8_192) - missing;
+        control.judge(Duration::from_secs(1), withheld, Some(withheld));
+        assert_eq!(control.idle_since.is_some(), behind, "{missing:?}");
+    }
+}
+
+#[test]
+fn below_half_of_its_reserve_a_guest_gets_back_what_it_lacks_of_all_of_it() {
+    let done = Pages(131_072);
+    let limit = |available: fn(Pages) -> Pages, holds: u64| {
+        let control = UnplugControl::new(BalloonConfig::default(), done);
+        let (input, balloon) = idle(0, done);
+        let reserve = control.config.reserve(input.size);
+        let guest_available = Some(available(reserve));
+        let input = UnplugInput { guest_available, balloon: Pages(holds), ..input };
+        (control.limit(&input, &balloon, input.now, done), reserve)
+    };
+    let (at_half, reserve) = limit(|reserve| Pages(reserve.0 / 2), 0);
+    assert!(reserve.0.is_multiple_of(2));
+    assert_eq!(at_half, done);
+    let below = |reserve: Pages| Pages(reserve.0 / 2 - 1);
+    assert_eq!(limit(below, 0).0, done - Pages(reserve.0 / 2 + 1));
+    assert_eq!(limit(below, 1_000).0, done - Pages(reserve.0 / 2 + 1 - 1_000));
+}
+
+#[test]
+fn unplugging_stands_in_for_a_balloon_while_another_block_can_come() {
+    let both = |health, limit: Pages| {
+        let balloon = BalloonOutput { health, limit: Pages(9_000), ..BalloonOutput::UNKNOWN };
+        let unplug = UnplugOutput { limit, withheld: Pages(4_096), ..UnplugOutput::default() };
+        let both = together(&balloon, Pages(700), &unplug);
+        (both.health, both.limit - limit)
+    };
+    let (none, block) = (Pages(4_096) + BLOCK - Pages(1), Pages(4_096) + BLOCK);
+    for health in [Health::Stuck, Health::Missing] {
+        assert_eq!(both(health, none), (health, Pages(9_000)));
+    }
+    assert_eq!(both(Health::Stuck, block), (Health::Healthy, Pages(700)));
+    assert_eq!(both(Health::Missing, block), (Health::Healthy, Pages(0)));
+}
+
+#[test]
+fn another_configuration_counts_from_then_on() {
+    let mut control = UnplugControl::new(BalloonConfig::default(), Pages::ZERO);
+    control.set_config(BalloonConfig { rate: BLOCK, ..BalloonConfig::default() });
+    let (input, balloon) = idle(0, Pages::ZERO);
+    assert_eq!(control.step(&input, &balloon).withhold, BLOCK);
+}
+
 proptest! {
     #[test]
     fn whatever_is_seen_what_is_asked_stays_within_what_was_given(

@@ -62,6 +62,20 @@ fn in_the_period_counts_raise_and_never_lower() {
     assert_eq!(ws.estimate().estimate, last, "no more touched than sampled");
 }
 
+/// Half of the way, by the fast gain, from what the last period found.
+#[test]
+fn what_a_period_found_so_far_raises_by_its_gain() {
+    let mut ws = WorkingSet::new(SamplingConfig::default(), Pages(1_000));
+    for touched in [50, 80] {
+        ws.begin_period(100);
+        ws.touched(touched);
+        if touched == 50 {
+            ws.end_period();
+        }
+    }
+    assert_eq!((ws.estimate().fast, ws.estimate().current), (Pages(500), Pages(650)));
+}
+
 #[test]
 fn periods_without_samples_tell_nothing() {
     let mut ws = WorkingSet::new(SamplingConfig::default(), SIZE);
@@ -111,6 +125,10 @@ fn configurations_are_checked() {
         SamplingConfig { period: Duration::ZERO, ..good }.check(),
         Err(SamplingError::NoPeriod)
     );
+    let samples = |samples| SamplingConfig { samples, ..good }.check();
+    assert_eq!(samples(MOST_SAMPLES), Ok(()));
+    assert_eq!(samples(MOST_SAMPLES + 1), Err(SamplingError::ManySamples));
+    assert_eq!(samples(u32::MAX), Err(SamplingError::ManySamples));
     for (slow, fast) in [(0.0, 0.5), (0.6, 0.5), (0.1, 1.1), (f64::NAN, 0.5), (0.1, f64::NAN)] {
         let bad = SamplingConfig { slow_gain: slow, fast_gain: fast, ..good };
         assert!(bad.check().is_err());
@@ -120,6 +138,27 @@ fn configurations_are_checked() {
             assert!(ws.estimate().estimate <= SIZE);
         }
     }
+}
+
+#[test]
+fn gains_that_are_none_are_replaced_and_those_out_of_range_brought_into_it() {
+    let period = Duration::from_secs(7);
+    let bad = SamplingConfig { samples: 9, period, slow_gain: f64::NAN, fast_gain: 7.0 };
+    let made = SamplingConfig { slow_gain: 1.0 / 8.0, fast_gain: 1.0, ..bad };
+    let mut ws = WorkingSet::new(bad, SIZE);
+    assert_eq!(*ws.config(), made);
+    ws.set_config(SamplingConfig { slow_gain: -1.0, fast_gain: f64::NAN, ..bad });
+    let made = SamplingConfig { slow_gain: f64::MIN_POSITIVE, fast_gain: 0.5, ..bad };
+    assert_eq!(*ws.config(), made);
+}
+
+#[test]
+fn another_configuration_counts_for_the_period_that_runs() {
+    let mut ws = WorkingSet::new(SamplingConfig::default(), SIZE);
+    ws.begin_period(100);
+    assert!(!ws.advance(PERIOD / 2));
+    ws.set_config(SamplingConfig { period: PERIOD / 2, ..SamplingConfig::default() });
+    assert!(ws.advance(Duration::ZERO));
 }
 
 #[test]

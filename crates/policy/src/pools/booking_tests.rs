@@ -47,8 +47,10 @@ fn a_vm_takes_from_its_pool_and_a_pool_reserves_what_it_does_not_use() {
 fn an_expandable_pool_borrows_from_its_parent_and_on_from_the_host() {
     let pools = [pool(0, None, 600, Some(900), true), pool(1, Some(0), 100, None, true)];
     let b = books(&pools, 1_000, &[(Some(1), 100), (Some(0), 300)]);
-    // 400 of prod's 600 are taken.
+    // 400 of prod's 600 are taken, and it may have 900; the inner one has what its parent has.
     assert_eq!(b.promised()[0].used, mib(400));
+    let left: Vec<_> = b.promised().iter().map(Promised::left).collect();
+    assert_eq!(left, [Some(mib(500)), None, Some(mib(400))]);
     assert_eq!(b.admit(Some(PoolId(1)), mib(500)), Ok(()));
     let refusal = b.admit(Some(PoolId(1)), mib(501)).unwrap_err();
     assert_eq!(
@@ -59,6 +61,18 @@ fn an_expandable_pool_borrows_from_its_parent_and_on_from_the_host() {
     let b = books(&pools, 1_000, &[(Some(1), 100), (Some(0), 300), (None, 250)]);
     let refusal = b.admit(Some(PoolId(1)), mib(400)).unwrap_err();
     assert_eq!(refusal.to_string(), "needs 200 MiB unreserved, 150 MiB free of promises");
+}
+
+#[test]
+fn a_pool_that_is_not_expandable_promises_its_min_or_its_max_if_that_is_less() {
+    let lack = |max| {
+        let pools = [pool(0, None, 600, Some(max), false)];
+        let refusal = books(&pools, 1_000, &[]).admit(Some(PoolId(0)), mib(601)).unwrap_err();
+        (refusal.left, refusal.of, refusal.lack)
+    };
+    assert_eq!(lack(599), (mib(599), mib(599), Lack::Max));
+    assert_eq!(lack(600), (mib(600), mib(600), Lack::Min));
+    assert_eq!(lack(900), (mib(600), mib(600), Lack::Min));
 }
 
 #[test]

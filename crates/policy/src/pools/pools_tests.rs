@@ -214,9 +214,25 @@ fn pools_tell_what_bounds_them() {
     assert!(vms.iter().all(|e| e.bound == Bound::Shares));
 }
 
+#[test]
+fn what_pools_hold_of_their_shares_is_told_as_rho() {
+    let vms = [vm(1, 1, 0, 1_000, 0.0, 0), vm(2, 1, 0, 1_000, 0.0, 0)];
+    let places = [place(Some(1)), place(Some(2))];
+    let pools = [pool(1, None, 2_000, 0, None), pool(2, None, 500, 0, None)];
+    let (_, pools) = divide(Pages(1_000), &pools, &vms, &places);
+    assert_eq!(
+        pools.iter().map(|p| (p.target.0, p.rho)).collect::<Vec<_>>(),
+        [(800, 2.5), (200, 2.5)]
+    );
+}
+
+fn any_shares() -> impl Strategy<Value = u32> {
+    prop_oneof![3 => 1u32..2_000, 1 => 1u32..6]
+}
+
 prop_compose! {
     fn any_vm(id: u32)(
-        shares in 1u32..2_000, max in 1u64..40, min in 0.0f64..1.0, active in 0u64..50,
+        shares in any_shares(), max in 1u64..40, min in 0.0f64..1.0, active in 0u64..50,
         tau in prop_oneof![Just(0.0), Just(0.75), 0.0f64..0.95], reserve in any::<bool>(),
     ) -> VmDemand {
         let min = if reserve { (max as f64 * min) as u64 } else { 0 };
@@ -226,7 +242,7 @@ prop_compose! {
 
 prop_compose! {
     fn any_pool(id: u32)(
-        parent in proptest::option::of(0..id.max(1)), shares in 1u32..2_000,
+        parent in proptest::option::of(0..id.max(1)), shares in any_shares(),
         min in prop_oneof![Just(0u64), 0u64..60], max in proptest::option::of(0u64..80),
     ) -> Pool {
         pool(id, parent.filter(|_| id > 0), shares, min, max)
@@ -292,13 +308,18 @@ fn ten_thousand_vms_in_nested_pools_add_up_and_leave_no_page_worth_moving() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+    // What goes wrong only where the curve is a page beside the price is seen in one case of some hundred.
+    #![proptest_config(ProptestConfig { cases: 4_000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn agrees_with_the_page_by_page_oracle((pools, vms, places, available) in any_case()) {
         let slow = Slow::new(&pools, &vms, &places).pages(available);
         prop_assert_eq!(pages(available, &pools, &vms, &places), slow);
     }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     /// A host without pools, or with all VMs in one pool, has the targets that it had.
     #[test]

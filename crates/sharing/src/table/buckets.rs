@@ -108,4 +108,37 @@ mod tests {
         }
         assert_eq!((buckets.len(), buckets.chunks.len()), (CHUNK, 1));
     }
+
+    #[test]
+    fn there_are_four_buckets_to_five_frames_and_no_fewer_frames_than_buckets() {
+        let mut buckets = Buckets::new();
+        assert_eq!([320, 321].map(|n| buckets.too_few(n)), [false, true]);
+        assert_eq!([0, 256].map(|n| buckets.too_many(n)), [false; 2], "the first ones stay");
+        buckets.add();
+        assert_eq!([256, 257].map(|n| buckets.too_many(n)), [true, false]);
+        let most = 1 << 31;
+        for (len, grows) in [(most - 1, true), (most, false)] {
+            let buckets = Buckets { chunks: Vec::new(), len };
+            assert_eq!(buckets.too_few(u64::from(len) * 2), grows, "{len}");
+        }
+    }
+
+    /// Memory for the directory is given back when three quarters of it are of no use.
+    #[test]
+    fn the_directory_shrinks_with_the_buckets() {
+        let mut buckets = Buckets::new();
+        while buckets.chunks.len() < 64 {
+            buckets.add();
+        }
+        let mut shrunk = 0;
+        while buckets.len() > CHUNK {
+            let before = buckets.chunks.capacity();
+            buckets.remove();
+            let (len, after) = (buckets.chunks.len(), buckets.chunks.capacity());
+            let expected = if before >= (len + 1) * 4 { len * 2 } else { before };
+            assert_eq!(after, expected, "{len} chunks");
+            shrunk += usize::from(after < before);
+        }
+        assert!(shrunk >= 3, "{shrunk}");
+    }
 }

@@ -190,6 +190,24 @@ mod tests {
         assert_eq!(chunks.memory(), Bytes(0), "the directory goes too");
     }
 
+    /// Memory for the directory is given back when three quarters of it are of no use.
+    #[test]
+    fn the_directory_shrinks_with_the_chunks() {
+        let mut chunks = Chunks::<u64>::new();
+        let first = |c: usize| (c * CHUNK) as u32;
+        (0..64).for_each(|c| chunks.put(first(c), 1));
+        let mut shrunk = 0;
+        for len in (0..64).rev() {
+            let before = chunks.chunks.capacity();
+            chunks.put(first(len), 0);
+            let expected = if before >= (len + 1) * 4 { len * 2 } else { before };
+            let after = [chunks.chunks.capacity(), chunks.used.capacity()];
+            assert_eq!(after, [expected; 2], "{len} chunks");
+            shrunk += usize::from(expected < before);
+        }
+        assert!(shrunk >= 3, "{shrunk}");
+    }
+
     #[test]
     fn damage_is_found() {
         type Damage = fn(&mut Chunks<u64>);

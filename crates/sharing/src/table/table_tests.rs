@@ -147,9 +147,12 @@ fn a_store_page_is_found_before_hints_whatever_came_first() {
     table.hint(guest(1), hash);
     assert_eq!(table.find(hash), Match::Hint(guest(1)));
     assert_eq!(table.find_other_among(hash, guest(1), ALL), Match::Nothing);
+    assert_eq!(table.find_shared(hash), None);
     table.share(common(9), hash).unwrap();
     table.hint(guest(2), hash);
     assert_eq!(table.find(hash), Match::Shared(common(9)));
+    assert_eq!(table.find_shared(hash), Some(common(9)));
+    assert_eq!(table.find_shared(PageHash(8)), None);
     table.release(common(9)).unwrap();
     assert_eq!(table.find_other_among(hash, guest(1), ALL), Match::Hint(guest(2)));
     assert_eq!(table.find_other_among(hash, guest(5), 1..2), Match::Hint(guest(1)));
