@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ballast_api::{ErrorCode, Management, Mode, RebootAction, RunState, VmChange, VmSpec, VmView};
 use ballast_pager::service::PagedVm;
@@ -48,6 +48,7 @@ impl Manager {
             Err(unknown) => return self.stop_absent(name, unknown).await,
         };
         let last = views::vm(self, &vm);
+        let asked = Instant::now();
         let before = vm.begin_to_stop();
         let ended = if grace.is_zero() {
             Some("killed, as asked".to_owned())
@@ -65,8 +66,9 @@ impl Manager {
             Failure::internal(format!("{name}: ending its VMM: {e}"))
         })?;
         vm.process.exited().await;
+        let vmm_uptime_s = last.vmm_uptime_s.map(|up| up + asked.elapsed().as_secs_f64());
         self.gone(&vm).await;
-        Ok(VmView { state: RunState::Stopped, ended, ..last })
+        Ok(VmView { state: RunState::Stopped, ended, vmm_uptime_s, ..last })
     }
 
     /// One that waits to be taken over is ended, and a start that waits for memory called off.

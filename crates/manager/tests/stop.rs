@@ -117,7 +117,8 @@ async fn a_vmm_that_answers_late_has_all_of_its_grace() {
             console.story.ready.is_some()
         })
         .await;
-    let pid = ballastd.vm("late").await.pid.unwrap();
+    let vm = ballastd.vm("late").await;
+    let (pid, ran) = (vm.pid.unwrap(), vm.vmm_uptime_s.unwrap());
     // As one that waits in a page fault: it hears nothing for longer than a QMP command may take.
     signal(pid, rustix::process::Signal::STOP);
     let grace = Duration::from_secs(600);
@@ -127,6 +128,7 @@ async fn a_vmm_that_answers_late_has_all_of_its_grace() {
     assert!(!stop.is_finished(), "it was killed within its grace");
     signal(pid, rustix::process::Signal::CONT);
     let last = stop.await.unwrap().unwrap();
+    assert!(last.vmm_uptime_s.unwrap() >= ran + 8.0, "{last:?}: it ran until its end");
     assert_eq!((last.state, last.ended), (RunState::Stopped, None));
     console.poll();
     let said = std::fs::read_to_string(ballastd.root.join("console/late.console.log")).unwrap();
