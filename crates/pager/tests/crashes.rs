@@ -6,10 +6,11 @@
 mod support;
 
 use ballast_pager::backend::{Backend, Errno, MemError};
-use ballast_pager::memory::{Access, Compressed, Left, NotEvicted};
+use ballast_pager::memory::{Access, Compressed, Left, NotEvicted, RecoverError};
 use ballast_pager::service::serve::{Landed, Task};
-use ballast_pager::word::State;
-use ballast_units::Ppn;
+use ballast_pager::swap::{Stored, Sum};
+use ballast_pager::word::{State, Word};
+use ballast_units::{Ppn, SlotId};
 use support::vm::{LARGE, Vm};
 use support::{CrashAt, page_of};
 
@@ -335,6 +336,74 @@ fn recovery_reports_what_it_found() {
     assert_eq!(found.staged, [(Ppn(1), 0)]);
     assert_eq!(found.held, [Ppn(3)]);
     assert_eq!(vm.state(7), State::Ballooned);
+}
+
+/// A whole region that nobody touched, as a guest with virtio-mem gives it up, costs no words; of a few pages it is known
+/// that they were given up.
+#[test]
+fn what_nobody_touched_gets_no_words_when_much_of_it_is_given_up() {
+    /// Words of so many pages get their memory together; before the first ones is the header.
+    const PART: u64 = 1 << 13;
+    const FIRST: u64 = PART - 512;
+    let mut vm = Vm::new(4 * PART, 10, 0, 1);
+    vm.access(0, Some(5));
+    let bytes = vm.memory.pmap().bytes();
+    let give_up = |first, n| {
+        let (left, result) = vm.memory.discard(Ppn(first), n, vm.memory.mark());
+        (left.busy, left.present, result, vm.memory.pmap().in_state(State::Ballooned).0)
+    };
+    // The first part has words; the page that is there will be looked at again.
+    assert_eq!(give_up(0, 4 * PART), (vec![], vec![(Ppn(0), 1)], Ok(()), FIRST - 1));
+    assert_eq!(give_up(2 * PART, 512), (vec![], vec![], Ok(()), FIRST - 1));
+    assert_eq!(vm.memory.pmap().bytes(), bytes);
+    assert_eq!(give_up(2 * PART, 511), (vec![], vec![], Ok(()), FIRST - 1 + 511));
+    assert!(vm.memory.pmap().bytes() > bytes);
+    assert_eq!(vm.access(0, None), 5);
+    vm.memory.check().unwrap();
+}
+
+/// A word may name what is there, is of the right kind, and no other page's.
+#[test]
+fn words_that_name_what_is_not_theirs_are_refused() {
+    let swapped = |slot| Word::swapped(Stored { slot: SlotId(slot), sum: Sum::NONE });
+    let named = Word::with_slot;
+    let take_over = |words: &[Word]| {
+        let mut vm = Vm::new(PAGES, 100, 16, 1);
+        for (p, &word) in words.iter().enumerate() {
+            vm.memory.pmap().store(Ppn(p as u64), word);
+        }
+        let found = vm.take_over();
+        if found.is_ok() {
+            vm.memory.check().unwrap();
+        }
+        found.map(drop)
+    };
+    // Four slots for clusters, two holds.
+    for word in [0, 3].map(|slot| named(State::Staged, slot)) {
+        take_over(&[word]).unwrap();
+    }
+    for word in [4, 5].map(|slot| named(State::Held, slot)) {
+        take_over(&[word]).unwrap();
+    }
+    for word in [(State::Staged, 4), (State::Held, 3), (State::Held, 6)] {
+        let refused = take_over(&[Word::UNTOUCHED, named(word.0, word.1)]);
+        let Err(RecoverError::Stage { ppn: Ppn(1), slot }) = refused else { panic!("{refused:?}") };
+        assert_eq!(slot, word.1);
+    }
+    // Sixteen slots of swap.
+    take_over(&[swapped(0), swapped(15)]).unwrap();
+    for (words, wrong) in [([swapped(15), swapped(16)], 16), ([swapped(7), swapped(7)], 7)] {
+        let refused = take_over(&words);
+        let Err(RecoverError::Slot { ppn: Ppn(1), slot }) = refused else { panic!("{refused:?}") };
+        assert_eq!(slot.0, wrong);
+    }
+    // Nobody has put anything into the tier: a word is all that is known of it.
+    let (mut vm, _) = vm();
+    let place = vm.memory.pmap().load(Ppn(10));
+    assert_eq!(place.state(), State::Compressed);
+    vm.memory.pmap().store(Ppn(17), place);
+    let refused = vm.take_over();
+    assert!(matches!(refused, Err(RecoverError::Tier { ppn: Ppn(17), .. })), "{refused:?}");
 }
 
 /// What a VMM wrote past the pager is the guest's, charged, and whoever waited goes on.

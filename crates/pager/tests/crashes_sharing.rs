@@ -530,3 +530,38 @@ fn what_is_no_longer_passed_over_is_written_without_a_fault() {
     }
     Vm::check_all(&site, &[vm]);
 }
+
+/// Copies that the kernel made go home under the next manager, which has nothing but words to know them by.
+#[test]
+fn recovery_knows_which_copies_are_to_go_home() {
+    let mut rig = rig();
+    Vm::take_over_all(&mut rig.site, &mut rig.vms).unwrap();
+    assert_eq!(rig.vms[0].memory.take_broken(9), [Ppn(5), Ppn(7)]);
+    assert_eq!(rig.vms[1].memory.take_broken(9), []);
+    rig.finish("nothing was under way");
+}
+
+/// While it is not known what became of a change, or there is no way to the shim, no other is begun.
+#[test]
+fn nothing_is_moved_while_mappings_cannot_be_changed() {
+    let mut rig = rig();
+    let stays = |vm: &Vm| {
+        let words = vm.words();
+        assert_eq!(vm.memory.go_home(&[3, 4, 5].map(Ppn)), Ok(0));
+        assert_eq!(vm.memory.map_zeros(Ppn(8), 4), Ok(0));
+        examine(vm, 0..3).unwrap();
+        assert!(vm.words().into_iter().eq(words), "something was begun");
+    };
+    rig.vms[0].ram.0.set_can_remap(false);
+    stays(&rig.vms[0]);
+    rig.vms[0].ram.0.set_can_remap(true);
+    rig.vms[0].ram.0.be_silent(Unanswered::Later);
+    assert_eq!(go_home(&rig.vms[0], &[7]), Ok(()));
+    assert!(rig.vms[0].memory.is_parked());
+    stays(&rig.vms[0]);
+    assert_eq!(rig.vms[0].memory.settle_parked(), Ok(1));
+    rig.vms[0].ram.0.shim_answers();
+    assert_eq!((rig.vms[0].memory.settle_parked(), rig.vms[0].state(7)), (Ok(0), State::Resident));
+    assert_eq!(rig.vms[0].memory.go_home(&[3, 4, 5].map(Ppn)), Ok(3));
+    rig.finish("it has answered");
+}

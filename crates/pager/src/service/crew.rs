@@ -332,6 +332,7 @@ fn help(vm: &Shared, office: &Office) {
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
+    use crate::word::{Busy, Word};
 
     fn job(n: u64) -> Job {
         Job { ppn: Ppn(n), access: Access::Missing, read: Instant::now() }
@@ -401,5 +402,44 @@ mod tests {
         office.board().ended = true;
         office.work.notify_all();
         assert_eq!(helper.join().unwrap(), (0..100).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_helper_wakes_the_fault_thread_for_what_comes_back_and_for_what_is_to_come_unasked() {
+        let Some(vm) = super::super::testing::vm(64, 4) else { return };
+        let office = Office::default();
+        // How many come back, and whether the fault thread is woken.
+        let help_with = |ppn| {
+            HELPERS.fetch_add(1, Ordering::Relaxed);
+            *office.board() = Board { jobs: [job(ppn)].into(), ..Board::default() };
+            std::thread::scope(|scope| {
+                scope.spawn(|| help(&vm, &office));
+                while !office.board().jobs.is_empty() {
+                    std::thread::yield_now();
+                }
+                office.board().ended = true;
+                office.work.notify_all();
+            });
+            let woken = rustix::io::read(&vm.wake_fd, &mut [0u8; 8]).is_ok();
+            (std::mem::take(&mut office.board().back).len(), woken)
+        };
+        // It brings three others, and is no row yet.
+        assert_eq!(help_with(0), (0, false));
+        assert_eq!(help_with(0), (0, false), "it is there");
+        // Somebody has it.
+        let busy = Word::UNTOUCHED.set_busy(Busy::Filling);
+        vm.memory.pmap().exchange(Ppn(40), Word::UNTOUCHED, busy).unwrap();
+        assert_eq!(help_with(40), (1, true));
+        // It was away: so may its neighbours be.
+        let base = vm.memory.backend().layout().at(Ppn(0)).addr.0;
+        // SAFETY: inside the mapping, which stays; the page is there, and nobody else uses it.
+        unsafe { (base as *mut u8).write_volatile(1) };
+        assert!(vm.memory.evict_run(Ppn(0), 1, 0).unwrap()[0].slot.is_some());
+        assert_eq!(help_with(0), (1, true));
+        // What follows is served, and goes on where the first ended.
+        assert_eq!(help_with(4), (0, true));
+        assert!(vm.memory.runs_ahead());
+        assert_eq!(vm.memory.counters.values().helped, 4);
+        assert_eq!(vm.fault_times.counts().iter().sum::<u64>(), 4);
     }
 }
