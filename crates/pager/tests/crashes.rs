@@ -6,11 +6,11 @@
 mod support;
 
 use ballast_pager::backend::{Backend, Errno, MemError};
-use ballast_pager::memory::{Access, Compressed, Left, NotEvicted, RecoverError};
+use ballast_pager::memory::{Access, Compressed, Left, NotEvicted, RecoverError, Unbooked};
 use ballast_pager::service::serve::{Landed, Task};
 use ballast_pager::swap::{Stored, Sum};
 use ballast_pager::word::{State, Word};
-use ballast_units::{Ppn, SlotId};
+use ballast_units::{Pages, Ppn, SlotId};
 use support::vm::{LARGE, Vm};
 use support::{CrashAt, page_of};
 
@@ -336,6 +336,54 @@ fn recovery_reports_what_it_found() {
     assert_eq!(found.staged, [(Ppn(1), 0)]);
     assert_eq!(found.held, [Ppn(3)]);
     assert_eq!(vm.state(7), State::Ballooned);
+}
+
+/// Once its discard was read, the guest may have written to a page again: what left home after that is kept. What left
+/// before is dropped, and all that it had is free.
+#[test]
+fn what_is_away_is_dropped_if_it_left_before_its_discard_was_read_and_kept_if_after() {
+    let leave: [(State, fn(&mut Vm)); 5] = [
+        (State::Staged, |vm| {
+            vm.evict(0).unwrap();
+        }),
+        (State::Swapped, |vm| {
+            vm.evict(0).unwrap();
+            vm.write_cluster();
+        }),
+        (State::Held, |vm| assert!(vm.memory.sample(Ppn(0)).unwrap())),
+        (State::Compressed, |vm| {
+            vm.compress(0).unwrap();
+        }),
+        (State::Filled, |vm| {
+            vm.compress(0).unwrap();
+        }),
+    ];
+    for (state, leave) in leave {
+        let token = if state == State::Compressed { LARGE + 7 } else { 7 };
+        for is_read_before in [true, false] {
+            let mut vm = Vm::new(4, 20, 16, 1);
+            vm.access(0, Some(token));
+            let mark = vm.memory.mark();
+            leave(&mut vm);
+            let mark = if is_read_before { mark } else { vm.memory.mark() };
+            assert_eq!(vm.state(0), state);
+            let before = vm.memory.charged();
+            let (left, result) = vm.memory.discard(Ppn(0), 1, mark);
+            assert_eq!((left, result), (Unbooked::default(), Ok(())));
+            if is_read_before {
+                assert_eq!((vm.state(0), vm.memory.charged()), (state, before));
+                assert_eq!(vm.access(0, None), token, "{state:?}");
+            } else {
+                assert_eq!((vm.state(0), vm.memory.charged()), (State::Ballooned, Pages(0)));
+                assert_eq!(vm.access(0, None), 0, "{state:?}");
+                // A sample sees that it is touched.
+                assert_eq!(vm.memory.counters.values().touched, u64::from(state == State::Held));
+            }
+            vm.write_cluster();
+            vm.check();
+            vm.memory.check_quiet().unwrap();
+        }
+    }
 }
 
 /// A whole region that nobody touched, as a guest with virtio-mem gives it up, costs no words; of a few pages it is known
