@@ -242,6 +242,39 @@ fn large_pages_come_one_at_a_time() {
 }
 
 #[test]
+fn large_pages_come_before_who_fills_memory_downwards() {
+    let mut vm = Vm::with_large_around(PAGES, 200, REGION, 40, AROUND);
+    for region in (4..8).rev() {
+        vm.access(region * REGION + 3, Some(10 + region));
+    }
+    vm.memory.run_ahead().unwrap();
+    assert_eq!(vm.memory.regions().whole(), Pages(5 * REGION));
+    assert!(vm.memory.regions().is_large(Ppn(3 * REGION)));
+    assert_eq!(vm.access(7 * REGION + 3, None), 17);
+    vm.check();
+}
+
+#[test]
+fn small_pages_of_a_region_come_unasked_and_no_small_ones_of_the_next() {
+    let mut vm = Vm::with_large_around(PAGES, 200, 16, 40, AROUND);
+    vm.host.set_low(true);
+    vm.access(17, Some(1));
+    vm.host.set_low(false);
+    for p in [18, 20] {
+        vm.access(p, Some(p));
+    }
+    run_ahead(&vm);
+    let there =
+        |vm: &Vm| (0..PAGES).filter(|&p| vm.state(p) == State::Resident).collect::<Vec<_>>();
+    // As much again as was filled since the touch before.
+    assert_eq!(there(&vm), (17..30).collect::<Vec<_>>());
+    vm.access(30, Some(30));
+    run_ahead(&vm);
+    assert_eq!(there(&vm), (17..32).collect::<Vec<_>>());
+    vm.check();
+}
+
+#[test]
 fn a_crash_at_any_call_loses_nothing() {
     let small: fn() -> Vm = filling;
     let small = (small, [0, 4], [10, 14]);

@@ -342,7 +342,8 @@ fn recovery_reports_what_it_found() {
 /// before is dropped, and all that it had is free.
 #[test]
 fn what_is_away_is_dropped_if_it_left_before_its_discard_was_read_and_kept_if_after() {
-    let leave: [(State, fn(&mut Vm)); 5] = [
+    type Leave = fn(&mut Vm);
+    let leave: [(State, Leave); 5] = [
         (State::Staged, |vm| {
             vm.evict(0).unwrap();
         }),

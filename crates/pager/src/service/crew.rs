@@ -69,8 +69,12 @@ static HELPERS: AtomicUsize = AtomicUsize::new(0);
 
 /// Whether one more may begin, whose place is taken then.
 fn place() -> bool {
-    let more = |n: usize| (n < processors()).then_some(n + 1);
-    HELPERS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
+    place_among(&HELPERS, processors())
+}
+
+fn place_among(helpers: &AtomicUsize, most: usize) -> bool {
+    let more = |n: usize| (n < most).then_some(n + 1);
+    helpers.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
 }
 
 /// Of one helper, for as long as it lives.
@@ -352,8 +356,22 @@ mod tests {
         idle.processors = 1.0;
         idle.is_idle(now + Idle::APART);
         assert!(idle.running < running, "{}", idle.running);
+        // One that nobody uses is what is asked for, by what is known at the time.
+        idle.looked = Some(now);
+        for (running, is_idle) in [(2.9, true), (3.0, false), (3.1, false)] {
+            (idle.processors, idle.running) = (4.0, running);
+            assert_eq!(idle.is_idle(now), is_idle, "{running}");
+        }
+        (idle.processors, idle.running) = (1.0, 0.0);
         // This thread runs, at least.
         assert!(!idle.is_idle(now + 2 * Idle::APART));
+    }
+
+    #[test]
+    fn there_are_places_for_so_many_helpers_and_no_more() {
+        let helpers = AtomicUsize::new(0);
+        assert_eq!([(); 4].map(|()| place_among(&helpers, 3)), [true, true, true, false]);
+        assert_eq!(helpers.into_inner(), 3);
     }
 
     #[test]
@@ -402,6 +420,21 @@ mod tests {
         office.board().ended = true;
         office.work.notify_all();
         assert_eq!(helper.join().unwrap(), (0..100).collect::<Vec<_>>());
+        let board = office.board();
+        assert_eq!((board.idle, board.woken), (0, 0));
+    }
+
+    #[test]
+    fn faults_are_given_away_for_a_while_after_several_were_there_together() {
+        let Some(vm) = super::super::testing::vm(1, 1) else { return };
+        let now = Instant::now();
+        for (most, gives) in [(1, false), (2, true)] {
+            let mut crew = Crew::new(vm.clone(), FaultThreads { most, eager: false });
+            assert!(!crew.is_crowded(now));
+            crew.crowded(now);
+            let at = [Duration::ZERO, CROWDED - Duration::from_nanos(1), CROWDED];
+            assert_eq!(at.map(|after| crew.is_crowded(now + after)), [gives, gives, false]);
+        }
     }
 
     #[test]
@@ -420,6 +453,7 @@ mod tests {
                 office.board().ended = true;
                 office.work.notify_all();
             });
+            assert_eq!(HELPERS.load(Ordering::Relaxed), 0, "its place is free again");
             let woken = rustix::io::read(&vm.wake_fd, &mut [0u8; 8]).is_ok();
             (std::mem::take(&mut office.board().back).len(), woken)
         };
