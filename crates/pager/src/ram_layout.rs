@@ -287,6 +287,17 @@ mod tests {
             assert_eq!(refused(&[part(100, 10, 0), other]), "its parts overlap", "{other:?}");
         }
         assert_eq!(refused(&[part(1, 1, 0), part(9, 0, 0)]), "it is empty");
+        let good = part(9, 1, 3);
+        for off in [
+            RamPart { base: HostAddr(good.base.0 + 8), ..good },
+            RamPart { file_offset: good.file_offset + 8, ..good },
+        ] {
+            assert_eq!(refused(&[part(1, 1, 0), off]), "it does not begin at a page boundary");
+            // One of a former manager's was not looked at when it was made.
+            assert!(RamLayout::from(off).check().is_err());
+        }
+        assert_eq!(RamLayout::from(good).check(), Ok(()));
+        assert!(!RamLayout::from(good).is_empty() && RamLayout::from(part(9, 0, 0)).is_empty());
         let far = RamPart { base: HostAddr(u64::MAX - 4095), ..part(0, 1, 0) };
         assert!(refused(&[part(1, 1, 0), far]).contains("address space"));
     }

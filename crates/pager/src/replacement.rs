@@ -67,6 +67,17 @@ mod tests {
         assert!(seen.iter().all(|&n| (811..=1189).contains(&n)), "{seen:?}");
     }
 
+    #[test]
+    fn chances_are_what_they_are_said_to_be() {
+        let mut random = Random::seeded(7);
+        let mut hits =
+            |hit: &dyn Fn(&mut Random) -> bool| (0..60_000).filter(|_| hit(&mut random)).count();
+        // Binomial(60000, 1/6), and 1/4: sigma 91.3, and 106; six sigma.
+        assert!((9_452..=10_548).contains(&hits(&Random::last_pass)));
+        assert!((14_364..=15_636).contains(&hits(&|random| random.chance(0.25))));
+        assert_eq!([0.0, 1.0].map(|p| hits(&move |random| random.chance(p))), [0, 60_000]);
+    }
+
     /// What chooses the victims.
     #[derive(Clone, Copy, Debug, PartialEq)]
     enum Way {

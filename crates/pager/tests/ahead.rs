@@ -174,6 +174,29 @@ fn what_the_guest_gave_up_does_not_come_unasked() {
     vm.check();
 }
 
+/// Of memory that was plugged, a guest that uses a block has all of that one, and perhaps no other.
+#[test]
+fn nothing_comes_unasked_where_the_guest_may_have_no_memory() {
+    // What it has for sure: 0..32, 32..46, 46..60.
+    let came = |touches: [u64; 2]| {
+        let mut vm = Vm::new(PAGES, 100, 16, AROUND);
+        vm.ram.0.set_plugged(32, 14);
+        for p in touches {
+            vm.access(p, Some(p));
+        }
+        assert!(vm.memory.runs_ahead());
+        run_ahead(&vm);
+        vm.check();
+        let there: Vec<u64> = (0..PAGES).filter(|&p| vm.state(p) == State::Resident).collect();
+        (there[0], there[there.len() - 1] + 1, there.len())
+    };
+    assert_eq!(came([24, 28]), (24, 32, 8), "up to where the first part ends");
+    assert_eq!(came([32, 36]), (32, 46, 14), "up to the end of the block");
+    assert_eq!(came([59, 55]), (46, 60, 14), "down to its beginning");
+    assert_eq!(came([16, 20]), (16, 32, 16));
+    assert_eq!(came([35, 31]), (20, 36, 16), "down into the first part");
+}
+
 #[test]
 fn a_guest_whose_memory_ends_gets_no_more_than_there_is() {
     let mut vm = Vm::new(18, 100, 16, AROUND);
@@ -215,6 +238,39 @@ fn large_pages_come_one_at_a_time() {
     run_ahead(&vm);
     assert_eq!(vm.memory.regions().whole(), whole);
     assert_eq!((vm.access(6 * REGION, None), vm.access(6 * REGION + 4, None)), (1, 2));
+    vm.check();
+}
+
+#[test]
+fn large_pages_come_before_who_fills_memory_downwards() {
+    let mut vm = Vm::with_large_around(PAGES, 200, REGION, 40, AROUND);
+    for region in (4..8).rev() {
+        vm.access(region * REGION + 3, Some(10 + region));
+    }
+    vm.memory.run_ahead().unwrap();
+    assert_eq!(vm.memory.regions().whole(), Pages(5 * REGION));
+    assert!(vm.memory.regions().is_large(Ppn(3 * REGION)));
+    assert_eq!(vm.access(7 * REGION + 3, None), 17);
+    vm.check();
+}
+
+#[test]
+fn small_pages_of_a_region_come_unasked_and_no_small_ones_of_the_next() {
+    let mut vm = Vm::with_large_around(PAGES, 200, 16, 40, AROUND);
+    vm.host.set_low(true);
+    vm.access(17, Some(1));
+    vm.host.set_low(false);
+    for p in [18, 20] {
+        vm.access(p, Some(p));
+    }
+    run_ahead(&vm);
+    let there =
+        |vm: &Vm| (0..PAGES).filter(|&p| vm.state(p) == State::Resident).collect::<Vec<_>>();
+    // As much again as was filled since the touch before.
+    assert_eq!(there(&vm), (17..30).collect::<Vec<_>>());
+    vm.access(30, Some(30));
+    run_ahead(&vm);
+    assert_eq!(there(&vm), (17..32).collect::<Vec<_>>());
     vm.check();
 }
 

@@ -6,10 +6,11 @@
 mod support;
 
 use ballast_pager::backend::{Backend, Errno, MemError};
-use ballast_pager::memory::{Access, Compressed, Left, NotEvicted};
+use ballast_pager::memory::{Access, Compressed, Left, NotEvicted, RecoverError, Unbooked};
 use ballast_pager::service::serve::{Landed, Task};
-use ballast_pager::word::State;
-use ballast_units::Ppn;
+use ballast_pager::swap::{Stored, Sum};
+use ballast_pager::word::{State, Word};
+use ballast_units::{Pages, Ppn, SlotId};
 use support::every_call::{EveryCall, Op, gone, missing};
 use support::vm::{LARGE, Vm};
 use support::{CrashAt, page_of};
@@ -271,6 +272,123 @@ fn recovery_reports_what_it_found() {
     assert_eq!(found.staged, [(Ppn(1), 0)]);
     assert_eq!(found.held, [Ppn(3)]);
     assert_eq!(vm.state(7), State::Ballooned);
+}
+
+/// Once its discard was read, the guest may have written to a page again: what left home after that is kept. What left
+/// before is dropped, and all that it had is free.
+#[test]
+fn what_is_away_is_dropped_if_it_left_before_its_discard_was_read_and_kept_if_after() {
+    type Leave = fn(&mut Vm);
+    let leave: [(State, Leave); 5] = [
+        (State::Staged, |vm| {
+            vm.evict(0).unwrap();
+        }),
+        (State::Swapped, |vm| {
+            vm.evict(0).unwrap();
+            vm.write_cluster();
+        }),
+        (State::Held, |vm| assert!(vm.memory.sample(Ppn(0)).unwrap())),
+        (State::Compressed, |vm| {
+            vm.compress(0).unwrap();
+        }),
+        (State::Filled, |vm| {
+            vm.compress(0).unwrap();
+        }),
+    ];
+    for (state, leave) in leave {
+        let token = if state == State::Compressed { LARGE + 7 } else { 7 };
+        for is_read_before in [true, false] {
+            let mut vm = Vm::new(4, 20, 16, 1);
+            vm.access(0, Some(token));
+            let mark = vm.memory.mark();
+            leave(&mut vm);
+            let mark = if is_read_before { mark } else { vm.memory.mark() };
+            assert_eq!(vm.state(0), state);
+            let before = vm.memory.charged();
+            let (left, result) = vm.memory.discard(Ppn(0), 1, mark);
+            assert_eq!((left, result), (Unbooked::default(), Ok(())));
+            if is_read_before {
+                assert_eq!((vm.state(0), vm.memory.charged()), (state, before));
+                assert_eq!(vm.access(0, None), token, "{state:?}");
+            } else {
+                assert_eq!((vm.state(0), vm.memory.charged()), (State::Ballooned, Pages(0)));
+                assert_eq!(vm.access(0, None), 0, "{state:?}");
+                // A sample sees that it is touched.
+                assert_eq!(vm.memory.counters.values().touched, u64::from(state == State::Held));
+            }
+            vm.write_cluster();
+            vm.check();
+            vm.memory.check_quiet().unwrap();
+        }
+    }
+}
+
+/// A whole region that nobody touched, as a guest with virtio-mem gives it up, costs no words; of a few pages it is known
+/// that they were given up.
+#[test]
+fn what_nobody_touched_gets_no_words_when_much_of_it_is_given_up() {
+    /// Words of so many pages get their memory together; before the first ones is the header.
+    const PART: u64 = 1 << 13;
+    const FIRST: u64 = PART - 512;
+    let mut vm = Vm::new(4 * PART, 10, 0, 1);
+    vm.access(0, Some(5));
+    let bytes = vm.memory.pmap().bytes();
+    let give_up = |first, n| {
+        let (left, result) = vm.memory.discard(Ppn(first), n, vm.memory.mark());
+        (left.busy, left.present, result, vm.memory.pmap().in_state(State::Ballooned).0)
+    };
+    // The first part has words; the page that is there will be looked at again.
+    assert_eq!(give_up(0, 4 * PART), (vec![], vec![(Ppn(0), 1)], Ok(()), FIRST - 1));
+    assert_eq!(give_up(2 * PART, 512), (vec![], vec![], Ok(()), FIRST - 1));
+    assert_eq!(vm.memory.pmap().bytes(), bytes);
+    assert_eq!(give_up(2 * PART, 511), (vec![], vec![], Ok(()), FIRST - 1 + 511));
+    assert!(vm.memory.pmap().bytes() > bytes);
+    assert_eq!(vm.access(0, None), 5);
+    vm.memory.check().unwrap();
+}
+
+/// A word may name what is there, is of the right kind, and no other page's.
+#[test]
+fn words_that_name_what_is_not_theirs_are_refused() {
+    let swapped = |slot| Word::swapped(Stored { slot: SlotId(slot), sum: Sum::NONE });
+    let named = Word::with_slot;
+    let take_over = |words: &[Word]| {
+        let mut vm = Vm::new(PAGES, 100, 16, 1);
+        for (p, &word) in words.iter().enumerate() {
+            vm.memory.pmap().store(Ppn(p as u64), word);
+        }
+        let found = vm.take_over();
+        if found.is_ok() {
+            vm.memory.check().unwrap();
+        }
+        found.map(drop)
+    };
+    // Four slots for clusters, two holds.
+    for word in [0, 3].map(|slot| named(State::Staged, slot)) {
+        take_over(&[word]).unwrap();
+    }
+    for word in [4, 5].map(|slot| named(State::Held, slot)) {
+        take_over(&[word]).unwrap();
+    }
+    for word in [(State::Staged, 4), (State::Held, 3), (State::Held, 6)] {
+        let refused = take_over(&[Word::UNTOUCHED, named(word.0, word.1)]);
+        let Err(RecoverError::Stage { ppn: Ppn(1), slot }) = refused else { panic!("{refused:?}") };
+        assert_eq!(slot, word.1);
+    }
+    // Sixteen slots of swap.
+    take_over(&[swapped(0), swapped(15)]).unwrap();
+    for (words, wrong) in [([swapped(15), swapped(16)], 16), ([swapped(7), swapped(7)], 7)] {
+        let refused = take_over(&words);
+        let Err(RecoverError::Slot { ppn: Ppn(1), slot }) = refused else { panic!("{refused:?}") };
+        assert_eq!(slot.0, wrong);
+    }
+    // Nobody has put anything into the tier: a word is all that is known of it.
+    let (mut vm, _) = vm();
+    let place = vm.memory.pmap().load(Ppn(10));
+    assert_eq!(place.state(), State::Compressed);
+    vm.memory.pmap().store(Ppn(17), place);
+    let refused = vm.take_over();
+    assert!(matches!(refused, Err(RecoverError::Tier { ppn: Ppn(17), .. })), "{refused:?}");
 }
 
 /// What a VMM wrote past the pager is the guest's, charged, and whoever waited goes on.

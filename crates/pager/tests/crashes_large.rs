@@ -324,3 +324,27 @@ fn a_page_of_a_large_one_leaves_only_after_it_was_broken() {
     assert_eq!(vm.state(5), State::Resident);
     vm.check();
 }
+
+/// What the guest gives up of a large page is booked later where the kernel cannot tell what is left of it just now.
+#[test]
+fn a_part_of_a_large_page_whose_discard_has_to_wait_is_discarded_again() {
+    let (vm, _) = vm();
+    let other = MemError::Os { op: "test", ppn: Ppn(0), source: ballast_pager::backend::Errno(5) };
+    vm.ram.0.vmm_punch(5, 2);
+    for (error, told) in [(MemError::Again, Ok(())), (other.clone(), Err(other))] {
+        vm.ram.0.fail_at(0, error);
+        let (left, result) = vm.memory.discard(Ppn(4), 4, vm.memory.mark());
+        assert_eq!((left.busy, result), (vec![(Ppn(4), 4)], told));
+        assert!((4..8).all(|p| vm.state(p) == State::Resident));
+    }
+    let discarded = || vm.memory.counters.values().discarded;
+    let before = discarded();
+    let (left, result) = vm.memory.discard(Ppn(4), 4, vm.memory.mark());
+    assert_eq!(discarded() - before, 2);
+    assert_eq!((left.busy, left.present, result), (vec![], vec![(Ppn(4), 1), (Ppn(7), 1)], Ok(())));
+    assert!((5..7).all(|p| vm.state(p) == State::Ballooned));
+    // Neighbours are one range.
+    let (left, _) = vm.memory.discard(Ppn(0), 4, vm.memory.mark());
+    assert_eq!(left.present, [(Ppn(0), 4)]);
+    vm.check();
+}

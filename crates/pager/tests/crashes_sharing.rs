@@ -530,3 +530,82 @@ fn what_is_no_longer_passed_over_is_written_without_a_fault() {
     }
     Vm::check_all(&site, &[vm]);
 }
+
+/// Copies that the kernel made go home under the next manager, which has nothing but words to know them by.
+#[test]
+fn recovery_knows_which_copies_are_to_go_home() {
+    let mut rig = rig();
+    Vm::take_over_all(&mut rig.site, &mut rig.vms).unwrap();
+    assert_eq!(rig.vms[0].memory.take_broken(9), [Ppn(5), Ppn(7)]);
+    assert_eq!(rig.vms[1].memory.take_broken(9), []);
+    rig.finish("nothing was under way");
+}
+
+/// While it is not known what became of a change, or there is no way to the shim, no other is begun.
+#[test]
+fn nothing_is_moved_while_mappings_cannot_be_changed() {
+    let mut rig = rig();
+    let stays = |vm: &Vm| {
+        let words = vm.words();
+        assert_eq!(vm.memory.go_home(&[3, 4, 5].map(Ppn)), Ok(0));
+        assert_eq!(vm.memory.map_zeros(Ppn(8), 4), Ok(0));
+        examine(vm, 0..3).unwrap();
+        assert!(vm.words().into_iter().eq(words), "something was begun");
+    };
+    rig.vms[0].ram.0.set_can_remap(false);
+    stays(&rig.vms[0]);
+    rig.vms[0].ram.0.set_can_remap(true);
+    rig.vms[0].ram.0.be_silent(Unanswered::Later);
+    assert_eq!(go_home(&rig.vms[0], &[7]), Ok(()));
+    assert!(rig.vms[0].memory.is_parked());
+    stays(&rig.vms[0]);
+    assert_eq!(rig.vms[0].memory.settle_parked(), Ok(1));
+    rig.vms[0].ram.0.shim_answers();
+    assert_eq!((rig.vms[0].memory.settle_parked(), rig.vms[0].state(7)), (Ok(0), State::Resident));
+    assert_eq!(rig.vms[0].memory.go_home(&[3, 4, 5].map(Ppn)), Ok(3));
+    rig.finish("it has answered");
+}
+
+/// The guest wrote between the mapping of a page and its protection: there is a copy already, and it is charged.
+#[test]
+fn a_copy_that_was_made_before_its_page_was_protected_is_charged() {
+    let mut rig = rig();
+    let vm = &rig.vms[0];
+    vm.ram.0.be_silent(Unanswered::Later);
+    let _ = vm.memory.map_zeros(Ppn(8), 1);
+    assert!(vm.memory.is_parked());
+    vm.ram.0.shim_answers();
+    ballast_pager::backend::Backend::unprotect(&vm.ram, Ppn(8)).unwrap();
+    vm.ram.0.try_access(8, Some(88)).unwrap();
+    let before = vm.memory.charged();
+    assert_eq!(vm.memory.settle_parked(), Ok(0));
+    assert_eq!((vm.state(8), vm.memory.charged()), (State::Broken, before + Pages(1)));
+    // It is to go home, as all copies are.
+    let copies = vm.memory.take_broken(9);
+    assert!(copies.contains(&Ppn(8)), "{copies:?}");
+    vm.memory.give_back_broken(copies);
+    rig.may[0][8] = vec![88];
+    rig.finish("written in between");
+}
+
+/// Where large pages are, recovery looks for what was never touched: what is mapped elsewhere is left alone by that.
+#[test]
+fn recovery_leaves_shared_pages_protected_beside_one_that_is_gone() {
+    let mut site = Site::new(200, 1);
+    let mut vms = [Vm::at_with_large(&site, 8, 4, 1)];
+    for (p, token) in [(0, 5), (1, 7), (2, 7), (3, 9)] {
+        vms[0].access(p, Some(token));
+    }
+    vms[0].break_large(0).unwrap();
+    examine(&vms[0], 0..4).unwrap();
+    assert_eq!([1, 2].map(|p| vms[0].state(p)), [State::Shared; 2]);
+    // Nobody has read that it is given up.
+    vms[0].ram.0.vmm_punch(0, 1);
+    Vm::take_over_all(&mut site, &mut vms).unwrap();
+    assert_eq!(
+        [0, 1, 2].map(|p| vms[0].state(p)),
+        [State::Ballooned, State::Shared, State::Shared]
+    );
+    Vm::check_all(&site, &vms);
+    assert_eq!([1, 2, 3].map(|p| vms[0].access(p, None)), [7, 7, 9]);
+}

@@ -307,9 +307,37 @@ mod tests {
     }
 
     #[test]
+    fn a_row_goes_on_a_little_beyond_its_end_and_no_further() {
+        let row = Row { start: 100, end: 108, ..Row::default() };
+        let goes_on = |run: Range<u64>| row.continued_by(&run, 16);
+        assert_eq!([108, 123, 124].map(|p| goes_on(p..p + 4)), [Some(false), Some(false), None]);
+        assert_eq!([100, 85, 84].map(|p| goes_on(p - 4..p)), [Some(true), Some(true), None]);
+        assert_eq!((goes_on(99..101), goes_on(107..109)), (None, None), "what is in it");
+        assert_eq!(Row::default().continued_by(&(0..4), 16), None, "no row");
+    }
+
+    #[test]
+    fn more_is_waited_for_only_where_what_was_to_come_is_late() {
+        let touches = FirstTouches::new(16);
+        let size = |page: u64| {
+            let window = touches.window(Ppn(page));
+            window.end - window.start
+        };
+        touches.touched(&(160..164));
+        // 164..176 is to come.
+        assert_eq!([143, 144, 159, 164, 179, 180].map(size), [4, 16, 16, 16, 16, 4]);
+        touches.went(&(164..176));
+        assert_eq!([159, 176].map(size), [4, 4]);
+        // Downwards, all of what is around it.
+        touches.touched(&(336..340));
+        touches.touched(&(332..336));
+        assert_eq!(touches.ahead(), Some(Ahead { pages: 320..332, down: true, row: 8 }));
+    }
+
+    #[test]
     fn large_pages_come_unasked_after_four_in_a_row() {
         let touches = FirstTouches::new(16);
-        let regions: Vec<bool> = (0..6)
+        let regions: Vec<bool> = (10..16)
             .map(|region| {
                 touches.touched(&(region * 512..(region + 1) * 512));
                 touches.has_ahead()
@@ -317,9 +345,9 @@ mod tests {
             .collect();
         assert_eq!(regions, [false, false, false, true, true, true]);
         let ahead = touches.ahead().unwrap();
-        assert_eq!(ahead, Ahead { pages: 3072..3088, down: false, row: 6 * 512 });
+        assert_eq!(ahead, Ahead { pages: 8192..8208, down: false, row: 6 * 512 });
         assert!(ahead.is_long_for(512) && !ahead.is_long_for(1024));
-        touches.went(&(3072..3584));
+        touches.went(&(8192..8704));
         assert!(!touches.has_ahead());
     }
 

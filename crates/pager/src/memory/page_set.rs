@@ -87,5 +87,11 @@ mod tests {
         assert_eq!((next(65, 200), next(65, 201), next(len, len)), (None, Some(200), None));
         set.remove(Ppn(200));
         assert_eq!(next(65, len), Some(2 * part + 5));
+        let has = |p| set.contains(Ppn(p));
+        assert!((0..len).all(|p| has(p) == (p != 200 && members.contains(&p))));
+        set.clear();
+        assert!(next(0, len).is_none() && !has(63));
+        // One that ends where its last part does.
+        assert_eq!(PageSet::new(Pages(part)).next(Ppn(part), Ppn(part)), None);
     }
 }

@@ -229,3 +229,103 @@ pub enum RecoverError {
     #[error("what was recovered breaks an invariant: {0}")]
     Unsound(String),
 }
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use std::cell::RefCell;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::backend::PageBuf;
+    use crate::host::Host;
+    use crate::ledger::Ledger;
+    use crate::pmap::Pmap;
+    use crate::stage::{Stage, StageLayout};
+    use crate::sync::Mutex;
+
+    /// RAM of which these pages are there; what is asked of it is noted.
+    #[derive(Default)]
+    struct Present {
+        runs: Vec<std::ops::Range<u64>>,
+        asked: Mutex<Vec<u64>>,
+    }
+
+    impl Backend for Present {
+        fn protect(&self, _: Ppn) -> Result<(), MemError> {
+            Ok(())
+        }
+        fn unprotect(&self, _: Ppn) -> Result<(), MemError> {
+            Ok(())
+        }
+        fn read_home(&self, _: Ppn, _: &mut PageBuf) -> Result<(), MemError> {
+            Ok(())
+        }
+        fn punch(&self, _: Ppn, _: u64) -> Result<(), MemError> {
+            Ok(())
+        }
+        fn zero(&self, _: Ppn, n: u64) -> Result<u64, MemError> {
+            Ok(n)
+        }
+        fn fill(&self, _: Ppn, _: &PageBuf) -> Result<(), MemError> {
+            Ok(())
+        }
+        fn wake(&self, _: Ppn, _: u64) -> Result<(), MemError> {
+            Ok(())
+        }
+        fn next_present(&self, ppn: Ppn, end: u64) -> Result<u64, MemError> {
+            lock(&self.asked).push(ppn.0);
+            let is_there = |p: &u64| self.runs.iter().any(|run| run.contains(p));
+            Ok((ppn.0..end).find(is_there).unwrap_or(end))
+        }
+        fn next_absent(&self, ppn: Ppn, _: u64) -> Result<u64, MemError> {
+            let run = self.runs.iter().find(|run| run.contains(&ppn.0));
+            Ok(run.map_or(ppn.0, |run| run.end))
+        }
+    }
+
+    #[test]
+    fn pages_are_looked_up_by_whole_runs() {
+        let ram = Present { runs: vec![3..6, 6..7, 9..10], ..Present::default() };
+        let mut home = Presence::default();
+        for p in 0..16 {
+            let there = ram.runs.iter().any(|run| run.contains(&p));
+            assert_eq!(home.has(&ram, Ppn(p), Pages(16)), Ok(there), "{p}");
+        }
+        // One look for each run, and one for what is behind the last.
+        assert_eq!(*lock(&ram.asked), [0, 6, 7, 10]);
+    }
+
+    #[test]
+    fn what_waits_for_a_discard_is_tried_again_once_events_were_read() {
+        let left = RefCell::new(3);
+        let drain = || *left.borrow_mut() -= 1;
+        let op = || if *left.borrow() > 0 { Err(MemError::Again) } else { Ok(7) };
+        assert_eq!((retry(&drain, op), *left.borrow()), (Ok(7), 0));
+        let gone = || -> Result<(), MemError> { Err(MemError::Gone) };
+        assert_eq!((retry(&drain, gone), *left.borrow()), (Err(MemError::Gone), 0));
+    }
+
+    #[test]
+    fn what_is_taken_out_of_the_books_is_charged_to_nobody_and_moves_no_more() {
+        let host = Arc::new(Host::new(Ledger::new(Pages(20), || {})));
+        let stage = Stage::on_heap(StageLayout { cluster: 1, clusters: 1, holds: 1 }).unwrap();
+        let pmap = Pmap::on_heap(Pages(16));
+        let ram = Present::default();
+        let memory = Memory::new(pmap, ram, stage, Pages(4), host.clone(), Pages(1));
+        let memory = Arc::new(memory);
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let store = dir.path().join("store");
+        let domain = crate::sharing::Domain::create(&store, "test", b"x", host.clone()).unwrap();
+        let domain = Arc::new(domain);
+        domain.join(&memory).unwrap();
+        // Another's, five of its own, and two that are paid from what is set aside.
+        assert!(host.ledger.try_reserve(Pages(3)));
+        memory.charge(5).unwrap();
+        memory.charge_moving(2);
+        assert_eq!((memory.charged(), memory.owed(), domain.members()), (Pages(7), Pages(2), 1));
+        memory.disown();
+        assert_eq!((memory.charged(), memory.owed(), domain.members()), (Pages(0), Pages(0), 0));
+        assert_eq!(host.ledger.used(), Pages(3));
+        assert!(memory.membership().is_none() && memory.commons.turn().is_none());
+    }
+}

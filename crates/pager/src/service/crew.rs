@@ -69,8 +69,12 @@ static HELPERS: AtomicUsize = AtomicUsize::new(0);
 
 /// Whether one more may begin, whose place is taken then.
 fn place() -> bool {
-    let more = |n: usize| (n < processors()).then_some(n + 1);
-    HELPERS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
+    place_among(&HELPERS, processors())
+}
+
+fn place_among(helpers: &AtomicUsize, most: usize) -> bool {
+    let more = |n: usize| (n < most).then_some(n + 1);
+    helpers.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
 }
 
 /// Of one helper, for as long as it lives.
@@ -332,6 +336,7 @@ fn help(vm: &Shared, office: &Office) {
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
+    use crate::word::{Busy, Word};
 
     fn job(n: u64) -> Job {
         Job { ppn: Ppn(n), access: Access::Missing, read: Instant::now() }
@@ -351,8 +356,22 @@ mod tests {
         idle.processors = 1.0;
         idle.is_idle(now + Idle::APART);
         assert!(idle.running < running, "{}", idle.running);
+        // One that nobody uses is what is asked for, by what is known at the time.
+        idle.looked = Some(now);
+        for (running, is_idle) in [(2.9, true), (3.0, false), (3.1, false)] {
+            (idle.processors, idle.running) = (4.0, running);
+            assert_eq!(idle.is_idle(now), is_idle, "{running}");
+        }
+        (idle.processors, idle.running) = (1.0, 0.0);
         // This thread runs, at least.
         assert!(!idle.is_idle(now + 2 * Idle::APART));
+    }
+
+    #[test]
+    fn there_are_places_for_so_many_helpers_and_no_more() {
+        let helpers = AtomicUsize::new(0);
+        assert_eq!([(); 4].map(|()| place_among(&helpers, 3)), [true, true, true, false]);
+        assert_eq!(helpers.into_inner(), 3);
     }
 
     #[test]
@@ -401,5 +420,60 @@ mod tests {
         office.board().ended = true;
         office.work.notify_all();
         assert_eq!(helper.join().unwrap(), (0..100).collect::<Vec<_>>());
+        let board = office.board();
+        assert_eq!((board.idle, board.woken), (0, 0));
+    }
+
+    #[test]
+    fn faults_are_given_away_for_a_while_after_several_were_there_together() {
+        let Some(vm) = super::super::testing::vm(1, 1) else { return };
+        let now = Instant::now();
+        for (most, gives) in [(1, false), (2, true)] {
+            let mut crew = Crew::new(vm.clone(), FaultThreads { most, eager: false });
+            assert!(!crew.is_crowded(now));
+            crew.crowded(now);
+            let at = [Duration::ZERO, CROWDED - Duration::from_nanos(1), CROWDED];
+            assert_eq!(at.map(|after| crew.is_crowded(now + after)), [gives, gives, false]);
+        }
+    }
+
+    #[test]
+    fn a_helper_wakes_the_fault_thread_for_what_comes_back_and_for_what_is_to_come_unasked() {
+        let Some(vm) = super::super::testing::vm(64, 4) else { return };
+        let office = Office::default();
+        // How many come back, and whether the fault thread is woken.
+        let help_with = |ppn| {
+            HELPERS.fetch_add(1, Ordering::Relaxed);
+            *office.board() = Board { jobs: [job(ppn)].into(), ..Board::default() };
+            std::thread::scope(|scope| {
+                scope.spawn(|| help(&vm, &office));
+                while !office.board().jobs.is_empty() {
+                    std::thread::yield_now();
+                }
+                office.board().ended = true;
+                office.work.notify_all();
+            });
+            assert_eq!(HELPERS.load(Ordering::Relaxed), 0, "its place is free again");
+            let woken = rustix::io::read(&vm.wake_fd, &mut [0u8; 8]).is_ok();
+            (std::mem::take(&mut office.board().back).len(), woken)
+        };
+        // It brings three others, and is no row yet.
+        assert_eq!(help_with(0), (0, false));
+        assert_eq!(help_with(0), (0, false), "it is there");
+        // Somebody has it.
+        let busy = Word::UNTOUCHED.set_busy(Busy::Filling);
+        vm.memory.pmap().exchange(Ppn(40), Word::UNTOUCHED, busy).unwrap();
+        assert_eq!(help_with(40), (1, true));
+        // It was away: so may its neighbours be.
+        let base = vm.memory.backend().layout().at(Ppn(0)).addr.0;
+        // SAFETY: inside the mapping, which stays; the page is there, and nobody else uses it.
+        unsafe { (base as *mut u8).write_volatile(1) };
+        assert!(vm.memory.evict_run(Ppn(0), 1, 0).unwrap()[0].slot.is_some());
+        assert_eq!(help_with(0), (1, true));
+        // What follows is served, and goes on where the first ended.
+        assert_eq!(help_with(4), (0, true));
+        assert!(vm.memory.runs_ahead());
+        assert_eq!(vm.memory.counters.values().helped, 4);
+        assert_eq!(vm.fault_times.counts().iter().sum::<u64>(), 4);
     }
 }

@@ -178,15 +178,20 @@ impl FaultService {
     fn run_ahead(&mut self) {
         let begun = Instant::now();
         let came = self.vm.memory.run_ahead();
-        // A large page takes long, and who came meanwhile has waited.
-        if begun.elapsed() > LONG && self.has_events() {
-            self.crew.crowded(Instant::now());
-            self.kept_since = Some(begun);
-        }
+        self.kept_from(begun);
         match came {
             // The VMM is exiting, or discards something: then a fault will be met with the same.
             Ok(()) | Err(MemError::Gone | MemError::Again | MemError::NoMemory) => {}
             Err(e) => self.vm.set_ill(format!("pages ahead of first touches: {e}")),
+        }
+    }
+
+    /// Since `begun` the thread was at something that nobody had asked for: a large page takes long, and who came meanwhile
+    /// has waited.
+    fn kept_from(&mut self, begun: Instant) {
+        if begun.elapsed() > LONG && self.has_events() {
+            self.crew.crowded(Instant::now());
+            self.kept_since = Some(begun);
         }
     }
 
@@ -500,7 +505,10 @@ fn await_any(
 
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
+    use ballast_units::PAGE_SIZE;
+
     use super::*;
+    use crate::service::FaultThreads;
 
     #[test]
     fn what_is_not_ready_for_long_is_tried_seldom_and_what_changes_often() {
@@ -513,6 +521,41 @@ mod tests {
         tries.begin_anew();
         let later = begun + Duration::from_secs(9);
         assert_eq!(tries.patience((1, 1, 0), later), Tries::OFTEN);
+    }
+
+    #[test]
+    fn faults_that_were_kept_waiting_are_timed_from_when_that_began() {
+        let Some(vm) = super::super::testing::vm(16, 1) else { return };
+        let crew = Crew::new(vm.clone(), FaultThreads::default());
+        let mut service = FaultService::new(vm.clone(), Vec::new(), crew).unwrap();
+        // Nobody came meanwhile, or it took no time.
+        let long_ago = Instant::now() - Duration::from_secs(1_000);
+        service.kept_from(long_ago);
+        assert_eq!(service.kept_since, None);
+        let base = vm.memory.backend().layout().at(Ppn(0)).addr.0;
+        let touch = |page: u64| {
+            // SAFETY: inside the mapping, which stays; nobody else uses the page.
+            std::thread::spawn(move || unsafe {
+                ((base + page * PAGE_SIZE as u64) as *mut u8).write_volatile(1);
+            })
+        };
+        let serve = |service: &mut FaultService| {
+            while !service.has_events() {
+                std::thread::yield_now();
+            }
+            service.kept_from(Instant::now() + Duration::from_secs(1_000));
+            assert_eq!(service.kept_since, None);
+            service.kept_from(long_ago);
+            assert!(service.crew.is_crowded(Instant::now()));
+            service.take_events(&mut Vec::new()).unwrap();
+        };
+        let guest = touch(3);
+        serve(&mut service);
+        guest.join().unwrap();
+        assert!(vm.fault_times.sum() >= Duration::from_secs(1_000));
+        assert_eq!(vm.fault_times.counts().iter().sum::<u64>(), 1);
+        // Not those that are read after them.
+        assert_eq!(service.kept_since, None);
     }
 
     #[test]

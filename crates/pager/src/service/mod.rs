@@ -11,6 +11,7 @@
 //! - `priority`: how urgent these threads are.
 //! - `spin`: how long it looks for the next fault before it sleeps.
 //! - `share`: looks for equal pages, brings broken ones home, maps zeros to be read.
+//! - `mapping_count`: whether its VMM has mappings to spare for that.
 //! - `reads`: what is read from the swap space for it, and read ahead.
 //! - `large`: which large pages are broken, and when.
 //! - `restore`: what a shortage took of regions of large pages comes home unasked.
@@ -30,6 +31,7 @@ mod fault;
 mod large;
 mod latency;
 mod leaving_store;
+mod mapping_count;
 mod pending;
 mod priority;
 mod reads;
@@ -42,6 +44,8 @@ mod shared;
 mod sizing;
 mod slotless;
 mod spin;
+#[cfg(all(test, not(feature = "shuttle")))]
+mod testing;
 mod trial;
 mod vm;
 mod write;

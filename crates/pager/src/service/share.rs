@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use ballast_uffd::procmap::max_map_count;
 use ballast_units::Ppn;
 
+use super::mapping_count::MappingCount;
 use super::shared::Shared;
 use super::vm::DomainChange;
 use crate::backend::{Backend, MemError};
@@ -21,15 +22,6 @@ use crate::sharing::order::{EXTENT, Walk};
 use crate::sharing::passes::Passes;
 use crate::word::State;
 
-/// Part of vm.max_map_count that a VMM may have used; the rest is for the VMM itself.
-const MAPPINGS: f64 = 0.75;
-/// Mappings that one change may add: it splits one, and lies between the halves.
-const PER_CHANGE: u64 = 2;
-/// Between two counts of a VMM's mappings, which go over its whole list; longer where that takes long.
-const RECOUNT: Duration = Duration::from_secs(10);
-/// A count is good until this part of what was left by then may have been taken since, or for so long.
-const LEFT: u64 = 8;
-const GOOD_FOR: Duration = Duration::from_secs(300);
 /// Extents looked through for pages worth reading before the thread looks at other things.
 const EXTENTS: usize = 256;
 /// Pages whose protection is lifted in one turn.
@@ -88,15 +80,6 @@ struct Zeros {
     ahead: u64,
 }
 
-struct MappingCount {
-    counted: u64,
-    /// Changes made when it was counted.
-    changes: u64,
-    at: Option<Instant>,
-    took: Duration,
-    most: u64,
-}
-
 impl Pass {
     fn begin(came: u64) -> Pass {
         Pass {
@@ -128,13 +111,7 @@ impl ShareService {
             passes: Passes::default(),
             pass: Pass::begin(0),
             zeros: Zeros { next: Ppn(0), ahead: ZEROS_AHEAD },
-            mappings: MappingCount {
-                counted: 0,
-                changes: 0,
-                at: None,
-                took: Duration::ZERO,
-                most: (max_map_count().unwrap_or(65530) as f64 * MAPPINGS) as u64,
-            },
+            mappings: MappingCount::new(max_map_count().unwrap_or(65530)),
             rehome_at: Instant::now(),
             unhashed: true,
             known: false,
@@ -409,28 +386,16 @@ impl ShareService {
     /// Whether the VMM has mappings to spare.
     fn room_for_mappings(&mut self) -> bool {
         let changes = self.vm.memory.counters.values().remaps;
-        let count = &mut self.mappings;
-        let estimate = count.counted + (changes - count.changes) * PER_CHANGE;
-        let wait = RECOUNT.max(count.took * 200);
-        let age = count.at.map(|at| at.elapsed());
-        let added = estimate - count.counted;
-        let is_near = added > count.most.saturating_sub(count.counted) / LEFT;
-        let is_old = age.is_none_or(|age| age > GOOD_FOR) && added > 0;
-        let is_due = age.is_none_or(|age| age > wait);
-        if is_due && (age.is_none() || is_near || is_old || estimate > count.most) {
-            let begun = Instant::now();
-            if let Some(counted) = self.vm.memory.backend().mappings().count() {
-                count.counted = counted;
-                count.changes = changes;
-            }
-            count.at = Some(Instant::now());
-            count.took = begun.elapsed();
+        let begun = Instant::now();
+        if self.mappings.is_due(changes, begun) {
+            let counted = self.vm.memory.backend().mappings().count();
+            self.mappings.note(counted, changes, begun, Instant::now());
         }
-        let estimate = count.counted + (changes - count.changes) * PER_CHANGE;
-        let room = estimate <= count.most;
+        let room = self.mappings.has_room(changes);
+        let estimate = self.mappings.estimate(changes);
         let note = || format!("{estimate} mappings: more needs a higher vm.max_map_count");
         self.vm.set_share_note((!room).then(note));
-        self.vm.mappings.store(count.counted, Ordering::Relaxed);
+        self.vm.mappings.store(self.mappings.counted(), Ordering::Relaxed);
         room
     }
 }

@@ -92,6 +92,31 @@ mod tests {
         ahead
     }
 
+    /// A window of four after so many of sixteen were used.
+    fn after(used: u32) -> u32 {
+        let mut window = Window { size: 4, ..Window::default() };
+        (0..used).for_each(|_| window.used());
+        (used..VERDICT - 1).for_each(|_| window.wasted());
+        assert_eq!(window.size, 4, "not before the last of them");
+        window.wasted();
+        window.size
+    }
+
+    #[test]
+    fn three_quarters_double_it_and_less_than_half_halve_it() {
+        assert_eq!([0, 7, 8, 11, 12, 15].map(after), [2, 2, 4, 4, 8, 8]);
+        let mut window = Window::open();
+        assert_eq!(window.wanted(), MOST);
+        (0..VERDICT).for_each(|_| window.used());
+        assert_eq!(window.wanted(), MOST);
+        // From nothing, both pages of a probe.
+        let mut window = Window { size: 0, ..Window::default() };
+        window.used();
+        assert_eq!(window.size, 0);
+        window.used();
+        assert_eq!(window.size, PROBE);
+    }
+
     #[test]
     fn it_grows_to_its_most_while_all_is_used() {
         let mut window = Window::default();

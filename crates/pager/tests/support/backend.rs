@@ -1,5 +1,7 @@
 //! What the manager does to the double: every call may fail, or be its last.
 
+use std::ops::Range;
+
 use ballast_pager::backend::{Backend, MemError, PageBuf, Place, Remap};
 use ballast_units::Ppn;
 
@@ -21,6 +23,17 @@ impl Backend for Ram {
             Double::wake_in(world, ppn.0, 1);
             Ok(())
         })
+    }
+
+    fn surely_has(&self, ppn: Ppn) -> Range<u64> {
+        match self.0.world().plugged {
+            None => 0..u64::MAX,
+            Some((first, _)) if ppn.0 < first => 0..first,
+            Some((first, block)) => {
+                let at = ppn.0 - (ppn.0 - first) % block;
+                at..at + block
+            }
+        }
     }
 
     fn read_home(&self, ppn: Ppn, into: &mut PageBuf) -> Result<(), MemError> {

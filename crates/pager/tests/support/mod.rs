@@ -96,6 +96,8 @@ struct World {
     large: u64,
     part_of: Vec<Option<u64>>,
     latent: Vec<bool>,
+    /// From this page on the guest has memory by blocks of so many pages.
+    plugged: Option<(u64, u64)>,
     /// Whether the VMM's mappings can be changed, and how many runs it changes before it registers
     /// and protects them.
     can_remap: bool,
@@ -185,6 +187,7 @@ impl World {
             large: 1,
             part_of: vec![None; n],
             latent: vec![false; n],
+            plugged: None,
             can_remap,
             together: 2,
             unanswered: None,
@@ -470,6 +473,10 @@ impl Double {
     /// RAM that is allocated in large pages of `n` where it can be.
     pub fn set_large(&self, n: u64) {
         self.world().large = n;
+    }
+    /// From `first` on its guest has memory by blocks of `block` pages.
+    pub fn set_plugged(&self, first: u64, block: u64) {
+        self.world().plugged = Some((first, block));
     }
     /// Whether a home page is a part of a large one.
     pub fn is_part_of_large(&self, ppn: u64) -> bool {

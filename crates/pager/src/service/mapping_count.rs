@@ -1,0 +1,129 @@
+//! Whether a VMM has mappings to spare. The kernel lets a process have only so many, and each change of what its RAM
+//! shows may add some. A count goes over its whole list: in between, what changes may have added is added up.
+
+use std::time::{Duration, Instant};
+
+/// Part of vm.max_map_count that a VMM may have used; the rest is for the VMM itself.
+const MAPPINGS: f64 = 0.75;
+/// Mappings that one change may add: it splits one, and lies between the halves.
+const PER_CHANGE: u64 = 2;
+/// Between two counts; longer where one takes long.
+const RECOUNT: Duration = Duration::from_secs(10);
+/// So many times what a count took.
+const SELDOM: u32 = 200;
+/// A count is good until this part of what was left by then may have been taken since, or for so long.
+const LEFT: u64 = 8;
+const GOOD_FOR: Duration = Duration::from_secs(300);
+
+/// The mappings of one VMM. `changes` is how many were made to them so far.
+pub(super) struct MappingCount {
+    counted: u64,
+    /// Changes made when it was counted.
+    changes: u64,
+    at: Option<Instant>,
+    took: Duration,
+    most: u64,
+}
+
+impl MappingCount {
+    /// Not counted yet. `allowed` is what the kernel lets it have.
+    pub fn new(allowed: u64) -> MappingCount {
+        let most = (allowed as f64 * MAPPINGS) as u64;
+        MappingCount { counted: 0, changes: 0, at: None, took: Duration::ZERO, most }
+    }
+
+    /// Whether they are to be counted now.
+    pub fn is_due(&self, changes: u64, now: Instant) -> bool {
+        let Some(at) = self.at else { return true };
+        let age = now.saturating_duration_since(at);
+        let added = self.estimate(changes) - self.counted;
+        let is_near = added > self.most.saturating_sub(self.counted) / LEFT;
+        let is_old = age > GOOD_FOR && added > 0;
+        // Others may go by themselves, the VMM's own among them.
+        let is_full = !self.has_room(changes);
+        age > RECOUNT.max(self.took * SELDOM) && (is_near || is_old || is_full)
+    }
+
+    /// They were counted, from `begun` until `now`; None: they could not be.
+    pub fn note(&mut self, counted: Option<u64>, changes: u64, begun: Instant, now: Instant) {
+        if let Some(counted) = counted {
+            (self.counted, self.changes) = (counted, changes);
+        }
+        (self.at, self.took) = (Some(now), now.saturating_duration_since(begun));
+    }
+
+    /// So many when they were last counted.
+    pub fn counted(&self) -> u64 {
+        self.counted
+    }
+
+    /// So many at most, by what was counted last.
+    pub fn estimate(&self, changes: u64) -> u64 {
+        self.counted + (changes - self.changes) * PER_CHANGE
+    }
+
+    /// Whether more may be made.
+    pub fn has_room(&self, changes: u64) -> bool {
+        self.estimate(changes) <= self.most
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+
+    /// Of 1,000 allowed, counted at `begun` in no time after 10 changes: so many.
+    fn counted(n: u64, begun: Instant) -> MappingCount {
+        let mut count = MappingCount::new(1_000);
+        assert!(count.is_due(10, begun));
+        count.note(Some(n), 10, begun, begun);
+        count
+    }
+
+    #[test]
+    fn there_is_room_until_changes_may_have_taken_three_quarters_of_what_is_allowed() {
+        let count = counted(150, Instant::now());
+        assert_eq!((count.counted(), count.estimate(10), count.estimate(15)), (150, 150, 160));
+        assert!(count.has_room(310) && !count.has_room(311));
+        assert!(counted(750, Instant::now()).has_room(10));
+        assert!(!counted(751, Instant::now()).has_room(10));
+    }
+
+    #[test]
+    fn they_are_counted_again_when_much_of_what_was_left_may_be_taken_or_after_a_while() {
+        let begun = Instant::now();
+        // 600 were left, of which 75 are an eighth.
+        let count = counted(150, begun);
+        let due = |changes, after| count.is_due(changes, begun + after);
+        let soon = RECOUNT + Duration::from_nanos(1);
+        assert_eq!([10 + 37, 10 + 38].map(|changes| due(changes, soon)), [false, true]);
+        assert_eq!([RECOUNT, soon].map(|after| due(100, after)), [false, true]);
+        // Few changes, or none: none is as good as it was.
+        let late = GOOD_FOR + Duration::from_nanos(1);
+        assert_eq!([GOOD_FOR, late].map(|after| due(11, after)), [false, true]);
+        assert!(!due(10, 2 * GOOD_FOR));
+    }
+
+    #[test]
+    fn where_there_is_no_room_they_are_counted_again_though_nothing_was_changed() {
+        let begun = Instant::now();
+        let due = |n, after| counted(n, begun).is_due(10, begun + after);
+        assert_eq!([RECOUNT, 2 * RECOUNT].map(|after| due(751, after)), [false, true]);
+        assert!(!due(750, 2 * RECOUNT));
+    }
+
+    #[test]
+    fn what_takes_long_is_seldom_done_and_what_could_not_be_counted_is_known_no_better() {
+        let begun = Instant::now();
+        let mut count = counted(150, begun);
+        let then = begun + Duration::from_secs(1);
+        count.note(None, 400, begun, then);
+        assert_eq!((count.counted(), count.estimate(400)), (150, 930));
+        // It took a second.
+        let wait = Duration::from_secs(SELDOM.into());
+        assert!(!count.is_due(400, then + wait));
+        assert!(count.is_due(400, then + wait + Duration::from_nanos(1)));
+        count.note(Some(160), 400, begun, then);
+        assert_eq!((count.counted(), count.estimate(400), count.has_room(400)), (160, 160, true));
+    }
+}

@@ -1,0 +1,53 @@
+//! For tests of a VM's threads: what these share, over RAM of the test's own process.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::os::fd::AsFd as _;
+use std::sync::Arc;
+
+use ballast_uffd::{Features, Modes, Uffd};
+use ballast_units::{Bytes, HostAddr, PAGE_SIZE, Pages};
+use rustix::fs::MemfdFlags;
+use rustix::mm::{MapFlags, ProtFlags};
+
+use super::shared::Shared;
+use crate::guest_ram::{GuestRam, RamPart};
+use crate::host::Host;
+use crate::ledger::Ledger;
+use crate::memory::Memory;
+use crate::pmap::Pmap;
+use crate::stage::{Stage, StageLayout};
+use crate::swap::SwapSpace;
+
+/// A VM of so many pages, of which nobody has touched one, and a host that has memory in plenty. The mapping stays for
+/// as long as the process. None, loudly, without the right to make userfaultfds.
+pub(super) fn vm(pages: u64, around: u64) -> Option<Arc<Shared>> {
+    let uffd = match Uffd::open() {
+        Ok(uffd) => uffd,
+        Err(e) => {
+            let required = std::env::var("BALLAST_REQUIRE_PRIVILEGED");
+            assert!(required.as_deref() != Ok("1"), "no userfaultfd: {e}");
+            eprintln!("SKIPPED: no userfaultfd here: {e}");
+            return None;
+        }
+    };
+    let len = pages as usize * PAGE_SIZE;
+    let file = rustix::fs::memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&file, len as u64).unwrap();
+    let (access, shared) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
+    // SAFETY: a fresh mapping, never unmapped.
+    let at = unsafe {
+        rustix::mm::mmap(std::ptr::null_mut(), len, access, shared, file.as_fd(), 0).unwrap()
+    };
+    let addr = HostAddr(at as u64);
+    let (wp, missing) = (Features::PAGEFAULT_FLAG_WP, Features::MISSING_SHMEM);
+    uffd.handshake(wp | missing | Features::WP_HUGETLBFS_SHMEM).unwrap();
+    uffd.register(addr, Bytes(len as u64), Modes::MISSING | Modes::WP).unwrap();
+    let part = RamPart { base: addr, len: Pages(pages), file_offset: 0 };
+    let host = Arc::new(Host::new(Ledger::new(Pages(2 * pages), || {})));
+    let stage = Stage::on_heap(StageLayout { cluster: 4, clusters: 1, holds: 2 }).unwrap();
+    let (pmap, ram) = (Pmap::on_heap(Pages(pages)), GuestRam::new(uffd, file, part));
+    let memory = Memory::new(pmap, ram, stage, Pages(pages), host, Pages(around));
+    let dir = tempfile::tempdir().unwrap();
+    let swap = SwapSpace::create_at(&dir.path().join("swap"), Pages(pages)).unwrap();
+    Some(Arc::new(Shared::new("test", Arc::new(memory), swap).unwrap()))
+}
