@@ -16,7 +16,7 @@ const MUCH: u64 = 64;
 /// the VM gone through twice a second, and each pass protects what was not written, at a fault for the next write.
 const ENOUGH: u64 = 100;
 /// One that found less than one page of so many found next to nothing: there is no need to come twice for that.
-const NEXT_TO_NOTHING: u64 = 2000;
+const NEXT_TO_NOTHING: u64 = 500;
 /// Nor does the next come before so many times what that one took of the processor: a VM costs a hundredth of a per cent
 /// of a core at most while it is gone through for nothing.
 const FOR_NOTHING: u32 = 10_000;
@@ -73,7 +73,7 @@ mod tests {
         assert_eq!(passes.interval(0, PAGES, LONGEST), SHORTEST);
         let nothing = Examined { scanned: PAGES, ..Examined::default() };
         assert_eq!(after(&mut passes, 2, nothing), SHORTEST * 16);
-        let little = Examined { shared: PAGES / 1000, ..nothing };
+        let little = Examined { shared: PAGES / 400, ..nothing };
         assert_eq!(after(&mut passes, 3, little), SHORTEST * 128);
         assert_eq!(after(&mut passes, 20, nothing), LONGEST);
         // The operator's word counts from the next look on.
@@ -87,7 +87,7 @@ mod tests {
     #[test]
     fn what_is_looked_for_in_vain_costs_a_ten_thousandth_of_a_processor() {
         let nothing = Examined { scanned: PAGES, ..Examined::default() };
-        let little = Examined { shared: PAGES / 1000, ..nothing };
+        let little = Examined { shared: PAGES / 400, ..nothing };
         let (cpu, hour) = (Duration::from_millis(50), Duration::from_secs(3600));
         let mut passes = Passes::default();
         // Where something is found it may cost more.
