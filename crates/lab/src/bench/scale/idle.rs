@@ -46,8 +46,9 @@ pub async fn run(image: &Image, plan: &Plan, outcome: &mut Outcome) -> Result<()
         }
         stage.wait_for_boot().await?;
         // What looks for equal pages looks at all that the boot has written first: that is not idling.
-        tokio::time::sleep(plan.settle * 4).await;
-        let cost = watch(&stage.manager, plan.window, async || Ok(())).await?;
+        tokio::time::sleep(plan.settle * if guests == 0 { 1 } else { 4 }).await;
+        let window = if guests == most { plan.long } else { plan.window };
+        let cost = watch(&stage.manager, window, async || Ok(())).await?;
         stage.poll()?;
         let memory = held(&stage.manager)?;
         let mut all = figures(&cost);

@@ -33,6 +33,8 @@ struct Plan {
     /// After the last start of each: caches settle, scanners have seen all.
     settle: Duration,
     window: Duration,
+    /// The window of the most guests: what comes every few minutes alone is to be in it.
+    long: Duration,
 }
 
 pub(super) async fn run(image: &Image, quick: bool) -> Result<Outcome> {
@@ -42,6 +44,7 @@ pub(super) async fn run(image: &Image, quick: bool) -> Result<Outcome> {
             vms: &[0, 1, 10, 50],
             settle: Duration::from_secs(15),
             window: Duration::from_secs(20),
+            long: Duration::from_secs(20),
         }
     } else {
         Plan {
@@ -49,6 +52,7 @@ pub(super) async fn run(image: &Image, quick: bool) -> Result<Outcome> {
             vms: &[0, 1, 10, 50, 100, 200],
             settle: Duration::from_secs(60),
             window: Duration::from_secs(60),
+            long: Duration::from_secs(600),
         }
     };
     let mut outcome = Outcome::new("scale");
