@@ -625,3 +625,23 @@ fn check_ram_file(fd: &OwnedFd, part: &Part) -> Result<(), String> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Overrides;
+
+    #[test]
+    fn the_simulator_books_what_a_pager_takes() {
+        let dir = tempfile::tempdir().unwrap();
+        let overrides = Overrides { run_dir: Some(dir.path().to_owned()), ..Overrides::default() };
+        let config = Config::load(None, overrides).unwrap();
+        let (pager, models) = (pager_config(&config, 1, false), ballast_sim::Models::default());
+        for mib in [64, 256, 1 << 10, 64 << 10] {
+            let size = Pages::from_mib(mib);
+            let (books, simulated) = (pager.overhead(size).0, models.overhead(size.0));
+            let tolerated = books / 20;
+            assert!(books.abs_diff(simulated) <= tolerated, "{mib} MiB: {books}, {simulated}");
+        }
+    }
+}

@@ -87,7 +87,7 @@ impl Host {
     }
 
     fn overhead(&self) -> u64 {
-        self.vms.iter().map(|vm| Vm::overhead(&vm.spec, &self.settings.models)).sum()
+        self.vms.iter().map(|vm| self.settings.models.overhead(vm.spec.nature.size)).sum()
     }
 
     /// Machine pages charged to VMs.
@@ -355,8 +355,9 @@ impl Host {
     /// Whether min and overhead can be promised (OSDI'02 s.6.2).
     fn admit(&self, spec: &VmSpec) -> bool {
         let m = &self.settings.models;
-        let promise =
-            |s: &VmSpec| Promise::of(Pages(s.min), Pages(s.nature.size), Pages(Vm::overhead(s, m)));
+        let promise = |s: &VmSpec| {
+            Promise::of(Pages(s.min), Pages(s.nature.size), Pages(m.overhead(s.nature.size)))
+        };
         let need = promise(spec);
         let given: Vec<Promise> = self.vms.iter().map(|vm| promise(&vm.spec)).collect();
         let memory: Pages = given.iter().map(Promise::memory).sum();

@@ -34,6 +34,7 @@ pub mod run;
 mod scenario;
 mod vm;
 
+pub use models::Models;
 pub use report::{GroupSummary, HostSummary, Summary};
 pub use run::{HostResult, run};
 pub use scenario::{Scenario, ScenarioError};

@@ -1,6 +1,7 @@
 //! What the mechanisms cost and how fast they are. Each figure says where it was measured, or that it
 //! is assumed; `[models]` in a scenario replaces any of them.
 
+use ballast_units::Bytes;
 use serde::Deserialize;
 
 /// Latencies in microseconds (`_us`), rates per second.
@@ -41,9 +42,10 @@ pub struct Models {
     /// How fast a guest touches memory for the first time, MiB per second
     /// (experiments/vtj-memory-f5/data.csv, case a: 60 MiB in each of the first seconds).
     pub touch_mib_s: f64,
-    /// A VM's overhead beside a 512th of its size (8 bytes of pmap a page): MiB. Both are what the first pager took; what
-    /// it takes by now is in docs/simulator.md.
+    /// What a VM's pager takes, whatever the VM's size: MiB (`PagerConfig::overhead`).
     pub overhead_mib: f64,
+    /// What it takes for each page of the VM's size, bytes (as above).
+    pub overhead_page_bytes: f64,
     /// Relative error of a predicted miss ratio, for the policy that uses them (assumed).
     pub curve_error: f64,
 }
@@ -65,13 +67,20 @@ impl Default for Models {
             guest_disk_us: 340.0,
             guest_read_cpu_us: 0.0,
             touch_mib_s: 60.0,
-            overhead_mib: 0.9,
+            overhead_mib: 1.5,
+            overhead_page_bytes: 35.0,
             curve_error: 0.1,
         }
     }
 }
 
 impl Models {
+    /// What a VM of `size` pages costs beside its pages: pages.
+    pub fn overhead(&self, size: u64) -> u64 {
+        let bytes = self.overhead_mib * 1_048_576.0 + size as f64 * self.overhead_page_bytes;
+        Bytes(bytes as u64).pages().0
+    }
+
     /// The first figure that is out of range: its key, and what is wrong with it.
     ///
     /// # Errors
@@ -101,6 +110,7 @@ impl Models {
             ("curve_error", self.curve_error, 1.0),
             ("compress_percent", self.compress_percent, 50.0),
             ("overhead_mib", self.overhead_mib, 1e6),
+            ("overhead_page_bytes", self.overhead_page_bytes, 4096.0),
             ("guest_read_cpu_us", self.guest_read_cpu_us, 1e6),
         ];
         for (key, value, most) in ranges {

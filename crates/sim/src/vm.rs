@@ -148,11 +148,6 @@ impl Vm {
         }
     }
 
-    /// What a VM costs beside its pages: pages.
-    pub fn overhead(spec: &VmSpec, m: &Models) -> u64 {
-        Pages::from_mib(1).0 * (m.overhead_mib * 1000.0) as u64 / 1000 + spec.nature.size / 512
-    }
-
     fn booting(&self, now: Millis) -> bool {
         now - self.started < self.spec.boot
     }
@@ -233,7 +228,7 @@ impl Vm {
             balloon_rate: self.output.rate,
             short: self.output.short,
             pool: None,
-            overhead: Pages(Vm::overhead(spec, m)),
+            overhead: Pages(m.overhead(spec.nature.size)),
             beyond: Pages::ZERO,
             tools: Tools {
                 spare_room: Pages(self.guest.spare_room(m)),
