@@ -41,7 +41,12 @@ impl Passes {
         let much = found * ENOUGH >= over.max(1) && done.scanned > 0;
         let nothing = found * NEXT_TO_NOTHING < over;
         let next = match (much, nothing) {
-            (true, _) => self.interval / 4,
+            // As long as it took to find so much, where it was just enough; what was found after long does not call for
+            // passes in which a quarter of it would be found.
+            (true, _) => {
+                let less = found as f64 * ENOUGH as f64 / over.max(1) as f64;
+                self.interval.div_f64(less.clamp(1.0, 4.0))
+            }
             (false, false) => self.interval * 2,
             (false, true) => (self.interval * 4).max(cpu.saturating_mul(FOR_NOTHING)),
         };
@@ -79,8 +84,12 @@ mod tests {
         // The operator's word counts from the next look on.
         assert_eq!(passes.interval(0, PAGES, SHORTEST), SHORTEST);
         assert_eq!(passes.interval(0, PAGES, Duration::ZERO), SHORTEST);
-        let much = Examined { shared: PAGES / 100, ..nothing };
+        let much = Examined { shared: PAGES / 25, ..nothing };
         assert_eq!(after(&mut passes, 1, much), LONGEST / 4);
+        // Just enough: the next finds as much when it comes after as long.
+        let enough = Examined { shared: PAGES / 100, ..nothing };
+        assert_eq!(after(&mut passes, 3, enough), LONGEST / 4);
+        assert_eq!(after(&mut passes, 1, Examined { shared: PAGES / 50, ..nothing }), LONGEST / 8);
         assert_eq!(after(&mut passes, 20, Examined { zero: PAGES, ..nothing }), SHORTEST);
     }
 
@@ -107,9 +116,9 @@ mod tests {
         let mut passes = Passes::default();
         let rest = Examined { scanned: 80, zero: 3, passed: PAGES - 80, ..Examined::default() };
         assert_eq!(after(&mut passes, 20, rest), LONGEST);
-        let enough = Examined { scanned: 2, shared: 1, passed: 98, ..Examined::default() };
+        let enough = Examined { scanned: 8, shared: 4, passed: 92, ..Examined::default() };
         assert_eq!(after(&mut passes, 1, enough), LONGEST / 4);
-        assert_eq!(after(&mut passes, 9, Examined { passed: 99, ..enough }), LONGEST);
+        assert_eq!(after(&mut passes, 9, Examined { passed: 392, shared: 3, ..enough }), LONGEST);
         // Nor does a pass that read nothing.
         let idle = Examined { passed: PAGES, ..Examined::default() };
         assert_eq!(after(&mut passes, 1, idle), LONGEST);
