@@ -609,3 +609,94 @@ fn recovery_leaves_shared_pages_protected_beside_one_that_is_gone() {
     Vm::check_all(&site, &vms);
     assert_eq!([1, 2, 3].map(|p| vms[0].access(p, None)), [7, 7, 9]);
 }
+
+/// Two VMs in large pages, of which the second shares one page of its region, and all else of that is at home.
+fn one_of_a_region_is_shared() -> (Site, Vec<Vm>) {
+    let site = Site::new(200, 2);
+    let mut vms: Vec<Vm> = (0..2).map(|_| Vm::at_with_large(&site, 8, 4, 1)).collect();
+    for (p, token) in [(0, 5), (1, 7), (2, 8), (3, 9)] {
+        vms[0].access(p, Some(10 * token));
+        vms[1].access(p, Some(token));
+    }
+    vms[0].access(2, Some(8));
+    for vm in &mut vms {
+        vm.break_large(0).unwrap();
+    }
+    vms.iter().for_each(|vm| examine(vm, 0..4).unwrap());
+    use State::{Resident, Shared};
+    assert_eq!([0, 1, 2, 3].map(|p| vms[1].state(p)), [Resident, Resident, Shared, Resident]);
+    for vm in &vms {
+        vm.memory.lift_unwritten(Ppn(0), 4).unwrap();
+    }
+    Vm::check_all(&site, &vms);
+    (site, vms)
+}
+
+#[test]
+fn one_shared_page_of_a_region_comes_home_for_a_large_one() {
+    let (site, mut vms) = one_of_a_region_is_shared();
+    assert_eq!(vms[1].memory.can_collapse(0), Some(vec![Ppn(2)]));
+    // Not while memory is short, or the policy grants the VM no more.
+    site.host.set_plenty(Pages(190));
+    assert_eq!(vms[1].memory.collapse(0), Ok(false));
+    site.host.set_plenty(Pages(0));
+    let target = vms[1].memory.target();
+    vms[1].memory.set_target(vms[1].memory.charged());
+    assert_eq!((vms[1].memory.collapse(0), vms[1].state(2)), (Ok(false), State::Shared));
+    vms[1].memory.set_target(target);
+    // What is away comes home beside it.
+    vms[1].evict(1).unwrap();
+    assert_eq!((vms[1].memory.can_collapse(0), vms[1].memory.away_in(0)), (None, vec![Ppn(1)]));
+    assert_eq!(vms[1].access(1, None), 7);
+    assert_eq!(vms[1].memory.collapse(0), Ok(true));
+    assert!(vms[1].memory.regions().is_large(Ppn(2)));
+    Vm::check_all(&site, &vms);
+    assert_eq!([0, 1, 2, 3].map(|p| vms[1].access(p, None)), [5, 7, 8, 9]);
+    assert_eq!([0, 1, 2, 3].map(|p| vms[0].access(p, None)), [50, 70, 8, 90]);
+    // Two of four are more than a few.
+    vms[0].access(3, Some(0));
+    examine(&vms[0], 0..4).unwrap();
+    vms[0].memory.lift_unwritten(Ppn(0), 4).unwrap();
+    vms[0].access(1, Some(33));
+    vms[0].access(0, Some(33));
+    examine(&vms[0], 0..4).unwrap();
+    vms[0].memory.lift_unwritten(Ppn(0), 4).unwrap();
+    assert_eq!([0, 1].map(|p| vms[0].state(p)), [State::Shared; 2]);
+    assert_eq!((vms[0].memory.can_collapse(0), vms[0].memory.away_in(0)), (None, vec![]));
+}
+
+#[test]
+fn a_crash_while_a_shared_page_comes_home_for_a_large_one_loses_nothing() {
+    let mut crashes = 0;
+    for (after, variant) in [(false, false), (true, false), (false, true), (true, true)] {
+        for call in 0.. {
+            let (mut site, mut vms) = one_of_a_region_is_shared();
+            vms[1].ram.0.goes_on(variant);
+            vms[1].ram.0.crash_at(CrashAt { call, after });
+            let result = vms[1].memory.collapse(0);
+            let died = site.machine.is_dead();
+            let what = format!("at call {call}, after: {after}, {variant}");
+            assert_eq!(died, result == Err(MemError::Crash), "{what}: {result:?}");
+            Vm::take_over_all(&mut site, &mut vms).unwrap();
+            Vm::check_all(&site, &vms);
+            assert_eq!([0, 1, 2, 3].map(|p| vms[1].access(p, None)), [5, 7, 8, 9], "{what}");
+            assert_eq!([0, 1, 2, 3].map(|p| vms[0].access(p, None)), [50, 70, 8, 90], "{what}");
+            for p in 0..4 {
+                vms[1].access(p, Some(100 + p));
+            }
+            assert_eq!(
+                [0, 1, 2, 3].map(|p| vms[1].access(p, None)),
+                [100, 101, 102, 103],
+                "{what}"
+            );
+            Vm::check_all(&site, &vms);
+            vms.iter().for_each(|vm| vm.memory.check_quiet().unwrap());
+            if !died {
+                break;
+            }
+            crashes += 1;
+        }
+    }
+    println!("{crashes} crashes");
+    assert!(crashes >= 16, "{crashes}");
+}

@@ -9,39 +9,53 @@ use super::regions::Backing;
 use crate::backend::{Backend, MemError, Place, Remap};
 use crate::word::{Busy, State, Word};
 
+/// Of so many pages of a region one may be shared: it comes home for the large page. An eighth is what a large one is broken
+/// for (`service::large`); what is between stays as it is.
+const FEW: u64 = 64;
+
 impl<B: Backend> Memory<B> {
-    /// Whether a region is worth making whole: small, most of its pages at home, and the others never touched. What
-    /// was taken from a guest, or is shared, keeps it small.
-    pub fn can_collapse(&self, region: usize) -> bool {
+    /// Whether a region is worth making whole: small, most of its pages at home, the others never touched, or shared and
+    /// few; those are the answer, in rising order. What was taken from a guest, or more that is shared, keeps it small (None).
+    pub fn can_collapse(&self, region: usize) -> Option<Vec<Ppn>> {
         let is_known = self.pmap.is_known(self.regions.first(region));
         if self.regions.get(region) != Backing::Small || !is_known || !self.may_move() {
-            return false;
+            return None;
         }
-        let mut untouched = 0;
-        self.regions.pages(region).all(|ppn| {
+        let (mut untouched, mut shared) = (0, Vec::new());
+        let fits = self.regions.pages(region).all(|ppn| {
             let word = self.pmap.load(ppn);
-            untouched += u64::from(word == Word::UNTOUCHED);
-            let fits = word == Word::UNTOUCHED || word == Word::new(State::Resident);
-            fits && untouched * 2 < self.regions.size().0
-        })
+            match word.state() {
+                State::Shared if word.is_idle() && !word.sampled() => shared.push(ppn),
+                _ if word == Word::UNTOUCHED => untouched += 1,
+                _ if word == Word::new(State::Resident) => {}
+                _ => return false,
+            }
+            untouched * 2 < self.regions.size().0 && shared.len() <= self.few_of_a_region()
+        });
+        fits.then_some(shared)
+    }
+
+    fn few_of_a_region(&self) -> usize {
+        self.regions.size().0.div_ceil(FEW) as usize
     }
 
     /// Pages that are away and alone keep a region small, if bringing them home is worth it: fewer than are at home, half
     /// of the region with those, and they can come. Else none. In rising order. What is under sample keeps it small for a
-    /// while only.
+    /// while only; a few that are shared, not at all.
     pub fn away_in(&self, region: usize) -> Vec<Ppn> {
         let is_known = self.pmap.is_known(self.regions.first(region));
         let may = self.may_move() && self.backend.can_remap();
         if self.regions.get(region) != Backing::Small || !is_known || !may {
             return Vec::new();
         }
-        let (mut away, mut home) = (Vec::new(), 0);
+        let (mut away, mut home, mut shared) = (Vec::new(), 0, 0);
         for ppn in self.regions.pages(region) {
             let word = self.pmap.load(ppn);
             match word.state() {
                 State::Resident if word.is_idle() => home += 1,
                 State::Held if word.sampled() => home += 1,
                 State::Untouched if word.is_idle() => {}
+                State::Shared if shared < self.few_of_a_region() => shared += 1,
                 _ if Self::may_come(word) => away.push(ppn),
                 _ => return Vec::new(),
             }
@@ -51,13 +65,18 @@ impl<B: Backend> Memory<B> {
         if worth { away } else { Vec::new() }
     }
 
-    /// Makes a region whole. Answers whether it is: not if it is not worth it, if memory is not plentiful, or if the
-    /// kernel cannot just now, because it has no large page or somebody holds one of the small ones.
+    /// Makes a region whole; what is shared of it comes home. Answers whether it is: not if it is not worth it, if memory
+    /// is not plentiful, or if the kernel cannot just now, because it has no large page or somebody holds one of the small
+    /// ones.
     ///
     /// # Errors
     /// Of the operations on the VMM's memory. What the guest has there is as it was.
     pub fn collapse(&self, region: usize) -> Result<bool, MemError> {
-        if !self.backend.can_remap() || !self.can_collapse(region) || !self.fill_holes(region)? {
+        if !self.backend.can_remap() {
+            return Ok(false);
+        }
+        let Some(shared) = self.can_collapse(region) else { return Ok(false) };
+        if !self.unshare(&shared)? || !self.fill_holes(region)? {
             return Ok(false);
         }
         // The kernel has both for a while, the large page and the small ones.
@@ -68,6 +87,17 @@ impl<B: Backend> Memory<B> {
         let done = self.collapse_filled(region);
         self.uncharge(n);
         done
+    }
+
+    /// Has these shared pages come home, if memory stays plentiful with them. Whether all did.
+    fn unshare(&self, shared: &[Ppn]) -> Result<bool, MemError> {
+        if shared.is_empty() {
+            return Ok(true);
+        }
+        if !self.is_plentiful() || !self.is_granted(shared.len() as u64) {
+            return Ok(false);
+        }
+        Ok(self.go_home(shared)? == shared.len())
     }
 
     /// The kernel collapses no region with a hole.

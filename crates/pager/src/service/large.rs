@@ -3,6 +3,7 @@
 //! to be evicted, one after another at random, its pages going first. And when they are made whole again: one after
 //! the other, once memory has been plentiful for a while.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use ballast_units::Ppn;
@@ -12,6 +13,7 @@ use super::share::ShareService;
 use crate::backend::MemError;
 use crate::memory::Broke;
 use crate::sharing::examine::Examined;
+use crate::sharing::order::EXTENT;
 use crate::word::State;
 
 /// Large pages that a sample may break while memory is plentiful.
@@ -38,6 +40,8 @@ pub(super) struct Collapsing {
     /// The region that is looked at next, and how many were in vain.
     at: usize,
     in_vain: usize,
+    /// Regions whose shared pages came home for nothing, since memory is plentiful.
+    for_nothing: BTreeSet<usize>,
     /// The kernel cannot.
     refused: bool,
 }
@@ -47,6 +51,7 @@ impl Collapsing {
     fn rest(&mut self, plentiful: bool, now: Instant) -> Duration {
         if !plentiful {
             self.plentiful_since = None;
+            self.for_nothing.clear();
             return STEADY;
         }
         let since = *self.plentiful_since.get_or_insert(now);
@@ -82,7 +87,11 @@ impl Reclaim {
         for _ in 0..LOOKED_AT.min(regions) {
             let region = self.collapsing.at % regions;
             self.collapsing.at = region + 1;
-            let tried = memory.can_collapse(region).then(|| memory.collapse(region));
+            let may = |shared: &Vec<Ppn>| {
+                shared.is_empty() || !self.collapsing.for_nothing.contains(&region)
+            };
+            let shared = memory.can_collapse(region).filter(may);
+            let tried = shared.as_ref().map(|_| memory.collapse(region));
             if let Some(Err(e @ (MemError::Os { .. } | MemError::Fixed))) = &tried {
                 // Its guest goes on with small ones. Before Linux 6.1 there is no way.
                 tracing::warn!(vm = %self.vm.name, "no large pages are made again: {e}");
@@ -91,6 +100,9 @@ impl Reclaim {
                 return None;
             }
             let tried = tried.map(|result| result == Ok(true));
+            if tried == Some(false) && shared.is_some_and(|shared| !shared.is_empty()) {
+                self.collapsing.for_nothing.insert(region);
+            }
             self.collapsing.looked(tried, regions, Instant::now());
             if !self.collapsing.rest(true, Instant::now()).is_zero() {
                 break;
@@ -180,6 +192,7 @@ impl ShareService {
             return Ok(false);
         };
         if memory.is_plentiful() {
+            done.large += EXTENT;
             return Ok(true);
         }
         let (first, n) = (regions.first(region), regions.size().0);

@@ -322,8 +322,8 @@ impl ShareService {
         }
         let came = self.came();
         let since = came.saturating_sub(self.pass.came);
-        let pages = self.vm.memory.pmap().len().0;
-        let wait = self.passes.interval(since, pages, settings.scan_time);
+        let (pages, plentiful) = (self.vm.memory.pmap().len().0, self.vm.memory.is_plentiful());
+        let wait = self.passes.interval(since, pages, settings.scan_time, plentiful);
         let left = wait.saturating_sub(self.pass.began.elapsed());
         if !left.is_zero() {
             return Some(left.min(if wait < SELDOM { IDLE } else { CALM }));

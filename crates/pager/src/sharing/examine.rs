@@ -34,6 +34,8 @@ pub struct Examined {
     pub unchanged: u64,
     /// Pages that were not read: they were not written since they were last looked at.
     pub passed: u64,
+    /// Pages that were left alone: of a large one, while memory is plentiful.
+    pub large: u64,
 }
 
 impl std::ops::AddAssign for Examined {
@@ -45,6 +47,7 @@ impl std::ops::AddAssign for Examined {
         self.false_matches += other.false_matches;
         self.unchanged += other.unchanged;
         self.passed += other.passed;
+        self.large += other.large;
     }
 }
 

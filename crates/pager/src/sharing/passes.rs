@@ -1,5 +1,6 @@
 //! When a VM's pages are gone through again: soon after a pass that found much, ever later after those that found
-//! little, up to the operator's longest.
+//! little, up to the operator's longest. While memory is plentiful nobody needs what would be found, so that what finds little is
+//! bounded by what it takes of the processor.
 
 use std::time::Duration;
 
@@ -18,28 +19,49 @@ const ENOUGH: u64 = 100;
 /// One that found less than one page of so many found next to nothing: there is no need to come twice for that.
 const NEXT_TO_NOTHING: u64 = 500;
 /// Nor does the next come before so many times what that one took of the processor: a VM costs a hundredth of a per cent
-/// of a core at most while it is gone through for nothing.
+/// of a core at most while it is gone through for nothing; a thousandth while memory is plentiful.
 const FOR_NOTHING: u32 = 10_000;
+const FOR_NOTHING_IN_PLENTY: u32 = 100_000;
+/// The same of a pass that found little, while memory is plentiful.
+const FOR_LITTLE_IN_PLENTY: u32 = 10_000;
+
+/// Once memory is not plentiful any more, what was left alone until then (large pages) is gone through as soon as what grows,
+/// and not before so many times what the dearest pass of late took: it may be plentiful again, and not, every few seconds.
+const FOR_WHAT_WAS_LEFT: u32 = 1_000;
 
 /// Follows one VM.
 #[derive(Debug)]
 pub(crate) struct Passes {
     interval: Duration,
+    /// While memory is plentiful, no less than that.
+    in_plenty: Duration,
+    /// The last pass left large pages alone.
+    left: bool,
+    /// What a pass takes of the processor: the dearest of late.
+    cpu: Duration,
 }
 
 impl Default for Passes {
     fn default() -> Passes {
-        Passes { interval: SHORTEST }
+        let zero = Duration::ZERO;
+        Passes { interval: SHORTEST, in_plenty: zero, left: false, cpu: zero }
     }
 }
 
 impl Passes {
     /// A pass came to its end, which took so much of the processor.
     pub fn ended(&mut self, done: &Examined, cpu: Duration, longest: Duration) {
+        self.left = done.large > 0;
+        self.cpu = cpu.max(self.cpu / 2);
         let over = done.scanned + done.passed;
         let found = done.shared + done.zero;
         let much = found * ENOUGH >= over.max(1) && done.scanned > 0;
         let nothing = found * NEXT_TO_NOTHING < over;
+        self.in_plenty = cpu.saturating_mul(match (much, nothing) {
+            (true, _) => 0,
+            (false, false) => FOR_LITTLE_IN_PLENTY,
+            (false, true) => FOR_NOTHING_IN_PLENTY,
+        });
         let next = match (much, nothing) {
             // As long as it took to find so much, where it was just enough; what was found after long does not call for
             // passes in which a quarter of it would be found.
@@ -53,9 +75,15 @@ impl Passes {
         self.interval = next.clamp(SHORTEST, longest.max(SHORTEST));
     }
 
-    /// Time from the beginning of the last pass to that of the next, of a VM of `pages` to which `came` of them since.
-    pub fn interval(&self, came: u64, pages: u64, longest: Duration) -> Duration {
-        let interval = self.interval.min(longest.max(SHORTEST));
+    /// Time from the beginning of the last pass to that of the next, of a VM of `pages` to which `came` of them since;
+    /// `plentiful`: memory is.
+    pub fn interval(&self, came: u64, pages: u64, longest: Duration, plentiful: bool) -> Duration {
+        let least = if plentiful { self.in_plenty } else { Duration::ZERO };
+        let mut interval = self.interval.max(least).min(longest.max(SHORTEST));
+        if self.left && !plentiful {
+            let dear = self.cpu.saturating_mul(FOR_WHAT_WAS_LEFT);
+            interval = interval.min(dear.max(OF_ONE_THAT_GROWS));
+        }
         if came * MUCH > pages { interval.min(OF_ONE_THAT_GROWS) } else { interval }
     }
 }
@@ -69,21 +97,21 @@ mod tests {
 
     fn after(passes: &mut Passes, n: u32, done: Examined) -> Duration {
         (0..n).for_each(|_| passes.ended(&done, Duration::ZERO, LONGEST));
-        passes.interval(0, PAGES, LONGEST)
+        passes.interval(0, PAGES, LONGEST, false)
     }
 
     #[test]
     fn who_has_nothing_to_share_is_gone_through_ever_later() {
         let mut passes = Passes::default();
-        assert_eq!(passes.interval(0, PAGES, LONGEST), SHORTEST);
+        assert_eq!(passes.interval(0, PAGES, LONGEST, false), SHORTEST);
         let nothing = Examined { scanned: PAGES, ..Examined::default() };
         assert_eq!(after(&mut passes, 2, nothing), SHORTEST * 16);
         let little = Examined { shared: PAGES / 400, ..nothing };
         assert_eq!(after(&mut passes, 3, little), SHORTEST * 128);
         assert_eq!(after(&mut passes, 20, nothing), LONGEST);
         // The operator's word counts from the next look on.
-        assert_eq!(passes.interval(0, PAGES, SHORTEST), SHORTEST);
-        assert_eq!(passes.interval(0, PAGES, Duration::ZERO), SHORTEST);
+        assert_eq!(passes.interval(0, PAGES, SHORTEST, false), SHORTEST);
+        assert_eq!(passes.interval(0, PAGES, Duration::ZERO, false), SHORTEST);
         let much = Examined { shared: PAGES / 25, ..nothing };
         assert_eq!(after(&mut passes, 1, much), LONGEST / 4);
         // Just enough: the next finds as much when it comes after as long.
@@ -101,14 +129,52 @@ mod tests {
         let mut passes = Passes::default();
         // Where something is found it may cost more.
         passes.ended(&little, cpu, hour);
-        assert_eq!(passes.interval(0, PAGES, hour), SHORTEST * 2);
+        assert_eq!(passes.interval(0, PAGES, hour, false), SHORTEST * 2);
         passes.ended(&nothing, cpu, hour);
-        assert_eq!(passes.interval(0, PAGES, hour), Duration::from_secs(500));
-        assert_eq!(passes.interval(PAGES / 8, PAGES, hour), OF_ONE_THAT_GROWS);
+        assert_eq!(passes.interval(0, PAGES, hour, false), Duration::from_secs(500));
+        assert_eq!(passes.interval(PAGES / 8, PAGES, hour, false), OF_ONE_THAT_GROWS);
         passes.ended(&nothing, cpu, hour);
-        assert_eq!(passes.interval(0, PAGES, hour), Duration::from_secs(2000));
+        assert_eq!(passes.interval(0, PAGES, hour, false), Duration::from_secs(2000));
         passes.ended(&nothing, Duration::MAX, hour);
-        assert_eq!(passes.interval(0, PAGES, hour), hour);
+        assert_eq!(passes.interval(0, PAGES, hour, false), hour);
+    }
+
+    #[test]
+    fn while_memory_is_plentiful_what_finds_little_costs_next_to_nothing() {
+        let nothing = Examined { scanned: PAGES, ..Examined::default() };
+        let little = Examined { shared: PAGES / 400, ..nothing };
+        let much = Examined { shared: PAGES / 25, ..nothing };
+        let (cpu, hour) = (Duration::from_millis(20), Duration::from_secs(3600));
+        let mut passes = Passes::default();
+        assert_eq!(passes.interval(0, PAGES, hour, true), SHORTEST);
+        passes.ended(&little, cpu, hour);
+        assert_eq!(passes.interval(0, PAGES, hour, true), Duration::from_secs(200));
+        // It is looked for at once when somebody needs it, and what came is looked at either way.
+        assert_eq!(passes.interval(0, PAGES, hour, false), SHORTEST * 2);
+        assert_eq!(passes.interval(PAGES / 8, PAGES, hour, true), OF_ONE_THAT_GROWS);
+        passes.ended(&nothing, cpu, hour);
+        assert_eq!(passes.interval(0, PAGES, hour, true), Duration::from_secs(2000));
+        assert_eq!(passes.interval(0, PAGES, hour, false), Duration::from_secs(200));
+        passes.ended(&much, cpu, hour);
+        assert_eq!(passes.interval(0, PAGES, hour, true), Duration::from_secs(50));
+    }
+
+    #[test]
+    fn large_pages_that_were_left_alone_are_looked_at_once_memory_is_short() {
+        let (ms, hour) = (Duration::from_millis, Duration::from_secs(3600));
+        let mut passes = Passes::default();
+        let left = Examined { large: PAGES, ..Examined::default() };
+        (0..20).for_each(|_| passes.ended(&left, ms(1), hour));
+        assert_eq!(passes.interval(0, PAGES, hour, true), hour);
+        assert_eq!(passes.interval(0, PAGES, hour, false), OF_ONE_THAT_GROWS);
+        // They were, and plenty comes and goes: a thousandth of a processor.
+        passes.ended(&Examined { scanned: PAGES, ..Examined::default() }, ms(80), hour);
+        assert_eq!(passes.interval(0, PAGES, hour, false), hour);
+        passes.ended(&left, ms(1), hour);
+        assert_eq!(passes.interval(0, PAGES, hour, false), Duration::from_secs(40));
+        assert_eq!(passes.interval(PAGES / 8, PAGES, hour, false), OF_ONE_THAT_GROWS);
+        // The operator may ask for more.
+        assert_eq!(passes.interval(0, PAGES, OF_ONE_THAT_GROWS / 2, false), OF_ONE_THAT_GROWS / 2);
     }
 
     #[test]
@@ -128,7 +194,7 @@ mod tests {
     fn who_grows_is_gone_through_every_few_seconds() {
         let mut passes = Passes::default();
         after(&mut passes, 20, Examined { scanned: PAGES, ..Examined::default() });
-        assert_eq!(passes.interval(PAGES / 64, PAGES, LONGEST), LONGEST);
-        assert_eq!(passes.interval(PAGES / 64 + 1, PAGES, LONGEST), OF_ONE_THAT_GROWS);
+        assert_eq!(passes.interval(PAGES / 64, PAGES, LONGEST, false), LONGEST);
+        assert_eq!(passes.interval(PAGES / 64 + 1, PAGES, LONGEST, false), OF_ONE_THAT_GROWS);
     }
 }
