@@ -305,6 +305,8 @@ impl ShareService {
         if self.pass.over {
             self.passes.ended(&self.pass.done, self.pass.cpu, settings.scan_time);
             memory.counters.passes.fetch_add(1, Ordering::Relaxed);
+            let (vm, done, cpu) = (&self.vm.name, &self.pass.done, self.pass.cpu);
+            tracing::debug!(%vm, ?done, ?cpu, ?marking, "a pass for equal pages");
         }
         let cost = Cost {
             pages: done.scanned,

@@ -91,6 +91,10 @@ pub struct Process {
     pub fds: usize,
     /// Threads, a count.
     pub threads: usize,
+    /// Of those, what the runtime has: for its tasks, and for what blocks (each ends after 10 s without work).
+    pub runtime: usize,
+    /// And what the kernel started for io_uring requests that would wait (each ends after 5 s without work).
+    pub uring: usize,
 }
 
 impl Process {
@@ -99,7 +103,10 @@ impl Process {
         let path = format!("/proc/{pid}/status");
         let status = std::fs::read_to_string(&path).with_context(|| path.clone())?;
         let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).context(path)?.count();
-        Ok(Process { fds, ..Process::parse(&status) })
+        let names = thread_names(pid);
+        let of = |kind: &str| names.iter().filter(|name| name.starts_with(kind)).count();
+        let (runtime, uring) = (of("tokio-"), of("iou-"));
+        Ok(Process { fds, runtime, uring, ..Process::parse(&status) })
     }
 
     fn parse(status: &str) -> Process {
@@ -108,21 +115,23 @@ impl Process {
         Process {
             rss: memory("VmRSS"),
             anon: memory("RssAnon"),
-            fds: 0,
             threads: threads.and_then(|count| count.trim().parse().ok()).unwrap_or(0),
+            ..Process::default()
         }
     }
 }
 
+fn thread_names(pid: i32) -> Vec<String> {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok()).collect()
+}
+
 /// What a process has open, and its threads' names: for those who look for what it keeps.
 pub fn open(pid: i32) -> Vec<String> {
-    let entries = |folder: &str| {
-        std::fs::read_dir(format!("/proc/{pid}/{folder}")).into_iter().flatten().flatten()
-    };
-    let fds = entries("fd").filter_map(|fd| std::fs::read_link(fd.path()).ok());
+    let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let fds = fds.filter_map(|fd| std::fs::read_link(fd.path()).ok());
     let fds = fds.map(|target| format!("open: {}", target.display()));
-    let threads =
-        entries("task").filter_map(|t| std::fs::read_to_string(t.path().join("comm")).ok());
+    let threads = thread_names(pid).into_iter();
     fds.chain(threads.map(|name| format!("thread: {}", name.trim_end()))).collect()
 }
 
@@ -172,7 +181,8 @@ mod tests {
     fn a_process_is_read() {
         let text = "Name:\tx\nVmRSS:\t    2048 kB\nRssAnon:\t 1024 kB\nThreads:\t7\n";
         let read = Process::parse(text);
-        let want = Process { rss: Bytes(2 << 20), anon: Bytes(1 << 20), fds: 0, threads: 7 };
+        let (rss, anon) = (Bytes(2 << 20), Bytes(1 << 20));
+        let want = Process { rss, anon, threads: 7, ..Process::default() };
         assert_eq!(read, want);
         let me = std::process::id() as i32;
         assert!(Process::read(me).unwrap().fds > 2);

@@ -17,7 +17,7 @@ use crate::figures::{Outcome, Table};
 use crate::stats::quantile;
 
 /// A row for each step, after it. `action` is a place in `Action::WEIGHTS`; `life` counts managers.
-pub const COLUMNS: [&str; 22] = [
+pub const COLUMNS: [&str; 24] = [
     "step",
     "time_s",
     "action",
@@ -37,6 +37,8 @@ pub const COLUMNS: [&str; 22] = [
     "manager_anon_mib",
     "manager_fds",
     "manager_threads",
+    "manager_threads_runtime",
+    "manager_threads_uring",
     "checks",
     "reliefs",
     "sharing_on",
@@ -96,6 +98,8 @@ impl Row {
             process.anon.mib(),
             process.fds as f64,
             process.threads as f64,
+            process.runtime as f64,
+            process.uring as f64,
             soak.checks() as f64,
             soak.counts.reliefs as f64,
             f64::from(u8::from(soak.settings.sharing)),
@@ -200,6 +204,13 @@ fn growths(outcome: &mut Outcome, table: &Table) {
         }
         let all = growth(&looks(table, column)).unwrap_or(f64::NAN);
         outcome.figure(&format!("{name}_over_all_managers"), all);
+    }
+    // What the threads are that there are more of.
+    for (name, column) in [
+        ("threads_growth_runtime", "manager_threads_runtime"),
+        ("threads_growth_uring", "manager_threads_uring"),
+    ] {
+        outcome.figure(name, growth(&longest_of(column)).unwrap_or(f64::NAN));
     }
 }
 
