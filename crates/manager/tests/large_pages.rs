@@ -10,6 +10,8 @@ use support::{Ballastd, MIB, image_or_skip};
 
 const TORTURE: &str = "verify-torture --mb 64 --threads 2 --seconds 100000";
 const SIZE: u64 = 1024;
+/// Ten seconds of plenty, and twice thirty between two looks at all of a guest's memory.
+const COMES_HOME: std::time::Duration = std::time::Duration::from_secs(75);
 
 /// What the kernel has mapped as large pages of a process's shared memory.
 fn mapped_large(pid: u32) -> u64 {
@@ -109,18 +111,38 @@ async fn what_samples_broke_is_made_whole_again() {
 }
 
 /// A guest that does not touch what a shortage took from it gets it back all the same where that keeps a large page from
-/// being made; its limit is lowered and raised again. Nothing is shared: more than a few shared pages keep a region small,
-/// and what is away of it stays there.
+/// being made; its limit is lowered and raised again.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_keeps_large_pages_from_being_made_comes_home_unasked() {
     let Some(image) = image_or_skip() else { return };
-    let options = ["--budget", "2G", "--sample-period", "20"];
-    let ballastd = Ballastd::start_without_sharing(&options);
-    let spec = ballastd.guest(image, "big", SIZE, "idle --mb 320 --busy 1");
+    let ballastd = Ballastd::start(&["--budget", "2G", "--sample-period", "20"]);
+    // Most of its large pages are the workload's: no two of their pages are equal, and none is left untouched.
+    let spec = ballastd.guest(image, "big", SIZE, "idle --mb 800 --busy 1");
     let vm = ballastd.client.run(&spec).await.unwrap();
     assert_eq!(vm.management.mode, Mode::Paged, "{:?}", vm.management.reason);
     let mut console = ballastd.console("big");
     ballastd.checks_go_on(&mut console, 20).await;
+    let before = ballastd.vm("big").await.counters;
+    let mut rounds = 0;
+    while !some_goes_and_comes_home(&ballastd).await {
+        // It was of one that stays small: with pages that are shared, or half untouched.
+        rounds += 1;
+        assert!(rounds < 4, "{:?}", ballastd.vm("big").await);
+    }
+    ballastd
+        .eventually("large pages are made", async || {
+            ballastd.vm("big").await.counters.large_collapses > before.large_collapses
+        })
+        .await;
+    let after = ballastd.vm("big").await.counters;
+    println!("{rounds}; {before:?}; {after:?}");
+    assert!(after.large_breaks > before.large_breaks, "{after:?}");
+    ballastd.checks_go_on(&mut console, 20).await;
+    ballastd.assert_books_balance().await;
+}
+
+/// Takes some pages of a large page from a guest, at random, by its limit, and gives them back. Whether most come home.
+async fn some_goes_and_comes_home(ballastd: &Ballastd) -> bool {
     let away = async || {
         let memory = ballastd.vm("big").await.memory;
         memory.compressed + memory.filled + memory.staged + memory.swapped
@@ -129,28 +151,25 @@ async fn what_keeps_large_pages_from_being_made_comes_home_unasked() {
         let change = VmChange { max: Some(max), ..VmChange::default() };
         ballastd.client.change("big", &change).await.unwrap();
     };
+    let before = away().await;
     // Little by little, for what was never written goes first: until some pages of one large page are away.
     let mut max = ballastd.vm("big").await.memory.consumed;
-    while away().await < MIB / 8 {
+    while away().await < before + MIB / 8 {
         max -= MIB / 4;
         limit(max).await;
         let within = async || ballastd.vm("big").await.memory.consumed <= max;
         ballastd.eventually("it is within its limit", within).await;
     }
     limit(SIZE * MIB).await;
-    let before = ballastd.vm("big").await.counters;
-    assert!(before.large_breaks > 0, "{before:?}");
-    let most = away().await;
-    ballastd.eventually("most have come home", async || away().await <= most / 2).await;
-    ballastd
-        .eventually("large pages are made", async || {
-            ballastd.vm("big").await.counters.large_collapses > before.large_collapses
-        })
-        .await;
-    let after = ballastd.vm("big").await.counters;
-    println!("{before:?}; {after:?}");
-    ballastd.checks_go_on(&mut console, 20).await;
-    ballastd.assert_books_balance().await;
+    let most = away().await - before;
+    let begin = std::time::Instant::now();
+    while begin.elapsed() < COMES_HOME {
+        if away().await <= before + most / 2 {
+            return true;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    }
+    false
 }
 
 #[tokio::test(flavor = "multi_thread")]

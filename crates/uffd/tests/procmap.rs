@@ -230,7 +230,11 @@ fn mappings_that_change_while_they_are_read_are_told_consistently() {
     let range = mapping.at(0)..mapping.end();
     let reader = std::thread::spawn(move || {
         let mut seen = 0;
-        for _ in 0..200 {
+        // Until the other thread has come to change something: it may get no processor for a while.
+        for read in 0..1_000_000 {
+            if read >= 200 && seen > 2 {
+                break;
+            }
             let maps = Maps::read(std::process::id(), range.clone()).unwrap();
             let mut at = range.start;
             for part in maps.parts() {

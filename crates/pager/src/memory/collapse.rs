@@ -97,7 +97,12 @@ impl<B: Backend> Memory<B> {
         if !self.is_plentiful() || !self.is_granted(shared.len() as u64) {
             return Ok(false);
         }
-        Ok(self.go_home(shared)? == shared.len())
+        match self.go_home(shared) {
+            Ok(home) => Ok(home == shared.len()),
+            Err(e @ (MemError::Crash | MemError::Gone)) => Err(e),
+            // It says nothing of large pages; whoever shares them meets it, too, and tells.
+            Err(_) => Ok(false),
+        }
     }
 
     /// The kernel collapses no region with a hole.

@@ -3,7 +3,7 @@
 //! to be evicted, one after another at random, its pages going first. And when they are made whole again: one after
 //! the other, once memory has been plentiful for a while.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use ballast_units::Ppn;
@@ -25,6 +25,9 @@ const WORTH: u64 = 8;
 
 /// How long memory has been plentiful before large pages are made: what is broken again soon was not worth it.
 pub(super) const STEADY: Duration = Duration::from_secs(10);
+/// What lasts so long was worth it: a host that is short every now and then would else break and make the same ones over and
+/// over, and bring shared pages home that are shared again.
+const LASTING: Duration = Duration::from_secs(600);
 /// Between two of them: the kernel takes some milliseconds for each, and who writes to it waits.
 const APART: Duration = Duration::from_millis(100);
 /// Between two looks at all of the memory, if there was nothing to be done.
@@ -40,8 +43,10 @@ pub(super) struct Collapsing {
     /// The region that is looked at next, and how many were in vain.
     at: usize,
     in_vain: usize,
-    /// Regions whose shared pages came home for nothing, since memory is plentiful.
-    for_nothing: BTreeSet<usize>,
+    /// For how long memory is to have been plentiful: longer, where it was not for long over and over.
+    steady: Option<Duration>,
+    /// Regions whose shared pages came home for nothing, and when.
+    for_nothing: BTreeMap<usize, Instant>,
     /// The kernel cannot.
     refused: bool,
 }
@@ -49,14 +54,32 @@ pub(super) struct Collapsing {
 impl Collapsing {
     /// How long until regions are to be looked at; zero: now.
     fn rest(&mut self, plentiful: bool, now: Instant) -> Duration {
+        let steady = self.steady.unwrap_or(STEADY);
         if !plentiful {
-            self.plentiful_since = None;
-            self.for_nothing.clear();
+            if let Some(since) = self.plentiful_since.take() {
+                let lasted = now.saturating_duration_since(since) >= LASTING;
+                self.steady = Some(if lasted { STEADY } else { (2 * steady).min(LASTING) });
+            }
             return STEADY;
         }
         let since = *self.plentiful_since.get_or_insert(now);
-        let due = self.next.map_or(since + STEADY, |next| next.max(since + STEADY));
+        let due = self.next.map_or(since + steady, |next| next.max(since + steady));
         due.saturating_duration_since(now)
+    }
+
+    /// Whether a region is tried of which so many pages are shared.
+    fn may(&mut self, region: usize, shared: usize, now: Instant) -> bool {
+        let rests = |since: &Instant| shared > 0 && now.saturating_duration_since(*since) < LASTING;
+        self.for_nothing.get(&region).is_none_or(|since| !rests(since))
+    }
+
+    /// Shared pages of a region came home, and it is whole now, or is not.
+    fn came_home(&mut self, region: usize, whole: bool, now: Instant) {
+        if whole {
+            self.for_nothing.remove(&region);
+        } else {
+            self.for_nothing.insert(region, now);
+        }
     }
 
     /// One region was looked at: it was not worth it (None), or was tried, and is whole or not.
@@ -87,10 +110,9 @@ impl Reclaim {
         for _ in 0..LOOKED_AT.min(regions) {
             let region = self.collapsing.at % regions;
             self.collapsing.at = region + 1;
-            let may = |shared: &Vec<Ppn>| {
-                shared.is_empty() || !self.collapsing.for_nothing.contains(&region)
-            };
-            let shared = memory.can_collapse(region).filter(may);
+            let shared = memory.can_collapse(region);
+            let may = |s: &Vec<Ppn>| self.collapsing.may(region, s.len(), Instant::now());
+            let shared = shared.filter(may);
             let tried = shared.as_ref().map(|_| memory.collapse(region));
             if let Some(Err(e @ (MemError::Os { .. } | MemError::Fixed))) = &tried {
                 // Its guest goes on with small ones. Before Linux 6.1 there is no way.
@@ -100,8 +122,9 @@ impl Reclaim {
                 return None;
             }
             let tried = tried.map(|result| result == Ok(true));
-            if tried == Some(false) && shared.is_some_and(|shared| !shared.is_empty()) {
-                self.collapsing.for_nothing.insert(region);
+            let home = |p: &Ppn| memory.pmap().load(*p).state() != State::Shared;
+            if shared.is_some_and(|shared| shared.iter().any(home)) {
+                self.collapsing.came_home(region, tried == Some(true), Instant::now());
             }
             self.collapsing.looked(tried, regions, Instant::now());
             if !self.collapsing.rest(true, Instant::now()).is_zero() {
@@ -238,6 +261,34 @@ mod tests {
         assert_eq!(collapsing.rest(true, at(12)), LOOKS);
         // A shortage in between begins it anew.
         assert_eq!(collapsing.rest(false, at(50)), STEADY);
-        assert_eq!(collapsing.rest(true, at(51)), STEADY);
+        // That was not for long: the next time it is to be for longer.
+        assert_eq!(collapsing.rest(true, at(51)), 2 * STEADY);
+        assert_eq!(collapsing.rest(false, at(60)), STEADY);
+        assert_eq!(collapsing.rest(true, at(61)), 4 * STEADY);
+        assert_eq!(collapsing.rest(true, at(661)), Duration::ZERO);
+        assert_eq!(collapsing.rest(false, at(662)), STEADY);
+        assert_eq!(collapsing.rest(true, at(663)), STEADY);
+        for n in 0..10 {
+            collapsing.rest(false, at(700 + 2 * n));
+            collapsing.rest(true, at(701 + 2 * n));
+        }
+        assert_eq!(collapsing.rest(true, at(719)), LASTING);
+    }
+
+    #[test]
+    fn shared_pages_come_home_for_nothing_every_ten_minutes_at_most() {
+        let begun = Instant::now();
+        let at = |s| begun + Duration::from_secs(s);
+        let mut collapsing = Collapsing::default();
+        assert!(collapsing.may(7, 3, begun));
+        collapsing.came_home(7, false, begun);
+        assert!(!collapsing.may(7, 3, at(599)));
+        // Without shared pages it is as any other, and so are the others.
+        assert!(collapsing.may(7, 0, at(1)) && collapsing.may(8, 3, at(1)));
+        assert!(collapsing.may(7, 3, at(600)));
+        collapsing.came_home(7, false, at(600));
+        assert!(!collapsing.may(7, 3, at(1199)));
+        collapsing.came_home(7, true, at(1199));
+        assert!(collapsing.may(7, 3, at(1199)));
     }
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use ballast_uffd::procmap::max_map_count;
-use ballast_units::Ppn;
+use ballast_units::{Pages, Ppn};
 
 use super::mapping_count::MappingCount;
 use super::shared::Shared;
@@ -72,6 +72,8 @@ struct Pass {
     over: bool,
     /// Pages that had come to the guest when it began.
     came: u64,
+    /// How long after the one before it began.
+    after: Duration,
 }
 
 /// Reads of untouched pages that follow one another.
@@ -81,13 +83,14 @@ struct Zeros {
 }
 
 impl Pass {
-    fn begin(came: u64) -> Pass {
+    fn begin(came: u64, after: Duration) -> Pass {
         Pass {
             began: Instant::now(),
             done: Examined::default(),
             cpu: Duration::ZERO,
             over: false,
             came,
+            after,
         }
     }
 }
@@ -109,7 +112,7 @@ impl ShareService {
             lifting: None,
             passed: 0,
             passes: Passes::default(),
-            pass: Pass::begin(0),
+            pass: Pass::begin(0, Duration::ZERO),
             zeros: Zeros { next: Ppn(0), ahead: ZEROS_AHEAD },
             mappings: MappingCount::new(max_map_count().unwrap_or(65530)),
             rehome_at: Instant::now(),
@@ -303,7 +306,8 @@ impl ShareService {
         let cpu = thread_cpu().saturating_sub(cpu);
         self.pass.cpu += cpu;
         if self.pass.over {
-            self.passes.ended(&self.pass.done, self.pass.cpu, settings.scan_time);
+            let Pass { cpu, after, .. } = self.pass;
+            self.passes.ended(&self.pass.done, cpu, after, settings.scan_time);
             memory.counters.passes.fetch_add(1, Ordering::Relaxed);
             let (vm, done, cpu) = (&self.vm.name, &self.pass.done, self.pass.cpu);
             tracing::debug!(%vm, ?done, ?cpu, ?marking, "a pass for equal pages");
@@ -326,11 +330,15 @@ impl ShareService {
         let since = came.saturating_sub(self.pass.came);
         let (pages, plentiful) = (self.vm.memory.pmap().len().0, self.vm.memory.is_plentiful());
         let wait = self.passes.interval(since, pages, settings.scan_time, plentiful);
-        let left = wait.saturating_sub(self.pass.began.elapsed());
+        if plentiful && self.vm.memory.regions().whole() > Pages(0) {
+            self.passes.leave();
+        }
+        let after = self.pass.began.elapsed();
+        let left = wait.saturating_sub(after);
         if !left.is_zero() {
             return Some(left.min(if wait < SELDOM { IDLE } else { CALM }));
         }
-        self.pass = Pass::begin(came);
+        self.pass = Pass::begin(came, after);
         None
     }
 

@@ -9,7 +9,7 @@ use super::limit::{Cost, Limiter, Limits};
 use super::order::Order;
 
 /// What the operator says. Each share thread looks at it at each of its turns, between which it rests for
-/// two seconds at most.
+/// five seconds at most.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Settings {
     /// Whether pages are looked for. Pages that are shared already stay so.

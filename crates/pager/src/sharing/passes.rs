@@ -26,7 +26,8 @@ const FOR_NOTHING_IN_PLENTY: u32 = 100_000;
 const FOR_LITTLE_IN_PLENTY: u32 = 10_000;
 
 /// Once memory is not plentiful any more, what was left alone until then (large pages) is gone through as soon as what grows,
-/// and not before so many times what the dearest pass of late took: it may be plentiful again, and not, every few seconds.
+/// and not before so many times what the dearest pass of late took (half of that where another was in between): it may be
+/// plentiful again, and not, every few seconds.
 const FOR_WHAT_WAS_LEFT: u32 = 1_000;
 
 /// Follows one VM.
@@ -49,8 +50,13 @@ impl Default for Passes {
 }
 
 impl Passes {
-    /// A pass came to its end, which took so much of the processor.
-    pub fn ended(&mut self, done: &Examined, cpu: Duration, longest: Duration) {
+    /// Memory is plentiful, and there are large pages: what is found in them then is left for later.
+    pub fn leave(&mut self) {
+        self.left = true;
+    }
+
+    /// A pass came to its end, which took so much of the processor, and began so long after the one before.
+    pub fn ended(&mut self, done: &Examined, cpu: Duration, after: Duration, longest: Duration) {
         self.left = done.large > 0;
         self.cpu = cpu.max(self.cpu / 2);
         let over = done.scanned + done.passed;
@@ -67,7 +73,7 @@ impl Passes {
             // passes in which a quarter of it would be found.
             (true, _) => {
                 let less = found as f64 * ENOUGH as f64 / over.max(1) as f64;
-                self.interval.div_f64(less.clamp(1.0, 4.0))
+                after.div_f64(less.clamp(1.0, 4.0))
             }
             (false, false) => self.interval * 2,
             (false, true) => (self.interval * 4).max(cpu.saturating_mul(FOR_NOTHING)),
@@ -96,7 +102,10 @@ mod tests {
     const PAGES: u64 = 50_000;
 
     fn after(passes: &mut Passes, n: u32, done: Examined) -> Duration {
-        (0..n).for_each(|_| passes.ended(&done, Duration::ZERO, LONGEST));
+        for _ in 0..n {
+            let after = passes.interval(0, PAGES, LONGEST, false);
+            passes.ended(&done, Duration::ZERO, after, LONGEST);
+        }
         passes.interval(0, PAGES, LONGEST, false)
     }
 
@@ -128,14 +137,14 @@ mod tests {
         let (cpu, hour) = (Duration::from_millis(50), Duration::from_secs(3600));
         let mut passes = Passes::default();
         // Where something is found it may cost more.
-        passes.ended(&little, cpu, hour);
+        passes.ended(&little, cpu, SHORTEST, hour);
         assert_eq!(passes.interval(0, PAGES, hour, false), SHORTEST * 2);
-        passes.ended(&nothing, cpu, hour);
+        passes.ended(&nothing, cpu, SHORTEST, hour);
         assert_eq!(passes.interval(0, PAGES, hour, false), Duration::from_secs(500));
         assert_eq!(passes.interval(PAGES / 8, PAGES, hour, false), OF_ONE_THAT_GROWS);
-        passes.ended(&nothing, cpu, hour);
+        passes.ended(&nothing, cpu, SHORTEST, hour);
         assert_eq!(passes.interval(0, PAGES, hour, false), Duration::from_secs(2000));
-        passes.ended(&nothing, Duration::MAX, hour);
+        passes.ended(&nothing, Duration::MAX, SHORTEST, hour);
         assert_eq!(passes.interval(0, PAGES, hour, false), hour);
     }
 
@@ -147,16 +156,17 @@ mod tests {
         let (cpu, hour) = (Duration::from_millis(20), Duration::from_secs(3600));
         let mut passes = Passes::default();
         assert_eq!(passes.interval(0, PAGES, hour, true), SHORTEST);
-        passes.ended(&little, cpu, hour);
+        passes.ended(&little, cpu, SHORTEST, hour);
         assert_eq!(passes.interval(0, PAGES, hour, true), Duration::from_secs(200));
         // It is looked for at once when somebody needs it, and what came is looked at either way.
         assert_eq!(passes.interval(0, PAGES, hour, false), SHORTEST * 2);
         assert_eq!(passes.interval(PAGES / 8, PAGES, hour, true), OF_ONE_THAT_GROWS);
-        passes.ended(&nothing, cpu, hour);
+        passes.ended(&nothing, cpu, SHORTEST, hour);
         assert_eq!(passes.interval(0, PAGES, hour, true), Duration::from_secs(2000));
         assert_eq!(passes.interval(0, PAGES, hour, false), Duration::from_secs(200));
-        passes.ended(&much, cpu, hour);
-        assert_eq!(passes.interval(0, PAGES, hour, true), Duration::from_secs(50));
+        // A quarter of the time that it took to find so much, whatever it was to be.
+        passes.ended(&much, cpu, Duration::from_secs(2000), hour);
+        assert_eq!(passes.interval(0, PAGES, hour, true), Duration::from_secs(500));
     }
 
     #[test]
@@ -164,15 +174,22 @@ mod tests {
         let (ms, hour) = (Duration::from_millis, Duration::from_secs(3600));
         let mut passes = Passes::default();
         let left = Examined { large: PAGES, ..Examined::default() };
-        (0..20).for_each(|_| passes.ended(&left, ms(1), hour));
+        let looked = Examined { scanned: PAGES, ..Examined::default() };
+        (0..20).for_each(|_| passes.ended(&left, ms(1), SHORTEST, hour));
         assert_eq!(passes.interval(0, PAGES, hour, true), hour);
         assert_eq!(passes.interval(0, PAGES, hour, false), OF_ONE_THAT_GROWS);
-        // They were, and plenty comes and goes: a thousandth of a processor.
-        passes.ended(&Examined { scanned: PAGES, ..Examined::default() }, ms(80), hour);
+        // They were, and plenty comes and goes: a five-hundredth of a processor.
+        passes.ended(&looked, ms(80), SHORTEST, hour);
         assert_eq!(passes.interval(0, PAGES, hour, false), hour);
-        passes.ended(&left, ms(1), hour);
+        passes.ended(&left, ms(1), SHORTEST, hour);
         assert_eq!(passes.interval(0, PAGES, hour, false), Duration::from_secs(40));
         assert_eq!(passes.interval(PAGES / 8, PAGES, hour, false), OF_ONE_THAT_GROWS);
+        // Large pages that were made since, with no pass in between.
+        passes.ended(&looked, ms(80), SHORTEST, hour);
+        assert_eq!(passes.interval(0, PAGES, hour, false), hour);
+        passes.leave();
+        assert_eq!(passes.interval(0, PAGES, hour, false), Duration::from_secs(80));
+        passes.ended(&left, ms(1), SHORTEST, hour);
         // The operator may ask for more.
         assert_eq!(passes.interval(0, PAGES, OF_ONE_THAT_GROWS / 2, false), OF_ONE_THAT_GROWS / 2);
     }

@@ -198,6 +198,45 @@ fn break_against_going_home() {
     });
 }
 
+/// A page that two VMs share comes home for a large page, beside writes to it, to its copy and to the rest of the region, and a look.
+#[test]
+fn a_shared_page_comes_home_for_a_large_page() {
+    explore(|| {
+        let site = Site::new(40, 2);
+        let ram = Double::on(&site.machine, 2);
+        ram.0.set_large(2);
+        let a = Rig::over(ram, site.host.clone(), 2, 1);
+        site.domain.join(&a.memory).unwrap();
+        let b = Rig::at(&site, 1, 1);
+        a.put(0, 7);
+        a.put(1, 8);
+        b.put(0, 7);
+        a.memory.break_large(Ppn(0)).unwrap();
+        examine(&a, &[0, 1]);
+        examine(&b, &[0]);
+        assert_eq!(a.memory.can_collapse(0), Some(vec![Ppn(0)]));
+        run_all(vec![
+            (&a, writer(0, 100, 2)),
+            (&a, writer(1, 200, 2)),
+            (&b, writer(0, 300, 2)),
+            (&b, examiner(&[0], 1)),
+            (
+                &a,
+                actor(|rig| {
+                    for _ in 0..2 {
+                        rig.memory.collapse(0).unwrap();
+                        thread::yield_now();
+                    }
+                }),
+            ),
+        ]);
+        check_all(&site, &[&a, &b]);
+        expect(&a, 0, 101);
+        expect(&a, 1, 201);
+        expect(&b, 0, 301);
+    });
+}
+
 /// Home and back into the store, with writes all the while.
 #[test]
 fn there_and_back_again() {
