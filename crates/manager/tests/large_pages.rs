@@ -116,8 +116,9 @@ async fn what_samples_broke_is_made_whole_again() {
 async fn what_keeps_large_pages_from_being_made_comes_home_unasked() {
     let Some(image) = image_or_skip() else { return };
     let ballastd = Ballastd::start(&["--budget", "2G", "--sample-period", "20"]);
-    // Most of its large pages are the workload's: no two of their pages are equal, and none is left untouched.
-    let spec = ballastd.guest(image, "big", SIZE, "idle --mb 800 --busy 1");
+    // Most of its large pages are the workload's: no two of their pages are equal, none is left untouched, and it reads eight of
+    // them every three seconds, once it is idle.
+    let spec = ballastd.guest(image, "big", SIZE, "idle --mb 800 --busy 1 --every 100000");
     let vm = ballastd.client.run(&spec).await.unwrap();
     assert_eq!(vm.management.mode, Mode::Paged, "{:?}", vm.management.reason);
     let mut console = ballastd.console("big");

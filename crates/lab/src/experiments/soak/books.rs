@@ -185,6 +185,17 @@ mod tests {
         let want = Process { rss, anon, threads: 7, ..Process::default() };
         assert_eq!(read, want);
         let me = std::process::id() as i32;
+        let named = |name: &str| {
+            std::thread::Builder::new().name(name.into()).spawn(std::thread::park).unwrap()
+        };
+        let kinds = |process: Process| (process.runtime, process.uring);
+        let before = kinds(Process::read(me).unwrap());
+        // A thread names itself when it begins to run.
+        let threads = [named("tokio-rt-worker"), named("iou-wrk-1"), named("iou-wrk-2")];
+        while kinds(Process::read(me).unwrap()) != (before.0 + 1, before.1 + 2) {
+            std::thread::yield_now();
+        }
+        threads.iter().for_each(|thread| thread.thread().unpark());
         assert!(Process::read(me).unwrap().fds > 2);
         assert!(open(me).iter().any(|what| what.starts_with("thread: ")));
     }
