@@ -97,6 +97,10 @@ pub fn play() {
         announce(&of("EVIL_SOCKET"), &of("EVIL_NAME"), &of("EVIL_CASE"));
     }
     let len = of("EVIL_MIB").parse::<u64>().unwrap() << 20;
+    if role == "stubborn" {
+        // SAFETY: no handler of this program is replaced, and it makes no other thread that wants the signal.
+        unsafe { libc::signal(libc::SIGTERM, libc::SIG_IGN) };
+    }
     if role == "mute" {
         let _silent: Vec<_> =
             (0..8).map(|_| Connection::connect(Path::new(&of("EVIL_SOCKET")))).collect();
@@ -262,12 +266,7 @@ fn map(ram: &OwnedFd, len: u64) -> *mut u8 {
 fn act(role: &str, connection: Connection, ram: &OwnedFd, uffd: &Uffd, base: *mut u8, len: u64) {
     match role {
         // Not evil at all: stays, asks every next manager to take it over, and has no QMP.
-        "quiet" => stay(connection, ram, uffd, base, len),
-        "stubborn" => {
-            // SAFETY: no handler of this program is replaced, and it makes no other thread that wants the signal.
-            unsafe { libc::signal(libc::SIGTERM, libc::SIG_IGN) };
-            stay(connection, ram, uffd, base, len)
-        }
+        "quiet" | "stubborn" => stay(connection, ram, uffd, base, len),
         // Says that all is done, and does nothing.
         "liar" => say_done(&connection, |_| {}),
         // Maps what it likes instead of what it was given.
