@@ -7,8 +7,12 @@ use std::time::Duration;
 pub const BRISK: Duration = Duration::from_secs(1);
 /// The same where nothing changes.
 pub const CALM: Duration = Duration::from_secs(5);
+/// The same where nothing has changed for a minute.
+pub const ASLEEP: Duration = Duration::from_secs(15);
 /// Turns without a change after which nothing is expected to change.
 const TURNS: u32 = 10;
+/// And so many more, calm ones, are a minute.
+const CALM_TURNS: u32 = 12;
 /// VMs are spread over so many moments, so apart: what is done for hundreds is not done at once.
 const SLOTS: u32 = 8;
 const APART: Duration = Duration::from_millis(250);
@@ -33,7 +37,11 @@ impl Pace {
     /// When the next turn begins, where the last one did at `last` of VM number `id`. All times are since
     /// the same moment, which all loops have in common.
     pub fn next(&self, last: Duration, id: u32) -> Duration {
-        if self.is_calm() { slot_after(last, CALM, id) } else { last + BRISK }
+        match self.still {
+            still if still >= TURNS + CALM_TURNS => slot_after(last, ASLEEP, id),
+            still if still >= TURNS => slot_after(last, CALM, id),
+            _ => last + BRISK,
+        }
     }
 }
 
@@ -57,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calm_comes_late_and_ends_at_once() {
+    fn calm_and_sleep_come_late_and_end_at_once() {
         let mut pace = Pace::default();
         let at = Duration::from_secs(100);
         for _ in 0..TURNS {
@@ -68,6 +76,14 @@ mod tests {
         let slot = pace.next(at, 3);
         assert!(pace.is_calm() && slot > at && slot <= at + CALM);
         assert_eq!(pace.next(slot, 3), slot + CALM);
+        for _ in 0..CALM_TURNS - 1 {
+            pace.note(true);
+            assert_eq!(pace.next(slot, 3), slot + CALM);
+        }
+        pace.note(true);
+        let slept = pace.next(slot, 3);
+        assert!(slept > slot && slept <= slot + ASLEEP);
+        assert_eq!(pace.next(slept, 3), slept + ASLEEP);
         pace.note(false);
         assert_eq!(pace.next(at, 3), at + BRISK);
     }
