@@ -12,6 +12,7 @@
 //! | `host` | one host, step by step |
 //! | [`measure`] | what is measured |
 //! | [`random`] | numbers that a seed decides |
+//! | [`soak`] | scenarios drawn from a seed, and what must hold of each |
 //! | [`run`](mod@run), [`report`] | many hosts on several threads; tables, CSV, plots |
 //!
 //! What is modelled, and what is not: docs/simulator.md.
@@ -32,6 +33,7 @@ mod recorded;
 pub mod report;
 pub mod run;
 mod scenario;
+pub mod soak;
 mod vm;
 
 pub use models::Models;

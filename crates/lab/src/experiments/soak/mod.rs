@@ -6,12 +6,15 @@
 //! is wrong. In the last third managers are left alive, to see what one grows by. At the end all VMs are
 //! stopped, and nothing may be left.
 //!
+//! What can go in virtual time does so first: simulated hosts, of which whatever can be changed is changed (`hosts`).
+//!
 //! The steps follow from the seed, their moments do not: a run cannot be repeated to the page.
 
 mod acts;
 mod books;
 mod draw;
 mod flat;
+mod hosts;
 mod report;
 mod scene;
 
@@ -73,6 +76,8 @@ struct Record {
 /// Err: something went wrong; with seed and step.
 pub async fn run(image: &Image, plan: &Plan) -> Result<Measured> {
     say::step(&format!("soak of {} minutes: --seed {}", plan.minutes, plan.seed));
+    let Plan { minutes, seed } = *plan;
+    let hosts = tokio::task::spawn_blocking(move || hosts::play(minutes, seed)).await??;
     let mut soak = Soak::new(image, plan.seed)?;
     let mut record = Record {
         table: Table::new(&report::COLUMNS),
@@ -95,8 +100,11 @@ pub async fn run(image: &Image, plan: &Plan) -> Result<Measured> {
         (soak.elapsed().as_secs_f64() / MINUTE, soak.checks(), soak.counts);
     let (_, left) = soak.manager.finish().await?;
     left.iter().for_each(|what| say::detail(&format!("left behind: {what}")));
-    let told = report::Told { minutes, seed: plan.seed, checks, counts, left: left.len() };
-    Ok(report::evaluate(record.table, &record.actions, record.fresh, record.end, &told))
+    let told = report::Told { minutes, seed, checks, counts, left: left.len() };
+    let mut measured =
+        report::evaluate(record.table, &record.actions, record.fresh, record.end, &told);
+    hosts.tell(&mut measured.outcome);
+    Ok(measured)
 }
 
 async fn steps(
