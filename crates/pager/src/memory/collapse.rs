@@ -40,8 +40,8 @@ impl<B: Backend> Memory<B> {
     }
 
     /// Pages that are away and alone keep a region small, if bringing them home is worth it: fewer than are at home, half
-    /// of the region with those, and they can come. Else none. In rising order. What is under sample keeps it small for a
-    /// while only; a few that are shared, not at all.
+    /// of the region with those, they can come, and there would be memory for the large page. Else none. In rising order.
+    /// What is under sample keeps it small for a while only; a few that are shared, not at all.
     pub fn away_in(&self, region: usize) -> Vec<Ppn> {
         let is_known = self.pmap.is_known(self.regions.first(region));
         let may = self.may_move() && self.backend.can_remap();
@@ -61,7 +61,8 @@ impl<B: Backend> Memory<B> {
             }
         }
         let known = home + away.len() as u64;
-        let worth = 2 * known > self.regions.size().0 && home > away.len() as u64;
+        let size = self.regions.size().0;
+        let worth = 2 * known > size && home > away.len() as u64 && self.is_granted(size - home);
         if worth { away } else { Vec::new() }
     }
 
@@ -76,6 +77,9 @@ impl<B: Backend> Memory<B> {
             return Ok(false);
         }
         let Some(shared) = self.can_collapse(region) else { return Ok(false) };
+        if self.host.is_low() || !self.is_granted(self.lacking(region)) {
+            return Ok(false);
+        }
         if !self.unshare(&shared)? || !self.fill_holes(region)? {
             return Ok(false);
         }
@@ -89,13 +93,16 @@ impl<B: Backend> Memory<B> {
         done
     }
 
-    /// Has these shared pages come home, if memory stays plentiful with them. Whether all did.
+    /// Pages of a region that are not at home: the large page has memory for them, too.
+    fn lacking(&self, region: usize) -> u64 {
+        let away = |ppn: &Ppn| self.pmap.load(*ppn).state() != State::Resident;
+        self.regions.pages(region).filter(away).count() as u64
+    }
+
+    /// Has these shared pages come home. Whether all did.
     fn unshare(&self, shared: &[Ppn]) -> Result<bool, MemError> {
         if shared.is_empty() {
             return Ok(true);
-        }
-        if !self.is_plentiful() || !self.is_granted(shared.len() as u64) {
-            return Ok(false);
         }
         match self.go_home(shared) {
             Ok(home) => Ok(home == shared.len()),

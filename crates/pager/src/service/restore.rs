@@ -67,13 +67,12 @@ impl Restore {
         }
         for _ in 0..LOOKED_AT.min(regions) {
             let mut away = memory.away_in(self.at % regions);
-            let fits = memory.is_granted(away.len() as u64);
             if away.len() < self.away && self.steps < PATIENCE {
                 self.steps = 0;
                 self.in_vain = 0;
             }
             self.away = away.len();
-            if !away.is_empty() && fits && self.steps < PATIENCE {
+            if !away.is_empty() && self.steps < PATIENCE {
                 away.truncate(TOGETHER);
                 self.steps += 1;
                 self.next = Some(now + APART);
