@@ -151,9 +151,14 @@ impl Journal {
         self.shared.queued_vms.fetch_add(vms, Ordering::Relaxed);
         match queue.sender.try_send(Message::Turn(Told { moment, decision, names })) {
             Ok(()) => queue.named.extend(told),
-            Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {
+            Err(e) => {
                 self.shared.queued_vms.fetch_sub(vms, Ordering::Relaxed);
                 self.shared.refused.fetch_add(1, Ordering::Relaxed);
+                if matches!(e, TrySendError::Disconnected(_)) {
+                    let ended =
+                        "its thread has ended: nothing is written before ballastd is started anew";
+                    lock(&self.shared.health).trouble = Some(ended.into());
+                }
             }
         }
     }

@@ -240,11 +240,15 @@ impl<S: Store> Recorder<S> {
     /// Appends to the open segment, making room first.
     fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
         let more = bytes.len() as u64;
+        let header = self.open.as_ref().map_or(0, |open| open.bytes);
+        if header + more > self.bound.limit {
+            self.give_up();
+            return Err(too_large(more));
+        }
         while self.bytes() + more > self.bound.limit {
             let Some((oldest, _)) = self.closed.front().copied() else {
                 self.give_up();
-                let what = format!("a record of {more} bytes does not fit the journal's limit");
-                return Err(io::Error::new(io::ErrorKind::FileTooLarge, what));
+                return Err(too_large(more));
             };
             if let Err(e) = self.store.remove(oldest) {
                 self.give_up();
@@ -274,14 +278,14 @@ impl<S: Store> Recorder<S> {
     }
 
     /// The open segment is not to be written any more: it is cut where it was whole, or removed if
-    /// that is nowhere.
+    /// no turn is in it. On a full disk each try would else leave a file.
     fn give_up(&mut self) {
         self.repeats.clear();
         self.before.clear();
         let Some(mut open) = self.open.take() else { return };
         // A reader stops at what is not whole: where cutting fails too, nothing worse comes of it.
         let _ = open.file.cut(open.bytes);
-        if open.bytes == 0 {
+        if open.first == 0 {
             let _ = self.store.remove(open.number);
         } else {
             self.closed.push_back((open.number, open.bytes));
@@ -294,6 +298,11 @@ impl<S: Store> Recorder<S> {
             decision.snapshot.vms.iter().map(|vm| vm.demand.id).collect();
         self.names.retain(|id, _| here.contains(id));
     }
+}
+
+fn too_large(bytes: u64) -> io::Error {
+    let what = format!("a record of {bytes} bytes does not fit the journal's limit");
+    io::Error::new(io::ErrorKind::FileTooLarge, what)
 }
 
 #[cfg(test)]

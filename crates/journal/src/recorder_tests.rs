@@ -195,6 +195,9 @@ fn a_full_disk_loses_what_does_not_fit_and_nothing_else() {
             }
         }
         let (turns, troubles) = store.read();
+        // No file stays that has no turn in it.
+        let files = store.0.lock().unwrap().files.len();
+        assert!(files <= 1 + turns.len() - 50, "{files} files, {} turns", turns.len());
         let kept: Vec<u64> = (1..=50).collect();
         assert_eq!(turns[..50], kept);
         assert!(troubles.is_empty() || fails_to_cut, "{troubles:?}");
