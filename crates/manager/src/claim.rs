@@ -18,8 +18,8 @@ use rustix::io::Errno;
 use crate::trust::trusted;
 
 const OWNERS: &str = "user.ballast.run_dirs";
-/// More run folders than anybody has.
-const LONGEST: usize = 4096;
+/// What a file system gives an attribute at most.
+const LONGEST: usize = 65_536;
 /// How long one that is just ending is waited for.
 const ENDING: Duration = Duration::from_millis(500);
 
@@ -47,7 +47,7 @@ impl Claim {
                     std::thread::sleep(ENDING / 50);
                 }
                 Err(Errno::WOULDBLOCK) => {
-                    let owners = owners(&folder);
+                    let owners = owners(&folder).unwrap_or_default();
                     let who = owners.first().map_or_else(String::new, |of| format!(", of {of},"));
                     bail!(
                         "another ballastd{who} has its swap files here: each needs a folder of its own"
@@ -60,7 +60,8 @@ impl Claim {
             }
         }
         let own = run_dir.as_os_str();
-        let mut owners = owners(&folder);
+        let mut owners = owners(&folder)
+            .with_context(|| format!("{}: whose swap files are there", location.display()))?;
         owners.retain(|of| OsStr::new(of) != own);
         if !owners.is_empty() && !has_swap_files(location)? {
             owners.clear();
@@ -75,8 +76,14 @@ impl Claim {
         }
         owners.insert(0, own.to_string_lossy().into_owned());
         let text = owners.join("\n");
-        if let Err(e) = fsetxattr(&folder, OWNERS, text.as_bytes(), XattrFlags::empty()) {
-            tracing::debug!("{}: whose it is cannot be noted: {e}", location.display());
+        match fsetxattr(&folder, OWNERS, text.as_bytes(), XattrFlags::empty()) {
+            Ok(()) => {}
+            Err(e @ Errno::NOTSUP) => {
+                tracing::debug!("{}: whose it is cannot be noted: {e}", location.display());
+            }
+            Err(e) => {
+                tracing::warn!("{}: whose it is cannot be noted: {e}", location.display());
+            }
         }
         Ok(Claim { folder, has_others })
     }
@@ -89,12 +96,16 @@ impl Claim {
     }
 }
 
-/// The run folders that the folder names.
-fn owners(folder: &File) -> Vec<String> {
+/// The run folders that the folder names; none where nothing is noted, or can be.
+fn owners(folder: &File) -> Result<Vec<String>, Errno> {
     let mut text = vec![0; LONGEST];
-    let Ok(len) = fgetxattr(folder, OWNERS, &mut text[..]) else { return Vec::new() };
+    let len = match fgetxattr(folder, OWNERS, &mut text[..]) {
+        Ok(len) => len,
+        Err(Errno::NODATA | Errno::NOTSUP) => 0,
+        Err(e) => return Err(e),
+    };
     let text = String::from_utf8_lossy(&text[..len]);
-    text.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect()
+    Ok(text.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect())
 }
 
 fn has_swap_files(location: &Path) -> anyhow::Result<bool> {
@@ -119,7 +130,7 @@ mod tests {
         assert!(!first.has_others && first.is_of(dir.path()));
         let error = Claim::new(dir.path(), ours).unwrap_err().to_string();
         assert!(error.contains("another ballastd") && !error.contains('\n'), "{error}");
-        if owners(&first.folder).is_empty() {
+        if owners(&first.folder).unwrap().is_empty() {
             eprintln!("SKIPPED: whose it was: no attributes in /var/tmp");
             return;
         }

@@ -121,7 +121,7 @@ impl Manager {
             || format!("waits for its shim since {} s", since.elapsed().as_secs()),
             |why| format!("not taken over: {why}; its guest waits"),
         );
-        let seen = Vm::new(NewVm {
+        let seen = NewVm {
             id: VmId(0),
             folder: self.folder_of(&record.name),
             name: record.name,
@@ -140,7 +140,9 @@ impl Manager {
             control: BalloonControl::new(self.config().balloon),
             set: WorkingSet::new(self.config().sampling, record.size),
             built: built_at(None),
-        });
+        };
+        // Whether it counts on zeros is for whoever takes it over: to ask its process could take for ever.
+        let seen = Vm::new(seen, false);
         seen.set_run_state(RunState::Paused);
         VmView { trouble: why, ..views::vm(self, &seen) }
     }

@@ -10,7 +10,7 @@ use ballast_pager::service::PagedVm;
 use ballast_policy::{BalloonControl, Promise, WorkingSet};
 use ballast_qemu::{
     AccelChoice, Huge, LaunchPaths, Monitor, ProcessHandle, RamMapping, Verdict, Vmm, check_spec,
-    command, inspect_since, last_log_line, probe_accel_cached, ram_file, spawn,
+    command, counts_on_zeros, inspect_since, last_log_line, probe_accel_cached, ram_file, spawn,
     unasked_large_memfds,
 };
 use ballast_shim_proto::{Hello, Peer};
@@ -378,7 +378,9 @@ impl Manager {
 
     /// Puts a VM among the managed ones and watches over it.
     pub(crate) fn admit(self: &Arc<Self>, new: NewVm) -> Arc<Vm> {
-        let vm = Arc::new(Vm::new(new));
+        // One that is gone shares nothing either.
+        let counts_on_zeros = counts_on_zeros(new.process.pid()).unwrap_or(true);
+        let vm = Arc::new(Vm::new(new, counts_on_zeros));
         self.insert(vm.clone());
         tokio::spawn(ending::watch_exit(self.clone(), vm.clone()));
         tokio::spawn(look_again(self.clone(), vm.clone()));

@@ -103,6 +103,8 @@ pub struct Manager {
     pub(crate) refused: Refused,
     /// One change of parameters at a time.
     pub(crate) changing: Mutex<()>,
+    /// One reading of the configuration at a time; taken before `changing`.
+    pub(crate) reloading: Mutex<()>,
     pub(crate) expected: Mutex<HashMap<String, Expected>>,
     decision: Mutex<Option<(Instant, Arc<Decision>)>>,
     pub(crate) ended: Mutex<HostCounters>,
@@ -208,6 +210,7 @@ impl Manager {
             adopting: Mutex::new(HashSet::new()),
             refused: Refused::default(),
             changing: Mutex::new(()),
+            reloading: Mutex::new(()),
             expected: Mutex::new(HashMap::new()),
             decision: Mutex::new(None),
             ended: Mutex::new(HostCounters::default()),

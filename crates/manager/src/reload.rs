@@ -41,14 +41,16 @@ impl Manager {
                 "there is no configuration to reload: ballastd was started without --config",
             ));
         };
+        // Of two reloads the later one reads later.
+        let one = lock(&self.reloading);
         let new = Config::load(Some(file), self.source.overrides.clone())
             .map_err(|e| Failure::bad(e.to_string()))?;
-        let one = lock(&self.changing);
+        let other = lock(&self.changing);
         let changes = self.replace(new).map_err(|e| {
             let file = file.display();
             Failure::new(e.code, format!("configuration {file}: {}; nothing is changed", e.message))
         })?;
-        drop(one);
+        drop((other, one));
         for what in &changes {
             tracing::info!("configuration reloaded: {what}");
         }

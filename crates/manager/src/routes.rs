@@ -103,6 +103,14 @@ pub fn router(manager: Arc<Manager>) -> Router {
         .with_state(manager)
 }
 
+/// What writes files: a disk may take long, and what else is answered is not to wait for it.
+async fn apart<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
+) -> Result<Json<T>, Failure> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|e| Failure::internal(e.to_string()))?.map(Json)
+}
+
 /// This description.
 #[utoipa::path(get, path = "/v1/openapi.json", responses((status = 200)))]
 async fn openapi() -> Json<utoipa::openapi::OpenApi> {
@@ -121,8 +129,11 @@ async fn patch_host(
     State(manager): Shared,
     Body(change): Body<HostChange>,
 ) -> Result<Json<HostView>, Failure> {
-    manager.change_host(&change)?;
-    Ok(Json(views::host(&manager)))
+    apart(move || {
+        manager.change_host(&change)?;
+        Ok(views::host(&manager))
+    })
+    .await
 }
 
 #[utoipa::path(get, path = "/v1/vms", responses((status = 200, body = Vec<VmView>)))]
@@ -174,8 +185,11 @@ async fn patch_vm(
     Path(name): Path<String>,
     Body(change): Body<VmChange>,
 ) -> Result<Json<VmView>, Failure> {
-    let vm = manager.change_vm(&name, &change)?;
-    Ok(Json(views::vm(&manager, &vm)))
+    apart(move || {
+        let vm = manager.change_vm(&name, &change)?;
+        Ok(views::vm(&manager, &vm))
+    })
+    .await
 }
 
 #[utoipa::path(post, path = "/v1/vms/{name}/stop", params(("name" = String, Path)),
@@ -238,9 +252,12 @@ async fn put_pool(
     Path(name): Path<String>,
     Body(change): Body<PoolChange>,
 ) -> Result<Json<PoolView>, Failure> {
-    manager.change_pool(&name, &change)?;
-    let view = views::pools(&manager).into_iter().find(|pool| pool.name == name);
-    view.map(Json).ok_or_else(|| Failure::internal(format!("pool {name} is gone again")))
+    apart(move || {
+        manager.change_pool(&name, &change)?;
+        let view = views::pools(&manager).into_iter().find(|pool| pool.name == name);
+        view.ok_or_else(|| Failure::internal(format!("pool {name} is gone again")))
+    })
+    .await
 }
 
 /// Takes a pool away that a command defined, or gives it back what the configuration says of it.
@@ -251,8 +268,11 @@ async fn delete_pool(
     State(manager): Shared,
     Path(name): Path<String>,
 ) -> Result<Json<Vec<PoolView>>, Failure> {
-    manager.remove_pool(&name)?;
-    Ok(Json(views::pools(&manager)))
+    apart(move || {
+        manager.remove_pool(&name)?;
+        Ok(views::pools(&manager))
+    })
+    .await
 }
 
 /// Reads the configuration again; all of it counts from now on, or, when anything is wrong, nothing.
@@ -261,10 +281,7 @@ async fn delete_pool(
         (status = 404, body = ErrorBody), (status = 409, body = ErrorBody),
         (status = 507, body = ErrorBody)))]
 async fn reload(State(manager): Shared) -> Result<Json<ConfigReloaded>, Failure> {
-    tokio::task::spawn_blocking(move || manager.reload())
-        .await
-        .map_err(|e| Failure::internal(e.to_string()))?
-        .map(Json)
+    apart(move || manager.reload()).await
 }
 
 #[utoipa::path(get, path = "/v1/journal",

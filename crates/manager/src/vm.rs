@@ -12,8 +12,10 @@ use crate::rates::Rates;
 use crate::sync::lock;
 use ballast_api::{GuestStats, Management, Mode, RunState, Salt, VmSpec};
 use ballast_pager::service::PagedVm;
-use ballast_policy::{BalloonControl, BalloonOutput, TaxRate, Tools, TouchTimes, WorkingSet};
-use ballast_qemu::{Monitor, ProcessHandle, QmpEvent, counts_on_zeros, process};
+use ballast_policy::{
+    BalloonControl, BalloonOutput, TaxRate, Tools, TouchTimes, WorkingSet, default_shares,
+};
+use ballast_qemu::{Monitor, ProcessHandle, QmpEvent, process};
 use ballast_units::{Pages, VmId};
 use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast::Receiver;
@@ -74,10 +76,6 @@ pub struct Asked {
 }
 
 impl VmParams {
-    /// vSphere's "normal" level: 10 shares per MiB.
-    pub fn default_shares(size: Pages) -> u32 {
-        u32::try_from((size.0 >> 8).saturating_mul(10)).unwrap_or(u32::MAX).max(1)
-    }
     /// What a VM of such sizes gets: what was asked for, else what the configuration says of its name,
     /// else the defaults. Its salt is left open.
     ///
@@ -91,7 +89,7 @@ impl VmParams {
     ) -> Result<VmParams, String> {
         let Sizes { boot: size, most } = sizes;
         let rule = rule_for(rules, name);
-        let shares = asked.shares.or(rule.shares).unwrap_or_else(|| Self::default_shares(size));
+        let shares = asked.shares.or(rule.shares).unwrap_or_else(|| default_shares(size));
         // Nothing is plugged that was not asked for. A limit above its size limits nothing.
         let ruled = || rule.max.map_or(size, |max| max.of(size).min(size));
         let max = asked.max.map_or_else(ruled, |max| max.min(most));
@@ -308,7 +306,7 @@ pub struct NewVm {
 
 impl Vm {
     /// It is starting, without QMP, and not inspected.
-    pub fn new(new: NewVm) -> Vm {
+    pub fn new(new: NewVm, counts_on_zeros: bool) -> Vm {
         let has = new.paged.as_ref().map_or(Pages::ZERO, |paged| paged.memory().charged());
         let assumed = new.params.max.max(has).saturating_sub(new.boot);
         Vm {
@@ -322,8 +320,7 @@ impl Vm {
             built: new.built,
             size: new.size,
             boot: new.boot,
-            // One that is gone shares nothing either.
-            counts_on_zeros: counts_on_zeros(new.process.pid()).unwrap_or(true),
+            counts_on_zeros,
             hotplug: Mutex::new(Hotplug { plugged: new.plugged, assumed, ..Hotplug::default() }),
             overhead: new.overhead,
             external: AtomicU64::new(new.external.0),

@@ -5,8 +5,8 @@ use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
-/// Writes `NAME.new` beside and renames it. For the manager's user alone. Not flushed to a disk: what is kept in
-/// this way lies on the runtime tmpfs. Whatever has that name is replaced, and not written through.
+/// Writes `NAME.new` beside and renames it. For the manager's user alone. Where the folder is on a disk, what was
+/// written is there before the name is: a host that loses power has the one or the other. Whatever has that name is replaced, and not written through.
 ///
 /// # Errors
 /// The file is as it was.
@@ -20,6 +20,7 @@ pub fn write(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     // Links are not followed with it, either.
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&beside)?;
     file.write_all(bytes)?;
+    file.sync_all()?;
     std::fs::rename(beside, path)
 }
 

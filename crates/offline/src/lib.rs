@@ -110,7 +110,10 @@ pub fn stop(run_dir: &Path, name: &str, grace: Duration) -> Result<Option<Ended>
 
 /// Whether a manager has the folder, though nobody answers yet or any more.
 fn has_manager(run_dir: &Path) -> bool {
-    let Ok(file) = std::fs::File::open(run_dir.join(LOCK)) else { return false };
+    let file = match std::fs::File::open(run_dir.join(LOCK)) {
+        Ok(file) => file,
+        Err(e) => return e.kind() != std::io::ErrorKind::NotFound,
+    };
     flock(&file, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK)
 }
 

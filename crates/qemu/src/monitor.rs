@@ -15,6 +15,8 @@ use crate::{Qmp, QmpError};
 
 /// What QEMU sends for a statistic that the guest did not.
 const NO_STAT: u64 = u64::MAX;
+/// Seconds by which a moment may be ahead of another process' clock: both are rounded.
+const AHEAD: u64 = 1;
 
 /// QEMU's run state.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -272,11 +274,12 @@ impl Device {
     }
 }
 
-/// Reads `{"stats": {...}, "last-update": s}` at the time `now`, both in seconds since 1970.
+/// Reads `{"stats": {...}, "last-update": s}` at the time `now`, both in seconds since 1970. Of what came later than now
+/// (the clock was set back since) nobody can tell how old it is: it counts as none.
 fn stats(answer: &Value, now: u64) -> Result<Option<GuestStats>, ()> {
     let sent = answer.get("last-update").and_then(Value::as_u64).ok_or(())?;
     let stats = answer.get("stats").and_then(Value::as_object).ok_or(())?;
-    if sent == 0 {
+    if sent == 0 || sent > now.saturating_add(AHEAD) {
         return Ok(None);
     }
     let stat = |key| stats.get(key).and_then(Value::as_u64).filter(|&value| value != NO_STAT);
@@ -341,9 +344,10 @@ mod tests {
     }
 
     #[test]
-    fn no_update_is_no_statistics_and_a_clock_that_ran_back_is_no_age() {
+    fn no_update_is_no_statistics_nor_is_one_of_a_clock_that_was_set_back() {
         assert_eq!(stats(&json!({ "stats": {}, "last-update": 0 }), 100), Ok(None));
-        let ahead = stats(&json!({ "stats": {}, "last-update": 200 }), 100).unwrap().unwrap();
+        assert_eq!(stats(&json!({ "stats": {}, "last-update": 200 }), 100), Ok(None));
+        let ahead = stats(&json!({ "stats": {}, "last-update": 101 }), 100).unwrap().unwrap();
         assert_eq!(ahead.age_s, 0);
     }
 

@@ -11,7 +11,7 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::proc_text;
 
 /// A tick of /proc/PID/stat: USER_HZ is 100 on x86 by ABI.
-const TICK: Duration = Duration::from_millis(10);
+const TICK_MS: u64 = 10;
 
 /// Anonymous resident memory. Of a VMM whose RAM is a shared file: its own memory, beside the
 /// guest's (and the guest's Broken pages, once pages are shared).
@@ -60,7 +60,7 @@ pub fn host_memory() -> Option<Bytes> {
 }
 
 fn ticks(ticks: u64) -> Duration {
-    TICK.saturating_mul(u32::try_from(ticks).unwrap_or(u32::MAX))
+    Duration::from_millis(ticks.saturating_mul(TICK_MS))
 }
 
 pub(crate) fn read(pid: u32, file: &str) -> Option<String> {
