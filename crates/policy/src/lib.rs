@@ -62,7 +62,9 @@ pub use plan::{EvictCause, Reason, Standing, Supply, VmPlan, VmState, plan};
 pub use policies::{Policy, PolicyKind, UnknownPolicy, VmMisses, VmPressure};
 pub use pools::{Member, Pool, PoolId, PoolShare, divide};
 pub use reserve::{Reserve, Trough};
-pub use shares::{Bound, Entitlement, TaxRate, TaxRateError, VmDemand, available, targets};
+pub use shares::{
+    Bound, Entitlement, TaxRate, TaxRateError, VmDemand, available, default_shares, targets,
+};
 pub use state::{Scale, State, StateMachine, ThresholdError, Thresholds};
 pub use tools::{Cost, Tool, ToolControl, ToolOrder, Tools, ToolsInput};
 pub use touch_times::TouchTimes;

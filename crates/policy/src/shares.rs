@@ -25,6 +25,11 @@ use crate::state::Thresholds;
 mod going_price;
 use going_price::going_price;
 
+/// The shares of a VM of `size` that nobody says: vSphere's "normal" level, 10 for each MiB, at least 1.
+pub fn default_shares(size: Pages) -> u32 {
+    u32::try_from((size.0 >> 8).saturating_mul(10)).unwrap_or(u32::MAX).max(1)
+}
+
 /// The idle memory tax: the largest part of its idle pages that a VM may lose. `0 <= tau < 1`.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd, Serialize, Deserialize)]
 #[serde(try_from = "f64", into = "f64")]

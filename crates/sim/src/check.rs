@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use ballast_policy::{BalloonConfig, SamplingConfig};
+use ballast_policy::{BalloonConfig, SamplingConfig, default_shares};
 use ballast_units::Pages;
 use toml::Spanned;
 
@@ -102,7 +102,7 @@ fn groups(file: &File, path: &Path, wrong: Wrong) -> Result<Vec<Group>, Scenario
         }
         groups.push(group);
     }
-    let count: u64 = groups.iter().map(|g| g.count).sum();
+    let count = groups.iter().fold(0, |sum: u64, g| sum.saturating_add(g.count));
     let what = format!("vm: {count} VMs, not between 1 and {MOST_VMS}");
     require((1..=MOST_VMS).contains(&count), file.vm.first(), what, wrong)?;
     Ok(groups)
@@ -172,8 +172,7 @@ fn group(vm: &VmTable, n: usize, file: &File, path: &Path, wrong: Wrong) -> Resu
         nature,
         min: min.0,
         max: max.0,
-        // Ten for each MiB of its size, as ballastd does.
-        shares: vm.shares.unwrap_or(((10 * size.0) >> 8).clamp(1, u64::from(u32::MAX)) as u32),
+        shares: vm.shares.unwrap_or_else(|| default_shares(size)),
         tax: vm.tax.unwrap_or(file.policy.tax),
         driver,
         load: Load::new(shape.clone(), Random::new(0, 0)),

@@ -15,7 +15,8 @@ pub struct Models {
     pub evict_page_us: f64,
     /// A page is remapped to a common one (docs/design/shim-protocol.md: 9.8 us, single pages).
     pub share_page_us: f64,
-    /// Seconds in which all memory is looked at once for equal pages (of a VM in which something is found, docs/design/page-sharing.md).
+    /// Seconds in which all memory is looked at once for equal pages: assumed, for the manager's are shorter where much is found, and
+    /// up to an hour where nothing is (docs/design/page-sharing.md).
     pub scan_time_s: f64,
     /// Part of the evicted pages, 0 to 1, that fits half a page. The loads of docs/overcommitment.md compress
     /// to 45%; how many single pages fit is assumed.
