@@ -226,7 +226,7 @@ pub struct RunArgs {
     /// host's].
     #[arg(long, value_name = "TAX", value_parser = parse::tax, allow_negative_numbers = true)]
     pub tax: Option<f64>,
-    /// Memory charged to the budget beside the guest's pages [default: the manager's].
+    /// Memory charged to the budget for it, beside its pages and what the manager takes for it [default: 0].
     #[arg(long, value_name = "SIZE")]
     pub overhead: Option<Bytes>,
     /// Resource pool that it belongs to [default: as the configuration says, else none].
