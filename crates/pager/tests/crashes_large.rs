@@ -226,6 +226,10 @@ fn a_broken_region_is_made_whole_again_if_nothing_of_it_was_taken() {
     vm.host.set_plenty(Pages(90));
     assert_eq!(whole(&mut vm, 0), Ok(false));
     vm.host.set_plenty(Pages(40));
+    // Nor where its VM may not have what it lacks.
+    vm.memory.set_target(before - Pages(1));
+    assert_eq!(whole(&mut vm, 0), Ok(false));
+    vm.memory.set_target(before);
     assert_eq!(whole(&mut vm, 0), Ok(true));
     assert_eq!((vm.state(2), vm.memory.charged()), (State::Resident, before));
 
@@ -247,6 +251,13 @@ fn what_is_away_keeps_a_region_small_and_what_is_under_sample_does_not() {
     assert_eq!(vm.memory.away_in(1), []);
     vm.ram.0.set_can_remap(true);
     assert_eq!(vm.memory.away_in(1), [Ppn(5)]);
+    // What its VM may not have would be taken again.
+    let (target, charged) = (vm.memory.target(), vm.memory.charged());
+    vm.memory.set_target(charged);
+    assert_eq!(vm.memory.away_in(1), []);
+    vm.memory.set_target(charged + Pages(1));
+    assert_eq!(vm.memory.away_in(1), [Ppn(5)]);
+    vm.memory.set_target(target);
     assert!(vm.memory.sample(Ppn(6)).unwrap());
     assert_eq!(vm.state(6), State::Held);
     assert_eq!(vm.memory.away_in(1), [Ppn(5)], "it comes home by itself");
