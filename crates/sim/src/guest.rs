@@ -267,7 +267,30 @@ impl Guest {
             class.swapped += n - squeezed;
         }
         self.unshare();
-        (leaving + shared, written)
+        // Nothing of its own is at home any more: what is compressed takes memory, too.
+        let mut gone = leaving + shared;
+        let mut all_written = written;
+        if self.resident() == self.shared && gone < pages {
+            let back = self.write_back(m, pages - gone, (writes - written).min(room - written));
+            gone += back.0;
+            all_written += back.1;
+        }
+        (gone, all_written)
+    }
+
+    /// Compressed pages go on to swap, at most `most` of them, until `want` machine pages are free of them. Returns how
+    /// many of these are, and how many went.
+    fn write_back(&mut self, m: &Models, want: u64, most: u64) -> (u64, u64) {
+        let before = self.frames(m);
+        let n = (want as f64 / m.compress_frame.max(0.01)).ceil() as u64;
+        let n = n.min(most).min(self.compressed());
+        let from_active = portion(n, self.active.compressed, self.compressed());
+        let from_active = from_active.max(n.saturating_sub(self.idle.compressed));
+        for (class, n) in [(&mut self.active, from_active), (&mut self.idle, n - from_active)] {
+            class.compressed -= n;
+            class.swapped += n;
+        }
+        (before - self.frames(m), n)
     }
 
     /// The guest works for `dt` seconds, with at most `free` pages handed out to it and `reads`

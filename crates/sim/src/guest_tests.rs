@@ -73,6 +73,24 @@ fn eviction_shares_before_it_compresses_before_it_swaps() {
     g.check();
 }
 
+/// A guest that has nothing at home but compressed pages can be shrunk as well, as far as there is room in swap.
+#[test]
+fn what_is_compressed_goes_on_to_swap_when_nothing_else_is_left() {
+    let m = Models { compress_fits: 1.0, compress_percent: 50.0, ..Models::default() };
+    let mut g = guest(1_000, 200, 600);
+    assert_eq!(g.evict(&m, 600, 0, 600, 600), (600, 0));
+    assert_eq!((g.resident(), g.compressed(), g.consumed(&m)), (0, 600, 300));
+    // No room, or nothing can be written.
+    assert_eq!(g.evict(&m, 100, 0, 600, 0), (0, 0));
+    assert_eq!(g.evict(&m, 100, 0, 0, 600), (0, 0));
+    assert_eq!(g.evict(&m, 100, 0, 600, 600), (100, 200));
+    assert_eq!((g.compressed(), g.swapped(), g.consumed(&m)), (400, 200, 200));
+    // To no less than it is to keep.
+    assert_eq!(g.evict(&m, 600, 150, 600, 600), (50, 100));
+    assert_eq!(g.consumed(&m), 150);
+    g.check();
+}
+
 #[test]
 fn skew_makes_the_first_pages_worth_most() {
     let mut g = guest(10_000, 1_000, 1_000);

@@ -134,7 +134,10 @@ impl Host {
         still &= self.touch(dt);
         self.now += dt;
         let configured = self.vms.iter().map(|vm| vm.spec.nature.size).sum();
-        let free = self.budget.checked_sub(self.overhead() + self.consumed());
+        // Parts of pages are rounded: by a page of each VM at most.
+        let rounding = self.vms.len() as u64;
+        let free = (self.budget + rounding).checked_sub(self.overhead() + self.consumed());
+        let free = free.map(|free| free.saturating_sub(rounding));
         self.measure.step(dt, self.state, free, configured);
         if cfg!(debug_assertions) {
             self.vms.iter().for_each(|vm| vm.guest.check());
