@@ -190,6 +190,17 @@ mod tests {
         assert_eq!(chunks.memory(), Bytes(0), "the directory goes too");
     }
 
+    /// What it says it takes is its chunks, and a pointer and a count for each place of the directory.
+    #[test]
+    fn memory_is_that_of_chunks_and_directory() {
+        let mut chunks = Chunks::<u64>::new();
+        chunks.put((9 * CHUNK) as u32, 1);
+        chunks.put(0, 1);
+        let (places, counts) = (chunks.chunks.capacity(), chunks.used.capacity());
+        assert!(places >= 10 && counts >= 10);
+        assert_eq!(chunks.memory(), Bytes((2 * CHUNK * 8 + 8 * places + 2 * counts) as u64));
+    }
+
     /// Memory for the directory is given back when three quarters of it are of no use.
     #[test]
     fn the_directory_shrinks_with_the_chunks() {
