@@ -43,6 +43,8 @@ const RESTLESS: f64 = 2.0 / 3.0;
 /// Between two steps there is less than that.
 const LULL_MS: u64 = 2000;
 const MINUTE: f64 = 60.0;
+/// How long a fresh manager is given to open what it has for as long as it runs: its journal's file comes with its first turn.
+const UNFOLDED: Duration = Duration::from_secs(3);
 /// How long the manager is given to close what VMs had, once they are gone.
 const QUIET: Duration = Duration::from_secs(30);
 
@@ -79,6 +81,7 @@ pub async fn run(image: &Image, plan: &Plan) -> Result<Measured> {
     let Plan { minutes, seed } = *plan;
     let hosts = tokio::task::spawn_blocking(move || hosts::play(minutes, seed)).await??;
     let mut soak = Soak::new(image, plan.seed)?;
+    soak.sleep(UNFOLDED).await?;
     let mut record = Record {
         table: Table::new(&report::COLUMNS),
         actions: BTreeMap::new(),
