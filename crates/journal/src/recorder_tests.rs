@@ -213,6 +213,31 @@ fn a_full_disk_loses_what_does_not_fit_and_nothing_else() {
 }
 
 #[test]
+fn a_record_that_never_fits_takes_no_older_one_with_it() {
+    let store = Double::default();
+    let limit = 16 << 10;
+    let mut recorder = recorder(store.clone(), limit);
+    (1..=20).for_each(|n| recorder.record(&turn(n)).unwrap());
+    let before = store.read().0;
+    // Numbers that nothing foretells, so that they do not compress.
+    let mut x = 1u64;
+    let mut odd = || {
+        x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (x >> 33) % 100_000
+    };
+    let vms: Vec<_> = (1..=4_000).map(|id| vm(id, odd(), odd())).collect();
+    let large = told(21, decide(snapshot("event", "high", 360, &vms)), &[]);
+    assert_eq!(recorder.record(&large).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
+    recorder.check();
+    assert_eq!(store.read().0, before);
+    // What became of 4,000 VMs may not fit either; then it goes on.
+    let _ = recorder.record(&turn(22));
+    recorder.record(&turn(23)).unwrap();
+    assert_eq!(store.read().0.last(), Some(&23));
+    assert_eq!(store.read().0[..before.len()], before);
+}
+
+#[test]
 fn killed_at_any_byte_only_the_last_record_is_lost() {
     let store = Double::default();
     let mut recorder = recorder(store.clone(), 1 << 20);
