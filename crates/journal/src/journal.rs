@@ -8,7 +8,7 @@
 use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -36,6 +36,8 @@ pub const LEAST: u64 = 1 << 20;
 /// Turns in the queue, and VMs in all turns in the queue: one turn of many VMs always fits.
 const QUEUE: usize = 64;
 const QUEUE_VMS: usize = 1 << 16;
+/// Requests of readers in the queue, beside the turns: these never take a turn's place.
+const QUEUE_FLUSHES: usize = 4;
 /// Turns that repeat the one before are written after this time at the latest: what a manager that
 /// is killed may lose.
 const KEPT_BACK: Duration = Duration::from_secs(10);
@@ -59,12 +61,14 @@ pub struct Health {
 
 #[derive(Debug, Default)]
 struct Shared {
+    queued_turns: AtomicUsize,
     queued_vms: AtomicUsize,
     refused: AtomicU64,
     health: Mutex<Health>,
     /// Of the turn written last: what is under way.
     under_way: Mutex<Vec<(Option<VmId>, UnderWay)>>,
-    /// Counts requests to write what is kept back, and those that are done.
+    /// Requests to write what is kept back, and those that are done.
+    flushes_asked: AtomicU64,
     flushes: AtomicU64,
 }
 
@@ -79,10 +83,22 @@ pub struct Journal {
 #[derive(Debug)]
 struct Queue {
     sender: SyncSender<Message>,
-    /// VMs that the thread has the names of.
+    /// VMs of the turn that was taken last. The thread forgets the names of others in time.
     named: HashSet<VmId>,
     thread: std::thread::JoinHandle<()>,
 }
+
+/// Of a request to write what is kept back.
+enum Asked {
+    /// By this number.
+    As(u64),
+    /// Enough others wait.
+    Later,
+    /// Nobody writes any more.
+    Never,
+}
+
+const ENDED: &str = "its thread has ended: nothing is written before ballastd is started anew";
 
 enum Message {
     Turn(Told),
@@ -117,7 +133,7 @@ impl Journal {
         S::Segment: Send,
     {
         let shared = Arc::new(Shared::default());
-        let (sender, receiver) = sync_channel(QUEUE);
+        let (sender, receiver) = sync_channel(QUEUE + QUEUE_FLUSHES);
         let bound = Bound::of(settings.limit.max(LEAST));
         let recorder = Recorder::new(store, bound, header);
         let writer = Writer { shared: shared.clone(), recorder, not_before: None, lost: 0 };
@@ -139,27 +155,29 @@ impl Journal {
         let mut queue = lock(&self.queue);
         let Some(queue) = queue.as_mut() else { return };
         let vms = decision.snapshot.vms.len();
-        let queued = self.shared.queued_vms.load(Ordering::Relaxed);
-        if queued > 0 && queued + vms > QUEUE_VMS {
-            self.shared.refused.fetch_add(1, Ordering::Relaxed);
+        let shared = &self.shared;
+        if queue.thread.is_finished() {
+            shared.refused.fetch_add(1, Ordering::Relaxed);
+            lock(&shared.health).trouble = Some(ENDED.into());
             return;
         }
-        let ids = decision.snapshot.vms.iter().map(|vm| vm.demand.id).enumerate();
-        let names: Vec<(VmId, String)> =
-            ids.filter(|(_, id)| !queue.named.contains(id)).map(|(i, id)| (id, name(i))).collect();
-        let told: Vec<VmId> = names.iter().map(|(id, _)| *id).collect();
-        self.shared.queued_vms.fetch_add(vms, Ordering::Relaxed);
-        match queue.sender.try_send(Message::Turn(Told { moment, decision, names })) {
-            Ok(()) => queue.named.extend(told),
-            Err(e) => {
-                self.shared.queued_vms.fetch_sub(vms, Ordering::Relaxed);
-                self.shared.refused.fetch_add(1, Ordering::Relaxed);
-                if matches!(e, TrySendError::Disconnected(_)) {
-                    let ended =
-                        "its thread has ended: nothing is written before ballastd is started anew";
-                    lock(&self.shared.health).trouble = Some(ended.into());
-                }
-            }
+        let queued = shared.queued_vms.load(Ordering::Relaxed);
+        let turns = shared.queued_turns.load(Ordering::Relaxed);
+        if turns >= QUEUE || (queued > 0 && queued + vms > QUEUE_VMS) {
+            shared.refused.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        let ids = decision.snapshot.vms.iter().map(|vm| vm.demand.id);
+        let new = ids.clone().enumerate().filter(|(_, id)| !queue.named.contains(id));
+        let names: Vec<(VmId, String)> = new.map(|(i, id)| (id, name(i))).collect();
+        if !names.is_empty() || queue.named.len() != vms {
+            queue.named = ids.collect();
+        }
+        shared.queued_turns.fetch_add(1, Ordering::Relaxed);
+        shared.queued_vms.fetch_add(vms, Ordering::Relaxed);
+        // There is room, unless the thread ends just now.
+        if queue.sender.try_send(Message::Turn(Told { moment, decision, names })).is_err() {
+            shared.refused.fetch_add(1, Ordering::Relaxed);
         }
     }
 
@@ -180,20 +198,34 @@ impl Journal {
     /// Has all that was recorded so far written, for whoever reads the files now; waits for it
     /// `at_most` so long. Not for the policy loop.
     pub fn flush(&self, at_most: Duration) {
-        let goal = match lock(&self.queue).as_ref() {
-            Some(queue) => {
-                let before = self.shared.flushes.load(Ordering::Acquire);
-                match queue.sender.try_send(Message::Flush) {
-                    Ok(()) => before + 1,
-                    Err(_) => return,
+        let end = Instant::now() + at_most;
+        let done = |goal: u64| self.shared.flushes.load(Ordering::Acquire) >= goal;
+        let mut goal = None;
+        while goal.is_none_or(|goal| !done(goal)) && Instant::now() < end {
+            if goal.is_none() {
+                match self.ask_to_flush() {
+                    Asked::As(number) => goal = Some(number),
+                    Asked::Later => {}
+                    Asked::Never => return,
                 }
             }
-            None => return,
-        };
-        let end = Instant::now() + at_most;
-        while self.shared.flushes.load(Ordering::Acquire) < goal && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(2));
         }
+    }
+
+    fn ask_to_flush(&self) -> Asked {
+        // Held while it is numbered and sent: requests are done in the order of their numbers.
+        let queue = lock(&self.queue);
+        let Some(queue) = queue.as_ref() else { return Asked::Never };
+        let asked = self.shared.flushes_asked.load(Ordering::Relaxed);
+        if asked - self.shared.flushes.load(Ordering::Acquire) >= QUEUE_FLUSHES as u64 {
+            return Asked::Later;
+        }
+        if queue.sender.try_send(Message::Flush).is_err() {
+            return Asked::Never;
+        }
+        self.shared.flushes_asked.store(asked + 1, Ordering::Relaxed);
+        Asked::As(asked + 1)
     }
 
     /// Writes what is queued and ends the thread. A disk that does not answer is waited for
@@ -228,12 +260,14 @@ impl<S: Store> Writer<S> {
             };
             match receiver.recv_timeout(patience) {
                 Ok(Message::Turn(told)) => {
+                    self.shared.queued_turns.fetch_sub(1, Ordering::Relaxed);
                     self.turn(&told);
                     let vms = told.decision.snapshot.vms.len();
                     self.shared.queued_vms.fetch_sub(vms, Ordering::Relaxed);
                 }
                 Ok(Message::Flush) => {
                     self.flush();
+                    self.publish();
                     self.shared.flushes.fetch_add(1, Ordering::Release);
                 }
                 Err(RecvTimeoutError::Timeout) => self.flush(),

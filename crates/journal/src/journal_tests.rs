@@ -60,6 +60,11 @@ fn a_disk_that_does_not_answer_is_not_waited_for_and_what_is_lost_is_counted() {
     }
     let lost = journal.health().lost;
     assert_eq!(lost, 199 - QUEUE as u64);
+    // Readers have places of their own, so many and no more.
+    let asked: Vec<_> = (0..6).map(|_| journal.ask_to_flush()).collect();
+    assert!(matches!(asked[..4], [Asked::As(1), .., Asked::As(4)]));
+    assert!(matches!(asked[4..], [Asked::Later, Asked::Later]));
+    journal.flush(Duration::from_millis(10));
     // Let go: what was queued is written.
     drop(answer);
     journal.close(Duration::from_secs(60));
@@ -68,6 +73,78 @@ fn a_disk_that_does_not_answer_is_not_waited_for_and_what_is_lost_is_counted() {
     // It has ended, and takes no more.
     journal.record(moment(201), decision(201), |_| "web".into());
     assert_eq!(journal.health().written, health.written);
+}
+
+#[test]
+fn readers_take_no_turn_its_place() {
+    let (asks, asked) = mpsc::channel();
+    let (answer, answers) = mpsc::channel();
+    let store = GateStore(Some(Gate { asks, answers }));
+    let journal = Journal::start_on(store, settings("/none".as_ref()), Header::default()).unwrap();
+    journal.record(moment(1), decision(1), |_| "web".into());
+    asked.recv().unwrap();
+    while matches!(journal.ask_to_flush(), Asked::As(_)) {}
+    for n in 2..=200 {
+        journal.record(moment(n), decision(n), |_| "web".into());
+    }
+    assert_eq!(journal.health().lost, 199 - QUEUE as u64);
+    drop(answer);
+    // One that comes last has all before it written.
+    journal.flush(Duration::from_secs(60));
+    assert_eq!(journal.health().written, 1 + QUEUE as u64);
+    journal.close(Duration::from_secs(60));
+}
+
+/// A disk on whose first file the thread panics.
+struct Deadly;
+
+impl Store for Deadly {
+    type Segment = Gate;
+    fn list(&mut self) -> io::Result<Vec<Stored>> {
+        panic!("a double's");
+    }
+    fn create(&mut self, _: u64) -> io::Result<Gate> {
+        Err(io::ErrorKind::Other.into())
+    }
+    fn remove(&mut self, _: u64) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_journal_whose_thread_has_ended_says_so() {
+    let journal = Journal::start_on(Deadly, settings("/none".as_ref()), Header::default()).unwrap();
+    let end = Instant::now() + Duration::from_secs(60);
+    for n in 1.. {
+        journal.record(moment(n), decision(n), |_| "web".into());
+        if journal.health().trouble.is_some() || Instant::now() > end {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let health = journal.health();
+    assert!(health.trouble.is_some_and(|t| t.contains("thread has ended")));
+    assert!(health.lost > 0);
+    // Nobody is waited for.
+    assert!(matches!(journal.ask_to_flush(), Asked::Never));
+    journal.close(Duration::from_secs(60));
+}
+
+#[test]
+fn a_vm_that_comes_back_to_the_policy_has_its_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let journal = Journal::start(settings(folder.path()), Header::default()).unwrap();
+    let all: Vec<_> = (1..=1500).map(|id| vm(id, 40, 20)).collect();
+    let few = [vm(1500, 40, 20)];
+    // So many are gone in the second turn that their names are dropped.
+    for (n, (vms, first)) in (1..).zip([(&all[..], 1), (&few[..], 1500), (&all[..], 1)]) {
+        let decision = chain(vec![snapshot(&format!("event {n}"), "high", 1 << 20, vms)]).remove(0);
+        journal.record(moment(n), Arc::new(decision), |i| format!("vm-{}", first + i));
+    }
+    journal.close(Duration::from_secs(60));
+    let turns: Vec<_> = Reader::open(folder.path()).unwrap().collect();
+    assert_eq!(turns.len(), 3);
+    assert!((1..=1500).all(|id| turns[2].names[&VmId(id)] == format!("vm-{id}")));
 }
 
 #[test]
