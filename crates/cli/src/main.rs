@@ -8,6 +8,7 @@ mod figures;
 mod moment;
 mod parse;
 mod progress;
+mod saved;
 mod table;
 mod top;
 

@@ -1,7 +1,5 @@
 //! `ballast journal`: decisions of the past, from the manager or from files; replays, and traces for the simulator.
 
-use std::fs::File;
-use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 
 use ballast_api::client::{Client, ClientError};
@@ -19,6 +17,7 @@ use crate::args::{JournalArgs, TraceArgs};
 use crate::failure::Failure;
 use crate::figures::size;
 use crate::moment;
+use crate::saved::Saved;
 
 pub async fn list(client: &Client, args: &JournalArgs, out: Output) -> Result<(), Failure> {
     let page = match &args.journal {
@@ -182,12 +181,13 @@ pub fn trace(args: &TraceArgs, out: Output) -> Result<(), Failure> {
         until_ms: args.until,
         every_ms: u64::try_from(args.every.as_millis()).unwrap_or(u64::MAX),
     };
-    let mut csv = BufWriter::new(File::create(&args.csv).map_err(file)?);
+    let mut csv = Saved::begin(&args.csv).map_err(file)?;
     let traced = trace_turns(&mut reader, excerpt, &mut csv).map_err(|e| match e {
         TraceError::Journal(e) => e.into(),
         TraceError::Write(e) => file(e),
     })?;
     let notes = read_of(reader, traced.lines)?;
+    csv.done().map_err(file)?;
     out.print(&Trace { csv: args.csv.clone(), traced, notes }, |trace| {
         let notes: String = trace.notes.iter().map(|note| format!("not read: {note}\n")).collect();
         let Traced { lines, vms, span_s } = trace.traced;

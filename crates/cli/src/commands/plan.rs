@@ -7,6 +7,7 @@ use ballast_planner::{Demand, History, Question, Span, output, plan};
 use super::Output;
 use crate::args::{DemandArg, PlanArgs};
 use crate::failure::Failure;
+use crate::saved::save;
 
 pub fn run(args: &PlanArgs, out: Output) -> Result<(), Failure> {
     let slot_ms = u64::try_from(args.slot.as_millis()).unwrap_or(u64::MAX);
@@ -36,5 +37,5 @@ pub fn run(args: &PlanArgs, out: Output) -> Result<(), Failure> {
 }
 
 fn write(path: &Path, text: &str) -> Result<(), Failure> {
-    std::fs::write(path, text).map_err(|e| Failure::File { path: path.to_owned(), source: e })
+    save(path, text).map_err(|e| Failure::File { path: path.to_owned(), source: e })
 }

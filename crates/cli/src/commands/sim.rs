@@ -11,6 +11,7 @@ use ballast_sim::{HostResult, Scenario, Summary, report, run as simulate};
 use super::Output;
 use crate::args::SimArgs;
 use crate::failure::Failure;
+use crate::saved::save;
 use crate::table::columns;
 
 pub fn run(args: &SimArgs, out: Output) -> Result<(), Failure> {
@@ -64,7 +65,7 @@ fn write(
         ("plot.svg", svg),
     ] {
         let path = dir.join(name);
-        std::fs::write(&path, text).map_err(|e| failed(&path, e))?;
+        save(&path, &text).map_err(|e| failed(&path, e))?;
     }
     Ok(())
 }

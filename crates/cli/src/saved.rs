@@ -1,0 +1,145 @@
+//! Files that a command writes: whole under their name, or not at all.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+/// A file on its way. What was there before stays until [`done`](Saved::done); dropped before that, nothing has
+/// changed. A pipe or a device is written to as it comes.
+#[derive(Debug)]
+pub struct Saved {
+    file: BufWriter<File>,
+    path: PathBuf,
+    /// Beside it; none once it has its name, and of what is no regular file.
+    beside: Option<PathBuf>,
+}
+
+impl Saved {
+    /// # Errors
+    /// When nothing can be written there.
+    pub fn begin(path: &Path) -> io::Result<Saved> {
+        // Through links: what they lead to is replaced, not they.
+        let place = match path.canonicalize() {
+            Ok(place) => place,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => path.to_owned(),
+            Err(e) => return Err(e),
+        };
+        let before = match place.metadata() {
+            Ok(about) if about.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
+            Ok(about) if !about.is_file() => {
+                let file = BufWriter::new(File::options().write(true).open(&place)?);
+                return Ok(Saved { file, path: place, beside: None });
+            }
+            Ok(about) => Some(about.permissions()),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => None,
+            Err(e) => return Err(e),
+        };
+        let Some(name) = place.file_name() else { return Err(io::ErrorKind::InvalidInput.into()) };
+        let mut hidden = OsString::from(".");
+        hidden.push(name);
+        hidden.push(format!(".{}", std::process::id()));
+        let beside = place.with_file_name(hidden);
+        let file = File::options().write(true).create_new(true).open(&beside)?;
+        let saved = Saved { file: BufWriter::new(file), path: place, beside: Some(beside) };
+        if let Some(permissions) = before {
+            saved.file.get_ref().set_permissions(permissions)?;
+        }
+        Ok(saved)
+    }
+
+    /// It is whole: it gets its name.
+    ///
+    /// # Errors
+    /// When what was written last cannot be, or the name cannot be given; what was there before stays.
+    pub fn done(mut self) -> io::Result<()> {
+        self.file.flush()?;
+        if let Some(beside) = &self.beside {
+            std::fs::rename(beside, &self.path)?;
+        }
+        self.beside = None;
+        Ok(())
+    }
+}
+
+impl Write for Saved {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file.write(bytes)
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+impl Drop for Saved {
+    fn drop(&mut self) {
+        if let Some(beside) = &self.beside {
+            // A name nobody looks for stays at worst.
+            let _ = std::fs::remove_file(beside);
+        }
+    }
+}
+
+/// All of a file.
+///
+/// # Errors
+/// As of [`Saved`].
+pub fn save(path: &Path, text: &str) -> io::Result<()> {
+    let mut file = Saved::begin(path)?;
+    file.write_all(text.as_bytes())?;
+    file.done()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+
+    use super::*;
+
+    fn names(folder: &Path) -> Vec<OsString> {
+        let mut names: Vec<_> =
+            folder.read_dir().unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn what_was_there_stays_until_the_new_one_is_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("out.csv");
+        save(&path, "old").unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).unwrap();
+        let mut half = Saved::begin(&path).unwrap();
+        half.write_all(b"new").unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "old");
+        drop(half);
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "old");
+        assert_eq!(names(folder.path()), ["out.csv"]);
+        save(&path, "new").unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "new");
+        assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o640);
+        assert_eq!(names(folder.path()), ["out.csv"]);
+    }
+
+    #[test]
+    fn a_link_stays_one_and_a_pipe_is_written_to() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, link) = (folder.path().join("out.csv"), folder.path().join("latest"));
+        save(&path, "old").unwrap();
+        symlink(&path, &link).unwrap();
+        save(&link, "new").unwrap();
+        assert!(link.symlink_metadata().unwrap().is_symlink());
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "new");
+        save(Path::new("/dev/null"), "gone").unwrap();
+        assert!(!Path::new("/dev/null").metadata().unwrap().is_file());
+    }
+
+    #[test]
+    fn where_nothing_can_be_written_nothing_is_left() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(save(folder.path(), "text").is_err());
+        assert!(save(&folder.path().join("none/out.csv"), "text").is_err());
+        assert!(save(&folder.path().join(".."), "text").is_err());
+        assert!(names(folder.path()).is_empty());
+    }
+}
