@@ -3,7 +3,8 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// Pages kept compressed, of one VM or of all. Bytes; totals are in bytes of pages and begin with the VM's pager.
+/// Pages kept compressed, of one VM or of all. Bytes; totals are in bytes of pages and begin with the VM's pager, or
+/// with the manager: VMs that ended are in them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CompressionView {
     /// Guest memory that is compressed.

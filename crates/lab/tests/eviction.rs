@@ -52,6 +52,18 @@ async fn checksums_hold_while_a_third_of_memory_is_always_swapped_out() {
         let compression = vm.compression;
         assert!(compression.stored > 0 && compression.restored > 0, "{compression:?}");
     }
+    // What was counted stays counted when a VM ends.
+    client.stop(&vms[0].name, Duration::ZERO).await.unwrap();
+    while client.vms().await.unwrap().len() > 1 {
+        assert!(begin.elapsed() < LIMIT, "{} does not end", vms[0].name);
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    let totals = client.host().await.unwrap();
+    let sum = |f: &dyn Fn(&VmView) -> u64| vms.iter().map(f).sum::<u64>();
+    assert!(totals.compression.stored >= sum(&|vm| vm.compression.stored), "{totals:?}");
+    assert!(totals.compression.restored >= sum(&|vm| vm.compression.restored), "{totals:?}");
+    assert!(totals.counters.swapped_out >= sum(&|vm| vm.counters.swapped_out), "{totals:?}");
+    assert!(totals.sharing.scanned >= sum(&|vm| vm.sharing.scanned), "{totals:?}");
     let (host, left) = manager.finish().await.unwrap();
     assert!(host.measured_peak <= budget.0 && host.peak_used <= budget.0, "{host:?}");
     assert!(left.is_empty(), "{left:?}");

@@ -14,7 +14,7 @@ use rustix::process::Signal;
 use crate::config::rules::rule_for;
 use crate::layout::QEMU_LOG;
 use crate::lifecycle::built_at;
-use crate::manager::{Failure, Manager, Waits, add_counters};
+use crate::manager::{Failure, Manager, Waits};
 use crate::records::Record;
 use crate::sync::lock;
 use crate::views;
@@ -274,12 +274,7 @@ impl Manager {
         let paged = {
             // What it counted moves into the totals in one step.
             let mut ended = lock(&self.ended);
-            add_counters(&mut ended, vm);
-            if let Some(paged) = &*vm.paged() {
-                let counters = paged.memory().counters.values();
-                let mut sharing = lock(&self.ended_sharing);
-                *sharing = (sharing.0 + counters.breaks, sharing.1 + counters.scanned);
-            }
+            ended.add(vm);
             vm.take_paged()
         };
         match vm.vmm.swap(ENDED, Ordering::Relaxed) {

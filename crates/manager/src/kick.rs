@@ -3,6 +3,8 @@
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
+use crate::sync::lock;
+
 /// Rings that come before the thread looks are one ring, with the reason of the last.
 #[derive(Default)]
 pub struct Kick {
@@ -17,7 +19,7 @@ impl Kick {
     }
 
     fn ring_if_quiet(&self, why: &str) {
-        let mut slot = self.why.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slot = lock(&self.why);
         if slot.is_none() {
             *slot = Some(why.to_owned());
             self.bell.notify_one();
@@ -26,13 +28,13 @@ impl Kick {
 
     /// Rings for something that a person or a VM did.
     pub fn ring(&self, why: impl Into<String>) {
-        *self.why.lock().unwrap_or_else(PoisonError::into_inner) = Some(why.into());
+        *lock(&self.why) = Some(why.into());
         self.bell.notify_one();
     }
 
     /// Waits for a ring, at most so long. Answers its reason; None for the period.
     pub fn wait(&self, at_most: Duration) -> Option<String> {
-        let slot = self.why.lock().unwrap_or_else(PoisonError::into_inner);
+        let slot = lock(&self.why);
         let (mut slot, _) = self
             .bell
             .wait_timeout_while(slot, at_most, |why| why.is_none())

@@ -47,6 +47,7 @@ mod survey;
 mod swap;
 mod sync;
 mod tools;
+mod totals;
 mod trust;
 mod unreadable;
 mod upgrade;

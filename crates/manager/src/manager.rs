@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Instant;
 
-use ballast_api::{ErrorBody, ErrorCode, HostCounters, Mode, RunState};
+use ballast_api::{ErrorBody, ErrorCode, Mode, RunState};
 use ballast_journal::Journal;
 use ballast_pager::advance::Advance;
 use ballast_pager::host::Host;
@@ -34,6 +34,7 @@ use crate::reload::Source;
 use crate::starts::Starts;
 use crate::swap::Swap;
 use crate::sync::lock;
+use crate::totals::Totals;
 use crate::vm::{Vm, VmParams};
 
 /// How the manager is to end.
@@ -107,9 +108,8 @@ pub struct Manager {
     pub(crate) reloading: Mutex<()>,
     pub(crate) expected: Mutex<HashMap<String, Expected>>,
     decision: Mutex<Option<(Instant, Arc<Decision>)>>,
-    pub(crate) ended: Mutex<HostCounters>,
-    /// Breaks and pages looked at of VMs that ended.
-    pub(crate) ended_sharing: Mutex<(u64, u64)>,
+    /// Of VMs that ended.
+    pub(crate) ended: Mutex<Totals>,
     pub(crate) measured_peak: AtomicU64,
     pub(crate) measured_now: AtomicU64,
     overcommit_peak: Mutex<f64>,
@@ -213,8 +213,7 @@ impl Manager {
             reloading: Mutex::new(()),
             expected: Mutex::new(HashMap::new()),
             decision: Mutex::new(None),
-            ended: Mutex::new(HostCounters::default()),
-            ended_sharing: Mutex::new((0, 0)),
+            ended: Mutex::default(),
             measured_peak: AtomicU64::new(0),
             measured_now: AtomicU64::new(0),
             overcommit_peak: Mutex::new(0.0),
@@ -321,12 +320,12 @@ impl Manager {
     }
 
     /// Of all VMs of this manager, those that ended included.
-    pub fn counters(&self) -> HostCounters {
+    pub(crate) fn totals(&self) -> Totals {
         // Held throughout: a VM that ends meanwhile is counted once.
         let ended = lock(&self.ended);
         let mut total = *ended;
         for vm in self.vms() {
-            add_counters(&mut total, &vm);
+            total.add(&vm);
         }
         total
     }
@@ -467,20 +466,6 @@ pub(crate) fn check_pool(rules: &crate::pools::Rules, pool: Option<&str>) -> Res
             Err(Failure::new(ErrorCode::NotFound, format!("pool: no pool named '{name}'")))
         }
         _ => Ok(()),
-    }
-}
-
-pub(crate) fn add_counters(total: &mut HostCounters, vm: &Vm) {
-    if let Some(paged) = &*vm.paged() {
-        let c = paged.memory().counters.values();
-        let bytes = |pages: u64| Pages(pages).bytes().0;
-        total.ballooned += bytes(c.discarded);
-        total.swapped_out += bytes(c.swap_outs);
-        total.swapped_in += bytes(c.swap_ins);
-        total.zero_dropped += bytes(c.zero_dropped);
-        total.faults += c.faults;
-        total.waits += c.waits;
-        total.blocks += c.blocks;
     }
 }
 

@@ -26,6 +26,7 @@ use crate::manager::{Failure, Manager, Waits};
 use crate::run_room;
 use crate::sync::lock;
 use crate::tools;
+use crate::totals::Totals;
 use crate::vm::{BalloonState, Vm, VmParams};
 
 fn bytes(pages: Pages) -> u64 {
@@ -42,7 +43,7 @@ pub fn host(manager: &Manager) -> HostView {
     let swap =
         |f: &dyn Fn(&PagedVm) -> Pages| sum(&|vm| vm.paged().as_ref().map_or(Pages::ZERO, f));
     let own = std::process::id();
-    let counters = manager.counters();
+    let totals = manager.totals();
     HostView {
         version: env!("CARGO_PKG_VERSION").into(),
         pid: own,
@@ -85,13 +86,10 @@ pub fn host(manager: &Manager) -> HostView {
         manager_cpu_s: process::cpu_time(own).unwrap_or_default().as_secs_f64(),
         manager_rss: process::rss(own).unwrap_or_default().0,
         manager_locked: process::locked(own).is_some_and(|locked| locked.0 > 0),
-        sharing: host_sharing(manager, &vms, counters.zero_dropped),
-        compression: vms.iter().fold(CompressionView::default(), |mut all, vm| {
-            all += vm.paged().as_ref().map_or_else(CompressionView::default, compression);
-            all
-        }),
+        sharing: host_sharing(manager, &vms, &totals),
+        compression: host_compression(&vms, &totals),
         journal: journal::view(manager.journal.as_ref()),
-        counters,
+        counters: totals.host,
     }
 }
 
@@ -352,27 +350,23 @@ pub fn vmm_overhead(vm: &Vm) -> u64 {
     process::rss_anon(vm.process.pid()).unwrap_or_default().0.saturating_sub(copies)
 }
 
-fn host_sharing(manager: &Manager, vms: &[Arc<Vm>], zero_dropped: u64) -> HostSharing {
+fn host_sharing(manager: &Manager, vms: &[Arc<Vm>], totals: &Totals) -> HostSharing {
     let each: Vec<VmSharing> =
         vms.iter().filter_map(|vm| vm.paged().as_ref().map(|p| sharing(manager, vm, p))).collect();
     let sum = |f: &dyn Fn(&VmSharing) -> u64| each.iter().map(f).sum::<u64>();
     let stats = manager.commons.stats();
-    let ended = *lock(&manager.ended_sharing);
     let [breaks_per_s, scan_rate, cores] = manager.share_rates.get();
     HostSharing {
         enabled: manager.config().sharing.enabled,
         shared: sum(&|s| s.shared),
         common: bytes(stats.common),
         saved: sum(&|s| s.shared).saturating_sub(bytes(stats.common)),
-        zero_dropped,
+        zero_dropped: totals.host.zero_dropped,
         broken: sum(&|s| s.broken),
-        breaks: ended.0 + sum(&|s| s.breaks),
+        breaks: totals.breaks,
         breaks_per_s,
-        scanned: ended.1 + sum(&|s| s.scanned),
-        passes: vms
-            .iter()
-            .filter_map(|vm| vm.paged().as_ref().map(|p| p.memory().counters.values().passes))
-            .sum(),
+        scanned: totals.scanned,
+        passes: totals.passes,
         scan_rate,
         cpu_s: manager.commons.control.cpu().as_secs_f64(),
         cpu_percent: cores * 100.0,
@@ -404,6 +398,14 @@ fn sharing(manager: &Manager, vm: &Vm, paged: &PagedVm) -> VmSharing {
         mappings: paged.mappings(),
         note: vm.counts_on_zeros.then(|| COUNTS_ON_ZEROS.into()).or_else(|| paged.share_note()),
     }
+}
+
+fn host_compression(vms: &[Arc<Vm>], totals: &Totals) -> CompressionView {
+    let mut all = CompressionView::default();
+    for vm in vms {
+        all += vm.paged().as_ref().map_or_else(CompressionView::default, compression);
+    }
+    totals.compression(all)
 }
 
 fn compression(paged: &PagedVm) -> CompressionView {
