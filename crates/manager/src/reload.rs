@@ -210,6 +210,8 @@ fn differences(old: &Config, new: &Config, set: &HostSet) -> Vec<String> {
     for rule in &old.pools {
         tell(pool(&new.pools, &rule.name).is_none(), format!("pool {} is gone", rule.name));
     }
+    // Also those that no VM falls under yet: of VMs that do, what they get is told as well.
+    tell(old.vms != new.vms, "rules for VMs".into());
     told
 }
 
