@@ -2,36 +2,63 @@
 //! into a hole of a RAM file fills the 511 holes beside it with zeros: pages that are in swap or shared would be
 //! there, zeroed, and no fault would bring back what they hold.
 
-use std::os::fd::AsFd;
+use std::io::ErrorKind;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
 
 use rustix::fs::{MemfdFlags, Stat, fstat, major, memfd_create, minor};
 
 /// The setting for memfds, and for everything where it is "deny" or "force".
 const ENABLED: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
+/// There where sysfs is.
+const MM: &str = "/sys/kernel/mm";
 
 /// Why the pages of this file, which the process `pid` has mapped, cannot be taken without losing others; one
-/// line that says what to change. None: they can.
+/// line that says what to change. None: they can. What cannot be found out is an objection.
 pub fn unasked_large_pages(file: impl AsFd, pid: u32) -> Option<String> {
-    let setting = host_setting();
+    let setting = match host_setting() {
+        Ok(setting) => setting,
+        Err(e) => return Some(unknown(ENABLED, &e)),
+    };
     if setting.as_deref() == Some("force") {
         return Some(objection(ENABLED, "force"));
     }
-    let stat = fstat(file).ok()?;
-    let memfd = memfd_create("like", MemfdFlags::CLOEXEC).ok().and_then(|fd| fstat(fd).ok());
-    if memfd.is_some_and(|memfd| memfd.st_dev == stat.st_dev) {
+    let stats = |what: &str, fd: BorrowedFd<'_>| fstat(fd).map_err(|e| unknown(what, &e.into()));
+    let like = memfd_create("like", MemfdFlags::CLOEXEC).map_err(|e| unknown("a memfd", &e.into()));
+    let both = like
+        .and_then(|like| Ok((stats("its RAM", file.as_fd())?, stats("a memfd", like.as_fd())?)));
+    let (stat, memfd) = match both {
+        Ok(both) => both,
+        Err(why) => return Some(why),
+    };
+    if memfd.st_dev == stat.st_dev {
         return setting.filter(|s| is_unasked(s)).map(|s| objection(ENABLED, &s));
     }
     // A tmpfs that is mounted neither here nor there is one that `ram_file` made.
-    ["self".to_owned(), pid.to_string()].iter().find_map(|process| {
-        let mounts = std::fs::read_to_string(format!("/proc/{process}/mountinfo")).ok()?;
-        let (at, huge) = mounted(&mounts, &stat)?;
-        is_unasked(&huge).then(|| objection(&format!("the tmpfs on {at}: huge"), &huge))
-    })
+    for process in ["self".to_owned(), pid.to_string()] {
+        let path = format!("/proc/{process}/mountinfo");
+        let mounts = match std::fs::read_to_string(&path) {
+            Ok(mounts) => mounts,
+            // It has ended.
+            Err(e) if e.kind() == ErrorKind::NotFound || e.raw_os_error() == Some(libc::ESRCH) => {
+                continue;
+            }
+            Err(e) => return Some(unknown(&path, &e)),
+        };
+        if let Some((at, huge)) = mounted(&mounts, &stat) {
+            let what = format!("the tmpfs on {at}: huge");
+            return is_unasked(&huge).then(|| objection(&what, &huge));
+        }
+    }
+    None
 }
 
-/// The same of memfds that are yet to be made.
+/// The same of memfds that are yet to be made: true, too, where that cannot be told.
 pub fn unasked_large_memfds() -> bool {
-    host_setting().is_some_and(|setting| is_unasked(&setting))
+    match host_setting() {
+        Ok(setting) => setting.is_some_and(|setting| is_unasked(&setting)),
+        Err(_) => true,
+    }
 }
 
 fn objection(what: &str, setting: &str) -> String {
@@ -41,12 +68,23 @@ fn objection(what: &str, setting: &str) -> String {
     )
 }
 
+fn unknown(what: &str, e: &std::io::Error) -> String {
+    format!(
+        "whether the kernel fills holes of its RAM that stand for pages in swap cannot be told: {what}: {e}"
+    )
+}
+
 fn is_unasked(setting: &str) -> bool {
     matches!(setting, "always" | "within_size" | "force")
 }
 
-fn host_setting() -> Option<String> {
-    chosen(&std::fs::read_to_string(ENABLED).ok()?).map(str::to_owned)
+/// None of a kernel that makes no large pages.
+fn host_setting() -> std::io::Result<Option<String>> {
+    match std::fs::read_to_string(ENABLED) {
+        Ok(list) => Ok(chosen(&list).map(str::to_owned)),
+        Err(e) if e.kind() == ErrorKind::NotFound && Path::new(MM).exists() => Ok(None),
+        Err(e) => Err(e),
+    }
 }
 
 /// Of a list like "always [never]".
@@ -110,7 +148,7 @@ mod tests {
         else {
             return;
         };
-        if host_setting().as_deref() != Some("force") {
+        if host_setting().unwrap().as_deref() != Some("force") {
             assert_eq!(unasked_large_pages(&file, std::process::id()), None);
         }
         let memfd = memfd_create("ram", MemfdFlags::CLOEXEC).unwrap();
