@@ -8,7 +8,7 @@
 //! the cgroup's limit is lowered).
 //!
 //! Guests report what they have done, and how long each operation took, every two seconds; what
-//! arrives within a step's window counts for that step.
+//! arrives within a step's window counts for that step, and for as long as it is a report of.
 
 mod load;
 mod ours;

@@ -19,6 +19,21 @@ struct Guest {
     asked: f64,
     operations: f64,
     latency: Latency,
+    /// Seconds that its reports are of.
+    told: f64,
+}
+
+/// Seconds: a report of two, and what an operation takes that it waits for.
+const REPORT: f64 = 2.5;
+
+impl Guest {
+    /// Operations per second in a window of so many seconds. Reports lie across its ends: where they are of as long
+    /// as the window, to a report, they count for what they are of. A guest that was silent for longer did nothing
+    /// meanwhile.
+    fn rate(&self, window: f64) -> f64 {
+        let whole = (self.told - window).abs() <= REPORT;
+        self.operations / if whole { self.told } else { window.max(self.told) }
+    }
 }
 
 impl Tally {
@@ -29,6 +44,7 @@ impl Tally {
             asked: load.asked,
             operations: 0.0,
             latency: Latency::default(),
+            told: 0.0,
         };
         Tally { guests: loads.iter().map(guest).collect(), seconds: 0.0 }
     }
@@ -39,6 +55,7 @@ impl Tally {
         if event.text("phase") == "serve" && event.text("work") == guest.work {
             guest.operations += event.number("ops").unwrap_or(0.0);
             guest.latency.add(event.text("latency"));
+            guest.told += event.number("window_s").unwrap_or(0.0);
         }
     }
 
@@ -59,7 +76,7 @@ impl Tally {
 
     /// Operations per second of all guests of a kind. A guest that reported nothing did nothing.
     pub fn rate(&self, work: &str) -> f64 {
-        self.of(work).map(|g| g.operations).sum::<f64>() / self.seconds
+        self.of(work).map(|g| g.rate(self.seconds)).sum::<f64>()
     }
 
     /// Operations per second that all guests of a kind are asked for.
@@ -81,7 +98,7 @@ impl Tally {
             .guests
             .iter()
             .filter(|g| g.asked > 0.0)
-            .map(|g| g.operations / self.seconds / g.asked)
+            .map(|g| g.rate(self.seconds) / g.asked)
             .collect();
         100.0 * crate::stats::mean(&parts)
     }
@@ -92,8 +109,13 @@ mod tests {
     use super::*;
 
     fn serve(work: &str, ops: u64) -> Event {
+        serve_for(work, ops, 10.0)
+    }
+
+    fn serve_for(work: &str, ops: u64, s: f64) -> Event {
         let line = format!(
-            "@ballast {{\"work\":\"{work}\",\"phase\":\"serve\",\"ops\":{ops},\"latency\":\"3:{ops}\"}}"
+            "@ballast {{\"work\":\"{work}\",\"phase\":\"serve\",\"ops\":{ops},\"window_s\":{s},\
+             \"latency\":\"3:{ops}\"}}"
         );
         Event::parse(&line).unwrap()
     }
@@ -114,5 +136,25 @@ mod tests {
         assert_eq!(tally.rate("office"), 1.0);
         // All, nothing, and half.
         assert_eq!(tally.served_percent(), 50.0);
+    }
+
+    #[test]
+    fn reports_across_the_ends_of_a_window_count_for_what_they_are_of() {
+        let reports = |each: &[(u64, f64)]| {
+            let mut tally = Tally::new(&[Load::store(1, 1, 10.0, 1)]);
+            tally.seconds = 30.0;
+            each.iter().for_each(|(ops, s)| tally.take(0, &serve_for("store", *ops, *s)));
+            tally.served_percent()
+        };
+        let near = |got: f64, wanted: f64| assert!((got - wanted).abs() < 1e-9, "{got}");
+        // Fourteen, fifteen or sixteen reports of two seconds: as much is served.
+        for n in 14..=16 {
+            near(reports(&vec![(20, 2.0); n]), 100.0);
+        }
+        // Silent for the second half, or from the first moment on.
+        near(reports(&[(20, 2.0); 7]), 100.0 * 14.0 / 30.0);
+        near(reports(&[]), 0.0);
+        // One report of a stall that began before the window.
+        near(reports(&[(20, 50.0)]), 100.0 * 20.0 / 50.0 / 10.0);
     }
 }
