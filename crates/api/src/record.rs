@@ -94,26 +94,64 @@ impl ProcessRecord {
     }
 
     /// Whether the process that the record names still runs.
-    pub fn is_alive(&self) -> bool {
+    ///
+    /// # Errors
+    /// As of [`is_process`].
+    pub fn is_alive(&self) -> std::io::Result<bool> {
         is_process(self.pid, self.pid_started)
     }
 }
 
-/// Whether the process of this number that was started then runs: a number may be another's by now.
-pub fn is_process(pid: u32, started: u64) -> bool {
-    process_started(pid) == Some(started)
+/// Whether the process of this number that was started then runs: a number may be another's by now. `started` 0 stands
+/// for a moment that is not known.
+///
+/// # Errors
+/// As of [`process_started`], or one runs and that moment is not known. What cannot be told is not to be taken for an
+/// end: what a process left is removed, and what one needs must not be.
+pub fn is_process(pid: u32, started: u64) -> std::io::Result<bool> {
+    match process_started(pid)? {
+        None => Ok(false),
+        Some(_) if started == 0 => {
+            let why = format!("there is a process {pid}, and which one it was is not noted");
+            Err(std::io::Error::other(why))
+        }
+        Some(now) => Ok(now == started),
+    }
 }
 
 /// When a process started, in clock ticks since boot. None if there is none, or only a zombie.
-pub fn process_started(pid: u32) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The start time is field 22, the state the third.
-    let (_, mut fields) = stat_fields(&stat)?;
+///
+/// # Errors
+/// It cannot be told whether there is one.
+pub fn process_started(pid: u32) -> std::io::Result<Option<u64>> {
+    let path = format!("/proc/{pid}/stat");
+    let failed = |e: std::io::Error| std::io::Error::new(e.kind(), format!("{path}: {e}"));
+    let stat = match std::fs::read(&path) {
+        Ok(stat) => stat,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound || e.raw_os_error() == Some(ESRCH) => {
+            // No process, or no /proc.
+            return if Path::new("/proc/self/stat").exists() { Ok(None) } else { Err(failed(e)) };
+        }
+        Err(e) => return Err(failed(e)),
+    };
+    // The name in it is any bytes.
+    let stat = String::from_utf8_lossy(&stat);
+    started_in(&stat).ok_or_else(|| failed(std::io::Error::other("not as proc(5) says")))
+}
+
+/// Of a process that read of its text has ended.
+const ESRCH: i32 = 3;
+
+/// In the text of /proc/PID/stat: None within, a zombie; None at all, not such a text.
+fn started_in(stat: &str) -> Option<Option<u64>> {
+    let (_, mut fields) = stat_fields(stat)?;
+    // The third field; the 20th and the 22nd follow.
     let state = fields.next()?;
-    if state == "Z" || state == "X" {
-        return None;
-    }
-    fields.nth(18)?.parse().ok()
+    let threads: u64 = fields.nth(16)?.parse().ok()?;
+    let started = fields.nth(1)?.parse().ok()?;
+    // Of a process whose first thread has ended alone, only that is a zombie.
+    let ended = matches!(state, "Z" | "X") && threads <= 1;
+    Some((!ended).then_some(started))
 }
 
 /// The name of a process, and the fields from the third on, in the text of /proc/PID/stat. The name stands in
@@ -146,12 +184,51 @@ mod tests {
             let loaded = with(damaged);
             assert!(matches!(loaded, Err(RecordError::Syntax { .. })), "{damaged}: {loaded:?}");
         }
-        let (me, started) = (std::process::id(), process_started(std::process::id()).unwrap());
+        let me = std::process::id();
+        let started = process_started(me).unwrap().unwrap();
         let good = format!(
             "{{\"version\":1,\"name\":\"a\",\"pid\":{me},\"pid_started\":{started},\"more\":[]}}"
         );
         let record = with(&good).unwrap().unwrap();
-        assert!(record.is_alive());
-        assert!(!ProcessRecord { pid_started: started + 1, ..record }.is_alive());
+        assert!(record.is_alive().unwrap());
+        let other = ProcessRecord { pid_started: started + 1, ..record };
+        assert!(!other.is_alive().unwrap());
+        // One of which nothing was noted may be any.
+        assert!(ProcessRecord { pid_started: 0, ..other }.is_alive().is_err());
+    }
+
+    #[test]
+    fn a_process_is_there_whatever_its_name_is() {
+        let own = std::fs::read("/proc/self/comm").unwrap();
+        let started = process_started(std::process::id()).unwrap();
+        assert!(started.is_some());
+        for name in [&b"qemu:Datenbank\xc3"[..], b"\xff\xfe", b") Z 1 (", b"\n", &own] {
+            std::fs::write("/proc/self/comm", name).unwrap();
+            assert_eq!(process_started(std::process::id()).unwrap(), started, "{name:?}");
+        }
+        let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        assert!(process_started(child.id()).unwrap().is_some());
+        child.kill().unwrap();
+        // A zombie until it was waited for.
+        while process_started(child.id()).unwrap().is_some() {
+            std::thread::yield_now();
+        }
+        child.wait().unwrap();
+        assert_eq!(process_started(child.id()).unwrap(), None);
+    }
+
+    #[test]
+    fn what_is_not_understood_is_no_end() {
+        let line = |state: &str, threads: u32| {
+            format!("7 (a) {state} 1 7 7 0 -1 0 0 0 0 0 0 0 0 0 20 0 {threads} 0 4711 0 0\n")
+        };
+        assert_eq!(started_in(&line("S", 1)), Some(Some(4711)));
+        assert_eq!(started_in(&line("Z", 1)), Some(None));
+        // Its first thread has ended, and others go on.
+        assert_eq!(started_in(&line("Z", 2)), Some(Some(4711)));
+        for torn in ["", "7 (a", "7 (a) S 1", "7 (a) S 1 7 7 0 -1 0 0 0 0 0 0 0 0 0 20 0 x 0 4711"]
+        {
+            assert_eq!(started_in(torn), None, "{torn}");
+        }
     }
 }

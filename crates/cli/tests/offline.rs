@@ -54,7 +54,7 @@ fn note(run_dir: &Path, name: &str, pid: u32, started: u64) {
 
 fn note_alive(run_dir: &Path, name: &str, process: &Process) {
     let pid = process.0.id();
-    note(run_dir, name, pid, process_started(pid).unwrap());
+    note(run_dir, name, pid, process_started(pid).unwrap().unwrap());
 }
 
 fn stop(run_dir: &Path, more: &[&str]) -> Output {
@@ -110,7 +110,7 @@ fn a_number_that_is_another_process_by_now_is_left_alone() {
     let dir = tempfile::tempdir().unwrap();
     let mut other = Process::obedient();
     let pid = other.0.id();
-    note(dir.path(), "old", pid, process_started(pid).unwrap() - 1);
+    note(dir.path(), "old", pid, process_started(pid).unwrap().unwrap() - 1);
     assert!(text(&stop(dir.path(), &["old", "--force"])).contains("had ended already"));
     for nobody in [0, u32::MAX] {
         note(dir.path(), "odd", nobody, 1);

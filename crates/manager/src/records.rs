@@ -92,7 +92,8 @@ impl Record {
             boot: None,
             overhead,
             pid,
-            pid_started: process_started(pid).unwrap_or(0),
+            // 0: not known, and never taken for its end.
+            pid_started: process_started(pid).ok().flatten().unwrap_or(0),
             accel: accel.to_string(),
             domain: None,
             swap: None,
@@ -165,8 +166,12 @@ impl Record {
     }
 
     /// Whether the process that the record names still runs.
-    pub fn is_alive(&self) -> bool {
+    ///
+    /// # Errors
+    /// One line. That cannot be told: nothing of the VM may be removed.
+    pub fn is_alive(&self) -> Result<bool, String> {
         is_process(self.pid, self.pid_started)
+            .map_err(|e| format!("whether its process {} runs cannot be told: {e}", self.pid))
     }
 
     /// Changes a record that is there, and answers whether one is: that of a VM that has ended is gone. One
@@ -240,8 +245,12 @@ mod tests {
         assert_eq!(Record::load(dir.path()), Ok(Some(ours.clone())));
         let mode = std::fs::metadata(dir.path().join(RECORD)).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600, "it holds the salt");
-        assert!(ours.is_alive());
-        assert!(!Record { pid_started: ours.pid_started + 1, ..ours }.is_alive());
+        assert_eq!(ours.is_alive(), Ok(true));
+        let other = Record { pid_started: ours.pid_started + 1, ..ours };
+        assert_eq!(other.is_alive(), Ok(false));
+        assert!(
+            Record { pid_started: 0, ..other }.is_alive().unwrap_err().contains("cannot be told")
+        );
         let params = VmParams { shares: 9, ..record().params };
         Record::update_params(dir.path(), &params).unwrap();
         assert_eq!(Record::load(dir.path()).unwrap().unwrap().params, params);

@@ -35,7 +35,7 @@ pub fn announce(manager: &Arc<Manager>, survey: Survey) -> anyhow::Result<Vec<Wa
     for (name, why) in &unread {
         tracing::error!(
             vm = name,
-            "not taken over, and not counted: {why}; if it runs, its guest stays paused. Mend that file and restart \
+            "not taken over, and not counted: {why}; if it runs, its guest stays paused. Mend that and restart \
              ballastd, or end its VMM and remove {}",
             manager.folder_of(name).display()
         );
@@ -65,7 +65,9 @@ struct Running {
 fn running(manager: &Arc<Manager>, left: Vec<Left>) -> anyhow::Result<Vec<Running>> {
     let (mut running, mut ended) = (Vec::new(), Vec::new());
     for Left { folder, mut record, damage } in left {
-        let process = match record.is_alive().then(|| ProcessHandle::open(record.pid)) {
+        let alive =
+            record.is_alive().map_err(|why| anyhow::anyhow!("VM {}: {why}", record.name))?;
+        let process = match alive.then(|| ProcessHandle::open(record.pid)) {
             Some(Ok(process)) => process,
             // It has just ended, or long ago.
             Some(Err(e)) if e.raw_os_error() != Some(libc::ESRCH) => return Err(e.into()),

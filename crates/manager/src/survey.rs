@@ -26,7 +26,7 @@ pub struct Left {
 pub struct Survey {
     /// Those that are understood.
     pub left: Vec<Left>,
-    /// Names of VMs whose records cannot be read, and why. Whether they run nobody knows, nor what they hold: their
+    /// Names of VMs whose records cannot be read, or whose processes not be told, and why. Whether they run nobody knows, nor what they hold: their
     /// files stay as they are, and so does every page that they may share.
     pub unread: Vec<(String, String)>,
 }
@@ -61,7 +61,14 @@ pub fn survey(run_dir: &Path) -> anyhow::Result<Survey> {
             }
         };
         // Of one that has ended, nothing is read any more.
-        let files = if record.is_alive() { VmFiles::verify(&folder) } else { Ok(()) };
+        let files = match record.is_alive() {
+            Ok(true) => VmFiles::verify(&folder),
+            Ok(false) => Ok(()),
+            Err(why) => {
+                survey.unread.push((record.name, why));
+                continue;
+            }
+        };
         let damage = match files {
             Ok(()) => None,
             Err(e) if e.is_newer() => return Err(e.into()),

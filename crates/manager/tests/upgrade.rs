@@ -103,7 +103,7 @@ fn header(magic: &[u8], version: u32) -> Vec<u8> {
 
 /// Of a VM with this VMM, with `more` at its end.
 fn record(name: &str, vmm: u32, more: &str) -> String {
-    let started = ballast_api::record::process_started(vmm).unwrap();
+    let started = ballast_api::record::process_started(vmm).unwrap().unwrap();
     format!(
         "{{\"version\":1,\"name\":\"{name}\",\"spec\":null,\"params\":{{\"shares\":1,\"min\":0,\
          \"max\":1024,\"tax\":null}},\"size\":1024,\"overhead\":1,\"pid\":{vmm},\

@@ -90,7 +90,12 @@ pub fn stop(run_dir: &Path, name: &str, grace: Duration) -> Result<Option<Ended>
         Some(Err(e)) => return Err(failed(e)),
     };
     // Looked at after the descriptor was made: from here on they are the same.
-    if !record.is_alive() {
+    let alive = record.is_alive().map_err(|source| OfflineError::Process {
+        name: name.to_owned(),
+        pid: record.pid,
+        source,
+    })?;
+    if !alive {
         return Ok(Some(ended));
     }
     if !grace.is_zero() {
