@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ballast_api::VmSpec;
+use ballast_api::record::process_started;
 use ballast_pager::advance::Advance;
 use ballast_pager::guest_ram::{GuestRam, RamLayout, RamPart};
 use ballast_pager::service::{Inherited, PagedVm, PagerConfig, VmFiles};
@@ -237,6 +238,9 @@ fn shake_hands(
             if let Err(Ok(paged)) = expected.answer.send(Ok(paged)) {
                 if hello.reconnect {
                     paged.undo_take_over();
+                } else if manager.is_stopping() || runs(peer.pid) {
+                    // Its guest runs, and counts on a pager: the next manager finds it as it is.
+                    paged.leave();
                 } else {
                     // With what was reserved for it: nobody else has that any more.
                     paged.release();
@@ -255,6 +259,11 @@ fn shake_hands(
             Err(why)
         }
     }
+}
+
+/// Whether there is such a process; also where that cannot be told.
+fn runs(pid: u32) -> bool {
+    !matches!(process_started(pid), Ok(None))
 }
 
 /// The VM that this shim is of, if it was announced. One that is being started may be a moment ahead
@@ -466,8 +475,9 @@ impl Arrival<'_> {
             .map_err(|e| e.to_string())?;
         // From here on faults are served; only now may the VMM's mmap return.
         if let Err(e) = managed(connection) {
-            // It had nothing yet but what it touched meanwhile. What is reserved for it stays so: the caller's.
-            paged.release();
+            // Its shim is gone, or has given up while swap files were made, and its guest may run by now: what it has
+            // written is its own. What is reserved for it stays so: the caller's.
+            paged.give_up();
             manager.host.ledger.adopt(expected.overhead);
             return Err(e);
         }

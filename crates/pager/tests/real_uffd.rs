@@ -531,6 +531,23 @@ fn a_vm_that_is_held_down_and_ends_is_let_alone() {
     manager.vm.release();
 }
 
+/// Its shim had given up before it heard that it is managed, and its guest runs on without.
+#[test]
+fn a_vm_that_is_given_up_keeps_what_is_in_its_ram() {
+    let Some(_alone) = alone() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let vmm = Vmm::start("touch", SIZE);
+    let manager = start(&vmm, dir.path(), 2 * SIZE);
+    wait_for("all pages", || vmm.board.get(Cell::Step) == SIZE);
+    let had = vmm.measured();
+    assert_eq!(had, Pages(SIZE));
+    let Manager { host, vm, .. } = manager;
+    vm.give_up();
+    assert_eq!(vmm.measured(), had);
+    assert_eq!(host.ledger.used(), Pages(0));
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "files are left");
+}
+
 /// A guest that reads its pages in order meets one fault for many.
 #[test]
 fn a_page_that_is_wanted_takes_its_neighbours_home_with_it() {

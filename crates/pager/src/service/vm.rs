@@ -408,6 +408,19 @@ impl PagedVm {
         if let Err(e) = self.memory().backend().release_all() {
             tracing::warn!(vm = %self.shared.name, "freeing its RAM file: {e}");
         }
+        self.forget();
+    }
+
+    /// Nothing was taken from it yet, and its VMM goes on without a pager, if it does: as `release`, but what is in its
+    /// RAM stays there.
+    pub fn give_up(mut self) {
+        self.stop_threads();
+        self.leave_domain();
+        self.forget();
+    }
+
+    /// Out of the books, and its files removed.
+    fn forget(&mut self) {
         let pages = self.memory().charged() - self.memory().owed() + self.overhead;
         self.memory().host().ledger.release(pages);
         for path in &self.files {
