@@ -43,12 +43,13 @@ impl Manager {
                 format!("qmp: process {pid} is managed already, as '{}'", vm.name),
             ));
         }
+        if let Some(why) = self.waits_as(pid) {
+            return Err(Failure::new(ErrorCode::Conflict, format!("qmp: {why}")));
+        }
         let known = self.vm(&spec.name).ok();
         if known.as_ref().is_some_and(|vm| vm.process.pid() != pid) {
-            return Err(Failure::new(
-                ErrorCode::Conflict,
-                format!("name: a VM named '{}' runs already", spec.name),
-            ));
+            let why = format!("name: a VM named '{}' runs already", spec.name);
+            return Err(Failure::new(ErrorCode::Conflict, why));
         }
         let qmp = Qmp::connect(&spec.qmp, DEADLINE).await.map_err(|e| connect(e.to_string()))?;
         if qmp.pid() != Some(pid) {

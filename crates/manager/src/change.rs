@@ -54,7 +54,7 @@ impl Manager {
     }
 
     /// With other pools, nothing else changes.
-    fn as_now<'a>(&self, rules: &'a Rules) -> Next<'a> {
+    pub(crate) fn as_now<'a>(&self, rules: &'a Rules) -> Next<'a> {
         let budget = self.host.ledger.budget();
         Next { rules, vms: &[], capacity: self.capacity(budget, &self.highest_thresholds()) }
     }

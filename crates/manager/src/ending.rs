@@ -83,11 +83,32 @@ impl Manager {
         if let Some(view) = self.call_off(name).await {
             return Ok(view);
         }
+        if let Some(view) = self.stop_between(name).await {
+            return view;
+        }
         if lock(&self.starting).contains_key(name) {
             let why = format!("'{name}' is being started: stop it when it is there");
             return Err(Failure::new(ErrorCode::Conflict, why));
         }
         Err(unknown)
+    }
+
+    /// One that has ended for a reboot of its guest is not started again; if it was, it is stopped.
+    async fn stop_between(self: &Arc<Self>, name: &str) -> Option<Result<VmView, Failure>> {
+        let last = {
+            let mut rebooting = lock(&self.rebooting);
+            let reboot = rebooting.get_mut(name)?;
+            reboot.called_off = true;
+            reboot.last.clone()
+        };
+        while lock(&self.rebooting).contains_key(name) {
+            tokio::time::sleep(STEP).await;
+        }
+        let ended = Some("its guest was rebooting: it is not started again".to_owned());
+        Some(match self.vm(name) {
+            Ok(_) => Box::pin(self.stop_vm(name, Duration::ZERO)).await,
+            Err(_) => Ok(VmView { state: RunState::Stopped, ended, ..last }),
+        })
     }
 
     /// Ends a VM that waits to be taken over: its guest stands still, so there is nobody to be asked.
@@ -141,8 +162,7 @@ impl Manager {
             set: WorkingSet::new(self.config().sampling, record.size),
             built: built_at(None),
         };
-        // Whether it counts on zeros is for whoever takes it over: to ask its process could take for ever.
-        let seen = Vm::new(seen, false);
+        let seen = Vm::new(seen);
         seen.set_run_state(RunState::Paused);
         VmView { trouble: why, ..views::vm(self, &seen) }
     }
@@ -332,31 +352,56 @@ fn terminate(vm: &Vm) {
 /// A VM's end, whoever caused it.
 pub async fn watch_exit(manager: Arc<Manager>, vm: Arc<Vm>) {
     let exit = vm.process.exited().await;
-    let asked = vm.run_state() == RunState::Stopping;
     let log = last_log_line(&vm.folder.join(QEMU_LOG));
     tracing::info!(vm = vm.name, "{exit}{}", log.map_or(String::new(), |l| format!(": {l}")));
     // Whether it was a reboot is among the last things that QEMU said.
     if let Some(events) = vm.take_events() {
         let _ = tokio::time::timeout(LAST_WORDS, events).await;
     }
-    manager.gone(&vm).await;
     let again = vm.spec.as_ref().filter(|spec| {
-        spec.on_reboot == RebootAction::Restart && vm.rebooting.load(Ordering::Relaxed) && !asked
+        spec.on_reboot == RebootAction::Restart && vm.rebooting.load(Ordering::Relaxed)
     });
-    if let Some(spec) = again {
-        if vm.started.elapsed() < REBOOT_LOOP {
-            // A guest that panics at boot would keep the host busy with nothing else.
-            tracing::warn!(vm = vm.name, "rebooted soon after its start: held back for a while");
-            tokio::time::sleep(REBOOT_PAUSE).await;
-        }
-        tracing::info!(vm = vm.name, "the guest rebooted: starting it again");
-        // Boxed, since starting a VM spawns this very watch.
-        let start: std::pin::Pin<Box<dyn Future<Output = _> + Send>> =
-            Box::pin(restart(manager.clone(), spec.clone(), vm.clone()));
-        if let Err(e) = start.await {
-            tracing::error!(vm = vm.name, "not started again: {e}");
+    let Some(spec) = again else { return manager.gone(&vm).await };
+    // Before its name is free: from here on it is there, or being started, or here.
+    let reboot = Reboot { called_off: false, last: views::vm(&manager, &vm) };
+    lock(&manager.rebooting).insert(vm.name.clone(), reboot);
+    manager.gone(&vm).await;
+    start_again(&manager, &vm, spec).await;
+    lock(&manager.rebooting).remove(&vm.name);
+}
+
+/// Unless somebody stops it, before or meanwhile.
+async fn start_again(manager: &Arc<Manager>, vm: &Arc<Vm>, spec: &VmSpec) {
+    let is_wanted = || {
+        let called_off = lock(&manager.rebooting).get(&vm.name).is_some_and(|r| r.called_off);
+        !called_off && !vm.stop_asked.load(Ordering::Relaxed)
+    };
+    if vm.started.elapsed() < REBOOT_LOOP && is_wanted() {
+        // A guest that panics at boot would keep the host busy with nothing else.
+        tracing::warn!(vm = vm.name, "rebooted soon after its start: held back for a while");
+        let pause = tokio::time::Instant::now() + REBOOT_PAUSE;
+        while is_wanted() && tokio::time::Instant::now() < pause {
+            tokio::time::sleep(STEP).await;
         }
     }
+    if !is_wanted() {
+        return tracing::info!(vm = vm.name, "the guest rebooted: stopped, not started again");
+    }
+    tracing::info!(vm = vm.name, "the guest rebooted: starting it again");
+    // Boxed, since starting a VM spawns this very watch.
+    let start: std::pin::Pin<Box<dyn Future<Output = _> + Send>> =
+        Box::pin(restart(manager.clone(), spec.clone(), vm.clone()));
+    if let Err(e) = start.await {
+        tracing::error!(vm = vm.name, "not started again: {e}");
+    }
+}
+
+/// A VM between the end of its VMM and its next start, for its guest rebooted.
+pub(crate) struct Reboot {
+    /// It is to stay ended.
+    called_off: bool,
+    /// As it was.
+    last: VmView,
 }
 
 /// With what was asked for, which is not that of its start if somebody changed it.

@@ -378,12 +378,12 @@ impl Manager {
 
     /// Puts a VM among the managed ones and watches over it.
     pub(crate) fn admit(self: &Arc<Self>, new: NewVm) -> Arc<Vm> {
-        // One that is gone shares nothing either.
-        let counts_on_zeros = counts_on_zeros(new.process.pid()).unwrap_or(true);
-        let vm = Arc::new(Vm::new(new, counts_on_zeros));
+        let vm = Arc::new(Vm::new(new));
         self.insert(vm.clone());
         tokio::spawn(ending::watch_exit(self.clone(), vm.clone()));
         tokio::spawn(look_again(self.clone(), vm.clone()));
+        let (manager, late) = (self.clone(), vm.clone());
+        tokio::task::spawn_blocking(move || manager.catch_up(&late));
         vm
     }
 
@@ -457,9 +457,8 @@ impl Manager {
         if let Some(vm) = self.vms().into_iter().find(|vm| vm.process.pid() == peer.pid) {
             return Err(format!("process {} is managed already, as '{}'", peer.pid, vm.name));
         }
-        if let Some(waits) = self.waiting().into_iter().find(|w| w.record.pid == peer.pid) {
-            let why = "waits to be taken over";
-            return Err(format!("process {} {why}, as '{}'", peer.pid, waits.record.name));
+        if let Some(why) = self.waits_as(peer.pid) {
+            return Err(why);
         }
         if let Some((name, _)) = lock(&self.expected).iter().find(|(_, e)| e.pid == peer.pid) {
             return Err(format!("process {} is expected, as '{name}'", peer.pid));
@@ -624,9 +623,20 @@ pub(crate) fn built_at(mapped_ms: Option<u64>) -> Instant {
     Instant::now() + BUILDING.saturating_sub(age)
 }
 
+/// Until that is known it shares nothing. A process whose command line cannot be read is asked again in each round.
+async fn learn_of_zeros(vm: &Vm) {
+    if vm.counts_on_zeros.get().is_none()
+        && let Some(counts) = counts_on_zeros(vm.process.pid()).await
+    {
+        // Nobody else asks.
+        let _ = vm.counts_on_zeros.set(counts);
+    }
+}
+
 /// All VMs are looked at in the same rounds: what is known of the host's other processes is found out once
 /// for all of them.
 async fn look_again(manager: Arc<Manager>, vm: Arc<Vm>) {
+    learn_of_zeros(&vm).await;
     tokio::select! {
         () = tokio::time::sleep_until(vm.built.into()) => {}
         _ = vm.process.exited() => return,
@@ -640,6 +650,7 @@ async fn look_again(manager: Arc<Manager>, vm: Arc<Vm>) {
             () = tokio::time::sleep_until((manager.started + next).into()) => {}
             _ = vm.process.exited() => return,
         }
+        learn_of_zeros(&vm).await;
         let round = round_of(manager.started.elapsed(), INSPECTION, Duration::ZERO);
         manager.look_at_since(manager.started + round, &vm).await;
     }

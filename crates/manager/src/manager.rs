@@ -22,6 +22,7 @@ use tokio::sync::watch;
 
 use crate::commons::Commons;
 use crate::config::Config;
+use crate::ending::Reboot;
 use crate::host_set::HostSet;
 use crate::kick::Kick;
 use crate::layout::VMS;
@@ -107,6 +108,8 @@ pub struct Manager {
     /// One reading of the configuration at a time; taken before `changing`.
     pub(crate) reloading: Mutex<()>,
     pub(crate) expected: Mutex<HashMap<String, Expected>>,
+    /// By name.
+    pub(crate) rebooting: Mutex<HashMap<String, Reboot>>,
     decision: Mutex<Option<(Instant, Arc<Decision>)>>,
     /// Of VMs that ended.
     pub(crate) ended: Mutex<Totals>,
@@ -212,6 +215,7 @@ impl Manager {
             changing: Mutex::new(()),
             reloading: Mutex::new(()),
             expected: Mutex::new(HashMap::new()),
+            rebooting: Mutex::default(),
             decision: Mutex::new(None),
             ended: Mutex::default(),
             measured_peak: AtomicU64::new(0),
@@ -339,6 +343,12 @@ impl Manager {
         waiting
     }
 
+    /// Of a process whose VM waits to be taken over: that it does.
+    pub(crate) fn waits_as(&self, pid: u32) -> Option<String> {
+        let waits = self.waiting().into_iter().find(|waits| waits.record.pid == pid)?;
+        Some(format!("process {pid} waits to be taken over, as '{}'", waits.record.name))
+    }
+
     /// Sum of configured sizes / machine memory.
     pub fn overcommit(&self) -> f64 {
         let waiting: Pages = self.waiting().iter().map(|waits| waits.record.boot()).sum();
@@ -410,10 +420,13 @@ impl Manager {
 
     /// Machine memory that is promised, by name.
     pub(crate) fn promises(&self, starting: &HashMap<String, Pledge>) -> Vec<Made> {
-        self.vms()
-            .iter()
+        let vms = self.vms();
+        // One that is there already, and answers on QMP next, is promised to once.
+        let is_there = |name: &str| vms.iter().any(|vm| vm.name == name);
+        let coming = starting.iter().filter(|(name, _)| !is_there(name));
+        vms.iter()
             .map(|vm| self.promised_to(vm, &vm.params()))
-            .chain(starting.iter().map(|(name, pledge)| {
+            .chain(coming.map(|(name, pledge)| {
                 let pool = self.pools.id(pledge.pool.as_deref());
                 (name.clone(), pool, pledge.promise.memory())
             }))
@@ -476,16 +489,36 @@ mod tests {
     use super::*;
     use crate::config::Overrides;
 
-    #[tokio::test]
-    async fn swap_is_promised_once() {
-        let dir = tempfile::tempdir().unwrap();
-        let [run_dir, swap_dir] = ["run", "swap"].map(|name| Some(dir.path().join(name)));
-        std::fs::create_dir(dir.path().join("swap")).unwrap();
+    fn manager(dir: &std::path::Path) -> Arc<Manager> {
+        let [run_dir, swap_dir] = ["run", "swap"].map(|name| Some(dir.join(name)));
+        std::fs::create_dir(dir.join("swap")).unwrap();
         let budget = Some(Bytes::from_mib(256));
         let shim = std::env::current_exe().ok();
         let overrides = Overrides { run_dir, swap_dir, budget, shim, ..Overrides::default() };
-        let config = Config::load(None, overrides).unwrap();
-        let manager = Manager::new(config, Source::default()).unwrap();
+        Manager::new(Config::load(None, overrides).unwrap(), Source::default()).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_vm_that_is_there_already_is_promised_to_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let manager = manager(dir.path());
+        let min = Pages::from_mib(100);
+        let promise = Promise { min, overhead: Pages::ZERO, swap: Pages::ZERO };
+        let pledge = || Pledge { promise, pool: None };
+        manager.promise("a", pledge()).unwrap();
+        // Its QMP has not answered yet.
+        let asked = crate::vm::Asked { min: Some(min), ..Default::default() };
+        let params = VmParams::resolve(&[], "a", min.into(), asked).unwrap();
+        manager.insert(Vm::of_tests("a", dir.path().join("a"), min, params));
+        manager.promise("b", pledge()).unwrap();
+        let refused = manager.promise("c", pledge()).unwrap_err();
+        assert_eq!(refused.code, ErrorCode::NoRoom, "{refused}");
+    }
+
+    #[tokio::test]
+    async fn swap_is_promised_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let manager = manager(dir.path());
         let most = Pages(manager.swap.room().0 / 2 + 1);
         let promise = Promise { min: Pages::ZERO, overhead: Pages::ZERO, swap: most };
         let pledge = || Pledge { promise, pool: None };

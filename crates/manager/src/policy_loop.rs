@@ -195,7 +195,8 @@ fn carry_out(manager: &Manager, managed: &[&Arc<Vm>], decision: &Decision, is_ne
             paged.memory().set_target(entitlement.target.saturating_sub(part));
             paged.let_pages_move(vm.may_be_paged());
             // A shim whose process is stopped does not answer.
-            paged.set_may_share(vm.may_be_paged() && !vm.is_frozen() && !vm.counts_on_zeros);
+            let no_zeros = vm.counts_on_zeros.get() == Some(&false);
+            paged.set_may_share(vm.may_be_paged() && !vm.is_frozen() && no_zeros);
             change_domain(manager, vm, paged);
             let evict = if vm.may_be_paged() { plan.evict } else { Pages::ZERO };
             let until = if evict.is_zero() { Pages::ZERO } else { until };

@@ -98,20 +98,33 @@ impl Manager {
     /// # Errors
     /// What one would get cannot be; the message names it.
     fn changes_by(&self, new: &Config, rules: &Rules) -> Result<Vec<Changed>, Failure> {
-        let mut changes = Vec::new();
-        for vm in self.vms() {
-            let before = vm.params();
-            let named = |e: Failure| Failure::new(e.code, format!("VM {}: {}", vm.name, e.message));
-            let params = under_rules(&new.vms, &vm.name, vm.sizes(), &before)
-                .map_err(|e| named(Failure::bad(e)))?;
-            check_pool(rules, params.pool.as_deref())
-                .and_then(|()| check_swap(&vm, &before, &params))
-                .map_err(named)?;
-            if params != before {
-                changes.push((vm, before, params));
+        let changes = self.vms().into_iter().map(|vm| change_by(new, rules, vm));
+        changes.filter_map(Result::transpose).collect()
+    }
+
+    /// A VM that has just come, under the configuration of now: while it was started, or waited to be taken over, a reload
+    /// passed it over.
+    pub(crate) fn catch_up(&self, vm: &Arc<Vm>) {
+        let _one = lock(&self.changing);
+        let rules = self.pools.rules();
+        let caught_up = change_by(&self.config(), &rules, vm.clone()).and_then(|change| {
+            let Some(change) = change else { return Ok(None) };
+            let told = crate::vm::differences(&change.1, &change.2);
+            let next = Next { vms: &[change], ..self.as_now(&rules) };
+            self.promise_changes(&next, || Ok(())).map(|()| Some(told))
+        });
+        match caught_up {
+            Ok(None) => {}
+            Ok(Some(what)) => {
+                tracing::info!(vm = vm.name, "under the configuration of now: {what}");
+                self.kick.ring(format!("parameters of {} changed", vm.name));
+                vm.stir();
+            }
+            Err(e) => {
+                let why = e.message;
+                tracing::error!(vm = vm.name, "it keeps what it had before the reload: {why}");
             }
         }
-        Ok(changes)
     }
 
     /// Gives a VM that a former manager left what the configuration says of it now, as a reload would. What a
@@ -148,6 +161,21 @@ impl Manager {
         }
         record.params = new;
     }
+}
+
+/// What a VM has and what it gets, if that is something else.
+///
+/// # Errors
+/// What it would get cannot be; the message names it.
+fn change_by(new: &Config, rules: &Rules, vm: Arc<Vm>) -> Result<Option<Changed>, Failure> {
+    let before = vm.params();
+    let named = |e: Failure| Failure::new(e.code, format!("VM {}: {}", vm.name, e.message));
+    let params =
+        under_rules(&new.vms, &vm.name, vm.sizes(), &before).map_err(|e| named(Failure::bad(e)))?;
+    check_pool(rules, params.pool.as_deref())
+        .and_then(|()| check_swap(&vm, &before, &params))
+        .map_err(named)?;
+    Ok((params != before).then_some((vm, before, params)))
 }
 
 /// A key whose value cannot change while the manager runs, and did.
@@ -224,20 +252,54 @@ mod tests {
     use crate::swap::SwapFile;
     use crate::vm::Asked;
 
-    #[tokio::test]
-    async fn what_a_reload_would_be_refused_for_leaves_a_vm_what_it_had() {
-        let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("ballast.toml");
+    /// Under a file that gives 7 shares, and `small` no more than 8 MiB.
+    fn manager(dir: &Path) -> Arc<Manager> {
+        let file = dir.join("ballast.toml");
         let text = "[defaults]\nshares = 7\n[[vm]]\nname = \"small\"\nmax = \"8M\"\n[pool.a]\n";
         std::fs::write(&file, text).unwrap();
-        let [run_dir, swap_dir] = ["run", "swap"].map(|name| Some(dir.path().join(name)));
+        let [run_dir, swap_dir] = ["run", "swap"].map(|name| Some(dir.join(name)));
         for folder in [&run_dir, &swap_dir].into_iter().flatten() {
             std::fs::create_dir(folder).unwrap();
         }
         let (budget, shim) = (Some(Bytes::from_mib(256)), std::env::current_exe().ok());
         let overrides = Overrides { run_dir, swap_dir, budget, shim, ..Overrides::default() };
         let config = Config::load(Some(&file), overrides).unwrap();
-        let manager = Manager::new(config, Source::default()).unwrap();
+        Manager::new(config, Source::default()).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_vm_that_comes_after_a_reload_has_what_the_reload_gave() {
+        let dir = tempfile::tempdir().unwrap();
+        let manager = manager(dir.path());
+        let size = Pages::from_mib(64);
+        // Started under a file that said 9 shares, and taken in only now.
+        let came = |name: &str, min: Option<Pages>| {
+            let folder = dir.path().join(name);
+            std::fs::create_dir(&folder).unwrap();
+            let asked = Asked { min, ..Asked::default() };
+            let old = VmParams::resolve(&[], "", size.into(), asked).unwrap();
+            let old = VmParams { shares: 9, ..old };
+            let accel = AccelChoice::Kvm;
+            let record = Record::new(name, None, old.clone(), size, Pages(0), 1, &accel);
+            record.save(&folder).unwrap();
+            let vm = Vm::of_tests(name, folder.clone(), size, old);
+            manager.insert(vm.clone());
+            manager.catch_up(&vm);
+            assert_eq!(Record::load(&folder).unwrap().unwrap().params, vm.params());
+            (vm.params().shares, vm.params().max)
+        };
+        assert_eq!(came("web", None), (7, size));
+        assert_eq!(came("small", None), (7, Pages::from_mib(8)));
+        manager.remove(&manager.vm("small").unwrap());
+        // More was asked to be guaranteed than the file lets it have: it stays what it was.
+        std::fs::remove_dir_all(dir.path().join("small")).unwrap();
+        assert_eq!(came("small", Some(Pages::from_mib(16))), (9, size));
+    }
+
+    #[tokio::test]
+    async fn what_a_reload_would_be_refused_for_leaves_a_vm_what_it_had() {
+        let dir = tempfile::tempdir().unwrap();
+        let manager = manager(dir.path());
         let size = Pages::from_mib(64);
         let min = Pages::from_mib(16);
         // What it is given by `asked`, under a file that said 9 shares and a min of 16 MiB.

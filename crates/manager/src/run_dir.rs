@@ -58,7 +58,7 @@ impl Folders {
     /// # Errors
     /// A folder cannot be made, or is not to be trusted.
     pub fn make_again(&self, config: &Config) -> anyhow::Result<()> {
-        create(config)
+        open(config, &create(config)?)
     }
 
     /// Nothing is left to be managed: nothing is left behind.
@@ -119,20 +119,25 @@ impl Folders {
     }
 }
 
-fn create(config: &Config) -> anyhow::Result<()> {
-    // A group that may reach the shims' socket goes through the folder, and those above it, and sees nothing in them.
-    let (above, mode) = if config.shim_group.is_some() { (0o711, 0o710) } else { (0o700, 0o700) };
-    make(&config.run_dir, above)?;
+/// The run folder. One that is there stays as it is: it may be another manager's, who runs.
+fn create(config: &Config) -> anyhow::Result<File> {
+    // A group that may reach the shims' socket goes through those above it, too.
+    make(&config.run_dir, if config.shim_group.is_some() { 0o711 } else { 0o700 })?;
     if let Some(dir) = &config.swap_dir {
         make(dir, 0o700)?;
     }
     let folder = trusted(&config.run_dir, false)?;
     look_at_swap(config)?;
-    let opened = match config.shim_group {
-        Some(group) => std::os::unix::fs::fchown(&folder, None, Some(group)),
-        None => Ok(()),
+    Ok(folder)
+}
+
+/// Lets a group that may reach the shims' socket go through the run folder, and see nothing in it; else nobody.
+fn open(config: &Config, folder: &File) -> anyhow::Result<()> {
+    let (given, mode) = match config.shim_group {
+        Some(group) => (std::os::unix::fs::fchown(folder, None, Some(group)), 0o710),
+        None => (Ok(()), 0o700),
     };
-    opened
+    given
         .and_then(|()| folder.set_permissions(Permissions::from_mode(mode)))
         .with_context(|| format!("folder {}", config.run_dir.display()))
 }

@@ -396,7 +396,10 @@ fn sharing(manager: &Manager, vm: &Vm, paged: &PagedVm) -> VmSharing {
         cpu_s: counters.share_cpu_ns as f64 / 1e9,
         cpu_percent: cores * 100.0,
         mappings: paged.mappings(),
-        note: vm.counts_on_zeros.then(|| COUNTS_ON_ZEROS.into()).or_else(|| paged.share_note()),
+        note: match vm.counts_on_zeros.get() {
+            Some(true) => Some(COUNTS_ON_ZEROS.into()),
+            Some(false) | None => paged.share_note(),
+        },
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
 use crate::config::rules::{VmRule, rule_for};
@@ -224,8 +224,9 @@ pub struct Vm {
     pub boot: Pages,
     /// The rest.
     pub hotplug: Mutex<Hotplug>,
-    /// Its guest may count on zeros where it reported free pages, which sharing does not keep: it shares nothing.
-    pub counts_on_zeros: bool,
+    /// Whether its guest may count on zeros where it reported free pages, which sharing does not keep: it shares nothing,
+    /// nor does one of which that is not known yet.
+    pub counts_on_zeros: OnceLock<bool>,
     /// Charged beside the pages: the pager's own and what the operator declared.
     pub(crate) overhead: Pages,
     /// Booked for a VM that is not paged: what the kernel says it uses.
@@ -253,6 +254,8 @@ pub struct Vm {
     pub driver_alive: AtomicBool,
     /// The guest asked for a reboot.
     pub rebooting: AtomicBool,
+    /// Somebody has had it stopped: it is not started again.
+    pub stop_asked: AtomicBool,
     /// The VMM was looked at, and nothing was found that forbids paging. Until then, pages are
     /// handed out and none is taken.
     pub inspected: AtomicBool,
@@ -305,8 +308,33 @@ pub struct NewVm {
 }
 
 impl Vm {
+    /// One whose process is this one, balloon only, with nothing booked.
+    #[cfg(test)]
+    pub fn of_tests(name: &str, folder: PathBuf, size: Pages, params: VmParams) -> Arc<Vm> {
+        Arc::new(Vm::new(NewVm {
+            id: VmId(1),
+            name: name.to_owned(),
+            spec: None,
+            folder,
+            accel: String::new(),
+            size,
+            boot: size,
+            plugged: Some(Pages::ZERO),
+            overhead: Pages::ZERO,
+            params,
+            process: ProcessHandle::open(std::process::id()).unwrap(),
+            management: Management { mode: Mode::BalloonOnly, reason: None },
+            paged: None,
+            external: Pages::ZERO,
+            vmm: Pages::ZERO,
+            control: BalloonControl::new(ballast_policy::BalloonConfig::default()),
+            set: WorkingSet::new(ballast_policy::SamplingConfig::default(), size),
+            built: Instant::now(),
+        }))
+    }
+
     /// It is starting, without QMP, and not inspected.
-    pub fn new(new: NewVm, counts_on_zeros: bool) -> Vm {
+    pub fn new(new: NewVm) -> Vm {
         let has = new.paged.as_ref().map_or(Pages::ZERO, |paged| paged.memory().charged());
         let assumed = new.params.max.max(has).saturating_sub(new.boot);
         Vm {
@@ -320,7 +348,7 @@ impl Vm {
             built: new.built,
             size: new.size,
             boot: new.boot,
-            counts_on_zeros,
+            counts_on_zeros: OnceLock::new(),
             hotplug: Mutex::new(Hotplug { plugged: new.plugged, assumed, ..Hotplug::default() }),
             overhead: new.overhead,
             external: AtomicU64::new(new.external.0),
@@ -354,6 +382,7 @@ impl Vm {
             }),
             driver_alive: AtomicBool::new(false),
             rebooting: AtomicBool::new(false),
+            stop_asked: AtomicBool::new(false),
             inspected: AtomicBool::new(false),
             released: tokio::sync::Mutex::new(false),
             frozen: Mutex::new(false),
@@ -450,6 +479,7 @@ impl Vm {
     }
     /// It is being stopped. What it was before, for `goes_on`.
     pub fn begin_to_stop(&self) -> RunState {
+        self.stop_asked.store(true, Ordering::Relaxed);
         let mut now = lock(&self.run_state);
         let before = *now;
         Vm::change(&mut now, RunState::Stopping);
@@ -457,6 +487,7 @@ impl Vm {
     }
     /// It could not be stopped, and is what it was. If others try it too, the first of them says so.
     pub fn goes_on(&self, before: RunState) {
+        self.stop_asked.store(false, Ordering::Relaxed);
         let mut now = lock(&self.run_state);
         put_back(&mut now, before);
     }

@@ -211,6 +211,12 @@ fn the_group_of_shims_reaches_their_socket_and_nothing_else() {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let mut first = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut first).unwrap();
+    // One that is refused leaves it open to the group.
+    let mut second = Command::new(env!("CARGO_BIN_EXE_ballastd"));
+    second.args(["--budget", "64M", "--run-dir"]).arg(&run_dir);
+    second.arg("--swap-dir").arg(ballastd.root.join("other-swap"));
+    second.arg("--socket").arg(ballastd.root.join("other.sock"));
+    refused(&second.output().unwrap(), &["another ballastd", &run_dir.display().to_string()]);
     let modes = [&above, &above.join("it"), &run_dir, &run_dir.join("shim.sock")].map(|p| mode(p));
     support::signal(child.id(), rustix::process::Signal::TERM);
     assert!(child.wait().unwrap().success() && first.starts_with("ready:"), "{first}");

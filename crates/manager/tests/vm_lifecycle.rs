@@ -60,10 +60,28 @@ async fn rebooted(ballastd: &Ballastd, image: &Image) {
         .await;
     assert_eq!(ballastd.vm("rebooted").await.params.shares, 77);
     // Stopped, it stays away, wherever it is in its round.
-    ballastd
-        .eventually("it is stopped", async || client.stop("rebooted", Duration::ZERO).await.is_ok())
-        .await;
+    client.stop("rebooted", Duration::ZERO).await.unwrap();
     all_is_back(ballastd, "rebooted").await;
+}
+
+/// Stopped between its end and its next start.
+async fn rebooted_and_stopped(ballastd: &Ballastd, image: &Image) {
+    let client = &ballastd.client;
+    let mut spec = ballastd.guest(image, "again", 96, "");
+    spec.append += " rdinit=/nonexistent init=/nonexistent root=/dev/none";
+    spec.on_reboot = RebootAction::Restart;
+    client.run(&spec).await.unwrap();
+    ballastd.eventually("it reboots", async || client.vm("again").await.is_err()).await;
+    let last = client.stop("again", Duration::ZERO).await.unwrap();
+    assert_eq!(last.state, RunState::Stopped);
+    // For longer than it would have been held back.
+    tokio::time::sleep(Duration::from_secs(7)).await;
+    assert!(client.vm("again").await.is_err());
+    all_is_back(ballastd, "again").await;
+    // Its name is free.
+    client.run(&spec).await.unwrap();
+    client.stop("again", Duration::ZERO).await.unwrap();
+    all_is_back(ballastd, "again").await;
 }
 
 async fn powered_off(ballastd: &Ballastd, image: &Image) {
@@ -89,8 +107,8 @@ async fn powered_off(ballastd: &Ballastd, image: &Image) {
 #[tokio::test(flavor = "multi_thread")]
 async fn every_end_releases_everything_and_disturbs_nobody() {
     let Some(image) = image_or_skip() else { return };
-    let ballastd = Ballastd::start(&["--budget", "416M", "--sample-period", "2"]);
-    let witness = Witness::watch(&ballastd.root, 416 * MIB);
+    let ballastd = Ballastd::start(&["--budget", "512M", "--sample-period", "2"]);
+    let witness = Witness::watch(&ballastd.root, 512 * MIB);
     let client = &ballastd.client;
     let mut bystander = ballastd.guest(image, "bystander", 128, TORTURE);
     bystander.min = 32 * MIB;
@@ -104,6 +122,7 @@ async fn every_end_releases_everything_and_disturbs_nobody() {
         killed(&ballastd, image),
         panicked(&ballastd, image),
         rebooted(&ballastd, image),
+        rebooted_and_stopped(&ballastd, image),
         powered_off(&ballastd, image)
     );
 

@@ -14,7 +14,7 @@ use tokio::time::timeout;
 
 use crate::monitor::{Device, Memdev};
 use crate::ram_blocks::RamBlock;
-use crate::{Monitor, Qmp, QmpError, spec};
+use crate::{Monitor, Qmp, QmpError, reports, spec};
 
 /// For each QMP command of an inspection.
 const QMP_DEADLINE: Duration = Duration::from_secs(2);
@@ -302,6 +302,17 @@ pub async fn inspect_since(
             Verdict::Unknown(format!("process {pid} could not be inspected within {limit} s"))
         }
     }
+}
+
+/// Whether a VMM's balloon lets its guest count on zeros; see [`crate::reports`]. None: its command line cannot be read, or
+/// not in time.
+pub async fn counts_on_zeros(pid: u32) -> Option<bool> {
+    let alone = timeout(PROC_DEADLINE, Reading::begin(pid)).await.ok()?;
+    let reading = tokio::task::spawn_blocking(move || {
+        let _alone = alone;
+        reports::counts_on_zeros(pid)
+    });
+    timeout(PROC_DEADLINE, reading).await.ok()?.ok()?.ok()
 }
 
 /// One reading of a process at a time.

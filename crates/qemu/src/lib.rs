@@ -29,12 +29,13 @@ pub use accel::{AccelChoice, probe_accel, probe_accel_cached};
 pub use agent::{AGENT_PORT, AgentError, GuestAgent, MemoryPressure};
 pub use command_line::{BALLOON_ID, HOTPLUG_ID, Launch, LaunchPaths, command};
 pub use handle::{Exit, ProcessHandle};
-pub use inspect::{Facts, Holder, RamMapping, Verdict, decide, inspect, inspect_since};
+pub use inspect::{
+    Facts, Holder, RamMapping, Verdict, counts_on_zeros, decide, inspect, inspect_since,
+};
 pub use launch::{LaunchError, Vmm, last_log_line, spawn};
 pub use monitor::{Device, DiskReads, Memdev, Monitor, RunStatus};
 pub use qmp::{MAX_LINE, Qmp, QmpError, QmpEvent, listener_pid};
 pub use ram_blocks::RamBlock;
 pub use ram_file::{Huge, ram_file};
-pub use reports::counts_on_zeros;
 pub use shmem::{unasked_large_memfds, unasked_large_pages};
 pub use spec::{SpecError, check_spec};
