@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::layout::{RECORD, VMS};
 
 /// Grows by one whenever an older program could not understand the file.
-pub const RECORD_VERSION: u32 = 4;
+pub const RECORD_VERSION: u32 = 5;
 
 /// Why a record cannot be used. Nothing has been changed in it.
 #[derive(Debug, thiserror::Error)]

@@ -21,7 +21,7 @@ use ballast_pager::sharing::order::Order;
 use ballast_pager::sharing::{Domain, DomainStats};
 use ballast_pager::word::{State, Word};
 use ballast_sharing::{Hasher, StorePage};
-use ballast_shim_proto::{Batch, Connection, ConnectionError, MAX_OPS, Message, Op, OpKind};
+use ballast_shim_proto::{Batch, Connection, ConnectionError, Hello, MAX_OPS, Message, Op, OpKind};
 use ballast_units::{Bytes, PAGE_SIZE};
 use rustix::net::{Shutdown, shutdown};
 
@@ -366,14 +366,14 @@ impl Commons {
         &self,
         ram: &GuestRam,
         connection: Arc<Connection>,
-        pid: u32,
+        (pid, hello): (u32, &Hello),
         domain: &Domain<GuestRam>,
     ) -> Result<(), String> {
         if !self.usable {
             return Ok(());
         }
         let homes = ram.identities().map_err(|e| format!("its RAM file: {e}"))?;
-        let link = Box::new(ShimLink::new(connection));
+        let link = Box::new(ShimLink::new(connection, hello.maps_again()));
         let mappings = ram.mappings();
         mappings.connect(link, pid, homes).map_err(|e| format!("/proc/{pid}/pagemap: {e}"))?;
         let zeros = self.zeros.try_clone().map_err(|e| format!("the file of zeros: {e}"))?;
@@ -465,11 +465,12 @@ pub fn scan_settings(settings: &SharingSettings) -> Settings {
 /// Of `greet`.
 pub fn reconnect(
     paged: &PagedVm,
-    connection: &Arc<Connection>,
+    (connection, hello): (&Arc<Connection>, &Hello),
     greet: impl FnOnce() -> Result<(), String>,
 ) -> Result<(), String> {
     // Where there was none, the shim is older, or there is no store to map from.
-    paged.reconnect(Box::new(ShimLink::new(connection.clone())), greet).map(drop)
+    let link = Box::new(ShimLink::new(connection.clone(), hello.maps_again()));
+    paged.reconnect(link, greet).map(drop)
 }
 
 /// Batches to a shim, one at a time.
@@ -480,11 +481,12 @@ struct ShimLink {
     outstanding: Option<u64>,
     /// The conversation broke off.
     over: bool,
+    maps_again: bool,
 }
 
 impl ShimLink {
-    fn new(connection: Arc<Connection>) -> ShimLink {
-        ShimLink { connection, next: 1, outstanding: None, over: false }
+    fn new(connection: Arc<Connection>, maps_again: bool) -> ShimLink {
+        ShimLink { connection, next: 1, outstanding: None, over: false, maps_again }
     }
 
     /// Ends the conversation, so that the shim hears of it, too. It ends the batch that it is at, and comes again:
@@ -542,6 +544,7 @@ impl Remapper for ShimLink {
         let ops = changes.iter().map(|change| {
             let (kind, file_offset, fd_index) = match change.to {
                 Target::Home => (OpKind::MapHome, 0, 0),
+                Target::HomeAgain => (OpKind::MapAgain, 0, 0),
                 Target::File { index, offset } => (OpKind::MapStore, offset, index),
             };
             Op { kind, addr: change.addr, len: change.len, file_offset, fd_index }
@@ -571,6 +574,10 @@ impl Remapper for ShimLink {
 
     fn most(&self) -> usize {
         MAX_OPS
+    }
+
+    fn maps_again(&self) -> bool {
+        self.maps_again
     }
 }
 
@@ -703,7 +710,7 @@ mod tests {
     #[test]
     fn a_shim_that_is_late_is_waited_for_without_sending_more() {
         let (ours, theirs) = Connection::pair().unwrap();
-        let mut link = ShimLink::new(Arc::new(ours));
+        let mut link = ShimLink::new(Arc::new(ours), true);
         let shim = std::thread::spawn(move || {
             let (Message::Batch(batch), _) = theirs.recv(None).unwrap() else { panic!("a batch") };
             (theirs, batch.id)
@@ -725,7 +732,7 @@ mod tests {
     #[test]
     fn nonsense_from_a_shim_is_an_error_and_not_a_crash() {
         let (ours, theirs) = Connection::pair().unwrap();
-        let mut link = ShimLink::new(Arc::new(ours));
+        let mut link = ShimLink::new(Arc::new(ours), true);
         let shim = std::thread::spawn(move || {
             theirs.recv(None).unwrap();
             // More operations done than there were.
@@ -749,14 +756,14 @@ mod tests {
     #[test]
     fn what_a_shim_did_last_is_not_known_once_it_has_gone() {
         let (ours, theirs) = Connection::pair().unwrap();
-        let mut link = ShimLink::new(Arc::new(ours));
+        let mut link = ShimLink::new(Arc::new(ours), true);
         let shim = std::thread::spawn(move || drop(theirs.recv(None).unwrap()));
         assert_eq!(link.remap(&[change()], &[]), Err(RemapError::Gone));
         shim.join().unwrap();
         assert!(!link.settled());
         // One that had answered has nothing under way.
         let (ours, theirs) = Connection::pair().unwrap();
-        let mut link = ShimLink::new(Arc::new(ours));
+        let mut link = ShimLink::new(Arc::new(ours), true);
         drop(theirs);
         assert_eq!(link.remap(&[change()], &[]), Err(RemapError::Gone));
         assert!(link.settled());

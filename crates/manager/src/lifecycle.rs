@@ -311,7 +311,8 @@ impl Manager {
         // Before its shim is let in: a manager that dies in between must find it.
         let domain = self.commons.domain_name(name, params.salt.as_ref());
         let record = Record::new(name, Some(spec), params, size, overhead, vmm.pid, accel);
-        let record = record.begun_with(boot).in_domain(&domain);
+        let shim = Hello::version_for(parts_of(boot, size).len());
+        let record = record.begun_with(boot).in_domain(&domain).with_shim(shim);
         if let Err(e) = record.save(&paths.run_dir) {
             let _ = vmm.process.kill();
             vmm.process.exited().await;
@@ -507,7 +508,8 @@ impl Manager {
             let accel = AccelChoice::started_by_another();
             let domain = self.commons.domain_name(&name, None);
             let record = Record::new(&name, None, params.clone(), size, overhead, peer.pid, &accel);
-            if let Err(e) = record.in_domain(&domain).save(&self.folder_of(&name)) {
+            let record = record.in_domain(&domain).with_shim(hello.version);
+            if let Err(e) = record.save(&self.folder_of(&name)) {
                 self.host.ledger.release(overhead);
                 self.remove_files(&name).await;
                 self.promise_settled(&name);

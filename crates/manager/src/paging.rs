@@ -438,7 +438,7 @@ impl Arrival<'_> {
         let ram = GuestRam::of_parts(uffd, self.ram_files, self.layout);
         see_accesses(name, &ram, pid);
         if hello.remaps() {
-            manager.commons.connect(&ram, connection.clone(), pid, domain)?;
+            manager.commons.connect(&ram, connection.clone(), (pid, hello), domain)?;
         }
         let files = VmFiles::new(&folder, open_swap(manager, name, &folder)?);
         let inherited = Inherited { domain: Some(domain), advance: expected.held.as_deref() };
@@ -484,7 +484,8 @@ impl Arrival<'_> {
         see_accesses(name, paged.memory().backend(), pid);
         if hello.remaps() {
             let ram = paged.memory().backend();
-            if let Err(e) = manager.commons.connect(ram, connection.clone(), pid, domain) {
+            let peer = (pid, hello);
+            if let Err(e) = manager.commons.connect(ram, connection.clone(), peer, domain) {
                 tracing::error!(vm = name, "{e}: its pages are not shared");
             }
         }

@@ -16,8 +16,10 @@ use crate::sync::lock;
 use crate::vm::VmParams;
 use crate::whole_file;
 
+/// Of VMs whose shim speaks a version that a manager of before refuses: their guests would wait.
+const SHIM: u32 = RECORD_VERSION;
 /// Of VMs whose RAM has several parts: a manager of before would take them for one.
-const PARTS: u32 = RECORD_VERSION;
+const PARTS: u32 = 4;
 /// Of VMs that are not paged: a manager of before would wait for their shims.
 const UNPAGED: u32 = 3;
 /// Of all others, which any manager understands.
@@ -29,7 +31,7 @@ static CHANGES: Mutex<()> = Mutex::new(());
 /// Holds the VM's salt: for nobody but the manager's user.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
-    /// `PAGED`, `UNPAGED` or `PARTS`; older ones are understood.
+    /// `PAGED`, `UNPAGED`, `PARTS` or `SHIM`; older ones are understood.
     pub version: u32,
     /// Of the VM, and of its folder.
     pub name: String,
@@ -63,6 +65,9 @@ pub struct Record {
     /// Whether its process may have been stopped because it waits for pages that cannot be read.
     #[serde(default)]
     pub frozen: bool,
+    /// The version of the protocol that its shim speaks. 0: not known, 3 at most.
+    #[serde(default)]
+    pub shim: u32,
     /// Why it is not paged, of a VM that never was: no shim comes for it.
     #[serde(default)]
     pub unpaged: Option<String>,
@@ -99,6 +104,7 @@ impl Record {
             swap: None,
             mapped_ms: None,
             frozen: false,
+            shim: 0,
             unpaged: None,
             qmp: None,
         }
@@ -120,6 +126,14 @@ impl Record {
         self
     }
 
+    /// With a shim that speaks this version.
+    #[must_use]
+    pub fn with_shim(mut self, version: u32) -> Record {
+        self.shim = version;
+        self.version = self.version_for();
+        self
+    }
+
     /// What it began with.
     pub fn boot(&self) -> Pages {
         self.boot.unwrap_or(self.size)
@@ -127,7 +141,9 @@ impl Record {
 
     fn version_for(&self) -> u32 {
         match (self.boot, &self.unpaged) {
+            (_, None) if self.shim > 3 => SHIM,
             (Some(_), _) => PARTS,
+            // No shim comes for it.
             (None, Some(_)) => UNPAGED,
             (None, None) => PAGED,
         }
@@ -299,13 +315,17 @@ mod tests {
         // One part is what it always was, and nothing is said of it.
         let one = record().begun_with(Pages(4));
         assert_eq!((one.version, one.boot()), (PAGED, Pages(4)));
+        // Whose shim older managers refuse, they are not to take over; without a shim they may.
+        assert_eq!(record().with_shim(3).version, PAGED);
+        assert_eq!(record().begun_with(Pages(1)).with_shim(5).version, SHIM);
+        assert_eq!(record().with_shim(4).unpaged("why").version, UNPAGED);
         assert!(!serde_json::to_string(&one).unwrap().contains("boot"));
     }
 
     #[test]
     fn newer_and_damaged_records_are_refused_untouched() {
         let dir = tempfile::tempdir().unwrap();
-        Record { version: PARTS + 1, ..record() }.save(dir.path()).unwrap();
+        Record { version: RECORD_VERSION + 1, ..record() }.save(dir.path()).unwrap();
         let error = Record::load(dir.path()).unwrap_err();
         assert!(error.contains("newer manager"), "{error}");
         std::fs::write(dir.path().join(RECORD), b"{\"version\": 1").unwrap();

@@ -52,7 +52,7 @@ pub fn rejoin(
         let Some(paged) = &*paged else { return Err(format!("'{name}' is not paged")) };
         check_ram(paged.memory().backend(), hello, fds)?;
         connections.keep(peer.pid, connection.clone());
-        commons::reconnect(paged, connection, || managed(connection))
+        commons::reconnect(paged, (connection, hello), || managed(connection))
             .inspect_err(|_| connections.hang_up(peer.pid))?;
     }
     tracing::info!(vm = name, "its shim has come again: their conversation had broken off");

@@ -190,11 +190,21 @@ pub trait Backend: Send + Sync {
     /// Puts other mappings over pages, run by run. To the store and to the zeros: private, and
     /// write-protected at once; a write in the instant before that is copied by the kernel. Home: what
     /// the guest sees now is copied into the RAM file, then mapped, unprotected. Answers how many runs
-    /// are done whole. The rest is done in part or not at all: where its pages are is to be looked up
+    /// are done whole. Never of what is home: a hole there would be waited for. The rest is done in part or not at all: where its pages are is to be looked up
     /// with `places`, and what is mapped elsewhere may be neither registered nor protected (`rearm`).
     fn remap(&self, runs: &[Remap]) -> (usize, Result<(), MemError>) {
         let _ = runs;
         (0, Err(MemError::Fixed))
+    }
+    /// Whether `map_again` can do anything.
+    fn can_map_again(&self) -> bool {
+        false
+    }
+    /// Maps home pages anew, unprotected: nothing of them is read or written, and who accesses them meanwhile sees what is
+    /// there. After an error it is done or not, and may not be registered (`rearm`).
+    fn map_again(&self, first: Ppn, n: u64) -> Result<(), MemError> {
+        let _ = (first, n);
+        Err(MemError::Fixed)
     }
     /// Where pages are mapped, for each that is asked for, in any order; an error of its own for one that is
     /// mapped as only the VMM could have done it. Slow; only while no `remap` is under way.

@@ -324,8 +324,16 @@ impl Backend for GuestRam {
         self.mappings.is_connected()
     }
 
+    fn can_map_again(&self) -> bool {
+        self.mappings.can_map_again()
+    }
+
     fn remap(&self, runs: &[Remap]) -> (usize, Result<(), MemError>) {
         self.mappings.remap(&self.layout, runs)
+    }
+
+    fn map_again(&self, first: Ppn, n: u64) -> Result<(), MemError> {
+        self.mappings.map_again(&self.layout, first, n)
     }
 
     fn places(&self, pages: &[Ppn]) -> Result<Vec<Result<Place, MemError>>, MemError> {

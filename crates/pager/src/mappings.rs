@@ -28,6 +28,8 @@ pub struct Change {
 pub enum Target {
     /// What is seen there now goes into the RAM file, which is mapped again.
     Home,
+    /// The RAM file, which is seen there already: nothing is read or written.
+    HomeAgain,
     /// The file of this number among those given, from this offset on (bytes), privately, and write-protected.
     #[allow(missing_docs, reason = "told with the variant")]
     File { index: u8, offset: u64 },
@@ -55,6 +57,10 @@ pub trait Remapper: Send {
     fn settled(&mut self) -> bool;
     /// The most changes of one call.
     fn most(&self) -> usize;
+    /// Whether it knows [`Target::HomeAgain`].
+    fn maps_again(&self) -> bool {
+        true
+    }
 }
 
 /// A file that VMs map to read.
@@ -92,6 +98,7 @@ pub struct Mappings {
     /// Held while the VMM is waited for: never taken by the fault service.
     link: Mutex<Option<Link>>,
     connected: AtomicBool,
+    maps_again: AtomicBool,
     views: Mutex<Views>,
 }
 
@@ -115,6 +122,7 @@ impl Views {
         &self,
         layout: &RamLayout,
         runs: &[Remap],
+        home: Target,
     ) -> Option<(Vec<Change>, Vec<BorrowedFd<'_>>)> {
         // Those that are needed, in this order.
         let needs = |zeros: bool| {
@@ -131,7 +139,7 @@ impl Views {
             // Of a run that goes on in the next part, one for each.
             for (first, n) in layout.split(run.first, run.n) {
                 let to = match run.to {
-                    Place::Home => Some(Target::Home),
+                    Place::Home => Some(home),
                     Place::Store(page) => store.map(|_| {
                         let before = Pages(first.0 - run.first.0).bytes().0;
                         Target::File { index: 0, offset: page.offset() + before }
@@ -165,6 +173,7 @@ impl Mappings {
         homes: Vec<(u64, u64)>,
     ) -> std::io::Result<()> {
         let pagemap = Pagemap::open(pid)?;
+        self.maps_again.store(remapper.maps_again(), Ordering::Relaxed);
         *lock(&self.link) = Some(Link { remapper, pid, pagemap, homes });
         self.connected.store(true, Ordering::Release);
         Ok(())
@@ -193,6 +202,10 @@ impl Mappings {
     pub fn is_connected(&self) -> bool {
         self.connected.load(Ordering::Acquire)
     }
+    /// Whether the RAM file can be mapped anew where it is mapped.
+    pub(crate) fn can_map_again(&self) -> bool {
+        self.is_connected() && self.maps_again.load(Ordering::Relaxed)
+    }
     /// How many mappings the VMM has. Reads all of them.
     pub(crate) fn count(&self) -> Option<u64> {
         let pid = lock(&self.link).as_ref()?.pid;
@@ -216,10 +229,25 @@ impl Mappings {
         layout: &RamLayout,
         runs: &[Remap],
     ) -> (usize, Result<(), MemError>) {
+        self.change(layout, runs, Target::Home)
+    }
+
+    /// See `Backend::map_again`; else as `remap`.
+    pub(crate) fn map_again(&self, layout: &RamLayout, first: Ppn, n: u64) -> Result<(), MemError> {
+        self.change(layout, &[Remap { first, n, to: Place::Home }], Target::HomeAgain).1
+    }
+
+    /// `home`: how what goes home is mapped.
+    fn change(
+        &self,
+        layout: &RamLayout,
+        runs: &[Remap],
+        home: Target,
+    ) -> (usize, Result<(), MemError>) {
         let mut link = lock(&self.link);
         let Some(link) = link.as_mut() else { return (0, Err(MemError::Fixed)) };
         let views = lock(&self.views);
-        let Some((changes, files)) = views.changes(layout, runs) else {
+        let Some((changes, files)) = views.changes(layout, runs, home) else {
             return (0, Err(MemError::Fixed));
         };
         // Runs that are done whole when so many changes are made.

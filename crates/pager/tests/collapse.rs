@@ -8,8 +8,8 @@ mod remapper;
 #[path = "support/vmm.rs"]
 mod vmm;
 
-use ballast_pager::backend::{Backend, MemError, Place, Remap};
-use ballast_pager::guest_ram::{GuestRam, LARGE_PAGE};
+use ballast_pager::backend::{Backend, MemError};
+use ballast_pager::guest_ram::LARGE_PAGE;
 use ballast_sharing::StoreFile;
 use ballast_units::{PAGE_SIZE, Ppn};
 use vmm::{Cell, Guest, Random, Vmm, alone, wait_for};
@@ -77,12 +77,6 @@ fn patiently(op: impl Fn() -> Result<(), MemError>) {
     });
 }
 
-fn remap_home(ram: &GuestRam, first: Ppn, n: u64) {
-    let runs = [Remap { first, n, to: Place::Home }];
-    assert_eq!(ram.remap(&runs), (1, Ok(())));
-    ram.wake(first, n).unwrap();
-}
-
 #[test]
 fn a_region_that_is_made_whole_and_broken_loses_no_write() {
     let Some(_alone) = alone() else { return };
@@ -105,7 +99,6 @@ fn a_region_that_is_made_whole_and_broken_loses_no_write() {
     for round in 0..ROUNDS {
         let first = Ppn(round % 2 * n);
         goes_on();
-        patiently(|| ram.protect_run(first, n));
         match ram.collapse(first, n) {
             Ok(done) => whole += u64::from(done),
             Err(MemError::Os { source, .. }) if source.0 == libc::EINVAL => {
@@ -114,7 +107,7 @@ fn a_region_that_is_made_whole_and_broken_loses_no_write() {
             }
             Err(e) => panic!("{e}"),
         }
-        remap_home(&ram, first, n);
+        assert_eq!(ram.map_again(first, n), Ok(()));
         goes_on();
         // Broken as `break_large` does it.
         patiently(|| ram.protect_run(first, n));

@@ -69,6 +69,37 @@ fn what_was_never_written_is_read_from_a_page_of_its_own_where_pages_may_not_mov
     }
 }
 
+/// Nobody adds to the mappings of a VMM that has none to spare, whoever finds its pages; they go home as before.
+#[test]
+fn a_vmm_without_mappings_to_spare_gets_no_more() {
+    for spare in [0, 100] {
+        let (site, mut vms) = two();
+        for p in [1, 2] {
+            vms[0].access(p, Some(7));
+        }
+        examine(&vms[0]);
+        assert_eq!(vms[0].state(1), State::Shared);
+        vms[0].access(4, Some(8));
+        vms[0].access(6, Some(9));
+        examine(&vms[0]);
+        let made = vms[0].memory.counters.values().remaps;
+        vms[0].memory.allow_remaps(made + spare);
+        vms[1].access(0, Some(8));
+        examine(&vms[1]);
+        vms[0].access(5, Some(9));
+        examine(&vms[0]);
+        let expected = if spare > 0 { State::Shared } else { State::Resident };
+        assert_eq!(vms[0].state(4), expected, "found by another VM");
+        assert_eq!(vms[0].state(6), expected, "looked for by itself");
+        // What the guest reads is its own page then, and not waited for.
+        assert_eq!(vms[0].access(3, None), 0);
+        assert_eq!(vms[0].state(3), if spare > 0 { State::Zero } else { State::Resident });
+        assert_eq!(vms[0].memory.map_zeros(Ppn(7), 1), Ok(spare.min(1)));
+        assert_eq!(vms[0].memory.go_home(&[Ppn(1), Ppn(2)]), Ok(2));
+        Vm::check_all(&site, &vms);
+    }
+}
+
 #[test]
 fn copies_stay_where_they_are_and_what_is_shared_may_still_be_written_or_go_home() {
     let (site, mut vms) = two();

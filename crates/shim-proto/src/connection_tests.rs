@@ -77,8 +77,10 @@ fn what_may_hang_when_it_is_closed_is_refused_and_left_open() {
 
     let (pipe, _end) = rustix::pipe::pipe().unwrap();
     let (socket, _other) = Connection::pair().unwrap();
-    // A file that is called as the kernel calls a userfaultfd.
-    let named = dir.path().join("anon_inode:[userfaultfd]");
+    // A file that is called as the kernel calls a userfaultfd. Not in /tmp: what is on a tmpfs is memory.
+    let beside = std::env::current_exe().unwrap();
+    let on_disk = tempfile::tempdir_in(beside.parent().unwrap()).unwrap();
+    let named = on_disk.path().join("anon_inode:[userfaultfd]");
     let kinds: [(OwnedFd, &str); 5] = [
         (pipe, "pipe:["),
         (socket.into(), "socket:["),

@@ -56,8 +56,7 @@ pub struct Hello {
     pub vm: VmName,
     /// As the process sees itself; the manager believes [`crate::Connection::peer`] only.
     pub pid: u32,
-    /// Of its RAM, in the order of its pages: one before version 3, and from there on two to
-    /// [`MAX_PARTS`](crate::MAX_PARTS).
+    /// Of its RAM, in the order of its pages: two to [`MAX_PARTS`](crate::MAX_PARTS) in versions 3 and 5, one in others.
     pub parts: Vec<Part>,
     /// Of the VMM process; always 4,096 on x86-64.
     pub page_size: u32,
@@ -79,10 +78,21 @@ impl Hello {
     pub fn remaps(&self) -> bool {
         self.version >= FIRST_TO_REMAP
     }
+
+    /// Whether the shim knows [`OpKind::MapAgain`].
+    pub fn maps_again(&self) -> bool {
+        self.version >= FIRST_TO_MAP_AGAIN
+    }
+
+    /// Whether a Hello of this version is laid out for several parts.
+    pub(crate) fn has_parts(version: u32) -> bool {
+        matches!(version, 3 | VERSION)
+    }
 }
 
 /// MapHome of version 1 mapped whatever the RAM file had.
 const FIRST_TO_REMAP: u32 = 2;
+const FIRST_TO_MAP_AGAIN: u32 = 4;
 
 /// What failed in [`Message::Failed`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -163,20 +173,23 @@ pub enum OpKind {
     MapStore = 1,
     /// Copy what the range shows into the RAM file, at the RAM's own offset; map that there again;
     /// register. The manager write-protects the range first, so that nothing is written to it between
-    /// the copy and the mapping. A repetition would copy pages onto themselves that the guest writes.
+    /// the copy and the mapping. A repetition would copy pages onto themselves that the guest writes, and of a page that
+    /// the VMM has punched meanwhile it would wait for the manager, which waits for it.
     MapHome = 2,
     /// madvise(MADV_COLLAPSE): one large page where small ones are.
     Collapse = 3,
     /// madvise(MADV_DONTNEED). The kernel reports it as a REMOVE event and makes the shim wait until
     /// that is read: the manager must not wait for the answer without reading events.
     DontNeed = 4,
+    /// Map the RAM file at the RAM's own offset, where it is mapped already; register. Nothing is read or
+    /// written: the kernel maps a large page as one only where no small page was mapped before. May be repeated.
+    MapAgain = 5,
 }
 
 impl OpKind {
     pub(crate) fn from_wire(kind: u8) -> Option<OpKind> {
-        [OpKind::MapStore, OpKind::MapHome, OpKind::Collapse, OpKind::DontNeed]
-            .into_iter()
-            .find(|k| *k as u8 == kind)
+        use OpKind::{Collapse, DontNeed, MapAgain, MapHome, MapStore};
+        [MapStore, MapHome, Collapse, DontNeed, MapAgain].into_iter().find(|k| *k as u8 == kind)
     }
 }
 

@@ -3,8 +3,8 @@
 use ballast_units::{Bytes, HostAddr};
 
 use crate::{
-    Batch, Hello, MAX_NAME, MAX_OPS, MAX_PARTS, MAX_REASON, Message, OLDEST_VERSION, ONE_PART, Op,
-    OpKind, Part, Reason, Step, VERSION, VmName,
+    Batch, Hello, MAX_NAME, MAX_OPS, MAX_PARTS, MAX_REASON, Message, OLDEST_VERSION, Op, OpKind,
+    Part, Reason, Step, VERSION, VmName,
 };
 
 /// "BLST", first in every message.
@@ -156,7 +156,7 @@ impl Writer {
             w.u32(hello.pid);
             w.u8(name.len() as u8);
         };
-        if hello.version <= ONE_PART {
+        if !Hello::has_parts(hello.version) {
             self.parts(&hello.parts, 1);
             ids(self);
             self.zeros(7);
@@ -224,7 +224,7 @@ impl<'a> Reader<'a> {
             return Err(self.field("flags"));
         }
         let reconnect = flags & FLAG_RECONNECT != 0;
-        if version <= ONE_PART {
+        if !Hello::has_parts(version) {
             let parts = vec![self.part()?];
             let page_size = self.u32()?;
             let pid = self.u32()?;

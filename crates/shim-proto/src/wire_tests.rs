@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::ONE_PART;
 
 fn hello() -> Hello {
     Hello {
@@ -28,7 +29,7 @@ fn hello_is_laid_out_as_documented() {
     let bytes = Message::Hello(hello()).encode();
     assert_eq!(bytes.len(), 120);
     assert_eq!(&bytes[0..8], b"BLST\x01\0\0\0");
-    assert_eq!(&bytes[8..16], &[2, 0, 0, 0, 1, 0, 0, 0]);
+    assert_eq!(&bytes[8..16], &[4, 0, 0, 0, 1, 0, 0, 0]);
     assert_eq!(&bytes[16..24], &0x7f00_0000_0000u64.to_le_bytes());
     assert_eq!(&bytes[24..32], &(256u64 << 20).to_le_bytes());
     assert_eq!(&bytes[32..40], &0x1000u64.to_le_bytes());
@@ -42,7 +43,7 @@ fn hello_is_laid_out_as_documented() {
 fn hello_of_several_parts_is_laid_out_as_documented() {
     let bytes = Message::Hello(hello_of_two()).encode();
     assert_eq!(bytes.len(), 192);
-    assert_eq!(&bytes[8..16], &[3, 0, 0, 0, 1, 0, 0, 0]);
+    assert_eq!(&bytes[8..16], &[5, 0, 0, 0, 1, 0, 0, 0]);
     assert_eq!(&bytes[16..24], &[0, 16, 0, 0, 77, 0, 0, 0]);
     assert_eq!(&bytes[24..32], &[5, 2, 0, 0, 0, 0, 0, 0]);
     assert_eq!(&bytes[32..37], b"web-1");
@@ -53,8 +54,8 @@ fn hello_of_several_parts_is_laid_out_as_documented() {
     assert_eq!(&bytes[120..128], &0x7e00_0000_0000u64.to_le_bytes());
     assert!(bytes[144..].iter().all(|b| *b == 0));
     assert_eq!(Message::Hello(hello_of_two()).descriptors(), (3, 3));
-    assert_eq!(Hello::version_for(1), 2);
-    assert_eq!(Hello::version_for(2), 3);
+    assert_eq!(Hello::version_for(1), 4);
+    assert_eq!(Hello::version_for(2), 5);
 }
 
 #[test]
@@ -104,13 +105,13 @@ fn every_length_is_as_documented() {
 #[test]
 fn a_newer_version_is_named_whatever_follows() {
     let mut bytes = Message::Hello(hello()).encode();
-    for version in [0, 4] {
+    for version in [0, 6] {
         bytes[8] = version;
         assert_eq!(Message::decode(&bytes), Err(DecodeError::Version(version.into())));
     }
     bytes.truncate(30);
     bytes.extend([0xff; 300]);
-    assert_eq!(Message::decode(&bytes), Err(DecodeError::Version(4)));
+    assert_eq!(Message::decode(&bytes), Err(DecodeError::Version(6)));
 }
 
 /// As such a shim sends it: it runs in its VMM for as long as that does.
@@ -175,7 +176,7 @@ fn any_message() -> impl Strategy<Value = Message> {
         "[A-Za-z0-9][A-Za-z0-9._-]{0,63}",
     )
         .prop_map(|(parts, [pid, page_size], version, reconnect, name)| {
-            let count = if version <= ONE_PART { 1 } else { parts.len() };
+            let count = if Hello::has_parts(version) { parts.len() } else { 1 };
             let part =
                 |&[a, l, o]: &[u64; 3]| Part { addr: HostAddr(a), len: Bytes(l), file_offset: o };
             Message::Hello(Hello {

@@ -39,13 +39,11 @@ pub fn change(vm: &Vm, op: &Op, fds: &[OwnedFd]) -> Result<(), i32> {
             let part = vm.part(op.addr, op.len).ok_or(libc::EINVAL)?;
             let offset = part.ram.file_offset + (op.addr.0 - part.ram.addr.0);
             save(part, op, offset)?;
-            let alike = part.alike();
-            map(op, MapFlags::SHARED | alike.flags(), part.file.as_fd(), offset)?;
-            for advice in alike.advice() {
-                // Without it, it is a mapping of its own: that costs, and changes nothing.
-                let _ = advise(op, *advice);
-            }
-            Ok(())
+            map_home(part, op, offset)
+        }
+        OpKind::MapAgain => {
+            let part = vm.part(op.addr, op.len).ok_or(libc::EINVAL)?;
+            map_home(part, op, part.ram.file_offset + (op.addr.0 - part.ram.addr.0))
         }
         OpKind::Collapse => advise(op, libc::MADV_COLLAPSE),
         OpKind::DontNeed => advise(op, libc::MADV_DONTNEED),
@@ -63,9 +61,20 @@ pub fn watch(vm: &Vm, kind: OpKind, addr: HostAddr, len: Bytes) -> Result<(), i3
             register()?;
             patiently(|| vm.uffd.protect(addr, len))
         }
-        OpKind::MapHome => register(),
+        OpKind::MapHome | OpKind::MapAgain => register(),
         OpKind::Collapse | OpKind::DontNeed => Ok(()),
     }
+}
+
+/// Maps the RAM file where it belongs.
+fn map_home(part: &Part, op: &Op, offset: u64) -> Result<(), i32> {
+    let alike = part.alike();
+    map(op, MapFlags::SHARED | alike.flags(), part.file.as_fd(), offset)?;
+    for advice in alike.advice() {
+        // Without it, it is a mapping of its own: that costs, and changes nothing.
+        let _ = advise(op, *advice);
+    }
+    Ok(())
 }
 
 fn map(op: &Op, flags: MapFlags, file: BorrowedFd<'_>, offset: u64) -> Result<(), i32> {

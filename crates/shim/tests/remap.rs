@@ -9,7 +9,9 @@ use std::os::unix::fs::FileExt;
 use ballast_shim_proto::{MAX_OPS, Op, OpKind};
 use ballast_uffd::procmap::{Maps, Shown};
 use ballast_units::{Bytes, Pages};
-use common::store::{STAMP, STORE, content, map_home, map_store, op, punch, resident, store};
+use common::store::{
+    STAMP, STORE, content, map_again, map_home, map_store, op, punch, resident, store,
+};
 use common::{Managed, PAGE, Puppet, RAM, inode, managed, word_of};
 use rustix::process::Pid;
 
@@ -52,6 +54,29 @@ fn store_pages_are_shared_until_written() {
     assert_eq!(vm.home_word(20), 1, "and so is the home page");
     puppet.write_page(20, 78);
     assert_eq!(vm.protected(), 1, "its own page is its own");
+}
+
+/// What is home is mapped anew as it is: also where the VMM has punched it, for which the shim must not wait.
+#[test]
+fn what_is_home_is_mapped_again_without_being_touched() {
+    let Some((_manager, vm, mut puppet)) = managed(7000) else { return };
+    resident(&mut puppet, 20..24);
+    let before = vm.maps(0, RAM / PAGE);
+    punch(&vm, 22, 1);
+    let missing = vm.missing();
+    // One that is protected is not any more.
+    vm.protect(20, 2);
+    assert_eq!(vm.batch(1, vec![map_again(&vm, 20, 5)], &[]), (1, 0));
+    assert_eq!((vm.missing(), vm.maps(0, RAM / PAGE)), (missing, before));
+    assert_eq!([20, 21, 23].map(|page| puppet.read_page(page)), [1; 3]);
+    puppet.write_page(21, 5);
+    assert_eq!((vm.home_word(21), vm.missing(), vm.protected()), (5, missing, 0));
+    // Faults arrive as before.
+    assert_eq!(puppet.read_page(22), 7022);
+    assert_eq!(vm.missing(), missing + 1);
+    // It may be repeated.
+    assert_eq!(vm.batch(2, vec![map_again(&vm, 20, 5), map_again(&vm, 20, 5)], &[]), (2, 0));
+    assert_eq!((puppet.read_page(21), vm.home_word(21)), (5, 5));
 }
 
 #[test]

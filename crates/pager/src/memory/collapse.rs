@@ -44,7 +44,7 @@ impl<B: Backend> Memory<B> {
     /// What is under sample keeps it small for a while only; a few that are shared, not at all.
     pub fn away_in(&self, region: usize) -> Vec<Ppn> {
         let is_known = self.pmap.is_known(self.regions.first(region));
-        let may = self.may_move() && self.backend.can_remap();
+        let may = self.may_move() && self.backend.can_map_again();
         if self.regions.get(region) != Backing::Small || !is_known || !may {
             return Vec::new();
         }
@@ -73,7 +73,7 @@ impl<B: Backend> Memory<B> {
     /// # Errors
     /// Of the operations on the VMM's memory. What the guest has there is as it was.
     pub fn collapse(&self, region: usize) -> Result<bool, MemError> {
-        if !self.backend.can_remap() {
+        if !self.backend.can_map_again() {
             return Ok(false);
         }
         let Some(shared) = self.can_collapse(region) else { return Ok(false) };
@@ -147,26 +147,28 @@ impl<B: Backend> Memory<B> {
         }
         // Before it can be a large page: from here on no part of it is freed alone.
         self.regions.set(region, Backing::Torn);
-        // Who writes waits, for the VMM copies the pages onto themselves before it maps them again.
-        let collapsed =
-            self.backend.protect_run(first, n).and_then(|()| self.backend.collapse(first, n));
-        match collapsed {
+        match self.backend.collapse(first, n) {
             Ok(true) => {}
             Err(MemError::Crash) => return Err(MemError::Crash),
             Ok(false) | Err(MemError::Again) => {
                 self.regions.set(region, Backing::Small);
-                self.stay_small(region)?;
+                self.stay_small(region);
                 return Ok(false);
             }
             // It may be a large page all the same, and is broken first, as those are.
             Err(e) => {
-                self.stay_small(region)?;
+                self.stay_small(region);
                 return Err(e);
             }
         }
         self.regions.set(region, Backing::Whole);
         self.regions.collapsed();
-        self.arrive(&[Remap { first, n, to: Place::Home }])?;
+        let run = Remap { first, n, to: Place::Home };
+        let (done, mapped) = self.count_remap(|| {
+            let mapped = self.backend.map_again(first, n);
+            (usize::from(mapped.is_ok()), mapped)
+        });
+        self.arrived(&[run], done, mapped)?;
         Ok(true)
     }
 
@@ -182,17 +184,9 @@ impl<B: Backend> Memory<B> {
         all
     }
 
-    /// Rolls back. Should lifting the protection fail (a discard is pending), the next write faults and lifts it.
-    fn stay_small(&self, region: usize) -> Result<(), MemError> {
-        for ppn in self.regions.pages(region) {
-            self.commons.unwritten.remove(ppn);
-        }
-        let lifted = self.backend.unprotect_run(self.regions.first(region), self.regions.size().0);
-        if lifted == Err(MemError::Crash) {
-            return Err(MemError::Crash);
-        }
+    /// Rolls back: nothing of its mapping was changed. Whoever met a page of it meanwhile tries again.
+    fn stay_small(&self, region: usize) {
         let home = Word::new(State::Resident);
         self.regions.pages(region).for_each(|ppn| self.pmap.store(ppn, home));
-        Ok(())
     }
 }

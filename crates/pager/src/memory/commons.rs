@@ -61,6 +61,8 @@ pub(super) struct Commons<B: Backend> {
     turn: Mutex<bool>,
     /// See `Memory::let_pages_move`.
     may_move: AtomicBool,
+    /// See `Memory::allow_remaps`.
+    remaps_until: AtomicU64,
     /// Pages charged to the VM that are paid from `MOVING` for now.
     debt: AtomicU64,
 }
@@ -80,6 +82,7 @@ impl<B: Backend> Commons<B> {
             read_untouched: Mutex::new(BTreeSet::new()),
             turn: Mutex::new(true),
             may_move: AtomicBool::new(true),
+            remaps_until: AtomicU64::new(u64::MAX),
             debt: AtomicU64::new(0),
         }
     }
@@ -172,10 +175,21 @@ impl<B: Backend> Memory<B> {
     pub fn may_move(&self) -> bool {
         self.commons.may_move.load(Ordering::Acquire)
     }
+    /// Changes of mappings that add to them, however many were made: up to so many, counted from the first. Each may cost
+    /// the VMM mappings, of which the kernel lets it have only so many: without, it cannot even start a thread. Pages go
+    /// home all the same, which takes none for long.
+    pub fn allow_remaps(&self, until: u64) {
+        self.commons.remaps_until.store(until, Ordering::Relaxed);
+    }
+    /// Whether `n` more may be made.
+    pub(super) fn may_remap(&self, n: u64) -> bool {
+        let made = self.counters.remaps.load(Ordering::Relaxed);
+        made.saturating_add(n) <= self.commons.remaps_until.load(Ordering::Relaxed)
+    }
     /// Whether what the guest reads and never wrote is backed by the page of zeros. Not while the shim does not answer:
-    /// what is asked for would only be waited for.
+    /// what is asked for would only be waited for; nor where the VMM has no mappings to spare.
     pub(super) fn reads_zeros(&self) -> bool {
-        self.may_move() && self.backend.can_remap() && !self.is_parked()
+        self.may_move() && self.may_remap(1) && self.backend.can_remap() && !self.is_parked()
     }
 
     /// Ends all changes of mapping, by whatever thread: those of other VMs' pages included.

@@ -82,6 +82,16 @@ impl<B: Backend> Memory<B> {
             return Ok(0);
         }
         let (done, result) = self.remap(runs);
+        self.arrived(runs, done, result)
+    }
+
+    /// So many runs are mapped home, and what became of the rest. Answers how many pages came.
+    pub(super) fn arrived(
+        &self,
+        runs: &[Remap],
+        done: usize,
+        result: Result<(), MemError>,
+    ) -> Result<usize, MemError> {
         if result == Err(MemError::Crash) {
             return Err(MemError::Crash);
         }

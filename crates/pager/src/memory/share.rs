@@ -101,7 +101,8 @@ impl<B: Backend> Memory<B> {
     ) -> Vec<Entered> {
         // It may have moved to another domain since it was looked up.
         let still = |now: Membership<B>| std::sync::Arc::ptr_eq(&now.domain, &member.domain);
-        if turn.is_none() || !self.may_move() || !self.membership().is_some_and(still) {
+        let may = self.may_move() && self.may_remap(wanted.len() as u64);
+        if turn.is_none() || !may || !self.membership().is_some_and(still) {
             return vec![Entered::NotEligible; wanted.len()];
         }
         match self.can_change() {
@@ -287,8 +288,16 @@ impl<B: Backend> Memory<B> {
 
     /// Changes mappings, and counts it.
     pub(super) fn remap(&self, runs: &[Remap]) -> (usize, Result<(), MemError>) {
+        self.count_remap(|| self.backend.remap(runs))
+    }
+
+    /// Of runs, how many are done, and why no more.
+    pub(super) fn count_remap(
+        &self,
+        change: impl FnOnce() -> (usize, Result<(), MemError>),
+    ) -> (usize, Result<(), MemError>) {
         let begun = std::time::Instant::now();
-        let result = self.backend.remap(runs);
+        let result = change();
         Counters::add(&self.counters.remap_ns, begun.elapsed().as_nanos() as u64);
         Counters::add(&self.counters.remaps, result.0 as u64);
         result

@@ -10,13 +10,13 @@ use crate::word::{Busy, NO_STORE_PAGE, State, Word};
 
 impl<B: Backend> Memory<B> {
     /// Maps zeros at up to `n` untouched pages from `first` on; stops at the first that is not
-    /// untouched. Answers how many were; none where pages may not move.
+    /// untouched. Answers how many were; none where pages may not move, or the VMM has no mappings to spare.
     ///
     /// # Errors
     /// Of the operations on the VMM's memory. Pages of which is not known what came of them are parked.
     pub fn map_zeros(&self, first: Ppn, n: u64) -> Result<u64, MemError> {
         let Some(_turn) = self.commons.turn() else { return Ok(0) };
-        if !self.may_move() || !self.can_change()? {
+        if !self.may_move() || !self.may_remap(1) || !self.can_change()? {
             return Ok(0);
         }
         let n = n.min(zero_run(first));

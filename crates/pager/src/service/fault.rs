@@ -378,9 +378,10 @@ impl FaultService {
 
     /// Brings home what keeps large pages from being made, if it is time.
     fn restore(&mut self) {
-        if !self.serve.is_quiet()
-            || self.vm.no_large_again.load(std::sync::atomic::Ordering::Relaxed)
-        {
+        if self.vm.no_large_again.load(std::sync::atomic::Ordering::Relaxed) {
+            return self.restore.end();
+        }
+        if !self.serve.is_quiet() {
             return;
         }
         let (pages, new) = self.restore.next(&self.vm.memory, Instant::now());

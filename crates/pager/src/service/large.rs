@@ -34,6 +34,8 @@ const APART: Duration = Duration::from_millis(100);
 const LOOKS: Duration = Duration::from_secs(30);
 /// Regions that are looked at in one go.
 const LOOKED_AT: usize = 64;
+/// Regions in a row that the kernel refuses until none is tried any more.
+const REFUSALS: u32 = 8;
 
 /// The making of large pages.
 #[derive(Debug, Default)]
@@ -47,7 +49,9 @@ pub(super) struct Collapsing {
     steady: Option<Duration>,
     /// Regions whose shared pages came home for nothing, and when.
     for_nothing: BTreeMap<usize, Instant>,
-    /// The kernel cannot.
+    /// Regions in a row that the kernel could not make whole, for a reason that does not pass.
+    refusals: u32,
+    /// It cannot at all.
     refused: bool,
 }
 
@@ -65,6 +69,14 @@ impl Collapsing {
         let since = *self.plentiful_since.get_or_insert(now);
         let due = self.next.map_or(since + steady, |next| next.max(since + steady));
         due.saturating_duration_since(now)
+    }
+
+    /// The kernel has made one, or refused it for a reason that does not pass. Whether that is now to be believed: it says the
+    /// same of a region that its guest gives up meanwhile.
+    fn answered(&mut self, refused: bool) -> bool {
+        self.refusals = if refused { self.refusals + 1 } else { 0 };
+        self.refused = self.refusals >= REFUSALS;
+        self.refused
     }
 
     /// Whether a region is tried of which so many pages are shared.
@@ -114,10 +126,15 @@ impl Reclaim {
             let may = |s: &Vec<Ppn>| self.collapsing.may(region, s.len(), Instant::now());
             let shared = shared.filter(may);
             let tried = shared.as_ref().map(|_| memory.collapse(region));
-            if let Some(Err(e @ (MemError::Os { .. } | MemError::Fixed))) = &tried {
+            let refusal = match &tried {
+                Some(Err(e @ (MemError::Os { .. } | MemError::Fixed))) => Some(e),
+                _ => None,
+            };
+            let counts = refusal.is_some() || tried == Some(Ok(true));
+            if counts && self.collapsing.answered(refusal.is_some()) {
                 // Its guest goes on with small ones. Before Linux 6.1 there is no way.
-                tracing::warn!(vm = %self.vm.name, "no large pages are made again: {e}");
-                self.collapsing.refused = true;
+                let why = refusal.map(ToString::to_string).unwrap_or_default();
+                tracing::warn!(vm = %self.vm.name, "no large pages are made again: {why}");
                 self.vm.no_large_again.store(true, std::sync::atomic::Ordering::Relaxed);
                 return None;
             }
@@ -273,6 +290,17 @@ mod tests {
             collapsing.rest(true, at(701 + 2 * n));
         }
         assert_eq!(collapsing.rest(true, at(719)), LASTING);
+    }
+
+    #[test]
+    fn the_kernel_is_believed_when_it_has_refused_some_in_a_row() {
+        let mut collapsing = Collapsing::default();
+        for _ in 0..3 {
+            assert!((1..REFUSALS).all(|_| !collapsing.answered(true)));
+            assert!(!collapsing.answered(false));
+        }
+        assert!((1..REFUSALS).all(|_| !collapsing.answered(true)));
+        assert!(collapsing.answered(true));
     }
 
     #[test]

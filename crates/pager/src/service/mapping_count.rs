@@ -66,6 +66,11 @@ impl MappingCount {
     pub fn has_room(&self, changes: u64) -> bool {
         self.estimate(changes) <= self.most
     }
+
+    /// When so many changes were made, there is no more room.
+    pub fn until(&self) -> u64 {
+        self.changes + self.most.saturating_sub(self.counted) / PER_CHANGE
+    }
 }
 
 #[cfg(all(test, not(feature = "shuttle")))]
@@ -85,6 +90,7 @@ mod tests {
         let count = counted(150, Instant::now());
         assert_eq!((count.counted(), count.estimate(10), count.estimate(15)), (150, 150, 160));
         assert!(count.has_room(310) && !count.has_room(311));
+        assert_eq!((count.until(), counted(751, Instant::now()).until()), (310, 10));
         assert!(counted(750, Instant::now()).has_room(10));
         assert!(!counted(751, Instant::now()).has_room(10));
     }

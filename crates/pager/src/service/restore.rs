@@ -52,6 +52,11 @@ impl Restore {
         (pages, new)
     }
 
+    /// There is nothing to be done for any more: no large page will be made.
+    pub fn end(&mut self) {
+        self.next = None;
+    }
+
     /// No more of the region for now.
     pub fn give_up(&mut self) {
         self.steps = PATIENCE;

@@ -273,6 +273,7 @@ impl ShareService {
     /// Looks at some pages. Answers how long to rest.
     fn scan(&mut self, settings: &Settings) -> Result<Duration, MemError> {
         let memory = &self.vm.memory.clone();
+        let room_for_mappings = self.room_for_mappings();
         if !settings.enabled || !self.vm.is_to_share() {
             self.vm.set_share_note((!settings.enabled).then(|| "switched off".into()));
             self.mark(Marking::Off)?;
@@ -289,7 +290,7 @@ impl ShareService {
             self.order = settings.order;
             self.walk = Walk::new(memory.pmap().len(), self.order, self.pass.came | 1);
         }
-        if !self.room_for_mappings() {
+        if !room_for_mappings {
             return Ok(IDLE);
         }
         if let Some(rest) = self.rest_before_pass(settings) {
@@ -402,6 +403,8 @@ impl ShareService {
             self.mappings.note(counted, changes, begun, Instant::now());
         }
         let room = self.mappings.has_room(changes);
+        // Also for those that share its pages past this thread.
+        self.vm.memory.allow_remaps(self.mappings.until());
         let estimate = self.mappings.estimate(changes);
         let note = || format!("{estimate} mappings: more needs a higher vm.max_map_count");
         self.vm.set_share_note((!room).then(note));

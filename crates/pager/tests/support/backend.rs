@@ -76,7 +76,6 @@ impl Backend for Ram {
                     return Ok(false);
                 }
                 assert!(world.places[p] == Place::Home && !world.latent[p]);
-                assert!(world.protected[p], "the VMM would copy it while it is written");
                 world.part_of[p] = Some(first.0);
             }
             Ok(true)
@@ -169,6 +168,27 @@ impl Backend for Ram {
         self.0.world().can_remap
     }
 
+    fn can_map_again(&self) -> bool {
+        self.can_remap()
+    }
+
+    fn map_again(&self, first: Ppn, n: u64) -> Result<(), MemError> {
+        let run = Remap { first, n, to: Place::Home };
+        if self.0.world().outstanding.is_some() {
+            return Err(MemError::Again);
+        }
+        let is_home = |world: &World, ppn: Ppn| world.places[ppn.index()] == Place::Home;
+        self.0.call(false, |world| {
+            assert!(run.pages().all(|ppn| is_home(world, ppn)), "mapped again, and not home");
+            world.map(&run);
+            Ok(())
+        })?;
+        self.0.call(false, |world| {
+            world.watch(&run);
+            Ok(())
+        })
+    }
+
     fn remap(&self, runs: &[Remap]) -> (usize, Result<(), MemError>) {
         let double = &self.0;
         let silent = {
@@ -249,9 +269,10 @@ impl Ram {
                 failed = run.pages().try_for_each(|ppn| {
                     let one = Remap { first: ppn, n: 1, to: Place::Home };
                     let shown = double.world().shown(machine, ppn.index());
-                    // Copied onto itself it stays what it is.
+                    // A hole there would be waited for by the one thread that could end that.
                     let away = double.world().places[ppn.index()] != Place::Home;
-                    if shown.is_some() && away {
+                    assert!(away, "page {} is home", ppn.0);
+                    if shown.is_some() {
                         let half = |world: &mut World| {
                             world.pages[ppn.index()] = Some(HALF);
                             Ok(())

@@ -24,7 +24,7 @@ use rustix::net::{
 use super::vmm::{Guest, Vmm};
 
 const MOST: usize = 32;
-/// Address, length, 0 for home or 1 for a file, its index, offset in it.
+/// Address, length, 0 for home, 2 for home again, or 1 for a file, its index, offset in it.
 type Op = [u64; 5];
 
 /// The manager's side.
@@ -81,6 +81,7 @@ impl Remapper for Link {
         for change in changes {
             let (kind, index, offset) = match change.to {
                 Target::Home => (0, 0, 0),
+                Target::HomeAgain => (2, 0, 0),
                 Target::File { index, offset } => (1, u64::from(index), offset),
             };
             words.extend([change.addr.0, change.len.0, kind, index, offset]);
@@ -225,8 +226,10 @@ pub fn serve(guest: &Guest) {
 
 fn change(guest: &Guest, op: &Op, files: &[OwnedFd]) -> Result<(), i32> {
     let &[addr, len, kind, index, offset] = op;
-    let home = kind == 0;
-    let (flags, file, offset) = if home {
+    let (flags, file, offset) = if kind == 2 {
+        let (ram, base, _) = guest.part(guest.page_at(addr));
+        (MapFlags::SHARED, ram.as_fd(), addr - base as u64)
+    } else if kind == 0 {
         let (ram, base, _) = guest.part(guest.page_at(addr));
         let offset = addr - base as u64;
         // SAFETY: inside the RAM; the kernel reads it.
@@ -262,7 +265,7 @@ fn change(guest: &Guest, op: &Op, files: &[OwnedFd]) -> Result<(), i32> {
 
 /// A discard that no manager reads holds protection up; the next manager does it then.
 fn watch(guest: &Guest, op: &Op) -> Result<(), i32> {
-    let (addr, len, home) = (HostAddr(op[0]), Bytes(op[1]), op[2] == 0);
+    let (addr, len, home) = (HostAddr(op[0]), Bytes(op[1]), op[2] != 1);
     guest.uffd.register(addr, len, Modes::MISSING | Modes::WP).map_err(|e| e.errno())?;
     for _ in 0..100 {
         if home {

@@ -42,6 +42,10 @@ pub fn map_home(vm: &Managed, page: u64, pages: u64) -> Op {
     op(vm, OpKind::MapHome, page, pages)
 }
 
+pub fn map_again(vm: &Managed, page: u64, pages: u64) -> Op {
+    op(vm, OpKind::MapAgain, page, pages)
+}
+
 /// Pages that were written, so that they are in the RAM file.
 pub fn resident(puppet: &mut Puppet, pages: std::ops::Range<u64>) {
     for page in pages {
