@@ -42,7 +42,7 @@ ensure_packages() {
     # program:package
     local pair missing=()
     for pair in qemu-system-x86_64:qemu-system-x86 qemu-img:qemu-utils busybox:busybox-static \
-        cpio:cpio mke2fs:e2fsprogs dbench:dbench xz:xz-utils gzip:gzip cc:build-essential; do
+        cpio:cpio mke2fs:e2fsprogs dbench:dbench xz:xz-utils zstd:zstd gzip:gzip cc:build-essential; do
         PATH="$PATH:/usr/sbin:/sbin" command -v "${pair%%:*}" >/dev/null ||
             missing+=("${pair#*:}")
     done
@@ -95,6 +95,20 @@ ensure_rust() {
         rust_is_good && return 0
     fi
     fail "Rust $wanted or newer is needed and no package here has it (install rustup, then: rustup default stable)"
+}
+
+# What ./test checks lints and format with, where it is not there: of the same source as the compiler.
+ensure_lints() {
+    cargo clippy --version >/dev/null 2>&1 && cargo fmt --version >/dev/null 2>&1 && return 0
+    if command -v rustup >/dev/null; then
+        rustup -q component add clippy rustfmt
+    elif [ "$(id -u)" = 0 ] && [ "$(dpkg-query -W -f '${Status}' rustc-web 2>/dev/null)" = "install ok installed" ]; then
+        apt_update
+        apt_install rust-web-clippy rustfmt-web
+    elif [ "$(id -u)" = 0 ] && [ -n "$(candidate rust-clippy)" ]; then
+        apt_update
+        apt_install rust-clippy rustfmt
+    fi
 }
 
 # Checks licences and sources of what Ballast depends on; takes minutes to build, once.

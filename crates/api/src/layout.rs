@@ -7,6 +7,8 @@ pub const API_SOCKET: &str = "api.sock";
 pub const LOCK: &str = "lock";
 /// The folder of the journal, unless it is put elsewhere.
 pub const JOURNAL: &str = "journal";
+/// Where the journal is of a manager whose run folder is the service's, unless it is put elsewhere: it outlives the host.
+pub const SERVICE_JOURNAL: &str = "/var/lib/ballast/journal";
 /// The folder with a folder for each VM, under its name.
 pub const VMS: &str = "vms";
 /// In a VM's folder, its record: while the manager has the VM, or is to take it over.

@@ -45,13 +45,13 @@ pub struct VmSpec {
     /// it at the start.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub hotplug: u64,
-    /// Guaranteed memory, at most `max`. 0: as the configuration says, else nothing.
+    /// Guaranteed memory, at most `max`; rounded up to whole pages of 4 KiB. 0: as the configuration says, else nothing.
     #[serde(default)]
     pub min: u64,
     /// Default: as the configuration says, else 10 per MiB of `max` (as vSphere's "normal").
     #[serde(default)]
     pub shares: Option<u32>,
-    /// Overrides the host's tax rate; 0 <= tax < 1.
+    /// Tax on its idle memory, 0 <= tax < 1. Default: as the configuration says, else its pool's, else the host's.
     #[serde(default)]
     pub tax: Option<f64>,
     /// Overhead memory charged to the budget for as long as the VM runs, beside its pages.
@@ -73,7 +73,8 @@ pub struct VmSpec {
     #[serde(default)]
     #[schema(value_type = Option<String>)]
     pub initrd: Option<PathBuf>,
-    /// Kernel command line; `no_timer_check` is added under TCG.
+    /// Kernel command line. Before it stand `console=ttyS0`, `panic=-1`, under TCG `no_timer_check`, and with `hotplug`
+    /// `memhp_default_state=online memory_hotplug.online_policy=auto-movable`: each unless it sets that itself.
     #[serde(default)]
     pub append: String,
     /// What the guest runs on.

@@ -48,8 +48,7 @@ fn stores_and_offices_tell_what_they_did() {
         assert_eq!(vm.console.story.trouble, None, "{}", vm.console.tail(20));
         assert!(tally.rate(load.work) > 0.0, "{}", vm.console.tail(20));
         let latency = tally.latency(load.work);
-        let counted = (tally.rate(load.work) * tally.seconds).round() as u64;
-        assert_eq!(latency.count(), counted);
+        assert_eq!(latency.count() as f64, tally.operations(load.work));
         assert!(latency.quantile_ms(0.5) > 0.0);
         // It was found by its size, and it is most of what the guest has.
         assert!(resident > Bytes::from_mib(40) && resident <= Bytes::from_mib(160), "{resident}");

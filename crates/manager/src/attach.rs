@@ -7,7 +7,7 @@ use std::time::Duration;
 use ballast_api::{AttachSpec, ErrorCode, Management, Mode, VmChange, VmView};
 use ballast_policy::{BalloonControl, Promise, TaxRate, WorkingSet};
 use ballast_qemu::{AccelChoice, Monitor, ProcessHandle, Qmp, listener_pid, process};
-use ballast_units::{Bytes, PAGE_SIZE, Pages, VM_NAME_RULE, good_vm_name};
+use ballast_units::{Bytes, Pages, VM_NAME_RULE, good_vm_name};
 
 use crate::lifecycle::{LARGEST, built_at};
 use crate::manager::{Failure, Manager, Pledge};
@@ -183,9 +183,6 @@ fn check_spec(spec: &AttachSpec) -> Result<(), Failure> {
     }
     if spec.shares == Some(0) {
         return Err(Failure::bad("shares: 0 is not at least 1"));
-    }
-    if !spec.min.is_multiple_of(PAGE_SIZE as u64) {
-        return Err(Failure::bad(format!("min: {} is not a multiple of 4 KiB", spec.min)));
     }
     Ok(())
 }

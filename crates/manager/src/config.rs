@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use ballast_compress::Algorithm;
 use ballast_pager::tier::Compression;
-use ballast_policy::{BalloonConfig, PolicyKind, SamplingConfig, Scale, TaxRate};
+use ballast_policy::{BalloonConfig, PolicyKind, SamplingConfig, SamplingError, Scale, TaxRate};
 use ballast_qemu::process::host_memory;
 use ballast_units::{Bytes, Pages};
 use serde::Deserialize;
@@ -484,6 +484,7 @@ fn absolute(key: &'static str, path: PathBuf) -> Result<PathBuf, Wrong> {
 /// Machine memory for guests: `over`, what is configured, or the host's less its reserve.
 fn budget(file: &File, over: Option<Bytes>, host: Bytes) -> Result<Pages, Wrong> {
     let reserve = size("reserve", &file.reserve)?;
+    let mut key = "budget";
     let budget = match over.or(size("budget", &file.budget)?) {
         Some(_) if reserve.is_some() && over.is_none() => {
             return Err(("reserve", "give either budget or reserve, not both".into()));
@@ -491,12 +492,18 @@ fn budget(file: &File, over: Option<Bytes>, host: Bytes) -> Result<Pages, Wrong>
         Some(budget) => budget,
         // VMMs, page tables, the kernel and everything that is not a guest live in the reserve.
         None => {
+            if reserve.is_some() {
+                key = "reserve";
+            }
             let reserve = reserve.unwrap_or(Bytes((host.0 / 5).max(1 << 30)));
             host.saturating_sub(reserve)
         }
     };
     let budget = budget.pages();
-    budget_within(budget, host).map_err(|e| ("budget", e)).map(|()| budget)
+    let of_reserve = |e| format!("of the host's {host} it leaves a budget that cannot be: {e}");
+    budget_within(budget, host)
+        .map_err(|e| (key, if key == "reserve" { of_reserve(e) } else { e }))
+        .map(|()| budget)
 }
 
 /// The table `[sampling]`, checked; an error names its key.
@@ -513,7 +520,13 @@ fn sampling(file: &Sampling, over: &Overrides) -> Result<SamplingConfig, Wrong> 
         slow_gain: file.slow_gain.unwrap_or(d.slow_gain),
         fast_gain: file.fast_gain.unwrap_or(d.fast_gain),
     };
-    sampling.check().map_err(|e| ("sampling", e.to_string())).map(|()| sampling)
+    let key = |e: &SamplingError| match e {
+        SamplingError::NoSamples | SamplingError::ManySamples => "sampling.samples",
+        SamplingError::NoPeriod => "sampling.period_s",
+        SamplingError::Gains { .. } if file.slow_gain.is_some() => "sampling.slow_gain",
+        SamplingError::Gains { .. } => "sampling.fast_gain",
+    };
+    sampling.check().map_err(|e| (key(&e), e.to_string())).map(|()| sampling)
 }
 
 /// The table `[balloon]`, checked; an error names its key.

@@ -12,7 +12,7 @@ use ballast_journal::{Journal, Settings, now_ms};
 use ballast_units::Bytes;
 use serde::Deserialize;
 
-use crate::layout::JOURNAL;
+use crate::layout::{JOURNAL, SERVICE_JOURNAL};
 use crate::limits::Wrong;
 use crate::manager::{Failure, Manager};
 
@@ -45,7 +45,7 @@ pub fn check(table: &Table, run_dir: &Path) -> Result<Option<Settings>, Wrong> {
     let folder = match &table.folder {
         Some(folder) => std::path::absolute(folder)
             .map_err(|e| ("journal.folder", format!("{}: {e}", folder.display())))?,
-        None if run_dir == Path::new("/run/ballast") => "/var/lib/ballast/journal".into(),
+        None if run_dir == Path::new("/run/ballast") => SERVICE_JOURNAL.into(),
         None => run_dir.join(JOURNAL),
     };
     Ok((table.enabled != Some(false)).then_some(Settings { folder, limit }))

@@ -22,7 +22,7 @@
 //!
 //! A file that is being written has `.new` behind its name, and gets it when it is whole.
 
-pub use ballast_api::layout::{API_SOCKET, JOURNAL, LOCK, RECORD, VMS};
+pub use ballast_api::layout::{API_SOCKET, JOURNAL, LOCK, RECORD, SERVICE_JOURNAL, VMS};
 
 /// The version of what has none of its own.
 pub const FORMAT: &str = "format";

@@ -1,5 +1,6 @@
-//! What shares, min and max of VMs and pools may be, whoever says so: the configuration, a command, a start. Rates are
-//! `ballast_policy::TaxRate`'s to check, names `ballast_units`'.
+//! What shares, min and max of VMs and pools may be, whoever says so: the configuration, a command, a start (of which
+//! `ballast_qemu::check_spec` has found the same before anything was looked up). Rates are `ballast_policy::TaxRate`'s to
+//! check, names `ballast_units`'.
 
 use ballast_units::Pages;
 

@@ -14,8 +14,8 @@ const LARGE_BUFFER: std::ffi::c_int = 128 << 10;
 /// - Few arenas of the allocator: with one for every few threads, what ended VMs leave in each was kept (after
 ///   eight starts and stops 10 MiB were the process's own; 6 with two arenas).
 /// - Large buffers from the kernel, and back to it: by default glibc takes ever larger ones from its heaps once one was
-///   freed, and what is freed there stays, more so where memory is locked (after 360 VMs, six at a time, 20.4 MiB were
-///   the process's own; 3.3 with this).
+///   freed, and what is freed there stays, more so where memory is locked (after 360 VMs, six at a time, 19.9 MiB were
+///   the process's own; 3.4 with this).
 /// - As many descriptors as it may have: a VM takes some ten, and many systems begin with 1,024.
 pub fn prepare() {
     if let Err(e) =

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use ballast_api::VmSpec;
-use ballast_units::{Bytes, PAGE_SIZE, VM_NAME_RULE, good_vm_name};
+use ballast_units::{Bytes, VM_NAME_RULE, good_vm_name};
 
 use crate::AccelChoice;
 use crate::command_line::{HOTPLUG_ID, HOTPLUG_MEMDEV, kernel_command_line};
@@ -25,8 +25,6 @@ pub enum SpecError {
     SizeUnit { vm: String, size: Bytes },
     #[error("{vm}: hotplug {} bytes is not a multiple of 2 MiB", .size.0)]
     HotplugUnit { vm: String, size: Bytes },
-    #[error("{vm}: min {} bytes is not a multiple of 4 KiB", .min.0)]
-    MinUnit { vm: String, min: Bytes },
     #[error("{vm}: min {min} is above max {max}")]
     MinAboveMax { vm: String, min: Bytes, max: Bytes },
     #[error("{vm}: shares must be at least 1")]
@@ -65,9 +63,6 @@ pub fn check_spec(spec: &VmSpec) -> Result<(), SpecError> {
     }
     if !spec.hotplug.is_multiple_of(VmSpec::SIZE_STEP.0) {
         return Err(SpecError::HotplugUnit { vm: vm(), size: Bytes(spec.hotplug) });
-    }
-    if !min.0.is_multiple_of(PAGE_SIZE as u64) {
-        return Err(SpecError::MinUnit { vm: vm(), min });
     }
     if min > max {
         return Err(SpecError::MinAboveMax { vm: vm(), min, max });

@@ -205,7 +205,7 @@ fn equal_shares_are_treated_alike() {
 }
 
 /// ADR 19: where the balloon is the wrong tool by far, choosing tools by what they cost brings more work
-/// (0.306 against 0.270); where it is the right one, finding that out costs little (0.639 against 0.657).
+/// (35.6% against 27.0); where it is the right one, finding that out costs little (63.8% against 65.7).
 #[test]
 fn tools_chosen_by_cost_pay_where_a_balloon_is_dear() {
     let work = |name: &str, order| play(&load(name).ordered(order)).0.host.work;

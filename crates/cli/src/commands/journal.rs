@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use ballast_api::client::{Client, ClientError};
-use ballast_api::layout::JOURNAL;
+use ballast_api::layout::{JOURNAL, SERVICE_JOURNAL};
 use ballast_api::{DEFAULT_SOCKET, JournalPage, JournalQuery, TurnView};
 use ballast_journal::segment::SegmentError;
 use ballast_journal::tell::{self, Query};
@@ -56,8 +56,8 @@ pub fn left_behind(client: &Client, error: ClientError, out: Output) -> Result<P
         return Err(error.into());
     }
     let beside = client.socket().parent().map(|folder| folder.join(JOURNAL));
-    let usual = (client.socket() == Path::new(DEFAULT_SOCKET))
-        .then(|| PathBuf::from("/var/lib/ballast/journal"));
+    let usual =
+        (client.socket() == Path::new(DEFAULT_SOCKET)).then(|| PathBuf::from(SERVICE_JOURNAL));
     match [beside, usual].into_iter().flatten().find(|folder| folder.is_dir()) {
         Some(folder) => {
             // In JSON, what is on standard error is one error.

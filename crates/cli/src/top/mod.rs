@@ -5,15 +5,15 @@
 //! +- host --- STATE SOFT --- overcommit 2.00 (peak 2.10) --- 3 VMs --- tax 0.75 ---+
 //! | web            db                     idle       overhead | free               |   <- budget
 //! | H high >23M  S soft <15M  D hard <7.7M  L low <3.8M                 H  S  D L  |   <- marks
-//! | used 361M of 384M  peak 380M  measured 350M  peak 377M  swap 40M of 512M       |
+//! | used 361M free 23M of 384M, peak 380M  measured 350M, peak 377M  swap 40M/512M |
 //! | swap in 0.0 MB/s  out 1.2 MB/s  balloon 3.0 MB/s  faults 1.2k/s  waits 0/s     |
 //! | shared 120M common 20M saved 100M zero 50M  broken 3M 12/s  scan 41 MB/s 3.2%  |
 //! +--------------------------------------------------------------------------------+
 //! +- VMs --------------------------------------------------------------------------+
-//! | NAME  MEMORY             USED  TGT  ACT SHARES  MIN  MAX  TAX  BALLOON  WT/BL  |
+//! | NAME  MEMORY             USED  TGT  ACT SHARES  MIN  MAX  TAX  BALLN    WT/BL  |
 //! |>web   ########|%%%::::.. 192M 160M 120M   2560  64M 256M 0.75  ok         0/0  |
 //! | db    ...                                                                      |
-//! +- # resident % swapped : ballooned . untouched | target o active ---------------+
+//! +- # resident = compressed % swapped : ballooned . untouched | target o active --+
 //! +- web --- running --- paged --- pid 4711 --- up 3m12s --------------------------+
 //! | memory   resident 128M  staged 1M  swapped 30M  ballooned 64M  untouched 33M   |
 //! | active   128M, the largest of slow 120M, fast 128M, now 100M (12 periods)      |

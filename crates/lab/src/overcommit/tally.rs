@@ -79,6 +79,11 @@ impl Tally {
         self.of(work).map(|g| g.rate(self.seconds)).sum::<f64>()
     }
 
+    /// Operations of all guests of a kind, whenever they were done.
+    pub fn operations(&self, work: &str) -> f64 {
+        self.of(work).map(|g| g.operations).sum()
+    }
+
     /// Operations per second that all guests of a kind are asked for.
     pub fn asked(&self, work: &str) -> f64 {
         self.of(work).map(|g| g.asked).sum()

@@ -134,7 +134,10 @@ fn mistakes_are_refused_as_a_whole_and_name_their_line_or_key() {
             "line 2: pool.a.min: its pools' mins do not fit: needs 2 GiB unreserved, pool a has \
              1 GiB left of its min",
         ),
-        ("[sampling]\nsamples = 0\n", "sampling"),
+        ("[sampling]\n\nsamples = 0\n", "ballast.toml, line 3: sampling.samples"),
+        ("[sampling]\nfast_gain = 2.0\n", "ballast.toml, line 2: sampling.fast_gain"),
+        ("[sampling]\nfast_gain = 0.5\nslow_gain = 0.6\n", "line 3: sampling.slow_gain"),
+        ("\nreserve = \"900T\"\n", "ballast.toml, line 2: reserve: of the host's"),
         ("[balloon]\nmax_fraction = 2.0\n", "balloon.max_fraction"),
         ("shim_group = \"no such group\"\n", "shim_group"),
         ("[balloon]\nrate_mib_s = 0\n", "balloon"),

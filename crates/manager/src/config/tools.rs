@@ -28,7 +28,7 @@ pub struct ToolSettings {
     /// The same where the processor virtualizes. Assumed.
     pub kvm_read: Duration,
     /// What a fault costs beside what serving it takes: a round trip between two threads
-    /// (docs/overcommitment.md: some 10 us), and the eviction of another page (docs/adr/0005: 4.4 us).
+    /// (docs/adr/0026: from 6 us on), and the eviction of another page (docs/adr/0005: 4.4 us).
     pub refault: Duration,
 }
 
