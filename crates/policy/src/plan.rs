@@ -85,6 +85,20 @@ impl VmState {
         Member { pool: self.pool, overhead: self.overhead }
     }
 
+    /// What of its memory cannot be taken from it now: its guest bears no larger balloon, or has none that does what it is
+    /// told, and there is no room for its pages.
+    pub(crate) fn fixed(&self) -> Pages {
+        let held = if mix::usable(self) { self.left_by(self.balloon_limit) } else { self.consumed };
+        self.consumed.min(held).saturating_sub(mix::room(self))
+    }
+
+    /// Of what it may use and does not, `unused`: what it was given back of its balloon. The rest it never had, or that went
+    /// another way, and is not free for it. Of a VM without a pager that is not known apart.
+    fn owed(&self, unused: Pages) -> Pages {
+        let is_known = !self.tools.ballooned.is_zero() || !mix::room(self).is_zero();
+        if is_known { unused.min(self.tools.owed(self.balloon_goal)) } else { unused }
+    }
+
     /// What a balloon of `goal` leaves the guest.
     fn left_by(&self, goal: Pages) -> Pages {
         self.size.saturating_sub(goal)
@@ -217,20 +231,27 @@ struct Take {
 }
 
 /// What is to be taken from each VM: whatever is above its max, or its pool's; then, from those above
-/// target, the rest of the deficit by min-funding revocation.
+/// target, the rest of the deficit by min-funding revocation. What a VM cannot give is asked of the others: else they
+/// would wait for it in low, for good.
 fn distribute(tree: &Tree, deficit: Pages, vms: &[Seen]) -> Vec<Take> {
     let claims = Claim::all(vms.iter().map(|s| {
         let ceil = s.vm.consumed.min(s.demand.max);
         (s.demand, s.floor().min(ceil), ceil)
     }));
-    let consumed: Pages = vms.iter().map(|s| s.vm.consumed).sum();
     // What all may keep together as far as limits go.
     let within = allocate_pages(tree, Pages(u64::MAX), &claims);
     let limit: Pages = within.iter().copied().map(Pages).sum();
-    let deficit = deficit.saturating_sub(consumed.saturating_sub(limit));
+    let comes = vms.iter().zip(&within).map(|(s, &within)| {
+        s.vm.consumed.saturating_sub(s.vm.fixed()).min(s.vm.consumed.saturating_sub(Pages(within)))
+    });
+    let deficit = deficit.saturating_sub(comes.sum());
     let kept = if deficit.is_zero() {
         within.clone()
     } else {
+        let claims = Claim::all(vms.iter().map(|s| {
+            let ceil = s.vm.consumed.min(s.demand.max);
+            (s.demand, s.floor().max(s.vm.fixed()).min(ceil), ceil)
+        }));
         allocate_pages(tree, limit.saturating_sub(deficit), &claims)
     };
     vms.iter()
@@ -261,8 +282,8 @@ fn release_to(
     eligible: impl Fn(&Seen) -> bool,
 ) -> Vec<Pages> {
     let room = |s: &Seen| s.vm.left_by(s.vm.balloon_goal).max(s.floor());
-    let owed: Pages =
-        vms.iter().filter(|s| eligible(s)).map(|s| room(s).saturating_sub(s.vm.consumed)).sum();
+    let owed = |s: &Seen| s.vm.owed(room(s).saturating_sub(s.vm.consumed));
+    let owed: Pages = vms.iter().filter(|s| eligible(s)).map(owed).sum();
     let surplus = surplus.saturating_sub(owed);
     if surplus.is_zero() || !vms.iter().any(&eligible) {
         return vms.iter().map(room).collect();

@@ -60,6 +60,39 @@ fn high_takes_nothing_even_below_the_goal() {
     assert!(matches!(p.reason, Reason::Plenty { .. }));
 }
 
+/// It has the dearest pages, and can give none: no room for them, and its guest bears no larger balloon, or has none.
+#[test]
+fn what_one_cannot_give_is_asked_of_the_others() {
+    let healths = [Health::Healthy, Health::Slow, Health::Stuck, Health::Missing];
+    for (health, state) in
+        healths.into_iter().zip([State::Soft, State::Hard, State::Low, State::Low])
+    {
+        let limit = if health == Health::Healthy { Pages(250) } else { Pages::ZERO };
+        let fixed = VmState {
+            consumed: Pages(3_750),
+            swap_free: Pages::ZERO,
+            balloon_goal: limit,
+            balloon_limit: limit,
+            balloon_health: health,
+            ..vm(1)
+        };
+        let gives = VmState { balloon_health: Health::Missing, ..vm(2) };
+        let standing = [fixed, gives].map(|vm| Standing { vm, target: Pages(2_500) });
+        let plans = plan(state, &supply(50), &[], &standing);
+        assert_eq!((plans[0].evict, plans[1].evict), (Pages::ZERO, Pages(500)), "{health:?}");
+        assert_eq!(plans[1].leave, Pages(2_500));
+        // Nor does what is above its max, and stays there, count as coming.
+        let mut limited = standing;
+        limited[0].vm.demand.max = Pages(2_500);
+        assert_eq!(plan(state, &supply(50), &[], &limited)[1].evict, Pages(500), "{health:?}");
+        // A part that it can give is asked of it first.
+        let mut some = standing;
+        some[0].vm.swap_free = Pages(400);
+        let plans = plan(state, &supply(50), &[], &some);
+        assert_eq!((plans[0].evict, plans[1].evict), (Pages(400), Pages(200)), "{health:?}");
+    }
+}
+
 /// 650 are the goal, 400 the soft threshold. A start needs 500 more.
 #[test]
 fn room_for_a_start_is_made_in_plenty_without_blocking_anyone() {
@@ -265,8 +298,18 @@ fn plenty_is_given_back_to_the_largest_rho_first() {
     // What was released and is not yet used counts as gone.
     let mut owing = pair;
     owing[1].balloon_goal = Pages(1_400);
-    let again = run(State::High, 828, &owing);
-    assert_eq!((again[0].balloon_goal, again[1].balloon_goal), (Pages(1_500), Pages(1_400)));
+    owing[1].tools.ballooned = Pages(1_500);
+    let goals_of = |vms: &[VmState]| -> Vec<u64> {
+        run(State::High, 828, vms).iter().map(|p| p.balloon_goal.0).collect()
+    };
+    assert_eq!(goals_of(&owing), [1_500, 1_400]);
+    // So it is where no pager tells what became of it.
+    let unpaged = owing.map(|vm| VmState { swap_free: Pages::ZERO, tools: Tools::default(), ..vm });
+    assert_eq!(goals_of(&unpaged), [1_500, 1_400]);
+    // What never was its own keeps nothing from the others: shared, swapped, or never touched.
+    let mut small = pair;
+    small[0].consumed = Pages(1_000);
+    assert_eq!(goals_of(&small), [1_500, 1_400]);
     // Only in high, and only to those that want it.
     assert_eq!(run(State::Soft, 828, &pair)[1].balloon_goal, Pages(1_500));
     let idle = VmState { wants_more: false, ..pair[1] };

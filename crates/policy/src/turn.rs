@@ -9,8 +9,8 @@ use crate::decision::Decision;
 use crate::nodes::{Node, relieve};
 use crate::plan::{Seen, Supply, VmState, plan_in};
 use crate::policies::Policy;
-use crate::pools::{Pool, Tree, divide_in};
-use crate::shares::available;
+use crate::pools::{Pool, PoolShare, Tree, divide_in};
+use crate::shares::{Entitlement, VmDemand, available};
 use crate::state::{State, StateMachine, Thresholds};
 
 /// All that a decision depends on, taken at one moment.
@@ -57,7 +57,7 @@ pub fn decide(snapshot: Snapshot) -> Decision {
     let available = available(budget, overhead, &thresholds).saturating_sub(snapshot.starting);
     let demands = snapshot.policy.demands(available, &snapshot.vms);
     let tree = Tree::new(&snapshot.pools, snapshot.vms.iter().map(VmState::member));
-    let (mut results, pools) = divide_in(&tree, available, &snapshot.pools, &demands);
+    let (mut results, pools) = entitle(&tree, available, &snapshot, &demands);
     let standing: Vec<Seen> = snapshot
         .vms
         .iter()
@@ -69,4 +69,33 @@ pub fn decide(snapshot: Snapshot) -> Decision {
     let mut plans = plan_in(&tree, state, &supply, &standing);
     let nodes = relieve(&snapshot, &demands, &mut results, &mut plans);
     Decision { snapshot, state, available, results, pools, plans, nodes }
+}
+
+/// What each VM and pool is entitled to. What cannot be taken from a VM above its target is not there for the others: they are
+/// entitled to what is left, so that one which lacks its share finds it with those that can give. The target of the one stays what
+/// it was: it is above it, and no more is given to it than to any other.
+fn entitle(
+    tree: &Tree,
+    available: Pages,
+    snapshot: &Snapshot,
+    demands: &[VmDemand],
+) -> (Vec<Entitlement>, Vec<PoolShare>) {
+    let (mut results, pools) = divide_in(tree, available, &snapshot.pools, demands);
+    let keeps = |vm: &VmState, entitled: &Entitlement| vm.fixed() > entitled.target;
+    let is_kept = snapshot.vms.iter().zip(&results).map(|(vm, r)| keeps(vm, r));
+    let is_kept: Vec<bool> = is_kept.collect();
+    if !is_kept.contains(&true) {
+        return (results, pools);
+    }
+    let vms = snapshot.vms.iter().zip(demands).zip(&is_kept);
+    let held: Vec<VmDemand> = vms
+        .map(|((vm, &demand), kept)| match kept {
+            true => VmDemand { min: demand.min.max(vm.fixed()).min(demand.max), ..demand },
+            false => demand,
+        })
+        .collect();
+    let (less, pools) = divide_in(tree, available, &snapshot.pools, &held);
+    let others = results.iter_mut().zip(less).zip(is_kept).filter(|(_, kept)| !kept);
+    others.for_each(|((result, less), _)| *result = less);
+    (results, pools)
 }
