@@ -182,7 +182,7 @@ impl<B: Backend> Memory<B> {
         self.commons.remaps_until.store(until, Ordering::Relaxed);
     }
     /// Whether `n` more may be made.
-    pub(super) fn may_remap(&self, n: u64) -> bool {
+    pub(crate) fn may_remap(&self, n: u64) -> bool {
         let made = self.counters.remaps.load(Ordering::Relaxed);
         made.saturating_add(n) <= self.commons.remaps_until.load(Ordering::Relaxed)
     }

@@ -28,7 +28,7 @@ pub(super) const STEADY: Duration = Duration::from_secs(10);
 /// What lasts so long was worth it: a host that is short every now and then would else break and make the same ones over and
 /// over, and bring shared pages home that are shared again.
 const LASTING: Duration = Duration::from_secs(600);
-/// Between two of them: the kernel takes some milliseconds for each, and who writes to it waits.
+/// Between two of them: the kernel takes some milliseconds for each, in which who touches it may wait.
 const APART: Duration = Duration::from_millis(100);
 /// Between two looks at all of the memory, if there was nothing to be done.
 const LOOKS: Duration = Duration::from_secs(30);

@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 
 /// Part of vm.max_map_count that a VMM may have used; the rest is for the VMM itself.
 const MAPPINGS: f64 = 0.75;
+/// Changes that are made together at most: with less room than for these, it is full.
+const TOGETHER: u64 = 64;
 /// Mappings that one change may add: it splits one, and lies between the halves.
 const PER_CHANGE: u64 = 2;
 /// Between two counts; longer where one takes long.
@@ -64,7 +66,7 @@ impl MappingCount {
 
     /// Whether more may be made.
     pub fn has_room(&self, changes: u64) -> bool {
-        self.estimate(changes) <= self.most
+        changes + TOGETHER <= self.until()
     }
 
     /// When so many changes were made, there is no more room.
@@ -89,10 +91,11 @@ mod tests {
     fn there_is_room_until_changes_may_have_taken_three_quarters_of_what_is_allowed() {
         let count = counted(150, Instant::now());
         assert_eq!((count.counted(), count.estimate(10), count.estimate(15)), (150, 150, 160));
-        assert!(count.has_room(310) && !count.has_room(311));
+        assert!(count.has_room(310 - TOGETHER) && !count.has_room(311 - TOGETHER));
         assert_eq!((count.until(), counted(751, Instant::now()).until()), (310, 10));
-        assert!(counted(750, Instant::now()).has_room(10));
-        assert!(!counted(751, Instant::now()).has_room(10));
+        let all_but = |n: u64| counted(750 - n * PER_CHANGE, Instant::now());
+        assert!(all_but(TOGETHER).has_room(10));
+        assert!(!all_but(TOGETHER - 1).has_room(10) && !counted(751, Instant::now()).has_room(10));
     }
 
     #[test]

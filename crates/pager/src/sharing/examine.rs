@@ -309,6 +309,10 @@ impl Examiner {
         joins: &mut Vec<(Enter, PageHash)>,
         done: &mut Examined,
     ) -> Result<Vec<(Ppn, PageHash)>, MemError> {
+        if !memory.may_remap(pairs.len() as u64) {
+            // Another VM's page would go into the store for nobody else.
+            return Ok(pairs.iter().map(|p| (p.ppn, p.hash)).collect());
+        }
         let mut left = Vec::new();
         // By VM and page, so that neighbours become neighbours in the store.
         let mut by_owner: BTreeMap<*const Memory<B>, Vec<Pair<B>>> = BTreeMap::new();
