@@ -68,6 +68,11 @@ impl Hello {
         if parts == 1 { ONE_PART } else { VERSION }
     }
 
+    /// The version before that one: the same, but for [`OpKind::MapAgain`].
+    pub fn older_version_for(parts: usize) -> u32 {
+        Hello::version_for(parts) - 2
+    }
+
     /// Length of the RAM, all parts together.
     pub fn ram_len(&self) -> Bytes {
         Bytes(self.parts.iter().fold(0, |sum, part| part.len.0.saturating_add(sum)))

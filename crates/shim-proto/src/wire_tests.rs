@@ -109,6 +109,7 @@ fn a_newer_version_is_named_whatever_follows() {
         bytes[8] = version;
         assert_eq!(Message::decode(&bytes), Err(DecodeError::Version(version.into())));
     }
+    assert!(DecodeError::Version(6).to_string().starts_with(crate::REFUSED_VERSION));
     bytes.truncate(30);
     bytes.extend([0xff; 300]);
     assert_eq!(Message::decode(&bytes), Err(DecodeError::Version(6)));

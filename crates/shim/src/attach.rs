@@ -3,11 +3,14 @@
 use std::ffi::c_int;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ballast_shim_proto::{Connection, ConnectionError, Hello, Message, Part, Step};
+use ballast_shim_proto::{
+    Connection, ConnectionError, Hello, Message, Part, REFUSED_VERSION, Reason, Step,
+};
 use ballast_uffd::{Features, HandshakeError, Modes, Uffd};
 
 use crate::config::Config;
@@ -99,7 +102,7 @@ pub fn hello(config: &Config, rams: impl Iterator<Item = Ram>, reconnect: bool) 
     let part = |ram: Ram| Part { addr: ram.addr, len: ram.len, file_offset: ram.file_offset };
     let parts: Vec<Part> = rams.map(part).collect();
     Message::Hello(Hello {
-        version: Hello::version_for(parts.len()),
+        version: version_for(parts.len()),
         reconnect,
         vm: config.vm.clone(),
         pid: std::process::id(),
@@ -108,9 +111,22 @@ pub fn hello(config: &Config, rams: impl Iterator<Item = Ram>, reconnect: bool) 
     })
 }
 
+/// A manager of before is there: it is spoken to as it understands.
+static OLDER: AtomicBool = AtomicBool::new(false);
+
+fn version_for(parts: usize) -> u32 {
+    let older = OLDER.load(Ordering::Relaxed);
+    if older { Hello::older_version_for(parts) } else { Hello::version_for(parts) }
+}
+
+/// Whether a manager refuses for the version that was spoken, and an older one can be: from now on that is.
+pub fn is_for_version(reason: &Reason) -> bool {
+    reason.as_str().starts_with(REFUSED_VERSION) && !OLDER.swap(true, Ordering::Relaxed)
+}
+
 fn attempt(config: &Config, parts: &mut Parts) -> Result<(), Attempt> {
     let rams: Vec<Ram> = parts.iter().map(|(ram, _)| *ram).collect();
-    let ours = Hello::version_for(rams.len());
+    let ours = version_for(rams.len());
     let connection = connect(config).map_err(|e| Attempt::Again(e.to_string()))?;
     let files: Vec<_> = parts.iter().map(|(_, file)| file.as_fd()).collect();
     connection.send(&hello(config, rams.iter().copied(), false), &files)?;
@@ -118,6 +134,9 @@ fn attempt(config: &Config, parts: &mut Parts) -> Result<(), Attempt> {
         (Message::Welcome { version }, fds) if version == ours => first(fds)?,
         (Message::Welcome { version }, _) => {
             return Err(unmanaged(format!("the manager speaks version {version} of the protocol")));
+        }
+        (Message::Refuse { reason }, _) if is_for_version(&reason) => {
+            return Err(Attempt::Again(reason.as_str().to_owned()));
         }
         (other, _) => return Err(unexpected(other)),
     };

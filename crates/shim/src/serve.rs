@@ -147,6 +147,7 @@ fn reconnect(config: &Config, vm: &Vm) -> Held<Connection> {
         // No limit: a manager that died closes, and one that rebuilds a large VM takes its time.
         match connection.recv(None) {
             Ok((Message::Managed, _)) => return connection,
+            Ok((Message::Refuse { reason }, _)) if attach::is_for_version(&reason) => {}
             Ok((Message::Refuse { reason }, _)) => {
                 if refusal.as_ref() != Some(&reason) {
                     crate::say(&format!(

@@ -167,6 +167,27 @@ fn memory_that_cannot_be_paged_is_reported_and_left_alone() {
     assert!(puppet.end().contains("registering the RAM"));
 }
 
+/// A library is installed before its manager is.
+#[test]
+fn a_manager_of_before_is_spoken_to_as_it_understands() {
+    let Some(manager) = FakeManager::start() else { return };
+    let mut puppet = manager.puppet(RAM);
+    puppet.order(MAP);
+    let (connection, hello, _) = manager.accept_hello();
+    assert_eq!(hello.version, ONE_PART);
+    let refused = "protocol version 4; this side speaks versions 1 to 3";
+    connection.send(&Message::refuse(refused), &[]).unwrap();
+    let accepted = manager.listener.accept(common::PATIENCE).unwrap();
+    let connection = Connection::from_fd(accepted.into());
+    let (message, _) = connection.recv(common::PATIENCE).unwrap();
+    let Message::Hello(hello) = message else { panic!("{message:?}") };
+    assert_eq!((hello.version, hello.reconnect, hello.parts.len()), (2, false, 1));
+    // Refused once more, it is refused for good.
+    connection.send(&Message::refuse(refused), &[]).unwrap();
+    puppet.answer();
+    assert!(puppet.end().contains("going on unmanaged"));
+}
+
 #[test]
 fn without_any_manager_a_vm_does_not_start_unless_told_so() {
     let Some(manager) = FakeManager::start() else { return };
