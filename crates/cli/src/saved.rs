@@ -1,12 +1,13 @@
 //! Files that a command writes: whole under their name, or not at all.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 /// A file on its way. What was there before stays until [`done`](Saved::done); dropped before that, nothing has
-/// changed. A pipe or a device is written to as it comes.
+/// changed. A pipe or a device, another user's file, and one of several names are written to as it comes.
 #[derive(Debug)]
 pub struct Saved {
     file: BufWriter<File>,
@@ -19,32 +20,41 @@ impl Saved {
     /// # Errors
     /// When nothing can be written there.
     pub fn begin(path: &Path) -> io::Result<Saved> {
+        let in_place = |path: &Path| {
+            let file = BufWriter::new(File::create(path)?);
+            Ok(Saved { file, path: path.to_owned(), beside: None })
+        };
         // Through links: what they lead to is replaced, not they.
         let place = match path.canonicalize() {
             Ok(place) => place,
+            // A link to what is not there (any more).
+            Err(_) if path.is_symlink() => return in_place(path),
             Err(e) if e.kind() == io::ErrorKind::NotFound => path.to_owned(),
             Err(e) => return Err(e),
         };
         let before = match place.metadata() {
             Ok(about) if about.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
-            Ok(about) if !about.is_file() => {
-                let file = BufWriter::new(File::options().write(true).open(&place)?);
-                return Ok(Saved { file, path: place, beside: None });
-            }
-            Ok(about) => Some(about.permissions()),
+            // Of a pipe and a device there is nothing to be kept.
+            Ok(about) if !about.is_file() => return in_place(&place),
+            Ok(about) => Some(about),
             Err(e) if e.kind() == io::ErrorKind::NotFound => None,
             Err(e) => return Err(e),
         };
         let Some(name) = place.file_name() else { return Err(io::ErrorKind::InvalidInput.into()) };
-        let mut hidden = OsString::from(".");
-        hidden.push(name);
-        hidden.push(format!(".{}", std::process::id()));
-        let beside = place.with_file_name(hidden);
-        let file = File::options().write(true).create_new(true).open(&beside)?;
+        let (file, beside) = match beside(&place, name) {
+            Ok(made) => made,
+            // In a folder that is not ours, a file may be.
+            Err(_) if before.is_some() => return in_place(&place),
+            Err(e) => return Err(e),
+        };
         let saved = Saved { file: BufWriter::new(file), path: place, beside: Some(beside) };
-        if let Some(permissions) = before {
-            saved.file.get_ref().set_permissions(permissions)?;
+        let Some(before) = before else { return Ok(saved) };
+        let own = saved.file.get_ref().metadata()?;
+        // Whose it is, and by which other names it is known, would be lost.
+        if (before.uid(), before.gid(), before.nlink()) != (own.uid(), own.gid(), 1) {
+            return in_place(&saved.path);
         }
+        saved.file.get_ref().set_permissions(before.permissions())?;
         Ok(saved)
     }
 
@@ -78,6 +88,23 @@ impl Drop for Saved {
             let _ = std::fs::remove_file(beside);
         }
     }
+}
+
+/// A new file under a name that nobody else has.
+fn beside(place: &Path, name: &OsStr) -> io::Result<(File, PathBuf)> {
+    let mut last = io::ErrorKind::AlreadyExists.into();
+    for n in 0..100 {
+        let mut hidden = OsString::from(".");
+        hidden.push(name);
+        hidden.push(format!(".{}-{n}", std::process::id()));
+        let path = place.with_file_name(hidden);
+        match File::options().write(true).create_new(true).open(&path) {
+            Ok(file) => return Ok((file, path)),
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => last = e,
+            Err(e) => return Err(e),
+        }
+    }
+    Err(last)
 }
 
 /// All of a file.
@@ -130,6 +157,15 @@ mod tests {
         save(&link, "new").unwrap();
         assert!(link.symlink_metadata().unwrap().is_symlink());
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "new");
+        // One that leads nowhere gets what it leads to, and of two names both have it.
+        let nowhere = folder.path().join("nowhere");
+        symlink(folder.path().join("later.csv"), &nowhere).unwrap();
+        save(&nowhere, "there").unwrap();
+        assert!(nowhere.is_symlink() && folder.path().join("later.csv").is_file());
+        let other = folder.path().join("other.csv");
+        std::fs::hard_link(&path, &other).unwrap();
+        save(&path, "both").unwrap();
+        assert_eq!(std::fs::read_to_string(&other).unwrap(), "both");
         save(Path::new("/dev/null"), "gone").unwrap();
         assert!(!Path::new("/dev/null").metadata().unwrap().is_file());
     }
