@@ -121,15 +121,15 @@ impl Manager {
     /// # Errors
     /// What is asked for it cannot be.
     fn params_for(&self, spec: &AttachSpec, size: Pages) -> Result<VmParams, Failure> {
-        let min = Bytes(spec.min);
-        if min.pages() > size {
+        let min = Bytes(spec.min).pages_ceil();
+        if min > size {
             return Err(Failure::bad(format!(
                 "min: {min} is above the size of its memory, {size}"
             )));
         }
         let asked = Asked {
             shares: spec.shares,
-            min: (spec.min > 0).then(|| min.pages()),
+            min: (spec.min > 0).then_some(min),
             max: None,
             tax: spec.tax,
             pool: spec.pool.clone().map(Some),
@@ -183,6 +183,9 @@ fn check_spec(spec: &AttachSpec) -> Result<(), Failure> {
     }
     if spec.shares == Some(0) {
         return Err(Failure::bad("shares: 0 is not at least 1"));
+    }
+    if spec.min > LARGEST.0 {
+        return Err(Failure::bad(format!("min: is above {LARGEST}")));
     }
     Ok(())
 }

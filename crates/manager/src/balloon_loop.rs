@@ -96,13 +96,16 @@ struct Seen {
 }
 
 async fn see(vm: &Vm, monitor: &Monitor) -> Seen {
-    let stats = monitor.guest_stats().await.unwrap_or(None);
-    // Old statistics are kept with their age: a frozen QEMU does not make the guest unknown.
+    // Old statistics are kept with their age: a frozen QEMU does not make the guest unknown, and one that was short of
+    // memory bears no larger balloon for that.
+    let told = monitor.guest_stats().await;
+    let is_told = matches!(told, Ok(Some(_)));
+    let stats = told.unwrap_or_else(|_| lock(&vm.balloon).stats_now());
     let reported = match monitor.query_balloon().await {
         Ok(actual) => Some(vm.boot.saturating_sub(actual.pages())),
         Err(_) => None,
     };
-    if stats.is_some() {
+    if is_told {
         vm.driver_alive.store(true, Ordering::Relaxed);
     }
     let hotplug = hotplug_loop::look(vm, monitor).await;

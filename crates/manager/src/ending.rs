@@ -45,11 +45,12 @@ impl Manager {
     pub async fn stop_vm(self: &Arc<Self>, name: &str, grace: Duration) -> Result<VmView, Failure> {
         let vm = match self.vm(name) {
             Ok(vm) => vm,
-            Err(unknown) => return self.stop_absent(name, unknown).await,
+            Err(unknown) => return self.stop_absent(name, grace, unknown).await,
         };
-        let last = views::vm(self, &vm);
         let asked = Instant::now();
+        // First: one that reboots now is not started again.
         let before = vm.begin_to_stop();
+        let last = views::vm(self, &vm);
         let ended = if grace.is_zero() {
             Some("killed, as asked".to_owned())
         } else if vm.is_frozen() {
@@ -68,6 +69,10 @@ impl Manager {
         vm.process.exited().await;
         let vmm_uptime_s = last.vmm_uptime_s.map(|up| up + asked.elapsed().as_secs_f64());
         self.gone(&vm).await;
+        // It may have rebooted just before.
+        if let Some(again) = self.stop_between(name, grace).await {
+            again?;
+        }
         Ok(VmView { state: RunState::Stopped, ended, vmm_uptime_s, ..last })
     }
 
@@ -75,6 +80,7 @@ impl Manager {
     async fn stop_absent(
         self: &Arc<Self>,
         name: &str,
+        grace: Duration,
         unknown: Failure,
     ) -> Result<VmView, Failure> {
         if let Some(last) = self.stop_waiting(name).await {
@@ -83,7 +89,7 @@ impl Manager {
         if let Some(view) = self.call_off(name).await {
             return Ok(view);
         }
-        if let Some(view) = self.stop_between(name).await {
+        if let Some(view) = self.stop_between(name, grace).await {
             return view;
         }
         if lock(&self.starting).contains_key(name) {
@@ -94,7 +100,11 @@ impl Manager {
     }
 
     /// One that has ended for a reboot of its guest is not started again; if it was, it is stopped.
-    async fn stop_between(self: &Arc<Self>, name: &str) -> Option<Result<VmView, Failure>> {
+    async fn stop_between(
+        self: &Arc<Self>,
+        name: &str,
+        grace: Duration,
+    ) -> Option<Result<VmView, Failure>> {
         let last = {
             let mut rebooting = lock(&self.rebooting);
             let reboot = rebooting.get_mut(name)?;
@@ -106,7 +116,7 @@ impl Manager {
         }
         let ended = Some("its guest was rebooting: it is not started again".to_owned());
         Some(match self.vm(name) {
-            Ok(_) => Box::pin(self.stop_vm(name, Duration::ZERO)).await,
+            Ok(_) => Box::pin(self.stop_vm(name, grace)).await,
             Err(_) => Ok(VmView { state: RunState::Stopped, ended, ..last }),
         })
     }
@@ -363,11 +373,19 @@ pub async fn watch_exit(manager: Arc<Manager>, vm: Arc<Vm>) {
     });
     let Some(spec) = again else { return manager.gone(&vm).await };
     // Before its name is free: from here on it is there, or being started, or here.
-    let reboot = Reboot { called_off: false, last: views::vm(&manager, &vm) };
-    lock(&manager.rebooting).insert(vm.name.clone(), reboot);
+    let last = views::vm(&manager, &vm);
+    {
+        let mut rebooting = lock(&manager.rebooting);
+        // One that reboots again before its start was done with: what was said of the one counts for the other.
+        let called_off = rebooting.get(&vm.name).is_some_and(|reboot| reboot.called_off);
+        rebooting.insert(vm.name.clone(), Reboot { id: vm.id, called_off, last });
+    }
     manager.gone(&vm).await;
     start_again(&manager, &vm, spec).await;
-    lock(&manager.rebooting).remove(&vm.name);
+    let mut rebooting = lock(&manager.rebooting);
+    if rebooting.get(&vm.name).is_some_and(|reboot| reboot.id == vm.id) {
+        rebooting.remove(&vm.name);
+    }
 }
 
 /// Unless somebody stops it, before or meanwhile.
@@ -398,6 +416,8 @@ async fn start_again(manager: &Arc<Manager>, vm: &Arc<Vm>, spec: &VmSpec) {
 
 /// A VM between the end of its VMM and its next start, for its guest rebooted.
 pub(crate) struct Reboot {
+    /// Which of its name ended.
+    id: VmId,
     /// It is to stay ended.
     called_off: bool,
     /// As it was.

@@ -436,8 +436,10 @@ impl Manager {
     /// What a VM is promised under `params`.
     pub(crate) fn promised_to(&self, vm: &Vm, params: &VmParams) -> Made {
         let is_paged = vm.paged().is_some();
+        // Of one that was not looked at yet it is not known.
+        let may_be_paged = vm.may_be_paged() || !vm.inspected.load(Ordering::Relaxed);
         let guaranteed = match vm.mode() {
-            Mode::Paged | Mode::BalloonOnly if is_paged => params.min,
+            Mode::Paged | Mode::BalloonOnly if is_paged && may_be_paged => params.min,
             // Nothing is taken from it, or only what its guest gives: what it has it keeps.
             _ => vm.consumed().max(params.min),
         };

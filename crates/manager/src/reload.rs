@@ -122,7 +122,10 @@ impl Manager {
             }
             Err(e) => {
                 let why = e.message;
-                tracing::error!(vm = vm.name, "it keeps what it had before the reload: {why}");
+                tracing::warn!(
+                    vm = vm.name,
+                    "it keeps what it had, for the configuration of now: {why}"
+                );
             }
         }
     }
