@@ -121,10 +121,7 @@ impl PlainVm {
 
     /// Guest memory that is resident in its process.
     pub fn resident_ram(&self) -> Result<Bytes> {
-        let path = format!("/proc/{}/smaps", self.child.id());
-        let text = std::fs::read_to_string(&path).with_context(|| path.clone())?;
-        // Nothing else that QEMU maps is as large, but address space that it only keeps for itself.
-        resident(&text, self.memory).with_context(|| format!("{path}: no mapping of guest memory"))
+        resident_ram(self.child.id(), self.memory)
     }
 
     /// Of QEMU.
@@ -221,6 +218,17 @@ fn enter(command: &mut Command, style: &Style) {
 }
 
 /// In smaps, what is resident of the mappings of `size`; None if there is none.
+/// Of a process, what is resident of its mappings of this size: guest memory.
+///
+/// # Errors
+/// /proc/PID/smaps cannot be read, or has none.
+pub fn resident_ram(pid: u32, size: Bytes) -> Result<Bytes> {
+    let path = format!("/proc/{pid}/smaps");
+    let text = std::fs::read_to_string(&path).with_context(|| path.clone())?;
+    // Nothing else that QEMU maps is as large, but address space that it only keeps for itself.
+    resident(&text, size).with_context(|| format!("{path}: no mapping of guest memory"))
+}
+
 fn resident(smaps: &str, size: Bytes) -> Option<Bytes> {
     let kib = |line: &str, name: &str| -> Option<u64> {
         line.strip_prefix(name)?.trim().strip_suffix(" kB")?.parse().ok()

@@ -151,7 +151,7 @@ fn a_newer_managers_record_is_left_alone(ballastd: &Ballastd, vm: &str) {
     let ours = std::fs::read_to_string(&record).unwrap();
     let version = |n: u32| format!("\"version\":{n},");
     let known = ballast_api::record::RECORD_VERSION;
-    let newer = ours.replacen(&version(2), &version(known + 1), 1);
+    let newer = ours.replacen(&version(known), &version(known + 1), 1);
     assert_ne!(ours, newer);
     std::fs::write(&record, &newer).unwrap();
     let output = ballastd.command().output().unwrap();

@@ -99,7 +99,7 @@ async fn is_swapped(ballastd: &Ballastd, vm: &str) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_guest_whose_pages_are_damaged_stops_and_goes_on_when_they_are_not() {
     let Some(image) = image_or_skip() else { return };
-    let mut ballastd = Ballastd::start_without_sharing(&["--budget", "144M"]);
+    let mut ballastd = Ballastd::start_without_sharing(&["--budget", "136M"]);
     for name in ["hurt", "well"] {
         let workload = "verify-torture --mb 56 --threads 3 --seconds 100000";
         let mut spec = ballastd.guest(image, name, 128, workload);
