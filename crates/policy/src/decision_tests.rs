@@ -270,3 +270,30 @@ fn what_its_tools_cost_is_told_where_it_is_known() {
         assert!(told.contains(part), "missing: {part}\nin: {told}");
     }
 }
+
+/// It has 80 MiB more than it is entitled to, and can give none of it: the others are entitled to what is left, so that the one
+/// finds with the other what it is guaranteed.
+#[test]
+fn what_one_cannot_give_is_not_shared_out() {
+    let inputs = vec![demand(0, 0, 256), demand(1, 0, 256), demand(2, 120, 256)];
+    let mut snapshot = decide(480, State::Low, 3, inputs, 155).snapshot;
+    let targets = |snapshot: &Snapshot| {
+        let decided = crate::decide(snapshot.clone());
+        (
+            decided.results.iter().map(|r| r.target.bytes().0 >> 20).collect::<Vec<_>>(),
+            decided.plans,
+        )
+    };
+    snapshot.vms[0].consumed = Pages::from_mib(240);
+    snapshot.vms[2].consumed = Pages::from_mib(70);
+    let (before, plans) = targets(&snapshot);
+    assert_eq!(before, [160, 160, 160]);
+    assert!(!plans[0].evict.is_zero() && plans[1].evict.is_zero());
+    snapshot.vms[0].swap_free = Pages::ZERO;
+    snapshot.vms[0].balloon_health = Health::Missing;
+    let (after, plans) = targets(&snapshot);
+    assert_eq!(after, [160, 120, 120]);
+    assert!(plans[0].evict.is_zero() && plans[0].block, "{:?}", plans[0]);
+    assert!(!plans[1].evict.is_zero() && plans[1].leave >= Pages::from_mib(120), "{:?}", plans[1]);
+    assert!(plans[2].evict.is_zero() && !plans[2].block);
+}
