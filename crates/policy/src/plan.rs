@@ -289,7 +289,9 @@ fn release_to(
         return vms.iter().map(room).collect();
     }
     let claims = Claim::all(vms.iter().map(|s| {
-        let ceil = if eligible(s) { s.demand.max.max(room(s)) } else { room(s) };
+        // Who does not use what it has gets no more for that.
+        let used = s.vm.consumed + surplus;
+        let ceil = if eligible(s) { s.demand.max.min(used).max(room(s)) } else { room(s) };
         (s.demand, room(s), ceil)
     }));
     let amount = vms.iter().map(room).sum::<Pages>() + surplus;

@@ -310,6 +310,11 @@ fn plenty_is_given_back_to_the_largest_rho_first() {
     let mut small = pair;
     small[0].consumed = Pages(1_000);
     assert_eq!(goals_of(&small), [1_500, 1_400]);
+    // Nor is more given to who does not use what it has.
+    small[1].consumed = Pages(2_450);
+    assert_eq!(goals_of(&small), [1_500, 1_450]);
+    small[1].consumed = Pages(2_300);
+    assert_eq!(goals_of(&small), [1_500, 1_500]);
     // Only in high, and only to those that want it.
     assert_eq!(run(State::Soft, 828, &pair)[1].balloon_goal, Pages(1_500));
     let idle = VmState { wants_more: false, ..pair[1] };
