@@ -264,7 +264,8 @@ fn vm_state(
             let now = counters.swap_ins.saturating_sub(counters.restored);
             let before = swap_ins.insert(vm.id, now).unwrap_or(now);
             let mut room = Pages::ZERO;
-            if vm.may_be_paged() {
+            // Of one that was not looked at yet it is presumed: it waits for what it has too much of, and not the others for it.
+            if vm.may_be_paged() || !vm.inspected.load(Ordering::Relaxed) {
                 (room, tools.spare_room) = (paged.swap_room(), paged.spare_room());
             }
             (paged.waiting() > 0, now > before, room)
