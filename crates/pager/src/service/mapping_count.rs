@@ -118,7 +118,9 @@ mod tests {
         let begun = Instant::now();
         let due = |n, after| counted(n, begun).is_due(10, begun + after);
         assert_eq!([RECOUNT, 2 * RECOUNT].map(|after| due(751, after)), [false, true]);
-        assert!(!due(750, 2 * RECOUNT));
+        assert!(!due(750 - TOGETHER * PER_CHANGE, 2 * RECOUNT));
+        // As the gate of those that make changes leaves it.
+        assert!(due(750, 2 * RECOUNT) && due(749, 2 * RECOUNT));
     }
 
     #[test]
