@@ -112,6 +112,8 @@ impl Manager {
             reboot.last.clone()
         };
         while lock(&self.rebooting).contains_key(name) {
+            // Its start may have been on its way to wait for room when that was said.
+            self.call_off(name).await;
             tokio::time::sleep(STEP).await;
         }
         let ended = Some("its guest was rebooting: it is not started again".to_owned());

@@ -3,8 +3,8 @@
 //!
 //! The balloon is driven by commands ("be this large"). What QEMU reports as its size is the
 //! guest's own word, late, and possibly a lie; it serves only as evidence that something moves.
-//! Amounts come from the commands themselves, from the pages that the pager saw the guest give up,
-//! and, for the guest's own sake, from its statistics: a guest that lies there hurts itself.
+//! Amounts come from the commands themselves (of a balloon that had followed one, and of which the guest
+//! took a part back, from what it says is left), from the pages that the pager saw the guest give up, and, for the guest's own sake, from its statistics: a guest that lies there hurts itself.
 //!
 //! ```text
 //!            no device, or no sign of a driver
@@ -203,6 +203,7 @@ struct Moment {
     at: Duration,
     command: Pages,
     claimed: Pages,
+    proven: Pages,
     reported: Option<Pages>,
     discarded: u64,
 }
@@ -304,6 +305,7 @@ impl BalloonControl {
             at: now,
             command: self.command,
             claimed: self.claimed,
+            proven: self.proven,
             reported: input.reported,
             discarded: input.discarded,
         };
@@ -372,9 +374,11 @@ impl BalloonControl {
 
     /// Updates what is believed of the balloon from the evidence.
     fn judge(&mut self, input: &BalloonInput, now: Duration) {
+        // A guest may take back a part by itself (`deflate-on-oom`): it still has what it says, which is less than it had.
+        let kept = input.reported.filter(|&reported| reported < self.claimed);
         let commands = || {
-            let past = self.moments.iter().map(|m| m.command);
-            past.chain([self.command, self.proven]).filter(|&c| c <= self.command)
+            let past = self.moments.iter().map(|m| m.command).chain(kept);
+            past.chain([self.command, self.proven, self.claimed]).filter(|&c| c <= self.command)
         };
         let largest = |found: Option<Pages>| found.unwrap_or(Pages::ZERO);
         let claimed = largest(commands().filter(|&c| claimed(input, c)).max());
@@ -389,7 +393,7 @@ impl BalloonControl {
                 }
                 _ => Health::Healthy,
             }
-        } else if self.moving(input, now) {
+        } else if self.moving(input, now) || self.did(due, now) {
             Health::Slow
         } else {
             Health::Stuck
@@ -406,6 +410,11 @@ impl BalloonControl {
             }
             _ => Pages::ZERO,
         }
+    }
+
+    /// Whether it had done that much within the last `patience`.
+    fn did(&self, due: Pages, now: Duration) -> bool {
+        self.since(now.saturating_sub(self.config.patience)).any(|m| m.proven >= due)
     }
 
     /// The moments from the one in force at `since`, which is the last at or before it.

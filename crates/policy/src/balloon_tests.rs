@@ -394,6 +394,46 @@ fn a_guest_that_takes_pages_back_is_found_out() {
 }
 
 /// The pager books what a balloon gave up some seconds later: nothing swings meanwhile.
+/// Linux takes back 1 MiB when it would have to kill somebody (`VIRTIO_BALLOON_OOM_NR_PAGES`), and leaves it so until its
+/// balloon is told a size again.
+#[test]
+fn a_guest_that_takes_a_little_back_keeps_the_rest_and_is_not_stuck() {
+    for stats in [true, false] {
+        let mut g = Guest::new();
+        g.stats = stats;
+        g.seconds(60, FAST);
+        assert_eq!((g.control.command(), g.control.health()), (GOAL, Health::Healthy));
+        g.real = GOAL - Pages::from_mib(3);
+        (g.input.reported, g.input.consumed) = (Some(g.real), Some(SIZE - g.real));
+        let out = g.second(FAST);
+        assert_eq!((out.health, out.command), (Health::Slow, Some(GOAL)), "asked for again");
+        assert_eq!(
+            (g.control.holds(), g.control.proven),
+            (GOAL - Pages::from_mib(3), g.control.holds())
+        );
+        assert_eq!(g.second(FAST).health, Health::Healthy);
+        // One that does not give it again is stuck in the end, with what it has.
+        g.seconds(15, FAST);
+        g.real = GOAL - Pages::from_mib(3);
+        (g.input.reported, g.input.consumed) = (Some(g.real), Some(SIZE - g.real));
+        assert_eq!(g.seconds(9, Driver::Dead).health, Health::Slow);
+        assert_eq!(g.seconds(5, Driver::Dead).health, Health::Stuck);
+        assert_eq!(g.control.holds(), GOAL - Pages::from_mib(3));
+        assert_eq!(g.control.command(), GOAL);
+    }
+}
+
+/// What is believed of a smaller balloon was believed of the larger one before.
+#[test]
+fn a_liar_that_takes_a_little_back_is_believed_no_more_than_before() {
+    let mut g = Guest::new();
+    assert_eq!(g.seconds(30, Driver::Lies).health, Health::Stuck);
+    g.input.reported = Some(g.control.command() - Pages::from_mib(1));
+    let out = g.second(Driver::Dead);
+    assert_eq!((out.health, g.control.proven), (Health::Stuck, Pages::ZERO));
+    assert_eq!(g.control.held(&g.input), Pages::ZERO);
+}
+
 #[test]
 fn books_that_lag_do_not_move_the_balloon() {
     let mut g = Guest::new();

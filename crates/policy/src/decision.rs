@@ -45,7 +45,7 @@ impl Decision {
 
     /// As the policy in force reads them.
     fn demands(&self) -> Vec<VmDemand> {
-        self.snapshot.policy.demands(self.available, &self.snapshot.vms)
+        self.snapshot.policy.demands(self.available, &self.snapshot.pools, &self.snapshot.vms)
     }
 
     /// One sentence that says what was decided for a VM, and the steps that led to it, with their

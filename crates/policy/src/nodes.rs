@@ -3,8 +3,9 @@
 //! A guest whose memory is bound to one node gets no page of another: where that node is full, the kernel reclaims what it
 //! can, and then kills somebody. So a node with such guests has the states and thresholds of a host of its size, by its own
 //! free memory; and what it lacks is taken from the VMs that are bound to it, as on a host that has nothing but that node
-//! and those VMs: entitlements, min-funding revocation, and tools are the same. Of what is decided for the host and for the
-//! node, a VM gets what leaves it less.
+//! and those VMs: entitlements, min-funding revocation, and tools are the same. While a node lacks nothing, its VMs are
+//! entitled to what there is on it, and get back of their balloons what it has to spare: else it would lack it again. Of what
+//! is decided for the host and for the node, a VM gets what leaves it less.
 //!
 //! In low nobody is blocked for a node: whose faults wait is decided for the host as a whole.
 
@@ -13,11 +14,11 @@ use std::collections::BTreeSet;
 use ballast_units::{Pages, VmId};
 use serde::{Deserialize, Serialize};
 
-use crate::plan::{Seen, Supply, VmPlan, VmState, plan_in};
-use crate::pools::{Tree, divide_in};
+use crate::plan::{Reason, Seen, Supply, VmPlan, VmState, plan_in};
+use crate::pools::Tree;
 use crate::shares::{Entitlement, VmDemand};
 use crate::state::{State, StateMachine};
-use crate::turn::Snapshot;
+use crate::turn::{Snapshot, entitle};
 
 /// A NUMA node as it is seen.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -51,8 +52,8 @@ fn supply(snapshot: &Snapshot, node: &Node) -> Supply {
     Supply { free: node.free, budget: node.size, thresholds, room: Pages::ZERO }
 }
 
-/// Decides the states of the nodes, and makes entitlements and plans of VMs on those that are short smaller. All are in
-/// the order of the snapshot's VMs.
+/// Decides the states of the nodes, and makes entitlements and plans of VMs that are bound to them smaller, where a node
+/// has less for them than the host. All are in the order of the snapshot's VMs.
 pub(crate) fn relieve(
     snapshot: &Snapshot,
     demands: &[VmDemand],
@@ -63,9 +64,7 @@ pub(crate) fn relieve(
         let supply = supply(snapshot, node);
         let state = StateMachine::at(supply.thresholds, node.before).update(node.free);
         let missing = supply.deficit(state);
-        if !missing.is_zero() {
-            relieve_one(snapshot, node, state, &supply, (demands, results, plans));
-        }
+        relieve_one(snapshot, node, state, &supply, (demands, results, plans));
         NodeState { id: node.id, state, missing }
     };
     snapshot.nodes.iter().map(decide).collect()
@@ -88,8 +87,9 @@ fn relieve_one(
     let tree = Tree::new(&snapshot.pools, at.iter().map(|&i| snapshot.vms[i].member()));
     let demands: Vec<VmDemand> = at.iter().map(|&i| demands[i]).collect();
     // What they may have there together.
-    let available = consumed.saturating_sub(supply.deficit(state));
-    let (entitled, _) = divide_in(&tree, available, &snapshot.pools, &demands);
+    let available = (consumed + supply.free).saturating_sub(supply.goal());
+    let vms: Vec<&VmState> = at.iter().map(|&i| &snapshot.vms[i]).collect();
+    let (entitled, _) = entitle(&tree, available, &snapshot.pools, &vms, &demands);
     let standing: Vec<Seen> = at
         .iter()
         .zip(&demands)
@@ -108,8 +108,15 @@ fn relieve_one(
     }
 }
 
-/// What both ask for.
+/// What both ask for. What is evicted in exchange for a balloon that is let down is not evicted where that stays.
 fn stricter(host: VmPlan, node: VmPlan) -> VmPlan {
+    let exchanged = |plan: &VmPlan| matches!(plan.reason, Reason::Exchanged { .. });
+    if exchanged(&host) && node.balloon_goal > host.balloon_goal {
+        return node;
+    }
+    if exchanged(&node) && host.balloon_goal > node.balloon_goal {
+        return host;
+    }
     let reason = if node.leave < host.leave { node.reason } else { host.reason };
     VmPlan {
         id: host.id,

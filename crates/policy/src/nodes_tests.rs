@@ -122,6 +122,49 @@ fn a_node_comes_back_by_the_upper_edge_and_one_without_vms_does_nothing() {
     assert!(d.plans[0].evict.is_zero() && d.plans[0].balloon_goal.is_zero());
 }
 
+/// Guests that want all of a node which has too little for them, on a host that has plenty: once they have given what is
+/// missing, nothing is given back that would be missing again.
+#[test]
+fn balloons_on_a_full_node_come_to_rest() {
+    let mut vms = vec![vm(0, 8 * GIB, 0), vm(1, 8 * GIB, 0), vm(2, 4 * GIB, 0)];
+    let mut before = State::High;
+    let mut last = Vec::new();
+    for turn in 0..200 {
+        let used: u64 = vms[..2].iter().map(|vm| vm.consumed.0).sum();
+        let node = node(0, (16 * GIB).saturating_sub(used), before, &[0, 1]);
+        let d = host(vms.clone(), vec![node]);
+        before = d.nodes[0].state;
+        let goals: Vec<Pages> = d.plans.iter().map(|plan| plan.balloon_goal).collect();
+        for (vm, plan) in vms.iter_mut().zip(&d.plans) {
+            // A second of a driver, and of a guest that uses what it has.
+            let step = Pages(GIB / 16);
+            let goal = plan.balloon_goal;
+            vm.balloon_goal =
+                goal.clamp(vm.balloon_goal.saturating_sub(step), vm.balloon_goal + step);
+            vm.wants_more = true;
+            vm.consumed = vm.left_by(vm.balloon_goal).min(vm.consumed + step);
+        }
+        assert!(turn < 40 || goals == last, "turn {turn}: {last:?}, then {goals:?}");
+        last = goals;
+    }
+    let free = Pages(16 * GIB) - vms[0].consumed - vms[1].consumed;
+    assert!(
+        free >= thresholds().lower_edge(State::High) && free.0 <= thresholds().goal().0 + GIB / 4,
+        "{free:?}"
+    );
+    assert_eq!(last[2], Pages::ZERO, "who is not bound to it has all of its memory");
+    // One of them is gone: the other gets its memory back.
+    vms.remove(1);
+    for _ in 0..200 {
+        let node = node(0, 16 * GIB - vms[0].consumed.0, before, &[0]);
+        let d = host(vms.clone(), vec![node]);
+        before = d.nodes[0].state;
+        vms[0].balloon_goal = d.plans[0].balloon_goal;
+        vms[0].consumed = vms[0].left_by(vms[0].balloon_goal);
+    }
+    assert_eq!(vms[0].balloon_goal, Pages::ZERO);
+}
+
 /// What is told is what it is asked for: by the node where that takes more, by the host where that does.
 #[test]
 fn of_host_and_node_the_stricter_counts_and_is_told() {
@@ -144,6 +187,16 @@ fn of_host_and_node_the_stricter_counts_and_is_told() {
     for leave in [100, 110] {
         let node = plan(4, 6, leave, false, by_node);
         assert_eq!(stricter(host, node), plan(10, 6, 100, true, by_host), "the host does");
+    }
+    let (balloon, paging) = (None, None);
+    let exchange =
+        Reason::Exchanged { from: Pages(20), to: Pages(10), evict: Pages(5), balloon, paging };
+    let exchanged = plan(10, 5, 100, false, exchange);
+    for (other, counts) in [(20, false), (10, true)] {
+        let other = plan(other, 0, 120, false, by_node);
+        let wanted = if counts { plan(10, 5, 100, false, exchange) } else { other };
+        assert_eq!(stricter(exchanged, other), wanted, "the host exchanges");
+        assert_eq!(stricter(other, exchanged), wanted, "the node does");
     }
     let free = VmPlan { block: false, ..host };
     assert!(!stricter(free, free).block && stricter(free, host).block);

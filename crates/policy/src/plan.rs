@@ -100,7 +100,7 @@ impl VmState {
     }
 
     /// What a balloon of `goal` leaves the guest.
-    fn left_by(&self, goal: Pages) -> Pages {
+    pub(crate) fn left_by(&self, goal: Pages) -> Pages {
         self.size.saturating_sub(goal)
     }
 }

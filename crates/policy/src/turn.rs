@@ -55,9 +55,10 @@ pub fn decide(snapshot: Snapshot) -> Decision {
     let Snapshot { before, thresholds, budget, free, overhead, .. } = snapshot;
     let state = StateMachine::at(thresholds, before).update(free);
     let available = available(budget, overhead, &thresholds).saturating_sub(snapshot.starting);
-    let demands = snapshot.policy.demands(available, &snapshot.vms);
+    let demands = snapshot.policy.demands(available, &snapshot.pools, &snapshot.vms);
     let tree = Tree::new(&snapshot.pools, snapshot.vms.iter().map(VmState::member));
-    let (mut results, pools) = entitle(&tree, available, &snapshot, &demands);
+    let vms: Vec<&VmState> = snapshot.vms.iter().collect();
+    let (mut results, pools) = entitle(&tree, available, &snapshot.pools, &vms, &demands);
     let standing: Vec<Seen> = snapshot
         .vms
         .iter()
@@ -74,28 +75,28 @@ pub fn decide(snapshot: Snapshot) -> Decision {
 /// What each VM and pool is entitled to. What cannot be taken from a VM above its target is not there for the others: they are
 /// entitled to what is left, so that one which lacks its share finds it with those that can give. The target of the one stays what
 /// it was: it is above it, and no more is given to it than to any other.
-fn entitle(
+pub(crate) fn entitle(
     tree: &Tree,
     available: Pages,
-    snapshot: &Snapshot,
+    pools: &[Pool],
+    vms: &[&VmState],
     demands: &[VmDemand],
 ) -> (Vec<Entitlement>, Vec<PoolShare>) {
-    let (mut results, pools) = divide_in(tree, available, &snapshot.pools, demands);
+    let (mut results, shares) = divide_in(tree, available, pools, demands);
     let keeps = |vm: &VmState, entitled: &Entitlement| vm.fixed() > entitled.target;
-    let is_kept = snapshot.vms.iter().zip(&results).map(|(vm, r)| keeps(vm, r));
-    let is_kept: Vec<bool> = is_kept.collect();
+    let is_kept: Vec<bool> = vms.iter().zip(&results).map(|(vm, r)| keeps(vm, r)).collect();
     if !is_kept.contains(&true) {
-        return (results, pools);
+        return (results, shares);
     }
-    let vms = snapshot.vms.iter().zip(demands).zip(&is_kept);
+    let vms = vms.iter().zip(demands).zip(&is_kept);
     let held: Vec<VmDemand> = vms
         .map(|((vm, &demand), kept)| match kept {
             true => VmDemand { min: demand.min.max(vm.fixed()).min(demand.max), ..demand },
             false => demand,
         })
         .collect();
-    let (less, pools) = divide_in(tree, available, &snapshot.pools, &held);
+    let (less, shares) = divide_in(tree, available, pools, &held);
     let others = results.iter_mut().zip(less).zip(is_kept).filter(|(_, kept)| !kept);
     others.for_each(|((result, less), _)| *result = less);
-    (results, pools)
+    (results, shares)
 }

@@ -13,10 +13,14 @@
 //! FAST'15, whose sampling can make such curves). With the hull each VM's marginal gain falls, and
 //! giving the largest gain first is optimal.
 
+use std::collections::BTreeSet;
+
 use ballast_units::{Pages, VmId};
 use serde::{Deserialize, Serialize};
 
+use crate::plan::VmState;
 use crate::policies::by_id;
+use crate::pools::{Pool, PoolId};
 use crate::shares::{Claim, VmDemand, allocate};
 
 /// A VM's predicted misses.
@@ -82,6 +86,25 @@ pub fn read(available: Pages, vms: &[VmDemand], misses: &[VmMisses]) -> Vec<VmDe
             ..*vm
         })
         .collect()
+}
+
+/// The same demands, of which VMs that are siblings of pools have together as many shares as their own: what they get of each
+/// other is by misses, what pools get beside them by shares and the tax, as ever, which takes what misses give for active. The
+/// shares of VMs alone are of no scale.
+pub fn beside_pools(mut read: Vec<VmDemand>, pools: &[Pool], vms: &[VmState]) -> Vec<VmDemand> {
+    let is_known = |id: &PoolId| pools.iter().any(|pool| pool.id == *id);
+    let parents = pools.iter().map(|pool| pool.parent.filter(is_known));
+    for parent in parents.collect::<BTreeSet<_>>() {
+        let siblings = || (0..vms.len()).filter(|&i| vms[i].pool.filter(is_known) == parent);
+        let own: u64 = siblings().map(|i| u64::from(vms[i].demand.shares.max(1))).sum();
+        let held: u64 = siblings().map(|i| u64::from(read[i].shares)).sum();
+        for i in siblings() {
+            let exact = u128::from(read[i].shares) * u128::from(own);
+            let part = (exact + u128::from(held / 2)) / u128::from(held.max(1));
+            read[i].shares = u32::try_from(part).unwrap_or(u32::MAX).max(1);
+        }
+    }
+    read
 }
 
 /// The stretches of a curve's lower convex hull between `floor` and `ceil` that spare anything.

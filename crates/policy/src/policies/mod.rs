@@ -22,6 +22,7 @@ use ballast_units::{Pages, VmId};
 use serde::{Deserialize, Serialize};
 
 use crate::plan::VmState;
+use crate::pools::Pool;
 use crate::shares::VmDemand;
 
 pub use miss_ratio::VmMisses;
@@ -106,15 +107,16 @@ pub struct Policy {
 
 impl Policy {
     /// The VMs' demands, in their order, as this policy reads them; `available` pages are to be
-    /// shared out.
-    pub fn demands(&self, available: Pages, vms: &[VmState]) -> Vec<VmDemand> {
+    /// shared out, to VMs and pools.
+    pub fn demands(&self, available: Pages, pools: &[Pool], vms: &[VmState]) -> Vec<VmDemand> {
         let own = vms.iter().map(|vm| vm.demand);
         match self.kind {
             PolicyKind::IdleTax => own.collect(),
             PolicyKind::GraduatedTax => own.map(graduated::read).collect(),
             PolicyKind::MissRatio => {
                 let own: Vec<VmDemand> = own.collect();
-                miss_ratio::read(available, &own, &self.misses)
+                let read = miss_ratio::read(available, &own, &self.misses);
+                miss_ratio::beside_pools(read, pools, vms)
             }
             PolicyKind::Pressure => {
                 let known = by_id(&self.pressure, |p| p.id);

@@ -1,5 +1,6 @@
 use super::*;
 use crate::balloon::Health;
+use crate::pools::PoolId;
 use crate::shares::{TaxRate, targets};
 use proptest::prelude::*;
 
@@ -30,7 +31,7 @@ fn vm(id: u32, shares: u32, min: u64, max: u64, active: u64) -> VmState {
 }
 
 fn shared_out(policy: &Policy, available: u64, vms: &[VmState]) -> Vec<u64> {
-    let read = policy.demands(Pages(available), vms);
+    let read = policy.demands(Pages(available), &[], vms);
     targets(Pages(available), &read).iter().map(|e| e.target.0).collect()
 }
 
@@ -55,7 +56,7 @@ fn kinds_have_one_name_everywhere() {
 fn the_papers_reading_changes_nothing() {
     let vms = [vm(1, 100, 10, 1_000, 50), vm(2, 200, 0, 500, 500)];
     let own: Vec<VmDemand> = vms.iter().map(|v| v.demand).collect();
-    assert_eq!(Policy::default().demands(Pages(700), &vms), own);
+    assert_eq!(Policy::default().demands(Pages(700), &[], &vms), own);
     assert_eq!(Policy::default().note(&own[0], &own[0]), None);
 }
 
@@ -174,6 +175,56 @@ fn equal_gains_share_all_there_is_before_a_smaller_one_gets_any() {
     let steep: &[(u64, f64)] = &[(0, 6_000.0), (600, 0.0)];
     let out = by_misses(900, &vms, &[steep, steep, &[(0, 5_000.0), (1_000, 0.0)]]);
     near(&out, &[412, 412, 75]);
+}
+
+/// What pools have is by shares, whatever the scale of misses; inside, and among the VMs beside them, misses decide.
+#[test]
+fn beside_pools_misses_decide_among_siblings_alone() {
+    let steep = |id, misses| VmMisses {
+        id: VmId(id),
+        points: vec![(Pages(0), misses), (Pages(100_000), 0.0)],
+    };
+    let mut vms = Vec::from([1, 2, 3, 4].map(|id| vm(id, 1_000, 0, 100_000, 100_000)));
+    vms.iter_mut().for_each(|vm| vm.demand.tax = TaxRate::NONE);
+    let pool = |id, parent| Pool {
+        id: PoolId(id),
+        name: format!("p{id}"),
+        parent,
+        shares: 2_000,
+        min: Pages::ZERO,
+        max: None,
+        expandable: false,
+        tax: None,
+    };
+    // 1 and 2 beside a pool with 3, and one within it with 4.
+    let pools = [pool(0, None), pool(1, Some(PoolId(0)))];
+    (vms[2].pool, vms[3].pool) = (Some(PoolId(0)), Some(PoolId(1)));
+    let misses = vec![steep(1, 1e6), steep(2, 1.0), steep(3, 1e3), steep(4, 1e3)];
+    let policy = Policy { misses, ..of(PolicyKind::MissRatio) };
+    let available = Pages(100_000);
+    let read = policy.demands(available, &pools, &vms);
+    assert_eq!(read[0].shares + read[1].shares, 2_000, "their own: {read:?}");
+    assert_eq!(read[2].shares, 1_000);
+    assert!(read[0].shares > 1_700, "{read:?}");
+    let members: Vec<_> = vms.iter().map(VmState::member).collect();
+    let given = |read: &[VmDemand]| {
+        let (got, _) = crate::pools::divide(available, &pools, read, &members);
+        got.iter().map(|e| e.target.0).collect::<Vec<u64>>()
+    };
+    let got = given(&read);
+    near(&[got[0] + got[1], got[2] + got[3]], &[50_000, 50_000]);
+    near(&[got[2], got[3]], &[16_667, 33_333]);
+    // With a tax, memory that spares the VMs of the pool less counts as idle: they lose no more by it than by idleness.
+    let mut taxed = read;
+    taxed.iter_mut().for_each(|vm| vm.tax = TaxRate::default());
+    let got = given(&taxed);
+    assert!((50_000..=80_000).contains(&(got[0] + got[1])), "at a price of 4: {got:?}");
+    // A pool whose parent is not there is the host's, and so are its siblings.
+    let astray = [pool(0, Some(PoolId(9)))];
+    vms[3].pool = Some(PoolId(8));
+    let read = policy.demands(available, &astray, &vms);
+    assert_eq!(read[2].shares, policy.demands(available, &[], &vms)[2].shares, "alone in its pool");
+    assert_eq!([0, 1, 3].map(|i| read[i].shares).iter().sum::<u32>(), 3_000, "{read:?}");
 }
 
 /// Not how much of it was seen to be active, and to the page whatever the numbers are.
