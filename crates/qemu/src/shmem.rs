@@ -80,9 +80,13 @@ fn is_unasked(setting: &str) -> bool {
 
 /// None of a kernel that makes no large pages.
 fn host_setting() -> std::io::Result<Option<String>> {
-    match std::fs::read_to_string(ENABLED) {
+    setting_of(Path::new(ENABLED), Path::new(MM))
+}
+
+fn setting_of(enabled: &Path, mm: &Path) -> std::io::Result<Option<String>> {
+    match std::fs::read_to_string(enabled) {
         Ok(list) => Ok(chosen(&list).map(str::to_owned)),
-        Err(e) if e.kind() == ErrorKind::NotFound && Path::new(MM).exists() => Ok(None),
+        Err(e) if e.kind() == ErrorKind::NotFound && mm.exists() => Ok(None),
         Err(e) => Err(e),
     }
 }
@@ -122,6 +126,17 @@ mod tests {
         ] {
             assert_eq!(is_unasked(setting), unasked, "{setting}");
         }
+    }
+
+    /// A kernel without large pages has no setting; where sysfs is not mounted, or cannot be read, nobody knows.
+    #[test]
+    fn what_cannot_be_read_is_not_taken_for_a_kernel_without() {
+        let (there, nowhere) = (Path::new("/proc"), Path::new("/proc/no-such-folder"));
+        assert_eq!(setting_of(nowhere, there).unwrap(), None);
+        assert!(setting_of(nowhere, nowhere).is_err());
+        assert!(setting_of(there, there).is_err(), "a folder");
+        let e = setting_of(there, there).unwrap_err();
+        assert!(unknown(ENABLED, &e).contains("cannot be told: /sys/kernel/mm/"), "{e}");
     }
 
     #[test]
