@@ -144,7 +144,7 @@ fn the_journal_lists_what_changed_and_replays_bit_for_bit() {
             "    the manager (version 0.1.0) begins",
             "#30 free memory moved from high to hard",
             "    the host goes from high to hard",
-            "    db: 19 MiB are missing on the host",
+            "    db: 19 MiB are missing",
             "    => The host was back in state high",
         ],
     );

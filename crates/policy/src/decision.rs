@@ -4,12 +4,12 @@ use ballast_units::{Pages, VmId};
 use serde::{Deserialize, Serialize};
 
 use crate::nodes::NodeState;
-use crate::plan::{Reason, VmPlan};
-use crate::pools::{Member, Pool, PoolId, PoolShare, ancestors, divide};
+use crate::plan::{Reason, VmPlan, VmState};
+use crate::pools::{Member, Pool, PoolId, PoolShare, Tree, ancestors, divide};
 use crate::shares::{Bound, Entitlement, TaxRate, VmDemand};
 use crate::state::State;
 use crate::tools::{Cost, Tool, Tools};
-use crate::turn::Snapshot;
+use crate::turn::{Snapshot, entitle};
 
 /// One turn of the loop: what went in, what came out. Made by [`decide`](crate::decide).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -131,18 +131,37 @@ impl Decision {
         }
     }
 
-    /// The node that the VM is bound to, if it is short.
+    /// The node that the VM is bound to, if it is short, or has less for the VM than the host.
     fn node_step(&self, id: VmId) -> Option<String> {
         let mut nodes = self.snapshot.nodes.iter().zip(&self.nodes);
         let (node, decided) = nodes.find(|(node, _)| node.bound.contains(&id))?;
+        let has = format!(
+            "Its memory is bound to node {}, which has {} of {} free",
+            node.id, node.free, node.size
+        );
         if decided.missing.is_zero() {
-            return None;
+            let step = || {
+                format!("{has}: it gets its part of what there is for VMs that are bound to it.")
+            };
+            return self.is_short_of_host(id).then(step);
         }
         Some(format!(
-            "Its memory is bound to node {}, which has {} of {} free, {} short of what is aimed for there; its state is {}: what \
-             is missing is taken from the VMs that are bound to it.",
-            node.id, node.free, node.size, decided.missing, decided.state
+            "{has}, {} short of what is aimed for there; its state is {}: what is missing is taken from the VMs that are bound \
+             to it.",
+            decided.missing, decided.state
         ))
+    }
+
+    /// Whether it gets less than the host has for it.
+    fn is_short_of_host(&self, id: VmId) -> bool {
+        let vms: Vec<&VmState> = self.snapshot.vms.iter().collect();
+        let tree = Tree::new(&self.snapshot.pools, vms.iter().map(|vm| vm.member()));
+        let pools = &self.snapshot.pools;
+        let (host, _) = entitle(&tree, self.available, pools, &vms, &self.demands());
+        self.results
+            .iter()
+            .zip(host)
+            .any(|(got, of_host)| got.id == id && got.target < of_host.target)
     }
 
     /// The pools that the VM is in, from the outside in.
@@ -184,6 +203,7 @@ impl Decision {
         match result.bound {
             Bound::Min => Why::Min,
             Bound::Max => Why::Max,
+            Bound::Shares if self.is_short_of_host(input.id) => Why::Node,
             Bound::Shares => {
                 let untaxed = self.untaxed(input.id);
                 if untaxed > result.target {
@@ -219,6 +239,11 @@ impl Decision {
                  difference",
                 result.target
             ),
+            Why::Node => {
+                "it is shared out among those that are bound to it as the host's is among \
+                          all, by shares and activity"
+                    .to_owned()
+            }
             Why::TaxTook(untaxed) => format!(
                 "without the tax, shares alone would give {name} {untaxed}; the tax on its idle \
                  pages moves {} to VMs that use theirs",
@@ -275,6 +300,8 @@ enum Why {
     Min,
     Max,
     Shares,
+    /// Its node has less for it than the host.
+    Node,
     /// Without tax it would get this much, which is more.
     TaxTook(Pages),
     /// Without tax it would get this much, which is less.
@@ -287,6 +314,7 @@ impl Why {
             Why::Min => "its guaranteed min decides",
             Why::Max => "its max decides",
             Why::Shares => "its shares decide",
+            Why::Node => "what its node has decides",
             Why::TaxTook(_) => "its shares decide, less the tax on its idle memory",
             Why::TaxGave(_) => "its shares decide, with memory that the tax takes from idle VMs",
         }

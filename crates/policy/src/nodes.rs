@@ -117,7 +117,8 @@ fn stricter(host: VmPlan, node: VmPlan) -> VmPlan {
     if exchanged(&node) && host.balloon_goal > node.balloon_goal {
         return host;
     }
-    let reason = if node.leave < host.leave { node.reason } else { host.reason };
+    let by_node = (node.leave, host.balloon_goal) < (host.leave, node.balloon_goal);
+    let reason = if by_node { node.reason } else { host.reason };
     VmPlan {
         id: host.id,
         balloon_goal: host.balloon_goal.max(node.balloon_goal),

@@ -184,6 +184,11 @@ fn of_host_and_node_the_stricter_counts_and_is_told() {
         plan(20, 5, 90, true, by_node),
         "the node leaves less"
     );
+    assert_eq!(
+        stricter(host, plan(20, 4, 100, false, by_node)),
+        plan(20, 5, 100, true, by_node),
+        "the node keeps its balloon"
+    );
     for leave in [100, 110] {
         let node = plan(4, 6, leave, false, by_node);
         assert_eq!(stricter(host, node), plan(10, 6, 100, true, by_host), "the host does");

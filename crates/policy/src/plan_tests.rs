@@ -363,7 +363,7 @@ fn reasons_are_sentences_with_numbers() {
     let text = |p: VmPlan| p.reason.to_string();
     assert_eq!(
         text(one(State::Soft, 350, VmState { balloon_health: Health::Stuck, ..vm(1) })),
-        "1.17 MiB are missing on the host, 1.17 MiB of them are taken here, from 11.7 MiB down to \
+        "1.17 MiB are missing, 1.17 MiB of them are taken here, from 11.7 MiB down to \
          10.5 MiB; balloon to 0 B; 1.17 MiB evicted, because its balloon does not move"
     );
     assert_eq!(

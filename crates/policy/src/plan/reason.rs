@@ -247,14 +247,13 @@ fn taken(
     } else if over_max.is_zero() {
         write!(
             f,
-            "{deficit} are missing on the host, {take} of them are taken here, from {consumed} \
-             down to {leave}"
+            "{deficit} are missing, {take} of them are taken here, from {consumed} down to {leave}"
         )
     } else {
         write!(
             f,
-            "it uses {consumed}, {over_max} above {whose} max, and {deficit} are missing on the \
-             host: {take} are taken"
+            "it uses {consumed}, {over_max} above {whose} max, and {deficit} are missing: {take} are \
+             taken"
         )
     }
 }
