@@ -86,11 +86,12 @@ impl Manager {
         if let Some(last) = self.stop_waiting(name).await {
             return Ok(last);
         }
-        if let Some(view) = self.call_off(name).await {
-            return Ok(view);
-        }
+        // Before starts that wait: that of a reboot is not the only one of its name that may.
         if let Some(view) = self.stop_between(name, grace).await {
             return view;
+        }
+        if let Some(view) = self.call_off(name).await {
+            return Ok(view);
         }
         if lock(&self.starting).contains_key(name) {
             let why = format!("'{name}' is being started: stop it when it is there");

@@ -243,6 +243,20 @@ fn a_broken_region_is_made_whole_again_if_nothing_of_it_was_taken() {
 }
 
 #[test]
+fn a_region_of_which_the_guest_has_touched_no_more_than_half_stays_small() {
+    let mut vm = Vm::with_large(16, 100, 8, 40);
+    vm.access(0, Some(1));
+    vm.break_large(0).unwrap();
+    for p in 1..4 {
+        vm.access(p, Some(1 + p));
+    }
+    assert_eq!(vm.memory.charged(), Pages(4));
+    assert_eq!(vm.memory.can_collapse(0), None);
+    vm.access(4, Some(5));
+    assert_eq!(vm.memory.can_collapse(0), Some(vec![]));
+}
+
+#[test]
 fn what_is_away_keeps_a_region_small_and_what_is_under_sample_does_not() {
     let (mut vm, _) = vm();
     vm.break_large(4).unwrap();

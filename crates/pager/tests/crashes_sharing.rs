@@ -666,6 +666,47 @@ fn one_shared_page_of_a_region_comes_home_for_a_large_one() {
 }
 
 #[test]
+fn a_shared_page_that_is_on_its_way_keeps_its_region_small() {
+    let (site, vms) = one_of_a_region_is_shared();
+    let vm = &vms[1];
+    vm.memory.let_pages_move(false);
+    assert_eq!(vm.memory.can_collapse(0), None, "mappings cannot be changed");
+    vm.memory.let_pages_move(true);
+    vm.ram.0.be_silent(Unanswered::Later);
+    let _ = vm.memory.go_home(&[Ppn(2)]);
+    assert!(vm.memory.is_parked());
+    assert_eq!(vm.memory.can_collapse(0), None);
+    vm.ram.0.shim_answers();
+    assert_eq!(vm.memory.settle_parked(), Ok(0));
+    assert!(vm.memory.can_collapse(0).is_some());
+    Vm::check_all(&site, &vms);
+}
+
+/// One in 64.
+#[test]
+fn a_region_that_shares_more_than_a_few_pages_stays_small() {
+    const REGION: u64 = 128;
+    let site = Site::new(600, 2);
+    let mut vms: Vec<Vm> =
+        (0..2).map(|_| Vm::at_with_large(&site, 2 * REGION, REGION, 1)).collect();
+    for p in 0..REGION {
+        vms[0].access(p, Some(1_000 + p));
+        vms[1].access(p, Some(if p < 3 { 1_000 + p } else { 2_000 + p }));
+    }
+    for vm in &mut vms {
+        vm.break_large(0).unwrap();
+    }
+    for (shared, may) in [(2, Some(vec![Ppn(0), Ppn(1)])), (3, None)] {
+        for vm in &vms {
+            examine(vm, 0..shared).unwrap();
+            vm.memory.lift_unwritten(Ppn(0), REGION).unwrap();
+        }
+        assert_eq!(vms[1].memory.can_collapse(0), may, "{shared} of {REGION}");
+    }
+    Vm::check_all(&site, &vms);
+}
+
+#[test]
 fn a_crash_while_a_shared_page_comes_home_for_a_large_one_loses_nothing() {
     let mut crashes = 0;
     for (after, variant) in [(false, false), (true, false), (false, true), (true, true)] {

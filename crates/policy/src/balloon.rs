@@ -245,7 +245,7 @@ impl BalloonControl {
     /// For a balloon that was driven before: by a former manager, or by hand. `holds` is what it was
     /// last asked for, as far as is known; from there it is led on instead of let down at once.
     pub fn resume(config: BalloonConfig, holds: Pages) -> BalloonControl {
-        BalloonControl { command: holds, ..BalloonControl::new(config) }
+        BalloonControl { command: holds, claimed: holds, ..BalloonControl::new(config) }
     }
 
     /// From now on.

@@ -423,6 +423,22 @@ fn a_guest_that_takes_a_little_back_keeps_the_rest_and_is_not_stuck() {
     }
 }
 
+#[test]
+fn a_part_that_is_taken_back_while_nobody_looks_costs_a_resumed_balloon_nothing_else() {
+    let mut g = Guest::new();
+    g.control = BalloonControl::resume(BalloonConfig::default(), GOAL);
+    g.real = GOAL - Pages::from_mib(1);
+    g.asked = GOAL;
+    (g.input.reported, g.input.consumed) = (Some(g.real), Some(SIZE - g.real));
+    // As much as leaves it its reserve.
+    g.used = SIZE - GOAL - BalloonConfig::default().reserve(SIZE);
+    for _ in 0..12 {
+        g.second(FAST);
+        assert_eq!(g.control.command(), GOAL);
+    }
+    assert_eq!((g.real, g.control.health()), (GOAL, Health::Healthy));
+}
+
 /// What is believed of a smaller balloon was believed of the larger one before.
 #[test]
 fn a_liar_that_takes_a_little_back_is_believed_no_more_than_before() {

@@ -131,7 +131,7 @@ impl Decision {
         }
     }
 
-    /// The node that the VM is bound to, if it is short, or has less for the VM than the host.
+    /// The node that the VM is bound to, if it is short, or decides how far the VM's balloon is let down.
     fn node_step(&self, id: VmId) -> Option<String> {
         let mut nodes = self.snapshot.nodes.iter().zip(&self.nodes);
         let (node, decided) = nodes.find(|(node, _)| node.bound.contains(&id))?;
@@ -140,10 +140,10 @@ impl Decision {
             node.id, node.free, node.size
         );
         if decided.missing.is_zero() {
-            let step = || {
-                format!("{has}: it gets its part of what there is for VMs that are bound to it.")
-            };
-            return self.is_short_of_host(id).then(step);
+            let plan = self.plans.iter().find(|plan| plan.id == id)?;
+            let step =
+                || format!("{has}: its balloon is let down by what there is to spare, no further.");
+            return (!plan.balloon_goal.is_zero()).then(step);
         }
         Some(format!(
             "{has}, {} short of what is aimed for there; its state is {}: what is missing is taken from the VMs that are bound \

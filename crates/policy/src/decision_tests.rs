@@ -301,9 +301,10 @@ fn what_one_cannot_give_is_not_shared_out() {
 /// Of a VM that is bound to a node it says so where that is what counts, and only there.
 #[test]
 fn it_names_the_node_that_is_short_or_has_less_than_the_host() {
-    let told = |free: u64, bound: u32| {
+    let told = |free: u64, bound: u32, balloon: u64| {
         let demands = vec![demand(0, 0, 100), demand(1, 0, 100)];
         let mut snapshot = decide(600, State::High, 300, demands, 200).snapshot;
+        snapshot.vms[0].balloon_goal = Pages::from_mib(balloon);
         snapshot.nodes = vec![crate::Node {
             id: 4,
             size: Pages::from_mib(300),
@@ -316,18 +317,19 @@ fn it_names_the_node_that_is_short_or_has_less_than_the_host() {
             format!("{first} {}", steps.join(" "))
         }
     };
-    let short = told(1, 0);
+    let short = told(1, 0, 0);
     let has = "Its memory is bound to node 4, which has 1 MiB of 300 MiB free, 11.5 MiB short of what is aimed for there; its state is low";
     assert!(short.contains(has), "{short}");
     assert!(
         short.starts_with("web is entitled to 189 MiB: what its node has decides; "),
         "{short}"
     );
-    let less = told(40, 0);
-    let has = "Its memory is bound to node 4, which has 40 MiB of 300 MiB free: it gets its part";
+    let less = told(15, 0, 40);
+    let has =
+        "Its memory is bound to node 4, which has 15 MiB of 300 MiB free: its balloon is let down";
     assert!(less.contains(has) && !less.contains("short of what is aimed for there"), "{less}");
-    for (free, bound) in [(200, 0), (1, 1), (40, 1)] {
-        let plain = told(free, bound);
-        assert!(!plain.contains("node"), "{free} {bound}: {plain}");
+    for (free, bound, balloon) in [(200, 0, 0), (1, 1, 0), (15, 1, 40)] {
+        let plain = told(free, bound, balloon);
+        assert!(!plain.contains("node"), "{free} {bound} {balloon}: {plain}");
     }
 }

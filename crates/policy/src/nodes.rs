@@ -3,11 +3,12 @@
 //! A guest whose memory is bound to one node gets no page of another: where that node is full, the kernel reclaims what it
 //! can, and then kills somebody. So a node with such guests has the states and thresholds of a host of its size, by its own
 //! free memory; and what it lacks is taken from the VMs that are bound to it, as on a host that has nothing but that node
-//! and those VMs: entitlements, min-funding revocation, and tools are the same. While a node lacks nothing, its VMs are
-//! entitled to what there is on it, and get back of their balloons what it has to spare: else it would lack it again. Of what
-//! is decided for the host and for the node, a VM gets what leaves it less.
+//! and those VMs: entitlements, min-funding revocation, and tools are the same. While a node lacks nothing, it decides what of
+//! their balloons they get back, for there is no more on it: else it would lack it again. Of what is decided for the host and for
+//! the node, a VM gets what leaves it less; what it does not get of the host's memory, the host gives to others.
 //!
-//! In low nobody is blocked for a node: whose faults wait is decided for the host as a whole.
+//! In low nobody is blocked for a node: whose faults wait is decided for the host as a whole. Only where that is in low itself, what
+//! a node that lacks something leaves a VM counts as its target there, too.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +16,7 @@ use ballast_units::{Pages, VmId};
 use serde::{Deserialize, Serialize};
 
 use crate::plan::{Reason, Seen, Supply, VmPlan, VmState, plan_in};
-use crate::pools::Tree;
+use crate::pools::{Pool, Tree, ancestors};
 use crate::shares::{Entitlement, VmDemand};
 use crate::state::{State, StateMachine};
 use crate::turn::{Snapshot, entitle};
@@ -52,60 +53,111 @@ fn supply(snapshot: &Snapshot, node: &Node) -> Supply {
     Supply { free: node.free, budget: node.size, thresholds, room: Pages::ZERO }
 }
 
-/// Decides the states of the nodes, and makes entitlements and plans of VMs that are bound to them smaller, where a node
-/// has less for them than the host. All are in the order of the snapshot's VMs.
-pub(crate) fn relieve(
+/// What a node has for one VM that is bound to it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OnNode {
+    /// The place of the VM in the snapshot.
+    vm: usize,
+    /// The node lacks nothing: its entitlement says what of a balloon it has to give back, and nothing else.
+    lacks_nothing: bool,
+    entitled: Entitlement,
+    plan: VmPlan,
+}
+
+/// The states of the nodes, and what they ask of the VMs that are bound to them. `results`: what the host entitles VMs to.
+pub(crate) fn look(
     snapshot: &Snapshot,
     demands: &[VmDemand],
-    results: &mut [Entitlement],
-    plans: &mut [VmPlan],
-) -> Vec<NodeState> {
+    results: &[Entitlement],
+) -> (Vec<NodeState>, Vec<OnNode>) {
+    let mut asked = Vec::new();
     let decide = |node: &Node| {
         let supply = supply(snapshot, node);
         let state = StateMachine::at(supply.thresholds, node.before).update(node.free);
         let missing = supply.deficit(state);
-        relieve_one(snapshot, node, state, &supply, (demands, results, plans));
+        asked.extend(look_at(snapshot, node, state, &supply, (demands, results)));
         NodeState { id: node.id, state, missing }
     };
-    snapshot.nodes.iter().map(decide).collect()
+    let states = snapshot.nodes.iter().map(decide).collect();
+    (states, asked)
 }
 
-fn relieve_one(
+/// What each VM of the snapshot can have at most by its balloon: as much as its node lets it. Else all.
+pub(crate) fn most(snapshot: &Snapshot, asked: &[OnNode]) -> Vec<Pages> {
+    let mut most = vec![Pages(u64::MAX); snapshot.vms.len()];
+    for on in asked {
+        most[on.vm] = snapshot.vms[on.vm].left_by(on.plan.balloon_goal);
+    }
+    most
+}
+
+/// Makes what is asked of VMs that are bound to a node as strict as the node wants it, and their entitlements smaller, where it lacks
+/// something. Both are in the order of the snapshot's VMs.
+pub(crate) fn relieve(asked: &[OnNode], results: &mut [Entitlement], plans: &mut [VmPlan]) {
+    for on in asked {
+        if !on.lacks_nothing && on.entitled.target < results[on.vm].target {
+            results[on.vm] = on.entitled;
+        }
+        plans[on.vm] = stricter(plans[on.vm], on.plan);
+    }
+}
+
+fn look_at(
     snapshot: &Snapshot,
     node: &Node,
     state: State,
     supply: &Supply,
-    (demands, results, plans): (&[VmDemand], &mut [Entitlement], &mut [VmPlan]),
-) {
+    (demands, results): (&[VmDemand], &[Entitlement]),
+) -> Vec<OnNode> {
     let bound: BTreeSet<VmId> = node.bound.iter().copied().collect();
     let is_bound = |vm: &VmState| bound.contains(&vm.demand.id);
     let at: Vec<usize> = (0..snapshot.vms.len()).filter(|&i| is_bound(&snapshot.vms[i])).collect();
     if at.is_empty() {
-        return;
+        return Vec::new();
     }
-    let consumed: Pages = at.iter().map(|&i| snapshot.vms[i].consumed).sum();
-    let tree = Tree::new(&snapshot.pools, at.iter().map(|&i| snapshot.vms[i].member()));
-    let demands: Vec<VmDemand> = at.iter().map(|&i| demands[i]).collect();
-    // What they may have there together.
-    let available = (consumed + supply.free).saturating_sub(supply.goal());
+    let pools = on_node(&snapshot.pools, &snapshot.vms, is_bound);
     let vms: Vec<&VmState> = at.iter().map(|&i| &snapshot.vms[i]).collect();
-    let (entitled, _) = entitle(&tree, available, &snapshot.pools, &vms, &demands);
-    let standing: Vec<Seen> = at
-        .iter()
-        .zip(&demands)
-        .zip(&entitled)
-        .map(|((&i, demand), entitled)| {
-            let target = entitled.target.min(results[i].target);
-            Seen { vm: &snapshot.vms[i], demand, target }
-        })
-        .collect();
+    let tree = Tree::new(&pools, vms.iter().map(|vm| vm.member()));
+    // What the host does not give them is there for others.
+    let within = |&i: &usize| {
+        let demand = demands[i];
+        VmDemand { max: results[i].target.max(demand.min).min(demand.max), ..demand }
+    };
+    let within: Vec<VmDemand> = at.iter().map(within).collect();
+    // What they may have there together.
+    let consumed: Pages = vms.iter().map(|vm| vm.consumed).sum();
+    let available = (consumed + supply.free).saturating_sub(supply.goal());
+    let (entitled, _) = entitle(&tree, available, &pools, &vms, &within);
+    let standing = at.iter().zip(&vms).zip(&entitled);
+    let standing: Vec<Seen> =
+        standing.map(|((&i, vm), e)| Seen::new(vm, &demands[i], e.target)).collect();
     let asked = plan_in(&tree, state.min(State::Hard), supply, &standing);
-    for ((&i, entitled), asked) in at.iter().zip(entitled).zip(asked) {
-        if entitled.target < results[i].target {
-            results[i] = entitled;
+    let lacks_nothing = supply.deficit(state).is_zero();
+    let on = |((vm, entitled), plan)| OnNode { vm, lacks_nothing, entitled, plan };
+    at.into_iter().zip(entitled).zip(asked).map(on).collect()
+}
+
+/// The pools as they are for those of their VMs that are bound to a node: what their other VMs hold is theirs elsewhere, and counts
+/// for bounds; and of their shares those have the part that they have of the memory.
+fn on_node(pools: &[Pool], vms: &[VmState], is_bound: impl Fn(&VmState) -> bool) -> Vec<Pool> {
+    let mut held = vec![(Pages::ZERO, Pages::ZERO); pools.len()];
+    for vm in vms {
+        for i in ancestors(pools, vm.pool) {
+            let (here, elsewhere) = &mut held[i];
+            *(if is_bound(vm) { here } else { elsewhere }) += vm.consumed + vm.overhead;
         }
-        plans[i] = stricter(plans[i], asked);
     }
+    let part = |(pool, (here, elsewhere)): (&Pool, (Pages, Pages))| {
+        let shares = u128::from(pool.shares) * u128::from(here.0);
+        let shares = shares.checked_div(u128::from(here.0) + u128::from(elsewhere.0));
+        Pool {
+            shares: shares.map_or(pool.shares, |shares| shares as u32).max(1),
+            min: pool.min.saturating_sub(elsewhere),
+            max: pool.max.map(|max| max.saturating_sub(elsewhere)),
+            ..pool.clone()
+        }
+    };
+    pools.iter().zip(held).map(part).collect()
 }
 
 /// What both ask for. What is evicted in exchange for a balloon that is let down is not evicted where that stays.

@@ -1,6 +1,7 @@
 use super::*;
 use crate::balloon::Health;
 use crate::plan::Reason;
+use crate::pools::PoolId;
 use crate::shares::TaxRate;
 use crate::state::Thresholds;
 use crate::{Decision, Tools, decide};
@@ -44,8 +45,12 @@ fn thresholds() -> Thresholds {
     Thresholds::default_for(Pages(32 * GIB)).scaled(Pages(32 * GIB), Pages(16 * GIB))
 }
 
-/// Two nodes of 16 GiB; the host has plenty.
 fn host(vms: Vec<VmState>, nodes: Vec<Node>) -> Decision {
+    pooled(vms, Vec::new(), nodes)
+}
+
+/// Two nodes of 16 GiB; the host has plenty.
+fn pooled(vms: Vec<VmState>, pools: Vec<Pool>, nodes: Vec<Node>) -> Decision {
     let budget = Pages(32 * GIB);
     let used: Pages = vms.iter().map(|vm| vm.consumed).sum();
     decide(Snapshot {
@@ -58,7 +63,7 @@ fn host(vms: Vec<VmState>, nodes: Vec<Node>) -> Decision {
         starting: Pages::ZERO,
         room: Pages::ZERO,
         vms,
-        pools: Vec::new(),
+        pools,
         policy: crate::Policy::default(),
         nodes,
     })
@@ -163,6 +168,101 @@ fn balloons_on_a_full_node_come_to_rest() {
         vms[0].consumed = vms[0].left_by(vms[0].balloon_goal);
     }
     assert_eq!(vms[0].balloon_goal, Pages::ZERO);
+}
+
+fn pool(id: u32, shares: u32, min: u64) -> Pool {
+    Pool {
+        id: PoolId(id),
+        name: format!("p{id}"),
+        parent: None,
+        shares,
+        min: Pages(min),
+        max: None,
+        expandable: false,
+        tax: None,
+    }
+}
+
+/// What a pool's min promises its VMs have elsewhere, too.
+#[test]
+fn a_pools_min_does_not_keep_its_vms_on_a_full_node_from_giving() {
+    for (min, takes) in [(8, true), (16, false)] {
+        let mut vms = vec![vm(0, 8 * GIB, 0), vm(1, 8 * GIB, 0)];
+        vms.iter_mut().for_each(|vm| vm.pool = Some(PoolId(0)));
+        let d = pooled(vms, vec![pool(0, 1_000, min * GIB)], vec![node(0, 0, State::High, &[0])]);
+        let missing = if takes { d.nodes[0].missing } else { Pages::ZERO };
+        assert_eq!(d.plans[0].evict, missing, "a min of {min} GiB");
+        assert_eq!(d.plans[1].evict, Pages::ZERO);
+    }
+}
+
+/// What the host does not give to one, the others on its node have; and a pool has the shares there of what it has there.
+#[test]
+fn what_a_full_node_takes_goes_by_what_the_host_gives() {
+    let mut vms: Vec<VmState> = (0..9).map(|id| vm(id, 2 * GIB, 0)).collect();
+    vms.iter_mut().for_each(|vm| {
+        vm.demand.tax = TaxRate::NONE;
+        vm.pool = Some(PoolId(0));
+    });
+    (vms[8].pool, vms[8].consumed, vms[8].demand.shares) = (None, Pages(8 * GIB), 4_000);
+    let bound = [0, 8];
+    let d = pooled(vms, vec![pool(0, 4_000, 0)], vec![node(0, GIB / 4, State::High, &bound)]);
+    assert_eq!(d.nodes[0].state, State::Hard);
+    let left = 10 * GIB - d.nodes[0].missing.0;
+    let got = [0, 8].map(|i| d.results[i].target.0);
+    // The pool has an eighth of its memory there, and of its shares: 500 beside 4,000. The host gives the one in it less than 2 GiB.
+    assert!(got[0] + got[1] >= left - 2, "nothing of {left} is nobody's: {got:?}");
+    assert!(got[1] >= 7 * GIB + GIB / 2, "{got:?}");
+}
+
+#[test]
+fn a_node_that_lacks_nothing_takes_nothing_from_what_the_host_gives() {
+    let mut vms = vec![vm(0, 6 * GIB, 0), vm(1, 2 * GIB, 0), vm(2, 15 * GIB, 0)];
+    vms[2].size = Pages(16 * GIB);
+    vms[2].demand.max = Pages(16 * GIB);
+    let nodes = || vec![node(0, 3 * GIB, State::High, &[0, 1])];
+    let mut snapshot = host(vms, nodes()).snapshot;
+    (snapshot.budget, snapshot.free) = (Pages(24 * GIB), Pages(GIB / 10));
+    let with = decide(snapshot.clone());
+    assert_eq!((with.state, with.nodes[0].missing), (State::Low, Pages::ZERO));
+    snapshot.nodes.clear();
+    assert_eq!(with.results, decide(snapshot).results);
+}
+
+/// What a node keeps one VM from having, the host gives to the others.
+#[test]
+fn memory_that_a_node_keeps_from_a_vm_is_there_for_the_others() {
+    let mut vms = vec![
+        vm(0, 6 * GIB, 0),
+        vm(1, 6 * GIB, 0),
+        vm(2, 9 * GIB, 9 * GIB),
+        vm(3, 2 * GIB, 12 * GIB),
+    ];
+    for vm in &mut vms {
+        (vm.size, vm.demand.max) = (Pages(16 * GIB), Pages(16 * GIB));
+        vm.balloon_limit = Pages(16 * GIB);
+        (vm.demand.tax, vm.demand.active) = (TaxRate::NONE, Pages(16 * GIB));
+    }
+    for vm in &mut vms[..2] {
+        (vm.balloon_goal, vm.wants_more, vm.demand.shares) = (Pages(10 * GIB), true, 2_000);
+        vm.tools.ballooned = Pages(10 * GIB);
+    }
+    let mut before = State::High;
+    // The first is bound to a node whose other memory the third has.
+    for _ in 0..60 {
+        let free = (16 * GIB).saturating_sub(vms[0].consumed.0 + 9 * GIB);
+        let d = host(vms.clone(), vec![node(0, free, before, &[0])]);
+        before = d.nodes[0].state;
+        for (vm, plan) in vms.iter_mut().zip(&d.plans).take(2) {
+            vm.balloon_goal = plan.balloon_goal;
+            vm.consumed = vm.left_by(vm.balloon_goal);
+            vm.tools.ballooned = vm.balloon_goal;
+        }
+    }
+    assert!(vms[0].consumed <= Pages(6 * GIB), "{:?}", vms[0].consumed);
+    let free = Pages(32 * GIB) - vms.iter().map(|vm| vm.consumed).sum::<Pages>();
+    let goal = Thresholds::default_for(Pages(32 * GIB)).goal();
+    assert!(free.0 <= goal.0 + GIB / 2, "{free} free, and the second has {:?}", vms[1].consumed);
 }
 
 /// What is told is what it is asked for: by the node where that takes more, by the host where that does.

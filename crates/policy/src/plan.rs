@@ -86,9 +86,17 @@ impl VmState {
     }
 
     /// What of its memory cannot be taken from it now: its guest bears no larger balloon, or has none that does what it is
-    /// told, and there is no room for its pages.
+    /// told, or not in time, and there is no room for its pages.
     pub(crate) fn fixed(&self) -> Pages {
-        let held = if mix::usable(self) { self.left_by(self.balloon_limit) } else { self.consumed };
+        let in_time = self.balloon_rate.map_or(0, |rate| rate.0.saturating_mul(IN_TIME_S));
+        let held = match self.balloon_health {
+            Health::Healthy => self.left_by(self.balloon_limit),
+            // One that hardly moves must not be what all others wait for.
+            Health::Slow => {
+                self.left_by(self.balloon_limit).max(self.consumed.saturating_sub(Pages(in_time)))
+            }
+            Health::Missing | Health::Stuck => self.consumed,
+        };
         self.consumed.min(held).saturating_sub(mix::room(self))
     }
 
@@ -123,9 +131,20 @@ pub(crate) struct Seen<'a> {
     pub demand: &'a VmDemand,
     /// What it is entitled to.
     pub target: Pages,
+    /// It can have no more by its balloon, whatever is free.
+    pub most: Pages,
 }
 
-impl Seen<'_> {
+impl<'a> Seen<'a> {
+    pub fn new(vm: &'a VmState, demand: &'a VmDemand, target: Pages) -> Seen<'a> {
+        Seen { vm, demand, target, most: Pages(u64::MAX) }
+    }
+
+    /// What its balloon leaves it, or will when it is let down to what it is entitled to.
+    fn room(&self) -> Pages {
+        self.vm.left_by(self.vm.balloon_goal).max(self.floor()).min(self.most)
+    }
+
     /// What reclamation leaves it: its target, and its guarantee in any case.
     fn floor(&self) -> Pages {
         self.target.max(self.demand.min).min(self.demand.max)
@@ -182,8 +201,7 @@ impl Supply {
 /// What to do now, in the order of `vms`.
 pub fn plan(state: State, supply: &Supply, pools: &[Pool], vms: &[Standing]) -> Vec<VmPlan> {
     let tree = Tree::new(pools, vms.iter().map(|s| s.vm.member()));
-    let seen: Vec<Seen> =
-        vms.iter().map(|s| Seen { vm: &s.vm, demand: &s.vm.demand, target: s.target }).collect();
+    let seen: Vec<Seen> = vms.iter().map(|s| Seen::new(&s.vm, &s.vm.demand, s.target)).collect();
     plan_in(&tree, state, supply, &seen)
 }
 
@@ -200,7 +218,7 @@ pub(crate) fn plan_in(tree: &Tree, state: State, supply: &Supply, vms: &[Seen]) 
     let rooms = release(tree, surplus, vms);
     let mut exchanges = vec![Exchange::default(); vms.len()];
     if deficit.is_zero() && vms.iter().any(|s| s.vm.tools.ceiling.is_some()) {
-        let before = vms.iter().map(|s| s.vm.left_by(s.vm.balloon_goal).max(s.floor()));
+        let before = vms.iter().map(Seen::room);
         let released = rooms.iter().zip(before).map(|(&room, was)| room.saturating_sub(was)).sum();
         let safe = supply.thresholds.lower_edge(State::High) + supply.room;
         let free = supply.free.saturating_sub(released);
@@ -281,20 +299,20 @@ fn release_to(
     vms: &[Seen],
     eligible: impl Fn(&Seen) -> bool,
 ) -> Vec<Pages> {
-    let room = |s: &Seen| s.vm.left_by(s.vm.balloon_goal).max(s.floor());
-    let owed = |s: &Seen| s.vm.owed(room(s).saturating_sub(s.vm.consumed));
+    let owed = |s: &Seen| s.vm.owed(s.room().saturating_sub(s.vm.consumed));
     let owed: Pages = vms.iter().filter(|s| eligible(s)).map(owed).sum();
     let surplus = surplus.saturating_sub(owed);
     if surplus.is_zero() || !vms.iter().any(&eligible) {
-        return vms.iter().map(room).collect();
+        return vms.iter().map(Seen::room).collect();
     }
     let claims = Claim::all(vms.iter().map(|s| {
         // Who does not use what it has gets no more for that.
         let used = s.vm.consumed + surplus;
-        let ceil = if eligible(s) { s.demand.max.min(used).max(room(s)) } else { room(s) };
-        (s.demand, room(s), ceil)
+        let most = s.demand.max.min(used).min(s.most).max(s.room());
+        let ceil = if eligible(s) { most } else { s.room() };
+        (s.demand, s.room(), ceil)
     }));
-    let amount = vms.iter().map(room).sum::<Pages>() + surplus;
+    let amount = vms.iter().map(Seen::room).sum::<Pages>() + surplus;
     allocate_pages(tree, amount, &claims).into_iter().map(Pages).collect()
 }
 

@@ -6,7 +6,7 @@ use ballast_units::Pages;
 use serde::{Deserialize, Serialize};
 
 use crate::decision::Decision;
-use crate::nodes::{Node, relieve};
+use crate::nodes::{self, Node};
 use crate::plan::{Seen, Supply, VmState, plan_in};
 use crate::policies::Policy;
 use crate::pools::{Pool, PoolShare, Tree, divide_in};
@@ -59,16 +59,21 @@ pub fn decide(snapshot: Snapshot) -> Decision {
     let tree = Tree::new(&snapshot.pools, snapshot.vms.iter().map(VmState::member));
     let vms: Vec<&VmState> = snapshot.vms.iter().collect();
     let (mut results, pools) = entitle(&tree, available, &snapshot.pools, &vms, &demands);
+    let (nodes, on_nodes) = nodes::look(&snapshot, &demands, &results);
     let standing: Vec<Seen> = snapshot
         .vms
         .iter()
         .zip(&demands)
         .zip(&results)
-        .map(|((vm, demand), entitled)| Seen { vm, demand, target: entitled.target })
+        .zip(nodes::most(&snapshot, &on_nodes))
+        .map(|(((vm, demand), entitled), most)| Seen {
+            most,
+            ..Seen::new(vm, demand, entitled.target)
+        })
         .collect();
     let supply = Supply { free, budget, thresholds, room: snapshot.room };
     let mut plans = plan_in(&tree, state, &supply, &standing);
-    let nodes = relieve(&snapshot, &demands, &mut results, &mut plans);
+    nodes::relieve(&on_nodes, &mut results, &mut plans);
     Decision { snapshot, state, available, results, pools, plans, nodes }
 }
 

@@ -94,7 +94,8 @@ impl Turn {
         if vm.tools.first != Tool::Paging || !usable(vm) {
             return None;
         }
-        let step = vm.balloon_goal.saturating_sub(ceiling).min(room(vm));
+        let may = s.most.saturating_sub(vm.left_by(vm.balloon_goal));
+        let step = vm.balloon_goal.saturating_sub(ceiling).min(room(vm)).min(may);
         // More than this is not of an exchange: the guest reports free pages, or was given much back.
         let owed = vm.tools.owed(vm.balloon_goal).min(Pages(vm.size.0 / OWED));
         // As long as the guest has not used what it got, it gets no more.
