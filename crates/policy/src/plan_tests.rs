@@ -93,6 +93,24 @@ fn what_one_cannot_give_is_asked_of_the_others() {
     }
 }
 
+/// One page in ten seconds is a sign of life, and no memory. There is no room for its pages.
+#[test]
+fn what_a_slow_balloon_does_not_bring_in_time_is_asked_of_the_others() {
+    for (rate, of_others) in [(None, 500), (Some(0), 500), (Some(20), 400), (Some(1_000), 0)] {
+        let slow = VmState {
+            consumed: Pages(3_750),
+            swap_free: Pages::ZERO,
+            balloon_health: Health::Slow,
+            balloon_rate: rate.map(Pages),
+            ..vm(1)
+        };
+        let gives = VmState { balloon_health: Health::Missing, ..vm(2) };
+        let standing = [slow, gives].map(|vm| Standing { vm, target: Pages(2_500) });
+        let plans = plan(State::Low, &supply(50), &[], &standing);
+        assert_eq!(plans[1].evict, Pages(of_others), "{rate:?}");
+    }
+}
+
 /// 650 are the goal, 400 the soft threshold. A start needs 500 more.
 #[test]
 fn room_for_a_start_is_made_in_plenty_without_blocking_anyone() {
