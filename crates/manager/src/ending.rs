@@ -94,8 +94,7 @@ impl Manager {
             return Ok(view);
         }
         if lock(&self.starting).contains_key(name) {
-            let why = format!("'{name}' is being started: stop it when it is there");
-            return Err(Failure::new(ErrorCode::Conflict, why));
+            return Err(being_started(name));
         }
         Err(unknown)
     }
@@ -120,6 +119,8 @@ impl Manager {
         let ended = Some("its guest was rebooting: it is not started again".to_owned());
         Some(match self.vm(name) {
             Ok(_) => Box::pin(self.stop_vm(name, grace)).await,
+            // By somebody else, who came in between.
+            Err(_) if lock(&self.starting).contains_key(name) => Err(being_started(name)),
             Err(_) => Ok(VmView { state: RunState::Stopped, ended, ..last }),
         })
     }
@@ -327,6 +328,11 @@ impl Manager {
         let record = Record::load(&vm.folder).ok().flatten();
         self.remove_all_but_logs(&vm.name, record.as_ref());
     }
+}
+
+fn being_started(name: &str) -> Failure {
+    let why = format!("'{name}' is being started: stop it when it is there");
+    Failure::new(ErrorCode::Conflict, why)
 }
 
 /// Asks a guest to power off, again until it has ended: QEMU answers late where it waits in a page fault, and a guest

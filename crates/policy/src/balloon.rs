@@ -355,7 +355,9 @@ impl BalloonControl {
             // Without a report that can be believed: what was seen to be given up.
             _ => (input.discarded.saturating_sub(last.discarded), false),
         };
-        let had_to_grow = held(last.reported).unwrap_or(last.claimed) < last.command;
+        // What it says is worth nothing where it was not believed.
+        let believed = if last.proven < last.claimed { None } else { held(last.reported) };
+        let had_to_grow = believed.unwrap_or(last.proven) < last.command;
         if !had_to_grow || seconds <= 0.0 {
             return;
         }
@@ -388,12 +390,12 @@ impl BalloonControl {
         self.health = if followed(input, due) {
             match self.health {
                 // What stood still must be seen to follow an order before it is trusted again.
-                Health::Stuck if !self.moving(input, now) && input.reported.is_none() => {
+                Health::Stuck if !self.moving(input, due, now) && input.reported.is_none() => {
                     Health::Stuck
                 }
                 _ => Health::Healthy,
             }
-        } else if self.moving(input, now) || self.did(due, now) {
+        } else if self.moving(input, due, now) || self.did(due, now) {
             Health::Slow
         } else {
             Health::Stuck
@@ -423,15 +425,17 @@ impl BalloonControl {
         self.moments.iter().skip(start)
     }
 
-    /// Whether anything moved the right way during the last `patience`.
-    fn moving(&self, input: &BalloonInput, now: Duration) -> bool {
+    /// Whether anything moved the right way during the last `patience`: all that is lacking, or enough to be more than what a
+    /// guest gives up anyway now and then.
+    fn moving(&self, input: &BalloonInput, due: Pages, now: Duration) -> bool {
         let since = now.saturating_sub(self.config.patience);
         let Some(then) = self.since(since).next() else { return true };
+        let enough = due.saturating_sub(self.held(input)).min(SLACK).max(Pages(1));
         // A size beyond what was asked is no movement, for nobody asked for it; nor is one that
         // the pages the VM uses leave no room for.
         let claimed = input.reported.map(|r| r.min(self.command)).filter(|&r| !refuted(input, r));
-        input.discarded > then.discarded
-            || claimed.zip(then.reported).is_some_and(|(claim, old)| claim > old)
+        input.discarded >= then.discarded + enough.0
+            || claimed.zip(then.reported).is_some_and(|(claim, old)| claim >= old + enough)
     }
 
     /// The largest balloon the guest bears, and how far it may be sure of that now: the cap, and

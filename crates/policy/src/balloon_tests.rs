@@ -423,6 +423,33 @@ fn a_guest_that_takes_a_little_back_keeps_the_rest_and_is_not_stuck() {
     }
 }
 
+/// A page now and then, as a guest reports that it has freed one, is no balloon that moves.
+#[test]
+fn a_page_now_and_then_is_no_movement() {
+    let mut g = Guest::new();
+    for second in 0..60 {
+        let out = g.second(Driver::Dead);
+        g.input.discarded += 20;
+        assert_eq!(out.health == Health::Stuck, second >= 10, "second {second}");
+    }
+}
+
+/// It had filled its balloon as fast as any, and uses the pages all the same.
+#[test]
+fn the_rate_of_a_liar_falls() {
+    let mut g = Guest::new();
+    let honest = g.seconds(30, FAST).rate.unwrap();
+    for _ in 0..40 {
+        g.input.consumed = Some(SIZE);
+        let real = g.real;
+        g.second(Driver::Lies);
+        g.real = real;
+    }
+    g.input.consumed = Some(SIZE);
+    let now = g.control.step(&g.input).rate.unwrap();
+    assert!(now.0 * 20 < honest.0, "{now} of {honest}");
+}
+
 #[test]
 fn a_part_that_is_taken_back_while_nobody_looks_costs_a_resumed_balloon_nothing_else() {
     let mut g = Guest::new();

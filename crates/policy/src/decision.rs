@@ -131,24 +131,17 @@ impl Decision {
         }
     }
 
-    /// The node that the VM is bound to, if it is short, or decides how far the VM's balloon is let down.
+    /// The node that the VM is bound to, if it is short.
     fn node_step(&self, id: VmId) -> Option<String> {
         let mut nodes = self.snapshot.nodes.iter().zip(&self.nodes);
         let (node, decided) = nodes.find(|(node, _)| node.bound.contains(&id))?;
-        let has = format!(
-            "Its memory is bound to node {}, which has {} of {} free",
-            node.id, node.free, node.size
-        );
         if decided.missing.is_zero() {
-            let plan = self.plans.iter().find(|plan| plan.id == id)?;
-            let step =
-                || format!("{has}: its balloon is let down by what there is to spare, no further.");
-            return (!plan.balloon_goal.is_zero()).then(step);
+            return None;
         }
         Some(format!(
-            "{has}, {} short of what is aimed for there; its state is {}: what is missing is taken from the VMs that are bound \
-             to it.",
-            decided.missing, decided.state
+            "Its memory is bound to node {}, which has {} of {} free, {} short of what is aimed for there; its state is {}: what \
+             is missing is taken from the VMs that are bound to it.",
+            node.id, node.free, node.size, decided.missing, decided.state
         ))
     }
 
@@ -383,6 +376,7 @@ fn action(plan: &VmPlan) -> String {
             asked.push("its balloon is exchanged for paging".to_owned());
         }
         Reason::Enough { .. } => asked.push("its balloon grows no further".to_owned()),
+        Reason::NodeFull { .. } => asked.push("its balloon is kept for its node".to_owned()),
         Reason::WithinTarget { .. } | Reason::Plenty { .. } | Reason::Spared { .. } => {
             asked.push("nothing is taken from it".to_owned());
         }

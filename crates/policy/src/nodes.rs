@@ -58,6 +58,7 @@ fn supply(snapshot: &Snapshot, node: &Node) -> Supply {
 pub(crate) struct OnNode {
     /// The place of the VM in the snapshot.
     vm: usize,
+    node: u32,
     /// The node lacks nothing: its entitlement says what of a balloon it has to give back, and nothing else.
     lacks_nothing: bool,
     entitled: Entitlement,
@@ -92,13 +93,35 @@ pub(crate) fn most(snapshot: &Snapshot, asked: &[OnNode]) -> Vec<Pages> {
 }
 
 /// Makes what is asked of VMs that are bound to a node as strict as the node wants it, and their entitlements smaller, where it lacks
-/// something. Both are in the order of the snapshot's VMs.
+/// something; where it does not, their balloons stay as they are on it, and nothing else. Both are in the order of the snapshot's VMs.
 pub(crate) fn relieve(asked: &[OnNode], results: &mut [Entitlement], plans: &mut [VmPlan]) {
     for on in asked {
-        if !on.lacks_nothing && on.entitled.target < results[on.vm].target {
+        let plan = &mut plans[on.vm];
+        if on.lacks_nothing {
+            *plan = held(*plan, on.plan.balloon_goal, on.node);
+            continue;
+        }
+        if on.entitled.target < results[on.vm].target {
             results[on.vm] = on.entitled;
         }
-        plans[on.vm] = stricter(plans[on.vm], on.plan);
+        *plan = stricter(*plan, on.plan);
+    }
+}
+
+/// The host's plan, with a balloon that is let down to `balloon_goal` at most. What would have been evicted in exchange stays.
+fn held(host: VmPlan, balloon_goal: Pages, node: u32) -> VmPlan {
+    if balloon_goal <= host.balloon_goal {
+        return host;
+    }
+    let reason = Reason::NodeFull { node, host: host.balloon_goal, to: balloon_goal };
+    match host.reason {
+        Reason::Exchanged { evict, .. } => {
+            VmPlan { balloon_goal, evict: Pages::ZERO, leave: host.leave + evict, reason, ..host }
+        }
+        Reason::Entitled { .. } | Reason::Released { .. } | Reason::Enough { .. } => {
+            VmPlan { balloon_goal, reason, ..host }
+        }
+        _ => VmPlan { balloon_goal, ..host },
     }
 }
 
@@ -121,7 +144,9 @@ fn look_at(
     // What the host does not give them is there for others.
     let within = |&i: &usize| {
         let demand = demands[i];
-        VmDemand { max: results[i].target.max(demand.min).min(demand.max), ..demand }
+        // But for what cannot be taken from it, which is not there for them.
+        let most = results[i].target.max(demand.min).max(snapshot.vms[i].fixed());
+        VmDemand { max: most.min(demand.max), ..demand }
     };
     let within: Vec<VmDemand> = at.iter().map(within).collect();
     // What they may have there together.
@@ -129,33 +154,30 @@ fn look_at(
     let available = (consumed + supply.free).saturating_sub(supply.goal());
     let (entitled, _) = entitle(&tree, available, &pools, &vms, &within);
     let standing = at.iter().zip(&vms).zip(&entitled);
-    let standing: Vec<Seen> =
-        standing.map(|((&i, vm), e)| Seen::new(vm, &demands[i], e.target)).collect();
+    let standing: Vec<Seen> = standing
+        .map(|((&i, vm), e)| Seen::new(vm, &demands[i], e.target.min(results[i].target)))
+        .collect();
     let asked = plan_in(&tree, state.min(State::Hard), supply, &standing);
     let lacks_nothing = supply.deficit(state).is_zero();
-    let on = |((vm, entitled), plan)| OnNode { vm, lacks_nothing, entitled, plan };
+    let on = |((vm, entitled), plan)| OnNode { vm, node: node.id, lacks_nothing, entitled, plan };
     at.into_iter().zip(entitled).zip(asked).map(on).collect()
 }
 
-/// The pools as they are for those of their VMs that are bound to a node: what their other VMs hold is theirs elsewhere, and counts
-/// for bounds; and of their shares those have the part that they have of the memory.
+/// The pools as they are for those of their VMs that are bound to a node: of their min those have the part that they have of the
+/// pools' memory, so that it is kept whatever several nodes take. Their max is the host's to see to.
 fn on_node(pools: &[Pool], vms: &[VmState], is_bound: impl Fn(&VmState) -> bool) -> Vec<Pool> {
-    let mut held = vec![(Pages::ZERO, Pages::ZERO); pools.len()];
+    let mut held = vec![(0, 0); pools.len()];
     for vm in vms {
+        let has = (vm.consumed + vm.overhead).0;
         for i in ancestors(pools, vm.pool) {
-            let (here, elsewhere) = &mut held[i];
-            *(if is_bound(vm) { here } else { elsewhere }) += vm.consumed + vm.overhead;
+            let (here, all) = &mut held[i];
+            *here += if is_bound(vm) { has } else { 0 };
+            *all += has;
         }
     }
-    let part = |(pool, (here, elsewhere)): (&Pool, (Pages, Pages))| {
-        let shares = u128::from(pool.shares) * u128::from(here.0);
-        let shares = shares.checked_div(u128::from(here.0) + u128::from(elsewhere.0));
-        Pool {
-            shares: shares.map_or(pool.shares, |shares| shares as u32).max(1),
-            min: pool.min.saturating_sub(elsewhere),
-            max: pool.max.map(|max| max.saturating_sub(elsewhere)),
-            ..pool.clone()
-        }
+    let part = |(pool, (here, all)): (&Pool, (u64, u64))| {
+        let min = (u128::from(pool.min.0) * u128::from(here)).div_ceil(u128::from(all.max(1)));
+        Pool { min: Pages(min as u64), max: None, ..pool.clone() }
     };
     pools.iter().zip(held).map(part).collect()
 }

@@ -85,19 +85,21 @@ impl VmState {
         Member { pool: self.pool, overhead: self.overhead }
     }
 
-    /// What of its memory cannot be taken from it now: its guest bears no larger balloon, or has none that does what it is
-    /// told, or not in time, and there is no room for its pages.
+    /// What of its memory cannot be taken from it: its guest bears no larger balloon, or has none that does what it is told, and
+    /// there is no room for its pages.
     pub(crate) fn fixed(&self) -> Pages {
-        let in_time = self.balloon_rate.map_or(0, |rate| rate.0.saturating_mul(IN_TIME_S));
-        let held = match self.balloon_health {
-            Health::Healthy => self.left_by(self.balloon_limit),
-            // One that hardly moves must not be what all others wait for.
-            Health::Slow => {
-                self.left_by(self.balloon_limit).max(self.consumed.saturating_sub(Pages(in_time)))
-            }
-            Health::Missing | Health::Stuck => self.consumed,
-        };
+        let held = if mix::usable(self) { self.left_by(self.balloon_limit) } else { self.consumed };
         self.consumed.min(held).saturating_sub(mix::room(self))
+    }
+
+    /// What cannot be taken from it in time: a balloon that hardly moves must not be what all others wait for.
+    fn fixed_for_now(&self) -> Pages {
+        let in_time = self.balloon_rate.map_or(0, |rate| rate.0.saturating_mul(IN_TIME_S));
+        let kept = match self.balloon_health {
+            Health::Slow => self.consumed.saturating_sub(Pages(in_time)),
+            _ => Pages::ZERO,
+        };
+        self.fixed().max(kept.saturating_sub(mix::room(self)))
     }
 
     /// Of what it may use and does not, `unused`: what it was given back of its balloon. The rest it never had, or that went
@@ -260,7 +262,9 @@ fn distribute(tree: &Tree, deficit: Pages, vms: &[Seen]) -> Vec<Take> {
     let within = allocate_pages(tree, Pages(u64::MAX), &claims);
     let limit: Pages = within.iter().copied().map(Pages).sum();
     let comes = vms.iter().zip(&within).map(|(s, &within)| {
-        s.vm.consumed.saturating_sub(s.vm.fixed()).min(s.vm.consumed.saturating_sub(Pages(within)))
+        s.vm.consumed
+            .saturating_sub(s.vm.fixed_for_now())
+            .min(s.vm.consumed.saturating_sub(Pages(within)))
     });
     let deficit = deficit.saturating_sub(comes.sum());
     let kept = if deficit.is_zero() {
@@ -268,7 +272,7 @@ fn distribute(tree: &Tree, deficit: Pages, vms: &[Seen]) -> Vec<Take> {
     } else {
         let claims = Claim::all(vms.iter().map(|s| {
             let ceil = s.vm.consumed.min(s.demand.max);
-            (s.demand, s.floor().max(s.vm.fixed()).min(ceil), ceil)
+            (s.demand, s.floor().max(s.vm.fixed_for_now()).min(ceil), ceil)
         }));
         allocate_pages(tree, limit.saturating_sub(deficit), &claims)
     };
@@ -286,9 +290,10 @@ fn distribute(tree: &Tree, deficit: Pages, vms: &[Seen]) -> Vec<Take> {
 /// the largest rho first, but to guests that run short before all others. What was released and is not
 /// yet used is still owed, and counts.
 fn release(tree: &Tree, surplus: Pages, vms: &[Seen]) -> Vec<Pages> {
-    let short = |s: &Seen| s.vm.short && !s.vm.balloon_goal.is_zero();
+    let gains = |s: &Seen| !s.vm.balloon_goal.is_zero() && s.most > s.room();
+    let short = |s: &Seen| s.vm.short && gains(s);
     if !vms.iter().any(short) {
-        return release_to(tree, surplus, vms, |s| s.vm.wants_more && !s.vm.balloon_goal.is_zero());
+        return release_to(tree, surplus, vms, |s| s.vm.wants_more && gains(s));
     }
     release_to(tree, surplus, vms, short)
 }

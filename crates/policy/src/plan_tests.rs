@@ -105,6 +105,7 @@ fn what_a_slow_balloon_does_not_bring_in_time_is_asked_of_the_others() {
             ..vm(1)
         };
         let gives = VmState { balloon_health: Health::Missing, ..vm(2) };
+        assert_eq!(slow.fixed(), Pages(1_400), "what it may have in the end is another thing");
         let standing = [slow, gives].map(|vm| Standing { vm, target: Pages(2_500) });
         let plans = plan(State::Low, &supply(50), &[], &standing);
         assert_eq!(plans[1].evict, Pages(of_others), "{rate:?}");

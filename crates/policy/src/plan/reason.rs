@@ -122,6 +122,15 @@ pub enum Reason {
         /// Of a page that is compressed or swapped. None: not measured lately.
         paging: Option<Cost>,
     },
+    /// Its balloon is kept for the NUMA node that it is bound to, where there is no more memory for it.
+    NodeFull {
+        /// The kernel's number of the node.
+        node: u32,
+        /// The balloon goal that the host has memory for.
+        host: Pages,
+        /// The balloon goal from now on.
+        to: Pages,
+    },
     /// Its balloon costs more than paging, which is enough again: it grows no further.
     Enough {
         /// The balloon goal so far.
@@ -197,6 +206,11 @@ impl fmt::Display for Reason {
                 exchanged(f, (from, to), evict)?;
                 costs(f, balloon, paging)
             }
+            Reason::NodeFull { node, host, to } => write!(
+                f,
+                "its balloon is to hold {to}, and not the {host} that would do for the host: node {node}, to which it is bound, has \
+                 no more to give back"
+            ),
             Reason::Enough { from, to, balloon, paging } => {
                 write!(f, "its balloon, asked for {from}, stays at {to}: paging is enough, and ")?;
                 costs(f, balloon, paging)
