@@ -94,7 +94,8 @@ impl Manager {
             return Ok(view);
         }
         if lock(&self.starting).contains_key(name) {
-            return Err(being_started(name));
+            let why = format!("'{name}' is being started: stop it when it is there");
+            return Err(Failure::new(ErrorCode::Conflict, why));
         }
         Err(unknown)
     }
@@ -118,9 +119,9 @@ impl Manager {
         }
         let ended = Some("its guest was rebooting: it is not started again".to_owned());
         Some(match self.vm(name) {
-            Ok(_) => Box::pin(self.stop_vm(name, grace)).await,
             // By somebody else, who came in between.
-            Err(_) if lock(&self.starting).contains_key(name) => Err(being_started(name)),
+            Err(_) if lock(&self.starting).contains_key(name) => return None,
+            Ok(_) => Box::pin(self.stop_vm(name, grace)).await,
             Err(_) => Ok(VmView { state: RunState::Stopped, ended, ..last }),
         })
     }
@@ -328,11 +329,6 @@ impl Manager {
         let record = Record::load(&vm.folder).ok().flatten();
         self.remove_all_but_logs(&vm.name, record.as_ref());
     }
-}
-
-fn being_started(name: &str) -> Failure {
-    let why = format!("'{name}' is being started: stop it when it is there");
-    Failure::new(ErrorCode::Conflict, why)
 }
 
 /// Asks a guest to power off, again until it has ended: QEMU answers late where it waits in a page fault, and a guest

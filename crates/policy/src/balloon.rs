@@ -416,7 +416,8 @@ impl BalloonControl {
 
     /// Whether it had done that much within the last `patience`.
     fn did(&self, due: Pages, now: Duration) -> bool {
-        self.since(now.saturating_sub(self.config.patience)).any(|m| m.proven >= due)
+        let since = now.saturating_sub(self.config.patience);
+        !due.is_zero() && self.since(since).any(|m| m.proven >= due)
     }
 
     /// The moments from the one in force at `since`, which is the last at or before it.
@@ -425,12 +426,13 @@ impl BalloonControl {
         self.moments.iter().skip(start)
     }
 
-    /// Whether anything moved the right way during the last `patience`: all that is lacking, or enough to be more than what a
-    /// guest gives up anyway now and then.
+    /// Whether anything moved the right way during the last `patience`: all that is lacking, or enough of it to be done within
+    /// some time, and more than what a guest gives up anyway now and then.
     fn moving(&self, input: &BalloonInput, due: Pages, now: Duration) -> bool {
         let since = now.saturating_sub(self.config.patience);
         let Some(then) = self.since(since).next() else { return true };
-        let enough = due.saturating_sub(self.held(input)).min(SLACK).max(Pages(1));
+        let lacking = due.saturating_sub(self.held(input));
+        let enough = Pages(lacking.0 / PACES).max(lacking.min(SLACK)).max(Pages(1));
         // A size beyond what was asked is no movement, for nobody asked for it; nor is one that
         // the pages the VM uses leave no room for.
         let claimed = input.reported.map(|r| r.min(self.command)).filter(|&r| !refuted(input, r));
@@ -498,6 +500,8 @@ const RATE_GAIN: f64 = 0.25;
 const MAX_PACE: Duration = Duration::from_secs(2);
 /// A caller that turns faster than planned shortens the memory, not the machine's.
 const MAX_MOMENTS: usize = 1_024;
+/// In so many times `patience` a balloon must be done at the pace that it has, or it stands still.
+const PACES: u64 = 64;
 /// Pages may be in flight between the guest and the books.
 const SLACK: Pages = Pages(256);
 

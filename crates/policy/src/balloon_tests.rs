@@ -434,6 +434,34 @@ fn a_page_now_and_then_is_no_movement() {
     }
 }
 
+/// 2.3 MiB in ten seconds are something of 128 MiB, and nothing of a GiB.
+#[test]
+fn a_pace_that_takes_for_ever_is_none() {
+    for (size, moves) in [(256, true), (2_048, false)] {
+        let mut g = Guest::new();
+        (g.input.size, g.input.consumed) = (Pages::from_mib(size), Some(Pages::from_mib(size)));
+        g.input.goal = Pages::from_mib(size / 2);
+        for second in 0..60 {
+            let out = g.control.step(&g.input);
+            g.input.discarded += 60;
+            g.input.now += Duration::from_secs(1);
+            assert!(second < 40 || (out.health == Health::Slow) == moves, "{size} MiB: {out:?}");
+        }
+    }
+}
+
+#[test]
+fn an_empty_balloon_that_is_not_believed_is_stuck() {
+    let mut g = Guest::new();
+    g.input.goal = Pages::ZERO;
+    g.input.consumed = Some(SIZE + SIZE);
+    for _ in 0..15 {
+        let out = g.control.step(&g.input);
+        g.input.now += Duration::from_secs(1);
+        assert!(g.input.now.as_secs() < 12 || out.health == Health::Stuck, "{out:?}");
+    }
+}
+
 /// It had filled its balloon as fast as any, and uses the pages all the same.
 #[test]
 fn the_rate_of_a_liar_falls() {

@@ -65,9 +65,11 @@ pub(crate) struct OnNode {
     plan: VmPlan,
 }
 
-/// The states of the nodes, and what they ask of the VMs that are bound to them. `results`: what the host entitles VMs to.
+/// The states of the nodes, and what they ask of the VMs that are bound to them. `results`: what the host entitles VMs to;
+/// `surplus`: what it may let balloons down by beyond that.
 pub(crate) fn look(
     snapshot: &Snapshot,
+    surplus: Pages,
     demands: &[VmDemand],
     results: &[Entitlement],
 ) -> (Vec<NodeState>, Vec<OnNode>) {
@@ -76,7 +78,7 @@ pub(crate) fn look(
         let supply = supply(snapshot, node);
         let state = StateMachine::at(supply.thresholds, node.before).update(node.free);
         let missing = supply.deficit(state);
-        asked.extend(look_at(snapshot, node, state, &supply, (demands, results)));
+        asked.extend(look_at((snapshot, surplus), node, state, &supply, (demands, results)));
         NodeState { id: node.id, state, missing }
     };
     let states = snapshot.nodes.iter().map(decide).collect();
@@ -98,22 +100,31 @@ pub(crate) fn relieve(asked: &[OnNode], results: &mut [Entitlement], plans: &mut
     for on in asked {
         let plan = &mut plans[on.vm];
         if on.lacks_nothing {
-            *plan = held(*plan, on.plan.balloon_goal, on.node);
+            *plan = held(*plan, on.plan, on.node);
             continue;
         }
         if on.entitled.target < results[on.vm].target {
             results[on.vm] = on.entitled;
         }
-        *plan = stricter(*plan, on.plan);
+        *plan = stricter(*plan, on.plan, on.node);
     }
 }
 
-/// The host's plan, with a balloon that is let down to `balloon_goal` at most. What would have been evicted in exchange stays.
-fn held(host: VmPlan, balloon_goal: Pages, node: u32) -> VmPlan {
+fn is_exchange(plan: &VmPlan) -> bool {
+    matches!(plan.reason, Reason::Exchanged { .. })
+}
+
+/// The host's plan, with a balloon that is let down no further than the node wants. What would have been evicted in exchange
+/// stays; where both exchange, the node wants its part evicted, too.
+fn held(host: VmPlan, node: VmPlan, id: u32) -> VmPlan {
+    if is_exchange(&host) && is_exchange(&node) {
+        return both(host, node, host.reason);
+    }
+    let balloon_goal = node.balloon_goal;
     if balloon_goal <= host.balloon_goal {
         return host;
     }
-    let reason = Reason::NodeFull { node, host: host.balloon_goal, to: balloon_goal };
+    let reason = kept(&host, &node, id);
     match host.reason {
         Reason::Exchanged { evict, .. } => {
             VmPlan { balloon_goal, evict: Pages::ZERO, leave: host.leave + evict, reason, ..host }
@@ -121,16 +132,26 @@ fn held(host: VmPlan, balloon_goal: Pages, node: u32) -> VmPlan {
         Reason::Entitled { .. } | Reason::Released { .. } | Reason::Enough { .. } => {
             VmPlan { balloon_goal, reason, ..host }
         }
-        _ => VmPlan { balloon_goal, ..host },
+        mut reason => {
+            if let Reason::Reclaim { balloon, .. } = &mut reason {
+                *balloon = balloon_goal;
+            }
+            VmPlan { balloon_goal, reason, ..host }
+        }
     }
 }
 
-fn look_at(
-    snapshot: &Snapshot,
+/// Why a balloon is larger than the host wants it.
+fn kept(host: &VmPlan, node: &VmPlan, id: u32) -> Reason {
+    Reason::NodeFull { node: id, host: host.balloon_goal, to: node.balloon_goal }
+}
+
+fn look_at<'a>(
+    (snapshot, surplus): (&'a Snapshot, Pages),
     node: &Node,
     state: State,
     supply: &Supply,
-    (demands, results): (&[VmDemand], &[Entitlement]),
+    (demands, results): (&'a [VmDemand], &[Entitlement]),
 ) -> Vec<OnNode> {
     let bound: BTreeSet<VmId> = node.bound.iter().copied().collect();
     let is_bound = |vm: &VmState| bound.contains(&vm.demand.id);
@@ -139,7 +160,7 @@ fn look_at(
         return Vec::new();
     }
     let pools = on_node(&snapshot.pools, &snapshot.vms, is_bound);
-    let vms: Vec<&VmState> = at.iter().map(|&i| &snapshot.vms[i]).collect();
+    let vms: Vec<&'a VmState> = at.iter().map(|&i| &snapshot.vms[i]).collect();
     let tree = Tree::new(&pools, vms.iter().map(|vm| vm.member()));
     // What the host does not give them is there for others.
     let within = |&i: &usize| {
@@ -153,10 +174,13 @@ fn look_at(
     let consumed: Pages = vms.iter().map(|vm| vm.consumed).sum();
     let available = (consumed + supply.free).saturating_sub(supply.goal());
     let (entitled, _) = entitle(&tree, available, &pools, &vms, &within);
-    let standing = at.iter().zip(&vms).zip(&entitled);
-    let standing: Vec<Seen> = standing
-        .map(|((&i, vm), e)| Seen::new(vm, &demands[i], e.target.min(results[i].target)))
-        .collect();
+    let seen = |((&i, vm), entitled): ((&usize, &&'a VmState), &Entitlement)| {
+        let target = entitled.target.min(results[i].target);
+        // What the host gives nobody is not given on paper, while others wait for it.
+        let of_host = vm.left_by(vm.balloon_goal).max(results[i].target) + surplus;
+        Seen { most: of_host, ..Seen::new(vm, &demands[i], target) }
+    };
+    let standing: Vec<Seen> = at.iter().zip(&vms).zip(&entitled).map(seen).collect();
     let asked = plan_in(&tree, state.min(State::Hard), supply, &standing);
     let lacks_nothing = supply.deficit(state).is_zero();
     let on = |((vm, entitled), plan)| OnNode { vm, node: node.id, lacks_nothing, entitled, plan };
@@ -183,16 +207,26 @@ fn on_node(pools: &[Pool], vms: &[VmState], is_bound: impl Fn(&VmState) -> bool)
 }
 
 /// What both ask for. What is evicted in exchange for a balloon that is let down is not evicted where that stays.
-fn stricter(host: VmPlan, node: VmPlan) -> VmPlan {
-    let exchanged = |plan: &VmPlan| matches!(plan.reason, Reason::Exchanged { .. });
-    if exchanged(&host) && node.balloon_goal > host.balloon_goal {
+fn stricter(host: VmPlan, node: VmPlan, id: u32) -> VmPlan {
+    if is_exchange(&host) && node.balloon_goal > host.balloon_goal {
         return node;
     }
-    if exchanged(&node) && host.balloon_goal > node.balloon_goal {
+    if is_exchange(&node) && host.balloon_goal > node.balloon_goal {
         return host;
     }
     let by_node = (node.leave, host.balloon_goal) < (host.leave, node.balloon_goal);
-    let reason = if by_node { node.reason } else { host.reason };
+    let reason = match node.reason {
+        _ if !by_node => host.reason,
+        Reason::WithinTarget { .. } | Reason::Plenty { .. } if node.leave == host.leave => {
+            kept(&host, &node, id)
+        }
+        reason => reason,
+    };
+    both(host, node, reason)
+}
+
+/// All that either asks for.
+fn both(host: VmPlan, node: VmPlan, reason: Reason) -> VmPlan {
     VmPlan {
         id: host.id,
         balloon_goal: host.balloon_goal.max(node.balloon_goal),

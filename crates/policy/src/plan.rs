@@ -198,6 +198,15 @@ impl Supply {
         }
         self.goal().saturating_sub(self.free)
     }
+
+    /// What balloons can be let down by beyond targets.
+    pub fn surplus(&self, state: State) -> Pages {
+        let margin = Pages(self.budget.0 / RELEASE_MARGIN);
+        match state {
+            State::High => self.free.saturating_sub(self.goal()).saturating_sub(margin),
+            _ => Pages::ZERO,
+        }
+    }
 }
 
 /// What to do now, in the order of `vms`.
@@ -212,12 +221,7 @@ pub(crate) fn plan_in(tree: &Tree, state: State, supply: &Supply, vms: &[Seen]) 
     // Room for a VM that starts is made by the means of soft: nobody is blocked for it.
     let state = if deficit.is_zero() { state } else { state.max(State::Soft) };
     let takes = distribute(tree, deficit, vms);
-    let margin = Pages(supply.budget.0 / RELEASE_MARGIN);
-    let surplus = match state {
-        State::High => supply.free.saturating_sub(supply.goal()).saturating_sub(margin),
-        _ => Pages::ZERO,
-    };
-    let rooms = release(tree, surplus, vms);
+    let rooms = release(tree, supply.surplus(state), vms);
     let mut exchanges = vec![Exchange::default(); vms.len()];
     if deficit.is_zero() && vms.iter().any(|s| s.vm.tools.ceiling.is_some()) {
         let before = vms.iter().map(Seen::room);
@@ -290,7 +294,7 @@ fn distribute(tree: &Tree, deficit: Pages, vms: &[Seen]) -> Vec<Take> {
 /// the largest rho first, but to guests that run short before all others. What was released and is not
 /// yet used is still owed, and counts.
 fn release(tree: &Tree, surplus: Pages, vms: &[Seen]) -> Vec<Pages> {
-    let gains = |s: &Seen| !s.vm.balloon_goal.is_zero() && s.most > s.room();
+    let gains = |s: &Seen| !s.vm.balloon_goal.is_zero() && s.most.min(s.demand.max) > s.room();
     let short = |s: &Seen| s.vm.short && gains(s);
     if !vms.iter().any(short) {
         return release_to(tree, surplus, vms, |s| s.vm.wants_more && gains(s));

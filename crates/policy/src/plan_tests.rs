@@ -340,6 +340,22 @@ fn plenty_is_given_back_to_the_largest_rho_first() {
     assert_eq!(one(State::High, 828, idle).balloon_goal, Pages(1_500));
 }
 
+/// Who is at its max gains nothing by what is free, however short it is.
+#[test]
+fn a_short_guest_at_its_max_keeps_memory_from_nobody() {
+    let ballooned = |id| VmState {
+        balloon_goal: Pages(2_000),
+        wants_more: true,
+        consumed: Pages(2_000),
+        ..vm(id)
+    };
+    let mut short = VmState { short: true, ..ballooned(1) };
+    short.demand.max = Pages(2_000);
+    let plans = run(State::High, 1_800, &[short, ballooned(2)]);
+    assert_eq!(plans[0].balloon_goal, Pages(2_000));
+    assert!(plans[1].balloon_goal < Pages(1_500), "{plans:?}");
+}
+
 #[test]
 fn a_limit_holds_in_every_state() {
     let mut limited = vm(1);

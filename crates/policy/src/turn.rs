@@ -59,7 +59,8 @@ pub fn decide(snapshot: Snapshot) -> Decision {
     let tree = Tree::new(&snapshot.pools, snapshot.vms.iter().map(VmState::member));
     let vms: Vec<&VmState> = snapshot.vms.iter().collect();
     let (mut results, pools) = entitle(&tree, available, &snapshot.pools, &vms, &demands);
-    let (nodes, on_nodes) = nodes::look(&snapshot, &demands, &results);
+    let supply = Supply { free, budget, thresholds, room: snapshot.room };
+    let (nodes, on_nodes) = nodes::look(&snapshot, supply.surplus(state), &demands, &results);
     let standing: Vec<Seen> = snapshot
         .vms
         .iter()
@@ -71,7 +72,6 @@ pub fn decide(snapshot: Snapshot) -> Decision {
             ..Seen::new(vm, demand, entitled.target)
         })
         .collect();
-    let supply = Supply { free, budget, thresholds, room: snapshot.room };
     let mut plans = plan_in(&tree, state, &supply, &standing);
     nodes::relieve(&on_nodes, &mut results, &mut plans);
     Decision { snapshot, state, available, results, pools, plans, nodes }

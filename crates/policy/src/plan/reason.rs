@@ -206,11 +206,7 @@ impl fmt::Display for Reason {
                 exchanged(f, (from, to), evict)?;
                 costs(f, balloon, paging)
             }
-            Reason::NodeFull { node, host, to } => write!(
-                f,
-                "its balloon is to hold {to}, and not the {host} that would do for the host: node {node}, to which it is bound, has \
-                 no more to give back"
-            ),
+            Reason::NodeFull { node, host, to } => kept(f, node, host, to),
             Reason::Enough { from, to, balloon, paging } => {
                 write!(f, "its balloon, asked for {from}, stays at {to}: paging is enough, and ")?;
                 costs(f, balloon, paging)
@@ -235,6 +231,14 @@ impl fmt::Display for Reason {
             }
         }
     }
+}
+
+fn kept(f: &mut fmt::Formatter<'_>, node: u32, host: Pages, to: Pages) -> fmt::Result {
+    write!(
+        f,
+        "its balloon is to hold {to}, and not the {host} that would do for the host: node {node}, to which it is bound, has no more to \
+         give back"
+    )
 }
 
 /// How far the balloon comes down, or that it cannot yet.
