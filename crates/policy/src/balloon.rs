@@ -4,7 +4,8 @@
 //! The balloon is driven by commands ("be this large"). What QEMU reports as its size is the
 //! guest's own word, late, and possibly a lie; it serves only as evidence that something moves.
 //! Amounts come from the commands themselves (of a balloon that had followed one, and of which the guest
-//! took a part back, from what it says is left), from the pages that the pager saw the guest give up, and, for the guest's own sake, from its statistics: a guest that lies there hurts itself.
+//! took a part back, from what it says is left), from the pages that the pager saw the guest give up, and,
+//! for the guest's own sake, from its statistics: a guest that lies there hurts itself.
 //!
 //! ```text
 //!            no device, or no sign of a driver

@@ -95,7 +95,8 @@ pub(crate) fn most(snapshot: &Snapshot, asked: &[OnNode]) -> Vec<Pages> {
 }
 
 /// Makes what is asked of VMs that are bound to a node as strict as the node wants it, and their entitlements smaller, where it lacks
-/// something; where it does not, their balloons stay as they are on it, and nothing else. Both are in the order of the snapshot's VMs.
+/// something; where it does not, their balloons stay as they are on it, or are exchanged by both, and nothing else. Both are in the
+/// order of the snapshot's VMs.
 pub(crate) fn relieve(asked: &[OnNode], results: &mut [Entitlement], plans: &mut [VmPlan]) {
     for on in asked {
         let plan = &mut plans[on.vm];
