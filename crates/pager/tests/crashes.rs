@@ -438,3 +438,19 @@ fn a_fault_behind_a_discard_waits_for_it() {
     vm.write_cluster();
     vm.memory.check_quiet().unwrap();
 }
+
+/// Its home could not be given back: what the guest writes there from then on is what a successor finds.
+#[test]
+fn what_is_written_to_a_page_that_stays_after_all_is_not_lost() {
+    let (mut vm, _) = vm();
+    let failed = MemError::Os { op: "test", ppn: Ppn(0), source: Errno(5) };
+    vm.ram.0.fail_at(2, failed);
+    // Protected, read, not punched, no longer protected.
+    vm.ram.0.crash_at(CrashAt { call: 3, after: true });
+    let left = vm.memory.evict_run(Ppn(0), 1, 0);
+    assert_eq!(left, Err(NotEvicted::Failed(MemError::Crash)));
+    assert!(vm.ram.0.try_access(0, Some(99)).is_ok());
+    vm.take_over().unwrap();
+    assert_eq!((vm.state(0), vm.access(0, None)), (State::Resident, 99));
+    vm.check();
+}

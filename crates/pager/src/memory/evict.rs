@@ -129,12 +129,18 @@ impl<B: Backend> Memory<B> {
     /// Rolls back: the home pages are there, whole. Should lifting the protection fail too (a discard
     /// is pending), the next write faults and lifts it.
     fn stay_home(&self, first: Ppn, homes: &[Word], e: MemError) -> NotEvicted {
-        if e != MemError::Crash {
-            let pages = || (first.0..).map(Ppn).zip(homes);
-            pages().for_each(|(ppn, _)| self.commons.unwritten.remove(ppn));
-            let _ = self.backend.unprotect_run(first, homes.len() as u64);
-            pages().for_each(|(ppn, home)| self.pmap.store(ppn, *home));
+        if e == MemError::Crash {
+            return NotEvicted::Failed(e);
         }
+        let pages = || (first.0..).map(Ppn).zip(homes);
+        // First of all: what the guest writes when the protection is lifted, a successor is to find at home.
+        pages().for_each(|(ppn, home)| self.pmap.store(ppn, home.set_busy(Busy::Evicting)));
+        if self.backend.unprotect_run(first, homes.len() as u64) == Err(MemError::Crash) {
+            return NotEvicted::Failed(MemError::Crash);
+        }
+        // Who protects it for that meanwhile is not believed: a write meets a fault for nothing.
+        pages().for_each(|(ppn, _)| self.commons.unwritten.remove(ppn));
+        pages().for_each(|(ppn, home)| self.pmap.store(ppn, *home));
         NotEvicted::Failed(e)
     }
 
