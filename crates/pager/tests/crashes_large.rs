@@ -5,7 +5,7 @@
 
 mod support;
 
-use ballast_pager::backend::MemError;
+use ballast_pager::backend::{Backend, MemError};
 use ballast_pager::memory::{Broke, NotEvicted};
 use ballast_pager::word::State;
 use ballast_units::{Pages, Ppn};
@@ -371,5 +371,134 @@ fn a_part_of_a_large_page_whose_discard_has_to_wait_is_discarded_again() {
     // Neighbours are one range.
     let (left, _) = vm.memory.discard(Ppn(0), 4, vm.memory.mark());
     assert_eq!(left.present, [(Ppn(0), 4)]);
+    vm.check();
+}
+
+/// A discard that was read before the region was broken says nothing of what has come into it since.
+#[test]
+fn what_leaves_a_large_page_is_not_given_up_by_what_was_said_before() {
+    for (before, state, charged) in [(true, State::Held, 12), (false, State::Ballooned, 11)] {
+        let (mut vm, _) = vm();
+        let early = vm.memory.mark();
+        // Protected, four pages read, punched; the first of them does not come back.
+        vm.ram.0.fail_at(6, MemError::Again);
+        assert_eq!(vm.memory.break_large(Ppn(4)), Ok(Broke::Done { freed: 0 }));
+        assert_eq!(vm.state(4), State::Held);
+        let mark = if before { early } else { vm.memory.mark() };
+        vm.memory.discard(Ppn(4), 1, mark).1.unwrap();
+        assert_eq!((vm.state(4), vm.memory.charged()), (state, Pages(charged)));
+        assert_eq!(vm.access(4, None), if before { 14 } else { 0 });
+        vm.check();
+    }
+}
+
+/// One that is under sample meanwhile stays where it is, and is seen to be touched.
+#[test]
+fn a_page_of_a_broken_region_that_is_sampled_stays_away_until_it_is_touched() {
+    let (mut vm, _) = vm();
+    vm.ram.0.fail_at(6, MemError::Again);
+    vm.memory.break_large(Ppn(4)).unwrap();
+    assert!(vm.memory.regions().is_any_away());
+    assert!(vm.memory.sample(Ppn(4)).unwrap());
+    assert_eq!((vm.memory.bring_back(), vm.state(4)), (Ok(0), State::Held));
+    assert!(!vm.memory.regions().is_any_away());
+    let touched = vm.memory.counters.values().touched;
+    assert_eq!(vm.access(4, None), 14);
+    assert_eq!(vm.memory.counters.values().touched, touched + 1);
+    vm.check();
+}
+
+/// Of what the guest gives up beyond a region, what was allocated with it and never seen goes, too.
+#[test]
+fn what_was_allocated_unseen_goes_with_what_is_given_up_before_it() {
+    let (mut vm, _) = vm();
+    for p in [0, 4, 8] {
+        vm.break_large(p).unwrap();
+    }
+    missing(&mut vm, 14).unwrap();
+    assert!(vm.memory.regions().is_large(Ppn(12)));
+    // Announced, and not punched: what it holds is unknown, and zero where the kernel kept it.
+    vm.ram.0.announce(11, 5);
+    vm.pump().unwrap();
+    vm.ram.0.vmm_punch(11, 5);
+    vm.ram.0.announce(11, 5);
+    vm.pump().unwrap();
+    assert!((11..16).all(|p| vm.state(p) == State::Ballooned));
+    assert!(!vm.memory.regions().is_large(Ppn(12)));
+    assert_eq!(vm.memory.charged().0, vm.ram.0.present());
+    vm.check();
+}
+
+/// A balloon of small pages gives a region up piece by piece.
+#[test]
+fn a_region_that_is_given_up_page_by_page_is_no_large_page() {
+    let (mut vm, _) = vm();
+    for p in [5, 7, 4] {
+        gone(&mut vm, p, 1).unwrap();
+        assert!(vm.memory.regions().is_large(Ppn(4)), "a part of it is there");
+    }
+    gone(&mut vm, 6, 1).unwrap();
+    assert!(!vm.memory.regions().is_large(Ppn(4)));
+    assert_eq!(vm.memory.regions().whole(), Pages(4));
+    vm.check();
+    // It can be one again.
+    vm.access(6, Some(1));
+    assert_eq!(vm.memory.regions().whole(), Pages(8));
+    vm.check();
+}
+
+/// What the VMM wrote into the file past the guest is kept, and the rest of its region is not charged for.
+#[test]
+fn a_region_with_a_page_that_nobody_knew_of_is_filled_page_by_page() {
+    let (mut vm, _) = vm();
+    vm.break_large(0).unwrap();
+    assert!(vm.memory.sample(Ppn(1)).unwrap());
+    let charged = vm.memory.charged();
+    vm.ram.0.vmm_write(13, 77);
+    missing(&mut vm, 13).unwrap();
+    let states = [12, 13, 14, 15].map(|p| vm.state(p));
+    use State::{Resident, Untouched};
+    assert_eq!(states, [Untouched, Resident, Untouched, Untouched]);
+    assert_eq!(vm.memory.charged(), charged + Pages(1));
+    assert_eq!(vm.access(13, None), 77);
+    vm.check();
+}
+
+/// Protected and then given up as a whole, a region is small, for the next manager as well; filled again, it meets no fault.
+#[test]
+fn a_protected_region_that_was_given_up_and_comes_back_meets_no_faults() {
+    let (mut vm, _) = vm();
+    Backend::protect_run(&vm.ram, Ppn(4), 4).unwrap();
+    gone(&mut vm, 4, 4).unwrap();
+    let regions = |vm: &Vm, whole: u64| {
+        let regions = vm.memory.regions();
+        assert_eq!(regions.whole(), Pages(whole));
+        assert!(regions.is_large(Ppn(0)) && regions.is_large(Ppn(8)));
+        assert_eq!(regions.is_large(Ppn(4)), whole == 8);
+    };
+    regions(&vm, 4);
+    vm.take_over().unwrap();
+    regions(&vm, 4);
+    vm.access(6, Some(7));
+    regions(&vm, 8);
+    let faults = vm.memory.counters.values().faults;
+    for p in 4..8 {
+        vm.access(p, Some(p));
+    }
+    assert_eq!(vm.memory.counters.values().faults, faults);
+    vm.check();
+}
+
+/// A sample of any size leaves what it takes to break a large page.
+#[test]
+fn a_sample_leaves_holds_for_a_large_page() {
+    let (mut vm, _) = vm();
+    vm.break_large(0).unwrap();
+    for p in 0..4 {
+        vm.access(p, Some(p));
+    }
+    let sampled = (0..4).filter(|&p| vm.memory.sample(Ppn(p)).unwrap()).count();
+    assert_eq!(sampled as u64, support::vm::LAYOUT.holds);
+    assert_eq!(vm.break_large(4), Ok(Broke::Done { freed: 0 }));
     vm.check();
 }

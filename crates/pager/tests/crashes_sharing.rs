@@ -535,6 +535,12 @@ fn what_is_no_longer_passed_over_is_written_without_a_fault() {
 #[test]
 fn recovery_knows_which_copies_are_to_go_home() {
     let mut rig = rig();
+    assert_eq!(
+        rig.vms[0].memory.take_broken(9),
+        [Ppn(5), Ppn(7)],
+        "nor does the first need to ask"
+    );
+    rig.vms[0].memory.give_back_broken([5, 7].map(Ppn));
     Vm::take_over_all(&mut rig.site, &mut rig.vms).unwrap();
     assert_eq!(rig.vms[0].memory.take_broken(9), [Ppn(5), Ppn(7)]);
     assert_eq!(rig.vms[1].memory.take_broken(9), []);
@@ -557,6 +563,8 @@ fn nothing_is_moved_while_mappings_cannot_be_changed() {
     rig.vms[0].ram.0.set_can_remap(true);
     rig.vms[0].ram.0.be_silent(Unanswered::Later);
     assert_eq!(go_home(&rig.vms[0], &[7]), Ok(()));
+    // What the guest wrote between the copy and its mapping would be lost.
+    assert_eq!(rig.vms[0].ram.0.try_access(7, Some(1)), Err(Access::Protected));
     assert!(rig.vms[0].memory.is_parked());
     stays(&rig.vms[0]);
     assert_eq!(rig.vms[0].memory.settle_parked(), Ok(1));

@@ -120,7 +120,7 @@ impl<B: Backend> Memory<B> {
                     return Err(e);
                 }
             };
-            self.regions.tear(at, present);
+            self.regions.tear(&self.pmap, at, present);
             self.store_run(at, present, State::Ballooned);
             self.uncharge(present - at);
             Counters::add(&self.counters.discarded, present - at);
@@ -136,6 +136,10 @@ impl<B: Backend> Memory<B> {
 
     fn store_run(&self, first: u64, end: u64, state: State) {
         for p in (first..end).map(Ppn) {
+            if state == State::Resident {
+                // Its protection may have been lifted.
+                self.commons.unwritten.remove(p);
+            }
             self.pmap.store(p, Word::new(state));
         }
     }

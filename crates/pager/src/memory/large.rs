@@ -343,12 +343,12 @@ impl<B: Backend> Memory<B> {
     /// Rolls back: the region is there, whole. Should lifting the protection fail (a discard is pending),
     /// writes fault and lift it. Err only when the manager dies.
     fn stay_large(&self, first: Ppn, pages: &[RegionPage]) -> Result<(), MemError> {
-        for page in pages {
-            self.commons.unwritten.remove(page.ppn);
-        }
         let lifted = self.backend.unprotect_run(first, self.regions.size().0);
         if lifted == Err(MemError::Crash) {
             return Err(MemError::Crash);
+        }
+        for page in pages {
+            self.commons.unwritten.remove(page.ppn);
         }
         self.unclaim_region(pages);
         Ok(())

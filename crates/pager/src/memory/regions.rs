@@ -5,7 +5,7 @@ use ballast_units::{Pages, Ppn};
 
 use crate::pmap::Pmap;
 use crate::sync::{AtomicU64, Mutex, Ordering, lock};
-use crate::word::State;
+use crate::word::{State, Word};
 
 /// How the home pages of a region are backed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,17 +141,21 @@ impl Regions {
         self.dropped.fetch_add(dropped, Ordering::Relaxed);
     }
 
-    /// The guest gave up `[first, end)`, of which nothing is left.
-    pub(super) fn tear(&self, first: u64, end: u64) {
+    /// The guest gave up `[first, end)`, of which nothing is left, and which the caller holds. A region that it has given up
+    /// piece by piece is no large page any more.
+    pub(super) fn tear(&self, pmap: &Pmap, first: u64, end: u64) {
         if self.cells.is_empty() {
             return;
         }
         let mut at = first;
         while at < end {
             let Some(region) = self.of(Ppn(at)) else { return };
-            let (from, until) = (self.first(region).0, self.first(region).0 + self.size);
+            let until = self.first(region).0 + self.size;
             if self.get(region) != Backing::Small {
-                let all = first <= from && until <= end;
+                let is_gone = |p: Ppn| {
+                    (first..end).contains(&p.0) || pmap.load(p) == Word::new(State::Ballooned)
+                };
+                let all = self.pages(region).all(is_gone);
                 self.set(region, if all { Backing::Small } else { Backing::Torn });
             }
             at = until;
@@ -202,7 +206,7 @@ impl Regions {
         std::mem::take(&mut *lock(&self.away))
     }
     /// Whether `bring_back` has something to do.
-    pub(crate) fn is_any_away(&self) -> bool {
+    pub fn is_any_away(&self) -> bool {
         !self.cells.is_empty() && !lock(&self.away).is_empty()
     }
 }

@@ -69,6 +69,11 @@ impl<B: Backend> Memory<B> {
             // Its next access faults anyway.
             return Ok(self.pmap.exchange(ppn, word, word.set_sampled(true)).is_ok());
         }
+        // What it takes to break a large page is left for that, however large the sample.
+        let kept = if self.regions.is_empty() { 0 } else { self.regions.size().0 as usize };
+        if self.stage.holds_free() <= kept {
+            return Ok(false);
+        }
         let Some(hold) = self.stage.take_hold() else { return Ok(false) };
         if !self.claim_small(ppn, word, word.set_busy(Busy::Evicting)) {
             self.stage.free_hold(hold);
@@ -125,7 +130,7 @@ impl<B: Backend> Memory<B> {
         let page = unsafe { self.stage.page(word.slot()) };
         match self.fill(ppn, page) {
             Ok(()) => {
-                self.pmap.store(ppn, Word::new(State::Resident));
+                self.came_home(ppn, false);
                 self.stage.free_hold(word.slot());
                 Ok(true)
             }

@@ -216,8 +216,9 @@ impl<B: Backend> Memory<B> {
 
     /// The page stays at home, which nobody has touched. Err only when the manager dies.
     pub(super) fn stays(&self, ppn: Ppn) -> Result<(), MemError> {
-        self.commons.unwritten.remove(ppn);
         self.lift(ppn)?;
+        // Afterwards: what is marked and not protected would be passed over though it is written.
+        self.commons.unwritten.remove(ppn);
         self.pmap.store(ppn, Word::new(State::Resident));
         Ok(())
     }
@@ -340,7 +341,10 @@ impl<B: Backend> Memory<B> {
     /// Write-protects pages whose contents did not change since they were hashed, so that they need
     /// not be looked at again before they are written. A write in between the hash and this is missed:
     /// then the page is looked up under an old hash, which is found out when that matches.
-    pub(crate) fn protect_unwritten(&self, first: Ppn, n: u64) -> Result<(), MemError> {
+    ///
+    /// # Errors
+    /// Of the protection; none of them is passed over then.
+    pub fn protect_unwritten(&self, first: Ppn, n: u64) -> Result<(), MemError> {
         // A mapping that is being changed is not registered for a moment, and cannot be protected.
         let Some(_turn) = self.commons.turn() else { return Ok(()) };
         let pages = (first.0..first.0 + n).map(Ppn);

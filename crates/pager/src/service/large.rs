@@ -168,21 +168,31 @@ impl Reclaim {
         }
     }
 
-    /// Breaks the next large page from `start` on, and proposes one of its pages. None: there is none, or
-    /// it cannot be broken now.
+    /// Breaks large pages from `start` on until one has pages to propose, or what they had of zeros was enough. None: there
+    /// is none, it cannot be broken now (`large_busy`), or nothing is asked for any more.
     pub(super) fn break_from(&mut self, start: Ppn) -> Option<Ppn> {
         let memory = self.vm.memory.clone();
         let regions = memory.regions();
         let n = regions.len();
         let from = regions.of(start).unwrap_or(0);
-        let first = (0..n)
-            .map(|i| regions.first((from + i) % n))
-            .filter(|&first| regions.is_large(first))
-            .take(TRIED)
-            .find(|&first| self.break_at(first))?;
-        let at_home = |p: &Ppn| memory.pmap().load(*p).state() == State::Resident;
-        self.broken = (first.0..first.0 + regions.size().0).map(Ppn).filter(at_home).collect();
-        self.broken.pop()
+        let mut failed = 0;
+        let large = (0..n).map(|i| regions.first((from + i) % n)).filter(|&r| regions.is_large(r));
+        for (i, first) in large.enumerate() {
+            if failed == TRIED || i > 0 && !self.is_asked() || self.vm.is_stopping() {
+                break;
+            }
+            if !self.break_at(first) {
+                failed += 1;
+                continue;
+            }
+            let at_home = |p: &Ppn| memory.pmap().load(*p).state() == State::Resident;
+            self.broken = (first.0..first.0 + regions.size().0).map(Ppn).filter(at_home).collect();
+            if let Some(ppn) = self.broken.pop() {
+                return Some(ppn);
+            }
+        }
+        self.large_busy = failed > 0;
+        None
     }
 
     /// Brings pages of broken regions home that are still away. Whether there are such.

@@ -68,6 +68,8 @@ pub(super) struct Reclaim {
     sampled: Vec<Ppn>,
     /// Pages of the region that was broken last, to go first.
     pub(super) broken: Vec<Ppn>,
+    /// Large pages were there to be broken, and could not be then.
+    pub(super) large_busy: bool,
     pub(super) collapsing: Collapsing,
 }
 
@@ -112,6 +114,7 @@ impl Reclaim {
             // They go home when the next sample begins.
             sampled: found.held.clone(),
             broken: Vec::new(),
+            large_busy: false,
             collapsing: Collapsing::default(),
         };
         reclaim.adopt(&found.staged, layout.cluster);
@@ -156,7 +159,7 @@ impl Reclaim {
                 Some(Duration::from_millis(2))
             } else if self.is_asked() {
                 // It gave up for now, or a sample was asked for in between.
-                Some(Duration::from_millis(10))
+                Some(Duration::from_millis(if self.large_busy { 100 } else { 10 }))
             } else {
                 let ahead = self.look_ahead();
                 Some(self.collapse().map_or(ahead, |rest| rest.min(ahead)))
@@ -177,7 +180,7 @@ impl Reclaim {
     }
 
     /// Whether there are pages to be evicted.
-    fn is_asked(&self) -> bool {
+    pub(super) fn is_asked(&self) -> bool {
         self.vm.evict_goal.load(Ordering::Relaxed) > 0
     }
 
@@ -185,6 +188,7 @@ impl Reclaim {
         let mut refused = 0u32;
         // What was left of the last time may be in use by now.
         self.cold.clear();
+        self.large_busy = false;
         while (self.is_asked() || self.vm.hold_down(1)) && !self.vm.is_stopping() {
             if self.vm.has_sample_request() {
                 // Its period has begun: it does not wait for a long eviction to end.
@@ -218,7 +222,10 @@ impl Reclaim {
             let Some(ppn) = self.next_victim() else {
                 // Nothing is at home: what is compressed takes memory, too.
                 if !(self.bring_home() || slots && self.write_back(cluster)) {
-                    self.vm.evict_goal.store(0, Ordering::Relaxed);
+                    // What cannot be broken now can be soon.
+                    if !self.large_busy {
+                        self.vm.evict_goal.store(0, Ordering::Relaxed);
+                    }
                     break;
                 }
                 continue;

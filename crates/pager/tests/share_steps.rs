@@ -1,0 +1,96 @@
+//! Single steps of sharing, where a wrong one is not seen by what guests read in the end: what is looked at again, what is
+//! charged, and to whom pages go.
+#![cfg(not(feature = "shuttle"))]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod support;
+
+use ballast_pager::backend::MemError;
+use ballast_pager::memory::{Contents, Enter, Entered};
+use ballast_pager::sharing::examine::{Examiner, Marking};
+use ballast_pager::word::State;
+use ballast_units::Ppn;
+use support::site::Site;
+use support::vm::Vm;
+
+fn examine(vm: &Vm, pages: std::ops::Range<u64>) -> Result<(), MemError> {
+    let pages: Vec<Ppn> = pages.map(Ppn).collect();
+    Examiner::default().examine(&vm.memory, &pages, Marking::All).map(drop)
+}
+
+/// A VM that has changed its domain since a page of the old one was found for it gets none of that.
+#[test]
+fn a_page_of_a_domain_that_was_left_is_not_entered() {
+    let site = Site::new(20, 1);
+    let mut vm = Vm::at(&site, 3, 16, 1);
+    for p in 0..3 {
+        vm.access(p, Some(7));
+    }
+    examine(&vm, 1..3).unwrap();
+    let common = vm.memory.pmap().load(Ppn(1)).store_page().unwrap();
+    let member = vm.memory.membership().unwrap();
+    assert!(site.domain.retain(common));
+    assert_eq!(vm.memory.go_home(&[Ppn(1), Ppn(2)]), Ok(2));
+    let other = Site::new(20, 0);
+    assert!(vm.memory.change_domain(&other.domain, || true).unwrap());
+    let enter = [Enter { ppn: Ppn(0), page: common, contents: Contents::Common }];
+    let outcomes = vm.memory.enter_store(&member, &enter, &mut Default::default());
+    assert_eq!((outcomes, vm.state(0)), (vec![Entered::NotEligible], State::Resident));
+    site.domain.release(common);
+    site.domain.check([]).unwrap();
+}
+
+/// Only what is protected is passed over.
+#[test]
+fn a_page_that_could_not_be_protected_is_looked_at_again() {
+    let site = Site::new(60, 1);
+    let mut vm = Vm::at(&site, 3, 16, 1);
+    for p in 0..3 {
+        vm.access(p, Some(20 + p));
+    }
+    // Three are read, then protected.
+    vm.ram.0.fail_at(3, MemError::Again);
+    examine(&vm, 0..3).unwrap();
+    assert!(!(0..3).any(|p| vm.memory.is_unwritten(Ppn(p))));
+    examine(&vm, 0..3).unwrap();
+    assert!((0..3).all(|p| vm.memory.is_unwritten(Ppn(p)) && vm.ram.0.is_protected(p)));
+}
+
+/// A page that comes home out of the sample can be written unseen.
+#[test]
+fn a_page_that_was_marked_while_it_was_sampled_is_looked_at_again() {
+    let site = Site::new(60, 1);
+    let mut vm = Vm::at(&site, 3, 16, 1);
+    vm.access(0, Some(20));
+    assert!(vm.memory.sample(Ppn(0)).unwrap());
+    // By who had looked at it before.
+    vm.memory.protect_unwritten(Ppn(0), 1).unwrap();
+    assert!(vm.memory.is_unwritten(Ppn(0)));
+    assert_eq!((vm.memory.unsample(Ppn(0)), vm.state(0)), (Ok(true), State::Resident));
+    assert_eq!(vm.memory.is_unwritten(Ppn(0)), vm.ram.0.is_protected(0));
+}
+
+/// What was written since it was shared is shared again only when it has stood still; what came home unwritten, at once.
+#[test]
+fn what_came_home_for_it_was_written_has_to_rest_first() {
+    let site = Site::new(60, 2);
+    let mut vms = [Vm::at(&site, 4, 16, 1), Vm::at(&site, 4, 16, 1)];
+    for vm in &mut vms {
+        for p in 0..2 {
+            vm.access(p, Some(30 + p));
+        }
+    }
+    examine(&vms[0], 0..2).unwrap();
+    examine(&vms[1], 0..2).unwrap();
+    vms[0].access(0, Some(130));
+    assert_eq!((vms[0].state(0), vms[0].state(1)), (State::Broken, State::Shared));
+    assert_eq!(vms[0].memory.go_home(&[Ppn(0), Ppn(1)]), Ok(2));
+    vms[0].access(0, Some(30));
+    let after = |vms: &[Vm]| {
+        examine(&vms[0], 0..2).unwrap();
+        [vms[0].state(0), vms[0].state(1)]
+    };
+    assert_eq!(after(&vms), [State::Resident, State::Shared]);
+    assert_eq!(after(&vms), [State::Shared, State::Shared]);
+    Vm::check_all(&site, &vms);
+}
