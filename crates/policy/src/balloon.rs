@@ -348,21 +348,15 @@ impl BalloonControl {
     fn measure(&mut self, input: &BalloonInput, now: Duration) {
         let Some(last) = self.moments.back() else { return };
         let seconds = now.saturating_sub(last.at).as_secs_f64();
-        let held = |reported: Option<Pages>| reported.map(|held| held.min(last.command));
-        let (grown, done) = match (held(input.reported), held(last.reported)) {
-            (Some(now), Some(then)) if !refuted(input, now) => {
-                (now.saturating_sub(then).0, now >= last.command)
-            }
-            // Without a report that can be believed: what was seen to be given up.
-            _ => (input.discarded.saturating_sub(last.discarded), false),
-        };
         // What it says is worth nothing where it was not believed.
-        let believed = if last.proven < last.claimed { None } else { held(last.reported) };
+        let said = last.reported.map(|held| held.min(last.command));
+        let believed = if last.proven < last.claimed { None } else { said };
         let had_to_grow = believed.unwrap_or(last.proven) < last.command;
         if !had_to_grow || seconds <= 0.0 {
             return;
         }
-        let seen = grown as f64 / seconds;
+        let (grown, done) = grown(last, input);
+        let seen = grown.0 as f64 / seconds;
         self.rate = Some(match self.rate {
             None => seen,
             Some(rate) if done => rate.max(seen),
@@ -433,7 +427,9 @@ impl BalloonControl {
         let since = now.saturating_sub(self.config.patience);
         let Some(then) = self.since(since).next() else { return true };
         let lacking = due.saturating_sub(self.held(input));
-        let enough = Pages(lacking.0 / PACES).max(lacking.min(SLACK)).max(Pages(1));
+        // One that stood still is to be well within that time: at the edge of it, it would be the one and the other by turns.
+        let paces = if self.health == Health::Stuck { PACES / 2 } else { PACES };
+        let enough = Pages(lacking.0 / paces).max(lacking.min(SLACK)).max(Pages(1));
         // A size beyond what was asked is no movement, for nobody asked for it; nor is one that
         // the pages the VM uses leave no room for.
         let claimed = input.reported.map(|r| r.min(self.command)).filter(|&r| !refuted(input, r));
@@ -484,12 +480,16 @@ impl BalloonControl {
             let step = per_pace(self.config.deflate_rate, pace);
             return wanted.max(self.command.saturating_sub(step));
         }
-        let careful = self.health == Health::Slow || self.fresh_available(input).is_none();
+        let careful = self.fresh_available(input).is_none();
+        let full = per_pace(self.config.rate, pace);
+        let came = self.moments.back().map_or(Pages::ZERO, |last| grown(last, input).0);
         let step = match self.health {
             // It has not done what it was asked: asking for more would only pile up.
             Health::Stuck => Pages::ZERO,
-            _ if careful => Pages(per_pace(self.config.rate, pace).0 / 4),
-            _ => per_pace(self.config.rate, pace),
+            // Nor is it asked for more than it brings: what it lacks would grow until it counts as stuck.
+            Health::Slow => Pages(full.0 / 4).min(came),
+            _ if careful => Pages(full.0 / 4),
+            _ => full,
         };
         wanted.min(self.command + step)
     }
@@ -518,6 +518,18 @@ pub(crate) fn remember<M>(
     moments.push_back(moment);
     while moments.len() > 2 && (at(&moments[1]) <= since || moments.len() > MAX_MOMENTS) {
         moments.pop_front();
+    }
+}
+
+/// By how much it has grown since, and whether it has done what it was asked then.
+fn grown(last: &Moment, input: &BalloonInput) -> (Pages, bool) {
+    let held = |reported: Option<Pages>| reported.map(|held| held.min(last.command));
+    match (held(input.reported), held(last.reported)) {
+        (Some(now), Some(then)) if !refuted(input, now) => {
+            (now.saturating_sub(then), now >= last.command)
+        }
+        // Without a report that can be believed: what was seen to be given up.
+        _ => (Pages(input.discarded.saturating_sub(last.discarded)), false),
     }
 }
 

@@ -79,7 +79,7 @@ impl Guest {
             Driver::Lies => self.input.reported = Some(self.asked),
             Driver::Dead => {}
         }
-        self.input.consumed = Some(SIZE - self.real);
+        self.input.consumed = Some(self.input.size - self.real);
         self.input.now += Duration::from_secs(1);
         out
     }
@@ -312,7 +312,7 @@ fn a_crawling_driver_is_slow_until_it_has_caught_up() {
     assert_eq!(out.health, Health::Slow);
     let out = g.seconds(20, Driver::Dead);
     assert_eq!(out.health, Health::Stuck);
-    let out = g.seconds(5, Driver::Follows(100));
+    let out = g.seconds(10, Driver::Follows(100));
     assert_eq!(out.health, Health::Slow);
     g.input.goal = Pages(1_000);
     assert_eq!(g.seconds(30, Driver::Follows(100)).health, Health::Healthy);
@@ -447,6 +447,25 @@ fn a_pace_that_takes_for_ever_is_none() {
             g.input.now += Duration::from_secs(1);
             assert!(second < 40 || (out.health == Health::Slow) == moves, "{size} MiB: {out:?}");
         }
+    }
+}
+
+/// Whatever its pace: what it is, it stays.
+#[test]
+fn a_driver_at_a_steady_pace_is_not_slow_and_stuck_by_turns() {
+    for kib in (256..20_480).step_by(256) {
+        let mut g = Guest::new();
+        (g.input.size, g.input.goal, g.stats) =
+            (Pages::from_mib(8_192), Pages::from_mib(4_096), false);
+        let mut turns = 0;
+        let mut last = Health::Healthy;
+        for _ in 0..4_000 {
+            let health = g.second(Driver::Follows(kib / 4)).health;
+            turns += u32::from(health != last);
+            last = health;
+        }
+        // Slow once it is behind; or stuck, and slow when it has not much to do any more; and healthy when it is done.
+        assert!(turns <= 4, "{kib} KiB/s: {turns} turns");
     }
 }
 

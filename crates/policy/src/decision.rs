@@ -198,8 +198,10 @@ impl Decision {
             Bound::Max => Why::Max,
             Bound::Shares if self.is_short_of_host(input.id) => Why::Node,
             Bound::Shares => {
-                let untaxed = self.untaxed(input.id);
-                if untaxed > result.target {
+                let (untaxed, all) = (self.untaxed(input.id), self.with_all(input.id));
+                if all > result.target {
+                    Why::Kept(all)
+                } else if untaxed > result.target {
                     Why::TaxTook(untaxed)
                 } else if untaxed < result.target {
                     Why::TaxGave(untaxed)
@@ -212,12 +214,19 @@ impl Decision {
 
     /// What the VM would get if nobody were taxed.
     fn untaxed(&self, id: VmId) -> Pages {
-        let vms: Vec<VmDemand> =
+        let demands: Vec<VmDemand> =
             self.demands().iter().map(|v| VmDemand { tax: TaxRate::NONE, ..*v }).collect();
+        let vms: Vec<&VmState> = self.snapshot.vms.iter().collect();
+        let tree = Tree::new(&self.snapshot.pools, vms.iter().map(|vm| vm.member()));
+        let (found, _) = entitle(&tree, self.available, &self.snapshot.pools, &vms, &demands);
+        target_of(id, &found)
+    }
+
+    /// What it would get if all that VMs have could be taken from them.
+    fn with_all(&self, id: VmId) -> Pages {
         let members: Vec<Member> = self.snapshot.vms.iter().map(|vm| vm.member()).collect();
-        let (found, _) = divide(self.available, &self.snapshot.pools, &vms, &members);
-        let found = found.into_iter().find(|e| e.id == id);
-        found.map_or(Pages::ZERO, |e| e.target)
+        let (found, _) = divide(self.available, &self.snapshot.pools, &self.demands(), &members);
+        target_of(id, &found)
     }
 
     fn outcome(&self, name: &str, input: &VmDemand, result: &Entitlement, why: Why) -> String {
@@ -237,6 +246,10 @@ impl Decision {
                           all, by shares and activity"
                     .to_owned()
             }
+            Why::Kept(all) => format!(
+                "it would get {all} if others could give what they have beyond their own part: they have no room for \
+                 more of their pages, and no balloon that brings them"
+            ),
             Why::TaxTook(untaxed) => format!(
                 "without the tax, shares alone would give {name} {untaxed}; the tax on its idle \
                  pages moves {} to VMs that use theirs",
@@ -287,6 +300,10 @@ impl Decision {
     }
 }
 
+fn target_of(id: VmId, of: &[Entitlement]) -> Pages {
+    of.iter().find(|e| e.id == id).map_or(Pages::ZERO, |e| e.target)
+}
+
 /// What decided a target.
 #[derive(Clone, Copy)]
 enum Why {
@@ -295,6 +312,8 @@ enum Why {
     Shares,
     /// Its node has less for it than the host.
     Node,
+    /// It would get this much, which is more, if others could give what they have.
+    Kept(Pages),
     /// Without tax it would get this much, which is more.
     TaxTook(Pages),
     /// Without tax it would get this much, which is less.
@@ -308,6 +327,7 @@ impl Why {
             Why::Max => "its max decides",
             Why::Shares => "its shares decide",
             Why::Node => "what its node has decides",
+            Why::Kept(_) => "its shares decide, of what others can give",
             Why::TaxTook(_) => "its shares decide, less the tax on its idle memory",
             Why::TaxGave(_) => "its shares decide, with memory that the tax takes from idle VMs",
         }

@@ -298,6 +298,34 @@ fn what_one_cannot_give_is_not_shared_out() {
     assert!(plans[2].evict.is_zero() && !plans[2].block);
 }
 
+/// A host in low by 23 MiB, of which two VMs can give nothing and the third all: it does not stay there.
+#[test]
+fn what_cannot_be_given_comes_from_who_can_however_little_that_had() {
+    // The second has no more than its share of all, and more than its share of what the first leaves. Or the first has more
+    // than its max.
+    for (max, held, fixed, targets) in
+        [(256, [240, 155, 108], 2, [160, 120, 85]), (170, [240, 130, 133], 1, [160, 120, 120])]
+    {
+        let inputs = (0..3).map(|id| demand(id, 0, 256)).collect();
+        let mut snapshot = decide(480, State::Low, 3, inputs, 155).snapshot;
+        snapshot.vms[0].demand.max = Pages::from_mib(max);
+        for (i, vm) in snapshot.vms.iter_mut().enumerate() {
+            vm.consumed = Pages::from_mib(held[i]);
+            if i < fixed {
+                (vm.swap_free, vm.balloon_health) = (Pages::ZERO, Health::Missing);
+            }
+        }
+        let d = crate::decide(snapshot);
+        let got: Vec<u64> = d.results.iter().map(|r| r.target.bytes().0 >> 20).collect();
+        assert_eq!(got, targets);
+        let taken: Pages = d.plans.iter().map(|plan| plan.evict).sum();
+        assert_eq!(taken, Pages::from_mib(23), "{:?}", d.plans);
+        let told = text(&d, 2);
+        assert!(told.contains("it would get 160 MiB if others could give"), "{told}");
+        assert!(!told.contains("tax on its idle"), "{told}");
+    }
+}
+
 /// Of a VM that is bound to a node it says so where that is what counts, and only there.
 #[test]
 fn it_names_the_node_that_is_short_or_keeps_a_balloon() {

@@ -61,6 +61,8 @@ pub(crate) struct OnNode {
     node: u32,
     /// The node lacks nothing: its entitlement says what of a balloon it has to give back, and nothing else.
     lacks_nothing: bool,
+    consumed: Pages,
+    min: Pages,
     entitled: Entitlement,
     plan: VmPlan,
 }
@@ -96,8 +98,13 @@ pub(crate) fn most(snapshot: &Snapshot, asked: &[OnNode]) -> Vec<Pages> {
 
 /// Makes what is asked of VMs that are bound to a node as strict as the node wants it, and their entitlements smaller, where it lacks
 /// something; where it does not, their balloons stay as they are on it, or are exchanged by both, and nothing else. Both are in the
-/// order of the snapshot's VMs.
-pub(crate) fn relieve(asked: &[OnNode], results: &mut [Entitlement], plans: &mut [VmPlan]) {
+/// order of the snapshot's VMs. `state`: the host's.
+pub(crate) fn relieve(
+    state: State,
+    asked: &[OnNode],
+    results: &mut [Entitlement],
+    plans: &mut [VmPlan],
+) {
     for on in asked {
         let plan = &mut plans[on.vm];
         if on.lacks_nothing {
@@ -108,6 +115,11 @@ pub(crate) fn relieve(asked: &[OnNode], results: &mut [Entitlement], plans: &mut
             results[on.vm] = on.entitled;
         }
         *plan = stricter(*plan, on.plan, on.node);
+        plan.block |= state == State::Low && on.consumed > results[on.vm].target.max(on.min);
+        match &mut plan.reason {
+            Reason::Reclaim { block, .. } | Reason::Spared { block, .. } => *block = plan.block,
+            _ => {}
+        }
     }
 }
 
@@ -160,15 +172,15 @@ fn look_at<'a>(
     if at.is_empty() {
         return Vec::new();
     }
-    let pools = on_node(&snapshot.pools, &snapshot.vms, is_bound);
+    let pools = on_node(&snapshot.pools, &snapshot.vms, results, is_bound);
     let vms: Vec<&'a VmState> = at.iter().map(|&i| &snapshot.vms[i]).collect();
     let tree = Tree::new(&pools, vms.iter().map(|vm| vm.member()));
     // What the host does not give them is there for others.
     let within = |&i: &usize| {
         let demand = demands[i];
+        let most = results[i].target.max(demand.min).min(demand.max);
         // But for what cannot be taken from it, which is not there for them.
-        let most = results[i].target.max(demand.min).max(snapshot.vms[i].fixed());
-        VmDemand { max: most.min(demand.max), ..demand }
+        VmDemand { max: most.max(snapshot.vms[i].fixed()), ..demand }
     };
     let within: Vec<VmDemand> = at.iter().map(within).collect();
     // What they may have there together.
@@ -179,30 +191,62 @@ fn look_at<'a>(
         let target = entitled.target.min(results[i].target);
         // What the host gives nobody is not given on paper, while others wait for it.
         let of_host = vm.left_by(vm.balloon_goal).max(results[i].target) + surplus;
-        Seen { most: of_host, ..Seen::new(vm, &demands[i], target) }
+        Seen { most_released: of_host, ..Seen::new(vm, &demands[i], target) }
     };
     let standing: Vec<Seen> = at.iter().zip(&vms).zip(&entitled).map(seen).collect();
     let asked = plan_in(&tree, state.min(State::Hard), supply, &standing);
     let lacks_nothing = supply.deficit(state).is_zero();
-    let on = |((vm, entitled), plan)| OnNode { vm, node: node.id, lacks_nothing, entitled, plan };
+    let on = |((i, entitled), plan): ((usize, Entitlement), VmPlan)| OnNode {
+        vm: i,
+        node: node.id,
+        lacks_nothing,
+        consumed: snapshot.vms[i].consumed,
+        min: demands[i].min,
+        entitled,
+        plan,
+    };
     at.into_iter().zip(entitled).zip(asked).map(on).collect()
 }
 
+/// What a pool has on a node, and elsewhere.
+#[derive(Clone, Copy, Default)]
+struct Held {
+    here: Pages,
+    all: Pages,
+    /// What its VMs may have: what they use, are entitled to, or their balloons leave them.
+    may_here: Pages,
+    may_elsewhere: Pages,
+}
+
 /// The pools as they are for those of their VMs that are bound to a node: of their min those have the part that they have of the
-/// pools' memory, so that it is kept whatever several nodes take. Their max is the host's to see to.
-fn on_node(pools: &[Pool], vms: &[VmState], is_bound: impl Fn(&VmState) -> bool) -> Vec<Pool> {
-    let mut held = vec![(0, 0); pools.len()];
-    for vm in vms {
-        let has = (vm.consumed + vm.overhead).0;
+/// pools' memory, so that it is kept whatever several nodes take. Their max is the host's to see to, and only keeps the node from
+/// giving back to their VMs what they may not have: else nobody would get it.
+fn on_node(
+    pools: &[Pool],
+    vms: &[VmState],
+    results: &[Entitlement],
+    is_bound: impl Fn(&VmState) -> bool,
+) -> Vec<Pool> {
+    let mut held = vec![Held::default(); pools.len()];
+    for (vm, entitled) in vms.iter().zip(results) {
+        let has = vm.consumed + vm.overhead;
+        let room = vm.left_by(vm.balloon_goal).max(entitled.target).max(vm.demand.min);
+        let may = vm.consumed.max(room) + vm.overhead;
         for i in ancestors(pools, vm.pool) {
-            let (here, all) = &mut held[i];
-            *here += if is_bound(vm) { has } else { 0 };
-            *all += has;
+            held[i].all += has;
+            if is_bound(vm) {
+                held[i].here += has;
+                held[i].may_here += may;
+            } else {
+                held[i].may_elsewhere += may;
+            }
         }
     }
-    let part = |(pool, (here, all)): (&Pool, (u64, u64))| {
-        let min = (u128::from(pool.min.0) * u128::from(here)).div_ceil(u128::from(all.max(1)));
-        Pool { min: Pages(min as u64), max: None, ..pool.clone() }
+    let part = |(pool, held): (&Pool, Held)| {
+        let (min, here, all) = (u128::from(pool.min.0), held.here.0, held.all.0.max(1));
+        let min = Pages((min * u128::from(here)).div_ceil(u128::from(all)) as u64);
+        let max = pool.max.map(|max| max.saturating_sub(held.may_elsewhere).max(held.may_here));
+        Pool { min, max, ..pool.clone() }
     };
     pools.iter().zip(held).map(part).collect()
 }
@@ -227,11 +271,18 @@ fn stricter(host: VmPlan, node: VmPlan, id: u32) -> VmPlan {
 }
 
 /// All that either asks for.
-fn both(host: VmPlan, node: VmPlan, reason: Reason) -> VmPlan {
+fn both(host: VmPlan, node: VmPlan, mut reason: Reason) -> VmPlan {
+    let balloon_goal = host.balloon_goal.max(node.balloon_goal);
+    let evicted = host.evict.max(node.evict);
+    match &mut reason {
+        Reason::Reclaim { balloon, evict, .. } => (*balloon, *evict) = (balloon_goal, evicted),
+        Reason::Exchanged { to, evict, .. } => (*to, *evict) = (balloon_goal, evicted),
+        _ => {}
+    }
     VmPlan {
         id: host.id,
-        balloon_goal: host.balloon_goal.max(node.balloon_goal),
-        evict: host.evict.max(node.evict),
+        balloon_goal,
+        evict: evicted,
         leave: host.leave.min(node.leave),
         block: host.block || node.block,
         reason,

@@ -322,6 +322,62 @@ fn a_pools_max_takes_nothing_on_a_node_that_lacks_nothing() {
     assert_eq!(with.plans, decide(snapshot).plans);
 }
 
+/// Nor is what its pool lets a VM not have kept from the others on its node.
+#[test]
+fn what_a_pool_lets_none_have_is_given_to_others_on_the_node() {
+    let mut vms = vec![vm(1, 2 * GIB, 0), vm(2, 4 * GIB, 0), vm(3, GIB, 0)];
+    for (vm, (balloon, shares)) in vms.iter_mut().zip([(6, 1_000), (4, 81_920), (0, 655_360)]) {
+        (vm.balloon_goal, vm.demand.shares) = (Pages(balloon * GIB), shares);
+        (vm.demand.active, vm.wants_more) = (vm.demand.max, balloon > 0);
+        vm.tools.ballooned = vm.balloon_goal;
+    }
+    vms[0].pool = Some(PoolId(0));
+    (vms[2].size, vms[2].demand.max) = (Pages(64 * GIB), Pages(64 * GIB));
+    vms[2].demand.active = Pages(64 * GIB);
+    let limited = Pool { max: Some(Pages(2 * GIB)), ..pool(0, 163_840, 0) };
+    let d = pooled(vms, vec![limited], vec![node(0, 5 * GIB, State::High, &[1, 2])]);
+    assert_eq!(d.results[0].target, Pages(2 * GIB), "its pool's max");
+    assert_eq!(d.plans[0].balloon_goal, Pages(6 * GIB));
+    assert!(d.plans[1].balloon_goal < Pages(GIB), "{:?}", d.plans);
+}
+
+/// An exchange needs no memory to spare, on a node either.
+#[test]
+fn a_dear_balloon_of_a_bound_vm_is_exchanged_as_any_other() {
+    let mut dear = vm(0, 4 * GIB, 0);
+    (dear.balloon_goal, dear.tools.ballooned) = (Pages(4 * GIB), Pages(4 * GIB));
+    (dear.tools.first, dear.tools.ceiling) = (crate::Tool::Paging, Some(Pages(3 * GIB)));
+    let mut other = vm(1, 26 * GIB, 0);
+    (other.size, other.demand.max) = (Pages(27 * GIB), Pages(27 * GIB));
+    (other.demand.shares, other.demand.active) = (10_000, Pages(26 * GIB));
+    let mut snapshot = host(vec![dear, other], vec![node(0, 8 * GIB, State::High, &[0])]).snapshot;
+    assert!(snapshot.free < snapshot.thresholds.goal(), "{}", snapshot.free);
+    let bound = decide(snapshot.clone());
+    snapshot.nodes.clear();
+    let free = decide(snapshot);
+    assert!(is_exchange(&free.plans[0]) && free.plans[0].balloon_goal < Pages(4 * GIB));
+    assert_eq!(bound.plans, free.plans);
+}
+
+/// The pager goes by targets, and what is decided says the same.
+#[test]
+fn whom_a_node_entitles_to_less_waits_in_low_and_is_said_to() {
+    let mut vms = vec![vm(0, 7 * GIB, 0), vm(1, 7 * GIB, 0), vm(2, 16 * GIB, 0)];
+    vms.iter_mut().for_each(|vm| vm.demand.tax = TaxRate::NONE);
+    (vms[2].size, vms[2].demand.max) = (Pages(16 * GIB), Pages(16 * GIB));
+    let mut snapshot = host(vms, vec![node(0, GIB / 8, State::High, &[0, 1])]).snapshot;
+    snapshot.vms[2].demand.shares = 1;
+    (snapshot.free, snapshot.before) = (Pages(GIB / 4), State::Low);
+    let mut without = snapshot.clone();
+    without.nodes.clear();
+    assert!(!decide(without).plans[0].block);
+    let d = decide(snapshot);
+    assert_eq!(d.state, State::Low);
+    assert!(d.results[0].target < Pages(7 * GIB), "{:?}", d.results);
+    let Reason::Reclaim { block, .. } = d.plans[0].reason else { panic!("{:?}", d.plans[0]) };
+    assert!(d.plans[0].block && block, "{:?}", d.plans[0]);
+}
+
 /// What a node keeps one VM from having, the host gives to the others.
 #[test]
 fn memory_that_a_node_keeps_from_a_vm_is_there_for_the_others() {
@@ -375,6 +431,7 @@ fn an_exchange_on_a_node_that_lacks_nothing_is_one_of_both() {
     };
     let got = held(exchange(10, 0), exchange(10, 6), 3);
     assert_eq!((got.balloon_goal, got.evict, got.leave), (Pages(10), Pages(6), Pages(94)));
+    assert!(got.reason.to_string().contains(&format!("({} evicted)", Pages(6))), "{}", got.reason);
     let stays = VmPlan {
         balloon_goal: Pages(20),
         evict: Pages::ZERO,

@@ -135,16 +135,24 @@ pub(crate) struct Seen<'a> {
     pub target: Pages,
     /// It can have no more by its balloon, whatever is free.
     pub most: Pages,
+    /// It is given back no more than this of its balloon because memory is to spare.
+    pub most_released: Pages,
 }
 
 impl<'a> Seen<'a> {
     pub fn new(vm: &'a VmState, demand: &'a VmDemand, target: Pages) -> Seen<'a> {
-        Seen { vm, demand, target, most: Pages(u64::MAX) }
+        let all = Pages(u64::MAX);
+        Seen { vm, demand, target, most: all, most_released: all }
     }
 
     /// What its balloon leaves it, or will when it is let down to what it is entitled to.
     fn room(&self) -> Pages {
         self.vm.left_by(self.vm.balloon_goal).max(self.floor()).min(self.most)
+    }
+
+    /// What it can be given back at most while memory is to spare.
+    fn most_to_have(&self) -> Pages {
+        self.most.min(self.most_released).min(self.demand.max)
     }
 
     /// What reclamation leaves it: its target, and its guarantee in any case.
@@ -260,7 +268,7 @@ struct Take {
 fn distribute(tree: &Tree, deficit: Pages, vms: &[Seen]) -> Vec<Take> {
     let claims = Claim::all(vms.iter().map(|s| {
         let ceil = s.vm.consumed.min(s.demand.max);
-        (s.demand, s.floor().min(ceil), ceil)
+        (s.demand, s.floor().max(s.vm.fixed()).min(ceil), ceil)
     }));
     // What all may keep together as far as limits go.
     let within = allocate_pages(tree, Pages(u64::MAX), &claims);
@@ -294,7 +302,7 @@ fn distribute(tree: &Tree, deficit: Pages, vms: &[Seen]) -> Vec<Take> {
 /// the largest rho first, but to guests that run short before all others. What was released and is not
 /// yet used is still owed, and counts.
 fn release(tree: &Tree, surplus: Pages, vms: &[Seen]) -> Vec<Pages> {
-    let gains = |s: &Seen| !s.vm.balloon_goal.is_zero() && s.most.min(s.demand.max) > s.room();
+    let gains = |s: &Seen| !s.vm.balloon_goal.is_zero() && s.most_to_have() > s.room();
     let short = |s: &Seen| s.vm.short && gains(s);
     if !vms.iter().any(short) {
         return release_to(tree, surplus, vms, |s| s.vm.wants_more && gains(s));
@@ -317,7 +325,7 @@ fn release_to(
     let claims = Claim::all(vms.iter().map(|s| {
         // Who does not use what it has gets no more for that.
         let used = s.vm.consumed + surplus;
-        let most = s.demand.max.min(used).min(s.most).max(s.room());
+        let most = s.most_to_have().min(used).max(s.room());
         let ceil = if eligible(s) { most } else { s.room() };
         (s.demand, s.room(), ceil)
     }));

@@ -93,6 +93,29 @@ fn what_one_cannot_give_is_asked_of_the_others() {
     }
 }
 
+/// Also what a pool has too much of, with memory to spare.
+#[test]
+fn what_one_of_a_pool_cannot_give_is_asked_of_its_siblings() {
+    let pool = Pool {
+        id: PoolId(0),
+        name: "p".into(),
+        parent: None,
+        shares: 1_000,
+        min: Pages::ZERO,
+        max: Some(Pages(5_000)),
+        expandable: false,
+        tax: None,
+    };
+    let all = VmState { pool: Some(PoolId(0)), balloon_health: Health::Missing, ..vm(1) };
+    let fixed = VmState { consumed: Pages(3_500), swap_free: Pages::ZERO, ..all };
+    let mut gives = VmState { consumed: Pages(2_500), ..all };
+    gives.demand.id = VmId(2);
+    let standing =
+        [(fixed, 2_500), (gives, 1_500)].map(|(vm, target)| Standing { vm, target: Pages(target) });
+    let plans = plan(State::High, &supply(5_000), &[pool], &standing);
+    assert_eq!((plans[0].evict, plans[1].evict), (Pages::ZERO, Pages(1_000)), "{plans:?}");
+}
+
 /// One page in ten seconds is a sign of life, and no memory. There is no room for its pages.
 #[test]
 fn what_a_slow_balloon_does_not_bring_in_time_is_asked_of_the_others() {

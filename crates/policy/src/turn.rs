@@ -73,7 +73,7 @@ pub fn decide(snapshot: Snapshot) -> Decision {
         })
         .collect();
     let mut plans = plan_in(&tree, state, &supply, &standing);
-    nodes::relieve(&on_nodes, &mut results, &mut plans);
+    nodes::relieve(state, &on_nodes, &mut results, &mut plans);
     Decision { snapshot, state, available, results, pools, plans, nodes }
 }
 
@@ -87,21 +87,27 @@ pub(crate) fn entitle(
     vms: &[&VmState],
     demands: &[VmDemand],
 ) -> (Vec<Entitlement>, Vec<PoolShare>) {
-    let (mut results, shares) = divide_in(tree, available, pools, demands);
-    let keeps = |vm: &VmState, entitled: &Entitlement| vm.fixed() > entitled.target;
-    let is_kept: Vec<bool> = vms.iter().zip(&results).map(|(vm, r)| keeps(vm, r)).collect();
-    if !is_kept.contains(&true) {
-        return (results, shares);
+    let (mut results, mut shares) = divide_in(tree, available, pools, demands);
+    let mut held = demands.to_vec();
+    let mut is_kept = vec![false; vms.len()];
+    // With less for all, one that had no more than its target can have more.
+    loop {
+        let mut found = false;
+        for (i, vm) in vms.iter().enumerate() {
+            let fixed = vm.fixed();
+            if !is_kept[i] && fixed > results[i].target {
+                (found, is_kept[i]) = (true, true);
+                // Also what is above its max: nobody else has that.
+                held[i].min = held[i].min.max(fixed);
+                held[i].max = held[i].max.max(fixed);
+            }
+        }
+        if !found {
+            return (results, shares);
+        }
+        let less;
+        (less, shares) = divide_in(tree, available, pools, &held);
+        let others = results.iter_mut().zip(less).zip(&is_kept).filter(|(_, kept)| !**kept);
+        others.for_each(|((result, less), _)| *result = less);
     }
-    let vms = vms.iter().zip(demands).zip(&is_kept);
-    let held: Vec<VmDemand> = vms
-        .map(|((vm, &demand), kept)| match kept {
-            true => VmDemand { min: demand.min.max(vm.fixed()).min(demand.max), ..demand },
-            false => demand,
-        })
-        .collect();
-    let (less, shares) = divide_in(tree, available, pools, &held);
-    let others = results.iter_mut().zip(less).zip(is_kept).filter(|(_, kept)| !kept);
-    others.for_each(|((result, less), _)| *result = less);
-    (results, shares)
 }
