@@ -22,7 +22,7 @@ pub async fn run(client: Client, args: StopArgs, out: Output) -> Result<(), Fail
     let client = client.with_timeout(grace + RELEASE);
     let vm = match client.stop(&args.name, grace).await {
         Ok(vm) => vm,
-        Err(e @ ClientError::Unreachable { .. }) => {
+        Err(e) if is_no_manager(&e) => {
             let run_dir = args.run_dir.as_deref().or(client.socket().parent());
             let run_dir = run_dir.unwrap_or(Path::new("."));
             return match offline::stop(run_dir, &args.name, wanted.unwrap_or(offline::GRACE))? {
@@ -48,6 +48,17 @@ pub async fn run(client: Client, args: StopArgs, out: Output) -> Result<(), Fail
     })
 }
 
+/// Whether nobody listens there. One that may not be used, or that has too much to do, is there.
+fn is_no_manager(error: &ClientError) -> bool {
+    use std::io::ErrorKind::{ConnectionRefused, NotFound};
+    match error {
+        ClientError::Unreachable { source, .. } => {
+            matches!(source.kind(), ConnectionRefused | NotFound)
+        }
+        _ => false,
+    }
+}
+
 fn ended_text(ended: &Ended) -> String {
     let Ended { name, pid, .. } = ended;
     let how = match ended.end {
@@ -62,4 +73,20 @@ fn ended_text(ended: &Ended) -> String {
     format!(
         "{name}: no ballastd runs: its VMM (pid {pid}) {how}; the next ballastd clears its files\n"
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_manager_that_may_not_be_used_is_there() {
+        let error = |kind: std::io::ErrorKind| ClientError::Unreachable {
+            socket: "/run/ballast/api.sock".into(),
+            source: kind.into(),
+        };
+        use std::io::ErrorKind::{ConnectionRefused, NotFound, PermissionDenied, WouldBlock};
+        assert!(is_no_manager(&error(NotFound)) && is_no_manager(&error(ConnectionRefused)));
+        assert!(!is_no_manager(&error(PermissionDenied)) && !is_no_manager(&error(WouldBlock)));
+    }
 }
