@@ -57,21 +57,20 @@ impl Manager {
         }
         let vm = match known {
             Some(vm) => {
-                self.change_vm(
-                    &vm.name,
-                    &VmChange {
-                        shares: spec.shares,
-                        min: (spec.min > 0).then_some(spec.min),
-                        tax: spec.tax,
-                        pool: spec.pool.clone(),
-                        ..VmChange::default()
-                    },
-                )?;
+                let change = VmChange {
+                    shares: spec.shares,
+                    min: (spec.min > 0).then_some(spec.min),
+                    tax: spec.tax,
+                    pool: spec.pool.clone(),
+                    ..VmChange::default()
+                };
+                self.change_apart(&vm.name, change).await?;
                 vm
             }
             None => {
                 // Its name alone, until its size is known.
-                let pledge = Pledge { promise: promise_of(Pages::ZERO), pool: None };
+                let pledge =
+                    Pledge { promise: promise_of(Pages::ZERO), pool: None, rebooted: None };
                 self.take_name(&spec.name, pledge).await?;
                 let attached = self.attach_stranger(&spec, pid, &qmp).await;
                 self.promise_settled(&spec.name);
@@ -104,7 +103,8 @@ impl Manager {
         let size = memory_size(&monitor).await.map_err(internal)?;
         let params = self.params_for(spec, size)?;
         // What it has taken it has, whatever the budget; what is guaranteed beyond that is promised as to any other.
-        let pledge = Pledge { promise: promise_of(params.min), pool: params.pool.clone() };
+        let pledge =
+            Pledge { promise: promise_of(params.min), pool: params.pool.clone(), rebooted: None };
         self.promise(&spec.name, pledge)?;
         let process = ProcessHandle::open(pid).map_err(|e| internal(e.to_string()))?;
         self.fresh_folder(&spec.name).await.map_err(|e| internal(e.to_string()))?;
@@ -162,6 +162,7 @@ impl Manager {
             control: BalloonControl::new(self.config().balloon),
             set: WorkingSet::new(self.config().sampling, size),
             built: built_at(None),
+            seeks_qmp: true,
         })
     }
 }

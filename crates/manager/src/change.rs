@@ -28,6 +28,18 @@ pub(crate) struct Next<'a> {
 }
 
 impl Manager {
+    /// The same as [`change_vm`](Self::change_vm), where nobody else is to wait for its files to be written.
+    pub(crate) async fn change_apart(
+        self: &Arc<Self>,
+        name: &str,
+        change: VmChange,
+    ) -> Result<(), Failure> {
+        let (manager, name) = (self.clone(), name.to_owned());
+        let work = move || manager.change_vm(&name, &change).map(drop);
+        let done = tokio::task::spawn_blocking(work).await;
+        done.map_err(|e| Failure::internal(e.to_string()))?
+    }
+
     /// New parameters of a VM.
     ///
     /// # Errors

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use ballast_api::{ErrorCode, Management, Mode, RebootAction, RunState, VmChange, VmSpec, VmView};
 use ballast_pager::service::PagedVm;
-use ballast_policy::{BalloonControl, WorkingSet};
+use ballast_policy::{BalloonControl, Promise, WorkingSet};
 use ballast_qemu::{Monitor, QmpError, last_log_line};
 use ballast_units::{Bytes, Pages, VmId};
 use rustix::process::Signal;
@@ -14,7 +14,7 @@ use rustix::process::Signal;
 use crate::config::rules::rule_for;
 use crate::layout::QEMU_LOG;
 use crate::lifecycle::built_at;
-use crate::manager::{Failure, Manager, Waits};
+use crate::manager::{Failure, Manager, Pledge, Waits};
 use crate::records::Record;
 use crate::sync::lock;
 use crate::views;
@@ -36,6 +36,9 @@ const STARTS: Duration = Duration::from_secs(90);
 const REBOOT_LOOP: Duration = Duration::from_secs(10);
 const REBOOT_PAUSE: Duration = Duration::from_secs(5);
 
+/// How long the shim of a VM that is to be stopped may take to come, after the manager was replaced.
+const SHIM: Duration = Duration::from_secs(10);
+
 impl Manager {
     /// Ends a VM: the guest's own way for `grace`, or without QMP the VMM's; then it is killed. All it had is
     /// released when this returns.
@@ -56,9 +59,17 @@ impl Manager {
         } else if vm.is_frozen() {
             Some("killed: its pages cannot be read, and it hears nothing".to_owned())
         } else {
-            let in_time = tokio::time::timeout(grace, ask_to_end(&vm)).await.is_ok();
-            let late = || format!("killed: it had not ended within {} s", grace.as_secs_f64());
-            (!in_time).then(late).inspect(|how| tracing::warn!(vm = vm.name, "{how}"))
+            let asked = tokio::time::timeout(grace, ask_to_end(&vm, grace / 2)).await;
+            let how = match asked {
+                Ok(Asked::Guest) => None,
+                // A VM that has none, and one whose guest would have been asked.
+                Ok(Asked::Vmm) if !vm.has_qmp() => None,
+                Ok(Asked::Vmm) => Some(
+                    "its VMM was told to end (SIGTERM), and its guest was not asked: no QMP answered".to_owned(),
+                ),
+                Err(_) => Some(format!("killed: it had not ended within {} s", grace.as_secs_f64())),
+            };
+            how.inspect(|how| tracing::warn!(vm = vm.name, "{how}"))
         };
         // SIGTERM would wait for as long as a vCPU waits in a page fault, or the process is stopped;
         // SIGKILL does not.
@@ -83,8 +94,8 @@ impl Manager {
         grace: Duration,
         unknown: Failure,
     ) -> Result<VmView, Failure> {
-        if let Some(last) = self.stop_waiting(name).await {
-            return Ok(last);
+        if let Some(last) = self.stop_waiting(name, grace).await {
+            return last;
         }
         // Before starts that wait: that of a reboot is not the only one of its name that may.
         if let Some(view) = self.stop_between(name, grace).await {
@@ -126,20 +137,39 @@ impl Manager {
         })
     }
 
-    /// Ends a VM that waits to be taken over: its guest stands still, so there is nobody to be asked.
-    async fn stop_waiting(self: &Arc<Self>, name: &str) -> Option<VmView> {
+    /// Ends a VM that waits to be taken over. Its guest stands still, so there is nobody to be asked, unless its shim
+    /// comes soon, as it does where nothing is wrong.
+    async fn stop_waiting(
+        self: &Arc<Self>,
+        name: &str,
+        grace: Duration,
+    ) -> Option<Result<VmView, Failure>> {
         let waits = lock(&self.waiting).get(name).cloned()?;
         let process = waits.process.clone();
-        let last = self.view_of_waiting(waits);
-        if let Err(e) = process.kill() {
-            tracing::error!(vm = name, "ending its VMM: {e}");
-        }
-        process.exited().await;
-        // Its files go, then its name is free.
+        let begun = Instant::now();
         let same = |waits: &Waits| waits.process.pid() == process.pid();
-        while lock(&self.waiting).get(name).is_some_and(same) {
+        let still_waits = || lock(&self.waiting).get(name).is_some_and(same);
+        while begun.elapsed() < SHIM.min(grace / 2) && still_waits() {
             tokio::time::sleep(STEP).await;
         }
+        let last = self.view_of_waiting(waits);
+        if still_waits()
+            && let Err(e) = process.kill()
+        {
+            return Some(Err(Failure::internal(format!("{name}: ending its VMM: {e}"))));
+        }
+        // Its files go, then its name is free.
+        while still_waits() {
+            tokio::time::sleep(STEP).await;
+        }
+        if let Ok(vm) = self.vm(name)
+            && vm.process.pid() == process.pid()
+            && process.is_alive()
+        {
+            let rest = grace.saturating_sub(begun.elapsed());
+            return Some(Box::pin(self.stop_vm(name, rest)).await);
+        }
+        process.exited().await;
         // Taken over in the last moment: then it is one that ended.
         if let Ok(vm) = self.vm(name)
             && vm.process.pid() == process.pid()
@@ -147,7 +177,7 @@ impl Manager {
             self.gone(&vm).await;
         }
         let ended = Some("killed: it waited to be taken over, so its guest stood still".to_owned());
-        Some(VmView { state: RunState::Stopped, ended, ..last })
+        Some(Ok(VmView { state: RunState::Stopped, ended, ..last }))
     }
 
     /// Seen as it would be if it had been taken over, with what is booked for it.
@@ -176,6 +206,7 @@ impl Manager {
             control: BalloonControl::new(self.config().balloon),
             set: WorkingSet::new(self.config().sampling, record.size),
             built: built_at(None),
+            seeks_qmp: false,
         };
         let seen = Vm::new(seen);
         seen.set_run_state(RunState::Paused);
@@ -204,7 +235,7 @@ impl Manager {
     /// included. None can be started afterwards. VMs that somebody else started and that are not
     /// paged do without a manager: they are let go as they are.
     pub async fn stop_all(self: &Arc<Self>) {
-        self.close();
+        self.end_vms();
         let deadline = tokio::time::Instant::now() + STARTS;
         loop {
             for Waits { process, .. } in lock(&self.waiting).values() {
@@ -331,13 +362,27 @@ impl Manager {
     }
 }
 
+/// Who was asked.
+enum Asked {
+    Guest,
+    Vmm,
+}
+
 /// Asks a guest to power off, again until it has ended: QEMU answers late where it waits in a page fault, and a guest
-/// that still boots does not see its power button. Where there is no QMP, its VMM is told to end. Returns when it has.
-async fn ask_to_end(vm: &Vm) {
+/// that still boots does not see its power button. Where there is no QMP, its VMM is told to end; where there is one that has
+/// not answered yet, when that was waited for. Returns when it has ended.
+async fn ask_to_end(vm: &Vm, patience: Duration) -> Asked {
+    let begun = Instant::now();
     let mut heard = false;
     loop {
         let asked = match vm.monitor() {
             Some(monitor) => monitor.system_powerdown().await,
+            None if vm.seeks_qmp.load(Ordering::Relaxed) && begun.elapsed() < patience => {
+                if tokio::time::timeout(STEP, vm.process.exited()).await.is_ok() {
+                    return Asked::Guest;
+                }
+                continue;
+            }
             None => break,
         };
         match asked {
@@ -347,7 +392,7 @@ async fn ask_to_end(vm: &Vm) {
         }
         let wait = if heard { PRESSED_AGAIN } else { AGAIN };
         if tokio::time::timeout(wait, vm.process.exited()).await.is_ok() {
-            return;
+            return Asked::Guest;
         }
     }
     // One that was asked may be on its way down, and is not cut short.
@@ -355,6 +400,7 @@ async fn ask_to_end(vm: &Vm) {
         terminate(vm);
     }
     vm.process.exited().await;
+    if heard { Asked::Guest } else { Asked::Vmm }
 }
 
 /// QEMU writes out what it has of disks, and ends; its guest is not asked.
@@ -377,8 +423,23 @@ pub async fn watch_exit(manager: Arc<Manager>, vm: Arc<Vm>) {
         spec.on_reboot == RebootAction::Restart && vm.rebooting.load(Ordering::Relaxed)
     });
     let Some(spec) = again else { return manager.gone(&vm).await };
+    // Its start is told to have failed, or is done with, before it is started again.
+    while lock(&manager.starting).contains_key(&vm.name) {
+        if *vm.released.lock().await {
+            return tracing::warn!(
+                vm = vm.name,
+                "rebooted while it was being started: not started again"
+            );
+        }
+        tokio::time::sleep(STEP).await;
+    }
     // Before its name is free: from here on it is there, or being started, or here.
     let last = views::vm(&manager, &vm);
+    let min = vm.params().min;
+    let promise = Promise { min, overhead: vm.overhead(), swap: Pages::ZERO };
+    let pool = vm.params().pool;
+    let held = Pledge { promise, pool, rebooted: Some(vm.id) };
+    lock(&manager.starting).insert(vm.name.clone(), held);
     {
         let mut rebooting = lock(&manager.rebooting);
         // One that reboots again before its start was done with: what was said of the one counts for the other.
@@ -386,7 +447,12 @@ pub async fn watch_exit(manager: Arc<Manager>, vm: Arc<Vm>) {
         rebooting.insert(vm.name.clone(), Reboot { id: vm.id, called_off, last });
     }
     manager.gone(&vm).await;
+    // Its swap files are gone.
+    if let Some(held) = lock(&manager.starting).get_mut(&vm.name) {
+        held.promise.swap = vm.size.saturating_sub(min);
+    }
     start_again(&manager, &vm, spec).await;
+    manager.reboot_settled(&vm.name, vm.id);
     let mut rebooting = lock(&manager.rebooting);
     if rebooting.get(&vm.name).is_some_and(|reboot| reboot.id == vm.id) {
         rebooting.remove(&vm.name);
@@ -397,7 +463,7 @@ pub async fn watch_exit(manager: Arc<Manager>, vm: Arc<Vm>) {
 async fn start_again(manager: &Arc<Manager>, vm: &Arc<Vm>, spec: &VmSpec) {
     let is_wanted = || {
         let called_off = lock(&manager.rebooting).get(&vm.name).is_some_and(|r| r.called_off);
-        !called_off && !vm.stop_asked.load(Ordering::Relaxed)
+        !called_off && !vm.stop_asked.load(Ordering::Relaxed) && !manager.is_ending_vms()
     };
     if vm.started.elapsed() < REBOOT_LOOP && is_wanted() {
         // A guest that panics at boot would keep the host busy with nothing else.
@@ -435,10 +501,10 @@ async fn restart(manager: Arc<Manager>, spec: VmSpec, vm: Arc<Vm>) -> Result<(),
     let rule = rule_for(&manager.config().vms, &spec.name);
     let limit = rule.max.map_or(boot, |max| max.of(boot).min(boot));
     let (spec, changes) = again(spec, &vm.params(), limit);
-    manager.run_vm(spec).await?;
+    manager.run(spec, Some(vm.id)).await?;
     // It runs again, and stays: without what it cannot have now.
     for change in changes.iter().filter(|change| **change != VmChange::default()) {
-        if let Err(e) = manager.change_vm(&vm.name, change) {
+        if let Err(e) = manager.change_apart(&vm.name, change.clone()).await {
             tracing::error!(vm = vm.name, "started again, and not all is as it was: {e}");
         }
     }

@@ -14,7 +14,7 @@ use ballast_qemu::{
     unasked_large_memfds,
 };
 use ballast_shim_proto::{Hello, Peer};
-use ballast_units::{Bytes, Pages};
+use ballast_units::{Bytes, Pages, VmId};
 
 use crate::config::rules::rule_for;
 use crate::looks::{Known, managed};
@@ -46,7 +46,16 @@ impl Manager {
     /// # Errors
     /// The spec, what it names, or its promise cannot be; no room within its time; or its VMM did not start. Nothing is left of it
     /// but its logs.
-    pub async fn run_vm(self: &Arc<Self>, mut spec: VmSpec) -> Result<VmView, Failure> {
+    pub async fn run_vm(self: &Arc<Self>, spec: VmSpec) -> Result<VmView, Failure> {
+        self.run(spec, None).await
+    }
+
+    /// The same, also of a VM whose guest rebooted: `again`, for whom its name is held.
+    pub(crate) async fn run(
+        self: &Arc<Self>,
+        mut spec: VmSpec,
+        again: Option<VmId>,
+    ) -> Result<VmView, Failure> {
         let checked = spec.clone();
         tokio::task::spawn_blocking(move || check_spec(&checked))
             .await
@@ -84,7 +93,8 @@ impl Manager {
             + Bytes(spec.overhead.unwrap_or(0)).pages_ceil();
         let vmm = self.expected_vmm(&spec);
         let promise = Promise::of(params.min, size, overhead + vmm);
-        self.claim_name(&spec.name, Pledge { promise, pool: params.pool.clone() }).await?;
+        let pledge = Pledge { promise, pool: params.pool.clone(), rebooted: again };
+        self.claim_name(&spec.name, pledge).await?;
         let name = spec.name.clone();
         let result = self.start_promised(spec, size, params, overhead, vmm).await;
         self.promise_settled(&name);
@@ -118,12 +128,19 @@ impl Manager {
             let why = format!("a VM named '{name}' may run already: {why}");
             return Err(Failure::new(ErrorCode::Conflict, why));
         }
-        if self.vm(name).is_ok() || lock(&self.starting).contains_key(name) {
-            return Err(Failure::new(
-                ErrorCode::Conflict,
-                format!("a VM named '{name}' runs already"),
-            ));
+        let held = lock(&self.starting).get(name).map(|pledge| pledge.rebooted);
+        let why = match held {
+            _ if self.vm(name).is_ok() => Some("runs already"),
+            // Held for this very start.
+            Some(of) if of.is_some() && of == need.rebooted => None,
+            Some(Some(_)) => Some("is about to be started again, for its guest rebooted"),
+            Some(None) => Some("runs already"),
+            None => None,
+        };
+        if let Some(why) = why {
+            return Err(Failure::new(ErrorCode::Conflict, format!("a VM named '{name}' {why}")));
         }
+        let need = Pledge { rebooted: None, ..need };
         if admission {
             return self.promise(name, need);
         }
@@ -183,6 +200,7 @@ impl Manager {
             control: BalloonControl::new(self.config().balloon),
             set: WorkingSet::new(self.config().sampling, size),
             built: built_at(None),
+            seeks_qmp: true,
         });
         self.connect_started(&vm, &vmm, &paths).await?;
         vm.has_started();
@@ -495,7 +513,7 @@ impl Manager {
         let params = VmParams::resolve(&self.config().vms, &name, size.into(), Asked::default())?;
         let overhead = pager_config(&self.config(), 0, false).overhead(size);
         let need = Promise::of(params.min, size, overhead);
-        let pledge = Pledge { promise: need, pool: params.pool.clone() };
+        let pledge = Pledge { promise: need, pool: params.pool.clone(), rebooted: None };
         handle.block_on(async {
             self.claim_name(&name, pledge).await.map_err(|e| e.to_string())?;
             let made = async {
@@ -566,6 +584,7 @@ impl Manager {
             control: BalloonControl::new(self.config().balloon),
             set: WorkingSet::new(self.config().sampling, size),
             built: built_at(None),
+            seeks_qmp: false,
         });
         self.promise_settled(&vm.name);
         lock(&self.adopting).remove(&vm.process.pid());

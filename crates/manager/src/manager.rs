@@ -56,6 +56,8 @@ pub(crate) struct Pledge {
     pub promise: Promise,
     /// The pool that it is taken from.
     pub pool: Option<String>,
+    /// Held for the next start of this VM, whose guest rebooted.
+    pub rebooted: Option<VmId>,
 }
 
 /// One a process, in the hands of all its threads and tasks. Of its locks, `admission` and `changing` are taken
@@ -118,6 +120,7 @@ pub struct Manager {
     overcommit_peak: Mutex<f64>,
     pub(crate) accel: Mutex<String>,
     closing: AtomicBool,
+    ending_vms: AtomicBool,
     stopping: AtomicBool,
     /// What the main task waits for.
     pub ending: watch::Sender<Ending>,
@@ -223,6 +226,7 @@ impl Manager {
             overcommit_peak: Mutex::new(0.0),
             accel: Mutex::new("not probed yet".into()),
             closing: AtomicBool::new(false),
+            ending_vms: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
             ending: watch::Sender::new(Ending::Running),
             runtime: tokio::runtime::Handle::current(),
@@ -266,13 +270,21 @@ impl Manager {
     pub fn close(&self) {
         self.closing.store(true, Ordering::Relaxed);
     }
-    /// It goes on after all.
+    /// From now on no VM is started, and there is no way back: all are ended.
+    pub(crate) fn end_vms(&self) {
+        self.ending_vms.store(true, Ordering::Relaxed);
+    }
+    /// Whether all VMs are being ended.
+    pub(crate) fn is_ending_vms(&self) -> bool {
+        self.ending_vms.load(Ordering::Relaxed)
+    }
+    /// It goes on after all, unless its VMs are being ended.
     pub fn reopen(&self) {
         self.closing.store(false, Ordering::Relaxed);
     }
     /// Whether no VM may be started.
     pub fn is_closing(&self) -> bool {
-        self.closing.load(Ordering::Relaxed) || self.is_stopping()
+        self.closing.load(Ordering::Relaxed) || self.is_ending_vms() || self.is_stopping()
     }
     /// The manager's threads end; VMs are left as they are.
     pub fn is_stopping(&self) -> bool {
@@ -381,6 +393,8 @@ impl Manager {
     /// There is no such pool; or it, or the host, cannot promise so much more.
     pub fn promise(&self, name: &str, need: Pledge) -> Result<(), Failure> {
         let mut starting = lock(&self.starting);
+        // What was held for one that is started again is what is promised now.
+        starting.remove(name);
         // Under the lock: whoever takes a pool away looks for promises out of it.
         let rules = self.pools.rules();
         check_pool(&rules, need.pool.as_deref())?;
@@ -453,6 +467,14 @@ impl Manager {
         }
     }
 
+    /// A VM that rebooted is started again, or will not be: nothing is held for that any more.
+    pub(crate) fn reboot_settled(&self, name: &str, of: VmId) {
+        let mut starting = lock(&self.starting);
+        if starting.get(name).is_some_and(|pledge| pledge.rebooted == Some(of)) {
+            starting.remove(name);
+        }
+    }
+
     /// The VM is there, and promised to as such, or its start failed: its name is no longer held.
     pub fn promise_settled(&self, name: &str) {
         lock(&self.starting).remove(name);
@@ -506,7 +528,7 @@ mod tests {
         let manager = manager(dir.path());
         let min = Pages::from_mib(100);
         let promise = Promise { min, overhead: Pages::ZERO, swap: Pages::ZERO };
-        let pledge = || Pledge { promise, pool: None };
+        let pledge = || Pledge { promise, pool: None, rebooted: None };
         manager.promise("a", pledge()).unwrap();
         // Its QMP has not answered yet.
         let asked = crate::vm::Asked { min: Some(min), ..Default::default() };
@@ -523,7 +545,7 @@ mod tests {
         let manager = manager(dir.path());
         let most = Pages(manager.swap.room().0 / 2 + 1);
         let promise = Promise { min: Pages::ZERO, overhead: Pages::ZERO, swap: most };
-        let pledge = || Pledge { promise, pool: None };
+        let pledge = || Pledge { promise, pool: None, rebooted: None };
         manager.promise("a", pledge()).unwrap();
         let refused = manager.promise("b", pledge()).unwrap_err();
         assert_eq!(refused.code, ErrorCode::NoRoom, "{refused}");

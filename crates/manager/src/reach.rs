@@ -84,6 +84,7 @@ async fn join(manager: &Arc<Manager>, vm: &Arc<Vm>, qmp: Qmp) -> Result<Monitor,
         _ => vm.has_started(),
     }
     vm.set_monitor(Some(monitor.clone()));
+    vm.seeks_qmp.store(false, Ordering::Relaxed);
     manager.look_at(vm).await;
     ask_agent(manager, vm);
     Ok(monitor)
@@ -169,6 +170,7 @@ impl Keeper {
                         vm = self.vm.name,
                         "{socket}: another process listens there: no balloon until it is attached again"
                     );
+                    self.vm.seeks_qmp.store(false, Ordering::Relaxed);
                     return None;
                 }
                 Ok(qmp) => join(&self.manager, &self.vm, qmp).await,
@@ -183,6 +185,7 @@ impl Keeper {
                 }
                 Err(e) => self.why = Some(e.to_string()),
             }
+            self.vm.seeks_qmp.store(false, Ordering::Relaxed);
             // While its process is stopped, for pages that cannot be read, it cannot answer.
             if self.vm.is_frozen() || self.vm.freezes.load(Ordering::Relaxed) != freezes {
                 self.pauses.anew();

@@ -102,7 +102,7 @@ fn book(manager: &Manager, vm: Running, damage: Option<String>) -> Waiting {
     let min = min.max(held.pages());
     let promise = Promise { min, overhead, swap: Pages::ZERO };
     let pool = record.params.pool.clone();
-    lock(&manager.starting).insert(record.name.clone(), Pledge { promise, pool });
+    lock(&manager.starting).insert(record.name.clone(), Pledge { promise, pool, rebooted: None });
     let waits = Waits {
         since: Instant::now(),
         held: held.clone(),
@@ -360,6 +360,7 @@ fn admit(
         control: BalloonControl::new(manager.config().balloon),
         set: WorkingSet::new(manager.config().sampling, record.size),
         built: built_at(mapped_ms),
+        seeks_qmp: in_reach(record),
     })
 }
 
@@ -372,12 +373,16 @@ fn admit_unpaged(
 ) -> Arc<Vm> {
     manager.host.ledger.adopt(record.overhead);
     // One that somebody else started may have no balloon that anybody knows of.
-    let in_reach = record.spec.is_some() || record.qmp.is_some();
-    let mode = if in_reach { Mode::BalloonOnly } else { Mode::Unmanaged };
+    let mode = if in_reach(record) { Mode::BalloonOnly } else { Mode::Unmanaged };
     let management = Management { mode, reason: record.unpaged.clone() };
     let vm = admit(manager, folder, record, process, management, None);
     vm.has_started();
     vm
+}
+
+/// Whether somebody has said where its QMP is.
+fn in_reach(record: &Record) -> bool {
+    record.spec.is_some() || record.qmp.is_some()
 }
 
 /// Finds its QMP again, where it has one.

@@ -271,6 +271,8 @@ pub struct Vm {
     /// The task that keeps its QMP in reach. None: nobody has told where that is. Whoever makes another one holds this
     /// meanwhile.
     pub keeper: tokio::sync::Mutex<Option<JoinHandle<()>>>,
+    /// It has a QMP, and it is not known yet whether that answers.
+    pub seeks_qmp: AtomicBool,
     /// Whether its balloon was led by this manager before.
     pub was_led: AtomicBool,
     /// Breaks, pages looked at, and cores that this took, per second.
@@ -305,6 +307,8 @@ pub struct NewVm {
     pub control: BalloonControl,
     pub set: WorkingSet,
     pub built: Instant,
+    /// It has a QMP, which will be tried.
+    pub seeks_qmp: bool,
 }
 
 impl Vm {
@@ -330,6 +334,7 @@ impl Vm {
             control: BalloonControl::new(ballast_policy::BalloonConfig::default()),
             set: WorkingSet::new(ballast_policy::SamplingConfig::default(), size),
             built: Instant::now(),
+            seeks_qmp: false,
         }))
     }
 
@@ -390,6 +395,7 @@ impl Vm {
             events: Mutex::new(None),
             run_events: AtomicU64::new(0),
             keeper: tokio::sync::Mutex::new(None),
+            seeks_qmp: AtomicBool::new(new.seeks_qmp),
             was_led: AtomicBool::new(false),
             share_rates: Rates::default(),
             stir: tokio::sync::Notify::new(),
@@ -556,6 +562,12 @@ impl Vm {
     /// None: the connection is closed.
     pub fn set_monitor(&self, monitor: Option<Monitor>) {
         *lock(&self.monitor) = monitor;
+    }
+    /// Whether it has a QMP that anybody knows of, in reach or not.
+    pub fn has_qmp(&self) -> bool {
+        // Who holds it is about to connect.
+        let has_keeper = self.keeper.try_lock().map_or(true, |keeper| keeper.is_some());
+        has_keeper || self.seeks_qmp.load(Ordering::Relaxed)
     }
     /// None inside: it is not paged, or has ended. Its end waits for who holds this.
     pub fn paged(&self) -> RwLockReadGuard<'_, Option<PagedVm>> {

@@ -7,12 +7,17 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use ballast_api::{Accel, ErrorCode, Mode, RunState, VmChange, VmSpec, VmView};
+use ballast_api::client::ClientError;
+use ballast_api::{
+    Accel, ErrorCode, Mode, PoolChange, RebootAction, RunState, VmChange, VmSpec, VmView,
+};
+use ballast_lab::image::Image;
 use ballast_shim_proto::Message;
 use rustix::fs::MemfdFlags;
 use support::evil::{self, Evil};
 use support::http::raw;
-use support::{Ballastd, MIB, refused_as, required};
+use support::{Ballastd, MIB, image_or_skip, refused_as, required};
+use tokio::task::JoinHandle;
 
 #[test]
 #[ignore = "the VMM of the other tests"]
@@ -110,6 +115,30 @@ async fn without_qmp_a_stop_is_sigterm_and_has_its_grace() {
     }
 }
 
+/// A start that waits for as long as it takes for memory that it is promised; its program would end at once.
+fn patient(ballastd: &Ballastd, name: &str, min: u64) -> JoinHandle<Result<VmView, ClientError>> {
+    let spec = VmSpec {
+        name: name.into(),
+        max: min.max(96) * MIB,
+        min: min * MIB,
+        kernel: "/etc/hostname".into(),
+        qemu: Some("/bin/false".into()),
+        accel: Accel::Tcg,
+        wait_s: Some(3000.0),
+        ..VmSpec::default()
+    };
+    let client = ballastd.client.clone();
+    tokio::spawn(async move { client.run(&spec).await })
+}
+
+async fn waits(ballastd: &Ballastd, name: &str) {
+    ballastd
+        .eventually(&format!("{name} waits"), async || {
+            ballastd.client.starts().await.unwrap().iter().any(|start| start.name == name)
+        })
+        .await;
+}
+
 /// A start that waits for memory which does not come is called off by a stop, and holds up none behind it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_start_that_waits_is_called_off_by_a_stop() {
@@ -117,31 +146,10 @@ async fn a_start_that_waits_is_called_off_by_a_stop() {
     let client = &ballastd.client;
     let vmm = adopted(&ballastd, "quiet", 96).await;
     let free = ballastd.host().await.free;
-    let start = |name: &str, min: u64| {
-        let spec = VmSpec {
-            name: name.into(),
-            max: 96 * MIB,
-            min: min * MIB,
-            kernel: "/etc/hostname".into(),
-            qemu: Some("/bin/false".into()),
-            accel: Accel::Tcg,
-            wait_s: Some(3000.0),
-            ..VmSpec::default()
-        };
-        let client = client.clone();
-        tokio::spawn(async move { client.run(&spec).await })
-    };
-    let waits = async |name: &str| {
-        ballastd
-            .eventually("it waits", async || {
-                client.starts().await.unwrap().iter().any(|start| start.name == name)
-            })
-            .await;
-    };
-    let first = start("first", 96);
-    waits("first").await;
-    let second = start("second", 16);
-    waits("second").await;
+    let first = patient(&ballastd, "first", 96);
+    waits(&ballastd, "first").await;
+    let second = patient(&ballastd, "second", 16);
+    waits(&ballastd, "second").await;
     // From now on nothing is taken from it: they wait for ever.
     let _open = its_ram(&vmm);
     let last = client.stop("first", Duration::ZERO).await.unwrap();
@@ -155,6 +163,63 @@ async fn a_start_that_waits_is_called_off_by_a_stop() {
     refused_as(client.stop("first", Duration::ZERO).await, ErrorCode::NotFound, "first");
     assert!(client.starts().await.unwrap().is_empty());
     assert!(ballastd.host().await.free.abs_diff(free) <= MIB);
+}
+
+/// A guest that reboots at once, over and over, is between two of its lives; its next start waits for as long as it takes.
+async fn reboots(ballastd: &Ballastd, image: &Image, with: VmSpec) {
+    let mut spec = ballastd.guest(image, "again", 96, "");
+    (spec.min, spec.pool) = (with.min, with.pool);
+    spec.append += " rdinit=/nonexistent init=/nonexistent root=/dev/none";
+    spec.on_reboot = RebootAction::Restart;
+    spec.wait_s = Some(3000.0);
+    ballastd.client.run(&spec).await.unwrap();
+    ballastd.eventually("it reboots", async || ballastd.client.vm("again").await.is_err()).await;
+}
+
+/// Its next start waits for room behind one that waits for ever: a stop calls it off.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_vm_that_reboots_while_starts_wait_is_stopped_for_good() {
+    let Some(ballastd) = ballastd() else { return };
+    let Some(image) = image_or_skip() else { return };
+    let client = &ballastd.client;
+    let vmm = adopted(&ballastd, "quiet", 48).await;
+    // Nothing is taken from it, so that who is promised 128 MiB waits for ever.
+    let _open = its_ram(&vmm);
+
+    reboots(&ballastd, image, VmSpec::default()).await;
+    let first = patient(&ballastd, "first", 128);
+    waits(&ballastd, "first").await;
+    waits(&ballastd, "again").await;
+    let last = client.stop("again", Duration::ZERO).await.unwrap();
+    let how = last.ended.unwrap_or_default();
+    assert!(last.state == RunState::Stopped && how.contains("not started again"), "{how}");
+    let left = client.starts().await.unwrap();
+    assert!(left.len() == 1 && left[0].name == "first", "{left:?}");
+    client.stop("first", Duration::ZERO).await.unwrap();
+    refused_as(first.await.unwrap(), ErrorCode::Conflict, "called off");
+    assert!(ballastd.is_gone("again").await && client.starts().await.unwrap().is_empty());
+}
+
+/// Between two of its lives a VM has its name, its promise, and its pool, as in them.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_vm_has_is_kept_while_it_reboots() {
+    let Some(mut ballastd) = ballastd() else { return };
+    let Some(image) = image_or_skip() else { return };
+    let client = ballastd.client.clone();
+    client.change_pool("own", &PoolChange::default()).await.unwrap();
+    let spec = VmSpec { min: 64 * MIB, pool: Some("own".into()), ..VmSpec::default() };
+    reboots(&ballastd, image, spec).await;
+    let namesake = patient(&ballastd, "again", 16).await.unwrap();
+    refused_as(namesake, ErrorCode::Conflict, "its guest rebooted");
+    let greedy = patient(&ballastd, "greedy", 96).await.unwrap();
+    refused_as(greedy, ErrorCode::NoRoom, "again");
+    let removed = client.remove_pool("own").await;
+    refused_as(removed, ErrorCode::Conflict, "VM again is in it");
+    refused_as(client.shutdown(false).await, ErrorCode::Conflict, "paged VMs run");
+    // All ends with it.
+    client.shutdown(true).await.unwrap();
+    assert!(ballastd.end().success());
+    assert!(!ballastd.run_dir().exists());
 }
 
 #[tokio::test(flavor = "multi_thread")]

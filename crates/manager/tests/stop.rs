@@ -105,6 +105,29 @@ async fn a_vm_that_waits_to_be_taken_over_is_ended_by_name() {
     assert!(!ballastd.run_dir().exists() && !ballastd.swap_dir().exists());
 }
 
+/// In the moments in which a new manager has not found its QMP yet, or not even its shim.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guest_is_asked_right_after_the_manager_was_replaced() {
+    let Some(image) = image_or_skip() else { return };
+    let mut ballastd = Ballastd::start(&["--budget", "256M"]);
+    ballastd.client.run(&ballastd.guest(image, "polite", 96, "")).await.unwrap();
+    let mut console = ballastd.console("polite");
+    ballastd
+        .eventually("it has booted", async || {
+            console.poll();
+            console.story.ready.is_some()
+        })
+        .await;
+    ballastd.kill();
+    ballastd.restart();
+    let grace = Duration::from_secs(600);
+    let last = ballastd.client.clone().with_timeout(grace).stop("polite", grace).await.unwrap();
+    assert_eq!((last.state, last.ended), (RunState::Stopped, None));
+    let said = std::fs::read(ballastd.root.join("console/polite.console.log")).unwrap();
+    assert!(String::from_utf8_lossy(&said).contains("\"power\":\"button\""), "it was not asked");
+    ballastd.assert_nothing_left("polite");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_vmm_that_answers_late_has_all_of_its_grace() {
     let Some(image) = image_or_skip() else { return };

@@ -101,6 +101,17 @@ fn the_description_lists_every_route() {
         "POST /v1/vms/{name}/stop",
     ];
     assert_eq!(described, routes);
+    // And what the program answers to is described.
+    let program = include_str!("../src/routes.rs");
+    let answered = program.lines().filter_map(|line| line.trim().strip_prefix(".route(\""));
+    let mut paths: Vec<String> =
+        answered.map(|line| line.split_once('"').unwrap().0.replace("{*", "{")).collect();
+    paths.sort();
+    let mut known: Vec<&str> =
+        routes.iter().map(|route| route.split_once(' ').unwrap().1).collect();
+    known.sort_unstable();
+    known.dedup();
+    assert_eq!(paths, known);
     // Each is there: not the answer for paths that are not.
     for route in routes {
         let (method, path) = route.split_once(' ').unwrap();
