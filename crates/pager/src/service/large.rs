@@ -14,6 +14,7 @@ use crate::backend::MemError;
 use crate::memory::Broke;
 use crate::sharing::examine::Examined;
 use crate::sharing::order::EXTENT;
+use crate::sync::Ordering;
 use crate::word::State;
 
 /// Large pages that a sample may break while memory is plentiful.
@@ -178,7 +179,10 @@ impl Reclaim {
         let mut failed = 0;
         let large = (0..n).map(|i| regions.first((from + i) % n)).filter(|&r| regions.is_large(r));
         for (i, first) in large.enumerate() {
-            if failed == TRIED || i > 0 && !self.is_asked() || self.vm.is_stopping() {
+            // A balloon may have been faster.
+            let is_left = memory.charged().0 > self.vm.evict_leave.load(Ordering::Relaxed);
+            let wanted = self.is_asked() && is_left;
+            if failed == TRIED || i > 0 && !wanted || self.vm.is_stopping() {
                 break;
             }
             if !self.break_at(first) {

@@ -220,6 +220,10 @@ impl Reclaim {
             }
             self.ahead.asked = Instant::now();
             let Some(ppn) = self.next_victim() else {
+                if !self.is_asked() {
+                    // What was zeros was enough.
+                    continue;
+                }
                 // Nothing is at home: what is compressed takes memory, too.
                 if !(self.bring_home() || slots && self.write_back(cluster)) {
                     // What cannot be broken now can be soon.
