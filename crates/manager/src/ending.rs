@@ -145,27 +145,26 @@ impl Manager {
         grace: Duration,
     ) -> Option<Result<VmView, Failure>> {
         let waits = lock(&self.waiting).get(name).cloned()?;
-        let process = waits.process.clone();
+        let (process, refused) = (waits.process.clone(), waits.refused);
         let begun = Instant::now();
         let same = |waits: &Waits| waits.process.pid() == process.pid();
         let still_waits = || lock(&self.waiting).get(name).is_some_and(same);
-        while begun.elapsed() < SHIM.min(grace / 2) && still_waits() {
+        // One that has come is no longer expected: what it brings is being taken in.
+        let comes = || begun.elapsed() < SHIM || !lock(&self.expected).contains_key(name);
+        while !refused && begun.elapsed() < grace / 2 && comes() && still_waits() {
             tokio::time::sleep(STEP).await;
         }
         let last = self.view_of_waiting(waits);
-        if still_waits()
-            && let Err(e) = process.kill()
-        {
+        let is_killed = still_waits();
+        if is_killed && let Err(e) = process.kill() {
             return Some(Err(Failure::internal(format!("{name}: ending its VMM: {e}"))));
         }
         // Its files go, then its name is free.
         while still_waits() {
             tokio::time::sleep(STEP).await;
         }
-        if let Ok(vm) = self.vm(name)
-            && vm.process.pid() == process.pid()
-            && process.is_alive()
-        {
+        let is_there = self.vm(name).is_ok_and(|vm| vm.process.pid() == process.pid());
+        if !is_killed && (is_there || lock(&self.rebooting).contains_key(name)) {
             let rest = grace.saturating_sub(begun.elapsed());
             return Some(Box::pin(self.stop_vm(name, rest)).await);
         }
@@ -174,9 +173,11 @@ impl Manager {
         if let Ok(vm) = self.vm(name)
             && vm.process.pid() == process.pid()
         {
+            vm.begin_to_stop();
             self.gone(&vm).await;
         }
-        let ended = Some("killed: it waited to be taken over, so its guest stood still".to_owned());
+        let ended = is_killed
+            .then(|| "killed: it waited to be taken over, so its guest stood still".to_owned());
         Some(Ok(VmView { state: RunState::Stopped, ended, ..last }))
     }
 
@@ -387,7 +388,8 @@ async fn ask_to_end(vm: &Vm, patience: Duration) -> Asked {
         };
         match asked {
             Ok(()) => heard = true,
-            Err(QmpError::Closed { .. }) => break,
+            // It may be in reach again soon.
+            Err(QmpError::Closed { .. }) if heard || begun.elapsed() >= patience => break,
             Err(e) => tracing::debug!(vm = vm.name, "{e}"),
         }
         let wait = if heard { PRESSED_AGAIN } else { AGAIN };
@@ -395,8 +397,11 @@ async fn ask_to_end(vm: &Vm, patience: Duration) -> Asked {
             return Asked::Guest;
         }
     }
-    // One that was asked may be on its way down, and is not cut short.
+    // One that was asked may be on its way down, and is not cut short; nor is one whose connection has ended just before it.
     if !heard {
+        if vm.has_qmp() && tokio::time::timeout(AGAIN, vm.process.exited()).await.is_ok() {
+            return Asked::Guest;
+        }
         terminate(vm);
     }
     vm.process.exited().await;
@@ -439,8 +444,13 @@ pub async fn watch_exit(manager: Arc<Manager>, vm: Arc<Vm>) {
     let promise = Promise { min, overhead: vm.overhead(), swap: Pages::ZERO };
     let pool = vm.params().pool;
     let held = Pledge { promise, pool, rebooted: Some(vm.id) };
-    lock(&manager.starting).insert(vm.name.clone(), held);
     {
+        // While nobody can release it: its name would be another's.
+        let released = vm.released.lock().await;
+        if *released {
+            return;
+        }
+        lock(&manager.starting).insert(vm.name.clone(), held);
         let mut rebooting = lock(&manager.rebooting);
         // One that reboots again before its start was done with: what was said of the one counts for the other.
         let called_off = rebooting.get(&vm.name).is_some_and(|reboot| reboot.called_off);

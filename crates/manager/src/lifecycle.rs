@@ -96,7 +96,8 @@ impl Manager {
         let pledge = Pledge { promise, pool: params.pool.clone(), rebooted: again };
         self.claim_name(&spec.name, pledge).await?;
         let name = spec.name.clone();
-        let result = self.start_promised(spec, size, params, overhead, vmm).await;
+        let result =
+            self.start_promised(spec, size, params, (overhead, vmm), again.is_some()).await;
         self.promise_settled(&name);
         let vm = result?;
         Ok(views::vm(self, &vm))
@@ -117,7 +118,7 @@ impl Manager {
 
     async fn take(&self, name: &str, need: Pledge, admission: bool) -> Result<(), Failure> {
         let _one = self.admission.lock().await;
-        if self.is_closing() {
+        if self.is_closed_to(need.rebooted.is_some()) {
             return Err(Failure::new(ErrorCode::Conflict, "the manager is ending"));
         }
         if lock(&self.clearing).contains(name) {
@@ -153,13 +154,13 @@ impl Manager {
         spec: VmSpec,
         size: Pages,
         params: VmParams,
-        overhead: Pages,
-        vmm_memory: Pages,
+        (overhead, vmm_memory): (Pages, Pages),
+        again: bool,
     ) -> Result<Arc<Vm>, Failure> {
         let accel = self.choose_accel(&spec).await?;
         let wait = spec.wait_s.map_or(self.config().start_wait, Duration::from_secs_f64);
         let promise = Promise::of(params.min, size, overhead + vmm_memory);
-        self.wait_for_room(&spec.name, (size, &params), promise, wait).await?;
+        self.wait_for_room(&spec.name, (size, &params), promise, wait, again).await?;
         // Until the pager has it, the overhead is ours to give back.
         let started = self.start_vmm(&spec, &accel, size, params.clone(), overhead).await;
         let (vmm, paged, paths) = match started {

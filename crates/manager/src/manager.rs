@@ -286,6 +286,10 @@ impl Manager {
     pub fn is_closing(&self) -> bool {
         self.closing.load(Ordering::Relaxed) || self.is_ending_vms() || self.is_stopping()
     }
+    /// Whether a VM may not be started; `again`: one whose guest rebooted. A manager that leaves waits for those.
+    pub(crate) fn is_closed_to(&self, again: bool) -> bool {
+        if again { self.is_ending_vms() || self.is_stopping() } else { self.is_closing() }
+    }
     /// The manager's threads end; VMs are left as they are.
     pub fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::Relaxed)
@@ -393,13 +397,14 @@ impl Manager {
     /// There is no such pool; or it, or the host, cannot promise so much more.
     pub fn promise(&self, name: &str, need: Pledge) -> Result<(), Failure> {
         let mut starting = lock(&self.starting);
-        // What was held for one that is started again is what is promised now.
-        starting.remove(name);
+        // What is held for one that is started again is what is promised now.
+        let mut others = starting.clone();
+        others.remove(name);
         // Under the lock: whoever takes a pool away looks for promises out of it.
         let rules = self.pools.rules();
         check_pool(&rules, need.pool.as_deref())?;
         let pools = self.pools.pools(&rules);
-        let made = self.promises(&starting);
+        let made = self.promises(&others);
         let pool = self.pools.id(need.pool.as_deref());
         let refused = |why: String| Failure::new(ErrorCode::NoRoom, format!("{name}: {why}"));
         let books = self.books(&pools, &made);
@@ -412,7 +417,7 @@ impl Manager {
         let of_host = Promise { min: lacking, overhead: Pages::ZERO, swap: need.promise.swap };
         let largest = largest.map(|(name, _, pages)| (name, pages));
         // Less what those have been promised who have not made their files yet.
-        let coming: Pages = starting.values().map(|pledge| pledge.promise.swap).sum();
+        let coming: Pages = others.values().map(|pledge| pledge.promise.swap).sum();
         admit(left, self.swap.room().saturating_sub(coming), &of_host, largest)
             .map_err(|refusal| refused(refusal.to_string()))?;
         starting.insert(name.to_owned(), need);

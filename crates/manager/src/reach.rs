@@ -33,10 +33,14 @@ impl Manager {
             former.abort();
             // Until then it may connect, too; that connection ends with it.
             let _ = former.await;
+            vm.seeks_qmp.store(true, Ordering::Relaxed);
             vm.set_monitor(None);
         }
         let mut keeper = Keeper::new(self, vm, qmp.socket().to_owned(), FIRST);
-        let joined = join(self, vm, qmp).await.inspect_err(|e| keeper.why = Some(e.to_string()));
+        let joined = join(self, vm, qmp).await.inspect_err(|e| {
+            keeper.why = Some(e.to_string());
+            vm.seeks_qmp.store(false, Ordering::Relaxed);
+        });
         *task = Some(tokio::spawn(keeper.run(joined.ok())));
     }
 
@@ -137,6 +141,7 @@ impl Keeper {
             let Some(why) = ended else { return };
             lock(&self.vm.balloon).output.health = Health::Missing;
             *lock(&self.vm.tools) = Tools::default();
+            self.vm.seeks_qmp.store(true, Ordering::Relaxed);
             self.vm.set_monitor(None);
             self.pauses.note(begun.elapsed());
             self.why = Some(format!("QMP: {why}"));

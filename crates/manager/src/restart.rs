@@ -298,9 +298,9 @@ async fn go_on_unpaged(manager: Arc<Manager>, waiting: Waiting) {
     let Waiting { folder, record, process, held, .. } = waiting;
     manager.host.ledger.release(record.overhead);
     drop(held);
-    lock(&manager.waiting).remove(&record.name);
     let vm = admit_unpaged(&manager, folder, &record, process);
-    manager.promise_settled(&record.name);
+    // Only now: whoever looks for it finds it here or there.
+    settled(&manager, &record.name);
     reach(manager, vm, record).await;
 }
 

@@ -120,20 +120,25 @@ impl Manager {
         coming.map(|(_, pledge)| pledge.promise.memory()).sum()
     }
 
+    /// Whether it is being started; not where its name is held for a next start.
+    fn is_starting(&self, name: &str) -> bool {
+        lock(&self.starting).get(name).is_some_and(|pledge| pledge.rebooted.is_none())
+    }
+
     /// The overhead of those that were given their room, and are no VMs yet.
     pub(crate) fn reserved_for_starts(&self) -> Pages {
         let vms = self.vms();
         let coming = |start: &&Start| {
             start.begun.is_some()
                 && !vms.iter().any(|vm| vm.name == start.name)
-                && lock(&self.starting).contains_key(&start.name)
+                && self.is_starting(&start.name)
         };
         lock(&self.starts.0).iter().filter(coming).map(|start| start.promise.overhead).sum()
     }
 
     /// What is to be free for VMs that start, beside the goal.
     pub(crate) fn room_for_starts(&self) -> Pages {
-        let there = |name: &str| self.vm(name).is_ok() || lock(&self.starting).contains_key(name);
+        let there = |name: &str| self.vm(name).is_ok() || self.is_starting(name);
         lock(&self.starts.0).retain(|start| match start.begun {
             Some(begun) => begun.elapsed() < KEPT && there(&start.name),
             None => true,
@@ -141,7 +146,8 @@ impl Manager {
         self.starts.room(None, &|name| self.consumed_by(name)).0
     }
 
-    /// Waits until there is room for a VM of this size that was promised memory, and reserves its overhead.
+    /// Waits until there is room for a VM of this size that was promised memory, and reserves its overhead. `again`: its guest
+    /// rebooted.
     ///
     /// # Errors
     /// No room within `wait`; says how much was missing. Or it was called off, or the manager ends.
@@ -151,6 +157,7 @@ impl Manager {
         newcomer: (Pages, &VmParams),
         promise: Promise,
         wait: Duration,
+        again: bool,
     ) -> Result<(), Failure> {
         let since = Instant::now();
         self.starts.enter(Start {
@@ -179,7 +186,7 @@ impl Manager {
             let ends = if self.starts.is_called_off(name) {
                 Some("its start was called off (vm stop)")
             } else {
-                self.is_closing().then_some("the manager is ending")
+                self.is_closed_to(again).then_some("the manager is ending")
             };
             if let Some(why) = ends {
                 return Err(Failure::new(ErrorCode::Conflict, format!("{name}: {why}")));

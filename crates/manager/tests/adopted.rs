@@ -210,7 +210,7 @@ async fn what_a_vm_has_is_kept_while_it_reboots() {
     let spec = VmSpec { min: 64 * MIB, pool: Some("own".into()), ..VmSpec::default() };
     reboots(&ballastd, image, spec).await;
     let namesake = patient(&ballastd, "again", 16).await.unwrap();
-    refused_as(namesake, ErrorCode::Conflict, "its guest rebooted");
+    refused_as(namesake, ErrorCode::Conflict, "'again'");
     let greedy = patient(&ballastd, "greedy", 96).await.unwrap();
     refused_as(greedy, ErrorCode::NoRoom, "again");
     let removed = client.remove_pool("own").await;
