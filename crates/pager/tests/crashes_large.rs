@@ -502,3 +502,30 @@ fn a_sample_leaves_holds_for_a_large_page() {
     assert_eq!(vm.break_large(4), Ok(Broke::Done { freed: 0 }));
     vm.check();
 }
+
+/// Some of its pages are there, and may have been written: they are booked, and the others not.
+#[test]
+fn what_the_kernel_had_of_a_large_page_is_booked_page_by_page() {
+    for (has, states, charged) in [
+        (1, [State::Resident, State::Untouched, State::Resident, State::Untouched], 2),
+        (0, [State::Untouched, State::Untouched, State::Resident, State::Untouched], 1),
+    ] {
+        let (mut vm, _) = vm();
+        let before = vm.memory.charged();
+        vm.ram.0.set_short_of(has);
+        missing(&mut vm, 14).unwrap();
+        assert_eq!([12, 13, 14, 15].map(|p| vm.state(p)), states, "{has}");
+        assert_eq!(vm.memory.charged(), before + Pages(charged), "{has}");
+        assert_eq!(
+            vm.memory.regions().is_large(Ppn(12)),
+            has > 0,
+            "freed as a whole, if it is one"
+        );
+        vm.check();
+        for p in 12..16 {
+            vm.access(p, Some(p));
+            assert_eq!(vm.access(p, None), p);
+        }
+        vm.check();
+    }
+}

@@ -9,7 +9,7 @@ use ballast_pager::backend::MemError;
 use ballast_pager::memory::{Contents, Enter, Entered};
 use ballast_pager::sharing::examine::{Examiner, Marking};
 use ballast_pager::word::State;
-use ballast_units::Ppn;
+use ballast_units::{Pages, Ppn};
 use support::site::Site;
 use support::vm::Vm;
 
@@ -92,5 +92,39 @@ fn what_came_home_for_it_was_written_has_to_rest_first() {
     };
     assert_eq!(after(&vms), [State::Resident, State::Shared]);
     assert_eq!(after(&vms), [State::Shared, State::Shared]);
+    Vm::check_all(&site, &vms);
+}
+
+/// The copy that the kernel made of a page while it was mapped elsewhere, and not protected yet, is the guest's: it costs what
+/// its home did, and goes there.
+#[test]
+fn a_page_that_is_written_while_it_is_shared_is_charged_and_goes_home() {
+    let site = Site::new(60, 2);
+    let mut vms = [Vm::at(&site, 4, 16, 1), Vm::at(&site, 4, 16, 1)];
+    for vm in &mut vms {
+        for p in 0..3 {
+            vm.access(p, Some(20 + p));
+        }
+    }
+    examine(&vms[0], 0..3).unwrap();
+    let before = vms[1].memory.charged();
+    vms[1].ram.0.write_between(1, 99);
+    examine(&vms[1], 0..3).unwrap();
+    let states = [0, 1, 2].map(|p| vms[1].state(p));
+    assert_eq!(states, [State::Shared, State::Broken, State::Shared]);
+    assert_eq!(vms[1].memory.charged(), before - Pages(2));
+    Vm::check_all(&site, &vms);
+    assert_eq!((vms[1].access(1, None), vms[0].access(1, None)), (99, 21));
+    assert_eq!(vms[1].memory.take_broken(9), [Ppn(1)]);
+    assert_eq!(vms[1].memory.go_home(&[Ppn(1)]), Ok(1));
+    assert_eq!((vms[1].state(1), vms[1].access(1, None)), (State::Resident, 99));
+    Vm::check_all(&site, &vms);
+
+    // Zeros as well: who never had a page has one then.
+    let before = vms[1].memory.charged();
+    vms[1].ram.0.write_between(3, 88);
+    vms[1].memory.map_zeros(Ppn(3), 1).unwrap();
+    assert_eq!((vms[1].state(3), vms[1].memory.charged()), (State::Broken, before + Pages(1)));
+    assert_eq!(vms[1].access(3, None), 88);
     Vm::check_all(&site, &vms);
 }

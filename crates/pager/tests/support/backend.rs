@@ -57,6 +57,12 @@ impl Backend for Ram {
     fn allocate(&self, first: Ppn, n: u64) -> Result<bool, MemError> {
         self.0.call(false, |world| {
             assert!(n == world.large && first.0.is_multiple_of(n), "{first}: {n} pages");
+            if let Some(has) = world.short_of.take() {
+                for p in first.0..first.0 + has {
+                    world.pages[p as usize] = Some(0);
+                }
+                return Err(MemError::NoMemory);
+            }
             for p in first.0..first.0 + n {
                 let p = p as usize;
                 assert!(world.places[p] == Place::Home && world.pages[p].is_none());
@@ -298,6 +304,13 @@ impl Ram {
         }
         if failed == Err(MemError::Crash) {
             return (0, failed);
+        }
+        {
+            let world = &mut *double.world();
+            let is_new = |&mut (p, _): &mut (u64, u64)| world.places[p as usize] != Place::Home;
+            if let Some((p, token)) = world.writes_between.take_if(is_new) {
+                world.copies[p as usize] = Some(token);
+            }
         }
         for (i, run) in runs[..mapped].iter().enumerate() {
             let unwatched = double.world().unwatched_from.take_if(|u| u.0 == at + i);

@@ -94,6 +94,8 @@ struct World {
     /// Pages of a large page, or 1; of which large page a home page is a part; and which are allocated,
     /// and untouched: the kernel says that they are not there.
     large: u64,
+    /// The kernel has memory for so many pages of the next large page, and for no large page.
+    short_of: Option<u64>,
     part_of: Vec<Option<u64>>,
     latent: Vec<bool>,
     /// From this page on the guest has memory by blocks of so many pages.
@@ -103,6 +105,8 @@ struct World {
     can_remap: bool,
     together: usize,
     unanswered: Option<Unanswered>,
+    /// What the guest writes where, between the next new mapping of that page and its protection.
+    writes_between: Option<(u64, u64)>,
     outstanding: Option<Vec<Remap>>,
     /// Whether the VMM goes on with what it was asked to change when the manager dies, and that.
     goes_on: bool,
@@ -185,12 +189,14 @@ impl World {
             watched: vec![true; n],
             protected: vec![false; n],
             large: 1,
+            short_of: None,
             part_of: vec![None; n],
             latent: vec![false; n],
             plugged: None,
             can_remap,
             together: 2,
             unanswered: None,
+            writes_between: None,
             outstanding: None,
             goes_on: false,
             left: Vec::new(),
@@ -473,6 +479,14 @@ impl Double {
     /// RAM that is allocated in large pages of `n` where it can be.
     pub fn set_large(&self, n: u64) {
         self.world().large = n;
+    }
+    /// Of the next large page the kernel has `n` pages.
+    pub fn set_short_of(&self, n: u64) {
+        self.world().short_of = Some(n);
+    }
+    /// The guest writes to a page as soon as it is mapped elsewhere, before it is protected there.
+    pub fn write_between(&self, ppn: u64, token: u64) {
+        self.world().writes_between = Some((ppn, token));
     }
     /// From `first` on its guest has memory by blocks of `block` pages.
     pub fn set_plugged(&self, first: u64, block: u64) {
