@@ -128,3 +128,20 @@ fn a_page_that_is_written_while_it_is_shared_is_charged_and_goes_home() {
     assert_eq!(vms[1].access(3, None), 88);
     Vm::check_all(&site, &vms);
 }
+
+/// A guest that reads one page after another is looked through, by a migration perhaps: it is not given all of its memory for
+/// that. One read by itself, and any write, gets a large page.
+#[test]
+fn reads_in_order_make_no_large_pages() {
+    let site = Site::new(100, 1);
+    let mut vm = Vm::at_with_large(&site, 32, 4, 1);
+    let whole = |vm: &Vm| vm.memory.regions().whole().0;
+    for (ppn, write, pages) in
+        [(9, None, 4), (13, None, 4), (5, None, 8), (17, None, 12), (21, Some(1), 16)]
+    {
+        vm.access(ppn, write);
+        assert_eq!(whole(&vm), pages, "ppn {ppn}");
+    }
+    assert_eq!(vm.state(13), State::Zero);
+    vm.check_shared(&site);
+}

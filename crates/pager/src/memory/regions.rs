@@ -210,3 +210,64 @@ impl Regions {
         !self.cells.is_empty() && !lock(&self.away).is_empty()
     }
 }
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+
+    /// Four regions of four pages, and two pages beyond them.
+    const LEN: u64 = 18;
+
+    fn regions() -> Regions {
+        Regions::new(Pages(LEN), 4)
+    }
+
+    #[test]
+    fn a_range_has_large_pages_where_one_of_its_pages_is_in_one() {
+        for large in 0..4 {
+            let regions = regions();
+            regions.set(large, Backing::Torn);
+            for first in 0..LEN {
+                // An empty range is that of its first page.
+                assert_eq!(regions.any_large(first, first), regions.is_large(Ppn(first)));
+                for end in first + 1..=LEN {
+                    let any = (first..end).any(|p| p / 4 == large as u64);
+                    assert_eq!(regions.any_large(first, end), any, "{large}: {first}..{end}");
+                }
+            }
+        }
+        let none = Regions::new(Pages(LEN), 1);
+        assert!(none.is_empty() && none.len() == 0 && !none.any_large(0, LEN));
+        assert!(!regions().is_empty() && regions().len() == 4);
+    }
+
+    #[test]
+    fn what_is_given_up_tears_the_regions_that_it_is_in_and_no_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let pmap = Pmap::create(&dir.path().join("pmap"), Pages(LEN)).unwrap();
+        (0..LEN).for_each(|p| pmap.store(Ppn(p), Word::new(State::Resident)));
+        for first in 0..LEN {
+            for end in first + 1..=LEN {
+                let regions = regions();
+                (0..4).for_each(|r| regions.set(r, Backing::Whole));
+                regions.tear(&pmap, first, end);
+                for r in 0..4 {
+                    let of = (4 * r as u64..4 * r as u64 + 4).filter(|p| (first..end).contains(p));
+                    let is = match of.count() {
+                        0 => Backing::Whole,
+                        4 => Backing::Small,
+                        _ => Backing::Torn,
+                    };
+                    assert_eq!(regions.get(r), is, "{first}..{end}: {r}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn reads_that_go_on_where_the_last_one_was_are_in_order() {
+        let regions = regions();
+        let seen = [2, 2, 3, 1, 2, 0].map(|r| regions.is_read_in_order(r));
+        assert_eq!(seen, [false, true, true, false, true, false]);
+    }
+}
