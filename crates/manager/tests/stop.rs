@@ -4,6 +4,7 @@
 
 mod support;
 
+use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::time::Duration;
 
@@ -110,22 +111,38 @@ async fn a_vm_that_waits_to_be_taken_over_is_ended_by_name() {
 async fn a_guest_is_asked_right_after_the_manager_was_replaced() {
     let Some(image) = image_or_skip() else { return };
     let mut ballastd = Ballastd::start(&["--budget", "256M"]);
-    ballastd.client.run(&ballastd.guest(image, "polite", 96, "")).await.unwrap();
-    let mut console = ballastd.console("polite");
-    ballastd
-        .eventually("it has booted", async || {
-            console.poll();
-            console.story.ready.is_some()
-        })
-        .await;
-    ballastd.kill();
-    ballastd.restart();
     let grace = Duration::from_secs(600);
-    let last = ballastd.client.clone().with_timeout(grace).stop("polite", grace).await.unwrap();
-    assert_eq!((last.state, last.ended), (RunState::Stopped, None));
-    let said = std::fs::read(ballastd.root.join("console/polite.console.log")).unwrap();
-    assert!(String::from_utf8_lossy(&said).contains("\"power\":\"button\""), "it was not asked");
-    ballastd.assert_nothing_left("polite");
+    for busy in [false, true] {
+        let name = if busy { "busy" } else { "polite" };
+        ballastd.client.run(&ballastd.guest(image, name, 96, "")).await.unwrap();
+        let mut console = ballastd.console(name);
+        ballastd
+            .eventually("it has booted", async || {
+                console.poll();
+                console.story.ready.is_some()
+            })
+            .await;
+        ballastd.kill();
+        // QEMU talks to one at a time: it greets the manager when this one is gone.
+        let qmp = ballastd.folder(name).join("qmp.sock");
+        let other = busy.then(|| UnixStream::connect(qmp).unwrap());
+        ballastd.restart();
+        let client = ballastd.client.clone().with_timeout(grace);
+        let stop = tokio::spawn(async move { client.stop(name, grace).await });
+        if busy {
+            ballastd.is_paged(name).await;
+            tokio::time::sleep(Duration::from_secs(3)).await;
+            assert!(!stop.is_finished(), "it was not waited for");
+        }
+        drop(other);
+        let last = stop.await.unwrap().unwrap();
+        assert_eq!((last.state, last.ended), (RunState::Stopped, None));
+        let said =
+            std::fs::read(ballastd.root.join(format!("console/{name}.console.log"))).unwrap();
+        let was_asked = String::from_utf8_lossy(&said).contains("\"power\":\"button\"");
+        assert!(was_asked, "{name} was not asked");
+        ballastd.assert_nothing_left(name);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
