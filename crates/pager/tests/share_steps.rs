@@ -145,3 +145,20 @@ fn reads_in_order_make_no_large_pages() {
     assert_eq!(vm.state(13), State::Zero);
     vm.check_shared(&site);
 }
+
+#[test]
+fn a_page_of_zeros_is_given_back_and_nothing_else_is() {
+    let site = Site::new(60, 1);
+    let mut vm = Vm::at(&site, 3, 16, 1);
+    for (p, token) in [(0, 0), (1, 5), (2, 0)] {
+        vm.access(p, Some(token));
+    }
+    let (before, dropped) = (vm.memory.charged(), vm.memory.counters.values().zero_dropped);
+    examine(&vm, 0..2).unwrap();
+    let states = [0, 1, 2].map(|p| vm.state(p));
+    assert_eq!(states, [State::Untouched, State::Resident, State::Resident]);
+    assert_eq!(vm.memory.charged(), before - Pages(1));
+    assert_eq!(vm.memory.counters.values().zero_dropped, dropped + 1);
+    vm.check_shared(&site);
+    assert_eq!([0, 1, 2].map(|p| vm.access(p, None)), [0, 5, 0]);
+}
