@@ -392,6 +392,25 @@ fn what_leaves_a_large_page_is_not_given_up_by_what_was_said_before() {
     }
 }
 
+/// What does not come back at once is not forgotten.
+#[test]
+fn a_page_of_a_broken_region_that_could_not_come_back_comes_later() {
+    let (vm, _) = vm();
+    for tries in 1..4 {
+        vm.ram.0.fail_at(6, MemError::Again);
+        (0..tries).for_each(|n| vm.ram.0.fail_also_at(10 + n, MemError::Again));
+        vm.memory.break_large(Ppn(4)).unwrap();
+        while vm.memory.regions().is_any_away() {
+            vm.memory.bring_back().unwrap();
+        }
+        assert!((4..8).all(|p| vm.state(p) == State::Resident), "{tries}");
+        vm.ram.0.set_can_remap(true);
+        assert_eq!(vm.memory.collapse(1), Ok(true));
+        vm.ram.0.set_can_remap(false);
+    }
+    vm.check();
+}
+
 /// One that is under sample meanwhile stays where it is, and is seen to be touched.
 #[test]
 fn a_page_of_a_broken_region_that_is_sampled_stays_away_until_it_is_touched() {
