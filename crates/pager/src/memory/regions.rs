@@ -237,7 +237,7 @@ mod tests {
             }
         }
         let none = Regions::new(Pages(LEN), 1);
-        assert!(none.is_empty() && none.len() == 0 && !none.any_large(0, LEN));
+        assert!(none.is_empty() && !none.any_large(0, LEN));
         assert!(!regions().is_empty() && regions().len() == 4);
     }
 
