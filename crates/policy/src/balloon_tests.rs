@@ -460,7 +460,10 @@ fn a_driver_at_a_steady_pace_is_not_slow_and_stuck_by_turns() {
         let mut turns = 0;
         let mut last = Health::Healthy;
         for _ in 0..4_000 {
+            let asked = g.asked;
             let health = g.second(Driver::Follows(kib / 4)).health;
+            let quarter = Pages(BalloonConfig::default().rate.0 / 4);
+            assert!(health != Health::Slow || g.asked.saturating_sub(asked) <= quarter);
             turns += u32::from(health != last);
             last = health;
         }

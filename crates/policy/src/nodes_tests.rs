@@ -253,8 +253,14 @@ fn two_full_nodes_leave_a_pool_its_min() {
     vms.iter_mut().for_each(|vm| vm.pool = Some(PoolId(0)));
     let nodes = [0, 1].map(|id| node(id, 0, State::High, &[id]));
     let d = pooled(vms, vec![pool(0, 1_000, 12 * GIB)], Vec::from(nodes));
-    let left: Pages = d.plans.iter().map(|plan| plan.leave).sum();
-    assert!(left >= Pages(12 * GIB) && left <= Pages(12 * GIB + 2), "{:?}", d.plans);
+    let left = |d: &Decision| d.plans.iter().map(|plan| plan.leave).sum::<Pages>();
+    let is_min = |left: Pages| left >= Pages(12 * GIB) && left <= Pages(12 * GIB + 2);
+    assert!(is_min(left(&d)), "{:?}", d.plans);
+    // What a VM costs beside its pages is of the min, too.
+    let mut snapshot = d.snapshot;
+    (snapshot.vms[0].consumed, snapshot.vms[0].overhead) = (Pages(4 * GIB), Pages(3 * GIB));
+    let d = decide(snapshot);
+    assert!(is_min(left(&d) + Pages(3 * GIB)), "{:?}", d.plans);
 }
 
 /// What cannot be taken from one is not there for the others, whatever the host would give it.
@@ -331,10 +337,10 @@ fn what_a_pool_lets_none_have_is_given_to_others_on_the_node() {
         (vm.demand.active, vm.wants_more) = (vm.demand.max, balloon > 0);
         vm.tools.ballooned = vm.balloon_goal;
     }
-    vms[0].pool = Some(PoolId(0));
+    (vms[0].pool, vms[0].overhead) = (Some(PoolId(0)), Pages(GIB));
     (vms[2].size, vms[2].demand.max) = (Pages(64 * GIB), Pages(64 * GIB));
     vms[2].demand.active = Pages(64 * GIB);
-    let limited = Pool { max: Some(Pages(2 * GIB)), ..pool(0, 163_840, 0) };
+    let limited = Pool { max: Some(Pages(3 * GIB)), ..pool(0, 163_840, 0) };
     let d = pooled(vms, vec![limited], vec![node(0, 5 * GIB, State::High, &[1, 2])]);
     assert_eq!(d.results[0].target, Pages(2 * GIB), "its pool's max");
     assert_eq!(d.plans[0].balloon_goal, Pages(6 * GIB));
@@ -484,6 +490,24 @@ fn of_host_and_node_the_stricter_counts_and_is_told() {
         assert_eq!(stricter(exchanged, other), wanted, "the host exchanges");
         assert_eq!(stricter(other, exchanged), wanted, "the node does");
     }
+    // What is told is what is asked for together.
+    let reclaim = |balloon: u64, evict: u64| Reason::Reclaim {
+        state: State::Hard,
+        deficit: Pages(50),
+        over_max: Pages::ZERO,
+        over_pool: Pages::ZERO,
+        consumed: Pages(150),
+        leave: Pages(100),
+        balloon: Pages(balloon),
+        evict: Pages(evict),
+        cause: None,
+        no_swap_for: Pages::ZERO,
+        block: false,
+    };
+    let got = stricter(plan(10, 5, 100, false, reclaim(10, 5)), plan(20, 7, 110, false, by_node));
+    assert_eq!(got, plan(20, 7, 100, false, reclaim(20, 7)));
+    let got = held(plan(10, 5, 100, false, reclaim(10, 5)), plan(20, 0, 150, false, by_node), 3);
+    assert_eq!(got, plan(20, 5, 100, false, reclaim(20, 5)));
     let free = VmPlan { block: false, ..host };
     assert!(!stricter(free, free).block && stricter(free, host).block);
 }
