@@ -149,8 +149,12 @@ impl Manager {
         let begun = Instant::now();
         let same = |waits: &Waits| waits.process.pid() == process.pid();
         let still_waits = || lock(&self.waiting).get(name).is_some_and(same);
-        // One that has come is no longer expected: what it brings is being taken in.
-        let comes = || begun.elapsed() < SHIM || !lock(&self.expected).contains_key(name);
+        // One that has come is no longer expected: what it brings is being taken in. Not so where that was refused.
+        let comes = || {
+            let is_expected = lock(&self.expected).contains_key(name);
+            let is_refused = lock(&self.waiting).get(name).is_some_and(|w| w.why.is_some());
+            begun.elapsed() < SHIM || !is_expected && !is_refused
+        };
         while !refused && begun.elapsed() < grace / 2 && comes() && still_waits() {
             tokio::time::sleep(STEP).await;
         }
