@@ -105,8 +105,9 @@ impl Table {
         Table { columns: columns.iter().map(|c| (*c).to_owned()).collect(), rows: Vec::new() }
     }
 
-    /// A cell for each column; one that is not finite is empty.
+    /// A cell for each column, or this panics; one that is not finite is empty.
     pub fn push(&mut self, row: &[f64]) {
+        assert_eq!(row.len(), self.columns.len(), "a cell for each column");
         self.rows.push(row.iter().map(|v| v.is_finite().then_some(*v)).collect());
     }
 

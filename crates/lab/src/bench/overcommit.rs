@@ -8,7 +8,7 @@ use ballast_units::Bytes;
 
 use crate::figures::{Outcome, Table};
 use crate::image::Image;
-use crate::overcommit::report::{at, crowded, living, table, tag};
+use crate::overcommit::report::{at, crowded, peers, table, tag};
 use crate::overcommit::{self, Load, Plan, SIDES, Side};
 
 fn plan(quick: bool) -> Plan {
@@ -60,11 +60,13 @@ fn evaluate(stores: &Table, offices: &Table, factors: &[f64]) -> Outcome {
             outcome.figure(&name("ops_per_s"), at(stores, side, *factor, "ops_per_s"));
             outcome.figure(&name("store_p95_ms"), at(stores, side, *factor, "p95_ms"));
             outcome.figure(&name("office_p95_ms"), at(offices, side, *factor, "p95_ms"));
-            outcome.figure(&name("used_mib"), at(stores, side, *factor, "used_mib"));
+            for column in ["budget_mib", "used_mib", "at_hand_mib", "swap_cache_mib", "vmms_mib"] {
+                outcome.figure(&name(column), at(stores, side, *factor, column));
+            }
         }
     }
     for factor in crowded(factors) {
-        for peer in living(stores, factor, &mut outcome) {
+        for peer in peers(stores, factor, &mut outcome) {
             let ratio = |table: &Table, column: &str| {
                 at(table, Side::Ballast, factor, column) / at(table, peer, factor, column)
             };
@@ -83,12 +85,13 @@ mod tests {
 
     #[test]
     fn being_behind_a_peer_is_a_target_missed() {
-        let columns = ["side", "factor", "served_percent", "ops_per_s", "p95_ms", "used_mib"];
+        let columns =
+            ["side", "factor", "served_percent", "ops_per_s", "p95_ms", "used_mib", "budget_mib"];
         let measured = |ours: f64| {
             let mut t = Table::new(&columns);
             for (side, served) in [(0.0, ours), (1.0, 60.0), (2.0, 80.0), (3.0, 60.0)] {
-                t.push(&[side, 1.0, 99.0, 160.0, 5.0, 900.0]);
-                t.push(&[side, 2.0, served, served, 500.0 / served, 450.0]);
+                t.push(&[side, 1.0, 99.0, 160.0, 5.0, 900.0, 900.0]);
+                t.push(&[side, 2.0, served, served, 500.0 / served, 450.0, 450.0]);
             }
             evaluate(&t, &t, &[1.0, 2.0])
         };
@@ -97,5 +100,7 @@ mod tests {
         assert!(!behind.ok && !behind.targets["served_of_zram_2_00"].met);
         assert!(behind.targets["served_of_swap_2_00"].met);
         assert!(behind.targets.keys().all(|k| !k.ends_with("1_00")));
+        // A peer within its budget as far as that is known.
+        assert!(behind.targets["ballast_used_of_budget_2_00"].met);
     }
 }

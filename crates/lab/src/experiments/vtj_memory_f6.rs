@@ -19,7 +19,7 @@ use super::Measured;
 use crate::chart::{Chart, Series};
 use crate::figures::{Outcome, Table};
 use crate::image::Image;
-use crate::overcommit::report::{X, at, crowded, lines, living, series, table, tag, taken};
+use crate::overcommit::report::{X, at, crowded, lines, peers, series, table, tag, taken};
 use crate::overcommit::{self, Load, Plan, SIDES, Side};
 
 const NAME: &str = "vtj-memory-f6";
@@ -69,7 +69,11 @@ fn evaluate(table: Table, factors: &[f64]) -> Measured {
             outcome.figure(&name("p95_ms"), value("p95_ms"));
             outcome.figure(&name("read_mib_per_s"), value("read_mib_per_s"));
             for column in [
+                "budget_mib",
+                "used_mib",
                 "at_hand_mib",
+                "swap_cache_mib",
+                "vmms_mib",
                 "returns_per_s",
                 "back_per_s",
                 "cpu_percent",
@@ -86,7 +90,7 @@ fn evaluate(table: Table, factors: &[f64]) -> Measured {
         outcome.paper(&name, 100.0 * opm / PAPER[0].1);
     }
     for factor in crowded(factors) {
-        for peer in living(&table, factor, &mut outcome) {
+        for peer in peers(&table, factor, &mut outcome) {
             let of = |side| at(&table, side, factor, "ops_per_s");
             let name = format!("throughput_of_{}_{}", peer.name(), tag(factor));
             outcome.at_least(&name, of(Side::Ballast) / of(peer), 1.0);
@@ -125,10 +129,11 @@ mod tests {
     use super::*;
 
     fn measured(ours: f64) -> Measured {
-        let mut t = Table::new(&["side", "factor", "ops_per_s", "p95_ms"]);
+        let mut t =
+            Table::new(&["side", "factor", "ops_per_s", "p95_ms", "used_mib", "budget_mib"]);
         for (side, ops) in [(0.0, ours), (1.0, 60.0), (2.0, 80.0), (3.0, 60.0)] {
-            t.push(&[side, 0.47, 100.0, 5.0]);
-            t.push(&[side, 1.66, ops, 9.0]);
+            t.push(&[side, 0.47, 100.0, 5.0, 9.0, 9.0]);
+            t.push(&[side, 1.66, ops, 9.0, 9.0, 9.0]);
         }
         evaluate(t, &[0.47, 1.66])
     }

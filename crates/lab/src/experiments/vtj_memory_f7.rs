@@ -17,7 +17,7 @@ use super::Measured;
 use crate::chart::{Chart, Series};
 use crate::figures::{Outcome, Table};
 use crate::image::Image;
-use crate::overcommit::report::{X, at, crowded, lines, living, series, table, tag, taken};
+use crate::overcommit::report::{X, at, crowded, lines, peers, series, table, tag, taken};
 use crate::overcommit::{self, Load, Plan, SIDES, Side};
 
 const NAME: &str = "vtj-memory-f7";
@@ -63,13 +63,17 @@ fn evaluate(table: Table, factors: &[f64]) -> Measured {
             let times = value("p95_ms") / at(&table, side, first, "p95_ms");
             outcome.figure(&name("times_first"), times);
             outcome.figure(&name("actions_per_s"), value("ops_per_s"));
+            for column in ["p50_ms", "budget_mib", "used_mib", "at_hand_mib", "swap_cache_mib"] {
+                outcome.figure(&name(column), value(column));
+            }
+            outcome.figure(&name("back_per_s"), value("back_per_s"));
         }
     }
     for (factor, times) in PAPER {
         outcome.paper(&format!("ballast_times_first_{}", tag(factor)), times);
     }
     for factor in crowded(factors) {
-        for peer in living(&table, factor, &mut outcome) {
+        for peer in peers(&table, factor, &mut outcome) {
             let of = |side| at(&table, side, factor, "p95_ms");
             let name = format!("p95_of_{}_{}", peer.name(), tag(factor));
             outcome.at_most(&name, of(Side::Ballast) / of(peer), 1.0);
@@ -103,10 +107,11 @@ mod tests {
     #[test]
     fn latency_is_compared_with_the_first_and_with_every_peer() {
         let measured = |ours: f64| {
-            let mut t = Table::new(&["side", "factor", "ops_per_s", "p95_ms"]);
+            let mut t =
+                Table::new(&["side", "factor", "ops_per_s", "p95_ms", "used_mib", "budget_mib"]);
             for (side, p95) in [(0.0, ours), (1.0, 80.0), (2.0, 20.0), (3.0, 70.0)] {
-                t.push(&[side, 1.0, 15.0, 10.0]);
-                t.push(&[side, 1.87, 15.0, p95]);
+                t.push(&[side, 1.0, 15.0, 10.0, 9.0, 9.0]);
+                t.push(&[side, 1.87, 15.0, p95, 9.0, 9.0]);
             }
             evaluate(t, &[1.0, 1.87])
         };

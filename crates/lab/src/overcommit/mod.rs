@@ -29,14 +29,14 @@ use crate::image::Image;
 use crate::say;
 pub use load::Load;
 use ours::Ours;
-use peer::Peer;
+use peer::{Gone, Peer};
 pub use tally::Tally;
 use yardstick::{Speed, Yardstick};
 
 /// Who hands out the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
-    /// With balloons, at its defaults.
+    /// With balloons. At its defaults but for how often it looks, at samples and for equal pages (`ours`): steps are short.
     Ballast,
     /// The kernel, with swap on a file.
     Swap,
@@ -134,6 +134,41 @@ pub(crate) struct Reclaimed {
     /// Of the guests' memory, what a guest finds where it looks for it; a page that several share counts for
     /// each of them.
     pub at_hand: Bytes,
+    /// In the kernel's swap cache, on its way out or brought ahead; a part of `used`, and none of `at_hand`.
+    pub passing: Bytes,
+    /// QEMU's own, beside the budget; where that was measured.
+    pub vmms: Option<Bytes>,
+}
+
+/// Why nothing was measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lost {
+    /// A VMM was killed.
+    Killed,
+    /// The kernel did not get down to the limit.
+    Thrashing,
+    /// Either had happened at a lower factor.
+    NotRun,
+}
+
+impl Lost {
+    /// In figures' names.
+    pub fn name(self) -> &'static str {
+        match self {
+            Lost::Killed => "killed",
+            Lost::Thrashing => "thrashing",
+            Lost::NotRun => "not_run",
+        }
+    }
+
+    /// Its number in tables, where 0 is one that was measured.
+    pub fn number(self) -> f64 {
+        match self {
+            Lost::Killed => 1.0,
+            Lost::Thrashing => 2.0,
+            Lost::NotRun => 3.0,
+        }
+    }
 }
 
 /// One step of one side.
@@ -160,8 +195,8 @@ pub(crate) struct Step {
     pub back: f64,
     /// Of the machine meanwhile.
     pub speed: Speed,
-    /// A guest was killed: nothing was measured.
-    pub killed: bool,
+    /// Nothing was measured.
+    pub lost: Option<Lost>,
 }
 
 enum Host {
@@ -304,20 +339,21 @@ async fn steps(side: Side, plan: &Plan, image: &Image) -> Result<Vec<Step>> {
             // What was asked of a guest that is being killed may have failed in any way.
             tokio::time::sleep(POLL).await;
             if let Err(e) = host.poll().await
-                && e.downcast_ref::<peer::Killed>().is_some()
+                && e.downcast_ref::<Gone>().is_some()
             {
                 step = Err(e);
             }
         }
-        let step = match step {
-            // What a peer does to its guests is part of the comparison; what we do is an error.
-            Err(e) if PEERS.contains(&side) && e.downcast_ref::<peer::Killed>().is_some() => {
-                say::detail(&format!("{factor:.2}: {e:#}"));
-                steps.extend(plan.factors[steps.len()..].iter().map(|f| killed(side, *f, plan)));
-                break;
-            }
-            step => step?,
-        };
+        // What a peer does to its guests is part of the comparison; what we do is an error.
+        let gone = step.as_ref().err().and_then(|e| e.downcast_ref::<Gone>());
+        if let Some(gone) = gone.filter(|_| PEERS.contains(&side)) {
+            say::detail(&format!("{factor:.2}: {gone}"));
+            steps.push(lost(side, *factor, plan, gone.how));
+            let others = &plan.factors[steps.len()..];
+            steps.extend(others.iter().map(|f| lost(side, *f, plan, Lost::NotRun)));
+            break;
+        }
+        let step = step?;
         say::detail(&line(&step));
         steps.push(step);
     }
@@ -344,7 +380,6 @@ async fn step(host: &mut Host, side: Side, factor: f64, plan: &Plan) -> Result<S
     let cpu_percent = 100.0 * cpu_s / tally.seconds / processors;
     let reclaimed = host.reclaimed().await?;
     let reads = Bytes((read as f64 / tally.seconds) as u64);
-    let killed = false;
     Ok(Step {
         side,
         factor,
@@ -356,11 +391,11 @@ async fn step(host: &mut Host, side: Side, factor: f64, plan: &Plan) -> Result<S
         returns,
         back,
         speed,
-        killed,
+        lost: None,
     })
 }
 
-fn killed(side: Side, factor: f64, plan: &Plan) -> Step {
+fn lost(side: Side, factor: f64, plan: &Plan, how: Lost) -> Step {
     Step {
         side,
         factor,
@@ -372,7 +407,7 @@ fn killed(side: Side, factor: f64, plan: &Plan) -> Step {
         returns: f64::NAN,
         back: f64::NAN,
         speed: Speed { steps_per_us: f64::NAN, stolen_percent: f64::NAN },
-        killed: true,
+        lost: Some(how),
     }
 }
 
@@ -403,6 +438,13 @@ fn line(step: &Step) -> String {
         step.speed.stolen_percent,
         step.speed.steps_per_us
     ));
+    if let Some(vmms) = r.vmms {
+        text.push_str(&format!(
+            "; in the swap cache {:.0}, QEMU's own {:.0} MiB",
+            r.passing.mib(),
+            vmms.mib()
+        ));
+    }
     text
 }
 
@@ -474,8 +516,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pages_read_from_swap_are_counted() {
-        assert!(swapped_in().is_ok());
+    fn pages_read_from_swap_only_become_more() {
+        let before = swapped_in().unwrap();
+        assert!(swapped_in().unwrap() >= before);
     }
 
     #[test]

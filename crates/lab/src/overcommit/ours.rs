@@ -116,6 +116,8 @@ impl Ours {
             saved: Bytes(host.sharing.saved),
             used: Bytes(host.measured_used),
             at_hand: sum(|m| m.resident + m.shared + m.broken + m.staged),
+            passing: Bytes::default(),
+            vmms: None,
         })
     }
 

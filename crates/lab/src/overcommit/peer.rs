@@ -1,9 +1,10 @@
 //! Guests under plain QEMU, in a memory cgroup.
 //!
 //! The budget is for the guests' RAM, as it is under Ballast. QEMU's own memory is all that is charged
-//! to the cgroup, less what of the guests' RAM is in memory. The cgroup's limit is the budget and that much
-//! more, twice a second: the kernel swaps out most of QEMU's own memory, and what it gains by that is
-//! nobody's. (Measured once at the beginning, it was: guests of a budget of 449 MiB had 603.)
+//! to the cgroup, less what of the guests' RAM is in memory, mapped or in the kernel's swap cache. The cgroup's limit is the
+//! budget and that much more, twice a second: the kernel swaps out most of QEMU's own memory, and what it gains by that is
+//! nobody's. (Measured once at the beginning, it was: guests of a budget of 449 MiB had 603.) What of QEMU's own is in the
+//! swap cache counts as guests' RAM: the kernel does not tell them apart.
 //!
 //! zram's memory belongs to no cgroup. Whatever it takes is taken off the limit.
 
@@ -15,7 +16,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use ballast_units::Bytes;
 
-use super::{Plan, Reclaimed, Side, warm_up};
+use super::{Lost, Plan, Reclaimed, Side, warm_up};
 use crate::bench::sharing::cpu;
 use crate::bench::sharing::ksm::{self, Ksm};
 use crate::console::{Event, Story};
@@ -44,25 +45,31 @@ const RECLAIMED: Duration = Duration::from_secs(180);
 
 /// The guests are lost: a VMM has ended that nobody asked to, or none gets on.
 #[derive(Debug)]
-pub struct Killed(String);
+pub struct Gone {
+    /// Which of the two.
+    pub how: Lost,
+    words: String,
+}
 
-impl Killed {
-    fn ended(name: &str, how: ExitStatus) -> Killed {
-        Killed(format!("{name}: QEMU ended with {how} (the cgroup's out-of-memory killer?)"))
+impl Gone {
+    fn ended(name: &str, how: ExitStatus) -> Gone {
+        let words = format!("{name}: QEMU ended with {how} (the cgroup's out-of-memory killer?)");
+        Gone { how: Lost::Killed, words }
     }
-    fn thrashing(limit: Bytes) -> Killed {
+    fn thrashing(limit: Bytes) -> Gone {
         let s = RECLAIMED.as_secs();
-        Killed(format!("the kernel has not reclaimed down to {limit} after {s} s"))
+        let words = format!("the kernel has not reclaimed down to {limit} after {s} s");
+        Gone { how: Lost::Thrashing, words }
     }
 }
 
-impl fmt::Display for Killed {
+impl fmt::Display for Gone {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.words)
     }
 }
 
-impl std::error::Error for Killed {}
+impl std::error::Error for Gone {}
 
 /// This host does not have what the side needs; the reason in words.
 #[derive(Debug)]
@@ -97,12 +104,14 @@ struct Charged {
     /// Of the guests' RAM, what is resident: shared pages count for each guest.
     at_hand: Bytes,
     merged: Bytes,
+    /// In the swap cache, and mapped by nobody.
+    passing: Bytes,
 }
 
 impl Charged {
     /// Machine memory that holds guests' RAM.
     fn ram(&self) -> Bytes {
-        self.at_hand.saturating_sub(self.merged)
+        self.at_hand.saturating_sub(self.merged) + self.passing
     }
 
     /// Of QEMU, and of the kernel on its behalf.
@@ -184,12 +193,12 @@ impl Peer {
         }
     }
 
-    /// Err: [`Killed`], or a guest's trouble.
+    /// Err: [`Gone`], or a guest's trouble.
     pub async fn poll(&mut self) -> Result<Vec<(usize, Event)>> {
         let mut events = Vec::new();
         for (n, (name, vm)) in self.vms.iter_mut().enumerate() {
             if let Some(how) = vm.ended()? {
-                return Err(Killed::ended(name, how).into());
+                return Err(Gone::ended(name, how).into());
             }
             events.extend(vm.console.poll().into_iter().map(|e| (n, e)));
             if let Some(trouble) = &vm.console.story.trouble {
@@ -207,8 +216,6 @@ impl Peer {
 
     /// The kernel has reclaimed down to it when this returns, or cannot.
     pub async fn set_budget(&mut self, budget: Bytes) -> Result<()> {
-        let own = self.usage_and_ram()?.own();
-        say::detail(&format!("QEMU's own memory: {own} of {} processes", self.vms.len()));
         if self.budget.is_none()
             && let Some(ksm) = &self.ksm
         {
@@ -226,7 +233,8 @@ impl Peer {
         }
         // Resident in several guests, and one page all the same.
         let merged = if self.ksm.is_some() { ksm::counters()?.sharing << 12 } else { 0 };
-        Ok(Charged { all: self.cgroup.usage()?, at_hand: Bytes(at_hand), merged: Bytes(merged) })
+        let (all, passing) = (self.cgroup.usage()?, self.cgroup.in_swap_cache()?);
+        Ok(Charged { all, at_hand: Bytes(at_hand), merged: Bytes(merged), passing })
     }
 
     /// Brings the limit to what the budget, QEMU's own memory and zram make of it.
@@ -246,7 +254,7 @@ impl Peer {
         // The kernel reclaims before it returns.
         let reclaiming = tokio::task::spawn_blocking(move || cgroup.limit(limit));
         let Ok(reclaimed) = tokio::time::timeout(RECLAIMED, reclaiming).await else {
-            return Err(Killed::thrashing(limit).into());
+            return Err(Gone::thrashing(limit).into());
         };
         match reclaimed.context("limit")? {
             // What is in use shows that it has more than its budget.
@@ -288,6 +296,8 @@ impl Peer {
             saved: charged.merged,
             used: Bytes(charged.ram().0 + zram.map_or(0, |z| z.used.0)),
             at_hand: charged.at_hand,
+            passing: charged.passing,
+            vmms: Some(charged.own()),
         })
     }
 }

@@ -1,6 +1,8 @@
 //! Steps as a table, and as lines over the factor.
 
-use super::{PEERS, SIDES, Side, Step};
+use ballast_units::Bytes;
+
+use super::{Lost, PEERS, SIDES, Side, Step};
 use crate::chart::{Chart, Series};
 use crate::figures::{Outcome, Table};
 
@@ -10,7 +12,10 @@ pub const AHEAD_FROM: f64 = 1.5;
 /// What charts are drawn over.
 pub const X: &str = "overcommitment factor";
 
-const COLUMNS: [&str; 21] = [
+/// A side that used more of its budget than this was measured on other terms.
+const MOST_USED: f64 = 1.02;
+
+const COLUMNS: [&str; 23] = [
     "side",
     "factor",
     "budget_mib",
@@ -25,13 +30,15 @@ const COLUMNS: [&str; 21] = [
     "shared_mib",
     "used_mib",
     "cpu_percent",
-    "killed",
+    "lost",
     "read_mib_per_s",
     "stolen_percent",
     "speed_steps_per_us",
     "at_hand_mib",
     "returns_per_s",
     "back_per_s",
+    "swap_cache_mib",
+    "vmms_mib",
 ];
 
 /// One row a step; operations and latencies are those of `work`.
@@ -39,7 +46,7 @@ pub fn table(steps: &[Step], work: &str) -> Table {
     let mut table = Table::new(&COLUMNS);
     for step in steps {
         let (latency, r) = (step.tally.latency(work), &step.reclaimed);
-        table.push(&[
+        let mut row = [
             step.side.number(),
             step.factor,
             step.budget.mib(),
@@ -54,14 +61,24 @@ pub fn table(steps: &[Step], work: &str) -> Table {
             r.saved.mib(),
             r.used.mib(),
             step.cpu_percent,
-            f64::from(u8::from(step.killed)),
+            step.lost.map_or(0.0, Lost::number),
             step.reads.mib(),
             step.speed.stolen_percent,
             step.speed.steps_per_us,
             r.at_hand.mib(),
             step.returns,
             step.back,
-        ]);
+            r.passing.mib(),
+            r.vmms.map_or(f64::NAN, Bytes::mib),
+        ];
+        if step.lost.is_some() {
+            for (name, cell) in COLUMNS.iter().zip(&mut row) {
+                if !["side", "factor", "budget_mib", "lost"].contains(name) {
+                    *cell = f64::NAN;
+                }
+            }
+        }
+        table.push(&row);
     }
     table
 }
@@ -111,14 +128,26 @@ pub fn crowded(factors: &[f64]) -> impl Iterator<Item = f64> {
     factors.iter().copied().filter(|f| *f > AHEAD_FROM)
 }
 
-/// Peers whose guests lived at this factor; of the others, a figure says that they did not.
-pub fn living(table: &Table, factor: f64, outcome: &mut Outcome) -> Vec<Side> {
-    let (dead, living): (Vec<Side>, Vec<Side>) =
-        PEERS.iter().partition(|peer| at(table, **peer, factor, "killed") == 1.0);
-    for peer in dead {
-        outcome.figure(&format!("{}_killed_{}", peer.name(), tag(factor)), 1.0);
-    }
-    living
+/// Peers to be held against at this factor: their guests lived, within the budget; of the others, a figure says what was. Ballast
+/// is to be within it, too.
+pub fn peers(table: &Table, factor: f64, outcome: &mut Outcome) -> Vec<Side> {
+    let of_budget =
+        |side| at(table, side, factor, "used_mib") / at(table, side, factor, "budget_mib");
+    let name = |side: Side, what: &str| format!("{}_{what}_{}", side.name(), tag(factor));
+    outcome.at_most(&name(Side::Ballast, "used_of_budget"), of_budget(Side::Ballast), MOST_USED);
+    let is_fair = |peer: &Side| {
+        let lost = at(table, *peer, factor, "lost");
+        let how = [Lost::Killed, Lost::Thrashing, Lost::NotRun];
+        if let Some(how) = how.into_iter().find(|how| how.number() == lost) {
+            outcome.figure(&name(*peer, how.name()), 1.0);
+            return false;
+        }
+        let used = of_budget(*peer);
+        outcome.figure(&name(*peer, "used_of_budget"), used);
+        // Not so if that is not known.
+        !(used > MOST_USED)
+    };
+    PEERS.into_iter().filter(is_fair).collect()
 }
 
 /// A factor in a figure's name: 1.66 is "1_66".
@@ -134,7 +163,7 @@ mod tests {
     fn columns_are_picked_by_side_and_factor() {
         let mut table = Table::new(&COLUMNS);
         for (side, factor, ops) in [(0.0, 1.0, 10.0), (0.0, 2.0, 8.0), (2.0, 2.0, 4.0)] {
-            let mut row = [0.0; 20];
+            let mut row = [0.0; 23];
             (row[0], row[1], row[4]) = (side, factor, ops);
             table.push(&row);
         }
@@ -147,13 +176,46 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_killed_its_guests_is_no_measure() {
+    fn a_peer_that_lost_its_guests_or_is_over_its_budget_is_no_measure() {
         let mut table = Table::new(&COLUMNS);
-        let mut row = [0.0; 20];
-        (row[0], row[1], row[14]) = (Side::Zram.number(), 2.0, 1.0);
-        table.push(&row);
+        let mut push = |side: Side, factor, used, lost| {
+            let mut row = [0.0; 23];
+            (row[0], row[1], row[2], row[12]) = (side.number(), factor, 500.0, used);
+            row[14] = lost;
+            table.push(&row);
+        };
+        push(Side::Ballast, 2.0, 495.0, 0.0);
+        push(Side::Ballast, 2.5, 511.0, 0.0);
+        push(Side::Zram, 2.0, 511.0, 0.0);
+        push(Side::Ksm, 2.0, 509.0, 0.0);
+        push(Side::Zram, 2.5, f64::NAN, Lost::Thrashing.number());
         let mut outcome = Outcome::new("x");
-        assert_eq!(living(&table, 2.0, &mut outcome), [Side::Swap, Side::Ksm]);
-        assert_eq!(outcome.figures["zram_killed_2_00"], 1.0);
+        assert_eq!(peers(&table, 2.0, &mut outcome), [Side::Swap, Side::Ksm]);
+        assert_eq!(outcome.figures["zram_used_of_budget_2_00"], 1.022);
+        assert!(outcome.ok);
+        assert_eq!(peers(&table, 2.5, &mut outcome), [Side::Swap, Side::Ksm]);
+        assert_eq!(outcome.figures["zram_thrashing_2_50"], 1.0);
+        assert!(!outcome.targets["ballast_used_of_budget_2_50"].met);
+    }
+
+    #[test]
+    fn of_a_side_that_was_lost_there_is_nothing_but_that() {
+        let step = Step {
+            side: Side::Zram,
+            factor: 2.0,
+            budget: Bytes::from_mib(500),
+            tally: crate::overcommit::Tally::new(&[]),
+            reclaimed: crate::overcommit::Reclaimed::default(),
+            cpu_percent: f64::NAN,
+            reads: Bytes::default(),
+            returns: f64::NAN,
+            back: f64::NAN,
+            speed: crate::overcommit::yardstick::Speed::default(),
+            lost: Some(Lost::Killed),
+        };
+        let table = table(&[step], "store");
+        let cells: Vec<f64> = table.rows[0].iter().flatten().copied().collect();
+        assert_eq!(cells, [2.0, 2.0, 500.0, 1.0]);
+        assert_eq!(table.rows[0].len(), COLUMNS.len());
     }
 }

@@ -106,6 +106,24 @@ impl Cgroup {
         let bytes = text.trim().parse().with_context(|| format!("{}: '{text}'", path.display()))?;
         Ok(Bytes(bytes))
     }
+
+    /// Of that, the processes' memory that none of them maps: in the kernel's swap cache, on its way out, or brought ahead.
+    pub fn in_swap_cache(&self) -> Result<Bytes> {
+        let path = self.folder.join("memory.stat");
+        let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+        in_swap_cache(&text).with_context(|| format!("{}: no counts of memory", path.display()))
+    }
+}
+
+/// By memory.stat of either version. What the lists have that is mapped by nobody and is no file.
+fn in_swap_cache(stat: &str) -> Option<Bytes> {
+    let value = |name: &str| {
+        let mut words = stat.lines().filter_map(|line| line.split_once(' '));
+        words.find(|(word, _)| *word == name).and_then(|(_, n)| n.parse::<u64>().ok())
+    };
+    let listed = value("inactive_anon")? + value("active_anon")?;
+    let mapped = value("anon").or_else(|| value("rss"))?;
+    Some(Bytes(listed.saturating_sub(mapped + value("shmem")?)))
 }
 
 impl Drop for Cgroup {
@@ -143,6 +161,17 @@ fn put(path: &Path, text: &str) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_nobody_maps_is_in_the_swap_cache() {
+        let one = "cache 61\nrss 700\nrss_huge 0\nshmem 20\ninactive_anon 500\nactive_anon 260\ntotal_rss 9\n";
+        let two = "anon 700\nfile 61\nshmem 20\ninactive_anon 500\nactive_anon 260\nanon_thp 0\n";
+        assert_eq!(in_swap_cache(one), Some(Bytes(40)));
+        assert_eq!(in_swap_cache(two), Some(Bytes(40)));
+        // Counts are not of one moment.
+        assert_eq!(in_swap_cache(&two.replace("700", "750")), Some(Bytes(0)));
+        assert_eq!(in_swap_cache("anon 700\n"), None);
+    }
 
     #[test]
     fn the_memory_controller_is_found_in_either_version() {

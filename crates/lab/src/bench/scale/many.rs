@@ -13,12 +13,12 @@ use ballast_api::{Mode, RunState};
 use ballast_qemu::process;
 use ballast_units::Bytes;
 
-use super::cost::{held, list_ms, watch};
+use super::cost::{Held, held, list_ms, watch};
 use super::growth::{Point, bend, per_vm, tell};
 use super::{MIB, Plan, figures, told};
 use crate::bench::child::Child;
 use crate::figures::Outcome;
-use crate::manager::{Manager, Options};
+use crate::manager::{Manager, Options, SharingOptions};
 use crate::stats::median;
 use crate::{say, tools};
 
@@ -101,16 +101,44 @@ async fn large(host: Bytes, options: &Options, outcome: &mut Outcome) -> Result<
         say::detail(&format!("this host is too small for VMs of {LARGE}"));
         return Ok(());
     }
-    let mut crowd = Crowd { manager: Manager::start(options)?, vms: Vec::new() };
+    let options = Options {
+        more: options.more.clone(),
+        sharing: Some(SharingOptions::as_fast_as_it_goes()),
+        ..Options::budget(Bytes(host.0 / 10 * 9))
+    };
+    let mut crowd = Crowd { manager: Manager::start(&options)?, vms: Vec::new() };
     let empty = held(&crowd.manager)?;
     crowd.grow(count, LARGE).await?;
-    let now = held(&crowd.manager)?;
+    let untouched = held(&crowd.manager)?;
+    for (n, vm) in crowd.vms.iter_mut().enumerate() {
+        vm.ask(&format!("fill {n}")).await?;
+    }
+    let now = at_rest(&crowd.manager).await?;
+    let before =
+        untouched.heap.saturating_sub(empty.heap) + untouched.files.saturating_sub(empty.files);
+    let before = before as f64 / (count as u64 * LARGE.0) as f64 * 100.0;
+    outcome.figure("large_memory_untouched_percent_of_managed", before);
     let taken = now.heap.saturating_sub(empty.heap) + now.files.saturating_sub(empty.files);
     let percent = taken as f64 / (count as u64 * LARGE.0) as f64 * 100.0;
     say::detail(&format!("{count} VMs of {LARGE}: {} of memory, {percent:.3}%", Bytes(taken)));
     outcome.figure("large_vms", count as f64);
     outcome.at_most("large_memory_percent_of_managed", percent, MEMORY_PERCENT);
     crowd.end().await
+}
+
+/// When all of the pages have been looked at, and it takes no more than it did.
+async fn at_rest(manager: &Manager) -> Result<Held> {
+    let begin = Instant::now();
+    let mut last = held(manager)?;
+    loop {
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        let now = held(manager)?;
+        let grown = (now.heap + now.files).saturating_sub(last.heap + last.files);
+        if grown < 1 << 20 || begin.elapsed() > PATIENCE {
+            return Ok(now);
+        }
+        last = now;
+    }
 }
 
 struct Crowd {

@@ -1,10 +1,10 @@
-//! A process that stands in for a large VMM that does little: a shared file as its RAM, of which few
-//! pages are ever touched. It does what standard input says, a line at a time, and answers each line
+//! A process that stands in for a large VMM that does little: a shared file as its RAM. It does what standard input says, a line at a time, and answers each line
 //! with one; when its input ends, it ends.
 //!
 //! | command | does | answers |
 //! | --- | --- | --- |
 //! | `touch COUNT SEED` | writes to so many pages, chosen at random | `touched COUNT` |
+//! | `fill SEED` | writes to all pages, each unlike any other | `filled PAGES` |
 //! | `check` | compares all those pages with what it wrote | `whole PAGES` |
 
 use std::collections::BTreeMap;
@@ -51,6 +51,15 @@ impl Sleeper {
                 }
                 Ok(format!("touched {count}"))
             }
+            ["fill", seed] => {
+                let seed: u64 = seed.parse()?;
+                for page in 0..self.memory.pages() {
+                    let value = (seed << 32 | page as u64) + 1;
+                    self.memory.page(page)[7] = value;
+                    self.written.insert(page, value);
+                }
+                Ok(format!("filled {}", self.memory.pages()))
+            }
             ["check"] => {
                 for (&page, &value) in &self.written {
                     let found = self.memory.page(page)[7];
@@ -75,6 +84,8 @@ mod tests {
         let pages = sleeper.written.len();
         assert!((10..=40).contains(&pages), "{pages}");
         assert_eq!(sleeper.obey(&["check"]).unwrap(), format!("whole {pages}"));
+        assert_eq!(sleeper.obey(&["fill", "9"]).unwrap(), "filled 4096");
+        assert_eq!(sleeper.obey(&["check"]).unwrap(), "whole 4096");
         let some = *sleeper.written.keys().next().unwrap();
         sleeper.memory.page(some)[7] ^= 1;
         assert!(sleeper.obey(&["check"]).is_err() && sleeper.obey(&["touch"]).is_err());
