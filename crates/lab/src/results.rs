@@ -104,10 +104,21 @@ fn render(all: &[(bool, Written)]) -> String {
         missed.len() + met.len(),
         missed.iter().map(|(_, w)| w.name.as_str()).collect::<Vec<_>>().join(", ")
     );
+    let none: Vec<&str> =
+        names().filter(|name| !all.iter().any(|(_, w)| w.name == *name)).collect();
+    if !none.is_empty() {
+        let _ = writeln!(text, "\nWithout a result here: {}.", none.join(", "));
+    }
     for (is_experiment, written) in missed.into_iter().chain(met) {
         one(&mut text, *is_experiment, written);
     }
     text
+}
+
+/// Of all that there are to run.
+fn names() -> impl Iterator<Item = &'static str> {
+    let all = crate::experiments::NAMES.iter().chain(&crate::bench::NAMES);
+    all.map(|(name, _)| *name)
 }
 
 fn one(text: &mut String, is_experiment: bool, w: &Written) {
@@ -185,6 +196,7 @@ mod tests {
         all.sort_by_key(|(_, w)| w.ok);
         let text = render(&all);
         assert!(text.contains("1 of 2 missed a target: b-bad."), "{text}");
+        assert!(text.contains("\nWithout a result here: osdi02-f2, "), "{text}");
         assert!(text.find("## b-bad") < text.find("## a-good"), "{text}");
         assert!(text.contains("| z | >= 1 | not measured | **missed** |\n| a |"), "{text}");
         assert!(text.contains("| x | 2 | 4 | 0.5 |"), "{text}");

@@ -9,7 +9,7 @@ use ballast_lab::guest::Guest;
 use ballast_lab::image;
 use ballast_lab::plain::PlainVm;
 use ballast_units::Bytes;
-use common::image_or_skip;
+use common::{image_or_skip, required};
 
 const LIMIT: Duration = Duration::from_secs(400);
 
@@ -19,6 +19,7 @@ fn services_of_the_distribution_answer_their_clients() {
     let disk = match image::services_disk(&image) {
         Ok(disk) => disk,
         Err(why) => {
+            assert!(!required(), "services_of_the_distribution must run here, but: {why:#}");
             eprintln!("SKIPPED services_of_the_distribution: {why:#}");
             return;
         }

@@ -6,7 +6,7 @@ mod support;
 
 use ballast_api::{Mode, VmChange};
 use support::witness::Witness;
-use support::{Ballastd, MIB, image_or_skip};
+use support::{Ballastd, MIB, image_or_skip, large_not_to_be_had};
 
 const TORTURE: &str = "verify-torture --mb 64 --threads 2 --seconds 100000";
 const SIZE: u64 = 1024;
@@ -22,18 +22,11 @@ fn mapped_large(pid: u32) -> u64 {
     text.lines().filter_map(kib).sum::<u64>() << 10
 }
 
-/// Large pages of shared memory that the kernel had not, for anybody, since it started.
-fn not_to_be_had() -> u64 {
-    let text = std::fs::read_to_string("/proc/vmstat").unwrap();
-    let count = text.lines().find_map(|line| line.strip_prefix("thp_file_fallback "));
-    count.and_then(|n| n.parse().ok()).unwrap_or(0)
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn large_pages_come_while_memory_is_plentiful_and_break_when_it_is_not() {
     let Some(image) = image_or_skip() else { return };
     let options = ["--budget", "2G", "--sample-period", "3600"];
-    let before = not_to_be_had();
+    let before = large_not_to_be_had();
     let mut ballastd = Ballastd::start(&options);
     let witness = Witness::watch(&ballastd.root, 2048 * MIB);
     let spec = ballastd.guest(image, "big", SIZE, TORTURE);
@@ -45,7 +38,7 @@ async fn large_pages_come_while_memory_is_plentiful_and_break_when_it_is_not() {
     let vm = ballastd.vm("big").await;
     let (large, pid) = (vm.memory.large, vm.pid.unwrap());
     // Where the host's memory is in pieces, the kernel has fewer than are asked for.
-    let wanted = (100 * MIB).saturating_sub((not_to_be_had() - before) * 2 * MIB);
+    let wanted = (100 * MIB).saturating_sub((large_not_to_be_had() - before) * 2 * MIB);
     assert!(large >= wanted && large <= vm.memory.resident, "{wanted}: {:?}", vm.memory);
     assert!(vm.counters.large_fills * 2 * MIB >= large, "{:?}", vm.counters);
     // The kernel's count. A guest that first reads a page of a large one may have it mapped small.

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output};
 
-use ballast_api::{Mode, RunState};
+use ballast_api::{Mode, RebootAction, RunState};
 use ballast_qemu::process;
 use ballast_units::Pages;
 use support::{Ballastd, image_or_skip, signal};
@@ -81,6 +81,26 @@ async fn a_new_manager_takes_over_from_a_running_one_and_guests_go_on() {
     ballastd.client.shutdown(true).await.unwrap();
     assert!(ballastd.end().success());
     assert!(!ballastd.run_dir().exists() && !ballastd.swap_dir().exists());
+}
+
+/// It has ended, and is held back before it is started again: the next manager has it all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_vm_that_reboots_comes_through_a_handover() {
+    let Some(image) = image_or_skip() else { return };
+    let mut ballastd = Ballastd::start(&["--budget", "256M"]);
+    let mut spec = ballastd.guest(image, "again", 96, "");
+    // Each of its lives lasts for longer than a handover does.
+    spec.append += " rootdelay=5 rdinit=/nonexistent init=/nonexistent root=/dev/none";
+    spec.on_reboot = RebootAction::Restart;
+    let first = ballastd.client.run(&spec).await.unwrap();
+    ballastd.eventually("it reboots", async || ballastd.client.vm("again").await.is_err()).await;
+    let old = ballastd.pid();
+    assert!(ballastd.take_over().success());
+    assert_ne!(ballastd.host().await.pid, old);
+    is_paged(&ballastd, "again").await;
+    assert_ne!(ballastd.vm("again").await.pid, first.pid);
+    ballastd.client.shutdown(true).await.unwrap();
+    assert!(ballastd.end().success());
 }
 
 #[tokio::test(flavor = "multi_thread")]

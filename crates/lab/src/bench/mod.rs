@@ -42,7 +42,7 @@ pub struct BenchArgs {
 }
 
 /// Names, and what each measures.
-const NAMES: [(&str, &str); 10] = [
+pub(crate) const NAMES: [(&str, &str); 10] = [
     (
         "policy",
         "milliseconds to decide about 10,000 VMs, flat, in pools, under each policy; hosts simulated",

@@ -47,7 +47,7 @@ pub struct ExperimentArgs {
 }
 
 /// Names, and what each shows.
-const NAMES: [(&str, &str); 11] = [
+pub(crate) const NAMES: [(&str, &str); 11] = [
     (
         "osdi02-f2",
         "dbench in a guest of 128 to 224 MiB against a 256 MiB guest ballooned to that size",

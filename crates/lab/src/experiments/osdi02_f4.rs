@@ -33,7 +33,8 @@ const LOAD: &str = "compute --mb 8";
 const SALT: &str = "osdi02-f4";
 /// Nothing is ballooned or swapped below it.
 const BUDGET: Bytes = Bytes::from_mib(3072);
-/// The paper's values at ten VMs, percent of VM memory, and for one VM of 40 MB.
+/// The paper's values at ten VMs, and for one of 40 MB: percent of the VMs' memory, all of which its guests have allocated. Here it is
+/// percent of what guests have allocated.
 const PAPER_SHARED: f64 = 67.0;
 const PAPER_RECLAIMED: f64 = 60.0;
 const PAPER_ONE_RECLAIMED: f64 = 100.0 * 5.0 / 40.0;

@@ -145,7 +145,7 @@ pub fn peers(table: &Table, factor: f64, outcome: &mut Outcome) -> Vec<Side> {
         let used = of_budget(*peer);
         outcome.figure(&name(*peer, "used_of_budget"), used);
         // Not so if that is not known.
-        !(used > MOST_USED)
+        used.is_nan() || used <= MOST_USED
     };
     PEERS.into_iter().filter(is_fair).collect()
 }

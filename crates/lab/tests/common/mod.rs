@@ -11,7 +11,7 @@ pub fn image_or_skip(test: &str, programs: &[&str]) -> Option<Image> {
         .and_then(|()| image::prepare(None));
     match found {
         Ok(image) => Some(image),
-        Err(why) if std::env::var_os("BALLAST_REQUIRE_PRIVILEGED").is_some_and(|v| v == "1") => {
+        Err(why) if required() => {
             panic!("{test} must run here, but: {why:#}")
         }
         Err(why) => {
@@ -19,4 +19,10 @@ pub fn image_or_skip(test: &str, programs: &[&str]) -> Option<Image> {
             None
         }
     }
+}
+
+/// Whether a test that cannot run fails.
+#[allow(dead_code, reason = "each test program uses its part")]
+pub fn required() -> bool {
+    std::env::var_os("BALLAST_REQUIRE_PRIVILEGED").is_some_and(|v| v == "1")
 }

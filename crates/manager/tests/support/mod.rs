@@ -57,6 +57,13 @@ fn anyhow(text: &str) -> anyhow::Error {
     anyhow::Error::msg(text.to_owned())
 }
 
+/// Large pages of shared memory that the kernel had not, for anybody, since it started.
+pub fn large_not_to_be_had() -> u64 {
+    let text = std::fs::read_to_string("/proc/vmstat").unwrap();
+    let count = text.lines().find_map(|line| line.strip_prefix("thp_file_fallback "));
+    count.and_then(|n| n.parse().ok()).unwrap_or(0)
+}
+
 pub fn required() -> bool {
     std::env::var_os("BALLAST_REQUIRE_PRIVILEGED").is_some_and(|v| v == "1")
 }

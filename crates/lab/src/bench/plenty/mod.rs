@@ -110,7 +110,7 @@ fn evaluate(measured: &[(Side, Measured)]) -> Outcome {
         }
         if let Some(peer) = side.peer() {
             for (name, value, more) in FIGURES {
-                // Neighbours in time are compared, then the median of that is taken.
+                // Of one round, a few places apart in it; then the median of that is taken.
                 let ratios: Vec<f64> = of(side, value)
                     .iter()
                     .zip(&of(peer, value))
