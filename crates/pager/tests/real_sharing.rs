@@ -21,6 +21,7 @@ use ballast_pager::service::{Health, PagedVm};
 use ballast_pager::sharing::Domain;
 use ballast_pager::sharing::control::Settings;
 use ballast_pager::sharing::examine::{Examiner, Marking};
+use ballast_pager::sharing::limit::Limits;
 use ballast_pager::word::State;
 use ballast_units::{HostAddr, PAGE_SIZE, Pages, Ppn};
 use manager::{Manager, ROOM, SIZE, settings};
@@ -244,6 +245,9 @@ fn what_others_have_is_shared_instead_of_swapped() {
     let manager = Manager::start(&vmms, dir.path(), ROOM + 64);
     manager.control.set(Settings { enabled: false, ..settings() });
     step(&vmms, 3);
+    // Of its own accord nobody looks at more than a few pages before all is done.
+    let slow = Limits { pages_per_s: 1.0, cores: 64.0 };
+    manager.control.set(Settings { vm: slow, ..settings() });
     let c = || manager.vms.iter().map(|vm| vm.memory().counters.values());
     for vm in &manager.vms {
         vm.set_evict_goal(Pages(SIZE - 100));
@@ -253,6 +257,27 @@ fn what_others_have_is_shared_instead_of_swapped() {
         (c().map(|c| c.shares).sum::<u64>(), c().map(|c| c.evicted).sum::<u64>());
     // A page that nothing is known to equal yet is evicted; when a kind is common, none of it is.
     assert!(shared > 2 * evicted, "{shared} shared, {evicted} evicted");
+    step(&vmms, 4);
+    manager.settle(&vmms);
+    manager.release();
+}
+
+#[test]
+fn what_leaves_memory_is_not_shared_while_sharing_is_switched_off() {
+    let Some(_alone) = alone() else { return };
+    let (dir, vmms) = vmms("steps", 2);
+    let manager = Manager::start(&vmms, dir.path(), ROOM + 64);
+    manager.control.set(Settings { enabled: false, ..settings() });
+    step(&vmms, 3);
+    for vm in &manager.vms {
+        vm.set_evict_goal(Pages(SIZE - 100));
+    }
+    wait_for("reclaim", || manager.vms.iter().all(|vm| vm.evict_goal().is_zero()));
+    for vm in &manager.vms {
+        let c = vm.memory().counters.values();
+        assert!(c.shares == 0 && c.evicted >= SIZE - 100, "{c:?}");
+    }
+    assert_eq!(manager.domain.stats().common, Pages(0));
     step(&vmms, 4);
     manager.settle(&vmms);
     manager.release();

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 // `WaitMutex`: of what is waited for by a `Condvar`, of which `crate::sync` has none.
-use std::sync::{Arc, Condvar, Mutex as WaitMutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex as WaitMutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use ballast_units::Ppn;
@@ -15,6 +15,7 @@ use super::vm::DomainChange;
 use crate::backend::MemError;
 use crate::guest_ram::GuestRam;
 use crate::memory::Memory;
+use crate::sharing::control::Control;
 use crate::swap::SwapSpace;
 use crate::sync::{Mutex, lock};
 
@@ -90,6 +91,8 @@ pub(super) struct Shared {
     samples_begun: AtomicU64,
     /// See `is_to_share`.
     may_share: AtomicBool,
+    /// What the operator says of sharing; none where nothing looks for equal pages.
+    control: OnceLock<Arc<Control>>,
     /// Where it is to go, when its pages have left the store of the domain that it is in.
     pub domain_change: Mutex<Option<DomainChange>>,
     /// It has moved to another domain, and nobody has asked since.
@@ -149,6 +152,7 @@ impl Shared {
             sample_base: AtomicU64::new(0),
             samples_begun: AtomicU64::new(0),
             may_share: AtomicBool::new(false),
+            control: OnceLock::new(),
             domain_change: Mutex::new(None),
             moved: AtomicBool::new(false),
             mappings: AtomicU64::new(0),
@@ -163,9 +167,15 @@ impl Shared {
         format!("{what}-{}", self.name).chars().take(15).collect()
     }
 
-    /// Whether pages may be looked for that others have too.
+    /// Whether pages may be looked for that others have too, and may become common: by whatever thread.
     pub fn is_to_share(&self) -> bool {
-        self.may_share.load(Ordering::Relaxed) && self.memory.may_move()
+        self.may_share.load(Ordering::Relaxed)
+            && self.memory.may_move()
+            && self.control.get().is_some_and(|control| control.settings().enabled)
+    }
+    /// By what it shares from now on; what was said first stays.
+    pub fn share_by(&self, control: Arc<Control>) {
+        let _ = self.control.set(control);
     }
 
     /// Whether all its threads are to end.

@@ -9,10 +9,11 @@ use super::limit::{Cost, Limiter, Limits};
 use super::order::Order;
 
 /// What the operator says. Each share thread looks at it at each of its turns, between which it rests for
-/// five seconds at most.
+/// five seconds at most; each reclaim thread, before it looks up what is to leave.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Settings {
-    /// Whether pages are looked for. Pages that are shared already stay so.
+    /// Whether pages are looked for, and enter the store when they are to leave memory. Pages that are shared already
+    /// stay so.
     pub enabled: bool,
     /// In which each VM's pages are looked at.
     pub order: Order,

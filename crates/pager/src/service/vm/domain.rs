@@ -39,6 +39,7 @@ impl PagedVm {
         if self.memory().membership().is_none() {
             domain.join(&self.shared.memory)?;
         }
+        self.shared.share_by(control.clone());
         let service = ShareService::new(self.shared.clone(), control, seed);
         self.spawn("share", Urgency::Nobody, move || service.run())
     }
