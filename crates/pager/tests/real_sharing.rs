@@ -510,6 +510,34 @@ fn a_vm_moves_to_another_domain_with_all_it_wrote() {
     assert_eq!(other.measured().pages(), Pages(0));
 }
 
+/// What is like nothing in the domain that a VM leaves, and so was passed over, is looked at where it goes.
+#[test]
+fn pages_of_a_vm_that_has_moved_are_all_known_where_it_went() {
+    let Some(_alone) = alone() else { return };
+    let (dir, vmms) = vmms("halves", 2);
+    let manager = Manager::start(&vmms, dir.path(), ROOM + 64);
+    step(&vmms, 3);
+    let memory = manager.vms[1].memory();
+    let passed_over = || (0..SIZE).filter(|p| memory.is_unwritten(Ppn(*p))).count() as u64;
+    wait_for("protection", || passed_over() == SIZE / 2);
+    let (path, host) = (dir.path().join("other"), manager.host.clone());
+    let other = Arc::new(Domain::create(&path, "other", b"secret", host).unwrap());
+    let store = View::new(other.file().read_only().unwrap()).unwrap();
+    let switch = move |mappings: &Mappings| {
+        mappings.set_store(store);
+        true
+    };
+    assert!(!manager.vms[1].move_to(&other, switch));
+    assert!(memory.is_leaving());
+    wait_for("the move", || !memory.is_leaving());
+    assert!(manager.vms[1].stay());
+    assert_eq!(manager.domain.stats().common, Pages(SIZE / 2), "the other VM's, as it was");
+    wait_for("a look at all of it", || other.stats().hints == SIZE);
+    step(&vmms, 4);
+    manager.settle(&vmms);
+    manager.release();
+}
+
 #[test]
 fn a_killed_vmm_leaves_the_others_whole() {
     let Some(_alone) = alone() else { return };

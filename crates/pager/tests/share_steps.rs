@@ -40,6 +40,37 @@ fn a_page_of_a_domain_that_was_left_is_not_entered() {
     site.domain.check([]).unwrap();
 }
 
+/// Who is to leave a domain shares nothing more there, whoever finds the page; who stays after all, does again.
+#[test]
+fn nothing_of_a_vm_that_is_to_leave_its_domain_enters_the_store() {
+    let site = Site::new(60, 2);
+    let mut vms = [Vm::at(&site, 3, 16, 1), Vm::at(&site, 3, 16, 1)];
+    for vm in &mut vms {
+        vm.access(0, Some(20));
+        vm.access(1, Some(21));
+    }
+    // One is common, one is known of the VM that is to leave.
+    examine(&vms[0], 0..2).unwrap();
+    examine(&vms[1], 0..1).unwrap();
+    assert_eq!([vms[0].state(0), vms[1].state(0)], [State::Shared; 2]);
+    vms[0].memory.set_leaving(true);
+    // By its own threads, which take a page home to evict it.
+    assert_eq!(vms[0].memory.go_home(&[Ppn(0)]), Ok(1));
+    Examiner::to_itself().examine(&vms[0].memory, &[Ppn(0)], Marking::None).unwrap();
+    examine(&vms[0], 0..1).unwrap();
+    assert_eq!(vms[0].state(0), State::Resident);
+    // By another's.
+    examine(&vms[1], 1..2).unwrap();
+    assert_eq!([vms[0].state(1), vms[1].state(1)], [State::Resident; 2]);
+    Vm::check_all(&site, &vms);
+    // It stays, and is looked at again.
+    vms[0].memory.set_leaving(false);
+    examine(&vms[0], 0..2).unwrap();
+    let states = [0, 1].map(|p| [vms[0].state(p), vms[1].state(p)]);
+    assert_eq!(states, [[State::Shared; 2]; 2]);
+    Vm::check_all(&site, &vms);
+}
+
 /// Only what is protected is passed over.
 #[test]
 fn a_page_that_could_not_be_protected_is_looked_at_again() {

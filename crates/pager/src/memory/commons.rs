@@ -61,6 +61,8 @@ pub(super) struct Commons<B: Backend> {
     turn: Mutex<bool>,
     /// See `Memory::let_pages_move`.
     may_move: AtomicBool,
+    /// See `Memory::set_leaving`.
+    leaving: AtomicBool,
     /// See `Memory::allow_remaps`.
     remaps_until: AtomicU64,
     /// Pages charged to the VM that are paid from `MOVING` for now.
@@ -82,6 +84,7 @@ impl<B: Backend> Commons<B> {
             read_untouched: Mutex::new(BTreeSet::new()),
             turn: Mutex::new(true),
             may_move: AtomicBool::new(true),
+            leaving: AtomicBool::new(false),
             remaps_until: AtomicU64::new(u64::MAX),
             debt: AtomicU64::new(0),
         }
@@ -174,6 +177,15 @@ impl<B: Backend> Memory<B> {
     /// See `let_pages_move`. True at first.
     pub fn may_move(&self) -> bool {
         self.commons.may_move.load(Ordering::Acquire)
+    }
+    /// Whether it is to go to another domain. From then on none of its pages enters the store, by whatever thread's doing: it
+    /// would be shared with whom it is to part from, and would keep it there.
+    pub fn set_leaving(&self, leaving: bool) {
+        self.commons.leaving.store(leaving, Ordering::Release);
+    }
+    /// See `set_leaving`. False at first.
+    pub fn is_leaving(&self) -> bool {
+        self.commons.leaving.load(Ordering::Acquire)
     }
     /// Changes of mappings that add to them, however many were made: up to so many, counted from the first. Each may cost
     /// the VMM mappings, of which the kernel lets it have only so many: without, it cannot even start a thread. Pages go

@@ -39,7 +39,7 @@ pub struct Enter {
 pub enum Entered {
     /// It is mapped from the store; its home page is free.
     Shared,
-    /// Not at home, or held by another transition.
+    /// Not at home, or held by another transition; or none of its VM may enter.
     NotEligible,
     /// It holds something else by now.
     Changed,
@@ -101,7 +101,7 @@ impl<B: Backend> Memory<B> {
     ) -> Vec<Entered> {
         // It may have moved to another domain since it was looked up.
         let still = |now: Membership<B>| std::sync::Arc::ptr_eq(&now.domain, &member.domain);
-        let may = self.may_move() && self.may_remap(wanted.len() as u64);
+        let may = self.may_move() && !self.is_leaving() && self.may_remap(wanted.len() as u64);
         if turn.is_none() || !may || !self.membership().is_some_and(still) {
             return vec![Entered::NotEligible; wanted.len()];
         }

@@ -175,10 +175,10 @@ impl ShareService {
         Ok(())
     }
 
-    /// Where pages may not move, nobody needs to find them.
+    /// Where pages may not move, or enter the store, nobody needs to find them.
     fn be_forgotten(&mut self) {
         let memory = &self.vm.memory;
-        if memory.may_move() {
+        if memory.may_move() && !memory.is_leaving() {
             self.known = true;
         } else if std::mem::take(&mut self.known)
             && let Some(member) = memory.membership()
@@ -218,8 +218,10 @@ impl ShareService {
         result
     }
 
-    /// Everything goes home, as fast as there is memory for it.
+    /// Everything goes home, as fast as there is memory for it. Nothing is passed over any more: where it goes, nobody
+    /// knows of it yet.
     fn leave_store(&mut self) -> Result<Duration, MemError> {
+        self.mark(Marking::Off)?;
         let memory = &self.vm.memory;
         let what = match memory.may_move() {
             true => "its pages leave the store: its salt was changed",
@@ -242,7 +244,7 @@ impl ShareService {
                 return Ok(IDLE);
             }
         }
-        if !pages.is_empty() {
+        if !pages.is_empty() || self.lifting.is_some() {
             return Ok(Duration::from_millis(1));
         }
         self.change_domain();
@@ -259,6 +261,7 @@ impl ShareService {
         match (changed, switch) {
             (Ok(true), _) => {
                 self.vm.moved.store(true, Ordering::Relaxed);
+                self.vm.has_changed_domain();
                 self.vm.set_share_note(None);
             }
             (Ok(false), Some(switch)) => {
@@ -266,7 +269,10 @@ impl ShareService {
             }
             // It could not be booked; whoever wants it asks again.
             (Ok(false), None) => {}
-            (Err(e), _) => self.vm.set_ill(format!("changing its salt: {e}")),
+            (Err(e), _) => {
+                self.vm.has_changed_domain();
+                self.vm.set_ill(format!("changing its salt: {e}"));
+            }
         }
     }
 
@@ -376,11 +382,13 @@ impl ShareService {
     }
 
     /// Where none is to be protected any more, those that are cease to be, some at each turn: each would cost its guest a
-    /// fault yet.
+    /// fault yet. To the last, also if some are to be again by then: what others knew of them may have been forgotten.
     fn mark(&mut self, marking: Marking) -> Result<(), MemError> {
         if marking != self.marked {
             self.marked = marking;
-            self.lifting = (marking == Marking::Off).then_some(Ppn(0));
+            if marking == Marking::Off {
+                self.lifting = Some(Ppn(0));
+            }
         }
         if let Some(from) = self.lifting {
             self.lifting = self.vm.memory.lift_unwritten(from, LIFTED)?;

@@ -171,6 +171,7 @@ impl Shared {
     pub fn is_to_share(&self) -> bool {
         self.may_share.load(Ordering::Relaxed)
             && self.memory.may_move()
+            && !self.memory.is_leaving()
             && self.control.get().is_some_and(|control| control.settings().enabled)
     }
     /// By what it shares from now on; what was said first stays.
@@ -380,7 +381,14 @@ impl Shared {
     }
     /// Unless another domain has been asked for meanwhile.
     pub fn give_back_domain_change(&self, change: DomainChange) {
-        lock(&self.domain_change).get_or_insert(change);
+        let mut asked = lock(&self.domain_change);
+        asked.get_or_insert(change);
+        self.memory.set_leaving(true);
+    }
+    /// It is in no domain any more that it is to leave, unless another has been asked for meanwhile.
+    pub fn has_changed_domain(&self) {
+        let asked = lock(&self.domain_change);
+        self.memory.set_leaving(asked.is_some());
     }
 
     /// As of `PagedVm::set_may_share`; answers what it was before.

@@ -419,7 +419,8 @@ impl Examiner {
         let mut fresh = Vec::new();
         for (i, &(ppn, hash)) in wanted.iter().enumerate() {
             let word = owner.pmap().load(ppn);
-            let at_home = word.state() == State::Resident && word.is_idle() && owner.may_move();
+            let may = owner.may_move() && !owner.is_leaving();
+            let at_home = word.state() == State::Resident && word.is_idle() && may;
             let page = &mut self.pages[0];
             if at_home {
                 owner.backend().read_home(ppn, page)?;

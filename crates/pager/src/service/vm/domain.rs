@@ -65,8 +65,9 @@ impl PagedVm {
     }
 
     /// Moves it to another domain, by its share thread: its pages leave the store of the one it is in as fast
-    /// as memory allows, then `switch` is called, once; if that answers false it stays. Replaces what was
-    /// asked before, if that was another domain. Answers whether it has been asked before.
+    /// as memory allows, and none enters it any more; then `switch` is called, once. If that answers false it stays until it
+    /// is asked again, and shares no more before it is told to `stay`. Replaces what was asked before, if that was another
+    /// domain. Answers whether it has been asked before.
     pub fn move_to(
         &self,
         domain: &Arc<Domain<GuestRam>>,
@@ -77,13 +78,17 @@ impl PagedVm {
             return true;
         }
         *change = Some(DomainChange { to: domain.clone(), switch: Box::new(switch) });
+        self.memory().set_leaving(true);
         drop(change);
         self.shared.signal_share();
         false
     }
     /// It is to stay in the domain that it is in. Answers whether it has moved there since the last call.
     pub fn stay(&self) -> bool {
-        *lock(&self.shared.domain_change) = None;
+        let mut change = lock(&self.shared.domain_change);
+        *change = None;
+        self.memory().set_leaving(false);
+        drop(change);
         self.shared.moved.swap(false, Ordering::Relaxed)
     }
 
