@@ -71,6 +71,36 @@ fn nothing_of_a_vm_that_is_to_leave_its_domain_enters_the_store() {
     Vm::check_all(&site, &vms);
 }
 
+/// Hints of one hash are in one chain, which is walked whenever one of them goes.
+#[test]
+fn of_a_vm_one_page_of_each_kind_is_known() {
+    let site = Site::new(1_100, 2);
+    let mut vms = [Vm::at(&site, 1_000, 16, 1), Vm::at(&site, 3, 16, 1)];
+    vms[0].ram.0.set_can_remap(false);
+    for p in 0..1_000 {
+        vms[0].access(p, Some(20));
+    }
+    examine(&vms[0], 0..1_000).unwrap();
+    assert_eq!(site.domain.stats().hints, 1);
+    // Again, after some have been of another kind.
+    for p in 500..600 {
+        vms[0].access(p, Some(p));
+    }
+    examine(&vms[0], 0..1_000).unwrap();
+    assert_eq!(site.domain.stats().hints, 1 + 100);
+    for p in 500..600 {
+        vms[0].access(p, Some(20));
+    }
+    examine(&vms[0], 0..1_000).unwrap();
+    assert_eq!(site.domain.stats().hints, 1);
+    // One is enough to be found by.
+    vms[0].ram.0.set_can_remap(true);
+    vms[1].access(1, Some(20));
+    examine(&vms[1], 1..2).unwrap();
+    assert_eq!(vms[1].state(1), State::Shared);
+    Vm::check_all(&site, &vms);
+}
+
 /// Only what is protected is passed over.
 #[test]
 fn a_page_that_could_not_be_protected_is_looked_at_again() {

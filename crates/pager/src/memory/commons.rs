@@ -198,10 +198,14 @@ impl<B: Backend> Memory<B> {
         let made = self.counters.remaps.load(Ordering::Relaxed);
         made.saturating_add(n) <= self.commons.remaps_until.load(Ordering::Relaxed)
     }
+    /// Whether its VMM lets other pages be mapped: into the store, or of zeros.
+    pub(crate) fn can_map_more(&self) -> bool {
+        self.backend.can_remap() && self.may_remap(1)
+    }
     /// Whether what the guest reads and never wrote is backed by the page of zeros. Not while the shim does not answer:
     /// what is asked for would only be waited for; nor where the VMM has no mappings to spare.
     pub(super) fn reads_zeros(&self) -> bool {
-        self.may_move() && self.may_remap(1) && self.backend.can_remap() && !self.is_parked()
+        self.may_move() && self.can_map_more() && !self.is_parked()
     }
 
     /// Ends all changes of mapping, by whatever thread: those of other VMs' pages included.

@@ -406,7 +406,7 @@ impl Reclaim {
             if some.is_empty() {
                 return None;
             }
-            if !self.vm.is_to_share() {
+            if !self.vm.is_to_share() || !self.vm.memory.can_map_more() {
                 self.victims = some;
                 continue;
             }

@@ -258,9 +258,19 @@ impl<B: Backend> Domain<B> {
             lock(&self.books).table.mark_ineligible(id, hash);
         }
     }
-    pub(super) fn hint(&self, base: u32, ppn: Ppn, hash: PageHash) {
-        if let Some(id) = id(base, ppn) {
-            lock(&self.books).table.hint(id, hash);
+    /// Pages of a VM can be found by these hashes, each unless the store or another page of `own`, the VM's, can: hints of
+    /// one hash are in one chain, which is walked under the lock whenever one of them goes.
+    pub(super) fn hint_once(&self, base: u32, own: &Range<u32>, hashed: &[(Ppn, PageHash)]) {
+        let mut books = lock(&self.books);
+        for &(ppn, hash) in hashed {
+            let Some(id) = id(base, ppn) else { continue };
+            match books.table.find_other_among(hash, id, own.clone()) {
+                Match::Nothing => books.table.hint(id, hash),
+                // What is known of it may be of what it held before.
+                Match::Shared(_) | Match::Hint(_) => {
+                    books.table.drop_hint(id);
+                }
+            }
         }
     }
 

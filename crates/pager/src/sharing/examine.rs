@@ -113,11 +113,7 @@ impl Examiner {
 
     /// Whose pages are found, by their numbers in the domain.
     fn among<B: Backend>(&self, memory: &Memory<B>, member: &Membership<B>) -> Range<u32> {
-        match self.others {
-            true => 0..u32::MAX,
-            // It fits: the VM has joined.
-            false => member.base..member.base + memory.pmap().len().0 as u32,
-        }
+        if self.others { 0..u32::MAX } else { own(memory, member) }
     }
 
     /// Looks at pages in ascending order. Those that are not at home, or known not to have been
@@ -249,8 +245,7 @@ impl Examiner {
                 self.sort(memory, member, &left, marking, &mut sorted);
                 let pairs = std::mem::take(&mut sorted.pairs);
                 self.pair_up(memory, member, pairs, &mut sorted.joins, done).map(|left| {
-                    let known = |&(ppn, hash)| member.domain.hint(member.base, ppn, hash);
-                    left.iter().for_each(known);
+                    member.domain.hint_once(member.base, &own(memory, member), &left);
                 })
             }
             Err(e) => Err(e),
@@ -475,6 +470,12 @@ impl Examiner {
         }
         result
     }
+}
+
+/// Numbers of a VM's pages in its domain.
+fn own<B: Backend>(memory: &Memory<B>, member: &Membership<B>) -> Range<u32> {
+    // It fits: the VM has joined.
+    member.base..member.base + memory.pmap().len().0 as u32
 }
 
 /// Write-protects pages that match nothing, so that they are passed over until they are written. Who is passed
