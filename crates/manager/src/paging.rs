@@ -237,7 +237,7 @@ fn shake_hands(
             connections.keep(peer.pid, connection.clone());
             if let Err(Ok(paged)) = expected.answer.send(Ok(paged)) {
                 if hello.reconnect {
-                    paged.undo_take_over();
+                    paged.undo_take_over(expected.held.as_deref());
                 } else if manager.is_stopping() || runs(peer.pid) {
                     // Its guest runs, and counts on a pager: the next manager finds it as it is.
                     paged.leave();
@@ -454,8 +454,8 @@ impl Arrival<'_> {
             "taken over"
         );
         if let Err(e) = managed(connection) {
-            // It is taken over anew, and booked then.
-            paged.undo_take_over();
+            // It is taken over anew, and booked then as its own again.
+            paged.undo_take_over(expected.held.as_deref());
             return Err(e);
         }
         Ok(paged)

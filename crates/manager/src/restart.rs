@@ -226,10 +226,8 @@ impl Waiting {
             }
             // Its pages are where they were, and its shim asks again.
             said.refused(manager, name, why);
-            if self.held.pages().is_zero() {
-                // It was taken over, and that was undone: nothing is booked for it now.
-                self.held.renew(held(&self.folder, &self.record));
-            }
+            // A takeover may have come far enough to find otherwise before it was undone.
+            self.held.renew(held(&self.folder, &self.record));
             self.answer = Some(expect(manager, &self.record, &self.held));
         }
     }

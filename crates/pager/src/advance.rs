@@ -26,7 +26,7 @@ impl Advance {
         Advance { host, pages: AtomicU64::new(pages.0) }
     }
 
-    /// What is booked. Zero once a takeover has booked what it found, also if that was undone since.
+    /// What is booked. Zero once a takeover has booked what it found, until that is undone.
     pub fn pages(&self) -> Pages {
         Pages(self.pages.load(Ordering::Acquire))
     }
@@ -41,6 +41,12 @@ impl Advance {
     pub(crate) fn settle(&self, charged: Pages) {
         let before = self.pages.swap(0, Ordering::AcqRel);
         self.host.ledger.exchange(Pages(before), charged);
+    }
+
+    /// A takeover is undone, and the `charged` pages that were the VM's own by then are booked here again: the ledger has
+    /// them all the while.
+    pub(crate) fn take_back(&self, charged: Pages) {
+        self.pages.fetch_add(charged.0, Ordering::AcqRel);
     }
 }
 
@@ -95,7 +101,8 @@ mod tests {
         advance.settle(Pages(30));
         assert_eq!((host.ledger.used(), advance.pages()), (Pages(30), Pages::ZERO));
         // The takeover is undone, and another is to come.
-        host.ledger.release(Pages(30));
+        advance.take_back(Pages(30));
+        assert_eq!((host.ledger.used(), advance.pages()), (Pages(30), Pages(30)));
         advance.renew(Pages(35));
         assert_eq!((host.ledger.used(), host.ledger.peak()), (Pages(35), Pages(40)));
         drop(advance);

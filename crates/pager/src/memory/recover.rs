@@ -122,16 +122,21 @@ impl<B: Backend> Memory<B> {
         tally.pages()
     }
 
-    /// Takes the VM out of the books again, for the next `recover` to book it anew: its machine memory
-    /// leaves the ledger, it leaves its domain, and no page of it is moved any more. The references that its
-    /// words hold stay. No thread of its own may be at it any more.
-    pub(crate) fn disown(&self) {
+    /// Takes the VM out of the books again, for the next `recover` to book it anew: its machine memory is booked in advance
+    /// again, or leaves the ledger where there is no `advance`; it leaves its domain, and no page of it is moved any more.
+    /// The references that its words hold stay. No thread of its own may be at it any more.
+    pub(crate) fn disown(&self, advance: Option<&Advance>) {
         self.close();
         if let Some(member) = self.membership() {
             member.domain.leave(self);
         }
         let charged = self.charged.swap(0, Ordering::Relaxed);
-        self.host.ledger.release(Pages(self.pay_debt(charged)));
+        let charged = Pages(self.pay_debt(charged));
+        match advance {
+            // Without a moment in which nobody has them: others would be given them.
+            Some(advance) => advance.take_back(charged),
+            None => self.host.ledger.release(charged),
+        }
     }
 
     /// The idle word of a page whose transition was cut short.
@@ -305,9 +310,9 @@ mod tests {
         assert_eq!((retry(&drain, gone), *left.borrow()), (Err(MemError::Gone), 0));
     }
 
-    #[test]
-    fn what_is_taken_out_of_the_books_is_charged_to_nobody_and_moves_no_more() {
-        let host = Arc::new(Host::new(Ledger::new(Pages(20), || {})));
+    /// A VM of 16 pages in a domain of its own. The folder is the domain's.
+    #[allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+    fn joined(host: &Arc<Host>) -> (Arc<Memory<Present>>, tempfile::TempDir) {
         let stage = Stage::on_heap(StageLayout { cluster: 1, clusters: 1, holds: 1 }).unwrap();
         let pmap = Pmap::on_heap(Pages(16));
         let ram = Present::default();
@@ -316,16 +321,43 @@ mod tests {
         let dir = tempfile::tempdir_in("/dev/shm").unwrap();
         let store = dir.path().join("store");
         let domain = crate::sharing::Domain::create(&store, "test", b"x", host.clone()).unwrap();
-        let domain = Arc::new(domain);
-        domain.join(&memory).unwrap();
+        Arc::new(domain).join(&memory).unwrap();
+        (memory, dir)
+    }
+
+    #[test]
+    fn what_is_taken_out_of_the_books_is_charged_to_nobody_and_moves_no_more() {
+        let host = Arc::new(Host::new(Ledger::new(Pages(20), || {})));
+        let (memory, _dir) = joined(&host);
+        let domain = memory.membership().unwrap().domain;
         // Another's, five of its own, and two that are paid from what is set aside.
         assert!(host.ledger.try_reserve(Pages(3)));
         memory.charge(5).unwrap();
         memory.charge_moving(2);
         assert_eq!((memory.charged(), memory.owed(), domain.members()), (Pages(7), Pages(2), 1));
-        memory.disown();
+        memory.disown(None);
         assert_eq!((memory.charged(), memory.owed(), domain.members()), (Pages(0), Pages(0), 0));
         assert_eq!(host.ledger.used(), Pages(3));
         assert!(memory.membership().is_none() && memory.commons.turn().is_none());
+    }
+
+    #[test]
+    fn what_was_booked_in_advance_is_so_again_when_the_takeover_is_undone() {
+        let host = Arc::new(Host::new(Ledger::new(Pages(20), || {})));
+        let (memory, _dir) = joined(&host);
+        let advance = Advance::book(host.clone(), Pages(4));
+        // Cut short before it booked anything.
+        memory.disown(Some(&advance));
+        assert_eq!((host.ledger.used(), advance.pages()), (Pages(4), Pages(4)));
+        let (memory, _dir) = joined(&host);
+        (0..3).for_each(|p| memory.pmap().store(Ppn(p), Word::new(State::Broken)));
+        memory.recover(&|| {}, Some(&advance)).unwrap();
+        assert_eq!((host.ledger.used(), advance.pages()), (Pages(3), Pages(0)));
+        // One was touched since, and two are paid from what is set aside.
+        memory.charge(1).unwrap();
+        memory.charge_moving(2);
+        memory.disown(Some(&advance));
+        assert_eq!((host.ledger.used(), advance.pages()), (Pages(4), Pages(4)));
+        assert_eq!((memory.charged(), memory.owed()), (Pages(0), Pages(0)));
     }
 }

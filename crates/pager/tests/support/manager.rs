@@ -146,10 +146,10 @@ impl Manager {
                 let vm = take();
                 assert!(vm.memory().charged() > Pages(0));
                 assert_eq!(manager.domain.members(), n + 1);
-                vm.undo_take_over();
-                assert_eq!(advances[n].pages(), Pages(0));
-                advances[n].renew(held(n));
+                // Nothing is anybody else's in between.
+                vm.undo_take_over(Some(&advances[n]));
                 assert_eq!(own(), before);
+                assert_eq!(advances[n].pages(), held(n));
                 assert_eq!(manager.domain.members(), n);
             }
             let vm = take();

@@ -35,8 +35,7 @@ struct Booked {
 impl PagedVm {
     /// Takes over a VM that a former manager left running: fault service first, for discards that
     /// nobody read stand in the way of everything else. After an error the books are as they were
-    /// before, but for what was booked in advance, if it was booked as the VM's own already: see
-    /// [`Advance::pages`].
+    /// before, but that as much is booked in advance as it found, if it came so far.
     ///
     /// # Errors
     /// A file cannot be used, what is in it contradicts another or the VMM's memory, or a thread cannot be started.
@@ -60,7 +59,8 @@ impl PagedVm {
         let memory = Memory::new(pmap, ram, stage, slots, host, config.fault_around);
         let memory = Arc::new(memory.with_tier(tier));
         let booked = book(name, &memory, files, overhead, inherited, config.check);
-        let Booked { mut vm, found, discards } = booked.inspect_err(|_| memory.disown())?;
+        let Booked { mut vm, found, discards } =
+            booked.inspect_err(|_| memory.disown(inherited.advance))?;
         let mut unbooked = Vec::with_capacity(discards.len());
         let ready = discards.into_iter().try_for_each(|(first, n, mark)| {
             let (left, result) = vm.memory().discard(first, n, mark);
@@ -74,18 +74,18 @@ impl PagedVm {
         match ready {
             Ok(()) => Ok((vm, found)),
             Err(e) => {
-                vm.undo_take_over();
+                vm.undo_take_over(inherited.advance);
                 Err(e)
             }
         }
     }
 
     /// Undoes a takeover that cannot be completed: the VM is left for the next one, as `leave` does, and is
-    /// taken out of its domain and of the host's ledger, where the next one books its pages again. Its
-    /// overhead stays reserved: it is the caller's again, as after an error of `take_over`.
-    pub fn undo_take_over(mut self) {
+    /// taken out of its domain; what its pages are charged is booked in `advance`, that of the takeover, until the next one
+    /// books it again. Its overhead stays reserved: it is the caller's again, as after an error of `take_over`.
+    pub fn undo_take_over(mut self, advance: Option<&Advance>) {
         self.stop_threads();
-        self.memory().disown();
+        self.memory().disown(advance);
     }
 }
 
