@@ -312,6 +312,12 @@ impl Tier {
         }
     }
 
+    /// All of it goes: no word names a slot any more, nor will.
+    pub(crate) fn free_all(&self) {
+        let _frames = lock(&self.frames);
+        self.punch(0, self.room.0);
+    }
+
     /// Whether a slot is taken, for checks.
     pub(crate) fn is_taken(&self, place: Place) -> bool {
         lock(&self.frames).is_taken(place)

@@ -10,7 +10,7 @@ mod vmm;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use ballast_pager::host::Host;
@@ -227,11 +227,20 @@ impl Rig {
 
     /// Half of its size may be frames of the tier.
     fn without_swap(role: &str, dir: &Path) -> Rig {
+        Rig::without_swap_watched(role, dir, || {})
+    }
+
+    /// `alarm` is the ledger's.
+    fn without_swap_watched(
+        role: &str,
+        dir: &Path,
+        alarm: impl Fn() + Send + Sync + 'static,
+    ) -> Rig {
         let compression = Compression { percent: 50, ..Compression::default() };
         let config = PagerConfig { compression, ..PagerConfig::default() };
         let swap = SwapSpace::create_at(&dir.join("swap"), Pages(0)).unwrap();
         let own = config.overhead(Pages(SIZE));
-        let host = Arc::new(Host::new(Ledger::new(Pages(own.0 + 2 * SIZE), || {})));
+        let host = Arc::new(Host::new(Ledger::new(Pages(own.0 + 2 * SIZE), alarm)));
         assert!(host.ledger.try_reserve(own));
         Rig::with(config, role, dir, swap, host, false)
     }
@@ -489,6 +498,29 @@ fn without_room_in_swap_what_compresses_is_taken_and_the_rest_stays() {
     }
     rig.pass(1);
     rig.end();
+}
+
+/// What others may have is not in use any more.
+#[test]
+fn compressed_pages_are_gone_before_they_are_released() {
+    let Some(_alone) = alone() else { return };
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let (file, blocks) = (Arc::new(OnceLock::new()), Arc::new(AtomicU64::new(u64::MAX)));
+    let (watched, seen) = (file.clone(), blocks.clone());
+    let look = move || {
+        let taken = watched.get().map(|file| rustix::fs::fstat(file).unwrap().st_blocks);
+        seen.store(taken.map_or(u64::MAX, |n| n as u64), Ordering::SeqCst);
+    };
+    let mut rig = Rig::without_swap_watched("mixed", dir.path(), look);
+    rig.vm().set_evict_goal(Pages(100));
+    wait_for("pages to be compressed", || rig.vm().evict_goal().is_zero());
+    assert!(rig.vm().memory().tier().occupancy().frames > 0);
+    file.set(std::fs::File::open(dir.path().join("compressed")).unwrap()).unwrap();
+    let ledger = &rig.host.ledger;
+    ledger.set_alarm(Pages(0), ledger.budget());
+    let vm = rig.vm.take().unwrap();
+    rig.release(vm);
+    assert_eq!(blocks.load(Ordering::SeqCst), 0);
 }
 
 #[test]

@@ -419,10 +419,10 @@ impl PagedVm {
         self.forget();
     }
 
-    /// Out of the books, and its files removed.
+    /// Out of the books, and its files removed. What takes memory first: once it is released it is others', and compressed
+    /// pages would be there for as long as their file is mapped. The swap files last: a file system may hang.
     fn forget(&mut self) {
-        let pages = self.memory().charged() - self.memory().owed() + self.overhead;
-        self.memory().host().ledger.release(pages);
+        self.memory().tier().free_all();
         for path in &self.files {
             match std::fs::remove_file(path) {
                 Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
@@ -431,6 +431,8 @@ impl PagedVm {
                 _ => {}
             }
         }
+        let pages = self.memory().charged() - self.memory().owed() + self.overhead;
+        self.memory().host().ledger.release(pages);
         self.shared.swap.remove();
     }
 
