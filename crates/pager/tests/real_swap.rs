@@ -500,6 +500,22 @@ fn without_room_in_swap_what_compresses_is_taken_and_the_rest_stays() {
     rig.end();
 }
 
+/// A VMM may cut its RAM file short: what is not there cannot be read, and is not tried for ever.
+#[test]
+fn without_room_in_swap_pages_that_cannot_be_read_end_a_round() {
+    let Some(_alone) = alone() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let mut rig = Rig::without_swap("mixed", dir.path());
+    rustix::fs::ftruncate(&rig.vmm.ram, 0).unwrap();
+    rig.vm().set_evict_goal(Pages(SIZE));
+    wait_for("the goal to be given up", || rig.vm().evict_goal().is_zero());
+    assert!(rig.vm().spare_room().is_zero());
+    let Health::Ill { last, .. } = rig.vm().health() else { panic!("{:?}", rig.vm().health()) };
+    assert!(last.starts_with("reading "), "{last}");
+    let vm = rig.vm.take().unwrap();
+    rig.release(vm);
+}
+
 /// What others may have is not in use any more.
 #[test]
 fn compressed_pages_are_gone_before_they_are_released() {

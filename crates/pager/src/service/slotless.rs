@@ -46,25 +46,31 @@ impl Reclaim {
     }
 
     /// Whether a page at home needs no slot, as it is now: asked before it is evicted. Should its guest
-    /// write it in between, it waits in the stage, whole. After many that do, none is looked at for
-    /// a while.
+    /// write it in between, it waits in the stage, whole. After many that do not, or cannot be read, none is looked at
+    /// for a while.
     pub(super) fn shrinks(&mut self, ppn: Ppn) -> bool {
         let mut page: PageBuf = [0; PAGE_SIZE];
-        if self.vm.memory.backend().read_home(ppn, &mut page).is_err() {
-            return false;
-        }
-        let tier = self.vm.memory.tier();
-        let filled = tier.settings().same_filled && Filling::of(&page).is_some();
-        let (most, compressor) = (tier.most(), self.compressor.as_mut());
-        let shrinks = is_zero(&page)
-            || filled
-            || compressor.is_some_and(|c| c.compress(&page, most).is_some());
+        let shrinks = match self.vm.memory.backend().read_home(ppn, &mut page) {
+            Ok(()) => self.is_small(&page),
+            Err(e) => {
+                self.vm.set_ill_unless_gone(&format!("reading {ppn}"), e);
+                false
+            }
+        };
         self.stubborn = if shrinks { 0 } else { self.stubborn + 1 };
         if self.stubborn >= STUBBORN {
             self.stubborn = 0;
             self.vm.stubborn.believe();
         }
         shrinks
+    }
+
+    /// Whether a page of these contents takes less than a page where it would go.
+    fn is_small(&mut self, page: &PageBuf) -> bool {
+        let tier = self.vm.memory.tier();
+        let filled = tier.settings().same_filled && Filling::of(page).is_some();
+        let (most, compressor) = (tier.most(), self.compressor.as_mut());
+        is_zero(page) || filled || compressor.is_some_and(|c| c.compress(page, most).is_some())
     }
 
     /// Pages of the stage that cannot be written would wait there for ever: they are compressed after all, or
