@@ -24,6 +24,8 @@ use crate::word::State;
 
 /// How long until a page that could not be read is tried again.
 const RETRY: Duration = Duration::from_secs(2);
+/// How long until reads are offered to the kernel again that it did not take.
+const BEHIND: Duration = Duration::from_millis(1);
 /// How long until events that could not be read are tried again.
 const UNREADABLE: Duration = Duration::from_millis(100);
 
@@ -198,6 +200,7 @@ impl FaultService {
     /// How long nothing needs to be looked at again.
     fn patience(&mut self) -> Duration {
         let patience = self.retry_after();
+        let patience = if self.reads.is_behind() { patience.min(BEHIND) } else { patience };
         if self.crew.has_jobs() { patience.min(LATE) } else { patience }
     }
 

@@ -101,6 +101,10 @@ impl Reads {
     pub fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
         self.ring.poll_fd().filter(|_| self.ring.in_flight() > 0)
     }
+    /// Whether reads wait for the kernel to take them: it is to be asked again soon.
+    pub fn is_behind(&mut self) -> bool {
+        self.ring.is_behind()
+    }
 
     /// A fault waits for a page. It is in the buffer of the answer if it was read ahead; otherwise it is
     /// going to be read.

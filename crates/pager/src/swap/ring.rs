@@ -4,12 +4,17 @@
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use io_uring::{IoUring, opcode, types};
 
 use super::SwapFile;
 use super::inject::{Buffer, Injector, Op, done_as};
+
+/// Between two tries of what the kernel takes nothing of for now.
+const AGAIN: Duration = Duration::from_millis(1);
+/// Such tries, one after the other, for which the end of a ring waits.
+const TRIES: u32 = 10_000;
 
 /// A finished operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -200,10 +205,19 @@ impl Ring {
         }
     }
 
-    /// Collects what is finished; waits for at least one when `wait` and something is in flight.
+    /// Whether the kernel has not taken all that was queued: somebody must `reap` or `submit` soon.
+    pub fn is_behind(&mut self) -> bool {
+        match &mut self.engine {
+            Engine::Uring(ring) => !ring.submission().is_empty(),
+            Engine::Blocking(_) | Engine::Injected(..) => false,
+        }
+    }
+
+    /// Collects what is finished; waits for at least one when `wait` and something is in flight, unless the kernel has
+    /// no room for more at the moment.
     ///
     /// # Errors
-    /// Of io_uring_enter. What is in flight stays so.
+    /// Of io_uring_enter, if nothing was finished and the same will not do soon. What is in flight stays so.
     pub fn reap(&mut self, wait: bool, out: &mut Vec<Completion>) -> std::io::Result<()> {
         if self.in_flight == 0 {
             return Ok(());
@@ -212,18 +226,18 @@ impl Ring {
         match &mut self.engine {
             Engine::Uring(ring) => {
                 // Looking at the queue costs no system call; one that was left full does.
-                if wait || !ring.submission().is_empty() {
-                    match ring.submit_and_wait(usize::from(wait)) {
-                        Err(e) if !matches!(e.raw_os_error(), Some(libc::EINTR | libc::EBUSY)) => {
-                            return Err(e);
-                        }
-                        _ => {}
-                    }
-                }
+                let entered = match wait || !ring.submission().is_empty() {
+                    true => ring.submit_and_wait(usize::from(wait)).map(drop),
+                    false => Ok(()),
+                };
+                // Whatever it says: what is finished makes room for what it does not take now.
                 out.extend(ring.completion().map(|entry| Completion {
                     tag: entry.user_data(),
                     result: u32::try_from(entry.result()).map_err(|_| -entry.result()),
                 }));
+                let done = (out.len() - before) as u32;
+                self.in_flight -= done;
+                return after_entering(entered, done > 0, wait);
             }
             Engine::Blocking(done) => out.extend(done.drain(..)),
             Engine::Injected(_, done) => {
@@ -242,9 +256,16 @@ impl Ring {
 impl Drop for Ring {
     /// Buffers of operations in flight belong to others: they must not be freed under the kernel.
     fn drop(&mut self) {
-        let mut out = Vec::new();
+        let (mut out, mut tries) = (Vec::new(), 0);
         while self.in_flight > 0 {
-            if let Err(e) = self.reap(true, &mut out) {
+            out.clear();
+            let error = match self.reap(true, &mut out) {
+                Ok(()) if tries < TRIES => None,
+                Ok(()) => Some(std::io::ErrorKind::WouldBlock.into()),
+                Err(e) => Some(e),
+            };
+            tries = if out.is_empty() { tries + 1 } else { 0 };
+            if let Some(e) = error {
                 tracing::error!("waiting for {} swap operations: {e}", self.in_flight);
                 break;
             }
@@ -265,6 +286,22 @@ unsafe fn push(ring: &mut IoUring, entry: io_uring::squeue::Entry) -> std::io::R
     Ok(())
 }
 
+/// What becomes of an answer to io_uring_enter, once what was `done` has been taken. Who would `wait` and cannot does not
+/// try again at once.
+fn after_entering(entered: std::io::Result<()>, done: bool, wait: bool) -> std::io::Result<()> {
+    match entered {
+        Err(e) if is_transient(&e) => {
+            if wait && !done && e.raw_os_error() != Some(libc::EINTR) {
+                std::thread::sleep(AGAIN);
+            }
+            Ok(())
+        }
+        // It is told again.
+        Err(_) if done => Ok(()),
+        other => other,
+    }
+}
+
 /// Whether the same can be asked for again soon.
 fn is_transient(e: &std::io::Error) -> bool {
     matches!(e.raw_os_error(), Some(libc::EINTR | libc::EBUSY | libc::EAGAIN))
@@ -279,6 +316,57 @@ mod tests {
     use super::*;
     use crate::mapped_file::Mapping;
     use ballast_units::{PAGE_SIZE, Pages};
+
+    #[test]
+    fn what_is_finished_is_collected_whatever_becomes_of_a_submission() {
+        let dir = tempfile::tempdir().unwrap();
+        let swap = SwapFile::create(&dir.path().join("s"), Pages(2)).unwrap();
+        let memory = Mapping::anonymous(2 * PAGE_SIZE).unwrap();
+        let mut ring = Ring::new(4);
+        let Some(fd) = ring.poll_fd().map(|fd| fd.as_raw_fd()) else { return };
+        let read = |ring: &mut Ring, n: u64| {
+            // SAFETY: pages of a mapping that outlives the operations.
+            unsafe {
+                let into = memory.as_ptr().add(n as usize * PAGE_SIZE);
+                ring.read(&swap, into, 4096, n * 4096, n).unwrap();
+            }
+        };
+        read(&mut ring, 0);
+        ring.submit();
+        let Engine::Uring(queues) = &mut ring.engine else { unreachable!() };
+        while queues.completion().is_empty() {
+            std::thread::yield_now();
+        }
+        // From here on io_uring_enter fails, and the queues are there.
+        let other = std::fs::File::open("/dev/null").unwrap();
+        // SAFETY: nobody but this ring uses the descriptor, which it closes.
+        assert_eq!(unsafe { libc::dup2(other.as_raw_fd(), fd) }, fd);
+        read(&mut ring, 1);
+        let mut out = Vec::new();
+        assert!(ring.is_behind() && ring.reap(false, &mut out).is_ok());
+        assert_eq!(out, [Completion { tag: 0, result: Ok(4096) }]);
+        assert!(ring.reap(false, &mut out).is_err());
+        assert_eq!((out.len(), ring.in_flight()), (1, 1));
+    }
+
+    #[test]
+    fn what_the_kernel_has_no_room_for_is_tried_again_and_all_else_is_said() {
+        let error = |errno| Err(std::io::Error::from_raw_os_error(errno));
+        for transient in [libc::EAGAIN, libc::EBUSY, libc::EINTR] {
+            for (done, wait) in [(false, false), (true, true), (false, true)] {
+                assert!(after_entering(error(transient), done, wait).is_ok(), "{transient}");
+            }
+        }
+        // Who waits for nothing does not come back at once.
+        let begun = Instant::now();
+        after_entering(error(libc::EAGAIN), false, true).unwrap();
+        assert!(begun.elapsed() >= AGAIN);
+        for wait in [false, true] {
+            assert!(after_entering(error(libc::EBADFD), true, wait).is_ok());
+            assert!(after_entering(error(libc::EBADFD), false, wait).is_err());
+            assert!(after_entering(Ok(()), false, wait).is_ok());
+        }
+    }
 
     #[test]
     fn clusters_written_come_back_page_by_page_in_any_order() {
