@@ -180,9 +180,12 @@ impl Stage {
         debug_assert!(!free.contains(&slot), "hold {slot} freed twice");
         free.push(slot);
     }
-    /// Recovery: a hold that a pmap word names.
-    pub(crate) fn claim_hold(&self, slot: u64) {
-        lock(&self.free_holds).retain(|&s| s != slot);
+    /// Recovery: a hold that a pmap word names. Answers false if another word names it, or there is none.
+    pub(crate) fn claim_hold(&self, slot: u64) -> bool {
+        let mut free = lock(&self.free_holds);
+        let Some(at) = free.iter().position(|&s| s == slot) else { return false };
+        free.remove(at);
+        true
     }
     /// Holds that can be taken now.
     pub(crate) fn holds_free(&self) -> usize {

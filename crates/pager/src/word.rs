@@ -116,9 +116,9 @@ const BUSY_MASK: u64 = 0x3 << BUSY_SHIFT | BUSY_HIGH;
 const SAMPLED: u64 = 1 << 6;
 const PAYLOAD_SHIFT: u32 = 8;
 
-/// A word whose bits name no state: the pmap is damaged, or was written by a newer version.
+/// A word whose bits mean nothing: the pmap is damaged, or was written by a newer version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("pmap word {0:#x} names no page state")]
+#[error("pmap word {0:#x} names no page state, or a page that no store has")]
 pub struct BadWord(pub u64);
 
 impl Word {
@@ -140,13 +140,19 @@ impl Word {
     /// Checks bits that come from a file.
     ///
     /// # Errors
-    /// They are no word: of no state, or with bits that it does not have.
+    /// They are no word: of no state, with bits that it does not have, or with the number of a page that no store has.
     pub fn from_bits(bits: u64) -> Result<Word, BadWord> {
         let no_busy = bits & BUSY_MASK == BUSY_MASK;
         if bits & STATE_MASK > State::Filled as u64 || no_busy {
             return Err(BadWord(bits));
         }
-        Ok(Word(bits))
+        let word = Word(bits);
+        let of_zeros = word.state() == State::Broken && word.slot() == NO_STORE_PAGE;
+        // It would count as no reference, and its page be taken for one of zeros.
+        if word.refers_to_store() && word.store_page().is_none() && !of_zeros {
+            return Err(BadWord(bits));
+        }
+        Ok(word)
     }
     /// For words that were checked when the pmap was opened, or that this process wrote.
     pub(crate) const fn trusted(bits: u64) -> Word {
@@ -209,10 +215,12 @@ impl Word {
     }
     /// The page of the store that the word refers to; each such word counts as one reference.
     pub const fn store_page(self) -> Option<StorePage> {
-        let refers = matches!(self.state(), State::Shared | State::Broken)
-            || matches!((self.state(), self.busy()), (State::Resident, Busy::Sharing));
         // None for `NO_STORE_PAGE`, which is beyond their numbers.
-        if refers { StorePage::new(self.slot()) } else { None }
+        if self.refers_to_store() { StorePage::new(self.slot()) } else { None }
+    }
+    const fn refers_to_store(self) -> bool {
+        matches!(self.state(), State::Shared | State::Broken)
+            || matches!((self.state(), self.busy()), (State::Resident, Busy::Sharing))
     }
     /// The same page, held by that transition; `Idle`: by none any more.
     #[must_use]
@@ -274,7 +282,9 @@ mod tests {
                     assert_eq!((w.state(), w.busy(), w.sampled()), (state, busy, sampled));
                     // Of a swapped page, the upper part is the checksum.
                     assert_eq!(w.slot(), if state == State::Swapped { 7 } else { payload });
-                    assert_eq!(Word::from_bits(w.bits()), Ok(w));
+                    // No store has so many pages.
+                    let good = if w.refers_to_store() { Err(BadWord(w.bits())) } else { Ok(w) };
+                    assert_eq!(Word::from_bits(w.bits()), good);
                     assert!(w.set_busy(Busy::Idle).is_idle());
                 }
             }
@@ -324,6 +334,23 @@ mod tests {
         assert_eq!(text(Word::with_slot(State::Filled, 9)), "Filled(9)");
         let word = Word::new(State::Resident).set_busy(Busy::Evicting).set_sampled(true);
         assert_eq!(text(word), "Resident+Evicting+Sampled");
+    }
+
+    #[test]
+    fn pages_that_no_store_has_are_refused() {
+        let limit = u64::from(StorePage::LIMIT);
+        for slot in [0, limit - 1, limit, NO_STORE_PAGE - 1, NO_STORE_PAGE, 1 << 32, 1 << 55] {
+            for busy in BUSY {
+                for state in [State::Shared, State::Broken, State::Resident] {
+                    let word = Word::with_slot(state, slot).set_busy(busy);
+                    let named = slot < limit
+                        || (state, slot) == (State::Broken, NO_STORE_PAGE)
+                        || state == State::Resident && busy != Busy::Sharing;
+                    let read = if named { Ok(word) } else { Err(BadWord(word.bits())) };
+                    assert_eq!(Word::from_bits(word.bits()), read, "{word:?}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -94,10 +94,12 @@ impl<B: Backend> Memory<B> {
             State::Swapped if !lock(&self.slots).claim(word.stored().slot) => {
                 return Err(RecoverError::Slot { ppn, slot: word.stored().slot });
             }
-            State::Staged if slot >= layout.write_slots() => {
+            State::Staged
+                if slot >= layout.write_slots() || found.staged.iter().any(|s| s.1 == slot) =>
+            {
                 return Err(RecoverError::Stage { ppn, slot });
             }
-            State::Held if !(layout.write_slots()..layout.pages().0).contains(&slot) => {
+            State::Held if !self.stage.claim_hold(slot) => {
                 return Err(RecoverError::Stage { ppn, slot });
             }
             State::Compressed => {
@@ -106,10 +108,7 @@ impl<B: Backend> Memory<B> {
             }
             State::Broken => self.commons.add_broken(ppn),
             State::Staged => found.staged.push((ppn, slot)),
-            State::Held => {
-                self.stage.claim_hold(slot);
-                found.held.push(ppn);
-            }
+            State::Held => found.held.push(ppn),
             _ => {}
         }
         Ok(charged)
@@ -228,7 +227,9 @@ pub enum RecoverError {
         "pmap: {ppn} names slot {slot} of the compressed tier, which does not exist or is another page's"
     )]
     Tier { ppn: Ppn, slot: u64 },
-    #[error("pmap: {ppn} names stage slot {slot}, which is not one of its kind")]
+    #[error(
+        "pmap: {ppn} names stage slot {slot}, which is not one of its kind or is another page's"
+    )]
     Stage { ppn: Ppn, slot: u64 },
     /// A mistake of this program's, found by a debug build before it did harm.
     #[error("what was recovered breaks an invariant: {0}")]
@@ -339,6 +340,26 @@ mod tests {
         assert_eq!((memory.charged(), memory.owed(), domain.members()), (Pages(0), Pages(0), 0));
         assert_eq!(host.ledger.used(), Pages(3));
         assert!(memory.membership().is_none() && memory.commons.turn().is_none());
+    }
+
+    #[test]
+    fn a_place_of_the_stage_that_two_pages_name_is_refused() {
+        for state in [State::Staged, State::Held] {
+            let host = Arc::new(Host::new(Ledger::new(Pages(20), || {})));
+            let (memory, _dir) = joined(&host);
+            let slot = u64::from(state == State::Held);
+            for p in [3, 5] {
+                memory.pmap().store(Ppn(p), Word::with_slot(state, slot));
+            }
+            let refused = memory.recover(&|| {}, None);
+            let at =
+                matches!(refused, Err(RecoverError::Stage { ppn: Ppn(5), slot: s }) if s == slot);
+            assert!(at, "{refused:?}");
+            // Nor is there one of the other kind.
+            let (memory, _dir) = joined(&host);
+            memory.pmap().store(Ppn(3), Word::with_slot(state, 1 - slot));
+            assert!(memory.recover(&|| {}, None).is_err());
+        }
     }
 
     #[test]
