@@ -17,7 +17,7 @@ use ballast_shim_proto::{Hello, Peer};
 use ballast_units::{Bytes, Pages, VmId};
 
 use crate::config::rules::rule_for;
-use crate::looks::{Known, managed};
+use crate::looks::{Known, managed, of_both};
 use crate::manager::{Failure, Manager, Pledge};
 use crate::pace::{round_of, slot_after};
 use crate::paging::{Answer, Expected, pager_config};
@@ -431,17 +431,17 @@ impl Manager {
             monitor.is_some() || vm.inspected.load(Ordering::Relaxed) || Instant::now() >= vm.built;
         let qmp = monitor.as_ref().map(|m| m.qmp().clone());
         let pid = vm.process.pid();
-        let mut verdict = inspect_since(since, pid, qmp.as_ref(), mapped).await;
+        let first = inspect_since(since, pid, qmp.as_ref(), mapped).await;
         let old = vm.management();
-        let unsure = matches!(verdict, Verdict::Unmanaged(_) | Verdict::Unknown(_));
-        if unsure && old.mode == Mode::Paged && ram.is_some() {
+        let is_unsure = matches!(first, Verdict::Unknown(_));
+        let second = if is_unsure && old.mode == Mode::Paged && ram.is_some() {
             // A QEMU that waits in a page fault does not answer, and it waits the longer if nothing
             // is taken from it. What forbids paging is seen in /proc as well.
-            let seen = inspect_since(since, pid, None, mapped).await;
-            if seen == Verdict::Pageable || matches!(verdict, Verdict::Unknown(_)) {
-                verdict = seen;
-            }
-        }
+            Some(inspect_since(since, pid, None, mapped).await)
+        } else {
+            None
+        };
+        let verdict = of_both(first, second);
         if vm.run_state() == RunState::Stopped || !vm.process.is_alive() {
             return;
         }

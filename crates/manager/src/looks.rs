@@ -15,6 +15,15 @@ pub struct Known {
     pub started_here: bool,
 }
 
+/// What holds of two looks, of which the second one was without QMP, if there was one. It is heard only where the first
+/// came to nothing: what QMP told of a device need not be seen in /proc.
+pub fn of_both(first: Verdict, second: Option<Verdict>) -> Verdict {
+    match (first, second) {
+        (Verdict::Unknown(_), Some(second)) => second,
+        (first, _) => first,
+    }
+}
+
 /// None: as before.
 pub fn managed(verdict: Verdict, old: &Management, vm: Known) -> Option<Management> {
     let (mode, reason) = match verdict {
@@ -69,6 +78,22 @@ mod tests {
         assert_eq!(mode(found, Mode::Paged, PAGED), Some(Mode::Unmanaged));
         let found = Verdict::BalloonOnly("passed".into());
         assert_eq!(mode(found, Mode::Paged, PAGED), Some(Mode::BalloonOnly));
+    }
+
+    #[test]
+    fn a_look_without_qmp_overrules_none_with_it() {
+        let unknown = || Verdict::Unknown("late".into());
+        let unmanaged = || Verdict::Unmanaged("scsi-block".into());
+        let balloon_only = || Verdict::BalloonOnly("scsi-block".into());
+        let seconds = || [None, Some(Verdict::Pageable), Some(unmanaged()), Some(unknown())];
+        for found in [unmanaged, balloon_only, || Verdict::Pageable] {
+            for second in seconds() {
+                assert_eq!(of_both(found(), second), found());
+            }
+        }
+        for second in seconds() {
+            assert_eq!(of_both(unknown(), second.clone()), second.unwrap_or_else(unknown));
+        }
     }
 
     #[test]
