@@ -35,6 +35,8 @@ pub(crate) const LARGEST: Bytes = Bytes(1 << 46);
 const START: Duration = Duration::from_secs(60);
 /// How long a VMM that runs already waits for memory to be made free.
 const ROOM: Duration = Duration::from_secs(15);
+/// How long a shim that nobody announced waits for its answer, by which time it is to have one: it waits for 30 s.
+const ANSWER: Duration = Duration::from_secs(25);
 /// How often a VM is looked at again for things that forbid paging.
 const INSPECTION: Duration = Duration::from_secs(30);
 /// How long a VMM may take, once it has mapped its RAM, to build its machine. One whose QMP answers has built it.
@@ -221,7 +223,7 @@ impl Manager {
         let room = if spec.hotplug > 0 {
             Err(Failure::internal("it was to have memory to plug"))
         } else {
-            self.make_room(Bytes(spec.max).pages()).await
+            self.make_room(Bytes(spec.max).pages(), ROOM).await
         };
         let Err(e) = room else { return Ok(()) };
         let _ = vmm.process.kill();
@@ -280,15 +282,15 @@ impl Manager {
     }
 
     /// Reserves memory of a VMM that is there already, waiting for the policy to make room if it must.
-    async fn make_room(&self, overhead: Pages) -> Result<(), Failure> {
-        let deadline = tokio::time::Instant::now() + ROOM;
+    async fn make_room(&self, overhead: Pages, within: Duration) -> Result<(), Failure> {
+        let deadline = tokio::time::Instant::now() + within;
         while !self.host.ledger.try_reserve(overhead) {
             if tokio::time::Instant::now() > deadline {
                 return Err(Failure::new(
                     ErrorCode::NoRoom,
                     format!(
                         "no {overhead} of overhead memory became free within {} s ({} free)",
-                        ROOM.as_secs(),
+                        within.as_secs(),
                         self.host.ledger.free()
                     ),
                 ));
@@ -467,12 +469,17 @@ impl Manager {
     }
 
     /// A shim that nobody announced: a VMM that somebody else started, libvirt for one. It is
-    /// admitted with default parameters; `vm attach` gives it a QMP socket and others.
+    /// admitted with default parameters; `vm attach` gives it a QMP socket and others. It waits for its answer `since` then.
     ///
     /// # Errors
     /// Why not, in one line: its process is known already, its RAM cannot be paged, its name is taken, or there is no room.
     /// Nothing is left of it.
-    pub(crate) fn adopt(self: &Arc<Self>, hello: &Hello, peer: Peer) -> Result<Expected, String> {
+    pub(crate) fn adopt(
+        self: &Arc<Self>,
+        hello: &Hello,
+        peer: Peer,
+        since: Instant,
+    ) -> Result<Expected, String> {
         // A VMM has one guest: more names would be more memory than it is entitled to.
         if let Some(vm) = self.vms().into_iter().find(|vm| vm.process.pid() == peer.pid) {
             return Err(format!("process {} is managed already, as '{}'", peer.pid, vm.name));
@@ -486,14 +493,19 @@ impl Manager {
         if !lock(&self.adopting).insert(peer.pid) {
             return Err(format!("process {} is being taken in already", peer.pid));
         }
-        let adopted = self.adopt_new(hello, peer);
+        let adopted = self.adopt_new(hello, peer, since);
         if adopted.is_err() {
             lock(&self.adopting).remove(&peer.pid);
         }
         adopted
     }
 
-    fn adopt_new(self: &Arc<Self>, hello: &Hello, peer: Peer) -> Result<Expected, String> {
+    fn adopt_new(
+        self: &Arc<Self>,
+        hello: &Hello,
+        peer: Peer,
+        since: Instant,
+    ) -> Result<Expected, String> {
         let name = hello.vm.as_str().to_owned();
         if let parts @ 2.. = hello.parts.len() {
             return Err(format!(
@@ -520,7 +532,8 @@ impl Manager {
             let made = async {
                 let process = ProcessHandle::open(peer.pid).map_err(|e| e.to_string())?;
                 self.fresh_folder(&name).await.map_err(|e| e.to_string())?;
-                self.make_room(overhead).await.map_err(|e| e.to_string())?;
+                let room = ANSWER.saturating_sub(since.elapsed()).min(ROOM);
+                self.make_room(overhead, room).await.map_err(|e| e.to_string())?;
                 Ok::<_, String>(process)
             };
             let process = made.await.inspect_err(|_| self.promise_settled(&name))?;

@@ -24,6 +24,7 @@ mod looks;
 mod manager;
 mod measure;
 mod metrics;
+mod namesakes;
 mod nodes;
 mod numa;
 mod own_process;

@@ -212,7 +212,11 @@ fn shake_hands(
     if !place.has_spoken() {
         return Err("it spoke too late".to_owned());
     }
+    let since = Instant::now();
     let name = hello.vm.as_str().to_owned();
+    if !hello.reconnect {
+        manager.wait_for_namesake(&name);
+    }
     // It runs on without a manager, unless it comes again: then its pages stay in the pager's hands, or the next one's.
     let turn_away = |why: String| {
         if !hello.reconnect {
@@ -229,7 +233,7 @@ fn shake_hands(
             return rejoin(manager, connection, &hello, &fds, peer, connections)
                 .map_err(|why| refuse(connection, why));
         }
-        None => manager.adopt(&hello, peer).map_err(turn_away)?,
+        None => manager.adopt(&hello, peer, since).map_err(turn_away)?,
     };
     match take_charge(manager, connection, &hello, fds, &expected, peer) {
         Ok(paged) => {

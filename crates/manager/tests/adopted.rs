@@ -16,7 +16,7 @@ use ballast_shim_proto::Message;
 use rustix::fs::MemfdFlags;
 use support::evil::{self, Evil};
 use support::http::raw;
-use support::{Ballastd, MIB, image_or_skip, refused_as, required};
+use support::{Ballastd, MIB, image_or_skip, refused_as, required, signal};
 use tokio::task::JoinHandle;
 
 #[test]
@@ -261,6 +261,35 @@ async fn a_vmm_that_is_refused_and_runs_on_is_seen() {
     drop(other);
     ballastd.eventually("it is forgotten", async || ballastd.host().await.refused.is_empty()).await;
     assert_eq!(ballastd.host().await.vms, 1);
+}
+
+/// As a guest that libvirt restarts: what its former VMM had takes a while to give back.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_vm_that_is_started_anew_at_once_is_not_refused_for_its_predecessor() {
+    let Some(ballastd) = ballastd() else { return };
+    let socket = ballastd.run_dir().join("shim.sock");
+    let mut vmm = adopted(&ballastd, "quiet", 64).await;
+    for _ in 0..3 {
+        // The end of the one and the first words of the next are seen in one moment.
+        signal(ballastd.pid(), rustix::process::Signal::STOP);
+        vmm.child.kill().unwrap();
+        vmm.child.wait().unwrap();
+        let socket = socket.clone();
+        let next =
+            tokio::task::spawn_blocking(move || Evil::start(&socket, "vm", "quiet", 64));
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        signal(ballastd.pid(), rustix::process::Signal::CONT);
+        // Refused, it would not come so far.
+        vmm = next.await.unwrap();
+        let pid = Some(vmm.child.id());
+        ballastd
+            .eventually("it is the VM", async || {
+                ballastd.client.vm("vm").await.is_ok_and(|vm| vm.pid == pid)
+            })
+            .await;
+        assert!(ballastd.host().await.refused.is_empty());
+    }
+    ballastd.assert_books_balance().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
