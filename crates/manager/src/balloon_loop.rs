@@ -12,10 +12,11 @@ use std::time::{Duration, Instant};
 use ballast_api::GuestStats;
 use ballast_policy::unplug::{balloon_goal, together};
 use ballast_policy::{BalloonInput, BalloonOutput, State, UnplugControl, UnplugInput};
-use ballast_qemu::Monitor;
+use ballast_qemu::{Monitor, QmpError};
 use ballast_units::{Bytes, Pages};
 
 use crate::hotplug_loop::{self, Look};
+use crate::lifecycle::LARGEST;
 use crate::manager::Manager;
 use crate::pace::Pace;
 use crate::sync::lock;
@@ -73,7 +74,7 @@ async fn step(
     }
     let still = note(manager, vm, output, seen.reported, seen.stats) && withheld.is_zero();
     if let Some(size) = output.command {
-        let left: Pages = vm.boot.saturating_sub(size);
+        let left = vm.whole().saturating_sub(size);
         if let Err(e) = monitor.balloon(left.bytes()).await {
             tracing::debug!(vm = vm.name, "balloon to {size}: {e}");
         }
@@ -81,6 +82,19 @@ async fn step(
     still
         && settled
         && manager.decision().is_some_and(|(_, decision)| decision.state == State::High)
+}
+
+/// The size of its balloon, as QEMU says.
+///
+/// # Errors
+/// It does not say.
+pub async fn size(vm: &Vm, monitor: &Monitor) -> Result<Pages, QmpError> {
+    // A DIMM may have been plugged. Where that is not told, they are what they were.
+    if let Ok(dimms) = monitor.dimms().await {
+        lock(&vm.balloon).dimms = dimms.min(LARGEST).pages();
+    }
+    let left = monitor.query_balloon().await?;
+    Ok(vm.whole().saturating_sub(left.pages()))
 }
 
 /// What a turn found.
@@ -101,10 +115,7 @@ async fn see(vm: &Vm, monitor: &Monitor) -> Seen {
     let told = monitor.guest_stats().await;
     let is_told = matches!(told, Ok(Some(_)));
     let stats = told.unwrap_or_else(|_| lock(&vm.balloon).stats_now());
-    let reported = match monitor.query_balloon().await {
-        Ok(actual) => Some(vm.boot.saturating_sub(actual.pages())),
-        Err(_) => None,
-    };
+    let reported = size(vm, monitor).await.ok();
     if is_told {
         vm.driver_alive.store(true, Ordering::Relaxed);
     }

@@ -17,8 +17,8 @@ use crate::lifecycle::built_at;
 use crate::manager::{Failure, Manager, Pledge, Waits};
 use crate::records::Record;
 use crate::sync::lock;
-use crate::views;
 use crate::vm::{ENDED, NewVm, Vm, VmParams};
+use crate::{balloon_loop, views};
 
 /// How long the last words of a QEMU that has ended may take through its socket.
 const LAST_WORDS: Duration = Duration::from_secs(5);
@@ -288,9 +288,10 @@ impl Manager {
         let deflated = async {
             loop {
                 lock(&vm.balloon).goal = Pages::ZERO;
-                // Until it goes down: a turn of its loop may have been under way.
-                monitor.balloon(vm.boot.bytes()).await?;
-                if monitor.query_balloon().await?.pages() >= vm.boot {
+                let held = balloon_loop::size(vm, &monitor).await?;
+                // Also where it says that it holds nothing: it may be on its way to what it was asked last.
+                monitor.balloon(vm.whole().bytes()).await?;
+                if held.is_zero() {
                     return Ok::<_, QmpError>(());
                 }
                 tokio::time::sleep(STEP).await;

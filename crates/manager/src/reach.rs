@@ -66,8 +66,7 @@ async fn join(manager: &Arc<Manager>, vm: &Arc<Vm>, qmp: Qmp) -> Result<Monitor,
     if let Err(e) = monitor.enable_guest_stats(1).await {
         tracing::warn!(vm = vm.name, "guest statistics: {e}");
     }
-    if let Ok(left) = monitor.query_balloon().await {
-        let holds = vm.boot.saturating_sub(left.pages());
+    if let Ok(holds) = balloon_loop::size(vm, &monitor).await {
         let unplugged = hotplug_loop::look(vm, &monitor).await.map(|look| look.less);
         let unplugged = unplugged.unwrap_or_default();
         // What it holds was taken before, by a former manager perhaps: it is led on from there, not given back first.

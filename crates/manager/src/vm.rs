@@ -148,6 +148,8 @@ pub struct BalloonState {
     pub commanded: Pages,
     /// What QEMU says. Shown only.
     pub reported: Option<Pages>,
+    /// The memory of its DIMMs, as QEMU told last: see [`Vm::whole`].
+    pub dimms: Pages,
     /// None: its guest has told none.
     pub stats: Option<GuestStats>,
     /// When they were asked for.
@@ -369,6 +371,7 @@ impl Vm {
                 output: BalloonOutput::UNKNOWN,
                 commanded: Pages::ZERO,
                 reported: None,
+                dimms: Pages::ZERO,
                 stats: None,
                 stats_at: Instant::now(),
             }),
@@ -550,6 +553,11 @@ impl Vm {
     /// Its size as its guest has it now, with what is only withheld from it.
     pub fn configured(&self) -> Pages {
         self.boot + self.plugged() + lock(&self.hotplug).withheld
+    }
+    /// What its balloon takes from, by QEMU's books: it is told the size of a balloon as what that leaves of this, and tells
+    /// it so.
+    pub fn whole(&self) -> Pages {
+        self.boot + lock(&self.balloon).dimms
     }
     /// What is to be plugged, as its parameters say.
     pub fn to_plug(&self) -> Pages {

@@ -275,8 +275,7 @@ async fn a_vm_that_is_started_anew_at_once_is_not_refused_for_its_predecessor() 
         vmm.child.kill().unwrap();
         vmm.child.wait().unwrap();
         let socket = socket.clone();
-        let next =
-            tokio::task::spawn_blocking(move || Evil::start(&socket, "vm", "quiet", 64));
+        let next = tokio::task::spawn_blocking(move || Evil::start(&socket, "vm", "quiet", 64));
         tokio::time::sleep(Duration::from_millis(500)).await;
         signal(ballastd.pid(), rustix::process::Signal::CONT);
         // Refused, it would not come so far.

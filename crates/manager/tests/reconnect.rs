@@ -32,10 +32,16 @@ fn vmm_process() {
     // Ends the line that the test's name is on.
     println!();
     let _memory = std::hint::black_box(vec![1_u8; SIZE as usize]);
+    let mib = |name: &str| std::env::var(name).map_or(0, |mib| mib.parse::<u64>().unwrap() * MIB);
+    let all = SIZE + mib("VMM_DIMM");
     let vmm = Arc::new(Mutex::new(Vmm {
         socket: Some(socket.into()),
         client: None,
-        actual: SIZE,
+        all,
+        actual: all - mib("VMM_HOLDS"),
+        wanted: all - mib("VMM_HOLDS"),
+        pace: u64::MAX,
+        told: std::env::var("VMM_TOLD").ok().map(|at| at.parse().unwrap()),
         running: true,
     }));
     let serving = vmm.clone();
@@ -52,6 +58,7 @@ fn vmm_process() {
             ("come", path) => vmm.socket = Some(path.into()),
             ("stop", _) => vmm.running = false,
             ("cont", _) => vmm.running = true,
+            ("slow", _) => vmm.pace = MIB / 4,
             other => panic!("{other:?}"),
         }
     }
@@ -64,15 +71,23 @@ struct Vmm {
     /// Where it listens.
     socket: Option<PathBuf>,
     client: Option<UnixStream>,
-    /// What its balloon leaves its guest, bytes: what it was last asked for.
+    /// What its balloon takes from, bytes: its guest's memory at its start, and a DIMM.
+    all: u64,
+    /// What its balloon leaves its guest, bytes.
     actual: u64,
+    /// What it was last asked for.
+    wanted: u64,
+    /// By how much it moves there from one look to the next, at most.
+    pace: u64,
+    /// When its guest told statistics last, seconds since 1970; 0 is never. None: just now.
+    told: Option<u64>,
     running: bool,
 }
 
 impl Vmm {
     /// Its balloon is let down in the same moment: nobody hears of that.
     fn hang_up(&mut self) {
-        self.actual = SIZE;
+        (self.actual, self.wanted) = (self.all, self.all);
         if let Some(client) = self.client.take() {
             // Who was connected may have gone by itself.
             let _ = client.shutdown(Shutdown::Both);
@@ -90,18 +105,26 @@ impl Vmm {
             }
             "qom-list" | "query-blockstats" => json!([]),
             "qom-get" => {
-                let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
                 let available = self.actual.saturating_sub(8 * MIB);
                 let stats =
-                    json!({ "stat-total-memory": SIZE, "stat-available-memory": available });
-                json!({ "stats": stats, "last-update": now })
+                    json!({ "stat-total-memory": self.all, "stat-available-memory": available });
+                json!({ "stats": stats, "last-update": self.told.unwrap_or_else(now) })
             }
-            "query-balloon" => json!({ "actual": self.actual }),
+            "query-balloon" => {
+                let pace = self.actual.abs_diff(self.wanted).min(self.pace);
+                let grows = self.actual < self.wanted;
+                self.actual = if grows { self.actual + pace } else { self.actual - pace };
+                json!({ "actual": self.actual })
+            }
             "balloon" => {
-                self.actual = args["value"].as_u64().unwrap();
-                println!("balloon {}", self.actual / MIB);
+                self.wanted = args["value"].as_u64().unwrap().min(self.all);
+                println!("balloon {}", self.wanted / MIB);
                 json!({})
             }
+            "query-memory-devices" if self.all > SIZE => {
+                json!([{ "type": "dimm", "data": { "id": "dimm0", "size": self.all - SIZE } }])
+            }
+            "query-memory-devices" => json!([]),
             "query-status" => {
                 let status = if self.running { "running" } else { "paused" };
                 json!({ "running": self.running, "status": status })
@@ -113,6 +136,11 @@ impl Vmm {
             _ => json!({}),
         }
     }
+}
+
+/// Seconds since 1970.
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs()
 }
 
 /// One client after the other, as QEMU does.
@@ -178,11 +206,13 @@ impl Drop for Stranger {
 }
 
 impl Stranger {
-    /// Returns when it listens.
-    fn start(socket: PathBuf) -> Stranger {
+    /// Returns when it listens. `with`: what is special about it.
+    fn start(socket: PathBuf, with: &[(&str, u64)]) -> Stranger {
+        let with = with.iter().map(|(name, value)| (*name, value.to_string()));
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "vmm_process", "--ignored", "--nocapture", "--test-threads=1"])
             .env("VMM_SOCKET", &socket)
+            .envs(with)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -200,11 +230,16 @@ impl Stranger {
 
     /// Attached to, with a limit that only its balloon keeps it within.
     async fn limited(ballastd: &Ballastd) -> Stranger {
-        let stranger = Stranger::start(ballastd.root.join("vm.qmp"));
-        ballastd.client.attach(&stranger.spec()).await.unwrap();
+        let stranger = Stranger::attached(ballastd, &[]).await;
         let limit = VmChange { max: Some(SIZE - TAKEN), ..VmChange::default() };
         ballastd.client.change("vm", &limit).await.unwrap();
         stranger.is_led(ballastd, 0).await;
+        stranger
+    }
+
+    async fn attached(ballastd: &Ballastd, with: &[(&str, u64)]) -> Stranger {
+        let stranger = Stranger::start(ballastd.root.join("vm.qmp"), with);
+        ballastd.client.attach(&stranger.spec()).await.unwrap();
         stranger
     }
 
@@ -240,6 +275,13 @@ impl Stranger {
 
     fn count(&self, line: &str) -> usize {
         self.told.lock().unwrap().iter().filter(|told| *told == line).count()
+    }
+
+    /// What was asked of its balloon so far, each time, in MiB that it is to leave.
+    fn asked(&self) -> Vec<u64> {
+        let told = self.told.lock().unwrap();
+        let asked = told.iter().filter_map(|line| line.strip_prefix("balloon "));
+        asked.map(|mib| mib.parse().unwrap()).collect()
     }
 
     fn has_told(&self, line: &str, times: usize) {
@@ -352,4 +394,25 @@ async fn who_listens_in_the_place_of_a_vmm_is_asked_for_nothing() {
     is_missing(&ballastd).await;
     vmm.come(second);
     vmm.is_led(&ballastd, asked).await;
+}
+
+/// QEMU's balloon takes from DIMMs, too, and tells its size as what that leaves of both.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dimm_is_not_taken_with_the_balloon() {
+    let mut ballastd = Ballastd::start(&["--budget", "256M"]);
+    let vmm = Stranger::attached(&ballastd, &[("VMM_DIMM", 64)]).await;
+    let limit = VmChange { max: Some(SIZE - TAKEN), ..VmChange::default() };
+    ballastd.client.change("vm", &limit).await.unwrap();
+    ballastd
+        .eventually("its balloon is led", async || {
+            ballastd.vm("vm").await.balloon.reported == TAKEN
+        })
+        .await;
+    let asked = vmm.asked();
+    assert!(asked.iter().all(|left| (104..=128).contains(left)), "{asked:?}");
+    assert_eq!(asked.last(), Some(&104));
+    // All is given back when it is let go of.
+    ballastd.client.shutdown(true).await.unwrap();
+    assert!(ballastd.end().success());
+    assert_eq!(vmm.asked().last(), Some(&128));
 }

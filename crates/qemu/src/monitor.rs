@@ -150,6 +150,20 @@ impl Monitor {
         Ok(Bytes(info.actual))
     }
 
+    /// The memory of its DIMMs, which QEMU counts among what a balloon takes from, beside what the guest began with: not that of
+    /// an nvdimm or a virtio-mem. A QEMU that does not know the question has none.
+    ///
+    /// # Errors
+    /// As of [`Qmp::execute`]; an answer that is not understood.
+    pub async fn dimms(&self) -> Result<Bytes, QmpError> {
+        const COMMAND: &str = "query-memory-devices";
+        let answer: Value = match self.ask(COMMAND, Value::Null).await {
+            Err(QmpError::Refused { .. }) => return Ok(Bytes::ZERO),
+            other => other?,
+        };
+        dimms(&answer).ok_or_else(|| self.qmp.unexpected(COMMAND, &answer))
+    }
+
     /// Makes the guest send statistics every `interval_s` seconds; 0 ends it. Without a balloon
     /// nothing happens.
     ///
@@ -295,6 +309,18 @@ fn stats(answer: &Value, now: u64) -> Result<Option<GuestStats>, ()> {
     }))
 }
 
+/// Sums `[{"type": "dimm", "data": {"size": n, ...}}, ...]`.
+fn dimms(answer: &Value) -> Option<Bytes> {
+    let kind = |device: &Value| device.get("type").and_then(Value::as_str).map(str::to_owned);
+    answer.as_array()?.iter().try_fold(Bytes::ZERO, |sum, device| {
+        if kind(device)? != "dimm" {
+            return Some(sum);
+        }
+        let size = device.get("data")?.get("size")?.as_u64()?;
+        Some(Bytes(sum.0.saturating_add(size)))
+    })
+}
+
 /// Sums `[{"stats": {"rd_bytes": n, "rd_total_time_ns": n, ...}}, ...]`.
 fn disk_reads(answer: &Value) -> Option<DiskReads> {
     answer.as_array()?.iter().try_fold(DiskReads::default(), |sum, drive| {
@@ -340,6 +366,24 @@ mod tests {
             json!([drive(json!({ "rd_bytes": -1 }))]),
         ] {
             assert_eq!(disk_reads(&bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn dimms_are_summed_and_no_other_memory() {
+        let device = |kind: &str, size: u64| json!({ "type": kind, "data": { "size": size } });
+        let all = json!([
+            device("dimm", 64),
+            device("nvdimm", 32),
+            json!({ "type": "virtio-mem", "data": { "size": 8, "max-size": 16 } }),
+            device("dimm", 4),
+        ]);
+        assert_eq!(dimms(&all), Some(Bytes(68)));
+        assert_eq!(dimms(&json!([])), Some(Bytes::ZERO));
+        let most = json!([device("dimm", u64::MAX), device("dimm", 1)]);
+        assert_eq!(dimms(&most), Some(Bytes(u64::MAX)));
+        for bad in [json!({}), json!([1]), json!([{ "type": "dimm" }]), json!([{ "data": {} }])] {
+            assert_eq!(dimms(&bad), None, "{bad}");
         }
     }
 
