@@ -279,15 +279,18 @@ impl Manager {
 
     /// A VM that does without a manager: nothing is kept of it but its memory, all of it.
     async fn let_go(&self, vm: &Vm) {
-        // First: nothing is asked of its balloon any more.
+        // First: nothing is asked of its balloon any more, nor by a turn that was under way.
         self.remove(vm);
         self.remove_run_files(&vm.name);
+        if let Some(keeper) = vm.keeper.lock().await.take() {
+            keeper.abort();
+            let _ = keeper.await;
+        }
         let Some(monitor) = vm.monitor().filter(Monitor::has_balloon) else {
             return tracing::info!(vm = vm.name, "left as it is");
         };
         let deflated = async {
             loop {
-                lock(&vm.balloon).goal = Pages::ZERO;
                 let held = balloon_loop::size(vm, &monitor).await?;
                 // Also where it says that it holds nothing: it may be on its way to what it was asked last.
                 monitor.balloon(vm.whole().bytes()).await?;

@@ -416,3 +416,19 @@ async fn a_dimm_is_not_taken_with_the_balloon() {
     assert!(ballastd.end().success());
     assert_eq!(vmm.asked().last(), Some(&128));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_balloon_that_is_let_go_of_is_asked_for_nothing_more() {
+    let slow = "[balloon]\ndeflate_rate_mib_s = 1\n";
+    let mut ballastd = Ballastd::start_configured(&["--budget", "256M"], slow);
+    let mut vmm = Stranger::limited(&ballastd).await;
+    // Its guest takes seconds to have it back.
+    vmm.ask("slow");
+    ballastd.client.shutdown(true).await.unwrap();
+    assert!(ballastd.end().success());
+    let asked = vmm.asked();
+    let first = asked.iter().position(|left| *left == 64).expect("it is let down");
+    assert!(asked[first..].iter().all(|left| *left == 64), "{asked:?}");
+    let log = log(&ballastd);
+    assert!(log.contains("left, with all its memory"), "{log}");
+}
