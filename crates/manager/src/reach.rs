@@ -71,6 +71,10 @@ async fn join(manager: &Arc<Manager>, vm: &Arc<Vm>, qmp: Qmp) -> Result<Monitor,
         let unplugged = unplugged.unwrap_or_default();
         // What it holds was taken before, by a former manager perhaps: it is led on from there, not given back first.
         *lock(&vm.control) = BalloonControl::resume(manager.config().balloon, holds);
+        if !holds.is_zero() {
+            // Somebody fills it: of one without statistics, or that tells them late, it is known by this alone.
+            vm.driver_alive.store(true, Ordering::Relaxed);
+        }
         let mut balloon = lock(&vm.balloon);
         balloon.commanded = holds;
         // Later on the goal in force is the policy's.

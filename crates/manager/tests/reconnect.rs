@@ -432,3 +432,13 @@ async fn a_balloon_that_is_let_go_of_is_asked_for_nothing_more() {
     let log = log(&ballastd);
     assert!(log.contains("left, with all its memory"), "{log}");
 }
+
+/// Also of a guest whose statistics come late after the manager was replaced, or not at all.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_balloon_that_holds_something_is_not_let_down_at_once() {
+    let slow = "[balloon]\ndeflate_rate_mib_s = 1\n";
+    let ballastd = Ballastd::start_configured(&["--budget", "256M"], slow);
+    let vmm = Stranger::attached(&ballastd, &[("VMM_HOLDS", 24), ("VMM_TOLD", 0)]).await;
+    let asked = wait("its balloon is led", || Some(vmm.asked()).filter(|asked| asked.len() > 2));
+    assert!(asked[..3].iter().all(|left| *left <= 48), "{asked:?}");
+}
