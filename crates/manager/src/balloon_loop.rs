@@ -6,7 +6,6 @@
 //! (`pace`). Whoever asks for something stirs it ([`Vm::stir`]), and it turns at once.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use ballast_api::GuestStats;
@@ -113,11 +112,11 @@ async fn see(vm: &Vm, monitor: &Monitor) -> Seen {
     // Old statistics are kept with their age: a frozen QEMU does not make the guest unknown, and one that was short of
     // memory bears no larger balloon for that.
     let told = monitor.guest_stats().await;
-    let is_told = matches!(told, Ok(Some(_)));
+    let age_s = told.as_ref().ok().and_then(|told| told.map(|stats| stats.age_s));
     let stats = told.unwrap_or_else(|_| lock(&vm.balloon).stats_now());
     let reported = size(vm, monitor).await.ok();
-    if is_told {
-        vm.driver_alive.store(true, Ordering::Relaxed);
+    if let Some(age_s) = age_s {
+        lock(&vm.driver).has_told(age_s, Instant::now());
     }
     let hotplug = hotplug_loop::look(vm, monitor).await;
     // After the look: what is unplugged is given up before it is out of the VMM's books.
@@ -145,7 +144,7 @@ fn input(
         most: Some(vm.boot),
         goal,
         has_device: monitor.has_balloon(),
-        driver_alive: vm.driver_alive.load(Ordering::Relaxed),
+        driver_alive: lock(&vm.driver).is_alive(),
         reported: seen.reported,
         discarded: seen.discarded,
         consumed: seen.consumed,

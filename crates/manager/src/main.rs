@@ -8,6 +8,7 @@ mod claim;
 mod commons;
 mod config;
 mod domain;
+mod driver;
 mod ending;
 mod fault_times;
 mod handshakes;

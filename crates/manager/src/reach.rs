@@ -73,7 +73,7 @@ async fn join(manager: &Arc<Manager>, vm: &Arc<Vm>, qmp: Qmp) -> Result<Monitor,
         *lock(&vm.control) = BalloonControl::resume(manager.config().balloon, holds);
         if !holds.is_zero() {
             // Somebody fills it: of one without statistics, or that tells them late, it is known by this alone.
-            vm.driver_alive.store(true, Ordering::Relaxed);
+            lock(&vm.driver).holds_something();
         }
         let mut balloon = lock(&vm.balloon);
         balloon.commanded = holds;

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
 use crate::config::rules::{VmRule, rule_for};
+use crate::driver::Driver;
 use crate::inputs::AgentReport;
 use crate::limits;
 use crate::rates::Rates;
@@ -252,8 +253,8 @@ pub struct Vm {
     pub sampling: Mutex<Sampling>,
     /// None for a VM without a port for an agent.
     pub agent: Mutex<Option<AgentReport>>,
-    /// Whether its guest's balloon driver was ever heard of.
-    pub driver_alive: AtomicBool,
+    /// Its guest's balloon driver.
+    pub driver: Mutex<Driver>,
     /// The guest asked for a reboot.
     pub rebooting: AtomicBool,
     /// Somebody has had it stopped: it is not started again.
@@ -388,7 +389,7 @@ impl Vm {
                 touched: 0,
                 last: Instant::now(),
             }),
-            driver_alive: AtomicBool::new(false),
+            driver: Mutex::new(Driver::default()),
             rebooting: AtomicBool::new(false),
             stop_asked: AtomicBool::new(false),
             inspected: AtomicBool::new(false),
@@ -429,7 +430,11 @@ impl Vm {
         match event.name.as_str() {
             "MEMORY_DEVICE_SIZE_CHANGE" => self.stir(),
             "BALLOON_CHANGE" => {
-                self.driver_alive.store(true, Ordering::Relaxed);
+                lock(&self.driver).has_moved(Instant::now());
+                self.stir();
+            }
+            "RESET" => {
+                lock(&self.driver).was_reset(Instant::now());
                 self.stir();
             }
             "STOP" => self.heard(RunState::Paused),

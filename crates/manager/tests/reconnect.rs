@@ -59,6 +59,12 @@ fn vmm_process() {
             ("stop", _) => vmm.running = false,
             ("cont", _) => vmm.running = true,
             ("slow", _) => vmm.pace = MIB / 4,
+            // Its balloon says what it held, and its statistics are those of before.
+            ("reset", _) => {
+                vmm.told = Some(now());
+                vmm.say("RESET");
+            }
+            ("boot", _) => vmm.told = None,
             other => panic!("{other:?}"),
         }
     }
@@ -92,6 +98,13 @@ impl Vmm {
             // Who was connected may have gone by itself.
             let _ = client.shutdown(Shutdown::Both);
         }
+    }
+
+    fn say(&self, event: &str) {
+        let time = json!({ "seconds": now(), "microseconds": 0 });
+        let event = json!({ "event": event, "timestamp": time });
+        // In one piece: an answer may be on its way.
+        self.client.as_ref().unwrap().write_all(format!("{event}\n").as_bytes()).unwrap();
     }
 
     fn answer(&mut self, command: &str, args: &Value) -> Value {
@@ -185,7 +198,7 @@ fn attend(vmm: &Mutex<Vmm>, stream: UnixStream) {
         let answer = vmm.answer(asked["execute"].as_str().unwrap(), &asked["arguments"]);
         drop(vmm);
         let answer = json!({ "return": answer, "id": asked["id"] });
-        goes_on = writeln!(words, "{answer}").is_ok();
+        goes_on = words.write_all(format!("{answer}\n").as_bytes()).is_ok();
     }
     vmm.lock().unwrap().client = None;
 }
@@ -441,4 +454,19 @@ async fn a_balloon_that_holds_something_is_not_let_down_at_once() {
     let vmm = Stranger::attached(&ballastd, &[("VMM_HOLDS", 24), ("VMM_TOLD", 0)]).await;
     let asked = wait("its balloon is led", || Some(vmm.asked()).filter(|asked| asked.len() > 2));
     assert!(asked[..3].iter().all(|left| *left <= 48), "{asked:?}");
+}
+
+/// The guest is rebooted inside of its QEMU: what comes up is to find no balloon that it would inflate at once.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_balloon_is_let_down_when_its_guest_is_reset_and_led_when_it_is_back() {
+    let ballastd = Ballastd::start(&["--budget", "256M"]);
+    let mut vmm = Stranger::limited(&ballastd).await;
+    let asked = vmm.count(ASKED);
+    vmm.ask("reset");
+    vmm.has_told("balloon 64", 1);
+    is_missing(&ballastd).await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(vmm.asked().last(), Some(&64), "there is no driver yet");
+    vmm.ask("boot");
+    vmm.is_led(&ballastd, asked).await;
 }

@@ -126,7 +126,8 @@ pub struct BalloonInput {
     pub goal: Pages,
     /// Whether the VM has a balloon device.
     pub has_device: bool,
-    /// The guest's driver has been heard of: statistics, or a BALLOON_CHANGE event.
+    /// The guest's driver has been heard of since its last reset: statistics, a BALLOON_CHANGE event, or a balloon that
+    /// holds something.
     pub driver_alive: bool,
     /// The balloon's size as QEMU reports it. Evidence of movement, never computed with.
     pub reported: Option<Pages>,
