@@ -456,8 +456,11 @@ impl Manager {
             has_balloon: monitor.as_ref().is_some_and(Monitor::has_balloon),
             started_here: vm.spec.is_some(),
         };
+        // Without QMP no balloon is seen.
+        let is_beyond_reach = qmp.is_some() && matches!(verdict, Verdict::Unmanaged(_));
         let Some(management) = managed(verdict, &old, known) else { return };
         vm.inspected.store(is_built, Ordering::Relaxed);
+        vm.is_beyond_reach.store(is_beyond_reach, Ordering::Relaxed);
         if management != old {
             match &management.reason {
                 Some(reason) => tracing::warn!(vm = vm.name, "{:?}: {reason}", management.mode),

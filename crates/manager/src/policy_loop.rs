@@ -127,6 +127,13 @@ fn leave_alone(vm: &Vm) {
         paged.memory().set_target(vm.size);
         paged.memory_freed();
     }
+    if vm.is_beyond_reach.load(Ordering::Relaxed) {
+        // What it gave up does nobody any good.
+        let goal = std::mem::take(&mut lock(&vm.balloon).goal);
+        if !goal.is_zero() {
+            vm.stir();
+        }
+    }
 }
 
 /// What the host and the VMs that are managed are like now. `overhead`: what cannot be shared out among these.

@@ -262,6 +262,8 @@ pub struct Vm {
     /// The VMM was looked at, and nothing was found that forbids paging. Until then, pages are
     /// handed out and none is taken.
     pub inspected: AtomicBool,
+    /// The last look, by QMP too, has found that not even its balloon is of use: not only that it could not be looked at.
+    pub is_beyond_reach: AtomicBool,
     /// Whether all it had was given back. Held while that is done.
     pub released: tokio::sync::Mutex<bool>,
     /// Whether its process was stopped, because it waits for pages that cannot be read.
@@ -393,6 +395,7 @@ impl Vm {
             rebooting: AtomicBool::new(false),
             stop_asked: AtomicBool::new(false),
             inspected: AtomicBool::new(false),
+            is_beyond_reach: AtomicBool::new(false),
             released: tokio::sync::Mutex::new(false),
             frozen: Mutex::new(false),
             freezes: AtomicU32::new(0),

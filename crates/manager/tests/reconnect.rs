@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use ballast_api::{AttachSpec, BalloonHealth, RunState, VmChange};
+use ballast_api::{AttachSpec, BalloonHealth, Mode, RunState, VmChange};
 use serde_json::{Value, json};
 use support::{Ballastd, MIB, wait};
 
@@ -31,7 +31,7 @@ fn vmm_process() {
     let Some(socket) = std::env::var_os("VMM_SOCKET") else { return };
     // Ends the line that the test's name is on.
     println!();
-    let _memory = std::hint::black_box(vec![1_u8; SIZE as usize]);
+    let memory = std::hint::black_box(vec![1_u8; SIZE as usize]);
     let mib = |name: &str| std::env::var(name).map_or(0, |mib| mib.parse::<u64>().unwrap() * MIB);
     let all = SIZE + mib("VMM_DIMM");
     let vmm = Arc::new(Mutex::new(Vmm {
@@ -65,6 +65,11 @@ fn vmm_process() {
                 vmm.say("RESET");
             }
             ("boot", _) => vmm.told = None,
+            // As for a device that reaches it past the kernel.
+            ("lock", _) => {
+                // SAFETY: its own memory, which stays where it is.
+                unsafe { rustix::mm::mlock(memory.as_ptr().cast_mut().cast(), 2 << 20) }.unwrap();
+            }
             other => panic!("{other:?}"),
         }
     }
@@ -469,4 +474,25 @@ async fn a_balloon_is_let_down_when_its_guest_is_reset_and_led_when_it_is_back()
     assert_eq!(vmm.asked().last(), Some(&64), "there is no driver yet");
     vmm.ask("boot");
     vmm.is_led(&ballastd, asked).await;
+}
+
+/// What it gives up does nobody any good from then on, so its balloon is let down.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_vm_that_must_not_be_managed_any_more_has_its_balloon_back() {
+    let ballastd = Ballastd::start(&["--budget", "256M"]);
+    let mut vmm = Stranger::limited(&ballastd).await;
+    vmm.ask("lock");
+    // Looked at when QMP is in reach again, or in its turn.
+    vmm.ask("hang-up");
+    ballastd
+        .eventually("its balloon is let down", async || {
+            let vm = ballastd.vm("vm").await;
+            let is_empty = vm.balloon.target == 0 && vm.balloon.reported == 0;
+            vm.management.mode == Mode::Unmanaged && is_empty
+        })
+        .await;
+    let reason = ballastd.vm("vm").await.management.reason.unwrap_or_default();
+    assert!(reason.contains("locked"), "{reason}");
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(ballastd.vm("vm").await.balloon.reported, 0);
 }
