@@ -18,7 +18,7 @@ use ballast_units::{Bytes, Pages, VmId};
 
 use crate::config::rules::rule_for;
 use crate::looks::{Known, managed, of_both};
-use crate::manager::{Failure, Manager, Pledge};
+use crate::manager::{Failure, Manager, NotTaken, Pledge};
 use crate::pace::{round_of, slot_after};
 use crate::paging::{Answer, Expected, pager_config};
 use crate::records::Record;
@@ -106,7 +106,7 @@ impl Manager {
     }
 
     /// A name that nobody has, and a promise that can be kept.
-    async fn claim_name(&self, name: &str, need: Pledge) -> Result<(), Failure> {
+    async fn claim_name(&self, name: &str, need: Pledge) -> Result<(), NotTaken> {
         self.take(name, need, true).await
     }
 
@@ -115,21 +115,21 @@ impl Manager {
     /// # Errors
     /// Conflict: somebody has it, or may have, or the manager is ending.
     pub(crate) async fn take_name(&self, name: &str, has: Pledge) -> Result<(), Failure> {
-        self.take(name, has, false).await
+        Ok(self.take(name, has, false).await?)
     }
 
-    async fn take(&self, name: &str, need: Pledge, admission: bool) -> Result<(), Failure> {
+    async fn take(&self, name: &str, need: Pledge, admission: bool) -> Result<(), NotTaken> {
         let _one = self.admission.lock().await;
         if self.is_closed_to(need.rebooted.is_some()) {
-            return Err(Failure::new(ErrorCode::Conflict, "the manager is ending"));
+            return Err(NotTaken::Ending);
         }
         if lock(&self.clearing).contains(name) {
             let why = format!("files of a former VM named '{name}' are being removed");
-            return Err(Failure::new(ErrorCode::Conflict, why));
+            return Err(Failure::new(ErrorCode::Conflict, why).into());
         }
         if let Some(why) = lock(&self.unread).get(name) {
             let why = format!("a VM named '{name}' may run already: {why}");
-            return Err(Failure::new(ErrorCode::Conflict, why));
+            return Err(Failure::new(ErrorCode::Conflict, why).into());
         }
         let held = lock(&self.starting).get(name).map(|pledge| pledge.rebooted);
         let why = match held {
@@ -141,11 +141,12 @@ impl Manager {
             None => None,
         };
         if let Some(why) = why {
-            return Err(Failure::new(ErrorCode::Conflict, format!("a VM named '{name}' {why}")));
+            let why = format!("a VM named '{name}' {why}");
+            return Err(Failure::new(ErrorCode::Conflict, why).into());
         }
         let need = Pledge { rebooted: None, ..need };
         if admission {
-            return self.promise(name, need);
+            return Ok(self.promise(name, need)?);
         }
         lock(&self.starting).insert(name.to_owned(), need);
         Ok(())
@@ -475,26 +476,26 @@ impl Manager {
     /// admitted with default parameters; `vm attach` gives it a QMP socket and others. It waits for its answer `since` then.
     ///
     /// # Errors
-    /// Why not, in one line: its process is known already, its RAM cannot be paged, its name is taken, or there is no room.
+    /// This manager ends, or why not in one line: its process is known already, its RAM cannot be paged, its name is taken, or there is no room.
     /// Nothing is left of it.
     pub(crate) fn adopt(
         self: &Arc<Self>,
         hello: &Hello,
         peer: Peer,
         since: Instant,
-    ) -> Result<Expected, String> {
+    ) -> Result<Expected, NotTaken> {
         // A VMM has one guest: more names would be more memory than it is entitled to.
         if let Some(vm) = self.vms().into_iter().find(|vm| vm.process.pid() == peer.pid) {
-            return Err(format!("process {} is managed already, as '{}'", peer.pid, vm.name));
+            return Err(format!("process {} is managed already, as '{}'", peer.pid, vm.name).into());
         }
         if let Some(why) = self.waits_as(peer.pid) {
-            return Err(why);
+            return Err(why.into());
         }
         if let Some((name, _)) = lock(&self.expected).iter().find(|(_, e)| e.pid == peer.pid) {
-            return Err(format!("process {} is expected, as '{name}'", peer.pid));
+            return Err(format!("process {} is expected, as '{name}'", peer.pid).into());
         }
         if !lock(&self.adopting).insert(peer.pid) {
-            return Err(format!("process {} is being taken in already", peer.pid));
+            return Err(format!("process {} is being taken in already", peer.pid).into());
         }
         let adopted = self.adopt_new(hello, peer, since);
         if adopted.is_err() {
@@ -508,22 +509,22 @@ impl Manager {
         hello: &Hello,
         peer: Peer,
         since: Instant,
-    ) -> Result<Expected, String> {
+    ) -> Result<Expected, NotTaken> {
         let name = hello.vm.as_str().to_owned();
         if let parts @ 2.. = hello.parts.len() {
-            return Err(format!(
-                "its RAM has {parts} parts, and only one that Ballast started may"
-            ));
+            let why = format!("its RAM has {parts} parts, and only one that Ballast started may");
+            return Err(why.into());
         }
         let size = hello.ram_len().pages();
         if size.is_zero() {
-            return Err("its RAM is empty".to_owned());
+            return Err("its RAM is empty".to_owned().into());
         }
         if hello.ram_len() > LARGEST {
-            return Err(format!("its RAM, {}, is above {LARGEST}", hello.ram_len()));
+            return Err(format!("its RAM, {}, is above {LARGEST}", hello.ram_len()).into());
         }
         if let Some(most) = self.config().adopt_max.filter(|most| hello.ram_len() > *most) {
-            return Err(format!("its RAM, {}, is above adopt.max, {most}", hello.ram_len()));
+            let why = format!("its RAM, {}, is above adopt.max, {most}", hello.ram_len());
+            return Err(why.into());
         }
         let handle = self.runtime.clone();
         let params = VmParams::resolve(&self.config().vms, &name, size.into(), Asked::default())?;
@@ -531,7 +532,7 @@ impl Manager {
         let need = Promise::of(params.min, size, overhead);
         let pledge = Pledge { promise: need, pool: params.pool.clone(), rebooted: None };
         handle.block_on(async {
-            self.claim_name(&name, pledge).await.map_err(|e| e.to_string())?;
+            self.claim_name(&name, pledge).await?;
             let made = async {
                 let process = ProcessHandle::open(peer.pid).map_err(|e| e.to_string())?;
                 self.fresh_folder(&name).await.map_err(|e| e.to_string())?;
@@ -548,7 +549,7 @@ impl Manager {
                 self.host.ledger.release(overhead);
                 self.remove_files(&name).await;
                 self.promise_settled(&name);
-                return Err(e);
+                return Err(e.into());
             }
             let (answer, receiver) = tokio::sync::oneshot::channel();
             tokio::spawn(self.clone().adopted(name, receiver, process, size, params, overhead));

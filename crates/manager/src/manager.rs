@@ -175,6 +175,35 @@ impl Failure {
     }
 }
 
+/// Why a name was not given to a VM.
+pub(crate) enum NotTaken {
+    /// This manager ends, or is about to be replaced: by the next one it may be.
+    Ending,
+    /// What is wrong.
+    Refused(Failure),
+}
+
+impl From<Failure> for NotTaken {
+    fn from(failure: Failure) -> NotTaken {
+        NotTaken::Refused(failure)
+    }
+}
+
+impl From<String> for NotTaken {
+    fn from(why: String) -> NotTaken {
+        NotTaken::Refused(Failure::internal(why))
+    }
+}
+
+impl From<NotTaken> for Failure {
+    fn from(not: NotTaken) -> Failure {
+        match not {
+            NotTaken::Ending => Failure::new(ErrorCode::Conflict, "the manager is ending"),
+            NotTaken::Refused(failure) => failure,
+        }
+    }
+}
+
 impl Manager {
     /// Must be called inside the runtime.
     ///

@@ -1,6 +1,8 @@
-//! A VM that somebody else starts under the name of one that has just ended, as libvirt does with a guest that is
-//! restarted: its predecessor's memory is given back meanwhile, which takes seconds where that was much. Whoever is refused
-//! runs without Ballast for good: so it waits for that.
+//! What passes, and what a VM that somebody else starts waits for: whoever is refused runs without Ballast for good.
+//!
+//! Of one that begins under the name of one that has just ended, as a guest that libvirt restarts, the predecessor's memory
+//! is given back meanwhile, which takes seconds where that was much. And a manager that is asked to leave for another
+//! one takes nobody in: that other one does, or it goes on after all.
 
 use std::time::{Duration, Instant};
 
@@ -9,6 +11,8 @@ use crate::sync::lock;
 
 /// How long at most.
 const CLEARED: Duration = Duration::from_secs(15);
+/// How long a manager may take to decide whether it leaves; it is within the time that a shim waits.
+const DECIDED: Duration = Duration::from_secs(20);
 const LOOK: Duration = Duration::from_millis(20);
 
 impl Manager {
@@ -19,6 +23,20 @@ impl Manager {
         while self.is_cleared_away(name) && !self.is_stopping() && begun.elapsed() < CLEARED {
             std::thread::sleep(LOOK);
         }
+    }
+
+    /// Waits, from `since` on, while this manager is to leave and may go on yet. Not for the threads of the runtime.
+    ///
+    /// # Errors
+    /// It ends, or took too long: whoever hears nothing tries again, and finds the next one, or none.
+    pub(crate) fn wait_for_reopening(&self, since: Instant) -> Result<(), String> {
+        while self.is_closing() {
+            if self.is_ending_vms() || self.is_stopping() || since.elapsed() >= DECIDED {
+                return Err("it came while this manager is ending: left to the next one".to_owned());
+            }
+            std::thread::sleep(LOOK);
+        }
+        Ok(())
     }
 
     /// Whether who has that name has ended, and gives back what it had.

@@ -30,7 +30,7 @@ use tokio::sync::oneshot;
 
 use crate::config::Config;
 use crate::handshakes::{Connections, Handshake, Handshakes};
-use crate::manager::Manager;
+use crate::manager::{Manager, NotTaken};
 use crate::numa;
 use crate::records::Record;
 use crate::rejoin::rejoin;
@@ -233,7 +233,15 @@ fn shake_hands(
             return rejoin(manager, connection, &hello, &fds, peer, connections)
                 .map_err(|why| refuse(connection, why));
         }
-        None => manager.adopt(&hello, peer, since).map_err(turn_away)?,
+        None => loop {
+            // Not refused: hung up on, it tries again for a while.
+            manager.wait_for_reopening(since)?;
+            match manager.adopt(&hello, peer, since) {
+                Ok(expected) => break expected,
+                Err(NotTaken::Ending) => {}
+                Err(NotTaken::Refused(failure)) => return Err(turn_away(failure.message)),
+            }
+        },
     };
     match take_charge(manager, connection, &hello, fds, &expected, peer) {
         Ok(paged) => {

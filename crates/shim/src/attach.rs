@@ -46,11 +46,16 @@ pub enum Failure {
 enum Attempt {
     Final(Failure),
     Again(String),
+    /// The manager hung up.
+    Left(String),
 }
 
 impl From<ConnectionError> for Attempt {
     fn from(e: ConnectionError) -> Attempt {
-        Attempt::Again(e.to_string())
+        match e {
+            ConnectionError::Closed => Attempt::Left(e.to_string()),
+            _ => Attempt::Again(e.to_string()),
+        }
     }
 }
 
@@ -74,14 +79,21 @@ pub fn duplicate(part: usize, fd: c_int) -> Result<Held<OwnedFd>, Failure> {
 /// # Errors
 /// There was no manager for as long as one is waited for, or it refused, or the kernel did.
 pub fn attach(config: &Config, mut parts: Parts) -> Result<(), Failure> {
-    let deadline = Instant::now() + UNREACHABLE;
+    let begun = Instant::now();
+    // By managers that hung up: they were about to be replaced perhaps, and the next one may take as long as any.
+    let mut held = Duration::ZERO;
     loop {
+        let tried = Instant::now();
         let why = match attempt(config, &mut parts) {
             Ok(()) => return Ok(()),
             Err(Attempt::Final(failure)) => return Err(failure),
             Err(Attempt::Again(why)) => why,
+            Err(Attempt::Left(why)) => {
+                held += tried.elapsed();
+                why
+            }
         };
-        if parts.is_empty() || Instant::now() >= deadline {
+        if parts.is_empty() || begun.elapsed() >= UNREACHABLE + held.min(ANSWER) {
             return Err(Failure::NoManager(format!("{}: {why}", config.socket.display())));
         }
         thread::sleep(RETRY);

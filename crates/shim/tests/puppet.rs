@@ -118,6 +118,20 @@ fn a_manager_that_dies_in_the_opening_leaves_nothing_behind() {
 }
 
 #[test]
+fn a_manager_that_has_it_wait_and_leaves_is_followed_by_the_next_one() {
+    let Some(manager) = FakeManager::start() else { return };
+    let mut puppet = manager.puppet(RAM);
+    puppet.order(MAP);
+    let opening = manager.accept_hello();
+    // Longer than it waits where nobody is.
+    std::thread::sleep(Duration::from_secs(6));
+    drop(opening);
+    let _vm = manager.accept(500);
+    puppet.answer();
+    assert_eq!(puppet.read_page(2), 502);
+}
+
+#[test]
 fn a_refused_vm_runs_unmanaged_and_says_why() {
     let Some(manager) = FakeManager::start() else { return };
     let mut puppet = manager.puppet(RAM);
