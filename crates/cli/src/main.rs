@@ -2,6 +2,7 @@
 //! API; holds no state.
 
 mod args;
+mod aside;
 mod commands;
 mod failure;
 mod figures;
@@ -45,7 +46,7 @@ fn run(cli: args::Cli) -> Result<(), Failure> {
 }
 
 fn fail(failure: &Failure, json: bool) -> ExitCode {
-    eprintln!("{}", failure.report(json));
+    aside::line(failure.report(json));
     ExitCode::from(failure.exit_code())
 }
 

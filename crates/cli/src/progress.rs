@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use ballast_estimate::Progress;
 
+use crate::aside;
 use crate::figures::{percent, size};
 
 /// Where somebody watches, and elsewhere.
@@ -40,10 +41,10 @@ impl Teller {
         );
         if self.watched {
             // Back to the begin of the line, and what stood behind it cleared.
-            eprint!("\r{line}\u{1b}[K");
+            aside::part(format_args!("\r{line}\u{1b}[K"));
             self.shown = true;
         } else {
-            eprintln!("ballast: {line}");
+            aside::line(format_args!("ballast: {line}"));
         }
     }
 }
@@ -51,7 +52,7 @@ impl Teller {
 impl Drop for Teller {
     fn drop(&mut self) {
         if self.shown {
-            eprint!("\r\u{1b}[K");
+            aside::part("\r\u{1b}[K");
         }
     }
 }

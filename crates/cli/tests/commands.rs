@@ -6,7 +6,7 @@
 mod common;
 
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use common::Fake;
 use serde_json::{Value, json};
@@ -52,6 +52,26 @@ fn refused(socket: &Path, line: &[&str]) -> (i32, String, String) {
 fn contains_all(text: &str, parts: &[&str]) {
     for part in parts {
         assert!(text.contains(part), "{part} is not in:\n{text}");
+    }
+}
+
+#[test]
+fn an_error_that_cannot_be_written_has_its_exit_code_all_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    let nobody_reads = || {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        Stdio::from(writer)
+    };
+    let full = || Stdio::from(std::fs::File::options().write(true).open("/dev/full").unwrap());
+    for stderr in [nobody_reads, full] {
+        for (line, code) in [(&["vm", "ls"][..], 3), (&["--json", "host"], 3), (&["vm", "set"], 2)]
+        {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_ballast"));
+            command.args(line).env("BALLAST_SOCKET", folder.path().join("none.sock"));
+            let status = command.stderr(stderr()).status().unwrap();
+            assert_eq!(status.code(), Some(code), "{line:?}");
+        }
     }
 }
 

@@ -6,10 +6,10 @@
 mod common;
 
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
@@ -106,6 +106,28 @@ fn it_draws_takes_a_change_and_quits() {
     assert_eq!(fake.recorded(), [("PATCH web".to_owned(), json!({"shares": 5000}))]);
     top.press("q");
     assert_eq!(top.ended().code(), Some(0));
+}
+
+#[test]
+fn in_json_an_absent_manager_is_an_error_in_json_and_waited_for() {
+    let mut fake = Fake::start();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ballast"));
+    command.args(["--json", "top", "--interval", "100ms"]).env("BALLAST_SOCKET", &fake.socket);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut top = command.spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(top.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.starts_with('{'), "{line}");
+    // The rest is read by nobody: it is not to end for that.
+    let mut errors = BufReader::new(top.stderr.take().unwrap());
+    fake.vanish();
+    line.clear();
+    errors.read_line(&mut line).unwrap();
+    top.kill().unwrap();
+    top.wait().unwrap();
+    let body: serde_json::Value =
+        serde_json::from_str(&line).unwrap_or_else(|e| panic!("{e}: {line}"));
+    assert_eq!(body["error"]["code"], "unreachable", "{line}");
 }
 
 #[test]

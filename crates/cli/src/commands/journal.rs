@@ -14,6 +14,7 @@ use serde::Serialize;
 
 use super::Output;
 use crate::args::{JournalArgs, TraceArgs};
+use crate::aside;
 use crate::failure::Failure;
 use crate::figures::size;
 use crate::moment;
@@ -62,7 +63,8 @@ pub fn left_behind(client: &Client, error: ClientError, out: Output) -> Result<P
         Some(folder) => {
             // In JSON, what is on standard error is one error.
             if !out.json {
-                eprintln!("ballast: no ballastd answers; read from {}", folder.display());
+                let folder = folder.display();
+                aside::line(format_args!("ballast: no ballastd answers; read from {folder}"));
             }
             Ok(folder)
         }

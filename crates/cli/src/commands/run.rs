@@ -8,6 +8,7 @@ use ballast_api::{Accel, RebootAction, StartView, VmSpec, VmView};
 
 use super::{Output, for_manager, given, pid, salt};
 use crate::args::{AccelArg, RebootArg, RunArgs};
+use crate::aside;
 use crate::failure::Failure;
 use crate::figures::size;
 
@@ -34,7 +35,7 @@ const LOOK: Duration = Duration::from_secs(1);
 async fn progress(client: &Client, name: &str) {
     let Ok(starts) = client.clone().with_timeout(LOOK).starts().await else { return };
     if let Some(start) = starts.iter().find(|start| start.name == name) {
-        eprintln!("{}", waiting(start));
+        aside::line(waiting(start));
     }
 }
 

@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::Output;
 use crate::args::EstimateArgs;
+use crate::aside;
 use crate::failure::{Failure, one_line};
 use crate::figures::{frequency, pages_rate, percent, size};
 use crate::parse::Target;
@@ -81,7 +82,8 @@ pub async fn estimate(client: &Client, args: EstimateArgs, out: Output) -> Resul
     match ended.first() {
         Some(pid) if found.processes.is_empty() => Err(EstimateError::Gone { pid: *pid })?,
         Some(_) if !out.json => {
-            eprintln!("ballast: ended while they were read, and are left out: {ended:?}");
+            let left_out = "ended while they were read, and are left out";
+            aside::line(format_args!("ballast: {left_out}: {ended:?}"));
         }
         _ => {}
     }

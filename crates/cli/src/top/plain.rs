@@ -3,13 +3,14 @@
 use std::io::Write;
 use std::time::Instant;
 
-use ballast_api::client::Client;
+use ballast_api::client::{Client, ClientError};
 use serde_json::json;
 use tokio::time::MissedTickBehavior;
 
 use super::rates::{Rates, Totals};
 use super::source::{Snapshot, look};
 use crate::args::TopArgs;
+use crate::aside;
 use crate::commands::printable;
 use crate::failure::{Failure, manager_message};
 use crate::figures::{age, frequency, rate, size};
@@ -43,10 +44,19 @@ pub async fn run(client: &Client, args: &TopArgs, json: bool) -> Result<(), Fail
             }
             Err(e) if !away => {
                 away = true;
-                eprintln!("ballast: ballastd is away, retrying: {}", manager_message(&e));
+                aside::line(is_away(e, json));
             }
             Err(_) => {}
         }
+    }
+}
+
+/// In JSON, an error as any other: the view goes on behind it.
+fn is_away(error: ClientError, as_json: bool) -> String {
+    if as_json {
+        Failure::from(error).report(true)
+    } else {
+        format!("ballast: ballastd is away, retrying: {}", manager_message(&error))
     }
 }
 
