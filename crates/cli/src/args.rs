@@ -383,7 +383,8 @@ pub struct StopArgs {
     /// End it at once, without asking the guest.
     #[arg(long, conflicts_with = "grace")]
     pub force: bool,
-    /// Where a ballastd that is gone kept its records [default: the folder of --socket].
+    /// Stop the VM of this run folder: by the ballastd that answers at its api.sock, else by the record
+    /// there. --socket is not asked then [default: the folder of --socket].
     #[arg(long, value_name = "DIR")]
     pub run_dir: Option<PathBuf>,
 }

@@ -1,12 +1,15 @@
 //! `vm stop` while no manager runs: the right process is ended, however it takes it, and no other.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod common;
+
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
 use ballast_api::record::{RECORD_VERSION, process_started, record_path};
+use common::Fake;
 use serde_json::{Value, json};
 
 /// A process that says when it is ready, and what it then does on SIGTERM.
@@ -150,4 +153,28 @@ fn what_is_not_understood_is_refused_and_nobody_is_signalled() {
     let said = text(&stop(elsewhere.path(), &["vm", "--run-dir", &run_dir]));
     assert!(said.contains("vm: no ballastd runs"), "{said}");
     assert!(!process.is_alive());
+}
+
+#[test]
+fn of_a_run_folder_that_is_named_no_other_manager_is_asked() {
+    let fake = Fake::start();
+    let folder = tempfile::tempdir().unwrap();
+    let run_dir = folder.path().display().to_string();
+    let mut process = Process::obedient();
+    // A name that the other manager has too.
+    note_alive(folder.path(), "web", &process);
+    let stop = |name: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ballast"));
+        command.arg("--socket").arg(&fake.socket).env("BALLAST_SOCKET", &fake.socket);
+        command.args(["vm", "stop", name, "--run-dir", &run_dir]).output().unwrap()
+    };
+    let said = text(&stop("web"));
+    assert!(said.contains("web: no ballastd runs"), "{said}");
+    assert_eq!(process.0.wait().unwrap().signal(), Some(15));
+    refused(&stop("db"), 3, &run_dir);
+    assert_eq!(fake.recorded(), []);
+    // The one that runs there is.
+    let own = Fake::at(&folder.path().join("api.sock"));
+    text(&stop("db"));
+    assert_eq!((own.recorded().len(), fake.recorded().len()), (1, 0));
 }

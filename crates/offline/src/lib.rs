@@ -29,7 +29,11 @@ const KILLED: Duration = Duration::from_secs(60);
 pub enum OfflineError {
     #[error("no ballastd answers, and the record of the VM cannot be used: {0}")]
     Record(#[from] RecordError),
-    #[error("a ballastd is about to start or to end on {}: try again", .run_dir.display())]
+    #[error(
+        "a ballastd that does not answer has {}: it is about to start or to end (try again), or its socket is elsewhere \
+         (name it by --socket, without --run-dir)",
+        .run_dir.display()
+    )]
     Busy { run_dir: PathBuf },
     #[error("{name}: process {pid}: {source}")]
     Process { name: String, pid: u32, source: std::io::Error },

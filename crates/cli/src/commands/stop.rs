@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use ballast_api::client::{Client, ClientError};
+use ballast_api::layout::API_SOCKET;
 use ballast_offline::{self as offline, End, Ended};
 
 use super::Output;
@@ -19,12 +20,13 @@ const RELEASE: Duration = Duration::from_secs(60);
 pub async fn run(client: Client, args: StopArgs, out: Output) -> Result<(), Failure> {
     let wanted = if args.force { Some(Duration::ZERO) } else { args.grace };
     let grace = wanted.unwrap_or(GRACE);
-    let client = client.with_timeout(grace + RELEASE);
+    // Of the manager of that folder, if one runs there: what another has of that name is another VM.
+    let of_folder = args.run_dir.as_deref().map(|dir| Client::new(dir.join(API_SOCKET)));
+    let client = of_folder.unwrap_or(client).with_timeout(grace + RELEASE);
     let vm = match client.stop(&args.name, grace).await {
         Ok(vm) => vm,
         Err(e) if is_no_manager(&e) => {
-            let run_dir = args.run_dir.as_deref().or(client.socket().parent());
-            let run_dir = run_dir.unwrap_or(Path::new("."));
+            let run_dir = client.socket().parent().unwrap_or(Path::new("."));
             return match offline::stop(run_dir, &args.name, wanted.unwrap_or(offline::GRACE))? {
                 Some(ended) => out.print(&ended, ended_text),
                 None => Err(e.into()),
