@@ -150,11 +150,15 @@ fn main() -> ExitCode {
     let args = Args::parse();
     let filter = tracing_subscriber::EnvFilter::try_from_env("BALLAST_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    // Of a log that cannot be written (a terminal that was hung up, a full disk) it would say so on standard error, and
+    // panic where that cannot be written either.
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    log.log_internal_errors(false).init();
     match run(args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            eprintln!("ballastd: {}", format!("{e:#}").replace('\n', " "));
+            let why = format!("{e:#}").replace('\n', " ");
+            let _ = writeln!(std::io::stderr(), "ballastd: {why}");
             ExitCode::FAILURE
         }
     }
@@ -178,7 +182,9 @@ fn run(args: Args) -> anyhow::Result<()> {
         anyhow::bail!(missing);
     }
     if args.check {
-        println!("configuration is good: budget {}", config.budget);
+        let mut out = std::io::stdout();
+        let said = writeln!(out, "configuration is good: budget {}", config.budget);
+        said.and_then(|()| out.flush()).context("standard output")?;
         return Ok(());
     }
     // Everything that is made from here on is for this user alone.
@@ -228,8 +234,9 @@ async fn serve(config: Config, source: Source, stop_vms_on_exit: bool) -> anyhow
         tokio::spawn(restart::take_over(manager.clone(), vm));
     }
     let server = tokio::spawn(answer(manager.clone(), listener));
-    println!("ready: {}", config.socket.display());
-    let _ = std::io::stdout().flush();
+    // Whoever started it need not listen.
+    let mut out = std::io::stdout();
+    let _ = writeln!(out, "ready: {}", config.socket.display()).and_then(|()| out.flush());
     let budget = manager.host.ledger.budget();
     tracing::info!("budget {budget}, socket {}", config.socket.display());
     let room = run_room::of(&config.run_dir);
@@ -299,7 +306,9 @@ fn leave_all(manager: &Manager) {
 /// policy, say, the others would go on half, and ending all of it would stop every guest.
 fn keep_up(name: &str, anew: Duration, has_ended: impl Fn() -> bool, body: impl Fn()) {
     while catch_unwind(AssertUnwindSafe(&body)).is_err() && !has_ended() {
-        tracing::error!("the {name} thread has panicked: it begins anew");
+        // What makes logging panic is not to end it either.
+        let say = || tracing::error!("the {name} thread has panicked: it begins anew");
+        let _ = catch_unwind(AssertUnwindSafe(say));
         std::thread::sleep(anew);
     }
 }
@@ -409,5 +418,20 @@ mod tests {
         runs.set(0);
         keep_up("bad", Duration::ZERO, || true, body);
         assert_eq!(runs.get(), 1);
+    }
+
+    #[test]
+    fn a_thread_begins_anew_where_saying_so_panics() {
+        let writer = || -> std::io::Stderr { panic!("there is no log") };
+        let log = tracing_subscriber::fmt().with_writer(writer).finish();
+        let runs = Cell::new(0);
+        let body = || {
+            runs.set(runs.get() + 1);
+            assert!(runs.get() > 2, "as it should");
+        };
+        tracing::subscriber::with_default(log, || {
+            keep_up("mute", Duration::ZERO, || false, body);
+        });
+        assert_eq!(runs.get(), 3);
     }
 }
