@@ -291,12 +291,10 @@ impl<S: Store> Writer<S> {
             self.lost += 1;
             self.recorder.overhear(told);
         } else {
-            let kept = self.recorder.kept_back() as u64;
+            let had = self.at_hand() + 1;
             let done = self.recorder.record(told);
-            if done.is_err() {
-                // Those that were kept back went with it.
-                self.lost += 1 + kept;
-            }
+            // What was kept back may have been written before this turn failed, or have gone with it.
+            self.lost += had.saturating_sub(self.at_hand());
             self.settle(done);
         }
         let mut under_way = lock(&self.shared.under_way);
@@ -304,15 +302,18 @@ impl<S: Store> Writer<S> {
     }
 
     fn flush(&mut self) {
-        let kept = self.recorder.kept_back() as u64;
-        if kept == 0 {
+        if self.recorder.kept_back() == 0 {
             return;
         }
+        let had = self.at_hand();
         let done = self.recorder.flush();
-        if done.is_err() {
-            self.lost += kept;
-        }
+        self.lost += had.saturating_sub(self.at_hand());
         self.settle(done);
+    }
+
+    /// Turns that are written or kept back: of those that were taken in, the others are lost.
+    fn at_hand(&self) -> u64 {
+        self.recorder.written() + self.recorder.kept_back() as u64
     }
 
     fn settle(&mut self, done: std::io::Result<()>) {

@@ -166,6 +166,25 @@ fn a_full_disk_is_shown_and_stops_the_journal_alone() {
 }
 
 #[test]
+fn what_was_kept_back_and_written_is_not_lost_with_the_turn_behind_it() {
+    let (asks, _asked) = mpsc::channel();
+    let (_, answers) = mpsc::channel();
+    // Its first file takes all; there is no second one.
+    let store = GateStore(Some(Gate { asks, answers }));
+    let journal = Journal::start_on(store, settings("/none".as_ref()), Header::default()).unwrap();
+    for n in 1..=5 {
+        journal.record(moment(n), decision(1), |_| "web".into());
+    }
+    // Too large for the window of the first.
+    let all: Vec<_> = (1..=1500).map(|id| vm(id, 40, 20)).collect();
+    let large = chain(vec![snapshot("many", "high", 1 << 20, &all)]).remove(0);
+    journal.record(moment(6), Arc::new(large), |i| format!("vm-{i}"));
+    journal.close(Duration::from_secs(60));
+    let health = journal.health();
+    assert_eq!((health.written, health.lost), (5, 1));
+}
+
+#[test]
 fn names_and_turns_reach_the_files_and_a_flush_makes_them_readable() {
     let folder = tempfile::tempdir().unwrap();
     let journal = Journal::start(settings(folder.path()), Header::default()).unwrap();
