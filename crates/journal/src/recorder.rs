@@ -13,7 +13,7 @@ use ballast_policy::Decision;
 use ballast_units::VmId;
 
 use crate::outcome::Tracker;
-use crate::segment::{Encoder, Header};
+use crate::segment::{Encoder, Header, MOST_REPEATS};
 use crate::store::{Append, Store};
 use crate::turn::{Head, Moment, Names, encode};
 
@@ -52,9 +52,6 @@ impl Bound {
         self.segment.max((8 * first).min(self.limit / 4))
     }
 }
-
-/// So many turns at most are kept back because they repeat the one before.
-const MOST_REPEATS: usize = 600;
 
 /// Writes turns.
 pub struct Recorder<S: Store> {

@@ -36,6 +36,10 @@ const PREFIX: usize = 20;
 const FRAME: usize = 12;
 /// The largest frame, decompressed: a turn of a quarter of a million VMs.
 pub const MAX_RAW: usize = 256 << 20;
+/// So many turns at most are one frame of repeats; none was ever written with more.
+pub(crate) const MOST_REPEATS: usize = 600;
+/// The largest of a [`Step`], encoded: an array of three numbers of 9 bytes and another one.
+const MAX_STEP: usize = 1 + 4 * 9;
 const MAX_HEADER: usize = 64 << 10;
 const TURN: u8 = 1;
 const AGAIN: u8 = 2;
@@ -366,8 +370,16 @@ fn parse(raw: Vec<u8>, at: u64, last: &mut Moment) -> Result<Record, SegmentErro
             Ok(Record::Turn(head, EncodedDecision { bytes: raw, from, at }))
         }
         Some(&AGAIN) => {
+            // Before anything is made of them: compressed, a file of a few bytes says as many as it likes.
+            let many = || damaged(format!("more than {MOST_REPEATS} repeats"));
+            if raw.len() > 1 + 5 + MOST_REPEATS * MAX_STEP {
+                return Err(many());
+            }
             let steps: Vec<Step> =
                 rmp_serde::from_slice(&raw[1..]).map_err(|e| damaged(format!("repeats: {e}")))?;
+            if steps.len() > MOST_REPEATS {
+                return Err(many());
+            }
             Ok(Record::Again(steps.into_iter().map(|step| follow(last, step)).collect()))
         }
         _ => Err(damaged("a record of an unknown kind".into())),

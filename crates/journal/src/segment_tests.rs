@@ -101,3 +101,27 @@ fn the_window_follows_the_size_of_turns() {
     let (small, _) = Encoder::new(Header::default(), 1000).unwrap();
     assert!(small.fits(30 << 10) && !small.fits(40 << 10));
 }
+
+#[test]
+fn no_more_repeats_are_read_than_are_ever_written() {
+    let repeats = |moments: &[Moment]| {
+        let (mut encoder, mut bytes) = Encoder::new(Header::default(), 1000).unwrap();
+        bytes.extend(encoder.again(moments).unwrap());
+        let mut frames = Frames::new(&bytes[..]).unwrap();
+        frames.next().map(|record| match record {
+            Some(Record::Again(moments)) => moments,
+            _ => panic!("they are repeats"),
+        })
+    };
+    // As far from one another as can be: no writer needs more bytes for them.
+    let far = |n: u64| Moment { n: n << 63, at_ms: n << 62, up_ms: n << 61, took_us: u64::MAX };
+    let most: Vec<Moment> = (0..MOST_REPEATS as u64).map(far).collect();
+    assert_eq!(repeats(&most).unwrap(), most);
+    // A few hundred bytes of a file that say a million.
+    for many in [MOST_REPEATS + 1, 1 << 20] {
+        match repeats(&vec![moment(1); many]) {
+            Err(SegmentError::Damaged { what, .. }) => assert!(what.contains("repeats"), "{what}"),
+            other => panic!("{many}: {:?}", other.map(|moments| moments.len())),
+        }
+    }
+}
