@@ -555,4 +555,7 @@ pub struct Why {
     /// What came of what was asked, and how long it took; a sentence each.
     #[serde(default)]
     pub outcomes: Vec<String>,
+    /// What of the journal could not be read: a later decision may have been in force.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
 }

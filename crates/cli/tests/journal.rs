@@ -169,6 +169,9 @@ fn the_journal_lists_what_changed_and_replays_bit_for_bit() {
     assert_eq!(code, Some(1), "what is lost cannot be vouched for");
     contains_all(&stdout, &["the same bit for bit", "damaged at byte", "0000000001.journal"]);
     contains_all(&stderr, &["a file of the journal is damaged"]);
+    // Nor is an older decision told as if it were the last.
+    let text = good(&["why", "db", "--journal", &path]);
+    assert!(text.starts_with("not read: ") && text.contains("damaged at byte"), "{text}");
     // A manager that was killed leaves a record that is not whole, and one that writes has one.
     std::fs::write(&file, &bytes_before[..bytes_before.len() - 3]).unwrap();
     contains_all(&good(&["journal", "replay", &path]), &["not whole"]);

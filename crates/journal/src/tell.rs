@@ -23,10 +23,10 @@ pub enum TellError {
     Trouble(#[from] Trouble),
     #[error("journal: {0}")]
     Segment(#[from] SegmentError),
-    #[error("the journal holds nothing of that time or before{}", begins(.begins_ms))]
-    TooEarly { begins_ms: Option<u64> },
-    #[error("{vm} had no part in what was decided then; these VMs had: {others}")]
-    NoPart { vm: String, others: String },
+    #[error("the journal holds nothing of that time or before{}{unread}", begins(.begins_ms))]
+    TooEarly { begins_ms: Option<u64>, unread: String },
+    #[error("{vm} had no part in what was decided then; these VMs had: {others}{unread}")]
+    NoPart { vm: String, others: String, unread: String },
 }
 
 fn begins(ms: &Option<u64>) -> String {
@@ -44,32 +44,77 @@ const NAMED: usize = 8;
 /// # Errors
 /// When the journal cannot be read, has nothing of that time, or the VM was not there.
 pub fn why_at(folder: &Path, vm: &str, at_ms: u64, now_ms: u64) -> Result<Why, TellError> {
-    let reader = Reader::open(folder)?;
-    let begins_ms = reader.begins_ms();
-    let mut reader = reader.since(at_ms);
-    let mut hit: Option<Sourced> = None;
-    let mut after: Option<Sourced> = None;
-    for turn in reader.by_ref() {
-        if turn.moment.at_ms > at_ms {
-            after = Some(turn);
-            break;
-        }
-        hit = Some(turn);
-    }
-    let hit = hit.ok_or(TellError::TooEarly { begins_ms })?;
+    let Found { hit, after, mut segments, troubles } = in_force(Reader::open(folder)?, at_ms)?;
     let decision = hit.decision()?;
-    let id = decision
-        .snapshot
-        .vms
-        .iter()
-        .map(|state| state.demand.id)
-        .find(|id| hit.names.get(id).is_some_and(|name| name == vm))
-        .ok_or_else(|| no_part(vm, &decision, &hit.names))?;
+    let mut states = decision.snapshot.vms.iter().map(|state| state.demand.id);
+    let Some(id) = states.find(|id| hit.names.get(id).is_some_and(|name| name == vm)) else {
+        let notes = troubles.iter().chain(segments.iter().flat_map(Reader::troubles));
+        return Err(no_part(vm, &decision, &hit.names, unread(notes)));
+    };
+    let turns = after.into_iter().chain(segments.iter_mut().flatten());
+    let outcomes = came_of(&hit, &decision, id, turns);
+    let lost = segments.into_iter().flat_map(Reader::into_troubles);
+    let (verdict, steps) = decision.explain(id, |id| name_of(&hit.names, id));
+    Ok(Why {
+        vm: vm.to_owned(),
+        age_s: now_ms.saturating_sub(hit.moment.at_ms) as f64 / 1e3,
+        trigger: decision.trigger(),
+        verdict,
+        steps,
+        at_ms: Some(hit.moment.at_ms),
+        outcomes,
+        notes: troubles.into_iter().chain(lost).map(|trouble| trouble.to_string()).collect(),
+    })
+}
 
+/// The last turn up to a moment, and what is read of the journal behind it.
+struct Found {
+    hit: Sourced,
+    /// The turn behind it, if it is in the same segment.
+    after: Option<Sourced>,
+    /// The segment that has it, read so far, and those behind that.
+    segments: Vec<Reader>,
+    /// What could not be opened.
+    troubles: Vec<Trouble>,
+}
+
+/// The last turn up to `at_ms` of all that can be read.
+fn in_force(reader: Reader, at_ms: u64) -> Result<Found, TellError> {
+    let begins_ms = reader.begins_ms();
+    let (mut segments, troubles) = reader.split();
+    let begins_in_time = |segment: &Reader| segment.begins_ms().is_some_and(|ms| ms <= at_ms);
+    let mut last = segments.iter().rposition(begins_in_time);
+    // From the last one that begins in time further back, where of that nothing can be read.
+    while let Some(i) = last {
+        let (mut hit, mut after) = (None, None);
+        for turn in segments[i].by_ref() {
+            if turn.moment.at_ms > at_ms {
+                after = Some(turn);
+                break;
+            }
+            hit = Some(turn);
+        }
+        if let Some(hit) = hit {
+            segments.drain(..i);
+            return Ok(Found { hit, after, segments, troubles });
+        }
+        last = i.checked_sub(1);
+    }
+    let notes = troubles.iter().chain(segments.iter().flat_map(Reader::troubles));
+    Err(TellError::TooEarly { begins_ms, unread: unread(notes) })
+}
+
+/// What came of what `decision`, that of the turn `hit`, asked, as `turns` behind it tell it.
+fn came_of(
+    hit: &Sourced,
+    decision: &Decision,
+    id: VmId,
+    turns: impl Iterator<Item = Sourced>,
+) -> Vec<String> {
     let mut outcomes: Vec<String> = Vec::new();
-    let mut expected = expected(&decision, id);
+    let mut expected = expected(decision, id);
     let mut last_ms = hit.moment.at_ms;
-    for turn in after.into_iter().chain(reader) {
+    for turn in turns {
         let too_late = turn.moment.at_ms > hit.moment.at_ms.saturating_add(PATIENCE_MS);
         if expected.is_empty() || too_late || turn.header.manager_ms != hit.header.manager_ms {
             break;
@@ -90,16 +135,12 @@ pub fn why_at(folder: &Path, vm: &str, at_ms: u64, now_ms: u64) -> Result<Why, T
             "What else was asked had not come true {later} later, the last that is known."
         ));
     }
-    let (verdict, steps) = decision.explain(id, |id| name_of(&hit.names, id));
-    Ok(Why {
-        vm: vm.to_owned(),
-        age_s: now_ms.saturating_sub(hit.moment.at_ms) as f64 / 1e3,
-        trigger: decision.trigger(),
-        verdict,
-        steps,
-        at_ms: Some(hit.moment.at_ms),
-        outcomes,
-    })
+    outcomes
+}
+
+/// What else may have had the answer, as the end of an error.
+fn unread<'a>(troubles: impl Iterator<Item = &'a Trouble>) -> String {
+    troubles.map(|trouble| format!("; not read: {trouble}")).collect()
 }
 
 /// The aims that are under way after a decision, by their kinds.
@@ -120,7 +161,7 @@ fn expected(decision: &Decision, id: VmId) -> Vec<std::mem::Discriminant<Aim>> {
     found
 }
 
-fn no_part(vm: &str, decision: &Decision, names: &Names) -> TellError {
+fn no_part(vm: &str, decision: &Decision, names: &Names, unread: String) -> TellError {
     let all: Vec<String> =
         decision.snapshot.vms.iter().map(|state| name_of(names, state.demand.id)).collect();
     let mut others = all.iter().take(NAMED).cloned().collect::<Vec<_>>().join(", ");
@@ -129,7 +170,7 @@ fn no_part(vm: &str, decision: &Decision, names: &Names) -> TellError {
         n if n > NAMED => others.push_str(&format!(" and {} more", n - NAMED)),
         _ => {}
     }
-    TellError::NoPart { vm: vm.to_owned(), others }
+    TellError::NoPart { vm: vm.to_owned(), others, unread }
 }
 
 /// An outcome as a sentence.

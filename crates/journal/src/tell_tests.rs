@@ -109,7 +109,7 @@ fn why_at_a_time_tells_the_decision_in_force_then_and_what_came_of_it() {
     let gone = why("vm-2", 15).unwrap_err().to_string();
     assert!(gone.contains("vm-2 had no part") && gone.contains("vm-1"), "{gone}");
     let early = why_at(folder.path(), "vm-1", EPOCH_MS, now).unwrap_err();
-    assert!(matches!(early, TellError::TooEarly { begins_ms: Some(_) }), "{early}");
+    assert!(matches!(early, TellError::TooEarly { begins_ms: Some(_), .. }), "{early}");
     // The last that is known is in force from then on.
     assert_eq!(why("vm-1", 90).unwrap().at_ms, Some(EPOCH_MS + 15_000));
 }
@@ -220,4 +220,64 @@ fn a_time_before_the_journal_is_told_with_the_date_at_which_it_begins() {
     let early = why_at(folder.path(), "vm-1", EPOCH_MS, EPOCH_MS).unwrap_err().to_string();
     let begin = utc(EPOCH_MS + 1000);
     assert!(early.ends_with(&format!("; it begins at {begin}")), "{early}");
+}
+
+/// The files of a journal, oldest first.
+fn files(folder: &Path) -> Vec<std::path::PathBuf> {
+    let entries = std::fs::read_dir(folder).unwrap();
+    let mut files: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    files
+}
+
+#[test]
+fn why_at_a_time_says_what_could_not_be_read() {
+    let folder = tempfile::tempdir().unwrap();
+    story(folder.path());
+    let why = |vm: &str, s: u64| why_at(folder.path(), vm, EPOCH_MS + s * 1000 + 500, EPOCH_MS);
+    assert_eq!(why("vm-1", 15).unwrap().notes, [""; 0]);
+    let [file] = &files(folder.path())[..] else { panic!("one is enough") };
+    let whole = std::fs::read(file).unwrap();
+    let mut damaged = whole.clone();
+    // In the midst of a record that is not the last.
+    let at = whole.len() - 200;
+    damaged[at] ^= 0x10;
+    std::fs::write(file, &damaged).unwrap();
+    let old = why("vm-1", 15).unwrap();
+    assert!(old.at_ms < Some(EPOCH_MS + 15_000), "{old:?}");
+    let [note] = &old.notes[..] else { panic!("{old:?}") };
+    assert!(note.contains("damaged at byte") && note.contains(file.to_str().unwrap()), "{note}");
+    // And when that is why there is no answer.
+    let nobody = why("vm-3", 15).unwrap_err().to_string();
+    assert!(nobody.contains("had no part") && nobody.contains("damaged at byte"), "{nobody}");
+}
+
+#[test]
+fn where_a_segment_is_damaged_from_its_begin_the_one_before_it_tells() {
+    let folder = tempfile::tempdir().unwrap();
+    let bound = Bound { limit: 1 << 20, segment: 1, raw: 1 };
+    tell_story(Host::bound(folder.path(), EPOCH_MS, bound));
+    let why = |s: u64| why_at(folder.path(), "vm-1", EPOCH_MS + s * 1000 + 500, EPOCH_MS);
+    let (before, last) = (why(13).unwrap(), why(15).unwrap());
+    assert_eq!((before.at_ms, last.at_ms), (Some(EPOCH_MS + 13_000), Some(EPOCH_MS + 15_000)));
+    let files = files(folder.path());
+    let [.., _, one, other] = &files[..] else { panic!("{files:?}") };
+    damage_from_the_begin(one);
+    damage_from_the_begin(other);
+    let why_now = why(15).unwrap();
+    assert_eq!(why_now.at_ms, Some(EPOCH_MS + 13_000));
+    assert_eq!(why_now.notes.len(), 2, "{:?}", why_now.notes);
+    // All of them: that is what is said, not that it was too early.
+    files[..files.len() - 2].iter().for_each(|file| damage_from_the_begin(file));
+    let none = why(15).unwrap_err().to_string();
+    assert!(none.contains("holds nothing") && none.contains("not read: "), "{none}");
+}
+
+/// In its first record, behind which there is more: not what a writer left that was killed.
+fn damage_from_the_begin(file: &Path) {
+    let mut bytes = std::fs::read(file).unwrap();
+    let (_, first) = crate::segment::read_header(&mut &bytes[..]).unwrap();
+    bytes[first as usize + 20] ^= 0x10;
+    bytes.extend([0; 64]);
+    std::fs::write(file, bytes).unwrap();
 }

@@ -468,5 +468,6 @@ pub fn why(manager: &Manager, vm: &Vm) -> Result<Why, Failure> {
         steps,
         at_ms: None,
         outcomes: journal::under_way(manager.journal.as_ref(), vm),
+        notes: Vec::new(),
     })
 }

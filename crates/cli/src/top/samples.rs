@@ -157,6 +157,7 @@ pub fn why(vm: &str) -> Why {
         steps: vec!["idle fraction 0.25".to_owned(), "rho 12.5 per page".to_owned()],
         at_ms: None,
         outcomes: Vec::new(),
+        notes: Vec::new(),
     }
 }
 

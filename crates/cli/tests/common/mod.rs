@@ -314,6 +314,7 @@ async fn get_why(
             .map(|_| format!("{name} was down to 90 MiB 3.0 s after it was asked first."))
             .into_iter()
             .collect(),
+        notes: Vec::new(),
     }))
 }
 
