@@ -361,7 +361,7 @@ fn a_reload_says_what_is_different() {
     let text = human(&fake, &["config", "reload"]);
     assert_eq!(
         text,
-        "/etc/ballast.toml: read again, in force now\n  tax 0.75 -> 0.5\n  VM web: shares 10 -> 20\n"
+        "/etc/ballast.toml: read again; what is different:\n  tax 0.75 -> 0.5\n  VM web: shares 10 -> 20\n"
     );
     assert_eq!(as_json(&fake, &["config", "reload"])["changes"][0], "tax 0.75 -> 0.5");
 }

@@ -12,7 +12,7 @@ use ballast_units::{Bytes, Pages};
 use crate::config::rules::{PoolRule, VmRule};
 use crate::limits;
 use crate::manager::{Failure, Made, Manager, Pledge, check_pool};
-use crate::pools::Rules;
+use crate::pools::{PoolSet, Rules};
 use crate::records::Record;
 use crate::sync::lock;
 use crate::vm::{Sizes, Vm, VmParams};
@@ -144,21 +144,13 @@ impl Manager {
     pub fn change_pool(&self, name: &str, change: &PoolChange) -> Result<(), Failure> {
         let one = lock(&self.changing);
         let mut rules = self.pools.rules();
-        let mut rule = rules.get(name).cloned().unwrap_or_else(|| PoolRule::new(name));
-        rule.shares = change.shares.unwrap_or(rule.shares);
-        rule.min = change.min.map_or(rule.min, |min| Bytes(min).pages_ceil());
-        rule.expandable = change.expandable.unwrap_or(rule.expandable);
-        if let Some(max) = either("max", change.max, change.no_max)? {
-            rule.max = max.map(|max| Bytes(max).pages());
-        }
-        if let Some(tax) = either("tax", change.tax, change.no_tax)? {
-            let rate = tax.map(TaxRate::new).transpose();
-            rule.tax = rate.map_err(|e| Failure::bad(format!("tax: {e}")))?;
-        }
+        let set = self.pools.commanded(name).unwrap_or_default().changed(change)?;
+        let base = self.pools.configured(name).unwrap_or_else(|| PoolRule::new(name));
+        let rule = set.over(base);
         rule.check().map_err(|(key, what)| Failure::bad(format!("{key}: {what}")))?;
         check_pool(&rules, rule.parent())?;
-        rules.insert(name.to_owned(), rule.clone());
-        self.promise_changes(&self.as_now(&rules), || self.command_pool(name, Some(rule)))
+        rules.insert(name.to_owned(), rule);
+        self.promise_changes(&self.as_now(&rules), || self.command_pool(name, Some(set)))
             .map_err(|e| Failure::new(e.code, format!("pool {name}: {}", e.message)))?;
         drop(one);
         self.kick.ring(format!("parameters of pool {name} changed"));
@@ -169,23 +161,19 @@ impl Manager {
     /// is no more.
     ///
     /// # Errors
-    /// No such pool, one of the configuration, or one that is in use; or the next manager could not be told.
+    /// No such pool, one of which commands said nothing, or one that goes and is in use; or the next manager could not be told.
     pub fn remove_pool(&self, name: &str) -> Result<(), Failure> {
         let one = lock(&self.changing);
         let mut rules = self.pools.rules();
         check_pool(&rules, Some(name))?;
-        match self.config().pools.iter().find(|rule| rule.name == name) {
-            Some(configured) if rules.get(name) == Some(configured) => {
+        match self.pools.configured(name) {
+            Some(_) if self.pools.commanded(name).is_none() => {
                 let why = format!("pool {name} is defined in the configuration file");
                 return Err(Failure::new(ErrorCode::Conflict, why));
             }
-            Some(configured) => {
-                rules.insert(name.to_owned(), configured.clone());
-            }
-            None => {
-                rules.remove(name);
-            }
-        }
+            Some(configured) => rules.insert(name.to_owned(), configured),
+            None => rules.remove(name),
+        };
         self.promise_changes(&self.as_now(&rules), || self.command_pool(name, None))
             .map_err(|e| Failure::new(e.code, format!("pool {name}: {}", e.message)))?;
         drop(one);
@@ -193,8 +181,8 @@ impl Manager {
         Ok(())
     }
 
-    fn command_pool(&self, name: &str, rule: Option<PoolRule>) -> Result<(), Failure> {
-        let written = self.pools.command(name, rule);
+    fn command_pool(&self, name: &str, set: Option<PoolSet>) -> Result<(), Failure> {
+        let written = self.pools.command(name, set);
         written.map_err(|e| Failure::internal(format!("writing it down: {e}")))
     }
 

@@ -11,7 +11,7 @@ use crate::change::{Next, check_reserved, check_swap, under_rules};
 use crate::config::{Config, Overrides};
 use crate::host_set::HostSet;
 use crate::manager::{Failure, Manager, check_pool};
-use crate::pools::Rules;
+use crate::pools::{Pools, Rules};
 use crate::records::Record;
 use crate::sync::lock;
 use crate::vm::{Sizes, Vm, VmParams};
@@ -71,9 +71,9 @@ impl Manager {
         // By command, which wins over the file.
         let set = *lock(&self.host_set);
         let budget = set.budget.unwrap_or(new.budget);
-        let rules = self.pools.rules_with(&new.pools);
+        let rules = self.pools.rules_with(&new.pools)?;
         let changes = self.changes_by(&new, &rules)?;
-        let mut told = differences(&old, &new, &set);
+        let mut told = differences(&old, &new, &set, &self.pools);
         for (vm, before, params) in &changes {
             told.push(format!("VM {}: {}", vm.name, crate::vm::differences(before, params)));
         }
@@ -198,7 +198,7 @@ fn fixed(old: &Config, new: &Config) -> Option<&'static str> {
 }
 
 /// What is different, of what counts from now on, and of what would if commands did not say otherwise.
-fn differences(old: &Config, new: &Config, set: &HostSet) -> Vec<String> {
+fn differences(old: &Config, new: &Config, set: &HostSet, pools: &Pools) -> Vec<String> {
     let mut told = Vec::new();
     let mut tell = |different: bool, what: String| {
         if different {
@@ -229,20 +229,11 @@ fn differences(old: &Config, new: &Config, set: &HostSet) -> Vec<String> {
         "pager.large_pages_from, for VMs started from now on".into(),
     );
     tell(old.compression != new.compression, "compression, for VMs started from now on".into());
-    let pool = |pools: &[crate::config::rules::PoolRule], name: &str| {
-        pools.iter().find(|rule| rule.name == name).cloned()
-    };
-    for rule in &new.pools {
-        match pool(&old.pools, &rule.name) {
-            None => tell(true, format!("pool {} is new", rule.name)),
-            Some(before) => tell(before != *rule, format!("pool {}", rule.name)),
-        }
-    }
-    for rule in &old.pools {
-        tell(pool(&new.pools, &rule.name).is_none(), format!("pool {} is gone", rule.name));
-    }
+    told.extend(pools.differences(&old.pools, &new.pools));
     // Also those that no VM falls under yet: of VMs that do, what they get is told as well.
-    tell(old.vms != new.vms, "rules for VMs".into());
+    if old.vms != new.vms {
+        told.push("rules for VMs".into());
+    }
     told
 }
 

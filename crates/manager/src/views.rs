@@ -150,7 +150,7 @@ pub fn pools(manager: &Manager) -> Vec<PoolView> {
                 max: rule.max.map(bytes),
                 expandable: rule.expandable,
                 tax: rule.tax.map(Into::into),
-                configured: manager.pools.is_configured(&rule.name),
+                configured: manager.pools.configured(&rule.name).is_some(),
                 vms: members(&|place| place == rule.name)
                     .into_iter()
                     .map(|vm| vm.name.clone())

@@ -200,6 +200,37 @@ async fn a_reload_is_whole_or_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn of_a_pool_of_which_a_command_said_something_the_file_says_the_rest() {
+    let (mut ballastd, file) = configured(POOLS);
+    let client = &ballastd.client.clone();
+    let prod = async || client.pools().await.unwrap().swap_remove(0);
+    let nothing = PoolChange::default();
+    client.change_pool("prod", &PoolChange { shares: Some(9), ..nothing.clone() }).await.unwrap();
+    let with = |min: &str| POOLS.replace("min = \"100M\"", &format!("shares = 5\nmin = \"{min}\""));
+    std::fs::write(&file, with("90M")).unwrap();
+    let told = client.reload().await.unwrap().changes;
+    let overridden = "pool prod: shares in the file is overridden by command: 9";
+    assert_eq!(told, ["pool prod: min", overridden]);
+    ballastd.kill();
+    ballastd.restart();
+    let view = prod().await;
+    assert_eq!((view.name.as_str(), view.shares, view.min), ("prod", 9, 90 * MIB));
+    // What cannot be beside a command is refused, as what was commanded is.
+    let limit = PoolChange { max: Some(95 * MIB), ..nothing.clone() };
+    client.change_pool("prod", &limit).await.unwrap();
+    std::fs::write(&file, with("100M")).unwrap();
+    let part = "pool prod, with what commands said of it: max";
+    refused_as(client.reload().await, ErrorCode::Conflict, part);
+    client.remove_pool("prod").await.unwrap();
+    let why = client.remove_pool("prod").await;
+    refused_as(why, ErrorCode::Conflict, "defined in the configuration file");
+    client.change_pool("prod", &nothing).await.unwrap();
+    assert_eq!(client.reload().await.unwrap().changes, ["pool prod: min"]);
+    let view = prod().await;
+    assert_eq!((view.shares, view.min, view.max), (5, 100 * MIB, None));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn without_a_file_there_is_nothing_to_reload() {
     let ballastd = Ballastd::start(&["--budget", "64M"]);
     refused_as(ballastd.client.reload().await, ErrorCode::Conflict, "without --config");

@@ -32,7 +32,7 @@ pub async fn reload(client: &Client, out: Output) -> Result<(), Failure> {
 fn reloaded(done: &ConfigReloaded) -> String {
     let mut text = match done.changes.len() {
         0 => format!("{}: read again, nothing is different\n", done.file),
-        _ => format!("{}: read again, in force now\n", done.file),
+        _ => format!("{}: read again; what is different:\n", done.file),
     };
     for change in &done.changes {
         text.push_str(&format!("  {change}\n"));

@@ -117,6 +117,18 @@ impl PoolRule {
         self.name.rsplit_once('/').map(|(parent, _)| parent)
     }
 
+    /// The keys of which another says something else.
+    pub fn differing(&self, other: &PoolRule) -> impl Iterator<Item = &'static str> {
+        let keys = [
+            ("shares", self.shares != other.shares),
+            ("min", self.min != other.min),
+            ("max", self.max != other.max),
+            ("expandable", self.expandable != other.expandable),
+            ("tax", self.tax != other.tax),
+        ];
+        keys.into_iter().filter(|(_, differs)| *differs).map(|(key, _)| key)
+    }
+
     /// # Errors
     /// The key, and what is wrong with it.
     pub fn check(&self) -> Result<(), limits::Wrong> {
