@@ -117,7 +117,10 @@ impl Manager {
             Failure::new(ErrorCode::Conflict, format!("pool {pool} cannot go: {what} is in it"))
         };
         for rule in next.rules.values() {
-            if let Some(parent) = rule.parent().filter(|parent| !next.rules.contains_key(*parent)) {
+            // One that went while no manager ran is none to keep: nothing else would ever change.
+            let goes =
+                |parent: &&str| old.contains_key(*parent) && !next.rules.contains_key(*parent);
+            if let Some(parent) = rule.parent().filter(goes) {
                 return Err(conflict(parent, format!("pool {}", rule.name)));
             }
         }

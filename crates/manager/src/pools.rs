@@ -135,10 +135,16 @@ impl Pools {
         }
         let commanded: Sets = kept.into_iter().map(|kept| (kept.name, kept.set)).collect();
         let configured = by_name(configured);
-        let (_, wrong) = merged(&configured, &commanded);
+        let (rules, wrong) = merged(&configured, &commanded);
         // A reload would be refused for it.
         for (name, why) in wrong {
             tracing::error!("pool {name}: {why}: what commands said of it is left out");
+        }
+        for rule in rules.values() {
+            if let Some(parent) = rule.parent().filter(|parent| !rules.contains_key(*parent)) {
+                let name = &rule.name;
+                tracing::error!("pool {name}: there is no pool {parent} any more: it is in none");
+            }
         }
         let state = State { configured, commanded, ..State::default() };
         Ok(Pools { path, state: Mutex::new(state) })

@@ -231,6 +231,34 @@ async fn of_a_pool_of_which_a_command_said_something_the_file_says_the_rest() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_pool_whose_parent_the_file_has_no_more_keeps_nothing_from_being_changed() {
+    let (mut ballastd, file) = configured(POOLS);
+    let client = &ballastd.client.clone();
+    let nothing = PoolChange::default();
+    client.change_pool("prod/web", &nothing).await.unwrap();
+    // While a manager runs, it is kept.
+    let bare = "budget = \"256M\"\n[sharing]\nenabled = false\n";
+    std::fs::write(&file, bare).unwrap();
+    let part = "pool prod cannot go: pool prod/web is in it";
+    refused_as(client.reload().await, ErrorCode::Conflict, part);
+    ballastd.kill();
+    ballastd.restart();
+    let log = std::fs::read_to_string(ballastd.log()).unwrap();
+    assert!(log.contains("pool prod/web: there is no pool prod any more"), "{log}");
+    let change = HostChange { tax: Some(0.1), ..HostChange::default() };
+    client.change_host(&change).await.unwrap();
+    client.change_pool("test", &nothing).await.unwrap();
+    client.reload().await.unwrap();
+    // It is in its pool again, or goes.
+    client.change_pool("prod", &nothing).await.unwrap();
+    assert_eq!(client.pools().await.unwrap()[0].pools, ["prod/web"]);
+    refused_as(client.remove_pool("prod").await, ErrorCode::Conflict, part);
+    client.remove_pool("prod/web").await.unwrap();
+    client.remove_pool("prod").await.unwrap();
+    assert_eq!(client.pools().await.unwrap().len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn without_a_file_there_is_nothing_to_reload() {
     let ballastd = Ballastd::start(&["--budget", "64M"]);
     refused_as(ballastd.client.reload().await, ErrorCode::Conflict, "without --config");
