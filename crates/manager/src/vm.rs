@@ -63,6 +63,7 @@ impl From<Pages> for Sizes {
 
 /// Parameters of a VM that somebody asked for, when it was started or later.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(from = "AskedRecord", into = "AskedRecord")]
 pub struct Asked {
     /// None: as configured, or 10 per MiB.
     pub shares: Option<u32>,
@@ -74,6 +75,34 @@ pub struct Asked {
     pub tax: Option<f64>,
     /// Some(None): no pool.
     pub pool: Option<Option<String>>,
+}
+
+/// The same as it is kept in a record. `pool` is null there where nothing was asked for, as former versions wrote it.
+#[derive(Serialize, Deserialize)]
+struct AskedRecord {
+    shares: Option<u32>,
+    min: Option<Pages>,
+    max: Option<Pages>,
+    tax: Option<f64>,
+    pool: Option<String>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    no_pool: bool,
+}
+
+impl From<Asked> for AskedRecord {
+    fn from(asked: Asked) -> AskedRecord {
+        let Asked { shares, min, max, tax, pool } = asked;
+        let no_pool = pool == Some(None);
+        AskedRecord { shares, min, max, tax, pool: pool.flatten(), no_pool }
+    }
+}
+
+impl From<AskedRecord> for Asked {
+    fn from(kept: AskedRecord) -> Asked {
+        let AskedRecord { shares, min, max, tax, pool, no_pool } = kept;
+        let pool = if no_pool { Some(None) } else { pool.map(Some) };
+        Asked { shares, min, max, tax, pool }
+    }
 }
 
 impl VmParams {
@@ -158,6 +187,19 @@ pub struct BalloonState {
 }
 
 impl BalloonState {
+    /// Nothing is known of it.
+    fn unknown() -> BalloonState {
+        BalloonState {
+            goal: Pages::ZERO,
+            output: BalloonOutput::UNKNOWN,
+            commanded: Pages::ZERO,
+            reported: None,
+            dimms: Pages::ZERO,
+            stats: None,
+            stats_at: Instant::now(),
+        }
+    }
+
     /// The guest's statistics with their age now.
     pub fn stats_now(&self) -> Option<GuestStats> {
         let stats = self.stats?;
@@ -369,15 +411,7 @@ impl Vm {
             run_state: Mutex::new(RunState::Starting),
             management: Mutex::new(new.management),
             monitor: Mutex::new(None),
-            balloon: Mutex::new(BalloonState {
-                goal: Pages::ZERO,
-                output: BalloonOutput::UNKNOWN,
-                commanded: Pages::ZERO,
-                reported: None,
-                dimms: Pages::ZERO,
-                stats: None,
-                stats_at: Instant::now(),
-            }),
+            balloon: Mutex::new(BalloonState::unknown()),
             control: Mutex::new(new.control),
             agent: Mutex::new(None),
             tools: Mutex::new(Tools::default()),
@@ -629,6 +663,19 @@ fn put_back(now: &mut RunState, before: RunState) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_was_asked_for_is_kept_no_pool_too() {
+        for pool in [None, Some(None), Some(Some("a".to_owned()))] {
+            let asked = Asked { shares: Some(7), pool, ..Asked::default() };
+            let kept = serde_json::to_string(&asked).unwrap();
+            assert_eq!(serde_json::from_str::<Asked>(&kept).unwrap(), asked, "{kept}");
+        }
+        // A record of a former version.
+        let kept = r#"{"shares":null,"min":3,"max":null,"tax":0.5,"pool":null}"#;
+        let asked = serde_json::from_str::<Asked>(kept).unwrap();
+        assert_eq!((asked.pool, asked.min, asked.tax), (None, Some(Pages(3)), Some(0.5)));
+    }
 
     #[test]
     fn who_could_not_be_stopped_is_what_he_was() {
