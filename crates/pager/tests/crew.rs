@@ -3,10 +3,11 @@
 #![cfg(not(feature = "shuttle"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+#[path = "support/large_ram.rs"]
+mod large_ram;
 #[path = "support/vmm.rs"]
 mod vmm;
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,7 +16,6 @@ use ballast_pager::ledger::Ledger;
 use ballast_pager::service::{FaultThreads, Health, PagedVm, PagerConfig, VmFiles};
 use ballast_pager::swap::SwapSpace;
 use ballast_units::{Pages, Ppn};
-use rustix::fs::{Mode, OFlags, openat};
 use vmm::{Cell, Guest, Vmm, alone};
 
 /// Of the VMM, 256 MiB; by regions of 2 MiB.
@@ -66,22 +66,6 @@ fn rounds(guest: &Guest, thread: u64, threads: u64) {
         }
         guest.board.add(Cell::Done, 1);
     }
-}
-
-/// RAM that may have large pages: on a tmpfs of its own, which is mounted nowhere. None without the right to it.
-fn large_file() -> Option<OwnedFd> {
-    use rustix::mount::{
-        FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_string, fsmount,
-        fsopen,
-    };
-    let fs = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC).ok()?;
-    fsconfig_set_string(&fs, "huge", "advise").ok()?;
-    fsconfig_create(&fs).ok()?;
-    let mount = fsmount(&fs, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty()).ok()?;
-    let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC;
-    let file = openat(&mount, "ram", flags, Mode::RUSR | Mode::WUSR).ok()?;
-    rustix::fs::ftruncate(&file, Pages(SIZE).bytes().0).ok()?;
-    Some(file)
 }
 
 /// Lets the guest's threads do a step; how many faults were served by others than the VM's fault thread.
@@ -139,7 +123,7 @@ fn threads_that_fault_together_are_served_together_and_lose_nothing() {
         dir.path(),
         SwapSpace::create_at(&dir.path().join("swap"), Pages(SIZE)).unwrap(),
     );
-    let vmm = match large_file() {
+    let vmm = match large_ram::create(Pages(SIZE)) {
         Some(ram) => Vmm::start_with(ram, "", SIZE),
         None => Vmm::start("", SIZE),
     };
