@@ -4,10 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use ballast_api::{ErrorCode, Management, Mode, RebootAction, RunState, VmChange, VmSpec, VmView};
+use ballast_api::{
+    Accel, ErrorCode, Management, Mode, RebootAction, RunState, VmChange, VmSpec, VmView,
+};
 use ballast_pager::service::PagedVm;
 use ballast_policy::{BalloonControl, Promise, WorkingSet};
-use ballast_qemu::{Monitor, QmpError, last_log_line};
+use ballast_qemu::{AccelChoice, Monitor, QmpError, last_log_line};
 use ballast_units::{Bytes, Pages, VmId};
 use rustix::process::Signal;
 
@@ -262,7 +264,8 @@ impl Manager {
                 tokio::spawn(async move { manager.stop_vm(&vm.name, Duration::ZERO).await })
             });
             for stop in stops.collect::<Vec<_>>() {
-                if let Ok(Err(e)) = stop.await {
+                // One whose process the kernel does not end goes on in its task.
+                if let Ok(Ok(Err(e))) = tokio::time::timeout_at(deadline, stop).await {
                     tracing::debug!("{e}");
                 }
             }
@@ -519,6 +522,7 @@ async fn restart(manager: Arc<Manager>, spec: VmSpec, vm: Arc<Vm>) -> Result<(),
     let rule = rule_for(&manager.config().vms, &spec.name);
     let limit = rule.max.map_or(boot, |max| max.of(boot).min(boot));
     let (spec, changes) = again(spec, &vm.params(), limit);
+    let spec = VmSpec { accel: accel_again(spec.accel, &vm.accel), ..spec };
     manager.run(spec, Some(vm.id)).await?;
     // It runs again, and stays: without what it cannot have now.
     for change in changes.iter().filter(|change| **change != VmChange::default()) {
@@ -527,6 +531,12 @@ async fn restart(manager: Arc<Manager>, spec: VmSpec, vm: Arc<Vm>) -> Result<(),
         }
     }
     Ok(())
+}
+
+/// One that ran under KVM is not emulated from its reboot on, because a busy host was slow when it was tried again.
+fn accel_again(asked: Accel, had: &str) -> Accel {
+    let was_found = asked == Accel::Auto && had == AccelChoice::Kvm.to_string();
+    if was_found { Accel::Kvm } else { asked }
 }
 
 /// How a VM with these parameters is started again, where its limit is `limit` then, and what is to be changed when
@@ -559,6 +569,15 @@ fn again(spec: VmSpec, params: &VmParams, limit: Pages) -> (VmSpec, [VmChange; 2
 mod tests {
     use super::*;
     use crate::vm::{Asked, Sizes};
+
+    #[test]
+    fn what_ran_under_kvm_is_not_emulated_after_a_reboot() {
+        let tcg = AccelChoice::Tcg { why: "no /dev/kvm".into() }.to_string();
+        let kvm = AccelChoice::Kvm.to_string();
+        assert_eq!(accel_again(Accel::Auto, &kvm), Accel::Kvm);
+        assert_eq!(accel_again(Accel::Auto, &tcg), Accel::Auto);
+        assert_eq!(accel_again(Accel::Tcg, &tcg), Accel::Tcg);
+    }
 
     #[test]
     fn a_vm_that_was_promised_more_than_it_began_with_is_started_with_what_it_began_with() {

@@ -124,6 +124,8 @@ pub struct Manager {
     stopping: AtomicBool,
     /// What the main task waits for.
     pub ending: watch::Sender<Ending>,
+    /// Held by whoever leaves all VMs to the next manager.
+    pub(crate) leaving: tokio::sync::Mutex<()>,
     /// For threads of their own that must start tasks.
     pub(crate) runtime: tokio::runtime::Handle,
 }
@@ -258,6 +260,7 @@ impl Manager {
             ending_vms: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
             ending: watch::Sender::new(Ending::Running),
+            leaving: tokio::sync::Mutex::new(()),
             runtime: tokio::runtime::Handle::current(),
         }))
     }

@@ -65,9 +65,11 @@ struct Running {
 fn running(manager: &Arc<Manager>, left: Vec<Left>) -> anyhow::Result<Vec<Running>> {
     let (mut running, mut ended) = (Vec::new(), Vec::new());
     for Left { folder, mut record, damage } in left {
+        let opened = ProcessHandle::open(record.pid);
+        // Looked at after the descriptor was made: from here on they are the same.
         let alive =
             record.is_alive().map_err(|why| anyhow::anyhow!("VM {}: {why}", record.name))?;
-        let process = match alive.then(|| ProcessHandle::open(record.pid)) {
+        let process = match alive.then_some(opened) {
             Some(Ok(process)) => process,
             // It has just ended, or long ago.
             Some(Err(e)) if e.raw_os_error() != Some(libc::ESRCH) => return Err(e.into()),

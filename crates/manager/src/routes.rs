@@ -317,21 +317,24 @@ async fn shutdown(
             "paged VMs run: they would pause until a manager comes back (stop_vms stops them)",
         ));
     }
-    // VMs that somebody else started and that are not paged do without a manager.
-    if request.stop_vms {
-        let work = manager.clone();
-        tokio::spawn(async move { work.stop_all().await })
-            .await
-            .map_err(|e| Failure::internal(e.to_string()))?;
-    }
-    let last = views::host(&manager);
-    let ending = if request.stop_vms { Ending::VmsStopped } else { Ending::LeaveVms };
-    manager.ending.send_replace(ending);
-    Ok(Json(last))
+    // VMs that somebody else started and that are not paged do without a manager. To its end, too: one that has stopped
+    // its VMs starts none any more.
+    let end = tokio::spawn(async move {
+        if request.stop_vms {
+            manager.stop_all().await;
+        }
+        let last = views::host(&manager);
+        let ending = if request.stop_vms { Ending::VmsStopped } else { Ending::LeaveVms };
+        manager.ending.send_replace(ending);
+        last
+    });
+    end.await.map(Json).map_err(|e| Failure::internal(e.to_string()))
 }
 
 /// Leaves all VMs to the next manager, unless that must not be.
 async fn leave(manager: &Manager, before_ms: Option<u64>) -> Result<HostView, Failure> {
+    // One at a time: what the first gives up would let VMs start while the second waits for none.
+    let _one = manager.leaving.lock().await;
     // A start that is cut short would be found half done.
     if !manager.settle_starts(STARTS).await {
         let why = format!("VMs are being started, and were not ready in {} s", STARTS.as_secs());

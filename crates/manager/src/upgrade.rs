@@ -35,9 +35,17 @@ pub async fn lock(config: &Config, take_over: Option<Duration>) -> anyhow::Resul
     survey(run_dir).context("the running ballastd goes on")?;
     let client = Client::new(&config.socket).with_timeout(within + ANSWER);
     let until = since_boot_ms() + within.as_millis() as u64;
-    let before = client.leave(until).await.with_context(|| {
-        format!("the ballastd that runs on {} was not taken over from", run_dir.display())
-    })?;
+    let before = match client.leave(until).await {
+        Ok(before) => before,
+        Err(e) => {
+            // It may have been on its way out, or a `vm stop` without a manager that looked whether there is one.
+            if let Some(lock) = wait_for_lock(run_dir, ENDING).await? {
+                return Ok(lock);
+            }
+            let who = format!("the ballastd that runs on {}", run_dir.display());
+            return Err(e).with_context(|| format!("{who} was not taken over from"));
+        }
+    };
     tracing::info!("ballastd {} leaves {} VMs to this one", before.pid, before.vms);
     match wait_for_lock(run_dir, within).await? {
         Some(lock) => Ok(lock),

@@ -188,3 +188,25 @@ async fn a_guest_that_still_boots_is_asked_again() {
     let said = std::fs::read_to_string(ballastd.root.join("console/boots.console.log")).unwrap();
     assert!(said.contains("\"power\":\"button\""), "{said}");
 }
+
+/// Its VMs end, and it with them: one that stayed would start none any more.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_asks_for_the_end_of_all_need_not_wait_for_it() {
+    let Some(image) = image_or_skip() else { return };
+    let mut ballastd = Ballastd::start(&["--budget", "256M"]);
+    for name in ["a", "b"] {
+        ballastd.client.run(&ballastd.guest(image, name, 96, "idle")).await.unwrap();
+    }
+    let body = "{\"stop_vms\":true}";
+    let request = format!(
+        "POST /v1/shutdown HTTP/1.1\r\nhost: ballast\r\ncontent-type: application/json\r\n\
+         content-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let mut stream = UnixStream::connect(ballastd.client.socket()).unwrap();
+    std::io::Write::write_all(&mut stream, request.as_bytes()).unwrap();
+    // Nobody waits for the answer.
+    drop(stream);
+    assert!(ballastd.end().success(), "{}", ballastd.last_words());
+    assert!(ballast_lab::leftovers::processes(&ballastd.root).is_empty());
+}

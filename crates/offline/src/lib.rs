@@ -7,11 +7,12 @@
 #![warn(missing_docs)]
 
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use ballast_api::layout::LOCK;
-use ballast_api::record::{ProcessRecord, RecordError};
+use ballast_api::record::{ProcessRecord, RecordError, record_path};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
@@ -35,6 +36,8 @@ pub enum OfflineError {
         .run_dir.display()
     )]
     Busy { run_dir: PathBuf },
+    #[error("no ballastd answers, and {} is of user {user}: what it says of processes is not believed", .path.display())]
+    Stranger { path: PathBuf, user: u32 },
     #[error("{name}: process {pid}: {source}")]
     Process { name: String, pid: u32, source: std::io::Error },
     #[error("{name}: process {pid} was killed and is still there after {} s", KILLED.as_secs())]
@@ -73,6 +76,7 @@ pub struct Ended {
 /// A record that cannot be used, a manager that has the folder after all, or what the kernel refuses.
 pub fn stop(run_dir: &Path, name: &str, grace: Duration) -> Result<Option<Ended>, OfflineError> {
     let Some(record) = ProcessRecord::load(run_dir, name)? else { return Ok(None) };
+    check_owners(run_dir, name)?;
     if has_manager(run_dir) {
         return Err(OfflineError::Busy { run_dir: run_dir.to_owned() });
     }
@@ -117,6 +121,21 @@ pub fn stop(run_dir: &Path, name: &str, grace: Duration) -> Result<Option<Ended>
     Ok(Some(ended))
 }
 
+/// What names a process to be killed is root's, the caller's, or that of whoever has the folder: others may have put it
+/// into one where everybody may write.
+fn check_owners(run_dir: &Path, name: &str) -> Result<(), OfflineError> {
+    let record = record_path(run_dir, name);
+    let user = |path: &Path| path.symlink_metadata().map(|meta| meta.uid()).ok();
+    let believed = [Some(0), Some(rustix::process::geteuid().as_raw()), user(run_dir)];
+    for path in record.ancestors().take_while(|path| *path != run_dir) {
+        // One that has gone has ended meanwhile.
+        if let Some(user) = user(path).filter(|user| !believed.contains(&Some(*user))) {
+            return Err(OfflineError::Stranger { path: path.to_owned(), user });
+        }
+    }
+    Ok(())
+}
+
 /// Whether a manager has the folder, though nobody answers yet or any more.
 fn has_manager(run_dir: &Path) -> bool {
     let file = match std::fs::File::open(run_dir.join(LOCK)) {
@@ -145,5 +164,39 @@ fn has_ended(process: &OwnedFd, at_most: Duration) -> Result<bool, Errno> {
             Ok(_) => return Ok(true),
             Err(e) => return Err(e),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+    use super::*;
+    use std::os::unix::fs::chown;
+
+    #[test]
+    fn a_record_that_somebody_else_put_there_is_not_believed() {
+        if !rustix::process::geteuid().is_root() {
+            return eprintln!("SKIPPED: files of others are made by root alone");
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let path = record_path(dir.path(), "a");
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        // A process that has ended long ago.
+        let record =
+            ProcessRecord { version: 1, name: "a".into(), pid: u32::MAX >> 1, pid_started: 1 };
+        std::fs::write(&path, serde_json::to_vec(&record).unwrap()).unwrap();
+        let stop = || stop(dir.path(), "a", Duration::ZERO);
+        assert_eq!(stop().unwrap().unwrap().end, End::Gone);
+        for one in [path.as_path(), path.parent().unwrap()] {
+            chown(one, Some(4242), None).unwrap();
+            let refused = stop().unwrap_err().to_string();
+            assert!(refused.contains("is of user 4242"), "{refused}");
+            chown(one, Some(0), None).unwrap();
+        }
+        // A manager that runs as that user.
+        for one in [path.as_path(), path.parent().unwrap(), dir.path()] {
+            chown(one, Some(4242), None).unwrap();
+        }
+        assert_eq!(stop().unwrap().unwrap().end, End::Gone);
     }
 }

@@ -83,7 +83,7 @@ fn a_vmm_without_mappings_to_spare_gets_no_more() {
         vms[0].access(6, Some(9));
         examine(&vms[0]);
         let made = vms[0].memory.counters.values().remaps;
-        vms[0].memory.allow_remaps(made + spare);
+        vms[0].memory.allow_remaps(made + spare, u64::MAX);
         vms[1].access(0, Some(8));
         examine(&vms[1]);
         vms[0].access(5, Some(9));

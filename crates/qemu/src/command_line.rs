@@ -213,12 +213,10 @@ impl Args {
 
     /// The first serial port, and the file that it is written to.
     fn console(&mut self, spec: &VmSpec, paths: &LaunchPaths) {
-        // That in the run folder is cut when it grows long, and goes on at its end then.
-        let (console, append) = match spec.console.as_deref() {
-            Some(console) => (console, ""),
-            None => (paths.console.as_path(), ",append=on"),
-        };
-        self.pair("-chardev", with_path("file,id=console,path=", console, append));
+        // That in the run folder is cut when it grows long, and goes on at its end then; what a person named has what
+        // was told before a reboot, too.
+        let console = spec.console.as_deref().unwrap_or(&paths.console);
+        self.pair("-chardev", with_path("file,id=console,path=", console, ",append=on"));
         self.pair("-serial", "chardev:console");
     }
 
@@ -446,6 +444,6 @@ mod tests {
     fn the_console_of_the_spec_wins() {
         let spec = VmSpec { console: Some("/tmp/c".into()), ..spec() };
         let launch = command(&spec, &tcg(), &paths());
-        assert_eq!(value(&launch, "-chardev"), Some("file,id=console,path=/tmp/c"));
+        assert_eq!(value(&launch, "-chardev"), Some("file,id=console,path=/tmp/c,append=on"));
     }
 }

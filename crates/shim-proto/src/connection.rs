@@ -2,7 +2,7 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -126,12 +126,20 @@ impl Connection {
     /// # Errors
     /// What the system said.
     pub fn peer(&self) -> std::io::Result<Peer> {
-        let cred = rustix::net::sockopt::socket_peercred(&self.fd)?;
-        Ok(Peer {
-            pid: cred.pid.as_raw_nonzero().get() as u32,
-            uid: cred.uid.as_raw(),
-            gid: cred.gid.as_raw(),
-        })
+        // Not by rustix, for which a number cannot be zero: that of a process outside of this PID namespace is.
+        let mut cred = libc::ucred { pid: 0, uid: 0, gid: 0 };
+        let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+        let (fd, at) = (self.fd.as_raw_fd(), (&raw mut cred).cast());
+        // SAFETY: `at` has room for `len` bytes, of which any are a valid ucred.
+        let done =
+            unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, at, &mut len) };
+        if done != 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+        let Some(pid) = u32::try_from(cred.pid).ok().filter(|pid| *pid > 0) else {
+            return Err(std::io::Error::other("its process is not to be seen from here"));
+        };
+        Ok(Peer { pid, uid: cred.uid, gid: cred.gid })
     }
 
     /// Sends one message with its descriptors (duplicated by the kernel, not closed). Waits up to

@@ -65,6 +65,7 @@ pub(super) struct Commons<B: Backend> {
     leaving: AtomicBool,
     /// See `Memory::allow_remaps`.
     remaps_until: AtomicU64,
+    homes_until: AtomicU64,
     /// Pages charged to the VM that are paid from `MOVING` for now.
     debt: AtomicU64,
 }
@@ -86,6 +87,7 @@ impl<B: Backend> Commons<B> {
             may_move: AtomicBool::new(true),
             leaving: AtomicBool::new(false),
             remaps_until: AtomicU64::new(u64::MAX),
+            homes_until: AtomicU64::new(u64::MAX),
             debt: AtomicU64::new(0),
         }
     }
@@ -189,14 +191,21 @@ impl<B: Backend> Memory<B> {
     }
     /// Changes of mappings that add to them, however many were made: up to so many, counted from the first. Each may cost
     /// the VMM mappings, of which the kernel lets it have only so many: without, it cannot even start a thread. Pages go
-    /// home all the same, which takes none for long.
-    pub fn allow_remaps(&self, until: u64) {
+    /// home a little longer, up to `homes_until`: one from within a run leaves two, and three where its neighbours are
+    /// all in the store. What must go home does so all the same.
+    pub fn allow_remaps(&self, until: u64, homes_until: u64) {
         self.commons.remaps_until.store(until, Ordering::Relaxed);
+        self.commons.homes_until.store(homes_until, Ordering::Relaxed);
     }
     /// Whether `n` more may be made.
     pub(crate) fn may_remap(&self, n: u64) -> bool {
         let made = self.counters.remaps.load(Ordering::Relaxed);
         made.saturating_add(n) <= self.commons.remaps_until.load(Ordering::Relaxed)
+    }
+    /// Whether `n` pages may go home that could as well stay where they are.
+    pub(crate) fn may_go_home(&self, n: u64) -> bool {
+        let made = self.counters.remaps.load(Ordering::Relaxed);
+        made.saturating_add(n) <= self.commons.homes_until.load(Ordering::Relaxed)
     }
     /// Whether its VMM lets other pages be mapped: into the store, or of zeros.
     pub(crate) fn can_map_more(&self) -> bool {

@@ -26,6 +26,8 @@ use crate::word::State;
 const RETRY: Duration = Duration::from_secs(2);
 /// How long until reads are offered to the kernel again that it did not take.
 const BEHIND: Duration = Duration::from_millis(1);
+/// How often pages whose mapping is unknown are to be settled while a guest waits for one.
+const SETTLE: Duration = Duration::from_millis(20);
 /// How long until events that could not be read are tried again.
 const UNREADABLE: Duration = Duration::from_millis(100);
 
@@ -49,6 +51,8 @@ pub(super) struct FaultService {
     starved: Option<Instant>,
     /// Since when faults may have waited that are read next: the thread was at something that nobody had asked for.
     kept_since: Option<Instant>,
+    /// When the share thread was last woken to settle what its shim did not answer for.
+    settle_asked: Instant,
 }
 
 /// How often something is tried again that is ready very soon, most of the time.
@@ -109,6 +113,7 @@ impl FaultService {
             begun: Instant::now(),
             starved: None,
             kept_since: None,
+            settle_asked: Instant::now(),
         })
     }
 
@@ -171,6 +176,8 @@ impl FaultService {
             if let Ok(flags) = rustix::fs::fcntl_getfl(uffd) {
                 let _ = rustix::fs::fcntl_setfl(uffd, flags | OFlags::NONBLOCK);
             }
+            // One that does so over and over is not to keep a processor busy.
+            std::thread::sleep(Duration::from_millis(1));
             return false;
         }
         fds[0].revents().contains(PollFlags::IN)
@@ -334,7 +341,12 @@ impl FaultService {
     fn with_serve(&mut self, act: impl FnOnce(&mut Serve, &Memory<GuestRam>, &mut Vec<Task>)) {
         act(&mut self.serve, &self.vm.memory, &mut self.tasks);
         self.work();
-        if self.vm.memory.has_reads_of_untouched() {
+        let parked = self.vm.memory.is_parked() && self.serve.pending().is_brief();
+        let settle = parked && self.settle_asked.elapsed() > SETTLE;
+        if settle {
+            self.settle_asked = Instant::now();
+        }
+        if settle || self.vm.memory.has_reads_of_untouched() {
             self.vm.signal_share();
         }
     }

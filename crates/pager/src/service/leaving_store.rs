@@ -168,6 +168,9 @@ impl Reclaim {
             .filter_map(|(ppn, gained)| Some((ppn, gained, store_page(ppn)?)))
             .collect();
         let pages: Vec<Ppn> = chosen.iter().map(|c| c.0).collect();
+        if !memory.may_go_home(pages.len() as u64) {
+            return;
+        }
         match memory.go_home(&pages) {
             Ok(_) | Err(MemError::Gone) => {}
             Err(e) => self.vm.set_ill(format!("bringing pages home: {e}")),

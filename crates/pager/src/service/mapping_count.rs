@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 
 /// Part of vm.max_map_count that a VMM may have used; the rest is for the VMM itself.
 const MAPPINGS: f64 = 0.75;
+/// The same where pages are only brought home.
+const WITH_HOMES: f64 = 0.875;
 /// Changes that are made together at most: with less room than for these, it is full.
 const TOGETHER: u64 = 64;
 /// Mappings that one change may add: it splits one, and lies between the halves.
@@ -25,13 +27,21 @@ pub(super) struct MappingCount {
     at: Option<Instant>,
     took: Duration,
     most: u64,
+    most_with_homes: u64,
 }
 
 impl MappingCount {
     /// Not counted yet. `allowed` is what the kernel lets it have.
     pub fn new(allowed: u64) -> MappingCount {
-        let most = (allowed as f64 * MAPPINGS) as u64;
-        MappingCount { counted: 0, changes: 0, at: None, took: Duration::ZERO, most }
+        let part = |part: f64| (allowed as f64 * part) as u64;
+        MappingCount {
+            counted: 0,
+            changes: 0,
+            at: None,
+            took: Duration::ZERO,
+            most: part(MAPPINGS),
+            most_with_homes: part(WITH_HOMES),
+        }
     }
 
     /// Whether they are to be counted now.
@@ -73,6 +83,11 @@ impl MappingCount {
     pub fn until(&self) -> u64 {
         self.changes + self.most.saturating_sub(self.counted) / PER_CHANGE
     }
+
+    /// The same of changes that bring pages home.
+    pub fn homes_until(&self) -> u64 {
+        self.changes + self.most_with_homes.saturating_sub(self.counted) / PER_CHANGE
+    }
 }
 
 #[cfg(all(test, not(feature = "shuttle")))]
@@ -93,6 +108,9 @@ mod tests {
         assert_eq!((count.counted(), count.estimate(10), count.estimate(15)), (150, 150, 160));
         assert!(count.has_room(310 - TOGETHER) && !count.has_room(311 - TOGETHER));
         assert_eq!((count.until(), counted(751, Instant::now()).until()), (310, 10));
+        // An eighth more for what only goes home.
+        assert_eq!(count.homes_until(), 10 + (875 - 150) / PER_CHANGE);
+        assert_eq!(counted(876, Instant::now()).homes_until(), 10);
         let all_but = |n: u64| counted(750 - n * PER_CHANGE, Instant::now());
         assert!(all_but(TOGETHER).has_room(10));
         assert!(!all_but(TOGETHER - 1).has_room(10) && !counted(751, Instant::now()).has_room(10));

@@ -79,6 +79,25 @@ pub struct Serve {
     coming: Vec<(Ppn, Instant)>,
 }
 
+/// All that was given up, each page once: a VMM may give up the same from many threads.
+fn united(notices: &[Notice]) -> Vec<(Ppn, u64)> {
+    let discards = notices.iter().filter_map(|notice| match *notice {
+        Notice::Discard(first, n) => Some((first, n)),
+        Notice::Fault(..) => None,
+    });
+    let mut ranges: Vec<(Ppn, u64)> = discards.collect();
+    ranges.sort_unstable();
+    ranges.dedup_by(|next, last| {
+        let joins = next.0.0 <= last.0.0.saturating_add(last.1);
+        if joins {
+            let end = next.0.0.saturating_add(next.1).max(last.0.0.saturating_add(last.1));
+            last.1 = end - last.0.0;
+        }
+        joins
+    });
+    ranges
+}
+
 impl Serve {
     /// What could not be done yet.
     pub fn pending(&self) -> &Pending {
@@ -106,10 +125,8 @@ impl Serve {
         tasks: &mut Vec<Task>,
         mut give: impl FnMut(Ppn, Access) -> bool,
     ) -> usize {
-        for notice in notices {
-            if let Notice::Discard(first, n) = *notice {
-                self.discard(memory, first, n, mark, tasks);
-            }
+        for (first, n) in united(notices) {
+            self.discard(memory, first, n, mark, tasks);
         }
         let mut served = 0;
         for notice in notices {
@@ -278,5 +295,24 @@ impl Serve {
         {
             tasks.push(Task::Trouble(format!("discarding {n} pages at {first}: {e}")));
         }
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_given_up_many_times_is_taken_once() {
+        let discard = |first, n| Notice::Discard(Ppn(first), n);
+        let of = |notices: &[Notice]| -> Vec<(u64, u64)> {
+            united(notices).into_iter().map(|(first, n)| (first.0, n)).collect()
+        };
+        assert_eq!(of(&[Notice::Fault(Ppn(1), Access::Missing)]), []);
+        assert_eq!(of(&[discard(0, 64); 64]), [(0, 64)]);
+        // Within another, beside it, over its end, apart from it, and to the end of all.
+        let many = [discard(40, 8), discard(2, 3), discard(0, 8), discard(8, 2), discard(9, 4)];
+        assert_eq!(of(&many), [(0, 13), (40, 8)]);
+        assert_eq!(of(&[discard(5, u64::MAX), discard(7, 1)]), [(5, u64::MAX - 5)]);
     }
 }

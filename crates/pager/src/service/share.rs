@@ -200,7 +200,11 @@ impl ShareService {
             if self.vm.memory.has_reads_of_untouched() || self.vm.is_stopping() {
                 break Ok(());
             }
-            let some = self.vm.memory.take_broken(MOVING.0 as usize);
+            let some = match self.vm.memory.may_go_home(MOVING.0) {
+                true => self.vm.memory.take_broken(MOVING.0 as usize),
+                // Where a page broke it may stay; its VMM needs what mappings are left.
+                false => Vec::new(),
+            };
             if some.is_empty() {
                 break Ok(());
             }
@@ -412,7 +416,7 @@ impl ShareService {
         }
         let room = self.mappings.has_room(changes);
         // Also for those that share its pages past this thread.
-        self.vm.memory.allow_remaps(self.mappings.until());
+        self.vm.memory.allow_remaps(self.mappings.until(), self.mappings.homes_until());
         let estimate = self.mappings.estimate(changes);
         let note = || format!("{estimate} mappings: more needs a higher vm.max_map_count");
         self.vm.set_share_note((!room).then(note));
