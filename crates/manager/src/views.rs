@@ -181,6 +181,7 @@ pub fn vm(manager: &Manager, vm: &Vm) -> VmView {
     let alive = vm.process.is_alive();
     let (memory, counters) = memory_and_counters(manager, vm);
     let active = lock(&vm.sampling).set.estimate();
+    let PagedViews { trouble, compression, fault_times, sharing } = paged_views(manager, vm);
     VmView {
         name: vm.name.clone(),
         state: vm.shown_state(),
@@ -204,14 +205,36 @@ pub fn vm(manager: &Manager, vm: &Vm) -> VmView {
         hotplug: hotplug_loop::view(vm),
         tools: tools::view(manager, vm),
         guest: balloon.stats_now(),
-        trouble: vm.paged().as_ref().and_then(trouble),
+        trouble,
         ended: None,
-        compression: vm.paged().as_ref().map_or_else(CompressionView::default, compression),
-        fault_times: vm.paged().as_ref().map_or_else(FaultTimesView::default, fault_times::view),
-        sharing: vm.paged().as_ref().map_or_else(VmSharing::default, |p| sharing(manager, vm, p)),
+        compression,
+        fault_times,
+        sharing,
         inputs: inputs::view(vm, manager.config().policy),
         counters,
         folder: vm.folder.clone(),
+    }
+}
+
+/// What else its pager tells.
+#[derive(Default)]
+struct PagedViews {
+    trouble: Option<String>,
+    compression: CompressionView,
+    fault_times: FaultTimesView,
+    sharing: VmSharing,
+}
+
+/// By one look at it. A second one while the first is held would wait for the VM's end, where that has begun, and that for
+/// the first: all that expressions of one struct hold, they hold together.
+fn paged_views(manager: &Manager, vm: &Vm) -> PagedViews {
+    let guard = vm.paged();
+    let Some(paged) = guard.as_ref() else { return PagedViews::default() };
+    PagedViews {
+        trouble: trouble(paged),
+        compression: compression(paged),
+        fault_times: fault_times::view(paged),
+        sharing: sharing(manager, vm, paged),
     }
 }
 

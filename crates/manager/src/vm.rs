@@ -619,7 +619,8 @@ impl Vm {
         let has_keeper = self.keeper.try_lock().map_or(true, |keeper| keeper.is_some());
         has_keeper || self.seeks_qmp.load(Ordering::Relaxed)
     }
-    /// None inside: it is not paged, or has ended. Its end waits for who holds this.
+    /// None inside: it is not paged, or has ended. Its end waits for who holds this, and who asks for it anew for that
+    /// end: nobody may ask while it holds one.
     pub fn paged(&self) -> RwLockReadGuard<'_, Option<PagedVm>> {
         self.paged.read().unwrap_or_else(PoisonError::into_inner)
     }
