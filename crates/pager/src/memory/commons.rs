@@ -191,8 +191,8 @@ impl<B: Backend> Memory<B> {
     }
     /// Changes of mappings that add to them, however many were made: up to so many, counted from the first. Each may cost
     /// the VMM mappings, of which the kernel lets it have only so many: without, it cannot even start a thread. Pages go
-    /// home a little longer, up to `homes_until`: one from within a run leaves two, and three where its neighbours are
-    /// all in the store. What must go home does so all the same.
+    /// home a little longer, up to `homes_until`: one from within a run splits it, which adds two. What must go
+    /// home does so all the same.
     pub fn allow_remaps(&self, until: u64, homes_until: u64) {
         self.commons.remaps_until.store(until, Ordering::Relaxed);
         self.commons.homes_until.store(homes_until, Ordering::Relaxed);
