@@ -33,11 +33,9 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Does nothing, without a disk; its console is logged in the folder `consoles`.
+    /// Does nothing, without a disk; its console is logged in the folder `consoles`, after what an earlier guest of
+    /// that name told there.
     pub fn new(name: &str, memory: Bytes, consoles: &Path) -> Guest {
-        let console = consoles.join(format!("{name}.console.log"));
-        // QEMU appends to it: what an earlier guest of that name told is not this one's.
-        let _ = std::fs::remove_file(&console);
         Guest {
             name: name.to_owned(),
             memory,
@@ -46,7 +44,7 @@ impl Guest {
             power_off_when_done: false,
             disk: None,
             disk_is_shared: false,
-            console,
+            console: consoles.join(format!("{name}.console.log")),
         }
     }
 

@@ -205,6 +205,13 @@ async fn who_asks_for_the_end_of_all_need_not_wait_for_it() {
     );
     let mut stream = UnixStream::connect(ballastd.client.socket()).unwrap();
     std::io::Write::write_all(&mut stream, request.as_bytes()).unwrap();
+    // What hangs up before its request was read has asked for nothing.
+    ballastd
+        .eventually("its VMs are asked to stop", async || {
+            let vm = ballastd.client.vm("a").await;
+            vm.map_or(true, |vm| matches!(vm.state, RunState::Stopping | RunState::Stopped))
+        })
+        .await;
     // Nobody waits for the answer.
     drop(stream);
     assert!(ballastd.end().success(), "{}", ballastd.last_words());
