@@ -225,8 +225,7 @@ struct PagedViews {
     sharing: VmSharing,
 }
 
-/// By one look at it. A second one while the first is held would wait for the VM's end, where that has begun, and that for
-/// the first: all that expressions of one struct hold, they hold together.
+/// By one look at it: all that the expressions of one struct hold, they hold together.
 fn paged_views(manager: &Manager, vm: &Vm) -> PagedViews {
     let guard = vm.paged();
     let Some(paged) = guard.as_ref() else { return PagedViews::default() };

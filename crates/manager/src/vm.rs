@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use crate::config::rules::{VmRule, rule_for};
@@ -10,7 +10,7 @@ use crate::driver::Driver;
 use crate::inputs::AgentReport;
 use crate::limits;
 use crate::rates::Rates;
-use crate::sync::lock;
+use crate::sync::{Look, UntilTaken, lock};
 use ballast_api::{GuestStats, Management, Mode, RunState, Salt, VmSpec};
 use ballast_pager::service::PagedVm;
 use ballast_policy::{
@@ -280,7 +280,7 @@ pub struct Vm {
     pub vmm: AtomicU64,
     /// Its VMM.
     pub process: ProcessHandle,
-    paged: RwLock<Option<PagedVm>>,
+    paged: UntilTaken<PagedVm>,
     params: Mutex<VmParams>,
     run_state: Mutex<RunState>,
     management: Mutex<Management>,
@@ -406,7 +406,7 @@ impl Vm {
             external: AtomicU64::new(new.external.0),
             vmm: AtomicU64::new(new.vmm.0),
             process: new.process,
-            paged: RwLock::new(new.paged),
+            paged: UntilTaken::new(new.paged),
             params: Mutex::new(new.params),
             run_state: Mutex::new(RunState::Starting),
             management: Mutex::new(new.management),
@@ -619,14 +619,13 @@ impl Vm {
         let has_keeper = self.keeper.try_lock().map_or(true, |keeper| keeper.is_some());
         has_keeper || self.seeks_qmp.load(Ordering::Relaxed)
     }
-    /// None inside: it is not paged, or has ended. Its end waits for who holds this, and who asks for it anew for that
-    /// end: nobody may ask while it holds one.
-    pub fn paged(&self) -> RwLockReadGuard<'_, Option<PagedVm>> {
-        self.paged.read().unwrap_or_else(PoisonError::into_inner)
+    /// None inside: it is not paged, or has ended. Nobody may ask for it while it holds one.
+    pub fn paged(&self) -> Look<'_, PagedVm> {
+        self.paged.look()
     }
     /// Waits for all who hold `paged`. Nobody finds it there afterwards.
     pub fn take_paged(&self) -> Option<PagedVm> {
-        self.paged.write().unwrap_or_else(PoisonError::into_inner).take()
+        self.paged.take()
     }
     /// Machine memory that the VM's pages take; a page that n share counts 1/n.
     pub fn consumed(&self) -> Pages {
