@@ -26,6 +26,11 @@ pub enum Failure {
     Estimate(EstimateError),
     /// Ending a VM without a manager.
     Offline(OfflineError),
+    /// No manager answers, and none noted the VM in the run folder that was looked into.
+    Unnoted {
+        unreachable: ClientError,
+        run_dir: PathBuf,
+    },
     /// The configuration is wrong.
     Config(String),
     /// Another program could not be run.
@@ -131,7 +136,7 @@ impl Failure {
             | Failure::Scenario(_)
             | Failure::File { .. }
             | Failure::Io { .. } => 1,
-            Failure::Manager(_) => 3,
+            Failure::Manager(_) | Failure::Unnoted { .. } => 3,
         }
     }
 
@@ -140,7 +145,9 @@ impl Failure {
         match self {
             Failure::Usage(_) => json!("usage"),
             Failure::Manager(ClientError::Refused(body)) => json!(body.code),
-            Failure::Manager(ClientError::Unreachable { .. }) => json!("unreachable"),
+            Failure::Manager(ClientError::Unreachable { .. }) | Failure::Unnoted { .. } => {
+                json!("unreachable")
+            }
             Failure::Manager(ClientError::Timeout { .. }) => json!("timeout"),
             Failure::Manager(ClientError::Broken { .. }) => json!("broken"),
             Failure::Estimate(_) | Failure::Offline(_) => json!("process"),
@@ -160,6 +167,11 @@ impl Failure {
             Failure::Manager(e) => manager_message(e),
             Failure::Estimate(e) => e.to_string(),
             Failure::Offline(e) => e.to_string(),
+            Failure::Unnoted { unreachable, run_dir } => format!(
+                "{}; {} has no record of such a VM either (another run folder: --run-dir)",
+                manager_message(unreachable),
+                run_dir.display()
+            ),
             Failure::Config(text) => text.clone(),
             Failure::Program { program, source } => format!("{}: {source}", program.display()),
             Failure::Journal(e) => e.to_string(),

@@ -145,8 +145,11 @@ fn what_is_not_understood_is_refused_and_nobody_is_signalled() {
     rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).unwrap();
     refused(&stop(dir.path(), &["vm"]), 1, "try again");
     drop(lock);
-    // A VM that nobody knows: there is only the manager to be told of.
-    refused(&stop(dir.path(), &["nobody"]), 3, "no ballastd at");
+    // A VM that nobody knows: who has its run folder elsewhere is told how to name it.
+    let unknown = stop(dir.path(), &["nobody"]);
+    refused(&unknown, 3, "no ballastd at");
+    refused(&unknown, 3, &format!("{} has no record of such a VM", dir.path().display()));
+    refused(&unknown, 3, "--run-dir");
     assert!(process.is_alive());
     let elsewhere = tempfile::tempdir().unwrap();
     let run_dir = dir.path().display().to_string();

@@ -275,6 +275,8 @@ fn what_is_away_keeps_a_region_small_and_what_is_under_sample_does_not() {
     assert!(vm.memory.sample(Ppn(6)).unwrap());
     assert_eq!(vm.state(6), State::Held);
     assert_eq!(vm.memory.away_in(1), [Ppn(5)], "it comes home by itself");
+    assert!(vm.memory.sample(Ppn(7)).unwrap());
+    assert_eq!(vm.memory.away_in(1), [Ppn(5)], "as does another one");
     // As many away as at home, as the one under sample is: not worth it.
     vm.evict(4).unwrap();
     assert_eq!(vm.memory.away_in(1), []);
@@ -287,6 +289,42 @@ fn what_is_away_keeps_a_region_small_and_what_is_under_sample_does_not() {
     assert!(vm.memory.sample(Ppn(3)).unwrap());
     vm.evict(2).unwrap();
     assert_eq!(vm.memory.away_in(0), [Ppn(2)]);
+    // What was given up does not come, and keeps its region small.
+    vm.break_large(8).unwrap();
+    vm.access(8, Some(9));
+    assert_eq!(vm.state(10), State::Ballooned);
+    assert_eq!(vm.memory.away_in(2), []);
+}
+
+/// Of eight: more than half at home or away, most of those at home, and memory for all that is not at home.
+#[test]
+fn pages_come_home_for_a_large_one_where_that_is_worth_it() {
+    const REGION: u64 = 8;
+    let mut vm = Vm::with_large(2 * REGION, 100, REGION, 40);
+    vm.ram.0.set_can_remap(true);
+    vm.access(0, Some(1));
+    vm.break_large(0).unwrap();
+    for p in 1..4 {
+        vm.access(p, Some(1 + p));
+    }
+    vm.evict(3).unwrap();
+    assert_eq!(vm.memory.away_in(0), [], "half of it is known");
+    vm.access(4, Some(5));
+    assert_eq!(vm.memory.away_in(0), [Ppn(3)]);
+    // Four at home: the large page takes four more.
+    let charged = vm.memory.charged();
+    for (more, away) in [(3, vec![]), (4, vec![Ppn(3)])] {
+        vm.memory.set_target(charged + Pages(more));
+        assert_eq!(vm.memory.away_in(0), away, "{more} more may be had");
+    }
+    vm.memory.set_target(Pages(2 * REGION));
+    assert_eq!(vm.access(3, None), 4);
+    let charged = vm.memory.charged();
+    for (more, whole) in [(2, false), (3, true)] {
+        vm.memory.set_target(charged + Pages(more));
+        assert_eq!(vm.memory.collapse(0), Ok(whole), "{more} more may be had");
+    }
+    vm.check();
 }
 
 #[test]

@@ -711,6 +711,15 @@ fn a_region_that_shares_more_than_a_few_pages_stays_small() {
         }
         assert_eq!(vms[1].memory.can_collapse(0), may, "{shared} of {REGION}");
     }
+    // The few that are shared are no reason to leave others away; more are.
+    assert_eq!(vms[1].memory.away_in(0), []);
+    let last = REGION - 1;
+    vms[1].evict(last).unwrap();
+    assert_eq!(vms[1].memory.away_in(0), [], "three of {REGION}");
+    vms[1].access(2, Some(9_000));
+    vms[1].memory.go_home(&[Ppn(2)]).unwrap();
+    assert_eq!(vms[1].state(2), State::Resident);
+    assert_eq!(vms[1].memory.away_in(0), [Ppn(last)], "two of {REGION}");
     Vm::check_all(&site, &vms);
 }
 

@@ -29,7 +29,7 @@ pub async fn run(client: Client, args: StopArgs, out: Output) -> Result<(), Fail
             let run_dir = client.socket().parent().unwrap_or(Path::new("."));
             return match offline::stop(run_dir, &args.name, wanted.unwrap_or(offline::GRACE))? {
                 Some(ended) => out.print(&ended, ended_text),
-                None => Err(e.into()),
+                None => Err(Failure::Unnoted { unreachable: e, run_dir: run_dir.to_owned() }),
             };
         }
         Err(e) => return Err(e.into()),
