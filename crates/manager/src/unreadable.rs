@@ -4,7 +4,7 @@
 
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ballast_api::RunState;
 use rustix::process::Signal;
@@ -14,14 +14,24 @@ use crate::records::Record;
 use crate::sync::lock;
 use crate::vm::Vm;
 
-/// How often VMs are looked at.
+/// How often is asked whether any VM began or ceased to wait for such pages; then they are looked at, ...
 const PERIOD: Duration = Duration::from_millis(100);
+/// ... and otherwise so often: one that could not be stopped is tried again.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// The thread that stops them and lets them go on.
 pub fn run(manager: &Manager) {
     // VMs of which it was said that they cannot be stopped.
     let mut told = HashSet::new();
+    let mut seen = None;
     while !manager.is_stopping() {
+        // Before they are looked at: what changes meanwhile is looked at again.
+        let changes = manager.host.unreadable_changes();
+        if seen.is_some_and(|(then, at): (u64, Instant)| then == changes && at.elapsed() < LOOK) {
+            std::thread::sleep(PERIOD);
+            continue;
+        }
+        seen = Some((changes, Instant::now()));
         let vms = manager.vms();
         told.retain(|id| vms.iter().any(|vm| vm.id == *id));
         for vm in vms {

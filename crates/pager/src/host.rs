@@ -12,12 +12,18 @@ pub struct Host {
     pub ledger: Ledger,
     low: AtomicU64,
     plenty: AtomicU64,
+    unreadable_changes: AtomicU64,
 }
 
 impl Host {
     /// Not low, and with plenty of memory however little is free, until it is told otherwise.
     pub fn new(ledger: Ledger) -> Host {
-        Host { ledger, low: AtomicU64::new(0), plenty: AtomicU64::new(0) }
+        Host {
+            ledger,
+            low: AtomicU64::new(0),
+            plenty: AtomicU64::new(0),
+            unreadable_changes: AtomicU64::new(0),
+        }
     }
 
     /// Whether the host is in state low: VMs above their target wait at their next allocation
@@ -37,5 +43,15 @@ impl Host {
     /// 0: nothing need remain.
     pub fn set_plenty(&self, floor: Pages) {
         self.plenty.store(floor.0, Ordering::Relaxed);
+    }
+
+    /// How often so far a VM began or ceased to wait for pages that cannot be read: who stops VMs for that need not ask
+    /// each of them while this is what it was.
+    pub fn unreadable_changes(&self) -> u64 {
+        self.unreadable_changes.load(Ordering::Acquire)
+    }
+    /// After it has.
+    pub(crate) fn unreadable_changed(&self) {
+        self.unreadable_changes.fetch_add(1, Ordering::Release);
     }
 }

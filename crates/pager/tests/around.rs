@@ -64,6 +64,19 @@ fn a_walk_takes_more_and_more_with_it_whatever_state_they_are_in() {
     }
 }
 
+/// A cluster that is being filled, or written.
+#[test]
+fn what_is_on_its_way_to_swap_comes_home_from_there() {
+    let mut vm = vm(0..4);
+    for p in 4..7 {
+        vm.evict(p).unwrap();
+        assert_eq!(vm.state(p), State::Staged);
+    }
+    (0..4).for_each(|p| read(&mut vm, p));
+    assert!((4..7).any(|p| vm.state(p) == State::Resident), "{:?}", vm.words());
+    (4..7).for_each(|p| read(&mut vm, p));
+}
+
 #[test]
 fn pages_between_that_are_home_are_passed_over() {
     let mut vm = vm((0..PAGES).step_by(3));

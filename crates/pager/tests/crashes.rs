@@ -5,11 +5,14 @@
 
 mod support;
 
+use ballast_compress::{Algorithm, Compressor, Place};
 use ballast_pager::backend::{Backend, Errno, MemError};
-use ballast_pager::memory::{Access, Compressed, Left, NotEvicted, RecoverError, Unbooked};
+use ballast_pager::memory::{
+    Access, Compressed, Left, NotBack, NotEvicted, RecoverError, Unbooked,
+};
 use ballast_pager::service::serve::{Landed, Task};
 use ballast_pager::swap::{Stored, Sum};
-use ballast_pager::word::{State, Word};
+use ballast_pager::word::{Busy, State, Word};
 use ballast_units::{Pages, Ppn, SlotId};
 use support::every_call::{EveryCall, Op, gone, missing};
 use support::vm::{LARGE, Vm};
@@ -453,4 +456,90 @@ fn what_is_written_to_a_page_that_stays_after_all_is_not_lost() {
     vm.take_over().unwrap();
     assert_eq!((vm.state(0), vm.access(0, None)), (State::Resident, 99));
     vm.check();
+}
+
+/// The pages of `vm()` that are away, by their words.
+fn away(vm: &Vm) -> impl Fn(State) -> (Ppn, Word) + use<> {
+    let words = vm.words();
+    move |state| {
+        let at = words.iter().position(|word| word.state() == state).unwrap();
+        (Ppn(at as u64), words[at])
+    }
+}
+
+#[test]
+fn the_check_finds_words_and_books_that_disagree() {
+    let (vm, _) = vm();
+    let of = away(&vm);
+    vm.memory.check_quiet().unwrap();
+    let found = |what: &str, said: &str| {
+        let error = vm.memory.check().expect_err(what);
+        assert!(error.contains(said), "{what}: {error}");
+    };
+    // What a page's word says instead of what is so.
+    let (untouched, home) = (Ppn(17), Ppn(0));
+    let (compressed, swapped, staged, held) =
+        (of(State::Compressed), of(State::Swapped), of(State::Staged), of(State::Held));
+    let resident = Word::new(State::Resident);
+    let free_slot = Word::swapped(Stored { slot: SlotId(9), sum: Sum::NONE });
+    let other_tier = Word::with_slot(State::Compressed, 1 << 20);
+    for (what, ppn, word, said) in [
+        ("a page that no transition has", home, resident.set_busy(Busy::Homing), "busy"),
+        ("a page that is not there is charged", untouched, resident, "booked"),
+        ("a page that is there is not", home, Word::UNTOUCHED, "booked"),
+        ("a slot that is free", swapped.0, free_slot, "the slot is free"),
+        ("a slot twice", untouched, swapped.1, "another page's slot"),
+        ("a stage slot twice", untouched, staged.1, "another page's stage slot"),
+        ("a hold twice", untouched, held.1, "another page's stage slot"),
+        ("a compressed slot twice", untouched, compressed.1, "a slot of"),
+        ("a compressed slot that is free", untouched, other_tier, "the slot is free"),
+        ("a compressed slot that no page has", compressed.0, Word::UNTOUCHED, "slots taken"),
+        ("a hold that no page has", held.0, resident, "holds taken"),
+    ] {
+        let before = vm.memory.pmap().load(ppn);
+        vm.memory.pmap().store(ppn, word);
+        found(what, said);
+        vm.memory.pmap().store(ppn, before);
+        vm.memory.check_quiet().unwrap();
+    }
+    // A slot that was taken for nobody: it may be on its way to one, so that is told by the quiet check alone.
+    let (slot, _) = vm.memory.take_slots(1).unwrap();
+    vm.memory.check().unwrap();
+    let error = vm.memory.check_quiet().unwrap_err();
+    assert!(error.contains("2 swap slots taken, 1 pages swapped"), "{error}");
+    vm.memory.free_slot(slot);
+    vm.memory.check_quiet().unwrap();
+}
+
+#[test]
+fn only_what_is_in_a_slot_is_compressed_out_of_it_or_goes_back_to_it() {
+    let (mut vm, wrote) = vm();
+    let of = away(&vm);
+    let mut compressor = Compressor::new(Algorithm::Lz4).unwrap();
+    let (staged, word) = of(State::Staged);
+    let (held, held_word) = of(State::Held);
+    let mut compress = |ppn, slot| vm.memory.compress(ppn, slot, &mut compressor);
+    assert_eq!(compress(staged, word.slot() + 1), Compressed::Left, "it is in another");
+    assert_eq!(compress(held, held_word.slot()), Compressed::Left, "it is held");
+    assert_eq!(compress(Ppn(0), word.slot()), Compressed::Left, "it is at home");
+    assert_eq!(vm.memory.pmap().load(staged), word);
+
+    // The page that the tier has there is somewhere else by its word.
+    let (ppn, word) = of(State::Compressed);
+    let (slot, place) = (3, Place::from_bits(word.slot()).unwrap());
+    for elsewhere in [
+        Word::with_slot(State::Compressed, word.slot() + 1),
+        Word::with_slot(State::Staged, word.slot()),
+        word.set_busy(Busy::Filling),
+    ] {
+        vm.memory.pmap().store(ppn, elsewhere);
+        assert_eq!(vm.memory.write_back(place, slot), Err(NotBack::Left), "{elsewhere:?}");
+        assert_eq!(vm.memory.pmap().load(ppn), elsewhere);
+    }
+    vm.memory.pmap().store(ppn, word);
+    assert_eq!(vm.memory.write_back(place, slot), Ok(ppn));
+    assert_eq!(vm.memory.pmap().load(ppn), Word::with_slot(State::Staged, slot));
+    assert_eq!(vm.memory.write_back(place, slot), Err(NotBack::Left), "it has left");
+    vm.check();
+    assert_eq!(vm.access(ppn.0, None), wrote[ppn.0 as usize]);
 }

@@ -7,7 +7,7 @@ mod support;
 
 use ballast_pager::backend::{Backend, MemError};
 use ballast_pager::memory::{Broke, NotEvicted};
-use ballast_pager::word::State;
+use ballast_pager::word::{State, Word};
 use ballast_units::{Pages, Ppn};
 use support::every_call::{EveryCall, Op, gone, missing};
 use support::evict::evict;
@@ -584,4 +584,16 @@ fn what_the_kernel_had_of_a_large_page_is_booked_page_by_page() {
         }
         vm.check();
     }
+}
+
+#[test]
+fn the_check_finds_a_page_that_is_away_from_a_large_one() {
+    let (vm, _) = vm();
+    vm.memory.check().unwrap();
+    let before = vm.memory.pmap().load(Ppn(5));
+    vm.memory.pmap().store(Ppn(5), Word::with_slot(State::Filled, 7));
+    let error = vm.memory.check().unwrap_err();
+    assert!(error.contains("in a region that was not broken"), "{error}");
+    vm.memory.pmap().store(Ppn(5), before);
+    vm.memory.check().unwrap();
 }

@@ -50,6 +50,20 @@ impl Probation {
         self.left.iter().any(|left| left.contains(ppn))
     }
 
+    /// The page leaves, of so many that are at home. One thread at a time.
+    fn left(&self, ppn: Ppn, at_home: Pages) {
+        let departures = self.departures.fetch_add(1, Ordering::Relaxed) + 1;
+        let since = departures - self.since.load(Ordering::Relaxed);
+        let mut turn = self.turn.load(Ordering::Relaxed);
+        if since > (at_home.0 / SOON).max(1) {
+            self.since.store(departures, Ordering::Relaxed);
+            turn += 1;
+            self.left[turn as usize % 2].clear();
+            self.turn.store(turn, Ordering::Relaxed);
+        }
+        self.left[turn as usize % 2].insert(ppn);
+    }
+
     /// The page comes home, because it is wanted.
     pub fn came(&self, ppn: Ppn) {
         if self.left_lately(ppn) {
@@ -71,17 +85,7 @@ impl Probation {
 impl<B: Backend> Memory<B> {
     /// A page has been evicted. By the reclaim thread.
     pub(crate) fn note_left(&self, ppn: Ppn) {
-        let p = &self.commons.probation;
-        let departures = p.departures.fetch_add(1, Ordering::Relaxed) + 1;
-        let since = departures - p.since.load(Ordering::Relaxed);
-        let mut turn = p.turn.load(Ordering::Relaxed);
-        if since > (self.pmap.in_state(State::Resident).0 / SOON).max(1) {
-            p.since.store(departures, Ordering::Relaxed);
-            turn += 1;
-            p.left[turn as usize % 2].clear();
-            p.turn.store(turn, Ordering::Relaxed);
-        }
-        p.left[turn as usize % 2].insert(ppn);
+        self.commons.probation.left(ppn, self.pmap.in_state(State::Resident));
     }
 
     /// Pages that came home after they had been away for long, since this was asked last, in the order they came.
@@ -109,6 +113,38 @@ mod tests {
         assert_eq!(*lock(&probation.came), [2, 3, 4, 5].map(Ppn));
         let on: Vec<u64> = (0..64).filter(|&n| probation.on.contains(Ppn(n))).collect();
         assert_eq!(on, [2, 3, 4, 5]);
+    }
+
+    /// An eighth of 24 and up to twice that.
+    #[test]
+    fn what_left_is_remembered_until_a_part_of_those_at_home_have_left_after_it() {
+        let probation = Probation::new(Pages(64));
+        let lately = |after: u64| -> Vec<u64> {
+            let left = (0..64).filter(|&n| probation.left_lately(Ppn(n))).collect();
+            assert!(probation.departures.load(Ordering::Relaxed) == after);
+            left
+        };
+        for (ppn, first) in [
+            (0, 0),
+            (1, 0),
+            (2, 0),
+            (3, 0),
+            (4, 0),
+            (5, 0),
+            (6, 0),
+            (7, 3),
+            (8, 3),
+            (9, 3),
+            (10, 3),
+            (11, 7),
+        ] {
+            probation.left(Ppn(ppn), Pages(24));
+            assert_eq!(lately(ppn + 1), (first..=ppn).collect::<Vec<_>>(), "{ppn} has left");
+        }
+        // Of few at home, the one before, or two.
+        let few = Probation::new(Pages(64));
+        (0..4).for_each(|n| few.left(Ppn(n), Pages(7)));
+        assert_eq!([0, 1, 2, 3].map(|n| few.left_lately(Ppn(n))), [false, true, true, true]);
     }
 
     #[test]

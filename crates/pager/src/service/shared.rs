@@ -234,7 +234,7 @@ impl Shared {
             tracing::error!(vm = %self.name, "{ppn}: {what}; the guest waits for it");
         }
         pages.insert(ppn, what);
-        self.has_unreadable.store(true, Ordering::Relaxed);
+        self.set_has_unreadable(true);
     }
     /// The page has been read, or is not needed any more.
     pub fn set_readable(&self, ppn: Ppn) {
@@ -245,7 +245,12 @@ impl Shared {
         if pages.remove(&ppn).is_some() {
             tracing::info!(vm = %self.name, "{ppn} can be read again, or is not needed any more");
         }
-        self.has_unreadable.store(!pages.is_empty(), Ordering::Relaxed);
+        self.set_has_unreadable(!pages.is_empty());
+    }
+    fn set_has_unreadable(&self, has: bool) {
+        if self.has_unreadable.swap(has, Ordering::Relaxed) != has {
+            self.memory.host().unreadable_changed();
+        }
     }
 
     /// Whether there are pages that are waited for and cannot be read: cheap to ask.
