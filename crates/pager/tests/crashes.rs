@@ -543,3 +543,23 @@ fn only_what_is_in_a_slot_is_compressed_out_of_it_or_goes_back_to_it() {
     vm.check();
     assert_eq!(vm.access(ppn.0, None), wrote[ppn.0 as usize]);
 }
+
+#[test]
+fn a_page_is_taken_into_a_sample_once_and_out_of_it_wherever_it_is() {
+    let (vm, _) = vm();
+    let of = away(&vm);
+    let held = of(State::Held);
+    assert_eq!(vm.memory.sample(held.0), Ok(false), "it is in it already");
+    for state in [State::Swapped, State::Staged, State::Compressed, State::Untouched] {
+        let (ppn, word) = of(state);
+        assert_eq!(vm.memory.unsample(ppn), Ok(true), "{state:?}: it is in none");
+        assert_eq!(vm.memory.sample(ppn), Ok(true));
+        assert_eq!(vm.memory.pmap().load(ppn), word.set_sampled(true));
+        assert_eq!(vm.memory.sample(ppn), Ok(false));
+        assert_eq!(vm.memory.unsample(ppn), Ok(true));
+        assert_eq!(vm.memory.pmap().load(ppn), word);
+    }
+    assert_eq!(vm.memory.unsample(held.0), Ok(true));
+    assert_eq!(vm.memory.pmap().load(held.0), Word::new(State::Resident));
+    vm.check();
+}

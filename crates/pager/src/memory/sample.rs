@@ -145,3 +145,32 @@ impl<B: Backend> Memory<B> {
         }
     }
 }
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_page_of_the_sample_tells_once_how_long_it_was_not_touched() {
+        let touches = Touches::default();
+        let begun = Instant::now();
+        (1..4).for_each(|n| touches.taken(Ppn(n)));
+        std::thread::sleep(Duration::from_millis(2));
+        touches.touched(Ppn(1));
+        touches.touched(Ppn(2));
+        touches.touched(Ppn(2));
+        // It is not of the sample.
+        touches.touched(Ppn(9));
+        let after = touches.take();
+        assert_eq!(after.len(), 2);
+        let most = begun.elapsed();
+        assert!(after.iter().all(|&t| t >= Duration::from_millis(2) && t <= most), "{after:?}");
+        assert!(touches.take().is_empty(), "told once");
+        // What is left of it, and what was not asked for, is forgotten with it.
+        touches.touched(Ppn(3));
+        touches.taken(Ppn(4));
+        touches.restart();
+        touches.touched(Ppn(4));
+        assert!(touches.take().is_empty());
+    }
+}
