@@ -526,14 +526,16 @@ mod tests {
         assert_eq!(pmap.in_state(State::Untouched), Pages(len.0 - 3));
         pmap.check().unwrap();
         drop(pmap);
-        let mut seen = Vec::new();
+        let (mut seen, mut told) = (Vec::new(), 0);
         Pmap::peek(&path, |ppn, word| {
+            told += 1;
             if word != Word::UNTOUCHED {
                 seen.push((ppn, word));
             }
         })
         .unwrap();
         assert_eq!(seen, taken([5, 1 << 27, (1 << 28) - 1]));
+        assert!(told < 8 * PART / 8, "{told} words: holes were read");
         let pmap = Pmap::open(&path, len).unwrap();
         assert!(pmap.bytes() <= few, "{:?}", pmap.bytes());
         assert_eq!(pmap.in_state(State::Resident), Pages(3));
@@ -565,6 +567,71 @@ mod tests {
         assert_eq!(pmap.exchange(far(1), Word::UNTOUCHED, home), Err(MARKED));
         pmap.exchange(far(1), MARKED, home).unwrap();
         pmap.check().unwrap();
+    }
+
+    /// Memory comes in parts, and the words begin one page into the first.
+    #[test]
+    fn a_part_gets_words_with_its_marks_and_its_neighbours_keep_theirs() {
+        let dir = tempfile::tempdir().unwrap();
+        let len = Pages(1 << 16);
+        let pmap = Pmap::create(&dir.path().join("pmap"), len).unwrap();
+        let first = |part: u64| Ppn((part * PART as u64 - PAGE_SIZE as u64) / 8);
+        let (begin, end) = (first(2), first(3));
+        let marked = [Ppn(begin.0 - 1), begin, Ppn(end.0 - 1), end];
+        marked.iter().for_each(|&p| pmap.exchange(p, Word::UNTOUCHED, MARKED).unwrap());
+        let known = |pages: [Ppn; 4]| pages.map(|p| pmap.is_known(p));
+        assert_eq!(known(marked), [false; 4]);
+        assert_eq!(pmap.unknown_until(begin), Some(end));
+        assert_eq!(pmap.unknown_until(Ppn(end.0 - 1)), Some(end));
+        let bytes = pmap.bytes();
+
+        let home = Word::new(State::Resident);
+        pmap.exchange(Ppn(begin.0 + 1), Word::UNTOUCHED, home).unwrap();
+        assert_eq!(pmap.bytes(), bytes + Bytes(PART as u64));
+        assert_eq!(known(marked), [false, true, true, false]);
+        assert_eq!(marked.map(|p| pmap.load(p)), [MARKED; 4]);
+        assert_eq!((pmap.unknown_until(begin), pmap.unknown_until(end)), (None, Some(first(4))));
+        // The first part is there from the beginning; the last ends with the guest.
+        assert!(pmap.is_known(Ppn(0)) && pmap.unknown_until(Ppn(0)).is_none());
+        assert_eq!(pmap.unknown_until(Ppn(len.0 - 1)), Some(Ppn(len.0)));
+        // Those of the neighbours go with theirs, and all are counted once.
+        for p in marked {
+            pmap.exchange(p, MARKED, home).unwrap();
+        }
+        assert_eq!(pmap.in_state(State::Resident), Pages(5));
+        // A word that is set gets its memory as well.
+        let far = first(6);
+        assert!(!pmap.is_known(far));
+        pmap.store(far, home);
+        assert_eq!((pmap.load(far), pmap.is_known(far)), (home, true));
+        pmap.check().unwrap();
+    }
+
+    #[test]
+    fn counts_are_those_of_the_words_and_the_check_finds_it_where_they_are_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pmap");
+        let pmap = Pmap::create(&path, Pages(100)).unwrap();
+        let shared = Word::with_slot(State::Shared, 3);
+        pmap.store(Ppn(1), shared);
+        pmap.exchange(Ppn(2), Word::UNTOUCHED, shared).unwrap();
+        pmap.store(Ppn(2), Word::new(State::Resident));
+        assert_eq!((pmap.references(), pmap.in_state(State::Shared)), (Pages(1), Pages(1)));
+        drop(pmap);
+        let pmap = Pmap::open(&path, Pages(100)).unwrap();
+        assert_eq!((pmap.references(), pmap.in_state(State::Shared)), (Pages(1), Pages(1)));
+        pmap.check().unwrap();
+        for (count, said) in [
+            (&pmap.counts[State::Swapped as usize], "Swapped: 0 pages, 1 booked"),
+            (&pmap.references, "1 pages refer to the store, 2 booked"),
+        ] {
+            count.fetch_add(1, Ordering::Relaxed);
+            assert_eq!(pmap.check().unwrap_err(), said);
+            count.fetch_sub(1, Ordering::Relaxed);
+            pmap.check().unwrap();
+        }
+        assert_eq!(Pmap::on_heap(Pages(10)).bytes(), Bytes(80));
+        assert!(Pmap::on_heap(Pages(0)).is_empty() && !Pmap::on_heap(Pages(10)).is_empty());
     }
 
     #[test]
@@ -616,7 +683,10 @@ mod tests {
         damage(PAGE_SIZE + 8 * 3, 0x0c); // no state
         assert!(matches!(Pmap::open(&path, Pages(16)), Err(PmapError::Word { ppn: Ppn(3), .. })));
         std::fs::write(&path, &good[..100]).unwrap();
-        assert!(Pmap::open(&path, Pages(16)).is_err());
+        assert!(matches!(Pmap::open(&path, Pages(16)), Err(PmapError::Magic { .. })));
+        // Its words are missing.
+        std::fs::write(&path, &good[..PAGE_SIZE]).unwrap();
+        assert!(matches!(Pmap::open(&path, Pages(16)), Err(PmapError::Size { found: 16, .. })));
         std::fs::write(&path, b"").unwrap();
         assert!(Pmap::open(&path, Pages(16)).is_err());
         assert!(Pmap::open(&dir.path().join("none"), Pages(16)).is_err());
