@@ -500,6 +500,8 @@ mod tests {
         pmap.store(Ppn(999), Word::new(State::Resident));
         pmap.check().unwrap();
         drop(pmap);
+        // The header's page, and whole pages of words.
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), (1 + 2) * PAGE_SIZE as u64);
         let pmap = Pmap::open(&path, Pages(1000)).unwrap();
         assert_eq!(pmap.load(Ppn(7)), Word::with_slot(State::Swapped, 42));
         assert_eq!(pmap.in_state(State::Untouched), Pages(998));
