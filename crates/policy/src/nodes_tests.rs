@@ -384,6 +384,37 @@ fn whom_a_node_entitles_to_less_waits_in_low_and_is_said_to() {
     assert!(d.plans[0].block && block, "{:?}", d.plans[0]);
 }
 
+/// What is left of its entitlement by the node that lacks something counts on the host, too: who has more waits in low, and who has as
+/// much does not.
+#[test]
+fn in_low_who_has_no_more_than_a_node_entitles_it_to_does_not_wait() {
+    let d = host(vec![vm(0, 7 * GIB, 0)], Vec::new());
+    for (consumed, target, min, waits) in
+        [(101, 100, 0, true), (100, 100, 0, false), (101, 100, 101, false), (102, 100, 101, true)]
+    {
+        let entitled = Entitlement { target: Pages(target), ..d.results[0] };
+        let plan = VmPlan { block: false, ..d.plans[0] };
+        let on = |lacks_nothing| OnNode {
+            vm: 0,
+            node: 0,
+            lacks_nothing,
+            consumed: Pages(consumed),
+            min: Pages(min),
+            entitled,
+            plan,
+        };
+        let relieved = |state, lacks_nothing| {
+            let (mut results, mut plans) = (d.results.clone(), vec![plan]);
+            relieve(state, &[on(lacks_nothing)], &mut results, &mut plans);
+            (plans[0].block, results[0].target)
+        };
+        let host = d.results[0].target;
+        assert_eq!(relieved(State::Low, false), (waits, Pages(target)), "{consumed} of {target}");
+        assert_eq!(relieved(State::Hard, false), (false, Pages(target)));
+        assert_eq!(relieved(State::Low, true), (false, host), "it lacks nothing");
+    }
+}
+
 /// What a node keeps one VM from having, the host gives to the others.
 #[test]
 fn memory_that_a_node_keeps_from_a_vm_is_there_for_the_others() {
