@@ -29,7 +29,8 @@ pub struct Models {
     /// to be 2.6 us).
     pub compress_fault_us: f64,
     /// A fault on a swapped page, as its guest sees it (experiments/vtj-memory-f5, last third of case
-    /// c: two guests that did nothing but fault had 23.0 MiB/s between them, 340 us a page).
+    /// c, an early run: two guests that did nothing but fault had 23.0 MiB/s between them, 340 us a
+    /// page; later runs had 38 and 46).
     pub swap_fault_us: f64,
     /// The most swapped pages that a host reads per second: what that run reached (23.0 MiB/s). A
     /// faster disk is likely; none was measured.
