@@ -422,3 +422,27 @@ impl Shared {
         self.work_ready.notify_all();
     }
 }
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use ballast_units::Ppn;
+
+    use crate::service::testing::vm;
+
+    #[test]
+    fn who_stops_vms_is_told_when_one_begins_or_ceases_to_wait_for_what_cannot_be_read() {
+        let Some(vm) = vm(4, 1) else { return };
+        let told = || (vm.is_unreadable(), vm.memory.host().unreadable_changes());
+        assert_eq!(told(), (false, 0));
+        vm.set_readable(Ppn(0));
+        assert_eq!(told(), (false, 0), "none was unreadable");
+        vm.set_unreadable(Ppn(1), "gone".to_owned());
+        assert_eq!(told(), (true, 1));
+        // One more, and one fewer: it waits as before.
+        vm.set_unreadable(Ppn(2), "gone".to_owned());
+        vm.set_readable(Ppn(1));
+        assert_eq!(told(), (true, 1));
+        vm.set_readable(Ppn(2));
+        assert_eq!(told(), (false, 2));
+    }
+}
