@@ -12,12 +12,12 @@ use ballast_pager::backend::{Errno, MemError};
 use ballast_pager::memory::{Access, Contents, Enter, Entered, MOVING};
 use ballast_pager::sharing::examine::{Examiner, Marking};
 use ballast_pager::word::State;
-use ballast_units::{Pages, Ppn};
+use ballast_units::{PAGE_SIZE, Pages, Ppn};
 use support::site::Site;
 use support::vm::Vm;
 use support::{CrashAt, Unanswered};
 
-const PAGES: u64 = 10;
+const PAGES: u64 = 13;
 
 struct Rig {
     site: Site,
@@ -45,20 +45,25 @@ fn rig() -> Rig {
         vms[0].access(p, Some(20 + p));
         vms[1].access(p, Some(20 + p));
     }
-    vms[0].access(9, Some(0));
     vms[1].access(9, Some(30));
+    for (p, token) in [(9, 0), (10, 0), (11, 50), (12, 0)] {
+        vms[0].access(p, Some(token));
+    }
     use State::{Broken, Resident, Shared, Untouched, Zero};
     let states = [
         [Resident, Resident, Resident, Shared, Shared, Broken, Zero, Broken, Untouched, Resident],
         [Resident, Resident, Resident, Shared, Shared, Shared, Shared, Shared, Untouched, Resident],
     ];
-    for (vm, states) in vms.iter().zip(states) {
-        for (p, state) in states.into_iter().enumerate() {
+    for (vm, (states, rest)) in vms.iter().zip(states.into_iter().zip([Resident, Untouched])) {
+        for (p, state) in states.into_iter().chain([rest; 3]).enumerate() {
             assert_eq!(vm.state(p as u64), state, "ppn {p}");
         }
     }
     Vm::check_all(&site, &vms);
-    let wrote = [[20, 21, 22, 30, 31, 132, 0, 70, 0, 0], [20, 21, 22, 30, 31, 32, 33, 33, 0, 30]];
+    let wrote = [
+        [20, 21, 22, 30, 31, 132, 0, 70, 0, 0, 0, 50, 0],
+        [20, 21, 22, 30, 31, 32, 33, 33, 0, 30, 0, 0, 0],
+    ];
     let may = wrote.iter().map(|vm| vm.iter().map(|&token| vec![token]).collect()).collect();
     Rig { site, vms, may }
 }
@@ -89,6 +94,11 @@ const OPS: &[(&str, Op)] = &[
     }),
     ("a page that the store has", |rig| examine(&rig.vms[1], 9..10)),
     ("a page of zeros", |rig| examine(&rig.vms[0], 9..10)),
+    ("neighbours of zeros", |rig| examine(&rig.vms[0], 8..PAGES)),
+    ("neighbours of which one is not of zeros any more", |rig| {
+        let mut pages = [[0; PAGE_SIZE]; 5];
+        rig.vms[0].memory.drop_zeros(Ppn(8), &mut pages).map(drop)
+    }),
     ("everything", |rig| {
         examine(&rig.vms[0], 0..PAGES)?;
         examine(&rig.vms[1], 0..PAGES)

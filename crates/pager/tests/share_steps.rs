@@ -5,11 +5,11 @@
 
 mod support;
 
-use ballast_pager::backend::MemError;
+use ballast_pager::backend::{Errno, MemError};
 use ballast_pager::memory::{Contents, Enter, Entered};
 use ballast_pager::sharing::examine::{Examiner, Marking};
 use ballast_pager::word::State;
-use ballast_units::{Pages, Ppn};
+use ballast_units::{PAGE_SIZE, Pages, Ppn};
 use support::site::Site;
 use support::vm::Vm;
 
@@ -222,4 +222,83 @@ fn a_page_of_zeros_is_given_back_and_nothing_else_is() {
     assert_eq!(vm.memory.counters.values().zero_dropped, dropped + 1);
     vm.check_shared(&site);
     assert_eq!([0, 1, 2].map(|p| vm.access(p, None)), [0, 5, 0]);
+}
+
+/// Pages 1 to 7; the others were never touched.
+fn with_zeros() -> (Site, Vm) {
+    let site = Site::new(60, 1);
+    let mut vm = Vm::at(&site, 9, 16, 1);
+    for (p, token) in [(1, 0), (2, 0), (3, 5), (4, 0), (5, 0), (6, 0), (7, 6)] {
+        vm.access(p, Some(token));
+    }
+    (site, vm)
+}
+
+fn drop_zeros(vm: &Vm, first: u64, n: usize) -> Result<u64, MemError> {
+    vm.memory.drop_zeros(Ppn(first), &mut vec![[0; PAGE_SIZE]; n])
+}
+
+/// Which of the pages are at home.
+fn home(vm: &Vm) -> Vec<u64> {
+    (0..9).filter(|&p| vm.state(p) == State::Resident).collect()
+}
+
+#[test]
+fn neighbours_of_zeros_are_given_back_and_what_lies_between_them_is_not() {
+    let (site, mut vm) = with_zeros();
+    let (before, dropped) = (vm.memory.charged(), vm.memory.counters.values().zero_dropped);
+    assert_eq!(drop_zeros(&vm, 0, 5), Ok(3));
+    assert_eq!(home(&vm), [3, 5, 6, 7]);
+    assert_eq!(drop_zeros(&vm, 0, 9), Ok(2));
+    assert_eq!(home(&vm), [3, 7]);
+    assert_eq!(vm.memory.charged(), before - Pages(5));
+    assert_eq!(vm.memory.counters.values().zero_dropped, dropped + 5);
+    vm.check_shared(&site);
+    // What stayed can be written without a fault.
+    assert!([3, 7].iter().all(|&p| vm.ram.0.try_access(p, Some(8)).is_ok()));
+    assert_eq!([1, 2, 3, 4, 7].map(|p| vm.access(p, None)), [0, 0, 8, 0, 8]);
+    vm.memory.let_pages_move(false);
+    vm.access(1, Some(0));
+    assert_eq!(drop_zeros(&vm, 0, 9), Ok(0));
+}
+
+/// At whatever step: the others go, what did not is at home, and is told of unless it will pass.
+#[test]
+fn neighbours_of_zeros_that_cannot_be_given_back_stay_at_home() {
+    let other = || MemError::Os { op: "test", ppn: Ppn(0), source: Errno(5) };
+    // Pages 1 to 6: all are protected (call 0), each is read; then 1 and 2 are freed (7), the protection of 3 is lifted,
+    // and 4 to 6 are freed (9).
+    for (error, result) in [(other(), Err(other())), (MemError::Again, Ok(0))] {
+        for call in [0, 1, 6] {
+            let (site, mut vm) = with_zeros();
+            vm.ram.0.fail_at(call, error.clone());
+            assert_eq!(drop_zeros(&vm, 1, 6), result, "call {call}");
+            vm.check_shared(&site);
+            vm.memory.check_quiet().unwrap();
+            let (all, charged) = (Vec::from_iter(1..8), vm.memory.charged());
+            assert_eq!((home(&vm), charged), (all, Pages(7)), "call {call}");
+            assert_eq!([1, 3].map(|p| vm.access(p, None)), [0, 5]);
+        }
+    }
+    // Where they are not freed together, each is for itself.
+    for (alone, left, charged) in
+        [(None, vec![3, 7], 2), (Some(10), vec![3, 4, 7], 3), (Some(12), vec![3, 6, 7], 3)]
+    {
+        let (site, vm) = with_zeros();
+        vm.ram.0.fail_at(9, other());
+        alone.iter().for_each(|&call| vm.ram.0.fail_also_at(call, other()));
+        let result = drop_zeros(&vm, 1, 6);
+        assert_eq!(result, if alone.is_some() { Ok(4) } else { Ok(5) }, "{alone:?}");
+        assert_eq!((home(&vm), vm.memory.charged().0), (left, charged), "{alone:?}");
+        vm.check_shared(&site);
+    }
+    // None of those that were to be freed together is: the others are gone all the same.
+    let (site, vm) = with_zeros();
+    vm.ram.0.fail_at(7, other());
+    [8, 10].into_iter().for_each(|call| vm.ram.0.fail_also_at(call, other()));
+    let dropped = vm.memory.counters.values().zero_dropped;
+    assert_eq!(drop_zeros(&vm, 1, 6), Err(other()));
+    assert_eq!((home(&vm), vm.memory.charged()), (vec![1, 2, 3, 7], Pages(4)));
+    assert_eq!(vm.memory.counters.values().zero_dropped, dropped + 3);
+    vm.check_shared(&site);
 }

@@ -6,7 +6,7 @@ use ballast_sharing::is_zero;
 use ballast_units::Ppn;
 
 use super::{Counters, Memory};
-use crate::backend::{Backend, MemError};
+use crate::backend::{Backend, MemError, PageBuf};
 use crate::swap::Stored;
 use crate::word::{Busy, State, Word};
 
@@ -44,18 +44,75 @@ impl<B: Backend> Memory<B> {
     /// # Errors
     /// None has left: the first is none that may, or an operation on the VMM's memory failed. They are where they were.
     pub fn evict_run(&self, first: Ppn, n: u64, stage_slot: u64) -> Result<Vec<Left>, NotEvicted> {
-        let claimed = |ppn: Ppn| {
-            let home = self.pmap.load(ppn);
-            let may = home.state() == State::Resident && home.is_idle();
-            (may && self.claim_small(ppn, home, home.set_busy(Busy::Evicting))).then_some(home)
-        };
-        let homes: Vec<Word> = (first.0..first.0 + n).map_while(|p| claimed(Ppn(p))).collect();
+        let homes = self.claim_homes(first, n);
         let left = self.leave_home(first, &homes, State::Staged, stage_slot)?;
         self.uncharge(left.len() as u64);
         Counters::add(&self.counters.evicted, left.len() as u64);
         let zeros = left.iter().filter(|page| page.slot.is_none()).count();
         Counters::add(&self.counters.zero_dropped, zeros as u64);
         Ok(left)
+    }
+
+    /// Drops what holds zeros only of neighbours at home, as many as `pages` has room for; each step is one call for all
+    /// that lie together. Answers how many were. What another transition has is left alone, and all where pages may not
+    /// move.
+    ///
+    /// # Errors
+    /// Of the operations on the VMM's memory, but for one that will pass. What was not dropped is at home, whole.
+    pub fn drop_zeros(&self, first: Ppn, pages: &mut [PageBuf]) -> Result<u64, MemError> {
+        let (mut at, end) = (first.0, first.0 + pages.len() as u64);
+        let mut dropped = 0;
+        while at < end && self.may_move() {
+            let homes = self.claim_homes(Ppn(at), end - at);
+            if !homes.is_empty() {
+                dropped += self.drop_claimed(Ppn(at), &homes, &mut pages[..homes.len()])?;
+            }
+            // Where none was claimed, the first could not be.
+            at += homes.len().max(1) as u64;
+        }
+        Ok(dropped)
+    }
+
+    /// What it does with neighbours that are claimed, whose words were `homes`.
+    fn drop_claimed(
+        &self,
+        first: Ppn,
+        homes: &[Word],
+        pages: &mut [PageBuf],
+    ) -> Result<u64, MemError> {
+        let protected = self.backend.protect_run(first, homes.len() as u64);
+        if let Err(e) = protected.and_then(|()| self.backend.read_homes(first, pages)) {
+            return unless_it_passes(self.stay_home(first, homes, e)).map(|()| 0);
+        }
+        let zero: Vec<bool> = pages.iter().map(is_zero).collect();
+        let (mut at, mut dropped, mut result) = (0, 0, Ok(()));
+        for run in zero.chunk_by(|a, b| a == b) {
+            let homes = &homes[at..at + run.len()];
+            let of = |i: usize| Left { ppn: Ppn(first.0 + (at + i) as u64), slot: None };
+            let left = match run[0] {
+                true => self.free_home((0..run.len()).map(of).collect(), homes, State::Staged),
+                false => Err(self.stay_home(of(0).ppn, homes, MemError::Again)),
+            };
+            match left {
+                Ok(left) => dropped += left.len() as u64,
+                Err(NotEvicted::Failed(MemError::Crash)) => return Err(MemError::Crash),
+                Err(why) => result = result.and(unless_it_passes(why)),
+            }
+            at += run.len();
+        }
+        self.uncharge(dropped);
+        Counters::add(&self.counters.zero_dropped, dropped);
+        result.map(|()| dropped)
+    }
+
+    /// The words of neighbours at home before they were made busy: as far as none could not be.
+    fn claim_homes(&self, first: Ppn, n: u64) -> Vec<Word> {
+        let claimed = |ppn: Ppn| {
+            let home = self.pmap.load(ppn);
+            let may = home.state() == State::Resident && home.is_idle();
+            (may && self.claim_small(ppn, home, home.set_busy(Busy::Evicting))).then_some(home)
+        };
+        (first.0..first.0 + n).map_while(|p| claimed(Ppn(p))).collect()
     }
 
     /// The steps that eviction and sampling share, for neighbours whose words were `homes` before the caller made them
@@ -88,6 +145,18 @@ impl<B: Backend> Memory<B> {
             used += usize::from(!zero);
             left.push(Left { ppn: Ppn(first.0 + i as u64), slot });
         }
+        self.free_home(left, homes, into)
+    }
+
+    /// Neighbours that are protected and copied out, or all zero: the copies become what the pmap knows of them, and
+    /// their homes are freed. Answers which have left: at least one.
+    fn free_home(
+        &self,
+        left: Vec<Left>,
+        homes: &[Word],
+        into: State,
+    ) -> Result<Vec<Left>, NotEvicted> {
+        let (first, n) = (left[0].ppn, left.len() as u64);
         for page in &left {
             self.departures.note(page.ppn);
             self.commons.unwritten.remove(page.ppn);
@@ -172,5 +241,13 @@ impl<B: Backend> Memory<B> {
                 return true;
             }
         }
+    }
+}
+
+/// Why pages stayed where they were, unless they are to be tried again.
+fn unless_it_passes(why: NotEvicted) -> Result<(), MemError> {
+    match why {
+        NotEvicted::Failed(MemError::Again) | NotEvicted::NotEligible => Ok(()),
+        NotEvicted::Failed(e) => Err(e),
     }
 }

@@ -304,40 +304,6 @@ impl<B: Backend> Memory<B> {
         result
     }
 
-    /// Drops a page at home that holds zeros only. False if it is not, or another transition has it, or
-    /// pages may not move.
-    pub(crate) fn drop_if_zero(&self, ppn: Ppn, scratch: &mut Scratch) -> Result<bool, MemError> {
-        let home = self.pmap.load(ppn);
-        if home.state() != State::Resident || !home.is_idle() || !self.may_move() {
-            return Ok(false);
-        }
-        if !self.claim_small(ppn, home, home.set_busy(Busy::Evicting)) {
-            return Ok(false);
-        }
-        let stay = |e: MemError| match e {
-            MemError::Crash => e,
-            e => self.stays(ppn).map_or_else(|dead| dead, |()| e),
-        };
-        match self.backend.protect(ppn).map_err(stay) {
-            Err(MemError::Again) => return Ok(false),
-            other => other?,
-        }
-        self.backend.read_home(ppn, &mut scratch.pages[0]).map_err(stay)?;
-        if !ballast_sharing::is_zero(&scratch.pages[0]) {
-            self.stays(ppn)?;
-            return Ok(false);
-        }
-        self.departures.note(ppn);
-        let next = Word::UNTOUCHED;
-        self.commons.unwritten.remove(ppn);
-        self.pmap.store(ppn, next.set_busy(Busy::Evicting));
-        self.backend.punch(ppn, 1).map_err(stay)?;
-        self.pmap.store(ppn, next);
-        self.uncharge(1);
-        Counters::add(&self.counters.zero_dropped, 1);
-        Ok(true)
-    }
-
     /// Write-protects pages whose contents did not change since they were hashed, so that they need
     /// not be looked at again before they are written. A write in between the hash and this is missed:
     /// then the page is looked up under an old hash, which is found out when that matches.

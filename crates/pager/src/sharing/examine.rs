@@ -131,8 +131,8 @@ impl Examiner {
         let Some(member) = memory.membership() else { return Ok(done) };
         let mut zeros = Vec::new();
         self.hash(memory, &member, pages, marking, &mut zeros, &mut done)?;
-        for ppn in zeros {
-            done.zero += u64::from(memory.drop_if_zero(ppn, &mut self.scratch)?);
+        for run in neighbours(&zeros, |ppn| *ppn) {
+            done.zero += memory.drop_zeros(run[0], &mut self.pages[..run.len()])?;
         }
         let hashed = std::mem::take(&mut self.hashed);
         let result = self.place(memory, &member, &hashed, marking, &mut done);
@@ -411,24 +411,27 @@ impl Examiner {
         wanted: &[(Ppn, PageHash)],
         done: &mut Examined,
     ) -> Result<Vec<(usize, Ppn, PageHash)>, MemError> {
-        let mut fresh = Vec::new();
-        for (i, &(ppn, hash)) in wanted.iter().enumerate() {
-            let word = owner.pmap().load(ppn);
-            let may = owner.may_move() && !owner.is_leaving();
-            let at_home = word.state() == State::Resident && word.is_idle() && may;
-            let page = &mut self.pages[0];
-            if at_home {
-                owner.backend().read_home(ppn, page)?;
-            }
-            if at_home && its.domain.hash(page) == hash {
-                fresh.push((i, ppn, hash));
-            } else {
-                done.stale += 1;
-                its.domain.hint_is_stale(its.base, ppn);
-                owner.forget_unwritten(ppn);
+        let may = owner.may_move() && !owner.is_leaving();
+        let is_at_home = |i: &usize| {
+            let word = owner.pmap().load(wanted[*i].0);
+            word.state() == State::Resident && word.is_idle() && may
+        };
+        let at_home: Vec<usize> = (0..wanted.len()).filter(is_at_home).collect();
+        let mut still = vec![false; wanted.len()];
+        for run in neighbours(&at_home, |&i| wanted[i].0) {
+            let pages = &mut self.pages[..run.len()];
+            owner.backend().read_homes(wanted[run[0]].0, pages)?;
+            for (&i, page) in run.iter().zip(pages) {
+                still[i] = its.domain.hash(page) == wanted[i].1;
             }
         }
-        Ok(fresh)
+        for (&(ppn, _), _) in wanted.iter().zip(&still).filter(|(_, still)| !**still) {
+            done.stale += 1;
+            its.domain.hint_is_stale(its.base, ppn);
+            owner.forget_unwritten(ppn);
+        }
+        let fresh = wanted.iter().enumerate().filter(|(i, _)| still[*i]);
+        Ok(fresh.map(|(i, &(ppn, hash))| (i, ppn, hash)).collect())
     }
 
     /// Moves pages into store pages that they hold references to.
@@ -470,6 +473,11 @@ impl Examiner {
         }
         result
     }
+}
+
+/// Runs of neighbours among what is in the order of its pages; none is longer than can be read with one call.
+fn neighbours<T>(of: &[T], ppn: impl Fn(&T) -> Ppn) -> impl Iterator<Item = &[T]> {
+    of.chunk_by(move |a, b| ppn(a).0 + 1 == ppn(b).0).flat_map(|run| run.chunks(BATCH))
 }
 
 /// Numbers of a VM's pages in its domain.

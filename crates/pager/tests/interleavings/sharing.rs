@@ -404,7 +404,7 @@ fn zeros_are_dropped_while_they_are_written_and_discarded() {
         run_all(vec![
             (&a, writer(0, 100, 2)),
             (&a, actor(|rig| rig.ram.0.vmm_discard(1, 1, Discard::PunchThenTell))),
-            (&a, examiner(&[0], 2)),
+            (&a, examiner(&[0, 1], 2)),
         ]);
         check_all(&site, &[&a]);
         expect(&a, 0, 101);
