@@ -460,14 +460,13 @@ impl Manager {
         // Without QMP no balloon is seen.
         let is_beyond_reach = qmp.is_some() && matches!(verdict, Verdict::Unmanaged(_));
         let Some(management) = managed(verdict, &old, known) else { return };
-        vm.inspected.store(is_built, Ordering::Relaxed);
+        vm.was_looked_at(management.clone(), is_built);
         vm.is_beyond_reach.store(is_beyond_reach, Ordering::Relaxed);
         if management != old {
             match &management.reason {
                 Some(reason) => tracing::warn!(vm = vm.name, "{:?}: {reason}", management.mode),
                 None => tracing::info!(vm = vm.name, "{:?}", management.mode),
             }
-            vm.set_management(management);
             self.kick.ring(format!("management of {} changed", vm.name));
         }
     }

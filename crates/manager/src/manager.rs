@@ -491,6 +491,11 @@ impl Manager {
         let may_be_paged = vm.may_be_paged() || !vm.inspected.load(Ordering::Relaxed);
         let guaranteed = match vm.mode() {
             Mode::Paged | Mode::BalloonOnly if is_paged && may_be_paged => params.min,
+            // Nothing but its balloon keeps it within less than its whole size.
+            _ if !is_paged && vm.spec.is_some() => {
+                let given = lock(&vm.balloon).reported.unwrap_or_default();
+                vm.configured().saturating_sub(given).max(vm.consumed()).max(params.min)
+            }
             // Nothing is taken from it, or only what its guest gives: what it has it keeps.
             _ => vm.consumed().max(params.min),
         };
@@ -574,6 +579,29 @@ mod tests {
         manager.promise("b", pledge()).unwrap();
         let refused = manager.promise("c", pledge()).unwrap_err();
         assert_eq!(refused.code, ErrorCode::NoRoom, "{refused}");
+    }
+
+    /// Its guest may take it at any moment, and nothing but its balloon keeps it from that.
+    #[tokio::test]
+    async fn a_vm_that_is_not_paged_is_promised_all_that_its_balloon_does_not_hold() {
+        let dir = tempfile::tempdir().unwrap();
+        let manager = manager(dir.path());
+        let (size, min) = (Pages::from_mib(100), Pages::from_mib(10));
+        let asked = crate::vm::Asked { min: Some(min), ..Default::default() };
+        let params = VmParams::resolve(&[], "a", size.into(), asked).unwrap();
+        let mut vm = Vm::of_tests("a", dir.path().join("a"), size, params.clone());
+        let promised = |vm: &Vm| manager.promised_to(vm, &params).2;
+        // Of one that somebody else started is known what it has.
+        assert_eq!(promised(&vm), min);
+        Arc::get_mut(&mut vm).unwrap().spec = Some(Default::default());
+        assert_eq!(promised(&vm), size);
+        lock(&vm.balloon).reported = Some(Pages::from_mib(40));
+        assert_eq!(promised(&vm), Pages::from_mib(60));
+        vm.external.store(Pages::from_mib(70).0, std::sync::atomic::Ordering::Relaxed);
+        assert_eq!(promised(&vm), Pages::from_mib(70));
+        lock(&vm.balloon).reported = Some(size);
+        vm.external.store(0, std::sync::atomic::Ordering::Relaxed);
+        assert_eq!(promised(&vm), min);
     }
 
     #[tokio::test]

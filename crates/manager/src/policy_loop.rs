@@ -10,6 +10,7 @@ use ballast_api::{Mode, RunState};
 use ballast_journal::{Moment, now_ms};
 use ballast_pager::mappings::ZERO_RUN;
 use ballast_pager::service::PagedVm;
+use ballast_policy::pools::Member;
 use ballast_policy::{
     Decision, Pool, Snapshot, State, Thresholds, VmDemand, VmState, choose_samples, decide,
 };
@@ -89,13 +90,14 @@ fn turn(
     // A VM out of reach takes what it takes: it is overhead to the others.
     let (managed, strangers): (Vec<_>, Vec<_>) =
         vms.iter().partition(|vm| vm.mode() != Mode::Unmanaged);
-    let overhead: Pages = vms.iter().map(|vm| vm.overhead()).sum::<Pages>()
-        + strangers.iter().map(|vm| vm.consumed()).sum::<Pages>()
+    let taken: Vec<Member> = strangers.iter().map(|vm| taken_by(manager, vm)).collect();
+    let overhead: Pages = managed.iter().map(|vm| vm.overhead()).sum::<Pages>()
+        + taken.iter().map(|member| member.overhead).sum::<Pages>()
         + ZERO_RUN;
     for vm in &strangers {
         leave_alone(vm);
     }
-    let snapshot = look(manager, last, &managed, overhead, swap_ins, why);
+    let snapshot = look(manager, last, &managed, (overhead, taken), swap_ins, why);
     last.turns += 1;
     let (decision, moment) = decide_now(manager, last.turns, snapshot);
     let state = decision.state;
@@ -118,6 +120,12 @@ fn turn(
     manager.set_decision(decision);
 }
 
+/// What a VM out of reach takes, and from which pool.
+fn taken_by(manager: &Manager, vm: &Vm) -> Member {
+    let pool = manager.pools.id(vm.params().pool.as_deref());
+    Member { pool, overhead: vm.consumed() + vm.overhead() }
+}
+
 /// Of a VM out of reach: nothing is taken from it any more, and it gets what it asks for.
 fn leave_alone(vm: &Vm) {
     if let Some(paged) = &*vm.paged() {
@@ -136,16 +144,18 @@ fn leave_alone(vm: &Vm) {
     }
 }
 
-/// What the host and the VMs that are managed are like now. `overhead`: what cannot be shared out among these.
+/// What the host and the VMs that are managed are like now. `overhead`: what cannot be shared out among these; `taken`: what
+/// of it others have.
 fn look(
     manager: &Manager,
     last: &Last,
     managed: &[&Arc<Vm>],
-    overhead: Pages,
+    (overhead, taken): (Pages, Vec<Member>),
     swap_ins: &mut std::collections::HashMap<VmId, u64>,
     why: Option<String>,
 ) -> Snapshot {
     let host = &manager.host;
+    let starts = manager.promised_to_starts();
     // One look at parameters and pools, of which several may be changed together.
     let changing = lock(&manager.changing);
     let pools = manager.pools.pools(&manager.pools.rules());
@@ -161,10 +171,11 @@ fn look(
         budget: host.ledger.budget(),
         free: host.ledger.free(),
         overhead,
-        starting: manager.promised_to_starts(),
+        starting: starts.iter().map(|start| start.overhead).sum(),
         room: manager.room_for_starts(),
         vms: states,
         pools,
+        outside: starts.into_iter().chain(taken).filter(|of| of.pool.is_some()).collect(),
         policy: inputs::policy(manager.config().policy, managed),
         nodes: last.nodes.look(managed.iter().map(|vm| &***vm)),
     }

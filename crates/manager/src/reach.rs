@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use ballast_api::RunState;
 use ballast_policy::{BalloonControl, Health, Tools};
 use ballast_qemu::{Monitor, Qmp, QmpError};
+use ballast_units::Pages;
 
 use crate::inputs::AgentReport;
 use crate::lifecycle::QMP_DEADLINE;
@@ -58,7 +59,7 @@ impl Manager {
 /// looked at.
 ///
 /// # Errors
-/// QEMU does not tell what devices it has: the connection is of no use.
+/// QEMU does not tell what devices it has, or what its balloon holds: the connection is of no use.
 async fn join(manager: &Arc<Manager>, vm: &Arc<Vm>, qmp: Qmp) -> Result<Monitor, QmpError> {
     // First of all: the guest may reboot at any moment.
     vm.watch_events(qmp.events());
@@ -66,21 +67,11 @@ async fn join(manager: &Arc<Manager>, vm: &Arc<Vm>, qmp: Qmp) -> Result<Monitor,
     if let Err(e) = monitor.enable_guest_stats(1).await {
         tracing::warn!(vm = vm.name, "guest statistics: {e}");
     }
-    if let Ok(holds) = balloon_loop::size(vm, &monitor).await {
-        let unplugged = hotplug_loop::look(vm, &monitor).await.map(|look| look.less);
-        let unplugged = unplugged.unwrap_or_default();
-        // What it holds was taken before, by a former manager perhaps: it is led on from there, not given back first.
-        *lock(&vm.control) = BalloonControl::resume(manager.config().balloon, holds);
-        if !holds.is_zero() {
-            // Somebody fills it: of one without statistics, or that tells them late, it is known by this alone.
-            lock(&vm.driver).holds_something();
-        }
-        let mut balloon = lock(&vm.balloon);
-        balloon.commanded = holds;
-        // Later on the goal in force is the policy's.
-        if !vm.was_led.swap(true, Ordering::Relaxed) {
-            balloon.goal = holds + unplugged;
-        }
+    match balloon_loop::size(vm, &monitor).await {
+        Ok(holds) => lead_on(manager, vm, &monitor, holds).await,
+        // It would be let down at once by who does not know what it holds.
+        Err(e) if monitor.has_balloon() && !matches!(e, QmpError::Refused { .. }) => return Err(e),
+        Err(_) => {}
     }
     let heard = vm.run_events();
     match monitor.query_status().await {
@@ -95,6 +86,23 @@ async fn join(manager: &Arc<Manager>, vm: &Arc<Vm>, qmp: Qmp) -> Result<Monitor,
     manager.look_at(vm).await;
     ask_agent(manager, vm);
     Ok(monitor)
+}
+
+/// What a balloon holds was taken before, by a former manager perhaps: it is led on from there, not given back first.
+async fn lead_on(manager: &Manager, vm: &Vm, monitor: &Monitor, holds: Pages) {
+    let unplugged = hotplug_loop::look(vm, monitor).await.map(|look| look.less);
+    let unplugged = unplugged.unwrap_or_default();
+    *lock(&vm.control) = BalloonControl::resume(manager.config().balloon, holds);
+    if !holds.is_zero() {
+        // Somebody fills it: of one without statistics, or that tells them late, it is known by this alone.
+        lock(&vm.driver).holds_something();
+    }
+    let mut balloon = lock(&vm.balloon);
+    balloon.commanded = holds;
+    // Later on the goal in force is the policy's.
+    if !vm.was_led.swap(true, Ordering::Relaxed) {
+        balloon.goal = holds + unplugged;
+    }
 }
 
 /// Has the guest's agent asked, where there is to be one. That goes on whatever becomes of QMP.

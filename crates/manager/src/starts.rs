@@ -11,10 +11,11 @@ use std::time::{Duration, Instant};
 
 use ballast_api::{ErrorCode, RunState, StartView, VmView};
 use ballast_policy::plan::Reason;
+use ballast_policy::pools::Member;
 use ballast_policy::{Promise, State};
 use ballast_units::Pages;
 
-use crate::manager::{Failure, Manager};
+use crate::manager::{Failure, Manager, Pledge};
 use crate::sync::lock;
 use crate::views;
 use crate::vm::VmParams;
@@ -113,11 +114,15 @@ impl Manager {
     }
 
     /// Promised to VMs that are not there yet.
-    pub(crate) fn promised_to_starts(&self) -> Pages {
+    pub(crate) fn promised_to_starts(&self) -> Vec<Member> {
         let vms = self.vms();
         let starting = lock(&self.starting);
         let coming = starting.iter().filter(|(name, _)| !vms.iter().any(|vm| vm.name == **name));
-        coming.map(|(_, pledge)| pledge.promise.memory()).sum()
+        let member = |pledge: &Pledge| Member {
+            pool: self.pools.id(pledge.pool.as_deref()),
+            overhead: pledge.promise.memory(),
+        };
+        coming.map(|(_, pledge)| member(pledge)).collect()
     }
 
     /// Whether it is being started; not where its name is held for a next start.

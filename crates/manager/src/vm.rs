@@ -577,11 +577,15 @@ impl Vm {
     }
     /// Whether pages may leave their homes, to be evicted or to be sampled.
     pub fn may_be_paged(&self) -> bool {
-        self.inspected.load(Ordering::Relaxed) && self.mode() == Mode::Paged
+        let management = lock(&self.management);
+        self.inspected.load(Ordering::Relaxed) && management.mode == Mode::Paged
     }
-    /// By who has inspected it.
-    pub fn set_management(&self, management: Management) {
-        *lock(&self.management) = management;
+    /// What a look at its VMM has come to; `is_built`: and what it did not find is not there. In one step: whoever finds it
+    /// inspected goes by what was found.
+    pub fn was_looked_at(&self, found: Management, is_built: bool) {
+        let mut management = lock(&self.management);
+        *management = found;
+        self.inspected.store(is_built, Ordering::Relaxed);
     }
     /// How large its RAM is and may become.
     pub fn sizes(&self) -> Sizes {
@@ -663,6 +667,29 @@ fn put_back(now: &mut RunState, before: RunState) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Nothing is taken from a VM at a moment when it counts as inspected and what was found is not known yet.
+    #[tokio::test]
+    async fn what_a_look_found_and_that_there_was_one_are_known_at_once() {
+        let size = Pages(4);
+        let params = VmParams::resolve(&[], "a", size.into(), Asked::default()).unwrap();
+        let vm = Vm::of_tests("a", std::env::temp_dir(), size, params);
+        let found = |mode| Management { mode, reason: None };
+        let looks = || {
+            for _ in 0..20_000 {
+                vm.was_looked_at(found(Mode::Paged), false);
+                vm.was_looked_at(found(Mode::BalloonOnly), true);
+            }
+        };
+        std::thread::scope(|scope| {
+            let looks = scope.spawn(looks);
+            while !looks.is_finished() {
+                assert!(!vm.may_be_paged());
+            }
+        });
+        vm.was_looked_at(found(Mode::Paged), true);
+        assert!(vm.may_be_paged());
+    }
 
     #[test]
     fn what_was_asked_for_is_kept_no_pool_too() {

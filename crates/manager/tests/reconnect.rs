@@ -43,6 +43,7 @@ fn vmm_process() {
         pace: u64::MAX,
         told: std::env::var("VMM_TOLD").ok().map(|at| at.parse().unwrap()),
         running: true,
+        deaf: std::env::var_os("VMM_DEAF").is_some(),
     }));
     let serving = vmm.clone();
     std::thread::spawn(move || serve(&serving));
@@ -93,6 +94,8 @@ struct Vmm {
     /// When its guest told statistics last, seconds since 1970; 0 is never. None: just now.
     told: Option<u64>,
     running: bool,
+    /// The next to ask what its balloon holds gets no answer.
+    deaf: bool,
 }
 
 impl Vmm {
@@ -199,6 +202,10 @@ fn attend(vmm: &Mutex<Vmm>, stream: UnixStream) {
         // What was on its way when it hung up is not carried out.
         if vmm.client.is_none() {
             return;
+        }
+        if asked["execute"] == "query-balloon" && std::mem::take(&mut vmm.deaf) {
+            println!("deaf");
+            continue;
         }
         let answer = vmm.answer(asked["execute"].as_str().unwrap(), &asked["arguments"]);
         drop(vmm);
@@ -459,6 +466,17 @@ async fn a_balloon_that_holds_something_is_not_let_down_at_once() {
     let vmm = Stranger::attached(&ballastd, &[("VMM_HOLDS", 24), ("VMM_TOLD", 0)]).await;
     let asked = wait("its balloon is led", || Some(vmm.asked()).filter(|asked| asked.len() > 2));
     assert!(asked[..3].iter().all(|left| *left <= 48), "{asked:?}");
+}
+
+/// Its VMM does not say in time what its balloon holds: it is asked again, and not let down meanwhile.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_balloon_of_which_is_not_known_what_it_holds_is_not_let_down_for_that() {
+    let slow = "[balloon]\ndeflate_rate_mib_s = 1\n";
+    let ballastd = Ballastd::start_configured(&["--budget", "256M"], slow);
+    let vmm = Stranger::attached(&ballastd, &[("VMM_HOLDS", 24), ("VMM_DEAF", 1)]).await;
+    let asked = wait("its balloon is led", || Some(vmm.asked()).filter(|asked| asked.len() > 2));
+    assert!(asked[..3].iter().all(|left| *left <= 48), "{asked:?}");
+    assert_eq!((vmm.count("deaf"), vmm.count("client")), (1, 2));
 }
 
 /// The guest is rebooted inside of its QEMU: what comes up is to find no balloon that it would inflate at once.

@@ -62,7 +62,10 @@ impl Ledger {
     pub fn adopt(&self, n: Pages) {
         let after = self.used.fetch_add(n.0, Ordering::AcqRel) + n.0;
         self.note_used(after);
-        (self.alarm)();
+        let free = self.budget.load(Ordering::Relaxed).saturating_sub(after);
+        if free < self.alarm_low.load(Ordering::Relaxed) {
+            (self.alarm)();
+        }
     }
 
     fn note_used(&self, used: u64) {
@@ -201,13 +204,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_adopted_is_booked_whatever_the_budget_is_and_rings() {
+    fn what_is_adopted_is_booked_whatever_the_budget_is_and_rings_where_little_is_left() {
         let rings = Arc::new(AtomicUsize::new(0));
         let count = rings.clone();
         let ledger = Ledger::new(Pages(100), move || {
             count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         });
         let rung = || rings.swap(0, std::sync::atomic::Ordering::Relaxed);
+        ledger.set_alarm(Pages(20), Pages(60));
         ledger.adopt(Pages(130));
         assert_eq!(
             (ledger.used(), ledger.free(), ledger.peak()),
@@ -215,8 +219,14 @@ mod tests {
         );
         assert_eq!(rung(), 1);
         ledger.release(Pages(90));
+        assert_eq!(rung(), 1);
         ledger.adopt(Pages(5));
-        assert_eq!((ledger.used(), ledger.peak(), rung()), (Pages(45), Pages(130), 1));
+        assert_eq!((ledger.used(), ledger.peak(), rung()), (Pages(45), Pages(130), 0));
+        ledger.adopt(Pages(35));
+        assert_eq!((ledger.free(), rung()), (Pages(20), 0));
+        ledger.adopt(Pages(1));
+        assert_eq!((ledger.free(), rung()), (Pages(19), 1));
+        ledger.release(Pages(36));
         ledger.set_budget(Pages(200));
         assert_eq!((ledger.budget(), ledger.free(), rung()), (Pages(200), Pages(155), 1));
         ledger.ring();

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::nodes::NodeState;
 use crate::plan::{Reason, VmPlan, VmState};
-use crate::pools::{Member, Pool, PoolId, PoolShare, Tree, ancestors, divide};
+use crate::pools::{Pool, PoolId, PoolShare, ancestors, divide_in};
 use crate::shares::{Bound, Entitlement, TaxRate, VmDemand};
 use crate::state::State;
 use crate::tools::{Cost, Tool, Tools};
@@ -111,17 +111,29 @@ impl Decision {
         let demands = self.demands();
         let (min, max): (Pages, Pages) =
             (demands.iter().map(|v| v.min).sum(), demands.iter().map(|v| v.max).sum());
+        let given: Pages = self.results.iter().map(|e| e.target).sum();
+        let all_max = self.results.iter().zip(&demands).all(|(e, v)| e.target >= v.max);
         let vms = match self.snapshot.vms.len() {
             1 => "1 VM".to_owned(),
             n => format!("{n} VMs"),
         };
         let supply = format!("{} can be given to {vms}", self.available);
-        if max <= self.available {
-            format!("{supply}, which may use {max} together: everyone can have its max.")
-        } else if min > self.available {
+        if min > self.available {
             format!(
                 "{supply}, which are guaranteed {min} together: more than there is, so \
                  everyone gets its min."
+            )
+        } else if given > self.available {
+            format!(
+                "{supply}, which are guaranteed {given} together, their pools' mins among it: more than there \
+                 is, so everyone gets what is guaranteed."
+            )
+        } else if all_max {
+            format!("{supply}, which may use {max} together: everyone can have its max.")
+        } else if max <= self.available {
+            format!(
+                "{supply}, which may use {max} together: it suffices for all, but not everyone's pool may \
+                 have as much."
             )
         } else {
             format!(
@@ -148,7 +160,7 @@ impl Decision {
     /// Whether it gets less than the host has for it.
     fn is_short_of_host(&self, id: VmId) -> bool {
         let vms: Vec<&VmState> = self.snapshot.vms.iter().collect();
-        let tree = Tree::new(&self.snapshot.pools, vms.iter().map(|vm| vm.member()));
+        let tree = self.snapshot.tree();
         let pools = &self.snapshot.pools;
         let (host, _) = entitle(&tree, self.available, pools, &vms, &self.demands());
         self.results
@@ -217,15 +229,15 @@ impl Decision {
         let demands: Vec<VmDemand> =
             self.demands().iter().map(|v| VmDemand { tax: TaxRate::NONE, ..*v }).collect();
         let vms: Vec<&VmState> = self.snapshot.vms.iter().collect();
-        let tree = Tree::new(&self.snapshot.pools, vms.iter().map(|vm| vm.member()));
+        let tree = self.snapshot.tree();
         let (found, _) = entitle(&tree, self.available, &self.snapshot.pools, &vms, &demands);
         target_of(id, &found)
     }
 
     /// What it would get if all that VMs have could be taken from them.
     fn with_all(&self, id: VmId) -> Pages {
-        let members: Vec<Member> = self.snapshot.vms.iter().map(|vm| vm.member()).collect();
-        let (found, _) = divide(self.available, &self.snapshot.pools, &self.demands(), &members);
+        let tree = self.snapshot.tree();
+        let (found, _) = divide_in(&tree, self.available, &self.snapshot.pools, &self.demands());
         target_of(id, &found)
     }
 

@@ -1,6 +1,7 @@
 use super::*;
 use crate::balloon::Health;
 use crate::plan::VmState;
+use crate::pools::Member;
 use crate::state::Thresholds;
 
 const BUDGET: Pages = Pages::from_mib(400);
@@ -54,6 +55,7 @@ fn decide(available: u64, state: State, free: u64, inputs: Vec<VmDemand>, held: 
         room: Pages::ZERO,
         policy: crate::Policy::default(),
         nodes: Vec::new(),
+        outside: Vec::new(),
     });
     assert_eq!(decision.state, state);
     decision
@@ -103,6 +105,77 @@ fn min_max_and_shares_are_told_apart() {
     assert!(text(&d, 0).contains("more than there is, so everyone gets its min"));
     assert!(text(&d, 0).contains("its allocations wait"), "{}", text(&d, 0));
     assert!(text(&d, 0).contains("are to be evicted"), "{}", text(&d, 0));
+}
+
+/// What pools have to do with it decides what is said of all.
+#[test]
+fn what_pools_hold_down_or_guarantee_is_not_told_of_the_host() {
+    let pool = |min: u64, max: u64| Pool {
+        id: PoolId(0),
+        name: "a".into(),
+        parent: None,
+        shares: 1_000,
+        min: Pages::from_mib(min),
+        max: Some(Pages::from_mib(max)),
+        expandable: true,
+        tax: None,
+    };
+    let vms = || vec![demand(0, 0, 200), demand(1, 0, 200)];
+    let inside = |d: &Decision, pool: Pool| {
+        with(d, |s| {
+            s.vms.iter_mut().for_each(|vm| vm.pool = Some(pool.id));
+            s.pools = vec![pool];
+        })
+    };
+    let plenty = decide(600, State::High, 30, vms(), 100);
+    let told = text(&inside(&plenty, pool(0, 300)), 0);
+    assert!(
+        told.contains("it suffices for all, but not everyone's pool may have as much"),
+        "{told}"
+    );
+    let told = text(&inside(&plenty, pool(0, 512)), 0);
+    assert!(told.contains("everyone can have its max"), "{told}");
+    let little = decide(200, State::Low, 1, vms(), 150);
+    let told = text(&inside(&little, pool(300, 512)), 0);
+    assert!(told.contains("guaranteed 300 MiB together, their pools' mins among it"), "{told}");
+    let told = text(&inside(&little, pool(100, 512)), 0);
+    assert!(told.contains("each page goes where it has the most shares behind it"), "{told}");
+}
+
+/// What a pool's VMs have that start, or are out of reach, is part of its min and max: it is not there twice.
+#[test]
+fn what_others_in_a_pool_hold_counts_against_its_bounds() {
+    let pool = |id: u32, parent: Option<u32>, min: u64, max: Option<u64>| Pool {
+        id: PoolId(id),
+        name: id.to_string(),
+        parent: parent.map(PoolId),
+        shares: 1_000,
+        min: Pages::from_mib(min),
+        max: max.map(Pages::from_mib),
+        expandable: true,
+        tax: None,
+    };
+    let targets = |available: u64, pools: Vec<Pool>, starts: u64| -> Vec<u64> {
+        let vms = vec![demand(0, 0, 256), demand(1, 100, 256)];
+        let d = decide(available, State::High, 30, vms, 100);
+        let d = with(&d, |s| {
+            let start = Pages::from_mib(starts);
+            s.outside = vec![Member { pool: Some(pools.last().unwrap().id), overhead: start }];
+            (s.starting, s.vms[0].pool) = (start, s.outside[0].pool);
+            s.pools = pools;
+        });
+        d.results.iter().map(|e| e.target.bytes().0 >> 20).collect()
+    };
+    let one = |max| vec![pool(7, None, 200, max)];
+    assert_eq!(targets(300, one(None), 0), [200, 100]);
+    assert_eq!(targets(300, one(None), 150), [50, 100]);
+    assert_eq!(targets(300, one(None), 200), [0, 100]);
+    // And against those of the pool that it is in.
+    let inside = |max| vec![pool(7, None, 200, max), pool(9, Some(7), 0, None)];
+    assert_eq!(targets(300, inside(None), 150), [50, 100]);
+    assert_eq!(targets(600, one(Some(220)), 0), [220, 256]);
+    assert_eq!(targets(600, one(Some(220)), 150), [70, 256]);
+    assert_eq!(targets(600, inside(Some(220)), 150), [70, 256]);
 }
 
 /// Of the same decision with something else in its snapshot.

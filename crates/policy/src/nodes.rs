@@ -172,9 +172,9 @@ fn look_at<'a>(
     if at.is_empty() {
         return Vec::new();
     }
-    let pools = on_node(&snapshot.pools, &snapshot.vms, results, is_bound);
+    let pools = on_node(snapshot, results, is_bound);
     let vms: Vec<&'a VmState> = at.iter().map(|&i| &snapshot.vms[i]).collect();
-    let tree = Tree::new(&pools, vms.iter().map(|vm| vm.member()));
+    let tree = Tree::new(&pools, vms.iter().map(|vm| vm.member()), &[]);
     // What the host does not give them is there for others.
     let within = |&i: &usize| {
         let demand = demands[i];
@@ -222,12 +222,18 @@ struct Held {
 /// pools' memory, so that it is kept whatever several nodes take. Their max is the host's to see to, and only keeps the node from
 /// giving back to their VMs what they may not have: else nobody would get it.
 fn on_node(
-    pools: &[Pool],
-    vms: &[VmState],
+    snapshot: &Snapshot,
     results: &[Entitlement],
     is_bound: impl Fn(&VmState) -> bool,
 ) -> Vec<Pool> {
+    let Snapshot { pools, vms, outside, .. } = snapshot;
     let mut held = vec![Held::default(); pools.len()];
+    for member in outside {
+        for i in ancestors(pools, member.pool) {
+            held[i].all += member.overhead;
+            held[i].may_elsewhere += member.overhead;
+        }
+    }
     for (vm, entitled) in vms.iter().zip(results) {
         let has = vm.consumed + vm.overhead;
         let room = vm.left_by(vm.balloon_goal).max(entitled.target).max(vm.demand.min);

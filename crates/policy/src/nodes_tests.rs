@@ -64,6 +64,7 @@ fn pooled(vms: Vec<VmState>, pools: Vec<Pool>, nodes: Vec<Node>) -> Decision {
         room: Pages::ZERO,
         vms,
         pools,
+        outside: Vec::new(),
         policy: crate::Policy::default(),
         nodes,
     })

@@ -219,7 +219,7 @@ impl Supply {
 
 /// What to do now, in the order of `vms`.
 pub fn plan(state: State, supply: &Supply, pools: &[Pool], vms: &[Standing]) -> Vec<VmPlan> {
-    let tree = Tree::new(pools, vms.iter().map(|s| s.vm.member()));
+    let tree = Tree::new(pools, vms.iter().map(|s| s.vm.member()), &[]);
     let seen: Vec<Seen> = vms.iter().map(|s| Seen::new(&s.vm, &s.vm.demand, s.target)).collect();
     plan_in(&tree, state, supply, &seen)
 }

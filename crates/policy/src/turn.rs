@@ -9,7 +9,7 @@ use crate::decision::Decision;
 use crate::nodes::{self, Node};
 use crate::plan::{Seen, Supply, VmState, plan_in};
 use crate::policies::Policy;
-use crate::pools::{Pool, PoolShare, Tree, divide_in};
+use crate::pools::{Member, Pool, PoolShare, Tree, divide_in};
 use crate::shares::{Entitlement, VmDemand, available};
 use crate::state::{State, StateMachine, Thresholds};
 
@@ -41,12 +41,23 @@ pub struct Snapshot {
     /// The groups that VMs are in; none: all are children of the host.
     #[serde(default)]
     pub pools: Vec<Pool>,
+    /// What is held in pools by, or promised there to, VMs that are not among `vms`: those that start, and those out of
+    /// reach. Their pools' bounds count it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub outside: Vec<Member>,
     /// Which policy reads them, and what it knows beside their samples.
     #[serde(default)]
     pub policy: Policy,
     /// NUMA nodes with memory, where there are several.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<Node>,
+}
+
+impl Snapshot {
+    /// Whose child each of `vms` is.
+    pub(crate) fn tree(&self) -> Tree {
+        Tree::new(&self.pools, self.vms.iter().map(VmState::member), &self.outside)
+    }
 }
 
 /// Decides: the state, what each VM is entitled to, and what is asked of it now. The same snapshot
@@ -56,7 +67,7 @@ pub fn decide(snapshot: Snapshot) -> Decision {
     let state = StateMachine::at(thresholds, before).update(free);
     let available = available(budget, overhead, &thresholds).saturating_sub(snapshot.starting);
     let demands = snapshot.policy.demands(available, &snapshot.pools, &snapshot.vms);
-    let tree = Tree::new(&snapshot.pools, snapshot.vms.iter().map(VmState::member));
+    let tree = snapshot.tree();
     let vms: Vec<&VmState> = snapshot.vms.iter().collect();
     let (mut results, pools) = entitle(&tree, available, &snapshot.pools, &vms, &demands);
     let supply = Supply { free, budget, thresholds, room: snapshot.room };

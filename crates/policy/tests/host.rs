@@ -178,6 +178,7 @@ impl Host {
             room: Pages(self.starting),
             policy: Default::default(),
             nodes: Vec::new(),
+            outside: Vec::new(),
         });
         self.state = decision.state;
         self.plans = decision.plans;

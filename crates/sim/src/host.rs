@@ -173,6 +173,7 @@ impl Host {
             pools: Vec::new(),
             policy: self.policy(),
             nodes: Vec::new(),
+            outside: Vec::new(),
         });
         self.measure.decisions += 1;
         self.measure.state_changes += u64::from(decision.state != self.state);

@@ -124,5 +124,6 @@ fn snapshot(budget: Pages, pools: &[Pool], vms: &[VmDemand], members: &[Member])
         pools: pools.to_vec(),
         policy: Default::default(),
         nodes: Vec::new(),
+        outside: Vec::new(),
     }
 }

@@ -133,6 +133,7 @@ fn snapshot(budget: Pages, vms: Vec<VmState>, kind: PolicyKind) -> Snapshot {
         pools: Vec::new(),
         policy: Policy { kind, ..Policy::default() },
         nodes: Vec::new(),
+        outside: Vec::new(),
     }
 }
 

@@ -38,20 +38,33 @@ pub enum Lack {
 pub struct Shortage {
     /// None: the host itself.
     pub pool: Option<String>,
-    /// What it would have to promise in addition.
+    /// What it would have to promise in addition; nothing where it may promise less than it has.
     pub need: Pages,
     /// What it has left.
     pub left: Pages,
     /// Of how much.
     pub of: Pages,
+    /// What it had promised before.
+    pub promised: Pages,
     /// What holds it back.
     pub lack: Lack,
 }
 
 impl fmt::Display for Shortage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Shortage { pool, need, left, of, lack } = self;
+        let Shortage { pool, need, left, of, promised, lack } = self;
         let name = pool.as_deref().unwrap_or_default();
+        if need.is_zero() {
+            let (promised, of) = told_apart(*promised, *of);
+            return match lack {
+                Lack::Host => write!(f, "{promised} is promised, {of} can be"),
+                Lack::Min => write!(
+                    f,
+                    "pool {name} has promised {promised}, and its min is {of} (it is not expandable)"
+                ),
+                Lack::Max => write!(f, "pool {name} has promised {promised}, and its max is {of}"),
+            };
+        }
         let (need, left) = told_apart(*need, *left);
         match lack {
             Lack::Host => write!(f, "needs {need} unreserved, {left} free of promises"),
@@ -145,6 +158,7 @@ impl Books<'_> {
             need: now[i].used.saturating_sub(was),
             left: of.saturating_sub(was),
             of,
+            promised: was,
             lack,
         })
     }

@@ -87,6 +87,32 @@ fn what_was_too_much_before_does_not_refuse_what_is_elsewhere() {
     assert!(books(&worse, 1_000, &[(Some(0), 150)]).no_worse_than(&b).is_err());
 }
 
+/// Nothing is asked for in addition: what may be promised has become less.
+#[test]
+fn who_may_promise_less_than_is_promised_is_told_both() {
+    let before = [pool(0, None, 600, Some(900), true)];
+    let b = books(&before, 1_000, &[(Some(0), 500)]);
+    let refused = |pools: &[Pool], capacity| {
+        let after = books(pools, capacity, &[(Some(0), 500)]);
+        after.no_worse_than(&b).unwrap_err().to_string()
+    };
+    assert_eq!(refused(&before, 400), "600 MiB is promised, 400 MiB can be");
+    let lower_max = [pool(0, None, 300, Some(400), true)];
+    assert_eq!(
+        refused(&lower_max, 1_000),
+        "pool prod has promised 500 MiB, and its max is 400 MiB"
+    );
+    let fixed = [pool(0, None, 300, Some(900), false)];
+    assert_eq!(
+        refused(&fixed, 1_000),
+        "pool prod has promised 500 MiB, and its min is 300 MiB (it is not expandable)"
+    );
+    // A page less: the unit that tells them apart.
+    let after = Books { capacity: mib(600) - Pages(1), ..books(&before, 0, &[(Some(0), 500)]) };
+    let why = after.no_worse_than(&b).unwrap_err().to_string();
+    assert_eq!(why, "153600 pages is promised, 153599 pages can be");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 

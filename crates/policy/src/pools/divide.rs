@@ -33,7 +33,7 @@ pub fn divide(
     vms: &[VmDemand],
     members: &[Member],
 ) -> (Vec<Entitlement>, Vec<PoolShare>) {
-    let tree = Tree::new(pools, members.iter().copied());
+    let tree = Tree::new(pools, members.iter().copied(), &[]);
     divide_in(&tree, available, pools, vms)
 }
 

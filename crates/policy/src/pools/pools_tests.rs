@@ -49,7 +49,7 @@ struct Slow<'a> {
 impl Slow<'_> {
     fn new<'a>(pools: &[Pool], vms: &'a [VmDemand], places: &[Member]) -> Slow<'a> {
         let claims = vms.iter().map(Claim::of_vm).collect();
-        Slow { tree: Tree::new(pools, places.iter().copied()), claims, vms }
+        Slow { tree: Tree::new(pools, places.iter().copied(), &[]), claims, vms }
     }
 
     fn bounds(&self, child: Child) -> (u64, u64) {
@@ -283,7 +283,7 @@ fn ten_thousand_vms_in_nested_pools_add_up_and_leave_no_page_worth_moving() {
     let places: Vec<Member> =
         (0..10_000).map(|i| place((i % 130 < 120).then_some(i % 130))).collect();
     let available = vms.iter().map(|v| v.max).sum::<Pages>().0 / 2;
-    let tree = Tree::new(&pools, places.iter().copied());
+    let tree = Tree::new(&pools, places.iter().copied(), &[]);
     let claims: Vec<Claim> = vms.iter().map(Claim::of_vm).collect();
     let found = allocate(&tree, Pages(available), &claims);
     assert_eq!(found.held.iter().sum::<u64>(), available);
@@ -351,7 +351,7 @@ proptest! {
             let inside = |m: &Member| ancestors(&pools, m.pool).any(|i| pools[i].id == p.id);
             let held: u64 = places.iter().zip(&results).filter(|(m, _)| inside(m)).map(|(_, e)| e.target.0).sum();
             prop_assert_eq!(held, s.target.0);
-            let group = Tree::new(&pools, places.iter().copied()).of_pool[pools.iter().position(|q| q.id == p.id).unwrap()];
+            let group = Tree::new(&pools, places.iter().copied(), &[]).of_pool[pools.iter().position(|q| q.id == p.id).unwrap()];
             let (floor, ceil) = slow.bounds(Child::Group(group as u32));
             prop_assert!(floor <= held && held <= ceil, "{p:?} holds {held}");
             let promised = places.iter().zip(&vms).any(|(m, v)| inside(m) && v.min.0 > 0)

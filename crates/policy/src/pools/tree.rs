@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use ballast_units::Pages;
+use serde::{Deserialize, Serialize};
 
 use super::{Pool, PoolId};
 
@@ -41,7 +42,7 @@ pub(crate) struct Tree {
 }
 
 /// A VM as far as pools are concerned.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
     /// None, or one that is not there: a child of the host.
     pub pool: Option<PoolId>,
@@ -50,8 +51,13 @@ pub struct Member {
 }
 
 impl Tree {
-    /// Pools whose parent is missing, or who are their own ancestors, count as children of the host.
-    pub fn new(pools: &[Pool], members: impl IntoIterator<Item = Member>) -> Tree {
+    /// Pools whose parent is missing, or who are their own ancestors, count as children of the host. What `outside` holds
+    /// counts against the bounds of its pools, as overhead does, and is no child of theirs.
+    pub fn new(
+        pools: &[Pool],
+        members: impl IntoIterator<Item = Member>,
+        outside: &[Member],
+    ) -> Tree {
         let places: HashMap<PoolId, usize> =
             pools.iter().enumerate().map(|(i, pool)| (pool.id, i)).collect();
         let mut below: Vec<Vec<usize>> = vec![Vec::new(); pools.len() + 1];
@@ -80,10 +86,11 @@ impl Tree {
             }
         }
         let mut overheads = vec![0u64; tree.groups.len()];
-        for (leaf, member) in members.into_iter().enumerate() {
+        let leaves = members.into_iter().enumerate().map(|(i, member)| (member, Some(i)));
+        for (member, leaf) in leaves.chain(outside.iter().map(|member| (*member, None))) {
             let place = member.pool.and_then(|id| places.get(&id));
             let group = place.map_or(HOST, |&i| tree.of_pool[i]);
-            tree.groups[group].children.push(Child::Leaf(leaf as u32));
+            tree.groups[group].children.extend(leaf.map(|leaf| Child::Leaf(leaf as u32)));
             overheads[group] = overheads[group].saturating_add(member.overhead.0);
         }
         for g in (0..tree.groups.len()).rev() {
