@@ -51,6 +51,8 @@ pub struct Frames {
     limit: u64,
     /// Frames in which a quarter is free beside one that is taken.
     odd: BTreeSet<u32>,
+    /// Of those, the ones in which a half is free, too.
+    odd_with_half: BTreeSet<u32>,
     /// Frames with a free half and no odd quarter.
     even: BTreeSet<u32>,
     /// Frames below the highest that was ever used that hold nothing.
@@ -98,8 +100,7 @@ impl Frames {
     }
 
     fn free_half(&self) -> Option<u32> {
-        let odd = || self.odd.iter().copied().find(|&f| has_half(self.taken[f as usize]));
-        self.even.first().copied().or_else(odd)
+        self.even.first().or_else(|| self.odd_with_half.first()).copied()
     }
 
     /// Takes a slot: a quarter beside a taken one first, then half of a frame in use, then a new frame,
@@ -248,6 +249,11 @@ impl Frames {
                 set.remove(&frame);
             }
         }
+        if is_odd_with_half(after) {
+            self.odd_with_half.insert(frame);
+        } else if is_odd_with_half(before) {
+            self.odd_with_half.remove(&frame);
+        }
     }
 
     /// Whether the invariants hold; walks all frames.
@@ -265,6 +271,9 @@ impl Frames {
                 (Kind::Odd, self.odd.contains(&frame)),
                 (Kind::Even, self.even.contains(&frame)),
             ];
+            if is_odd_with_half(taken) != self.odd_with_half.contains(&frame) {
+                return Err(format!("frame {frame} ({taken:#06b}) and odd ones with a half"));
+            }
             for (kind_of_set, is_in) in kinds {
                 if is_in != (kind(taken) == kind_of_set) {
                     return Err(format!(
@@ -311,6 +320,10 @@ fn kind(taken: u8) -> Kind {
 /// Halves that are free beside something that is taken.
 fn halves_beside(taken: u8) -> u64 {
     u64::from(taken != 0 && has_half(taken))
+}
+
+fn is_odd_with_half(taken: u8) -> bool {
+    kind(taken) == Kind::Odd && has_half(taken)
 }
 
 fn has_half(taken: u8) -> bool {

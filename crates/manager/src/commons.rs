@@ -552,12 +552,14 @@ impl Remapper for ShimLink {
         let batch = Batch::new(id, ops.collect())
             .map_err(|_| RemapError::Stopped { done: 0, errno: libc::E2BIG })?;
         let fds: Vec<BorrowedFd<'_>> = files.to_vec();
-        if let Err(e) = self.connection.send(&Message::Batch(batch), &fds) {
+        // One patience for both halves: it may not even read.
+        let begun = Instant::now();
+        if let Err(e) = self.connection.send_within(ANSWER, &Message::Batch(batch), &fds) {
             // It has not got it.
             tracing::debug!("a shim: {e}");
             return Err(self.end());
         }
-        match self.answer(id, ANSWER)? {
+        match self.answer(id, ANSWER.saturating_sub(begun.elapsed()))? {
             (_, 0) => Ok(()),
             (done, errno) => {
                 Err(RemapError::Stopped { done: (done as usize).min(changes.len()), errno })

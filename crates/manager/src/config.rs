@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ballast_compress::Algorithm;
+use ballast_pager::file_memory;
 use ballast_pager::tier::Compression;
 use ballast_policy::{BalloonConfig, PolicyKind, SamplingConfig, SamplingError, Scale, TaxRate};
 use ballast_qemu::process::host_memory;
@@ -625,6 +626,12 @@ fn swap_places(
         None if !swap.is_empty() => None,
         Some(dir) => Some(absolute("swap_dir", dir)?),
         None if run_dir == Path::new("/run/ballast") => Some("/var/lib/ballast/swap".into()),
+        // One that is there may be a former manager's, whose VMs wait for this one.
+        None if !run_dir.join(layout::SWAP).exists() && is_in_memory(run_dir) => {
+            let dir = run_dir.join(layout::SWAP);
+            let what = "on a tmpfs, where what is swapped stays in memory: name one on a disk";
+            return Err(("swap_dir", format!("{} would be {what}", dir.display())));
+        }
         None => Some(run_dir.join(layout::SWAP)),
     };
     for location in &mut swap {
@@ -637,6 +644,12 @@ fn swap_places(
     swap.extend(swap_dir.iter().map(|dir| SwapLocation { path: dir.clone(), priority: 0 }));
     swap.sort_by_key(|location| std::cmp::Reverse(location.priority));
     Ok((swap_dir, swap))
+}
+
+/// Whether a folder is on a tmpfs, or will be when it is made.
+fn is_in_memory(folder: &Path) -> bool {
+    let nearest = folder.ancestors().find_map(|folder| std::fs::File::open(folder).ok());
+    nearest.is_some_and(|folder| file_memory::is_in_memory(folder).unwrap_or(false))
 }
 
 /// The table `[sharing]`, checked; an error names its key.

@@ -153,6 +153,7 @@ fn folders_that_others_write_to_are_refused() {
     std::fs::set_permissions(&way, Permissions::from_mode(0o775)).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_ballastd"));
     command.args(["--budget", "64M", "--run-dir"]).arg(way.join("run"));
+    command.arg("--swap-dir").arg(&swap_dir);
     refused(&command.output().unwrap(), &["way is group 65534's to change"]);
     assert!(!way.join("run").exists());
 }
@@ -205,7 +206,7 @@ fn the_group_of_shims_reaches_their_socket_and_nothing_else() {
     // Its own group: who is not root may give files to no other.
     let group = rustix::process::getegid().as_raw();
     let text = format!("budget = \"64M\"\nshim_group = \"{group}\"\nrun_dir = {run_dir:?}\n");
-    std::fs::write(&file, text).unwrap();
+    std::fs::write(&file, format!("{text}swap_dir = {:?}\n", ballastd.swap_dir())).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_ballastd"));
     command.arg("--config").arg(&file);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();

@@ -1,8 +1,8 @@
 //! The real guest memory: a userfaultfd over the RAM mappings of a VMM, and the RAM files themselves, one for
 //! each part of the RAM.
 //!
-//! The files are read with `pread` and never mapped: the VMM can change them at will, and a truncated
-//! mapping would kill the manager.
+//! The files are read with `pread`, never through a mapping: the VMM can change them at will, and touching what was cut
+//! short would kill the manager. What asks for large pages maps a part for a moment, and touches nothing.
 
 use std::fs::File;
 use std::ops::Range;
@@ -12,11 +12,12 @@ use std::sync::OnceLock;
 
 use ballast_uffd::{CopyOpts, Modes, Uffd, UffdError};
 use ballast_units::{Bytes, HostAddr, PAGE_SIZE, Pages, Ppn};
-use rustix::fs::{FallocateFlags, SeekFrom};
+use rustix::fs::SeekFrom;
 use rustix::io::Errno as Sys;
 
 use crate::accesses::Accesses;
 use crate::backend::{Backend, Errno, MemError, PageBuf, Place, Remap};
+use crate::file_memory;
 use crate::mappings::Mappings;
 pub use crate::ram_layout::{MAX_PARTS, RamLayout, RamPart};
 
@@ -145,7 +146,7 @@ impl GuestRam {
         let mut result = Ok(());
         for (part, file) in self.parts() {
             // One that cannot be freed does not keep the others.
-            let freed = punch_bytes(file, part.file_offset, part.len.bytes().0);
+            let freed = file_memory::free(file, part.file_offset, part.len.bytes().0);
             result = result.and(freed.map_err(Into::into));
         }
         result
@@ -192,16 +193,6 @@ impl GuestRam {
     }
 }
 
-fn punch_bytes(file: &File, offset: u64, len: u64) -> rustix::io::Result<()> {
-    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    loop {
-        match rustix::fs::fallocate(file, flags, offset, len) {
-            Err(Sys::INTR) => {}
-            other => return other,
-        }
-    }
-}
-
 const ONE: Bytes = Bytes(PAGE_SIZE as u64);
 
 impl Backend for GuestRam {
@@ -225,7 +216,7 @@ impl Backend for GuestRam {
     fn punch(&self, ppn: Ppn, n: u64) -> Result<(), MemError> {
         self.in_each(ppn, n, |(first, n)| {
             let (file, offset) = self.home(first);
-            punch_bytes(file, offset, Pages(n).bytes().0)
+            file_memory::free(file, offset, Pages(n).bytes().0)
                 .map_err(|e| from_errno(e, "punching the RAM file", first))
         })
     }

@@ -23,6 +23,7 @@ mod accesses;
 pub mod advance;
 pub mod backend;
 mod clock;
+pub mod file_memory;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod guest_ram;

@@ -11,6 +11,7 @@ use std::ptr::NonNull;
 
 use rustix::mm::{MapFlags, ProtFlags};
 
+use crate::file_memory;
 use crate::sync::AtomicU64;
 
 /// The first page of a file, or what there is of it.
@@ -98,7 +99,7 @@ impl Mapping {
         let file =
             OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)?;
         // Allocated now: a full tmpfs must be an error here, not a SIGBUS later.
-        rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, len as u64)
+        file_memory::allocate(&file, 0, len as u64)
             .map_err(std::io::Error::from)
             .and_then(|()| Mapping::map(&file, len))
             .inspect_err(|_| drop(std::fs::remove_file(path)))

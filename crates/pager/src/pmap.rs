@@ -248,7 +248,10 @@ impl Pmap {
         });
         marks.some.store(marked.len(), Release);
         match given {
-            Ok(()) => None,
+            Ok(()) => {
+                self.complained.store(false, Relaxed);
+                None
+            }
             Err(e) => {
                 if !self.complained.swap(true, Relaxed) {
                     tracing::error!("no memory for a pmap (guests that touch new pages wait): {e}");

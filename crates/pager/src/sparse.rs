@@ -8,7 +8,9 @@ use std::os::fd::AsFd;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::fs::{FallocateFlags, SeekFrom};
+use rustix::fs::SeekFrom;
+
+use crate::file_memory;
 
 /// Bytes of one part: the words of 32 MiB of a guest.
 pub const PART: usize = 64 << 10;
@@ -93,7 +95,7 @@ impl Parts {
         let part = at / PART;
         let range = part * PART..self.end_of(part);
         let (start, len) = (range.start as u64, range.len() as u64);
-        rustix::fs::fallocate(&self.file, FallocateFlags::empty(), start, len)?;
+        file_memory::allocate(&self.file, start, len)?;
         first(range);
         self.mark(part);
         Ok(())

@@ -17,6 +17,7 @@ use ballast_compress::{Algorithm, Allocated, Damaged, Frames, Occupancy, Place, 
 use ballast_units::{Bytes, PAGE_SIZE, Pages, Ppn};
 
 use crate::backend::PageBuf;
+use crate::file_memory;
 use crate::mapped_file::Mapping;
 use crate::sync::{Mutex, lock};
 
@@ -206,16 +207,13 @@ impl Tier {
     fn allocate(&self, place: Place) -> std::io::Result<()> {
         let Some(file) = &self.file else { return Ok(()) };
         let at = u64::from(place.frame()) * PAGE_SIZE as u64;
-        let none = rustix::fs::FallocateFlags::empty();
-        Ok(rustix::fs::fallocate(file, none, at, PAGE_SIZE as u64)?)
+        Ok(file_memory::allocate(file, at, PAGE_SIZE as u64)?)
     }
 
     fn punch(&self, first: u64, frames: u64) {
         let Some(file) = &self.file else { return };
-        use rustix::fs::FallocateFlags;
-        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let page = PAGE_SIZE as u64;
-        if let Err(e) = rustix::fs::fallocate(file, flags, first * page, frames * page) {
+        if let Err(e) = file_memory::free(file, first * page, frames * page) {
             // It stays allocated until it is used again.
             tracing::error!("freeing a frame of compressed pages: {e}");
         }

@@ -11,10 +11,13 @@ use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    sockopt::Timeout,
 };
 
 use crate::{DecodeError, MAX_FDS, MAX_MESSAGE, Message, strangers};
 
+/// How long who connects waits where the queue of those that do is full.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a peer that does not read may hold up a sender.
 const SEND_TIMEOUT: Duration = Duration::from_secs(5);
 /// Room for the descriptors of any message that this side sends.
@@ -47,10 +50,23 @@ pub enum ConnectionError {
     #[error("{} with a descriptor that is neither memory (a memfd, a file on a tmpfs) nor a userfaultfd: {what}", message.name())]
     Strange { message: Box<Message>, what: String },
     /// Some of its descriptors are gone.
-    #[error("{0}: no room for its descriptors, or too many strange ones came of its user")]
-    Lost(&'static str),
+    #[error("{}: no room for its descriptors, or too many strange ones came of its user", .0.name())]
+    Lost(Box<Message>),
     #[error("shim socket: {0}")]
     Io(#[from] std::io::Error),
+}
+
+impl ConnectionError {
+    /// The number of a batch that came without its descriptors: the conversation is not over.
+    pub fn lost_batch(&self) -> Option<u64> {
+        match self {
+            ConnectionError::Lost(message) => match &**message {
+                Message::Batch(batch) => Some(batch.id),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
 }
 
 impl From<Errno> for ConnectionError {
@@ -96,8 +112,10 @@ impl Connection {
     /// Connects this one.
     ///
     /// # Errors
-    /// There is no such socket, nobody listens on it, or it is not ours to connect to; or a path too long for one.
+    /// There is no such socket, nobody listens on it, or it is not ours to connect to; or a path too long for one. Who
+    /// listens has taken in nobody for 2 s, and more wait than may.
     pub fn connect_to(&self, path: &Path) -> std::io::Result<()> {
+        rustix::net::sockopt::set_socket_timeout(&self.fd, Timeout::Send, Some(CONNECT_TIMEOUT))?;
         rustix::net::connect(&self.fd, &SocketAddrUnix::new(path)?)?;
         Ok(())
     }
@@ -149,6 +167,19 @@ impl Connection {
     /// `Decode(Descriptors)`: not the number of descriptors that belongs to the message; a mistake
     /// of the caller.
     pub fn send(&self, message: &Message, fds: &[BorrowedFd<'_>]) -> Result<(), ConnectionError> {
+        self.send_within(SEND_TIMEOUT, message, fds)
+    }
+
+    /// The same, with `patience` for a peer that does not read.
+    ///
+    /// # Errors
+    /// As of [`Connection::send`].
+    pub fn send_within(
+        &self,
+        patience: Duration,
+        message: &Message,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(), ConnectionError> {
         check_descriptors(message, fds.len())?;
         let bytes = message.encode();
         let mut space = [MaybeUninit::uninit(); CONTROL];
@@ -157,7 +188,7 @@ impl Connection {
             // Cannot fail: the space is computed from the limit that was just checked.
             control.push(SendAncillaryMessage::ScmRights(fds));
         }
-        let deadline = Instant::now() + SEND_TIMEOUT;
+        let deadline = Instant::now() + patience;
         loop {
             let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
             match rustix::net::sendmsg(&self.fd, &[IoSlice::new(&bytes)], &mut control, flags) {
@@ -165,7 +196,7 @@ impl Connection {
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => {
                     if !self.wait(PollFlags::OUT, Some(deadline))? {
-                        return Err(ConnectionError::TimedOut(SEND_TIMEOUT));
+                        return Err(ConnectionError::TimedOut(patience));
                     }
                 }
                 Err(e) => return Err(e.into()),
@@ -190,11 +221,12 @@ impl Connection {
         // One byte more than the longest message, so that a longer one is not taken for one.
         let mut bytes = [0; MAX_MESSAGE + 1];
         let mut space = [MaybeUninit::uninit(); ALL_CONTROL];
-        let room = match self.stranger {
-            Some(uid) if !strangers::is_welcome(uid) => 0,
-            _ => ALL_CONTROL,
-        };
         loop {
+            // Each time: while this one waited, others may have sent too many.
+            let room = match self.stranger {
+                Some(uid) if !strangers::is_welcome(uid) => 0,
+                _ => ALL_CONTROL,
+            };
             let mut control = RecvAncillaryBuffer::new(&mut space[..room]);
             let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
             let mut iov = [IoSliceMut::new(&mut bytes)];
@@ -229,7 +261,7 @@ impl Connection {
                 }
             };
             if received.flags.contains(ReturnFlags::CTRUNC) {
-                return Err(ConnectionError::Lost(message.name()));
+                return Err(ConnectionError::Lost(Box::new(message)));
             }
             check_descriptors(&message, fds.len())?;
             return Ok((message, fds));

@@ -2,8 +2,10 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 
+use ballast_units::{Bytes, HostAddr};
+
 use super::*;
-use crate::{Batch, VERSION};
+use crate::{Batch, Op, OpKind, VERSION};
 
 const SOON: Option<Duration> = Some(Duration::from_millis(50));
 
@@ -108,15 +110,73 @@ fn what_may_hang_when_it_is_closed_is_refused_and_left_open() {
     assert!(matches!(manager.recv(SOON), Err(ConnectionError::Decode(DecodeError::Magic))));
     assert_eq!(crate::strangers::kept_open(), 7);
     // As many as there can be; from then on none is taken in, and none counted.
+    let beside = tempfile::tempdir().unwrap();
+    let (another, waits) = accepted(beside.path());
+    let waiting = std::thread::spawn(move || waits.recv(Some(Duration::from_secs(30))));
+    std::thread::sleep(Duration::from_millis(50));
     send(&ready.encode(), &[kinds[0].0.as_fd(); 253]);
     assert!(matches!(manager.recv(SOON), Err(ConnectionError::Strange { .. })));
     assert_eq!(crate::strangers::kept_open(), 260);
     shim.send(&ready, &[kinds[0].0.as_fd()]).unwrap();
-    assert!(matches!(manager.recv(SOON), Err(ConnectionError::Lost("Ready"))));
+    let lost = manager.recv(SOON).unwrap_err();
+    assert!(matches!(&lost, ConnectionError::Lost(message) if **message == ready), "{lost}");
+    assert_eq!(lost.lost_batch(), None);
+    // Nor of who waited since before.
+    another.send(&ready, &[kinds[0].0.as_fd()]).unwrap();
+    let waited = waiting.join().unwrap();
+    assert!(matches!(waited, Err(ConnectionError::Lost(_))), "{waited:?}");
     assert_eq!(crate::strangers::kept_open(), 260);
     // What has no descriptors comes in as before.
     shim.send(&Message::Managed, &[]).unwrap();
     assert_eq!(manager.recv(SOON).unwrap().0, Message::Managed);
+}
+
+#[test]
+fn a_batch_that_lost_its_descriptors_is_known_by_its_number() {
+    let op = Op {
+        kind: OpKind::MapStore,
+        addr: HostAddr(4096),
+        len: Bytes(4096),
+        file_offset: 0,
+        fd_index: 0,
+    };
+    let batch = Message::Batch(Batch::new(7, vec![op]).unwrap());
+    assert_eq!(ConnectionError::Lost(Box::new(batch)).lost_batch(), Some(7));
+    assert_eq!(ConnectionError::Lost(Box::new(Message::Managed)).lost_batch(), None);
+    assert_eq!(ConnectionError::Closed.lost_batch(), None);
+}
+
+/// Who listens and takes nobody in holds nobody up for long.
+#[test]
+fn who_finds_the_queue_full_gives_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("shim.sock");
+    let listener = Listener::bind(&path).unwrap();
+    let (mut waiting, begun) = (Vec::new(), Instant::now());
+    let refused = loop {
+        match Connection::connect(&path) {
+            Ok(connection) => waiting.push(connection),
+            Err(e) => break e,
+        }
+        assert!(waiting.len() < 1000 && begun.elapsed() < Duration::from_secs(60));
+    };
+    assert_eq!(refused.kind(), std::io::ErrorKind::WouldBlock, "{refused}");
+    // One is taken in: there is a place.
+    let first = listener.accept(SOON).unwrap();
+    Connection::connect(&path).unwrap();
+    drop(first);
+}
+
+#[test]
+fn a_peer_that_does_not_read_is_waited_for_as_long_as_was_said() {
+    let (a, _b) = Connection::pair().unwrap();
+    let patience = Duration::from_millis(20);
+    let refused = loop {
+        if let Err(e) = a.send_within(patience, &Message::Managed, &[]) {
+            break e;
+        }
+    };
+    assert!(matches!(refused, ConnectionError::TimedOut(after) if after == patience), "{refused}");
 }
 
 #[test]

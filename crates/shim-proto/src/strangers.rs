@@ -13,7 +13,8 @@ use std::os::fd::{AsRawFd as _, IntoRawFd as _, OwnedFd};
 use std::sync::{Mutex, PoisonError};
 
 /// So many of one user stay open. Of who has sent as many, no descriptor is taken in any more: the kernel throws them
-/// away as they come, and none of his VMMs is let in until this process has ended. One message has up to 253.
+/// away as they come, and none of his VMMs is let in until this process has ended. One message has up to 253, which
+/// one more may be bringing.
 pub(crate) const MOST_OF_ONE_USER: usize = 256;
 
 /// How many stay open, by the user who sent them.

@@ -126,6 +126,11 @@ pub fn hello(config: &Config, rams: impl Iterator<Item = Ram>, reconnect: bool) 
 /// A manager of before is there: it is spoken to as it understands.
 static OLDER: AtomicBool = AtomicBool::new(false);
 
+/// Whoever comes next may be a newer one.
+pub fn is_for_anybody() {
+    OLDER.store(false, Ordering::Relaxed);
+}
+
 fn version_for(parts: usize) -> u32 {
     let older = OLDER.load(Ordering::Relaxed);
     if older { Hello::older_version_for(parts) } else { Hello::version_for(parts) }

@@ -3,6 +3,7 @@
 use std::cell::OnceCell;
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Receiver;
 use std::thread;
 use std::time::Duration;
@@ -97,8 +98,8 @@ fn converse(vm: &Vm, connection: &Connection) -> ConnectionError {
     loop {
         let unseen = || vm.parts.iter().filter(|part| part.alike.get().is_none());
         let patience = unseen().next().map(|_| SETTLED);
-        let (batch, fds) = match connection.recv(patience) {
-            Ok((Message::Batch(batch), fds)) => (batch, fds),
+        let (id, (done, errno)) = match connection.recv(patience) {
+            Ok((Message::Batch(batch), fds)) => (batch.id, batch::run(vm, batch.ops(), &fds)),
             Ok((Message::Managed, _)) => continue,
             Ok(_) => return ConnectionError::Closed,
             Err(ConnectionError::TimedOut(_)) => {
@@ -107,13 +108,26 @@ fn converse(vm: &Vm, connection: &Connection) -> ConnectionError {
                 }
                 continue;
             }
-            Err(e) => return e,
+            Err(e) => match e.lost_batch() {
+                // To connect anew would free the one that is missing, for the next to come to the same.
+                Some(id) => {
+                    say_full();
+                    (id, (0, libc::EMFILE))
+                }
+                None => return e,
+            },
         };
-        let (done, errno) = batch::run(vm, batch.ops(), &fds);
-        let answer = Message::BatchDone { id: batch.id, done, errno };
-        if let Err(e) = connection.send(&answer, &[]) {
+        if let Err(e) = connection.send(&Message::BatchDone { id, done, errno }, &[]) {
             return e;
         }
+    }
+}
+
+/// Says once that the VMM has as many descriptors as it may.
+fn say_full() {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if !SAID.swap(true, Ordering::Relaxed) {
+        crate::say("the VMM has no descriptor left (RLIMIT_NOFILE): its pages are not shared");
     }
 }
 
@@ -121,6 +135,7 @@ fn converse(vm: &Vm, connection: &Connection) -> ConnectionError {
 fn reconnect(config: &Config, vm: &Vm) -> Held<Connection> {
     let mut refusal = None;
     let mut denied = false;
+    attach::is_for_anybody();
     loop {
         thread::sleep(if refusal.is_some() { REFUSED } else { RECONNECT });
         let hello = attach::hello(config, vm.rams(), true);

@@ -202,6 +202,25 @@ fn a_manager_of_before_is_spoken_to_as_it_understands() {
     assert!(puppet.end().contains("going on unmanaged"));
 }
 
+/// Who comes after it may understand more.
+#[test]
+fn a_manager_that_comes_after_one_of_before_is_spoken_to_as_any_other() {
+    let Some((manager, vm, mut puppet)) = managed(1000) else { return };
+    drop(vm);
+    let (connection, hello, _fds) = manager.accept_hello();
+    assert_eq!((hello.version, hello.reconnect), (ONE_PART, true));
+    let refused = "protocol version 4; this side speaks versions 1 to 3";
+    connection.send(&Message::refuse(refused), &[]).unwrap();
+    drop(connection);
+    let (connection, hello, _fds) = manager.accept_hello();
+    assert_eq!((hello.version, hello.reconnect), (2, true));
+    connection.send(&Message::Managed, &[]).unwrap();
+    drop(connection);
+    let vm = manager.accept_again(3000);
+    assert_eq!((vm.hello.version, vm.hello.reconnect), (ONE_PART, true));
+    assert_eq!(puppet.read_page(10), 3010);
+}
+
 #[test]
 fn without_any_manager_a_vm_does_not_start_unless_told_so() {
     let Some(manager) = FakeManager::start() else { return };

@@ -213,3 +213,32 @@ fn a_new_manager_sees_how_far_the_last_batch_came() {
     assert_eq!(vm.protected(), 1);
     assert_eq!(vm.copies(20, 2), [true, false]);
 }
+
+/// Whose descriptors are used up: nothing is lost, the conversation goes on, and what needs no descriptor is done.
+#[test]
+fn without_a_descriptor_left_a_batch_is_refused_and_the_next_is_done() {
+    let Some((_manager, vm, mut puppet)) = managed(7000) else { return };
+    let (_dir, store) = store();
+    assert_eq!(vm.batch(1, vec![map_store(&vm, 21, 1, 21)], &[&store]), (1, 0));
+    puppet.write_page(20, 1);
+    let open = std::fs::read_dir(format!("/proc/{}/fd", vm.hello.pid)).unwrap();
+    let open: Vec<u64> =
+        open.map(|fd| fd.unwrap().file_name().to_str().unwrap().parse().unwrap()).collect();
+    let free = (0..).find(|fd| !open.contains(fd)).unwrap();
+    let before = rustix::process::getrlimit(Resource::Nofile);
+    let limit = |limit| {
+        let pid = Pid::from_raw(vm.hello.pid as i32).unwrap();
+        prlimit(Some(pid), Resource::Nofile, limit).unwrap();
+    };
+    limit(Rlimit { current: Some(free), ..before.clone() });
+    let to_store = vec![map_store(&vm, 20, 1, 20)];
+    for n in 2..4 {
+        assert_eq!(vm.batch(n, to_store.clone(), &[&store]), (0, libc::EMFILE));
+        assert!(vm.is_home(20));
+    }
+    assert_eq!(vm.batch(4, vec![map_home(&vm, 21, 1)], &[]), (1, 0));
+
+    limit(before);
+    assert_eq!(vm.batch(5, to_store, &[&store]), (1, 0));
+    assert_eq!((puppet.read_page(20), puppet.read_page(21)), (STAMP + 20, STAMP + 21));
+}

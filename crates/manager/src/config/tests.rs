@@ -191,3 +191,29 @@ fn the_command_line_wins() {
     assert_eq!(config.swap_dir.as_deref(), Some(Path::new("/b/swap")));
     assert_eq!(config.tax, TaxRate::new(0.5).unwrap());
 }
+
+/// What is swapped is to leave memory: nobody's swap is on a tmpfs because nothing else was said.
+#[test]
+fn no_swap_is_put_on_a_tmpfs_unasked() {
+    let shm = tempfile::tempdir_in("/dev/shm").unwrap();
+    // It may be made yet.
+    for run_dir in [shm.path().to_owned(), shm.path().join("a/b")] {
+        let check = |rest: &str| {
+            let over = Overrides {
+                run_dir: Some(run_dir.clone()),
+                shim: std::env::current_exe().ok(),
+                ..Overrides::default()
+            };
+            let file = parse(Path::new("x"), &format!("budget = \"1G\"\n{rest}")).unwrap();
+            Config::check(file, over, "x", Bytes::from_mib(2048)).map_err(|e| e.to_string())
+        };
+        let refused = check("").unwrap_err();
+        let part = "/swap would be on a tmpfs, where what is swapped stays in memory";
+        assert!(refused.contains("swap_dir: ") && refused.contains(part), "{refused}");
+        assert!(check("swap_dir = \"/c\"\n").is_ok());
+        std::fs::create_dir_all(run_dir.join("swap")).unwrap();
+        assert!(check("").is_ok(), "a former manager's");
+        std::fs::remove_dir(run_dir.join("swap")).unwrap();
+        assert!(check("[[swap.location]]\npath = \"/a\"\n").is_ok());
+    }
+}

@@ -209,13 +209,8 @@ impl PagedVm {
         made.add(&files.stage);
         let tier = open_tier(&files, ram.layout().len(), config.compression)?;
         made.add(&files.compressed);
-        for path in files.swap.indirect() {
-            tracing::warn!(
-                vm = name,
-                "{}: no O_DIRECT there: swapped pages may stay in the host's \
-                page cache, outside the budget",
-                path.display()
-            );
+        for (path, why) in files.swap.in_memory() {
+            tracing::warn!(vm = name, "{}: {why}, outside the budget", path.display());
         }
         let slots = files.swap.slots();
         let memory =

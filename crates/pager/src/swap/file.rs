@@ -8,6 +8,7 @@ use ballast_units::{PAGE_SIZE, Pages, SlotId};
 use rustix::fs::OFlags;
 
 use crate::backend::PageBuf;
+use crate::file_memory;
 
 /// Why a VM's swap files cannot be made, or not be opened. What was made for it before is removed again; what
 /// was there stays.
@@ -32,6 +33,7 @@ pub struct SwapFile {
     file: File,
     path: PathBuf,
     direct: bool,
+    in_memory: bool,
     len: Pages,
 }
 
@@ -46,13 +48,12 @@ impl SwapFile {
         let (file, direct) = open(path, true).map_err(fail)?;
         let bytes = len.bytes().0;
         if bytes > 0 {
-            let flags = rustix::fs::FallocateFlags::empty();
-            if let Err(e) = rustix::fs::fallocate(&file, flags, 0, bytes) {
+            if let Err(e) = file_memory::allocate(&file, 0, bytes) {
                 let _ = std::fs::remove_file(path);
                 return Err(fail(e.into()));
             }
         }
-        Ok(SwapFile { file, path: path.to_owned(), direct, len })
+        Ok(SwapFile::of(file, path, direct, len))
     }
 
     /// A file of `len` slots, or of as many as it has. One that has become shorter is not refused: what
@@ -71,17 +72,26 @@ impl SwapFile {
         if let Err(e) = rustix::fs::fallocate(&file, flags, 0, len.bytes().0.max(1)) {
             tracing::debug!("{}: fallocate: {e}", path.display());
         }
-        Ok(SwapFile { file, path: path.to_owned(), direct, len })
+        Ok(SwapFile::of(file, path, direct, len))
+    }
+
+    fn of(file: File, path: &Path, direct: bool, len: Pages) -> SwapFile {
+        let in_memory = file_memory::is_in_memory(&file).unwrap_or(false);
+        SwapFile { file, path: path.to_owned(), direct, in_memory, len }
     }
 
     /// Slots that it was made with, or was said to have; it may be shorter by now.
     pub fn len(&self) -> Pages {
         self.len
     }
-    /// Whether I/O passes by the host's page cache. Where the file system cannot (tmpfs), swapped
+    /// Whether I/O passes by the host's page cache. Where the file system cannot (some network file systems), swapped
     /// pages may stay in host memory outside the budget.
     pub fn is_direct(&self) -> bool {
         self.direct
+    }
+    /// Whether it is on a tmpfs or a ramfs: what is swapped there stays in host memory, outside the budget.
+    pub fn is_in_memory(&self) -> bool {
+        self.in_memory
     }
     /// As it was made or opened.
     pub fn path(&self) -> &Path {

@@ -137,9 +137,18 @@ impl SwapSpace {
         };
         self.parts.iter().map(place).collect()
     }
-    /// Files whose I/O goes through the host's page cache, outside the budget.
-    pub(crate) fn indirect(&self) -> impl Iterator<Item = &Path> {
-        self.parts.iter().map(|p| &p.file).filter(|f| !f.is_direct()).map(SwapFile::path)
+    /// Files whose pages are in the host's memory, or may be, outside the budget; and why.
+    pub(crate) fn in_memory(&self) -> impl Iterator<Item = (&Path, &'static str)> {
+        self.parts.iter().map(|p| &p.file).filter_map(|file| {
+            let why = match (file.is_in_memory(), file.is_direct()) {
+                (true, _) => "it is on a tmpfs: what is swapped there stays in the host's memory",
+                (false, true) => return None,
+                (false, false) => {
+                    "no O_DIRECT there: swapped pages may stay in the host's page cache"
+                }
+            };
+            Some((file.path(), why))
+        })
     }
 
     pub(crate) fn ring(&self, depth: u32) -> Ring {
