@@ -198,6 +198,7 @@ fn note(
     }
     balloon.output = output;
     balloon.reported = reported;
+    balloon.held = reported.or(balloon.held);
     if stats.is_some() {
         balloon.stats = stats;
         balloon.stats_at = Instant::now();

@@ -626,8 +626,10 @@ fn swap_places(
         None if !swap.is_empty() => None,
         Some(dir) => Some(absolute("swap_dir", dir)?),
         None if run_dir == Path::new("/run/ballast") => Some("/var/lib/ballast/swap".into()),
-        // One that is there may be a former manager's, whose VMs wait for this one.
-        None if !run_dir.join(layout::SWAP).exists() && is_in_memory(run_dir) => {
+        // VMs of a former manager may wait for this one, wherever they swap to.
+        None if ![layout::SWAP, layout::VMS].iter().any(|dir| run_dir.join(dir).exists())
+            && is_in_memory(run_dir) =>
+        {
             let dir = run_dir.join(layout::SWAP);
             let what = "on a tmpfs, where what is swapped stays in memory: name one on a disk";
             return Err(("swap_dir", format!("{} would be {what}", dir.display())));

@@ -493,8 +493,10 @@ impl Manager {
             Mode::Paged | Mode::BalloonOnly if is_paged && may_be_paged => params.min,
             // Nothing but its balloon keeps it within less than its whole size.
             _ if !is_paged && vm.spec.is_some() => {
-                let given = lock(&vm.balloon).reported.unwrap_or_default();
-                vm.configured().saturating_sub(given).max(vm.consumed()).max(params.min)
+                let of = vm.spec.as_ref().filter(|spec| !spec.no_balloon);
+                let held = of.map_or(Some(Pages::ZERO), |_| lock(&vm.balloon).held);
+                let most = held.map_or(Pages::ZERO, |held| vm.configured().saturating_sub(held));
+                most.max(vm.consumed()).max(params.min)
             }
             // Nothing is taken from it, or only what its guest gives: what it has it keeps.
             _ => vm.consumed().max(params.min),
@@ -594,14 +596,20 @@ mod tests {
         // Of one that somebody else started is known what it has.
         assert_eq!(promised(&vm), min);
         Arc::get_mut(&mut vm).unwrap().spec = Some(Default::default());
+        assert_eq!(promised(&vm), min, "its QMP has not told yet");
+        lock(&vm.balloon).held = Some(Pages::ZERO);
         assert_eq!(promised(&vm), size);
-        lock(&vm.balloon).reported = Some(Pages::from_mib(40));
+        lock(&vm.balloon).held = Some(Pages::from_mib(40));
         assert_eq!(promised(&vm), Pages::from_mib(60));
         vm.external.store(Pages::from_mib(70).0, std::sync::atomic::Ordering::Relaxed);
         assert_eq!(promised(&vm), Pages::from_mib(70));
-        lock(&vm.balloon).reported = Some(size);
+        lock(&vm.balloon).held = Some(size);
         vm.external.store(0, std::sync::atomic::Ordering::Relaxed);
         assert_eq!(promised(&vm), min);
+        lock(&vm.balloon).held = None;
+        let spec = ballast_api::VmSpec { no_balloon: true, ..Default::default() };
+        Arc::get_mut(&mut vm).unwrap().spec = Some(spec);
+        assert_eq!(promised(&vm), size);
     }
 
     #[tokio::test]

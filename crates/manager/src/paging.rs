@@ -657,7 +657,11 @@ mod tests {
     #[test]
     fn the_simulator_books_what_a_pager_takes() {
         let dir = tempfile::tempdir().unwrap();
-        let overrides = Overrides { run_dir: Some(dir.path().to_owned()), ..Overrides::default() };
+        let overrides = Overrides {
+            run_dir: Some(dir.path().to_owned()),
+            swap_dir: Some(dir.path().join("swap")),
+            ..Overrides::default()
+        };
         let config = Config::load(None, overrides).unwrap();
         let (pager, models) = (pager_config(&config, 1, false), ballast_sim::Models::default());
         for mib in [64, 256, 1 << 10, 64 << 10] {

@@ -42,6 +42,8 @@ pub fn run(manager: &Arc<Manager>) {
     };
     let mut swap_ins = std::collections::HashMap::new();
     let mut last_external = Instant::now();
+    // The thresholds are in force from the first turn on.
+    manager.kick.ring("ballastd started");
     while !manager.is_stopping() {
         // Each turn makes up for what free memory lacks, and that does not fall below zero: what was
         // handed out beyond a budget that was lowered is reclaimed over several.

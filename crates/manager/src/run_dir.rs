@@ -299,6 +299,7 @@ mod tests {
         let run_dir = dir.path().join("run");
         let overrides = crate::config::Overrides {
             budget: Some(ballast_units::Bytes(64 << 20)),
+            swap_dir: Some(run_dir.join(layout::SWAP)),
             run_dir: Some(run_dir.clone()),
             ..crate::config::Overrides::default()
         };

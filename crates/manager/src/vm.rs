@@ -178,6 +178,8 @@ pub struct BalloonState {
     pub commanded: Pages,
     /// What QEMU says. Shown only.
     pub reported: Option<Pages>,
+    /// What it said last, whenever that was. None: it never did.
+    pub held: Option<Pages>,
     /// The memory of its DIMMs, as QEMU told last: see [`Vm::whole`].
     pub dimms: Pages,
     /// None: its guest has told none.
@@ -194,6 +196,7 @@ impl BalloonState {
             output: BalloonOutput::UNKNOWN,
             commanded: Pages::ZERO,
             reported: None,
+            held: None,
             dimms: Pages::ZERO,
             stats: None,
             stats_at: Instant::now(),

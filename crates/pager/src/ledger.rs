@@ -62,8 +62,10 @@ impl Ledger {
     pub fn adopt(&self, n: Pages) {
         let after = self.used.fetch_add(n.0, Ordering::AcqRel) + n.0;
         self.note_used(after);
-        let free = self.budget.load(Ordering::Relaxed).saturating_sub(after);
-        if free < self.alarm_low.load(Ordering::Relaxed) {
+        let budget = self.budget.load(Ordering::Relaxed);
+        let low = self.alarm_low.load(Ordering::Relaxed);
+        // Beyond the budget there is no lower threshold, and every page counts.
+        if !n.is_zero() && (after > budget || budget - after < low) {
             (self.alarm)();
         }
     }
@@ -226,6 +228,13 @@ mod tests {
         assert_eq!((ledger.free(), rung()), (Pages(20), 0));
         ledger.adopt(Pages(1));
         assert_eq!((ledger.free(), rung()), (Pages(19), 1));
+        ledger.adopt(Pages(0));
+        ledger.set_alarm(Pages(0), Pages(60));
+        ledger.adopt(Pages(19));
+        assert_eq!((ledger.free(), rung()), (Pages(0), 0));
+        ledger.adopt(Pages(1));
+        assert_eq!((ledger.free(), rung()), (Pages(0), 1));
+        ledger.release(Pages(20));
         ledger.release(Pages(36));
         ledger.set_budget(Pages(200));
         assert_eq!((ledger.budget(), ledger.free(), rung()), (Pages(200), Pages(155), 1));

@@ -302,3 +302,28 @@ fn neighbours_of_zeros_that_cannot_be_given_back_stay_at_home() {
     assert_eq!(vm.memory.counters.values().zero_dropped, dropped + 3);
     vm.check_shared(&site);
 }
+
+/// Nothing more is asked of a VMM that has no descriptor left for what is to be mapped, until it is looked at again.
+#[test]
+fn a_vmm_without_descriptors_is_asked_for_nothing_more() {
+    let site = Site::new(60, 1);
+    let mut vm = Vm::at(&site, 6, 16, 1);
+    let none = || MemError::Os { op: "test", ppn: Ppn(0), source: Errno(24) };
+    for (p, token) in [(0, 5), (1, 5)] {
+        vm.access(p, Some(token));
+    }
+    vm.ram.0.fail_at(0, none());
+    assert_eq!(vm.memory.map_zeros(Ppn(3), 2), Ok(0));
+    assert!(vm.memory.take_no_files() && !vm.memory.take_no_files());
+    let calls = vm.ram.0.calls();
+    assert_eq!(vm.memory.map_zeros(Ppn(3), 2), Ok(0));
+    assert_eq!(vm.ram.0.calls(), calls, "it is not asked");
+    examine(&vm, 0..2).unwrap();
+    assert_eq!([0, 1].map(|p| vm.state(p)), [State::Resident; 2]);
+    vm.check_shared(&site);
+    vm.memory.allow_remaps(100, 100);
+    assert_eq!(vm.memory.map_zeros(Ppn(3), 2), Ok(2));
+    examine(&vm, 0..2).unwrap();
+    assert_eq!([0, 1].map(|p| vm.state(p)), [State::Shared; 2]);
+    vm.check_shared(&site);
+}

@@ -131,10 +131,13 @@ impl Decision {
         } else if all_max {
             format!("{supply}, which may use {max} together: everyone can have its max.")
         } else if max <= self.available {
-            format!(
-                "{supply}, which may use {max} together: it suffices for all, but not everyone's pool may \
-                 have as much."
-            )
+            let pools = &self.snapshot.pools;
+            let held = |pool: &Pool| pool.max.is_some_and(|max| max < self.available);
+            let why = match pools.iter().any(held) {
+                true => "not everyone's pool may have as much",
+                false => "not everyone can have it now",
+            };
+            format!("{supply}, which may use {max} together: it suffices for all, but {why}.")
         } else {
             format!(
                 "{supply}, which may use {max} together: it does not suffice for all, so each \
@@ -188,8 +191,13 @@ impl Decision {
                 },
                 Bound::Shares => "its shares decide".to_owned(),
             };
+            let outside = self.held_outside(i);
+            let less = match outside.is_zero() {
+                true => String::new(),
+                false => format!(", of which VMs that start or are out of reach have {outside}"),
+            };
             Some(format!(
-                "Pool {} gets {} from {from}: {why} ({} shares, rho {}).",
+                "Pool {} gets {} from {from}: {why}{less} ({} shares, rho {}).",
                 pool.name,
                 share.target,
                 pool.shares,
@@ -197,6 +205,13 @@ impl Decision {
             ))
         };
         outer.zip(&above).filter_map(step).collect()
+    }
+
+    /// What VMs that have no part in the decision hold in a pool.
+    fn held_outside(&self, pool: usize) -> Pages {
+        let Snapshot { pools, outside, .. } = &self.snapshot;
+        let inside = outside.iter().filter(|of| ancestors(pools, of.pool).any(|i| i == pool));
+        inside.map(|of| of.overhead).sum()
     }
 
     fn pool_of(&self, id: VmId) -> Option<PoolId> {

@@ -164,6 +164,8 @@ fn what_others_in_a_pool_hold_counts_against_its_bounds() {
             (s.starting, s.vms[0].pool) = (start, s.outside[0].pool);
             s.pools = pools;
         });
+        let told = text(&d, 0).contains("VMs that start or are out of reach have");
+        assert_eq!(told, starts > 0, "{}", text(&d, 0));
         d.results.iter().map(|e| e.target.bytes().0 >> 20).collect()
     };
     let one = |max| vec![pool(7, None, 200, max)];

@@ -135,8 +135,12 @@ fn say_full() {
 fn reconnect(config: &Config, vm: &Vm) -> Held<Connection> {
     let mut refusal = None;
     let mut denied = false;
-    attach::is_for_anybody();
+    let mut is_older = false;
     loop {
+        // A manager of before may have been replaced since it said that it is one.
+        if !std::mem::take(&mut is_older) {
+            attach::is_for_anybody();
+        }
         thread::sleep(if refusal.is_some() { REFUSED } else { RECONNECT });
         let hello = attach::hello(config, vm.rams(), true);
         let connection = match attach::connect(config) {
@@ -162,7 +166,9 @@ fn reconnect(config: &Config, vm: &Vm) -> Held<Connection> {
         // No limit: a manager that died closes, and one that rebuilds a large VM takes its time.
         match connection.recv(None) {
             Ok((Message::Managed, _)) => return connection,
-            Ok((Message::Refuse { reason }, _)) if attach::is_for_version(&reason) => {}
+            Ok((Message::Refuse { reason }, _)) if attach::is_for_version(&reason) => {
+                is_older = true;
+            }
             Ok((Message::Refuse { reason }, _)) => {
                 if refusal.as_ref() != Some(&reason) {
                     crate::say(&format!(

@@ -230,7 +230,7 @@ fn without_a_descriptor_left_a_batch_is_refused_and_the_next_is_done() {
         let pid = Pid::from_raw(vm.hello.pid as i32).unwrap();
         prlimit(Some(pid), Resource::Nofile, limit).unwrap();
     };
-    limit(Rlimit { current: Some(free), ..before.clone() });
+    limit(Rlimit { current: Some(free), ..before });
     let to_store = vec![map_store(&vm, 20, 1, 20)];
     for n in 2..4 {
         assert_eq!(vm.batch(n, to_store.clone(), &[&store]), (0, libc::EMFILE));

@@ -211,9 +211,11 @@ fn no_swap_is_put_on_a_tmpfs_unasked() {
         let part = "/swap would be on a tmpfs, where what is swapped stays in memory";
         assert!(refused.contains("swap_dir: ") && refused.contains(part), "{refused}");
         assert!(check("swap_dir = \"/c\"\n").is_ok());
-        std::fs::create_dir_all(run_dir.join("swap")).unwrap();
-        assert!(check("").is_ok(), "a former manager's");
-        std::fs::remove_dir(run_dir.join("swap")).unwrap();
+        for former in ["swap", "vms"] {
+            std::fs::create_dir_all(run_dir.join(former)).unwrap();
+            assert!(check("").is_ok(), "a former manager's {former}");
+            std::fs::remove_dir(run_dir.join(former)).unwrap();
+        }
         assert!(check("[[swap.location]]\npath = \"/a\"\n").is_ok());
     }
 }

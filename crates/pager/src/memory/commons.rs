@@ -66,6 +66,7 @@ pub(super) struct Commons<B: Backend> {
     /// See `Memory::allow_remaps`.
     remaps_until: AtomicU64,
     homes_until: AtomicU64,
+    no_files: AtomicBool,
     /// Pages charged to the VM that are paid from `MOVING` for now.
     debt: AtomicU64,
 }
@@ -88,6 +89,7 @@ impl<B: Backend> Commons<B> {
             leaving: AtomicBool::new(false),
             remaps_until: AtomicU64::new(u64::MAX),
             homes_until: AtomicU64::new(u64::MAX),
+            no_files: AtomicBool::new(false),
             debt: AtomicU64::new(0),
         }
     }
@@ -196,6 +198,15 @@ impl<B: Backend> Memory<B> {
     pub fn allow_remaps(&self, until: u64, homes_until: u64) {
         self.commons.remaps_until.store(until, Ordering::Relaxed);
         self.commons.homes_until.store(homes_until, Ordering::Relaxed);
+    }
+    /// Its VMM has no descriptor left for the files to map: no more is asked of it, by whomever, until `allow_remaps`.
+    pub(super) fn has_no_files(&self) {
+        self.commons.remaps_until.store(0, Ordering::Relaxed);
+        self.commons.no_files.store(true, Ordering::Relaxed);
+    }
+    /// Whether it had none since this was asked last.
+    pub fn take_no_files(&self) -> bool {
+        self.commons.no_files.swap(false, Ordering::Relaxed)
     }
     /// Whether `n` more may be made.
     pub(crate) fn may_remap(&self, n: u64) -> bool {

@@ -8,7 +8,7 @@ use ballast_sharing::{PageHash, StorePage};
 use ballast_units::Ppn;
 
 use super::{Counters, Membership, Memory};
-use crate::backend::{Backend, MemError, PageBuf, Place, Remap};
+use crate::backend::{Backend, Errno, MemError, PageBuf, Place, Remap};
 use crate::sync::MutexGuard;
 use crate::word::{Busy, State, Word};
 
@@ -298,10 +298,16 @@ impl<B: Backend> Memory<B> {
         change: impl FnOnce() -> (usize, Result<(), MemError>),
     ) -> (usize, Result<(), MemError>) {
         let begun = std::time::Instant::now();
-        let result = change();
+        let (made, result) = change();
         Counters::add(&self.counters.remap_ns, begun.elapsed().as_nanos() as u64);
-        Counters::add(&self.counters.remaps, result.0 as u64);
-        result
+        Counters::add(&self.counters.remaps, made as u64);
+        match result {
+            Err(MemError::Os { source: Errno(libc::EMFILE), .. }) => {
+                self.has_no_files();
+                (made, Err(MemError::NoMemory))
+            }
+            result => (made, result),
+        }
     }
 
     /// Write-protects pages whose contents did not change since they were hashed, so that they need

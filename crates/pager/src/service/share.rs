@@ -34,6 +34,8 @@ const IDLE: Duration = Duration::from_secs(2);
 const CALM: Duration = Duration::from_secs(5);
 /// What is seldom.
 const SELDOM: Duration = Duration::from_secs(60);
+/// How long nothing more is mapped in a VMM that had no descriptor left for it.
+const NO_FILES: Duration = Duration::from_secs(10);
 /// The longest rest of a pass that is under way.
 const BETWEEN: Duration = Duration::from_millis(500);
 
@@ -56,6 +58,8 @@ pub(super) struct ShareService {
     pass: Pass,
     zeros: Zeros,
     mappings: MappingCount,
+    /// When its VMM had no descriptor left for a file to map.
+    no_files: Option<Instant>,
     rehome_at: Instant,
     /// Hashing what a former manager had shared.
     unhashed: bool,
@@ -115,6 +119,7 @@ impl ShareService {
             pass: Pass::begin(0, Duration::ZERO),
             zeros: Zeros { next: Ppn(0), ahead: ZEROS_AHEAD },
             mappings: MappingCount::new(max_map_count().unwrap_or(65530)),
+            no_files: None,
             rehome_at: Instant::now(),
             unhashed: true,
             known: false,
@@ -415,13 +420,25 @@ impl ShareService {
             self.mappings.note(counted, changes, begun, Instant::now());
         }
         let room = self.mappings.has_room(changes);
+        if self.vm.memory.take_no_files() {
+            self.no_files = Some(begun);
+        }
+        let no_files = self.no_files.is_some_and(|at| at.elapsed() < NO_FILES);
         // Also for those that share its pages past this thread.
-        self.vm.memory.allow_remaps(self.mappings.until(), self.mappings.homes_until());
+        let until = if no_files { 0 } else { self.mappings.until() };
+        self.vm.memory.allow_remaps(until, self.mappings.homes_until());
         let estimate = self.mappings.estimate(changes);
-        let note = || format!("{estimate} mappings: more needs a higher vm.max_map_count");
-        self.vm.set_share_note((!room).then(note));
+        self.vm.set_share_note(match (no_files, room) {
+            (true, _) => {
+                Some("QEMU has no descriptor left: more needs a higher RLIMIT_NOFILE".into())
+            }
+            (false, true) => None,
+            (false, false) => {
+                Some(format!("{estimate} mappings: more needs a higher vm.max_map_count"))
+            }
+        });
         self.vm.mappings.store(self.mappings.counted(), Ordering::Relaxed);
-        room
+        room && !no_files
     }
 }
 

@@ -47,11 +47,11 @@ impl SwapFile {
         let fail = |source| SwapError::Create { path: path.to_owned(), size: len, source };
         let (file, direct) = open(path, true).map_err(fail)?;
         let bytes = len.bytes().0;
-        if bytes > 0 {
-            if let Err(e) = file_memory::allocate(&file, 0, bytes) {
-                let _ = std::fs::remove_file(path);
-                return Err(fail(e.into()));
-            }
+        if bytes > 0
+            && let Err(e) = file_memory::allocate(&file, 0, bytes)
+        {
+            let _ = std::fs::remove_file(path);
+            return Err(fail(e.into()));
         }
         Ok(SwapFile::of(file, path, direct, len))
     }
