@@ -11,7 +11,8 @@ use ballast_units::Ppn;
 
 use crate::sync::{AtomicU64, Ordering};
 
-const REMEMBERED: u64 = 256;
+/// A large page that is broken is 512 at once; some ten thousand a second leave at most. Fewer where each is modelled.
+const REMEMBERED: u64 = if cfg!(feature = "shuttle") { 256 } else { 4096 };
 
 /// A point in the order of departures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -33,6 +33,9 @@ const LOOKED_UP: u64 = 32;
 
 /// Compressed pages, the oldest, that are tried to be moved on in one go.
 const TRIED: usize = 8;
+/// The longest rest, and the first, where large pages are in the way that cannot be broken now.
+const LARGE_BUSY: Duration = Duration::from_millis(100);
+const LARGE_BUSY_AT_FIRST: Duration = Duration::from_millis(2);
 /// When no cluster was open, or evictions failed, so often one after the other, it gives up for now: the policy asks
 /// again.
 const REFUSED: u32 = 10_000;
@@ -70,6 +73,8 @@ pub(super) struct Reclaim {
     pub(super) broken: Vec<Ppn>,
     /// Large pages were there to be broken, and could not be then.
     pub(super) large_busy: bool,
+    /// How long it rests when that is so the next time.
+    large_rest: Duration,
     pub(super) collapsing: Collapsing,
 }
 
@@ -115,6 +120,7 @@ impl Reclaim {
             sampled: found.held.clone(),
             broken: Vec::new(),
             large_busy: false,
+            large_rest: LARGE_BUSY_AT_FIRST,
             collapsing: Collapsing::default(),
         };
         reclaim.adopt(&found.staged, layout.cluster);
@@ -159,7 +165,7 @@ impl Reclaim {
                 Some(Duration::from_millis(2))
             } else if self.is_asked() {
                 // It gave up for now, or a sample was asked for in between.
-                Some(Duration::from_millis(if self.large_busy { 100 } else { 10 }))
+                Some(self.rest_before_next_try())
             } else {
                 let ahead = self.look_ahead();
                 Some(self.collapse().map_or(ahead, |rest| rest.min(ahead)))
@@ -179,6 +185,17 @@ impl Reclaim {
         self.busy = self.is_asked().then_some(now);
     }
 
+    /// Of what cannot be done now. Large pages are broken one at a time, and another thread may be at one: that takes a
+    /// millisecond; what a guest is giving up, or a device holds, may take long.
+    fn rest_before_next_try(&mut self) -> Duration {
+        if !self.large_busy {
+            return Duration::from_millis(10);
+        }
+        let rest = self.large_rest;
+        self.large_rest = (rest * 2).min(LARGE_BUSY);
+        rest
+    }
+
     /// Whether there are pages to be evicted.
     pub(super) fn is_asked(&self) -> bool {
         self.vm.evict_goal.load(Ordering::Relaxed) > 0
@@ -188,14 +205,18 @@ impl Reclaim {
         let mut refused = 0u32;
         // What was left of the last time may be in use by now.
         self.cold.clear();
-        self.large_busy = false;
+        if !std::mem::take(&mut self.large_busy) {
+            self.large_rest = LARGE_BUSY_AT_FIRST;
+        }
         while (self.is_asked() || self.vm.hold_down(1)) && !self.vm.is_stopping() {
             if self.vm.has_sample_request() {
                 // Its period has begun: it does not wait for a long eviction to end.
                 break;
             }
+            // Before what it is to leave: who asks says that first.
+            let goal = self.vm.evict_goal.load(Ordering::Acquire);
             if self.vm.memory.charged().0 <= self.vm.evict_leave.load(Ordering::Relaxed) {
-                self.vm.evict_goal.store(0, Ordering::Relaxed);
+                self.vm.give_up_goal(goal);
                 break;
             }
             self.reap(false);
@@ -205,7 +226,7 @@ impl Reclaim {
             let slots = self.has_slots();
             self.size_tier(slots);
             if !slots && !self.may_shrink() {
-                self.vm.evict_goal.store(0, Ordering::Relaxed);
+                self.vm.give_up_goal(goal);
                 break;
             }
             let Some(cluster) = self.open_cluster() else {
@@ -228,7 +249,7 @@ impl Reclaim {
                 if !(self.bring_home() || slots && self.write_back(cluster)) {
                     // What cannot be broken now can be soon.
                     if !self.large_busy {
-                        self.vm.evict_goal.store(0, Ordering::Relaxed);
+                        self.vm.give_up_goal(goal);
                     }
                     break;
                 }

@@ -333,7 +333,10 @@ impl ShareService {
             cpu,
             locked: Duration::from_nanos(memory.counters.values().remap_ns - locked),
         };
-        let rest = self.limiter.pay(settings.vm, cost).max(self.control.pay(settings.host, cost));
+        // How long this VM's mappings were locked, or its VMM did not answer, is no other VM's to wait for.
+        let of_host = Cost { locked: Duration::ZERO, ..cost };
+        let rest =
+            self.limiter.pay(settings.vm, cost).max(self.control.pay(settings.host, of_host));
         Ok(rest.min(BETWEEN))
     }
 

@@ -333,6 +333,11 @@ impl Shared {
         true
     }
 
+    /// What was asked for is given up, if that was `goal`: what was asked for meanwhile stands.
+    pub fn give_up_goal(&self, goal: u64) {
+        let _ = self.evict_goal.compare_exchange(goal, 0, Ordering::AcqRel, Ordering::Relaxed);
+    }
+
     /// What was asked for is void.
     pub fn ask_no_more(&self) {
         self.hold_until.store(0, Ordering::Release);

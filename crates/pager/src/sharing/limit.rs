@@ -29,6 +29,8 @@ pub struct Cost {
 const LOCKED: f64 = 0.1;
 /// What was not used is not saved up, or a rest would be followed by a burst.
 const BURST: Duration = Duration::from_millis(20);
+/// What one look cost, however much, is not paid off for longer: those that share a limit would do it.
+const DEBT: Duration = Duration::from_secs(10);
 
 /// When the next look is allowed. Shared by all who are limited by it.
 #[derive(Debug)]
@@ -57,11 +59,13 @@ impl Limiter {
         let price = (seconds * 1e9).min(60e9) as u64;
         let now = now.as_nanos() as u64;
         let floor = now.saturating_sub(BURST.as_nanos() as u64);
+        let most = now + DEBT.as_nanos() as u64;
+        let owed = |until: u64| (until.max(floor) + price).min(most);
         let before = self
             .until
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |t| Some(t.max(floor) + price))
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |t| Some(owed(t)))
             .unwrap_or(0);
-        Duration::from_nanos((before.max(floor) + price).saturating_sub(now))
+        Duration::from_nanos(owed(before).saturating_sub(now))
     }
 }
 
@@ -91,6 +95,22 @@ mod tests {
         near(looks(Limits { pages_per_s: 1e9, cores: 0.01 }, cost, 10), 100_000);
         let locked = Cost { locked: Duration::from_micros(640), ..cost };
         near(looks(Limits { pages_per_s: 1e9, cores: 1.0 }, locked, 10), 100_000);
+    }
+
+    /// Whoever is slow is not paid for by everybody for hours.
+    #[test]
+    fn a_debt_is_bounded() {
+        let limiter = Limiter::default();
+        let limits = Limits { pages_per_s: 1e9, cores: 1.0 };
+        let slow = Cost { locked: Duration::from_secs(2), ..Cost::default() };
+        let hour = Duration::from_secs(3600);
+        for _ in 0..10 {
+            assert!(limiter.pay_at(hour, limits, slow) <= DEBT);
+        }
+        let quick = Cost { pages: 1, ..Cost::default() };
+        assert_eq!(limiter.pay_at(hour, limits, quick), DEBT);
+        let later = hour + DEBT + Duration::from_secs(1);
+        assert!(limiter.pay_at(later, limits, quick) < Duration::from_millis(1));
     }
 
     #[test]
