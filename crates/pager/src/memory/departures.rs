@@ -7,7 +7,7 @@
 //! and before its copy is in the pmap, and a discard drops only what left before its event was
 //! read. When in doubt it keeps: giving up a page is the guest's permission, not its command.
 
-use ballast_units::Ppn;
+use ballast_units::{PAGE_SIZE, Pages, Ppn};
 
 use crate::sync::{AtomicU64, Ordering};
 
@@ -25,6 +25,9 @@ pub(crate) struct Departures {
 }
 
 impl Departures {
+    /// Machine memory that it takes.
+    pub const PAGES: Pages = Pages(REMEMBERED * 8 / PAGE_SIZE as u64);
+
     /// None yet.
     pub fn new() -> Departures {
         let last = (0..REMEMBERED).map(|_| AtomicU64::new(u64::MAX)).collect();

@@ -49,7 +49,6 @@ use ballast_units::{Pages, SlotId};
 pub use commons::{MOVING, Membership};
 pub use compress::{Compressed, NotBack};
 pub use counters::{CounterValues, Counters};
-#[cfg(all(test, not(feature = "shuttle")))]
 pub(crate) use departures::Departures;
 pub use departures::Mark;
 pub use discard::Unbooked;

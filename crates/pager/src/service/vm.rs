@@ -25,7 +25,7 @@ use crate::clock::Clock;
 use crate::guest_ram::{GuestRam, LARGE_PAGE};
 use crate::host::Host;
 use crate::mapped_file::is_begun;
-use crate::memory::{MOVING, Mark, Memory, RecoverError, Recovered, Unbooked};
+use crate::memory::{Departures, MOVING, Mark, Memory, RecoverError, Recovered, Unbooked};
 use crate::pmap::{Pmap, PmapError};
 use crate::replacement::{Random, Replacement};
 use crate::run_files::{COMPRESSED, PMAP, STAGE};
@@ -77,8 +77,8 @@ impl PagerConfig {
         StageLayout { holds: self.stage.holds + holds, ..self.stage }
     }
 
-    /// Machine memory that the pager itself takes for a VM of `size`: pmap, stage, buffers, what is
-    /// set aside for pages on their way home, the share table if all pages are in it, hints for replacement, and the
+    /// Machine memory that the pager itself takes for a VM of `size`: pmap, stage, buffers, the record of
+    /// departures, what is set aside for pages on their way home, the share table if all pages are in it, hints for replacement, and the
     /// books of the compressed tier (whose frames are charged one by one).
     pub fn overhead(&self, size: Pages) -> Pages {
         let table = Bytes(size.0 * 20).pages_ceil();
@@ -89,6 +89,7 @@ impl PagerConfig {
             + self.stage_layout().file_pages()
             + Reads::PAGES
             + Around::PAGES
+            + Departures::PAGES
             + MOVING
             + table
             + hints
