@@ -76,6 +76,10 @@ mod tests {
             departures.note(Ppn(3));
         }
         assert!(departures.since(mark, Ppn(1)), "more departures than remembered: in doubt");
+        // A large page that is broken leaves nobody else in doubt.
+        let mark = departures.mark();
+        (0..2 * 512).for_each(|n| departures.note(Ppn(10_000 + n)));
+        assert!(!departures.since(mark, Ppn(2)) && departures.since(mark, Ppn(10_000)));
         // As many as are remembered are remembered: the first of them, and no other.
         let mark = departures.mark();
         (0..REMEMBERED).for_each(|n| departures.note(Ppn(1_000 + n)));

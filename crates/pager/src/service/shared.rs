@@ -435,6 +435,17 @@ mod tests {
     use crate::service::testing::vm;
 
     #[test]
+    fn what_was_asked_for_while_an_older_goal_is_given_up_stands() {
+        let Some(vm) = vm(4, 1) else { return };
+        let goal = || vm.evict_goal.load(std::sync::atomic::Ordering::Relaxed);
+        vm.evict_goal.store(5, std::sync::atomic::Ordering::Relaxed);
+        vm.give_up_goal(3);
+        assert_eq!(goal(), 5);
+        vm.give_up_goal(5);
+        assert_eq!(goal(), 0);
+    }
+
+    #[test]
     fn who_stops_vms_is_told_when_one_begins_or_ceases_to_wait_for_what_cannot_be_read() {
         let Some(vm) = vm(4, 1) else { return };
         let told = || (vm.is_unreadable(), vm.memory.host().unreadable_changes());
