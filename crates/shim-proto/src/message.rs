@@ -153,7 +153,7 @@ impl Batch {
 }
 
 /// One change of the VMM's address space. MapStore and MapHome must not be repeated once they are done
-/// ([`Message::BatchDone`]); the others may be.
+/// ([`Message::BatchDone`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Op {
     /// What is done.
@@ -168,7 +168,7 @@ pub struct Op {
     pub fd_index: u8,
 }
 
-/// What an [`Op`] does.
+/// What an [`Op`] does. 3 and 4 are taken: shims of before know them, and no manager ever sent them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum OpKind {
@@ -181,11 +181,6 @@ pub enum OpKind {
     /// the copy and the mapping. A repetition would copy pages onto themselves that the guest writes, and of a page that
     /// the VMM has punched meanwhile it would wait for the manager, which waits for it.
     MapHome = 2,
-    /// madvise(MADV_COLLAPSE): one large page where small ones are.
-    Collapse = 3,
-    /// madvise(MADV_DONTNEED). The kernel reports it as a REMOVE event and makes the shim wait until
-    /// that is read: the manager must not wait for the answer without reading events.
-    DontNeed = 4,
     /// Map the RAM file at the RAM's own offset, where it is mapped already; register. Nothing is read or
     /// written: the kernel maps a large page as one only where no small page was mapped before. May be repeated.
     MapAgain = 5,
@@ -193,8 +188,7 @@ pub enum OpKind {
 
 impl OpKind {
     pub(crate) fn from_wire(kind: u8) -> Option<OpKind> {
-        use OpKind::{Collapse, DontNeed, MapAgain, MapHome, MapStore};
-        [MapStore, MapHome, Collapse, DontNeed, MapAgain].into_iter().find(|k| *k as u8 == kind)
+        [OpKind::MapStore, OpKind::MapHome, OpKind::MapAgain].into_iter().find(|k| *k as u8 == kind)
     }
 }
 

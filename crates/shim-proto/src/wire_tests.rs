@@ -82,7 +82,7 @@ fn as_many_parts_as_there_may_be_and_no_others() {
 #[test]
 fn every_length_is_as_documented() {
     let op = Op {
-        kind: OpKind::Collapse,
+        kind: OpKind::MapAgain,
         addr: HostAddr(0),
         len: Bytes(4096),
         file_offset: 0,
@@ -99,6 +99,25 @@ fn every_length_is_as_documented() {
         (Message::BatchDone { id: 9, done: 3, errno: 12 }, 24),
     ] {
         assert_eq!(message.encode().len(), len, "{message:?}");
+    }
+}
+
+#[test]
+fn operations_that_no_manager_sends_are_none() {
+    for kind in [0, 3, 4, 6] {
+        let op = Op {
+            kind: OpKind::MapAgain,
+            addr: HostAddr(0),
+            len: Bytes(4096),
+            file_offset: 0,
+            fd_index: 0,
+        };
+        let message = Message::Batch(Batch::new(9, vec![op]).unwrap());
+        let mut bytes = message.encode();
+        assert_eq!(Message::decode(&bytes), Ok(message));
+        bytes[24] = kind;
+        let refused = DecodeError::Field { kind: 7, field: "op" };
+        assert_eq!(Message::decode(&bytes), Err(refused), "{kind}");
     }
 }
 
@@ -189,13 +208,14 @@ fn any_message() -> impl Strategy<Value = Message> {
                 page_size,
             })
         });
-    let op = (1..=4u8, any::<[u64; 3]>(), any::<u8>()).prop_map(|(kind, [a, l, o], fd_index)| Op {
-        kind: OpKind::from_wire(kind).unwrap(),
-        addr: HostAddr(a),
-        len: Bytes(l),
-        file_offset: o,
-        fd_index,
-    });
+    let op =
+        (0..3usize, any::<[u64; 3]>(), any::<u8>()).prop_map(|(kind, [a, l, o], fd_index)| Op {
+            kind: [OpKind::MapStore, OpKind::MapHome, OpKind::MapAgain][kind],
+            addr: HostAddr(a),
+            len: Bytes(l),
+            file_offset: o,
+            fd_index,
+        });
     prop_oneof![
         hello,
         any::<u32>().prop_map(|version| Message::Welcome { version }),

@@ -129,7 +129,7 @@ mod tests {
             fd_index: 0,
         };
         let count = |ops: &[Op]| together(ops).map(<[Op]>::len);
-        use OpKind::{DontNeed, MapHome, MapStore};
+        use OpKind::{MapAgain, MapHome, MapStore};
         assert_eq!(count(&[]), None);
         assert_eq!(count(&[op(MapStore, 3, 2)]), Some(1));
         let side_by_side = [op(MapStore, 3, 2), op(MapStore, 5, 1), op(MapStore, 6, 3)];
@@ -139,7 +139,7 @@ mod tests {
         assert_eq!(count(&[op(MapStore, 3, 2), op(MapStore, 2, 1)]), Some(1), "backwards");
         assert_eq!(count(&[op(MapStore, 3, 1), op(MapHome, 4, 1)]), Some(1));
         assert_eq!(count(&[op(MapHome, 3, 1), op(MapHome, 4, 1)]), Some(1));
-        assert_eq!(count(&[op(DontNeed, 3, 1), op(MapStore, 4, 1)]), Some(1));
+        assert_eq!(count(&[op(MapAgain, 3, 1), op(MapStore, 4, 1)]), Some(1));
         let many: Vec<Op> = (0..100).map(|page| op(MapStore, page, 1)).collect();
         assert_eq!(count(&many), Some(TOGETHER));
     }

@@ -45,8 +45,6 @@ pub fn change(vm: &Vm, op: &Op, fds: &[OwnedFd]) -> Result<(), i32> {
             let part = vm.part(op.addr, op.len).ok_or(libc::EINVAL)?;
             map_home(part, op, part.ram.file_offset + (op.addr.0 - part.ram.addr.0))
         }
-        OpKind::Collapse => advise(op, libc::MADV_COLLAPSE),
-        OpKind::DontNeed => advise(op, libc::MADV_DONTNEED),
     }
 }
 
@@ -62,7 +60,6 @@ pub fn watch(vm: &Vm, kind: OpKind, addr: HostAddr, len: Bytes) -> Result<(), i3
             patiently(|| vm.uffd.protect(addr, len))
         }
         OpKind::MapHome | OpKind::MapAgain => register(),
-        OpKind::Collapse | OpKind::DontNeed => Ok(()),
     }
 }
 
@@ -115,7 +112,7 @@ fn save(part: &Part, op: &Op, mut offset: u64) -> Result<(), i32> {
 }
 
 fn advise(op: &Op, advice: c_int) -> Result<(), i32> {
-    // SAFETY: inside the guest's RAM, see `map`; discarding is what the manager asked for.
+    // SAFETY: inside the guest's RAM, see `map`; no advice of `Alike` changes what the pages hold.
     match unsafe { libc::madvise(op.addr.0 as *mut c_void, op.len.0 as usize, advice) } {
         0 => Ok(()),
         _ => Err(last_errno()),

@@ -84,7 +84,7 @@ fn both_parts_are_announced_once_and_served_by_one_userfaultfd() {
     assert_eq!(puppet.read_page(3), STAMP);
     assert_eq!(vm.batch(2, vec![op(OpKind::MapHome, PAGE)], &[]), (1, 0));
     assert_eq!((puppet.read_page(3), word_of(&second, 3), vm.home_word(3)), (STAMP, STAMP, 7));
-    let beyond = vec![op(OpKind::DontNeed, MORE)];
+    let beyond = vec![op(OpKind::MapAgain, MORE)];
     assert_eq!(vm.batch(3, beyond, &[]), (0, EINVAL), "beyond the end of its part");
 
     // The next manager gets all of it.

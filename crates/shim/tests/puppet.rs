@@ -79,14 +79,14 @@ fn without_a_manager_the_process_waits_and_the_next_one_goes_on() {
     let vm = manager.accept_again(3000);
     assert_eq!(puppet.read_page(10), 3010);
     // Batches work over the new connection too.
-    let collapse = Op {
-        kind: OpKind::DontNeed,
+    let again = Op {
+        kind: OpKind::MapAgain,
         addr: vm.addr(100),
         len: Bytes(PAGE),
         file_offset: 0,
         fd_index: 0,
     };
-    assert_eq!(vm.batch(5, vec![collapse], &[]), (1, 0));
+    assert_eq!(vm.batch(5, vec![again], &[]), (1, 0));
 }
 
 #[test]

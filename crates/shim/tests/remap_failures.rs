@@ -3,17 +3,19 @@
 
 mod common;
 
-use ballast_shim_proto::{Batch, Message, Op, OpKind};
+use std::os::fd::AsFd;
+
+use ballast_shim_proto::{Batch, Message, Op};
 use ballast_uffd::Modes;
 use ballast_units::{Bytes, HostAddr};
-use common::store::{STAMP, STORE, map_home, map_store, op, resident, store};
+use common::store::{STAMP, STORE, map_home, map_store, resident, store, unreadable};
 use common::{FakeManager, Managed, PAGE, RAM, inode, managed};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 
 #[test]
 fn a_batch_with_one_bad_operation_does_nothing() {
     let Some((_manager, vm, mut puppet)) = managed(7000) else { return };
-    let (_dir, store) = store();
+    let (dir, store) = store();
     puppet.write_page(20, 1);
     let good = map_store(&vm, 20, 1, 0);
     let last = RAM / PAGE;
@@ -29,11 +31,11 @@ fn a_batch_with_one_bad_operation_does_nothing() {
         assert_eq!(puppet.read_page(20), 1);
     }
     // What fails while it is done leaves the count of those before it.
-    let page = op(&vm, OpKind::Collapse, 20, 1);
-    let (done, errno) = vm.batch(2, vec![good, page, good], &[&store]);
-    assert_eq!(done, 1, "a single page cannot be collapsed");
-    assert_ne!(errno, 0);
+    let fails = Op { fd_index: 1, ..map_store(&vm, 24, 1, 0) };
+    let ops = vec![good, fails, map_store(&vm, 26, 1, 0)];
+    assert_eq!(vm.batch(2, ops, &[&store, &unreadable(&dir)]), (1, libc::EACCES));
     assert_eq!(puppet.read_page(20), STAMP);
+    assert!(vm.is_home(24) && vm.is_home(26));
 }
 
 fn limit(vm: &Managed, resource: Resource, current: Option<u64>) {
@@ -184,7 +186,7 @@ fn the_manager_can_do_the_second_half_itself() {
 #[test]
 fn a_new_manager_sees_how_far_the_last_batch_came() {
     let Some((manager, vm, mut puppet)) = managed(7000) else { return };
-    let (_dir, store) = store();
+    let (dir, store) = store();
     resident(&mut puppet, 20..40);
     assert_eq!(vm.batch(1, vec![map_store(&vm, 30, 2, 5)], &[&store]), (1, 0));
     puppet.write_page(31, 77);
@@ -193,11 +195,11 @@ fn a_new_manager_sees_how_far_the_last_batch_came() {
     let ops = vec![
         map_store(&vm, 20, 2, 8),
         map_home(&vm, 30, 2),
-        op(&vm, OpKind::Collapse, 24, 1),
+        Op { fd_index: 1, ..map_store(&vm, 24, 1, 7) },
         map_store(&vm, 24, 1, 9),
     ];
     let batch = Message::Batch(Batch::new(2, ops).unwrap());
-    vm.connection.send(&batch, &[std::os::fd::AsFd::as_fd(&store)]).unwrap();
+    vm.connection.send(&batch, &[store.as_fd(), unreadable(&dir).as_fd()]).unwrap();
     drop(vm);
 
     let vm = manager.accept_again(8000);

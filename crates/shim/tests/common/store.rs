@@ -46,6 +46,11 @@ pub fn map_again(vm: &Managed, page: u64, pages: u64) -> Op {
     op(vm, OpKind::MapAgain, page, pages)
 }
 
+/// The store once more, by a descriptor from which nothing can be mapped: what fails while it is done, and no sooner.
+pub fn unreadable(dir: &tempfile::TempDir) -> File {
+    File::options().write(true).open(dir.path().join("store")).unwrap()
+}
+
 /// Pages that were written, so that they are in the RAM file.
 pub fn resident(puppet: &mut Puppet, pages: std::ops::Range<u64>) {
     for page in pages {
