@@ -26,7 +26,7 @@
 //!
 //! Sizes are integers of bytes unless a field's name says pages. Errors are an [`ErrorBody`] with
 //! status 400 (bad request), 404 (no such VM, pool, path, or method on that path; nothing in the journal of
-//! that time), 409 (not in this state), 507 (admission refused) or 500 (the manager's own fault).
+//! that time), 409 (not in this state), 507 (admission refused) or 500 (the manager or a VMM failed).
 
 #![warn(missing_docs)]
 

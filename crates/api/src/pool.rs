@@ -43,10 +43,10 @@ pub struct PoolChange {
     /// At least 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shares: Option<u32>,
-    /// Reservation, bytes.
+    /// Reservation, bytes, rounded up to whole pages.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min: Option<u64>,
-    /// Limit, bytes.
+    /// Limit, bytes, rounded down to whole pages, at least one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max: Option<u64>,
     /// Take the limit away. Not with `max`.

@@ -140,8 +140,8 @@ pub struct StartView {
     pub missing: u64,
     /// How long it has waited, seconds.
     pub waited_s: f64,
-    /// How long it may wait, seconds.
-    pub wait_s: f64,
+    /// How long it may wait, seconds; null: until it has its room, or is stopped, for its guest rebooted.
+    pub wait_s: Option<f64>,
     /// What others are giving up now: "db1: 64 MiB (balloon to 100 MiB)".
     pub freeing: Vec<String>,
 }
@@ -155,7 +155,7 @@ pub struct AttachSpec {
     /// Its QMP socket (one that nobody else is using).
     #[schema(value_type = String)]
     pub qmp: PathBuf,
-    /// Guaranteed memory, bytes, a multiple of 4096; 0: as the configuration says, else nothing.
+    /// Guaranteed memory, bytes, rounded up to whole pages; 0: as the configuration says, else nothing.
     #[serde(default)]
     pub min: u64,
     /// At least 1; default: as the configuration says, else 10 per MiB of its size.
@@ -176,10 +176,10 @@ pub struct VmChange {
     /// At least 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shares: Option<u32>,
-    /// Guaranteed memory, bytes; at most `max`.
+    /// Guaranteed memory, bytes, rounded up to whole pages; at most `max`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min: Option<u64>,
-    /// A limit at or below the configured size; of a VM with memory to plug, also a size beyond it in steps of
+    /// In bytes, rounded down to whole pages, at least one. A limit at or below the configured size; of a VM with memory to plug, also a size beyond it in steps of
     /// 2 MiB, up to what it can have: memory is plugged, or unplugged, until the guest has that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max: Option<u64>,

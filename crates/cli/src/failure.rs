@@ -49,6 +49,10 @@ pub enum Failure {
     Unread {
         files: usize,
     },
+    /// No turn is recorded in what was to be replayed.
+    NoTurns {
+        path: PathBuf,
+    },
     /// Planning from journals.
     Plan(PlanError),
     /// A scenario that cannot be simulated.
@@ -132,6 +136,7 @@ impl Failure {
             | Failure::Journal(_)
             | Failure::Differs { .. }
             | Failure::Unread { .. }
+            | Failure::NoTurns { .. }
             | Failure::Plan(_)
             | Failure::Scenario(_)
             | Failure::File { .. }
@@ -152,7 +157,9 @@ impl Failure {
             Failure::Manager(ClientError::Broken { .. }) => json!("broken"),
             Failure::Estimate(_) | Failure::Offline(_) => json!("process"),
             Failure::Config(_) => json!("bad_request"),
-            Failure::Journal(_) | Failure::Unread { .. } => json!("journal"),
+            Failure::Journal(_) | Failure::Unread { .. } | Failure::NoTurns { .. } => {
+                json!("journal")
+            }
             Failure::Differs { .. } => json!("differs"),
             Failure::Plan(_) => json!("plan"),
             Failure::Scenario(_) => json!("scenario"),
@@ -183,6 +190,9 @@ impl Failure {
             }
             Failure::Unread { files } => {
                 format!("{files} files of the journal are damaged: not all of them was replayed")
+            }
+            Failure::NoTurns { path } => {
+                format!("{}: no turns are recorded there", path.display())
             }
             Failure::Plan(e) => e.to_string(),
             Failure::Scenario(e) => e.to_string(),

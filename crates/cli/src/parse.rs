@@ -81,7 +81,7 @@ pub fn tax(text: &str) -> Result<f64, String> {
 /// Shares: a whole number, at least 1.
 pub fn shares(text: &str) -> Result<u32, String> {
     match text.trim().parse::<u32>() {
-        Ok(0) => Err("a VM has at least 1 share".to_owned()),
+        Ok(0) => Err("there is at least 1 share".to_owned()),
         Ok(n) => Ok(n),
         Err(_) => {
             Err(format!("'{text}' is not a number of shares: expected 1 to {}, whole", u32::MAX))

@@ -3,7 +3,8 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
-use std::os::unix::fs::MetadataExt as _;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 /// A file on its way. What was there before stays until [`done`](Saved::done); dropped before that, nothing has
@@ -25,7 +26,7 @@ impl Saved {
             Ok(Saved { file, path: path.to_owned(), beside: None })
         };
         // Through links: what they lead to is replaced, not they.
-        let place = match path.canonicalize() {
+        let place = match followed(path) {
             Ok(place) => place,
             // A link to what is not there (any more).
             Err(_) if path.is_symlink() => return in_place(path),
@@ -87,6 +88,20 @@ impl Drop for Saved {
             // A name nobody looks for stays at worst.
             let _ = std::fs::remove_file(beside);
         }
+    }
+}
+
+/// Where a path leads, as far as the kernel follows it: not through a link that another user has put into a folder of all
+/// (fs.protected_symlinks), which reading links one by one would.
+fn followed(path: &Path) -> io::Result<PathBuf> {
+    let flags = rustix::fs::OFlags::PATH.bits() as i32;
+    let place = File::options().read(true).custom_flags(flags).open(path)?;
+    // The very file that was found: whoever changes a link now changes nothing.
+    let name = std::fs::read_link(format!("/proc/self/fd/{}", place.as_raw_fd()))?;
+    match place.metadata()?.nlink() {
+        // It was removed meanwhile, and its name says so.
+        0 => Err(io::ErrorKind::NotFound.into()),
+        _ => Ok(name),
     }
 }
 
@@ -168,6 +183,24 @@ mod tests {
         assert_eq!(std::fs::read_to_string(&other).unwrap(), "both");
         save(Path::new("/dev/null"), "gone").unwrap();
         assert!(!Path::new("/dev/null").metadata().unwrap().is_file());
+    }
+
+    #[test]
+    fn a_link_of_another_in_a_folder_of_all_is_not_followed() {
+        let protects = std::fs::read_to_string("/proc/sys/fs/protected_symlinks");
+        if !rustix::process::geteuid().is_root() || protects.is_ok_and(|p| p.trim() != "1") {
+            return eprintln!("SKIPPED: not root, or fs.protected_symlinks is off");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let all = std::fs::Permissions::from_mode(0o1777);
+        std::fs::set_permissions(folder.path(), all).unwrap();
+        let (secret, link) = (tempfile::NamedTempFile::new().unwrap(), folder.path().join("link"));
+        std::fs::write(secret.path(), "as it was").unwrap();
+        symlink(secret.path(), &link).unwrap();
+        std::os::unix::fs::lchown(&link, Some(65534), None).unwrap();
+        let refused = save(&link, "overwritten").unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
+        assert_eq!(std::fs::read_to_string(secret.path()).unwrap(), "as it was");
     }
 
     #[test]

@@ -331,6 +331,10 @@ fn a_journal_that_cannot_be_read_is_an_error() {
     for file in &files {
         std::fs::remove_file(file).unwrap();
     }
-    contains_all(&good(&["journal", "replay", path]), &["no turns are recorded there"]);
+    // Nobody is told that all is as it was where nothing was compared.
+    let (code, stdout, stderr) = said("/none".as_ref(), &["journal", "replay", path]);
+    assert_eq!(code, Some(1), "{stdout}{stderr}");
+    contains_all(&stdout, &["no turns are recorded there"]);
+    contains_all(&stderr, &[path, "no turns are recorded there"]);
     contains_all(&good(&["journal", "--journal", path]), &["nothing that was asked for"]);
 }

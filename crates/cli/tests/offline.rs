@@ -108,6 +108,27 @@ fn a_process_that_obeys_is_asked_and_one_that_does_not_is_killed() {
     assert!(record_path(dir.path(), "good").exists());
 }
 
+/// It asks the guest, which a signal does not.
+#[test]
+fn a_manager_that_comes_back_is_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut process = Process::obedient();
+    note_alive(dir.path(), "web", &process);
+    let (socket, run_dir) = (dir.path().join("api.sock"), dir.path().to_owned());
+    let stopped = std::thread::spawn(move || stop(&run_dir, &["web", "--grace", "1m"]));
+    std::thread::sleep(std::time::Duration::from_millis(1500));
+    let manager = Fake::at(&socket);
+    let stopped = stopped.join().unwrap();
+    assert!(text(&stopped).contains("web: stopped"), "{stopped:?}");
+    assert!(String::from_utf8_lossy(&stopped.stderr).contains("waiting up to 5 s"), "{stopped:?}");
+    assert_eq!(manager.recorded().len(), 1);
+    assert!(process.is_alive(), "it was not signalled");
+    // Who is to end at once does.
+    drop(manager);
+    let stopped = stop(dir.path(), &["web", "--force"]);
+    assert!(text(&stopped).contains("was killed") && stopped.stderr.is_empty(), "{stopped:?}");
+}
+
 #[test]
 fn a_number_that_is_another_process_by_now_is_left_alone() {
     let dir = tempfile::tempdir().unwrap();
@@ -143,7 +164,7 @@ fn what_is_not_understood_is_refused_and_nobody_is_signalled() {
     // A manager that has the folder, and does not answer yet.
     let lock = std::fs::File::create(dir.path().join("lock")).unwrap();
     rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).unwrap();
-    refused(&stop(dir.path(), &["vm"]), 1, "try again");
+    refused(&stop(dir.path(), &["vm", "--grace", "1s"]), 1, "try again");
     drop(lock);
     // A VM that nobody knows: who has its run folder elsewhere is told how to name it.
     let unknown = stop(dir.path(), &["nobody"]);

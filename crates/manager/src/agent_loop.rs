@@ -16,8 +16,13 @@ use crate::vm::Vm;
 
 /// The kernel's averages are over ten seconds.
 const TURN: Duration = Duration::from_secs(5);
-/// Of one question. A guest that is short of memory is slow.
+/// Of being connected. A guest that is short of memory is slow.
 const DEADLINE: Duration = Duration::from_secs(4);
+/// Of the question. One that is broken off may leave a file open in the agent, which has room for few: nobody else waits.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// So long it is not asked again after a question that was broken off; twice as long after the next, up to the second.
+const REST: Duration = Duration::from_secs(15);
+const LONGEST_REST: Duration = Duration::from_secs(1920);
 
 /// Ends with the VM.
 pub async fn run(vm: Arc<Vm>, socket: std::path::PathBuf) {
@@ -27,6 +32,7 @@ pub async fn run(vm: Arc<Vm>, socket: std::path::PathBuf) {
         tracing::warn!(vm = vm.name, "{}: {e}", socket.display());
     }
     let mut agent = None;
+    let mut rest = Rest::default();
     let mut turn = tokio::time::interval(TURN);
     turn.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -35,14 +41,43 @@ pub async fn run(vm: Arc<Vm>, socket: std::path::PathBuf) {
             _ = turn.tick() => {}
         }
         // A guest that stands still answers nothing, and what it said last is its last word.
-        if vm.shown_state() == RunState::Running {
-            step(&vm, &socket, &mut agent).await;
+        if vm.shown_state() == RunState::Running && !rest.is_on(Instant::now()) {
+            step(&vm, &socket, &mut agent, &mut rest).await;
         }
     }
 }
 
-async fn step(vm: &Vm, socket: &Path, agent: &mut Option<GuestAgent>) {
+/// How long an agent is left alone.
+#[derive(Default)]
+struct Rest {
+    until: Option<Instant>,
+    last: Duration,
+}
+
+impl Rest {
+    fn is_on(&self, now: Instant) -> bool {
+        self.until.is_some_and(|until| now < until)
+    }
+    /// A question was broken off.
+    fn begin(&mut self, now: Instant) {
+        self.last = (self.last * 2).clamp(REST, LONGEST_REST);
+        self.until = Some(now + self.last);
+    }
+    /// One was answered.
+    fn end(&mut self) {
+        *self = Rest::default();
+    }
+}
+
+async fn step(vm: &Vm, socket: &Path, agent: &mut Option<GuestAgent>, rest: &mut Rest) {
+    let was_there = agent.is_some();
     let result = ask(socket, agent).await;
+    match &result {
+        Ok(_) => rest.end(),
+        // Nothing was asked of one that was not there.
+        Err(AgentError::Deadline(_)) if was_there || agent.is_some() => rest.begin(Instant::now()),
+        Err(_) => {}
+    }
     if result.as_ref().is_err_and(|e| !e.is_refusal()) {
         *agent = None;
     }
@@ -73,5 +108,27 @@ async fn ask(
         Some(agent) => agent,
         None => agent.insert(GuestAgent::connect(socket, DEADLINE).await?),
     };
-    agent.memory_pressure(DEADLINE).await
+    agent.memory_pressure(PATIENCE).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_agent_that_is_too_slow_is_asked_less_and_less_often() {
+        let (mut rest, now) = (Rest::default(), Instant::now());
+        assert!(!rest.is_on(now));
+        let mut rests = Vec::new();
+        for _ in 0..9 {
+            rest.begin(now);
+            rests.push(rest.last.as_secs());
+            assert!(rest.is_on(now + rest.last / 2) && !rest.is_on(now + rest.last));
+        }
+        assert_eq!(rests, [15, 30, 60, 120, 240, 480, 960, 1920, 1920]);
+        rest.end();
+        assert!(!rest.is_on(now));
+        rest.begin(now);
+        assert_eq!(rest.last, REST);
+    }
 }

@@ -270,9 +270,7 @@ fn changed(vm: &Vm, old: &VmParams, change: &VmChange) -> Result<VmParams, Failu
     if let Some(max) = change.max {
         let max = Bytes(max).pages();
         check_size(vm, max)?;
-        if max.is_zero() {
-            return Err(Failure::bad("max: below one page"));
-        }
+        let max = limits::max(max).map_err(|wrong| Failure::bad(limits::line(wrong)))?;
         asked.max = Some(max);
     }
     if let Some(min) = change.min {

@@ -387,7 +387,7 @@ impl Commons {
     /// without that it stays where it is. Answers whether it is there.
     ///
     /// # Errors
-    /// As of `domain`, or there is no descriptor left: it stays where it is.
+    /// As of `domain`, or there is no descriptor left: what it shares stays where it is, and nothing is added.
     pub fn move_to(
         &self,
         paged: &PagedVm,
@@ -403,6 +403,8 @@ impl Commons {
                 return Ok(true);
             }
         }
+        // First: it is no part of that one any more, also while there is no other for it.
+        paged.begin_to_leave();
         let domain = self.domain(name)?;
         let view = view(&domain)?;
         paged.move_to(&domain, move |mappings| {
@@ -448,7 +450,6 @@ pub fn scan_settings(settings: &SharingSettings) -> Settings {
             ScanOrder::Random | ScanOrder::Written => Order::Random,
             ScanOrder::Sequential => Order::Sequential,
         },
-        skip_unwritten: true,
         eager: settings.order == ScanOrder::Written,
         host: Limits { pages_per_s: settings.rate.0 as f64, cores },
         vm: Limits { pages_per_s: settings.vm_rate.0 as f64, cores },

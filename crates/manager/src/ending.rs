@@ -9,7 +9,7 @@ use ballast_api::{
 };
 use ballast_pager::service::PagedVm;
 use ballast_policy::{BalloonControl, Promise, WorkingSet};
-use ballast_qemu::{AccelChoice, Monitor, QmpError, last_log_line};
+use ballast_qemu::{AccelChoice, Exit, Monitor, QmpError, last_log_line};
 use ballast_units::{Bytes, Pages, VmId};
 use rustix::process::Signal;
 
@@ -37,6 +37,11 @@ const STARTS: Duration = Duration::from_secs(90);
 /// A guest that reboots within this time of its start waits before it is started again.
 const REBOOT_LOOP: Duration = Duration::from_secs(10);
 const REBOOT_PAUSE: Duration = Duration::from_secs(5);
+/// A start after a reboot that fails is tried again: first after this time, then after twice as long, up to the second.
+/// Where it is for want of room until it has that, else so often.
+const RETRY: Duration = Duration::from_secs(5);
+const LONGEST_RETRY: Duration = Duration::from_secs(60);
+const RETRIES: u32 = 5;
 
 /// How long the shim of a VM that is to be stopped may take to come, after the manager was replaced.
 const SHIM: Duration = Duration::from_secs(10);
@@ -48,6 +53,16 @@ impl Manager {
     /// # Errors
     /// No such VM, or it is not to be ended now, or cannot be killed.
     pub async fn stop_vm(self: &Arc<Self>, name: &str, grace: Duration) -> Result<VmView, Failure> {
+        self.stop_within(name, grace, grace).await
+    }
+
+    /// The same, of which some has passed: `rest` is left of it.
+    async fn stop_within(
+        self: &Arc<Self>,
+        name: &str,
+        grace: Duration,
+        rest: Duration,
+    ) -> Result<VmView, Failure> {
         let vm = match self.vm(name) {
             Ok(vm) => vm,
             Err(unknown) => return self.stop_absent(name, grace, unknown).await,
@@ -56,12 +71,12 @@ impl Manager {
         // First: one that reboots now is not started again.
         let before = vm.begin_to_stop();
         let last = views::vm(self, &vm);
-        let ended = if grace.is_zero() {
-            Some("killed, as asked".to_owned())
+        let ended = if rest.is_zero() {
+            Some(if grace.is_zero() { "killed, as asked".to_owned() } else { too_late(grace) })
         } else if vm.is_frozen() {
             Some("killed: its pages cannot be read, and it hears nothing".to_owned())
         } else {
-            let asked = tokio::time::timeout(grace, ask_to_end(&vm, grace / 2)).await;
+            let asked = tokio::time::timeout(rest, ask_to_end(&vm, rest / 2)).await;
             let how = match asked {
                 Ok(Asked::Guest) => None,
                 // A VM that has none, and one whose guest would have been asked.
@@ -69,7 +84,7 @@ impl Manager {
                 Ok(Asked::Vmm) => Some(
                     "its VMM was told to end (SIGTERM), and its guest was not asked: no QMP answered".to_owned(),
                 ),
-                Err(_) => Some(format!("killed: it had not ended within {} s", grace.as_secs_f64())),
+                Err(_) => Some(too_late(grace)),
             };
             how.inspect(|how| tracing::warn!(vm = vm.name, "{how}"))
         };
@@ -111,6 +126,15 @@ impl Manager {
             return Err(Failure::new(ErrorCode::Conflict, why));
         }
         Err(unknown)
+    }
+
+    /// A VM that ended while its start was not done with. `exit`: how its VMM ended. Nobody is to try again to start one that
+    /// ended by itself.
+    pub(crate) fn ended_at_once(&self, vm: &Vm, exit: Exit) {
+        let by_itself = exit == Exit::Code(0) && !vm.rebooting.load(Ordering::Relaxed);
+        if let Some(reboot) = lock(&self.rebooting).get_mut(&vm.name).filter(|_| by_itself) {
+            reboot.ended = true;
+        }
     }
 
     /// One that has ended for a reboot of its guest is not started again; if it was, it is stopped.
@@ -172,7 +196,7 @@ impl Manager {
         let is_there = self.vm(name).is_ok_and(|vm| vm.process.pid() == process.pid());
         if !is_killed && (is_there || lock(&self.rebooting).contains_key(name)) {
             let rest = grace.saturating_sub(begun.elapsed());
-            return Some(Box::pin(self.stop_vm(name, rest)).await);
+            return Some(Box::pin(self.stop_within(name, grace, rest)).await);
         }
         process.exited().await;
         // Taken over in the last moment: then it is one that ended.
@@ -311,22 +335,28 @@ impl Manager {
     }
 
     /// From now on no VM is started; waits until those that are being started are there, or not.
-    /// False, and all as before, if that takes too long.
-    pub async fn settle_starts(&self, at_most: Duration) -> bool {
+    ///
+    /// # Errors
+    /// Those that still are: that took too long, and all is as before.
+    pub async fn settle_starts(&self, at_most: Duration) -> Result<(), Vec<String>> {
         self.close();
         let deadline = tokio::time::Instant::now() + at_most;
-        let starting = || {
+        let starting = || -> Vec<String> {
             let waiting: Vec<String> = lock(&self.waiting).keys().cloned().collect();
-            lock(&self.starting).keys().any(|name| !waiting.contains(name))
+            let starting = lock(&self.starting);
+            starting.keys().filter(|name| !waiting.contains(name)).cloned().collect()
         };
-        while starting() {
+        loop {
+            let names = starting();
+            if names.is_empty() {
+                return Ok(());
+            }
             if tokio::time::Instant::now() > deadline {
                 self.reopen();
-                return false;
+                return Err(names);
             }
             tokio::time::sleep(STEP).await;
         }
-        true
     }
 
     /// Releases all that a VM had; whoever comes second waits for the first. Its name is free for
@@ -372,6 +402,10 @@ impl Manager {
         let record = Record::load(&vm.folder).ok().flatten();
         self.remove_all_but_logs(&vm.name, record.as_ref());
     }
+}
+
+fn too_late(grace: Duration) -> String {
+    format!("killed: it had not ended within {} s", grace.as_secs_f64())
 }
 
 /// Who was asked.
@@ -465,7 +499,8 @@ pub async fn watch_exit(manager: Arc<Manager>, vm: Arc<Vm>) {
         let mut rebooting = lock(&manager.rebooting);
         // One that reboots again before its start was done with: what was said of the one counts for the other.
         let called_off = rebooting.get(&vm.name).is_some_and(|reboot| reboot.called_off);
-        rebooting.insert(vm.name.clone(), Reboot { id: vm.id, called_off, last });
+        let reboot = Reboot { id: vm.id, called_off, ended: false, last };
+        rebooting.insert(vm.name.clone(), reboot);
     }
     manager.gone(&vm).await;
     // Its swap files are gone.
@@ -480,7 +515,7 @@ pub async fn watch_exit(manager: Arc<Manager>, vm: Arc<Vm>) {
     }
 }
 
-/// Unless somebody stops it, before or meanwhile.
+/// Unless somebody stops it, before or meanwhile. What keeps it from starting may pass: it had run well.
 async fn start_again(manager: &Arc<Manager>, vm: &Arc<Vm>, spec: &VmSpec) {
     let is_wanted = || {
         let called_off = lock(&manager.rebooting).get(&vm.name).is_some_and(|r| r.called_off);
@@ -489,20 +524,34 @@ async fn start_again(manager: &Arc<Manager>, vm: &Arc<Vm>, spec: &VmSpec) {
     if vm.started.elapsed() < REBOOT_LOOP && is_wanted() {
         // A guest that panics at boot would keep the host busy with nothing else.
         tracing::warn!(vm = vm.name, "rebooted soon after its start: held back for a while");
-        let pause = tokio::time::Instant::now() + REBOOT_PAUSE;
-        while is_wanted() && tokio::time::Instant::now() < pause {
-            tokio::time::sleep(STEP).await;
+        pause(REBOOT_PAUSE, is_wanted).await;
+    }
+    let (mut tries, mut retry) = (0, RETRY);
+    while is_wanted() {
+        tracing::info!(vm = vm.name, "the guest rebooted: starting it again");
+        // Boxed, since starting a VM spawns this very watch.
+        let start: std::pin::Pin<Box<dyn Future<Output = _> + Send>> =
+            Box::pin(restart(manager.clone(), spec.clone(), vm.clone()));
+        let Err(e) = start.await else { return };
+        tries += u32::from(e.code != ErrorCode::NoRoom);
+        let has_ended = lock(&manager.rebooting).get(&vm.name).is_some_and(|r| r.ended);
+        if has_ended || tries > RETRIES {
+            return tracing::error!(vm = vm.name, "not started again: {e}");
+        }
+        if is_wanted() {
+            let in_s = retry.as_secs();
+            tracing::warn!(vm = vm.name, "not started again yet, tried again in {in_s} s: {e}");
+            pause(retry, is_wanted).await;
+            retry = (retry * 2).min(LONGEST_RETRY);
         }
     }
-    if !is_wanted() {
-        return tracing::info!(vm = vm.name, "the guest rebooted: stopped, not started again");
-    }
-    tracing::info!(vm = vm.name, "the guest rebooted: starting it again");
-    // Boxed, since starting a VM spawns this very watch.
-    let start: std::pin::Pin<Box<dyn Future<Output = _> + Send>> =
-        Box::pin(restart(manager.clone(), spec.clone(), vm.clone()));
-    if let Err(e) = start.await {
-        tracing::error!(vm = vm.name, "not started again: {e}");
+    tracing::info!(vm = vm.name, "the guest rebooted: stopped, not started again");
+}
+
+async fn pause(at_most: Duration, is_wanted: impl Fn() -> bool) {
+    let end = tokio::time::Instant::now() + at_most;
+    while is_wanted() && tokio::time::Instant::now() < end {
+        tokio::time::sleep(STEP).await;
     }
 }
 
@@ -512,6 +561,8 @@ pub(crate) struct Reboot {
     id: VmId,
     /// It is to stay ended.
     called_off: bool,
+    /// It was started again, and ended by itself.
+    ended: bool,
     /// As it was.
     last: VmView,
 }

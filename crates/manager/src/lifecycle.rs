@@ -1,4 +1,4 @@
-//! VMs come and go: admission, start, attachment, exit, stop.
+//! VMs come: admission, start, adoption of those that somebody else started (attachment is in `attach`, their end in `ending`).
 
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::sync::Arc;
@@ -96,11 +96,15 @@ impl Manager {
         let vmm = self.expected_vmm(&spec);
         let promise = Promise::of(params.min, size, overhead + vmm);
         let pledge = Pledge { promise, pool: params.pool.clone(), rebooted: again };
-        self.claim_name(&spec.name, pledge).await?;
+        self.claim_name(&spec.name, pledge.clone()).await?;
         let name = spec.name.clone();
         let result =
             self.start_promised(spec, size, params, (overhead, vmm), again.is_some()).await;
-        self.promise_settled(&name);
+        match again {
+            // It may be tried once more.
+            Some(_) if result.is_err() => self.promise_held(&name, pledge),
+            _ => self.promise_settled(&name),
+        }
         let vm = result?;
         Ok(views::vm(self, &vm))
     }
@@ -162,8 +166,9 @@ impl Manager {
     ) -> Result<Arc<Vm>, Failure> {
         let accel = self.choose_accel(&spec).await?;
         let wait = spec.wait_s.map_or(self.config().start_wait, Duration::from_secs_f64);
+        let wait = (!again).then_some(wait);
         let promise = Promise::of(params.min, size, overhead + vmm_memory);
-        self.wait_for_room(&spec.name, (size, &params), promise, wait, again).await?;
+        self.wait_for_room(&spec.name, (size, &params), promise, wait).await?;
         // Until the pager has it, the overhead is ours to give back.
         let started = self.start_vmm(&spec, &accel, size, params.clone(), overhead).await;
         let (vmm, paged, paths) = match started {
@@ -250,20 +255,23 @@ impl Manager {
                 // itself, it cannot be managed.
                 let _ = tokio::time::timeout(QMP_DEADLINE, vm.process.exited()).await;
                 let _ = vm.process.kill();
-                vm.process.exited().await;
+                self.ended_at_once(vm, vm.process.exited().await);
                 let last =
                     last_log_line(&paths.qemu_log).map_or(String::new(), |l| format!(": {l}"));
                 self.gone(vm).await;
-                self.remove_files(&vm.name).await;
-                return Err(Failure::internal(format!("{}: {e}{last}", vm.name)));
+                return Err(Failure::internal(format!("{}: {e}{last}{}", vm.name, logs_of(paths))));
             }
         };
         self.connected(vm, qmp).await;
         if vm.run_state() == RunState::Stopped || !vm.process.is_alive() {
             let last = last_log_line(&paths.qemu_log).unwrap_or_else(|| "it said nothing".into());
+            self.ended_at_once(vm, vm.process.exited().await);
             self.gone(vm).await;
-            self.remove_files(&vm.name).await;
-            return Err(Failure::internal(format!("{}: QEMU ended at once: {last}", vm.name)));
+            let logs = logs_of(paths);
+            return Err(Failure::internal(format!(
+                "{}: QEMU ended at once: {last}{logs}",
+                vm.name
+            )));
         }
         Ok(())
     }
@@ -613,6 +621,11 @@ impl Manager {
 /// The sizes of the parts of a RAM that begins with `boot` and may become `size`.
 pub(crate) fn parts_of(boot: Pages, size: Pages) -> Vec<Pages> {
     if boot == size { vec![size] } else { vec![boot, size.saturating_sub(boot)] }
+}
+
+/// Where what a VM and its QEMU said is kept.
+fn logs_of(paths: &LaunchPaths) -> String {
+    format!(" (its logs: {})", paths.run_dir.display())
 }
 
 /// A file for a VM's RAM, where a memfd of QEMU's own will not do: for large pages, and where the host makes large

@@ -15,6 +15,14 @@ pub fn shares(shares: u32) -> Result<u32, Wrong> {
     if shares == 0 { Err(("shares", "0 is not at least 1".into())) } else { Ok(shares) }
 }
 
+/// What a VM or a pool may have at most: at least a page.
+///
+/// # Errors
+/// It is none.
+pub fn max(max: Pages) -> Result<Pages, Wrong> {
+    if max.is_zero() { Err(("max", "below one page".into())) } else { Ok(max) }
+}
+
 /// What is guaranteed to a VM is at most what it is limited to.
 ///
 /// # Errors

@@ -22,6 +22,7 @@ mod lifecycle;
 mod limits;
 mod logs;
 mod looks;
+mod looks_of_disks;
 mod manager;
 mod measure;
 mod metrics;
@@ -195,13 +196,18 @@ fn run(args: Args) -> anyhow::Result<()> {
         .enable_all()
         .build()
         .context("starting the runtime")?;
+    // Before anything takes long: it would end the process. What it asks for is done once there is somebody to do it.
+    let hup = {
+        let _entered = runtime.enter();
+        signal(SignalKind::hangup()).context("SIGHUP")?
+    };
     let made = Folders::make(&config)?;
     // Held to the very end of the process: whatever is left of this manager then does nothing any more.
     let take_over = args.take_over.then(|| Duration::from_secs_f64(args.take_over_within));
     let lock = runtime.block_on(upgrade::lock(&config, take_over));
     let _lock = lock.inspect_err(|_| made.leave())?;
     made.make_again(&config)?;
-    let served = runtime.block_on(serve(config.clone(), source, args.stop_vms_on_exit));
+    let served = runtime.block_on(serve(config.clone(), source, hup, args.stop_vms_on_exit));
     match &served {
         Ok(Ending::VmsStopped) => made.clear(&config),
         Ok(_) => {}
@@ -211,9 +217,14 @@ fn run(args: Args) -> anyhow::Result<()> {
     served.map(drop)
 }
 
-async fn serve(config: Config, source: Source, stop_vms_on_exit: bool) -> anyhow::Result<Ending> {
+async fn serve(
+    config: Config,
+    source: Source,
+    hup: Signal,
+    stop_vms_on_exit: bool,
+) -> anyhow::Result<Ending> {
     // From the first moment: an end in order, however early it is asked for.
-    let mut signals = Signals::catch()?;
+    let mut signals = Signals::catch(hup)?;
     let survey = survey::survey(&config.run_dir).context("VMs of a former manager")?;
     run_dir::set_format(&config.run_dir)?;
     let manager = Manager::new(config, source)?;
@@ -328,10 +339,9 @@ struct Signals {
 }
 
 impl Signals {
-    fn catch() -> anyhow::Result<Signals> {
+    fn catch(hup: Signal) -> anyhow::Result<Signals> {
         let term = signal(SignalKind::terminate()).context("SIGTERM")?;
         let int = signal(SignalKind::interrupt()).context("SIGINT")?;
-        let hup = signal(SignalKind::hangup()).context("SIGHUP")?;
         Ok(Signals { term, int, hup })
     }
 }

@@ -426,12 +426,12 @@ impl Manager {
     /// until the VM is there or the start failed.
     ///
     /// # Errors
-    /// There is no such pool; or it, or the host, cannot promise so much more.
+    /// There is no such pool; or it, or the host, cannot promise so much more than is held under that name.
     pub fn promise(&self, name: &str, need: Pledge) -> Result<(), Failure> {
         let mut starting = lock(&self.starting);
         // What is held for one that is started again is what is promised now.
         let mut others = starting.clone();
-        others.remove(name);
+        let held = others.remove(name);
         // Under the lock: whoever takes a pool away looks for promises out of it.
         let rules = self.pools.rules();
         check_pool(&rules, need.pool.as_deref())?;
@@ -440,7 +440,17 @@ impl Manager {
         let pool = self.pools.id(need.pool.as_deref());
         let refused = |why: String| Failure::new(ErrorCode::NoRoom, format!("{name}: {why}"));
         let books = self.books(&pools, &made);
-        let (lacking, left) = match books.admit(pool, need.promise.memory()) {
+        let with = |pool, pages| {
+            let mut books = books.clone();
+            books.promises.push((pool, pages));
+            books
+        };
+        // Where more is promised than can be kept, it is not the one that pays, for its guest rebooted.
+        let before = match &held {
+            Some(held) => with(self.pools.id(held.pool.as_deref()), held.promise.memory()),
+            None => books.clone(),
+        };
+        let (lacking, left) = match with(pool, need.promise.memory()).no_worse_than(&before) {
             Ok(()) => (Pages::ZERO, Pages::ZERO),
             Err(lack) if lack.pool.is_some() => return Err(refused(lack.to_string())),
             Err(lack) => (lack.need, lack.left),
@@ -517,6 +527,11 @@ impl Manager {
         if starting.get(name).is_some_and(|pledge| pledge.rebooted == Some(of)) {
             starting.remove(name);
         }
+    }
+
+    /// The next start of a VM that rebooted failed: its name and promise are held for another one.
+    pub(crate) fn promise_held(&self, name: &str, pledge: Pledge) {
+        lock(&self.starting).insert(name.to_owned(), pledge);
     }
 
     /// The VM is there, and promised to as such, or its start failed: its name is no longer held.

@@ -198,12 +198,7 @@ fn decide_now(manager: &Manager, n: u64, snapshot: Snapshot) -> (Arc<Decision>, 
 
 /// Hands the orders of a decision to the balloons and pagers of the VMs that it is about, in its order.
 fn carry_out(manager: &Manager, managed: &[&Arc<Vm>], decision: &Decision, is_new_state: bool) {
-    // In a shortage, who gives up pages is held where that is to bring it, for as long as the state is not high again:
-    // guests go on faulting while pages leave, and the next turn may be a second away.
-    let until = match decision.state {
-        State::High => Pages::ZERO,
-        _ => decision.snapshot.thresholds.goal() + decision.snapshot.room,
-    };
+    let until = decision.hold_until();
     for ((vm, entitlement), plan) in managed.iter().zip(&decision.results).zip(&decision.plans) {
         let goal = std::mem::replace(&mut lock(&vm.balloon).goal, plan.balloon_goal);
         if goal != plan.balloon_goal || is_new_state {
@@ -240,7 +235,11 @@ fn change_domain(manager: &Manager, vm: &Vm, paged: &PagedVm) {
             .inspect_err(|e| tracing::error!("{}: changing its salt: {e}", folder.display()))
             .is_ok()
     };
-    if let Err(e) = manager.commons.move_to(paged, &name, book) {
+    let moved = manager.commons.move_to(paged, &name, book);
+    // Asked each turn: said once.
+    let mut trouble = lock(&vm.salt_trouble);
+    let before = std::mem::replace(&mut *trouble, moved.err());
+    if let Some(e) = trouble.as_ref().filter(|_| *trouble != before) {
         tracing::error!(vm = vm.name, "changing its salt: {e}");
     }
 }

@@ -68,7 +68,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
         stop_vm,
         why,
         list_pools,
-        put_pool,
+        patch_pool,
         delete_pool,
         reload,
         get_journal,
@@ -90,7 +90,7 @@ pub fn router(manager: Arc<Manager>) -> Router {
         .route("/v1/vms/{name}/stop", post(stop_vm))
         .route("/v1/vms/{name}/why", get(why))
         .route("/v1/pools", get(list_pools))
-        .route("/v1/pools/{*name}", patch(put_pool).delete(delete_pool))
+        .route("/v1/pools/{*name}", patch(patch_pool).delete(delete_pool))
         .route("/v1/config/reload", post(reload))
         .route("/v1/journal", get(get_journal))
         .route("/v1/shutdown", post(shutdown))
@@ -247,7 +247,7 @@ async fn list_pools(State(manager): Shared) -> Json<Vec<PoolView>> {
     request_body = PoolChange,
     responses((status = 200, body = PoolView), (status = 400, body = ErrorBody),
         (status = 404, body = ErrorBody), (status = 507, body = ErrorBody)))]
-async fn put_pool(
+async fn patch_pool(
     State(manager): Shared,
     Path(name): Path<String>,
     Body(change): Body<PoolChange>,
@@ -336,8 +336,9 @@ async fn leave(manager: &Manager, before_ms: Option<u64>) -> Result<HostView, Fa
     // One at a time: what the first gives up would let VMs start while the second waits for none.
     let _one = manager.leaving.lock().await;
     // A start that is cut short would be found half done.
-    if !manager.settle_starts(STARTS).await {
-        let why = format!("VMs are being started, and were not ready in {} s", STARTS.as_secs());
+    if let Err(names) = manager.settle_starts(STARTS).await {
+        let (names, s) = (names.join(", "), STARTS.as_secs());
+        let why = format!("VMs are being started, and were not ready in {s} s: {names}");
         return Err(Failure::new(ErrorCode::Conflict, why));
     }
     if before_ms.is_some_and(|end| upgrade::since_boot_ms() >= end) {

@@ -3,8 +3,6 @@
 use std::fs::{File, Permissions};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::channel;
-use std::time::Instant;
 
 use anyhow::{Context as _, bail};
 
@@ -13,7 +11,7 @@ use ballast_journal::store::segments_in;
 use crate::commons;
 use crate::config::Config;
 use crate::layout;
-use crate::rooms::SILENT;
+use crate::looks_of_disks::Look;
 use crate::trust::trusted;
 use crate::whole_file;
 
@@ -42,9 +40,10 @@ impl Folders {
         let mut fresh = Vec::new();
         let had_stores = config.run_dir.join(layout::STORE).exists();
         let had_format = config.run_dir.join(layout::FORMAT).exists();
-        for dir in std::iter::once(&config.run_dir).chain(&config.swap_dir) {
-            let missing = dir.ancestors().take_while(|d| !d.exists());
-            fresh.extend(missing.map(Path::to_owned));
+        fresh.extend(missing(&config.run_dir));
+        if let Some(dir) = &config.swap_dir {
+            // Where that hangs, nothing can be made, nor removed.
+            fresh.extend(Look::begin(dir, missing).context("a thread")?.wait().unwrap_or_default());
         }
         create(config).inspect_err(|_| remove_empty(&fresh))?;
         let mut own = fresh.clone();
@@ -124,7 +123,8 @@ fn create(config: &Config) -> anyhow::Result<File> {
     // A group that may reach the shims' socket goes through those above it, too.
     make(&config.run_dir, if config.shim_group.is_some() { 0o711 } else { 0o700 })?;
     if let Some(dir) = &config.swap_dir {
-        make(dir, 0o700)?;
+        // VMs may wait that have no files there: it is missing, as any other location may be.
+        Look::begin(dir, |dir| make(dir, 0o700)).context("a thread")?.wait().unwrap_or(Ok(()))?;
     }
     let folder = trusted(&config.run_dir, false)?;
     look_at_swap(config)?;
@@ -145,25 +145,24 @@ fn open(config: &Config, folder: &File) -> anyhow::Result<()> {
 /// The swap locations that are there are to be trusted. One whose file system hangs is not waited for long: it is looked
 /// at again before the first file is made there ([`crate::claim`]).
 fn look_at_swap(config: &Config) -> anyhow::Result<()> {
-    let (told, looked) = channel();
-    for place in &config.swap {
-        let (told, path) = (told.clone(), place.path.clone());
-        let look =
-            move || told.send(if path.exists() { trusted(&path, true).map(drop) } else { Ok(()) });
-        std::thread::Builder::new().name("swap-look".into()).spawn(look).context("a thread")?;
-    }
-    drop(told);
-    let begun = Instant::now();
-    while let Ok(look) = looked.recv_timeout(SILENT.saturating_sub(begun.elapsed())) {
-        look?;
-    }
-    Ok(())
+    let look = |path: &Path| if path.exists() { trusted(path, true).map(drop) } else { Ok(()) };
+    let looks: Vec<_> = config
+        .swap
+        .iter()
+        .map(|place| Look::begin(&place.path, look))
+        .collect::<Result<_, _>>()
+        .context("a thread")?;
+    looks.into_iter().filter_map(Look::wait).collect()
+}
+
+/// Which folders are to be made so that this one is there: itself first.
+fn missing(dir: &Path) -> Vec<PathBuf> {
+    dir.ancestors().take_while(|dir| !dir.exists()).map(Path::to_owned).collect()
 }
 
 /// Makes a folder for this user alone; those above it that are missing get the mode `above`.
 fn make(dir: &Path, above: u32) -> anyhow::Result<()> {
-    let missing: Vec<&Path> = dir.ancestors().take_while(|dir| !dir.exists()).collect();
-    for folder in missing.into_iter().rev() {
+    for folder in missing(dir).iter().rev() {
         let named = || format!("folder {}", folder.display());
         match std::fs::create_dir(folder) {
             // Another manager is making it, too.

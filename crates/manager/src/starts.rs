@@ -3,8 +3,9 @@
 //!
 //! A start is admitted when its promise can be kept; it begins when min + overhead are free beside what
 //! keeps the host out of soft. The policy is told to make that room, from VMs above what they are
-//! entitled to beside the newcomer. Whoever came first is served first; what was made free for one that
-//! has begun and does not use it yet is not taken for the next.
+//! entitled to beside the newcomer. Whoever came first is served first, but that VMs whose guests rebooted
+//! come before those that never ran; what was made free for one that has begun and does not use it yet is not
+//! taken for the next.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -34,7 +35,8 @@ struct Start {
     params: VmParams,
     promise: Promise,
     since: Instant,
-    wait: Duration,
+    /// None: until it has its room, for its guest rebooted.
+    wait: Option<Duration>,
     /// When it was given its room.
     begun: Option<Instant>,
     /// By `vm stop`: it is given none.
@@ -75,7 +77,11 @@ impl Starts {
         let mut starts = lock(&self.0);
         // One of that name that has ended again.
         starts.retain(|other| other.name != start.name);
-        starts.push(start);
+        // One that reboots had what it needs, and has just given it back.
+        let newcomers = |other: &Start| other.begun.is_none() && other.wait.is_some();
+        let at = starts.iter().position(newcomers).filter(|_| start.wait.is_none());
+        let at = at.unwrap_or(starts.len());
+        starts.insert(at, start);
     }
 
     /// Gives it its room, unless it was called off.
@@ -151,8 +157,8 @@ impl Manager {
         self.starts.room(None, &|name| self.consumed_by(name)).0
     }
 
-    /// Waits until there is room for a VM of this size that was promised memory, and reserves its overhead. `again`: its guest
-    /// rebooted.
+    /// Waits until there is room for a VM of this size that was promised memory, and reserves its overhead. Without a limit
+    /// for `wait` its guest rebooted.
     ///
     /// # Errors
     /// No room within `wait`; says how much was missing. Or it was called off, or the manager ends.
@@ -161,8 +167,7 @@ impl Manager {
         name: &str,
         newcomer: (Pages, &VmParams),
         promise: Promise,
-        wait: Duration,
-        again: bool,
+        wait: Option<Duration>,
     ) -> Result<(), Failure> {
         let since = Instant::now();
         self.starts.enter(Start {
@@ -191,12 +196,12 @@ impl Manager {
             let ends = if self.starts.is_called_off(name) {
                 Some("its start was called off (vm stop)")
             } else {
-                self.is_closed_to(again).then_some("the manager is ending")
+                self.is_closed_to(wait.is_none()).then_some("the manager is ending")
             };
             if let Some(why) = ends {
                 return Err(Failure::new(ErrorCode::Conflict, format!("{name}: {why}")));
             }
-            if since.elapsed() >= wait {
+            if let Some(wait) = wait.filter(|wait| since.elapsed() >= *wait) {
                 return Err(no_room(name, promise, (ahead, keep, free), wait));
             }
             if !std::mem::replace(&mut told, true) {
@@ -248,7 +253,7 @@ impl Manager {
                     free: bytes(free),
                     missing: bytes((own + ahead + keep).saturating_sub(free)),
                     waited_s: start.since.elapsed().as_secs_f64(),
-                    wait_s: start.wait.as_secs_f64(),
+                    wait_s: start.wait.map(|wait| wait.as_secs_f64()),
                     freeing: freeing.clone(),
                 }
             })
@@ -312,7 +317,7 @@ mod tests {
             name: name.into(),
             promise: Promise { min: Pages(min), overhead: Pages(10), swap: Pages::ZERO },
             since: Instant::now(),
-            wait: KEPT,
+            wait: Some(KEPT),
             begun: begun.then(Instant::now),
             called_off: false,
             size: Pages(200),
@@ -337,5 +342,13 @@ mod tests {
         drop(Waiting(&starts, "second"));
         drop(Waiting(&starts, "begun"));
         assert_eq!(starts.room(None, &none).0, Pages(115));
+
+        // Whose guest rebooted comes before who never ran, and behind others like it.
+        for name in ["rebooted", "after it"] {
+            starts.enter(Start { wait: None, ..start(name, 1, false) });
+        }
+        starts.enter(start("last", 1, false));
+        let names: Vec<String> = lock(&starts.0).iter().map(|start| start.name.clone()).collect();
+        assert_eq!(names, ["begun", "rebooted", "after it", "third", "last"]);
     }
 }

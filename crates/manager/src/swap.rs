@@ -3,7 +3,6 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -13,6 +12,7 @@ use ballast_units::Pages;
 use serde::{Deserialize, Serialize};
 
 use crate::config::Config;
+use crate::looks_of_disks::{Look, is_mute};
 use crate::rooms::{Disks, Files, Rooms, SILENT, watch};
 use crate::sync::lock;
 use crate::vm::Vm;
@@ -49,8 +49,10 @@ impl Swap {
         let looks: Vec<_> =
             locations.iter().map(|location| watch(&rooms, &files, location, true)).collect();
         let begun = Instant::now();
-        for look in looks {
-            let _ = look.recv_timeout(SILENT.saturating_sub(begun.elapsed()));
+        for (look, location) in looks.into_iter().zip(&locations) {
+            if !is_mute(location.folder()) {
+                let _ = look.recv_timeout(SILENT.saturating_sub(begun.elapsed()));
+            }
         }
         Swap { locations, others: Mutex::default(), rooms, files }
     }
@@ -210,15 +212,11 @@ pub fn missing(config: &Config) -> Option<String> {
 }
 
 fn trouble(path: &Path) -> Option<String> {
-    let (told, trouble) = channel();
-    let folder = path.to_owned();
-    // Not waited for longer: it may hang with its file system.
-    let look = move || told.send(trouble_of(&folder));
-    if let Err(e) = std::thread::Builder::new().name("swap-look".into()).spawn(look) {
-        return Some(format!("a thread that looks at it: {e}"));
-    }
     let silent = || Some(format!("its file system does not answer within {} s", SILENT.as_secs()));
-    trouble.recv_timeout(SILENT).unwrap_or_else(|_| silent())
+    match Look::begin(path, trouble_of) {
+        Ok(look) => look.wait().unwrap_or_else(silent),
+        Err(e) => Some(format!("a thread that looks at it: {e}")),
+    }
 }
 
 fn trouble_of(path: &Path) -> Option<String> {

@@ -405,7 +405,12 @@ fn sharing(manager: &Manager, vm: &Vm, paged: &PagedVm) -> VmSharing {
     let pages = |state| memory.pmap().in_state(state);
     let counters = memory.counters.values();
     let [breaks_per_s, scan_rate, cores] = vm.share_rates.get();
-    let domain = manager.commons.domain_name(&vm.name, vm.params().salt.as_ref());
+    let own = || manager.commons.domain_name(&vm.name, vm.params().salt.as_ref());
+    // The one that it is in, which it leaves by and by when its salt is changed.
+    let domain = memory.membership().map_or_else(own, |member| member.domain.name().to_owned());
+    let salt_trouble = lock(&vm.salt_trouble).as_ref().map(|why| {
+        format!("its salt was changed: it shares nothing more, and what it shares stays: {why}")
+    });
     VmSharing {
         domain: domain::label(&domain),
         shared: bytes(pages(Page::Shared)),
@@ -420,7 +425,7 @@ fn sharing(manager: &Manager, vm: &Vm, paged: &PagedVm) -> VmSharing {
         mappings: paged.mappings(),
         note: match vm.counts_on_zeros.get() {
             Some(true) => Some(COUNTS_ON_ZEROS.into()),
-            Some(false) | None => paged.share_note(),
+            Some(false) | None => salt_trouble.or_else(|| paged.share_note()),
         },
     }
 }

@@ -125,9 +125,7 @@ impl VmParams {
         let max = asked.max.map_or_else(ruled, |max| max.min(most));
         let min = asked.min.or(rule.min.map(|min| min.of(size))).unwrap_or(Pages::ZERO);
         limits::shares(shares).map_err(limits::line)?;
-        if max.is_zero() {
-            return Err("max: below one page".into());
-        }
+        limits::max(max).map_err(limits::line)?;
         limits::min_and_max(min, max).map_err(limits::line)?;
         let tax = asked.tax.or(rule.tax);
         if let Some(tax) = tax {
@@ -325,6 +323,8 @@ pub struct Vm {
     pub seeks_qmp: AtomicBool,
     /// Whether its balloon was led by this manager before.
     pub was_led: AtomicBool,
+    /// Why it cannot leave the salt that it had, in the last turn.
+    pub salt_trouble: Mutex<Option<String>>,
     /// Breaks, pages looked at, and cores that this took, per second.
     pub share_rates: Rates<3>,
     /// For its balloon's loop; see [`Vm::stir`].
@@ -436,6 +436,7 @@ impl Vm {
             released: tokio::sync::Mutex::new(false),
             frozen: Mutex::new(false),
             freezes: AtomicU32::new(0),
+            salt_trouble: Mutex::new(None),
             events: Mutex::new(None),
             run_events: AtomicU64::new(0),
             keeper: tokio::sync::Mutex::new(None),
@@ -479,7 +480,10 @@ impl Vm {
             }
             "STOP" => self.heard(RunState::Paused),
             "RESUME" => self.heard(RunState::Running),
-            "SHUTDOWN" if event.data["reason"] == "guest-reset" => {
+            "SHUTDOWN"
+                if event.data["reason"] == "guest-reset"
+                    || event.data["reason"] == "guest-panic" =>
+            {
                 self.rebooting.store(true, Ordering::Relaxed);
             }
             _ => {}

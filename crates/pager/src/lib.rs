@@ -6,6 +6,8 @@
 //! | `memory/` | the page-state machine: fault, evict, discard, sample, recover |
 //! | `backend`, `guest_ram`, `ram_layout` | the seam to guest memory, the real one, and where its parts are |
 //! | `mappings` | how pages are mapped elsewhere, through the VM's shim |
+//! | `file_memory` | memory of files: given, and taken back |
+//! | `sync` | the atomics and locks that the page-state machine is built on |
 //! | `mapped_file` | the manager's own files, mapped: none of them a guest's RAM |
 //! | `ledger`, `host` | exact accounting of machine memory |
 //! | `advance` | what a VM holds that is yet to be taken over, booked meanwhile |

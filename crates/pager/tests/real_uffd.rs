@@ -484,7 +484,7 @@ fn faults_wait_for_memory_and_for_the_low_state_to_end() {
     // Eviction ends at what it is told to leave, however much was asked.
     manager.host.set_low(false);
     let leave = Pages(SIZE / 2);
-    manager.vm.evict_down_to(Pages(SIZE), leave);
+    manager.vm.hold_down_to(Pages(SIZE), leave, Pages::ZERO);
     wait_for("eviction", || manager.vm.evict_goal().is_zero());
     assert_eq!(manager.vm.memory().charged(), leave);
     // Held down it gets what it wants, which is every page, and does not grow.
@@ -506,7 +506,7 @@ fn faults_wait_for_memory_and_for_the_low_state_to_end() {
     wait_for("96 pages", || manager.vm.memory().charged() <= charged - Pages(96));
     std::thread::sleep(Duration::from_millis(50));
     assert!(manager.vm.memory().charged() >= charged - Pages(96 + 8), "more was taken");
-    manager.vm.evict_down_to(Pages::ZERO, Pages::ZERO);
+    manager.vm.hold_down_to(Pages::ZERO, Pages::ZERO, Pages::ZERO);
     assert_eq!(vmm.board.get(Cell::Errors), 0);
     manager.settle();
     manager.release(dir.path());
@@ -598,7 +598,7 @@ fn what_is_compressed_goes_on_to_swap_when_nothing_else_is_left() {
     let memory = manager.vm.memory();
     wait_for("all pages", || vmm.board.get(Cell::Step) == SIZE);
     let limit = memory.tier().settings().limit(Pages(SIZE));
-    manager.vm.evict_down_to(Pages(SIZE), limit);
+    manager.vm.hold_down_to(Pages(SIZE), limit, Pages::ZERO);
     wait_for("a full cache", || memory.charged() <= limit);
     assert!(frames(&manager.vm) >= Pages(limit.0 / 2), "{:?}", frames(&manager.vm));
     assert!(memory.pmap().in_state(State::Compressed).0 > limit.0, "no gain");
@@ -661,7 +661,7 @@ fn a_damaged_compressed_page_is_waited_for_and_never_fed() {
     let manager = start(&vmm, dir.path(), 2 * SIZE);
     let memory = manager.vm.memory();
     wait_for("all pages", || vmm.board.get(Cell::Step) == SIZE);
-    manager.vm.evict_down_to(Pages(SIZE), Pages(SIZE / 2));
+    manager.vm.hold_down_to(Pages(SIZE), Pages(SIZE / 2), Pages::ZERO);
     wait_for("eviction", || memory.charged() <= Pages(SIZE / 2));
     manager.settle();
     let path = dir.path().join("compressed");

@@ -43,6 +43,15 @@ impl Decision {
         }
     }
 
+    /// Below how much free memory who gives up pages is held where that is to bring it: for as long as a shortage is not
+    /// over. Guests go on faulting while pages leave, and the next turn may be a second away.
+    pub fn hold_until(&self) -> Pages {
+        match self.state {
+            State::High => Pages::ZERO,
+            _ => self.snapshot.thresholds.goal() + self.snapshot.room,
+        }
+    }
+
     /// As the policy in force reads them.
     fn demands(&self) -> Vec<VmDemand> {
         self.snapshot.policy.demands(self.available, &self.snapshot.pools, &self.snapshot.vms)

@@ -173,7 +173,8 @@ pub struct VmPlan {
     /// What is to be left of it, at least its target and its min: eviction ends when the VM
     /// consumes no more, for its balloon may have been faster.
     pub leave: Pages,
-    /// Its next allocations wait until the state is left.
+    /// Its next allocations wait until the state is left: it had more than it is to have when this was decided. Between two
+    /// turns the pager holds each VM by the same rule, page by page.
     pub block: bool,
     /// Why this and nothing else.
     pub reason: Reason,

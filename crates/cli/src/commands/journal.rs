@@ -145,7 +145,11 @@ pub fn replay(paths: &[PathBuf], out: Output) -> Result<(), Failure> {
     if lost > 0 {
         return Err(Failure::Unread { files: lost });
     }
-    Ok(())
+    // Who looks for what differs is not to be told that nothing does.
+    match reports.into_iter().find(|report| report.replayed.turns == 0) {
+        Some(Report { journal: path, .. }) => Err(Failure::NoTurns { path }),
+        None => Ok(()),
+    }
 }
 
 /// Whether a file is only as a manager leaves it that is killed, or that writes it now.

@@ -48,14 +48,14 @@ fn waiting(s: &StartView) -> String {
         [] => "nothing is being freed".to_owned(),
         list => format!("being freed: {}", list.join("; ")),
     };
+    let limit = s.wait_s.map_or(String::new(), |most| format!(" of {most:.0} s"));
     format!(
-        "{}: waits for {} beside the {} kept free{ahead}: {} missing, {:.0} s of {:.0} s; {freeing}",
+        "{}: waits for {} beside the {} kept free{ahead}: {} missing, {:.0} s{limit}; {freeing}",
         s.name,
         size(s.need),
         size(s.keep),
         size(s.missing),
         s.waited_s,
-        s.wait_s
     )
 }
 

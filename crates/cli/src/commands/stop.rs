@@ -1,10 +1,11 @@
 //! `ballast vm stop`: a VM is ended, by its record where no manager runs.
 
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ballast_api::client::{Client, ClientError};
 use ballast_api::layout::API_SOCKET;
+use ballast_api::record::ProcessRecord;
 use ballast_offline::{self as offline, End, Ended};
 
 use super::Output;
@@ -17,16 +18,39 @@ const GRACE: Duration = Duration::from_secs(30);
 /// What the manager may need beyond the grace to end a VMM and release its memory.
 const RELEASE: Duration = Duration::from_secs(60);
 
+/// How long a manager may take to come back: one that is started again asks guests to power off, which nobody else can.
+const COMES_BACK: Duration = Duration::from_secs(5);
+/// After which that is told.
+const TOLD: Duration = Duration::from_secs(1);
+/// How often it is looked for.
+const LOOK: Duration = Duration::from_millis(200);
+
 pub async fn run(client: Client, args: StopArgs, out: Output) -> Result<(), Failure> {
     let wanted = if args.force { Some(Duration::ZERO) } else { args.grace };
     let grace = wanted.unwrap_or(GRACE);
     // Of the manager of that folder, if one runs there: what another has of that name is another VM.
     let of_folder = args.run_dir.as_deref().map(|dir| Client::new(dir.join(API_SOCKET)));
     let client = of_folder.unwrap_or(client).with_timeout(grace + RELEASE);
-    let vm = match client.stop(&args.name, grace).await {
+    let run_dir = client.socket().parent().unwrap_or(Path::new("."));
+    let mut answer = client.stop(&args.name, grace).await;
+    if answer.as_ref().is_err_and(is_no_manager)
+        && !grace.is_zero()
+        && matches!(ProcessRecord::load(run_dir, &args.name), Ok(Some(_)))
+    {
+        let (begun, at_most) = (Instant::now(), COMES_BACK.min(grace / 2));
+        let mut told = false;
+        while begun.elapsed() < at_most && answer.as_ref().is_err_and(is_no_manager) {
+            tokio::time::sleep(LOOK.min(at_most)).await;
+            if begun.elapsed() >= TOLD && !std::mem::replace(&mut told, true) {
+                let s = at_most.as_secs_f64();
+                eprintln!("no ballastd answers: waiting up to {s} s for one to come back");
+            }
+            answer = client.stop(&args.name, grace).await;
+        }
+    }
+    let vm = match answer {
         Ok(vm) => vm,
         Err(e) if is_no_manager(&e) => {
-            let run_dir = client.socket().parent().unwrap_or(Path::new("."));
             return match offline::stop(run_dir, &args.name, wanted.unwrap_or(offline::GRACE))? {
                 Some(ended) => out.print(&ended, ended_text),
                 None => Err(Failure::Unnoted { unreachable: e, run_dir: run_dir.to_owned() }),

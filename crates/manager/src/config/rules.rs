@@ -142,6 +142,7 @@ impl PoolRule {
             ));
         }
         limits::shares(self.shares)?;
+        self.max.map(limits::max).transpose()?;
         if let Some(max) = self.max.filter(|max| *max < self.min) {
             return Err(("max", format!("{max} is below min, {}", self.min)));
         }

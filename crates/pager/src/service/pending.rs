@@ -48,19 +48,15 @@ impl Pending {
         self.discards.len()
     }
 
-    /// Keeps a fault; answers whether it is new. A second one on the same page joins the first:
-    /// Missing covers all, since serving it looks at what is there.
-    pub fn keep_fault(&mut self, ppn: Ppn, access: Access, why: Wait) -> bool {
-        let mut new = false;
-        let fault = self.faults.entry(ppn).or_insert_with(|| {
-            new = true;
-            WaitingFault { access, since: Instant::now(), why }
-        });
+    /// Keeps a fault. A second one on the same page joins the first: Missing covers all, since serving it looks at
+    /// what is there.
+    pub fn keep_fault(&mut self, ppn: Ppn, access: Access, why: Wait) {
+        let new = || WaitingFault { access, since: Instant::now(), why };
+        let fault = self.faults.entry(ppn).or_insert_with(new);
         if access == Access::Missing || fault.access == Access::Protected {
             fault.access = access;
         }
         fault.why = why;
-        new
     }
 
     /// Keeps discards that were read after `mark`. Of pages whose discard is kept already, that one stays: its
@@ -175,8 +171,8 @@ mod tests {
     #[test]
     fn two_faults_on_a_page_are_one_and_missing_wins() {
         let mut pending = Pending::default();
-        assert!(pending.keep_fault(Ppn(1), Access::Missing, Wait::Busy));
-        assert!(!pending.keep_fault(Ppn(1), Access::Protected, Wait::Memory));
+        pending.keep_fault(Ppn(1), Access::Missing, Wait::Busy);
+        pending.keep_fault(Ppn(1), Access::Protected, Wait::Memory);
         let fault = pending.fault(Ppn(1)).unwrap();
         assert_eq!((fault.access, fault.why), (Access::Missing, Wait::Memory));
         assert_eq!(pending.waiting(), [Ppn(1)]);

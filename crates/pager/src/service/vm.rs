@@ -326,19 +326,15 @@ impl PagedVm {
         Pages(self.shared.evict_goal.load(Ordering::Relaxed))
     }
 
-    /// Asks for `n` pages to be evicted from now on; replaces what was asked before.
+    /// Tests: `hold_down_to`, of `n` pages and no more.
     pub fn set_evict_goal(&self, n: Pages) {
-        self.evict_down_to(n, Pages::ZERO);
+        self.hold_down_to(n, Pages::ZERO, Pages::ZERO);
     }
 
-    /// The same, ending early where no more than `leave` pages are charged: what a balloon delivers
-    /// meanwhile is not taken twice.
-    pub fn evict_down_to(&self, n: Pages, leave: Pages) {
-        self.hold_down_to(n, leave, Pages::ZERO);
-    }
-
-    /// The same; and what the VM grows by from then on beyond what it has without these `n`, or beyond `leave`, is evicted
-    /// too, for as long as fewer than `until` pages of the host are free.
+    /// Asks for `n` pages to be evicted from now on, ending early where no more than `leave` pages are charged: what a
+    /// balloon delivers meanwhile is not taken twice. Replaces what was asked before. What the VM grows by from then on
+    /// beyond what it has without these `n`, or beyond `leave`, is evicted too, for as long as fewer than `until` pages of
+    /// the host are free.
     pub fn hold_down_to(&self, n: Pages, leave: Pages, until: Pages) {
         let shared = &self.shared;
         let at = leave.max(shared.memory.charged().saturating_sub(n));

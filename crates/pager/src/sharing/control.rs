@@ -17,9 +17,8 @@ pub struct Settings {
     pub enabled: bool,
     /// In which each VM's pages are looked at.
     pub order: Order,
-    /// Pages found unchanged are write-protected and passed over until they are written.
-    pub skip_unwritten: bool,
-    /// The same at the first look already, so that each pass is over what was written since the last.
+    /// Pages are write-protected at the first look, and passed over until they are written, so that each pass is over what
+    /// was written since the last; else where they were found unchanged.
     pub eager: bool,
     /// Of all VMs together.
     pub host: Limits,
@@ -33,11 +32,7 @@ pub struct Settings {
 
 impl Settings {
     pub(crate) fn marking(&self) -> Marking {
-        match (self.skip_unwritten, self.eager) {
-            (false, _) => Marking::None,
-            (true, false) => Marking::Unchanged,
-            (true, true) => Marking::All,
-        }
+        if self.eager { Marking::All } else { Marking::Unchanged }
     }
 }
 
@@ -46,7 +41,6 @@ impl Default for Settings {
         Settings {
             enabled: true,
             order: Order::Random,
-            skip_unwritten: true,
             eager: false,
             host: Limits { pages_per_s: 65536.0, cores: 0.1 },
             vm: Limits { pages_per_s: 32768.0, cores: 0.1 },

@@ -64,7 +64,10 @@ impl Link {
                     return Ok((words[1], words[2]));
                 }
                 Ok(24) => {}
-                _ => return Err(RemapError::Gone),
+                _ => {
+                    self.outstanding = Some(id);
+                    return Err(RemapError::Gone);
+                }
             }
         }
     }
@@ -106,7 +109,7 @@ impl Remapper for Link {
     fn settled(&mut self) -> bool {
         match self.outstanding {
             None => true,
-            Some(id) => self.answer(id, Duration::ZERO) != Err(RemapError::Unanswered),
+            Some(id) => self.answer(id, Duration::ZERO).is_ok(),
         }
     }
 

@@ -83,6 +83,10 @@ impl PagedVm {
         self.shared.signal_share();
         false
     }
+    /// None of its pages enters the store any more, though it is not known yet where it is to go.
+    pub fn begin_to_leave(&self) {
+        self.memory().set_leaving(true);
+    }
     /// It is to stay in the domain that it is in. Answers whether it has moved there since the last call.
     pub fn stay(&self) -> bool {
         let mut change = lock(&self.shared.domain_change);
