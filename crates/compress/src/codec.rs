@@ -61,10 +61,10 @@ pub struct Compressor {
 }
 
 impl Compressor {
-    /// Takes all memory that it will need.
+    /// Takes the memory that it will need, but for zstd's own, which comes with the first page.
     ///
     /// # Errors
-    /// zstd had no memory for its tables.
+    /// zstd does not take its level.
     pub fn new(algorithm: Algorithm) -> std::io::Result<Compressor> {
         let zstd = match algorithm {
             Algorithm::Lz4 => None,

@@ -44,7 +44,8 @@ fn pages_that_left_are_passed_over_without_a_fault() {
     // SAFETY: a new mapping at a place of the kernel's choice, never unmapped nor referred to.
     let at = unsafe { mmap(std::ptr::null_mut(), length, rw, shared, &file, 0) }.unwrap();
     let start = at as u64;
-    uffd.register(HostAddr(start), Bytes(PAGES * PAGE), Modes::MISSING).unwrap();
+    // SAFETY: a mapping made for this, reached by its address alone.
+    unsafe { uffd.register(HostAddr(start), Bytes(PAGES * PAGE), Modes::MISSING) }.unwrap();
     for page in [0, 5] {
         let opts = CopyOpts { wake: false, protect: false };
         uffd.copy(HostAddr(start + page * PAGE), &[7; PAGE_SIZE], opts).unwrap();

@@ -67,40 +67,47 @@ pub(crate) enum Found {
     Counted(u32),
 }
 
-/// The guest RAM in the text of /proc/PID/maps: pieces of at least `min`.
+/// The guest RAM in the text of /proc/PID/maps: pieces of at least `min`, of the kind of the largest. A VMM whose RAM is
+/// shared has heaps of its own beside it, and one whose RAM is its own may map files that it shares with others.
 pub(crate) fn find(maps: &str, min: Bytes, pid: u32, claims: &mut Claims) -> Found {
-    let mut counted = None;
     let mut pieces: Vec<Vec<(Vma, Kind)>> = Vec::new();
     for vma in maps.lines().filter_map(Vma::parse) {
         let Some(kind) = kind_of(&vma) else { continue };
-        if kind == Kind::Shared {
-            let owner = *claims.0.entry(FileId::of(&vma)).or_insert(pid);
-            if owner != pid {
-                counted = Some(owner);
-                continue;
-            }
-        }
         match pieces.last_mut() {
             Some(piece) if continues(piece, &vma, kind) => piece.push((vma, kind)),
             _ => pieces.push(vec![(vma, kind)]),
         }
     }
-    pieces.retain(|piece| piece.iter().map(|(vma, _)| vma.len().0).sum::<u64>() >= min.0);
-    // A VMM whose RAM is shared has heaps of its own beside it.
-    let of = |kind| move |piece: &&Vec<(Vma, Kind)>| piece.iter().any(|(_, k)| *k == kind);
-    let kind = [Kind::Shared, Kind::Anonymous]
-        .into_iter()
-        .find(|kind| pieces.iter().any(|piece| of(*kind)(&piece)));
-    match (kind, counted) {
-        (Some(Kind::Anonymous) | None, Some(by)) => Found::Counted(by),
-        (None, None) => Found::Nothing,
-        (Some(kind), _) => Found::Ram(pieces.iter().filter(of(kind)).flatten().map(part).collect()),
+    let size = |piece: &[(Vma, Kind)]| piece.iter().map(|(vma, _)| vma.len().0).sum::<u64>();
+    let large = pieces.into_iter().filter(|piece| size(piece) >= min.0);
+    let kinds: Vec<_> = large.filter_map(|piece| Some((of_piece(&piece)?, piece))).collect();
+    let Some(&(ram, _)) = kinds.iter().max_by_key(|(_, piece)| size(piece)) else {
+        return Found::Nothing;
+    };
+    let (mut parts, mut counted) = (Vec::new(), None);
+    for (vma, kind) in kinds.iter().filter(|(kind, _)| *kind == ram).flat_map(|(_, piece)| piece) {
+        let owner = match kind {
+            Kind::Shared => *claims.0.entry(FileId::of(vma)).or_insert(pid),
+            Kind::Store | Kind::Anonymous => pid,
+        };
+        if owner == pid { parts.push(part(vma, *kind)) } else { counted = Some(owner) }
+    }
+    // What is left beside another's RAM are pages that it shares with it.
+    match counted {
+        Some(by) if parts.iter().all(|part| part.store.is_some()) => Found::Counted(by),
+        _ => Found::Ram(parts),
     }
 }
 
-fn part((vma, kind): &(Vma, Kind)) -> Part {
+/// None: of files that it has by itself, as libraries are.
+fn of_piece(piece: &[(Vma, Kind)]) -> Option<Kind> {
+    let has = |kind| piece.iter().any(|(_, k)| *k == kind).then_some(kind);
+    has(Kind::Shared).or_else(|| has(Kind::Anonymous))
+}
+
+fn part(vma: &Vma, kind: Kind) -> Part {
     let place = Place { file: FileId::of(vma), offset: vma.offset };
-    Part { start: vma.start, end: vma.end, store: (*kind == Kind::Store).then_some(place) }
+    Part { start: vma.start, end: vma.end, store: (kind == Kind::Store).then_some(place) }
 }
 
 /// Whether a mapping goes on where the last one of the piece ends. Anonymous memory beside a
@@ -187,6 +194,22 @@ b000000-bfff000 rw-p 00000000 00:2f 8 /usr/lib/library.so
 ";
         let expected = [(0x100_0000, 0x110_0000, None), (0x110_0000, 0x180_0000, None)];
         assert_eq!(parts(maps), expected);
+    }
+
+    /// A file that several VMs share, for their guests to look at, is neither the RAM of the one nor of the other.
+    #[test]
+    fn a_small_file_beside_anonymous_ram_is_not_the_ram() {
+        let maps = "\
+7f0000000000-7f0040000000 rw-p 00000000 00:00 0
+7f0050000000-7f0052000000 rw-s 00000000 00:19 12 /dev/shm/looking-glass
+";
+        let mut claims = Claims::default();
+        for pid in 1..3 {
+            let Found::Ram(parts) = find(maps, Bytes::from_mib(16), pid, &mut claims) else {
+                panic!("process {pid} has RAM")
+            };
+            assert_eq!(parts.iter().map(|part| part.len().0).collect::<Vec<_>>(), [1 << 30]);
+        }
     }
 
     #[test]

@@ -22,7 +22,7 @@ use ballast_pager::sharing::{Domain, DomainStats};
 use ballast_pager::word::{State, Word};
 use ballast_sharing::{Hasher, StorePage};
 use ballast_shim_proto::{Batch, Connection, ConnectionError, Hello, MAX_OPS, Message, Op, OpKind};
-use ballast_units::{Bytes, PAGE_SIZE};
+use ballast_units::{Bytes, PAGE_SIZE, Pages};
 use rustix::net::{Shutdown, shutdown};
 
 use crate::config::{ScanOrder, SharingSettings};
@@ -76,6 +76,10 @@ impl Commons {
         let usable = rustix::fs::statfs(&folder).is_ok_and(|fs| fs.f_type == libc::TMPFS_MAGIC);
         if !usable {
             tracing::warn!("{}: not on a tmpfs: no pages are shared", folder.display());
+        }
+        if !ballast_uffd::procmap::sees_places() {
+            let what = "no pages are shared, and what guests read of memory that they never wrote takes memory";
+            tracing::warn!("no CAP_SYS_ADMIN: {what}");
         }
         let secret = secret(&folder.join(KEY))?;
         let zeros = zeros(&folder.join(ZEROS))?;
@@ -358,6 +362,22 @@ impl Commons {
         stores + ZERO_RUN.bytes()
     }
 
+    /// Gives memory of the stores back that nobody booked ([`Domain::trim`]).
+    pub fn trim(&self) {
+        let domains: Vec<_> = lock(&self.domains).values().cloned().collect();
+        for domain in domains {
+            let label = crate::domain::label(domain.name());
+            match domain.trim() {
+                Ok(Pages::ZERO) => {}
+                Ok(freed) => tracing::warn!(
+                    domain = label,
+                    "{freed} of its store were in no page: some VMM reads what it does not share"
+                ),
+                Err(e) => tracing::warn!(domain = label, "its store: {e}"),
+            }
+        }
+    }
+
     /// Lets the pager map other pages in a VM, through its shim, if the stores are usable.
     ///
     /// # Errors
@@ -627,7 +647,7 @@ pub fn hung_up(connection: &Connection) -> bool {
 mod tests {
     use super::*;
     use ballast_pager::ledger::Ledger;
-    use ballast_units::{HostAddr, Pages};
+    use ballast_units::HostAddr;
 
     fn commons(run_dir: &Path) -> Commons {
         let host = Arc::new(Host::new(Ledger::new(Pages::from_mib(64), || {})));

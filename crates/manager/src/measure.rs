@@ -16,13 +16,15 @@ use crate::manager::Manager;
 const INTERVAL: Duration = Duration::from_millis(100);
 /// Intervals between two looks in quiet times.
 const QUIET: u32 = 10;
+/// Intervals between two looks whether stores have memory that is in none of their pages.
+const TRIM: u32 = 100;
 /// Changes of the books that are less than this part of the budget are quiet.
 const LITTLE: u64 = 512;
 
 /// The thread that measures.
 pub fn run(manager: &Arc<Manager>) {
     let mut last = Pages::ZERO;
-    let mut passed = QUIET;
+    let (mut passed, mut untrimmed) = (QUIET, 0);
     while !manager.is_stopping() {
         let ledger = &manager.host.ledger;
         let (used, budget) = (ledger.used(), ledger.budget());
@@ -36,6 +38,11 @@ pub fn run(manager: &Arc<Manager>) {
             manager.measured_peak.fetch_max(used.0, Ordering::Relaxed);
         }
         passed += 1;
+        untrimmed += 1;
+        if untrimmed >= TRIM {
+            untrimmed = 0;
+            manager.commons.trim();
+        }
         std::thread::sleep(INTERVAL);
     }
 }

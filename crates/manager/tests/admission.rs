@@ -29,7 +29,7 @@ async fn assert_untouched(ballastd: &Ballastd) {
         let found = std::fs::read_dir(folder).into_iter().flatten().flatten();
         found.map(|entry| entry.path()).collect()
     };
-    assert_eq!(there(ballastd.swap_dir()), [PathBuf::new(); 0]);
+    assert_eq!(there(ballastd.swap_dir()), Vec::<PathBuf>::new());
     let of_vms = there(ballastd.run_dir().join("vms")).into_iter().flat_map(there);
     let left: Vec<_> = of_vms.filter(|file| file.extension().is_none_or(|e| e != "log")).collect();
     assert!(left.is_empty(), "{left:?}");

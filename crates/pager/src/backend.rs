@@ -183,6 +183,10 @@ pub trait Backend: Send + Sync {
         Err(MemError::Os { op: "large pages", ppn: first, source: Errno(libc::EOPNOTSUPP) })
     }
 
+    /// Whether a copy that the kernel made is told from a page that is mapped from elsewhere and was never looked at.
+    fn sees_copies(&self) -> bool {
+        true
+    }
     /// Whether `remap` can do anything.
     fn can_remap(&self) -> bool {
         false

@@ -311,6 +311,10 @@ impl Backend for GuestRam {
         }
     }
 
+    fn sees_copies(&self) -> bool {
+        self.mappings.sees_copies()
+    }
+
     fn can_remap(&self) -> bool {
         self.mappings.is_connected()
     }
@@ -337,7 +341,8 @@ impl Backend for GuestRam {
 
     fn rearm(&self, ppn: Ppn) -> Result<(), MemError> {
         let modes = Modes::MISSING | Modes::WP;
-        self.uffd.register(self.at(ppn), ONE, modes).map_err(|e| from_uffd(e, ppn))?;
+        // SAFETY: it is the VMM's: guest RAM, to which no reference of this process leads.
+        unsafe { self.uffd.register(self.at(ppn), ONE, modes) }.map_err(|e| from_uffd(e, ppn))?;
         self.protect(ppn)
     }
 

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ballast_sharing::StorePage;
-use ballast_uffd::procmap::{Maps, Pagemap};
+use ballast_uffd::procmap::{Maps, Pagemap, sees_places};
 use ballast_units::{Bytes, HostAddr, PAGE_SIZE, Pages, Ppn};
 
 use crate::backend::{Errno, MemError, Place, Remap};
@@ -99,6 +99,8 @@ pub struct Mappings {
     link: Mutex<Option<Link>>,
     connected: AtomicBool,
     maps_again: AtomicBool,
+    /// Whether its pagemap tells all, in the hands of who opened it.
+    sees_copies: AtomicBool,
     views: Mutex<Views>,
 }
 
@@ -174,6 +176,7 @@ impl Mappings {
     ) -> std::io::Result<()> {
         let pagemap = Pagemap::open(pid)?;
         self.maps_again.store(remapper.maps_again(), Ordering::Relaxed);
+        self.sees_copies.store(sees_places(), Ordering::Relaxed);
         *lock(&self.link) = Some(Link { remapper, pid, pagemap, homes });
         self.connected.store(true, Ordering::Release);
         Ok(())
@@ -201,6 +204,10 @@ impl Mappings {
     /// for nobody.
     pub fn is_connected(&self) -> bool {
         self.connected.load(Ordering::Acquire)
+    }
+    /// Whether a copy is told from a page of the store. Else what is mapped is taken for one, so nothing more is to be.
+    pub fn sees_copies(&self) -> bool {
+        self.sees_copies.load(Ordering::Relaxed)
     }
     /// Whether the RAM file can be mapped anew where it is mapped.
     pub(crate) fn can_map_again(&self) -> bool {

@@ -190,6 +190,57 @@ fn a_page_that_is_written_while_it_is_shared_is_charged_and_goes_home() {
     Vm::check_all(&site, &vms);
 }
 
+/// A VMM may read all of a store's file, and a hole that is read has memory that nobody booked.
+#[test]
+fn what_a_vmm_fills_of_the_store_is_given_back() {
+    let site = Site::new(4000, 1);
+    let mut vm = Vm::at(&site, 8, 16, 1);
+    for p in 0..8 {
+        vm.access(p, Some(7 + p / 2));
+    }
+    examine(&vm, 0..8).unwrap();
+    assert_eq!((0..8).map(|p| vm.state(p)).collect::<Vec<_>>(), [State::Shared; 8]);
+    assert_eq!(site.domain.trim().unwrap(), Pages::ZERO);
+    let file = std::fs::File::options().write(true).open(site.domain.file().path()).unwrap();
+    let (len, used) = (file.metadata().unwrap().len(), site.domain.measured());
+    assert!(len <= 4 << 20, "no more of it can be filled: {len}");
+    // Zeros, as a read of a mapping leaves them there.
+    let from = 100 * PAGE_SIZE as u64;
+    let zeros = vec![0; (len - from) as usize];
+    std::os::unix::fs::FileExt::write_all_at(&file, &zeros, from).unwrap();
+    assert_eq!(site.domain.measured().0, used.0 + len - from);
+    assert_eq!(site.domain.trim().unwrap().bytes().0, len - from);
+    assert_eq!(site.domain.measured(), used);
+    for p in 0..8 {
+        assert_eq!(vm.access(p, None), 7 + p / 2);
+    }
+    Vm::check_all(&site, std::slice::from_ref(&vm));
+}
+
+/// Where a copy cannot be told from what is mapped, what is mapped would be charged as the VM's own, whatever the budget: nothing
+/// more is mapped, and what is there comes home.
+#[test]
+fn nothing_is_mapped_where_copies_are_not_seen() {
+    let site = Site::new(20, 2);
+    let mut vm = Vm::at(&site, 4, 16, 1);
+    for p in 0..2 {
+        vm.access(p, Some(7));
+    }
+    examine(&vm, 0..2).unwrap();
+    assert_eq!([vm.state(0), vm.state(1)], [State::Shared; 2]);
+    vm.ram.0.set_sees_copies(false);
+    let charged = vm.memory.charged();
+    assert_eq!(vm.memory.map_zeros(Ppn(3), 1), Ok(0));
+    vm.access(2, Some(7));
+    examine(&vm, 2..3).unwrap();
+    assert_eq!((vm.state(2), vm.memory.charged()), (State::Resident, charged + Pages(1)));
+    // Read, what was never written is its own at once.
+    assert_eq!((vm.access(3, None), vm.state(3)), (0, State::Resident));
+    assert_eq!(vm.memory.go_home(&[Ppn(0), Ppn(1)]), Ok(2));
+    assert_eq!((vm.access(0, None), vm.access(1, None)), (7, 7));
+    Vm::check_all(&site, std::slice::from_ref(&vm));
+}
+
 /// A guest that reads one page after another is looked through, by a migration perhaps: it is not given all of its memory for
 /// that. One read by itself, and any write, gets a large page.
 #[test]

@@ -65,7 +65,7 @@ fn the_file_is_its_owners_sparse_and_longer_than_what_is_written() {
     store.write(page(70_000), &bytes(1)).unwrap();
     let len = path.metadata().unwrap().len();
     assert!(len >= page(70_001).offset());
-    assert!(len.is_multiple_of(Bytes::from_mib(256).0), "{len}: extended in large steps");
+    assert!(len.is_multiple_of(Bytes::from_mib(4).0), "{len}: extended in steps");
     assert!(store.measured().unwrap() < Pages(64).bytes(), "{}", store.measured().unwrap());
     store.reach(run(70_000, 1000)).unwrap();
     store.reach(run(0, 1)).unwrap();
@@ -77,7 +77,7 @@ fn the_file_is_its_owners_sparse_and_longer_than_what_is_written() {
 #[test]
 fn threads_that_extend_the_file_do_not_cut_each_others_pages_off() {
     let (_dir, _path, store) = store();
-    let step = Bytes::from_mib(256).pages().0;
+    let step = Bytes::from_mib(4).pages().0;
     std::thread::scope(|scope| {
         for t in 0..8 {
             let store = &store;

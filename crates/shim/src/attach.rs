@@ -211,7 +211,8 @@ fn register(
     agreed.map_err(|e| (Step::Handshake, e.errno()))?;
     let mut ioctls = u64::MAX;
     for (n, ram) in rams.iter().enumerate() {
-        match uffd.register(ram.addr, ram.len, MODES) {
+        // SAFETY: guest RAM, of which this process holds no references (see `remap::map`).
+        match unsafe { uffd.register(ram.addr, ram.len, MODES) } {
             Ok(of_part) => ioctls &= of_part.bits(),
             Err(e) => {
                 give_back(&uffd, &rams[..n]);

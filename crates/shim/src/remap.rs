@@ -53,7 +53,9 @@ pub fn change(vm: &Vm, op: &Op, fds: &[OwnedFd]) -> Result<(), i32> {
 /// # Errors
 /// An errno: the range is not registered, or not protected.
 pub fn watch(vm: &Vm, kind: OpKind, addr: HostAddr, len: Bytes) -> Result<(), i32> {
-    let register = || vm.uffd.register(addr, len, MODES).map(drop).map_err(|e| e.errno());
+    // SAFETY: guest RAM, see `map`.
+    let registered = || unsafe { vm.uffd.register(addr, len, MODES) };
+    let register = || registered().map(drop).map_err(|e| e.errno());
     match kind {
         OpKind::MapStore => {
             register()?;

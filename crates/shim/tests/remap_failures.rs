@@ -175,7 +175,8 @@ fn the_manager_can_do_the_second_half_itself() {
     assert_eq!(vm.protected(), 1);
     let modes = Modes::MISSING | Modes::WP;
     // The whole RAM, of which most is registered.
-    vm.uffd.register(vm.addr(0), Bytes(RAM), modes).unwrap();
+    // SAFETY: memory of another process.
+    unsafe { vm.uffd.register(vm.addr(0), Bytes(RAM), modes) }.unwrap();
     vm.protect(20, 1);
     puppet.write_page(20, 79);
     assert_eq!(vm.protected(), 2);

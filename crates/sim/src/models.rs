@@ -69,7 +69,7 @@ impl Default for Models {
             guest_disk_us: 340.0,
             guest_read_cpu_us: 0.0,
             touch_mib_s: 60.0,
-            overhead_mib: 1.5,
+            overhead_mib: 2.2,
             overhead_page_bytes: 35.0,
             curve_error: 0.1,
         }

@@ -41,7 +41,16 @@ impl Uffd {
     /// `Other` with EINVAL (not one whole run of mappings that can be registered), EBUSY (belongs
     /// to another userfaultfd), EPERM (shared mapping of a file that was not opened for writing);
     /// `NoMemory` also when the process is gone.
-    pub fn register(&self, start: HostAddr, len: Bytes, modes: Modes) -> Result<Ioctls, UffdError> {
+    ///
+    /// # Safety
+    /// Where this is the process that made the userfaultfd, no reference leads into the range, but to atomics: what is missing there
+    /// becomes whatever is copied to it, at any time, by whoever holds the descriptor.
+    pub unsafe fn register(
+        &self,
+        start: HostAddr,
+        len: Bytes,
+        modes: Modes,
+    ) -> Result<Ioctls, UffdError> {
         let mut arg =
             abi::RegisterArg { range: range(start, len.0), mode: modes.bits(), ioctls: 0 };
         self.op("register", abi::REGISTER, &mut arg)?;
@@ -185,8 +194,8 @@ impl Uffd {
     fn ioctl<T>(&self, request: c_ulong, arg: &mut T) -> Result<(), Errno> {
         // SAFETY: every caller passes the structure that the request's number was computed from, so
         // the kernel reads and writes inside `arg`. What the request does to the memory of the
-        // process is fill pages that are missing or change protections; a page that is present
-        // never changes content, so nothing that Rust knows of does.
+        // process is fill pages that are missing or change protections, in what was registered: its
+        // registration says that nothing refers to it. A page that is present never changes content.
         let result = unsafe { libc::ioctl(self.fd.as_raw_fd(), request, std::ptr::from_mut(arg)) };
         if result < 0 {
             return Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO));

@@ -56,7 +56,10 @@ impl Ram {
         let at =
             unsafe { mmap(std::ptr::null_mut(), len, rw, MapFlags::SHARED, &file, 0) }.unwrap();
         let base = HostAddr(at as u64);
-        let ioctls = uffd.register(base, Bytes(PAGES * PAGE), Modes::MISSING | Modes::WP).unwrap();
+        // SAFETY: a mapping made for this, reached by its address alone.
+        let ioctls =
+            unsafe { uffd.register(base, Bytes(PAGES * PAGE), Modes::MISSING | Modes::WP) }
+                .unwrap();
         assert!(ioctls.contains(Ioctls::COPY | Ioctls::ZEROPAGE | Ioctls::WRITEPROTECT));
         Some(Ram { uffd, file: File::from(file), base })
     }
@@ -321,7 +324,9 @@ fn a_process_that_is_gone_is_gone() {
         let rw = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping that nobody touches.
         let at = unsafe { mmap(std::ptr::null_mut(), len, rw, MapFlags::SHARED, &shm, 0) }.ok()?;
-        uffd.register(HostAddr(at as u64), Bytes(PAGE), Modes::MISSING | Modes::WP).ok()?;
+        // SAFETY: a mapping made for this, reached by its address alone.
+        unsafe { uffd.register(HostAddr(at as u64), Bytes(PAGE), Modes::MISSING | Modes::WP) }
+            .ok()?;
         Some((uffd, HostAddr(at as u64)))
     });
     let (uffd, at) = uffd_of_child;

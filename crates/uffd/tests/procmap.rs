@@ -6,7 +6,7 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 
-use ballast_uffd::procmap::{Maps, Pagemap, Shown};
+use ballast_uffd::procmap::{Maps, Pagemap, Shown, sees_places};
 use ballast_uffd::*;
 use ballast_units::{Bytes, HostAddr, PAGE_SIZE, Pages};
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -154,7 +154,8 @@ fn protected() -> Option<(Mapping, File, Uffd)> {
     uffd.handshake(Features::PAGEFAULT_FLAG_WP | Features::WP_HUGETLBFS_SHMEM).unwrap();
     let store = file(3);
     let private = Mapping::new(&store, MapFlags::PRIVATE, 3);
-    uffd.register(private.at(0), Bytes(3 * PAGE), Modes::WP).unwrap();
+    // SAFETY: a mapping made for this, reached by its address alone.
+    unsafe { uffd.register(private.at(0), Bytes(3 * PAGE), Modes::WP) }.unwrap();
     private.read(1);
     private.write(2, 99);
     uffd.protect(private.at(0), Bytes(3 * PAGE)).unwrap();
@@ -175,6 +176,7 @@ fn write_protection_of_a_page_that_is_not_there_is_no_copy() {
 #[test]
 fn without_the_right_to_see_where_pages_are_no_copy_is_overlooked() {
     let Some((private, _store, _uffd)) = protected() else { return };
+    assert!(sees_places());
     // Capabilities are a thread's own, and those that count are those of who opened the file.
     std::thread::spawn(move || {
         let none = CapabilitySets {
@@ -183,6 +185,7 @@ fn without_the_right_to_see_where_pages_are_no_copy_is_overlooked() {
             inheritable: CapabilitySet::empty(),
         };
         rustix::thread::set_capabilities(None, none).unwrap();
+        assert!(!sees_places());
         assert_eq!(private.shown(), [Shown::Unclear, Shown::File, Shown::Copy]);
         assert_eq!(private.copies(), [true, false, true]);
     })

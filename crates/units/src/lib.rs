@@ -25,14 +25,14 @@ use serde::{Deserialize, Serialize};
 pub const PAGE_SIZE: usize = 4096;
 const PAGE: u64 = PAGE_SIZE as u64;
 
-/// Guest "physical" page number: the guest's address divided by 4,096, counted from the start of
-/// the VM's RAM file (so holes of the guest's physical map do not appear in it).
+/// Guest "physical" page number: pages of a VM's RAM counted through all of its parts, from the start of the first (so holes of
+/// the guest's physical map do not appear in it).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Ppn(pub u64);
 
 impl Ppn {
-    /// Byte offset of the page in its VM's RAM file.
+    /// Byte offset of the page in its VM's RAM, all parts one behind the other.
     pub const fn offset(self) -> u64 {
         self.0 * PAGE
     }
@@ -48,13 +48,13 @@ impl fmt::Display for Ppn {
     }
 }
 
-/// A page-sized slot of a VM's swap file, counted from the start of the file.
+/// A page-sized slot of a VM's swap, counted through all of its files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct SlotId(pub u64);
 
 impl SlotId {
-    /// Byte offset of the slot in its file.
+    /// Byte offset of the slot, where it is counted from the start of its own file.
     pub const fn offset(self) -> u64 {
         self.0 * PAGE
     }

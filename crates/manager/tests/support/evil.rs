@@ -125,7 +125,9 @@ pub fn play() {
         | Features::EVENT_REMOVE
         | Features::WP_HUGETLBFS_SHMEM;
     uffd.handshake(wanted).unwrap();
-    uffd.register(HostAddr(base as u64), Bytes(len), Modes::MISSING | Modes::WP).unwrap();
+    // SAFETY: a mapping made for this, reached by its address alone.
+    unsafe { uffd.register(HostAddr(base as u64), Bytes(len), Modes::MISSING | Modes::WP) }
+        .unwrap();
     let ready = Message::Ready { features: wanted.bits(), ioctls: u64::MAX };
     connection.send(&ready, &[uffd.as_fd()]).unwrap();
     assert_eq!(connection.recv(PATIENT).unwrap().0, Message::Managed);

@@ -208,10 +208,12 @@ impl<B: Backend> Memory<B> {
     pub fn take_no_files(&self) -> bool {
         self.commons.no_files.swap(false, Ordering::Relaxed)
     }
-    /// Whether `n` more may be made.
+    /// Whether `n` more may be made. None where what is mapped would be taken for the VM's own copies: those are charged,
+    /// whatever the budget, and brought home.
     pub(crate) fn may_remap(&self, n: u64) -> bool {
         let made = self.counters.remaps.load(Ordering::Relaxed);
-        made.saturating_add(n) <= self.commons.remaps_until.load(Ordering::Relaxed)
+        self.backend.sees_copies()
+            && made.saturating_add(n) <= self.commons.remaps_until.load(Ordering::Relaxed)
     }
     /// Whether `n` pages may go home that could as well stay where they are.
     pub(crate) fn may_go_home(&self, n: u64) -> bool {

@@ -168,7 +168,8 @@ impl<B: Backend> Memory<B> {
         Ok(())
     }
 
-    /// A write to what others may share: the kernel copies it once there is room for the copy.
+    /// A write to what others may share: the kernel copies it once there is room for the copy. (A page that nobody has touched
+    /// since it was mapped it has copied before it tells: one for each thread that waits, not booked before it is let on.)
     /// Anything else was met on a mapping that is not there any more.
     fn fault_shared(&self, ppn: Ppn, word: Word, access: Access) -> Result<(), Fault> {
         if access != Access::Protected {

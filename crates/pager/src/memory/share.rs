@@ -5,7 +5,7 @@
 //! as Broken.
 
 use ballast_sharing::{PageHash, StorePage};
-use ballast_units::Ppn;
+use ballast_units::{Pages, Ppn};
 
 use super::{Counters, Membership, Memory};
 use crate::backend::{Backend, Errno, MemError, PageBuf, Place, Remap};
@@ -53,19 +53,26 @@ pub enum Entered {
     Parked,
 }
 
-/// Pages that are read and compared together.
-const TOGETHER: usize = 64;
+/// Pages of the store that are read to be compared at once.
+const COMPARED: usize = 16;
 
 /// Pages to work in.
 pub struct Scratch {
-    pages: Vec<PageBuf>,
+    pub(crate) pages: Vec<PageBuf>,
     others: Vec<PageBuf>,
+}
+
+impl Scratch {
+    /// Pages that are read together.
+    pub(crate) const TOGETHER: usize = 64;
+    /// Its memory.
+    pub(crate) const PAGES: Pages = Pages((Self::TOGETHER + COMPARED) as u64);
 }
 
 impl Default for Scratch {
     fn default() -> Scratch {
-        let zeros = || vec![[0; ballast_units::PAGE_SIZE]; TOGETHER];
-        Scratch { pages: zeros(), others: zeros() }
+        let zeros = |n| vec![[0; ballast_units::PAGE_SIZE]; n];
+        Scratch { pages: zeros(Self::TOGETHER), others: zeros(COMPARED) }
     }
 }
 
@@ -188,7 +195,7 @@ impl<B: Backend> Memory<B> {
         let mut at = 0;
         while at < n {
             let others = &mut scratch.others;
-            let same = common_run(&wanted[at..]).max(1);
+            let same = common_run(&wanted[at..]).clamp(1, COMPARED);
             if wanted[at].contents == Contents::Common
                 && let Err(e) = member.domain.read_run(wanted[at].page, &mut others[..same])
             {
@@ -353,7 +360,7 @@ impl<B: Backend> Memory<B> {
         while left > 0 {
             let Some(first) = self.commons.unwritten.next(at, end) else { return Ok(None) };
             let is_next = |p: &u64| *p < end.0 && self.commons.unwritten.contains(Ppn(*p));
-            let homes: Vec<Word> = (first.0..first.0 + left.min(TOGETHER as u64))
+            let homes: Vec<Word> = (first.0..first.0 + left.min(Scratch::TOGETHER as u64))
                 .take_while(is_next)
                 .map_while(|p| claim(Ppn(p)))
                 .collect();
@@ -388,7 +395,7 @@ impl<B: Backend> Memory<B> {
     }
 }
 
-/// Runs of neighbours among those that were claimed, as indices; none is longer than `TOGETHER`.
+/// Runs of neighbours among those that were claimed, as indices; none is longer than `Scratch::TOGETHER`.
 fn neighbours(wanted: &[Enter], outcomes: &[Entered]) -> Vec<std::ops::Range<usize>> {
     let mut runs: Vec<std::ops::Range<usize>> = Vec::new();
     for (i, enter) in wanted.iter().enumerate() {
@@ -398,7 +405,7 @@ fn neighbours(wanted: &[Enter], outcomes: &[Entered]) -> Vec<std::ops::Range<usi
         match runs.last_mut() {
             Some(run)
                 if run.end == i
-                    && run.len() < TOGETHER
+                    && run.len() < Scratch::TOGETHER
                     && wanted[i - 1].ppn.0 + 1 == enter.ppn.0 =>
             {
                 run.end += 1;

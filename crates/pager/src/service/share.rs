@@ -36,6 +36,8 @@ const CALM: Duration = Duration::from_secs(5);
 const SELDOM: Duration = Duration::from_secs(60);
 /// How long nothing more is mapped in a VMM that had no descriptor left for it.
 const NO_FILES: Duration = Duration::from_secs(10);
+/// For so long the mappings are changed at once to bring pages home; then that is paid for.
+const HOMING: Duration = Duration::from_millis(20);
 /// The longest rest of a pass that is under way.
 const BETWEEN: Duration = Duration::from_millis(500);
 
@@ -167,8 +169,28 @@ impl ShareService {
         if self.vm.is_to_change_domain() {
             return self.leave_store();
         }
-        self.rehome(&settings)?;
-        self.scan(&settings)
+        // More than one turn's worth was done.
+        let owed = self.limiter.owed();
+        if !owed.is_zero() {
+            return Ok(owed.min(BETWEEN));
+        }
+        let rest = self.rehome(&settings)?;
+        if rest.is_zero() { self.scan(&settings) } else { Ok(rest.min(BETWEEN)) }
+    }
+
+    /// What this thread has taken so far: CPU time, and time in which the VM's mappings were being changed.
+    fn meter(&self) -> (Duration, Duration) {
+        let locked = self.vm.memory.counters.remap_ns.load(Ordering::Relaxed);
+        (thread_cpu(), Duration::from_nanos(locked))
+    }
+
+    /// Pays for what was done since the meter read so, and for pages that were read. Answers how long to rest.
+    fn pay(&self, settings: &Settings, since: (Duration, Duration), pages: u64) -> Duration {
+        let now = self.meter();
+        let cost = Cost { pages, cpu: now.0 - since.0, locked: now.1 - since.1 };
+        // How long this VM's mappings were locked, or its VMM did not answer, is no other VM's to wait for.
+        let of_host = Cost { locked: Duration::ZERO, ..cost };
+        self.limiter.pay(settings.vm, cost).max(self.control.pay(settings.host, of_host))
     }
 
     fn map_zeros(&mut self) -> Result<(), MemError> {
@@ -192,16 +214,22 @@ impl ShareService {
         }
     }
 
-    fn rehome(&mut self, settings: &Settings) -> Result<(), MemError> {
+    /// Brings pages home that the guest has written to, some at a time. Answers how long to rest for that.
+    fn rehome(&mut self, settings: &Settings) -> Result<Duration, MemError> {
         if !self.vm.memory.may_move()
             || self.rehome_at.elapsed() < settings.rehome_after
             || self.vm.memory.broken_waiting() == 0
         {
-            return Ok(());
+            return Ok(Duration::ZERO);
         }
-        self.rehome_at = Instant::now();
+        let began = self.meter();
         let mut stuck = Vec::new();
+        let mut is_over = true;
         let result = loop {
+            if self.meter().1 - began.1 >= HOMING {
+                is_over = false;
+                break Ok(());
+            }
             if self.vm.memory.has_reads_of_untouched() || self.vm.is_stopping() {
                 break Ok(());
             }
@@ -224,7 +252,11 @@ impl ShareService {
             }
         };
         self.vm.memory.give_back_broken(stuck);
-        result
+        if is_over {
+            self.rehome_at = Instant::now();
+        }
+        let rest = self.pay(settings, began, 0);
+        result.map(|()| rest)
     }
 
     /// Everything goes home, as fast as there is memory for it. Nothing is passed over any more: where it goes, nobody
@@ -301,6 +333,11 @@ impl ShareService {
             self.vm.set_share_note(Some(why.into()));
             return Ok(IDLE);
         }
+        if !memory.backend().sees_copies() {
+            let why = "ballastd has no CAP_SYS_ADMIN: it could not tell copies from shared pages";
+            self.vm.set_share_note(Some(why.into()));
+            return Ok(IDLE);
+        }
         if settings.order != self.order {
             self.order = settings.order;
             self.walk = Walk::new(memory.pmap().len(), self.order, self.pass.came | 1);
@@ -311,16 +348,15 @@ impl ShareService {
         if let Some(rest) = self.rest_before_pass(settings) {
             return Ok(rest);
         }
-        let (cpu, locked) = (thread_cpu(), memory.counters.values().remap_ns);
+        let began = self.meter();
         if self.unhashed {
-            self.unhashed = member.domain.hash_some(BATCH)? > 0;
+            self.unhashed = member.domain.hash_some(BATCH) > 0;
         }
         let marking = self.marking(settings)?;
         let done = self.look_at_extents(marking)?;
         self.pass.done += done;
         self.passed += done.passed;
-        let cpu = thread_cpu().saturating_sub(cpu);
-        self.pass.cpu += cpu;
+        self.pass.cpu += thread_cpu().saturating_sub(began.0);
         if self.pass.over {
             let Pass { cpu, after, .. } = self.pass;
             self.passes.ended(&self.pass.done, cpu, after, settings.scan_time);
@@ -328,16 +364,7 @@ impl ShareService {
             let (vm, done, cpu) = (&self.vm.name, &self.pass.done, self.pass.cpu);
             tracing::debug!(%vm, ?done, ?cpu, ?marking, "a pass for equal pages");
         }
-        let cost = Cost {
-            pages: done.scanned,
-            cpu,
-            locked: Duration::from_nanos(memory.counters.values().remap_ns - locked),
-        };
-        // How long this VM's mappings were locked, or its VMM did not answer, is no other VM's to wait for.
-        let of_host = Cost { locked: Duration::ZERO, ..cost };
-        let rest =
-            self.limiter.pay(settings.vm, cost).max(self.control.pay(settings.host, of_host));
-        Ok(rest.min(BETWEEN))
+        Ok(self.pay(settings, began, done.scanned).min(BETWEEN))
     }
 
     /// When a pass is over, the next begins after a rest: what is left of it; None once a pass has begun.

@@ -41,7 +41,8 @@ pub(super) fn vm(pages: u64, around: u64) -> Option<Arc<Shared>> {
     let addr = HostAddr(at as u64);
     let (wp, missing) = (Features::PAGEFAULT_FLAG_WP, Features::MISSING_SHMEM);
     uffd.handshake(wp | missing | Features::WP_HUGETLBFS_SHMEM).unwrap();
-    uffd.register(addr, Bytes(len as u64), Modes::MISSING | Modes::WP).unwrap();
+    // SAFETY: a mapping of this process to which nothing refers: it is reached by its address alone.
+    unsafe { uffd.register(addr, Bytes(len as u64), Modes::MISSING | Modes::WP) }.unwrap();
     let part = RamPart { base: addr, len: Pages(pages), file_offset: 0 };
     let host = Arc::new(Host::new(Ledger::new(Pages(2 * pages), || {})));
     let stage = Stage::on_heap(StageLayout { cluster: 4, clusters: 1, holds: 2 }).unwrap();

@@ -30,6 +30,7 @@ use crate::pmap::{Pmap, PmapError};
 use crate::replacement::{Random, Replacement};
 use crate::run_files::{COMPRESSED, PMAP, STAGE};
 use crate::sharing::DomainError;
+use crate::sharing::examine::Examiner;
 use crate::stage::{Stage, StageError, StageLayout};
 use crate::swap::{Place, SwapError, SwapSpace};
 use crate::tier::{Compression, Tier};
@@ -91,6 +92,9 @@ impl PagerConfig {
             + Around::PAGES
             + Departures::PAGES
             + MOVING
+            // Of the share thread, and of the reclaim thread.
+            + Examiner::PAGES
+            + Examiner::PAGES
             + table
             + hints
             + self.compression.overhead(size)

@@ -21,6 +21,10 @@ use crate::word::Word;
 
 /// Pages of a VM that leaves, forgotten at one time.
 const FORGOTTEN: u64 = 1 << 14;
+/// What the store's file may have more than is booked before it is looked through.
+const LITTLE: Pages = Pages::from_mib(1);
+/// Pages that are punched at once.
+const AT_ONCE: u64 = 64;
 
 /// Why a domain cannot be used.
 #[allow(missing_docs, reason = "the messages say it")]
@@ -59,6 +63,8 @@ pub struct Domain<B: Backend> {
     host: Arc<Host>,
     file: StoreFile,
     books: Mutex<Books<B>>,
+    /// What was last said to be wrong with the store.
+    said: Mutex<String>,
 }
 
 struct Books<B: Backend> {
@@ -112,6 +118,7 @@ impl<B: Backend> Domain<B> {
             host,
             file,
             books: Mutex::new(books),
+            said: Mutex::new(String::new()),
         }
     }
 
@@ -140,11 +147,11 @@ impl<B: Backend> Domain<B> {
             }
         }
         domain.host.ledger.adopt(books.pages.used());
-        if let Err(e) = free_unused(&domain.file, &books.pages, end) {
+        drop(books);
+        if let Err(e) = domain.free_unused() {
             // They are the next to be used, or go with the file.
             tracing::warn!(domain = name, "pages that nobody has any more stay in the store: {e}");
         }
-        drop(books);
         Ok(domain)
     }
 
@@ -297,10 +304,12 @@ impl<B: Backend> Domain<B> {
             self.host.ledger.release(Pages(n - got));
         }
         run.filter(|run| {
-            self.file.reach(*run).is_ok() || {
+            let reached = self.file.reach(*run);
+            if let Err(e) = &reached {
+                self.say_once(&e.to_string());
                 run.iter().for_each(|page| self.release(page));
-                false
             }
+            reached.is_ok()
         })
     }
 
@@ -374,17 +383,33 @@ impl<B: Backend> Domain<B> {
         self.file.read_run(first, into.as_flattened_mut()).map_err(|e| from_store(&e))
     }
 
-    /// After a takeover: hashes up to `n` pages that cannot be found yet. Answers how many are left.
-    pub(crate) fn hash_some(&self, n: usize) -> Result<usize, MemError> {
+    /// After a takeover: hashes up to `n` pages that cannot be found yet. Answers how many are left, but for
+    /// those that cannot be read.
+    pub(crate) fn hash_some(&self, n: usize) -> usize {
         let unhashed: Vec<StorePage> = lock(&self.books).table.unhashed().take(n).collect();
         let mut bytes = Box::new([0; ballast_units::PAGE_SIZE]);
+        let mut unread = 0;
         for page in unhashed {
             // Freed meanwhile, it reads as zeros, and is not in the table.
-            self.read(page, &mut bytes)?;
+            if let Err(e) = self.file.read(page, &mut bytes) {
+                // It stays as it is, and the others are found all the same.
+                self.say_once(&e.to_string());
+                unread += 1;
+                continue;
+            }
             let hash = self.hash(&bytes);
             let _ = lock(&self.books).table.set_hash(page, hash);
         }
-        Ok(lock(&self.books).table.stats().unhashed as usize)
+        (lock(&self.books).table.stats().unhashed as usize).saturating_sub(unread)
+    }
+
+    /// What is wrong with the store, unless it was said last.
+    fn say_once(&self, what: &str) {
+        let mut said = lock(&self.said);
+        if *said != what {
+            tracing::error!(domain = self.name, "{what}");
+            what.clone_into(&mut said);
+        }
     }
 
     /// Guest pages that a store page stands for.
@@ -413,6 +438,49 @@ impl<B: Backend> Domain<B> {
     /// The store as the kernel counts it.
     pub fn measured(&self) -> Bytes {
         self.file.measured().unwrap_or_default()
+    }
+
+    /// Gives memory back that is in no page of the store, if it is more than a little: a VMM may read all of the file,
+    /// and a hole that is read has memory that nobody booked. Answers how much there was.
+    ///
+    /// # Errors
+    /// The file cannot be looked through.
+    pub fn trim(&self) -> Result<Pages, DomainError> {
+        let booked = lock(&self.books).pages.used();
+        if self.file.measured()?.pages() <= booked + LITTLE {
+            return Ok(Pages::ZERO);
+        }
+        self.free_unused()
+    }
+
+    /// Punches what has memory and is in no page that is used; the same what a manager that died had written for nobody.
+    fn free_unused(&self) -> Result<Pages, DomainError> {
+        use rustix::fs::{SeekFrom, seek};
+        const PAGE: u64 = ballast_units::PAGE_SIZE as u64;
+        let fd = self.file.read_only()?;
+        let (mut at, mut freed) = (0, Pages::ZERO);
+        loop {
+            let scan = |e: rustix::io::Errno| DomainError::Scan(e.into());
+            let start = match seek(&fd, SeekFrom::Data(at * PAGE)) {
+                Ok(data) => data / PAGE,
+                Err(rustix::io::Errno::NXIO) => return Ok(freed),
+                Err(e) => return Err(scan(e)),
+            };
+            let end = seek(&fd, SeekFrom::Hole(start * PAGE)).map_err(scan)?.div_ceil(PAGE);
+            at = start;
+            while at < end {
+                // Under the lock: nobody takes a page that is about to be punched.
+                let books = lock(&self.books);
+                let unused =
+                    |at: &u64| StorePage::new(*at).is_some_and(|page| !books.pages.is_used(page));
+                let n = (at..end.min(at + AT_ONCE)).take_while(unused).count() as u64;
+                if let Some(run) = StorePage::new(at).and_then(|first| StoreRun::new(first, n)) {
+                    self.file.punch(run)?;
+                    freed += Pages(n);
+                }
+                at += n.max(1);
+            }
+        }
     }
 
     /// Invariants, while nothing moves: table and store are whole, the store's file holds what is
@@ -477,25 +545,6 @@ fn id(base: u32, ppn: Ppn) -> Option<PageId> {
 fn file_pages(file: &StoreFile) -> Result<Pages, DomainError> {
     let stat = rustix::fs::fstat(file.read_only()?).map_err(std::io::Error::from)?;
     Ok(Bytes(stat.st_size as u64).pages())
-}
-
-/// Frees what a manager that died had written for nobody.
-fn free_unused(file: &StoreFile, used: &StorePages, end: Pages) -> Result<(), DomainError> {
-    let fd = file.read_only()?;
-    let mut at = 0;
-    while at < end.0 {
-        let from = rustix::fs::SeekFrom::Data(at * ballast_units::PAGE_SIZE as u64);
-        at = match rustix::fs::seek(&fd, from) {
-            Ok(data) => data / ballast_units::PAGE_SIZE as u64,
-            Err(rustix::io::Errno::NXIO) => break,
-            Err(e) => return Err(DomainError::Scan(e.into())),
-        };
-        if let Some(page) = StorePage::new(at).filter(|&page| !used.is_used(page)) {
-            file.punch(page.into())?;
-        }
-        at += 1;
-    }
-    Ok(())
 }
 
 fn from_store(e: &StoreError) -> MemError {

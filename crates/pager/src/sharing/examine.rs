@@ -7,15 +7,15 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use ballast_sharing::PageHash;
-use ballast_units::{PAGE_SIZE, Ppn};
+use ballast_units::{Pages, Ppn};
 
 use super::domain::Known;
-use crate::backend::{Backend, MemError, PageBuf};
+use crate::backend::{Backend, MemError};
 use crate::memory::{Contents, Counters, Enter, Entered, Membership, Memory, Scratch};
 use crate::word::State;
 
 /// Pages read with one call at most.
-pub const BATCH: usize = 64;
+pub const BATCH: usize = Scratch::TOGETHER;
 
 /// What came of a look at some pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -68,7 +68,7 @@ pub enum Marking {
 
 /// Whose pages are looked at, and room to work in.
 pub struct Examiner {
-    pages: Vec<PageBuf>,
+    /// What is looked at is read into its pages, and those that enter the store are read again.
     scratch: Scratch,
     hashed: Vec<(Ppn, PageHash)>,
     /// Whether pages of other VMs are made common.
@@ -77,12 +77,7 @@ pub struct Examiner {
 
 impl Default for Examiner {
     fn default() -> Examiner {
-        Examiner {
-            pages: vec![[0; PAGE_SIZE]; BATCH],
-            scratch: Scratch::default(),
-            hashed: Vec::with_capacity(BATCH),
-            others: true,
-        }
+        Examiner { scratch: Scratch::default(), hashed: Vec::with_capacity(BATCH), others: true }
     }
 }
 
@@ -105,6 +100,9 @@ struct Sorted<B: Backend> {
 }
 
 impl Examiner {
+    /// Memory of its buffers.
+    pub(crate) const PAGES: Pages = Scratch::PAGES;
+
     /// One that lets other VMs' pages alone, and waits for no VMM but the one it looks at: a page equal to
     /// what is only known of another VM stays as it is.
     pub fn to_itself() -> Examiner {
@@ -132,7 +130,7 @@ impl Examiner {
         let mut zeros = Vec::new();
         self.hash(memory, &member, pages, marking, &mut zeros, &mut done)?;
         for run in neighbours(&zeros, |ppn| *ppn) {
-            done.zero += memory.drop_zeros(run[0], &mut self.pages[..run.len()])?;
+            done.zero += memory.drop_zeros(run[0], &mut self.scratch.pages[..run.len()])?;
         }
         let hashed = std::mem::take(&mut self.hashed);
         let result = self.place(memory, &member, &hashed, marking, &mut done);
@@ -153,8 +151,8 @@ impl Examiner {
         let Some(member) = memory.membership() else { return Ok((0, 0)) };
         for at in (first.0..first.0 + n).step_by(BATCH) {
             let some = ((first.0 + n - at) as usize).min(BATCH);
-            memory.backend().read_homes(Ppn(at), &mut self.pages[..some])?;
-            let pages = (at..).map(Ppn).zip(&self.pages[..some]);
+            memory.backend().read_homes(Ppn(at), &mut self.scratch.pages[..some])?;
+            let pages = (at..).map(Ppn).zip(&self.scratch.pages[..some]);
             let (zeros, rest): (Vec<_>, Vec<_>) =
                 pages.partition(|(_, page)| ballast_sharing::is_zero(page));
             let hashed: Vec<(Ppn, PageHash)> =
@@ -207,8 +205,8 @@ impl Examiner {
                 .take(BATCH)
                 .take_while(|(i, p)| p.0 == first.0 + *i as u64 && worth(p))
                 .count();
-            memory.backend().read_homes(first, &mut self.pages[..n])?;
-            for (&ppn, page) in rest[..n].iter().zip(&self.pages) {
+            memory.backend().read_homes(first, &mut self.scratch.pages[..n])?;
+            for (&ppn, page) in rest[..n].iter().zip(&self.scratch.pages) {
                 if ballast_sharing::is_zero(page) {
                     zeros.push(ppn);
                 } else {
@@ -419,7 +417,7 @@ impl Examiner {
         let at_home: Vec<usize> = (0..wanted.len()).filter(is_at_home).collect();
         let mut still = vec![false; wanted.len()];
         for run in neighbours(&at_home, |&i| wanted[i].0) {
-            let pages = &mut self.pages[..run.len()];
+            let pages = &mut self.scratch.pages[..run.len()];
             owner.backend().read_homes(wanted[run[0]].0, pages)?;
             for (&i, page) in run.iter().zip(pages) {
                 still[i] = its.domain.hash(page) == wanted[i].1;

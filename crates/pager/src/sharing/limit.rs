@@ -52,6 +52,12 @@ impl Limiter {
         self.pay_at(self.begin.elapsed(), limits, cost)
     }
 
+    /// How long to rest yet for what was done.
+    pub fn owed(&self) -> Duration {
+        let until = Duration::from_nanos(self.until.load(Ordering::Relaxed));
+        until.saturating_sub(self.begin.elapsed())
+    }
+
     fn pay_at(&self, now: Duration, limits: Limits, cost: Cost) -> Duration {
         let seconds = (cost.pages as f64 / limits.pages_per_s.max(1.0))
             .max(cost.cpu.as_secs_f64() / limits.cores.max(1e-6))
@@ -111,6 +117,16 @@ mod tests {
         assert_eq!(limiter.pay_at(hour, limits, quick), DEBT);
         let later = hour + DEBT + Duration::from_secs(1);
         assert!(limiter.pay_at(later, limits, quick) < Duration::from_millis(1));
+    }
+
+    #[test]
+    fn what_is_owed_is_known_until_it_is_paid() {
+        let limiter = Limiter::default();
+        assert_eq!(limiter.owed(), Duration::ZERO);
+        let cost = Cost { cpu: Duration::from_secs(1), ..Cost::default() };
+        let rest = limiter.pay(Limits { pages_per_s: 1e9, cores: 0.2 }, cost);
+        let owed = limiter.owed();
+        assert!(owed <= rest && owed > Duration::from_secs(4), "{owed:?} of {rest:?}");
     }
 
     #[test]

@@ -170,6 +170,10 @@ impl Backend for Ram {
         })
     }
 
+    fn sees_copies(&self) -> bool {
+        self.0.world().sees_copies
+    }
+
     fn can_remap(&self) -> bool {
         self.0.world().can_remap
     }

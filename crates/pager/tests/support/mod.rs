@@ -103,6 +103,8 @@ struct World {
     /// Whether the VMM's mappings can be changed, and how many runs it changes before it registers
     /// and protects them.
     can_remap: bool,
+    /// Whether copies are told from what is mapped.
+    sees_copies: bool,
     together: usize,
     unanswered: Option<Unanswered>,
     /// What the guest writes where, between the next new mapping of that page and its protection.
@@ -194,6 +196,7 @@ impl World {
             latent: vec![false; n],
             plugged: None,
             can_remap,
+            sees_copies: true,
             together: 2,
             unanswered: None,
             writes_between: None,
@@ -576,6 +579,9 @@ impl Double {
         self.world().unanswered = Some(how);
     }
     /// Whether the VMM's mappings can be changed.
+    pub fn set_sees_copies(&self, sees: bool) {
+        self.world().sees_copies = sees;
+    }
     pub fn set_can_remap(&self, can: bool) {
         self.world().can_remap = can;
     }

@@ -269,7 +269,8 @@ fn change(guest: &Guest, op: &Op, files: &[OwnedFd]) -> Result<(), i32> {
 /// A discard that no manager reads holds protection up; the next manager does it then.
 fn watch(guest: &Guest, op: &Op) -> Result<(), i32> {
     let (addr, len, home) = (HostAddr(op[0]), Bytes(op[1]), op[2] != 1);
-    guest.uffd.register(addr, len, Modes::MISSING | Modes::WP).map_err(|e| e.errno())?;
+    // SAFETY: guest memory, to which no reference leads.
+    unsafe { guest.uffd.register(addr, len, Modes::MISSING | Modes::WP) }.map_err(|e| e.errno())?;
     for _ in 0..100 {
         if home {
             return Ok(());

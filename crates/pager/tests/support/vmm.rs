@@ -314,8 +314,9 @@ impl Guest {
             | Features::EVENT_REMOVE
             | Features::WP_HUGETLBFS_SHMEM;
         uffd.handshake(wanted).unwrap();
-        uffd.register(HostAddr(base as u64), Bytes(len as u64), Modes::MISSING | Modes::WP)
-            .unwrap();
+        let (addr, modes) = (HostAddr(base as u64), Modes::MISSING | Modes::WP);
+        // SAFETY: a mapping made for this, reached by its address alone.
+        unsafe { uffd.register(addr, Bytes(len as u64), modes) }.unwrap();
         let fds = [uffd.as_fd()];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
@@ -325,7 +326,8 @@ impl Guest {
             let len = more as usize * PAGE_SIZE;
             let at = map_shared(file.as_fd(), len);
             let modes = Modes::MISSING | Modes::WP;
-            uffd.register(HostAddr(at as u64), Bytes(len as u64), modes).unwrap();
+            // SAFETY: a mapping made for this, reached by its address alone.
+            unsafe { uffd.register(HostAddr(at as u64), Bytes(len as u64), modes) }.unwrap();
             (more, (pages, at, file))
         });
         let second = more.as_ref().map_or(0, |(_, (_, at, _))| *at as u64);

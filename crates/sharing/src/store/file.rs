@@ -19,8 +19,8 @@ use rustix::io::Errno;
 
 use crate::ids::{StorePage, StoreRun};
 
-/// The file grows by this much: it is sparse, so length costs nothing.
-const STEP: Pages = Pages::from_mib(256);
+/// The file grows by this much. It is sparse, but a VMM may read all of it, and a hole that is read has memory.
+const STEP: Pages = Pages::from_mib(4);
 
 /// What is wrong with a store file. What was asked for did not happen; pages that were in the
 /// store are as they were.
@@ -142,7 +142,7 @@ impl StoreFile {
     }
 
     /// Makes sure that a run lies within the file's length, as VMMs want of what they map. The file grows
-    /// by 256 MiB at a time, and never shrinks.
+    /// by 4 MiB at a time, and never shrinks.
     ///
     /// # Errors
     /// [`StoreError::Io`]: the length is as it was.

@@ -123,7 +123,7 @@ impl ShareTable {
         }
     }
 
-    /// A store page with this hash, else a guest page that had it when it was scanned.
+    /// Tests: a store page with this hash, else a guest page that had it when it was scanned.
     pub fn find(&self, hash: PageHash) -> Match {
         self.search(hash, |_| true)
     }

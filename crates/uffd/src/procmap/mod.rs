@@ -21,4 +21,4 @@ mod query;
 
 pub use line::Vma;
 pub use maps::{Mapped, Maps, each, each_file, each_from, max_map_count};
-pub use pagemap::{Entry, Pagemap, Shown};
+pub use pagemap::{Entry, Pagemap, Shown, sees_places};

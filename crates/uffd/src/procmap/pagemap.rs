@@ -69,7 +69,7 @@ impl Entry {
         self.0 & PRESENT != 0
     }
 
-    /// Whether a write to it would be a write-protect fault of a userfaultfd.
+    /// Tests: whether a write to it would be a write-protect fault of a userfaultfd.
     pub fn is_protected(self) -> bool {
         self.0 & PROTECTED != 0
     }
@@ -112,6 +112,17 @@ impl Pagemap {
         let is_copy = |entry: &Entry| matches!(entry.shown(), Shown::Copy | Shown::Unclear);
         Ok(self.entries(start, n)?.iter().map(is_copy).collect())
     }
+}
+
+/// Whether the calling thread is shown where pages are, so that nothing is [`Shown::Unclear`] to it: one with
+/// CAP_SYS_ADMIN, in the first user namespace. Those of who opens a [`Pagemap`] count, not those of who reads it.
+pub fn sees_places() -> bool {
+    // A page that is in memory, since it is being looked at.
+    let here = 0u8;
+    let at = HostAddr(std::ptr::from_ref(std::hint::black_box(&here)).addr() as u64);
+    let page = HostAddr(at.0 - at.0 % PAGE_SIZE as u64);
+    let entries = Pagemap::open(std::process::id()).and_then(|map| map.entries(page, Pages(1)));
+    entries.is_ok_and(|entries| entries[0].is_present() && entries[0].0 & PLACE != 0)
 }
 
 #[cfg(test)]

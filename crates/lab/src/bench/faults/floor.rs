@@ -61,7 +61,8 @@ pub fn begin(memory: &mut Memory, waits: Waits) -> Result<()> {
     let uffd = Uffd::open().context("a userfaultfd")?;
     uffd.handshake(Features::MISSING_SHMEM)?;
     memory.advise(libc::MADV_REMOVE)?;
-    uffd.register(base, Bytes((pages * PAGE) as u64), Modes::MISSING)?;
+    // SAFETY: a mapping made for this, reached by its address alone.
+    unsafe { uffd.register(base, Bytes((pages * PAGE) as u64), Modes::MISSING)? };
     std::thread::Builder::new().name("floor".into()).spawn(move || {
         // An error is seen as a read that never ends.
         let mut events = Vec::new();
