@@ -76,6 +76,9 @@ pub struct RunDirView {
     pub size: u64,
     /// What of it is free.
     pub free: u64,
+    /// What follows from there being little left, if there is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
 }
 
 /// A NUMA node. Sizes in bytes.

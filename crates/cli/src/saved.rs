@@ -28,7 +28,7 @@ impl Saved {
         // Through links: what they lead to is replaced, not they.
         let place = match followed(path) {
             Ok(place) => place,
-            // A link to what is not there (any more).
+            // A link to what is not there (any more), or has no name, as /dev/stdout may.
             Err(_) if path.is_symlink() => return in_place(path),
             Err(e) if e.kind() == io::ErrorKind::NotFound => path.to_owned(),
             Err(e) => return Err(e),
@@ -91,17 +91,20 @@ impl Drop for Saved {
     }
 }
 
+/// Of open(2), on Linux: the file is found, and not opened.
+const O_PATH: i32 = 0o10_000_000;
+
 /// Where a path leads, as far as the kernel follows it: not through a link that another user has put into a folder of all
 /// (fs.protected_symlinks), which reading links one by one would.
 fn followed(path: &Path) -> io::Result<PathBuf> {
-    let flags = rustix::fs::OFlags::PATH.bits() as i32;
-    let place = File::options().read(true).custom_flags(flags).open(path)?;
+    let place = File::options().read(true).custom_flags(O_PATH).open(path)?;
     // The very file that was found: whoever changes a link now changes nothing.
     let name = std::fs::read_link(format!("/proc/self/fd/{}", place.as_raw_fd()))?;
-    match place.metadata()?.nlink() {
-        // It was removed meanwhile, and its name says so.
-        0 => Err(io::ErrorKind::NotFound.into()),
-        _ => Ok(name),
+    let (found, there) = (place.metadata()?, name.metadata());
+    // One that was removed meanwhile has a name that says so, and a pipe has none.
+    match there.is_ok_and(|there| (there.dev(), there.ino()) == (found.dev(), found.ino())) {
+        true => Ok(name),
+        false => Err(io::ErrorKind::NotFound.into()),
     }
 }
 
@@ -182,6 +185,12 @@ mod tests {
         save(&path, "both").unwrap();
         assert_eq!(std::fs::read_to_string(&other).unwrap(), "both");
         save(Path::new("/dev/null"), "gone").unwrap();
+        // A pipe that has no name but that of its descriptor.
+        let (mut reader, writer) = io::pipe().unwrap();
+        let name = format!("/proc/self/fd/{}", writer.as_raw_fd());
+        save(Path::new(&name), "through").unwrap();
+        drop(writer);
+        assert_eq!(io::read_to_string(&mut reader).unwrap(), "through");
         assert!(!Path::new("/dev/null").metadata().unwrap().is_file());
     }
 

@@ -420,7 +420,7 @@ fn host_shows_states_and_thresholds_and_sets_parameters() {
         &text,
         &["\nrun folder\n", "1000 MiB", "99 MiB (9.9%)", "less than a tenth is free"],
     );
-    fake.world().host.run_dir.as_mut().unwrap().free = 100 * MIB;
+    fake.world().host.run_dir.as_mut().unwrap().note = None;
     assert!(!human(&fake, &["host"]).contains("less than a tenth"));
     let node = text.lines().find(|l| l.starts_with("  0 ")).unwrap();
     contains_all(node, &["16 GiB", "200 MiB", "soft", "24 MiB", " 3"]);

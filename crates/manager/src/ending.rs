@@ -65,7 +65,7 @@ impl Manager {
     ) -> Result<VmView, Failure> {
         let vm = match self.vm(name) {
             Ok(vm) => vm,
-            Err(unknown) => return self.stop_absent(name, grace, unknown).await,
+            Err(unknown) => return self.stop_absent(name, rest, unknown).await,
         };
         let asked = Instant::now();
         // First: one that reboots now is not started again.
@@ -98,7 +98,7 @@ impl Manager {
         let vmm_uptime_s = last.vmm_uptime_s.map(|up| up + asked.elapsed().as_secs_f64());
         self.gone(&vm).await;
         // It may have rebooted just before.
-        if let Some(again) = self.stop_between(name, grace).await {
+        if let Some(again) = self.stop_between(name, rest).await {
             again?;
         }
         Ok(VmView { state: RunState::Stopped, ended, vmm_uptime_s, ..last })
@@ -130,7 +130,12 @@ impl Manager {
 
     /// A VM that ended while its start was not done with. `exit`: how its VMM ended. Nobody is to try again to start one that
     /// ended by itself.
-    pub(crate) fn ended_at_once(&self, vm: &Vm, exit: Exit) {
+    pub(crate) async fn ended_at_once(&self, vm: &Vm, exit: Exit) {
+        // That it was a reboot is among the last things that QEMU said, and its watch waits for those.
+        let begun = Instant::now();
+        while !vm.has_said_all.load(Ordering::Relaxed) && begun.elapsed() < LAST_WORDS + STEP {
+            tokio::time::sleep(STEP).await;
+        }
         let by_itself = exit == Exit::Code(0) && !vm.rebooting.load(Ordering::Relaxed);
         if let Some(reboot) = lock(&self.rebooting).get_mut(&vm.name).filter(|_| by_itself) {
             reboot.ended = true;
@@ -469,6 +474,7 @@ pub async fn watch_exit(manager: Arc<Manager>, vm: Arc<Vm>) {
     if let Some(events) = vm.take_events() {
         let _ = tokio::time::timeout(LAST_WORDS, events).await;
     }
+    vm.has_said_all.store(true, Ordering::Relaxed);
     let again = vm.spec.as_ref().filter(|spec| {
         spec.on_reboot == RebootAction::Restart && vm.rebooting.load(Ordering::Relaxed)
     });
@@ -476,10 +482,12 @@ pub async fn watch_exit(manager: Arc<Manager>, vm: Arc<Vm>) {
     // Its start is told to have failed, or is done with, before it is started again.
     while lock(&manager.starting).contains_key(&vm.name) {
         if *vm.released.lock().await {
-            return tracing::warn!(
-                vm = vm.name,
-                "rebooted while it was being started: not started again"
-            );
+            // Whoever started it again tries once more.
+            if !lock(&manager.rebooting).contains_key(&vm.name) {
+                let what = "rebooted while it was being started: not started again";
+                tracing::warn!(vm = vm.name, "{what}");
+            }
+            return;
         }
         tokio::time::sleep(STEP).await;
     }
@@ -519,7 +527,8 @@ pub async fn watch_exit(manager: Arc<Manager>, vm: Arc<Vm>) {
 async fn start_again(manager: &Arc<Manager>, vm: &Arc<Vm>, spec: &VmSpec) {
     let is_wanted = || {
         let called_off = lock(&manager.rebooting).get(&vm.name).is_some_and(|r| r.called_off);
-        !called_off && !vm.stop_asked.load(Ordering::Relaxed) && !manager.is_ending_vms()
+        let is_over = manager.is_ending_vms() || manager.is_stopping();
+        !called_off && !vm.stop_asked.load(Ordering::Relaxed) && !is_over
     };
     if vm.started.elapsed() < REBOOT_LOOP && is_wanted() {
         // A guest that panics at boot would keep the host busy with nothing else.
@@ -544,6 +553,9 @@ async fn start_again(manager: &Arc<Manager>, vm: &Arc<Vm>, spec: &VmSpec) {
             pause(retry, is_wanted).await;
             retry = (retry * 2).min(LONGEST_RETRY);
         }
+    }
+    if manager.is_stopping() && !manager.is_ending_vms() {
+        return tracing::error!(vm = vm.name, "not started again: ballastd ends first");
     }
     tracing::info!(vm = vm.name, "the guest rebooted: stopped, not started again");
 }

@@ -255,7 +255,7 @@ impl Manager {
                 // itself, it cannot be managed.
                 let _ = tokio::time::timeout(QMP_DEADLINE, vm.process.exited()).await;
                 let _ = vm.process.kill();
-                self.ended_at_once(vm, vm.process.exited().await);
+                self.ended_at_once(vm, vm.process.exited().await).await;
                 let last =
                     last_log_line(&paths.qemu_log).map_or(String::new(), |l| format!(": {l}"));
                 self.gone(vm).await;
@@ -265,7 +265,7 @@ impl Manager {
         self.connected(vm, qmp).await;
         if vm.run_state() == RunState::Stopped || !vm.process.is_alive() {
             let last = last_log_line(&paths.qemu_log).unwrap_or_else(|| "it said nothing".into());
-            self.ended_at_once(vm, vm.process.exited().await);
+            self.ended_at_once(vm, vm.process.exited().await).await;
             self.gone(vm).await;
             let logs = logs_of(paths);
             return Err(Failure::internal(format!(

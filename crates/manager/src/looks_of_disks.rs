@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::Instant;
 
 use crate::rooms::SILENT;
@@ -21,8 +21,18 @@ pub fn is_mute(path: &Path) -> bool {
 /// A look that is under way.
 pub struct Look<T> {
     path: PathBuf,
-    answer: Receiver<T>,
+    /// None: an earlier look has not come back.
+    answer: Option<Receiver<T>>,
     begun: Instant,
+}
+
+/// Ends a look, however it ends.
+struct Done(PathBuf);
+
+impl Drop for Done {
+    fn drop(&mut self) {
+        lock(&MUTE).remove(&self.0);
+    }
 }
 
 impl<T: Send + 'static> Look<T> {
@@ -34,33 +44,35 @@ impl<T: Send + 'static> Look<T> {
         path: &Path,
         look: impl FnOnce(&Path) -> T + Send + 'static,
     ) -> std::io::Result<Look<T>> {
-        let (told, answer) = channel();
         let begun = Instant::now();
         let path = path.to_owned();
-        if !is_mute(&path) {
-            let folder = path.clone();
-            let work = move || {
-                let found = look(&folder);
-                let mut mute = lock(&MUTE);
-                let _ = told.send(found);
-                mute.remove(&folder);
-            };
-            std::thread::Builder::new().name("disk-look".into()).spawn(work)?;
+        if is_mute(&path) {
+            return Ok(Look { path, answer: None, begun });
         }
-        Ok(Look { path, answer, begun })
+        let (told, answer) = channel();
+        let folder = path.clone();
+        let work = move || {
+            let done = Done(folder);
+            let _ = told.send(look(&done.0));
+        };
+        std::thread::Builder::new().name("disk-look".into()).spawn(work)?;
+        Ok(Look { path, answer: Some(answer), begun })
     }
 
     /// None: it does not answer.
     pub fn wait(self) -> Option<T> {
-        if let Ok(found) = self.answer.recv_timeout(SILENT.saturating_sub(self.begun.elapsed())) {
+        let answer = self.answer?;
+        if let Ok(found) = answer.recv_timeout(SILENT.saturating_sub(self.begun.elapsed())) {
             return Some(found);
         }
+        // Under the lock, which whoever comes back takes once it has answered.
         let mut mute = lock(&MUTE);
-        let found = self.answer.try_recv().ok();
-        if found.is_none() {
-            mute.insert(self.path);
+        match answer.try_recv() {
+            Err(TryRecvError::Empty) => drop(mute.insert(self.path)),
+            Err(TryRecvError::Disconnected) => {}
+            Ok(found) => return Some(found),
         }
-        found
+        None
     }
 }
 
@@ -75,7 +87,9 @@ mod tests {
         let path = Path::new("/what/hangs");
         let (go_on, hung) = channel::<()>();
         let first = Look::begin(path, move |_| hung.recv().is_err()).unwrap();
+        // Begun before that was known, and waited for when it has come back, or afterwards.
         assert_eq!(first.wait(), None);
+        let early = Look::begin(path, |_| true).unwrap();
         let begun = Instant::now();
         let second = Look::begin(path, |_| panic!("nobody looks where somebody hangs"));
         assert_eq!(second.unwrap().wait(), None::<bool>);
@@ -86,6 +100,10 @@ mod tests {
         while is_mute(path) {
             std::thread::sleep(Duration::from_millis(1));
         }
+        assert_eq!((early.wait(), is_mute(path)), (None, false));
+        // One that panics has come back as well.
+        let look = Look::<()>::begin(path, |_| panic!("as it should")).unwrap();
+        assert_eq!((look.wait(), is_mute(path)), (None, false));
         assert_eq!(Look::begin(path, |_| 8).unwrap().wait(), Some(8));
     }
 }

@@ -1,4 +1,21 @@
 //! `ballastd`: the manager of a host.
+//!
+//! | what is looked for | where |
+//! | --- | --- |
+//! | its state, and promises against it | `manager`, `vm`, `totals`; locks: `sync` |
+//! | VMs come: started here, by somebody else, run already | `lifecycle`, `starts`, `attach`, `namesakes`, `refused` |
+//! | and go, or are started again | `ending`, `vm_files` |
+//! | shims: their socket and handshakes, and those that come again | `paging`, `handshakes`, `rejoin` |
+//! | how a VMM is looked at, and what follows | `looks`, `pace`, `reach`, `driver`, `unreadable` |
+//! | a manager after another | `restart`, `survey`, `records`, `upgrade` |
+//! | the policy's turn, and what it is told | `policy_loop`, `kick`, `inputs`, `tools`, `nodes`, `numa`, `rates` |
+//! | what a decision does | `balloon_loop`, `hotplug_loop`, `agent_loop`; pages: the pager |
+//! | page sharing | `commons`, `domain` |
+//! | swap locations | `swap`, `rooms`, `claim`, `looks_of_disks` |
+//! | settings, and their changes | `config`, `reload`, `change`, `limits`, `pools`, `host_set` |
+//! | what is shown | `routes`, `views`, `fault_times`, `metrics`, `journal` |
+//! | the run folder | `layout`, `run_dir`, `run_room`, `trust`, `whole_file`, `logs` |
+//! | held against what the kernel says | `measure`, `vmm_memory`, `own_process` |
 
 mod agent_loop;
 mod attach;
@@ -179,10 +196,10 @@ fn run(args: Args) -> anyhow::Result<()> {
     };
     let source = Source { file: args.config.clone(), overrides: overrides.clone() };
     let config = Config::load(args.config.as_deref(), overrides)?;
-    if let Some(missing) = swap::missing(&config).filter(|_| args.check) {
-        anyhow::bail!(missing);
-    }
     if args.check {
+        if let Some(missing) = swap::missing(&config) {
+            anyhow::bail!(missing);
+        }
         let mut out = std::io::stdout();
         let said = writeln!(out, "configuration is good: budget {}", config.budget);
         said.and_then(|()| out.flush()).context("standard output")?;

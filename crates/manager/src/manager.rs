@@ -426,7 +426,7 @@ impl Manager {
     /// until the VM is there or the start failed.
     ///
     /// # Errors
-    /// There is no such pool; or it, or the host, cannot promise so much more than is held under that name.
+    /// There is no such pool; or it, or the host, cannot promise so much more. What is held for a next start is promised again, whatever it is.
     pub fn promise(&self, name: &str, need: Pledge) -> Result<(), Failure> {
         let mut starting = lock(&self.starting);
         // What is held for one that is started again is what is promised now.
@@ -440,17 +440,13 @@ impl Manager {
         let pool = self.pools.id(need.pool.as_deref());
         let refused = |why: String| Failure::new(ErrorCode::NoRoom, format!("{name}: {why}"));
         let books = self.books(&pools, &made);
-        let with = |pool, pages| {
-            let mut books = books.clone();
-            books.promises.push((pool, pages));
-            books
+        // What is held is promised already, and what its overhead is by now is not its guest's to pay, who rebooted: also where
+        // more is promised than can be kept.
+        let admitted = match held {
+            Some(_) => Ok(()),
+            None => books.admit(pool, need.promise.memory()),
         };
-        // Where more is promised than can be kept, it is not the one that pays, for its guest rebooted.
-        let before = match &held {
-            Some(held) => with(self.pools.id(held.pool.as_deref()), held.promise.memory()),
-            None => books.clone(),
-        };
-        let (lacking, left) = match with(pool, need.promise.memory()).no_worse_than(&before) {
+        let (lacking, left) = match admitted {
             Ok(()) => (Pages::ZERO, Pages::ZERO),
             Err(lack) if lack.pool.is_some() => return Err(refused(lack.to_string())),
             Err(lack) => (lack.need, lack.left),
@@ -596,6 +592,31 @@ mod tests {
         manager.promise("b", pledge()).unwrap();
         let refused = manager.promise("c", pledge()).unwrap_err();
         assert_eq!(refused.code, ErrorCode::NoRoom, "{refused}");
+    }
+
+    /// Where more is promised than can be kept, it is not the one whose guest reboots that pays.
+    #[tokio::test]
+    async fn what_is_held_for_a_vm_that_reboots_is_promised_to_it_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let manager = manager(dir.path());
+        let pledge = |mib, rebooted| {
+            let min = Pages::from_mib(mib);
+            let promise = Promise { min, overhead: Pages::ZERO, swap: Pages::ZERO };
+            Pledge { promise, pool: None, rebooted }
+        };
+        // As after a min that was raised before a restart.
+        let all = {
+            let mut starting = lock(&manager.starting);
+            starting.insert("big".into(), pledge(300, None));
+            starting.insert("again".into(), pledge(64, Some(VmId(7))));
+            starting.clone()
+        };
+        let refused = manager.promise("other", pledge(1, None)).unwrap_err();
+        assert_eq!(refused.code, ErrorCode::NoRoom, "{refused}");
+        assert_eq!(lock(&manager.starting).len(), all.len(), "what is held stays held");
+        // Its overhead has grown by a little.
+        manager.promise("again", pledge(65, None)).unwrap();
+        assert_eq!(lock(&manager.starting)["again"].promise.min, Pages::from_mib(65));
     }
 
     /// Its guest may take it at any moment, and nothing but its balloon keeps it from that.

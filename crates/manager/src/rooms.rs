@@ -12,6 +12,7 @@ use ballast_pager::swap::Location;
 use ballast_units::Pages;
 
 use crate::claim::Claim;
+use crate::looks_of_disks::is_mute;
 use crate::sync::lock;
 
 /// How often the room is looked at.
@@ -95,12 +96,12 @@ pub struct Rooms {
 impl Rooms {
     /// None: not known, or its file system does not answer.
     pub fn of(&self, folder: &Path) -> Option<Room> {
-        lock(&self.known).get(folder).filter(|known| known.answers())?.room
+        lock(&self.known).get(folder).filter(|known| known.answers() && !is_mute(folder))?.room
     }
 
     /// Whether its file system answers, as far as is known.
     pub fn answers(&self, folder: &Path) -> bool {
-        lock(&self.known).get(folder).is_none_or(Known::answers)
+        !is_mute(folder) && lock(&self.known).get(folder).is_none_or(Known::answers)
     }
 
     /// Why no files may be made there, if it is there.
@@ -250,6 +251,21 @@ fn run(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_that_is_known_to_hang_does_not_answer_while_its_first_look_is_under_way() {
+        let (rooms, hung) = (Rooms::default(), Path::new("/hung since the start"));
+        let (go_on, hangs) = channel::<()>();
+        let look = crate::looks_of_disks::Look::begin(hung, move |_| hangs.recv().is_err());
+        assert_eq!(look.unwrap().wait(), None);
+        rooms.begin(hung);
+        assert!(!rooms.answers(hung) && rooms.of(hung).is_none());
+        drop(go_on);
+        while is_mute(hung) {
+            std::thread::yield_now();
+        }
+        assert!(rooms.answers(hung));
+    }
 
     #[test]
     fn what_was_taken_counts_before_the_next_look_and_a_look_from_before_does_not() {

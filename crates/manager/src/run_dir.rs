@@ -11,7 +11,7 @@ use ballast_journal::store::segments_in;
 use crate::commons;
 use crate::config::Config;
 use crate::layout;
-use crate::looks_of_disks::Look;
+use crate::looks_of_disks::{Look, is_mute};
 use crate::trust::trusted;
 use crate::whole_file;
 
@@ -48,7 +48,7 @@ impl Folders {
         create(config).inspect_err(|_| remove_empty(&fresh))?;
         let mut own = fresh.clone();
         own.push(config.run_dir.clone());
-        own.extend(config.swap_dir.clone());
+        own.extend(config.swap_dir.clone().filter(|dir| !is_mute(dir)));
         Ok(Folders { fresh, own, had_stores, had_format })
     }
 

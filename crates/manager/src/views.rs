@@ -405,11 +405,15 @@ fn sharing(manager: &Manager, vm: &Vm, paged: &PagedVm) -> VmSharing {
     let pages = |state| memory.pmap().in_state(state);
     let counters = memory.counters.values();
     let [breaks_per_s, scan_rate, cores] = vm.share_rates.get();
-    let own = || manager.commons.domain_name(&vm.name, vm.params().salt.as_ref());
+    let wanted = manager.commons.domain_name(&vm.name, vm.params().salt.as_ref());
     // The one that it is in, which it leaves by and by when its salt is changed.
-    let domain = memory.membership().map_or_else(own, |member| member.domain.name().to_owned());
-    let salt_trouble = lock(&vm.salt_trouble).as_ref().map(|why| {
-        format!("its salt was changed: it shares nothing more, and what it shares stays: {why}")
+    let member = memory.membership().map(|member| member.domain.name().to_owned());
+    let domain = member.unwrap_or_else(|| wanted.clone());
+    let moves = (domain != wanted).then(|| match &*lock(&vm.salt_trouble) {
+        Some(why) => {
+            format!("its salt was changed: it shares nothing more, and what it shares stays: {why}")
+        }
+        None => format!("its salt was changed: it is on its way to {}", domain::label(&wanted)),
     });
     VmSharing {
         domain: domain::label(&domain),
@@ -425,7 +429,7 @@ fn sharing(manager: &Manager, vm: &Vm, paged: &PagedVm) -> VmSharing {
         mappings: paged.mappings(),
         note: match vm.counts_on_zeros.get() {
             Some(true) => Some(COUNTS_ON_ZEROS.into()),
-            Some(false) | None => salt_trouble.or_else(|| paged.share_note()),
+            Some(false) | None => moves.or_else(|| paged.share_note()),
         },
     }
 }

@@ -300,6 +300,8 @@ pub struct Vm {
     pub driver: Mutex<Driver>,
     /// The guest asked for a reboot.
     pub rebooting: AtomicBool,
+    /// Its VMM has ended, and all that QEMU said of that has been heard.
+    pub has_said_all: AtomicBool,
     /// Somebody has had it stopped: it is not started again.
     pub stop_asked: AtomicBool,
     /// The VMM was looked at, and nothing was found that forbids paging. Until then, pages are
@@ -430,6 +432,7 @@ impl Vm {
             }),
             driver: Mutex::new(Driver::default()),
             rebooting: AtomicBool::new(false),
+            has_said_all: AtomicBool::new(false),
             stop_asked: AtomicBool::new(false),
             inspected: AtomicBool::new(false),
             is_beyond_reach: AtomicBool::new(false),

@@ -152,7 +152,7 @@ async fn promises_are_kept_and_names_belong_to_one() {
     greedy.min = 96 * MIB;
     let refusal = refused(client.run(&greedy).await);
     assert_eq!(refusal.code, ErrorCode::NoRoom);
-    for number in ["greedy: needs 98", "MiB unreserved", "largest reservation: first, 66"] {
+    for number in ["greedy: needs 99", "MiB unreserved", "largest reservation: first, 67"] {
         assert!(refusal.message.contains(number), "{number}: {}", refusal.message);
     }
     // Declared overhead is promised, too.

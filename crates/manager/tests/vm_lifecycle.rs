@@ -5,10 +5,10 @@ mod support;
 
 use std::time::{Duration, Instant};
 
-use ballast_api::{HostChange, Mode, RebootAction, RunState, VmChange};
+use ballast_api::{ErrorCode, HostChange, Mode, RebootAction, RunState, VmChange};
 use ballast_lab::image::Image;
 use support::witness::Witness;
-use support::{Ballastd, MIB, ZEROS, image_or_skip, signal, wait};
+use support::{Ballastd, MIB, ZEROS, image_or_skip, refused_as, signal, wait};
 
 const TORTURE: &str = "verify-torture --mb 24 --threads 2 --seconds 100000";
 
@@ -84,6 +84,30 @@ async fn rebooted_and_stopped(ballastd: &Ballastd, image: &Image) {
     all_is_back(ballastd, "again").await;
 }
 
+/// What keeps a VM from starting again may pass.
+async fn rebooted_without_its_kernel(ballastd: &Ballastd, image: &Image) {
+    let client = &ballastd.client;
+    let mut spec = ballastd.guest(image, "lost", 96, "");
+    spec.append += " rdinit=/nonexistent init=/nonexistent root=/dev/none";
+    spec.on_reboot = RebootAction::Restart;
+    let (kernel, away) = (ballastd.root.join("kernel"), ballastd.root.join("away"));
+    std::fs::copy(&spec.kernel, &kernel).unwrap();
+    spec.kernel.clone_from(&kernel);
+    client.run(&spec).await.unwrap();
+    ballastd.eventually("it reboots", async || client.vm("lost").await.is_err()).await;
+    std::fs::rename(&kernel, &away).unwrap();
+    let log = || std::fs::read_to_string(ballastd.log()).unwrap_or_default();
+    let fails = async || log().contains("not started again yet");
+    ballastd.eventually("its start fails", fails).await;
+    // Its name is held meanwhile.
+    let namesake = ballastd.guest(image, "lost", 96, "");
+    refused_as(client.run(&namesake).await, ErrorCode::Conflict, "about to be started again");
+    std::fs::rename(&away, &kernel).unwrap();
+    ballastd.eventually("it is back", async || client.vm("lost").await.is_ok()).await;
+    client.stop("lost", Duration::ZERO).await.unwrap();
+    all_is_back(ballastd, "lost").await;
+}
+
 async fn powered_off(ballastd: &Ballastd, image: &Image) {
     let client = &ballastd.client;
     client.run(&ballastd.guest(image, "polite", 96, "")).await.unwrap();
@@ -123,6 +147,7 @@ async fn every_end_releases_everything_and_disturbs_nobody() {
         panicked(&ballastd, image),
         rebooted(&ballastd, image),
         rebooted_and_stopped(&ballastd, image),
+        rebooted_without_its_kernel(&ballastd, image),
         powered_off(&ballastd, image)
     );
 

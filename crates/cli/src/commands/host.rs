@@ -116,7 +116,6 @@ fn manager(h: &HostView) -> String {
     )
 }
 
-/// With less than a tenth of it free, it says so.
 fn run_dir(h: &HostView) -> String {
     let Some(room) = &h.run_dir else { return String::new() };
     let mut rows = vec![
@@ -124,11 +123,7 @@ fn run_dir(h: &HostView) -> String {
         ("size", size(room.size)),
         ("free", format!("{} ({})", size(room.free), percent(room.free, room.size))),
     ];
-    if room.free < room.size / 10 {
-        let what =
-            "when it is full, pages are swapped instead of compressed or shared, and guests wait";
-        rows.push(("note", format!("less than a tenth is free: {what}")));
-    }
+    rows.extend(room.note.iter().map(|note| ("note", note.clone())));
     format!("\n{}", section("run folder", &rows))
 }
 

@@ -382,7 +382,8 @@ fn host() -> HostView {
              "used": 40 * MIB, "free": 0, "write_errors": 77, "read_errors": 3},
             {"path": "/disk/ballast", "priority": -2, "state": "good", "reserved": 128 * MIB,
              "used": 0, "free": 4096 * MIB, "write_errors": 0, "read_errors": 0}],
-        "run_dir": {"path": "/run/ballast", "size": 1000 * MIB, "free": 99 * MIB},
+        "run_dir": {"path": "/run/ballast", "size": 1000 * MIB, "free": 99 * MIB,
+            "note": "less than a tenth is free"},
         "nodes": [
             {"id": 0, "size": 16384 * MIB, "free": 200 * MIB, "state": "soft", "missing": 24 * MIB, "bound": 3},
             {"id": 1, "size": 16384 * MIB, "free": 9216 * MIB, "state": "high", "missing": 0, "bound": 0}],

@@ -56,7 +56,8 @@ pub struct DomainStats {
 }
 
 /// The VMs of one salt, and what they share. Any thread may call it; its lock is held for look-ups and
-/// bookings, never across reading, writing or hashing a page.
+/// bookings, never across reading, writing or hashing a page; but for pages of the file that are in nobody's books, while some of
+/// them are punched.
 pub struct Domain<B: Backend> {
     name: String,
     hasher: Hasher,
@@ -72,6 +73,8 @@ struct Books<B: Backend> {
     pages: StorePages,
     /// Allocated, and not published yet.
     fresh: BTreeSet<StorePage>,
+    /// Of a former manager's, those that cannot be read.
+    unread: BTreeSet<StorePage>,
     members: Vec<Member<B>>,
 }
 
@@ -110,6 +113,7 @@ impl<B: Backend> Domain<B> {
             table: ShareTable::new(),
             pages: StorePages::new(),
             fresh: BTreeSet::new(),
+            unread: BTreeSet::new(),
             members: Vec::new(),
         };
         Domain {
@@ -386,21 +390,24 @@ impl<B: Backend> Domain<B> {
     /// After a takeover: hashes up to `n` pages that cannot be found yet. Answers how many are left, but for
     /// those that cannot be read.
     pub(crate) fn hash_some(&self, n: usize) -> usize {
-        let unhashed: Vec<StorePage> = lock(&self.books).table.unhashed().take(n).collect();
+        let unhashed: Vec<StorePage> = {
+            let books = lock(&self.books);
+            books.table.unhashed().filter(|page| !books.unread.contains(page)).take(n).collect()
+        };
         let mut bytes = Box::new([0; ballast_units::PAGE_SIZE]);
-        let mut unread = 0;
         for page in unhashed {
             // Freed meanwhile, it reads as zeros, and is not in the table.
             if let Err(e) = self.file.read(page, &mut bytes) {
                 // It stays as it is, and the others are found all the same.
                 self.say_once(&e.to_string());
-                unread += 1;
+                lock(&self.books).unread.insert(page);
                 continue;
             }
             let hash = self.hash(&bytes);
             let _ = lock(&self.books).table.set_hash(page, hash);
         }
-        (lock(&self.books).table.stats().unhashed as usize).saturating_sub(unread)
+        let books = lock(&self.books);
+        (books.table.stats().unhashed as usize).saturating_sub(books.unread.len())
     }
 
     /// What is wrong with the store, unless it was said last.
