@@ -431,7 +431,7 @@ impl Manager {
         let mut starting = lock(&self.starting);
         // What is held for one that is started again is what is promised now.
         let mut others = starting.clone();
-        let held = others.remove(name);
+        let held = others.remove(name).is_some_and(|held| held.rebooted.is_some());
         // Under the lock: whoever takes a pool away looks for promises out of it.
         let rules = self.pools.rules();
         check_pool(&rules, need.pool.as_deref())?;
@@ -442,10 +442,7 @@ impl Manager {
         let books = self.books(&pools, &made);
         // What is held is promised already, and what its overhead is by now is not its guest's to pay, who rebooted: also where
         // more is promised than can be kept.
-        let admitted = match held {
-            Some(_) => Ok(()),
-            None => books.admit(pool, need.promise.memory()),
-        };
+        let admitted = if held { Ok(()) } else { books.admit(pool, need.promise.memory()) };
         let (lacking, left) = match admitted {
             Ok(()) => (Pages::ZERO, Pages::ZERO),
             Err(lack) if lack.pool.is_some() => return Err(refused(lack.to_string())),
@@ -617,6 +614,10 @@ mod tests {
         // Its overhead has grown by a little.
         manager.promise("again", pledge(65, None)).unwrap();
         assert_eq!(lock(&manager.starting)["again"].promise.min, Pages::from_mib(65));
+        // Of who has its name alone nothing was promised yet.
+        lock(&manager.starting).insert("attached".into(), pledge(0, None));
+        let refused = manager.promise("attached", pledge(10, None)).unwrap_err();
+        assert_eq!(refused.code, ErrorCode::NoRoom, "{refused}");
     }
 
     /// Its guest may take it at any moment, and nothing but its balloon keeps it from that.
