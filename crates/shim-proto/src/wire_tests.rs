@@ -79,15 +79,13 @@ fn as_many_parts_as_there_may_be_and_no_others() {
     assert_eq!(message.descriptors(), (crate::MAX_FDS, crate::MAX_FDS));
 }
 
+fn again() -> Op {
+    Op { kind: OpKind::MapAgain, addr: HostAddr(0), len: Bytes(4096), file_offset: 0, fd_index: 0 }
+}
+
 #[test]
 fn every_length_is_as_documented() {
-    let op = Op {
-        kind: OpKind::MapAgain,
-        addr: HostAddr(0),
-        len: Bytes(4096),
-        file_offset: 0,
-        fd_index: 0,
-    };
+    let op = again();
     for (message, len) in [
         (Message::Welcome { version: 1 }, 16),
         (Message::refuse("no"), 272),
@@ -105,14 +103,7 @@ fn every_length_is_as_documented() {
 #[test]
 fn operations_that_no_manager_sends_are_none() {
     for kind in [0, 3, 4, 6] {
-        let op = Op {
-            kind: OpKind::MapAgain,
-            addr: HostAddr(0),
-            len: Bytes(4096),
-            file_offset: 0,
-            fd_index: 0,
-        };
-        let message = Message::Batch(Batch::new(9, vec![op]).unwrap());
+        let message = Message::Batch(Batch::new(9, vec![again()]).unwrap());
         let mut bytes = message.encode();
         assert_eq!(Message::decode(&bytes), Ok(message));
         bytes[24] = kind;
