@@ -3,6 +3,9 @@
 
 mod support;
 
+use std::path::PathBuf;
+use std::time::Duration;
+
 use ballast_api::{ErrorCode, HostChange, VmChange};
 use support::http::refusal;
 use support::witness::Witness;
@@ -66,11 +69,32 @@ async fn a_salt_stays_secret(ballastd: &Ballastd) {
     let (one, two) = (ballastd.vm(names[0]).await, ballastd.vm(names[1]).await);
     assert_eq!(one.sharing.domain, two.sharing.domain);
     assert!(!serde_json::to_string(&[one, two]).unwrap().contains("blue"));
+    let stores = std::fs::read_dir(ballastd.run_dir().join("store")).unwrap();
+    let of_salt = |path: &PathBuf| path.to_string_lossy().contains("/salt-");
+    let store = stores.map(|entry| entry.unwrap().path()).find(of_salt).unwrap();
     let none = VmChange { no_salt: true, ..VmChange::default() };
     for vm in names {
         client.change(vm, &none).await.unwrap();
         becomes(vm, "own").await;
     }
+
+    // Where there is no place for it, it stays where it is, and says so, once; and goes on when there is one.
+    ballastd.eventually("the store is gone", async || !store.exists()).await;
+    std::fs::create_dir(&store).unwrap();
+    client.change("swap", &blue).await.unwrap();
+    let stays = async || {
+        let sharing = ballastd.vm("swap").await.sharing;
+        sharing.domain == "own" && sharing.note.is_some_and(|n| n.contains("what it shares stays"))
+    };
+    ballastd.eventually("it cannot go", stays).await;
+    // For some turns of the policy.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let log = std::fs::read_to_string(ballastd.log()).unwrap();
+    assert_eq!(log.matches("changing its salt").count(), 1, "{log}");
+    std::fs::remove_dir(&store).unwrap();
+    becomes("swap", "salt:").await;
+    client.change("swap", &none).await.unwrap();
+    becomes("swap", "own").await;
 }
 
 /// Taken back in the end.
