@@ -40,12 +40,15 @@ apt_install() {
 
 ensure_packages() {
     # program:package
-    local pair missing=()
+    local pair busybox missing=()
     for pair in qemu-system-x86_64:qemu-system-x86 qemu-img:qemu-utils busybox:busybox-static \
         cpio:cpio mke2fs:e2fsprogs dbench:dbench xz:xz-utils zstd:zstd gzip:gzip cc:build-essential; do
         PATH="$PATH:/usr/sbin:/sbin" command -v "${pair%%:*}" >/dev/null ||
             missing+=("${pair#*:}")
     done
+    # What guests get of it has no libraries beside it; the package `busybox` links to them.
+    ! busybox=$(command -v busybox) || ! head -c 4096 "$busybox" | grep -q /ld-linux ||
+        missing+=(busybox-static)
     # The static C library that the guests' program is linked with.
     [ -e /usr/lib/x86_64-linux-gnu/libc.a ] || missing+=(libc6-dev)
     [ ${#missing[@]} -gt 0 ] || return 0
@@ -139,6 +142,22 @@ ensure_prerequisites() {
 build_programs() {
     step "Building Ballast (release)"
     cargo build --release --locked -p ballast-manager -p ballast-cli -p ballast-shim -p ballast-lab
+}
+
+# absolute_out FROM ARGUMENTS...: into `args`, with what follows --out as it was meant in the folder FROM.
+absolute_out() {
+    local from=$1 arg before=
+    shift
+    args=()
+    for arg in "$@"; do
+        case "$before:$arg" in
+        --out:/* | *:--out=/*) ;;
+        --out:*) arg=$from/$arg ;;
+        *:--out=*) arg=--out=$from/${arg#--out=} ;;
+        esac
+        before=$arg
+        args+=("$arg")
+    done
 }
 
 # Runs a program of the build: lab SUBCOMMAND ARGUMENTS...

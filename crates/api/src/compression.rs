@@ -20,7 +20,7 @@ pub struct CompressionView {
     /// What it may take now: as much as it is worth, where it is sized by that. 0 of a manager that does not tell.
     #[serde(default)]
     pub cache_limit_now: u64,
-    /// Pages that were compressed.
+    /// Pages that were compressed, or kept as one number.
     pub stored: u64,
     /// Compressed and filled pages that were brought back.
     pub restored: u64,

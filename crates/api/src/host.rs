@@ -130,8 +130,8 @@ pub struct HostView {
     pub free: u64,
     /// Guest pages backed by machine pages.
     pub consumed: u64,
-    /// What the manager takes beside the pages of every VM (35 bytes a page and 1.5 MiB), what was declared, VMMs' own
-    /// memory where it is booked, what is reserved for starts, and the 2 MiB of zeros that guests read where they have nothing.
+    /// What the manager takes beside the pages of every VM (35 bytes a page and 2.2 MiB, 2 MiB more where it is to have large
+    /// pages), what was declared, VMMs' own memory where it is booked, what is reserved for starts, and the 2 MiB of zeros that guests read where they have nothing.
     pub overhead: u64,
     /// The most that was ever handed out at one instant.
     pub peak_used: u64,

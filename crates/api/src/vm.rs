@@ -318,7 +318,7 @@ pub struct MemoryView {
     pub staged: u64,
     /// In its swap files.
     pub swapped: u64,
-    /// Given up by the guest.
+    /// Given up by the guest. Of a VM that is not paged, whose pages nothing else is known of: what its balloon said last.
     pub ballooned: u64,
     /// Overhead in the budget: the pager's own, what was declared, and `vmm_booked`.
     pub overhead: u64,

@@ -1,6 +1,9 @@
 //! `ballast`: the command line of Ballast and its live view. Talks to `ballastd` only through its
 //! API; holds no state.
 
+// What says something beside the answer says it by `aside`: where nobody can be told, the command goes on.
+#![cfg_attr(not(test), deny(clippy::print_stderr))]
+
 mod args;
 mod aside;
 mod commands;

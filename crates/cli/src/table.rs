@@ -85,12 +85,20 @@ fn vm_row(vm: &VmView) -> Vec<String> {
         size(vm.memory.target),
         size(vm.memory.consumed),
         size(vm.memory.large),
-        size(vm.active.estimate),
+        active(vm),
         balloon(vm),
         size(vm.memory.swapped),
         size(vm.sharing.shared),
         size(vm.sharing.saved),
     ]
+}
+
+/// What is not measured, as of a VM that is not paged, is not the whole of its memory.
+fn active(vm: &VmView) -> String {
+    match vm.active.periods {
+        0 => "-".to_owned(),
+        _ => size(vm.active.estimate),
+    }
 }
 
 /// The host's page sharing in one line.

@@ -129,6 +129,27 @@ fn a_manager_that_comes_back_is_waited_for() {
     assert!(text(&stopped).contains("was killed") && stopped.stderr.is_empty(), "{stopped:?}");
 }
 
+/// That one is waited for cannot be told, and changes nothing: the VM is ended.
+#[test]
+fn it_is_ended_also_where_nobody_can_be_told_that_a_manager_is_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    for json in [false, true] {
+        let mut process = Process::obedient();
+        note_alive(dir.path(), "web", &process);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ballast"));
+        command.arg("--socket").arg(dir.path().join("api.sock"));
+        command.args(["vm", "stop", "web", "--grace", "3s"]).stdout(Stdio::null());
+        if json {
+            let said = command.arg("--json").output().unwrap();
+            assert!(said.status.success() && said.stderr.is_empty(), "{said:?}");
+        } else {
+            let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+            assert!(command.stderr(full).status().unwrap().success());
+        }
+        assert_eq!(process.0.wait().unwrap().signal(), Some(15));
+    }
+}
+
 #[test]
 fn a_number_that_is_another_process_by_now_is_left_alone() {
     let dir = tempfile::tempdir().unwrap();

@@ -136,7 +136,8 @@ impl Journal {
         let (sender, receiver) = sync_channel(QUEUE + QUEUE_FLUSHES);
         let bound = Bound::of(settings.limit.max(LEAST));
         let recorder = Recorder::new(store, bound, header);
-        let writer = Writer { shared: shared.clone(), recorder, not_before: None, lost: 0 };
+        let folder = settings.folder.clone();
+        let writer = Writer { shared: shared.clone(), folder, recorder, not_before: None, lost: 0 };
         let thread = std::thread::Builder::new()
             .name("journal".into())
             .spawn(move || writer.run(&receiver))?;
@@ -245,6 +246,7 @@ impl Journal {
 
 struct Writer<S: Store> {
     shared: Arc<Shared>,
+    folder: PathBuf,
     recorder: Recorder<S>,
     not_before: Option<Instant>,
     lost: u64,
@@ -326,11 +328,12 @@ impl<S: Store> Writer<S> {
                 }
             }
             Err(e) => {
+                let e = format!("{}: {e}", self.folder.display());
                 if self.not_before.is_none() {
                     tracing::error!("the journal stops: {e}; tried again every {PAUSE:?}");
                 }
                 self.not_before = Some(Instant::now() + PAUSE);
-                health.trouble = Some(e.to_string());
+                health.trouble = Some(e);
             }
         }
     }

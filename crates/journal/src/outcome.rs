@@ -112,9 +112,9 @@ impl Row<'_> {
         matches!(self.plan.reason, Reason::Reclaim { .. })
     }
 
-    /// Its balloon is let down.
+    /// Its balloon is let down, and it wants what that gives.
     fn gives(&self) -> bool {
-        self.plan.balloon_goal < self.vm.balloon_goal
+        is_let_down(self.vm, self.target, self.plan)
     }
 
     fn open(&self, aim: Aim) -> Open {
@@ -124,6 +124,11 @@ impl Row<'_> {
     fn ended(&self, asked: Open, end: End) -> Outcome {
         asked.ended(self.moment, Some(self.vm.demand.id), self.vm.consumed, end)
     }
+}
+
+/// Whether a plan lets a VM's balloon down, below its target, where it wants more.
+pub(crate) fn is_let_down(vm: &VmState, target: Pages, plan: &VmPlan) -> bool {
+    plan.balloon_goal < vm.balloon_goal && vm.wants_more && vm.consumed < target
 }
 
 /// Follows aims through the turns of one manager.
@@ -185,8 +190,7 @@ impl PerVm {
                 self.grow = None;
             }
         }
-        let below_target = row.vm.consumed < row.target;
-        if row.gives() && self.grow.is_none() && row.vm.wants_more && below_target {
+        if row.gives() && self.grow.is_none() {
             let aim = Aim::Grow { from: row.vm.consumed, target: row.target };
             self.grow = Some(row.open(aim));
         }

@@ -10,7 +10,7 @@ use ballast_units::VmId;
 
 use crate::changes::changes;
 use crate::date::utc;
-use crate::outcome::{Aim, End, Outcome, UnderWay};
+use crate::outcome::{Aim, End, Outcome, UnderWay, is_let_down};
 use crate::reader::{Reader, Sourced, Trouble};
 use crate::segment::SegmentError;
 use crate::turn::{Names, name_of};
@@ -114,9 +114,13 @@ fn came_of(
     let mut outcomes: Vec<String> = Vec::new();
     let mut expected = expected(decision, id);
     let mut last_ms = hit.moment.at_ms;
+    let mut is_all = true;
     for turn in turns {
-        let too_late = turn.moment.at_ms > hit.moment.at_ms.saturating_add(PATIENCE_MS);
-        if expected.is_empty() || too_late || turn.header.manager_ms != hit.header.manager_ms {
+        if expected.is_empty() || turn.header.manager_ms != hit.header.manager_ms {
+            break;
+        }
+        if turn.moment.at_ms > hit.moment.at_ms.saturating_add(PATIENCE_MS) {
+            is_all = false;
             break;
         }
         last_ms = turn.moment.at_ms;
@@ -131,9 +135,8 @@ fn came_of(
     }
     if !expected.is_empty() {
         let later = seconds(last_ms.saturating_sub(hit.moment.at_ms));
-        outcomes.push(format!(
-            "What else was asked had not come true {later} later, the last that is known."
-        ));
+        let known = if is_all { "the last that is known" } else { "which is as far as was looked" };
+        outcomes.push(format!("What else was asked had not come true {later} later, {known}."));
     }
     outcomes
 }
@@ -150,7 +153,11 @@ fn expected(decision: &Decision, id: VmId) -> Vec<std::mem::Discriminant<Aim>> {
     if decision.state != State::High {
         found.push(kind(Aim::Relief { worst: decision.state }));
     }
-    if let Some(plan) = decision.plans.iter().find(|plan| plan.id == id) {
+    let rows = decision.snapshot.vms.iter().zip(&decision.results).zip(&decision.plans);
+    for ((vm, result), plan) in rows.filter(|(_, plan)| plan.id == id) {
+        if is_let_down(vm, result.target, plan) {
+            found.push(kind(Aim::Grow { from: zero, target: zero }));
+        }
         if matches!(plan.reason, Reason::Reclaim { .. }) {
             found.push(kind(Aim::Reclaim { from: zero, leave: zero }));
         }

@@ -61,6 +61,51 @@ fn a_signal_ends_it_in_order() {
     assert!(text.contains("ended by SIGINT"), "{text}");
 }
 
+/// As by the kernel's out-of-memory killer.
+#[test]
+fn a_guest_that_is_killed_is_no_success() {
+    let Some(_image) = image_or_skip("demo_killed", &PROGRAMS) else { return };
+    let mut command = demo(&["--seconds", "20", "--guests", "1"]);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut text = String::new();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut is_killed = false;
+    for line in lines.map(Result::unwrap) {
+        text += &format!("{line}\n");
+        if line.contains("overcommitment") && !std::mem::replace(&mut is_killed, true) {
+            kill_process(qemu_under(child.id()), Signal::KILL).unwrap();
+        }
+    }
+    assert_eq!(child.wait().unwrap().code(), Some(1), "{text}");
+    assert!(text.contains("FAILED touch1: had ended before"), "{text}");
+    assert!(!text.contains("all checks passed"), "{text}");
+}
+
+/// The one QEMU among the descendants of a process.
+fn qemu_under(pid: u32) -> Pid {
+    let children = |pid: u32| -> Vec<u32> {
+        let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+        let of = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("children"));
+        tasks
+            .filter_map(|task| of(task).ok())
+            .flat_map(|all| all.split(' ').filter_map(|p| p.parse().ok()).collect::<Vec<_>>())
+            .collect()
+    };
+    let is_qemu = |pid: &u32| {
+        std::fs::read_link(format!("/proc/{pid}/exe"))
+            .is_ok_and(|exe| exe.to_string_lossy().contains("qemu-system"))
+    };
+    let mut all = children(pid);
+    let mut at = 0;
+    while let Some(pid) = all.get(at) {
+        all.extend(children(*pid));
+        at += 1;
+    }
+    let found: Vec<u32> = all.into_iter().filter(is_qemu).collect();
+    assert_eq!(found.len(), 1, "{found:?}");
+    Pid::from_raw(found[0] as i32).unwrap()
+}
+
 #[test]
 fn a_budget_that_cannot_hold_the_guests_is_refused_in_one_line() {
     let Some(_image) = image_or_skip("demo_refusal", &PROGRAMS) else { return };

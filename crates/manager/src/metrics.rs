@@ -230,11 +230,10 @@ fn vm_gauges(registry: &mut Registry, vms: &[VmView]) {
         }
         family
     };
-    let bytes: [(&str, &str, VmField); 14] = [
+    let bytes: [(&str, &str, VmField); 13] = [
         ("vm_consumed", "Machine memory of a VM's pages", |v| v.memory.consumed),
         ("vm_large", "Machine memory of it in large pages", |v| v.memory.large),
         ("vm_target", "Machine memory that the policy grants", |v| v.memory.target),
-        ("vm_active", "Estimate of active memory", |v| v.active.estimate),
         ("vm_ballooned", "Memory the guest gave up", |v| v.memory.ballooned),
         ("vm_swapped", "Memory in the swap file", |v| v.memory.swapped),
         ("vm_compressed", "Memory kept compressed", |v| v.compression.compressed),
@@ -251,6 +250,12 @@ fn vm_gauges(registry: &mut Registry, vms: &[VmView]) {
     for (name, help, field) in bytes {
         registry.register_with_unit(name, help, Unit::Bytes, gauges(field));
     }
+    let active = Family::<VmLabel, Gauge<u64, AtomicU64>>::default();
+    for vm in vms.iter().filter(|vm| vm.active.periods > 0) {
+        active.get_or_create(&label(vm)).set(vm.active.estimate);
+    }
+    let help = "Estimate of active memory; absent before the first sample";
+    registry.register_with_unit("vm_active", help, Unit::Bytes, active);
     let counts: [(&str, &str, VmField); 2] = [
         ("vm_shares", "Memory shares", |v| u64::from(v.params.shares)),
         ("vm_mappings", "Mappings of the VMM process", |v| v.sharing.mappings),
@@ -401,7 +406,7 @@ mod tests {
             "memory": {"consumed": 0, "target": 0, "untouched": 0, "resident": 0, "shared": 0,
                        "large": 208, "broken": 0, "compressed": 0, "staged": 0, "swapped": 0, "ballooned": 0,
                        "overhead": 0, "vmm_overhead": 0, "swap_reserved": 0, "swap_target": 0},
-            "active": {"estimate": 0, "slow": 0, "fast": 0, "current": 0, "periods": 0},
+            "active": {"estimate": 212, "slow": 0, "fast": 0, "current": 0, "periods": 2},
             "balloon": {"health": "missing", "target": 0, "reported": 0, "limit": 0},
             "hotplug": {"size": 4096, "requested": 2048, "plugged": 512, "withheld": 1024},
             "guest": null, "folder": "",
@@ -451,6 +456,7 @@ mod tests {
             "ballast_vm_shared_bytes{vm=\"a\"} 201",
             "ballast_vm_saved_bytes{vm=\"a\"} 202",
             "ballast_vm_broken_bytes{vm=\"a\"} 203",
+            "ballast_vm_active_bytes{vm=\"a\"} 212",
             "ballast_vm_share_breaks_total{vm=\"a\"} 204",
             "ballast_vm_share_scanned_pages_total{vm=\"a\"} 205",
             "ballast_vm_mappings{vm=\"a\"} 206",

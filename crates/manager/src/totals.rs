@@ -36,7 +36,7 @@ impl Totals {
         self.breaks += c.breaks;
         self.scanned += c.scanned;
         self.passes += c.passes;
-        self.stored += bytes(c.compressed);
+        self.stored += bytes(c.compressed + c.filled);
         self.restored += bytes(c.decompressed);
         self.written_back += bytes(c.written_back);
         self.incompressible += bytes(c.incompressible);

@@ -256,8 +256,11 @@ fn memory_and_counters(manager: &Manager, vm: &Vm) -> (MemoryView, VmCounters) {
             let target = manager
                 .decision()
                 .and_then(|(_, d)| d.results.iter().find(|r| r.id == vm.id).map(|r| r.target));
+            // Nothing is known of its pages but what its balloon took.
+            let ballooned = lock(&vm.balloon).held.unwrap_or_default();
+            let target = bytes(target.unwrap_or(vm.size));
             (
-                MemoryView { target: bytes(target.unwrap_or(vm.size)), ..overheads },
+                MemoryView { target, ballooned: bytes(ballooned), ..overheads },
                 VmCounters { cpu_s, ..VmCounters::default() },
             )
         }
@@ -456,7 +459,7 @@ fn compression(paged: &PagedVm) -> CompressionView {
         cache_used: size(tier.quarters) / 4,
         cache_limit: bytes(most),
         cache_limit_now: bytes(now),
-        stored: size(c.compressed),
+        stored: size(c.compressed + c.filled),
         restored: size(c.decompressed),
         written_back: size(c.written_back),
         incompressible: size(c.incompressible),

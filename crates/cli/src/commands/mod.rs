@@ -15,6 +15,7 @@ mod sim;
 mod stop;
 mod why;
 
+use std::fmt::Display;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
@@ -103,7 +104,11 @@ pub fn printable(text: &str) -> String {
 
 /// A path as the manager, which has another working folder, will understand it.
 fn for_manager(path: &Path) -> Result<PathBuf, Failure> {
-    std::path::absolute(path).map_err(|e| Failure::Usage(format!("path '{}': {e}", path.display())))
+    let wrong = |e: &dyn Display| Failure::Usage(format!("path '{}': {e}", path.display()));
+    let path = std::path::absolute(path).map_err(|e| wrong(&e))?;
+    // What is asked is JSON.
+    path.to_str().ok_or_else(|| wrong(&"not UTF-8"))?;
+    Ok(path)
 }
 
 /// The salt that was asked for, on the command line or in a file.

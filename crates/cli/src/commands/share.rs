@@ -68,7 +68,7 @@ fn vm_table(vms: &[VmView]) -> String {
 }
 
 pub async fn estimate(client: &Client, args: EstimateArgs, out: Output) -> Result<(), Failure> {
-    let processes = open(client, &args).await?;
+    let processes = open(client, &args, &out).await?;
     let total = Bytes(processes.iter().map(|p| p.guest_ram().0).sum());
     // In JSON, what is on standard error is one error.
     let mut teller = (!out.json).then(Teller::new);
@@ -91,7 +91,7 @@ pub async fn estimate(client: &Client, args: EstimateArgs, out: Output) -> Resul
 }
 
 /// The processes, each of which is known to be readable before the first is read.
-async fn open(client: &Client, args: &EstimateArgs) -> Result<Vec<Process>, Failure> {
+async fn open(client: &Client, args: &EstimateArgs, out: &Output) -> Result<Vec<Process>, Failure> {
     let ask = args.targets.is_empty() || args.targets.iter().any(|t| matches!(t, Target::Vm(_)));
     let vms = if ask { client.vms().await? } else { Vec::new() };
     let mut claims = Claims::default();
@@ -105,7 +105,11 @@ async fn open(client: &Client, args: &EstimateArgs) -> Result<Vec<Process>, Fail
                 // It has just ended, or was started with less.
                 Err(EstimateError::Gone { .. } | EstimateError::NoRam { .. }) => {}
                 // Of several that map one another's RAM, one counts.
-                Err(e @ EstimateError::Counted { .. }) => eprintln!("{}: left out: {e}", vm.name),
+                Err(e @ EstimateError::Counted { .. }) => {
+                    if !out.json {
+                        aside::line(format_args!("{}: left out: {e}", vm.name));
+                    }
+                }
                 Err(e) => return Err(e.into()),
             }
         }

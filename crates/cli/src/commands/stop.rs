@@ -10,6 +10,7 @@ use ballast_offline::{self as offline, End, Ended};
 
 use super::Output;
 use crate::args::StopArgs;
+use crate::aside;
 use crate::failure::Failure;
 use crate::figures::{age, size};
 
@@ -43,7 +44,11 @@ pub async fn run(client: Client, args: StopArgs, out: Output) -> Result<(), Fail
             tokio::time::sleep(LOOK.min(at_most)).await;
             if begun.elapsed() >= TOLD && !std::mem::replace(&mut told, true) {
                 let s = at_most.as_secs_f64();
-                eprintln!("no ballastd answers: waiting up to {s} s for one to come back");
+                if !out.json {
+                    aside::line(format_args!(
+                        "no ballastd answers: waiting up to {s} s for one to come back"
+                    ));
+                }
             }
             answer = client.stop(&args.name, grace).await;
         }

@@ -18,7 +18,7 @@ mod touch;
 
 use std::path::PathBuf;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 
 use crate::figures::Outcome;
 use crate::image::{self, Image};
@@ -76,6 +76,10 @@ pub async fn run(args: &BenchArgs) -> Result<bool> {
         let names: Vec<&str> = NAMES.iter().map(|(n, _)| *n).collect();
         bail!("no benchmark '{name}' (there are: {})", names.join(", "));
     }
+    // Where it cannot be made, nothing is measured for nothing.
+    if let Some(dir) = &args.out {
+        std::fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
+    }
     let mut signals = Signals::listen()?;
     let mut image = None;
     let mut ok = true;
@@ -86,11 +90,12 @@ pub async fn run(args: &BenchArgs) -> Result<bool> {
         say::step(&format!("{name}: {what}"));
         // It needs no guests.
         let outcome = if name == "policy" {
-            policy::run(args.quick)
+            let quick = args.quick;
+            signals.or(name, move || policy::run(quick)).await
         } else {
             let image = match &mut image {
                 Some(image) => image,
-                none => none.insert(image::prepare(None)?),
+                none => none.insert(signals.or("image", || image::prepare(None)).await?),
             };
             tokio::select! {
                 outcome = measure(name, image, args.quick) => outcome,
@@ -99,11 +104,12 @@ pub async fn run(args: &BenchArgs) -> Result<bool> {
         }?;
         ok &= outcome.ok;
         let line = outcome.line()?;
-        if let Some(dir) = &args.out {
-            std::fs::create_dir_all(dir)?;
-            std::fs::write(dir.join(format!("{name}.json")), format!("{line}\n"))?;
-        }
         say::line(&line);
+        if let Some(dir) = &args.out {
+            let path = dir.join(format!("{name}.json"));
+            let told = || path.display().to_string();
+            std::fs::write(&path, format!("{line}\n")).with_context(told)?;
+        }
     }
     Ok(ok)
 }

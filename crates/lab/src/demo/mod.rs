@@ -77,7 +77,8 @@ enum End {
 pub async fn run(args: &DemoArgs) -> Result<bool> {
     let mut signals = Signals::listen()?;
     let begin = Instant::now();
-    let image = image::prepare(args.kernel_package.as_deref())?;
+    let package = args.kernel_package.clone();
+    let image = signals.or("image", move || image::prepare(package.as_deref())).await?;
     say::detail(&format!("guests boot {}", image.package));
     say::step(&format!("Starting ballastd with {} of machine memory", args.budget));
     let options = Options {
@@ -98,7 +99,7 @@ pub async fn run(args: &DemoArgs) -> Result<bool> {
     if matches!(end, End::ManagerGone) {
         bail!("ballastd ended by itself: {}", manager.last_words());
     }
-    let states = manager.client().vms().await.unwrap_or_default();
+    let states = manager.client().vms().await.context("the VMs, before they are stopped")?;
     say::step("Stopping the guests and the manager");
     let finished = tokio::select! {
         finished = manager.finish() => finished?,

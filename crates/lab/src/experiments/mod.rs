@@ -106,20 +106,25 @@ pub async fn run(args: &ExperimentArgs) -> Result<bool> {
         bail!("--minutes and --seed are of soak alone");
     }
     let mut signals = Signals::listen()?;
-    let image = image::prepare(None)?;
-    let measured = tokio::select! {
-        measured = measure(name, &image, args) => measured?,
-        signal = signals.any() => bail!("{name}: ended by {signal}"),
-    };
+    let image = signals.or("image", || image::prepare(None)).await?;
     let out = args
         .out
         .clone()
         .or_else(|| args.quick.then(|| PathBuf::from("experiments").join(name).join("run-quick")));
+    // Where it cannot be made, nothing is measured for nothing.
     let dir = figures::folder(name, out.as_deref())?;
-    figures::write(&dir, &measured.table, &measured.outcome, &chart::svg(&measured.charts)?)?;
-    say::detail(&format!("data.csv, figures.json and plot.svg are in {}", dir.display()));
-    say::line(&measured.outcome.line()?);
-    Ok(measured.outcome.ok)
+    let measured = tokio::select! {
+        measured = measure(name, &image, args) => measured?,
+        signal = signals.any() => bail!("{name}: ended by {signal}"),
+    };
+    let line = measured.outcome.line()?;
+    let svg = chart::svg(&measured.charts)?;
+    let written = figures::write(&dir, &measured.table, &measured.outcome, &svg);
+    if written.is_ok() {
+        say::detail(&format!("data.csv, figures.json and plot.svg are in {}", dir.display()));
+    }
+    say::line(&line);
+    written.map(|()| measured.outcome.ok)
 }
 
 async fn measure(name: &str, image: &Image, args: &ExperimentArgs) -> Result<Measured> {

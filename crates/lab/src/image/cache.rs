@@ -1,9 +1,11 @@
 //! The cache folder, held by one process at a time.
 
-use std::fs::File;
+use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+
+use crate::say;
 
 /// See the module.
 pub struct Cache {
@@ -27,7 +29,10 @@ impl Cache {
         let told = || format!("cache folder {}", dir.display());
         std::fs::create_dir_all(&dir).with_context(told)?;
         let lock = File::create(dir.join("lock")).with_context(told)?;
-        lock.lock().with_context(told)?;
+        if let Err(TryLockError::WouldBlock) = lock.try_lock() {
+            say::detail(&format!("waiting for another run that has {}", told()));
+            lock.lock().with_context(told)?;
+        }
         Ok(Cache { dir, _lock: lock })
     }
 
