@@ -4,6 +4,8 @@
 #![cfg(not(feature = "shuttle"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+#[path = "real_swap/full_stage.rs"]
+mod full_stage;
 #[path = "support/vmm.rs"]
 mod vmm;
 

@@ -36,8 +36,32 @@ impl<B: Backend> Memory<B> {
         if n == 0 || !self.charge_left_over(n as u64) {
             return Ok(0);
         }
+        self.bring_charged(&pages[..n], buffers, kept)
+    }
+
+    /// Brings a page home from the stage that has no other place to go, with whatever memory is free. As `bring_home`.
+    pub(crate) fn bring_from_stage(
+        &self,
+        ppn: Ppn,
+        buffer: &mut PageBuf,
+    ) -> Result<bool, MemError> {
+        if !self.host.ledger.try_reserve(Pages(1)) {
+            return Ok(false);
+        }
+        self.charged.fetch_add(1, Ordering::Relaxed);
+        Ok(self.bring_charged(&[ppn], std::slice::from_mut(buffer), |_, _| None)? > 0)
+    }
+
+    /// As `bring_home`, of pages that are charged.
+    fn bring_charged<'a>(
+        &self,
+        pages: &[Ppn],
+        buffers: &mut [PageBuf],
+        kept: impl Fn(Ppn, Stored) -> Option<&'a PageBuf>,
+    ) -> Result<u64, MemError> {
+        let n = pages.len();
         let mut claimed: Vec<(Ppn, Word)> = Vec::with_capacity(n);
-        for &ppn in &pages[..n] {
+        for &ppn in pages {
             let word = self.pmap.load(ppn);
             if !Self::may_come(word) || self.claim(ppn, word).is_err() {
                 continue;

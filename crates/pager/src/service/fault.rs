@@ -17,7 +17,7 @@ use super::restore::Restore;
 use super::serve::{Landed, Notice, Serve, Task};
 use super::shared::{HELD_TOGETHER, Shared};
 use super::spin::{Spin, Waited};
-use crate::backend::MemError;
+use crate::backend::{Backend, MemError};
 use crate::guest_ram::GuestRam;
 use crate::memory::{Access, Counters, Mark, Memory, Unbooked, Wait};
 use crate::word::State;
@@ -466,11 +466,8 @@ impl FaultService {
             self.put_in_place(buffer);
         }
         let now = Instant::now();
-        let is_kept = |ppn: Ppn| {
-            matches!(self.vm.memory.pmap().load(ppn).state(), State::Swapped | State::Compressed)
-        };
         // One that the guest gave up meanwhile needs no reading, and somebody may wait for it.
-        let is_due = |ppn: Ppn, at: Instant| at <= now || !is_kept(ppn);
+        let is_due = |ppn: Ppn, at: Instant| at <= now || !is_kept(&self.vm.memory, ppn);
         let due: Vec<Ppn> =
             self.failed.iter().filter(|f| is_due(*f.0, *f.1)).map(|f| *f.0).collect();
         self.failed.retain(|ppn, _| !due.contains(ppn));
@@ -480,12 +477,7 @@ impl FaultService {
                 serve.fault(memory, ppn, Access::Missing, tasks);
             }
         });
-        for ppn in due {
-            let state = self.vm.memory.pmap().load(ppn).state();
-            if !matches!(state, State::Swapped | State::Compressed) {
-                self.vm.set_readable(ppn);
-            }
-        }
+        self.vm.settle_unreadable(|ppn| is_kept(&self.vm.memory, ppn));
         let waiting = self.serve.pending().faults() as u64;
         self.vm.waiting.store(waiting, std::sync::atomic::Ordering::Relaxed);
         let now = self.serve.pending().is_starved().then(Instant::now);
@@ -494,6 +486,11 @@ impl FaultService {
             Counters::add(&self.vm.memory.counters.starved_ns, starved);
         }
     }
+}
+
+/// Whether the only copy of a page is where it must be read from.
+fn is_kept<B: Backend>(memory: &Memory<B>, ppn: Ppn) -> bool {
+    matches!(memory.pmap().load(ppn).state(), State::Swapped | State::Compressed)
 }
 
 /// Looks at the descriptors for as long as `spin`, then sleeps until there is something, at most

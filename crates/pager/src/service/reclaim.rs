@@ -231,7 +231,13 @@ impl Reclaim {
             }
             let Some(cluster) = self.open_cluster() else {
                 refused += 1;
-                if !self.wait_for_cluster() || refused > REFUSED {
+                if !self.wait_for_cluster() {
+                    // Others are asked for it.
+                    self.vm.stage_full.store(true, Ordering::Relaxed);
+                    self.vm.give_up_goal(goal);
+                    break;
+                }
+                if refused > REFUSED {
                     break;
                 }
                 continue;
@@ -394,7 +400,7 @@ impl Reclaim {
         false
     }
 
-    fn open_cluster(&self) -> Option<usize> {
+    pub(super) fn open_cluster(&self) -> Option<usize> {
         // A part-filled one first, so that clusters go full.
         let room = self.vm.memory.stage().layout().cluster;
         let open = |c: &Cluster| !c.sealed && (c.pages.len() as u64) < room;

@@ -70,6 +70,8 @@ pub(super) struct Shared {
     pub fault_times: FaultTimes,
     /// The kernel makes no large pages of small ones.
     pub no_large_again: AtomicBool,
+    /// The stage is full of pages that cannot be written: nothing can leave.
+    pub stage_full: AtomicBool,
     /// No compressor could be made.
     pub no_compressor: AtomicBool,
     /// A thread that helped with faults has panicked.
@@ -82,6 +84,9 @@ pub(super) struct Shared {
     has_unreadable: AtomicBool,
     /// Nothing can be written to the swap space for now.
     swap_stuck: AtomicBool,
+    /// Since when none of the writes that are under way came to its end: milliseconds after `begun`, and one more. 0: none is.
+    writing_since: AtomicU64,
+    begun: Instant,
     /// See `slotless`.
     pub stubborn: Stubborn,
     work: WaitMutex<Work>,
@@ -137,6 +142,7 @@ impl Shared {
             waiting: AtomicU64::new(0),
             fault_times: FaultTimes::default(),
             no_large_again: AtomicBool::new(false),
+            stage_full: AtomicBool::new(false),
             no_compressor: AtomicBool::new(false),
             lost_helper: AtomicBool::new(false),
             stop: AtomicBool::new(false),
@@ -145,6 +151,8 @@ impl Shared {
             unreadable: Mutex::new(BTreeMap::new()),
             has_unreadable: AtomicBool::new(false),
             swap_stuck: AtomicBool::new(false),
+            writing_since: AtomicU64::new(0),
+            begun: Instant::now(),
             stubborn: Stubborn::default(),
             work: WaitMutex::new(Work::default()),
             work_ready: Condvar::new(),
@@ -247,6 +255,15 @@ impl Shared {
         }
         self.set_has_unreadable(!pages.is_empty());
     }
+    /// Those that are `away` no more have come some other way than by being read for the fault that found them
+    /// unreadable.
+    pub fn settle_unreadable(&self, away: impl Fn(Ppn) -> bool) {
+        if !self.has_unreadable.load(Ordering::Relaxed) {
+            return;
+        }
+        let here: Vec<Ppn> = lock(&self.unreadable).keys().copied().filter(|p| !away(*p)).collect();
+        here.into_iter().for_each(|ppn| self.set_readable(ppn));
+    }
     fn set_has_unreadable(&self, has: bool) {
         if self.has_unreadable.swap(has, Ordering::Relaxed) != has {
             self.memory.host().unreadable_changed();
@@ -267,6 +284,22 @@ impl Shared {
     /// As of `set_swap_stuck`.
     pub fn is_swap_stuck(&self) -> bool {
         self.swap_stuck.load(Ordering::Relaxed)
+    }
+    /// For so long no write to swap came to its end, though some are under way: their disk may not answer, and
+    /// whoever waits for them, the reclaim thread, does nothing else.
+    pub fn writing_for(&self) -> Duration {
+        match self.writing_since.load(Ordering::Relaxed) {
+            0 => Duration::ZERO,
+            since => self.begun.elapsed().saturating_sub(Duration::from_millis(since - 1)),
+        }
+    }
+    /// Whether writes are under way. Of some that were, `any_ended` says whether one has come to its end.
+    pub fn set_writing(&self, is_writing: bool, any_ended: bool) {
+        let was = self.writing_since.load(Ordering::Relaxed) > 0;
+        if is_writing != was || any_ended {
+            let now = self.begun.elapsed().as_millis() as u64 + 1;
+            self.writing_since.store(if is_writing { now } else { 0 }, Ordering::Relaxed);
+        }
     }
     /// Whether nothing can be written to swap for now: see `PagedVm::swap_room`.
     pub fn set_swap_stuck(&self, stuck: bool) {

@@ -10,7 +10,7 @@ use ballast_units::{PAGE_SIZE, Ppn};
 
 use super::reclaim::Reclaim;
 use crate::backend::{Backend, PageBuf};
-use crate::memory::{Compressed, MOVING};
+use crate::memory::Compressed;
 use crate::sync::{Mutex, lock};
 
 /// So many pages one after the other that do not compress end a round.
@@ -74,7 +74,7 @@ impl Reclaim {
     }
 
     /// Pages of the stage that cannot be written would wait there for ever: they are compressed after all, or
-    /// come home while memory is left over.
+    /// come home. As long as they fill the stage nothing else leaves, be it zeros.
     pub(super) fn take_back(&mut self) {
         if self.vm.memory.swap_free().0 > 0 {
             return;
@@ -88,11 +88,9 @@ impl Reclaim {
                 Some(Compressed::TooLarge | Compressed::NoRoom) | None => left.push(ppn),
             }
         }
-        left.sort_unstable();
-        let mut buffers = vec![[0; PAGE_SIZE]; left.len().min(MOVING.0 as usize)];
-        for some in left.chunks(MOVING.0 as usize) {
-            match memory.bring_home(some, &mut buffers, |_, _| None) {
-                Ok(0) => break,
+        let mut buffer = [0; PAGE_SIZE];
+        for ppn in left {
+            match memory.bring_from_stage(ppn, &mut buffer) {
                 Ok(_) => {}
                 Err(e) => {
                     self.vm.set_ill_unless_gone("bringing pages home", e);

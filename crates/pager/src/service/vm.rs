@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use ballast_units::{Bytes, Pages, Ppn};
 
@@ -34,6 +35,9 @@ use crate::sharing::examine::Examiner;
 use crate::stage::{Stage, StageError, StageLayout};
 use crate::swap::{Place, SwapError, SwapSpace};
 use crate::tier::{Compression, Tier};
+
+/// After this time without an answer to a write, its disk is taken not to give one.
+const NO_ANSWER: Duration = Duration::from_secs(10);
 
 /// Sizes of a VM's pager.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -293,12 +297,16 @@ impl PagedVm {
     pub fn swap_len(&self) -> Pages {
         self.shared.swap.len()
     }
-    /// Pages that can be evicted now: none while nothing can be written.
+    /// Pages that can be evicted now: none while nothing can be written, or the disk does not answer.
     pub fn swap_room(&self) -> Pages {
-        if self.shared.is_swap_stuck() {
+        if self.shared.is_swap_stuck() || self.is_jammed() {
             return Pages::ZERO;
         }
         self.memory().swap_free()
+    }
+    /// Nothing can leave: eviction waits for a disk that does not answer, or for room in the stage.
+    fn is_jammed(&self) -> bool {
+        self.shared.writing_for() >= NO_ANSWER || self.shared.stage_full.load(Ordering::Relaxed)
     }
     /// Pages by which eviction can shrink the VM without any room in swap: each frame that its tier may
     /// still take holds at least two pages. None while it is known that they do not compress.
@@ -306,7 +314,7 @@ impl PagedVm {
         let memory = self.memory();
         let compresses = memory.tier().settings().algorithm.is_some()
             && !self.shared.no_compressor.load(Ordering::Relaxed);
-        if !compresses || self.shared.stubborn.is_believed() {
+        if !compresses || self.shared.stubborn.is_believed() || self.is_jammed() {
             return Pages::ZERO;
         }
         memory.tier().frames_left()

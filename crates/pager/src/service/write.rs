@@ -2,6 +2,7 @@
 //! allow. A page leaves the stage only when its write is complete. One that fails costs no page: the
 //! slot is given up, and the page, whole in the stage, is written to another.
 
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use ballast_units::{PAGE_SIZE, Ppn, SlotId};
@@ -86,7 +87,10 @@ impl Reclaim {
     /// Part-filled clusters go too: a page in the stage is neither here nor there.
     pub(super) fn flush(&mut self) {
         for cluster in 0..self.clusters.len() {
-            if !self.clusters[cluster].sealed && !self.clusters[cluster].pages.is_empty() {
+            let has_some =
+                !self.clusters[cluster].sealed && !self.clusters[cluster].pages.is_empty();
+            // While nothing can be written it stays open, for what needs no slot.
+            if has_some && self.stuck.is_none() {
                 self.write(cluster);
             }
         }
@@ -130,6 +134,7 @@ impl Reclaim {
         self.settle_gone(index);
         self.queue_waiting(index);
         self.ring.submit();
+        self.vm.set_writing(self.ring.in_flight() > 0, false);
     }
 
     fn queue_waiting(&mut self, index: usize) {
@@ -199,6 +204,7 @@ impl Reclaim {
             self.vm.set_ill(format!("swap I/O: {e}"));
             std::thread::sleep(Duration::from_millis(10));
         }
+        let any_ended = !done.is_empty();
         for Completion { tag, result } in done {
             let (index, first, n) =
                 ((tag >> 40) as usize, (tag >> 20 & 0xf_ffff) as usize, (tag & 0xf_ffff) as usize);
@@ -206,6 +212,7 @@ impl Reclaim {
         }
         // What is written again.
         self.ring.submit();
+        self.vm.set_writing(self.ring.in_flight() > 0, any_ended);
         self.settle_all();
     }
 
@@ -269,6 +276,9 @@ impl Reclaim {
         if self.stuck.is_some() && self.waiting_in_sealed() == 0 {
             // What could not be written has gone home.
             self.set_unstuck();
+        }
+        if self.open_cluster().is_some() {
+            self.vm.stage_full.store(false, Ordering::Relaxed);
         }
     }
 

@@ -16,7 +16,7 @@ pub use location::Location;
 pub(crate) use ring::{Completion, Ring};
 pub use slot_space::SlotSpace;
 pub(crate) use slots::SlotMap;
-pub use space::{Place, SwapSpace};
+pub use space::{Place, SwapSpace, kept_back};
 pub(crate) use sum::SUM_BITS;
 pub use sum::{SLOT_BITS, Stored, Sum};
 pub(crate) use window::Window;

@@ -185,6 +185,12 @@ impl SwapSpace {
     }
 }
 
+/// What is not used of a location with so much room, where that is less than what is asked for: the file system needs
+/// some for itself.
+pub fn kept_back(room: Pages) -> Pages {
+    Pages((room.0 / MARGIN).max(MARGIN)).min(room)
+}
+
 fn lone(path: &Path) -> Arc<Location> {
     Location::new(path.parent().unwrap_or(Path::new("/")), 0)
 }
@@ -193,7 +199,7 @@ fn lone(path: &Path) -> Arc<Location> {
 fn create_in(location: &Location, name: &str, len: Pages) -> Result<Option<SwapFile>, SwapError> {
     let path = location.folder().join(name);
     let room = match location.room() {
-        Some(room) if room < len => room.saturating_sub(Pages((room.0 / MARGIN).max(MARGIN))),
+        Some(room) if room < len => room - kept_back(room),
         // Unknown: what is wrong there is told best by trying.
         _ => len,
     };
