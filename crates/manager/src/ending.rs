@@ -16,7 +16,7 @@ use rustix::process::Signal;
 use crate::config::rules::rule_for;
 use crate::layout::QEMU_LOG;
 use crate::lifecycle::built_at;
-use crate::manager::{Failure, Manager, Pledge, Waits};
+use crate::manager::{Ending, Failure, Manager, Pledge, Waits};
 use crate::records::Record;
 use crate::sync::lock;
 use crate::vm::{ENDED, NewVm, Vm, VmParams};
@@ -219,9 +219,10 @@ impl Manager {
     /// Seen as it would be if it had been taken over, with what is booked for it.
     fn view_of_waiting(&self, waits: Waits) -> VmView {
         let Waits { process, record, why, held, since, .. } = waits;
+        let s = since.elapsed().as_secs();
         let reason = why.as_ref().map_or_else(
-            || format!("waits for its shim since {} s", since.elapsed().as_secs()),
-            |why| format!("not taken over: {why}; its guest waits"),
+            || format!("waits for its shim since {s} s"),
+            |why| format!("not taken over: {why}; its guest waits since {s} s"),
         );
         let seen = NewVm {
             id: VmId(0),
@@ -270,7 +271,8 @@ impl Manager {
     /// Stops all VMs at once, those that are being started and those that wait to be taken over
     /// included. None can be started afterwards. VMs that somebody else started and that are not
     /// paged do without a manager: they are let go as they are.
-    pub async fn stop_all(self: &Arc<Self>) {
+    /// Answers whether all have ended.
+    pub async fn stop_all(self: &Arc<Self>) -> Ending {
         self.end_vms();
         let deadline = tokio::time::Instant::now() + STARTS;
         loop {
@@ -298,12 +300,16 @@ impl Manager {
                     tracing::debug!("{e}");
                 }
             }
-            if self.vms().is_empty() && lock(&self.starting).is_empty() {
-                return;
+            let starting: Vec<String> = lock(&self.starting).keys().cloned().collect();
+            let all = self.vms();
+            if all.is_empty() && starting.is_empty() {
+                return Ending::VmsStopped;
             }
             if tokio::time::Instant::now() > deadline {
-                tracing::error!("VMs that do not end: left as they are");
-                return;
+                let left: Vec<String> =
+                    all.iter().map(|vm| vm.name.clone()).chain(starting).collect();
+                tracing::error!("VMs that do not end: left as they are: {}", left.join(", "));
+                return Ending::VmsLeft;
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }

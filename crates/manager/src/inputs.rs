@@ -58,6 +58,10 @@ pub fn policy(kind: PolicyKind, vms: &[&Arc<Vm>]) -> Policy {
 /// run would never be corrected.
 fn curve(vm: &Vm) -> Option<Vec<(Pages, f64)>> {
     vm.paged().as_ref()?;
+    // What was sampled before nothing could be taken from it any more is no longer so.
+    if !vm.may_be_paged() {
+        return None;
+    }
     let runs = vm.shown_state() == RunState::Running;
     let sampling = lock(&vm.sampling);
     if runs && sampling.stood_still > sampling.set.config().period.saturating_mul(STALE) {

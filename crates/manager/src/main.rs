@@ -226,12 +226,16 @@ fn run(args: Args) -> anyhow::Result<()> {
     made.make_again(&config)?;
     let served = runtime.block_on(serve(config.clone(), source, hup, args.stop_vms_on_exit));
     match &served {
-        Ok(Ending::VmsStopped) => made.clear(&config),
+        // What did not end keeps its files, and what is common.
+        Ok(Ending::VmsStopped | Ending::VmsLeft) => made.clear(&config),
         Ok(_) => {}
         Err(_) => made.undo(&config),
     }
     runtime.shutdown_timeout(Duration::from_secs(2));
-    served.map(drop)
+    match served? {
+        Ending::VmsLeft => anyhow::bail!("VMs do not end, and are left as they are"),
+        _ => Ok(()),
+    }
 }
 
 async fn serve(
@@ -383,8 +387,7 @@ async fn until_ended(manager: &Arc<Manager>, signals: &mut Signals, stop_vms: bo
         return *ending.borrow();
     }
     if stop_vms {
-        manager.stop_all().await;
-        return Ending::VmsStopped;
+        return manager.stop_all().await;
     }
     // What waits to be taken over, or is being started, is a VM too.
     let nothing = manager.vms().is_empty() && !manager.has_paged_vms();

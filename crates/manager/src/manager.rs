@@ -47,6 +47,8 @@ pub enum Ending {
     LeaveVms,
     /// All VMs were stopped.
     VmsStopped,
+    /// All were to be, but some do not end.
+    VmsLeft,
 }
 
 /// What is promised to a name.
@@ -358,10 +360,7 @@ impl Manager {
     /// Makes a VM one that is managed. Its name was taken before.
     pub fn insert(&self, vm: Arc<Vm>) {
         self.vms.write().unwrap_or_else(PoisonError::into_inner).push(vm.clone());
-        let overcommit = self.overcommit();
-        let mut peak = lock(&self.overcommit_peak);
-        *peak = peak.max(overcommit);
-        drop(peak);
+        self.overcommit_peak();
         self.kick.ring(format!("{} arrived", vm.name));
     }
 
@@ -403,9 +402,12 @@ impl Manager {
         let sizes = self.vms().iter().map(|vm| vm.configured()).sum::<Pages>() + waiting;
         sizes.0 as f64 / self.host.ledger.budget().0.max(1) as f64
     }
-    /// The most that it was when a VM arrived.
+    /// The most that it was so far: when a VM came, the policy took its turn, or somebody asked.
     pub fn overcommit_peak(&self) -> f64 {
-        *lock(&self.overcommit_peak)
+        let now = self.overcommit();
+        let mut peak = lock(&self.overcommit_peak);
+        *peak = peak.max(now);
+        *peak
     }
 
     /// By the policy thread, once its orders are given.
@@ -442,9 +444,15 @@ impl Manager {
         let books = self.books(&pools, &made);
         // What is held is promised already, and what its overhead is by now is not its guest's to pay, who rebooted: also where
         // more is promised than can be kept.
-        let admitted = if held { Ok(()) } else { books.admit(pool, need.promise.memory()) };
-        let (lacking, left) = match admitted {
+        let mut need = need;
+        let (lacking, left) = match books.admit(pool, need.promise.memory()) {
             Ok(()) => (Pages::ZERO, Pages::ZERO),
+            // Nobody is to wait for more than others can be left without.
+            Err(lack) if held => {
+                need.promise.min =
+                    need.promise.min.min(lack.left.saturating_sub(need.promise.overhead));
+                (Pages::ZERO, Pages::ZERO)
+            }
             Err(lack) if lack.pool.is_some() => return Err(refused(lack.to_string())),
             Err(lack) => (lack.need, lack.left),
         };
@@ -456,6 +464,24 @@ impl Manager {
         admit(left, self.swap.room().saturating_sub(coming), &of_host, largest)
             .map_err(|refusal| refused(refusal.to_string()))?;
         starting.insert(name.to_owned(), need);
+        Ok(())
+    }
+
+    /// A VM that is being started cannot be paged: it is promised `all` of its memory.
+    ///
+    /// # Errors
+    /// NoRoom: so much cannot be promised.
+    pub(crate) fn promise_all(&self, name: &str, all: Pages) -> Result<(), Failure> {
+        let mut starting = lock(&self.starting);
+        let mut others = starting.clone();
+        let Some(pledge) = others.remove(name) else { return Ok(()) };
+        let promise = Promise { min: all.max(pledge.promise.min), ..pledge.promise };
+        let pools = self.pools.pools(&self.pools.rules());
+        let made = self.promises(&others);
+        let pool = self.pools.id(pledge.pool.as_deref());
+        let admitted = self.books(&pools, &made).admit(pool, promise.memory());
+        admitted.map_err(|lack| Failure::new(ErrorCode::NoRoom, lack.to_string()))?;
+        starting.insert(name.to_owned(), Pledge { promise, ..pledge });
         Ok(())
     }
 
@@ -493,6 +519,8 @@ impl Manager {
         // Of one that was not looked at yet it is not known.
         let may_be_paged = vm.may_be_paged() || !vm.inspected.load(Ordering::Relaxed);
         let guaranteed = match vm.mode() {
+            // It has ended: what it has is being given back, and nothing more is promised to it than was.
+            _ if vm.run_state() == RunState::Stopped => params.min,
             Mode::Paged | Mode::BalloonOnly if is_paged && may_be_paged => params.min,
             // Nothing but its balloon keeps it within less than its whole size.
             _ if !is_paged && vm.spec.is_some() => {
@@ -613,10 +641,49 @@ mod tests {
         assert_eq!(lock(&manager.starting).len(), all.len(), "what is held stays held");
         // Its overhead has grown by a little.
         manager.promise("again", pledge(65, None)).unwrap();
-        assert_eq!(lock(&manager.starting)["again"].promise.min, Pages::from_mib(65));
+        // What nobody can be left without is not waited for.
+        let promised = || lock(&manager.starting)["again"].promise.min;
+        assert_eq!(promised(), Pages::ZERO);
+        {
+            let mut starting = lock(&manager.starting);
+            starting.insert("big".into(), pledge(200, None));
+            starting.insert("again".into(), pledge(64, Some(VmId(7))));
+        }
+        manager.promise("again", pledge(65, None)).unwrap();
+        let capacity = manager.capacity(Pages::from_mib(256), &manager.highest_thresholds());
+        assert_eq!(promised(), capacity - Pages::from_mib(200));
+        lock(&manager.starting).insert("big".into(), pledge(100, None));
+        lock(&manager.starting).insert("again".into(), pledge(64, Some(VmId(7))));
+        manager.promise("again", pledge(65, None)).unwrap();
+        assert_eq!(promised(), Pages::from_mib(65));
+        lock(&manager.starting).insert("big".into(), pledge(300, None));
         // Of who has its name alone nothing was promised yet.
         lock(&manager.starting).insert("attached".into(), pledge(0, None));
         let refused = manager.promise("attached", pledge(10, None)).unwrap_err();
+        assert_eq!(refused.code, ErrorCode::NoRoom, "{refused}");
+    }
+
+    /// Nothing would keep it from what was promised to others.
+    #[tokio::test]
+    async fn a_vm_that_turns_out_not_to_be_pageable_is_promised_all_or_does_not_run() {
+        let dir = tempfile::tempdir().unwrap();
+        let manager = manager(dir.path());
+        let pledge = |mib| {
+            let (min, overhead) = (Pages::from_mib(mib), Pages::from_mib(3));
+            Pledge {
+                promise: Promise { min, overhead, swap: Pages::ZERO },
+                pool: None,
+                rebooted: None,
+            }
+        };
+        manager.promise("first", pledge(120)).unwrap();
+        manager.promise("whole", pledge(10)).unwrap();
+        let refused = manager.promise_all("whole", Pages::from_mib(128)).unwrap_err();
+        assert_eq!(refused.code, ErrorCode::NoRoom, "{refused}");
+        assert!(refused.to_string().contains("needs 131 MiB unreserved"), "{refused}");
+        assert_eq!(lock(&manager.starting)["whole"].promise.min, Pages::from_mib(10));
+        manager.promise_all("whole", Pages::from_mib(110)).unwrap();
+        let refused = manager.promise("other", pledge(20)).unwrap_err();
         assert_eq!(refused.code, ErrorCode::NoRoom, "{refused}");
     }
 
@@ -647,6 +714,9 @@ mod tests {
         let spec = ballast_api::VmSpec { no_balloon: true, ..Default::default() };
         Arc::get_mut(&mut vm).unwrap().spec = Some(spec);
         assert_eq!(promised(&vm), size);
+        // Its pager is taken from it before what it had is given back.
+        vm.set_run_state(RunState::Stopped);
+        assert_eq!(promised(&vm), min);
     }
 
     #[tokio::test]

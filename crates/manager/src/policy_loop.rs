@@ -39,6 +39,7 @@ pub fn run(manager: &Arc<Manager>) {
         thresholds: manager.thresholds(),
         turns: 0,
         nodes: Nodes::new(),
+        adrift: Pages::ZERO,
     };
     let mut swap_ins = std::collections::HashMap::new();
     let mut last_external = Instant::now();
@@ -67,6 +68,8 @@ struct Last {
     /// Turns so far.
     turns: u64,
     nodes: Nodes,
+    /// What was handed out by then and in no VM's books.
+    adrift: Pages,
 }
 
 fn turn(
@@ -81,6 +84,8 @@ fn turn(
         last.thresholds = thresholds;
         host.set_plenty(thresholds.goal());
     }
+    // First: what is handed out meanwhile is not taken for nobody's.
+    let used = host.ledger.used();
     let vms: Vec<Arc<Vm>> =
         manager.vms().into_iter().filter(|vm| vm.run_state() != RunState::Stopped).collect();
     for vm in &vms {
@@ -95,6 +100,7 @@ fn turn(
     let taken: Vec<Member> = strangers.iter().map(|vm| taken_by(manager, vm)).collect();
     let overhead: Pages = managed.iter().map(|vm| vm.overhead()).sum::<Pages>()
         + taken.iter().map(|member| member.overhead).sum::<Pages>()
+        + adrift(manager, used, &vms, &mut last.adrift)
         + ZERO_RUN;
     for vm in &strangers {
         leave_alone(vm);
@@ -120,6 +126,19 @@ fn turn(
         journal.record(moment, decision.clone(), |i| managed[i].name.clone());
     }
     manager.set_decision(decision);
+}
+
+/// What is handed out and in the books of no VM that is there, starts or waits to be taken over: it is others' only when
+/// it has been given back. Such is the memory of one that has ended, whose last writes may wait for a disk that does not answer.
+fn adrift(manager: &Manager, used: Pages, vms: &[Arc<Vm>], before: &mut Pages) -> Pages {
+    let waiting = manager.waiting();
+    let known = vms.iter().map(|vm| vm.consumed() + vm.overhead()).sum::<Pages>()
+        + waiting.iter().map(|waits| waits.held.pages() + waits.record.overhead).sum::<Pages>()
+        + manager.reserved_for_starts()
+        + ZERO_RUN;
+    let now = used.saturating_sub(known);
+    // What was on its way from one book to another when it was looked at is not so twice.
+    now.min(std::mem::replace(before, now))
 }
 
 /// What a VM out of reach takes, and from which pool.
@@ -248,9 +267,11 @@ fn demand(manager: &Manager, vm: &Vm, pools: &[Pool]) -> VmDemand {
     let params = vm.params();
     let size = vm.configured();
     let active = match &*vm.paged() {
-        Some(_) => lock(&vm.sampling).set.estimate().estimate,
-        // Nothing is known of it: it counts as using all it has.
-        None => size,
+        Some(_) if vm.may_be_paged() || !vm.inspected.load(Ordering::Relaxed) => {
+            lock(&vm.sampling).set.estimate().estimate
+        }
+        // Nothing is known of it, or no more: it counts as using all it has.
+        _ => size,
     };
     // What is to be unplugged is its own until it is; what is to be plugged it cannot use before.
     let lag = vm.plugged().saturating_sub(params.max.saturating_sub(vm.boot));

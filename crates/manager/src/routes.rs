@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use axum::body::Bytes;
 use axum::extract::rejection::QueryRejection;
-use axum::extract::{FromRequest, Path, Query, State};
+use axum::extract::{FromRequest, FromRequestParts, Path, Query, State};
 use axum::http::StatusCode;
+use axum::http::request::Parts;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, patch, post};
 use axum::{Json, Router};
@@ -50,6 +51,17 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
             Ok(Json(value)) => Ok(Body(value)),
             Err(e) => Err(Failure::bad(e.body_text())),
         }
+    }
+}
+
+/// What the path names, likewise.
+struct Name(String);
+
+impl<S: Send + Sync> FromRequestParts<S> for Name {
+    type Rejection = Failure;
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Failure> {
+        let name = Path::<String>::from_request_parts(parts, state).await;
+        name.map(|Path(name)| Name(name)).map_err(|e| Failure::bad(e.body_text()))
     }
 }
 
@@ -171,7 +183,7 @@ async fn attach(
 
 #[utoipa::path(get, path = "/v1/vms/{name}", params(("name" = String, Path)),
     responses((status = 200, body = VmView), (status = 404, body = ErrorBody)))]
-async fn get_vm(State(manager): Shared, Path(name): Path<String>) -> Result<Json<VmView>, Failure> {
+async fn get_vm(State(manager): Shared, Name(name): Name) -> Result<Json<VmView>, Failure> {
     manager.view_of(&name).map(Json)
 }
 
@@ -182,7 +194,7 @@ async fn get_vm(State(manager): Shared, Path(name): Path<String>) -> Result<Json
         (status = 507, body = ErrorBody)))]
 async fn patch_vm(
     State(manager): Shared,
-    Path(name): Path<String>,
+    Name(name): Name,
     Body(change): Body<VmChange>,
 ) -> Result<Json<VmView>, Failure> {
     apart(move || {
@@ -198,7 +210,7 @@ async fn patch_vm(
         (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
 async fn stop_vm(
     State(manager): Shared,
-    Path(name): Path<String>,
+    Name(name): Name,
     Body(request): Body<StopRequest>,
 ) -> Result<Json<VmView>, Failure> {
     if !(0.0..=86_400.0).contains(&request.grace_s) {
@@ -227,7 +239,7 @@ fn asked<T>(query: Asked<T>) -> Result<T, Failure> {
         (status = 404, body = ErrorBody)))]
 async fn why(
     State(manager): Shared,
-    Path(name): Path<String>,
+    Name(name): Name,
     query: Asked<When>,
 ) -> Result<Json<Why>, Failure> {
     if let Some(at_ms) = asked(query)?.at_ms {
@@ -249,7 +261,7 @@ async fn list_pools(State(manager): Shared) -> Json<Vec<PoolView>> {
         (status = 404, body = ErrorBody), (status = 507, body = ErrorBody)))]
 async fn patch_pool(
     State(manager): Shared,
-    Path(name): Path<String>,
+    Name(name): Name,
     Body(change): Body<PoolChange>,
 ) -> Result<Json<PoolView>, Failure> {
     apart(move || {
@@ -266,7 +278,7 @@ async fn patch_pool(
         (status = 409, body = ErrorBody)))]
 async fn delete_pool(
     State(manager): Shared,
-    Path(name): Path<String>,
+    Name(name): Name,
 ) -> Result<Json<Vec<PoolView>>, Failure> {
     apart(move || {
         manager.remove_pool(&name)?;
@@ -320,15 +332,15 @@ async fn shutdown(
     // VMs that somebody else started and that are not paged do without a manager. To its end, too: one that has stopped
     // its VMs starts none any more.
     let end = tokio::spawn(async move {
-        if request.stop_vms {
-            manager.stop_all().await;
-        }
+        let ending = if request.stop_vms { manager.stop_all().await } else { Ending::LeaveVms };
         let last = views::host(&manager);
-        let ending = if request.stop_vms { Ending::VmsStopped } else { Ending::LeaveVms };
         manager.ending.send_replace(ending);
-        last
+        match ending {
+            Ending::VmsLeft => Err(Failure::internal("VMs do not end, and are left as they are")),
+            _ => Ok(last),
+        }
     });
-    end.await.map(Json).map_err(|e| Failure::internal(e.to_string()))
+    end.await.map_err(|e| Failure::internal(e.to_string()))?.map(Json)
 }
 
 /// Leaves all VMs to the next manager, unless that must not be.

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use ballast_api::{LocationState, SwapLocation};
-use ballast_pager::swap::{Location, Place, SwapError, SwapSpace};
+use ballast_pager::swap::{Location, Place, SwapError, SwapSpace, kept_back};
 use ballast_units::Pages;
 use serde::{Deserialize, Serialize};
 
@@ -89,7 +89,11 @@ impl Swap {
             .filter_map(|location| self.rooms.of(location.folder()))
             .map(|room| (room.file_system, room.free))
             .collect();
-        rooms.into_values().sum()
+        // All but the last location that a file is laid out over keep some back; whichever that is.
+        let kept: Vec<Pages> = rooms.values().map(|room| kept_back(*room)).collect();
+        let least = kept.iter().min().copied().unwrap_or_default();
+        let all: Pages = rooms.into_values().sum();
+        all + least - kept.into_iter().sum()
     }
 
     /// The files of a VM that is being started; those that a former VM of its name may have left are

@@ -5,12 +5,13 @@ mod support;
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use ballast_api::{LocationState, RunState};
+use ballast_api::{HostChange, LocationState, RunState};
 use rustix::process::Signal;
 use support::{Ballastd, MIB, image_or_skip, signal};
 
@@ -242,4 +243,132 @@ fn a_location_that_is_not_there_is_named() {
         );
         assert!(!ballastd.run_dir().exists());
     }
+}
+
+/// A file system of its own, which can be told to answer nobody.
+struct Disk {
+    at: PathBuf,
+}
+
+impl Disk {
+    /// None where none can be made.
+    fn mount(folder: &Path, mib: u64) -> Option<Disk> {
+        let (at, image) = (folder.join("mounted"), folder.join("image"));
+        std::fs::create_dir_all(&at).unwrap();
+        File::create(&image).unwrap().set_len(mib * MIB).unwrap();
+        let made = run("mkfs.ext4", &["-q", "-F", "-m", "0"], &[&image])
+            && run("mount", &["-o", "loop"], &[&image, &at]);
+        if !made {}
+        made.then_some(Disk { at })
+    }
+
+    /// Leaves no room.
+    fn fill(&self) {
+        let mut file =
+            File::options().create(true).append(true).open(self.at.join("full")).unwrap();
+        while file.write_all(&[1; 4096]).and_then(|()| file.sync_data()).is_ok() {}
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        run("umount", &["-l"], &[&self.at]);
+    }
+}
+
+/// As long as it is, whoever writes there waits.
+struct Frozen<'a>(&'a Path);
+
+impl Frozen<'_> {
+    fn freeze(at: &Path) -> Frozen<'_> {
+        assert!(run("fsfreeze", &["-f"], &[at]));
+        Frozen(at)
+    }
+}
+
+impl Drop for Frozen<'_> {
+    fn drop(&mut self) {
+        assert!(run("fsfreeze", &["-u"], &[self.0]));
+    }
+}
+
+fn run(program: &str, options: &[&str], paths: &[&Path]) -> bool {
+    let mut command = Command::new(program);
+    // Some are not in the path of everybody.
+    command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").args(options).args(paths);
+    command.output().is_ok_and(|output| output.status.success())
+}
+
+/// All that is reclaimed goes to swap: on `disk` first.
+fn with_swap_on(disk: &Disk, budget: &str) -> Ballastd {
+    let mut ballastd = Ballastd::prepare(&["--budget", budget]);
+    let (config, other) = (ballastd.root.join("ballast.toml"), ballastd.swap_dir());
+    std::fs::create_dir_all(&other).unwrap();
+    let text = format!(
+        "[sharing]\nenabled = false\n[compression]\nenabled = false\n[[swap.location]]\npath = {:?}\n\
+         priority = 10\n[[swap.location]]\npath = {other:?}\n",
+        disk.at,
+    );
+    std::fs::write(&config, text).unwrap();
+    ballastd.names_swap_dir = false;
+    ballastd.add_option("--config", &config);
+    ballastd.restart();
+    ballastd
+}
+
+/// Its disk does not answer, so that what one VM has cannot be taken from it, nor given back when it ends. The other is
+/// entitled to what is left.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_disk_that_does_not_answer_is_one_vms_alone() {
+    let Some(image) = image_or_skip() else { return };
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    let Some(disk) = Disk::mount(folder.path(), 64) else { return };
+    let ballastd = with_swap_on(&disk, "160M");
+    let client = ballastd.client.clone();
+    for name in ["hurt", "well"] {
+        let workload = "verify-torture --mb 56 --threads 2 --seconds 100000";
+        let mut spec = ballastd.guest(image, name, 128, workload);
+        (spec.no_balloon, spec.min) = (true, 48 * MIB);
+        client.run(&spec).await.unwrap();
+        // The first has all of that disk.
+        disk.fill();
+    }
+    assert!(disk.at.join("hurt.swap").exists() && !disk.at.join("well.swap").exists());
+    let mut well = ballastd.console("well");
+    for mut console in [ballastd.console("hurt"), ballastd.console("well")] {
+        ballastd.checks_go_on(&mut console, 1000).await;
+    }
+    is_swapped(&ballastd, "hurt").await;
+    let frozen = Frozen::freeze(&disk.at);
+    let less = HostChange { budget: Some(136 * MIB), ..HostChange::default() };
+    client.change_host(&less).await.unwrap();
+    // Nothing more is asked of it, and the other is not promised what it has.
+    ballastd
+        .eventually("what cannot be taken is nobody else's", async || {
+            let (hurt, host) = (ballastd.vm("hurt").await.memory, ballastd.host().await);
+            let target = ballastd.vm("well").await.memory.target;
+            hurt.consumed > hurt.target && hurt.consumed + hurt.overhead + target <= host.budget
+        })
+        .await;
+    ballastd.checks_go_on(&mut well, 2000).await;
+    let stopping = tokio::spawn(async move { client.stop("hurt", Duration::ZERO).await });
+    ballastd
+        .eventually("it has ended", async || {
+            let hurt = ballastd.client.vm("hurt").await;
+            hurt.is_ok_and(|vm| vm.state == RunState::Stopped)
+        })
+        .await;
+    for _ in 0..4 {
+        ballastd.checks_go_on(&mut well, 500).await;
+        let (host, well) = (ballastd.host().await, ballastd.vm("well").await.memory);
+        let adrift = (host.budget - host.free).saturating_sub(well.consumed + well.overhead);
+        assert!(adrift > 16 * MIB && !stopping.is_finished(), "{adrift} {host:?}");
+        assert!(well.target + adrift <= host.budget, "{adrift} of nobody beside {well:?}");
+    }
+    drop(frozen);
+    stopping.await.unwrap().unwrap();
+    ballastd.assert_nothing_left("hurt");
+    ballastd.assert_books_balance().await;
+    ballastd.checks_go_on(&mut well, 1000).await;
+    ballastd.client.stop("well", Duration::ZERO).await.unwrap();
 }

@@ -500,8 +500,10 @@ impl BalloonControl {
 const RATE_GAIN: f64 = 0.25;
 /// A turn that comes late must not bring a burst.
 const MAX_PACE: Duration = Duration::from_secs(2);
-/// A caller that turns faster than planned shortens the memory, not the machine's.
+/// More are not kept; of a window that has more turns, those that follow one another closely count as one.
 const MAX_MOMENTS: usize = 1_024;
+/// In how many parts a window is kept then.
+const PARTS: u32 = 512;
 /// In so many times `patience` a balloon must be done at the pace that it has, or it stands still.
 const PACES: u64 = 64;
 /// Pages may be in flight between the guest and the books.
@@ -516,6 +518,12 @@ pub(crate) fn remember<M>(
 ) {
     let window = config.patience.max(config.fresh.saturating_add(config.settle));
     let since = at(&moment).saturating_sub(window);
+    let n = moments.len();
+    if n >= PARTS as usize
+        && at(&moments[n - 1]).saturating_sub(at(&moments[n - 2])) < window / PARTS
+    {
+        moments.pop_back();
+    }
     moments.push_back(moment);
     while moments.len() > 2 && (at(&moments[1]) <= since || moments.len() > MAX_MOMENTS) {
         moments.pop_front();

@@ -26,8 +26,8 @@ pub struct Snapshot {
     pub budget: Pages,
     /// What of it is handed out to nobody.
     pub free: Pages,
-    /// Memory that cannot be shared out: what VMs cost beside their own pages, and what VMs out of
-    /// reach have.
+    /// Memory that cannot be shared out: what VMs cost beside their own pages, what VMs out of reach have, and what one
+    /// that has ended has not given back.
     pub overhead: Pages,
     /// Promised to VMs that are being started and are not among `vms` yet: min + overhead.
     #[serde(default)]
