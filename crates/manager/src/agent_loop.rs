@@ -20,7 +20,8 @@ const TURN: Duration = Duration::from_secs(5);
 const DEADLINE: Duration = Duration::from_secs(4);
 /// Of the question. One that is broken off may leave a file open in the agent, which has room for few: nobody else waits.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// So long it is not asked again after a question that was broken off; twice as long after the next, up to the second.
+/// So long it is not asked again after a question that was broken off, or a port that told nonsense; twice as long after
+/// the next, up to the second.
 const REST: Duration = Duration::from_secs(15);
 const LONGEST_REST: Duration = Duration::from_secs(1920);
 
@@ -58,7 +59,7 @@ impl Rest {
     fn is_on(&self, now: Instant) -> bool {
         self.until.is_some_and(|until| now < until)
     }
-    /// A question was broken off.
+    /// A question was broken off, or what came was no answer.
     fn begin(&mut self, now: Instant) {
         self.last = (self.last * 2).clamp(REST, LONGEST_REST);
         self.until = Some(now + self.last);
@@ -74,8 +75,7 @@ async fn step(vm: &Vm, socket: &Path, agent: &mut Option<GuestAgent>, rest: &mut
     let result = ask(socket, agent).await;
     match &result {
         Ok(_) => rest.end(),
-        // Nothing was asked of one that was not there.
-        Err(AgentError::Deadline(_)) if was_there || agent.is_some() => rest.begin(Instant::now()),
+        Err(e) if calls_for_rest(e, was_there || agent.is_some()) => rest.begin(Instant::now()),
         Err(_) => {}
     }
     if result.as_ref().is_err_and(|e| !e.is_refusal()) {
@@ -100,6 +100,16 @@ async fn step(vm: &Vm, socket: &Path, agent: &mut Option<GuestAgent>, rest: &mut
     }
 }
 
+/// `was_asked`: it was there, and had a question.
+fn calls_for_rest(error: &AgentError, was_asked: bool) -> bool {
+    match error {
+        AgentError::Deadline(_) => was_asked,
+        // A guest that sends without end would have it read at every turn.
+        AgentError::Noise { .. } => true,
+        _ => false,
+    }
+}
+
 async fn ask(
     socket: &Path,
     agent: &mut Option<GuestAgent>,
@@ -114,6 +124,39 @@ async fn ask(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::vm::{Asked, VmParams};
+    use ballast_units::Pages;
+    use tokio::io::AsyncWriteExt;
+
+    #[tokio::test]
+    async fn a_port_that_is_flooded_is_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("agent");
+        let listener = tokio::net::UnixListener::bind(&socket).unwrap();
+        tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            while stream.write_all(&b"\xff\n".repeat(1000)).await.is_ok() {}
+        });
+        let size = Pages(4);
+        let params = VmParams::resolve(&[], "a", size.into(), Asked::default()).unwrap();
+        let vm = Vm::of_tests("a", dir.path().into(), size, params);
+        let (mut agent, mut rest) = (None, Rest::default());
+        step(&vm, &socket, &mut agent, &mut rest).await;
+        assert_eq!((agent.is_none(), rest.last), (true, REST));
+        let trouble = lock(&vm.agent).as_ref().and_then(|report| report.trouble.clone()).unwrap();
+        assert!(trouble.contains("bytes that came"), "{trouble}");
+    }
+
+    #[test]
+    fn who_was_asked_nothing_and_said_nothing_is_tried_again() {
+        let late = || AgentError::Deadline(DEADLINE);
+        let noise = AgentError::Noise { bytes: 1, source: late().into() };
+        let refusal = AgentError::Refused { command: "c", why: String::new() };
+        let rests = [(late(), false, false), (late(), true, true), (noise, false, true)];
+        for (error, was_asked, rests) in rests.into_iter().chain([(refusal, true, false)]) {
+            assert_eq!(calls_for_rest(&error, was_asked), rests, "{error}");
+        }
+    }
 
     #[test]
     fn an_agent_that_is_too_slow_is_asked_less_and_less_often() {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ballast_api::{AttachSpec, ErrorCode, Management, Mode, VmChange, VmView};
 use ballast_policy::{BalloonControl, Promise, TaxRate, WorkingSet};
-use ballast_qemu::{AccelChoice, Monitor, ProcessHandle, Qmp, listener_pid, process};
+use ballast_qemu::{AccelChoice, Monitor, ProcessHandle, Qmp, listener_pid, maps_memory, process};
 use ballast_units::{Bytes, Pages, VM_NAME_RULE, good_vm_name};
 
 use crate::lifecycle::{LARGEST, built_at};
@@ -47,8 +47,9 @@ impl Manager {
             return Err(Failure::new(ErrorCode::Conflict, format!("qmp: {why}")));
         }
         let known = self.vm(&spec.name).ok();
-        if known.as_ref().is_some_and(|vm| vm.process.pid() != pid) {
-            let why = format!("name: a VM named '{}' runs already", spec.name);
+        if let Some(other) = known.as_ref().map(|vm| vm.process.pid()).filter(|&it| it != pid) {
+            let why =
+                format!("name: '{}' runs already, as {other}; {pid} made this socket", spec.name);
             return Err(Failure::new(ErrorCode::Conflict, why));
         }
         let qmp = Qmp::connect(&spec.qmp, DEADLINE).await.map_err(|e| connect(e.to_string()))?;
@@ -101,6 +102,7 @@ impl Manager {
         let monitor =
             Monitor::new(qmp.clone(), DEADLINE).await.map_err(|e| internal(e.to_string()))?;
         let size = memory_size(&monitor).await.map_err(internal)?;
+        check_vmm(pid, memory_piece(&monitor, size.bytes()).await.map_err(internal)?).await?;
         let params = self.params_for(spec, size)?;
         // What it has taken it has, whatever the budget; what is guaranteed beyond that is promised as to any other.
         let pledge =
@@ -230,6 +232,25 @@ async fn memory_size(monitor: &Monitor) -> Result<Pages, String> {
         .map_err(|e| e.to_string())?;
     let summary: Summary = serde_json::from_value(answer).map_err(|e| e.to_string())?;
     believed(Bytes(summary.base_memory))
+}
+
+/// The largest piece of a guest's memory, of `whole`: with NUMA nodes there are several, and DIMMs beside them may be larger.
+async fn memory_piece(monitor: &Monitor, whole: Bytes) -> Result<Bytes, String> {
+    let memdevs = monitor.memdevs().await.map_err(|e| e.to_string())?;
+    let pieces = memdevs.iter().map(|memdev| Bytes(memdev.size)).filter(|&piece| piece <= whole);
+    Ok(pieces.max().unwrap_or(whole))
+}
+
+/// Whose socket it is, the kernel says of who called listen(): that may be one who only handed it to QEMU, as libvirt does.
+async fn check_vmm(pid: u32, memory: Bytes) -> Result<(), Failure> {
+    if maps_memory(pid, memory).await != Some(false) {
+        return Ok(());
+    }
+    let comm = process::comm(pid).unwrap_or_else(|| "?".into());
+    Err(Failure::bad(format!(
+        "qmp: process {pid} ({comm}) made this socket and does not have its guest's memory ({memory}): name one that QEMU made \
+         itself (-qmp unix:PATH,server=on,wait=off)"
+    )))
 }
 
 /// The size that a VMM says its guest has: one that a VM can have, or sums of sizes overflow.

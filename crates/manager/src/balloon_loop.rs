@@ -3,7 +3,7 @@
 //! this task.
 //!
 //! While there is memory in plenty and the balloon is empty and asked for nothing, that is done less often
-//! (`pace`). Whoever asks for something stirs it ([`Vm::stir`]), and it turns at once.
+//! (`pace`). Whoever asks for something stirs it ([`Vm::stir`]), and it turns as soon as a brisk pace allows.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ use ballast_units::{Bytes, Pages};
 use crate::hotplug_loop::{self, Look};
 use crate::lifecycle::LARGEST;
 use crate::manager::Manager;
-use crate::pace::Pace;
+use crate::pace::{BRISK, Pace};
 use crate::sync::lock;
 use crate::tools::Meter;
 use crate::vm::Vm;
@@ -28,21 +28,28 @@ pub async fn run(manager: &Manager, vm: &Vm, monitor: &Monitor) -> Option<Arc<st
     let mut meter = Meter::new(manager.config().tools.order);
     let mut pace = Pace::default();
     let mut unplug = None;
-    let mut next = manager.started.elapsed();
+    let mut begun = manager.started.elapsed();
+    let mut next = begun;
     loop {
         tokio::select! {
             _ = vm.process.exited() => return None,
             why = monitor.qmp().closed() => return Some(why),
             () = tokio::time::sleep_until((manager.started + next).into()) => {}
-            () = vm.stirred(), if pace.is_calm() => {}
+            () = stirred(vm, (manager.started + begun + BRISK).into()), if pace.is_calm() => {}
         }
-        let begun = manager.started.elapsed();
+        begun = manager.started.elapsed();
         let still = step(manager, vm, monitor, &mut unplug).await;
         meter.turn(manager, vm, monitor).await;
         pace.note(still);
         // QEMU may have taken long to answer.
         next = pace.next(begun, vm.id.0).max(manager.started.elapsed());
     }
+}
+
+/// Returns once it was stirred, no sooner than `soonest`: a VMM may stir it without end.
+async fn stirred(vm: &Vm, soonest: tokio::time::Instant) {
+    tokio::time::sleep_until(soonest).await;
+    vm.stirred().await;
 }
 
 /// One turn. Answers whether all is as it was, and nothing is asked of it.
@@ -208,4 +215,26 @@ fn note(
     }
     let empty = reported.is_none_or(Pages::is_zero) && balloon.commanded.is_zero();
     same && empty && balloon.goal.is_zero() && !output.short && output.command.is_none()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vm::{Asked, VmParams};
+    use tokio::time::Instant;
+
+    #[tokio::test]
+    async fn a_stir_is_obeyed_no_sooner_than_the_pace_allows_and_not_lost_until_then() {
+        let size = Pages(4);
+        let params = VmParams::resolve(&[], "a", size.into(), Asked::default()).unwrap();
+        let vm = Vm::of_tests("a", std::env::temp_dir(), size, params);
+        vm.stir();
+        let hour = Duration::from_secs(3600);
+        tokio::select! {
+            biased;
+            () = stirred(&vm, Instant::now() + hour) => panic!("it turns at once"),
+            () = tokio::task::yield_now() => {}
+        }
+        tokio::time::timeout(hour, stirred(&vm, Instant::now())).await.unwrap();
+    }
 }

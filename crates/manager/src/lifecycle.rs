@@ -168,6 +168,8 @@ impl Manager {
         let wait = spec.wait_s.map_or(self.config().start_wait, Duration::from_secs_f64);
         let wait = (!again).then_some(wait);
         let promise = Promise::of(params.min, size, overhead + vmm_memory);
+        // One that rebooted may have been promised less than its min.
+        let promise = lock(&self.starting).get(&spec.name).map_or(promise, |pledge| pledge.promise);
         self.wait_for_room(&spec.name, (size, &params), promise, wait).await?;
         // Until the pager has it, the overhead is ours to give back.
         let started = self.start_vmm(&spec, &accel, size, params.clone(), overhead).await;
@@ -184,7 +186,7 @@ impl Manager {
             Err(reason) => {
                 // Its whole process is booked, this included.
                 self.host.ledger.release(vmm_memory);
-                self.book_unpaged(&spec, &vmm, overhead, &reason).await?;
+                self.book_unpaged(&spec, &vmm, overhead, (&reason, again)).await?;
                 (Management { mode: Mode::BalloonOnly, reason: Some(reason) }, None)
             }
         };
@@ -216,20 +218,25 @@ impl Manager {
         Ok(vm)
     }
 
-    /// Reserves all memory of a VM that cannot be paged, for that `reason`. Where that cannot be, the VM is ended.
+    /// Promises and reserves all memory of a VM that cannot be paged, for that `reason`. Where that cannot be, the VM is
+    /// ended. What was promised to one that is started `again` is.
     async fn book_unpaged(
         self: &Arc<Self>,
         spec: &VmSpec,
         vmm: &Vmm,
         overhead: Pages,
-        reason: &str,
+        (reason, again): (&str, bool),
     ) -> Result<(), Failure> {
+        let all = Bytes(spec.max).pages();
         // Nothing but the balloon would keep it within less than its whole size, and nothing from what is
         // not plugged.
         let room = if spec.hotplug > 0 {
             Err(Failure::internal("it was to have memory to plug"))
         } else {
-            self.make_room(Bytes(spec.max).pages(), ROOM).await
+            match if again { Ok(()) } else { self.promise_all(&spec.name, all) } {
+                Ok(()) => self.make_room(all, "all that it may have", ROOM).await,
+                refused => refused,
+            }
         };
         let Err(e) = room else { return Ok(()) };
         let _ = vmm.process.kill();
@@ -291,20 +298,24 @@ impl Manager {
     }
 
     /// Reserves memory of a VMM that is there already, waiting for the policy to make room if it must.
-    async fn make_room(&self, overhead: Pages, within: Duration) -> Result<(), Failure> {
+    async fn make_room(&self, need: Pages, what: &str, within: Duration) -> Result<(), Failure> {
         let deadline = tokio::time::Instant::now() + within;
-        while !self.host.ledger.try_reserve(overhead) {
+        let mut told = false;
+        while !self.host.ledger.try_reserve(need) {
             if tokio::time::Instant::now() > deadline {
                 return Err(Failure::new(
                     ErrorCode::NoRoom,
                     format!(
-                        "no {overhead} of overhead memory became free within {} s ({} free)",
+                        "no room for {what}, {need}, within {} s ({} free)",
                         within.as_secs(),
                         self.host.ledger.free()
                     ),
                 ));
             }
-            self.kick.ring("a VM waits for room");
+            // The policy looks by itself once a second.
+            if !std::mem::replace(&mut told, true) {
+                self.kick.ring("a VM waits for room");
+            }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         Ok(())
@@ -544,7 +555,9 @@ impl Manager {
                 let process = ProcessHandle::open(peer.pid).map_err(|e| e.to_string())?;
                 self.fresh_folder(&name).await.map_err(|e| e.to_string())?;
                 let room = ANSWER.saturating_sub(since.elapsed()).min(ROOM);
-                self.make_room(overhead, room).await.map_err(|e| e.to_string())?;
+                self.make_room(overhead, "overhead memory", room)
+                    .await
+                    .map_err(|e| e.to_string())?;
                 Ok::<_, String>(process)
             };
             let process = made.await.inspect_err(|_| self.promise_settled(&name))?;

@@ -394,9 +394,13 @@ fn check_parts(
             return Err("two parts of its RAM are the same file".into());
         }
         seen.push(id);
-        // Between the mapping of the first part and that of the last, nobody waits for a pager.
-        if hello.parts.len() > 1 && !hello.reconnect && stat.st_blocks > 0 {
-            return Err("a part of its RAM was used before all were there".into());
+        // What it holds would meet no fault, and be in no books. Between the mapping of the first part and that of the last,
+        // nobody waits for a pager.
+        if !hello.reconnect && stat.st_blocks > 0 {
+            return Err(match hello.parts.len() {
+                1 => "its RAM file holds something already".into(),
+                _ => "a part of its RAM was used before all were there".into(),
+            });
         }
         check_evictable(hello, ram_file, peer)?;
     }

@@ -484,8 +484,7 @@ impl Vm {
             "STOP" => self.heard(RunState::Paused),
             "RESUME" => self.heard(RunState::Running),
             "SHUTDOWN"
-                if event.data["reason"] == "guest-reset"
-                    || event.data["reason"] == "guest-panic" =>
+                if matches!(event.reason.as_deref(), Some("guest-reset" | "guest-panic")) =>
             {
                 self.rebooting.store(true, Ordering::Relaxed);
             }
@@ -493,7 +492,7 @@ impl Vm {
         }
     }
 
-    /// Something is asked of its balloon, or the host has less memory: its loop is to turn now.
+    /// Something is asked of its balloon, or the host has less memory: its loop is to turn soon.
     pub fn stir(&self) {
         self.stir.notify_one();
     }

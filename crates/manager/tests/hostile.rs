@@ -83,6 +83,8 @@ fn other_descriptors_are_refused(socket: &Path, ram: &OwnedFd) {
     let open = |path: &str, flags| rustix::fs::open(path, flags, Mode::empty()).unwrap();
     let on_disk = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     on_disk.as_file().set_len(RAM).unwrap();
+    let written = memfd(RAM);
+    assert_eq!(rustix::io::write(&written, &[1]), Ok(1));
     let (pipe, _end) = rustix::pipe::pipe().unwrap();
     let (stream, _other) = Connection::pair().unwrap();
     let read_only =
@@ -95,6 +97,7 @@ fn other_descriptors_are_refused(socket: &Path, ram: &OwnedFd) {
         (stream.into(), "nor a userfaultfd: socket:"),
         (memfd(0), "has only"),
         (memfd(RAM - 1), "has only"),
+        (written, "holds something already"),
         (read_only, "not open for writing"),
         (on_disk.reopen().unwrap().into(), "neither memory (a memfd, a file on a tmpfs)"),
         (sealed(SealFlags::WRITE | SealFlags::SEAL), "sealed against writing"),

@@ -14,9 +14,9 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use ballast_api::{AttachSpec, BalloonHealth, Mode, RunState, VmChange};
+use ballast_api::{AttachSpec, BalloonHealth, ErrorCode, Mode, RunState, VmChange};
 use serde_json::{Value, json};
-use support::{Ballastd, MIB, wait};
+use support::{Ballastd, MIB, refused_as, wait};
 
 /// Of its guest, all in use.
 const SIZE: u64 = 64 * MIB;
@@ -419,6 +419,45 @@ async fn who_listens_in_the_place_of_a_vmm_is_asked_for_nothing() {
     is_missing(&ballastd).await;
     vmm.come(second);
     vmm.is_led(&ballastd, asked).await;
+}
+
+/// As libvirt makes the socket of its QEMU's first monitor: the kernel names who made it.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_made_a_socket_and_has_no_guest_is_not_attached_to() {
+    let ballastd = Ballastd::start(&["--budget", "256M"]);
+    let socket = ballastd.root.join("handed.qmp");
+    let vmm = Vmm {
+        socket: Some(socket.clone()),
+        client: None,
+        all: SIZE,
+        actual: SIZE,
+        wanted: SIZE,
+        pace: u64::MAX,
+        told: None,
+        running: true,
+        deaf: false,
+    };
+    // Here, where nobody has memory of that size.
+    std::thread::spawn(move || serve(&Mutex::new(vmm)));
+    wait("it listens", || socket.exists().then_some(()));
+    let spec = |name: &str| AttachSpec {
+        name: name.into(),
+        qmp: socket.clone(),
+        min: 0,
+        shares: None,
+        tax: None,
+        pool: None,
+    };
+    let client = &ballastd.client;
+    let why = format!("process {} ", std::process::id());
+    refused_as(client.attach(&spec("handed")).await, ErrorCode::BadRequest, &why);
+    let why = "made this socket and does not have its guest's memory (64 MiB)";
+    refused_as(client.attach(&spec("handed")).await, ErrorCode::BadRequest, why);
+    assert!(ballastd.is_gone("handed").await && !ballastd.folder("handed").exists());
+    // Nor where its VMM has come by itself.
+    let known = Stranger::attached(&ballastd, &[]).await;
+    let why = format!("'vm' runs already, as {}; {} made", known.child.id(), std::process::id());
+    refused_as(client.attach(&spec("vm")).await, ErrorCode::Conflict, &why);
 }
 
 /// QEMU's balloon takes from DIMMs, too, and tells its size as what that leaves of both.

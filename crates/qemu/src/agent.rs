@@ -16,7 +16,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 
 pub use pressure::MemoryPressure;
 
@@ -26,7 +26,7 @@ pub const AGENT_PORT: &str = "org.qemu.guest_agent.0";
 const MOST: usize = 4096;
 /// The longest line accepted: the file in base 64, and what is around it.
 const MAX_LINE: usize = 2 * MOST;
-/// Bytes that may come before the answer to a synchronisation: what is left of another's answers.
+/// Bytes that may come before the answer to a synchronisation, whatever they are: what is left of another's answers.
 const MAX_STALE: usize = 1 << 20;
 const FILE: &str = "/proc/pressure/memory";
 
@@ -43,6 +43,9 @@ pub enum AgentError {
     Refused { command: &'static str, why: String },
     #[error("its guest agent's answer to {command} is none: {answer}")]
     Unexpected { command: &'static str, answer: String },
+    /// Who sends, and nothing that can be used, may go on without end.
+    #[error("{source}; of {bytes} bytes that came, none were an answer")]
+    Noise { bytes: usize, source: Box<AgentError> },
 }
 
 impl AgentError {
@@ -59,24 +62,29 @@ pub struct GuestAgent {
     stream: UnixStream,
     /// What has been read and is not yet a whole line.
     input: Vec<u8>,
+    /// Bytes that have been read.
+    read: usize,
 }
 
 impl GuestAgent {
     /// Connects, and waits until the agent answers.
     ///
     /// # Errors
-    /// No socket, or no agent, within the deadline.
+    /// No socket, or no agent, within the deadline. [`AgentError::Noise`], however it failed, where anything came.
     pub async fn connect(socket: &Path, deadline: Duration) -> Result<GuestAgent, AgentError> {
-        let dial = async {
-            let stream = UnixStream::connect(socket)
-                .await
-                .map_err(|source| AgentError::Socket { socket: socket.to_owned(), source })?;
-            let mut agent =
-                GuestAgent { socket: socket.to_owned(), stream, input: Vec::with_capacity(1024) };
-            agent.synchronise().await?;
-            Ok(agent)
-        };
-        timeout(deadline, dial).await.map_err(|_| AgentError::Deadline(deadline))?
+        let end = Instant::now() + deadline;
+        let late = |_| AgentError::Deadline(deadline);
+        let stream = timeout_at(end, UnixStream::connect(socket))
+            .await
+            .map_err(late)?
+            .map_err(|source| AgentError::Socket { socket: socket.to_owned(), source })?;
+        let input = Vec::with_capacity(1024);
+        let mut agent = GuestAgent { socket: socket.to_owned(), stream, input, read: 0 };
+        match timeout_at(end, agent.synchronise()).await.map_err(late).flatten() {
+            Ok(()) => Ok(agent),
+            Err(e) if agent.read == 0 => Err(e),
+            Err(e) => Err(AgentError::Noise { bytes: agent.read, source: Box::new(e) }),
+        }
     }
 
     /// The guest's memory pressure now. Opens, reads and closes one file in the guest.
@@ -127,24 +135,26 @@ impl GuestAgent {
         request.extend_from_slice(sync.to_string().as_bytes());
         request.push(b'\n');
         self.send(&request).await?;
-        let mut stale = 0;
         loop {
             // To the delimiter.
             while let Some(at) = self.input.iter().position(|&b| b == 0xff) {
                 self.input.drain(..=at);
-                if let Ok(answered) = answer(COMMAND, &self.line(COMMAND).await?)
-                    && answered.as_u64() == Some(u64::from(id))
-                {
+                let line = self.line(COMMAND).await?;
+                if answer(COMMAND, &line).is_ok_and(|told| told.as_u64() == Some(u64::from(id))) {
                     return Ok(());
                 }
+                self.bear_stale(COMMAND, &line)?;
             }
-            stale += self.input.len();
-            if stale > MAX_STALE {
-                return Err(unexpected(COMMAND, &self.input));
-            }
-            self.input.clear();
+            let stale = std::mem::take(&mut self.input);
+            self.bear_stale(COMMAND, &stale)?;
             self.more().await?;
         }
+    }
+
+    /// Whether more can be thrown away: all that was read before counts, delimited or not. `last`: to be shown.
+    fn bear_stale(&self, command: &'static str, last: &[u8]) -> Result<(), AgentError> {
+        let thrown_away = self.read - self.input.len();
+        if thrown_away > MAX_STALE { Err(unexpected(command, last)) } else { Ok(()) }
     }
 
     async fn line(&mut self, command: &'static str) -> Result<Vec<u8>, AgentError> {
@@ -166,6 +176,7 @@ impl GuestAgent {
         match self.stream.read(&mut chunk).await {
             Ok(0) => Err(self.failed(io::ErrorKind::UnexpectedEof.into())),
             Ok(n) => {
+                self.read += n;
                 self.input.extend_from_slice(&chunk[..n]);
                 Ok(())
             }

@@ -178,7 +178,9 @@ impl Args {
             AccelChoice::Kvm => {
                 self.pair("-accel", "kvm");
                 if !has(spec, "cpu") {
-                    self.pair("-cpu", "host");
+                    // KVM keeps pages of a guest that runs guests itself by physical address, and does not notice when
+                    // they are moved.
+                    self.pair("-cpu", "host,vmx=off,svm=off");
                 }
             }
             // A small translation buffer: 30 MiB less of QEMU's own memory per VM.
@@ -376,7 +378,7 @@ mod tests {
         assert_eq!(value(&launch, "-append"), Some("console=ttyS0 panic=-1 no_timer_check"));
         let launch = command(&spec(), &AccelChoice::Kvm, &paths());
         assert_eq!(value(&launch, "-accel"), Some("kvm"));
-        assert_eq!(value(&launch, "-cpu"), Some("host"));
+        assert_eq!(value(&launch, "-cpu"), Some("host,vmx=off,svm=off"), "no guests of its own");
         assert_eq!(value(&launch, "-append"), Some("console=ttyS0 panic=-1"));
     }
 
@@ -391,6 +393,8 @@ mod tests {
         let extra = vec!["--cpu".into(), "max".into(), "-sandbox".into(), "off".into()];
         let launch = command(&VmSpec { extra, ..spec() }, &AccelChoice::Kvm, &paths());
         assert_eq!(value(&launch, "-cpu"), None);
+        assert!(launch.args.windows(2).any(|args| args == ["--cpu", "max"]));
+        assert!(!launch.args.iter().any(|arg| arg == "host,vmx=off,svm=off"));
         assert_eq!(value(&launch, "-sandbox"), Some("off"));
         assert_eq!(launch.args.last().unwrap(), "off");
     }

@@ -5,11 +5,13 @@ mod census;
 mod scan;
 
 use std::collections::BTreeSet;
+use std::io;
 use std::os::fd::AsFd;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use ballast_units::{Bytes, HostAddr, PAGE_SIZE};
+use rustix::io::Errno;
 use tokio::time::timeout;
 
 use crate::monitor::{Device, Memdev};
@@ -34,7 +36,7 @@ pub enum Verdict {
     BalloonOnly(String),
     /// What the guest gives up would not come back either, or there is no balloon.
     Unmanaged(String),
-    /// It could not be found out: somebody did not answer in time. What was known before may be so still.
+    /// It could not be found out: somebody did not answer in time, or the look failed. What was known before may be so still.
     Unknown(String),
 }
 
@@ -56,7 +58,7 @@ impl RamMapping {
     ///
     /// # Errors
     /// Of fstat.
-    pub fn of_file(fd: impl AsFd, addr: HostAddr, len: Bytes) -> std::io::Result<RamMapping> {
+    pub fn of_file(fd: impl AsFd, addr: HostAddr, len: Bytes) -> io::Result<RamMapping> {
         let stat = rustix::fs::fstat(fd)?;
         let device = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
         Ok(RamMapping { device, inode: stat.st_ino, addr, len })
@@ -103,7 +105,7 @@ pub struct Facts {
     /// Files of the process by which commands are passed through, whose transfers reach guest memory past the
     /// pager: "/dev/sg3".
     pub passing_files: Vec<String>,
-    /// Files of the process by which devices pin memory: "/dev/vfio/12".
+    /// Files of the process by which devices, or KVM, pin memory: "/dev/vfio/12".
     pub pinning_files: Vec<String>,
     /// Files it has open with O_DIRECT: what a disk reads there lands in guest pages by DMA.
     pub direct_files: Vec<String>,
@@ -145,6 +147,12 @@ fn nothing_comes_back(facts: &Facts) -> Option<String> {
         return Some(format!(
             "device {} ({}) pins guest memory: remove it",
             device.path, device.kind
+        ));
+    }
+    if let Some(file) = facts.pinning_files.iter().find(|file| scan::is_confidential(file)) {
+        return Some(format!(
+            "{file} is open, so the guest is a confidential one, whose memory KVM pins: start it without \
+             -machine confidential-guest-support"
         ));
     }
     if let Some(file) = facts.pinning_files.first() {
@@ -290,13 +298,8 @@ pub async fn inspect_since(
             facts.holders = found.holders;
             decide(&facts)
         }
-        Ok(Ok(Err(error))) if error.kind() == std::io::ErrorKind::TimedOut => {
-            Verdict::Unknown(format!("process {pid} could not be inspected: {error}"))
-        }
-        Ok(Ok(Err(error))) => {
-            Verdict::Unmanaged(format!("process {pid} cannot be inspected: {error}"))
-        }
-        Ok(Err(_)) => Verdict::Unmanaged(format!("the inspection of process {pid} was ended")),
+        Ok(Ok(Err(error))) => failed(pid, &error),
+        Ok(Err(_)) => Verdict::Unknown(format!("the inspection of process {pid} was ended")),
         Err(_) => {
             let limit = PROC_DEADLINE.as_secs();
             Verdict::Unknown(format!("process {pid} could not be inspected within {limit} s"))
@@ -304,13 +307,37 @@ pub async fn inspect_since(
     }
 }
 
+/// What follows from an inspection that failed. A process that is gone, or not ours to see, stays so; what else failed (no
+/// descriptor was left, say) tells nothing of the VMM.
+fn failed(pid: u32, error: &io::Error) -> Verdict {
+    match Errno::from_io_error(error) {
+        Some(Errno::NOENT | Errno::SRCH | Errno::ACCESS | Errno::PERM) => {
+            Verdict::Unmanaged(format!("process {pid} cannot be inspected: {error}"))
+        }
+        _ => Verdict::Unknown(format!("process {pid} could not be inspected: {error}")),
+    }
+}
+
 /// Whether a VMM's balloon lets its guest count on zeros; see [`crate::reports`]. None: its command line cannot be read, or
 /// not in time.
 pub async fn counts_on_zeros(pid: u32) -> Option<bool> {
+    read_in_time(pid, move || reports::counts_on_zeros(pid)).await
+}
+
+/// Whether a process maps memory of that size to write to, as a VMM does its guest's. None: its mappings cannot be read,
+/// or not in time.
+pub async fn maps_memory(pid: u32, size: Bytes) -> Option<bool> {
+    read_in_time(pid, move || scan::maps_memory(pid, size)).await
+}
+
+async fn read_in_time<T: Send + 'static>(
+    pid: u32,
+    read: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> Option<T> {
     let alone = timeout(PROC_DEADLINE, Reading::begin(pid)).await.ok()?;
     let reading = tokio::task::spawn_blocking(move || {
         let _alone = alone;
-        reports::counts_on_zeros(pid)
+        read()
     });
     timeout(PROC_DEADLINE, reading).await.ok()?.ok()?.ok()
 }

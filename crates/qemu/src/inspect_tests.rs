@@ -149,11 +149,41 @@ fn files_that_pin_are_told_from_others() {
         "/dev/vhost-vdpa-0",
         "anon_inode:[vfio-device]",
         "/dev/iommu",
+        "/dev/sev",
+        "anon_inode:[kvm-gmem]",
     ] {
         assert!(scan::pins(name), "{name}");
     }
     for name in ["", "/dev/kvm", "/dev/vhost-net", "anon_inode:[eventfd]", "/tmp/dev/vfio/1"] {
         assert!(!scan::pins(name), "{name}");
+    }
+    for name in ["/dev/sev-guest", "/tmp/dev/sev", "anon_inode:kvm-vm", "anon_inode:kvm-vcpu:0"] {
+        assert!(!scan::pins(name), "{name}");
+    }
+}
+
+#[test]
+fn a_confidential_guest_is_not_managed_and_the_reason_says_so() {
+    for file in ["/dev/sev", "anon_inode:[kvm-gmem]"] {
+        let facts = Facts { pinning_files: vec![file.into()], ..good() };
+        unmanaged(facts, &format!("{file} is open, so the guest is a confidential one"));
+    }
+}
+
+#[test]
+fn an_inspection_that_fails_finds_nothing_but_what_is_gone_or_forbidden() {
+    for errno in [Errno::SRCH, Errno::NOENT, Errno::ACCESS, Errno::PERM] {
+        let verdict = failed(7, &errno.into());
+        assert!(
+            matches!(&verdict, Verdict::Unmanaged(why) if why.contains("process 7")),
+            "{errno}"
+        );
+    }
+    let late = io::Error::from(io::ErrorKind::TimedOut);
+    let lacks = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::INTR, Errno::IO];
+    for error in lacks.map(io::Error::from).into_iter().chain([late]) {
+        let verdict = failed(7, &error);
+        assert!(matches!(&verdict, Verdict::Unknown(why) if why.contains("process 7")), "{error}");
     }
 }
 

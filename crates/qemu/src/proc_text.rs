@@ -1,6 +1,8 @@
 //! The texts of /proc, read tolerantly: a line that is not understood is as if it were not there.
 //! (maps: `ballast_uffd::procmap`.)
 
+use std::str::FromStr;
+
 use ballast_api::record::stat_fields;
 use ballast_units::Bytes;
 
@@ -13,6 +15,13 @@ pub fn kilobytes(line: &str, key: &str) -> Option<Bytes> {
 /// The value of `key` in /proc/PID/status or /proc/meminfo; None if it has none.
 pub fn status_field(status: &str, key: &str) -> Option<Bytes> {
     status.lines().find_map(|line| kilobytes(line, key))
+}
+
+/// The first number of `key` in /proc/PID/status; None if it has none.
+pub fn status_number<T: FromStr>(status: &str, key: &str) -> Option<T> {
+    let mut lines = status.lines();
+    let value = lines.find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
+    value.split_ascii_whitespace().next()?.parse().ok()
 }
 
 /// What /proc/PID/stat, or that of one task, tells here.
@@ -76,6 +85,17 @@ mod tests {
             assert_eq!(status_field(status, key), None, "{key}");
         }
         assert_eq!(status_field("", "VmLck"), None);
+    }
+
+    #[test]
+    fn the_first_number_of_a_line_is_told() {
+        let status =
+            "Name:\tUid:\nUid:\t1000\t0\t0\t0\nFDSize:\t64\nThreads:\tx\nBig:\t4294967296\n";
+        assert_eq!(status_number(status, "Uid"), Some(1000_u32));
+        assert_eq!(status_number(status, "FDSize"), Some(64_u64));
+        for key in ["Threads", "Big", "FD", "Absent", "Name", ""] {
+            assert_eq!(status_number::<u32>(status, key), None, "{key}");
+        }
     }
 
     #[test]

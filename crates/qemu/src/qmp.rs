@@ -2,10 +2,12 @@
 //!
 //! One task owns the connection. It never has more than [`WINDOW`] commands at QEMU, so a QEMU
 //! that is frozen in a page fault finds no more than these to carry out when it thaws; a command
-//! whose caller gave up before it was sent is not sent at all. docs/adr/0003-qmp-client.md says why
+//! whose caller gave up before it was sent is not sent at all. One that talks without end is hung up on. docs/adr/0003-qmp-client.md says why
 //! this is not the `qapi` crate.
 
 mod connection;
+mod flood;
+mod message;
 
 use std::convert::Infallible;
 use std::io;
@@ -58,8 +60,8 @@ pub enum QmpError {
 pub struct QmpEvent {
     /// "SHUTDOWN", "BALLOON_CHANGE", or one that this version of Ballast does not know.
     pub name: String,
-    /// Null if the event carries none.
-    pub data: Value,
+    /// Of its data, all that anybody reads: why QEMU shuts down.
+    pub reason: Option<String>,
 }
 
 /// A connection to one QEMU. Cheap to clone; closed when the last clone is dropped.

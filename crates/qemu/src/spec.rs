@@ -150,6 +150,7 @@ fn refused_option(option: &str) -> Option<&'static str> {
         "incoming" => "a VM cannot be received by migration",
         "daemonize" => "the manager must see the process it started, and a fork loses its pages",
         "readconfig" => "a configuration file could change guest memory unseen",
+        "chroot" => CHROOT,
         "no-shutdown" | "action" => "a guest that ends must end its VMM, or its memory stays",
         _ => return None,
     })
@@ -164,6 +165,9 @@ fn refused_value(option: &str, value: &str) -> Option<&'static str> {
             "vhost-vdpa" => Some(PINNED),
             _ => None,
         },
+        "run-with" if value.split(',').any(|o| o.trim().split('=').next() == Some("chroot")) => {
+            Some(CHROOT)
+        }
         "overcommit" | "realtime"
             if value.replace(' ', "").split(',').any(|o| {
                 matches!(
@@ -181,13 +185,19 @@ fn refused_value(option: &str, value: &str) -> Option<&'static str> {
     }
 }
 
+const CHROOT: &str = "in it the next ballastd would not be found, and the guest would stand still";
 const SECOND_PROCESS: &str =
     "a second process would map guest memory and read reclaimed pages as zeros";
 const PINNED: &str = "the device pins guest memory, which then cannot be reclaimed";
 
 fn refused_object(kind: &str) -> Option<&'static str> {
-    kind.starts_with("memory-backend")
-        .then_some("Ballast supplies guest memory: one shared memfd, neither private nor hugetlb")
+    if kind.starts_with("memory-backend") {
+        Some("Ballast supplies guest memory: one shared memfd, neither private nor hugetlb")
+    } else if kind.starts_with("sev-") || kind.starts_with("tdx-") {
+        Some("KVM pins the memory of a confidential guest, which then cannot be reclaimed")
+    } else {
+        None
+    }
 }
 
 /// Why a device of this QOM type rules out paging.

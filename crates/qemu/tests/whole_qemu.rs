@@ -64,7 +64,7 @@ async fn a_vm_starts_answers_and_quits() {
     assert_eq!(vm.vmm.process.exited().await, Exit::Code(0));
     let shutdown = events.recv().await.unwrap();
     assert_eq!(shutdown.name, "SHUTDOWN");
-    assert_eq!(shutdown.data["reason"], "host-qmp-quit");
+    assert_eq!(shutdown.reason.as_deref(), Some("host-qmp-quit"));
     let error = monitor.query_status().await.unwrap_err();
     assert!(matches!(error, QmpError::Closed { .. }), "{error}");
     assert_eq!(process::rss_anon(vm.vmm.pid), None);
@@ -253,7 +253,7 @@ async fn a_guest_that_panics_ends_its_vmm() {
     let mut reason = None;
     while let Ok(event) = events.recv().await {
         if event.name == "SHUTDOWN" {
-            reason = event.data["reason"].as_str().map(str::to_owned);
+            reason = event.reason;
             break;
         }
     }

@@ -130,11 +130,22 @@ async fn a_guest_that_lies_gets_no_further_than_an_error() {
 
 #[tokio::test]
 async fn what_comes_before_the_delimiter_is_bounded() {
-    let (_dir, socket) = agent(|_| vec![b'x'; 2 * MAX_STALE]);
-    let error = GuestAgent::connect(&socket, PATIENT).await.unwrap_err();
-    assert!(matches!(error, AgentError::Unexpected { .. }), "{error}");
+    // Delimited or not.
+    for noise in [&b"xxxx"[..], b"\xff\n", b"\xff{\"return\": 1}\n"] {
+        let (_dir, socket) = agent(move |_| noise.repeat(2 * MAX_STALE / noise.len()));
+        let error = GuestAgent::connect(&socket, PATIENT).await.unwrap_err();
+        let AgentError::Noise { bytes, source } = &error else { panic!("{error}") };
+        assert!(matches!(**source, AgentError::Unexpected { .. }), "{error}");
+        assert!((MAX_STALE..MAX_STALE + 3 * MAX_LINE).contains(bytes), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn who_says_something_and_no_answer_is_told_from_who_says_nothing() {
     // An answer to another's synchronisation is none.
     let (_dir, socket) = agent(|_| b"\xff{\"return\": 1}\n".to_vec());
     let error = GuestAgent::connect(&socket, SOON).await.unwrap_err();
-    assert!(matches!(error, AgentError::Deadline(_)), "{error}");
+    let AgentError::Noise { bytes: 15, source } = &error else { panic!("{error}") };
+    assert!(matches!(**source, AgentError::Deadline(_)), "{error}");
+    assert!(error.to_string().contains("of 15 bytes that came"), "{error}");
 }

@@ -13,7 +13,7 @@ use ballast_uffd::procmap;
 use ballast_units::Bytes;
 use rustix::fs::makedev;
 
-use super::scan::identity;
+use super::scan::{identity, if_there};
 use crate::{proc_text, process};
 
 /// Device, major and minor, and inode.
@@ -25,10 +25,31 @@ pub(super) struct Census {
 }
 
 struct Files {
-    pid: u32,
+    process: Process,
     mapped: Mapped,
     open: HashSet<FileId>,
+    /// Not all of its descriptors were looked at.
+    cut: bool,
 }
+
+/// A process that is to be looked at.
+#[derive(Clone, Copy)]
+struct Process {
+    pid: u32,
+    /// Its real one: who started it, also where it is setuid, or not dumpable (root owns its /proc/PID then).
+    user: u32,
+    /// Room for so many descriptors: no fewer than it has.
+    slots: u64,
+}
+
+const ROOT: u32 = 0;
+/// Descriptors that a look goes over, of all processes that are not root's, those with the fewest first: a second's worth.
+/// Without a limit, any user could make it too long for VMs ever to be found fit.
+///
+/// Those of a VMM's own user are looked at all the same, for that VMM ([`Census::may_have`]). Lost is who has its RAM open as
+/// another user, among so many: it got that from the VMM or root, as vhost-user's do, which are known by their device; and
+/// once it maps it, it is seen at the next look, as whoever opens it between two.
+const MOST: u64 = 1 << 18;
 
 /// The files that a process has mapped.
 #[derive(Clone)]
@@ -139,53 +160,101 @@ impl Census {
         let pids = fs::read_dir("/proc")?
             .flatten()
             .filter_map(|entry| entry.file_name().to_str().and_then(|name| name.parse().ok()));
+        let processes = pids.filter_map(|pid| Process::of(pid).transpose());
+        Census::of(begun, processes.collect::<io::Result<_>>()?, MOST, last)
+    }
+
+    fn of(
+        begun: Instant,
+        mut processes: Vec<Process>,
+        most: u64,
+        last: Option<&Census>,
+    ) -> io::Result<Census> {
         let known: HashMap<u32, &Mapped> = last
             .iter()
             .flat_map(|last| &last.processes)
-            .map(|files| (files.pid, &files.mapped))
+            .map(|files| (files.process.pid, &files.mapped))
             .collect();
-        let files = |pid| Files::of(pid, known.get(&pid).copied());
-        Ok(Census { begun, processes: pids.map(files).collect() })
+        processes.sort_by_key(|process| process.slots);
+        let mut left = most;
+        let files = |process: Process| {
+            let mut unlimited = u64::MAX;
+            let left = if process.user == ROOT { &mut unlimited } else { &mut left };
+            Files::of(process, known.get(&process.pid).copied(), left)
+        };
+        let processes = processes.into_iter().map(files).collect::<io::Result<_>>()?;
+        Ok(Census { begun, processes })
     }
 
-    /// Processes that had the file, by the name it has in maps or by that which stat tells.
-    pub fn holders(&self, mapped: FileId, stat: FileId) -> impl Iterator<Item = u32> {
+    /// Processes that had the file, by the name it has in maps or by that which stat tells, and those of `user` that may
+    /// have had it among what was not looked at.
+    pub fn may_have(
+        &self,
+        mapped: FileId,
+        stat: FileId,
+        user: Option<u32>,
+    ) -> impl Iterator<Item = u32> {
         let ((major, minor), inode) = mapped;
         let mapped = (makedev(major, minor), inode);
-        self.processes
-            .iter()
-            .filter(move |files| files.mapped.files.contains(&mapped) || files.open.contains(&stat))
-            .map(|files| files.pid)
+        let has = move |files: &&Files| {
+            files.mapped.files.contains(&mapped)
+                || files.open.contains(&stat)
+                || (files.cut && Some(files.process.user) == user)
+        };
+        self.processes.iter().filter(has).map(|files| files.process.pid)
+    }
+}
+
+impl Process {
+    fn of(pid: u32) -> io::Result<Option<Process>> {
+        let Some(status) = if_there(fs::read(format!("/proc/{pid}/status")))? else {
+            return Ok(None);
+        };
+        let status = String::from_utf8_lossy(&status);
+        let user = proc_text::status_number(&status, "Uid").unwrap_or(u32::MAX);
+        let slots = proc_text::status_number(&status, "FDSize").unwrap_or(u64::MAX);
+        Ok(Some(Process { pid, user, slots }))
     }
 }
 
 impl Files {
-    /// A process that cannot be read is gone, or not ours to see.
-    fn of(pid: u32, known: Option<&Mapped>) -> Files {
-        let open = fs::read_dir(format!("/proc/{pid}/fd"))
-            .map(|fds| fds.flatten().filter_map(|entry| identity(&entry.path())).collect());
-        Files { pid, mapped: Mapped::of(pid, known), open: open.unwrap_or_default() }
+    /// Looks at no more than `left` descriptors, and takes them off.
+    fn of(process: Process, known: Option<&Mapped>, left: &mut u64) -> io::Result<Files> {
+        let (mut open, mut cut, mut fds) = (HashSet::new(), *left == 0, None);
+        // The kernel makes hundreds of entries ready for the first that is asked for.
+        if !cut {
+            fds = if_there(fs::read_dir(format!("/proc/{}/fd", process.pid)))?;
+        }
+        for entry in fds.into_iter().flatten().flatten() {
+            cut = *left == 0;
+            if cut {
+                break;
+            }
+            *left -= 1;
+            open.extend(identity(&entry.path()));
+        }
+        Ok(Files { process, mapped: Mapped::of(process.pid, known)?, open, cut })
     }
 }
 
 impl Mapped {
-    fn of(pid: u32, known: Option<&Mapped>) -> Mapped {
+    fn of(pid: u32, known: Option<&Mapped>) -> io::Result<Mapped> {
         // Before its mappings are: what it maps meanwhile makes it larger at the next look.
         let space = Space::of(pid);
         let still = |known: &&Mapped| {
             space.is_some() && known.space == space && known.read.elapsed() < TRUSTED
         };
         if let Some(known) = known.filter(still) {
-            return known.clone();
+            return Ok(known.clone());
         }
         let mut files = HashSet::new();
         let read = Instant::now();
-        let all = procmap::each_file(pid, |part| {
+        let all = if_there(procmap::each_file(pid, |part| {
             files.insert((part.dev, part.inode));
             true
-        });
+        }))?;
         // What was not read to its end is not known.
-        Mapped { files: Arc::new(files), read, space: space.filter(|_| all.is_ok()) }
+        Ok(Mapped { files: Arc::new(files), read, space: space.filter(|_| all.is_some()) })
     }
 }
 
@@ -201,7 +270,9 @@ impl Space {
 #[cfg(test)]
 mod tests {
     use std::fs::File;
+    use std::os::fd::AsRawFd;
     use std::os::unix::fs::MetadataExt;
+    use std::path::Path;
 
     use super::*;
 
@@ -264,12 +335,55 @@ mod tests {
         let asked = Instant::now();
         let census = begun_after(asked).unwrap();
         assert!(census.begun >= asked);
-        assert!(census.holders(id, id).any(|pid| pid == std::process::id()));
+        assert!(census.may_have(id, id, None).any(|pid| pid == std::process::id()));
         let again = begun_after(asked).unwrap();
         assert!(again.begun >= census.begun);
         drop(file);
         let later = begun_after(Instant::now()).unwrap();
-        assert!(!later.holders(id, id).any(|pid| pid == std::process::id()));
+        assert!(!later.may_have(id, id, None).any(|pid| pid == std::process::id()));
+    }
+
+    #[test]
+    fn who_has_many_descriptors_is_looked_at_last_and_in_full_for_his_own_vmms() {
+        const USER: u32 = 1000;
+        let flags = rustix::fs::MemfdFlags::CLOEXEC;
+        let file = File::from(rustix::fs::memfd_create("many", flags).unwrap());
+        let id = identity(Path::new(&format!("/proc/self/fd/{}", file.as_raw_fd())));
+        let id = id.unwrap();
+        // Not shown as mapped.
+        let nothing = ((0, 0), 0);
+        let own = Process { pid: std::process::id(), user: USER, slots: 1 << 20 };
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let few = Process { pid: child.id(), user: USER, slots: 64 };
+        let look = |processes: &[Process], most| {
+            Census::of(Instant::now(), processes.to_vec(), most, None).unwrap()
+        };
+        let has = |census: &Census, user| census.may_have(nothing, id, user).next();
+        let all = look(&[own, few], MOST);
+        assert!(all.processes.iter().all(|files| !files.cut && !files.open.is_empty()));
+        assert_eq!(has(&all, None), Some(own.pid));
+        // Enough for whoever has few.
+        let enough = fs::read_dir(format!("/proc/{}/fd", few.pid)).unwrap().count() as u64;
+        let cut = look(&[own, few], enough);
+        let order: Vec<_> = cut.processes.iter().map(|f| (f.process.pid, f.cut)).collect();
+        assert_eq!(order, [(few.pid, false), (own.pid, true)]);
+        assert!(!cut.processes[0].open.is_empty());
+        assert_eq!((has(&cut, None), has(&cut, Some(USER + 1))), (None, None));
+        assert_eq!(has(&cut, Some(USER)), Some(own.pid), "its own user's");
+        // Root's are not what others wait for.
+        let root = Process { user: ROOT, ..own };
+        assert_eq!(has(&look(&[root, few], enough), None), Some(own.pid));
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_process_has_no_more_descriptors_than_room_for_them() {
+        let own = Process::of(std::process::id()).unwrap().unwrap();
+        assert_eq!(own.user, rustix::process::getuid().as_raw());
+        let fds = fs::read_dir("/proc/self/fd").unwrap().count();
+        assert!(own.slots >= fds as u64 && own.slots < u64::MAX);
+        assert!(Process::of(u32::MAX).unwrap().is_none());
     }
 
     #[test]
@@ -288,7 +402,7 @@ mod tests {
         let known = |space, read| Mapped { files: told.clone(), read, space };
         let looked = Instant::now();
         let trusts = |known: &Mapped| {
-            let mapped = Mapped::of(child.id(), Some(known));
+            let mapped = Mapped::of(child.id(), Some(known)).unwrap();
             assert!(mapped.space == now && (!mapped.files.is_empty()));
             Arc::ptr_eq(&mapped.files, &told)
         };

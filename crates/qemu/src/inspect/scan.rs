@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use ballast_uffd::procmap::{self, Vma};
 use ballast_units::{Bytes, HostAddr, PAGE_SIZE};
 use rustix::fs::{AtFlags, CWD, StatxFlags, makedev, statfs, statx};
+use rustix::io::Errno;
 
 use super::{Holder, MappedRam, RamMapping, census};
 use crate::monitor::Device;
@@ -51,12 +52,20 @@ struct Identity {
     stat: ((u32, u32), u64),
 }
 
+/// A process, and its real user, as far as that is told.
+#[derive(Clone, Copy)]
+struct Owned {
+    pid: u32,
+    user: Option<u32>,
+}
+
 /// `since`: see [`inspect_since`](super::inspect_since).
 pub(super) fn process(pid: u32, wanted: &[Wanted], since: Instant) -> io::Result<Found> {
     let status = fs::read(format!("/proc/{pid}/status"))?;
     let status = String::from_utf8_lossy(&status);
     let field = |key| proc_text::status_field(&status, key).unwrap_or(Bytes::ZERO);
     let locked = Bytes(field("VmLck").0.saturating_add(field("VmPin").0));
+    let vmm = Owned { pid, user: proc_text::status_number(&status, "Uid") };
     let mut searches: Vec<Search> = wanted.iter().map(|&wanted| Search::new(wanted)).collect();
     for search in &mut searches {
         search.run(pid)?;
@@ -68,13 +77,13 @@ pub(super) fn process(pid: u32, wanted: &[Wanted], since: Instant) -> io::Result
         let part = vma.map(|vma| search.wanted.mapped_ram(pid, vma, search.whole));
         ram = if n == 0 { part } else { ram.zip(part).map(|(all, part)| both(all, part)) };
         if let Some(vma) = vma.filter(|vma| vma.shared && vma.inode != 0) {
-            others.extend(holders(pid, search.wanted.identity(vma), since)?);
+            others.extend(holders(vmm, search.wanted.identity(vma), since)?);
         }
     }
     Ok(Found {
         commanded: commanded(&fs::read(format!("/proc/{pid}/cmdline"))?),
-        passing_files: files(pid, |_, target| passes(target))?,
-        pinning_files: files(pid, |_, target| pins(target))?,
+        passing_files: files(pid, |_, target| Ok(passes(target)))?,
+        pinning_files: files(pid, |_, target| Ok(pins(target)))?,
         direct_files: files(pid, |fd, _| is_direct(pid, fd))?,
         locked,
         ram,
@@ -199,30 +208,49 @@ fn page_size(pid: u32, vma: &Vma) -> Bytes {
 }
 
 /// What the descriptors are that `wanted` picks by number and target.
-fn files(pid: u32, wanted: impl Fn(&str, &str) -> bool) -> io::Result<Vec<String>> {
+fn files(pid: u32, wanted: impl Fn(&str, &str) -> io::Result<bool>) -> io::Result<Vec<String>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))?.flatten() {
-        let Ok(target) = fs::read_link(entry.path()) else { continue };
+        let Some(target) = if_there(fs::read_link(entry.path()))? else { continue };
         let target = target.to_string_lossy();
-        if wanted(&entry.file_name().to_string_lossy(), &target) {
+        if wanted(&entry.file_name().to_string_lossy(), &target)? {
             found.push(target.into_owned());
         }
     }
     Ok(found)
 }
 
-/// A descriptor that vanished is nobody's.
-fn is_direct(pid: u32, fd: &str) -> bool {
-    fs::read_to_string(format!("/proc/{pid}/fdinfo/{fd}"))
-        .is_ok_and(|info| proc_text::open_flags(&info).is_some_and(|flags| flags & O_DIRECT != 0))
+fn is_direct(pid: u32, fd: &str) -> io::Result<bool> {
+    let info = if_there(fs::read_to_string(format!("/proc/{pid}/fdinfo/{fd}")))?;
+    let flags = info.and_then(|info| proc_text::open_flags(&info));
+    Ok(flags.is_some_and(|flags| flags & O_DIRECT != 0))
 }
 
-/// Whether a file of this name is one by which a device pins memory.
+/// What is gone, or not ours to see, is nobody's: None. What the manager itself lacks for a look is no finding.
+pub(super) fn if_there<T>(look: io::Result<T>) -> io::Result<Option<T>> {
+    match look {
+        Ok(found) => Ok(Some(found)),
+        Err(e) => match Errno::from_io_error(&e) {
+            Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM) => Err(e),
+            _ => Ok(None),
+        },
+    }
+}
+
+/// Whether a file of this name is one by which a device, or KVM, pins memory.
 pub(super) fn pins(target: &str) -> bool {
     // /dev/vfio/vfio is opened before any device is; the pins come with it.
     ["/dev/vfio/", "/dev/vhost-vdpa", "anon_inode:[vfio", "/dev/iommu", "/dev/udmabuf"]
         .iter()
         .any(|prefix| target.starts_with(prefix))
+        || is_confidential(target)
+}
+
+/// Whether a file of this name is one of a VMM whose guest's memory is encrypted, or none of its own: KVM pins it, and what
+/// is read there depends on where it lies.
+pub(super) fn is_confidential(target: &str) -> bool {
+    // The processor of SEV, which QEMU keeps open; guest_memfd, of SEV-SNP and TDX.
+    target == "/dev/sev" || target.starts_with("anon_inode:[kvm-gmem")
 }
 
 /// Whether a file of this name passes commands through to a device, which does DMA to guest pages then.
@@ -244,35 +272,114 @@ pub(super) fn commanded(text: &[u8]) -> Vec<Device> {
     spec::named_devices(&text.split('\0').collect::<Vec<_>>())
 }
 
-fn holders(vmm: u32, file: Identity, since: Instant) -> io::Result<Vec<Holder>> {
+fn holders(vmm: Owned, file: Identity, since: Instant) -> io::Result<Vec<Holder>> {
     let census = census::begun_after(since)?;
-    let seen = census.holders(file.mapped, file.stat);
-    let others: Vec<u32> = seen.filter(|&pid| pid != vmm && pid != std::process::id()).collect();
+    let seen = census.may_have(file.mapped, file.stat, vmm.user);
+    let others: Vec<u32> =
+        seen.filter(|&pid| pid != vmm.pid && pid != std::process::id()).collect();
     if others.is_empty() {
         return Ok(Vec::new());
     }
     std::thread::sleep(SECOND_LOOK);
-    Ok(others.into_iter().filter_map(|pid| holder(pid, file)).collect())
+    others.into_iter().filter_map(|pid| holder(pid, file).transpose()).collect()
 }
 
-/// Whether `pid` has the file. A process that cannot be read is gone, or not ours to see.
-fn holder(pid: u32, file: Identity) -> Option<Holder> {
+/// Whether `pid` has the file.
+fn holder(pid: u32, file: Identity) -> io::Result<Option<Holder>> {
     let mut maps = false;
     let ((major, minor), inode) = file.mapped;
     let mapped = (makedev(major, minor), inode);
-    let _ = procmap::each_file(pid, |part| {
+    if_there(procmap::each_file(pid, |part| {
         maps = (part.dev, part.inode) == mapped;
         !maps
-    });
-    let holds = maps || {
-        let fds = fs::read_dir(format!("/proc/{pid}/fd")).ok()?;
-        fds.flatten().any(|entry| identity(&entry.path()) == Some(file.stat))
-    };
-    holds.then(|| Holder { pid, comm: process::comm(pid).unwrap_or_else(|| "?".into()), maps })
+    }))?;
+    let holds = maps || has_open(pid, file.stat)?;
+    let comm = || process::comm(pid).unwrap_or_else(|| "?".into());
+    Ok(holds.then(|| Holder { pid, comm: comm(), maps }))
 }
 
+fn has_open(pid: u32, file: ((u32, u32), u64)) -> io::Result<bool> {
+    let fds = if_there(fs::read_dir(format!("/proc/{pid}/fd")))?;
+    Ok(fds.into_iter().flatten().flatten().any(|entry| identity(&entry.path()) == Some(file)))
+}
+
+/// The file behind a descriptor. An error is of its file system, which may be another user's: it fails no look.
 pub(super) fn identity(path: &Path) -> Option<((u32, u32), u64)> {
     // Without DONT_SYNC, one file on a dead network server would stop the scan.
     let stat = statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::INO).ok()?;
     Some(((stat.stx_dev_major, stat.stx_dev_minor), stat.stx_ino))
+}
+
+/// Whether a process has `size` of memory to write to, in one piece or in adjoining ones: of a guest's RAM, pages that it
+/// shares are mapped one by one.
+pub(super) fn maps_memory(pid: u32, size: Bytes) -> io::Result<bool> {
+    let (mut run, mut most) = (Run::NONE, Bytes::ZERO);
+    procmap::each(pid, |vma| {
+        most = most.max(run.add(&vma));
+        most < size
+    })?;
+    Ok(most >= size)
+}
+
+/// Mappings that can be written to and lie next to each other.
+struct Run {
+    len: u64,
+    end: HostAddr,
+}
+
+impl Run {
+    const NONE: Run = Run { len: 0, end: HostAddr(0) };
+
+    /// How long it is with the next one.
+    fn add(&mut self, vma: &Vma) -> Bytes {
+        let before = if vma.start == self.end { self.len } else { 0 };
+        self.len = if vma.writable { before.saturating_add(vma.len().0) } else { 0 };
+        self.end = vma.end;
+        Bytes(self.len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_that_lies_in_pieces_is_one_and_what_cannot_be_written_is_none() {
+        let longest = |maps: &str| {
+            let mut run = Run::NONE;
+            maps.lines().map(|line| run.add(&Vma::parse(line).unwrap()).0).max()
+        };
+        let pieces =
+            "1000-3000 rw-s 0 00:1 7\n3000-4000 rw-p 0 00:2 8\n4000-8000 rw-s 3000 00:1 7\n";
+        assert_eq!(longest(pieces), Some(0x7000));
+        assert_eq!(longest("1000-3000 rw-p 0 0:0 0\n4000-5000 rw-p 0 0:0 0\n"), Some(0x2000));
+        let guarded = "1000-3000 rw-p 0 0:0 0\n3000-9000 ---p 0 0:0 0\n9000-a000 rw-p 0 0:0 0\n";
+        assert_eq!(longest(guarded), Some(0x2000));
+        assert_eq!(longest("1000-3000 r--s 0 00:1 7"), Some(0));
+    }
+
+    #[test]
+    fn who_has_a_guests_memory_is_told_from_who_has_not() {
+        const RAM: Bytes = Bytes::from_mib(256);
+        let memory = std::hint::black_box(vec![0_u8; RAM.0 as usize]);
+        assert!(maps_memory(std::process::id(), RAM).unwrap());
+        drop(memory);
+        let mut other = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let maps = maps_memory(other.id(), RAM);
+        other.kill().unwrap();
+        other.wait().unwrap();
+        assert!(!maps.unwrap());
+        assert!(maps_memory(other.id(), RAM).is_err(), "gone");
+    }
+
+    #[test]
+    fn what_the_manager_lacks_for_a_look_is_not_taken_for_nothing() {
+        let look = |errno: Errno| if_there::<()>(Err(errno.into())).map_err(|e| e.kind());
+        for lack in [Errno::MFILE, Errno::NFILE, Errno::NOMEM] {
+            assert!(look(lack).is_err(), "{lack}");
+        }
+        for gone in [Errno::NOENT, Errno::SRCH, Errno::ACCESS, Errno::PERM, Errno::LOOP] {
+            assert_eq!(look(gone), Ok(None), "{gone}");
+        }
+    }
 }

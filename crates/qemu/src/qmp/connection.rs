@@ -4,25 +4,25 @@ use std::collections::HashMap;
 use std::convert::Infallible;
 use std::io;
 use std::sync::Arc;
+use std::time::Instant;
 
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::sync::{broadcast, mpsc, oneshot};
 
+use super::flood::Flood;
+use super::message::{self, Message, Refusal};
 use super::{MAX_LINE, QmpEvent, WINDOW};
 
 const READ: usize = 64 << 10;
 
-pub(super) struct Refusal {
-    pub class: String,
-    pub description: String,
-}
+type Reply = oneshot::Sender<Result<Value, Refusal>>;
 
 pub(super) struct Request {
     pub command: String,
     pub args: Value,
-    pub reply: oneshot::Sender<Result<Value, Refusal>>,
+    pub reply: Reply,
 }
 
 pub(super) struct Connection {
@@ -33,7 +33,7 @@ pub(super) struct Connection {
     /// Until QEMU has greeted.
     greeted: Option<oneshot::Sender<()>>,
     /// Sent and not answered; the caller may have given up.
-    in_flight: HashMap<u64, oneshot::Sender<Result<Value, Refusal>>>,
+    in_flight: HashMap<u64, Reply>,
     next_id: u64,
     /// What has been read and is not yet a whole line.
     input: Vec<u8>,
@@ -65,15 +65,20 @@ impl Connection {
     pub async fn run(mut self, stream: UnixStream) -> Arc<str> {
         let (mut reader, mut writer) = stream.into_split();
         let mut chunk = vec![0; READ];
+        let mut flood = Flood::new(Instant::now());
         loop {
             tokio::select! {
                 read = reader.read(&mut chunk) => match read {
                     Ok(0) if self.input.is_empty() => return "QEMU closed it".into(),
                     Ok(0) => return "QEMU closed it in the middle of a line".into(),
                     Ok(n) => {
-                        if let Err(why) = self.take(chunk.get(..n).unwrap_or_default()) {
+                        let came = chunk.get(..n).unwrap_or_default();
+                        let noted = flood.note(came, Instant::now());
+                        if let Err(why) = noted.and_then(|()| self.take(came)) {
                             return why;
                         }
+                        // One that talks all the time holds up nobody.
+                        tokio::task::yield_now().await;
                     }
                     Err(error) => return text(&error),
                 },
@@ -135,36 +140,38 @@ impl Connection {
         if line.is_empty() {
             return Ok(());
         }
-        let Ok(Value::Object(mut message)) = serde_json::from_slice(line) else {
-            return Err(format!("not QMP: {}", excerpt(line)).into());
-        };
-        if let Some(name) = message.get("event").and_then(Value::as_str) {
-            let name = name.to_owned();
-            let data = message.remove("data").unwrap_or_default();
+        let not_qmp = || Arc::from(format!("not QMP: {}", excerpt(line)));
+        let message = Message::parse(line).ok_or_else(not_qmp)?;
+        if let Some(event) = message.event() {
             // Fails when nobody listens, which is nobody's loss.
-            let _ = self.events.send(QmpEvent { name, data });
-        } else if message.contains_key("QMP") {
+            let _ = self.events.send(event);
+        } else if message.greeting.is_some() {
             if let Some(greeted) = self.greeted.take() {
                 let _ = greeted.send(());
             }
-        } else if let Some(value) = message.remove("return") {
-            self.answer(message.get("id"), Ok(value));
-        } else if let Some(error) = message.remove("error") {
-            let field = |key| error.get(key).and_then(Value::as_str).unwrap_or("").to_owned();
-            let refusal = Refusal { class: field("class"), description: field("desc") };
-            self.answer(message.get("id"), Err(refusal));
+        } else if let Some(answer) = message.answer {
+            if let Some(reply) = self.asked(&message) {
+                let value = message::value(answer).ok_or_else(not_qmp)?;
+                let _ = reply.send(Ok(value));
+            }
+        } else if let Some(error) = message.error {
+            if let Some(reply) = self.asked(&message) {
+                let _ = reply.send(Err(message::refusal(error)));
+            }
         } else {
             return Err(format!("neither answer nor event: {}", excerpt(line)).into());
         }
         Ok(())
     }
 
-    fn answer(&mut self, id: Option<&Value>, result: Result<Value, Refusal>) {
-        match id.and_then(Value::as_u64).and_then(|id| self.in_flight.remove(&id)) {
-            // Fails when the caller's deadline has passed: a late answer is dropped here.
-            Some(reply) => drop(reply.send(result)),
-            None => tracing::debug!(?id, "QMP answer to a question that was not asked"),
+    /// Who waits for this answer. None: nobody asked for it, or the caller's deadline has passed.
+    fn asked(&mut self, message: &Message<'_>) -> Option<Reply> {
+        let id = message.id();
+        let reply = id.and_then(|id| self.in_flight.remove(&id));
+        if reply.is_none() {
+            tracing::debug!(?id, "QMP answer to a question that was not asked");
         }
+        reply.filter(|reply| !reply.is_closed())
     }
 }
 
