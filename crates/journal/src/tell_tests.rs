@@ -121,7 +121,28 @@ fn an_order_that_has_not_come_true_is_said_to_have_not() {
     (0..5).for_each(|_| host.turn("period", &[vm(1, 193, 180), vm(2, 200, 20)]));
     let why = why_at(folder.path(), "vm-2", EPOCH_MS + 1000, EPOCH_MS).unwrap();
     let [open] = &why.outcomes[..] else { panic!("{why:?}") };
-    assert!(open.contains("had not come true 4.0 s later"), "{open}");
+    assert!(open.contains("4.0 s later, the last that is known"), "{open}");
+    // What comes so late is not looked for.
+    host.late_ms += PATIENCE_MS;
+    (0..2).for_each(|_| host.turn("period", &[vm(1, 193, 180), vm(2, 100, 20)]));
+    let why = why_at(folder.path(), "vm-2", EPOCH_MS + 1000, EPOCH_MS).unwrap();
+    let [open] = &why.outcomes[..] else { panic!("{why:?}") };
+    assert!(open.contains("4.0 s later, which is as far as was looked"), "{open}");
+}
+
+#[test]
+fn that_a_vm_has_what_its_balloon_was_let_down_for_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut host = Host::new(folder.path(), EPOCH_MS);
+    let mut ballooned = vm(1, 100, 90);
+    ballooned["balloon_goal"] = json!(150 * MIB);
+    ballooned["wants_more"] = json!(true);
+    host.turn("period", &[ballooned]);
+    host.turn("period", &[vm(1, 120, 110)]);
+    host.turn("period", &[vm(1, 256, 200)]);
+    let why = why_at(folder.path(), "vm-1", EPOCH_MS + 1500, EPOCH_MS).unwrap();
+    let [grown] = &why.outcomes[..] else { panic!("{why:?}") };
+    assert!(grown.contains("after its balloon was let down"), "{grown}");
 }
 
 #[test]
