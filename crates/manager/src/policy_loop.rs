@@ -131,9 +131,8 @@ fn turn(
 /// What is handed out and in the books of no VM that is there, starts or waits to be taken over: it is others' only when
 /// it has been given back. Such is the memory of one that has ended, whose last writes may wait for a disk that does not answer.
 fn adrift(manager: &Manager, used: Pages, vms: &[Arc<Vm>], before: &mut Pages) -> Pages {
-    let waiting = manager.waiting();
     let known = vms.iter().map(|vm| vm.consumed() + vm.overhead()).sum::<Pages>()
-        + waiting.iter().map(|waits| waits.held.pages() + waits.record.overhead).sum::<Pages>()
+        + manager.held_by_waiting()
         + manager.reserved_for_starts()
         + ZERO_RUN;
     let now = used.saturating_sub(known);

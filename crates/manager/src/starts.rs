@@ -147,6 +147,20 @@ impl Manager {
         lock(&self.starts.0).iter().filter(coming).map(|start| start.promise.overhead).sum()
     }
 
+    /// What those have at least that wait to be taken over, and what they are promised: until they are VMs again, what is
+    /// booked for them moves from one book to the other.
+    pub(crate) fn held_by_waiting(&self) -> Pages {
+        let waiting = self.waiting();
+        let starting = lock(&self.starting);
+        let promised = |name: &String| {
+            starting.get(name).map_or(Pages::ZERO, |pledge| pledge.promise.memory())
+        };
+        waiting
+            .iter()
+            .map(|of| (of.held.pages() + of.record.overhead).max(promised(&of.record.name)))
+            .sum()
+    }
+
     /// What is to be free for VMs that start, beside the goal.
     pub(crate) fn room_for_starts(&self) -> Pages {
         let there = |name: &str| self.vm(name).is_ok() || self.is_starting(name);

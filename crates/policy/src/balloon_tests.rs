@@ -2,6 +2,9 @@ use proptest::prelude::*;
 
 use super::*;
 
+#[path = "balloon_tests/memory.rs"]
+mod memory;
+
 const SIZE: Pages = Pages::from_mib(256);
 const GOAL: Pages = Pages::from_mib(100);
 
@@ -182,19 +185,6 @@ fn a_dead_driver_is_stuck_after_its_patience_and_no_sooner() {
     assert_eq!(g.second(Driver::Dead).health, Health::Stuck);
 }
 
-/// More turns than are kept: they count as fewer, over all of the time.
-#[test]
-fn patience_of_many_turns_ends_too() {
-    let mut g = Guest::new();
-    let patience = Duration::from_secs(1_800);
-    g.control = BalloonControl::new(BalloonConfig { patience, ..BalloonConfig::default() });
-    assert_eq!(g.seconds(1_790, Driver::Dead).health, Health::Healthy);
-    assert_eq!(g.seconds(30, Driver::Dead).health, Health::Stuck);
-    assert_eq!(g.seconds(5_000, Driver::Dead).health, Health::Stuck);
-    g.seconds(2, FAST);
-    assert_eq!(g.second(FAST).health, Health::Healthy);
-}
-
 /// Less is wanted of it than it was asked before, so that it is not behind any more. That is no movement.
 #[test]
 fn a_stuck_balloon_that_is_asked_for_less_must_show_that_it_can_be_trusted() {
@@ -268,19 +258,6 @@ fn a_new_configuration_counts_from_the_next_step() {
         (g.control.health(), g.control.health().to_string()),
         (Health::Healthy, "healthy".into())
     );
-}
-
-/// However long it is watched, and however often.
-#[test]
-fn what_it_remembers_is_bounded() {
-    let mut g = Guest::new();
-    g.seconds(100, FAST);
-    assert!(g.control.moments.len() < 20, "{} moments", g.control.moments.len());
-    for _ in 0..2 * MAX_MOMENTS {
-        g.input.now += Duration::from_millis(1);
-        g.control.step(&g.input);
-    }
-    assert!(g.control.moments.len() <= MAX_MOMENTS, "{} moments", g.control.moments.len());
 }
 
 #[test]
