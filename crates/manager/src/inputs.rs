@@ -77,7 +77,7 @@ pub fn view(vm: &Vm, kind: PolicyKind) -> PolicyInputs {
     let heard = agent.as_ref().and_then(AgentReport::fresh);
     let missing = match kind {
         PolicyKind::MissRatio if curve.is_none() => Some(format!(
-            "policy {kind}: no curve (not sampled yet, or it hardly runs), gives it what idle-tax would"
+            "policy {kind}: no curve (not sampled yet, it hardly runs, or may not be paged), gives it what idle-tax would"
         )),
         PolicyKind::Pressure if heard.is_none() => Some(format!(
             "policy {kind}: its guest reports none{}, uses its shares as they are",

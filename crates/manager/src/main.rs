@@ -164,6 +164,9 @@ fn seconds(text: &str) -> Result<f64, String> {
     }
 }
 
+/// Exit status where VMs were to be stopped and do not end: to be started again would not help.
+const VMS_LEFT: u8 = 3;
+
 fn main() -> ExitCode {
     let args = Args::parse();
     let filter = tracing_subscriber::EnvFilter::try_from_env("BALLAST_LOG")
@@ -173,7 +176,12 @@ fn main() -> ExitCode {
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     log.log_internal_errors(false).init();
     match run(args) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(Ending::VmsLeft) => {
+            let _ =
+                writeln!(std::io::stderr(), "ballastd: VMs do not end, and are left as they are");
+            ExitCode::from(VMS_LEFT)
+        }
+        Ok(_) => ExitCode::SUCCESS,
         Err(e) => {
             let why = format!("{e:#}").replace('\n', " ");
             let _ = writeln!(std::io::stderr(), "ballastd: {why}");
@@ -182,7 +190,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(args: Args) -> anyhow::Result<()> {
+fn run(args: Args) -> anyhow::Result<Ending> {
     let overrides = Overrides {
         budget: args.budget,
         run_dir: args.run_dir,
@@ -203,7 +211,7 @@ fn run(args: Args) -> anyhow::Result<()> {
         let mut out = std::io::stdout();
         let said = writeln!(out, "configuration is good: budget {}", config.budget);
         said.and_then(|()| out.flush()).context("standard output")?;
-        return Ok(());
+        return Ok(Ending::LeaveVms);
     }
     // Everything that is made from here on is for this user alone.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
@@ -232,10 +240,7 @@ fn run(args: Args) -> anyhow::Result<()> {
         Err(_) => made.undo(&config),
     }
     runtime.shutdown_timeout(Duration::from_secs(2));
-    match served? {
-        Ending::VmsLeft => anyhow::bail!("VMs do not end, and are left as they are"),
-        _ => Ok(()),
-    }
+    served
 }
 
 async fn serve(

@@ -428,7 +428,8 @@ impl Manager {
     /// until the VM is there or the start failed.
     ///
     /// # Errors
-    /// There is no such pool; or it, or the host, cannot promise so much more. What is held for a next start is promised again, whatever it is.
+    /// There is no such pool; or it, or the host, cannot promise so much more. What is held for a next start is promised again,
+    /// as much of it as there is.
     pub fn promise(&self, name: &str, need: Pledge) -> Result<(), Failure> {
         let mut starting = lock(&self.starting);
         // What is held for one that is started again is what is promised now.
@@ -445,14 +446,17 @@ impl Manager {
         // What is held is promised already, and what its overhead is by now is not its guest's to pay, who rebooted: also where
         // more is promised than can be kept.
         let mut need = need;
+        if held {
+            // It is not to wait for more than others can be left without.
+            while !need.promise.min.is_zero()
+                && let Err(lack) = books.admit(pool, need.promise.memory())
+            {
+                need.promise.min = lack.left.saturating_sub(need.promise.overhead);
+            }
+        }
         let (lacking, left) = match books.admit(pool, need.promise.memory()) {
             Ok(()) => (Pages::ZERO, Pages::ZERO),
-            // Nobody is to wait for more than others can be left without.
-            Err(lack) if held => {
-                need.promise.min =
-                    need.promise.min.min(lack.left.saturating_sub(need.promise.overhead));
-                (Pages::ZERO, Pages::ZERO)
-            }
+            Err(_) if held => (Pages::ZERO, Pages::ZERO),
             Err(lack) if lack.pool.is_some() => return Err(refused(lack.to_string())),
             Err(lack) => (lack.need, lack.left),
         };

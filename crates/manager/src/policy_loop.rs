@@ -107,6 +107,8 @@ fn turn(
     }
     let snapshot = look(manager, last, &managed, (overhead, taken), swap_ins, why);
     last.turns += 1;
+    // Also where nobody looks at it.
+    manager.overcommit_peak();
     let (decision, moment) = decide_now(manager, last.turns, snapshot);
     let state = decision.state;
     // Rung when the state may change; see `Ledger::set_alarm`.
@@ -132,10 +134,10 @@ fn turn(
 /// it has been given back. Such is the memory of one that has ended, whose last writes may wait for a disk that does not answer.
 fn adrift(manager: &Manager, used: Pages, vms: &[Arc<Vm>], before: &mut Pages) -> Pages {
     let known = vms.iter().map(|vm| vm.consumed() + vm.overhead()).sum::<Pages>()
-        + manager.held_by_waiting()
-        + manager.reserved_for_starts()
+        + manager.booked_for_coming(vms)
         + ZERO_RUN;
-    let now = used.saturating_sub(known);
+    // What was given back meanwhile is nobody's either.
+    let now = used.min(manager.host.ledger.used()).saturating_sub(known);
     // What was on its way from one book to another when it was looked at is not so twice.
     now.min(std::mem::replace(before, now))
 }

@@ -7,7 +7,7 @@
 //! come before those that never ran; what was made free for one that has begun and does not use it yet is not
 //! taken for the next.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use ballast_api::{ErrorCode, RunState, StartView, VmView};
@@ -19,7 +19,7 @@ use ballast_units::Pages;
 use crate::manager::{Failure, Manager, Pledge};
 use crate::sync::lock;
 use crate::views;
-use crate::vm::VmParams;
+use crate::vm::{Vm, VmParams};
 
 /// How long what was made free for a VM is kept for it, once it has begun.
 const KEPT: Duration = Duration::from_secs(60);
@@ -147,18 +147,21 @@ impl Manager {
         lock(&self.starts.0).iter().filter(coming).map(|start| start.promise.overhead).sum()
     }
 
-    /// What those have at least that wait to be taken over, and what they are promised: until they are VMs again, what is
-    /// booked for them moves from one book to the other.
-    pub(crate) fn held_by_waiting(&self) -> Pages {
+    /// What is booked for VMs that are not among `vms` yet: of those that wait to be taken over at least what they are
+    /// promised, for it moves from one book to another as they are; of those that start, or that others start, their overhead.
+    pub(crate) fn booked_for_coming(&self, vms: &[Arc<Vm>]) -> Pages {
         let waiting = self.waiting();
         let starting = lock(&self.starting);
-        let promised = |name: &String| {
-            starting.get(name).map_or(Pages::ZERO, |pledge| pledge.promise.memory())
-        };
-        waiting
+        let coming = starting
             .iter()
-            .map(|of| (of.held.pages() + of.record.overhead).max(promised(&of.record.name)))
-            .sum()
+            .filter(|(name, of)| of.rebooted.is_none() && !vms.iter().any(|vm| vm.name == **name));
+        let booked = |(name, of): (&String, &Pledge)| {
+            let waits = waiting.iter().find(|waits| waits.record.name == *name);
+            waits.map_or(of.promise.overhead, |waits| {
+                (waits.held.pages() + waits.record.overhead).max(of.promise.memory())
+            })
+        };
+        coming.map(booked).sum()
     }
 
     /// What is to be free for VMs that start, beside the goal.

@@ -1,7 +1,7 @@
 //! Where VMs have their swap files: the locations that the configuration names, and those that it named
 //! when VMs were started that run still.
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -85,15 +85,9 @@ impl Swap {
     /// reserved for VMs is allocated already.
     pub fn room(&self) -> Pages {
         let usable = self.locations.iter().filter(|location| !location.is_failed());
-        let rooms: HashMap<u64, Pages> = usable
-            .filter_map(|location| self.rooms.of(location.folder()))
-            .map(|room| (room.file_system, room.free))
-            .collect();
-        // All but the last location that a file is laid out over keep some back; whichever that is.
-        let kept: Vec<Pages> = rooms.values().map(|room| kept_back(*room)).collect();
-        let least = kept.iter().min().copied().unwrap_or_default();
-        let all: Pages = rooms.into_values().sum();
-        all + least - kept.into_iter().sum()
+        let mut seen = HashSet::new();
+        let rooms = usable.filter_map(|location| self.rooms.of(location.folder()));
+        most_over(rooms.filter(|room| seen.insert(room.file_system)).map(|room| room.free))
     }
 
     /// The files of a VM that is being started; those that a former VM of its name may have left are
@@ -203,6 +197,17 @@ pub fn files(space: &SwapSpace) -> Vec<SwapFile> {
     space.places().into_iter().map(file).collect()
 }
 
+/// The most that one VM can have over locations with so much room, in that order: each keeps some back but the one in
+/// which the rest fits.
+fn most_over(rooms: impl Iterator<Item = Pages>) -> Pages {
+    let (mut before, mut most) = (Pages::ZERO, Pages::ZERO);
+    for room in rooms {
+        most = most.max(before + room);
+        before += room - kept_back(room);
+    }
+    most
+}
+
 fn file_name(vm: &str) -> String {
     format!("{vm}.swap")
 }
@@ -299,6 +304,20 @@ mod tests {
         assert_eq!(former.location.folder(), Path::new("/hangs/as/well"));
         assert_eq!(swap.views(&[]).len(), 3);
         assert!(swap.room() >= Pages(992), "{}", swap.room());
+    }
+
+    #[test]
+    fn no_more_is_promised_than_can_be_laid_out() {
+        let most = |rooms: &[u64]| most_over(rooms.iter().map(|room| Pages(*room))).0;
+        assert_eq!(most(&[]), 0);
+        assert_eq!(most(&[6400]), 6400);
+        // The last one keeps nothing back, and one that is full takes nothing from others.
+        assert_eq!(most(&[6400, 12_800]), 6300 + 12_800);
+        assert_eq!(most(&[0, 6400]), 6400);
+        assert_eq!(most(&[6400, 0]), 6400);
+        // All of it fits into the first.
+        assert_eq!(most(&[64_000, 100]), 64_000);
+        assert_eq!(most(&[6400, 6400, 6400]), 2 * 6300 + 6400);
     }
 
     #[test]

@@ -181,6 +181,8 @@ pub fn vm(manager: &Manager, vm: &Vm) -> VmView {
     let alive = vm.process.is_alive();
     let (memory, counters) = memory_and_counters(manager, vm);
     let active = lock(&vm.sampling).set.estimate();
+    // The policy goes by no sample of what may not be paged any more.
+    let is_sampled = vm.may_be_paged() || !vm.inspected.load(Ordering::Relaxed);
     let PagedViews { trouble, compression, fault_times, sharing } = paged_views(manager, vm);
     VmView {
         name: vm.name.clone(),
@@ -199,7 +201,7 @@ pub fn vm(manager: &Manager, vm: &Vm) -> VmView {
             slow: bytes(active.slow),
             fast: bytes(active.fast),
             current: bytes(active.current),
-            periods: active.periods,
+            periods: if is_sampled { active.periods } else { 0 },
         },
         balloon: balloon_view(&balloon),
         hotplug: hotplug_loop::view(vm),

@@ -115,7 +115,7 @@ async fn under_miss_ratio_the_steeper_curve_gets_more() {
     assert_eq!(
         first.missing.as_deref(),
         Some(
-            "policy miss-ratio: no curve (not sampled yet, or it hardly runs), gives it what idle-tax would"
+            "policy miss-ratio: no curve (not sampled yet, it hardly runs, or may not be paged), gives it what idle-tax would"
         )
     );
     assert!(shown(&ballastd, "steep").contains("no curve (not sampled yet"));

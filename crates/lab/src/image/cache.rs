@@ -29,9 +29,13 @@ impl Cache {
         let told = || format!("cache folder {}", dir.display());
         std::fs::create_dir_all(&dir).with_context(told)?;
         let lock = File::create(dir.join("lock")).with_context(told)?;
-        if let Err(TryLockError::WouldBlock) = lock.try_lock() {
-            say::detail(&format!("waiting for another run that has {}", told()));
-            lock.lock().with_context(told)?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                say::detail(&format!("waiting for another run that has {}", told()));
+                lock.lock().with_context(told)?;
+            }
+            Err(TryLockError::Error(e)) => return Err(e).with_context(told),
         }
         Ok(Cache { dir, _lock: lock })
     }

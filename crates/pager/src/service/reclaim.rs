@@ -161,7 +161,7 @@ impl Reclaim {
                 Some(Duration::from_millis(1))
             } else if let Some(rest) = self.stuck_for() {
                 Some(rest)
-            } else if self.clusters.iter().any(|c| c.sealed) {
+            } else if self.clusters.iter().any(|c| c.sealed || !c.pages.is_empty()) {
                 Some(Duration::from_millis(2))
             } else if self.is_asked() {
                 // It gave up for now, or a sample was asked for in between.

@@ -132,6 +132,8 @@ impl Reclaim {
     /// Gives slots to pages that have none, and submits them together.
     fn submit_waiting(&mut self, index: usize) {
         self.settle_gone(index);
+        // Before: who gives a write to the kernel may wait there.
+        self.vm.set_writing(true, false);
         self.queue_waiting(index);
         self.ring.submit();
         self.vm.set_writing(self.ring.in_flight() > 0, false);
