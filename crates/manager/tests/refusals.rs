@@ -294,12 +294,14 @@ async fn a_stranger_is_ballooned_under_pressure() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_paged_vm_that_a_second_process_maps_is_not_evicted_from_any_more() {
     let Some(image) = image_or_skip() else { return };
-    let ballastd = Ballastd::start(&["--budget", "256M"]);
+    let ballastd = Ballastd::start(&["--budget", "256M", "--sample-period", "1"]);
     let client = &ballastd.client;
     let work = "verify-torture --mb 40 --threads 2 --seconds 100000";
     client.run(&ballastd.guest(image, "mapped", 128, work)).await.unwrap();
     let mut console = ballastd.console("mapped");
     ballastd.checks_go_on(&mut console, 1).await;
+    let periods = async || ballastd.vm("mapped").await.active.periods;
+    ballastd.eventually("it is sampled", async || periods().await > 0).await;
     let _mapped = map_its_ram(&ballastd, 128 * MIB);
     ballastd
         .eventually("it is balloon-only", async || {
@@ -308,6 +310,8 @@ async fn a_paged_vm_that_a_second_process_maps_is_not_evicted_from_any_more() {
         .await;
     let seen = ballastd.vm("mapped").await;
     is(&seen.management, Mode::BalloonOnly, "maps its RAM too");
+    // What it used when it was sampled last is not what it uses.
+    assert_eq!(periods().await, 0);
     // What it should give up now it can only give up by itself.
     let limit = VmChange { max: Some(72 * MIB), ..VmChange::default() };
     client.change("mapped", &limit).await.unwrap();
