@@ -623,6 +623,20 @@ mod tests {
         assert_eq!(refused.code, ErrorCode::NoRoom, "{refused}");
     }
 
+    #[tokio::test]
+    async fn the_peak_of_overcommitment_counts_a_budget_that_was_lowered_for_a_while() {
+        let dir = tempfile::tempdir().unwrap();
+        let manager = manager(dir.path());
+        let size = Pages::from_mib(128);
+        let params = VmParams::resolve(&[], "a", size.into(), Default::default()).unwrap();
+        manager.insert(Vm::of_tests("a", dir.path().join("a"), size, params));
+        assert_eq!((manager.overcommit(), manager.overcommit_peak()), (0.5, 0.5));
+        manager.host.ledger.set_budget(Pages::from_mib(64));
+        assert_eq!(manager.overcommit_peak(), 2.0);
+        manager.host.ledger.set_budget(Pages::from_mib(256));
+        assert_eq!((manager.overcommit(), manager.overcommit_peak()), (0.5, 2.0));
+    }
+
     /// Where more is promised than can be kept, it is not the one whose guest reboots that pays.
     #[tokio::test]
     async fn what_is_held_for_a_vm_that_reboots_is_promised_to_it_again() {

@@ -97,6 +97,8 @@ async fn mistakes_are_named_and_begin_nothing() {
         assert_eq!(refusal(socket, method, path, "").0, 404, "{method} {path}");
     }
     assert_eq!(refusal(socket, "POST", "/v1/vms/none/stop", "{\"grace_s\":0}").0, 404);
+    // A name that is no text.
+    assert_eq!(refusal(socket, "GET", "/v1/vms/%ff", "").0, 400);
     assert_untouched(&ballastd).await;
 }
 
