@@ -25,6 +25,9 @@ use crate::{balloon_loop, views};
 /// How long the last words of a QEMU that has ended may take through its socket.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 const STEP: Duration = Duration::from_millis(20);
+/// How long a QEMU that has said that it shuts down may take until it gets a signal. Until the next it is twice as long, up
+/// to `LONGEST_RETRY`.
+const LAST_MOMENTS: Duration = Duration::from_secs(1);
 /// Between two tries to make a QEMU hear that its guest is to power off.
 const AGAIN: Duration = Duration::from_secs(1);
 /// And between two presses of the power button of one that has heard: a guest that goes down already minds no other.
@@ -471,9 +474,33 @@ fn terminate(vm: &Vm) {
     }
 }
 
+/// Returns when a VM's VMM has ended. One of `vm run` that says that it shuts down does not stay; but QEMU 7.2 may wait for
+/// good in its last moments, with its disks closed (`monitor_cleanup`), for a request that came just before. SIGTERM makes it
+/// look again, and costs one that is still at work nothing: it ends already.
+async fn exited(vm: &Vm) -> Exit {
+    tokio::select! {
+        exit = vm.process.exited() => return exit,
+        () = vm.shuts_down.notified(), if vm.spec.is_some() => {}
+    }
+    let mut patience = LAST_MOMENTS;
+    loop {
+        if let Ok(exit) = tokio::time::timeout(patience, vm.process.exited()).await {
+            return exit;
+        }
+        // One that stands still for pages that cannot be read is still at work.
+        if !vm.is_frozen() {
+            if patience == LAST_MOMENTS {
+                tracing::info!(vm = vm.name, "shuts down, and has not ended: SIGTERM");
+            }
+            terminate(vm);
+        }
+        patience = (patience * 2).min(LONGEST_RETRY);
+    }
+}
+
 /// A VM's end, whoever caused it.
 pub async fn watch_exit(manager: Arc<Manager>, vm: Arc<Vm>) {
-    let exit = vm.process.exited().await;
+    let exit = exited(&vm).await;
     let log = last_log_line(&vm.folder.join(QEMU_LOG));
     tracing::info!(vm = vm.name, "{exit}{}", log.map_or(String::new(), |l| format!(": {l}")));
     // Whether it was a reboot is among the last things that QEMU said.
@@ -638,6 +665,40 @@ fn again(spec: VmSpec, params: &VmParams, limit: Pages) -> (VmSpec, [VmChange; 2
 mod tests {
     use super::*;
     use crate::vm::{Asked, Sizes};
+    use ballast_qemu::ProcessHandle;
+
+    /// A stand-in for QEMU that waits for good in its last moments.
+    fn hanging(spec: Option<VmSpec>) -> (std::process::Child, Arc<Vm>) {
+        let script = "trap 'exit 7' TERM; echo; while :; do sleep 0.1; done";
+        let mut child = std::process::Command::new("sh")
+            .args(["-c", script])
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        // Its trap is set.
+        let mut line = [0];
+        std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut line).unwrap();
+        let size = Pages(4);
+        let params = VmParams::resolve(&[], "a", size.into(), Asked::default()).unwrap();
+        let mut vm = Vm::of_tests("a", std::env::temp_dir(), size, params);
+        let of = Arc::get_mut(&mut vm).unwrap();
+        (of.process, of.spec) = (ProcessHandle::open(child.id()).unwrap(), spec);
+        (child, vm)
+    }
+
+    #[tokio::test]
+    async fn one_that_shuts_down_and_does_not_end_gets_a_signal_and_no_other_does() {
+        let (_child, vm) = hanging(Some(VmSpec::default()));
+        vm.shuts_down.notify_one();
+        assert_eq!(exited(&vm).await, Exit::Code(7));
+        // Another's may stay: what says so is not its end.
+        let (mut child, vm) = hanging(None);
+        vm.shuts_down.notify_one();
+        let waited = tokio::time::timeout(LAST_MOMENTS * 3, exited(&vm)).await;
+        child.kill().unwrap();
+        assert!(waited.is_err());
+        assert_eq!(exited(&vm).await, Exit::Signal(9));
+    }
 
     #[test]
     fn what_ran_under_kvm_is_not_emulated_after_a_reboot() {

@@ -300,6 +300,8 @@ pub struct Vm {
     pub driver: Mutex<Driver>,
     /// The guest asked for a reboot.
     pub rebooting: AtomicBool,
+    /// Its VMM has said that it ends.
+    pub shuts_down: tokio::sync::Notify,
     /// Its VMM has ended, and all that QEMU said of that has been heard.
     pub has_said_all: AtomicBool,
     /// Somebody has had it stopped: it is not started again.
@@ -432,6 +434,7 @@ impl Vm {
             }),
             driver: Mutex::new(Driver::default()),
             rebooting: AtomicBool::new(false),
+            shuts_down: tokio::sync::Notify::new(),
             has_said_all: AtomicBool::new(false),
             stop_asked: AtomicBool::new(false),
             inspected: AtomicBool::new(false),
@@ -483,10 +486,11 @@ impl Vm {
             }
             "STOP" => self.heard(RunState::Paused),
             "RESUME" => self.heard(RunState::Running),
-            "SHUTDOWN"
-                if matches!(event.reason.as_deref(), Some("guest-reset" | "guest-panic")) =>
-            {
-                self.rebooting.store(true, Ordering::Relaxed);
+            "SHUTDOWN" => {
+                if matches!(event.reason.as_deref(), Some("guest-reset" | "guest-panic")) {
+                    self.rebooting.store(true, Ordering::Relaxed);
+                }
+                self.shuts_down.notify_one();
             }
             _ => {}
         }

@@ -101,6 +101,40 @@ async fn answers_to_other_questions_are_not_taken() {
 }
 
 #[tokio::test]
+async fn what_was_said_before_it_broke_is_heard_though_something_is_asked_just_then() {
+    for round in 0..64 {
+        let (release, released) = tokio::sync::oneshot::channel::<()>();
+        let (left, gone) = tokio::sync::oneshot::channel::<()>();
+        let (qmp, _dir) = connected(async move |mut peer: Peer| {
+            released.await.unwrap();
+            peer.say(json!({ "event": "SHUTDOWN", "data": { "reason": "guest-reset" } })).await;
+            drop(peer);
+            left.send(()).unwrap();
+        })
+        .await;
+        let mut events = qmp.events();
+        release.send(()).unwrap();
+        // Its words are mostly not read yet.
+        gone.await.unwrap();
+        assert_closed(ask(&qmp, PATIENT).await, "");
+        let event = events.recv().await.unwrap_or_else(|e| panic!("round {round}: {e}"));
+        assert_eq!(event.reason.as_deref(), Some("guest-reset"));
+    }
+}
+
+#[tokio::test]
+async fn one_that_hears_no_more_and_stays_is_left() {
+    let (qmp, _dir) = connected(async |peer: Peer| {
+        let stream = peer.stream.into_inner().into_std().unwrap();
+        stream.shutdown(std::net::Shutdown::Read).unwrap();
+        std::future::pending::<()>().await;
+    })
+    .await;
+    assert!(ask(&qmp, PATIENT).await.is_err());
+    qmp.closed().await;
+}
+
+#[tokio::test]
 async fn a_late_answer_is_dropped_and_the_next_is_right() {
     let (release, released) = tokio::sync::oneshot::channel::<()>();
     let (qmp, _dir) = connected(async move |mut peer: Peer| {

@@ -7,6 +7,7 @@ pub mod evil;
 pub mod http;
 pub mod witness;
 
+use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -239,6 +240,25 @@ impl Ballastd {
         lines[lines.len().saturating_sub(12)..].join("\n")
     }
 
+    /// What each VM has, where its threads wait, and the end of its console.
+    async fn what_vms_do(&self) -> String {
+        let mut text = String::new();
+        for vm in self.client.vms().await.unwrap_or_default() {
+            let _ = writeln!(text, "{vm:?}");
+            let threads = vm.pid.map(|pid| format!("/proc/{pid}/task")).map(std::fs::read_dir);
+            for thread in threads.and_then(Result::ok).into_iter().flatten().flatten() {
+                let read = |name| std::fs::read_to_string(thread.path().join(name));
+                let (stat, wchan) = (read("stat"), read("wchan"));
+                let _ = writeln!(text, "  {wchan:?} {stat:?}");
+            }
+            let console = self.root.join(format!("console/{}.console.log", vm.name));
+            let console = std::fs::read_to_string(console).unwrap_or_default();
+            let tail: Vec<&str> = console.lines().rev().take(5).collect();
+            let _ = writeln!(text, "  {tail:#?}");
+        }
+        text
+    }
+
     /// A guest of `mib` that runs `workload`.
     pub fn guest(&self, image: &Image, name: &str, mib: u64, workload: &str) -> VmSpec {
         let mut guest = Guest::new(name, Bytes::from_mib(mib), &self.root.join("console"));
@@ -299,7 +319,9 @@ impl Ballastd {
     pub async fn eventually(&self, what: &str, mut condition: impl AsyncFnMut() -> bool) {
         let begin = Instant::now();
         while !condition().await {
-            assert!(begin.elapsed() < PATIENT, "{what}: not so\n{}", self.last_words());
+            if begin.elapsed() >= PATIENT {
+                panic!("{what}: not so\n{}\n{}", self.last_words(), self.what_vms_do().await);
+            }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }

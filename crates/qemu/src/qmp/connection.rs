@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::convert::Infallible;
 use std::io;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -16,6 +16,8 @@ use super::message::{self, Message, Refusal};
 use super::{MAX_LINE, QmpEvent, WINDOW};
 
 const READ: usize = 64 << 10;
+/// How long what QEMU has said is read on after it hears no more, if it does not end.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 type Reply = oneshot::Sender<Result<Value, Refusal>>;
 
@@ -66,6 +68,8 @@ impl Connection {
         let (mut reader, mut writer) = stream.into_split();
         let mut chunk = vec![0; READ];
         let mut flood = Flood::new(Instant::now());
+        // It hears no more; what it said before, such as why it shuts down, is still to be read.
+        let mut deaf: Option<(Arc<str>, tokio::time::Instant)> = None;
         loop {
             tokio::select! {
                 read = reader.read(&mut chunk) => match read {
@@ -84,10 +88,16 @@ impl Connection {
                 },
                 written = writer.write(&self.output), if !self.output.is_empty() => match written {
                     Ok(n) => drop(self.output.drain(..n)),
-                    Err(error) => return text(&error),
+                    Err(error) => {
+                        self.output.clear();
+                        deaf = Some((text(&error), tokio::time::Instant::now() + LAST_WORDS));
+                    }
                 },
                 // None together with `unused` below.
-                Some(request) = self.queue.recv(), if self.may_send() => self.send(request),
+                Some(request) = self.queue.recv(), if deaf.is_none() && self.may_send() => {
+                    self.send(request);
+                }
+                why = end_of(deaf.as_ref()), if deaf.is_some() => return why,
                 _ = &mut self.unused => return "no longer used".into(),
             }
         }
@@ -204,6 +214,13 @@ pub(crate) fn heard(pieces: &[&[u8]]) -> Vec<String> {
         all.push(format!("{event:?}"));
     }
     all
+}
+
+/// Returns when one that hears no more has been listened to for long enough, with what is wrong.
+async fn end_of(deaf: Option<&(Arc<str>, tokio::time::Instant)>) -> Arc<str> {
+    let Some((why, end)) = deaf else { return std::future::pending().await };
+    tokio::time::sleep_until(*end).await;
+    why.clone()
 }
 
 fn too_long() -> Arc<str> {
