@@ -85,7 +85,7 @@ pub struct Memory {
 
 #[derive(Clone, Copy, PartialEq)]
 enum Content {
-    /// Like no other page, and not compressible.
+    /// Like no other page; one in three compresses ([`Mark::fill`]).
     Random,
     /// See [`Mark::fill_rows`].
     Rows,

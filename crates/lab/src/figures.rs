@@ -28,6 +28,9 @@ pub struct Outcome {
     pub name: String,
     /// All targets met.
     pub ok: bool,
+    /// Smaller, and fewer rounds: to see that it works.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub quick: bool,
     /// When it was measured (UTC), and on what.
     pub date: String,
     /// See [`results::machine`].

@@ -89,10 +89,12 @@ pub fn sweep(folder: &Path) {
     }
 }
 
-/// A new folder of mode 0700 in `parent`; its name is unlike any other.
+/// A new folder of mode 0700 in `parent`; its name is unlike any other. With BALLAST_TEST_RUN in it, if that is set: `./test`
+/// removes what such a run has left.
 pub fn private_folder(parent: &Path) -> Result<PathBuf> {
+    let run = std::env::var("BALLAST_TEST_RUN").map_or(String::new(), |run| run + "-");
     tempfile::Builder::new()
-        .prefix("ballast-lab-")
+        .prefix(&format!("ballast-lab-{run}"))
         .permissions(Permissions::from_mode(0o700))
         .tempdir_in(parent)
         .map(tempfile::TempDir::keep)

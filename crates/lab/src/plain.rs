@@ -119,9 +119,9 @@ impl PlainVm {
         Ok(self.child.try_wait()?)
     }
 
-    /// Guest memory that is resident in its process.
-    pub fn resident_ram(&self) -> Result<Bytes> {
-        resident_ram(self.child.id(), self.memory)
+    /// Of its process.
+    pub fn held(&self) -> Result<Held> {
+        held(self.child.id(), self.memory)
     }
 
     /// Of QEMU.
@@ -217,32 +217,42 @@ fn enter(command: &mut Command, style: &Style) {
     unsafe { command.pre_exec(enter) };
 }
 
-/// In smaps, what is resident of the mappings of `size`; None if there is none.
-/// Of a process, what is resident of its mappings of this size: guest memory.
+/// Of a process that has a guest's memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Held {
+    /// What is resident of that.
+    pub ram: Bytes,
+    /// What is in swap of all else.
+    pub own_swapped: Bytes,
+}
+
+/// Of a process, whose mappings of this size are guest memory.
 ///
 /// # Errors
 /// /proc/PID/smaps cannot be read, or has none.
-pub fn resident_ram(pid: u32, size: Bytes) -> Result<Bytes> {
+pub fn held(pid: u32, size: Bytes) -> Result<Held> {
     let path = format!("/proc/{pid}/smaps");
     let text = std::fs::read_to_string(&path).with_context(|| path.clone())?;
     // Nothing else that QEMU maps is as large, but address space that it only keeps for itself.
-    resident(&text, size).with_context(|| format!("{path}: no mapping of guest memory"))
+    held_by(&text, size).with_context(|| format!("{path}: no mapping of guest memory"))
 }
 
-fn resident(smaps: &str, size: Bytes) -> Option<Bytes> {
+fn held_by(smaps: &str, size: Bytes) -> Option<Held> {
     let kib = |line: &str, name: &str| -> Option<u64> {
         line.strip_prefix(name)?.trim().strip_suffix(" kB")?.parse().ok()
     };
-    let (mut found, mut sum, mut here) = (false, 0, false);
+    let (mut found, mut held, mut here) = (false, Held::default(), false);
     for line in smaps.lines() {
         if let Some(mapped) = kib(line, "Size:") {
             here = mapped << 10 == size.0;
             found |= here;
         } else if let Some(rss) = kib(line, "Rss:").filter(|_| here) {
-            sum += rss << 10;
+            held.ram += Bytes(rss << 10);
+        } else if let Some(swapped) = kib(line, "Swap:").filter(|_| !here) {
+            held.own_swapped += Bytes(swapped << 10);
         }
     }
-    found.then_some(Bytes(sum))
+    found.then_some(held)
 }
 
 impl Drop for PlainVm {
@@ -259,9 +269,10 @@ mod tests {
 
     #[test]
     fn guest_memory_is_found_by_its_size() {
-        let text = "7f00-7f10 rw-p 0 00:00 0\nSize:   1024 kB\nRss:   40 kB\n\
-                    7f20-7f30 rw-p 0 00:00 0\nSize:  262144 kB\nKernelPageSize: 4 kB\nRss:  2048 kB\n";
-        assert_eq!(resident(text, Bytes::from_mib(256)), Some(Bytes::from_mib(2)));
-        assert_eq!(resident(text, Bytes::from_mib(128)), None);
+        let text = "7f00-7f10 rw-p 0 00:00 0\nSize:   1024 kB\nRss:   40 kB\nSwap:  1024 kB\nSwapPss:  512 kB\n\
+                    7f20-7f30 rw-p 0 00:00 0\nSize:  262144 kB\nKernelPageSize: 4 kB\nRss:  2048 kB\nSwap:  8 kB\n";
+        let held = Held { ram: Bytes::from_mib(2), own_swapped: Bytes::from_mib(1) };
+        assert_eq!(held_by(text, Bytes::from_mib(256)), Some(held));
+        assert_eq!(held_by(text, Bytes::from_mib(128)), None);
     }
 }

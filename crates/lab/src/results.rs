@@ -28,6 +28,8 @@ struct Written {
     name: String,
     ok: bool,
     #[serde(default)]
+    quick: bool,
+    #[serde(default)]
     date: Option<String>,
     #[serde(default)]
     machine: Option<String>,
@@ -67,6 +69,7 @@ fn page(root: &Path) -> Result<String> {
         let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
         let written: Written =
             serde_json::from_str(&text).with_context(|| path.display().to_string())?;
+        ensure!(!written.quick, "{}: of a run with --quick, which is no result", path.display());
         all.push((path.starts_with(root.join("experiments")), written));
     }
     all.sort_by(|a, b| (a.1.ok, &a.1.name).cmp(&(b.1.ok, &b.1.name)));

@@ -38,7 +38,7 @@ fn stores_and_offices_tell_what_they_did() {
             for event in vm.console.poll() {
                 tally.take(0, &event);
             }
-            resident = vm.resident_ram().unwrap_or(resident);
+            resident = vm.held().map_or(resident, |held| held.ram);
             std::thread::sleep(Duration::from_millis(50));
         }
         for event in vm.console.poll() {

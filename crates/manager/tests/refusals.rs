@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use ballast_api::{AttachSpec, ErrorCode, HostChange, Management, Mode, VmChange, VmView};
 use ballast_lab::image::Image;
-use ballast_lab::plain::resident_ram;
+use ballast_lab::plain;
 use ballast_units::Bytes;
 use support::witness::ram_files;
 use support::{Ballastd, MIB, ZEROS, image_or_skip, refused_as, required, signal, wait};
@@ -251,7 +251,7 @@ async fn a_stranger_is_ballooned_under_pressure() {
     let before = ballastd.vm("stranger").await;
     is(&before.management, Mode::BalloonOnly, "private RAM");
     // Not all of its process: what an emulator translates grows meanwhile (by 60 MiB with QEMU 10).
-    let resident = || resident_ram(stranger.child.id(), Bytes(160 * MIB)).unwrap().0;
+    let resident = || plain::held(stranger.child.id(), Bytes(160 * MIB)).unwrap().ram.0;
     let had = resident();
     let host = ballastd.host().await;
     let lower = host.budget - host.free - 24 * MIB;

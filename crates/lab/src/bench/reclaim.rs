@@ -1,5 +1,5 @@
 //! How fast a guest's memory is taken when its limit falls: by the balloon where the guest has free
-//! memory, by swapping where it has no balloon.
+//! memory, by compression and swap where it has no balloon.
 
 use std::time::{Duration, Instant};
 

@@ -113,10 +113,11 @@ pub async fn run(args: &ExperimentArgs) -> Result<bool> {
         .or_else(|| args.quick.then(|| PathBuf::from("experiments").join(name).join("run-quick")));
     // Where it cannot be made, nothing is measured for nothing.
     let dir = figures::folder(name, out.as_deref())?;
-    let measured = tokio::select! {
+    let mut measured = tokio::select! {
         measured = measure(name, &image, args) => measured?,
         signal = signals.any() => bail!("{name}: ended by {signal}"),
     };
+    measured.outcome.quick = args.quick;
     let line = measured.outcome.line()?;
     let svg = chart::svg(&measured.charts)?;
     let written = figures::write(&dir, &measured.table, &measured.outcome, &svg);

@@ -6,8 +6,7 @@
 //! that does not. They take turns of a few seconds: while one pair and its manager run, the other
 //! pair and its manager are stopped (SIGSTOP). So whatever else goes on on the host falls on
 //! both alike, which runs of minutes one after the other do not achieve on a machine that has
-//! neighbours. What the programs write is found, shared and written again while they are
-//! measured. Sharing is set to look at all memory every ten seconds, far more often than by default.
+//! neighbours. They write little of what is shared: this is what sharing costs at rest. Sharing is set to look at all memory every ten seconds, far more often than by default.
 //!
 //! Beside throughput, rounds per second of CPU time of VMMs and manager are given.
 

@@ -102,7 +102,7 @@ pub async fn run(image: &Image, quick: bool) -> Result<Measured> {
 /// MiB that a booted guest of this size holds, and its declared overhead.
 async fn footprint(image: &Image) -> Result<(f64, f64)> {
     say::step("Measuring what a booted guest holds");
-    let mut stage = Stage::new(&Options::budget(Bytes(memory().0 * 2)))?;
+    let mut stage = Stage::new(&alone(Bytes(memory().0 * 2)))?;
     let guest = Guest::new("empty", memory(), &stage.manager.consoles());
     stage.add(&guest, image, |spec| spec.no_balloon = true).await?;
     stage.wait_for_boot().await?;
@@ -110,6 +110,14 @@ async fn footprint(image: &Image) -> Result<(f64, f64)> {
     let vm = stage.manager.client().vm(&guest.name).await?;
     stage.end().await?;
     Ok((Bytes(vm.memory.consumed).mib(), Bytes(vm.memory.overhead).mib()))
+}
+
+/// Swapping is all that there is: nothing is compressed, nor shared.
+fn alone(budget: Bytes) -> Options {
+    Options {
+        more: "[compression]\nenabled = false\n[sharing]\nenabled = false\n".to_owned(),
+        ..Options::budget(budget)
+    }
 }
 
 async fn one(
@@ -120,7 +128,7 @@ async fn one(
     seconds: u64,
     table: &mut Table,
 ) -> Result<Seen> {
-    let mut stage = Stage::new(&Options::budget(budget))?;
+    let mut stage = Stage::new(&alone(budget))?;
     for n in 1..=VMS {
         let guest =
             Guest::new(&format!("reader{n}"), memory(), &stage.manager.consoles()).run(format!(

@@ -25,7 +25,7 @@ use crate::image::{self, Image};
 use crate::leftovers;
 use crate::manager::disk_folder;
 use crate::peers::cgroup::{Cgroup, Unreclaimable};
-use crate::peers::swap::{Request, Space, Swap};
+use crate::peers::swap::{Request, Space, Swap, ZramUse};
 use crate::plain::{PlainVm, Ram, Style};
 use crate::say;
 
@@ -106,6 +106,8 @@ struct Charged {
     merged: Bytes,
     /// In the swap cache, and mapped by nobody.
     passing: Bytes,
+    /// Of QEMU's own memory, what is in swap.
+    own_swapped: Bytes,
 }
 
 impl Charged {
@@ -117,6 +119,13 @@ impl Charged {
     /// Of QEMU, and of the kernel on its behalf.
     fn own(&self) -> Bytes {
         self.all.saturating_sub(self.ram())
+    }
+
+    /// What zram takes for guests' RAM: what it has of QEMU's own memory is beside the budget, as the rest of that is, and
+    /// taken to compress as well as all.
+    fn of_zram(&self, zram: &ZramUse) -> Bytes {
+        let own = self.own_swapped.0 as f64 / zram.original.0.max(1) as f64;
+        Bytes((zram.used.0 as f64 * (1.0 - own).max(0.0)) as u64)
     }
 }
 
@@ -227,21 +236,24 @@ impl Peer {
     }
 
     fn usage_and_ram(&self) -> Result<Charged> {
-        let mut at_hand = 0;
+        let (mut at_hand, mut own_swapped) = (Bytes::default(), Bytes::default());
         for (name, vm) in &self.vms {
-            at_hand += vm.resident_ram().with_context(|| name.clone())?.0;
+            let held = vm.held().with_context(|| name.clone())?;
+            at_hand += held.ram;
+            own_swapped += held.own_swapped;
         }
         // Resident in several guests, and one page all the same.
         let merged = if self.ksm.is_some() { ksm::counters()?.sharing << 12 } else { 0 };
         let (all, passing) = (self.cgroup.usage()?, self.cgroup.in_swap_cache()?);
-        Ok(Charged { all, at_hand: Bytes(at_hand), merged: Bytes(merged), passing })
+        Ok(Charged { all, at_hand, merged: Bytes(merged), passing, own_swapped })
     }
 
     /// Brings the limit to what the budget, QEMU's own memory and zram make of it.
     async fn adjust(&mut self) -> Result<()> {
         let Some(budget) = self.budget else { return Ok(()) };
-        let own = self.usage_and_ram()?.own();
-        let zram = self.swap.zram()?.map_or(0, |z| z.used.0);
+        let charged = self.usage_and_ram()?;
+        let own = charged.own();
+        let zram = self.swap.zram()?.map_or(0, |z| charged.of_zram(&z).0);
         // If zram took nearly all of it, there would be nothing to run in; then it has more than
         // its share, and "used" shows that.
         let guests = budget.0.saturating_sub(zram).max(budget.0 / 4);
@@ -294,7 +306,7 @@ impl Peer {
             compressed: in_zram,
             swapped: out.saturating_sub(in_zram),
             saved: charged.merged,
-            used: Bytes(charged.ram().0 + zram.map_or(0, |z| z.used.0)),
+            used: charged.ram() + zram.map_or(Bytes::default(), |z| charged.of_zram(&z)),
             at_hand: charged.at_hand,
             passing: charged.passing,
             vmms: Some(charged.own()),

@@ -493,5 +493,13 @@ mod tests {
         assert_eq!(told(), (true, 1));
         vm.set_readable(Ppn(2));
         assert_eq!(told(), (false, 2));
+        // What has come some other way is waited for no more.
+        vm.set_unreadable(Ppn(1), "gone".to_owned());
+        vm.set_unreadable(Ppn(2), "gone".to_owned());
+        vm.settle_unreadable(|ppn| ppn == Ppn(2));
+        assert_eq!(told(), (true, 3));
+        assert!(matches!(vm.unreadable(), Some(Health::Unreadable { page: Ppn(2), pages: 1, .. })));
+        vm.settle_unreadable(|_| false);
+        assert_eq!(told(), (false, 4));
     }
 }

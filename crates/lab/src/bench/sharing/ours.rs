@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use ballast_units::{Bytes, PAGE_SIZE};
@@ -65,10 +65,10 @@ pub async fn round(shape: Shape, plan: &Plan) -> Result<OurRound> {
         })
     };
     // What is found while the memory is being filled counts too.
-    let start = Look { saved: 0.0, ..look().await? };
+    let (begin, start) = (Instant::now(), Look { saved: 0.0, ..look().await? });
     let (shim, whole) = (shim_s(vmm)?, cpu::sum_s(me, |_, _| true)?);
     holder.fill().await?;
-    let merge = watch::merge(start, look, shape.contents().saving() as f64, LIMIT).await?;
+    let merge = watch::merge(begin, start, look, shape.contents().saving() as f64, LIMIT).await?;
     let shim_cpu_s = shim_s(vmm)? - shim;
     let manager_cpu_s = cpu::sum_s(me, |_, _| true)? - whole;
     let quiet = watch::quiet(look, QUIET, plan.passes, LIMIT).await?;

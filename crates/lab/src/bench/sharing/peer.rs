@@ -1,7 +1,7 @@
 //! The peer: the kernel's scanner over private memory.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
@@ -31,12 +31,12 @@ pub async fn round(ksm: &Ksm, mode: Mode, shape: Shape, plan: &Plan) -> Result<O
             passes: (now.full_scans - before.full_scans) as f64,
         })
     };
-    let start = look().await?;
+    let (begin, start) = (Instant::now(), look().await?);
     if !ksm.start(mode)? {
         return Ok(None);
     }
     let possible = shape.contents().saving() as f64;
-    let merge = watch::merge(start, look, possible, LIMIT).await.context("merging")?;
+    let merge = watch::merge(begin, start, look, possible, LIMIT).await.context("merging")?;
     let quiet = watch::quiet(look, QUIET, plan.passes, LIMIT).await?;
     let saved = look().await?.saved;
     let metadata = ksm::metadata(holder.pid)? as f64;

@@ -54,14 +54,15 @@ const EVERY: Duration = Duration::from_millis(50);
 /// Growth of this part of what can be saved counts as growth.
 const GROWTH: f64 = 0.001;
 
-/// Watches until nothing more is saved: for a complete pass (and 2 s), or for 30 s.
+/// Watches until nothing more is saved: for a complete pass (and 2 s), or for 30 s. The clock goes from `begin`, when
+/// `start` was seen.
 pub async fn merge(
+    begin: Instant,
     start: Look,
     mut look: impl AsyncFnMut() -> Result<Look>,
     possible: f64,
     limit: Duration,
 ) -> Result<Merge> {
-    let begin = Instant::now();
     let mut samples = vec![Sample { t: 0.0, look: start }];
     let mut grown = samples[0];
     loop {

@@ -166,7 +166,7 @@ fn guests(
                 n + 1
             )),
         };
-        let mut spec = guest.spec(image, Accel::Auto);
+        let mut spec = guest.spec(image, Accel::Tcg);
         spec.min = memory.0 / 2;
         spec.salt = Some(salt.clone());
         spec.guest_agent = Some(true);
