@@ -24,6 +24,8 @@ pub enum Failure {
     Manager(ClientError),
     /// Reading the memory of a process.
     Estimate(EstimateError),
+    /// The VM of this name has ended, and is still known.
+    NoProcess(String),
     /// Ending a VM without a manager.
     Offline(OfflineError),
     /// No manager answers, and none noted the VM in the run folder that was looked into.
@@ -130,6 +132,7 @@ impl Failure {
             Failure::Usage(_) => 2,
             Failure::Manager(ClientError::Refused(_))
             | Failure::Estimate(_)
+            | Failure::NoProcess(_)
             | Failure::Offline(_)
             | Failure::Config(_)
             | Failure::Program { .. }
@@ -155,7 +158,7 @@ impl Failure {
             }
             Failure::Manager(ClientError::Timeout { .. }) => json!("timeout"),
             Failure::Manager(ClientError::Broken { .. }) => json!("broken"),
-            Failure::Estimate(_) | Failure::Offline(_) => json!("process"),
+            Failure::Estimate(_) | Failure::NoProcess(_) | Failure::Offline(_) => json!("process"),
             Failure::Config(_) => json!("bad_request"),
             Failure::Journal(_) | Failure::Unread { .. } | Failure::NoTurns { .. } => {
                 json!("journal")
@@ -173,6 +176,7 @@ impl Failure {
             Failure::Usage(text) => text.clone(),
             Failure::Manager(e) => manager_message(e),
             Failure::Estimate(e) => e.to_string(),
+            Failure::NoProcess(name) => format!("'{name}' has no process any more"),
             Failure::Offline(e) => e.to_string(),
             Failure::Unnoted { unreachable, run_dir } => format!(
                 "{}; {} has no record of such a VM either (another run folder: --run-dir)",

@@ -73,7 +73,13 @@ pub fn changes(before: &Decision, now: &Decision, names: &Names) -> Vec<Change> 
     let mut left: Vec<VmId> = old.into_keys().collect();
     left.sort_unstable();
     for id in left {
-        say(Some(id), format!("{} leaves", name_of(names, id)));
+        say(
+            Some(id),
+            format!(
+                "{} leaves: it ended, was let go of, or cannot be managed now",
+                name_of(names, id)
+            ),
+        );
     }
     found
 }

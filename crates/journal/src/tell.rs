@@ -186,7 +186,9 @@ pub fn ended(outcome: &Outcome, names: &Names) -> String {
     let now = outcome.now;
     let name = outcome.vm.map_or_else(|| "the host".to_owned(), |id| name_of(names, id));
     match (outcome.aim, outcome.end) {
-        (_, End::Gone) => format!("{name} left {took} after it was asked."),
+        (_, End::Gone) => {
+            format!("{name} ended, or was managed no more, {took} after it was asked.")
+        }
         (Aim::Relief { worst }, _) => format!(
             "The host was back in state high, with {now} free, {took} after it had left it; the worst was {worst}."
         ),

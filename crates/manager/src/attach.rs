@@ -158,6 +158,7 @@ impl Manager {
             params,
             process,
             management: Management { mode: Mode::Unmanaged, reason: Some("not seen yet".into()) },
+            objection: None,
             external,
             vmm: Pages::ZERO,
             paged: None,

@@ -240,6 +240,7 @@ impl Manager {
             params: record.params,
             process,
             management: Management { mode: Mode::Unmanaged, reason: Some(reason) },
+            objection: None,
             external: held.pages(),
             vmm: Pages::ZERO,
             paged: None,
@@ -637,18 +638,15 @@ fn accel_again(asked: Accel, had: &str) -> Accel {
 
 /// How a VM with these parameters is started again, where its limit is `limit` then, and what is to be changed when
 /// it runs, one after the other: a promise that cannot be kept now costs it nothing else.
-fn again(spec: VmSpec, params: &VmParams, limit: Pages) -> (VmSpec, [VmChange; 2]) {
+fn again(spec: VmSpec, params: &VmParams, limit: Pages) -> (VmSpec, [VmChange; 4]) {
     let asked = params.asked();
     let min = asked.min.map(|min| min.bytes().0);
     // No more is guaranteed than it may have: more was promised when its limit had been raised.
     let first = min.unwrap_or(0).min(limit.bytes().0);
-    let rest = VmChange {
-        max: asked.max.map(|max| max.bytes().0),
-        // What it was asked to be without, whatever the configuration says.
-        min: min.filter(|min| *min == 0),
-        no_pool: asked.pool == Some(None),
-        ..VmChange::default()
-    };
+    // What it was asked to be without, whatever the configuration says. A limit may be below that.
+    let nothing = VmChange { min: min.filter(|min| *min == 0), ..VmChange::default() };
+    let outside = VmChange { no_pool: asked.pool == Some(None), ..VmChange::default() };
+    let limited = VmChange { max: asked.max.map(|max| max.bytes().0), ..VmChange::default() };
     let promise = VmChange { min: min.filter(|min| *min != first), ..VmChange::default() };
     let spec = VmSpec {
         shares: asked.shares,
@@ -658,7 +656,7 @@ fn again(spec: VmSpec, params: &VmParams, limit: Pages) -> (VmSpec, [VmChange; 2
         salt: params.salt.clone(),
         ..spec
     };
-    (spec, [rest, promise])
+    (spec, [nothing, outside, limited, promise])
 }
 
 #[cfg(test)]
@@ -716,10 +714,17 @@ mod tests {
             let pages = |mib: Option<u64>| mib.map(Pages::from_mib);
             let asked = Asked { min: pages(min), max: pages(max), ..Asked::default() };
             let params = VmParams::resolve(&[], "a", sizes, asked).unwrap();
-            let (spec, [rest, promise]) = again(VmSpec::default(), &params, Pages::from_mib(limit));
-            assert!(promise.max.is_none() && (rest.min.is_none() || promise.min.is_none()));
+            let (spec, changes) = again(VmSpec::default(), &params, Pages::from_mib(limit));
             let mib = |bytes: Option<u64>| bytes.map(|bytes| bytes >> 20);
-            (spec.min >> 20, mib(rest.min.or(promise.min)), mib(rest.max))
+            // What cannot be had costs nothing else.
+            let wishes = |change: &VmChange| {
+                usize::from(change.min.is_some()) + usize::from(change.max.is_some())
+            };
+            assert!(changes.iter().all(|change| wishes(change) < 2), "{changes:?}");
+            let mins: Vec<u64> = changes.iter().filter_map(|change| change.min).collect();
+            assert!(mins.len() < 2, "{changes:?}");
+            let max = changes.iter().find_map(|change| change.max);
+            (spec.min >> 20, mib(mins.first().copied()), mib(max))
         };
         assert_eq!(with(None, None, 256), (0, None, None));
         assert_eq!(with(Some(64), None, 256), (64, None, None));

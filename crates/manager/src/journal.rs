@@ -11,6 +11,7 @@ use ballast_journal::tell::{self, Query, TellError};
 use ballast_journal::{Journal, Settings, now_ms};
 use ballast_units::Bytes;
 use serde::Deserialize;
+use tokio::sync::Semaphore;
 
 use crate::layout::{JOURNAL, SERVICE_JOURNAL};
 use crate::limits::Wrong;
@@ -132,12 +133,27 @@ pub async fn list(manager: Arc<Manager>, query: JournalQuery) -> Result<JournalP
     read(manager, move |folder| tell::list(folder, &query)).await
 }
 
+/// Readings at a time: on a file system that hangs each keeps its thread, of those that all work shares, for good.
+const READINGS: usize = 4;
+static READING: Semaphore = Semaphore::const_new(READINGS);
+/// How long one may wait for its turn.
+const TURN: Duration = Duration::from_secs(10);
+
 /// Reads the files in a thread of its own: it may take seconds.
 async fn read<T: Send + 'static>(
     manager: Arc<Manager>,
     of: impl FnOnce(&Path) -> Result<T, TellError> + Send + 'static,
 ) -> Result<T, Failure> {
+    let turn = tokio::time::timeout(TURN, READING.acquire()).await;
+    let Ok(Ok(turn)) = turn else {
+        let why = format!(
+            "the journal is being read {READINGS} times, and none has ended within {} s",
+            TURN.as_secs()
+        );
+        return Err(Failure::internal(why));
+    };
     let work = move || {
+        let _turn = turn;
         let journal = kept(&manager)?;
         journal.flush(FLUSH);
         of(&journal.settings().folder).map_err(failure)

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use ballast_api::{Accel, ErrorCode, Management, Mode, RunState, VmSpec, VmView};
-use ballast_pager::service::PagedVm;
+use ballast_pager::service::{PagedVm, PagerConfig};
 use ballast_policy::{BalloonControl, Promise, WorkingSet};
 use ballast_qemu::{
     AccelChoice, Huge, LaunchPaths, Monitor, ProcessHandle, RamMapping, Verdict, Vmm, check_spec,
@@ -17,7 +17,7 @@ use ballast_shim_proto::{Hello, Peer};
 use ballast_units::{Bytes, Pages, VmId};
 
 use crate::config::rules::rule_for;
-use crate::looks::{Known, managed, of_both};
+use crate::looks::{Heard, Known, Past, managed, of_both};
 use crate::manager::{Failure, Manager, NotTaken, Pledge};
 use crate::pace::{round_of, slot_after};
 use crate::paging::{Answer, Expected, pager_config};
@@ -91,15 +91,15 @@ impl Manager {
         // From here on among the parameters alone, where it can be changed.
         let params = VmParams { salt: spec.salt.take(), ..params };
         let large_pages = self.wants_large_pages(&spec);
-        let overhead = pager_config(&self.config(), 0, large_pages).overhead(size)
-            + Bytes(spec.overhead.unwrap_or(0)).pages_ceil();
+        let pager = pager_config(&self.config(), large_pages);
+        let overhead = pager.overhead(size) + Bytes(spec.overhead.unwrap_or(0)).pages_ceil();
         let vmm = self.expected_vmm(&spec);
         let promise = Promise::of(params.min, size, overhead + vmm);
         let pledge = Pledge { promise, pool: params.pool.clone(), rebooted: again };
         self.claim_name(&spec.name, pledge.clone()).await?;
         let name = spec.name.clone();
         let result =
-            self.start_promised(spec, size, params, (overhead, vmm), again.is_some()).await;
+            self.start_promised(spec, size, params, (pager, overhead, vmm), again.is_some()).await;
         match again {
             // It may be tried once more.
             Some(_) if result.is_err() => self.promise_held(&name, pledge),
@@ -161,7 +161,7 @@ impl Manager {
         spec: VmSpec,
         size: Pages,
         params: VmParams,
-        (overhead, vmm_memory): (Pages, Pages),
+        (pager, overhead, vmm_memory): (PagerConfig, Pages, Pages),
         again: bool,
     ) -> Result<Arc<Vm>, Failure> {
         let accel = self.choose_accel(&spec).await?;
@@ -172,7 +172,7 @@ impl Manager {
         let promise = lock(&self.starting).get(&spec.name).map_or(promise, |pledge| pledge.promise);
         self.wait_for_room(&spec.name, (size, &params), promise, wait).await?;
         // Until the pager has it, the overhead is ours to give back.
-        let started = self.start_vmm(&spec, &accel, size, params.clone(), overhead).await;
+        let started = self.start_vmm(&spec, &accel, size, params.clone(), (pager, overhead)).await;
         let (vmm, paged, paths) = match started {
             Ok(parts) => parts,
             Err(e) => {
@@ -205,6 +205,7 @@ impl Manager {
             params,
             process: vmm.process.clone(),
             management,
+            objection: None,
             external: if paged.is_some() { Pages::ZERO } else { boot },
             vmm: if paged.is_some() { vmm_memory } else { Pages::ZERO },
             paged,
@@ -328,16 +329,15 @@ impl Manager {
         accel: &AccelChoice,
         size: Pages,
         params: VmParams,
-        overhead: Pages,
+        (pager, overhead): (PagerConfig, Pages),
     ) -> Result<(Vmm, Result<PagedVm, String>, LaunchPaths), Failure> {
         let name = &spec.name;
         let mut paths = self.paths(name);
-        let large_pages = self.wants_large_pages(spec);
         // Open until QEMU has mapped them; then they live as long as QEMU has.
         let boot = Bytes(spec.max).pages();
         let sizes = parts_of(boot, size);
         let files: Vec<Option<OwnedFd>> =
-            sizes.iter().map(|&size| own_ram_file(name, size, large_pages)).collect();
+            sizes.iter().map(|&size| own_ram_file(name, size, pager.large_pages)).collect();
         let path = |file: &Option<OwnedFd>| {
             let fd = file.as_ref()?.as_raw_fd();
             Some(format!("/proc/{}/fd/{fd}", std::process::id()).into())
@@ -366,7 +366,7 @@ impl Manager {
             swap,
             overhead,
             domain,
-            large_pages,
+            pager,
             held: None,
             answer,
         });
@@ -437,6 +437,8 @@ impl Manager {
 
     /// The same; what other processes have may have been found out at `since`.
     async fn look_at_since(&self, since: Instant, vm: &Vm) {
+        // One after the other: what one has found is not lifted by one that had begun before.
+        let mut past = vm.looks.lock().await;
         let ram: Option<Vec<RamMapping>> = match &*vm.paged() {
             Some(paged) => paged
                 .memory()
@@ -463,6 +465,11 @@ impl Manager {
         } else {
             None
         };
+        let heard = match &qmp {
+            None => Heard::Nobody,
+            Some(_) if is_unsure => Heard::InVain,
+            Some(_) => Heard::Told,
+        };
         let verdict = of_both(first, second);
         if vm.run_state() == RunState::Stopped || !vm.process.is_alive() {
             return;
@@ -475,11 +482,16 @@ impl Manager {
             is_built,
             has_balloon: monitor.as_ref().is_some_and(Monitor::has_balloon),
             started_here: vm.spec.is_some(),
+            qmp: heard,
         };
         // Without QMP no balloon is seen.
         let is_beyond_reach = qmp.is_some() && matches!(verdict, Verdict::Unmanaged(_));
-        let Some(management) = managed(verdict, &old, known) else { return };
+        let objects = matches!(verdict, Verdict::BalloonOnly(_) | Verdict::Unmanaged(_));
+        let Some(management) = managed(verdict, &old, &past, known) else { return };
         vm.was_looked_at(management.clone(), is_built);
+        if heard == Heard::Told && ram.is_some() {
+            note_objection(vm, &mut past, objects.then(|| management.clone()));
+        }
         vm.is_beyond_reach.store(is_beyond_reach, Ordering::Relaxed);
         if management != old {
             match &management.reason {
@@ -546,7 +558,8 @@ impl Manager {
         }
         let handle = self.runtime.clone();
         let params = VmParams::resolve(&self.config().vms, &name, size.into(), Asked::default())?;
-        let overhead = pager_config(&self.config(), 0, false).overhead(size);
+        let pager = pager_config(&self.config(), false);
+        let overhead = pager.overhead(size);
         let need = Promise::of(params.min, size, overhead);
         let pledge = Pledge { promise: need, pool: params.pool.clone(), rebooted: None };
         handle.block_on(async {
@@ -579,7 +592,7 @@ impl Manager {
                 swap: need.swap,
                 overhead,
                 domain,
-                large_pages: false,
+                pager,
                 held: None,
                 answer,
             })
@@ -616,6 +629,7 @@ impl Manager {
             params,
             process,
             management: unseen("its VMM may still be building its machine"),
+            objection: None,
             external: Pages::ZERO,
             vmm: Pages::ZERO,
             paged: Some(paged),
@@ -687,6 +701,17 @@ pub(crate) fn built_at(mapped_ms: Option<u64>) -> Instant {
     Instant::now() + BUILDING.saturating_sub(age)
 }
 
+/// What a look by QMP has come to, for looks that are without it, and for the next manager.
+fn note_objection(vm: &Vm, past: &mut Past, objection: Option<Management>) {
+    if past.objection == objection {
+        return;
+    }
+    past.objection.clone_from(&objection);
+    if let Err(e) = Record::update(&vm.folder, |record| record.objection = objection) {
+        tracing::warn!(vm = vm.name, "the next manager is not told whether it may be paged: {e}");
+    }
+}
+
 /// Until that is known it shares nothing. A process whose command line cannot be read is asked again in each round.
 async fn learn_of_zeros(vm: &Vm) {
     if vm.counts_on_zeros.get().is_none()
@@ -717,5 +742,31 @@ async fn look_again(manager: Arc<Manager>, vm: Arc<Vm>) {
         learn_of_zeros(&vm).await;
         let round = round_of(manager.started.elapsed(), INSPECTION, Duration::ZERO);
         manager.look_at_since(manager.started + round, &vm).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_qmp_has_found_is_told_the_next_manager() {
+        let (dir, size) = (tempfile::tempdir().unwrap(), Pages(4));
+        let params = VmParams::resolve(&[], "a", size.into(), Asked::default()).unwrap();
+        let accel = AccelChoice::Kvm;
+        let pid = std::process::id();
+        let record = Record::new("a", None, params.clone(), size, Pages(1), pid, &accel);
+        record.save(dir.path()).unwrap();
+        let told = || Record::load(dir.path()).unwrap().unwrap().objection;
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let _entered = runtime.enter();
+        let vm = Vm::of_tests("a", dir.path().to_owned(), size, params);
+        let mut past = vm.looks.try_lock().unwrap();
+        let reason = Some("scsi-block".to_owned());
+        let objection = Some(Management { mode: Mode::BalloonOnly, reason });
+        note_objection(&vm, &mut past, objection.clone());
+        assert_eq!((told(), past.objection.clone()), (objection.clone(), objection));
+        note_objection(&vm, &mut past, None);
+        assert_eq!((told(), past.objection.clone()), (None, None));
     }
 }

@@ -13,6 +13,26 @@ pub struct Known {
     pub has_balloon: bool,
     /// `vm run` started it.
     pub started_here: bool,
+    pub qmp: Heard,
+}
+
+/// What a look had of QMP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Heard {
+    /// There is none, or it is out of reach.
+    Nobody,
+    /// It did not tell all that it was asked.
+    InVain,
+    Told,
+}
+
+/// What was found before, and need not be seen any more.
+#[derive(Clone, Debug, Default)]
+pub struct Past {
+    /// What the last look by QMP has found against paging, if it has. Not all of it is seen without.
+    pub objection: Option<Management>,
+    /// Why it has no pager, of a VM that never had one.
+    pub refused: Option<String>,
 }
 
 /// What holds of two looks, of which the second one was without QMP, if there was one. It is heard only where the first
@@ -25,13 +45,18 @@ pub fn of_both(first: Verdict, second: Option<Verdict>) -> Verdict {
 }
 
 /// None: as before.
-pub fn managed(verdict: Verdict, old: &Management, vm: Known) -> Option<Management> {
+pub fn managed(verdict: Verdict, old: &Management, past: &Past, vm: Known) -> Option<Management> {
     let (mode, reason) = match verdict {
+        // Neither its RAM nor its balloon is found so.
+        _ if !vm.paged && vm.qmp == Heard::Nobody => return None,
+        Verdict::Pageable if vm.paged && vm.qmp != Heard::Told && past.objection.is_some() => {
+            return past.objection.clone();
+        }
         Verdict::Pageable if vm.paged && !vm.is_built => return None,
         Verdict::Pageable if vm.paged => (Mode::Paged, None),
         Verdict::Pageable if vm.has_balloon => {
             // Of a VM that was started here, the reason for which its shim was refused.
-            let refused = old.reason.clone().filter(|_| vm.started_here);
+            let refused = past.refused.clone().filter(|_| vm.started_here);
             let unshimmed =
                 || "started without the shim (LD_PRELOAD=libballast_shim.so)".to_owned();
             (Mode::BalloonOnly, Some(refused.unwrap_or_else(unshimmed)))
@@ -53,24 +78,33 @@ pub fn managed(verdict: Verdict, old: &Management, vm: Known) -> Option<Manageme
 mod tests {
     use super::*;
 
-    const PAGED: Known =
-        Known { paged: true, is_built: true, has_balloon: true, started_here: true };
+    const PAGED: Known = Known {
+        paged: true,
+        is_built: true,
+        has_balloon: true,
+        started_here: true,
+        qmp: Heard::Told,
+    };
 
     fn was(mode: Mode) -> Management {
         let reason = (mode != Mode::Paged).then(|| "before".to_owned());
         Management { mode, reason }
     }
 
+    fn refused() -> Past {
+        Past { refused: Some("its shim's".to_owned()), ..Past::default() }
+    }
+
     fn mode(verdict: Verdict, old: Mode, vm: Known) -> Option<Mode> {
-        managed(verdict, &was(old), vm).map(|now| now.mode)
+        managed(verdict, &was(old), &refused(), vm).map(|now| now.mode)
     }
 
     #[test]
     fn what_could_not_be_found_out_leaves_a_paged_vm_paged_and_no_other() {
         let unknown = || Verdict::Unknown("late".into());
-        assert_eq!(managed(unknown(), &was(Mode::Paged), PAGED), None);
+        assert_eq!(mode(unknown(), Mode::Paged, PAGED), None);
         for old in [Mode::Unmanaged, Mode::BalloonOnly] {
-            let now = managed(unknown(), &was(old), PAGED).unwrap();
+            let now = managed(unknown(), &was(old), &refused(), PAGED).unwrap();
             assert_eq!((now.mode, now.reason.as_deref()), (Mode::Unmanaged, Some("late")));
         }
         // What was found does not.
@@ -98,14 +132,45 @@ mod tests {
 
     #[test]
     fn what_is_fit_is_paged_once_it_is_built_and_else_as_far_as_it_can_be() {
-        let fit = |old, vm| managed(Verdict::Pageable, &was(old), vm);
+        let fit = |old, vm| managed(Verdict::Pageable, &was(old), &refused(), vm);
         assert_eq!(fit(Mode::Unmanaged, Known { is_built: false, ..PAGED }), None);
         assert_eq!(fit(Mode::Unmanaged, PAGED), Some(was(Mode::Paged)));
         let unshimmed = Known { paged: false, ..PAGED };
-        assert_eq!(fit(Mode::BalloonOnly, unshimmed), Some(was(Mode::BalloonOnly)), "its shim's");
+        // Whatever was said of it meanwhile.
+        let shims = fit(Mode::Unmanaged, unshimmed).unwrap();
+        assert_eq!((shims.mode, shims.reason.as_deref()), (Mode::BalloonOnly, Some("its shim's")));
         let stranger = fit(Mode::BalloonOnly, Known { started_here: false, ..unshimmed }).unwrap();
         assert!(stranger.reason.unwrap().contains("without the shim"));
         let bare = fit(Mode::BalloonOnly, Known { has_balloon: false, ..unshimmed }).unwrap();
         assert_eq!(bare.mode, Mode::Unmanaged);
+    }
+
+    #[test]
+    fn what_qmp_has_found_is_lifted_by_qmp_alone() {
+        let objection = Management { mode: Mode::BalloonOnly, reason: Some("scsi-block".into()) };
+        let past = Past { objection: Some(objection.clone()), ..Past::default() };
+        let pageable =
+            |old, qmp| managed(Verdict::Pageable, &was(old), &past, Known { qmp, ..PAGED });
+        for qmp in [Heard::Nobody, Heard::InVain] {
+            // Also after a takeover, of which nobody has looked at it yet, and before it is built.
+            for old in [Mode::BalloonOnly, Mode::Paged] {
+                assert_eq!(pageable(old, qmp), Some(objection.clone()), "{qmp:?}");
+            }
+            // It may be worse.
+            let pinned = Verdict::Unmanaged("pinned".into());
+            let now = managed(pinned, &objection, &past, Known { qmp, ..PAGED });
+            assert_eq!(now.map(|now| now.mode), Some(Mode::Unmanaged));
+        }
+        assert_eq!(pageable(Mode::BalloonOnly, Heard::Told), Some(was(Mode::Paged)));
+    }
+
+    #[test]
+    fn of_what_is_not_paged_nothing_is_found_without_qmp() {
+        let unpaged = Known { paged: false, qmp: Heard::Nobody, ..PAGED };
+        let lost = || Verdict::Unmanaged("its RAM was not found".into());
+        assert_eq!(mode(lost(), Mode::BalloonOnly, unpaged), None);
+        assert_eq!(mode(Verdict::Pageable, Mode::BalloonOnly, unpaged), None);
+        let told = Known { qmp: Heard::Told, ..unpaged };
+        assert_eq!(mode(lost(), Mode::BalloonOnly, told), Some(Mode::Unmanaged));
     }
 }

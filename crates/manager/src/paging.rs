@@ -57,8 +57,8 @@ pub struct Expected {
     pub overhead: Pages,
     /// With whom it shares pages.
     pub domain: String,
-    /// Whether it is to have large pages.
-    pub large_pages: bool,
+    /// How its pager is laid out: what was booked for it holds that much, and what was reloaded meanwhile changes neither.
+    pub pager: PagerConfig,
     /// What it holds, booked until it is taken over. None: it is new.
     pub held: Option<Arc<Advance>>,
     /// Told once, when the handshake has come to its end.
@@ -69,15 +69,14 @@ pub struct Expected {
 /// the books.
 pub type Answer = oneshot::Receiver<Result<PagedVm, String>>;
 
-/// How the pager of a VM that is started is laid out.
-pub fn pager_config(config: &Config, seed: u64, large_pages: bool) -> PagerConfig {
+/// How the pager of a VM that is started is laid out. It is seeded once its process is known.
+pub fn pager_config(config: &Config, large_pages: bool) -> PagerConfig {
     let holds = u64::from(config.sampling.samples) + u64::from(config.sampling.samples) / 4;
     PagerConfig {
         fault_around: config.fault_around,
         stage: StageLayout { holds, ..PagerConfig::default().stage },
         large_pages,
         compression: config.compression,
-        seed,
         check: config.check_takeovers || PagerConfig::default().check,
         ..PagerConfig::default()
     }
@@ -358,7 +357,7 @@ fn take_charge(
     check_parts(manager, hello, &ram_files, peer)?;
     // Of this thread, which is this handshake's, and of the pager's threads that it starts.
     numa::follow(peer.pid);
-    let config = pager_config(&manager.config(), u64::from(expected.pid), expected.large_pages);
+    let config = PagerConfig { seed: u64::from(expected.pid), ..expected.pager };
     let domain = manager.commons.domain(&expected.domain)?;
     let seed = config.seed;
     let arrival = Arrival {
@@ -667,7 +666,7 @@ mod tests {
             ..Overrides::default()
         };
         let config = Config::load(None, overrides).unwrap();
-        let (pager, models) = (pager_config(&config, 1, false), ballast_sim::Models::default());
+        let (pager, models) = (pager_config(&config, false), ballast_sim::Models::default());
         for mib in [64, 256, 1 << 10, 64 << 10] {
             let size = Pages::from_mib(mib);
             let (books, simulated) = (pager.overhead(size).0, models.overhead(size.0));

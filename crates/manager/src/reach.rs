@@ -75,11 +75,13 @@ async fn join(manager: &Arc<Manager>, vm: &Arc<Vm>, qmp: Qmp) -> Result<Monitor,
     }
     let heard = vm.run_events();
     match monitor.query_status().await {
-        // Paused before we listened: a former manager was told, or nobody.
-        Ok(status) if status.status == "paused" => vm.was_found(RunState::Paused, heard),
-        // And it may have gone on unheard.
+        // It may have gone on unheard.
         Ok(status) if status.running => vm.was_found(RunState::Running, heard),
-        _ => vm.has_started(),
+        Ok(status) if status.status == "shutdown" => vm.has_started(),
+        // Stopped before we listened, whatever for: by a person, by an error of its disk, asleep. A former manager was told, or
+        // nobody.
+        Ok(_) => vm.was_found(RunState::Paused, heard),
+        Err(_) => vm.has_started(),
     }
     vm.set_monitor(Some(monitor.clone()));
     vm.seeks_qmp.store(false, Ordering::Relaxed);

@@ -4,8 +4,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-use ballast_api::VmSpec;
 use ballast_api::record::{RECORD_VERSION, is_process, process_started, read_record};
+use ballast_api::{Management, VmSpec};
 use ballast_qemu::AccelChoice;
 use ballast_units::Pages;
 use serde::{Deserialize, Serialize};
@@ -71,6 +71,9 @@ pub struct Record {
     /// Why it is not paged, of a VM that never was: no shim comes for it.
     #[serde(default)]
     pub unpaged: Option<String>,
+    /// What the last look by QMP has found against paging it. A manager of before does not know of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub objection: Option<Management>,
     /// Where its QMP is, of a VM that somebody else started. None: not known, or where VMs that the manager
     /// starts have it.
     #[serde(default)]
@@ -106,6 +109,7 @@ impl Record {
             frozen: false,
             shim: 0,
             unpaged: None,
+            objection: None,
             qmp: None,
         }
     }

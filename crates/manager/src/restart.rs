@@ -15,7 +15,7 @@ use ballast_units::{Bytes, Pages};
 
 use crate::lifecycle::{built_at, parts_of, unseen};
 use crate::manager::{Manager, Pledge, Waits};
-use crate::paging::{Answer, Expected};
+use crate::paging::{Answer, Expected, pager_config};
 use crate::records::Record;
 use crate::survey::{Left, Survey};
 use crate::sync::lock;
@@ -144,13 +144,14 @@ fn expect(manager: &Manager, record: &Record, held: &Arc<Advance>) -> Answer {
     let large = record.spec.as_ref().is_some_and(|spec| manager.wants_large_pages(spec));
     let (sizes, overhead) = (parts_of(record.boot(), record.size), record.overhead);
     let (pid, held) = (record.pid, Some(held.clone()));
+    let pager = pager_config(&manager.config(), large);
     manager.expect_shim(&record.name, |answer| Expected {
         pid,
         sizes,
         swap,
         overhead,
         domain,
-        large_pages: large,
+        pager,
         held,
         answer,
     })
@@ -354,6 +355,7 @@ fn admit(
         params: record.params.clone(),
         process,
         management,
+        objection: record.objection.clone(),
         external,
         vmm: Pages::ZERO,
         paged,

@@ -9,6 +9,7 @@ use crate::config::rules::{VmRule, rule_for};
 use crate::driver::Driver;
 use crate::inputs::AgentReport;
 use crate::limits;
+use crate::looks::Past;
 use crate::rates::Rates;
 use crate::sync::{Look, UntilTaken, lock};
 use ballast_api::{GuestStats, Management, Mode, RunState, Salt, VmSpec};
@@ -306,6 +307,8 @@ pub struct Vm {
     pub has_said_all: AtomicBool,
     /// Somebody has had it stopped: it is not started again.
     pub stop_asked: AtomicBool,
+    /// What looks at its VMM have come to; held by the one that is under way.
+    pub looks: tokio::sync::Mutex<Past>,
     /// The VMM was looked at, and nothing was found that forbids paging. Until then, pages are
     /// handed out and none is taken.
     pub inspected: AtomicBool,
@@ -353,6 +356,8 @@ pub struct NewVm {
     pub params: VmParams,
     pub process: ProcessHandle,
     pub management: Management,
+    /// See [`Past`].
+    pub objection: Option<Management>,
     pub paged: Option<PagedVm>,
     /// What is booked for a VM that is not paged.
     pub external: Pages,
@@ -382,6 +387,7 @@ impl Vm {
             params,
             process: ProcessHandle::open(std::process::id()).unwrap(),
             management: Management { mode: Mode::BalloonOnly, reason: None },
+            objection: None,
             paged: None,
             external: Pages::ZERO,
             vmm: Pages::ZERO,
@@ -396,6 +402,8 @@ impl Vm {
     pub fn new(new: NewVm) -> Vm {
         let has = new.paged.as_ref().map_or(Pages::ZERO, |paged| paged.memory().charged());
         let assumed = new.params.max.max(has).saturating_sub(new.boot);
+        let refused = new.management.reason.clone().filter(|_| new.paged.is_none());
+        let past = Past { objection: new.objection, refused };
         Vm {
             id: new.id,
             name: new.name,
@@ -433,6 +441,7 @@ impl Vm {
                 last: Instant::now(),
             }),
             driver: Mutex::new(Driver::default()),
+            looks: tokio::sync::Mutex::new(past),
             rebooting: AtomicBool::new(false),
             shuts_down: tokio::sync::Notify::new(),
             has_said_all: AtomicBool::new(false),
@@ -484,8 +493,9 @@ impl Vm {
                 lock(&self.driver).was_reset(Instant::now());
                 self.stir();
             }
-            "STOP" => self.heard(RunState::Paused),
-            "RESUME" => self.heard(RunState::Running),
+            // A guest that sleeps (S3) stands still, too.
+            "STOP" | "SUSPEND" => self.heard(RunState::Paused),
+            "RESUME" | "WAKEUP" => self.heard(RunState::Running),
             "SHUTDOWN" => {
                 if matches!(event.reason.as_deref(), Some("guest-reset" | "guest-panic")) {
                     self.rebooting.store(true, Ordering::Relaxed);

@@ -42,7 +42,7 @@ fn vmm_process() {
         wanted: all - mib("VMM_HOLDS"),
         pace: u64::MAX,
         told: std::env::var("VMM_TOLD").ok().map(|at| at.parse().unwrap()),
-        running: true,
+        status: "running".to_owned(),
         deaf: std::env::var_os("VMM_DEAF").is_some(),
     }));
     let serving = vmm.clone();
@@ -57,8 +57,9 @@ fn vmm_process() {
                 vmm.hang_up();
             }
             ("come", path) => vmm.socket = Some(path.into()),
-            ("stop", _) => vmm.running = false,
-            ("cont", _) => vmm.running = true,
+            ("stop", "") => vmm.status = "paused".to_owned(),
+            ("stop", why) => vmm.status = why.to_owned(),
+            ("cont", _) => vmm.status = "running".to_owned(),
             ("slow", _) => vmm.pace = MIB / 4,
             // Its balloon says what it held, and its statistics are those of before.
             ("reset", _) => {
@@ -93,7 +94,8 @@ struct Vmm {
     pace: u64,
     /// When its guest told statistics last, seconds since 1970; 0 is never. None: just now.
     told: Option<u64>,
-    running: bool,
+    /// QEMU's word for whether it runs, or why not.
+    status: String,
     /// The next to ask what its balloon holds gets no answer.
     deaf: bool,
 }
@@ -147,8 +149,7 @@ impl Vmm {
             }
             "query-memory-devices" => json!([]),
             "query-status" => {
-                let status = if self.running { "running" } else { "paused" };
-                json!({ "running": self.running, "status": status })
+                json!({ "running": self.status == "running", "status": self.status })
             }
             "query-memory-size-summary" => json!({ "base-memory": SIZE }),
             "query-memdev" => json!([{ "id": "mem", "size": SIZE, "share": false }]),
@@ -383,11 +384,17 @@ async fn a_connection_that_its_vmm_closes_is_made_again() {
     vmm.ask("hang-up");
     vmm.is_led(&ballastd, asked).await;
     has_state(&ballastd, RunState::Running).await;
+    // Its disk fails: it stands still as well.
+    let asked = vmm.count(ASKED);
+    vmm.ask("stop io-error");
+    vmm.ask("hang-up");
+    vmm.is_led(&ballastd, asked).await;
+    has_state(&ballastd, RunState::Paused).await;
     // Each time there was one connection, and it was said once.
-    assert_eq!(vmm.count("client"), 4);
+    assert_eq!(vmm.count("client"), 5);
     let log = log(&ballastd);
     let said = |what: &str| log.lines().filter(|line| line.contains(what)).count();
-    assert_eq!((said("out of reach"), said("in reach again"), said("panicked")), (3, 3, 0));
+    assert_eq!((said("out of reach"), said("in reach again"), said("panicked")), (4, 4, 0));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -434,7 +441,7 @@ async fn who_made_a_socket_and_has_no_guest_is_not_attached_to() {
         wanted: SIZE,
         pace: u64::MAX,
         told: None,
-        running: true,
+        status: "running".to_owned(),
         deaf: false,
     };
     // Here, where nobody has memory of that size.

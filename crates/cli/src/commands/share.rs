@@ -123,7 +123,7 @@ async fn open(client: &Client, args: &EstimateArgs, out: &Output) -> Result<Vec<
                     Some(vm) => vm.clone(),
                     None => client.vm(name).await?,
                 };
-                let gone = || Failure::Usage(format!("'{name}' has no process"));
+                let gone = || Failure::NoProcess(name.clone());
                 (vm.pid.ok_or_else(gone)?, Some(vm.name))
             }
         };
