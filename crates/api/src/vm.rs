@@ -247,7 +247,8 @@ pub enum RunState {
     Starting,
     /// Its guest runs.
     Running,
-    /// Paused by somebody (QMP `stop`), not by memory.
+    /// Its guest stands still, though not for memory: paused by somebody (QMP `stop`), stopped by its VMM (an error of its
+    /// disk), or asleep.
     Paused,
     /// Stopped because pages that it waits for cannot be read from its swap files, or are damaged there:
     /// `trouble` says which and why. It goes on by itself once they can be read.

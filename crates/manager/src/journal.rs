@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ballast_api::{JournalPage, JournalQuery, JournalView, Why};
+use ballast_api::{ErrorCode, JournalPage, JournalQuery, JournalView, Why};
 use ballast_journal::journal::LEAST;
 use ballast_journal::segment::Header;
 use ballast_journal::tell::{self, Query, TellError};
@@ -147,10 +147,10 @@ async fn read<T: Send + 'static>(
     let turn = tokio::time::timeout(TURN, READING.acquire()).await;
     let Ok(Ok(turn)) = turn else {
         let why = format!(
-            "the journal is being read {READINGS} times, and none has ended within {} s",
+            "too many readings of the journal at a time: no turn within {} s",
             TURN.as_secs()
         );
-        return Err(Failure::internal(why));
+        return Err(Failure::new(ErrorCode::Conflict, why));
     };
     let work = move || {
         let _turn = turn;

@@ -9,15 +9,15 @@ use ballast_api::{Accel, ErrorCode, Management, Mode, RunState, VmSpec, VmView};
 use ballast_pager::service::{PagedVm, PagerConfig};
 use ballast_policy::{BalloonControl, Promise, WorkingSet};
 use ballast_qemu::{
-    AccelChoice, Huge, LaunchPaths, Monitor, ProcessHandle, RamMapping, Verdict, Vmm, check_spec,
-    command, counts_on_zeros, inspect_since, last_log_line, probe_accel_cached, ram_file, spawn,
-    unasked_large_memfds,
+    AccelChoice, Huge, Inspection, LaunchPaths, Monitor, ProcessHandle, RamMapping, Verdict, Vmm,
+    check_spec, command, counts_on_zeros, inspect_since, last_log_line, probe_accel_cached,
+    ram_file, spawn, unasked_large_memfds,
 };
 use ballast_shim_proto::{Hello, Peer};
 use ballast_units::{Bytes, Pages, VmId};
 
 use crate::config::rules::rule_for;
-use crate::looks::{Heard, Known, Past, managed, of_both};
+use crate::looks::{Heard, Known, Past, managed, objection_of, of_both};
 use crate::manager::{Failure, Manager, NotTaken, Pledge};
 use crate::pace::{round_of, slot_after};
 use crate::paging::{Answer, Expected, pager_config};
@@ -455,13 +455,14 @@ impl Manager {
             monitor.is_some() || vm.inspected.load(Ordering::Relaxed) || Instant::now() >= vm.built;
         let qmp = monitor.as_ref().map(|m| m.qmp().clone());
         let pid = vm.process.pid();
-        let first = inspect_since(since, pid, qmp.as_ref(), mapped).await;
+        let Inspection { verdict: first, told } =
+            inspect_since(since, pid, qmp.as_ref(), mapped).await;
         let old = vm.management();
         let is_unsure = matches!(first, Verdict::Unknown(_));
         let second = if is_unsure && old.mode == Mode::Paged && ram.is_some() {
             // A QEMU that waits in a page fault does not answer, and it waits the longer if nothing
             // is taken from it. What forbids paging is seen in /proc as well.
-            Some(inspect_since(since, pid, None, mapped).await)
+            Some(inspect_since(since, pid, None, mapped).await.verdict)
         } else {
             None
         };
@@ -486,11 +487,10 @@ impl Manager {
         };
         // Without QMP no balloon is seen.
         let is_beyond_reach = qmp.is_some() && matches!(verdict, Verdict::Unmanaged(_));
-        let objects = matches!(verdict, Verdict::BalloonOnly(_) | Verdict::Unmanaged(_));
         let Some(management) = managed(verdict, &old, &past, known) else { return };
         vm.was_looked_at(management.clone(), is_built);
         if heard == Heard::Told && ram.is_some() {
-            note_objection(vm, &mut past, objects.then(|| management.clone()));
+            note_objection(vm, &mut past, told.and_then(objection_of));
         }
         vm.is_beyond_reach.store(is_beyond_reach, Ordering::Relaxed);
         if management != old {
@@ -701,7 +701,7 @@ pub(crate) fn built_at(mapped_ms: Option<u64>) -> Instant {
     Instant::now() + BUILDING.saturating_sub(age)
 }
 
-/// What a look by QMP has come to, for looks that are without it, and for the next manager.
+/// What QMP has told, for looks that are without it, and for the next manager.
 fn note_objection(vm: &Vm, past: &mut Past, objection: Option<Management>) {
     if past.objection == objection {
         return;

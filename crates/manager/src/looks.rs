@@ -29,7 +29,7 @@ pub enum Heard {
 /// What was found before, and need not be seen any more.
 #[derive(Clone, Debug, Default)]
 pub struct Past {
-    /// What the last look by QMP has found against paging, if it has. Not all of it is seen without.
+    /// What QMP has told last against paging. It need not be seen without.
     pub objection: Option<Management>,
     /// Why it has no pager, of a VM that never had one.
     pub refused: Option<String>,
@@ -42,6 +42,16 @@ pub fn of_both(first: Verdict, second: Option<Verdict>) -> Verdict {
         (Verdict::Unknown(_), Some(second)) => second,
         (first, _) => first,
     }
+}
+
+/// None: nothing speaks against paging, or that is not known.
+pub fn objection_of(verdict: Verdict) -> Option<Management> {
+    let (mode, reason) = match verdict {
+        Verdict::BalloonOnly(reason) => (Mode::BalloonOnly, reason),
+        Verdict::Unmanaged(reason) => (Mode::Unmanaged, reason),
+        Verdict::Pageable | Verdict::Unknown(_) => return None,
+    };
+    Some(Management { mode, reason: Some(reason) })
 }
 
 /// None: as before.

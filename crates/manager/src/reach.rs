@@ -77,7 +77,8 @@ async fn join(manager: &Arc<Manager>, vm: &Arc<Vm>, qmp: Qmp) -> Result<Monitor,
     match monitor.query_status().await {
         // It may have gone on unheard.
         Ok(status) if status.running => vm.was_found(RunState::Running, heard),
-        Ok(status) if status.status == "shutdown" => vm.has_started(),
+        // One of `vm run` does not stay.
+        Ok(status) if status.status == "shutdown" && vm.spec.is_some() => vm.has_started(),
         // Stopped before we listened, whatever for: by a person, by an error of its disk, asleep. A former manager was told, or
         // nobody.
         Ok(_) => vm.was_found(RunState::Paused, heard),

@@ -71,7 +71,7 @@ pub struct Record {
     /// Why it is not paged, of a VM that never was: no shim comes for it.
     #[serde(default)]
     pub unpaged: Option<String>,
-    /// What the last look by QMP has found against paging it. A manager of before does not know of it.
+    /// What QMP has told last against paging it. A manager of before does not know of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub objection: Option<Management>,
     /// Where its QMP is, of a VM that somebody else started. None: not known, or where VMs that the manager

@@ -118,6 +118,19 @@ pub struct Facts {
 }
 
 impl Facts {
+    /// What QMP has told, as if nothing else spoke against anything.
+    fn of_qmp(&self) -> Facts {
+        let ram = MappedRam { shared: true, file: true, page_size: PAGE, as_announced: true };
+        Facts {
+            announced: self.announced,
+            devices: self.devices.clone(),
+            memdevs: self.memdevs.clone(),
+            ram_blocks: self.ram_blocks.clone(),
+            ram: Some(ram),
+            ..Facts::default()
+        }
+    }
+
     /// The devices, as far as they are known.
     fn known_devices(&self) -> impl Iterator<Item = &Device> {
         let told = self.memdevs.is_some();
@@ -253,7 +266,30 @@ fn held_by_another(facts: &Facts) -> Option<String> {
 ///
 /// Takes at most some 25 s: what cannot be found out in time is a reason not to begin to page.
 pub async fn inspect(pid: u32, qmp: Option<&Qmp>, ram: &[RamMapping]) -> Verdict {
-    inspect_since(Instant::now(), pid, qmp, ram).await
+    inspect_since(Instant::now(), pid, qmp, ram).await.verdict
+}
+
+/// What a look has come to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Inspection {
+    /// What may be done.
+    pub verdict: Verdict,
+    /// What QMP has told, if that by itself forbids paging: a look without it need not find that.
+    pub told: Option<Verdict>,
+}
+
+impl Inspection {
+    fn of(facts: &Facts) -> Inspection {
+        let told = decide(&facts.of_qmp());
+        let told = Some(told).filter(|told| *told != Verdict::Pageable);
+        Inspection { verdict: decide(facts), told }
+    }
+}
+
+impl From<Verdict> for Inspection {
+    fn from(verdict: Verdict) -> Inspection {
+        Inspection { verdict, told: None }
+    }
 }
 
 /// The same, where a look at the host's other processes that began at `since` or later is new enough:
@@ -263,12 +299,12 @@ pub async fn inspect_since(
     pid: u32,
     qmp: Option<&Qmp>,
     ram: &[RamMapping],
-) -> Verdict {
+) -> Inspection {
     let mut facts = Facts { announced: ram.len(), ..Facts::default() };
     if let Some(qmp) = qmp
         && let Err(error) = ask(qmp, &mut facts).await
     {
-        return Verdict::Unknown(error.to_string());
+        return Verdict::Unknown(error.to_string()).into();
     }
     let size = match facts.memdevs.as_deref() {
         Some([memdev]) => Some(Bytes(memdev.size)),
@@ -281,7 +317,8 @@ pub async fn inspect_since(
     }
     // A process whose mappings cannot be read, because somebody holds their lock, keeps whoever tries.
     let Ok(alone) = timeout(PROC_DEADLINE, Reading::begin(pid)).await else {
-        return Verdict::Unknown(format!("process {pid} is being looked at still, since long ago"));
+        let why = format!("process {pid} is being looked at still, since long ago");
+        return Verdict::Unknown(why).into();
     };
     let reading = tokio::task::spawn_blocking(move || {
         let _alone = alone;
@@ -296,13 +333,14 @@ pub async fn inspect_since(
             facts.locked = found.locked;
             facts.ram = found.ram;
             facts.holders = found.holders;
-            decide(&facts)
+            Inspection::of(&facts)
         }
-        Ok(Ok(Err(error))) => failed(pid, &error),
-        Ok(Err(_)) => Verdict::Unknown(format!("the inspection of process {pid} was ended")),
+        Ok(Ok(Err(error))) => failed(pid, &error).into(),
+        Ok(Err(_)) => Verdict::Unknown(format!("the inspection of process {pid} was ended")).into(),
         Err(_) => {
             let limit = PROC_DEADLINE.as_secs();
             Verdict::Unknown(format!("process {pid} could not be inspected within {limit} s"))
+                .into()
         }
     }
 }

@@ -227,3 +227,22 @@ fn the_command_line_tells_of_devices_where_qmp_does_not() {
     let facts = Facts { memdevs: good().memdevs, devices: good().devices, ..of("scsi-block") };
     assert_eq!(decide(&facts), Verdict::Pageable);
 }
+
+#[test]
+fn what_qmp_has_told_is_told_from_what_is_seen_without() {
+    let plugged = |facts: Facts| {
+        let devices = facts.devices.iter().cloned().chain([device("scsi-block")]).collect();
+        Facts { devices, ..facts }
+    };
+    let told = |facts: &Facts| Inspection::of(facts).told;
+    assert_eq!(told(&good()), None);
+    let looked = Inspection::of(&plugged(good()));
+    assert_eq!(looked.told, Some(looked.verdict));
+    // A process that is gone soon, and a file that is closed: the next look sees that by itself. The device stays.
+    let holder = Holder { pid: 7, comm: "gdb".into(), maps: false };
+    let (holders, direct_files) = (vec![holder], vec!["/disk".to_owned()]);
+    let held = Facts { holders, direct_files, ram: None, ..good() };
+    assert_ne!(decide(&held), Verdict::Pageable);
+    assert_eq!(told(&held), None);
+    assert_eq!(told(&plugged(held)), told(&plugged(good())));
+}

@@ -30,8 +30,8 @@ pub use agent::{AGENT_PORT, AgentError, GuestAgent, MemoryPressure};
 pub use command_line::{BALLOON_ID, HOTPLUG_ID, Launch, LaunchPaths, command};
 pub use handle::{Exit, ProcessHandle};
 pub use inspect::{
-    Facts, Holder, RamMapping, Verdict, counts_on_zeros, decide, inspect, inspect_since,
-    maps_memory,
+    Facts, Holder, Inspection, RamMapping, Verdict, counts_on_zeros, decide, inspect,
+    inspect_since, maps_memory,
 };
 pub use launch::{LaunchError, Vmm, last_log_line, spawn};
 pub use monitor::{Device, DiskReads, Memdev, Monitor, RunStatus};

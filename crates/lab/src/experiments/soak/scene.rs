@@ -83,6 +83,8 @@ pub struct Soak<'a> {
     over: u64,
     /// In use after the last step, bytes.
     booked: u64,
+    /// The budget that guests have had since then, bytes.
+    in_force: u64,
     /// How many managers there were before this one.
     pub life: usize,
     /// Guests that there ever were.
@@ -108,6 +110,7 @@ impl<'a> Soak<'a> {
             most: BUDGET.0,
             over: 0,
             booked: 0,
+            in_force: BUDGET.0,
             life: 0,
             made: 0,
             counts: Counts::default(),
@@ -162,7 +165,9 @@ impl<'a> Soak<'a> {
     pub fn has_new_manager(&mut self) {
         self.life += 1;
         self.over = 0;
-        self.most = self.budget.0.max(self.booked);
+        // Until it came, guests took what they were given before.
+        self.most = self.budget.0.max(self.booked).max(self.in_force);
+        self.in_force = self.budget.0;
     }
 
     /// Reads all consoles and the manager's log. Err: a guest found something wrong, or a thread of the
@@ -304,6 +309,7 @@ impl<'a> Soak<'a> {
         let change = HostChange { budget: Some(budget.0), ..HostChange::default() };
         self.client().change_host(&change).await.context("the budget")?;
         self.most = self.most.max(budget.0);
+        self.in_force = budget.0;
         Ok(())
     }
 
@@ -311,6 +317,7 @@ impl<'a> Soak<'a> {
     pub fn has_budget(&mut self, budget: Bytes) {
         self.budget = budget;
         self.most = self.most.max(budget.0);
+        self.in_force = budget.0;
     }
 
     /// The manager's process.
