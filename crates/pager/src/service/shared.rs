@@ -465,6 +465,7 @@ impl Shared {
 mod tests {
     use ballast_units::Ppn;
 
+    use crate::service::Health;
     use crate::service::testing::vm;
 
     #[test]
