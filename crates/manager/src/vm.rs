@@ -727,6 +727,19 @@ mod tests {
         assert_eq!((asked.pool, asked.min, asked.tax), (None, Some(Pages(3)), Some(0.5)));
     }
 
+    #[tokio::test]
+    async fn a_guest_that_sleeps_stands_still_until_it_wakes() {
+        let size = Pages(4);
+        let params = VmParams::resolve(&[], "a", size.into(), Asked::default()).unwrap();
+        let vm = Vm::of_tests("a", std::env::temp_dir(), size, params);
+        let hears = |name: &str| {
+            vm.on_event(&QmpEvent { name: name.to_owned(), reason: None });
+            vm.run_state()
+        };
+        assert_eq!(["SUSPEND", "WAKEUP"].map(hears), [RunState::Paused, RunState::Running]);
+        assert_eq!(["STOP", "RESUME"].map(hears), [RunState::Paused, RunState::Running]);
+    }
+
     #[test]
     fn who_could_not_be_stopped_is_what_he_was() {
         use RunState::{Paused, Running, Stopped, Stopping};
