@@ -17,6 +17,10 @@ use std::sync::{Mutex, PoisonError};
 /// one more may be bringing.
 pub(crate) const MOST_OF_ONE_USER: usize = 256;
 
+/// The same of all users together but our own: who may use many numbers (a range of subordinate ones) is not to take all the
+/// descriptors that this process may have.
+const MOST_OF_ALL: usize = 4096;
+
 /// How many stay open, by the user who sent them.
 static KEPT: Mutex<BTreeMap<u32, usize>> = Mutex::new(BTreeMap::new());
 
@@ -29,7 +33,13 @@ pub(crate) fn kept_open() -> usize {
 /// Whether descriptors of this user are taken in.
 pub(crate) fn is_welcome(uid: u32) -> bool {
     let kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+    has_room(&kept, uid, rustix::process::geteuid().as_raw())
+}
+
+fn has_room(kept: &BTreeMap<u32, usize>, uid: u32, own: u32) -> bool {
+    let of_others = || kept.iter().filter(|(user, _)| **user != own).map(|(_, n)| n).sum::<usize>();
     kept.get(&uid).is_none_or(|kept| *kept < MOST_OF_ONE_USER)
+        && (uid == own || of_others() < MOST_OF_ALL)
 }
 
 /// Those that may be closed; of the others, which are left open, the first.
@@ -66,4 +76,25 @@ fn name(fd: &OwnedFd) -> Option<String> {
 fn link(fd: &OwnedFd) -> Option<Vec<u8>> {
     let link = rustix::fs::readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()), Vec::new());
     link.ok().map(std::ffi::CString::into_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_has_many_user_numbers_does_not_take_all_descriptors() {
+        let mut kept = BTreeMap::from([(0, MOST_OF_ALL)]);
+        assert!(!has_room(&kept, 0, 0) && has_room(&kept, 1000, 0));
+        for uid in 1.. {
+            if !has_room(&kept, uid, 0) {
+                break;
+            }
+            kept.insert(uid, MOST_OF_ONE_USER);
+        }
+        assert_eq!(kept.len(), 1 + MOST_OF_ALL / MOST_OF_ONE_USER);
+        // The VMs that are started here come in all the same.
+        kept.insert(0, 1);
+        assert!(has_room(&kept, 0, 0) && !has_room(&kept, 99, 0));
+    }
 }
