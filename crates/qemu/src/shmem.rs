@@ -10,6 +10,9 @@ use rustix::fs::{MemfdFlags, Stat, fstat, major, memfd_create, minor};
 
 /// The setting for memfds, and for everything where it is "deny" or "force".
 const ENABLED: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
+/// Since Linux 6.11 each size has a setting of its own in a folder here, which counts for files without a name, as memfds and
+/// RAM files of our own are, whatever the other says, unless that is "deny" or "force".
+const SIZES: &str = "/sys/kernel/mm/transparent_hugepage";
 /// There where sysfs is.
 const MM: &str = "/sys/kernel/mm";
 
@@ -22,6 +25,11 @@ pub fn unasked_large_pages(file: impl AsFd, pid: u32) -> Option<String> {
     };
     if setting.as_deref() == Some("force") {
         return Some(objection(ENABLED, "force"));
+    }
+    match of_sizes(setting.as_deref(), Path::new(SIZES)) {
+        Ok(None) => {}
+        Ok(Some((what, setting))) => return Some(objection(&what, &setting)),
+        Err(e) => return Some(unknown(SIZES, &e)),
     }
     let stats = |what: &str, fd: BorrowedFd<'_>| fstat(fd).map_err(|e| unknown(what, &e.into()));
     let like = memfd_create("like", MemfdFlags::CLOEXEC).map_err(|e| unknown("a memfd", &e.into()));
@@ -56,9 +64,36 @@ pub fn unasked_large_pages(file: impl AsFd, pid: u32) -> Option<String> {
 /// The same of memfds that are yet to be made: true, too, where that cannot be told.
 pub fn unasked_large_memfds() -> bool {
     match host_setting() {
-        Ok(setting) => setting.is_some_and(|setting| is_unasked(&setting)),
+        Ok(Some(setting)) => {
+            let sizes = of_sizes(Some(&setting), Path::new(SIZES));
+            is_unasked(&setting) || !matches!(sizes, Ok(None))
+        }
+        Ok(None) => false,
         Err(_) => true,
     }
+}
+
+/// A setting of one size by which large pages are made unasked, and its file; none where that of all says "deny", or where
+/// the kernel makes none.
+fn of_sizes(of_all: Option<&str>, folder: &Path) -> std::io::Result<Option<(String, String)>> {
+    if matches!(of_all, None | Some("deny")) {
+        return Ok(None);
+    }
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path().join("shmem_enabled");
+        let list = match std::fs::read_to_string(&path) {
+            Ok(list) => list,
+            // Of an older kernel, or no folder of a size.
+            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+                continue;
+            }
+            Err(e) => return Err(e),
+        };
+        if let Some(setting) = chosen(&list).filter(|setting| is_unasked(setting)) {
+            return Ok(Some((path.display().to_string(), setting.to_owned())));
+        }
+    }
+    Ok(None)
 }
 
 fn objection(what: &str, setting: &str) -> String {
@@ -126,6 +161,29 @@ mod tests {
         ] {
             assert_eq!(is_unasked(setting), unasked, "{setting}");
         }
+    }
+
+    /// With "inherit" a size does as all do, and with "advise" what the shim does not let be advised.
+    #[test]
+    fn a_size_has_a_setting_of_its_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |size: &str, setting: &str| {
+            let folder = dir.path().join(size);
+            std::fs::create_dir_all(&folder).unwrap();
+            std::fs::write(folder.join("shmem_enabled"), setting).unwrap();
+        };
+        std::fs::write(dir.path().join("shmem_enabled"), "always [never]").unwrap();
+        std::fs::create_dir(dir.path().join("khugepaged")).unwrap();
+        write("hugepages-64kB", "always [inherit] within_size advise never");
+        write("hugepages-128kB", "always inherit within_size [advise] never");
+        let found = |of_all: Option<&str>| of_sizes(of_all, dir.path()).unwrap();
+        assert_eq!(found(Some("never")), None);
+        write("hugepages-2048kB", "always inherit [within_size] advise never\n");
+        let (what, setting) = found(Some("never")).unwrap();
+        assert!(what.ends_with("hugepages-2048kB/shmem_enabled") && setting == "within_size");
+        assert!(objection(&what, &setting).contains("set it to \"advise\" or \"never\""));
+        assert_eq!((found(Some("deny")), found(None)), (None, None));
+        assert!(of_sizes(Some("never"), &dir.path().join("none")).is_err());
     }
 
     /// A kernel without large pages has no setting; where sysfs is not mounted, or cannot be read, nobody knows.
