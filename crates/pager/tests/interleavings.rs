@@ -577,6 +577,28 @@ fn discard_against_sampling_and_a_fault() {
     });
 }
 
+/// It goes home, is written, and is held again in the same place, between the look at when it left and its being dropped.
+#[test]
+fn discard_of_a_held_page_against_the_next_sample() {
+    explore_times(20 * iterations(), || {
+        let rig = Rig::new(1, 2, 1);
+        rig.put(0, 7);
+        rig.sample(0);
+        rig.run(vec![
+            actor(|rig| {
+                rig.ram.0.vmm_discard(0, 1, Discard::PunchThenTell);
+                rig.ram.0.guest_write(0, 50);
+                thread::yield_now();
+                assert_eq!(rig.ram.0.guest_read(0), 50, "the discard took a later write");
+            }),
+            actor(|rig| {
+                rig.unsample(0);
+                rig.sample(0);
+            }),
+        ]);
+    });
+}
+
 #[test]
 fn sampling_against_writes() {
     explore(|| {

@@ -152,24 +152,30 @@ impl<B: Backend> Memory<B> {
                 return false;
             }
             let void = Word::new(State::Ballooned).set_sampled(word.sampled());
-            match word.state() {
+            // It is asked when it left while nobody else has it: it may come home, be written, and leave again, to the same
+            // place.
+            let (claimed, is_away) = match word.state() {
                 // Shared with others, the page costs nothing; a copy is dropped when it has gone home.
                 State::Shared | State::Zero | State::Broken => return true,
+                State::Untouched | State::Ballooned | State::Resident => (void, false),
                 State::Staged
                 | State::Held
                 | State::Swapped
                 | State::Compressed
-                | State::Filled
-                    if self.departures.since(mark, ppn) =>
-                {
+                | State::Filled => (word.set_busy(Busy::Discarding), true),
+            };
+            match self.pmap.exchange(ppn, word, claimed) {
+                Ok(()) => {}
+                // The run folder has no memory for its word. It has nothing to give up either.
+                Err(now) if now == word => return true,
+                Err(_) => continue,
+            }
+            if is_away {
+                if self.departures.since(mark, ppn) {
+                    self.pmap.store(ppn, word);
                     return true;
                 }
-                _ => match self.pmap.exchange(ppn, word, void) {
-                    Ok(()) => {}
-                    // The run folder has no memory for its word. It has nothing to give up either.
-                    Err(now) if now == word => return true,
-                    Err(_) => continue,
-                },
+                self.pmap.store(ppn, void);
             }
             match word.state() {
                 State::Swapped => self.free_slot(word.stored().slot),
