@@ -253,6 +253,10 @@ impl<B: Backend> Memory<B> {
         }
         restless.insert(ppn, None);
     }
+    /// Whether there are any of which `is_restless` could say so.
+    pub(crate) fn has_restless(&self) -> bool {
+        !lock(&self.commons.restless).is_empty()
+    }
     /// Whether a page broke and has not been seen unchanged since: such a one is left alone. This
     /// look counts as one.
     pub(crate) fn is_restless(&self, ppn: Ppn, hash: u64) -> bool {

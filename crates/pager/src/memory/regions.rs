@@ -79,6 +79,10 @@ impl Regions {
     }
     /// The region of a page, if it has one.
     pub fn of(&self, ppn: Ppn) -> Option<usize> {
+        // Asked of each page that is looked at: without a division where there are none.
+        if self.cells.is_empty() {
+            return None;
+        }
         Some((ppn.0 / self.size) as usize).filter(|&r| r < self.cells.len())
     }
     /// The first page of a region.

@@ -142,8 +142,8 @@ impl<B: Backend> Memory<B> {
         }
         let (whole, rest) = runs.split_at(done);
         let mut reached = Vec::with_capacity(indices.len());
-        for run in whole {
-            reached.extend(self.entered(run));
+        for runs in whole.chunk_by(|a, b| a.first.0 + a.n == b.first.0) {
+            reached.extend(self.entered(runs));
             if reached.last() == Some(&Entered::Failed(MemError::Crash)) {
                 return vec![Entered::Failed(MemError::Crash); wanted.len()];
             }
@@ -194,22 +194,23 @@ impl<B: Backend> Memory<B> {
         }
         let mut at = 0;
         while at < n {
-            let others = &mut scratch.others;
-            let same = common_run(&wanted[at..]).clamp(1, COMPARED);
-            if wanted[at].contents == Contents::Common
-                && let Err(e) = member.domain.read_run(wanted[at].page, &mut others[..same])
-            {
-                for i in at..at + same {
-                    outcomes[i] = self.refused(wanted[i].ppn, Entered::Failed(e.clone()));
+            let run = at..at + run_in_store(&wanted[at..], &pages[at..], member);
+            let why = match wanted[at].contents {
+                Contents::Common => {
+                    let others = &mut scratch.others[..run.len()];
+                    compare(member, wanted[at].page, &pages[run.clone()], others)
                 }
-            } else {
-                for i in at..at + same {
-                    if let Err(why) = compare(member, &wanted[i], &pages[i], &others[i - at]) {
-                        outcomes[i] = self.refused(wanted[i].ppn, why);
-                    }
+                Contents::New(hash) if member.domain.hash(&pages[at]) != hash => {
+                    vec![Err(Entered::Changed)]
+                }
+                Contents::New(_) => publish(member, &wanted[run.clone()], &pages[run.clone()]),
+            };
+            at = run.end;
+            for (i, why) in run.zip(why) {
+                if let Err(why) = why {
+                    outcomes[i] = self.refused(wanted[i].ppn, why);
                 }
             }
-            at += same;
         }
     }
 
@@ -230,28 +231,35 @@ impl<B: Backend> Memory<B> {
         Ok(())
     }
 
-    /// The mapping of a run is changed: books it and frees the home pages.
-    fn entered(&self, run: &Remap) -> Vec<Entered> {
-        let Place::Store(first) = run.to else { return Vec::new() };
-        let copied = match self.backend.copied(run.first, run.n) {
+    /// The mapping of runs that lie side by side is changed: books them and frees the home pages.
+    fn entered(&self, runs: &[Remap]) -> Vec<Entered> {
+        let (first, n) = (runs[0].first, runs.iter().map(|run| run.n).sum());
+        let park =
+            |e: MemError| runs.iter().flat_map(|run| self.park_run(run, e.clone())).collect();
+        let copied = match self.backend.copied(first, n) {
             Ok(copied) => copied,
-            Err(e) => return self.park_run(run, e),
+            Err(e) => return park(e),
         };
-        let word = |i: u64, copied: bool| {
-            let state = if copied { State::Broken } else { State::Shared };
-            Word::with_slot(state, u64::from(first.get()) + i)
-        };
-        for (i, ppn) in run.pages().enumerate() {
-            self.commons.unwritten.remove(ppn);
-            self.pmap.store(ppn, word(i as u64, copied[i]).set_busy(Busy::Sharing));
+        let mut words = Vec::with_capacity(copied.len());
+        for run in runs {
+            let Place::Store(page) = run.to else { return Vec::new() };
+            for at in u64::from(page.get())..u64::from(page.get()) + run.n {
+                let state = if copied[words.len()] { State::Broken } else { State::Shared };
+                words.push(Word::with_slot(state, at));
+            }
         }
-        if let Err(e) = self.backend.punch(run.first, run.n) {
-            return self.park_run(run, e);
+        let booked = || (first.0..).map(Ppn).zip(words.iter());
+        for (ppn, word) in booked() {
+            self.commons.unwritten.remove(ppn);
+            self.pmap.store(ppn, word.set_busy(Busy::Sharing));
+        }
+        if let Err(e) = self.backend.punch(first, n) {
+            return park(e);
         }
         let mut freed = 0;
-        for (i, ppn) in run.pages().enumerate() {
-            self.pmap.store(ppn, word(i as u64, copied[i]));
-            if copied[i] {
+        for (ppn, word) in booked() {
+            self.pmap.store(ppn, *word);
+            if word.state() == State::Broken {
                 // The page that its home gave back is the copy's.
                 Counters::add(&self.counters.breaks, 1);
                 self.commons.add_broken(ppn);
@@ -260,9 +268,9 @@ impl<B: Backend> Memory<B> {
             }
         }
         self.uncharge(freed);
-        match self.backend.wake(run.first, run.n) {
-            Err(MemError::Crash) => vec![Entered::Failed(MemError::Crash); run.n as usize],
-            _ => vec![Entered::Shared; run.n as usize],
+        match self.backend.wake(first, n) {
+            Err(MemError::Crash) => vec![Entered::Failed(MemError::Crash); n as usize],
+            _ => vec![Entered::Shared; n as usize],
         }
     }
 
@@ -416,36 +424,56 @@ fn neighbours(wanted: &[Enter], outcomes: &[Entered]) -> Vec<std::ops::Range<usi
     runs
 }
 
-/// How many pages from the first on are to equal neighbouring pages of the store.
-fn common_run(wanted: &[Enter]) -> usize {
+/// How many pages from the first on go to neighbouring pages of the store, and are dealt with together: those that are to
+/// equal them; or those that hold what the store is to get. One at least.
+fn run_in_store<B: Backend>(wanted: &[Enter], pages: &[PageBuf], member: &Membership<B>) -> usize {
     let first = u64::from(wanted[0].page.get());
-    wanted
-        .iter()
-        .zip(first..)
-        .take_while(|(enter, page)| {
-            enter.contents == Contents::Common && u64::from(enter.page.get()) == *page
-        })
-        .count()
+    let side_by_side = wanted.iter().zip(pages).zip(first..);
+    let run = side_by_side.take_while(|((enter, page), at)| {
+        u64::from(enter.page.get()) == *at
+            && match (wanted[0].contents, enter.contents) {
+                (Contents::Common, Contents::Common) => *at - first < COMPARED as u64,
+                (Contents::New(_), Contents::New(hash)) => member.domain.hash(page) == hash,
+                _ => false,
+            }
+    });
+    run.count().max(1)
 }
 
-/// Whether a protected page holds what it must; `other` is what the store's page holds. A new page of
-/// the store is written.
+/// Whether protected pages equal neighbouring pages of the store, which are read into `others`.
 fn compare<B: Backend>(
     member: &Membership<B>,
-    enter: &Enter,
-    page: &PageBuf,
-    other: &PageBuf,
-) -> Result<(), Entered> {
+    first: StorePage,
+    pages: &[PageBuf],
+    others: &mut [PageBuf],
+) -> Vec<Result<(), Entered>> {
     let domain = &member.domain;
-    match enter.contents {
-        Contents::Common if page == other => Ok(()),
-        Contents::Common if domain.hash(page) == domain.hash(other) => Err(Entered::FalseMatch),
-        Contents::Common => Err(Entered::Changed),
-        Contents::New(hash) if domain.hash(page) != hash => Err(Entered::Changed),
-        Contents::New(hash) => match domain.publish(enter.page, hash, page) {
-            Ok(true) => Ok(()),
-            Ok(false) => Err(Entered::Doubled),
-            Err(e) => Err(Entered::Failed(e)),
-        },
+    if let Err(e) = domain.read_run(first, others) {
+        return vec![Err(Entered::Failed(e)); pages.len()];
     }
+    let equal = |(page, other): (&PageBuf, &PageBuf)| match page == other {
+        true => Ok(()),
+        false if domain.hash(page) == domain.hash(other) => Err(Entered::FalseMatch),
+        false => Err(Entered::Changed),
+    };
+    pages.iter().zip(&*others).map(equal).collect()
+}
+
+/// Writes protected pages to neighbouring new pages of the store.
+fn publish<B: Backend>(
+    member: &Membership<B>,
+    wanted: &[Enter],
+    pages: &[PageBuf],
+) -> Vec<Result<(), Entered>> {
+    let hashes = wanted.iter().filter_map(|enter| match enter.contents {
+        Contents::New(hash) => Some(hash),
+        Contents::Common => None,
+    });
+    let published = member.domain.publish(wanted[0].page, hashes, pages);
+    let outcome = |published: Result<bool, MemError>| match published {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(Entered::Doubled),
+        Err(e) => Err(Entered::Failed(e)),
+    };
+    published.into_iter().map(outcome).collect()
 }

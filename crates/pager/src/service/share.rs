@@ -24,6 +24,9 @@ use crate::word::State;
 
 /// Extents looked through for pages worth reading before the thread looks at other things.
 const EXTENTS: usize = 256;
+/// Of these, so many are looked at together: what matches in them goes to the shim in few batches, each of which costs two
+/// changes of thread.
+const TOGETHER: usize = 8;
 /// Pages whose protection is lifted in one turn.
 const LIFTED: u64 = 1 << 14;
 /// Zeros are mapped so far ahead of the first read, and twice as far each time reads go on there.
@@ -392,22 +395,40 @@ impl ShareService {
     fn look_at_extents(&mut self, marking: Marking) -> Result<Examined, MemError> {
         let memory = &self.vm.memory.clone();
         let mut done = Examined::default();
-        for _ in 0..EXTENTS {
-            let Some(first) = self.walk.next_extent() else {
-                self.pass.over = true;
-                break;
-            };
-            let end = (first.0 + EXTENT).min(memory.pmap().len().0);
-            if self.passes_over_large(first, &mut done)? {
-                continue;
+        let mut extents = Vec::with_capacity(TOGETHER);
+        for n in 1..=EXTENTS {
+            let first = self.walk.next_extent();
+            self.pass.over = first.is_none();
+            if let Some(first) = first
+                && !self.passes_over_large(first, &mut done)?
+            {
+                extents.push(first);
             }
-            let pages: Vec<Ppn> = (first.0..end).map(Ppn).collect();
-            done += self.examiner.examine(memory, &pages, marking)?;
-            if done.scanned >= BATCH as u64 || memory.has_reads_of_untouched() {
+            // Large pages that were weighed count as well.
+            let last = self.pass.over
+                || n == EXTENTS
+                || done.scanned >= BATCH as u64
+                || memory.has_reads_of_untouched();
+            if last || extents.len() == TOGETHER {
+                done += self.look_at(&mut extents, marking)?;
+            }
+            if last || done.scanned >= BATCH as u64 {
                 break;
             }
         }
         Ok(done)
+    }
+
+    /// Extents in any order, of which none is left.
+    fn look_at(&mut self, extents: &mut Vec<Ppn>, marking: Marking) -> Result<Examined, MemError> {
+        let memory = &self.vm.memory.clone();
+        let len = memory.pmap().len().0;
+        extents.sort_unstable();
+        let pages: Vec<Ppn> = extents
+            .drain(..)
+            .flat_map(|first| (first.0..(first.0 + EXTENT).min(len)).map(Ppn))
+            .collect();
+        self.examiner.examine(memory, &pages, marking)
     }
 
     /// Which pages this turn protects.

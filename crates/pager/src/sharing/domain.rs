@@ -317,27 +317,22 @@ impl<B: Backend> Domain<B> {
         })
     }
 
-    /// Writes an allocated page and makes it known, with one reference: the caller's. Answers false if another page of
-    /// the store has become known by this hash meanwhile: of two that two VMs make of one another's pages at one
-    /// time, one would be too many for good.
+    /// Writes allocated pages that lie side by side and makes each known, with one reference: the caller's. Answers
+    /// false for one if another page of the store has become known by its hash meanwhile: of two that two VMs make of
+    /// one another's pages at one time, one would be too many for good.
     pub(crate) fn publish(
         &self,
-        page: StorePage,
-        hash: PageHash,
-        contents: &PageBuf,
-    ) -> Result<bool, MemError> {
-        self.file.write(page, contents).map_err(|e| from_store(&e))?;
-        let mut books = lock(&self.books);
-        if books.table.find_shared(hash).is_some() {
-            return Ok(false);
+        first: StorePage,
+        hashes: impl Iterator<Item = PageHash>,
+        contents: &[PageBuf],
+    ) -> Vec<Result<bool, MemError>> {
+        if let Err(e) = self.file.write_run(first, contents.as_flattened()) {
+            return vec![Err(from_store(&e)); contents.len()];
         }
-        books.table.share(page, hash).map_err(|_| MemError::Os {
-            op: "publishing a store page twice",
-            ppn: Ppn(0),
-            source: Errno(libc::EEXIST),
-        })?;
-        books.fresh.remove(&page);
-        Ok(true)
+        let mut books = lock(&self.books);
+        let pages = StoreRun::new(first, contents.len() as u64);
+        let known = pages.into_iter().flat_map(StoreRun::iter).zip(hashes);
+        known.map(|(page, hash)| books.publish(page, hash)).collect()
     }
 
     /// One reference more, unless nobody has one any more.
@@ -515,6 +510,20 @@ impl<B: Backend> Domain<B> {
 }
 
 impl<B: Backend> Books<B> {
+    /// A page whose contents are written.
+    fn publish(&mut self, page: StorePage, hash: PageHash) -> Result<bool, MemError> {
+        if self.table.find_shared(hash).is_some() {
+            return Ok(false);
+        }
+        self.table.share(page, hash).map_err(|_| MemError::Os {
+            op: "publishing a store page twice",
+            ppn: Ppn(0),
+            source: Errno(libc::EEXIST),
+        })?;
+        self.fresh.remove(&page);
+        Ok(true)
+    }
+
     fn look_up(&mut self, base: u32, among: &Range<u32>, ppn: Ppn, hash: PageHash) -> Known<B> {
         let Some(me) = id(base, ppn) else { return Known::New { unchanged: false } };
         let unchanged = self.table.hinted(me) == Some(hash) || self.table.is_ineligible(me, hash);

@@ -192,32 +192,28 @@ impl Examiner {
             let word = memory.pmap().load(*ppn);
             word.state() == State::Resident && word.is_idle() && !memory.regions().is_large(*ppn)
         };
-        let worth = |ppn: &Ppn| !memory.is_unwritten(*ppn) && at_hand(ppn);
-        done.passed +=
-            pages.iter().filter(|p| memory.is_unwritten(**p) && at_hand(p)).count() as u64;
-        let mut rest = pages;
-        while let Some(start) = rest.iter().position(worth) {
-            rest = &rest[start..];
-            let first = rest[0];
-            let n = rest
-                .iter()
-                .enumerate()
-                .take(BATCH)
-                .take_while(|(i, p)| p.0 == first.0 + *i as u64 && worth(p))
-                .count();
-            memory.backend().read_homes(first, &mut self.scratch.pages[..n])?;
-            for (&ppn, page) in rest[..n].iter().zip(&self.scratch.pages) {
+        let mut worth = Vec::with_capacity(pages.len());
+        for &ppn in pages.iter().filter(|ppn| at_hand(ppn)) {
+            if memory.is_unwritten(ppn) {
+                done.passed += 1;
+            } else {
+                worth.push(ppn);
+            }
+        }
+        let heeds_restless = marking != Marking::None && memory.has_restless();
+        for run in neighbours(&worth, |ppn| *ppn) {
+            memory.backend().read_homes(run[0], &mut self.scratch.pages[..run.len()])?;
+            for (&ppn, page) in run.iter().zip(&self.scratch.pages) {
                 if ballast_sharing::is_zero(page) {
                     zeros.push(ppn);
                 } else {
                     let hash = member.domain.hash(page);
-                    if marking == Marking::None || !memory.is_restless(ppn, hash.0) {
+                    if !(heeds_restless && memory.is_restless(ppn, hash.0)) {
                         self.hashed.push((ppn, hash));
                     }
                 }
             }
-            done.scanned += n as u64;
-            rest = &rest[n..];
+            done.scanned += run.len() as u64;
         }
         Counters::add(&memory.counters.scanned, done.scanned);
         Ok(())
@@ -270,7 +266,10 @@ impl Examiner {
         marking: Marking,
         into: &mut Sorted<B>,
     ) {
-        let known = member.domain.look_up(member.base, &self.among(memory, member), hashed);
+        let among = self.among(memory, member);
+        // In pieces: others look pages up meanwhile.
+        let known =
+            hashed.chunks(BATCH).flat_map(|some| member.domain.look_up(member.base, &among, some));
         for (&(ppn, hash), known) in hashed.iter().zip(known) {
             match known {
                 Known::Common(page) => {
@@ -363,7 +362,9 @@ impl Examiner {
         let fresh = self.still_as_seen(owner, its, wanted, done)?;
         let mut at = 0;
         while at < fresh.len() {
-            let Some(run) = its.domain.allocate((fresh.len() - at) as u64) else { break };
+            // Pages that are claimed at one time are as many as can be read with one call: who writes to one waits.
+            let some = (fresh.len() - at).min(BATCH) as u64;
+            let Some(run) = its.domain.allocate(some) else { break };
             let some = &fresh[at..at + run.pages().0 as usize];
             let enter: Vec<Enter> = some
                 .iter()

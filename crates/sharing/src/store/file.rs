@@ -84,15 +84,25 @@ impl StoreFile {
         &self.path
     }
 
-    /// Writes a page. It lies within the file's length from then on.
+    /// Writes consecutive pages, as many as `bytes` holds whole, mostly with one system call. They lie within the
+    /// file's length from then on.
     ///
     /// # Errors
-    /// [`StoreError::Io`], with `StorageFull` if the tmpfs is. The page's contents are unknown then.
-    pub fn write(&self, page: StorePage, bytes: &[u8; PAGE_SIZE]) -> Result<(), StoreError> {
-        self.reach(page.into())?;
-        self.file
-            .write_all_at(bytes, page.offset())
-            .map_err(|source| self.io("writing a page", source))
+    /// [`StoreError::Io`], with `StorageFull` if the tmpfs is; [`StoreError::TooShort`] beyond the largest store. The
+    /// pages' contents are unknown then.
+    pub fn write_run(&self, first: StorePage, bytes: &[u8]) -> Result<(), StoreError> {
+        debug_assert!(bytes.len().is_multiple_of(PAGE_SIZE), "{} bytes", bytes.len());
+        let pages = Bytes(bytes.len() as u64).pages();
+        match StoreRun::new(first, pages.0) {
+            Some(run) => {
+                self.reach(run)?;
+                self.file
+                    .write_all_at(&bytes[..pages.bytes().0 as usize], first.offset())
+                    .map_err(|source| self.io("writing pages", source))
+            }
+            None if pages.is_zero() => Ok(()),
+            None => Err(StoreError::TooShort { path: self.path.clone(), run: first.into() }),
+        }
     }
 
     /// Reads a page: zeros where it was punched.
