@@ -16,7 +16,7 @@ use rustix::process::Signal;
 use crate::config::rules::rule_for;
 use crate::layout::QEMU_LOG;
 use crate::lifecycle::built_at;
-use crate::manager::{Ending, Failure, Manager, Pledge, Waits};
+use crate::manager::{Ending, Failure, Manager, Pledge, Waits, guaranteed};
 use crate::records::Record;
 use crate::sync::lock;
 use crate::vm::{ENDED, NewVm, Vm, VmParams};
@@ -527,9 +527,11 @@ pub async fn watch_exit(manager: Arc<Manager>, vm: Arc<Vm>) {
     }
     // Before its name is free: from here on it is there, or being started, or here.
     let last = views::vm(&manager, &vm);
-    let min = vm.params().min;
+    let params = vm.params();
+    // One that is not paged was promised more than its min, and is to find that again.
+    let min = if vm.paged().is_none() { guaranteed(&vm, &params) } else { params.min };
     let promise = Promise { min, overhead: vm.overhead(), swap: Pages::ZERO };
-    let pool = vm.params().pool;
+    let pool = params.pool;
     let held = Pledge { promise, pool, rebooted: Some(vm.id) };
     {
         // While nobody can release it: its name would be another's.
@@ -547,7 +549,7 @@ pub async fn watch_exit(manager: Arc<Manager>, vm: Arc<Vm>) {
     manager.gone(&vm).await;
     // Its swap files are gone.
     if let Some(held) = lock(&manager.starting).get_mut(&vm.name) {
-        held.promise.swap = vm.size.saturating_sub(min);
+        held.promise.swap = vm.size.saturating_sub(params.min);
     }
     start_again(&manager, &vm, spec).await;
     manager.reboot_settled(&vm.name, vm.id);

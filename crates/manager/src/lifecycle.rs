@@ -22,6 +22,8 @@ use crate::manager::{Failure, Manager, NotTaken, Pledge};
 use crate::pace::{round_of, slot_after};
 use crate::paging::{Answer, Expected, pager_config};
 use crate::records::Record;
+use crate::rooms::LOOK;
+use crate::starts::Room;
 use crate::sync::lock;
 use crate::upgrade::since_boot_ms;
 use crate::vm::{Asked, NewVm, Vm, VmParams};
@@ -94,7 +96,9 @@ impl Manager {
         let pager = pager_config(&self.config(), large_pages);
         let overhead = pager.overhead(size) + Bytes(spec.overhead.unwrap_or(0)).pages_ceil();
         let vmm = self.expected_vmm(&spec);
-        let promise = Promise::of(params.min, size, overhead + vmm);
+        let mut promise = Promise::of(params.min, size, overhead + vmm);
+        // One that was not paged before it rebooted was promised more than its min.
+        promise.min = promise.min.max(self.held_for(&spec.name, again));
         let pledge = Pledge { promise, pool: params.pool.clone(), rebooted: again };
         self.claim_name(&spec.name, pledge.clone()).await?;
         let name = spec.name.clone();
@@ -107,6 +111,13 @@ impl Manager {
         }
         let vm = result?;
         Ok(views::vm(self, &vm))
+    }
+
+    /// What was promised beside its overhead to a VM that rebooted, and is held for its next start.
+    fn held_for(&self, name: &str, again: Option<VmId>) -> Pages {
+        let starting = lock(&self.starting);
+        let held = starting.get(name).filter(|pledge| again.is_some() && pledge.rebooted == again);
+        held.map_or(Pages::ZERO, |pledge| pledge.promise.min)
     }
 
     /// A name that nobody has, and a promise that can be kept.
@@ -150,6 +161,13 @@ impl Manager {
         }
         let need = Pledge { rebooted: None, ..need };
         if admission {
+            // What one that has just ended had on a disk is seen to be free by the next look.
+            let end = tokio::time::Instant::now() + LOOK * 2;
+            while self.is_short_of_swap(name, need.promise.swap)
+                && tokio::time::Instant::now() < end
+            {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
             return Ok(self.promise(name, need)?);
         }
         lock(&self.starting).insert(name.to_owned(), need);
@@ -220,7 +238,7 @@ impl Manager {
     }
 
     /// Promises and reserves all memory of a VM that cannot be paged, for that `reason`. Where that cannot be, the VM is
-    /// ended. What was promised to one that is started `again` is.
+    /// ended. What was promised to one that is started `again` is what it had.
     async fn book_unpaged(
         self: &Arc<Self>,
         spec: &VmSpec,
@@ -235,7 +253,9 @@ impl Manager {
             Err(Failure::internal("it was to have memory to plug"))
         } else {
             match if again { Ok(()) } else { self.promise_all(&spec.name, all) } {
-                Ok(()) => self.make_room(all, "all that it may have", ROOM).await,
+                Ok(()) => {
+                    self.make_room(Room { name: &spec.name, need: all, unpaged: true }, ROOM).await
+                }
                 refused => refused,
             }
         };
@@ -296,30 +316,6 @@ impl Manager {
         };
         *lock(&self.accel) = choice.to_string();
         Ok(choice)
-    }
-
-    /// Reserves memory of a VMM that is there already, waiting for the policy to make room if it must.
-    async fn make_room(&self, need: Pages, what: &str, within: Duration) -> Result<(), Failure> {
-        let deadline = tokio::time::Instant::now() + within;
-        let mut told = false;
-        while !self.host.ledger.try_reserve(need) {
-            if tokio::time::Instant::now() > deadline {
-                return Err(Failure::new(
-                    ErrorCode::NoRoom,
-                    format!(
-                        "no room for {what}, {need}, within {} s ({} free)",
-                        within.as_secs(),
-                        self.host.ledger.free()
-                    ),
-                ));
-            }
-            // The policy looks by itself once a second.
-            if !std::mem::replace(&mut told, true) {
-                self.kick.ring("a VM waits for room");
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-        Ok(())
     }
 
     /// The VMM process, and its RAM in the pager's hands or the reason why not.
@@ -568,9 +564,8 @@ impl Manager {
                 let process = ProcessHandle::open(peer.pid).map_err(|e| e.to_string())?;
                 self.fresh_folder(&name).await.map_err(|e| e.to_string())?;
                 let room = ANSWER.saturating_sub(since.elapsed()).min(ROOM);
-                self.make_room(overhead, "overhead memory", room)
-                    .await
-                    .map_err(|e| e.to_string())?;
+                let what = Room { name: &name, need: overhead, unpaged: false };
+                self.make_room(what, room).await.map_err(|e| e.to_string())?;
                 Ok::<_, String>(process)
             };
             let process = made.await.inspect_err(|_| self.promise_settled(&name))?;

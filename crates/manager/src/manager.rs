@@ -451,7 +451,9 @@ impl Manager {
             while !need.promise.min.is_zero()
                 && let Err(lack) = books.admit(pool, need.promise.memory())
             {
-                need.promise.min = lack.left.saturating_sub(need.promise.overhead);
+                // By what is missing: beside it, its pool may keep a min free for it.
+                let missing = lack.need.saturating_sub(lack.left);
+                need.promise.min = need.promise.min.saturating_sub(missing);
             }
         }
         let (lacking, left) = match books.admit(pool, need.promise.memory()) {
@@ -463,12 +465,23 @@ impl Manager {
         let largest = made.into_iter().max_by_key(|(_, _, pages)| *pages);
         let of_host = Promise { min: lacking, overhead: Pages::ZERO, swap: need.promise.swap };
         let largest = largest.map(|(name, _, pages)| (name, pages));
-        // Less what those have been promised who have not made their files yet.
-        let coming: Pages = others.values().map(|pledge| pledge.promise.swap).sum();
-        admit(left, self.swap.room().saturating_sub(coming), &of_host, largest)
+        admit(left, self.free_swap(&others), &of_host, largest)
             .map_err(|refusal| refused(refusal.to_string()))?;
         starting.insert(name.to_owned(), need);
         Ok(())
+    }
+
+    /// Swap space that nobody is promised: less what those have been promised who have not made their files yet.
+    fn free_swap(&self, others: &HashMap<String, Pledge>) -> Pages {
+        let coming: Pages = others.values().map(|pledge| pledge.promise.swap).sum();
+        self.swap.room().saturating_sub(coming)
+    }
+
+    /// Whether there is too little swap space for a VM called `name`, as far as is known by the last look.
+    pub(crate) fn is_short_of_swap(&self, name: &str, need: Pages) -> bool {
+        let mut others = lock(&self.starting).clone();
+        others.remove(name);
+        self.free_swap(&others) < need
     }
 
     /// A VM that is being started cannot be paged: it is promised `all` of its memory.
@@ -519,22 +532,10 @@ impl Manager {
 
     /// What a VM is promised under `params`.
     pub(crate) fn promised_to(&self, vm: &Vm, params: &VmParams) -> Made {
-        let is_paged = vm.paged().is_some();
-        // Of one that was not looked at yet it is not known.
-        let may_be_paged = vm.may_be_paged() || !vm.inspected.load(Ordering::Relaxed);
-        let guaranteed = match vm.mode() {
+        let guaranteed = match vm.run_state() {
             // It has ended: what it has is being given back, and nothing more is promised to it than was.
-            _ if vm.run_state() == RunState::Stopped => params.min,
-            Mode::Paged | Mode::BalloonOnly if is_paged && may_be_paged => params.min,
-            // Nothing but its balloon keeps it within less than its whole size.
-            _ if !is_paged && vm.spec.is_some() => {
-                let of = vm.spec.as_ref().filter(|spec| !spec.no_balloon);
-                let held = of.map_or(Some(Pages::ZERO), |_| lock(&vm.balloon).held);
-                let most = held.map_or(Pages::ZERO, |held| vm.configured().saturating_sub(held));
-                most.max(vm.consumed()).max(params.min)
-            }
-            // Nothing is taken from it, or only what its guest gives: what it has it keeps.
-            _ => vm.consumed().max(params.min),
+            RunState::Stopped => params.min,
+            _ => guaranteed(vm, params),
         };
         (vm.name.clone(), self.pools.id(params.pool.as_deref()), guaranteed + vm.overhead())
     }
@@ -587,6 +588,30 @@ pub(crate) fn check_pool(rules: &crate::pools::Rules, pool: Option<&str>) -> Res
             Err(Failure::new(ErrorCode::NotFound, format!("pool: no pool named '{name}'")))
         }
         _ => Ok(()),
+    }
+}
+
+/// What a VM that has not ended has, or may take, beside its overhead, that others cannot be promised.
+pub(crate) fn guaranteed(vm: &Vm, params: &VmParams) -> Pages {
+    let is_paged = vm.paged().is_some();
+    // Of one that was not looked at yet it is not known.
+    let is_inspected = vm.inspected.load(Ordering::Relaxed);
+    match vm.mode() {
+        Mode::Paged | Mode::BalloonOnly if is_paged && (vm.may_be_paged() || !is_inspected) => {
+            params.min
+        }
+        // It may take all that it asks for.
+        Mode::Unmanaged if is_paged && is_inspected => {
+            vm.configured().max(vm.consumed()).max(params.min)
+        }
+        // Nothing but its balloon keeps it within less than its whole size; until that has told, nothing.
+        _ if !is_paged && vm.spec.is_some() => {
+            let of = vm.spec.as_ref().filter(|spec| !spec.no_balloon);
+            let held = of.and_then(|_| lock(&vm.balloon).held).unwrap_or_default();
+            vm.configured().saturating_sub(held).max(vm.consumed()).max(params.min)
+        }
+        // Nothing is taken from it, or only what its guest gives: what it has it keeps.
+        _ => vm.consumed().max(params.min),
     }
 }
 
@@ -718,7 +743,7 @@ mod tests {
         // Of one that somebody else started is known what it has.
         assert_eq!(promised(&vm), min);
         Arc::get_mut(&mut vm).unwrap().spec = Some(Default::default());
-        assert_eq!(promised(&vm), min, "its QMP has not told yet");
+        assert_eq!(promised(&vm), size, "what is not known yet may be nothing");
         lock(&vm.balloon).held = Some(Pages::ZERO);
         assert_eq!(promised(&vm), size);
         lock(&vm.balloon).held = Some(Pages::from_mib(40));

@@ -219,9 +219,11 @@ fn decide_now(manager: &Manager, n: u64, snapshot: Snapshot) -> (Arc<Decision>, 
 /// Hands the orders of a decision to the balloons and pagers of the VMs that it is about, in its order.
 fn carry_out(manager: &Manager, managed: &[&Arc<Vm>], decision: &Decision, is_new_state: bool) {
     let until = decision.hold_until();
-    for ((vm, entitlement), plan) in managed.iter().zip(&decision.results).zip(&decision.plans) {
-        let goal = std::mem::replace(&mut lock(&vm.balloon).goal, plan.balloon_goal);
-        if goal != plan.balloon_goal || is_new_state {
+    let seen = decision.snapshot.vms.iter().map(|vm| vm.balloon_goal);
+    let vms = managed.iter().zip(seen);
+    for (((vm, seen), entitlement), plan) in vms.zip(&decision.results).zip(&decision.plans) {
+        let is_new = change_goal(&mut lock(&vm.balloon).goal, seen, plan.balloon_goal);
+        if is_new || is_new_state {
             vm.stir();
         }
         if let Some(paged) = &*vm.paged() {
@@ -239,6 +241,16 @@ fn carry_out(manager: &Manager, managed: &[&Arc<Vm>], decision: &Decision, is_ne
             paged.memory_freed();
         }
     }
+}
+
+/// Whether another goal is in force now than before. A balloon that was found since it was `seen` is led on from what it
+/// holds, of which the decision did not know: its goal stays until the next one.
+fn change_goal(goal: &mut Pages, seen: Pages, to: Pages) -> bool {
+    let changes = *goal == seen && *goal != to;
+    if changes {
+        *goal = to;
+    }
+    changes
 }
 
 fn millis(time: Duration) -> u64 {
@@ -395,5 +407,21 @@ fn measure_strangers(manager: &Manager) {
         if booked != 0 {
             rebook(&manager.host.ledger, &vm.external, booked, now);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_balloon_that_was_found_during_a_turn_is_not_let_down_by_that_turn() {
+        let mut goal = Pages(7);
+        // The turn began before it was known what the balloon holds.
+        assert!(!change_goal(&mut goal, Pages::ZERO, Pages::ZERO));
+        assert_eq!(goal, Pages(7));
+        assert!(change_goal(&mut goal, Pages(7), Pages(3)));
+        assert!(!change_goal(&mut goal, Pages(3), Pages(3)));
+        assert_eq!(goal, Pages(3));
     }
 }

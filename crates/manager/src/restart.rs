@@ -87,11 +87,24 @@ fn running(manager: &Arc<Manager>, left: Vec<Left>) -> anyhow::Result<Vec<Runnin
                 record,
             ));
         } else {
+            record.overhead = record.overhead.max(overhead_now(manager, &record));
             running.push(Running { folder, record, process, damage });
         }
     }
     manager.clear_ended(ended);
     Ok(running)
+}
+
+/// What the pager of a VM takes under this manager, which may be more than under the one that started it: its compressed tier
+/// may have been made larger since.
+fn overhead_now(manager: &Manager, record: &Record) -> Pages {
+    let pager = pager_config(&manager.config(), has_large_pages(manager, record));
+    let own = record.spec.as_ref().and_then(|spec| spec.overhead).unwrap_or(0);
+    pager.overhead(record.size) + Bytes(own).pages_ceil()
+}
+
+fn has_large_pages(manager: &Manager, record: &Record) -> bool {
+    record.spec.as_ref().is_some_and(|spec| manager.wants_large_pages(spec))
 }
 
 /// Books what a VM has, and lets its shim in, unless its pages cannot be read: `damage`.
@@ -141,10 +154,9 @@ fn held(folder: &Path, record: &Record) -> Pages {
 fn expect(manager: &Manager, record: &Record, held: &Arc<Advance>) -> Answer {
     let swap = record.size.saturating_sub(record.params.min);
     let domain = domain_of(manager, record);
-    let large = record.spec.as_ref().is_some_and(|spec| manager.wants_large_pages(spec));
     let (sizes, overhead) = (parts_of(record.boot(), record.size), record.overhead);
     let (pid, held) = (record.pid, Some(held.clone()));
-    let pager = pager_config(&manager.config(), large);
+    let pager = pager_config(&manager.config(), has_large_pages(manager, record));
     manager.expect_shim(&record.name, |answer| Expected {
         pid,
         sizes,

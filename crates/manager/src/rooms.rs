@@ -16,7 +16,7 @@ use crate::looks_of_disks::is_mute;
 use crate::sync::lock;
 
 /// How often the room is looked at.
-const LOOK: Duration = Duration::from_millis(500);
+pub const LOOK: Duration = Duration::from_millis(500);
 /// A look that takes longer is not waited for: its file system does not answer.
 pub const SILENT: Duration = Duration::from_secs(3);
 

@@ -7,6 +7,7 @@
 //! come before those that never ran; what was made free for one that has begun and does not use it yet is not
 //! taken for the next.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -56,13 +57,43 @@ impl Start {
 
 /// In order of arrival.
 #[derive(Default)]
-pub struct Starts(Mutex<Vec<Start>>);
+pub struct Starts {
+    waiting: Mutex<Vec<Start>>,
+    /// Pages that VMMs wait for which are there already.
+    wanted: AtomicU64,
+}
+
+/// Memory of a VMM that is there already.
+pub(crate) struct Room<'a> {
+    /// Of its VM.
+    pub name: &'a str,
+    /// To be reserved.
+    pub need: Pages,
+    /// It is all of its memory: none of it can be taken from it.
+    pub unpaged: bool,
+}
+
+/// Memory is made free for a VMM that is there already, for as long as this lives.
+pub(crate) struct Wanted<'a>(&'a AtomicU64, Pages);
+
+impl Drop for Wanted<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(self.1.0, Ordering::Relaxed);
+    }
+}
 
 impl Starts {
+    /// So much is to be free, beside what starts are to have.
+    pub(crate) fn want(&self, pages: Pages) -> Wanted<'_> {
+        self.wanted.fetch_add(pages.0, Ordering::Relaxed);
+        Wanted(&self.wanted, pages)
+    }
+
     /// What those before `name` are to have, and `name` itself; of all, without a name.
     fn room(&self, name: Option<&str>, consumed: &impl Fn(&str) -> Pages) -> (Pages, Pages) {
-        let starts = lock(&self.0);
-        let mut ahead = Pages::ZERO;
+        let starts = lock(&self.waiting);
+        // Those that are there already come before all.
+        let mut ahead = Pages(self.wanted.load(Ordering::Relaxed));
         for start in starts.iter() {
             let room = start.room(consumed(&start.name));
             if name == Some(&start.name) {
@@ -74,7 +105,7 @@ impl Starts {
     }
 
     fn enter(&self, start: Start) {
-        let mut starts = lock(&self.0);
+        let mut starts = lock(&self.waiting);
         // One of that name that has ended again.
         starts.retain(|other| other.name != start.name);
         // One that reboots had what it needs, and has just given it back.
@@ -86,21 +117,21 @@ impl Starts {
 
     /// Gives it its room, unless it was called off.
     fn begin(&self, name: &str) -> bool {
-        let mut starts = lock(&self.0);
+        let mut starts = lock(&self.waiting);
         let start = starts.iter_mut().find(|start| start.name == name && !start.called_off);
         start.map(|start| start.begun = Some(Instant::now())).is_some()
     }
 
     /// As it was; None if no start of that name waits.
     fn call_off(&self, name: &str) -> Option<Start> {
-        let mut starts = lock(&self.0);
+        let mut starts = lock(&self.waiting);
         let start = starts.iter_mut().find(|start| start.name == name && start.begun.is_none())?;
         start.called_off = true;
         Some(start.clone())
     }
 
     fn is_called_off(&self, name: &str) -> bool {
-        lock(&self.0).iter().any(|start| start.name == name && start.called_off)
+        lock(&self.waiting).iter().any(|start| start.name == name && start.called_off)
     }
 }
 
@@ -109,7 +140,7 @@ struct Waiting<'a>(&'a Starts, &'a str);
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        lock(&self.0.0).retain(|start| start.name != self.1 || start.begun.is_some());
+        lock(&self.0.waiting).retain(|start| start.name != self.1 || start.begun.is_some());
     }
 }
 
@@ -144,7 +175,7 @@ impl Manager {
                 && !vms.iter().any(|vm| vm.name == start.name)
                 && self.is_starting(&start.name)
         };
-        lock(&self.starts.0).iter().filter(coming).map(|start| start.promise.overhead).sum()
+        lock(&self.starts.waiting).iter().filter(coming).map(|start| start.promise.overhead).sum()
     }
 
     /// What is booked for VMs that are not among `vms` yet: of those that wait to be taken over at least what they are
@@ -167,11 +198,46 @@ impl Manager {
     /// What is to be free for VMs that start, beside the goal.
     pub(crate) fn room_for_starts(&self) -> Pages {
         let there = |name: &str| self.vm(name).is_ok() || self.is_starting(name);
-        lock(&self.starts.0).retain(|start| match start.begun {
+        lock(&self.starts.waiting).retain(|start| match start.begun {
             Some(begun) => begun.elapsed() < KEPT && there(&start.name),
             None => true,
         });
         self.starts.room(None, &|name| self.consumed_by(name)).0
+    }
+
+    /// Reserves memory for a VMM that is there already; the policy makes it free if it must.
+    ///
+    /// # Errors
+    /// NoRoom: it was not free within so long.
+    pub(crate) async fn make_room(&self, room: Room<'_>, within: Duration) -> Result<(), Failure> {
+        let Room { name, need, unpaged } = room;
+        let (keep, counted) = match unpaged {
+            // It may take it all at once, and the host is not to be short by that. What was made free for its start, it has
+            // not used.
+            true => {
+                let own = self.starts.room(Some(name), &|name| self.consumed_by(name)).1;
+                (self.highest_thresholds().lower_edge(State::High), own)
+            }
+            false => (Pages::ZERO, Pages::ZERO),
+        };
+        let deadline = tokio::time::Instant::now() + within;
+        let _wanted = self.starts.want(need.saturating_sub(counted));
+        let ledger = &self.host.ledger;
+        let mut told = false;
+        while ledger.free() < need + keep || !ledger.try_reserve(need) {
+            if tokio::time::Instant::now() > deadline {
+                let what = if unpaged { "all that it may have" } else { "overhead memory" };
+                let (within, free) = (within.as_secs(), ledger.free());
+                let why = format!("no room for {what}, {need}, within {within} s ({free} free)");
+                return Err(Failure::new(ErrorCode::NoRoom, why));
+            }
+            // The policy looks by itself once a second.
+            if !std::mem::replace(&mut told, true) {
+                self.kick.ring(format!("{name} waits for room"));
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+        Ok(())
     }
 
     /// Waits until there is room for a VM of this size that was promised memory, and reserves its overhead. Without a limit
@@ -251,7 +317,7 @@ impl Manager {
 
     /// VMs that wait for room, in the order in which they get it.
     pub fn waiting_starts(&self) -> Vec<StartView> {
-        let starts: Vec<Start> = lock(&self.starts.0).clone();
+        let starts: Vec<Start> = lock(&self.starts.waiting).clone();
         let keep = self.highest_thresholds().lower_edge(State::High);
         let free = self.host.ledger.free();
         let freeing = self.being_freed();
@@ -340,7 +406,7 @@ mod tests {
             size: Pages(200),
             params: VmParams::resolve(&[], name, Pages(200).into(), Asked::default()).unwrap(),
         };
-        lock(&starts.0).extend([
+        lock(&starts.waiting).extend([
             start("begun", 100, true),
             start("second", 50, false),
             start("third", 5, false),
@@ -359,13 +425,20 @@ mod tests {
         drop(Waiting(&starts, "second"));
         drop(Waiting(&starts, "begun"));
         assert_eq!(starts.room(None, &none).0, Pages(115));
+        // A VMM that is there already comes before all, for as long as it waits.
+        let wanted = starts.want(Pages(7));
+        assert_eq!(starts.room(None, &none).0, Pages(122));
+        assert_eq!(starts.room(Some("third"), &none), (Pages(107), Pages(15)));
+        drop(wanted);
+        assert_eq!(starts.room(None, &none).0, Pages(115));
 
         // Whose guest rebooted comes before who never ran, and behind others like it.
         for name in ["rebooted", "after it"] {
             starts.enter(Start { wait: None, ..start(name, 1, false) });
         }
         starts.enter(start("last", 1, false));
-        let names: Vec<String> = lock(&starts.0).iter().map(|start| start.name.clone()).collect();
+        let names: Vec<String> =
+            lock(&starts.waiting).iter().map(|start| start.name.clone()).collect();
         assert_eq!(names, ["begun", "rebooted", "after it", "third", "last"]);
     }
 }

@@ -6,7 +6,7 @@ mod support;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use ballast_api::{Accel, ErrorCode, VmSpec};
+use ballast_api::{Accel, ErrorCode, RebootAction, VmSpec};
 use support::http::refusal;
 use support::{Ballastd, MIB, ZEROS, image_or_skip, refused, refused_as};
 
@@ -204,6 +204,34 @@ async fn stale_swap_is_replaced_and_a_vm_that_cannot_be_paged_says_why() {
     let host = ballastd.host().await;
     assert_eq!((host.free, host.vms), (host.budget - ZEROS, 0));
     assert!(host.peak_used <= host.budget, "{host:?}");
+}
+
+/// Nothing could be taken from it: what it was promised nobody else is, also between its end and its next start.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_vm_that_is_not_paged_finds_what_it_was_promised_when_it_has_rebooted() {
+    let Some(image) = image_or_skip() else { return };
+    let ballastd = Ballastd::start_without_sharing(&["--budget", "192M"]);
+    let client = &ballastd.client;
+    // Its swap file cannot be made.
+    std::fs::create_dir(ballastd.swap_file("u")).unwrap();
+    let mut spec = ballastd.guest(image, "u", 96, "");
+    spec.append += " rdinit=/nonexistent init=/nonexistent root=/dev/none";
+    spec.on_reboot = RebootAction::Restart;
+    let first = client.run(&spec).await.unwrap();
+    assert_eq!(first.management.mode, ballast_api::Mode::BalloonOnly, "{:?}", first.management);
+    let other = VmSpec { min: 80 * MIB, wait_s: Some(0.0), ..ballastd.guest(image, "o", 96, "") };
+    refused_as(client.run(&other).await, ErrorCode::NoRoom, "unreserved");
+    ballastd.eventually("it reboots", async || client.vm("u").await.is_err()).await;
+    // It is held back for some seconds.
+    refused_as(client.run(&other).await, ErrorCode::NoRoom, "unreserved");
+    let is_back = async || client.vm("u").await.is_ok_and(|vm| vm.pid != first.pid);
+    ballastd.eventually("it runs again", is_back).await;
+    refused_as(client.run(&other).await, ErrorCode::NoRoom, "unreserved");
+    client.stop("u", Duration::ZERO).await.unwrap();
+    client.run(&other).await.unwrap();
+    client.stop("o", Duration::ZERO).await.unwrap();
+    let host = ballastd.host().await;
+    assert_eq!((host.free, host.vms), (host.budget - ZEROS, 0));
 }
 
 /// A guest holds most of the memory without being promised any: who is promised some gets it before it
