@@ -15,10 +15,15 @@ use crate::stats::round;
 pub struct Target {
     /// In words, with the number: "<= 20 s".
     pub want: String,
-    /// What was measured.
+    /// What was measured; in JSON it is left out where that is no number.
+    #[serde(skip_serializing_if = "is_no_number")]
     pub got: f64,
-    /// False, too, of what could not be measured.
+    /// False, too, of what could not be measured, and of what was held against nothing (infinite).
     pub met: bool,
+}
+
+fn is_no_number(value: &f64) -> bool {
+    !value.is_finite()
 }
 
 /// The outcome of one experiment or benchmark.
@@ -57,32 +62,35 @@ impl Outcome {
         }
     }
 
-    /// Adds one; NaN if it could not be measured.
+    /// Adds one; NaN (null in JSON) if it could not be measured. One that is infinite was held against
+    /// nothing: it is left out.
     pub fn figure(&mut self, name: &str, value: f64) {
-        self.figures.insert(name.to_owned(), round(value));
+        if !value.is_infinite() {
+            self.figures.insert(name.to_owned(), round(value));
+        }
     }
 
     /// The source's value of a figure that was added before.
     pub fn paper(&mut self, name: &str, value: f64) {
         self.paper.insert(name.to_owned(), value);
-        if let Some(ours) = self.figures.get(name)
-            && value != 0.0
-        {
-            self.ratios.insert(name.to_owned(), round(ours / value));
+        let ratio = self.figures.get(name).map(|ours| ours / value);
+        if let Some(ratio) = ratio.filter(|ratio| ratio.is_finite()) {
+            self.ratios.insert(name.to_owned(), round(ratio));
         }
     }
 
-    /// A target. What is NaN does not meet it.
+    /// A target. What is NaN or infinite does not meet it.
     pub fn at_most(&mut self, name: &str, got: f64, limit: f64) {
         self.target(name, format!("<= {}", round(limit)), got, got <= limit);
     }
 
-    /// A target. What is NaN does not meet it.
+    /// A target. What is NaN or infinite does not meet it.
     pub fn at_least(&mut self, name: &str, got: f64, limit: f64) {
         self.target(name, format!(">= {}", round(limit)), got, got >= limit);
     }
 
     fn target(&mut self, name: &str, want: String, got: f64, met: bool) {
+        let met = met && got.is_finite();
         self.ok &= met;
         self.targets.insert(name.to_owned(), Target { want, got: round(got), met });
     }
@@ -174,6 +182,24 @@ mod tests {
         assert!(!line.contains('\n'));
         let back: serde_json::Value = serde_json::from_str(&line).unwrap();
         assert_eq!(back["targets"]["a"]["want"], "<= 3");
+    }
+
+    #[test]
+    fn what_is_held_against_nothing_is_not_met_and_no_null() {
+        let mut o = Outcome::new("x");
+        o.figure("a", f64::INFINITY);
+        o.paper("a", 4.0);
+        o.figure("b", 2.0);
+        o.paper("b", 0.0);
+        o.at_least("c", f64::INFINITY, 1.0);
+        o.at_most("d", f64::NEG_INFINITY, 1.0);
+        o.at_least("e", f64::NAN, 1.0);
+        assert!(!o.ok && o.targets.values().all(|t| !t.met));
+        assert!(o.ratios.is_empty() && !o.figures.contains_key("a"));
+        assert!(!o.line().unwrap().contains("null"), "{}", o.line().unwrap());
+        // What could not be measured is, as a figure.
+        o.figure("f", f64::NAN);
+        assert!(o.line().unwrap().contains("\"f\":null"), "{}", o.line().unwrap());
     }
 
     #[test]

@@ -67,7 +67,7 @@ fn run(command: Command) -> Result<bool> {
         Command::Holder(args) => return bench::sharing::hold(&args).map(|()| true),
         Command::Faulter(args) => return bench::faults::fault(&args).map(|()| true),
         Command::Sleeper(args) => return bench::scale::sleep(&args).map(|()| true),
-        Command::SwapKeeper(args) => return peers::keep(&args).map(|()| true),
+        Command::SwapKeeper(args) => return peers::keep(&args),
         Command::Results(args) => return results::run(&args).map(|()| true),
         Command::KsmKeeper => return bench::sharing::keep_ksm().map(|()| true),
         _ => {}

@@ -30,6 +30,9 @@ pub enum Ram {
     Private,
 }
 
+/// TCG's buffer for translated code: as the manager sets it.
+const TRANSLATIONS_MIB: u32 = 16;
+
 /// How a plain VM is run.
 #[derive(Debug)]
 pub struct Style {
@@ -37,15 +40,13 @@ pub struct Style {
     pub ram: Ram,
     /// Where it enters a cgroup, before it is QEMU.
     pub cgroup: Option<File>,
-    /// TCG's buffer for translated code.
-    pub translations_mib: u32,
     /// Pages of 4 KiB alone: the kernel swaps, and merges, those.
     pub small_pages: bool,
 }
 
 impl Default for Style {
     fn default() -> Style {
-        Style { ram: Ram::Shared, cgroup: None, translations_mib: 32, small_pages: false }
+        Style { ram: Ram::Shared, cgroup: None, small_pages: false }
     }
 }
 
@@ -87,7 +88,7 @@ impl PlainVm {
             Ram::Shared => format!("memory-backend-memfd,id=mem,size={mib}M,share=on"),
             Ram::Private => format!("memory-backend-ram,id=mem,size={mib}M"),
         };
-        let tcg = format!("tcg,tb-size={}", style.translations_mib);
+        let tcg = format!("tcg,tb-size={TRANSLATIONS_MIB}");
         let mut command = Command::new(qemu);
         enter(&mut command, style);
         let child = command

@@ -22,7 +22,7 @@ pub struct ResultsArgs {
     pub check: bool,
 }
 
-/// An outcome as it was written. What could not be measured is null.
+/// An outcome as it was written. What could not be measured is null, or not there.
 #[derive(Debug, Deserialize)]
 struct Written {
     name: String,

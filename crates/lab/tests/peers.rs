@@ -42,7 +42,7 @@ fn swap_on_a_file_ends_with_its_holder() {
     let error = Swap::start(&Request::new(space, 0)).unwrap_err().to_string();
     assert!(error.contains("test.swap") && !error.contains('\n'), "{error}");
     assert!(path.exists());
-    drop(swap);
+    swap.end().unwrap();
     assert!(!path.exists() && !swaps().contains("test.swap"), "{}", swaps());
 }
 

@@ -8,7 +8,7 @@ use ballast_units::Bytes;
 
 use crate::figures::{Outcome, Table};
 use crate::image::Image;
-use crate::overcommit::report::{at, crowded, peers, table, tag};
+use crate::overcommit::report::{at, circumstances, crowded, peers, table, tag};
 use crate::overcommit::{self, Load, Plan, SIDES, Side};
 
 fn plan(quick: bool) -> Plan {
@@ -60,9 +60,7 @@ fn evaluate(stores: &Table, offices: &Table, factors: &[f64]) -> Outcome {
             outcome.figure(&name("ops_per_s"), at(stores, side, *factor, "ops_per_s"));
             outcome.figure(&name("store_p95_ms"), at(stores, side, *factor, "p95_ms"));
             outcome.figure(&name("office_p95_ms"), at(offices, side, *factor, "p95_ms"));
-            for column in ["budget_mib", "used_mib", "at_hand_mib", "swap_cache_mib", "vmms_mib"] {
-                outcome.figure(&name(column), at(stores, side, *factor, column));
-            }
+            circumstances(stores, side, *factor, &mut outcome);
         }
     }
     for factor in crowded(factors) {

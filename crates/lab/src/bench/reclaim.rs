@@ -19,26 +19,28 @@ const MEMORY: Bytes = Bytes::from_mib(256);
 /// What the guest may keep.
 const LIMIT: Bytes = Bytes::from_mib(128);
 const PATIENCE: Duration = Duration::from_secs(120);
+/// MiB per second, at least.
+const TARGET: f64 = 150.0;
 
 pub async fn run(image: &Image, repeats: usize) -> Result<Outcome> {
-    let (mut balloon, mut swap) = (Vec::new(), Vec::new());
+    let (mut balloon, mut paging) = (Vec::new(), Vec::new());
     for n in 0..repeats {
         balloon.push(one(image, true).await?);
-        swap.push(one(image, false).await?);
-        say::detail(&format!("balloon {:.0} MiB/s, swap {:.0} MiB/s", balloon[n], swap[n]));
+        paging.push(one(image, false).await?);
+        say::detail(&format!("balloon {:.0} MiB/s, paging {:.0} MiB/s", balloon[n], paging[n]));
     }
     let mut outcome = Outcome::new("reclaim");
     outcome.figure("balloon_mib_per_s", median(&balloon));
-    outcome.figure("swap_mib_per_s", median(&swap));
-    outcome.at_least("balloon_mib_per_s", median(&balloon), 20.0);
-    outcome.at_least("swap_mib_per_s", median(&swap), 20.0);
+    outcome.figure("paging_mib_per_s", median(&paging));
+    outcome.at_least("balloon_mib_per_s", median(&balloon), TARGET);
+    outcome.at_least("paging_mib_per_s", median(&paging), TARGET);
     Ok(outcome)
 }
 
 /// MiB per second from the change of the limit until the guest is within it.
 async fn one(image: &Image, with_balloon: bool) -> Result<f64> {
     let mut stage = Stage::new(&Options::budget(Bytes::from_mib(640)))?;
-    // Memory that was used: kept where it is to be swapped, given back to the guest's kernel where
+    // Memory that was used: kept where it is to be paged out, given back to the guest's kernel where
     // the balloon is to find it free.
     let (load, ready) = if with_balloon {
         ("hog --mb 160 --seconds 1", "done")

@@ -11,6 +11,8 @@ use crate::image::Image;
 use crate::manager::{Manager, Options};
 
 const BOOT_LIMIT: Duration = Duration::from_secs(180);
+/// As often as of a plain VM.
+const POLL: Duration = Duration::from_millis(20);
 
 /// Ended by force when it is dropped; `end` does it in order.
 pub struct Stage {
@@ -88,7 +90,7 @@ impl Stage {
             if begin.elapsed() > BOOT_LIMIT {
                 bail!("{name} is not ready after {} s: {}", BOOT_LIMIT.as_secs(), console.tail(3));
             }
-            tokio::time::sleep(Duration::from_millis(100)).await;
+            tokio::time::sleep(POLL).await;
         }
     }
 

@@ -17,7 +17,9 @@ use super::Measured;
 use crate::chart::{Chart, Series};
 use crate::figures::{Outcome, Table};
 use crate::image::Image;
-use crate::overcommit::report::{X, at, crowded, lines, peers, series, table, tag, taken};
+use crate::overcommit::report::{
+    X, at, circumstances, crowded, lines, peers, series, table, tag, taken,
+};
 use crate::overcommit::{self, Load, Plan, SIDES, Side};
 
 const NAME: &str = "vtj-memory-f7";
@@ -63,10 +65,8 @@ fn evaluate(table: Table, factors: &[f64]) -> Measured {
             let times = value("p95_ms") / at(&table, side, first, "p95_ms");
             outcome.figure(&name("times_first"), times);
             outcome.figure(&name("actions_per_s"), value("ops_per_s"));
-            for column in ["p50_ms", "budget_mib", "used_mib", "at_hand_mib", "swap_cache_mib"] {
-                outcome.figure(&name(column), value(column));
-            }
-            outcome.figure(&name("back_per_s"), value("back_per_s"));
+            outcome.figure(&name("p50_ms"), value("p50_ms"));
+            circumstances(&table, side, *factor, &mut outcome);
         }
     }
     for (factor, times) in PAPER {

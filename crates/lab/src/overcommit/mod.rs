@@ -8,7 +8,9 @@
 //! the cgroup's limit is lowered).
 //!
 //! Guests report what they have done, and how long each operation took, every two seconds; what
-//! arrives within a step's window counts for that step, and for as long as it is a report of.
+//! arrives within a step's window counts for that step, and for as long as it is a report of. An
+//! operation's time is that from its beginning, not from when it was due: of a guest that does less than
+//! it is asked for, the rate says so.
 
 mod load;
 mod ours;
@@ -24,6 +26,7 @@ use anyhow::{Context, Result, ensure};
 use ballast_qemu::process;
 use ballast_units::Bytes;
 
+use crate::bench::sharing::cpu;
 use crate::console::{Event, Story};
 use crate::image::Image;
 use crate::say;
@@ -136,8 +139,8 @@ pub(crate) struct Reclaimed {
     pub at_hand: Bytes,
     /// In the kernel's swap cache, on its way out or brought ahead; a part of `used`, and none of `at_hand`.
     pub passing: Bytes,
-    /// QEMU's own, beside the budget; where that was measured.
-    pub vmms: Option<Bytes>,
+    /// QEMU's own, in memory beside the budget.
+    pub vmms: Bytes,
 }
 
 /// Why nothing was measured.
@@ -186,6 +189,8 @@ pub(crate) struct Step {
     pub reclaimed: Reclaimed,
     /// Of all processors, used by guests and those who manage their memory.
     pub cpu_percent: f64,
+    /// The same, used by this program to measure, the yardstick included.
+    pub lab_cpu_percent: f64,
     /// Read by the VMMs, nearly all of it from the guests' disks, per second.
     pub reads: Bytes,
     /// Faults on pages that had been taken, per second: of the tiers, or the kernel's major faults.
@@ -228,6 +233,14 @@ impl Host {
         match self {
             Host::Ours(host) => host.stories(),
             Host::Peer(host) => host.stories(),
+        }
+    }
+
+    /// A window begins, or has ended: within it, what is done from here is not to take CPU from guests.
+    fn measure(&mut self, measuring: bool) {
+        match self {
+            Host::Ours(_) => {}
+            Host::Peer(host) => host.measure(measuring),
         }
     }
 
@@ -282,13 +295,11 @@ impl Host {
         }
     }
 
+    /// Err, too, of what was left behind or not put back.
     async fn end(self) -> Result<()> {
         match self {
             Host::Ours(host) => host.end().await,
-            Host::Peer(host) => {
-                drop(host);
-                Ok(())
-            }
+            Host::Peer(host) => host.end(),
         }
     }
 }
@@ -368,16 +379,20 @@ async fn step(host: &mut Host, side: Side, factor: f64, plan: &Plan) -> Result<S
     let settle = plan.settle.saturating_sub(begin.elapsed());
     watch(host, settle, &mut Tally::new(&plan.guests)).await?;
     let mut tally = Tally::new(&plan.guests);
-    let yardstick = Yardstick::start()?;
+    let (lab_s, yardstick) = (own_cpu_s()?, Yardstick::start()?);
     let (cpu_s, read) = (host.cpu_s().await?, host.read().await?);
     let (returns, back) = (host.returns().await?, host.back().await?);
-    watch(host, plan.window, &mut tally).await?;
+    host.measure(true);
+    let watched = watch(host, plan.window, &mut tally).await;
+    host.measure(false);
+    watched?;
     let speed = yardstick.end()?;
+    let lab_s = own_cpu_s()? - lab_s;
     let (cpu_s, read) = (host.cpu_s().await? - cpu_s, host.read().await?.saturating_sub(read));
     let returns = host.returns().await?.saturating_sub(returns) as f64 / tally.seconds;
     let back = host.back().await?.saturating_sub(back) as f64 / tally.seconds;
     let processors = std::thread::available_parallelism().map_or(1, usize::from) as f64;
-    let cpu_percent = 100.0 * cpu_s / tally.seconds / processors;
+    let percent = 100.0 / tally.seconds / processors;
     let reclaimed = host.reclaimed().await?;
     let reads = Bytes((read as f64 / tally.seconds) as u64);
     Ok(Step {
@@ -386,7 +401,8 @@ async fn step(host: &mut Host, side: Side, factor: f64, plan: &Plan) -> Result<S
         budget,
         tally,
         reclaimed,
-        cpu_percent,
+        cpu_percent: cpu_s * percent,
+        lab_cpu_percent: lab_s * percent,
         reads,
         returns,
         back,
@@ -403,6 +419,7 @@ fn lost(side: Side, factor: f64, plan: &Plan, how: Lost) -> Step {
         tally: Tally::new(&plan.guests),
         reclaimed: Reclaimed::default(),
         cpu_percent: f64::NAN,
+        lab_cpu_percent: f64::NAN,
         reads: Bytes::default(),
         returns: f64::NAN,
         back: f64::NAN,
@@ -423,27 +440,27 @@ fn line(step: &Step) -> String {
         ));
     }
     text.push_str(&format!(
-        " ballooned {:.0}, compressed {:.0}, swapped {:.0}, shared {:.0}, used {:.0}, at hand {:.0} MiB; \
-         {:.0} faults/s on pages taken, {:.0} pages/s back; read {:.1} MiB/s; CPU {:.0}%, {:.0}% stolen, speed {:.1}",
+        " ballooned {:.0}, compressed {:.0}, swapped {:.0}, shared {:.0}, used {:.0}, at hand {:.0}, \
+         QEMU's own {:.0} MiB; {:.0} faults/s on pages taken, {:.0} pages/s back; read {:.1} MiB/s; CPU {:.0}%, the lab's \
+         {:.1}%, {:.0}% stolen, speed {:.1}; {:.1} s",
         r.ballooned.mib(),
         r.compressed.mib(),
         r.swapped.mib(),
         r.saved.mib(),
         r.used.mib(),
         r.at_hand.mib(),
+        r.vmms.mib(),
         step.returns,
         step.back,
         step.reads.mib(),
         step.cpu_percent,
+        step.lab_cpu_percent,
         step.speed.stolen_percent,
-        step.speed.steps_per_us
+        step.speed.steps_per_us,
+        step.tally.seconds
     ));
-    if let Some(vmms) = r.vmms {
-        text.push_str(&format!(
-            "; in the swap cache {:.0}, QEMU's own {:.0} MiB",
-            r.passing.mib(),
-            vmms.mib()
-        ));
+    if PEERS.contains(&step.side) {
+        text.push_str(&format!("; in the swap cache {:.0} MiB", r.passing.mib()));
     }
     text
 }
@@ -473,9 +490,9 @@ fn filled(story: &Story) -> bool {
 }
 
 async fn watch(host: &mut Host, time: Duration, tally: &mut Tally) -> Result<()> {
-    let begin = Instant::now();
     // What was told before belongs to what was before.
     host.poll().await?;
+    let begin = Instant::now();
     while begin.elapsed() < time {
         tokio::time::sleep(POLL.min(time.saturating_sub(begin.elapsed()))).await;
         for (guest, event) in host.poll().await? {
@@ -484,6 +501,11 @@ async fn watch(host: &mut Host, time: Duration, tally: &mut Tally) -> Result<()>
     }
     tally.seconds += begin.elapsed().as_secs_f64();
     Ok(())
+}
+
+/// CPU seconds of this program so far.
+fn own_cpu_s() -> Result<f64> {
+    cpu::process_s(std::process::id() as i32)
 }
 
 /// Bytes that a process has read with system calls.

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use ballast_api::{HostChange, Salt};
+use ballast_api::{HostChange, Salt, VmView};
+use ballast_qemu::proc_text;
 use ballast_units::Bytes;
 
 use super::{Plan, Reclaimed, Side, warm_up};
@@ -88,7 +89,7 @@ impl Ours {
 
     /// Faults on pages of a tier, without what was brought with them.
     pub async fn returns(&self) -> Result<u64> {
-        let of = |vm: &ballast_api::VmView| {
+        let of = |vm: &VmView| {
             let (c, back) = (&vm.counters, vm.counters.swapped_in + vm.compression.restored);
             Bytes(back.saturating_sub(c.read_ahead + c.brought_around)).pages().0
         };
@@ -97,9 +98,7 @@ impl Ours {
 
     /// Pages that came back from a tier, those that were brought with others included.
     pub async fn back(&self) -> Result<u64> {
-        let of = |vm: &ballast_api::VmView| {
-            Bytes(vm.counters.swapped_in + vm.compression.restored).pages().0
-        };
+        let of = |vm: &VmView| Bytes(vm.counters.swapped_in + vm.compression.restored).pages().0;
         Ok(self.stage.views().await?.1.iter().map(of).sum())
     }
 
@@ -117,12 +116,42 @@ impl Ours {
             used: Bytes(host.measured_used),
             at_hand: sum(|m| m.resident + m.shared + m.broken + m.staged),
             passing: Bytes::default(),
-            vmms: None,
+            vmms: vms.iter().map(own).sum::<Result<Bytes>>()?,
         })
     }
 
     /// Err, too, of what was left behind.
     pub async fn end(self) -> Result<()> {
         self.stage.end().await.map(drop).context("ending")
+    }
+}
+
+/// A VMM's own memory. The copies of shared pages are anonymous, too, but the guest's.
+fn own(vm: &VmView) -> Result<Bytes> {
+    let pid = vm.pid.with_context(|| format!("{} has no process", vm.name))?;
+    let path = format!("/proc/{pid}/status");
+    let text = std::fs::read_to_string(&path).with_context(|| path.clone())?;
+    let own = own_by(&text).with_context(|| format!("{path}: no RssAnon, or no VmPTE"))?;
+    Ok(own.saturating_sub(Bytes(vm.memory.broken)))
+}
+
+/// By /proc/PID/status: the guest's RAM is a shared file, and all that is anonymous beside it, with the page tables
+/// that the kernel keeps for all.
+fn own_by(status: &str) -> Option<Bytes> {
+    Some(proc_text::status_field(status, "RssAnon")? + proc_text::status_field(status, "VmPTE")?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_vmms_own_memory_is_told_without_its_guests() {
+        let status = "Name:\tqemu\nVmRSS:\t  300000 kB\nRssAnon:\t   50000 kB\nRssFile:\t   9000 kB\n\
+                      RssShmem:\t  241000 kB\nVmPTE:\t     900 kB\nVmSwap:\t       8 kB\n";
+        assert_eq!(own_by(status), Some(Bytes(50_900 << 10)));
+        assert_eq!(own_by(&status.replace("VmPTE", "VmPMD")), None);
+        let mine = std::fs::read_to_string("/proc/self/status").unwrap();
+        assert!(own_by(&mine).unwrap() > Bytes::ZERO);
     }
 }

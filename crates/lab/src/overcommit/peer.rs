@@ -4,7 +4,8 @@
 //! to the cgroup, less what of the guests' RAM is in memory, mapped or in the kernel's swap cache. The cgroup's limit is the
 //! budget and that much more, twice a second: the kernel swaps out most of QEMU's own memory, and what it gains by that is
 //! nobody's. (Measured once at the beginning, it was: guests of a budget of 449 MiB had 603.) What of QEMU's own is in the
-//! swap cache counts as guests' RAM: the kernel does not tell them apart.
+//! swap cache counts as guests' RAM: the kernel does not tell them apart. While a window is measured, the limit follows every
+//! five seconds: to look takes CPU, which nothing takes from Ballast's guests.
 //!
 //! zram's memory belongs to no cgroup. Whatever it takes is taken off the limit.
 
@@ -33,6 +34,10 @@ use crate::say;
 const PRIORITY: u16 = 32_000;
 /// A limit this near to the one that is set is not set.
 const NEAR: Bytes = Bytes::from_mib(1);
+/// How often the limit follows while a window is measured: it is set by all mappings of all VMMs.
+const ADJUSTED_EVERY: Duration = Duration::from_secs(5);
+/// Swap space, in guests' configured memory: QEMU's own goes there as well.
+const SWAP_TIMES: u64 = 2;
 const BOOT_LIMIT: Duration = Duration::from_secs(180);
 /// All of 1.25 GiB within about seven seconds, as Ballast's scan is set here; the default of 100
 /// pages would take minutes.
@@ -94,6 +99,10 @@ pub struct Peer {
     limit: Bytes,
     /// The kernel cannot get down to this budget.
     stuck: bool,
+    /// When the limit was looked at last.
+    adjusted: Instant,
+    /// A window is being measured.
+    measuring: bool,
     /// Swap file, disks, consoles.
     folder: Folder,
 }
@@ -142,7 +151,7 @@ impl Peer {
     /// Booted when this returns, with as much memory as there is. Err: [`Unavailable`], among others.
     pub async fn start(side: Side, plan: &Plan, image: &Image) -> Result<Peer> {
         let folder = Folder(leftovers::private_folder(&disk_folder())?);
-        let size = plan.configured();
+        let size = Bytes(plan.configured().0 * SWAP_TIMES);
         let file = Space::File { path: folder.0.join("peer.swap"), size };
         let request = match side {
             // One page for one fault, as zram's users set it.
@@ -163,6 +172,8 @@ impl Peer {
             budget: None,
             limit: Bytes(u64::MAX),
             stuck: false,
+            adjusted: Instant::now(),
+            measuring: false,
             folder,
         };
         for (n, load) in plan.guests.iter().enumerate() {
@@ -178,12 +189,7 @@ impl Peer {
             let entrance = peer.cgroup.entrance()?;
             // RAM as QEMU has it unless told otherwise: private, and open to KSM. But no large pages:
             // with them, guests were killed for want of memory while half of the swap file was free.
-            let style = Style {
-                ram: Ram::Private,
-                cgroup: Some(entrance),
-                translations_mib: 16,
-                small_pages: true,
-            };
+            let style = Style { ram: Ram::Private, cgroup: Some(entrance), small_pages: true };
             let vm = PlainVm::start_as(&guest, image, &style)?;
             peer.vms.push((name, vm));
         }
@@ -204,18 +210,29 @@ impl Peer {
 
     /// Err: [`Gone`], or a guest's trouble.
     pub async fn poll(&mut self) -> Result<Vec<(usize, Event)>> {
-        let mut events = Vec::new();
-        for (n, (name, vm)) in self.vms.iter_mut().enumerate() {
+        for (name, vm) in &mut self.vms {
             if let Some(how) = vm.ended()? {
                 return Err(Gone::ended(name, how).into());
             }
+        }
+        if !self.measuring || self.adjusted.elapsed() >= ADJUSTED_EVERY {
+            self.adjust().await?;
+            self.adjusted = Instant::now();
+        }
+        // Last: that may have taken minutes, and what guests have told meanwhile is of now.
+        let mut events = Vec::new();
+        for (n, (name, vm)) in self.vms.iter_mut().enumerate() {
             events.extend(vm.console.poll().into_iter().map(|e| (n, e)));
             if let Some(trouble) = &vm.console.story.trouble {
                 bail!("{name}: {trouble}");
             }
         }
-        self.adjust().await?;
         Ok(events)
+    }
+
+    /// Whether a window is measured from now on.
+    pub fn measure(&mut self, measuring: bool) {
+        self.measuring = measuring;
     }
 
     /// In the order of the plan's guests.
@@ -309,7 +326,18 @@ impl Peer {
             used: charged.ram() + zram.map_or(Bytes::default(), |z| charged.of_zram(&z)),
             at_hand: charged.at_hand,
             passing: charged.passing,
-            vmms: Some(charged.own()),
+            vmms: charged.own(),
         })
+    }
+
+    /// Ends the guests, then what they used. Err: the host is not as it was before.
+    pub fn end(self) -> Result<()> {
+        let Peer { vms, ksm, cgroup, swap, folder, .. } = self;
+        drop(vms);
+        let ksm = ksm.map_or(Ok(()), Ksm::end);
+        drop(cgroup);
+        let swap = swap.end();
+        drop(folder);
+        ksm.and(swap)
     }
 }

@@ -1,7 +1,5 @@
 //! Steps as a table, and as lines over the factor.
 
-use ballast_units::Bytes;
-
 use super::{Lost, PEERS, SIDES, Side, Step};
 use crate::chart::{Chart, Series};
 use crate::figures::{Outcome, Table};
@@ -14,8 +12,10 @@ pub const X: &str = "overcommitment factor";
 
 /// A side that used more of its budget than this was measured on other terms.
 const MOST_USED: f64 = 1.02;
+/// With fewer peers that were measured within their budgets, Ballast was held against next to nothing.
+const LEAST_COMPARED: f64 = 2.0;
 
-const COLUMNS: [&str; 23] = [
+const COLUMNS: [&str; 25] = [
     "side",
     "factor",
     "budget_mib",
@@ -39,6 +39,25 @@ const COLUMNS: [&str; 23] = [
     "back_per_s",
     "swap_cache_mib",
     "vmms_mib",
+    "window_s",
+    "lab_cpu_percent",
+];
+
+/// What a step's figures are to be judged by.
+const CIRCUMSTANCES: [&str; 13] = [
+    "budget_mib",
+    "used_mib",
+    "at_hand_mib",
+    "swap_cache_mib",
+    "vmms_mib",
+    "read_mib_per_s",
+    "returns_per_s",
+    "back_per_s",
+    "cpu_percent",
+    "stolen_percent",
+    "speed_steps_per_us",
+    "window_s",
+    "lab_cpu_percent",
 ];
 
 /// One row a step; operations and latencies are those of `work`.
@@ -69,7 +88,9 @@ pub fn table(steps: &[Step], work: &str) -> Table {
             step.returns,
             step.back,
             r.passing.mib(),
-            r.vmms.map_or(f64::NAN, Bytes::mib),
+            r.vmms.mib(),
+            step.tally.seconds,
+            step.lab_cpu_percent,
         ];
         if step.lost.is_some() {
             for (name, cell) in COLUMNS.iter().zip(&mut row) {
@@ -95,6 +116,14 @@ pub fn series(table: &Table, side: Side, column: &str) -> Vec<(f64, f64)> {
 /// A column's value of one side at a factor; NaN if it was not measured.
 pub fn at(table: &Table, side: Side, factor: f64, column: &str) -> f64 {
     series(table, side, column).iter().find(|p| p.0 == factor).map_or(f64::NAN, |p| p.1)
+}
+
+/// Adds what a side's figures at a factor are to be judged by: memory, paging, CPU, and the length of the window.
+pub fn circumstances(table: &Table, side: Side, factor: f64, outcome: &mut Outcome) {
+    for column in CIRCUMSTANCES {
+        let name = format!("{}_{column}_{}", side.name(), tag(factor));
+        outcome.figure(&name, at(table, side, factor, column));
+    }
 }
 
 /// One line for each side that was measured.
@@ -129,7 +158,7 @@ pub fn crowded(factors: &[f64]) -> impl Iterator<Item = f64> {
 }
 
 /// Peers to be held against at this factor: their guests lived, within the budget; of the others, a figure says what was. Ballast
-/// is to be within it, too.
+/// is to be within it, too. That there are enough of them that were measured is a target of its own.
 pub fn peers(table: &Table, factor: f64, outcome: &mut Outcome) -> Vec<Side> {
     let of_budget =
         |side| at(table, side, factor, "used_mib") / at(table, side, factor, "budget_mib");
@@ -147,7 +176,11 @@ pub fn peers(table: &Table, factor: f64, outcome: &mut Outcome) -> Vec<Side> {
         // Not so if that is not known.
         used.is_nan() || used <= MOST_USED
     };
-    PEERS.into_iter().filter(is_fair).collect()
+    let fair: Vec<Side> = PEERS.into_iter().filter(is_fair).collect();
+    let compared = fair.iter().filter(|peer| of_budget(**peer).is_finite()).count();
+    let name = format!("peers_compared_{}", tag(factor));
+    outcome.at_least(&name, compared as f64, LEAST_COMPARED);
+    fair
 }
 
 /// A factor in a figure's name: 1.66 is "1_66".
@@ -157,13 +190,15 @@ pub fn tag(factor: f64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use ballast_units::Bytes;
+
     use super::*;
 
     #[test]
     fn columns_are_picked_by_side_and_factor() {
         let mut table = Table::new(&COLUMNS);
         for (side, factor, ops) in [(0.0, 1.0, 10.0), (0.0, 2.0, 8.0), (2.0, 2.0, 4.0)] {
-            let mut row = [0.0; 23];
+            let mut row = [0.0; COLUMNS.len()];
             (row[0], row[1], row[4]) = (side, factor, ops);
             table.push(&row);
         }
@@ -173,29 +208,39 @@ mod tests {
         assert_eq!(lines(&table, "ops_per_s").len(), 2);
         assert_eq!(crowded(&[0.5, 1.5, 1.66]).collect::<Vec<_>>(), [1.66]);
         assert_eq!(tag(1.66), "1_66");
+        let mut outcome = Outcome::new("x");
+        circumstances(&table, Side::Zram, 2.0, &mut outcome);
+        assert_eq!(outcome.figures.len(), CIRCUMSTANCES.len());
+        // All of them are columns.
+        assert!(outcome.figures.values().all(|v| *v == 0.0), "{:?}", outcome.figures);
+        assert!(outcome.figures.contains_key("zram_window_s_2_00"));
     }
 
     #[test]
     fn a_peer_that_lost_its_guests_or_is_over_its_budget_is_no_measure() {
         let mut table = Table::new(&COLUMNS);
         let mut push = |side: Side, factor, used, lost| {
-            let mut row = [0.0; 23];
+            let mut row = [0.0; COLUMNS.len()];
             (row[0], row[1], row[2], row[12]) = (side.number(), factor, 500.0, used);
             row[14] = lost;
             table.push(&row);
         };
         push(Side::Ballast, 2.0, 495.0, 0.0);
         push(Side::Ballast, 2.5, 511.0, 0.0);
+        push(Side::Swap, 2.0, 500.0, 0.0);
         push(Side::Zram, 2.0, 511.0, 0.0);
         push(Side::Ksm, 2.0, 509.0, 0.0);
+        push(Side::Ksm, 2.5, 500.0, 0.0);
         push(Side::Zram, 2.5, f64::NAN, Lost::Thrashing.number());
         let mut outcome = Outcome::new("x");
         assert_eq!(peers(&table, 2.0, &mut outcome), [Side::Swap, Side::Ksm]);
         assert_eq!(outcome.figures["zram_used_of_budget_2_00"], 1.022);
-        assert!(outcome.ok);
+        assert!(outcome.ok && outcome.targets["peers_compared_2_00"].got == 2.0);
+        // Swap was not measured there: nobody knows that it was over its budget, but it is none of two.
         assert_eq!(peers(&table, 2.5, &mut outcome), [Side::Swap, Side::Ksm]);
         assert_eq!(outcome.figures["zram_thrashing_2_50"], 1.0);
         assert!(!outcome.targets["ballast_used_of_budget_2_50"].met);
+        assert!(!outcome.targets["peers_compared_2_50"].met);
     }
 
     #[test]
@@ -207,6 +252,7 @@ mod tests {
             tally: crate::overcommit::Tally::new(&[]),
             reclaimed: crate::overcommit::Reclaimed::default(),
             cpu_percent: f64::NAN,
+            lab_cpu_percent: f64::NAN,
             reads: Bytes::default(),
             returns: f64::NAN,
             back: f64::NAN,

@@ -11,6 +11,8 @@ use ballast_units::Bytes;
 
 /// How long the kernel may take to reclaim down to a new limit.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// Until it is asked again: guests are to get on meanwhile.
+const AGAIN: Duration = Duration::from_millis(20);
 
 /// The kernel did not get there, and has not set the limit.
 #[derive(Debug)]
@@ -90,6 +92,7 @@ impl Cgroup {
                     if begin.elapsed() >= PATIENCE {
                         return Err(Unreclaimable(path, limit).into());
                     }
+                    std::thread::sleep(AGAIN);
                 }
                 Err(e) => return Err(e).with_context(|| format!("{} = {most}", path.display())),
             }

@@ -32,8 +32,9 @@ pub struct KeeperArgs {
     page_cluster: Option<u32>,
 }
 
-/// The keeper's whole life.
-pub fn keep(args: &KeeperArgs) -> Result<()> {
+/// The keeper's whole life. False if there was no swap space to be had: its first line tells why. Err: not all
+/// could be put back.
+pub fn keep(args: &KeeperArgs) -> Result<bool> {
     // SAFETY: ignoring a signal runs no code. What ends the other program ends this one by its input.
     unsafe {
         for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGPIPE] {
@@ -57,7 +58,7 @@ pub fn keep(args: &KeeperArgs) -> Result<()> {
     while let Some(step) = undo.pop() {
         result = result.and(step.run());
     }
-    result
+    result.map(|()| begun.is_ok())
 }
 
 enum Undo {

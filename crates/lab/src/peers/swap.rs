@@ -5,9 +5,9 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use ballast_units::Bytes;
 
 use crate::tools;
@@ -117,12 +117,26 @@ impl Swap {
             Err(_) => Ok(None),
         }
     }
+
+    /// Ends it, and waits until all is as it was before. Err: not all is; what is not, the keeper has said
+    /// on standard error.
+    pub fn end(mut self) -> Result<()> {
+        let told = format!("the keeper of swap space {}", self.device.display());
+        let status = self.stop().with_context(|| told.clone())?;
+        ensure!(status.success(), "{told} ended with {status}: not all was put back");
+        Ok(())
+    }
+
+    fn stop(&mut self) -> std::io::Result<ExitStatus> {
+        drop(self.input.take());
+        self.keeper.wait()
+    }
 }
 
 impl Drop for Swap {
     fn drop(&mut self) {
-        drop(self.input.take());
-        let _ = self.keeper.wait();
+        // For who cannot act on it; `end` tells.
+        let _ = self.stop();
     }
 }
 

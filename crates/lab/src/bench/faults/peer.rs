@@ -124,6 +124,8 @@ pub async fn round(
     };
     let taken = takes.map_or(f64::NAN, |takes| takes.0 as f64 / used.0 as f64);
     let times = faulter.read(plan).await.with_context(|| tier.name().to_owned())?;
+    drop(cgroup);
+    swap.end()?;
     Ok(Some(PeerRound { times, taken }))
 }
 

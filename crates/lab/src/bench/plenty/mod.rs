@@ -81,6 +81,7 @@ pub async fn run(image: &Image, quick: bool) -> Result<Outcome> {
             measured.push((side, m));
         }
     }
+    ksm.map_or(Ok(()), Ksm::end)?;
     let mut outcome = evaluate(&measured);
     // After all: its memory is then what the guests had.
     match floor::large_pages() {

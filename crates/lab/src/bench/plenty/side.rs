@@ -19,8 +19,6 @@ use crate::plain::{PlainVm, Ram, Style};
 /// Nothing is ever reclaimed of that.
 const BUDGET: Bytes = Bytes::from_mib(2048);
 const LIMIT: Duration = Duration::from_secs(180);
-/// As the manager sets it.
-const TRANSLATIONS_MIB: u32 = 16;
 
 /// See the table in `plenty`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,7 +88,7 @@ fn plain(
     let dir = tempfile::tempdir()?;
     let guest = Guest::new("plenty", MEMORY, dir.path()).shared_disk(disk.to_owned());
     let guest = loads.add_to(guest);
-    let style = Style { ram, translations_mib: TRANSLATIONS_MIB, ..Style::default() };
+    let style = Style { ram, ..Style::default() };
     let ksm_before = ksm.map_or(Ok(0.0), Ksm::cpu_s)?;
     let begun = Instant::now();
     let mut vm = PlainVm::start_as(&guest, image, &style)?;

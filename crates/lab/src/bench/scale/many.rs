@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use ballast_api::client::Client;
-use ballast_api::{Mode, RunState};
+use ballast_api::{Mode, RunState, VmView};
 use ballast_qemu::process;
-use ballast_units::Bytes;
+use ballast_units::{Bytes, PAGE_SIZE};
 
 use super::cost::{Held, held, list_ms, watch};
 use super::growth::{Point, bend, per_vm, tell};
@@ -30,6 +30,9 @@ const LARGE_PART: u64 = 2;
 /// a fixed amount, so it is asked of the large ones.
 const MEMORY_PERCENT: f64 = 0.75;
 const PATIENCE: Duration = Duration::from_secs(300);
+/// Memory that grows by no more within this time is at rest; bytes.
+const REST: Duration = Duration::from_secs(10);
+const GROWTH: u64 = 64 << 10;
 /// Pages that each VM touches: at the beginning, and then each second while it is busy.
 const TOUCHED: usize = 64;
 const TOUCHED_PER_S: usize = 2;
@@ -126,19 +129,40 @@ async fn large(host: Bytes, options: &Options, outcome: &mut Outcome) -> Result<
     crowd.end().await
 }
 
-/// When all of the pages have been looked at, and it takes no more than it did.
+/// When as many pages as were touched have been looked at, and it takes no more than it did. Err: not within
+/// the patience.
 async fn at_rest(manager: &Manager) -> Result<Held> {
     let begin = Instant::now();
     let mut last = held(manager)?;
     loop {
-        tokio::time::sleep(Duration::from_secs(10)).await;
+        tokio::time::sleep(REST).await;
+        let vms = manager.client().vms().await?;
         let now = held(manager)?;
         let grown = (now.heap + now.files).saturating_sub(last.heap + last.files);
-        if grown < 1 << 20 || begin.elapsed() > PATIENCE {
+        let unseen = vms.iter().find(|vm| vm.sharing.scanned < touched(vm));
+        if unseen.is_none() && grown <= GROWTH {
             return Ok(now);
         }
+        let waits = unseen.map(|vm| {
+            let (name, seen, all) = (&vm.name, vm.sharing.scanned, touched(vm));
+            let note = vm.sharing.note.as_deref().unwrap_or("no note");
+            format!("; {seen} of {all} pages of {name} were looked at ({note})")
+        });
+        ensure!(
+            begin.elapsed() < PATIENCE,
+            "not at rest after {} s: {} more within {} s{}",
+            PATIENCE.as_secs(),
+            Bytes(grown),
+            REST.as_secs(),
+            waits.unwrap_or_default()
+        );
         last = now;
     }
+}
+
+/// Pages that a VM has touched.
+fn touched(vm: &VmView) -> u64 {
+    vm.params.size.saturating_sub(vm.memory.untouched) / PAGE_SIZE as u64
 }
 
 struct Crowd {

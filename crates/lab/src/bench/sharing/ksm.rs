@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -119,12 +119,24 @@ impl Ksm {
     pub fn cpu_s(&self) -> Result<f64> {
         super::cpu::thread_s(self.ksmd, self.ksmd)
     }
+
+    /// Puts the settings back. Err: not all could be; the keeper has said on standard error why.
+    pub fn end(mut self) -> Result<()> {
+        let status = self.stop().context("the keeper of KSM's settings")?;
+        ensure!(status.success(), "the keeper of KSM's settings ended with {status}");
+        Ok(())
+    }
+
+    fn stop(&mut self) -> std::io::Result<ExitStatus> {
+        drop(self.input.take());
+        self.keeper.wait()
+    }
 }
 
 impl Drop for Ksm {
     fn drop(&mut self) {
-        drop(self.input.take());
-        let _ = self.keeper.wait();
+        // For who cannot act on it; `end` tells.
+        let _ = self.stop();
     }
 }
 

@@ -84,6 +84,7 @@ async fn peers(
         say::detail(&format!("{}: {}", told(), round.line(possible)));
         peers.insert(mode.name, round);
     }
+    ksm.end()?;
     Ok(peers)
 }
 
