@@ -72,6 +72,12 @@ impl Slot {
     pub fn factor(&self) -> f64 {
         self.sizes as f64 * self.usable() / (self.need() + self.overhead).max(1) as f64
     }
+
+    /// Whether it says how far memory could have been overcommitted. One without VMs does not, nor one with VMs of no
+    /// size or with all of the budget to be kept free, which no manager records: its factor is 0.
+    fn tells(&self) -> bool {
+        !self.needs.is_empty() && self.budget > 0 && self.factor() > 0.0
+    }
 }
 
 /// A host's record.
@@ -174,7 +180,7 @@ impl History {
             history.vms[i] = name;
         }
         history.notes = reader.troubles().iter().map(ToString::to_string).collect();
-        history.slots.retain(|slot| !slot.needs.is_empty() && slot.budget > 0);
+        history.slots.retain(Slot::tells);
         if history.slots.is_empty() {
             return Err(PlanError::Empty { path: path.to_owned(), notes: history.notes });
         }
@@ -228,6 +234,25 @@ impl History {
             factor_mean: mean(&|s| s.sizes as f64 / s.budget.max(1) as f64),
             was_short: mean(&|s| f64::from(u8::from(s.was_short))),
             notes: self.notes.clone(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slot_whose_factor_is_nothing_tells_nothing() {
+        let good = Slot { needs: vec![(0, 5)], sizes: 10, budget: 20, goal: 1, ..Slot::default() };
+        assert!(good.tells());
+        for bad in [
+            Slot { needs: vec![], ..good.clone() },
+            Slot { budget: 0, ..good.clone() },
+            Slot { sizes: 0, ..good.clone() },
+            Slot { goal: good.budget, ..good.clone() },
+        ] {
+            assert!(!bad.tells(), "{bad:?}");
         }
     }
 }

@@ -81,7 +81,7 @@ pub struct Plan {
     pub together: Option<Curve>,
 }
 
-/// Plans from the histories of hosts, at least one; each has a slot with VMs.
+/// Plans from the histories of hosts, at least one; each has a slot with VMs, and a factor above 0 in every slot.
 pub fn plan(question: Question, histories: &[History]) -> Plan {
     let hosts = histories
         .iter()

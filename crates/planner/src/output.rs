@@ -56,10 +56,10 @@ fn answer(plan: &Plan, curve: &Curve) -> String {
     let (q, asked) = (&plan.question, &curve.asked);
     let mut text = format!(
         "  at a risk of {}: overcommit {:.2} times (these VMs on less memory)\n",
-        percent(q.risk),
+        asked_for(q.risk),
         asked.factor
     );
-    let confidence = percent(q.confidence);
+    let confidence = asked_for(q.confidence);
     let _ = match asked.low {
         Some(low) => writeln!(
             text,
@@ -90,7 +90,7 @@ fn fit(fit: &Fit, risk: f64) -> String {
         "  its memory holds {least}{} VMs like these at {}: {more} ({} to {}; factor {:.2})\n  \
          correlation between VMs {:.2}: an added one is in step with the others with probability {:.2}\n",
         fit.vms,
-        percent(risk),
+        asked_for(risk),
         fit.low,
         fit.high,
         fit.factor,
@@ -108,7 +108,7 @@ fn table(curve: &Curve) -> String {
         let _ = writeln!(
             text,
             "  {:>9}  {:>7.2}  {low:>8}  {:>8.2}{here}",
-            percent(p.risk),
+            asked_for(p.risk),
             p.factor,
             p.high
         );
@@ -211,11 +211,20 @@ fn draw(plan: &Plan, text: &mut String) -> Result<(), Box<dyn std::error::Error>
     Ok(())
 }
 
-/// "1%", "0.01%".
+/// What was measured, to two figures: "1%", "0.01%".
 fn percent(part: f64) -> String {
     let percent = part * 100.0;
     let digits = if percent == 0.0 { 0 } else { (1 - percent.log10().floor() as i32).clamp(0, 6) };
-    let text = format!("{percent:.*}", digits as usize);
+    trimmed(percent, digits as usize)
+}
+
+/// What was asked for, as it was: "99.9%". Up to six digits behind the point.
+fn asked_for(part: f64) -> String {
+    trimmed(part * 100.0, 6)
+}
+
+fn trimmed(percent: f64, digits: usize) -> String {
+    let text = format!("{percent:.digits$}");
     let text =
         if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
     format!("{text}%")
@@ -245,6 +254,16 @@ mod tests {
             (0.95, "95%"),
         ] {
             assert_eq!(percent(part), text);
+        }
+        for (part, text) in [
+            (0.999, "99.9%"),
+            (0.0125, "1.25%"),
+            (1e-6, "0.0001%"),
+            (0.29, "29%"),
+            (0.01, "1%"),
+            (0.5, "50%"),
+        ] {
+            assert_eq!(asked_for(part), text);
         }
         assert_eq!(
             (span(59.0), span(600.0), span(1e5)),

@@ -50,9 +50,9 @@ const LAGS: usize = 500;
 /// Slots of one block where that is not enough.
 const BLOCK: usize = 8;
 
-/// Length of the blocks to draw.
+/// Length of the blocks to draw, at least 1; 1 also for a time that is no number.
 pub fn block_len(time: f64) -> usize {
-    if time <= 1.0 { 1 } else { (2.0 * time).ceil() as usize }
+    if time > 1.0 { (2.0 * time).ceil() as usize } else { 1 }
 }
 
 /// Indices of `n` slots, in blocks of `block` that begin anywhere; the series is closed to a ring.
@@ -144,7 +144,7 @@ mod tests {
         let time = correlation_time(&long);
         assert!((280.0..560.0).contains(&time), "{time}");
         assert_eq!(correlation_time(&[3.3; 100]), 1.0);
-        assert_eq!((block_len(1.0), block_len(10.2)), (1, 21));
+        assert_eq!((block_len(1.0), block_len(10.2), block_len(f64::NAN)), (1, 21, 1));
     }
 
     #[test]

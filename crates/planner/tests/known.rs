@@ -175,6 +175,16 @@ fn the_same_seed_gives_the_same_figures_and_all_outputs_have_them() {
     assert!(factors.is_sorted(), "{factors:?}");
 }
 
+/// Of slots in which all of the budget was to be kept free there is no factor, and no time in which they are alike.
+#[test]
+fn a_record_that_no_manager_writes_comes_to_an_end() {
+    let mut record = history(1400, 0, 0, bursts(9, 200, 10));
+    record.slots[100].goal = record.slots[100].budget;
+    let answer = plan(QUESTION, &[record]);
+    assert_eq!(answer.hosts[0].facts.slots, 200);
+    assert_eq!(answer.hosts[0].curve.asked.low, None);
+}
+
 #[test]
 fn a_short_record_says_what_it_cannot_tell() {
     let answer = plan(QUESTION, &[history(2000, 0, 0, bursts(8, 50, 10))]);

@@ -1,10 +1,11 @@
 //! Checks a scenario as it was read, and makes of it what is run.
 
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 
 use ballast_policy::{BalloonConfig, SamplingConfig, default_shares};
-use ballast_units::Pages;
+use ballast_units::{Pages, VM_NAME_RULE, good_vm_name};
 use toml::Spanned;
 
 use crate::Millis;
@@ -105,7 +106,29 @@ fn groups(file: &File, path: &Path, wrong: Wrong) -> Result<Vec<Group>, Scenario
     let count = groups.iter().fold(0, |sum: u64, g| sum.saturating_add(g.count));
     let what = format!("vm: {count} VMs, not between 1 and {MOST_VMS}");
     require((1..=MOST_VMS).contains(&count), file.vm.first(), what, wrong)?;
+    check_names(&groups, &file.vm, wrong)?;
     Ok(groups)
+}
+
+/// The names of VMs, as they are numbered: they go into CSV as they are, and who reads that tells VMs apart by them.
+fn check_names(
+    groups: &[Group],
+    tables: &[Spanned<VmTable>],
+    wrong: Wrong,
+) -> Result<(), ScenarioError> {
+    let mut seen = HashSet::new();
+    for (group, table) in groups.iter().zip(tables) {
+        let wrong_here = |what: String| wrong(table.span().start, format!("vm.name: {what}"));
+        for name in (0..group.count).map(|i| group.vm_name(i)) {
+            if !good_vm_name(&name) {
+                return Err(wrong_here(format!("'{name}': {VM_NAME_RULE}")));
+            }
+            if let Some(name) = seen.replace(name) {
+                return Err(wrong_here(format!("'{name}' is there twice")));
+            }
+        }
+    }
+    Ok(())
 }
 
 fn events(file: &File, groups: &[Group], wrong: Wrong) -> Result<Vec<Event>, ScenarioError> {
@@ -152,6 +175,10 @@ impl From<String> for Fault {
 }
 
 fn group(vm: &VmTable, n: usize, file: &File, path: &Path, wrong: Wrong) -> Result<Group, Fault> {
+    if !good_vm_name(&vm.name) {
+        return Err(format!("vm.name: {VM_NAME_RULE}").into());
+    }
+    check_stop(vm)?;
     let size = vm.size.0;
     if size < Pages::from_mib(1) {
         return Err(format!("vm.size: {size} is below 1 MiB").into());
@@ -181,9 +208,6 @@ fn group(vm: &VmTable, n: usize, file: &File, path: &Path, wrong: Wrong) -> Resu
         boot: vm.boot.map_or(0, |l| l.0),
         boot_touch: vm.boot_touch.map_or(Pages::ZERO, |a| a.of(size)).0,
     };
-    if like.stop.is_some_and(|stop| stop <= like.start) {
-        return Err("vm.stop: not after its start".to_owned().into());
-    }
     Ok(Group {
         name: vm.name.clone(),
         count: vm.count.unwrap_or(1),
@@ -191,6 +215,18 @@ fn group(vm: &VmTable, n: usize, file: &File, path: &Path, wrong: Wrong) -> Resu
         shape,
         stagger: vm.stagger.map_or(0, |l| l.0),
     })
+}
+
+/// Each of them is there for some time.
+fn check_stop(vm: &VmTable) -> Result<(), String> {
+    let ms = |length: Option<Length>| length.map_or(0, |l| l.0);
+    let count = vm.count.unwrap_or(1);
+    let last = ms(vm.stagger).saturating_mul(count.saturating_sub(1)).saturating_add(ms(vm.start));
+    if vm.stop.is_none_or(|stop| stop.0 > last) {
+        return Ok(());
+    }
+    let whose = if count > 1 { "the last one's" } else { "its" };
+    Err(format!("vm.stop: not after {whose} start"))
 }
 
 /// Its min and max.
@@ -229,11 +265,14 @@ fn nature(vm: &VmTable, size: Pages) -> Result<Nature, String> {
 /// Its balloon's driver, with a speed of its own where the scenario gives one.
 fn driver_of(vm: &VmTable) -> Result<Driver, String> {
     match (vm.balloon, vm.balloon_mib_s) {
+        (word, None) => Ok(driver(word)),
         (DriverWord::Works, Some(mib @ 1..=1_000_000)) => Ok(Driver::Slow(Pages::from_mib(mib).0)),
         (DriverWord::Works, Some(mib)) => {
             Err(format!("vm.balloon_mib_s: {mib} is not between 1 and 1000000"))
         }
-        (word, _) => Ok(driver(word)),
+        (DriverWord::None | DriverWord::Dead, Some(_)) => {
+            Err("vm.balloon_mib_s: means nothing to a balloon that does not work".to_owned())
+        }
     }
 }
 
@@ -397,14 +436,25 @@ fn event(table: &EventTable, groups: &[Group]) -> Result<Event, String> {
         return Err("event.vm: which VM? (a name, or * for all)".to_owned());
     }
     let event = Event { at: table.at.0, vm: table.vm.clone().unwrap_or_default(), changes };
-    let hits = |g: &Group| match g.count {
-        1 => event.names(&g.name),
-        n => (1..=n.min(1_000)).any(|i| event.names(&format!("{}{i}", g.name))),
-    };
-    if of_vms && !groups.iter().any(hits) {
+    if of_vms && !groups.iter().any(|group| names_one_of(&event, group)) {
         return Err(format!("event.vm: no VM is called '{}'", event.vm));
     }
     Ok(event)
+}
+
+/// Whether an event is about a VM of the group.
+fn names_one_of(event: &Event, group: &Group) -> bool {
+    if group.count == 1 {
+        return event.names(&group.name);
+    }
+    let beginning = event.vm.strip_suffix('*');
+    if beginning.is_some_and(|beginning| group.name.starts_with(beginning)) {
+        return group.count > 0;
+    }
+    // Of the numbers that begin with some digits, the least is those digits.
+    let digits = beginning.unwrap_or(&event.vm).strip_prefix(group.name.as_str());
+    let number = digits.filter(|d| !d.starts_with(['0', '+'])).and_then(|d| d.parse::<u64>().ok());
+    number.is_some_and(|n| (1..=group.count).contains(&n))
 }
 
 fn sampling(table: Option<&SamplingTable>) -> Result<SamplingConfig, String> {

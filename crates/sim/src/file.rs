@@ -117,7 +117,8 @@ pub struct BalloonTable {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VmTable {
-    /// Unique in its scenario; with a `count` above 1 a number follows it, from 1.
+    /// Unique in its scenario; with a `count` above 1 a number follows it, from 1. With that it is a name that a VM may have,
+    /// and no other VM of the scenario has it.
     pub name: String,
     /// How many there are on each host; default 1.
     pub count: Option<u64>,
@@ -135,7 +136,7 @@ pub struct VmTable {
     pub start: Option<Length>,
     /// Time between the start of one and the next; default 0.
     pub stagger: Option<Length>,
-    /// When they are stopped, after `start`; default: never.
+    /// When they are stopped, after the start of the last of them; default: never.
     pub stop: Option<Length>,
     /// For so long after its start it boots, and has no balloon; default 0.
     pub boot: Option<Length>,
@@ -144,7 +145,7 @@ pub struct VmTable {
     /// Default "works".
     #[serde(default)]
     pub balloon: DriverWord,
-    /// Speed of a driver that works, MiB per second: 1 to 1,000,000; default: the model's.
+    /// Speed of a driver that works, MiB per second: 1 to 1,000,000; default: the model's. Not with another driver.
     pub balloon_mib_s: Option<u64>,
     /// Part of what it uses that it could drop and read again; default 50%.
     pub cache: Option<Part>,

@@ -41,6 +41,8 @@ pub struct Host {
     gone: Vec<Vm>,
     /// To start, the next last.
     coming: Vec<VmSpec>,
+    /// VMs that were refused until they were to be stopped.
+    missed: usize,
     events: Vec<Event>,
     /// Swap can be written.
     disk: bool,
@@ -76,6 +78,7 @@ impl Host {
             vms: Vec::new(),
             gone: Vec::new(),
             coming: specs,
+            missed: 0,
             events,
             disk: true,
             next_id: 1,
@@ -341,6 +344,7 @@ impl Host {
         while self.coming.last().is_some_and(|s| s.start <= now) {
             let Some(mut spec) = self.coming.pop() else { break };
             if spec.stop.is_some_and(|stop| stop <= now) {
+                self.missed += 1;
                 continue;
             }
             if self.admit(&spec) {
@@ -387,8 +391,8 @@ impl Host {
         self.gone.iter().chain(&self.vms)
     }
 
-    /// VMs that were never started.
+    /// VMs that were not started so far: refused, or not due yet.
     pub fn never_started(&self) -> usize {
-        self.coming.len()
+        self.coming.len() + self.missed
     }
 }

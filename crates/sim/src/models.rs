@@ -13,8 +13,6 @@ pub struct Models {
     pub balloon_page_us: f64,
     /// An eviction in the pager: protect, copy, punch (docs/adr/0005: 4.4 us).
     pub evict_page_us: f64,
-    /// A page is remapped to a common one (docs/design/shim-protocol.md: 9.8 us, single pages).
-    pub share_page_us: f64,
     /// Seconds in which all memory is looked at once for equal pages: assumed, for the manager's are shorter where much is found, and
     /// up to an hour where nothing is (docs/design/page-sharing.md).
     pub scan_time_s: f64,
@@ -57,7 +55,6 @@ impl Default for Models {
         Models {
             balloon_page_us: 50.0,
             evict_page_us: 4.4,
-            share_page_us: 9.8,
             scan_time_s: 600.0,
             compress_fits: 0.6,
             compress_frame: 0.5,
@@ -92,7 +89,6 @@ impl Models {
         let above_zero = [
             ("balloon_page_us", self.balloon_page_us),
             ("evict_page_us", self.evict_page_us),
-            ("share_page_us", self.share_page_us),
             ("scan_time_s", self.scan_time_s),
             ("compress_fault_us", self.compress_fault_us),
             ("swap_fault_us", self.swap_fault_us),

@@ -52,7 +52,7 @@ pub struct HostSummary {
     pub fairness: f64,
     /// Starts that were put off, each attempt counted, on all hosts.
     pub refusals: u64,
-    /// VMs that were never started, on all hosts.
+    /// VMs that never ran, on all hosts: refused to the end or until their stop, or not due before the end.
     pub never_started: usize,
     /// Decisions of the policy, on all hosts.
     pub decisions: u64,

@@ -23,7 +23,7 @@ pub struct HostResult {
     pub measure: HostMeasure,
     /// Those that were stopped, in that order; then those that ran to the end, in the order of their starts.
     pub vms: Vec<VmResult>,
-    /// VMs that were refused to the end, or were not due before it.
+    /// VMs that were refused to the end, or until they were to be stopped, or were not due before the end.
     pub never_started: usize,
     /// The host over time, a point at the end of each `record` of the scenario.
     pub points: Vec<HostPoint>,

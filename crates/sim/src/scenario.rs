@@ -92,7 +92,7 @@ pub enum Change {
 /// Some VMs that are alike.
 #[derive(Clone, Debug)]
 pub struct Group {
-    /// Unique in its scenario.
+    /// Unique in its scenario, as its VMs' names are.
     pub name: String,
     /// VMs on each host.
     pub count: u64,
@@ -102,6 +102,16 @@ pub struct Group {
     pub shape: Shape,
     /// Between the starts of one and the next.
     pub stagger: Millis,
+}
+
+impl Group {
+    /// What its VM `i`, from 0, is called: numbered from 1 where there is more than one.
+    pub(crate) fn vm_name(&self, i: u64) -> String {
+        match self.count {
+            1 => self.name.clone(),
+            _ => format!("{}{}", self.name, i + 1),
+        }
+    }
 }
 
 /// A scenario that was checked.
@@ -153,18 +163,14 @@ impl Scenario {
         self.settings.policy
     }
 
-    /// The VMs of the host with this seed. Names are numbered where a group has more than one.
+    /// The VMs of the host with this seed.
     pub(crate) fn vms(&self, seed: u64) -> Vec<VmSpec> {
         let mut specs = Vec::new();
         for (g, group) in self.groups.iter().enumerate() {
             for i in 0..group.count {
                 let random = Random::new(seed, ((g as u64 + 1) << 32) | i);
-                let name = match group.count {
-                    1 => group.name.clone(),
-                    _ => format!("{}{}", group.name, i + 1),
-                };
                 specs.push(VmSpec {
-                    name,
+                    name: group.vm_name(i),
                     group: g,
                     start: group.like.start + group.stagger * i,
                     load: Load::new(group.shape.clone(), random),

@@ -85,6 +85,67 @@ fn mistakes_are_told_with_their_line_and_key() {
     }
 }
 
+/// A VM of that name, with more keys.
+fn named(name: &str, more: &str) -> String {
+    format!("[[vm]]\nname = \"{name}\"\nsize = \"256M\"\n{more}load = {{ kind = \"idle\" }}\n")
+}
+
+#[test]
+fn names_are_good_and_each_is_one_vms() {
+    let long = "n".repeat(64);
+    for (vms, wanted) in [
+        (
+            named("web1", "") + &named("web", "count = 2\n"),
+            "line 8: vm.name: 'web1' is there twice",
+        ),
+        (named("a", "count = 11\n") + &named("a1", "count = 1\n"), "'a1' is there twice"),
+        (named("a,b", ""), "line 4: vm.name: a VM's name is 1 to 64"),
+        (named("a\\nb", ""), "line 4: vm.name: a VM's name"),
+        (named("", "count = 2\n"), "line 4: vm.name: a VM's name"),
+        (named(&long, "count = 2\n"), "n1': a VM's name"),
+    ] {
+        let error = parse(&format!("{HEAD}{vms}")).expect_err(&vms);
+        assert!(error.contains(wanted) && !error.contains('\n'), "{vms}\n{error}");
+    }
+    let good =
+        named("web1", "") + &named("web", "") + &named(&long, "") + &named("w", "count = 2\n");
+    assert_eq!(parse(&format!("{HEAD}{good}")).unwrap().vms(1).len(), 5);
+}
+
+#[test]
+fn a_speed_is_of_a_balloon_that_works_and_every_vm_is_there_for_some_time() {
+    for (more, wanted) in [
+        ("balloon = \"none\"\nballoon_mib_s = 5\n", "line 4: vm.balloon_mib_s: means nothing"),
+        ("balloon = \"dead\"\nballoon_mib_s = 5\n", "line 4: vm.balloon_mib_s: means nothing"),
+        ("start = \"1m\"\nstop = \"1m\"\n", "line 4: vm.stop: not after its start"),
+        (
+            "count = 3\nstagger = \"1m\"\nstop = \"2m\"\n",
+            "line 4: vm.stop: not after the last one's start",
+        ),
+    ] {
+        let error = parse(&format!("{HEAD}{}", named("a", more))).expect_err(more);
+        assert!(error.contains(wanted), "{more}\n{error}");
+    }
+    for more in ["balloon_mib_s = 5\n", "count = 3\nstagger = \"1m\"\nstop = \"121s\"\n"] {
+        parse(&format!("{HEAD}{}", named("a", more))).unwrap();
+    }
+}
+
+#[test]
+fn events_find_every_vm_of_a_large_group() {
+    let vms = named("a", "count = 2000\n") + &named("b7", "");
+    let parsed = |vm: &str| {
+        parse(&format!("{HEAD}{vms}[[event]]\nat = \"1s\"\nvm = \"{vm}\"\ntax = 0.5\n")).is_ok()
+    };
+    for good in ["a1", "a1500", "a2000", "a15*", "a*", "*", "b7", "b*", "b7*"] {
+        assert!(parsed(good), "{good}");
+    }
+    for bad in ["a", "a0", "a2001", "a01", "a+1", "a0*", "a2001*", "a1x", "a1x*", "b", "b71", "c*"]
+    {
+        assert!(!parsed(bad), "{bad}");
+    }
+}
+
 #[test]
 fn events_name_one_vm_or_the_beginning_of_names() {
     let event = |vm: &str| Event { at: 0, vm: vm.to_owned(), changes: vec![] };

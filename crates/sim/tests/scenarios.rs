@@ -174,6 +174,26 @@ fn a_boot_storm_is_absorbed() {
     assert!(more as f64 > 1.5 * written as f64, "{written} with sharing, {more} without");
 }
 
+/// Who is refused until its stop is not looked for any more at the end, and never ran all the same.
+#[test]
+fn a_vm_that_is_refused_until_its_stop_never_started() {
+    let vm = |name: &str, keys: &str| {
+        format!("[[vm]]\nname = \"{name}\"\nmin = \"100%\"\nload = {{ kind = \"idle\" }}\n{keys}\n")
+    };
+    let text = [
+        "duration = \"10m\"\n[host]\nmemory = \"256M\"\n".to_owned(),
+        vm("runs", "size = \"64M\""),
+        vm("stops", "size = \"32M\"\nstop = \"5m\""),
+        vm("large", "size = \"256M\"\nstop = \"5m\""),
+        vm("larger", "size = \"512M\""),
+        vm("later", "size = \"16M\"\nstart = \"20m\""),
+    ];
+    let scenario = Scenario::parse(Path::new("refused.toml"), &text.concat()).unwrap();
+    let (summary, _) = play(&scenario);
+    let ran: Vec<usize> = summary.groups.iter().map(|g| g.vms).collect();
+    assert_eq!((ran, summary.host.never_started), (vec![1, 1, 0, 0, 0], 3));
+}
+
 /// Balloons that are missing, die or are slow, a disk that fails, a budget that is lowered: others
 /// are not robbed for it, and when the disk is back the host recovers.
 #[test]
