@@ -74,7 +74,8 @@ pub struct VmSpec {
     #[schema(value_type = Option<String>)]
     pub initrd: Option<PathBuf>,
     /// Kernel command line. Before it stand `console=ttyS0`, `panic=-1`, under TCG `no_timer_check`, and with `hotplug`
-    /// `memhp_default_state=online memory_hotplug.online_policy=auto-movable`: each unless it sets that itself.
+    /// `memhp_default_state=online memory_hotplug.online_policy=auto-movable`: each unless it sets that itself, and of the
+    /// last two neither where it sets `memhp_default_state`.
     #[serde(default)]
     pub append: String,
     /// What the guest runs on.

@@ -214,7 +214,7 @@ pub struct RunArgs {
     pub max: Bytes,
     /// Memory that can be plugged while the guest runs, beside --max, with `vm set --max`; a multiple of 2M. The
     /// guest needs the driver of virtio-mem.
-    #[arg(long, value_name = "SIZE", default_value = "0")]
+    #[arg(long, value_name = "SIZE", default_value = "0", value_parser = parse::hotplug_size)]
     pub hotplug: Bytes,
     /// Guaranteed memory, at most --max; 0: as the configuration says.
     #[arg(long, value_name = "SIZE", default_value = "0")]

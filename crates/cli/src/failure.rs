@@ -2,7 +2,7 @@
 //!
 //! | exit code | meaning |
 //! | --- | --- |
-//! | 1 | the manager refused or failed, a process cannot be estimated, a journal cannot be used, replays otherwise or is damaged, a scenario is wrong, or the output could not be written |
+//! | 1 | the manager refused or failed, a process cannot be estimated, a journal cannot be used or has nothing to replay, trace or plan from, a replay comes out otherwise or a replayed journal is damaged, a scenario is wrong, or the output could not be written |
 //! | 2 | wrong usage; the manager was not asked |
 //! | 3 | no usable answer from the manager: not there, silent, or broken off |
 
@@ -53,6 +53,10 @@ pub enum Failure {
     },
     /// No turn is recorded in what was to be replayed.
     NoTurns {
+        path: PathBuf,
+    },
+    /// No VM is in what was to be traced.
+    Untraced {
         path: PathBuf,
     },
     /// Planning from journals.
@@ -140,6 +144,7 @@ impl Failure {
             | Failure::Differs { .. }
             | Failure::Unread { .. }
             | Failure::NoTurns { .. }
+            | Failure::Untraced { .. }
             | Failure::Plan(_)
             | Failure::Scenario(_)
             | Failure::File { .. }
@@ -160,9 +165,10 @@ impl Failure {
             Failure::Manager(ClientError::Broken { .. }) => json!("broken"),
             Failure::Estimate(_) | Failure::NoProcess(_) | Failure::Offline(_) => json!("process"),
             Failure::Config(_) => json!("bad_request"),
-            Failure::Journal(_) | Failure::Unread { .. } | Failure::NoTurns { .. } => {
-                json!("journal")
-            }
+            Failure::Journal(_)
+            | Failure::Unread { .. }
+            | Failure::NoTurns { .. }
+            | Failure::Untraced { .. } => json!("journal"),
             Failure::Differs { .. } => json!("differs"),
             Failure::Plan(_) => json!("plan"),
             Failure::Scenario(_) => json!("scenario"),
@@ -190,13 +196,18 @@ impl Failure {
                 format!("{differing} of {turns} turns do not come out as they were recorded")
             }
             Failure::Unread { files: 1 } => {
-                "a file of the journal is damaged: not all of it was replayed".to_owned()
+                "a file of the journal could not be read: not all of it was replayed".to_owned()
             }
             Failure::Unread { files } => {
-                format!("{files} files of the journal are damaged: not all of them was replayed")
+                format!(
+                    "{files} files of the journal could not be read: not all of them was replayed"
+                )
             }
             Failure::NoTurns { path } => {
                 format!("{}: no turns are recorded there", path.display())
+            }
+            Failure::Untraced { path } => {
+                format!("{}: no VM ran in the time that was asked for", path.display())
             }
             Failure::Plan(e) => e.to_string(),
             Failure::Scenario(e) => e.to_string(),

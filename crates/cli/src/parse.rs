@@ -53,6 +53,17 @@ pub fn vm_size(text: &str) -> Result<Bytes, String> {
     }
 }
 
+/// Memory to plug into a VM, in bytes: a multiple of 2 MiB; 0: none.
+pub fn hotplug_size(text: &str) -> Result<Bytes, String> {
+    let size: Bytes = text.parse().map_err(|e: ballast_units::ParseBytesError| e.to_string())?;
+    let step = VmSpec::SIZE_STEP;
+    if size.0.is_multiple_of(step.0) {
+        Ok(size)
+    } else {
+        Err(format!("what is plugged is a multiple of {step}, which {} bytes is not", size.0))
+    }
+}
+
 /// A policy's name.
 pub fn policy(text: &str) -> Result<ballast_policy::PolicyKind, String> {
     text.parse().map_err(|e: ballast_policy::UnknownPolicy| e.to_string())
@@ -184,6 +195,11 @@ mod tests {
         assert_eq!(vm_size("16M"), Ok(Bytes::from_mib(16)));
         for bad in ["14M", "17M", "16777217", "12Q", "99999999T", ""] {
             assert!(vm_size(bad).is_err(), "{bad}");
+        }
+        assert_eq!(hotplug_size("0"), Ok(Bytes(0)));
+        assert_eq!(hotplug_size("2M"), Ok(Bytes::from_mib(2)));
+        for bad in ["3M", "1", "12Q", ""] {
+            assert!(hotplug_size(bad).is_err(), "{bad}");
         }
     }
 

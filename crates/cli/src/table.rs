@@ -93,12 +93,14 @@ fn vm_row(vm: &VmView) -> Vec<String> {
     ]
 }
 
-/// What is not measured, as of a VM that is not paged, is not the whole of its memory.
 fn active(vm: &VmView) -> String {
-    match vm.active.periods {
-        0 => "-".to_owned(),
-        _ => size(vm.active.estimate),
-    }
+    estimate(vm).map_or("-".to_owned(), size)
+}
+
+/// Active memory, bytes; None while nothing is sampled, as of a VM that is not paged: the policy takes the whole of its
+/// memory for active then, which nobody measured.
+pub fn estimate(vm: &VmView) -> Option<u64> {
+    (vm.active.periods > 0).then_some(vm.active.estimate)
 }
 
 /// The host's page sharing in one line.

@@ -235,6 +235,16 @@ fn vm_show_has_all_sections() {
 }
 
 #[test]
+fn what_was_not_sampled_is_not_told_as_active() {
+    let fake = Fake::start();
+    fake.world().vms[2].active.periods = 0;
+    let text = human(&fake, &["vm", "show", "legacy"]);
+    let missing = ["estimate      -\n", "slow average  -\n", "fast average  -\n"];
+    contains_all(&text, &missing);
+    contains_all(&text, &["current       -\n", "periods       0\n"]);
+}
+
+#[test]
 fn vm_set_sends_only_what_was_named() {
     let fake = Fake::start();
     let text = human(&fake, &["vm", "set", "web", "--shares", "5000", "--max", "192M"]);
@@ -527,6 +537,7 @@ fn wrong_usage_is_refused_before_the_manager_is_asked() {
         (run(&["--max", "99999999T"]), "larger than this machine can count"),
         (run(&["--max", "17M"]), "multiple of 2 MiB"),
         (run(&["--max", "8M"]), "at least 16 MiB"),
+        (run(&["--max", "64M", "--hotplug", "3M"]), "multiple of 2 MiB"),
         (run(&["--max", "64M", "--min", "65M"]), "--min 65 MiB is above --max 64 MiB"),
         (run(&["--max", "64M", "--tax", "1"]), "at least 0 and below 1"),
         (run(&["--max", "64M", "--tax", "-0.5"]), "at least 0 and below 1"),
@@ -629,6 +640,15 @@ fn what_the_manager_refuses_is_exit_code_1_in_its_words() {
         assert_eq!((exit, got.as_str()), (1, code), "{line:?}");
         assert!(message.contains(expected), "{line:?}: {message}");
     }
+}
+
+#[test]
+fn a_vm_that_has_just_ended_has_no_memory_to_estimate() {
+    let fake = Fake::start();
+    fake.world().vms[0].pid = None;
+    let (exit, code, message) = refused(&fake.socket, &["share", "estimate", "web"]);
+    assert_eq!((exit, code.as_str()), (1, "process"));
+    assert!(message.contains("'web' has no process any more"), "{message}");
 }
 
 #[test]

@@ -168,7 +168,7 @@ fn the_journal_lists_what_changed_and_replays_bit_for_bit() {
     let (code, stdout, stderr) = said("/none".as_ref(), &["journal", "replay", &path]);
     assert_eq!(code, Some(1), "what is lost cannot be vouched for");
     contains_all(&stdout, &["the same bit for bit", "damaged at byte", "0000000001.journal"]);
-    contains_all(&stderr, &["a file of the journal is damaged"]);
+    contains_all(&stderr, &["a file of the journal could not be read"]);
     // Nor is an older decision told as if it were the last.
     let text = good(&["why", "db", "--journal", &path]);
     assert!(text.starts_with("not read: ") && text.contains("damaged at byte"), "{text}");
@@ -303,6 +303,15 @@ fn a_journal_becomes_a_load_that_the_simulator_plays() {
     let (code, _, error) = said("/x".as_ref(), &["journal", "trace", "/none", "--csv", &csv]);
     assert_eq!(code, Some(1));
     contains_all(&error, &["/none"]);
+
+    // Where there is nothing to trace, the load of before stays.
+    let before = std::fs::read_to_string(&csv).unwrap();
+    let since = "2026-03-02T12:00:00Z";
+    let line = ["journal", "trace", &journal, "--csv", &csv, "--since", since];
+    let (code, stdout, error) = said("/x".as_ref(), &line);
+    assert_eq!((code, &*stdout), (Some(1), ""), "{error}");
+    contains_all(&error, &[&journal, "no VM ran in the time that was asked for"]);
+    assert_eq!(std::fs::read_to_string(&csv).unwrap(), before);
 }
 
 /// Neither empty nor good: what could not be read is an error.
@@ -336,5 +345,8 @@ fn a_journal_that_cannot_be_read_is_an_error() {
     assert_eq!(code, Some(1), "{stdout}{stderr}");
     contains_all(&stdout, &["no turns are recorded there"]);
     contains_all(&stderr, &[path, "no turns are recorded there"]);
+    let line = ["journal", "trace", path, "--csv", csv.to_str().unwrap()];
+    let (code, stdout, stderr) = said("/none".as_ref(), &line);
+    assert_eq!((code, &*stdout, csv.exists()), (Some(1), "", false), "{stderr}");
     contains_all(&good(&["journal", "--journal", path]), &["nothing that was asked for"]);
 }

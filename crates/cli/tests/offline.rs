@@ -99,6 +99,9 @@ fn a_process_that_obeys_is_asked_and_one_that_does_not_is_killed() {
     assert_eq!(deaf.0.wait().unwrap().signal(), Some(9));
     // Once more: it is gone, and that is no error.
     assert!(text(&stop(dir.path(), &["deaf"])).contains("had ended already"));
+    let said = text(&stop(dir.path(), &["deaf", "--grace", "100ms", "--json"]));
+    let ended: Value = serde_json::from_str(&said).unwrap();
+    assert_eq!((&ended["end"], &ended["grace_ms"]), (&json!("gone"), &json!(0)));
 
     let mut forced = Process::obedient();
     note_alive(dir.path(), "forced", &forced);

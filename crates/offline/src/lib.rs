@@ -80,12 +80,7 @@ pub fn stop(run_dir: &Path, name: &str, grace: Duration) -> Result<Option<Ended>
     if has_manager(run_dir) {
         return Err(OfflineError::Busy { run_dir: run_dir.to_owned() });
     }
-    let mut ended = Ended {
-        name: name.to_owned(),
-        pid: record.pid,
-        end: End::Gone,
-        grace_ms: grace.as_millis() as u64,
-    };
+    let mut ended = Ended { name: name.to_owned(), pid: record.pid, end: End::Gone, grace_ms: 0 };
     let failed = |source: Errno| OfflineError::Process {
         name: name.to_owned(),
         pid: record.pid,
@@ -107,6 +102,7 @@ pub fn stop(run_dir: &Path, name: &str, grace: Duration) -> Result<Option<Ended>
         return Ok(Some(ended));
     }
     if !grace.is_zero() {
+        ended.grace_ms = grace.as_millis() as u64;
         send(&process, Signal::TERM).map_err(failed)?;
         if has_ended(&process, grace).map_err(failed)? {
             ended.end = End::Asked;

@@ -193,6 +193,10 @@ pub fn trace(args: &TraceArgs, out: Output) -> Result<(), Failure> {
         TraceError::Write(e) => file(e),
     })?;
     let notes = read_of(reader, traced.lines)?;
+    // What was there before stays: a heading alone is no trace.
+    if traced.lines == 0 {
+        return Err(Failure::Untraced { path: args.path.clone() });
+    }
     csv.done().map_err(file)?;
     out.print(&Trace { csv: args.csv.clone(), traced, notes }, |trace| {
         let notes: String = trace.notes.iter().map(|note| format!("not read: {note}\n")).collect();

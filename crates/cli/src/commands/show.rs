@@ -120,13 +120,16 @@ fn vmm(m: &MemoryView) -> String {
 
 fn active(vm: &VmView) -> String {
     let a = &vm.active;
+    let sampled = |bytes| table::estimate(vm).map_or("-".to_owned(), |_| size(bytes));
+    let estimate = table::estimate(vm)
+        .map_or("-".to_owned(), |bytes| format!("{} (the largest of the three)", size(bytes)));
     section(
         "active memory",
         &[
-            ("estimate", format!("{} (the largest of the three)", size(a.estimate))),
-            ("slow average", size(a.slow)),
-            ("fast average", size(a.fast)),
-            ("current", size(a.current)),
+            ("estimate", estimate),
+            ("slow average", sampled(a.slow)),
+            ("fast average", sampled(a.fast)),
+            ("current", sampled(a.current)),
             ("periods", a.periods.to_string()),
         ],
     )

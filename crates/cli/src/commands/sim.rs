@@ -10,7 +10,7 @@ use ballast_sim::{HostResult, Scenario, Summary, report, run as simulate};
 
 use super::Output;
 use crate::args::SimArgs;
-use crate::failure::Failure;
+use crate::failure::{Failure, one_line};
 use crate::saved::save;
 use crate::table::columns;
 
@@ -80,7 +80,7 @@ fn scenario_line(s: &Summary) -> String {
     let h = &s.host;
     format!(
         "{}: {} host{} for {} h, {:.0}% of machine memory configured at most, seed {}\n\n",
-        s.scenario,
+        one_line(&s.scenario),
         h.hosts,
         if h.hosts == 1 { "" } else { "s" },
         short(h.hours),
@@ -207,7 +207,8 @@ impl Progress {
             told: Mutex::new(now),
             terminal,
             quiet,
-            what: format!("{} under {}", scenario.name, scenario.policy()),
+            // The name is whatever its writer chose.
+            what: one_line(&format!("{} under {}", scenario.name, scenario.policy())),
         }
     }
 
@@ -232,5 +233,18 @@ impl Progress {
         if self.terminal && !self.quiet {
             let _ = write!(std::io::stderr(), "\r\x1b[K");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_of_a_scenario_commands_no_terminal() {
+        let text = "name = \"a\\u001b[2Jb\\nc\"\nduration = \"1m\"\n[host]\nmemory = \"64M\"\n\
+                    [[vm]]\nname = \"v\"\nsize = \"16M\"\nload = { kind = \"idle\" }\n";
+        let scenario = Scenario::parse(Path::new("x.toml"), text).unwrap();
+        assert_eq!(Progress::new(&scenario, false).what, "a[2Jb c under idle-tax");
     }
 }

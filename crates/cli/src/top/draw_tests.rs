@@ -1,6 +1,6 @@
 //! The screen by its content, at several sizes, in colour and without.
 
-use ballast_api::{Management, Mode, RunState, StateName, VmView};
+use ballast_api::{ActiveView, Management, Mode, RunState, StateName, VmView};
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
@@ -199,13 +199,20 @@ fn vms_that_are_not_paged_or_not_running_say_so() {
             reason: Some("private RAM: start it with share=on".to_owned()),
         },
         guest: None,
+        active: ActiveView { estimate: 256 << 20, periods: 0, ..vm("old").active },
         ..vm("old")
     };
     let stopping = VmView { state: RunState::Stopping, pid: None, ..vm("gone") };
     let mut app = App::default();
     app.update(seen(1.0, host(), vec![unpaged, stopping]));
     let screen = text(&app, 80, 24);
-    for expected in ["balloon-only", "private RAM: start it", "sends no statistics", "(stopping"] {
+    for expected in [
+        "balloon-only",
+        "private RAM: start it",
+        "sends no statistics",
+        "(stopping",
+        "active   - (0 periods)",
+    ] {
         assert!(screen.contains(expected), "{expected}:\n{screen}");
     }
 }

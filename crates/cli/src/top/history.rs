@@ -4,6 +4,8 @@ use std::collections::VecDeque;
 
 use ballast_api::VmView;
 
+use crate::table;
+
 /// Two minutes at the default interval.
 pub const CAPACITY: usize = 120;
 
@@ -12,7 +14,8 @@ pub const CAPACITY: usize = 120;
 pub struct Sample {
     pub consumed: u64,
     pub target: u64,
-    pub active: u64,
+    /// None while nothing is sampled.
+    pub active: Option<u64>,
 }
 
 impl Sample {
@@ -20,7 +23,7 @@ impl Sample {
         Sample {
             consumed: vm.memory.consumed,
             target: vm.memory.target,
-            active: vm.active.estimate,
+            active: table::estimate(vm),
         }
     }
 }
@@ -40,7 +43,7 @@ impl History {
     }
 
     /// The newest `n` values of one kind, oldest first.
-    pub fn last(&self, n: usize, value: impl Fn(&Sample) -> u64) -> Vec<u64> {
+    pub fn last<T>(&self, n: usize, value: impl Fn(&Sample) -> T) -> Vec<T> {
         let skip = self.samples.len().saturating_sub(n);
         self.samples.iter().skip(skip).map(value).collect()
     }
@@ -54,7 +57,7 @@ mod tests {
     fn the_oldest_samples_leave_first() {
         let mut history = History::default();
         for i in 0..CAPACITY as u64 + 5 {
-            history.push(Sample { consumed: i, target: 0, active: 0 });
+            history.push(Sample { consumed: i, target: 0, active: None });
         }
         let all = history.last(usize::MAX, |s| s.consumed);
         assert_eq!((all.len(), all[0]), (CAPACITY, 5));

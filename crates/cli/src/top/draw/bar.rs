@@ -4,6 +4,7 @@ use ballast_api::VmView;
 use ratatui::style::Style;
 use ratatui::text::Span;
 
+use crate::table;
 use crate::top::palette::Palette;
 
 pub const RESIDENT: char = '█';
@@ -35,7 +36,7 @@ pub fn position(value: u64, total: u64, width: usize) -> usize {
     usize::try_from(cells).unwrap_or(width).min(width)
 }
 
-/// The pages of a VM against its size, with the marks of target and active estimate.
+/// The pages of a VM against its size, with the marks of target and, once there is one, active estimate.
 pub fn of_vm(vm: &VmView, width: usize, palette: Palette) -> Vec<Span<'static>> {
     let m = &vm.memory;
     let mut backed =
@@ -57,9 +58,9 @@ pub fn of_vm(vm: &VmView, width: usize, palette: Palette) -> Vec<Span<'static>> 
         cells.iter_mut().take(end).skip(from).for_each(|cell| *cell = (glyph, style));
         from = end;
     }
-    for (value, glyph, style) in
-        [(m.target, TARGET, palette.target()), (vm.active.estimate, ACTIVE, palette.active())]
-    {
+    let target = (m.target, TARGET, palette.target());
+    let active = table::estimate(vm).map(|bytes| (bytes, ACTIVE, palette.active()));
+    for (value, glyph, style) in std::iter::once(target).chain(active) {
         let at = position(value, size, width).min(width.saturating_sub(1));
         if let Some(cell) = cells.get_mut(at) {
             *cell = (glyph, style);
@@ -103,5 +104,14 @@ mod tests {
         for width in 0..100 {
             assert_eq!(text(width).chars().count(), width);
         }
+    }
+
+    #[test]
+    fn what_was_not_sampled_has_no_mark() {
+        let mut vm = samples::vm("a");
+        vm.active.periods = 0;
+        let spans = of_vm(&vm, 32, Palette::new(true));
+        let text: String = spans.iter().map(|s| s.content.to_string()).collect();
+        assert_eq!(text, "████████████████▓▓▓▓┃▓▓▓░░░░····");
     }
 }

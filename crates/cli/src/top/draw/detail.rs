@@ -152,10 +152,11 @@ fn memory(vm: &VmView) -> String {
 }
 
 fn active(vm: &VmView) -> String {
+    let Some(estimate) = table::estimate(vm) else { return "- (0 periods)".to_owned() };
     let a = &vm.active;
     format!(
         "{}, the largest of slow {}, fast {}, now {} ({} periods)",
-        short_size(a.estimate),
+        short_size(estimate),
         short_size(a.slow),
         short_size(a.fast),
         short_size(a.current),
@@ -215,12 +216,12 @@ fn guest(vm: &VmView) -> String {
 }
 
 /// One chart's name, values and style.
-type Chart = (&'static str, fn(&Sample) -> u64, Style);
+type Chart = (&'static str, fn(&Sample) -> Option<u64>, Style);
 
 fn charts(palette: Palette) -> [Chart; 3] {
     [
-        ("used", |s| s.consumed, palette.resident()),
-        ("target", |s| s.target, palette.target()),
+        ("used", |s| Some(s.consumed), palette.resident()),
+        ("target", |s| Some(s.target), palette.target()),
         ("active", |s| s.active, palette.active()),
     ]
 }

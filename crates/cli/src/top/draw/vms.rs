@@ -9,6 +9,7 @@ use ratatui::widgets::Paragraph;
 use super::bar;
 use super::{panel, text};
 use crate::figures::{short_count, short_size};
+use crate::table;
 use crate::top::app::{App, VmRow};
 use crate::top::palette::Palette;
 
@@ -28,7 +29,7 @@ struct Column {
 const COLUMNS: [Column; 13] = [
     Column { heading: "USED", width: 5, value: |r| short_size(r.view.memory.consumed) },
     Column { heading: "TGT", width: 5, value: |r| short_size(r.view.memory.target) },
-    Column { heading: "ACT", width: 5, value: |r| short_size(r.view.active.estimate) },
+    Column { heading: "ACT", width: 5, value: active },
     Column { heading: "SHARES", width: 6, value: |r| shares(r.view.params.shares) },
     Column { heading: "MIN", width: 5, value: |r| short_size(r.view.params.min) },
     Column { heading: "MAX", width: 5, value: |r| short_size(r.view.params.max) },
@@ -41,6 +42,10 @@ const COLUMNS: [Column; 13] = [
     Column { heading: "BRK/s", width: 5, value: |r| short_count(r.view.sharing.breaks_per_s) },
 ];
 const BALLOON_COLUMN: usize = 7;
+
+fn active(row: &VmRow) -> String {
+    table::estimate(&row.view).map_or("-".to_owned(), short_size)
+}
 
 /// Up to six characters.
 fn shares(n: u32) -> String {
