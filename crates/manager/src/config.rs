@@ -352,10 +352,17 @@ impl Config {
 
     fn read(path: &Path, text: &str, over: Overrides, host: Bytes) -> Result<Config, ConfigError> {
         let file = parse(path, text)?;
-        let overridden = over.keys();
+        let mut overridden = over.keys();
+        // What the file says there is read all the same, and may be what is wrong.
+        if size("budget", &file.budget).is_err() {
+            overridden.retain(|key| *key != "budget");
+        }
         Config::check(file, over, &path.display().to_string(), host).map_err(|e| match e {
-            // The line, unless it is the command line that is wrong.
-            ConfigError::Value { origin, key, what, .. } if !overridden.contains(&&*key) => {
+            ConfigError::Value { key, what, .. } if overridden.contains(&&*key) => {
+                let origin = "(command line)".to_owned();
+                ConfigError::Value { origin, line: None, key, what }
+            }
+            ConfigError::Value { origin, key, what, .. } => {
                 let line = lines::line_of(text, &key);
                 ConfigError::Value { origin, line, key, what }
             }

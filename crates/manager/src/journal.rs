@@ -144,19 +144,67 @@ async fn read<T: Send + 'static>(
     manager: Arc<Manager>,
     of: impl FnOnce(&Path) -> Result<T, TellError> + Send + 'static,
 ) -> Result<T, Failure> {
-    let turn = tokio::time::timeout(TURN, READING.acquire()).await;
-    let Ok(Ok(turn)) = turn else {
+    in_turn(&READING, TURN, move || {
+        let journal = kept(&manager)?;
+        journal.flush(FLUSH);
+        of(&journal.settings().folder).map_err(failure)
+    })
+    .await
+}
+
+/// Does that in a thread that may block, once one of the turns is free.
+async fn in_turn<T: Send + 'static>(
+    turns: &'static Semaphore,
+    patience: Duration,
+    work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
+) -> Result<T, Failure> {
+    let Ok(Ok(turn)) = tokio::time::timeout(patience, turns.acquire()).await else {
         let why = format!(
             "too many readings of the journal at a time: no turn within {} s",
-            TURN.as_secs()
+            patience.as_secs()
         );
         return Err(Failure::new(ErrorCode::Conflict, why));
     };
     let work = move || {
         let _turn = turn;
-        let journal = kept(&manager)?;
-        journal.flush(FLUSH);
-        of(&journal.settings().folder).map_err(failure)
+        work()
     };
     tokio::task::spawn_blocking(work).await.map_err(|e| Failure::internal(e.to_string()))?
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic here is the test failing")]
+    use std::sync::mpsc;
+
+    use super::*;
+
+    /// A disk that hangs keeps as many threads as there are turns, and a reading that ends, well or not,
+    /// gives its turn back.
+    #[tokio::test]
+    async fn readings_that_hang_keep_no_more_threads_than_there_are_turns() {
+        static TURNS: Semaphore = Semaphore::const_new(2);
+        const SHORT: Duration = Duration::from_millis(20);
+        const LONG: Duration = Duration::from_secs(60);
+        let hang = || {
+            let (disk, answers) = mpsc::channel::<()>();
+            let reading = tokio::spawn(in_turn(&TURNS, LONG, move || {
+                answers.recv().map_err(|e| Failure::internal(e.to_string()))
+            }));
+            (disk, reading)
+        };
+        let (first, second) = (hang(), hang());
+        while TURNS.available_permits() > 0 {
+            tokio::task::yield_now().await;
+        }
+        let refused = in_turn(&TURNS, SHORT, || Ok(())).await.expect_err("there is no turn");
+        assert_eq!(refused.code, ErrorCode::Conflict);
+
+        first.0.send(()).unwrap();
+        first.1.await.unwrap().unwrap();
+        in_turn(&TURNS, LONG, || Ok(())).await.unwrap();
+        drop(second.0);
+        second.1.await.unwrap().expect_err("it came to nothing");
+        assert_eq!(TURNS.available_permits(), 2);
+    }
 }

@@ -77,7 +77,8 @@ mod vm_files;
 mod vmm_memory;
 mod whole_file;
 
-use std::io::Write as _;
+use std::ffi::OsStr;
+use std::io::{IsTerminal as _, Write as _};
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -174,7 +175,8 @@ fn main() -> ExitCode {
     // Of a log that cannot be written (a terminal that was hung up, a full disk) it would say so on standard error, and
     // panic where that cannot be written either.
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    log.log_internal_errors(false).init();
+    let ansi = colours(std::io::stderr().is_terminal(), std::env::var_os("NO_COLOR").as_deref());
+    log.with_ansi(ansi).log_internal_errors(false).init();
     match run(args) {
         Ok(Ending::VmsLeft) => {
             let _ =
@@ -188,6 +190,12 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Whether the log is in colours: their codes are for a terminal, whose user may not want them (`NO_COLOR`). In a file or
+/// the system's journal they stand between the words that are looked for.
+fn colours(terminal: bool, no_color: Option<&OsStr>) -> bool {
+    terminal && no_color.is_none_or(OsStr::is_empty)
 }
 
 fn run(args: Args) -> anyhow::Result<Ending> {
@@ -440,6 +448,13 @@ mod tests {
     use std::cell::Cell;
 
     use super::*;
+
+    #[test]
+    fn a_log_has_colours_on_a_terminal_that_may_have_them_and_nowhere_else() {
+        assert!(colours(true, None) && colours(true, Some(OsStr::new(""))));
+        assert!(!colours(true, Some(OsStr::new("1"))));
+        assert!(!colours(false, None) && !colours(false, Some(OsStr::new(""))));
+    }
 
     #[test]
     fn a_thread_that_panics_begins_anew_until_the_manager_ends() {

@@ -192,6 +192,27 @@ fn the_command_line_wins() {
     assert_eq!(config.tax, TaxRate::new(0.5).unwrap());
 }
 
+#[test]
+fn a_mistake_is_told_where_it_was_made() {
+    let read = |text: &str, over: Overrides| {
+        let over = Overrides { shim: std::env::current_exe().ok(), ..over };
+        let read = Config::read(Path::new("x.toml"), text, over, Bytes::from_mib(2048));
+        read.unwrap_err().to_string()
+    };
+    let tax = || Overrides { tax: Some(1.5), ..Overrides::default() };
+    for text in ["", "tax = 0.5\n"] {
+        let error = read(text, tax());
+        assert!(error.starts_with("configuration (command line): tax: "), "{error}");
+    }
+    let error = read("tax = 0.5\n[pager]\nfault_around = \"12K\"\n", Overrides::default());
+    assert!(error.starts_with("configuration x.toml, line 3: pager.fault_around: "), "{error}");
+    let budget = |mib| Overrides { budget: Some(Bytes::from_mib(mib)), ..Overrides::default() };
+    let error = read("budget = \"1G\"\n", budget(1));
+    assert!(error.starts_with("configuration (command line): budget: 1 MiB"), "{error}");
+    let error = read("budget = \"12Q\"\n", budget(512));
+    assert!(error.starts_with("configuration x.toml, line 1: budget: '12Q'"), "{error}");
+}
+
 /// What is swapped is to leave memory: nobody's swap is on a tmpfs because nothing else was said.
 #[test]
 fn no_swap_is_put_on_a_tmpfs_unasked() {
