@@ -6,8 +6,10 @@
 //! a guest holds without sharing is measured in the same run, by a guest that does not share. In
 //! ESX's terms a zero page is shared as well; Ballast drops it. So here, as there,
 //!
-//!     shared    = pages behind common pages + zero pages dropped
-//!     reclaimed = shared less common pages
+//! ```text
+//! shared    = pages behind common pages + zero pages dropped
+//! reclaimed = shared less common pages
+//! ```
 //!
 //! KASLR is off: the paper's guests had none. Ten guests with KASLR are measured beside.
 

@@ -54,47 +54,63 @@ pub(super) async fn run(quick: bool) -> Result<Outcome> {
     // The same contents for all scanners.
     let shape = Shape { mib: plan.mib, seed: SEED, run: RUN };
     let possible = shape.contents().saving();
-    let peers = peers(shape, &plan, possible).await?;
-    let ours = ours::round(shape, &plan).await.context("Ballast")?;
-    say::detail(&format!("Ballast: {}", ours.round.line(possible)));
-    // The kernel's scanner cares little how copies lie; ours does: each page is a mapping of its
-    // own. So few of them that vm.max_map_count allows for all.
-    let few = plan.mib.min(SCATTERED_MIB);
-    let (plan, shape) = (Plan { mib: few, ..plan }, Shape { run: 1, mib: few, ..shape });
-    let scattered = ours::round(shape, &plan).await.context("Ballast, all scattered")?;
-    let line = scattered.round.line(shape.contents().saving());
-    say::detail(&format!("Ballast, all scattered: {line}"));
-    evaluate(&peers, &ours, &scattered.round, possible)
-}
-
-/// A round of each of the kernel's settings that there is.
-async fn peers(
-    shape: Shape,
-    plan: &Plan,
-    possible: usize,
-) -> Result<BTreeMap<&'static str, Round>> {
-    let mut peers = BTreeMap::new();
+    let (mut ours, mut peers) = (Ours::default(), BTreeMap::new());
     let ksm = Ksm::take()?;
+    ours.round(shape, &plan).await?;
     for mode in MODES {
         let told = || format!("KSM, {}", mode.name);
-        let Some(round) = peer::round(&ksm, mode, shape, plan).await.with_context(told)? else {
+        let Some(round) = peer::round(&ksm, mode, shape, &plan).await.with_context(told)? else {
             say::detail(&format!("{}: this kernel does not have it", told()));
             continue;
         };
+        ksm.forget()?;
         say::detail(&format!("{}: {}", told(), round.line(possible)));
         peers.insert(mode.name, round);
+        ours.round(shape, &plan).await?;
     }
     ksm.end()?;
-    Ok(peers)
+    evaluate(&peers, ours, possible)
 }
 
-fn evaluate(
-    peers: &BTreeMap<&str, Round>,
-    ours: &OurRound,
-    scattered: &Round,
-    possible: usize,
-) -> Result<Outcome> {
+/// Rounds of Ballast, before, between and after those of the kernel: a shared host is half as fast within minutes.
+#[derive(Default)]
+struct Ours {
+    in_runs: Vec<OurRound>,
+    /// The kernel's scanner cares little how copies lie; ours does: each page is a mapping of its own.
+    scattered: Vec<OurRound>,
+}
+
+impl Ours {
+    async fn round(&mut self, shape: Shape, plan: &Plan) -> Result<()> {
+        let ours = ours::round(shape, plan).await.context("Ballast")?;
+        say::detail(&format!("Ballast: {}", ours.round.line(shape.contents().saving())));
+        self.in_runs.push(ours);
+        // So few of them that vm.max_map_count allows for all.
+        let few = plan.mib.min(SCATTERED_MIB);
+        let (plan, shape) = (Plan { mib: few, ..*plan }, Shape { run: 1, mib: few, ..shape });
+        let ours = ours::round(shape, &plan).await.context("Ballast, all scattered")?;
+        let line = ours.round.line(shape.contents().saving());
+        say::detail(&format!("Ballast, all scattered: {line}"));
+        self.scattered.push(ours);
+        Ok(())
+    }
+}
+
+/// The round of the median CPU time to merge, of two the dearer one; and the least and the most that one took.
+fn median(mut rounds: Vec<OurRound>) -> Result<(OurRound, [f64; 2])> {
+    rounds.sort_by(|a, b| a.round.merge.cpu_s.total_cmp(&b.round.merge.cpu_s));
+    let cpu_s = |round: Option<&OurRound>| round.map_or(f64::NAN, |r| r.round.merge.cpu_s);
+    let ends = [cpu_s(rounds.first()), cpu_s(rounds.last())];
+    ensure!(!rounds.is_empty(), "no round of Ballast");
+    Ok((rounds.swap_remove(rounds.len() / 2), ends))
+}
+
+fn evaluate(peers: &BTreeMap<&str, Round>, ours: Ours, possible: usize) -> Result<Outcome> {
     let mut outcome = Outcome::new("sharing");
+    let ((ours, [least, most]), (scattered, _)) = (median(ours.in_runs)?, median(ours.scattered)?);
+    outcome.figure("ballast_merge_cpu_least_s", least);
+    outcome.figure("ballast_merge_cpu_most_s", most);
+    let scattered = &scattered.round;
     outcome.figure("possible_mib", possible as f64 / 256.0);
     let mine = &ours.round;
     let scanners = peers.iter().map(|(name, round)| (format!("ksm_{name}"), round));
