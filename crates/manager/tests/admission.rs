@@ -212,8 +212,8 @@ async fn a_vm_that_is_not_paged_finds_what_it_was_promised_when_it_has_rebooted(
     let Some(image) = image_or_skip() else { return };
     let ballastd = Ballastd::start_without_sharing(&["--budget", "192M"]);
     let client = &ballastd.client;
-    // Its swap file cannot be made.
-    std::fs::create_dir(ballastd.swap_file("u")).unwrap();
+    // The store of what it shares cannot be made.
+    std::fs::create_dir(ballastd.run_dir().join("store/vm-u.pages")).unwrap();
     let mut spec = ballastd.guest(image, "u", 96, "");
     spec.append += " rdinit=/nonexistent init=/nonexistent root=/dev/none";
     spec.on_reboot = RebootAction::Restart;
