@@ -134,6 +134,10 @@ impl Manager {
     }
 
     async fn take(&self, name: &str, need: Pledge, admission: bool) -> Result<(), NotTaken> {
+        if admission {
+            // Before it is anybody's turn: nobody else waits for that.
+            self.wait_for_swap(name, need.promise.swap).await;
+        }
         let _one = self.admission.lock().await;
         if self.is_closed_to(need.rebooted.is_some()) {
             return Err(NotTaken::Ending);
@@ -161,17 +165,18 @@ impl Manager {
         }
         let need = Pledge { rebooted: None, ..need };
         if admission {
-            // What one that has just ended had on a disk is seen to be free by the next look.
-            let end = tokio::time::Instant::now() + LOOK * 2;
-            while self.is_short_of_swap(name, need.promise.swap)
-                && tokio::time::Instant::now() < end
-            {
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
             return Ok(self.promise(name, need)?);
         }
         lock(&self.starting).insert(name.to_owned(), need);
         Ok(())
+    }
+
+    /// What one that has just ended had on a disk is seen to be free by the next look: that is waited for.
+    async fn wait_for_swap(&self, name: &str, need: Pages) {
+        let end = tokio::time::Instant::now() + LOOK * 2;
+        while self.is_short_of_swap(name, need) && tokio::time::Instant::now() < end {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
     }
 
     async fn start_promised(

@@ -517,7 +517,10 @@ impl Manager {
 
     /// Machine memory that is promised, by name.
     pub(crate) fn promises(&self, starting: &HashMap<String, Pledge>) -> Vec<Made> {
-        let vms = self.vms();
+        let mut vms = self.vms();
+        // One that has ended, and is to be started again, keeps what is held for that.
+        let is_held = |name: &str| starting.get(name).is_some_and(|held| held.rebooted.is_some());
+        vms.retain(|vm| vm.run_state() != RunState::Stopped || !is_held(&vm.name));
         // One that is there already, and answers on QMP next, is promised to once.
         let is_there = |name: &str| vms.iter().any(|vm| vm.name == name);
         let coming = starting.iter().filter(|(name, _)| !is_there(name));

@@ -236,7 +236,8 @@ impl Waiting {
             if let Ok(Some(record)) = Record::load(&self.folder)
                 && record.unpaged.is_some()
             {
-                self.record = record;
+                // What is booked for it is what was booked, whatever its files say.
+                self.record = Record { overhead: self.record.overhead, ..record };
                 return Outcome::Unpaged;
             }
             // Its pages are where they were, and its shim asks again.

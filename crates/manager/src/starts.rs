@@ -226,6 +226,10 @@ impl Manager {
         let mut told = false;
         while ledger.free() < need + keep || !ledger.try_reserve(need) {
             if tokio::time::Instant::now() > deadline {
+                // Better short of memory than without the VM.
+                if ledger.try_reserve(need) {
+                    return Ok(());
+                }
                 let what = if unpaged { "all that it may have" } else { "overhead memory" };
                 let (within, free) = (within.as_secs(), ledger.free());
                 let why = format!("no room for {what}, {need}, within {within} s ({free} free)");
@@ -264,6 +268,8 @@ impl Manager {
             called_off: false,
         });
         let _waiting = Waiting(&self.starts, name);
+        // What was kept for those that have ended since is nobody's any more.
+        self.room_for_starts();
         let mut told = false;
         let mut asked = None;
         loop {

@@ -26,11 +26,6 @@ pub fn unasked_large_pages(file: impl AsFd, pid: u32) -> Option<String> {
     if setting.as_deref() == Some("force") {
         return Some(objection(ENABLED, "force"));
     }
-    match of_sizes(setting.as_deref(), Path::new(SIZES)) {
-        Ok(None) => {}
-        Ok(Some((what, setting))) => return Some(objection(&what, &setting)),
-        Err(e) => return Some(unknown(SIZES, &e)),
-    }
     let stats = |what: &str, fd: BorrowedFd<'_>| fstat(fd).map_err(|e| unknown(what, &e.into()));
     let like = memfd_create("like", MemfdFlags::CLOEXEC).map_err(|e| unknown("a memfd", &e.into()));
     let both = like
@@ -39,6 +34,13 @@ pub fn unasked_large_pages(file: impl AsFd, pid: u32) -> Option<String> {
         Ok(both) => both,
         Err(why) => return Some(why),
     };
+    if stat.st_nlink == 0 {
+        match of_sizes(setting.as_deref(), Path::new(SIZES)) {
+            Ok(None) => {}
+            Ok(Some((what, setting))) => return Some(objection(&what, &setting)),
+            Err(e) => return Some(unknown(SIZES, &e)),
+        }
+    }
     if memfd.st_dev == stat.st_dev {
         return setting.filter(|s| is_unasked(s)).map(|s| objection(ENABLED, &s));
     }
@@ -225,6 +227,8 @@ mod tests {
             assert_eq!(unasked_large_pages(&file, std::process::id()), None);
         }
         let memfd = memfd_create("ram", MemfdFlags::CLOEXEC).unwrap();
+        // Neither has a name, and settings of sizes are asked for both.
+        assert_eq!((fstat(&memfd).unwrap().st_nlink, fstat(&file).unwrap().st_nlink), (0, 0));
         let objection = unasked_large_pages(&memfd, std::process::id());
         assert_eq!(objection.is_some(), unasked_large_memfds(), "{objection:?}");
     }

@@ -27,6 +27,8 @@ const EXTENTS: usize = 256;
 /// Of these, so many are looked at together: what matches in them goes to the shim in few batches, each of which costs two
 /// changes of thread.
 const TOGETHER: usize = 8;
+/// One at a time for so long after a guest has read what it never wrote.
+const READS_GO_ON: Duration = Duration::from_secs(1);
 /// Pages whose protection is lifted in one turn.
 const LIFTED: u64 = 1 << 14;
 /// Zeros are mapped so far ahead of the first read, and twice as far each time reads go on there.
@@ -89,6 +91,8 @@ struct Pass {
 struct Zeros {
     next: Ppn,
     ahead: u64,
+    /// When there were some last.
+    at: Option<Instant>,
 }
 
 impl Pass {
@@ -122,7 +126,7 @@ impl ShareService {
             passed: 0,
             passes: Passes::default(),
             pass: Pass::begin(0, Duration::ZERO),
-            zeros: Zeros { next: Ppn(0), ahead: ZEROS_AHEAD },
+            zeros: Zeros { next: Ppn(0), ahead: ZEROS_AHEAD, at: None },
             mappings: MappingCount::new(max_map_count().unwrap_or(65530)),
             no_files: None,
             rehome_at: Instant::now(),
@@ -200,7 +204,8 @@ impl ShareService {
         for ppn in self.vm.memory.take_reads_of_untouched() {
             let ahead = if ppn == self.zeros.next { self.zeros.ahead * 2 } else { ZEROS_AHEAD };
             let mapped = self.vm.memory.map_zeros(ppn, ahead)?;
-            self.zeros = Zeros { next: Ppn(ppn.0 + mapped), ahead: ahead.min(1 << 20) };
+            let next = Ppn(ppn.0 + mapped);
+            self.zeros = Zeros { next, ahead: ahead.min(1 << 20), at: Some(Instant::now()) };
         }
         Ok(())
     }
@@ -395,7 +400,10 @@ impl ShareService {
     fn look_at_extents(&mut self, marking: Marking) -> Result<Examined, MemError> {
         let memory = &self.vm.memory.clone();
         let mut done = Examined::default();
-        let mut extents = Vec::with_capacity(TOGETHER);
+        // A guest that reads what it never wrote waits for the end of a look.
+        let reads = self.zeros.at.is_some_and(|at| at.elapsed() < READS_GO_ON);
+        let together = if reads { 1 } else { TOGETHER };
+        let mut extents = Vec::with_capacity(together);
         for n in 1..=EXTENTS {
             let first = self.walk.next_extent();
             self.pass.over = first.is_none();
@@ -409,7 +417,7 @@ impl ShareService {
                 || n == EXTENTS
                 || done.scanned >= BATCH as u64
                 || memory.has_reads_of_untouched();
-            if last || extents.len() == TOGETHER {
+            if last || extents.len() == together {
                 done += self.look_at(&mut extents, marking)?;
             }
             if last || done.scanned >= BATCH as u64 {
