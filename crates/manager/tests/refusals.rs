@@ -340,11 +340,17 @@ async fn a_vm_that_waits_for_memory_that_will_never_come_can_be_stopped() {
     let Some(image) = image_or_skip() else { return };
     let ballastd = Ballastd::start(&["--budget", "256M"]);
     let client = &ballastd.client;
-    let work = "toucher --min-mb 4 --max-mb 60 --period 200 --cycle 1";
+    let work = "toucher --min-mb 4 --max-mb 60 --period 100 --cycle 1";
     let mut spec = ballastd.guest(image, "stuck", 128, work);
     spec.no_balloon = true;
     client.run(&spec).await.unwrap();
     ballastd.checks_go_on(&mut ballastd.console("stuck"), 1).await;
+    // It will soon want more than there is.
+    let host = ballastd.host().await;
+    let goal = host.thresholds[0].upper;
+    let budget = (host.budget - host.free + 2 * goal + 4 * MIB) & !4095;
+    let little = HostChange { budget: Some(budget), ..HostChange::default() };
+    client.change_host(&little).await.unwrap();
     // Neither eviction nor a balloon: nothing can be taken from it.
     let mapped = map_its_ram(&ballastd, 128 * MIB);
     ballastd
@@ -352,23 +358,21 @@ async fn a_vm_that_waits_for_memory_that_will_never_come_can_be_stopped() {
             ballastd.vm("stuck").await.management.mode == Mode::Unmanaged
         })
         .await;
-    is(&ballastd.vm("stuck").await.management, Mode::Unmanaged, "maps its RAM too");
-    // What it has cannot be taken from it, and so not be promised to another.
-    let little = HostChange { budget: Some(32 * MIB), ..HostChange::default() };
-    refused_as(client.change_host(&little).await, ErrorCode::NoRoom, "budget");
-    let host = ballastd.host().await;
-    let used = host.budget - host.free;
-    let goal = host.thresholds[0].upper * used / host.budget;
-    let little = HostChange { budget: Some((used + 2 * goal + 4 * MIB) & !4095), ..little };
-    client.change_host(&little).await.unwrap();
+    let seen = ballastd.vm("stuck").await;
+    is(&seen.management, Mode::Unmanaged, "maps its RAM too");
+    // All that it may take could not be promised to another; that what there is should become more is refused by nobody.
+    let less = HostChange { budget: Some(budget - MIB), ..HostChange::default() };
+    refused_as(client.change_host(&less).await, ErrorCode::NoRoom, "promised: 13");
+    let more = HostChange { budget: Some(budget + MIB), ..HostChange::default() };
+    client.change_host(&more).await.unwrap();
     ballastd
         .eventually("it waits for memory", async || {
-            let vm = ballastd.vm("stuck").await;
-            vm.counters.waits + vm.counters.blocks > 0
+            let counters = ballastd.vm("stuck").await.counters;
+            ballastd.host().await.free < MIB / 4 && counters.waits + counters.blocks > 0
         })
         .await;
     let vm = ballastd.vm("stuck").await;
-    assert_eq!(vm.counters.swapped_out, 0, "{vm:?}");
+    assert_eq!(vm.counters.swapped_out, seen.counters.swapped_out, "evicted from it");
     // A VMM in a fault ignores SIGTERM.
     signal(vm.pid.unwrap(), rustix::process::Signal::TERM);
     let begin = Instant::now();
