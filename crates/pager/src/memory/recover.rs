@@ -1,6 +1,8 @@
 //! A manager takes over a VM that runs: from the pmap alone, every page found busy is finished or
 //! rolled back, and everything derived is rebuilt.
 
+use std::time::{Duration, Instant};
+
 use ballast_compress::Place;
 use ballast_units::{Pages, Ppn, SlotId};
 
@@ -198,21 +200,28 @@ impl Presence {
     }
 }
 
-/// EAGAIN lasts as long as an unread REMOVE event.
+/// For so long what a guest gives up may stand in the way.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// EAGAIN lasts as long as an unread REMOVE event. Where page after page is given up there is another one soon after: the
+/// moments in between are looked for without rest.
 pub(super) fn retry<T>(
     drain: &dyn Fn(),
     op: impl Fn() -> Result<T, MemError>,
 ) -> Result<T, MemError> {
-    for _ in 0..2000 {
+    let mut since = None;
+    loop {
         match op() {
             Err(MemError::Again) => {
+                if since.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
+                    return Err(MemError::Again);
+                }
                 drain();
-                std::thread::sleep(std::time::Duration::from_millis(1));
+                std::thread::yield_now();
             }
             other => return other,
         }
     }
-    Err(MemError::Again)
 }
 
 /// Why a VM cannot be taken over. Its guest stays paused at its next fault, whole.
