@@ -769,4 +769,23 @@ mod tests {
         note_objection(&vm, &mut past, None);
         assert_eq!((told(), past.objection.clone()), (None, None));
     }
+
+    #[tokio::test]
+    async fn a_start_that_lacks_swap_waits_for_the_next_look_and_holds_up_nobody() {
+        let dir = tempfile::tempdir().unwrap();
+        let manager = crate::manager::tests::manager(dir.path());
+        let pledge = |swap| {
+            let promise = Promise { min: Pages::ZERO, overhead: Pages::ZERO, swap };
+            Pledge { promise, pool: None, rebooted: None }
+        };
+        let room = manager.swap.room();
+        manager.promise("ends", pledge(room)).unwrap();
+        let (waits, most) = (manager.clone(), Pages(room.0 / 2));
+        let waits = tokio::spawn(async move { waits.claim_name("waits", pledge(most)).await });
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert!(manager.claim_name("needs none", pledge(Pages::ZERO)).await.is_ok());
+        assert!(!waits.is_finished());
+        manager.promise_settled("ends");
+        assert!(waits.await.unwrap().is_ok());
+    }
 }

@@ -407,3 +407,37 @@ async fn reach(manager: Arc<Manager>, vm: Arc<Vm>, record: Record) {
     let Some(socket) = record.qmp.or(own) else { return };
     manager.find_qmp(&vm, socket).await;
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vm::{Asked, VmParams};
+
+    /// Its files say what the manager that started it booked; this one may have booked more.
+    #[tokio::test]
+    async fn a_start_that_was_cut_short_gives_back_what_was_booked_for_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let manager = crate::manager::tests::manager(dir.path());
+        let (folder, size) = (manager.folder_of("a"), Pages::from_mib(1 << 12));
+        std::fs::create_dir_all(&folder).unwrap();
+        let params = VmParams::resolve(&[], "a", size.into(), Asked::default()).unwrap();
+        let (pid, accel) = (std::process::id(), ballast_qemu::AccelChoice::Kvm);
+        let old = Record::new("a", None, params, size, Pages(5), pid, &accel);
+        let (used, booked) = (manager.host.ledger.used(), Pages(9));
+        manager.host.ledger.adopt(booked);
+        let (said, answer) = tokio::sync::oneshot::channel();
+        let waiting = Waiting {
+            folder: folder.clone(),
+            record: Record { overhead: booked, ..old.clone() },
+            process: ProcessHandle::open(pid).unwrap(),
+            held: Arc::new(Advance::book(manager.host.clone(), Pages(3))),
+            answer: Some(answer),
+        };
+        Record { unpaged: Some("cut short".to_owned()), ..old }.save(&folder).unwrap();
+        let _ = said.send(Err("cut short".to_owned()));
+        take_over(manager.clone(), waiting).await;
+        let vm = manager.vm("a").unwrap();
+        assert_eq!((vm.overhead(), vm.paged().is_some()), (booked, false));
+        assert_eq!(manager.host.ledger.used(), used + booked + vm.consumed());
+    }
+}

@@ -447,4 +447,54 @@ mod tests {
             lock(&starts.waiting).iter().map(|start| start.name.clone()).collect();
         assert_eq!(names, ["begun", "rebooted", "after it", "third", "last"]);
     }
+
+    /// It is there already, and may take its memory at any moment.
+    #[tokio::test]
+    async fn what_is_not_paged_is_booked_though_the_host_is_short_by_it_then() {
+        let dir = tempfile::tempdir().unwrap();
+        let manager = crate::manager::tests::manager(dir.path());
+        let ledger = &manager.host.ledger;
+        let need = Pages::from_mib(64);
+        let within = Duration::from_millis(60);
+        let room = |unpaged| manager.make_room(Room { name: "a", need, unpaged }, within);
+        ledger.adopt(ledger.free().saturating_sub(need));
+        // One that is paged keeps nothing free beside its overhead.
+        room(false).await.unwrap();
+        assert_eq!(ledger.free(), Pages::ZERO);
+        ledger.release(need);
+        // What keeps the host out of soft is waited for, and not insisted on.
+        room(true).await.unwrap();
+        assert_eq!(ledger.free(), Pages::ZERO);
+        ledger.release(need - Pages(1));
+        for unpaged in [false, true] {
+            let refused = room(unpaged).await.unwrap_err();
+            assert_eq!(refused.code, ErrorCode::NoRoom, "{refused}");
+            assert_eq!(ledger.free(), need - Pages(1));
+        }
+        assert_eq!(manager.room_for_starts(), Pages::ZERO, "nobody waits any more");
+    }
+
+    #[tokio::test]
+    async fn what_was_made_free_for_a_start_is_not_made_free_twice() {
+        let dir = tempfile::tempdir().unwrap();
+        let manager = crate::manager::tests::manager(dir.path());
+        let (size, min) = (Pages::from_mib(64), Pages::from_mib(24));
+        let params = VmParams::resolve(&[], "a", size.into(), Asked::default()).unwrap();
+        let promise = Promise { min, overhead: Pages(10), swap: Pages::ZERO };
+        manager.promise("a", Pledge { promise, pool: None, rebooted: None }).unwrap();
+        manager.wait_for_room("a", (size, &params), promise, Some(KEPT)).await.unwrap();
+        manager.host.ledger.adopt(manager.host.ledger.free());
+        assert_eq!(manager.room_for_starts(), min);
+        let waits = manager.clone();
+        let waits = tokio::spawn(async move {
+            let room = Room { name: "a", need: size, unpaged: true };
+            waits.make_room(room, Duration::from_millis(200)).await
+        });
+        while manager.room_for_starts() == min {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(manager.room_for_starts(), size);
+        waits.await.unwrap().unwrap_err();
+        assert_eq!(manager.room_for_starts(), min);
+    }
 }

@@ -95,6 +95,14 @@ struct Zeros {
     at: Option<Instant>,
 }
 
+impl Zeros {
+    /// How many extents are looked at together: whoever reads what it never wrote waits for the end of that.
+    fn together(&self) -> usize {
+        let go_on = self.at.is_some_and(|at| at.elapsed() < READS_GO_ON);
+        if go_on { 1 } else { TOGETHER }
+    }
+}
+
 impl Pass {
     fn begin(came: u64, after: Duration) -> Pass {
         Pass {
@@ -400,9 +408,7 @@ impl ShareService {
     fn look_at_extents(&mut self, marking: Marking) -> Result<Examined, MemError> {
         let memory = &self.vm.memory.clone();
         let mut done = Examined::default();
-        // A guest that reads what it never wrote waits for the end of a look.
-        let reads = self.zeros.at.is_some_and(|at| at.elapsed() < READS_GO_ON);
-        let together = if reads { 1 } else { TOGETHER };
+        let together = self.zeros.together();
         let mut extents = Vec::with_capacity(together);
         for n in 1..=EXTENTS {
             let first = self.walk.next_extent();
@@ -504,4 +510,18 @@ impl ShareService {
 fn thread_cpu() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn extents_are_looked_at_one_by_one_while_a_guest_reads_what_it_never_wrote() {
+        let zeros = |at| Zeros { next: Ppn(0), ahead: ZEROS_AHEAD, at };
+        assert_eq!(zeros(None).together(), TOGETHER);
+        assert_eq!(zeros(Some(Instant::now())).together(), 1);
+        let before = Instant::now().checked_sub(READS_GO_ON);
+        assert_eq!(before.map(|at| zeros(Some(at)).together()), Some(TOGETHER));
+    }
 }
