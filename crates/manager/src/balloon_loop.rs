@@ -3,7 +3,8 @@
 //! this task.
 //!
 //! While there is memory in plenty and the balloon is empty and asked for nothing, that is done less often
-//! (`pace`). Whoever asks for something stirs it ([`Vm::stir`]), and it turns as soon as a brisk pace allows.
+//! (`pace`). Whoever asks for something stirs it ([`Vm::stir`]), and it turns as soon as a brisk pace allows; a new goal
+//! of the policy is not left to wait for that ([`Vm::hasten`]).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,6 +23,9 @@ use crate::sync::lock;
 use crate::tools::Meter;
 use crate::vm::Vm;
 
+/// Between a turn and one for a new goal.
+const HASTE: Duration = Duration::from_millis(200);
+
 /// Ends with the connection, and answers why that has ended; None: the VM has. What is known of its balloon and of what
 /// is unplugged begins anew with each.
 pub async fn run(manager: &Manager, vm: &Vm, monitor: &Monitor) -> Option<Arc<str>> {
@@ -36,6 +40,7 @@ pub async fn run(manager: &Manager, vm: &Vm, monitor: &Monitor) -> Option<Arc<st
             why = monitor.qmp().closed() => return Some(why),
             () = tokio::time::sleep_until((manager.started + next).into()) => {}
             () = stirred(vm, (manager.started + begun + BRISK).into()), if pace.is_calm() => {}
+            () = hastened(vm, (manager.started + begun + HASTE).into()) => {}
         }
         begun = manager.started.elapsed();
         let still = step(manager, vm, monitor, &mut unplug).await;
@@ -50,6 +55,12 @@ pub async fn run(manager: &Manager, vm: &Vm, monitor: &Monitor) -> Option<Arc<st
 async fn stirred(vm: &Vm, soonest: tokio::time::Instant) {
     tokio::time::sleep_until(soonest).await;
     vm.stirred().await;
+}
+
+/// Returns once its goal was changed, no sooner than `soonest`: under pressure it may change many times a second.
+async fn hastened(vm: &Vm, soonest: tokio::time::Instant) {
+    tokio::time::sleep_until(soonest).await;
+    vm.hastened().await;
 }
 
 /// One turn. Answers whether all is as it was, and nothing is asked of it.
@@ -229,12 +240,15 @@ mod tests {
         let params = VmParams::resolve(&[], "a", size.into(), Asked::default()).unwrap();
         let vm = Vm::of_tests("a", std::env::temp_dir(), size, params);
         vm.stir();
+        vm.hasten();
         let hour = Duration::from_secs(3600);
         tokio::select! {
             biased;
             () = stirred(&vm, Instant::now() + hour) => panic!("it turns at once"),
+            () = hastened(&vm, Instant::now() + hour) => panic!("it turns at once"),
             () = tokio::task::yield_now() => {}
         }
         tokio::time::timeout(hour, stirred(&vm, Instant::now())).await.unwrap();
+        tokio::time::timeout(hour, hastened(&vm, Instant::now())).await.unwrap();
     }
 }

@@ -161,7 +161,7 @@ fn leave_alone(vm: &Vm) {
         // What it gave up does nobody any good.
         let goal = std::mem::take(&mut lock(&vm.balloon).goal);
         if !goal.is_zero() {
-            vm.stir();
+            vm.hasten();
         }
     }
 }
@@ -223,7 +223,10 @@ fn carry_out(manager: &Manager, managed: &[&Arc<Vm>], decision: &Decision, is_ne
     let vms = managed.iter().zip(seen);
     for (((vm, seen), entitlement), plan) in vms.zip(&decision.results).zip(&decision.plans) {
         let is_new = change_goal(&mut lock(&vm.balloon).goal, seen, plan.balloon_goal);
-        if is_new || is_new_state {
+        if is_new {
+            vm.hasten();
+        }
+        if is_new_state {
             vm.stir();
         }
         if let Some(paged) = &*vm.paged() {

@@ -334,8 +334,15 @@ pub struct Vm {
     pub salt_trouble: Mutex<Option<String>>,
     /// Breaks, pages looked at, and cores that this took, per second.
     pub share_rates: Rates<3>,
-    /// For its balloon's loop; see [`Vm::stir`].
+    /// For its balloon's loop.
+    bells: Bells,
+}
+
+/// See [`Vm::stir`] and [`Vm::hasten`].
+#[derive(Default)]
+struct Bells {
     stir: tokio::sync::Notify,
+    haste: tokio::sync::Notify,
 }
 
 /// Of what is booked for a VMM: it is not any more, for good.
@@ -458,7 +465,7 @@ impl Vm {
             seeks_qmp: AtomicBool::new(new.seeks_qmp),
             was_led: AtomicBool::new(false),
             share_rates: Rates::default(),
-            stir: tokio::sync::Notify::new(),
+            bells: Bells::default(),
         }
     }
 
@@ -508,11 +515,20 @@ impl Vm {
 
     /// Something is asked of its balloon, or the host has less memory: its loop is to turn soon.
     pub fn stir(&self) {
-        self.stir.notify_one();
+        self.bells.stir.notify_one();
     }
     /// Returns once it was stirred.
     pub async fn stirred(&self) {
-        self.stir.notified().await;
+        self.bells.stir.notified().await;
+    }
+
+    /// Its balloon has another goal: its loop is to turn at once.
+    pub fn hasten(&self) {
+        self.bells.haste.notify_one();
+    }
+    /// Returns once it was hastened.
+    pub async fn hastened(&self) {
+        self.bells.haste.notified().await;
     }
 
     /// Those in force.

@@ -210,7 +210,8 @@ struct Moment {
     discarded: u64,
 }
 
-/// The controller of one balloon; call [`step`](Self::step) about once a second.
+/// The controller of one balloon; call [`step`](Self::step) about once a second, and when its goal
+/// has changed.
 #[derive(Clone, Debug)]
 pub struct BalloonControl {
     config: BalloonConfig,
@@ -225,6 +226,8 @@ pub struct BalloonControl {
     moments: VecDeque<Moment>,
     /// When the command was last sent.
     sent: Duration,
+    /// When it was last changed.
+    changed: Duration,
     /// Pages per second, averaged.
     rate: Option<f64>,
 }
@@ -240,6 +243,7 @@ impl BalloonControl {
             claimed: Pages::ZERO,
             moments: VecDeque::new(),
             sent: Duration::ZERO,
+            changed: Duration::ZERO,
             rate: None,
         }
     }
@@ -296,13 +300,16 @@ impl BalloonControl {
             return self.missing(input);
         }
         let now = self.moments.back().map_or(input.now, |m| m.at.max(input.now));
-        let pace = self.moments.back().map_or(Duration::from_secs(1), |m| now - m.at);
+        let pace = self.pace(now);
         self.judge(input, now);
         self.measure(input, now);
 
         let (limit, limit_now) = self.limits(input, now);
         let previous = self.command;
-        self.command = self.next_command(input, limit_now, pace.min(MAX_PACE));
+        self.command = self.next_command(input, limit_now, pace);
+        if self.command != previous {
+            self.changed = now;
+        }
         let moment = Moment {
             at: now,
             command: self.command,
@@ -326,6 +333,13 @@ impl BalloonControl {
             short: self.short(input),
             refuted: refuted(input, self.claimed),
         }
+    }
+
+    /// For how long it may be moved now. One that was let alone is moved by a turn's worth, however soon after another
+    /// this turn comes.
+    fn pace(&self, now: Duration) -> Duration {
+        let Some(last) = self.moments.back() else { return TURN };
+        now.saturating_sub(self.changed).min((now - last.at).max(TURN)).min(MAX_PACE)
     }
 
     /// Without a driver nothing can be asked, and a driver that comes back (a guest that rebooted)
@@ -498,6 +512,8 @@ impl BalloonControl {
 
 /// Weight of the newest look in the measured rate.
 const RATE_GAIN: f64 = 0.25;
+/// Between two turns where nothing is new.
+const TURN: Duration = Duration::from_secs(1);
 /// A turn that comes late must not bring a burst.
 const MAX_PACE: Duration = Duration::from_secs(2);
 /// More are not kept; of a window that has more turns, those that follow one another closely count as one.
