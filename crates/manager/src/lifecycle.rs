@@ -779,10 +779,10 @@ mod tests {
             Pledge { promise, pool: None, rebooted: None }
         };
         let room = manager.swap.room();
-        manager.promise("ends", pledge(room)).unwrap();
+        manager.promise("ends", pledge(Pages(room.0 - room.0 / 4))).unwrap();
         let (waits, most) = (manager.clone(), Pages(room.0 / 2));
         let waits = tokio::spawn(async move { waits.claim_name("waits", pledge(most)).await });
-        tokio::time::sleep(Duration::from_millis(100)).await;
+        tokio::task::yield_now().await;
         assert!(manager.claim_name("needs none", pledge(Pages::ZERO)).await.is_ok());
         assert!(!waits.is_finished());
         manager.promise_settled("ends");

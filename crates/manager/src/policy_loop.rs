@@ -32,6 +32,9 @@ const OVERDRAWN: Duration = Duration::from_millis(20);
 /// Turns are never closer than this, however often thresholds are crossed.
 const SPACING: Duration = Duration::from_millis(5);
 
+/// A balloon's next turn comes within a second: by less than this it is not worth a turn of its own.
+const FAR: Pages = Pages::from_mib(4);
+
 /// The policy thread.
 pub fn run(manager: &Arc<Manager>) {
     let mut last = Last {
@@ -161,7 +164,7 @@ fn leave_alone(vm: &Vm) {
         // What it gave up does nobody any good.
         let goal = std::mem::take(&mut lock(&vm.balloon).goal);
         if !goal.is_zero() {
-            vm.hasten();
+            vm.stir();
         }
     }
 }
@@ -223,11 +226,11 @@ fn carry_out(manager: &Manager, managed: &[&Arc<Vm>], decision: &Decision, is_ne
     let vms = managed.iter().zip(seen);
     for (((vm, seen), entitlement), plan) in vms.zip(&decision.results).zip(&decision.plans) {
         let is_new = change_goal(&mut lock(&vm.balloon).goal, seen, plan.balloon_goal);
-        if is_new {
-            vm.hasten();
-        }
-        if is_new_state {
+        if is_new || is_new_state {
             vm.stir();
+        }
+        if is_new && is_far(seen, plan.balloon_goal) {
+            vm.hasten();
         }
         if let Some(paged) = &*vm.paged() {
             // What the pager charges to the VM leaves out its part of the common pages.
@@ -254,6 +257,11 @@ fn change_goal(goal: &mut Pages, seen: Pages, to: Pages) -> bool {
         *goal = to;
     }
     changes
+}
+
+/// Whether a goal is so far from the last one that its balloon is not left to wait for its next turn.
+fn is_far(from: Pages, to: Pages) -> bool {
+    from.0.abs_diff(to.0) >= FAR.0
 }
 
 fn millis(time: Duration) -> u64 {

@@ -335,14 +335,14 @@ pub struct Vm {
     /// Breaks, pages looked at, and cores that this took, per second.
     pub share_rates: Rates<3>,
     /// For its balloon's loop.
-    bells: Bells,
+    pub bells: Bells,
 }
 
 /// See [`Vm::stir`] and [`Vm::hasten`].
 #[derive(Default)]
-struct Bells {
-    stir: tokio::sync::Notify,
-    haste: tokio::sync::Notify,
+pub struct Bells {
+    pub stir: tokio::sync::Notify,
+    pub haste: tokio::sync::Notify,
 }
 
 /// Of what is booked for a VMM: it is not any more, for good.
@@ -517,18 +517,9 @@ impl Vm {
     pub fn stir(&self) {
         self.bells.stir.notify_one();
     }
-    /// Returns once it was stirred.
-    pub async fn stirred(&self) {
-        self.bells.stir.notified().await;
-    }
-
-    /// Its balloon has another goal: its loop is to turn at once.
+    /// Its balloon has a goal that is far from the last one: its loop is to turn at once, if the balloon is at rest.
     pub fn hasten(&self) {
         self.bells.haste.notify_one();
-    }
-    /// Returns once it was hastened.
-    pub async fn hastened(&self) {
-        self.bells.haste.notified().await;
     }
 
     /// Those in force.

@@ -358,6 +358,14 @@ async fn a_vm_that_waits_for_memory_that_will_never_come_can_be_stopped() {
             ballastd.vm("stuck").await.management.mode == Mode::Unmanaged
         })
         .await;
+    let evicted = async || ballastd.vm("stuck").await.counters.swapped_out;
+    ballastd
+        .eventually("what was being evicted has left", async || {
+            let before = evicted().await;
+            tokio::time::sleep(Duration::from_millis(1_100)).await;
+            before == evicted().await
+        })
+        .await;
     let seen = ballastd.vm("stuck").await;
     is(&seen.management, Mode::Unmanaged, "maps its RAM too");
     // All that it may take could not be promised to another; that what there is should become more is refused by nobody.

@@ -210,8 +210,8 @@ struct Moment {
     discarded: u64,
 }
 
-/// The controller of one balloon; call [`step`](Self::step) about once a second, and when its goal
-/// has changed.
+/// The controller of one balloon; call [`step`](Self::step) about once a second, and sooner
+/// where it is at rest and its goal has changed.
 #[derive(Clone, Debug)]
 pub struct BalloonControl {
     config: BalloonConfig,
