@@ -1,20 +1,18 @@
-//! The balloon of one VM, and what is unplugged beside it: about once a second its state is read, the pure controller asked, and its
+//! The balloon of one VM, and what is unplugged beside it: once a second its state is read, the pure controller asked, and its
 //! command carried out. QEMU may be frozen or lie; every call has a deadline, and nothing waits for
 //! this task.
 //!
 //! While there is memory in plenty and the balloon is empty and asked for nothing, that is done less often
-//! (`pace`). Whoever asks for something stirs it ([`Vm::stir`]), and it turns as soon as a brisk pace allows. One
-//! at rest turns to a goal that is far from the last one at once ([`Vm::hasten`]).
+//! (`pace`). Whoever asks for something stirs it ([`Vm::stir`]), and it turns as soon as a brisk pace allows.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ballast_api::GuestStats;
 use ballast_policy::unplug::{balloon_goal, together};
 use ballast_policy::{BalloonInput, BalloonOutput, State, UnplugControl, UnplugInput};
 use ballast_qemu::{Monitor, QmpError};
 use ballast_units::{Bytes, Pages};
-use tokio::time::Instant;
 
 use crate::hotplug_loop::{self, Look};
 use crate::lifecycle::LARGEST;
@@ -24,18 +22,6 @@ use crate::sync::lock;
 use crate::tools::Meter;
 use crate::vm::Vm;
 
-/// Between a turn and one for a new goal, of a balloon that was at rest.
-const HASTE: Duration = Duration::from_millis(200);
-
-/// What a turn found and did.
-#[derive(Clone, Copy, Debug)]
-struct Turn {
-    /// All is as it was, and nothing is asked of it.
-    still: bool,
-    /// All that it was asked for is done.
-    at_rest: bool,
-}
-
 /// Ends with the connection, and answers why that has ended; None: the VM has. What is known of its balloon and of what
 /// is unplugged begins anew with each.
 pub async fn run(manager: &Manager, vm: &Vm, monitor: &Monitor) -> Option<Arc<str>> {
@@ -44,56 +30,35 @@ pub async fn run(manager: &Manager, vm: &Vm, monitor: &Monitor) -> Option<Arc<st
     let mut unplug = None;
     let mut begun = manager.started.elapsed();
     let mut next = begun;
-    let mut at_rest = false;
     loop {
-        let at = |time: Duration| (manager.started + time).into();
-        let haste = at_rest.then(|| at(manager.started.elapsed() + HASTE));
-        let stir = pace.is_calm().then(|| at(begun + BRISK));
         tokio::select! {
             _ = vm.process.exited() => return None,
             why = monitor.qmp().closed() => return Some(why),
-            () = next_turn(vm, at(next), stir, haste) => {}
+            () = tokio::time::sleep_until((manager.started + next).into()) => {}
+            () = stirred(vm, (manager.started + begun + BRISK).into()), if pace.is_calm() => {}
         }
         begun = manager.started.elapsed();
-        let turn = step(manager, vm, monitor, &mut unplug).await;
-        at_rest = turn.at_rest;
+        let still = step(manager, vm, monitor, &mut unplug).await;
         meter.turn(manager, vm, monitor).await;
-        pace.note(turn.still);
+        pace.note(still);
         // QEMU may have taken long to answer.
         next = pace.next(begun, vm.id.0).max(manager.started.elapsed());
     }
 }
 
-/// Returns when it is time for a turn: at `next`, or once it was stirred or hastened, where it heeds that, no sooner than
-/// is given: a VMM may stir it without end, and under pressure goals change many times a second.
-async fn next_turn(vm: &Vm, next: Instant, stir: Option<Instant>, haste: Option<Instant>) {
-    let rung = async |soonest: Option<Instant>, bell: &tokio::sync::Notify| match soonest {
-        Some(soonest) => {
-            tokio::time::sleep_until(soonest).await;
-            bell.notified().await;
-        }
-        None => std::future::pending().await,
-    };
-    tokio::select! {
-        () = tokio::time::sleep_until(next) => {}
-        () = rung(stir, &vm.bells.stir) => {}
-        () = rung(haste, &vm.bells.haste) => {}
-    }
-    // What was asked for until now is seen to by this turn.
-    tokio::select! {
-        biased;
-        () = vm.bells.haste.notified() => {}
-        () = std::future::ready(()) => {}
-    }
+/// Returns once it was stirred, no sooner than `soonest`: a VMM may stir it without end.
+async fn stirred(vm: &Vm, soonest: tokio::time::Instant) {
+    tokio::time::sleep_until(soonest).await;
+    vm.stirred().await;
 }
 
-/// One turn.
+/// One turn. Answers whether all is as it was, and nothing is asked of it.
 async fn step(
     manager: &Manager,
     vm: &Vm,
     monitor: &Monitor,
     unplug: &mut Option<UnplugControl>,
-) -> Turn {
+) -> bool {
     let seen = see(vm, monitor).await;
     let config = manager.config().balloon;
     if let Some(look) = &seen.hotplug {
@@ -120,12 +85,9 @@ async fn step(
             tracing::debug!(vm = vm.name, "balloon to {size}: {e}");
         }
     }
-    let is_high = manager.decision().is_some_and(|(_, decision)| decision.state == State::High);
-    let has_it = seen.reported == Some(lock(&vm.balloon).commanded);
-    Turn {
-        still: still && settled && is_high,
-        at_rest: output.command.is_none() && settled && has_it,
-    }
+    still
+        && settled
+        && manager.decision().is_some_and(|(_, decision)| decision.state == State::High)
 }
 
 /// The size of its balloon, as QEMU says.
@@ -161,7 +123,7 @@ async fn see(vm: &Vm, monitor: &Monitor) -> Seen {
     let stats = told.unwrap_or_else(|_| lock(&vm.balloon).stats_now());
     let reported = size(vm, monitor).await.ok();
     if let Some(age_s) = age_s {
-        lock(&vm.driver).has_told(age_s, std::time::Instant::now());
+        lock(&vm.driver).has_told(age_s, Instant::now());
     }
     let hotplug = hotplug_loop::look(vm, monitor).await;
     // After the look: what is unplugged is given up before it is out of the VMM's books.
@@ -246,7 +208,7 @@ fn note(
     balloon.held = reported.or(balloon.held);
     if stats.is_some() {
         balloon.stats = stats;
-        balloon.stats_at = std::time::Instant::now();
+        balloon.stats_at = Instant::now();
     }
     if let Some(size) = output.command {
         balloon.commanded = size;
@@ -259,47 +221,20 @@ fn note(
 mod tests {
     use super::*;
     use crate::vm::{Asked, VmParams};
-
-    /// Of a VM whose loop heeds a stir, or haste, from these moments on: whether it turns now.
-    async fn turns(vm: &Vm, stir: Option<Instant>, haste: Option<Instant>) -> bool {
-        let later = Instant::now() + HOUR;
-        tokio::select! {
-            biased;
-            () = next_turn(vm, later, stir, haste) => true,
-            () = tokio::time::sleep(Duration::from_millis(20)) => false,
-        }
-    }
-
-    const HOUR: Duration = Duration::from_secs(3600);
-
-    fn vm() -> Arc<Vm> {
-        let size = Pages(4);
-        let params = VmParams::resolve(&[], "a", size.into(), Asked::default()).unwrap();
-        Vm::of_tests("a", std::env::temp_dir(), size, params)
-    }
+    use tokio::time::Instant;
 
     #[tokio::test]
     async fn a_stir_is_obeyed_no_sooner_than_the_pace_allows_and_not_lost_until_then() {
-        let (vm, now) = (vm(), Instant::now());
+        let size = Pages(4);
+        let params = VmParams::resolve(&[], "a", size.into(), Asked::default()).unwrap();
+        let vm = Vm::of_tests("a", std::env::temp_dir(), size, params);
         vm.stir();
-        assert!(!turns(&vm, None, None).await, "a brisk one");
-        assert!(!turns(&vm, Some(now + HOUR), None).await, "at once");
-        assert!(turns(&vm, Some(now), None).await);
-        assert!(!turns(&vm, Some(now), None).await, "twice");
-    }
-
-    #[tokio::test]
-    async fn a_balloon_at_rest_turns_to_a_new_goal_and_no_other_does() {
-        let (vm, now) = (vm(), Instant::now());
-        vm.hasten();
-        assert!(!turns(&vm, Some(now), None).await, "one that has something to do");
-        assert!(!turns(&vm, None, Some(now + HOUR)).await, "at once");
-        assert!(turns(&vm, None, Some(now)).await);
-        assert!(!turns(&vm, None, Some(now)).await, "twice");
-        // A turn that comes for another reason sees to it, too.
-        vm.hasten();
-        vm.stir();
-        assert!(turns(&vm, Some(now), None).await);
-        assert!(!turns(&vm, None, Some(now)).await, "it was seen to");
+        let hour = Duration::from_secs(3600);
+        tokio::select! {
+            biased;
+            () = stirred(&vm, Instant::now() + hour) => panic!("it turns at once"),
+            () = tokio::task::yield_now() => {}
+        }
+        tokio::time::timeout(hour, stirred(&vm, Instant::now())).await.unwrap();
     }
 }

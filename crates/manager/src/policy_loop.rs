@@ -32,9 +32,6 @@ const OVERDRAWN: Duration = Duration::from_millis(20);
 /// Turns are never closer than this, however often thresholds are crossed.
 const SPACING: Duration = Duration::from_millis(5);
 
-/// A balloon's next turn comes within a second: by less than this it is not worth a turn of its own.
-const FAR: Pages = Pages::from_mib(4);
-
 /// The policy thread.
 pub fn run(manager: &Arc<Manager>) {
     let mut last = Last {
@@ -229,9 +226,6 @@ fn carry_out(manager: &Manager, managed: &[&Arc<Vm>], decision: &Decision, is_ne
         if is_new || is_new_state {
             vm.stir();
         }
-        if is_new && is_far(seen, plan.balloon_goal) {
-            vm.hasten();
-        }
         if let Some(paged) = &*vm.paged() {
             // What the pager charges to the VM leaves out its part of the common pages.
             let part = paged.shared_part();
@@ -257,11 +251,6 @@ fn change_goal(goal: &mut Pages, seen: Pages, to: Pages) -> bool {
         *goal = to;
     }
     changes
-}
-
-/// Whether a goal is so far from the last one that its balloon is not left to wait for its next turn.
-fn is_far(from: Pages, to: Pages) -> bool {
-    from.0.abs_diff(to.0) >= FAR.0
 }
 
 fn millis(time: Duration) -> u64 {

@@ -15,18 +15,14 @@ use crate::manager::Manager;
 use crate::sync::lock;
 use crate::vm::Vm;
 
-/// Turns of the balloon's loop, of a second or more, between two looks.
+/// Turns of the balloon's loop, a second each, between two looks.
 const EVERY: u32 = 2;
-/// The shortest time between two. The loop may turn in between, and what a guest tells it tells once a second.
-const APART: Duration = Duration::from_millis(1_800);
 
 /// One VM's, in its balloon's loop.
 #[derive(Debug)]
 pub struct Meter {
     control: ToolControl,
-    /// Since the last look, and when that was.
     turns: u32,
-    looked: Duration,
     /// None: not asked yet, or not told.
     kvm: Option<bool>,
     last: Option<Sources>,
@@ -74,7 +70,6 @@ impl Meter {
         Meter {
             control: ToolControl::new(order),
             turns: 0,
-            looked: Duration::ZERO,
             kvm: None,
             last: None,
             reads: 0,
@@ -85,11 +80,9 @@ impl Meter {
     /// One turn.
     pub async fn turn(&mut self, manager: &Manager, vm: &Vm, monitor: &Monitor) {
         self.turns += 1;
-        let now = manager.started.elapsed();
-        if self.turns < EVERY || now < self.looked + APART {
+        if !self.turns.is_multiple_of(EVERY) {
             return;
         }
-        (self.turns, self.looked) = (0, now);
         if self.kvm.is_none() {
             self.kvm = monitor.has_kvm().await.ok();
         }

@@ -334,15 +334,8 @@ pub struct Vm {
     pub salt_trouble: Mutex<Option<String>>,
     /// Breaks, pages looked at, and cores that this took, per second.
     pub share_rates: Rates<3>,
-    /// For its balloon's loop.
-    pub bells: Bells,
-}
-
-/// See [`Vm::stir`] and [`Vm::hasten`].
-#[derive(Default)]
-pub struct Bells {
-    pub stir: tokio::sync::Notify,
-    pub haste: tokio::sync::Notify,
+    /// For its balloon's loop; see [`Vm::stir`].
+    stir: tokio::sync::Notify,
 }
 
 /// Of what is booked for a VMM: it is not any more, for good.
@@ -465,7 +458,7 @@ impl Vm {
             seeks_qmp: AtomicBool::new(new.seeks_qmp),
             was_led: AtomicBool::new(false),
             share_rates: Rates::default(),
-            bells: Bells::default(),
+            stir: tokio::sync::Notify::new(),
         }
     }
 
@@ -515,11 +508,11 @@ impl Vm {
 
     /// Something is asked of its balloon, or the host has less memory: its loop is to turn soon.
     pub fn stir(&self) {
-        self.bells.stir.notify_one();
+        self.stir.notify_one();
     }
-    /// Its balloon has a goal that is far from the last one: its loop is to turn at once, if the balloon is at rest.
-    pub fn hasten(&self) {
-        self.bells.haste.notify_one();
+    /// Returns once it was stirred.
+    pub async fn stirred(&self) {
+        self.stir.notified().await;
     }
 
     /// Those in force.

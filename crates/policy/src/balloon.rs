@@ -210,8 +210,7 @@ struct Moment {
     discarded: u64,
 }
 
-/// The controller of one balloon; call [`step`](Self::step) about once a second, and sooner
-/// where it is at rest and its goal has changed.
+/// The controller of one balloon; call [`step`](Self::step) about once a second.
 #[derive(Clone, Debug)]
 pub struct BalloonControl {
     config: BalloonConfig,
@@ -226,8 +225,6 @@ pub struct BalloonControl {
     moments: VecDeque<Moment>,
     /// When the command was last sent.
     sent: Duration,
-    /// When it was last changed.
-    changed: Duration,
     /// Pages per second, averaged.
     rate: Option<f64>,
 }
@@ -243,7 +240,6 @@ impl BalloonControl {
             claimed: Pages::ZERO,
             moments: VecDeque::new(),
             sent: Duration::ZERO,
-            changed: Duration::ZERO,
             rate: None,
         }
     }
@@ -300,16 +296,13 @@ impl BalloonControl {
             return self.missing(input);
         }
         let now = self.moments.back().map_or(input.now, |m| m.at.max(input.now));
-        let pace = self.pace(now);
+        let pace = self.moments.back().map_or(Duration::from_secs(1), |m| now - m.at);
         self.judge(input, now);
         self.measure(input, now);
 
         let (limit, limit_now) = self.limits(input, now);
         let previous = self.command;
-        self.command = self.next_command(input, limit_now, pace);
-        if self.command != previous {
-            self.changed = now;
-        }
+        self.command = self.next_command(input, limit_now, pace.min(MAX_PACE));
         let moment = Moment {
             at: now,
             command: self.command,
@@ -333,13 +326,6 @@ impl BalloonControl {
             short: self.short(input),
             refuted: refuted(input, self.claimed),
         }
-    }
-
-    /// For how long it may be moved now. One that was let alone is moved by a turn's worth, however soon after another
-    /// this turn comes.
-    fn pace(&self, now: Duration) -> Duration {
-        let Some(last) = self.moments.back() else { return TURN };
-        now.saturating_sub(self.changed).min((now - last.at).max(TURN)).min(MAX_PACE)
     }
 
     /// Without a driver nothing can be asked, and a driver that comes back (a guest that rebooted)
@@ -512,8 +498,6 @@ impl BalloonControl {
 
 /// Weight of the newest look in the measured rate.
 const RATE_GAIN: f64 = 0.25;
-/// Between two turns where nothing is new.
-const TURN: Duration = Duration::from_secs(1);
 /// A turn that comes late must not bring a burst.
 const MAX_PACE: Duration = Duration::from_secs(2);
 /// More are not kept; of a window that has more turns, those that follow one another closely count as one.

@@ -4,8 +4,6 @@ use super::*;
 
 #[path = "balloon_tests/memory.rs"]
 mod memory;
-#[path = "balloon_tests/turns.rs"]
-mod turns;
 
 const SIZE: Pages = Pages::from_mib(256);
 const GOAL: Pages = Pages::from_mib(100);
@@ -108,6 +106,22 @@ fn inflates_at_its_rate_and_deflates_faster() {
     assert_eq!(g.second(FAST).command, None, "nothing new to say");
     g.input.goal = Pages::ZERO;
     assert_eq!(g.second(FAST).command, Some(Pages::ZERO), "100 MiB back in one second");
+}
+
+#[test]
+fn late_turns_bring_no_burst_and_time_does_not_run_backwards() {
+    let mut g = Guest::new();
+    g.input.goal = SIZE;
+    g.used = Pages::ZERO;
+    g.second(FAST);
+    g.input.now += Duration::from_secs(3600);
+    let out = g.second(FAST);
+    assert_eq!(out.command, Some(BalloonConfig::default().cap(SIZE)));
+    let mut g = Guest::new();
+    g.input.now = Duration::from_secs(100);
+    g.second(FAST);
+    g.input.now = Duration::from_secs(5);
+    assert_eq!(g.second(FAST).command, None, "no time has passed");
 }
 
 #[test]
