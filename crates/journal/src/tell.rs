@@ -196,7 +196,7 @@ pub fn ended(outcome: &Outcome, names: &Names) -> String {
             "{name} came from {from} down to the {leave} that were to be left of it {took} after it was asked first."
         ),
         (Aim::Reclaim { leave, .. }, End::Dropped) => format!(
-            "{took} after it was asked first, {name} had {now} instead of {leave} and was asked no more: the host had no need."
+            "{took} after it was asked first, {name} had {now} instead of {leave} and was asked no more."
         ),
         (Aim::Grow { target, .. }, End::Reached) => {
             format!("{name} had its target of {target} {took} after its balloon was let down.")

@@ -95,13 +95,17 @@ impl Decision {
     }
 
     fn host_step(&self) -> String {
+        let Snapshot { free, room, .. } = self.snapshot;
+        let enough = self.snapshot.thresholds.lower_edge(State::High) + room;
         let meaning = match self.state {
+            State::High if free < enough && !room.is_zero() => {
+                "what VMs that start lack is reclaimed as in soft"
+            }
             State::High => "nothing needs to be reclaimed",
             State::Soft => "balloons reclaim, and paging where a balloon cannot",
             State::Hard => "paging reclaims beside the balloons",
             State::Low => "paging reclaims, and VMs above target wait at their next allocation",
         };
-        let Snapshot { free, room, .. } = self.snapshot;
         let goal = self.snapshot.thresholds.goal() + room;
         let aim = if free < goal {
             format!("{} short of the {goal} it aims for", goal - free)

@@ -196,6 +196,17 @@ fn a_change_of_state_is_named_as_the_cause() {
 }
 
 #[test]
+fn in_plenty_it_is_told_whether_anything_is_reclaimed_for_starts() {
+    let d = decide(200, State::High, 100, vec![demand(0, 0, 100)], 50);
+    let says = |room: Pages, what: &str| text(&with(&d, |s| s.room = room), 0).contains(what);
+    let (nothing, starts) = ("nothing needs to be reclaimed", "what VMs that start lack");
+    assert!(says(Pages::ZERO, nothing) && !says(Pages::ZERO, starts));
+    assert!(says(Pages::from_mib(10), nothing));
+    let much = Pages::from_mib(300);
+    assert!(says(much, starts) && !says(much, nothing));
+}
+
+#[test]
 fn what_is_missing_and_what_there_is_for_all_is_told_to_the_page() {
     let d = decide(300, State::High, 30, vec![demand(0, 200, 10), demand(1, 100, 256)], 100);
     let goal = d.snapshot.thresholds.goal();

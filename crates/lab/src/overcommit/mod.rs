@@ -224,7 +224,7 @@ impl Host {
     /// New events with the number of their guest. A guest's trouble is an error.
     async fn poll(&mut self) -> Result<Vec<(usize, Event)>> {
         match self {
-            Host::Ours(host) => host.poll(),
+            Host::Ours(host) => host.poll().await,
             Host::Peer(host) => host.poll().await,
         }
     }

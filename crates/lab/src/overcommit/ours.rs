@@ -1,13 +1,14 @@
 //! Guests under Ballast, all of one salt.
 
-use std::time::Duration;
+use std::fmt::Write;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use ballast_api::{HostChange, Salt, VmView};
 use ballast_qemu::proc_text;
 use ballast_units::Bytes;
 
-use super::{Plan, Reclaimed, Side, warm_up};
+use super::{Load, Plan, Reclaimed, Side, warm_up};
 use crate::console::{Event, Story};
 use crate::experiments::stage::Stage;
 use crate::guest::Guest;
@@ -18,9 +19,14 @@ const SALT: &str = "overcommit";
 /// The default is 30 s; steps here take less than three of those.
 const SAMPLE_PERIOD: Duration = Duration::from_secs(10);
 
+/// Guests that serve somebody tell every two seconds what they did. One that is silent for so long is held up, or lost.
+const SILENCE: Duration = Duration::from_secs(30);
+
 /// One manager, with a guest for each load.
 pub struct Ours {
     stage: Stage,
+    /// When each guest that serves somebody told something last.
+    heard: Vec<Option<Instant>>,
 }
 
 impl Ours {
@@ -55,12 +61,37 @@ impl Ours {
             }
         }
         stage.wait_for_boot().await?;
-        Ok(Ours { stage })
+        let serves = |load: &Load| (load.asked > 0.0).then(Instant::now);
+        Ok(Ours { stage, heard: plan.guests.iter().map(serves).collect() })
     }
 
-    /// Err: a guest's trouble, or the manager has ended.
-    pub fn poll(&mut self) -> Result<Vec<(usize, Event)>> {
-        self.stage.poll()
+    /// Err: a guest's trouble, or its silence, or the manager has ended.
+    pub async fn poll(&mut self) -> Result<Vec<(usize, Event)>> {
+        let events = self.stage.poll()?;
+        for (guest, _) in &events {
+            self.heard[*guest] = self.heard[*guest].map(|_| Instant::now());
+        }
+        if let Some(guest) = silent(&self.heard, Instant::now()) {
+            bail!("silent for {} s: {}", SILENCE.as_secs(), self.what_it_does(guest).await);
+        }
+        Ok(events)
+    }
+
+    /// What a guest has, where the threads of its VMM wait, and the end of its console.
+    async fn what_it_does(&self, guest: usize) -> String {
+        let (name, console) = &self.stage.guests[guest];
+        let mut text = name.clone();
+        let vm = self.stage.manager.client().vm(name).await;
+        let _ = writeln!(text, " {vm:?}");
+        let pid = vm.ok().and_then(|vm| vm.pid);
+        let threads = pid.map(|pid| std::fs::read_dir(format!("/proc/{pid}/task")));
+        for thread in threads.and_then(Result::ok).into_iter().flatten().flatten() {
+            let read = |name| std::fs::read_to_string(thread.path().join(name)).unwrap_or_default();
+            let _ =
+                writeln!(text, "  {} in {}: {}", read("comm").trim(), read("wchan"), read("stat"));
+        }
+        let _ = writeln!(text, "{}\n{}", console.tail(5), self.stage.manager.last_words());
+        text
     }
 
     /// In the order of the plan's guests.
@@ -126,6 +157,11 @@ impl Ours {
     }
 }
 
+/// One that has told nothing for too long by `now`.
+fn silent(heard: &[Option<Instant>], now: Instant) -> Option<usize> {
+    heard.iter().position(|at| at.is_some_and(|at| now.saturating_duration_since(at) > SILENCE))
+}
+
 /// A VMM's own memory. The copies of shared pages are anonymous, too, but the guest's.
 fn own(vm: &VmView) -> Result<Bytes> {
     let pid = vm.pid.with_context(|| format!("{} has no process", vm.name))?;
@@ -144,6 +180,15 @@ fn own_by(status: &str) -> Option<Bytes> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_that_tells_nothing_is_found_and_one_that_serves_nobody_is_not_asked() {
+        let now = Instant::now();
+        let later = now + SILENCE + Duration::from_secs(1);
+        assert_eq!(silent(&[Some(now), None], now + SILENCE), None);
+        assert_eq!(silent(&[None, Some(later), Some(now)], later), Some(2));
+        assert_eq!(silent(&[None, Some(later)], later), None);
+    }
 
     #[test]
     fn a_vmms_own_memory_is_told_without_its_guests() {
