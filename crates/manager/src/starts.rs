@@ -95,7 +95,9 @@ impl Starts {
         // Those that are there already come before all.
         let mut ahead = Pages(self.wanted.load(Ordering::Relaxed));
         for start in starts.iter() {
-            let room = start.room(consumed(&start.name));
+            // Of those that are no VMs yet it is not asked: each waiting start asks for all, many times a second.
+            let has = start.begun.map_or(Pages::ZERO, |_| consumed(&start.name));
+            let room = start.room(has);
             if name == Some(&start.name) {
                 return (ahead, room);
             }
