@@ -16,7 +16,7 @@ pub struct Change {
     pub text: String,
 }
 
-/// A target that moves by less than this part of the VM's size is not told.
+/// A target that has moved by no more than this part of the VM's size since it was told last is not told.
 const TARGET_STEP: u64 = 64;
 
 struct Row<'a> {
@@ -35,8 +35,12 @@ fn rows(decision: &Decision) -> impl Iterator<Item = Row<'_>> {
         .map(|((vm, result), plan)| Row { vm, target: result.target, plan })
 }
 
-/// All that changed and is worth a line; VMs in the order of the decision.
-pub fn changes(before: &Decision, now: &Decision, names: &Names) -> Vec<Change> {
+/// The targets of VMs as they were told last, or first seen: one that drifts is told of, too.
+#[derive(Clone, Debug, Default)]
+pub struct Told(HashMap<VmId, Pages>);
+
+/// All that changed and is worth a line; VMs in the order of the decision. `told` goes from turn to turn.
+pub fn changes(before: &Decision, now: &Decision, names: &Names, told: &mut Told) -> Vec<Change> {
     let mut found = Vec::new();
     let mut say = |vm: Option<VmId>, text: String| found.push(Change { vm, text });
     if before.state != now.state {
@@ -63,8 +67,10 @@ pub fn changes(before: &Decision, now: &Decision, names: &Names) -> Vec<Change> 
         for text in parameters(was.vm, row.vm) {
             say(Some(id), format!("{name}: {text}"));
         }
-        if row.target.0.abs_diff(was.target.0) * TARGET_STEP > row.vm.size.0 {
-            say(Some(id), format!("{name}: target {} -> {}", was.target, row.target));
+        let last = told.0.entry(id).or_insert(was.target);
+        if row.target.0.abs_diff(last.0).saturating_mul(TARGET_STEP) > row.vm.size.0 {
+            say(Some(id), format!("{name}: target {last} -> {}", row.target));
+            *last = row.target;
         }
         if let Some(text) = orders(was.plan, row.plan) {
             say(Some(id), format!("{name}: {text}"));
@@ -73,6 +79,7 @@ pub fn changes(before: &Decision, now: &Decision, names: &Names) -> Vec<Change> 
     let mut left: Vec<VmId> = old.into_keys().collect();
     left.sort_unstable();
     for id in left {
+        told.0.remove(&id);
         say(
             Some(id),
             format!(

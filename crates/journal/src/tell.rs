@@ -8,7 +8,7 @@ use ballast_api::{JournalPage, TurnView, Why};
 use ballast_policy::{Decision, Reason, State};
 use ballast_units::VmId;
 
-use crate::changes::changes;
+use crate::changes::{Told, changes};
 use crate::date::utc;
 use crate::outcome::{Aim, End, Outcome, UnderWay, is_let_down};
 use crate::reader::{Reader, Sourced, Trouble};
@@ -323,7 +323,9 @@ impl Begin {
             self.turn.names = names.into();
         }
         let before = before.map(|last| (&last.decision, last.n));
-        if let Some(mut view) = view(&self.turn, &self.decision, before, query) {
+        // A drift is followed within one segment.
+        let told = &mut Told::default();
+        if let Some(mut view) = view(&self.turn, &self.decision, before, query, told) {
             view.repeats = self.repeats;
             page.turns.insert(0, view);
         }
@@ -346,6 +348,7 @@ fn list_segment(reader: &mut Reader, query: &Query) -> Result<Listed, TellError>
     let mut listed = Listed::default();
     // What the turn before was listed as, if it was.
     let mut open = Open::None;
+    let mut told = Told::default();
     for turn in reader {
         listed.seen = true;
         let at_ms = turn.moment.at_ms;
@@ -371,7 +374,7 @@ fn list_segment(reader: &mut Reader, query: &Query) -> Result<Listed, TellError>
             let (turn, decision) = (turn.clone(), decision.clone());
             listed.begin = Some(Begin { turn, decision, repeats: 0 });
             open = Open::Begin;
-        } else if wanted && let Some(view) = view(&turn, &decision, before, query) {
+        } else if wanted && let Some(view) = view(&turn, &decision, before, query, &mut told) {
             listed.turns.push(view);
             open = Open::Last;
         }
@@ -397,6 +400,7 @@ fn view(
     decision: &Decision,
     before: Option<(&Decision, u64)>,
     query: &Query,
+    told: &mut Told,
 ) -> Option<TurnView> {
     let concerns = |id: Option<VmId>| match (&query.vm, id) {
         (None, _) => true,
@@ -410,7 +414,7 @@ fn view(
             if lost > 0 && query.vm.is_none() {
                 said.push(format!("{lost} turns before it were not recorded"));
             }
-            let changed = changes(before, decision, &turn.names);
+            let changed = changes(before, decision, &turn.names, told);
             said.extend(changed.into_iter().filter(|c| concerns(c.vm)).map(|c| c.text));
         }
         None if turn.moment.n == 1 && query.vm.is_none() => {

@@ -70,7 +70,8 @@ fn a_node_that_runs_short_and_recovers_is_told() {
     let (calm, short) = (at(100, State::High), at(3, State::High));
     let again = at(100, State::Hard);
     let texts = |before, now| {
-        let changes = crate::changes::changes(before, now, &crate::turn::Names::new());
+        let (names, mut told) = (crate::turn::Names::new(), crate::changes::Told::default());
+        let changes = crate::changes::changes(before, now, &names, &mut told);
         changes.into_iter().map(|change| change.text).collect::<Vec<_>>()
     };
     let said = texts(&calm, &short);
@@ -81,6 +82,40 @@ fn a_node_that_runs_short_and_recovers_is_told() {
     let step = steps.iter().find(|step| step.contains("bound to node 1")).unwrap();
     assert!(step.contains("its state is hard"), "{step}");
     assert!(!short.explain(VmId(2), |id| format!("{id}")).1.iter().any(|s| s.contains("node 1")));
+}
+
+/// By little in each turn.
+#[test]
+fn a_target_that_drifts_is_told_of_as_one_that_moves() {
+    let at = |shares: u64| {
+        let mut first = vm(1, 100, 256);
+        first["demand"]["shares"] = json!(shares);
+        decide(snapshot("period", "high", 256, &[first, vm(2, 100, 256)]))
+    };
+    let (mut told, names) = (crate::changes::Told::default(), crate::turn::Names::new());
+    let turns: Vec<Decision> = (0..60).map(|i| at(2_560 + i * 16)).collect();
+    let target = |decision: &Decision| decision.results[0].target;
+    let size = turns[0].snapshot.vms[0].size;
+    let mut lines = Vec::new();
+    for pair in turns.windows(2) {
+        let step = target(&pair[1]).0.abs_diff(target(&pair[0]).0);
+        assert!(step * 64 <= size.0, "told at once: {step}");
+        let changes = crate::changes::changes(&pair[0], &pair[1], &names, &mut told);
+        lines.extend(
+            changes.into_iter().filter(|c| c.vm == Some(VmId(1)) && c.text.contains("target")),
+        );
+    }
+    let moved = target(turns.last().unwrap()).0.abs_diff(target(&turns[0]).0);
+    assert!(moved * 64 > size.0 * 2, "{moved} of {size}");
+    // Each line goes on where the one before it ended, and less than a step is left untold.
+    assert!(lines.len() as u64 >= 2, "{lines:?}");
+    let ends = |line: &crate::changes::Change| -> (String, String) {
+        let (_, both) = line.text.split_once("target ").unwrap();
+        let (from, to) = both.split_once(" -> ").unwrap();
+        (from.into(), to.into())
+    };
+    assert!(lines.windows(2).all(|pair| ends(&pair[0]).1 == ends(&pair[1]).0), "{lines:?}");
+    assert_eq!(ends(&lines[0]).0, target(&turns[0]).to_string());
 }
 
 #[test]

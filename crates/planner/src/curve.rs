@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::Question;
 use crate::history::{History, Slot};
-use crate::series::{Tally, block_len, correlation_time, draw, quantile, upper_limit};
+use crate::series::{Tally, block_len, correlation_time, draw, quantile, upper_limit, vouched};
 
 /// One point of the curve.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -115,21 +115,4 @@ fn drawn(seed: u64, hosts: &[Host], ranks: usize, risks: &[f64]) -> Vec<Vec<usiz
         tally.quantiles(risks)
     };
     (0..DRAWS).map(|_| one()).collect()
-}
-
-/// The largest factor whose risk is, with `confidence`, no larger than `risk`.
-fn vouched(sorted: &[f64], looks: f64, risk: f64, confidence: f64) -> Option<f64> {
-    let n = sorted.len();
-    // At the factor of place k, k slots are short.
-    let fits = |k: usize| upper_limit(k as f64 * looks / n as f64, looks, confidence) <= risk;
-    if !fits(0) {
-        return None;
-    }
-    let (mut good, mut bad) = (0, n);
-    while bad - good > 1 {
-        let middle = usize::midpoint(good, bad);
-        if fits(middle) { good = middle } else { bad = middle }
-    }
-    // As many slots may lie at one factor: the first place of it counts.
-    Some(sorted[good])
 }

@@ -18,7 +18,7 @@ use serde::Serialize;
 
 use crate::Question;
 use crate::history::{History, Slot};
-use crate::series::{Tally, block_len, correlation_time, draw, quantile};
+use crate::series::{Tally, block_len, correlation_time, draw, quantile, vouched};
 
 /// VMs that fit.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -27,8 +27,9 @@ pub struct Fit {
     pub now: u64,
     /// That fit at the risk asked for, with the band of the confidence asked for.
     pub vms: u64,
-    /// The least that the record vouches for.
-    pub low: u64,
+    /// The largest number that the record vouches for: with the confidence asked for, no more than the risk asked for is
+    /// run with so many. None where the record is too short to tell.
+    pub low: Option<u64>,
     /// The most that it allows.
     pub high: u64,
     /// The factor with so many, sum of sizes / budget.
@@ -80,20 +81,24 @@ pub fn fit(question: &Question, history: &History) -> Fit {
     let vms = at_risk(&mut (0..slots.len()));
     let means: Vec<f64> =
         held.iter().map(|h| h.iter().sum::<usize>() as f64 / h.len() as f64).collect();
-    let block = block_len(correlation_time(&means));
+    let time = correlation_time(&means);
+    let block = block_len(time);
     let mut again: Vec<f64> = (0..BAND_DRAWS)
         .map(|_| at_risk(&mut draw(&mut rng, slots.len(), block).into_iter()) as f64)
         .collect();
     again.sort_by(f64::total_cmp);
-    let (low, high) = (
-        quantile(&again, 1.0 - question.confidence) as u64,
-        quantile(&again, question.confidence) as u64,
-    );
+    let low = quantile(&again, 1.0 - question.confidence);
+    let high = quantile(&again, question.confidence) as u64;
+    let mut all: Vec<f64> = held.iter().flatten().map(|&n| n as f64).collect();
+    all.sort_by(f64::total_cmp);
+    // A slot is one look, however often it was drawn from.
+    let looks = slots.len() as f64 / time;
+    let low = vouched(&all, looks, question.risk, question.confidence).map(|v| v.min(low) as u64);
     let facts = history.facts();
     Fit {
         now: slots.last().map_or(0, |slot| slot.needs.len() as u64),
         vms,
-        low: low.min(vms),
+        low: low.map(|low| low.min(vms)),
         high: high.max(vms),
         factor: vms as f64 * facts.size_mean as f64 / facts.budget.max(1) as f64,
         correlation: correlation.unwrap_or(1.0),

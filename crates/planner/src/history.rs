@@ -37,6 +37,11 @@ impl Demand {
     }
 }
 
+/// A plan holds no more slices of a host than two years of minutes, nor more needs than a year of 120 VMs has, of 16 bytes
+/// each: a crafted journal repeats a turn over and over for a few bytes.
+const MOST_SLOTS: usize = 1 << 20;
+const MOST_NEEDS: usize = 1 << 26;
+
 /// One slice of time of one host. Pages.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Slot {
@@ -141,7 +146,8 @@ impl History {
     /// Reads the record of one host.
     ///
     /// # Errors
-    /// When the journal cannot be read, or no VM ran then. What is lost of it is noted.
+    /// When the journal cannot be read, no VM ran then, or it has more slices than a plan can hold. What is lost of it is
+    /// noted.
     pub fn read(path: &Path, span: Span) -> Result<History, PlanError> {
         let mut reader = Reader::open(path)?;
         if let Some(since) = span.since_ms {
@@ -150,6 +156,7 @@ impl History {
         let mut history = History { slot_ms: span.slot_ms, ..History::default() };
         let mut ids: HashMap<String, usize> = HashMap::new();
         let mut last: Option<Decision> = None;
+        let mut needs = 0;
         for turn in reader.by_ref() {
             let at = turn.moment.at_ms;
             if span.until_ms.is_some_and(|until| at > until) {
@@ -173,7 +180,9 @@ impl History {
                 (*ids.entry(name).or_insert(next), vm)
             });
             let vms: Vec<(usize, &VmState)> = vms.collect();
-            history.add(at / span.slot_ms.max(1), decision, &vms, span.demand);
+            needs += history.add(at / span.slot_ms.max(1), decision, &vms, span.demand);
+            too_many(history.slots.len(), needs, (MOST_SLOTS, MOST_NEEDS))
+                .map_err(|what| PlanError::Large { path: path.to_owned(), what })?;
         }
         history.vms = vec![String::new(); ids.len()];
         for (name, i) in ids {
@@ -187,12 +196,20 @@ impl History {
         Ok(history)
     }
 
-    fn add(&mut self, number: u64, decision: &Decision, vms: &[(usize, &VmState)], demand: Demand) {
+    /// How many VMs are new in their slot.
+    fn add(
+        &mut self,
+        number: u64,
+        decision: &Decision,
+        vms: &[(usize, &VmState)],
+        demand: Demand,
+    ) -> usize {
         // A clock that was set back goes on in the slot that it left.
         if self.slots.last().is_none_or(|last| last.number < number) {
             self.slots.push(Slot { number, ..Slot::default() });
         }
-        let Some(slot) = self.slots.last_mut() else { return };
+        let Some(slot) = self.slots.last_mut() else { return 0 };
+        let before = slot.needs.len();
         let snapshot = &decision.snapshot;
         for (i, vm) in vms {
             let need = demand.of(vm, decision.state);
@@ -209,6 +226,7 @@ impl History {
         slot.budget = snapshot.budget.0;
         slot.goal = snapshot.thresholds.goal().0.min(snapshot.budget.0);
         slot.was_short |= decision.state != State::High;
+        slot.needs.len() - before
     }
 
     /// What it holds, for people.
@@ -238,9 +256,28 @@ impl History {
     }
 }
 
+/// What there is too much of, if there is.
+fn too_many(slots: usize, needs: usize, most: (usize, usize)) -> Result<(), String> {
+    if slots > most.0 {
+        return Err(format!("it has more than {} slices of time", most.0));
+    }
+    if needs > most.1 {
+        return Err(format!("its slices of time have more than {} needs of VMs", most.1));
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_record_of_more_slices_than_a_plan_can_hold_is_refused() {
+        let most = (3, 7);
+        assert_eq!(too_many(3, 7, most), Ok(()));
+        assert!(too_many(4, 7, most).unwrap_err().contains("more than 3 slices"));
+        assert!(too_many(3, 8, most).unwrap_err().contains("more than 7 needs"));
+    }
 
     #[test]
     fn a_slot_whose_factor_is_nothing_tells_nothing() {

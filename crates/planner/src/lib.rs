@@ -40,6 +40,8 @@ pub enum PlanError {
     Segment { path: PathBuf, what: SegmentError },
     #[error("journal {}: no VM ran in the time that was asked for{}", .path.display(), not_read(.notes))]
     Empty { path: PathBuf, notes: Vec<String> },
+    #[error("journal {}: {what}: longer slices (--slot) or less time (--since, --until) do", .path.display())]
+    Large { path: PathBuf, what: String },
     #[error("plot: {0}")]
     Plot(String),
 }

@@ -86,13 +86,15 @@ fn fit(fit: &Fit, risk: f64) -> String {
         std::cmp::Ordering::Equal => "as many as now".to_owned(),
         std::cmp::Ordering::Less => format!("{} FEWER than now", fit.now - fit.vms),
     };
+    let band = match fit.low {
+        Some(low) => format!("{low} to {}", fit.high),
+        None => format!("at most {}, and at least nobody can say", fit.high),
+    };
     format!(
-        "  its memory holds {least}{} VMs like these at {}: {more} ({} to {}; factor {:.2})\n  \
+        "  its memory holds {least}{} VMs like these at {}: {more} ({band}; factor {:.2})\n  \
          correlation between VMs {:.2}: an added one is in step with the others with probability {:.2}\n",
         fit.vms,
         asked_for(risk),
-        fit.low,
-        fit.high,
         fit.factor,
         fit.correlation,
         fit.in_step,

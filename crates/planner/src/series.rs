@@ -75,6 +75,24 @@ pub fn upper_limit(hits: f64, looks: f64, confidence: f64) -> f64 {
     Beta::new(hits + 1.0, looks - hits).map_or(1.0, |beta| beta.inverse_cdf(confidence))
 }
 
+/// The largest of some sorted values, seen in so many independent looks, of which it can be said with `confidence` that
+/// no more than the part `risk` of what comes is below it. None where there were too few looks to say so of any.
+pub fn vouched(sorted: &[f64], looks: f64, risk: f64, confidence: f64) -> Option<f64> {
+    let n = sorted.len();
+    // At the value of place k, k of them are below.
+    let fits = |k: usize| upper_limit(k as f64 * looks / n as f64, looks, confidence) <= risk;
+    if !fits(0) {
+        return None;
+    }
+    let (mut good, mut bad) = (0, n);
+    while bad - good > 1 {
+        let middle = usize::midpoint(good, bad);
+        if fits(middle) { good = middle } else { bad = middle }
+    }
+    // As many may lie at one value: the first place of it counts.
+    Some(sorted[good])
+}
+
 /// The value below which no more than the part `risk` of the sorted values is.
 pub fn quantile(sorted: &[f64], risk: f64) -> f64 {
     sorted[place(sorted.len(), risk)]
