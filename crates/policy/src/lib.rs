@@ -67,9 +67,10 @@ pub use shares::{
 };
 pub use state::{Scale, State, StateMachine, ThresholdError, Thresholds};
 pub use tools::{Cost, Tool, ToolControl, ToolOrder, Tools, ToolsInput};
-pub use touch_times::TouchTimes;
+pub use touch_times::{TouchAverages, TouchTimes};
 pub use turn::{Snapshot, decide};
 pub use unplug::{UnplugControl, UnplugInput, UnplugOutput};
 pub use working_set::{
-    ActiveEstimate, MOST_SAMPLES, SamplingConfig, SamplingError, WorkingSet, choose_samples,
+    ActiveEstimate, Averages, MOST_SAMPLES, SamplingConfig, SamplingError, WorkingSet,
+    choose_samples,
 };

@@ -10,7 +10,8 @@
 //!
 //! - The balloon: what the guest reads beyond what it read without a balloon, over the pages the balloon
 //!   holds. What it reads without one is learnt while the balloon is (nearly) empty; later it is only
-//!   ever lowered, for a guest that reads less than that reads nothing because of its balloon.
+//!   ever lowered, for a guest that reads less than that reads nothing because of its balloon. Who manages a VM
+//!   after another is told of it.
 //! - Paging: faults on compressed and swapped pages, over the pages that are compressed or swapped.
 //!
 //! Both are averages over what a tool holds, at the same time and under the same load, so that a busy or a
@@ -256,6 +257,8 @@ pub struct ToolControl {
     last: Option<ToolsInput>,
     /// Pages per second that the guest reads without a balloon.
     plain_reads: f64,
+    /// Whether that was seen while its balloon was empty.
+    is_learnt: bool,
     balloon: Average,
     paging: Average,
     /// What the pages that paging brings back would cost if their guest read them.
@@ -281,6 +284,7 @@ impl ToolControl {
             order,
             last: None,
             plain_reads: 0.0,
+            is_learnt: false,
             balloon: Average::default(),
             paging: Average::default(),
             as_reads: Average::default(),
@@ -293,6 +297,20 @@ impl ToolControl {
             ceiling: None,
             dear: None,
         }
+    }
+
+    /// Of a VM that was met before: what its guest reads without a balloon, pages per second.
+    #[must_use]
+    pub fn with_plain_reads(mut self, reads: Option<f64>) -> ToolControl {
+        if let Some(reads) = reads.filter(|reads| reads.is_finite() && *reads >= 0.0) {
+            (self.plain_reads, self.is_learnt) = (reads, true);
+        }
+        self
+    }
+
+    /// What its guest reads without a balloon, pages per second. None: that was not seen yet.
+    pub fn plain_reads(&self) -> Option<f64> {
+        self.is_learnt.then_some(self.plain_reads)
     }
 
     /// From now on.
@@ -351,6 +369,7 @@ impl ToolControl {
         if held < enough {
             if last.balloon.max(input.balloon) < enough {
                 self.plain_reads += GAIN * (per_second - self.plain_reads);
+                self.is_learnt = true;
             }
             self.balloon.rest(now);
         } else {

@@ -99,6 +99,35 @@ fn with_nothing_measured_the_balloon_comes_first() {
     assert_eq!(vm.pass(100, 5_000, 0), Tools::default());
 }
 
+/// As after a takeover, or with a new connection to its VMM.
+#[test]
+fn a_balloon_that_was_met_is_not_blamed_for_what_its_guest_is_known_to_read_for_itself() {
+    let mut vm = Vm::new();
+    assert_eq!(vm.control.plain_reads(), None);
+    vm.pass(60, 2_000, 0);
+    let told = vm.control.plain_reads();
+    assert!(told.is_some_and(|reads| (reads - 2_000.0).abs() < 1.0), "{told:?}");
+    let met = |known: Option<f64>| {
+        let mut next = Vm::new();
+        next.control = ToolControl::new(ToolOrder::Measured).with_plain_reads(known);
+        next.hold(20_000, 0);
+        next.control.step(&next.input);
+        next
+    };
+    let mut next = met(told);
+    let tools = next.pass(60, 2_000, 0);
+    assert!(tools.first == Tool::Balloon && tools.balloon < Some(Cost(100)), "{tools:?}");
+    assert_eq!(next.control.plain_reads(), told);
+    // But for what comes beside.
+    assert_eq!(next.pass(60, 4_000, 0).first, Tool::Paging);
+    // Of whom nobody tells, all is laid to the balloon, and that is no knowledge to hand on.
+    for unknown in [None, Some(f64::NAN), Some(-1.0), Some(f64::INFINITY)] {
+        let mut next = met(unknown);
+        assert_eq!(next.pass(60, 2_000, 0).first, Tool::Paging, "{unknown:?}");
+        assert_eq!(next.control.plain_reads(), None);
+    }
+}
+
 /// 2,000 reads a second of 0.7 ms, over 20,000 pages; 2,000 faults of 20 us over as many.
 #[test]
 fn a_balloon_that_is_dear_gives_way_and_is_let_down_in_steps() {

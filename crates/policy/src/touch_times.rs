@@ -28,6 +28,7 @@
 use std::time::Duration;
 
 use ballast_units::Pages;
+use serde::{Deserialize, Serialize};
 
 use crate::working_set::SamplingConfig;
 
@@ -67,6 +68,15 @@ impl Period {
     }
 }
 
+/// Averages of when pages are touched: what one estimator hands on to the next.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TouchAverages {
+    /// Of the periods behind them: they say nothing of others.
+    period: Duration,
+    slow: Parts,
+    fast: Parts,
+}
+
 /// What is known of one VM: averages as of [`WorkingSet`](crate::WorkingSet), so that a VM's curve rises
 /// as quickly as its active memory.
 #[derive(Clone, Debug)]
@@ -81,6 +91,23 @@ impl TouchTimes {
     /// `config` should have passed [`SamplingConfig::check`].
     pub fn new(config: SamplingConfig) -> TouchTimes {
         TouchTimes { config, averages: None, period: None }
+    }
+
+    /// The averages, without the period that runs. None before the first is complete.
+    pub fn averages(&self) -> Option<TouchAverages> {
+        let (slow, fast) = self.averages?;
+        Some(TouchAverages { period: self.config.period, slow, fast })
+    }
+
+    /// Goes on with what another estimator of this VM has found, unless that had another period, or is nonsense.
+    pub fn resume(&mut self, found: &TouchAverages) {
+        // Sums of what is a part of a whole may be off by the last digit.
+        let is_good = |parts: &Parts| {
+            parts.iter().all(|part| (0.0..=1.0).contains(part)) && touched_part(parts) <= 1.001
+        };
+        if found.period == self.config.period && is_good(&found.slow) && is_good(&found.fast) {
+            self.averages = Some((found.slow, found.fast));
+        }
     }
 
     /// For what comes. With another length of period, what was measured says nothing any more.

@@ -323,3 +323,32 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn what_was_found_is_gone_on_with() {
+    let config = SamplingConfig::default();
+    let mut times = TouchTimes::new(config);
+    assert_eq!(times.averages(), None);
+    times.begin_period(10);
+    for ms in [1, 50, 700, 20_000] {
+        times.touched(Duration::from_millis(ms));
+    }
+    times.end_period();
+    let found = times.averages().unwrap();
+    let curve = |times: &TouchTimes| times.curve(Pages(SIZE));
+    let mut next = TouchTimes::new(config);
+    next.resume(&found);
+    assert_eq!(curve(&next), curve(&times));
+    assert!(curve(&next).is_some());
+    // Of other periods it says nothing, nor does nonsense.
+    let mut other = TouchTimes::new(SamplingConfig { period: config.period * 2, ..config });
+    other.resume(&found);
+    let mut odd = TouchTimes::new(config);
+    for (i, part) in [f64::NAN, -0.1, 1.1, 0.9].into_iter().enumerate() {
+        let mut parts = found.slow;
+        parts[i] = part;
+        odd.resume(&TouchAverages { slow: parts, ..found });
+        odd.resume(&TouchAverages { fast: parts, ..found });
+    }
+    assert_eq!((other.averages(), odd.averages()), (None, None));
+}

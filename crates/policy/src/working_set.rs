@@ -95,11 +95,15 @@ pub struct ActiveEstimate {
     pub periods: u64,
 }
 
-/// The averages, as fractions of the VM's size.
-#[derive(Clone, Copy, Debug)]
-struct Averages {
-    slow: f64,
-    fast: f64,
+/// The averages, as fractions of the VM's size, 0 to 1: what one estimator hands on to the next.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Averages {
+    /// The slow one.
+    pub slow: f64,
+    /// The fast one.
+    pub fast: f64,
+    /// Periods behind them, at least 1.
+    pub periods: u64,
 }
 
 /// The period that runs.
@@ -132,7 +136,6 @@ pub struct WorkingSet {
     averages: Option<Averages>,
     period: Option<Period>,
     elapsed: Duration,
-    periods: u64,
 }
 
 impl WorkingSet {
@@ -145,7 +148,20 @@ impl WorkingSet {
             averages: None,
             period: None,
             elapsed: Duration::ZERO,
-            periods: 0,
+        }
+    }
+
+    /// The averages, without the period that runs. None before the first is complete.
+    pub fn averages(&self) -> Option<Averages> {
+        self.averages
+    }
+
+    /// Goes on with what another estimator of this VM has found. Fractions are brought into their range; what is no number
+    /// tells nothing.
+    pub fn resume(&mut self, found: Averages) {
+        if found.slow.is_finite() && found.fast.is_finite() {
+            let [slow, fast] = [found.slow, found.fast].map(|f| f.clamp(0.0, 1.0));
+            self.averages = Some(Averages { slow, fast, periods: found.periods.max(1) });
         }
     }
 
@@ -187,13 +203,13 @@ impl WorkingSet {
         let f = period.fraction();
         let toward = |average: f64, gain: f64| average + gain * (f - average);
         self.averages = Some(match self.averages {
-            None => Averages { slow: f, fast: f },
+            None => Averages { slow: f, fast: f, periods: 1 },
             Some(old) => Averages {
                 slow: toward(old.slow, self.config.slow_gain),
                 fast: toward(old.fast, self.config.fast_gain),
+                periods: old.periods.saturating_add(1),
             },
         });
-        self.periods += 1;
     }
 
     /// The averages now.
@@ -220,7 +236,7 @@ impl WorkingSet {
             fast,
             current,
             estimate: slow.max(fast).max(current),
-            periods: self.periods,
+            periods: averages.periods,
         }
     }
 }

@@ -31,6 +31,31 @@ fn a_new_vm_counts_as_fully_active_until_its_first_period_is_complete() {
 }
 
 #[test]
+fn what_was_found_is_gone_on_with() {
+    let config = SamplingConfig::default();
+    let mut ws = WorkingSet::new(config, SIZE);
+    assert_eq!(ws.averages(), None);
+    for period in 0..3 {
+        run_period(&mut ws, 7, period, SIZE.0 / 5);
+    }
+    let mut next = WorkingSet::new(config, SIZE);
+    next.resume(ws.averages().unwrap());
+    assert_eq!(next.estimate(), ws.estimate());
+    for ws in [&mut ws, &mut next] {
+        run_period(ws, 7, 3, SIZE.0 / 2);
+    }
+    assert_eq!(next.estimate(), ws.estimate());
+    // What is nonsense is none, or brought into its range.
+    let mut odd = WorkingSet::new(config, SIZE);
+    odd.resume(Averages { slow: f64::NAN, fast: 0.5, periods: 3 });
+    odd.resume(Averages { slow: 0.5, fast: f64::INFINITY, periods: 3 });
+    assert_eq!(odd.averages(), None);
+    odd.resume(Averages { slow: -1.0, fast: 7.0, periods: 0 });
+    assert_eq!(odd.averages(), Some(Averages { slow: 0.0, fast: 1.0, periods: 1 }));
+    assert_eq!(odd.estimate().estimate, SIZE);
+}
+
+#[test]
 fn the_period_counts_execution_time() {
     let mut ws = WorkingSet::new(SamplingConfig::default(), SIZE);
     assert!(ws.advance(Duration::ZERO), "no period runs: the caller begins one");
