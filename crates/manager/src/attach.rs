@@ -1,7 +1,8 @@
 //! Attaching to a VMM that runs already: as much of it is managed as it allows.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ballast_api::{AttachSpec, ErrorCode, Management, Mode, VmChange, VmView};
@@ -17,6 +18,7 @@ use crate::views;
 use crate::vm::{Asked, NewVm, Vm, VmParams};
 
 const DEADLINE: Duration = Duration::from_secs(10);
+const STEP: Duration = Duration::from_millis(20);
 
 impl Manager {
     /// Attaches by QMP. A VM whose shim is here already (somebody else started it, with the shim)
@@ -29,33 +31,22 @@ impl Manager {
         check_spec(&spec)?;
         let connect = |e: String| Failure::bad(format!("qmp: {}: {e}", spec.qmp.display()));
         let pid = listener_pid(&spec.qmp, DEADLINE).await.map_err(|e| connect(e.to_string()))?;
-        let Some(_taken) = Taken::take(self, pid) else {
-            let why = format!("qmp: process {pid} is being taken in already");
+        // QEMU has one client: two at a time would wait for one another.
+        let Some(_attaching) = Taken::take(&self.attaching, pid) else {
+            let why = format!("qmp: process {pid} is being attached already");
             return Err(Failure::new(ErrorCode::Conflict, why));
         };
-        if let Some(vm) = self
-            .vms()
-            .into_iter()
-            .find(|vm| vm.process.pid() == pid && (vm.name != spec.name || vm.monitor().is_some()))
-        {
-            return Err(Failure::new(
-                ErrorCode::Conflict,
-                format!("qmp: process {pid} is managed already, as '{}'", vm.name),
-            ));
-        }
-        if let Some(why) = self.waits_as(pid) {
-            return Err(Failure::new(ErrorCode::Conflict, format!("qmp: {why}")));
-        }
-        let known = self.vm(&spec.name).ok();
-        if let Some(other) = known.as_ref().map(|vm| vm.process.pid()).filter(|&it| it != pid) {
-            let why =
-                format!("name: '{}' runs already, as {other}; {pid} made this socket", spec.name);
-            return Err(Failure::new(ErrorCode::Conflict, why));
-        }
+        self.known_as(&spec, pid)?;
         let qmp = Qmp::connect(&spec.qmp, DEADLINE).await.map_err(|e| connect(e.to_string()))?;
         if qmp.pid() != Some(pid) {
             return Err(connect(format!("another process than {pid} answers there by now")));
         }
+        // Not before: QEMU greets once it has its memory, of which its shim, if it has one, has told by then.
+        let Some(_taken) = self.take_in(pid).await else {
+            let why = format!("qmp: process {pid} is being taken in by its shim");
+            return Err(Failure::new(ErrorCode::Conflict, why));
+        };
+        let known = self.known_as(&spec, pid)?;
         let vm = match known {
             Some(vm) => {
                 let change = VmChange {
@@ -85,6 +76,43 @@ impl Manager {
         self.connected(&vm, qmp).await;
         vm.has_started();
         Ok(views::vm(self, &vm))
+    }
+
+    /// The VM that is to be attached to, if it is one already.
+    ///
+    /// # Errors
+    /// Conflict: the process or the name is another's, or its QMP is somebody's.
+    fn known_as(&self, spec: &AttachSpec, pid: u32) -> Result<Option<Arc<Vm>>, Failure> {
+        let conflict = |why: String| Err(Failure::new(ErrorCode::Conflict, why));
+        let is_taken = |vm: &Arc<Vm>| {
+            vm.process.pid() == pid && (vm.name != spec.name || vm.monitor().is_some())
+        };
+        if let Some(vm) = self.vms().into_iter().find(is_taken) {
+            return conflict(format!("qmp: process {pid} is managed already, as '{}'", vm.name));
+        }
+        if let Some(why) = self.waits_as(pid) {
+            return conflict(format!("qmp: {why}"));
+        }
+        let known = self.vm(&spec.name).ok();
+        if let Some(other) = known.as_ref().map(|vm| vm.process.pid()).filter(|&it| it != pid) {
+            return conflict(format!(
+                "name: '{}' runs already, as {other}; {pid} made this socket",
+                spec.name
+            ));
+        }
+        Ok(known)
+    }
+
+    /// The process, for this attachment alone; its shim, which may just have come, is let in first.
+    async fn take_in(&self, pid: u32) -> Option<Taken<'_>> {
+        let end = tokio::time::Instant::now() + DEADLINE;
+        loop {
+            let taken = Taken::take(&self.adopting, pid);
+            if taken.is_some() || tokio::time::Instant::now() > end {
+                return taken;
+            }
+            tokio::time::sleep(STEP).await;
+        }
     }
 
     /// Makes a VM of a process that this manager does not know yet: what it says of itself, what it is promised, and what
@@ -194,20 +222,20 @@ fn check_spec(spec: &AttachSpec) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A process that is being taken in; by nobody else until this is dropped.
-struct Taken<'a>(&'a Manager, u32);
+/// A process that is being attached, or taken in; by nobody else until this is dropped.
+struct Taken<'a>(&'a Mutex<HashSet<u32>>, u32);
 
 impl Taken<'_> {
-    fn take(manager: &Manager, pid: u32) -> Option<Taken<'_>> {
-        let is_new = lock(&manager.adopting).insert(pid);
+    fn take(taken: &Mutex<HashSet<u32>>, pid: u32) -> Option<Taken<'_>> {
+        let is_new = lock(taken).insert(pid);
         // Made only then: its end takes the process off the list.
-        is_new.then(|| Taken(manager, pid))
+        is_new.then(|| Taken(taken, pid))
     }
 }
 
 impl Drop for Taken<'_> {
     fn drop(&mut self) {
-        lock(&self.0.adopting).remove(&self.1);
+        lock(self.0).remove(&self.1);
     }
 }
 
@@ -266,6 +294,45 @@ fn believed(said: Bytes) -> Result<Pages, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
+    use tokio::net::UnixListener;
+
+    /// Its memory is made between its socket and its greeting: whoever attaches meanwhile does not keep its shim out.
+    #[tokio::test]
+    async fn a_shim_that_comes_while_its_vmm_is_attached_to_is_let_in() {
+        let dir = tempfile::tempdir().unwrap();
+        let manager = crate::manager::tests::manager(dir.path());
+        let qmp = dir.path().join("qmp.sock");
+        let listener = UnixListener::bind(&qmp).unwrap();
+        let pid = std::process::id();
+        let attach = || {
+            let (name, qmp, manager) = ("a".to_owned(), qmp.clone(), manager.clone());
+            let spec = AttachSpec { name, qmp, min: 0, shares: None, tax: None, pool: None };
+            tokio::spawn(async move { manager.attach(spec).await.unwrap_err() })
+        };
+        let attached = attach();
+        // The first only looks whose socket it is.
+        let _look = listener.accept().await.unwrap();
+        let (stream, _) = listener.accept().await.unwrap();
+        let second = attach().await.unwrap();
+        assert!(second.message.contains("is being attached already"), "{second}");
+        // Its shim comes, and is being taken in when it greets.
+        assert!(lock(&manager.adopting).insert(pid), "kept out");
+        let (words, mut answers) = stream.into_split();
+        let mut words = BufReader::new(words).lines();
+        answers.write_all(b"{\"QMP\": {\"version\": {}, \"capabilities\": []}}\n").await.unwrap();
+        assert!(words.next_line().await.unwrap().unwrap().contains("qmp_capabilities"));
+        answers.write_all(b"{\"return\": {}, \"id\": 1}\n").await.unwrap();
+        tokio::time::sleep(STEP * 5).await;
+        assert!(!attached.is_finished());
+        // It is a VM of that name.
+        let params = VmParams::resolve(&[], "b", Pages(4).into(), Asked::default()).unwrap();
+        manager.insert(Vm::of_tests("b", dir.path().join("b"), Pages(4), params));
+        lock(&manager.adopting).remove(&pid);
+        let told = attached.await.unwrap();
+        assert!(told.message.contains("is managed already, as 'b'"), "{told}");
+        assert!(lock(&manager.attaching).is_empty() && lock(&manager.adopting).is_empty());
+    }
 
     #[test]
     fn a_size_that_no_vm_has_is_not_believed() {

@@ -25,7 +25,8 @@ use crate::vm::Vm;
 /// Ends with the connection, and answers why that has ended; None: the VM has. What is known of its balloon and of what
 /// is unplugged begins anew with each.
 pub async fn run(manager: &Manager, vm: &Vm, monitor: &Monitor) -> Option<Arc<str>> {
-    let mut meter = Meter::new(manager.config().tools.order);
+    let plain_reads = *lock(&vm.plain_reads);
+    let mut meter = Meter::new(manager.config().tools.order, plain_reads);
     let mut pace = Pace::default();
     let mut unplug = None;
     let mut begun = manager.started.elapsed();

@@ -36,6 +36,8 @@ const PRESSED_AGAIN: Duration = Duration::from_secs(5);
 const DEFLATION: Duration = Duration::from_secs(5);
 /// How long VMs that are just being started may take until they can be stopped.
 const STARTS: Duration = Duration::from_secs(90);
+/// How long files of VMs that ended while no manager ran are waited for, which are being removed: their disk may hang.
+const CLEARING: Duration = Duration::from_secs(10);
 
 /// A guest that reboots within this time of its start waits before it is started again.
 const REBOOT_LOOP: Duration = Duration::from_secs(10);
@@ -128,7 +130,7 @@ impl Manager {
             let why = format!("'{name}' is being started: stop it when it is there");
             return Err(Failure::new(ErrorCode::Conflict, why));
         }
-        Err(unknown)
+        Err(self.remains_of(name).map_or(unknown, |why| Failure::new(ErrorCode::Conflict, why)))
     }
 
     /// A VM that ended while its start was not done with. `exit`: how its VMM ended. Nobody is to try again to start one that
@@ -278,6 +280,7 @@ impl Manager {
     /// Answers whether all have ended.
     pub async fn stop_all(self: &Arc<Self>) -> Ending {
         self.end_vms();
+        let begun = Instant::now();
         let deadline = tokio::time::Instant::now() + STARTS;
         loop {
             for Waits { process, .. } in lock(&self.waiting).values() {
@@ -285,8 +288,11 @@ impl Manager {
                     tracing::error!("ending process {}: {e}", process.pid());
                 }
             }
-            let (strangers, own): (Vec<_>, Vec<_>) =
-                self.vms().into_iter().partition(|vm| vm.spec.is_none() && vm.paged().is_none());
+            // One that has ended may be not paged for that: what is left of it is waited for. Its state is set first.
+            let does_without = |vm: &Arc<Vm>| {
+                vm.spec.is_none() && vm.paged().is_none() && vm.run_state() != RunState::Stopped
+            };
+            let (strangers, own): (Vec<_>, Vec<_>) = self.vms().into_iter().partition(does_without);
             let let_go = strangers.into_iter().map(|vm| {
                 let manager = self.clone();
                 tokio::spawn(async move { manager.let_go(&vm).await })
@@ -306,7 +312,9 @@ impl Manager {
             }
             let starting: Vec<String> = lock(&self.starting).keys().cloned().collect();
             let all = self.vms();
-            if all.is_empty() && starting.is_empty() {
+            // Their files are removed by name: the next manager's would be of the same.
+            let cleared = lock(&self.clearing).is_empty() || begun.elapsed() > CLEARING;
+            if all.is_empty() && starting.is_empty() && cleared {
                 return Ending::VmsStopped;
             }
             if tokio::time::Instant::now() > deadline {
@@ -529,7 +537,8 @@ pub async fn watch_exit(manager: Arc<Manager>, vm: Arc<Vm>) {
     let last = views::vm(&manager, &vm);
     let params = vm.params();
     // One that is not paged was promised more than its min, and is to find that again.
-    let min = if vm.paged().is_none() { guaranteed(&vm, &params) } else { params.min };
+    let was_unpaged = vm.paged().is_none();
+    let min = if was_unpaged { guaranteed(&vm, &params) } else { params.min };
     let promise = Promise { min, overhead: vm.overhead(), swap: Pages::ZERO };
     let pool = params.pool;
     let held = Pledge { promise, pool, rebooted: Some(vm.id) };
@@ -543,7 +552,7 @@ pub async fn watch_exit(manager: Arc<Manager>, vm: Arc<Vm>) {
         let mut rebooting = lock(&manager.rebooting);
         // One that reboots again before its start was done with: what was said of the one counts for the other.
         let called_off = rebooting.get(&vm.name).is_some_and(|reboot| reboot.called_off);
-        let reboot = Reboot { id: vm.id, called_off, ended: false, last };
+        let reboot = Reboot { id: vm.id, called_off, ended: false, was_unpaged, last };
         rebooting.insert(vm.name.clone(), reboot);
     }
     manager.gone(&vm).await;
@@ -611,6 +620,8 @@ pub(crate) struct Reboot {
     called_off: bool,
     /// It was started again, and ended by itself.
     ended: bool,
+    /// Whether it had to be promised all that it may take.
+    pub(crate) was_unpaged: bool,
     /// As it was.
     last: VmView,
 }
@@ -666,6 +677,53 @@ mod tests {
     use super::*;
     use crate::vm::{Asked, Sizes};
     use ballast_qemu::ProcessHandle;
+
+    #[tokio::test]
+    async fn one_that_was_paged_and_cannot_be_after_its_reboot_is_admitted_as_any_other() {
+        let dir = tempfile::tempdir().unwrap();
+        let manager = crate::manager::tests::manager(dir.path());
+        let (size, min) = (Pages::from_mib(200), Pages::from_mib(32));
+        let params = VmParams::resolve(&[], "a", size.into(), Asked::default()).unwrap();
+        let pledge = |min| {
+            let promise = Promise { min, overhead: Pages::ZERO, swap: Pages::ZERO };
+            Pledge { promise, pool: None, rebooted: None }
+        };
+        manager.promise("other", pledge(Pages::from_mib(100))).unwrap();
+        manager.promise("a", pledge(min)).unwrap();
+        let promised = || lock(&manager.starting)["a"].promise.min;
+        for (was_unpaged, is_admitted) in [(false, false), (true, true)] {
+            let last = views::never_was(&manager, "a", size, &params);
+            let id = VmId(1);
+            let reboot = Reboot { id, called_off: false, ended: false, was_unpaged, last };
+            lock(&manager.rebooting).insert("a".into(), reboot);
+            let told = manager.promise_unpaged("a", size);
+            assert_eq!(told.is_ok(), is_admitted, "{told:?}");
+            assert_eq!(promised(), min);
+        }
+        // One that never ran is, where there is room.
+        lock(&manager.rebooting).clear();
+        assert_eq!(manager.promise_unpaged("a", size).unwrap_err().code, ErrorCode::NoRoom);
+        manager.promise_settled("other");
+        manager.promise_unpaged("a", size).unwrap();
+        assert_eq!(promised(), size);
+    }
+
+    #[tokio::test]
+    async fn what_is_left_of_a_former_vm_is_told_to_who_would_stop_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let manager = crate::manager::tests::manager(dir.path());
+        let stop = async |name| manager.stop_vm(name, Duration::ZERO).await.unwrap_err();
+        assert_eq!(stop("a").await.code, ErrorCode::NotFound);
+        lock(&manager.clearing).insert("a".into());
+        lock(&manager.unread).insert("b".into(), "its record is damaged".into());
+        for (name, part) in
+            [("a", "being removed"), ("b", "may run already: its record is damaged")]
+        {
+            let told = stop(name).await;
+            assert_eq!(told.code, ErrorCode::Conflict, "{told}");
+            assert!(told.message.contains(part), "{told}");
+        }
+    }
 
     /// A stand-in for QEMU that waits for good in its last moments.
     fn hanging(spec: Option<VmSpec>) -> (std::process::Child, Arc<Vm>) {

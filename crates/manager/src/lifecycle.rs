@@ -21,20 +21,21 @@ use crate::looks::{Heard, Known, Past, managed, objection_of, of_both};
 use crate::manager::{Failure, Manager, NotTaken, Pledge};
 use crate::pace::{round_of, slot_after};
 use crate::paging::{Answer, Expected, pager_config};
+use crate::reach::greeted;
 use crate::records::Record;
 use crate::rooms::LOOK;
 use crate::starts::Room;
 use crate::sync::lock;
 use crate::upgrade::since_boot_ms;
 use crate::vm::{Asked, NewVm, Vm, VmParams};
-use crate::{ending, layout, views};
+use crate::{ending, layout, looks_of_files, views};
 
 /// Deadline of one QMP command: a QEMU that waits in a page fault answers when it is served.
 pub(crate) const QMP_DEADLINE: Duration = Duration::from_secs(5);
 /// No host has more; sums of such sizes do not overflow.
 pub(crate) const LARGEST: Bytes = Bytes(1 << 46);
 /// How long a VMM may take to map its RAM, and to open its QMP socket.
-const START: Duration = Duration::from_secs(60);
+pub(crate) const START: Duration = Duration::from_secs(60);
 /// How long a VMM that runs already waits for memory to be made free.
 const ROOM: Duration = Duration::from_secs(15);
 /// How long a shim that nobody announced waits for its answer, by which time it is to have one: it waits for 30 s.
@@ -61,9 +62,9 @@ impl Manager {
         again: Option<VmId>,
     ) -> Result<VmView, Failure> {
         let checked = spec.clone();
-        tokio::task::spawn_blocking(move || check_spec(&checked))
-            .await
-            .map_err(|e| Failure::internal(e.to_string()))?
+        // One that ran waits for as long as it takes.
+        looks_of_files::look(again.is_some(), move || check_spec(&checked))
+            .await?
             .map_err(|e| Failure::bad(e.to_string()))?;
         refuse_relative(&spec)?;
         let overhead = spec.overhead.unwrap_or(0);
@@ -142,12 +143,7 @@ impl Manager {
         if self.is_closed_to(need.rebooted.is_some()) {
             return Err(NotTaken::Ending);
         }
-        if lock(&self.clearing).contains(name) {
-            let why = format!("files of a former VM named '{name}' are being removed");
-            return Err(Failure::new(ErrorCode::Conflict, why).into());
-        }
-        if let Some(why) = lock(&self.unread).get(name) {
-            let why = format!("a VM named '{name}' may run already: {why}");
+        if let Some(why) = self.remains_of(name) {
             return Err(Failure::new(ErrorCode::Conflict, why).into());
         }
         let held = lock(&self.starting).get(name).map(|pledge| pledge.rebooted);
@@ -169,6 +165,15 @@ impl Manager {
         }
         lock(&self.starting).insert(name.to_owned(), need);
         Ok(())
+    }
+
+    /// What keeps a name from being anybody's, though no VM of it is known: something of a former one is there.
+    pub(crate) fn remains_of(&self, name: &str) -> Option<String> {
+        if lock(&self.clearing).contains(name) {
+            return Some(format!("files of a former VM named '{name}' are being removed"));
+        }
+        let why = lock(&self.unread).get(name).cloned()?;
+        Some(format!("a VM named '{name}' may run already: {why}"))
     }
 
     /// What one that has just ended had on a disk is seen to be free by the next look: that is waited for.
@@ -209,7 +214,7 @@ impl Manager {
             Err(reason) => {
                 // Its whole process is booked, this included.
                 self.host.ledger.release(vmm_memory);
-                self.book_unpaged(&spec, &vmm, overhead, (&reason, again)).await?;
+                self.book_unpaged(&spec, &vmm, overhead, &reason).await?;
                 (Management { mode: Mode::BalloonOnly, reason: Some(reason) }, None)
             }
         };
@@ -243,13 +248,13 @@ impl Manager {
     }
 
     /// Promises and reserves all memory of a VM that cannot be paged, for that `reason`. Where that cannot be, the VM is
-    /// ended. What was promised to one that is started `again` is what it had.
+    /// ended.
     async fn book_unpaged(
         self: &Arc<Self>,
         spec: &VmSpec,
         vmm: &Vmm,
         overhead: Pages,
-        (reason, again): (&str, bool),
+        reason: &str,
     ) -> Result<(), Failure> {
         let all = Bytes(spec.max).pages();
         // Nothing but the balloon would keep it within less than its whole size, and nothing from what is
@@ -257,7 +262,7 @@ impl Manager {
         let room = if spec.hotplug > 0 {
             Err(Failure::internal("it was to have memory to plug"))
         } else {
-            match if again { Ok(()) } else { self.promise_all(&spec.name, all) } {
+            match self.promise_unpaged(&spec.name, all) {
                 Ok(()) => {
                     self.make_room(Room { name: &spec.name, need: all, unpaged: true }, ROOM).await
                 }
@@ -281,7 +286,7 @@ impl Manager {
         vmm: &Vmm,
         paths: &LaunchPaths,
     ) -> Result<(), Failure> {
-        let qmp = match vmm.connect_qmp(&paths.qmp_socket, START).await {
+        let qmp = match greeted(vm, vmm, &paths.qmp_socket).await {
             Ok(qmp) => qmp,
             Err(e) => {
                 // A socket that broke may be the first that is seen of its end. If it does not end by

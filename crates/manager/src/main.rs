@@ -40,8 +40,10 @@ mod limits;
 mod logs;
 mod looks;
 mod looks_of_disks;
+mod looks_of_files;
 mod manager;
 mod measure;
+mod measured;
 mod metrics;
 mod namesakes;
 mod nodes;
@@ -360,6 +362,10 @@ fn keep_up(name: &str, anew: Duration, has_ended: impl Fn() -> bool, body: impl 
 
 /// Leaves a VM for the next manager, if it is paged.
 fn leave(vm: &vm::Vm) {
+    // While its guest is still served.
+    if vm.paged().is_some() {
+        measured::note(vm);
+    }
     if let Some(paged) = vm.take_paged() {
         paged.leave();
         tracing::info!(vm = vm.name, "left for the next manager");

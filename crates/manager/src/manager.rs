@@ -105,6 +105,8 @@ pub struct Manager {
     pub(crate) unread: Mutex<HashMap<String, String>>,
     /// Processes that nobody announced, while they are taken in.
     pub(crate) adopting: Mutex<HashSet<u32>>,
+    /// Those whose QMP socket somebody has just named.
+    pub(crate) attaching: Mutex<HashSet<u32>>,
     /// VMMs that run without Ballast.
     pub(crate) refused: Refused,
     /// One change of parameters at a time.
@@ -247,6 +249,7 @@ impl Manager {
             clearing: Mutex::new(HashSet::new()),
             unread: Mutex::new(HashMap::new()),
             adopting: Mutex::new(HashSet::new()),
+            attaching: Mutex::new(HashSet::new()),
             refused: Refused::default(),
             changing: Mutex::new(()),
             reloading: Mutex::new(()),
@@ -500,6 +503,18 @@ impl Manager {
         admitted.map_err(|lack| Failure::new(ErrorCode::NoRoom, lack.to_string()))?;
         starting.insert(name.to_owned(), Pledge { promise, ..pledge });
         Ok(())
+    }
+
+    /// A VM that is being started cannot be paged: it is promised `all` of its memory, unless it was before it rebooted.
+    ///
+    /// # Errors
+    /// NoRoom: so much cannot be promised.
+    pub(crate) fn promise_unpaged(&self, name: &str, all: Pages) -> Result<(), Failure> {
+        // What it had then it finds again, as much as others can be left without.
+        if lock(&self.rebooting).get(name).is_some_and(|reboot| reboot.was_unpaged) {
+            return Ok(());
+        }
+        self.promise_all(name, all)
     }
 
     /// What may be promised of a budget.

@@ -2,18 +2,18 @@
 //! does not, another one is made, after pauses that grow. Each VM has one task for that at most, whoever connected
 //! first.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use ballast_api::RunState;
 use ballast_policy::{BalloonControl, Health, Tools};
-use ballast_qemu::{Monitor, Qmp, QmpError};
+use ballast_qemu::{LaunchError, Monitor, Qmp, QmpError, Vmm};
 use ballast_units::Pages;
 
 use crate::inputs::AgentReport;
-use crate::lifecycle::QMP_DEADLINE;
+use crate::lifecycle::{QMP_DEADLINE, START};
 use crate::manager::Manager;
 use crate::sync::lock;
 use crate::vm::Vm;
@@ -51,6 +51,48 @@ impl Manager {
         if task.is_none() {
             let keeper = Keeper::new(self, vm, socket, Duration::ZERO);
             *task = Some(tokio::spawn(keeper.run(None)));
+        }
+    }
+}
+
+/// The first connection to a VMM that was started. One that waits for memory which the host does not have, or for a disk,
+/// is given more time, for as long as that lasts.
+///
+/// # Errors
+/// It ended, or does not greet though it waits for nothing of ours.
+pub(crate) async fn greeted(vm: &Vm, vmm: &Vmm, socket: &Path) -> Result<Qmp, LaunchError> {
+    greeted_within(vmm, socket, START, || {
+        vm.paged().as_ref().is_some_and(|paged| paged.waiting() > 0)
+    })
+    .await
+}
+
+async fn greeted_within(
+    vmm: &Vmm,
+    socket: &Path,
+    patience: Duration,
+    is_waiting: impl Fn() -> bool,
+) -> Result<Qmp, LaunchError> {
+    let waited = AtomicBool::new(false);
+    let watch = async {
+        loop {
+            tokio::time::sleep(FIRST).await;
+            waited.fetch_or(is_waiting(), Ordering::Relaxed);
+        }
+    };
+    tokio::pin!(watch);
+    loop {
+        let told = tokio::select! {
+            told = vmm.connect_qmp(socket, patience) => told,
+            _ = &mut watch => continue,
+        };
+        match &told {
+            Err(LaunchError::Qmp(
+                e @ (QmpError::NoGreeting { .. } | QmpError::Deadline { .. }),
+            )) if waited.swap(false, Ordering::Relaxed) || is_waiting() => {
+                tracing::warn!("{e}: it waits for memory, and is waited for");
+            }
+            _ => return told,
         }
     }
 }
@@ -252,6 +294,34 @@ impl Pauses {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ballast_qemu::{Launch, spawn};
+
+    #[tokio::test]
+    async fn a_vmm_that_waits_for_memory_is_waited_for_and_no_other() {
+        let dir = tempfile::tempdir().unwrap();
+        let launch = Launch {
+            program: "sleep".into(),
+            args: vec!["1000".into()],
+            env: vec![],
+            dir: dir.path().into(),
+            log: dir.path().join("log"),
+        };
+        let vmm = spawn(&launch).await.unwrap();
+        let socket = dir.path().join("qmp.sock");
+        let patience = Duration::from_millis(5);
+        let asked = std::sync::atomic::AtomicU32::new(0);
+        let waits = |times| {
+            let asked = &asked;
+            move || asked.fetch_add(1, Ordering::Relaxed) < times
+        };
+        let told = greeted_within(&vmm, &socket, patience, waits(3)).await.unwrap_err();
+        assert!(matches!(told, LaunchError::Qmp(QmpError::NoGreeting { .. })), "{told}");
+        assert_eq!(asked.load(Ordering::Relaxed), 4);
+        // One that ends is not.
+        vmm.process.kill().unwrap();
+        let told = greeted_within(&vmm, &socket, patience, || true).await.unwrap_err();
+        assert!(matches!(told, LaunchError::Ended { .. }), "{told}");
+    }
 
     #[test]
     fn pauses_grow_until_a_connection_has_lasted() {

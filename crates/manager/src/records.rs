@@ -74,6 +74,9 @@ pub struct Record {
     /// What QMP has told last against paging it. A manager of before does not know of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub objection: Option<Management>,
+    /// What the manager that left it had measured; see `measured`. Whatever is there, the VM can be taken over.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measured: Option<serde_json::Value>,
     /// Where its QMP is, of a VM that somebody else started. None: not known, or where VMs that the manager
     /// starts have it.
     #[serde(default)]
@@ -110,6 +113,7 @@ impl Record {
             shim: 0,
             unpaged: None,
             objection: None,
+            measured: None,
             qmp: None,
         }
     }

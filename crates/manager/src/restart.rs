@@ -9,12 +9,13 @@ use ballast_api::{Management, Mode};
 use ballast_pager::advance::{self, Advance};
 use ballast_pager::run_files::PMAP;
 use ballast_pager::service::PagedVm;
-use ballast_policy::{BalloonControl, Promise, WorkingSet};
+use ballast_policy::{BalloonControl, Promise};
 use ballast_qemu::{ProcessHandle, process};
 use ballast_units::{Bytes, Pages};
 
 use crate::lifecycle::{built_at, parts_of, unseen};
 use crate::manager::{Manager, Pledge, Waits};
+use crate::measured::{self, Measured};
 use crate::paging::{Answer, Expected, pager_config};
 use crate::records::Record;
 use crate::survey::{Left, Survey};
@@ -355,7 +356,9 @@ fn admit(
     manager.host.ledger.adopt(external);
     // Its start may have been begun anew since the record was read.
     let mapped_ms = Record::load(&folder).ok().flatten().and_then(|record| record.mapped_ms);
-    manager.admit(NewVm {
+    let measured = Measured::in_record(record);
+    let config = manager.config();
+    let vm = manager.admit(NewVm {
         id: manager.next_id(),
         name: record.name.clone(),
         spec: record.spec.clone(),
@@ -372,11 +375,17 @@ fn admit(
         external,
         vmm: Pages::ZERO,
         paged,
-        control: BalloonControl::new(manager.config().balloon),
-        set: WorkingSet::new(manager.config().sampling, record.size),
+        control: BalloonControl::new(config.balloon),
+        set: Measured::working_set(measured.as_ref(), config.sampling, record.size),
         built: built_at(mapped_ms),
         seeks_qmp: in_reach(record),
-    })
+    });
+    if let Some(measured) = measured {
+        measured.tell(&vm);
+        // What is measured from now on is newer.
+        measured::forget(&vm);
+    }
+    vm
 }
 
 /// A VM that never was paged needs nobody to go on: it is there at once, with all that it takes booked.

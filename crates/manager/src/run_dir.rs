@@ -83,16 +83,13 @@ impl Folders {
             }
             let _ = std::fs::remove_dir(&journal.folder);
         }
-        for file in [layout::LOCK, layout::SHIM_SOCKET] {
-            let _ = std::fs::remove_file(config.run_dir.join(file));
-        }
         // What did not end is the next manager's, with all that was set.
         if !vms.exists() {
             for file in [layout::ACCEL, layout::POOLS, layout::HOST, layout::FORMAT] {
                 let _ = std::fs::remove_file(config.run_dir.join(file));
             }
         }
-        remove_empty(&self.own);
+        give_up(&config.run_dir, &self.own);
     }
 
     /// It has the folder to itself, but did not start: what it found is as it was.
@@ -103,13 +100,10 @@ impl Folders {
         if !self.had_format && !config.run_dir.join(layout::STORE).exists() {
             let _ = std::fs::remove_file(config.run_dir.join(layout::FORMAT));
         }
-        for file in [layout::LOCK, layout::SHIM_SOCKET] {
-            let _ = std::fs::remove_file(config.run_dir.join(file));
-        }
         // Swap folders that were there may be another manager's.
         let mut made = self.fresh.clone();
         made.push(config.run_dir.clone());
-        remove_empty(&made);
+        give_up(&config.run_dir, &made);
     }
 
     /// Another manager has the folders: what it did not need is gone.
@@ -184,6 +178,17 @@ pub fn open_to(path: &Path, group: Option<u32>, mode: u32) -> std::io::Result<()
         std::os::unix::fs::chown(path, None, group)?;
     }
     std::fs::set_permissions(path, Permissions::from_mode(mode))
+}
+
+/// Gives the run folder up, and removes those of the folders that nothing is in. Whoever waits for the lock has all to itself
+/// from its end on: what is removed after it is empty also of that one's.
+fn give_up(run_dir: &Path, folders: &[PathBuf]) {
+    let _ = std::fs::remove_file(run_dir.join(layout::SHIM_SOCKET));
+    let (last, first): (Vec<_>, Vec<_>) =
+        folders.iter().cloned().partition(|dir| run_dir.starts_with(dir));
+    remove_empty(&first);
+    let _ = std::fs::remove_file(run_dir.join(layout::LOCK));
+    remove_empty(&last);
 }
 
 /// Removes those of the folders that nothing is in.
@@ -320,5 +325,44 @@ mod tests {
         std::fs::remove_file(&record).unwrap();
         folders.clear(&config);
         assert!(!run_dir.exists());
+    }
+
+    /// Another manager has the lock in the very moment in which the file is removed.
+    #[test]
+    fn nothing_but_empty_folders_is_removed_once_the_lock_is_given_up() {
+        let dir = tempfile::tempdir().unwrap();
+        let run_dir = dir.path().join("run");
+        let lock = run_dir.join(layout::LOCK);
+        std::fs::create_dir(&run_dir).unwrap();
+        let inotify = rustix::fs::inotify::init(rustix::fs::inotify::CreateFlags::CLOEXEC).unwrap();
+        let events = rustix::fs::inotify::WatchFlags::DELETE;
+        for folder in [&run_dir, &dir.path().to_owned()] {
+            rustix::fs::inotify::add_watch(&inotify, folder, events).unwrap();
+        }
+        let swaps = [run_dir.join("swap"), dir.path().join("swap"), run_dir.join(layout::FORMAT)];
+        std::fs::create_dir(&swaps[0]).unwrap();
+        std::fs::create_dir(&swaps[1]).unwrap();
+        for file in [&lock, &swaps[2], &run_dir.join(layout::SHIM_SOCKET)] {
+            std::fs::write(file, "").unwrap();
+        }
+        let own = vec![run_dir.clone(), swaps[0].clone(), swaps[1].clone()];
+        let overrides = crate::config::Overrides {
+            budget: Some(ballast_units::Bytes(64 << 20)),
+            swap_dir: Some(swaps[1].clone()),
+            run_dir: Some(run_dir.clone()),
+            ..crate::config::Overrides::default()
+        };
+        let config = Config::load(None, overrides).unwrap();
+        Folders { fresh: own.clone(), own, had_stores: false, had_format: false }.clear(&config);
+        assert!(!run_dir.exists());
+        let mut buffer = [std::mem::MaybeUninit::uninit(); 4096];
+        let mut reader = rustix::fs::inotify::Reader::new(&inotify, &mut buffer);
+        let mut removed = Vec::new();
+        while removed.last().is_none_or(|last| last != "run") {
+            let event = reader.next().unwrap();
+            removed.extend(event.file_name().map(|name| name.to_string_lossy().into_owned()));
+        }
+        assert_eq!(removed[removed.len() - 2..], [layout::LOCK, "run"], "{removed:?}");
+        assert_eq!(removed.iter().filter(|name| *name == "swap").count(), 2, "{removed:?}");
     }
 }

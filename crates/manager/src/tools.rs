@@ -65,10 +65,10 @@ impl Sources {
 }
 
 impl Meter {
-    /// Nothing is measured yet.
-    pub fn new(order: ToolOrder) -> Meter {
+    /// Nothing is measured yet, but what its guest reads without a balloon.
+    pub fn new(order: ToolOrder, plain_reads: Option<f64>) -> Meter {
         Meter {
-            control: ToolControl::new(order),
+            control: ToolControl::new(order).with_plain_reads(plain_reads),
             turns: 0,
             kvm: None,
             last: None,
@@ -103,6 +103,7 @@ impl Meter {
         let input = self.input(manager.started.elapsed(), vm, read, settings.refault);
         self.control.set_order(settings.order);
         *lock(&vm.tools) = self.control.step(&input);
+        *lock(&vm.plain_reads) = self.control.plain_reads();
     }
 
     fn input(&self, now: Duration, vm: &Vm, read: Duration, refault: Duration) -> ToolsInput {

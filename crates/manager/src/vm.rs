@@ -244,6 +244,21 @@ pub struct Sampling {
     pub last: Instant,
 }
 
+impl Sampling {
+    fn new(of: VmId, set: WorkingSet) -> Sampling {
+        Sampling {
+            times: TouchTimes::new(*set.config()),
+            set,
+            stood_still: Duration::ZERO,
+            seed: u64::from(of.0) << 32 | u64::from(std::process::id()),
+            period: 0,
+            asked: None,
+            touched: 0,
+            last: Instant::now(),
+        }
+    }
+}
+
 /// Shared by its tasks and the manager's threads. Of its locks, `paged` is taken before the others, but for
 /// `released`, which is held throughout the VM's end, and `keeper`, which is held while a QMP connection is put to use.
 /// Nobody takes it twice: between the two somebody may come who waits to take the pager away, for whom the second would
@@ -295,6 +310,8 @@ pub struct Vm {
     pub tools: Mutex<Tools>,
     /// The policy thread's.
     pub sampling: Mutex<Sampling>,
+    /// Pages per second that its guest reads without a balloon: learnt by one connection, and of use to the next.
+    pub plain_reads: Mutex<Option<f64>>,
     /// None for a VM without a port for an agent.
     pub agent: Mutex<Option<AgentReport>>,
     /// Its guest's balloon driver.
@@ -430,16 +447,8 @@ impl Vm {
             control: Mutex::new(new.control),
             agent: Mutex::new(None),
             tools: Mutex::new(Tools::default()),
-            sampling: Mutex::new(Sampling {
-                times: TouchTimes::new(*new.set.config()),
-                set: new.set,
-                stood_still: Duration::ZERO,
-                seed: u64::from(new.id.0) << 32 | u64::from(std::process::id()),
-                period: 0,
-                asked: None,
-                touched: 0,
-                last: Instant::now(),
-            }),
+            sampling: Mutex::new(Sampling::new(new.id, new.set)),
+            plain_reads: Mutex::new(None),
             driver: Mutex::new(Driver::default()),
             looks: tokio::sync::Mutex::new(past),
             rebooting: AtomicBool::new(false),

@@ -83,6 +83,29 @@ async fn a_new_manager_takes_over_from_a_running_one_and_guests_go_on() {
     assert!(!ballastd.run_dir().exists() && !ballastd.swap_dir().exists());
 }
 
+/// Or all that an idle guest has would be taken for active, and its balloon let down.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_measured_of_a_vm_is_handed_on() {
+    let Some(image) = image_or_skip() else { return };
+    let sampling = "[sampling]\nperiod_s = 2\n";
+    let mut ballastd = Ballastd::start_configured(&["--budget", "256M"], sampling);
+    ballastd.client.run(&ballastd.guest(image, "idle", 128, "")).await.unwrap();
+    let seen = async |least: u64| {
+        let seen = async || ballastd.vm("idle").await.active.periods >= least;
+        ballastd.eventually("it is sampled", seen).await;
+        ballastd.vm("idle").await.active
+    };
+    let before = seen(6).await;
+    assert!(before.estimate < 128 << 20, "{before:?}");
+    assert!(ballastd.take_over().success());
+    is_paged(&ballastd, "idle").await;
+    // Six more periods take longer than that.
+    let after = ballastd.vm("idle").await.active;
+    assert!(after.periods >= before.periods && after.estimate < 128 << 20, "{after:?}");
+    ballastd.client.shutdown(true).await.unwrap();
+    assert!(ballastd.end().success());
+}
+
 /// It has ended, and is held back before it is started again: the next manager has it all the same.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_vm_that_reboots_comes_through_a_handover() {

@@ -210,11 +210,16 @@ struct CacheFile {
 /// and guest kernel. That a kernel does not boot is believed for [`KEPT`] only: it may have been the host that was busy,
 /// or a permission that was missing. A cache that cannot be read or written costs a probe, nothing more.
 pub async fn probe_accel_cached(cache: &Path, qemu: &Path, kernel: Option<&Path>) -> AccelChoice {
-    let host = Cached {
+    let (program, image) = (qemu.to_owned(), kernel.map(Path::to_owned));
+    let stamps = move || Cached {
         host_kernel: fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default(),
         kvm_present: Path::new(DEVICE).exists(),
-        qemu: stamp(qemu),
-        kernel: kernel.map(stamp),
+        qemu: stamp(&program),
+        kernel: image.as_deref().map(stamp),
+    };
+    // Their file systems may hang, and the caller's thread has other work.
+    let Ok(host) = tokio::task::spawn_blocking(stamps).await else {
+        return probe_accel(qemu, kernel).await;
     };
     let known =
         File::open(cache).ok().and_then(|f| serde_json::from_reader::<_, CacheFile>(f).ok());
