@@ -77,7 +77,8 @@ impl Ours {
         Ok(events)
     }
 
-    /// What a guest has, where the threads of its VMM wait, and the end of its console.
+    /// What a guest has, where the threads of its VMM wait, how many of them the manager has yet to serve (`pending` are those
+    /// of which it has not read, `total` all), and the end of its console.
     async fn what_it_does(&self, guest: usize) -> String {
         let (name, console) = &self.stage.guests[guest];
         let mut text = name.clone();
@@ -89,6 +90,10 @@ impl Ours {
             let read = |name| std::fs::read_to_string(thread.path().join(name)).unwrap_or_default();
             let _ =
                 writeln!(text, "  {} in {}: {}", read("comm").trim(), read("wchan"), read("stat"));
+        }
+        let manager = self.stage.manager.pid().ok().map(i32::unsigned_abs);
+        for pid in pid.into_iter().chain(manager) {
+            let _ = writeln!(text, "  faults that wait, by {pid}: {:?}", faults_that_wait(pid));
         }
         let _ = writeln!(text, "{}\n{}", console.tail(5), self.stage.manager.last_words());
         text
@@ -177,9 +182,33 @@ fn own_by(status: &str) -> Option<Bytes> {
     Some(proc_text::status_field(status, "RssAnon")? + proc_text::status_field(status, "VmPTE")?)
 }
 
+/// What the kernel tells of the faults that wait on each userfaultfd of a process.
+fn faults_that_wait(pid: u32) -> Vec<String> {
+    let files = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let waits = files.filter_map(|file| {
+        let what = std::fs::read_link(file.path()).ok()?;
+        what.to_string_lossy().contains("[userfaultfd]").then_some(())?;
+        let number = file.file_name().into_string().ok()?;
+        let told = std::fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}")).ok()?;
+        let counts = told.lines().filter(|l| l.starts_with("pending") || l.starts_with("total"));
+        Some(counts.collect::<Vec<_>>().join(" ").replace('\t', " "))
+    });
+    waits.collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn faults_that_wait_are_told_of_each_userfaultfd() {
+        let Ok(_one) = ballast_uffd::Uffd::open() else {
+            return eprintln!("SKIPPED: no userfaultfd");
+        };
+        let told = faults_that_wait(std::process::id());
+        assert!(told.iter().any(|of| of == "pending: 0 total: 0"), "{told:?}");
+        assert!(faults_that_wait(0).is_empty());
+    }
 
     #[test]
     fn one_that_tells_nothing_is_found_and_one_that_serves_nobody_is_not_asked() {
