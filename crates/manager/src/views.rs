@@ -475,6 +475,11 @@ fn trouble(paged: &PagedVm) -> Option<String> {
         PagerHealth::Ill { last, ago, times } => {
             Some(format!("{last} ({times} times, last {} ago)", age(ago)))
         }
+        PagerHealth::Overdue { page, pages, waits_for, waited } => {
+            let others = if pages > 1 { format!(", and at {} more", pages - 1) } else { String::new() };
+            let waited = age(waited);
+            Some(format!("its guest has waited at {page} for {waited}, for {waits_for}{others}"))
+        }
         PagerHealth::Unserved => Some(
             "one of the threads that serve it has ended: end ballastd and start it again, and it is taken over"
                 .to_owned(),

@@ -31,7 +31,7 @@ pub use device::DEVICE_PATH;
 pub use error::{HandshakeError, UffdError};
 pub use event::Event;
 pub use flags::{Features, Ioctls, Modes};
-pub use ops::{CopyOpts, EVENTS_PER_READ};
+pub use ops::{CopyOpts, EVENTS_PER_READ, Waiters};
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 

@@ -13,6 +13,15 @@ use crate::{Event, Features, HandshakeError, Ioctls, Modes, Uffd, UffdError, abi
 /// Messages fetched by one [`Uffd::read_events`] at most.
 pub const EVENTS_PER_READ: usize = 64;
 
+/// Threads that stand still for their pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Waiters {
+    /// Their faults have not been read yet.
+    pub unread: u64,
+    /// Their faults have been read, and nobody has woken them since.
+    pub read: u64,
+}
+
 /// How a page is filled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopyOpts {
@@ -139,6 +148,15 @@ impl Uffd {
         self.op("wake", abi::WAKE, &mut range(start, len.0))
     }
 
+    /// Who waits just now, in any part of it: as the kernel tells in `/proc/self/fdinfo`.
+    ///
+    /// # Errors
+    /// There is no `/proc` to be read, or it tells something else.
+    pub fn waiters(&self) -> io::Result<Waiters> {
+        let told = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", self.as_raw_fd()))?;
+        waiters_in(&told).ok_or_else(|| io::Error::other("its fdinfo does not tell who waits"))
+    }
+
     /// Appends what the kernel has to tell, up to [`EVENTS_PER_READ`] events, and returns how many;
     /// Ok(0) means nothing now (poll for readability). Never blocks, even where another process that holds this
     /// userfaultfd makes it blocking. (Before Linux 6.10, it can if that happens just then.)
@@ -204,6 +222,16 @@ impl Uffd {
     }
 }
 
+/// "pending" are those that have not been read, "total" all.
+fn waiters_in(told: &str) -> Option<Waiters> {
+    let number = |name: &str| -> Option<u64> {
+        let rest = told.lines().find_map(|line| line.strip_prefix(name))?;
+        rest.trim().parse().ok()
+    };
+    let (unread, all) = (number("pending:")?, number("total:")?);
+    Some(Waiters { unread, read: all.checked_sub(unread)? })
+}
+
 fn range(start: HostAddr, len: u64) -> abi::Range {
     abi::Range { start: start.0, len }
 }
@@ -226,6 +254,15 @@ fn bytes_done(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_waits_is_told_by_the_kernel_in_words() {
+        let told = "pos:\t0\nflags:\t02000002\npending:\t3\ntotal:\t5\nAPI:\taa:1:2\n";
+        assert_eq!(waiters_in(told), Some(Waiters { unread: 3, read: 2 }));
+        for wrong in ["", "pending:\t3\n", "pending:\t3\ntotal:\tx\n", "pending:\t3\ntotal:\t2\n"] {
+            assert_eq!(waiters_in(wrong), None, "{wrong:?}");
+        }
+    }
 
     #[test]
     fn partial_progress_is_told_from_changing_mappings() {

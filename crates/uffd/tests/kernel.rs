@@ -113,6 +113,27 @@ fn page_of(value: u64) -> Vec<u8> {
 }
 
 #[test]
+fn who_waits_is_counted_until_he_is_woken() {
+    let Some(ram) = Ram::new() else { return };
+    let wait_for = |wanted| {
+        while ram.uffd.waiters().unwrap() != wanted {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    wait_for(Waiters::default());
+    let guest = ram.read(3);
+    wait_for(Waiters { unread: 1, read: 0 });
+    let mut events = Vec::new();
+    assert_eq!(ram.uffd.read_events(&mut events).unwrap(), 1);
+    assert_eq!(ram.uffd.waiters().unwrap(), Waiters { unread: 0, read: 1 });
+    // Who is let try again, and finds nothing, waits with a fault that is new.
+    ram.uffd.wake(ram.base, Bytes(PAGES * PAGE)).unwrap();
+    wait_for(Waiters { unread: 1, read: 0 });
+    assert_eq!(ram.uffd.zeropage(ram.at(3), PAGE_SIZE, true), Ok(PAGE_SIZE));
+    assert_eq!((guest.join().unwrap(), ram.uffd.waiters().unwrap()), (0, Waiters::default()));
+}
+
+#[test]
 fn a_missing_page_is_told_and_filled_by_copy_and_by_zeros() {
     let Some(ram) = Ram::new() else { return };
     assert!(ram.nothing_to_tell());

@@ -198,7 +198,8 @@ impl<B: Backend> Memory<B> {
     fn charge(&self, n: u64) -> Result<(), Wait> {
         // Without the frames of the tier: who is granted all of its size is never blocked.
         let pages = || self.charged().saturating_sub(Pages(self.tier.occupancy().frames));
-        if self.host.is_low() && pages() >= self.target() {
+        // One that has exactly its target may exchange a page for another: what it has above that is taken again.
+        if self.host.is_low() && pages() > self.target() {
             return Err(Wait::Blocked);
         }
         if !self.host.ledger.try_reserve(Pages(n)) {

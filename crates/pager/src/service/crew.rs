@@ -95,6 +95,8 @@ struct Board {
     idle: usize,
     woken: usize,
     live: usize,
+    /// Jobs that helpers have in hand.
+    in_hand: usize,
     ended: bool,
 }
 
@@ -127,15 +129,17 @@ impl Office {
         self.board.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for a job. None: the helper is to end.
-    fn job(&self) -> Option<Job> {
+    /// Waits for a job, after the last one is done if there was one. None: the helper is to end.
+    fn job(&self, had_one: bool) -> Option<Job> {
         let mut board = self.board();
+        board.in_hand -= usize::from(had_one);
         let mut rested = false;
         loop {
             if board.ended {
                 return None;
             }
             if let Some(job) = board.jobs.pop_front() {
+                board.in_hand += 1;
                 return Some(job);
             }
             if rested {
@@ -279,6 +283,15 @@ impl Crew {
         self.has_begun && !self.office.board().jobs.is_empty()
     }
 
+    /// Whether every fault that was put on the board is served, or has been taken back.
+    pub fn is_quiet(&self) -> bool {
+        if !self.has_begun {
+            return true;
+        }
+        let board = self.office.board();
+        board.jobs.is_empty() && board.in_hand == 0 && board.back.is_empty()
+    }
+
     /// What came of faults that helpers could not serve at once, or that brought pages back.
     pub fn take_back(&self) -> Vec<Met> {
         if !self.has_begun {
@@ -315,7 +328,9 @@ impl Drop for Lost<'_> {
 fn help(vm: &Shared, office: &Office) {
     let _place = Place;
     let _lost = Lost(vm);
-    while let Some(job) = office.job() {
+    let mut has_one = false;
+    while let Some(job) = office.job(has_one) {
+        has_one = true;
         let met = Met::serve(&vm.memory, job.ppn, job.access);
         let served = met.outcome == Fault::Served;
         if served {
@@ -401,7 +416,9 @@ mod tests {
         let helper = {
             let office = office.clone();
             std::thread::spawn(move || {
-                std::iter::from_fn(|| office.job()).map(|job| job.ppn.0).collect::<Vec<_>>()
+                let mut had_one = false;
+                let next = || office.job(std::mem::replace(&mut had_one, true));
+                std::iter::from_fn(next).map(|job| job.ppn.0).collect::<Vec<_>>()
             })
         };
         for n in 0..100 {
@@ -421,7 +438,7 @@ mod tests {
         office.work.notify_all();
         assert_eq!(helper.join().unwrap(), (0..100).collect::<Vec<_>>());
         let board = office.board();
-        assert_eq!((board.idle, board.woken), (0, 0));
+        assert_eq!((board.idle, board.woken, board.in_hand), (0, 0, 0));
     }
 
     #[test]

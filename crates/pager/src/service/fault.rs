@@ -12,6 +12,7 @@ use rustix::fs::OFlags;
 
 use super::around::Around;
 use super::crew::{Crew, Job, LATE, LONG};
+use super::overdue::{self, Watch};
 use super::reads::{Arrival, Reads};
 use super::restore::Restore;
 use super::serve::{Landed, Notice, Serve, Task};
@@ -26,6 +27,8 @@ use crate::word::State;
 const RETRY: Duration = Duration::from_secs(2);
 /// How long until reads are offered to the kernel again that it did not take.
 const BEHIND: Duration = Duration::from_millis(1);
+/// How long what the kernel refuses is tried again at once.
+const CHASE: Duration = Duration::from_micros(100);
 /// How often pages whose mapping is unknown are to be settled while a guest waits for one.
 const SETTLE: Duration = Duration::from_millis(20);
 /// How long until events that could not be read are tried again.
@@ -46,6 +49,7 @@ pub(super) struct FaultService {
     restore: Restore,
     tasks: Vec<Task>,
     spin: Spin,
+    watch: Watch,
     begun: Instant,
     /// Since when, or since the last look, a fault has waited for memory.
     starved: Option<Instant>,
@@ -110,6 +114,7 @@ impl FaultService {
             restore: Restore::default(),
             tasks: Vec::new(),
             spin: Spin::default(),
+            watch: Watch::new(Instant::now()),
             begun: Instant::now(),
             starved: None,
             kept_since: None,
@@ -135,7 +140,11 @@ impl FaultService {
             self.reap();
             self.take_back();
             self.retry();
+            if has_events {
+                self.chase();
+            }
             self.restore();
+            self.look_for_overdue(Instant::now());
             if self.vm.hold_down(HELD_TOGETHER) {
                 self.vm.signal_reclaim();
             }
@@ -426,6 +435,42 @@ impl FaultService {
         }
     }
 
+    /// What the kernel refuses while something is being given up can be done as soon as whoever gives it up goes on; and where
+    /// page after page is given up, not for long: the next is under way then.
+    fn chase(&mut self) {
+        let begun = Instant::now();
+        let of_arrivals = |s: &FaultService| s.unfilled.iter().any(|u| u.1 == Wait::Discard);
+        while (self.serve.pending().is_refused() || of_arrivals(self))
+            && begun.elapsed() < CHASE
+            && !self.has_events()
+        {
+            std::thread::yield_now();
+            self.retry();
+        }
+    }
+
+    /// From time to time: tells of a fault that waits for long, and meets again what was read and is in no book.
+    fn look_for_overdue(&mut self, now: Instant) {
+        if !self.watch.is_due(now) {
+            return;
+        }
+        self.vm.set_overdue(now.checked_sub(overdue::LATE).and_then(|at| self.serve.overdue(at)));
+        let is_quiet = self.serve.is_quiet() && self.failed.is_empty() && self.unfilled.is_empty();
+        if !is_quiet || !self.crew.is_quiet() {
+            return;
+        }
+        // All that was read is served, and all of those have been woken.
+        let ram = self.vm.memory.backend();
+        let Ok(strays) = ram.uffd().waiters().map(|waiters| waiters.read) else { return };
+        if self.watch.are_to_be_met_again(strays) {
+            let woken = ram.wake(Ppn(0), self.vm.memory.pmap().len().0);
+            self.vm.set_ill(format!("{strays} faults were read and not served; met again"));
+            if let Err(e) = woken {
+                self.vm.set_ill_unless_gone("meeting faults again", e);
+            }
+        }
+    }
+
     fn reap(&mut self) {
         let mut arrivals = Vec::new();
         self.reads.reap(&mut arrivals);
@@ -518,10 +563,10 @@ fn await_any(
 
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
-    use ballast_units::PAGE_SIZE;
+    use ballast_units::{PAGE_SIZE, Pages};
 
     use super::*;
-    use crate::service::FaultThreads;
+    use crate::service::{FaultThreads, Health};
 
     #[test]
     fn what_is_not_ready_for_long_is_tried_seldom_and_what_changes_often() {
@@ -569,6 +614,51 @@ mod tests {
         assert_eq!(vm.fault_times.counts().iter().sum::<u64>(), 1);
         // Not those that are read after them.
         assert_eq!(service.kept_since, None);
+    }
+
+    #[test]
+    fn a_fault_that_was_read_and_is_in_no_book_is_met_again() {
+        let Some(vm) = super::super::testing::vm(16, 1) else { return };
+        let crew = Crew::new(vm.clone(), FaultThreads::default());
+        let mut service = FaultService::new(vm.clone(), Vec::new(), crew).unwrap();
+        let base = vm.memory.backend().layout().at(Ppn(5)).addr.0;
+        // SAFETY: inside the mapping, which stays; nobody else uses the page.
+        let guest = std::thread::spawn(move || unsafe { (base as *mut u8).write_volatile(1) });
+        while !service.has_events() {
+            std::thread::yield_now();
+        }
+        // Somebody else read it.
+        assert_eq!(vm.memory.backend().uffd().read_events(&mut Vec::new()).unwrap(), 1);
+        let begun = Instant::now();
+        let mut look = |s| {
+            service.look_for_overdue(begun + Duration::from_secs(s));
+            matches!(vm.trouble(), Health::Ill { .. })
+        };
+        assert_eq!([look(2), look(2), look(4)], [false, false, true]);
+        while !service.has_events() {
+            std::thread::yield_now();
+        }
+        service.take_events(&mut Vec::new()).unwrap();
+        guest.join().unwrap();
+        assert_eq!(vm.memory.backend().uffd().waiters().unwrap().read, 0);
+        // One that is in the books is not met again, however long it waits.
+        vm.memory.host().ledger.set_budget(Pages(1));
+        // SAFETY: as above.
+        let guest = std::thread::spawn(move || unsafe {
+            ((base + PAGE_SIZE as u64) as *mut u8).write_volatile(1);
+        });
+        while !service.has_events() {
+            std::thread::yield_now();
+        }
+        service.take_events(&mut Vec::new()).unwrap();
+        for s in 6..20 {
+            service.look_for_overdue(begun + Duration::from_secs(s));
+        }
+        assert!(!service.has_events());
+        assert_eq!(vm.memory.backend().uffd().waiters().unwrap().read, 1);
+        vm.memory.host().ledger.set_budget(Pages(100));
+        service.retry();
+        guest.join().unwrap();
     }
 
     #[test]

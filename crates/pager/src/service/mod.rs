@@ -6,6 +6,7 @@
 //!   its descriptors: what cannot be served now is kept and tried again, because the VMM's own
 //!   threads wait until their discard events are read.
 //! - `serve`, `pending`: in which order it does so.
+//! - `overdue`: which faults wait too long, and which are in nobody's book.
 //! - `crew`: the threads that help where several processors of a guest fault together.
 //! - `around`, `runs`: which neighbours of a page that was wanted come home with it.
 //! - `priority`: how urgent these threads are.
@@ -32,6 +33,7 @@ mod large;
 mod latency;
 mod leaving_store;
 mod mapping_count;
+mod overdue;
 mod pending;
 mod priority;
 mod reads;

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use ballast_units::Ppn;
 
+use super::overdue::Overdue;
 use crate::memory::{Access, Mark, Wait};
 
 /// How long a VMM gets to punch pages that it has announced as given up.
@@ -21,6 +22,13 @@ pub struct WaitingFault {
     pub since: Instant,
     /// Why it waits, the last time it was tried.
     pub why: Wait,
+    /// Since when it has waited for memory, or for anything but memory, whichever it is.
+    pub so_since: Instant,
+}
+
+/// Whether that is for memory: of the host, or of what the VM is granted.
+fn is_for_memory(why: Wait) -> bool {
+    matches!(why, Wait::Memory | Wait::Blocked)
 }
 
 /// What waits, of one VM.
@@ -51,12 +59,37 @@ impl Pending {
     /// Keeps a fault. A second one on the same page joins the first: Missing covers all, since serving it looks at
     /// what is there.
     pub fn keep_fault(&mut self, ppn: Ppn, access: Access, why: Wait) {
-        let new = || WaitingFault { access, since: Instant::now(), why };
-        let fault = self.faults.entry(ppn).or_insert_with(new);
+        let now = Instant::now();
+        let new = WaitingFault { access, since: now, why, so_since: now };
+        let fault = self.faults.entry(ppn).or_insert(new);
         if access == Access::Missing || fault.access == Access::Protected {
             fault.access = access;
         }
+        if is_for_memory(fault.why) != is_for_memory(why) {
+            fault.so_since = now;
+        }
         fault.why = why;
+    }
+
+    /// Pages with a fault that is kept, of `n` from `first` on.
+    pub fn faults_within(&self, first: Ppn, n: u64) -> Vec<Ppn> {
+        self.faults.range(first..Ppn(first.0.saturating_add(n))).map(|(&ppn, _)| ppn).collect()
+    }
+
+    /// Faults that have waited since `before`, or longer, for anything but memory.
+    pub fn overdue(&self, before: Instant) -> impl Iterator<Item = Overdue> {
+        let late = move |f: &WaitingFault| !is_for_memory(f.why) && f.so_since <= before;
+        self.faults.iter().filter(move |(_, f)| late(f)).map(|(&page, f)| Overdue {
+            page,
+            since: f.so_since,
+            why: Some(f.why),
+            pages: 1,
+        })
+    }
+
+    /// Whether the kernel refused a fault, for something that is being given up.
+    pub fn is_refused(&self) -> bool {
+        self.faults.values().any(|f| f.why == Wait::Discard)
     }
 
     /// Keeps discards that were read after `mark`. Of pages whose discard is kept already, that one stays: its
@@ -114,7 +147,7 @@ impl Pending {
 
     /// Whether a fault waits for memory.
     pub fn is_starved(&self) -> bool {
-        self.faults.values().any(|f| matches!(f.why, Wait::Memory | Wait::Blocked))
+        self.faults.values().any(|f| is_for_memory(f.why))
     }
 
     /// None where none waits.

@@ -78,6 +78,9 @@ pub(super) struct Reclaim {
     pub(super) collapsing: Collapsing,
 }
 
+/// How long what the kernel refuses, for something that is being given up, is tried again at once.
+const CHASE: Duration = Duration::from_micros(200);
+
 impl Reclaim {
     /// `found` is what a takeover found in the stage; of a VM that is started, nothing.
     pub fn new(
@@ -289,7 +292,15 @@ impl Reclaim {
     fn evict_victim(&mut self, ppn: Ppn, cluster: usize, slots: bool, refused: &mut u32) -> bool {
         // Without slots each is looked at before.
         let (first, n) = if slots { self.with_neighbours(ppn, cluster) } else { (ppn, 1) };
-        match self.vm.memory.evict_run(first, n, self.clusters[cluster].next_slot()) {
+        let slot = self.clusters[cluster].next_slot();
+        let mut left = self.vm.memory.evict_run(first, n, slot);
+        // Who gives up page after page is between two of them for a moment only.
+        let begun = Instant::now();
+        while matches!(left, Err(NotEvicted::Failed(MemError::Again))) && begun.elapsed() < CHASE {
+            std::thread::yield_now();
+            left = self.vm.memory.evict_run(first, n, slot);
+        }
+        match left {
             Ok(left) => {
                 *refused = 0;
                 self.have_left(cluster, &left);

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use ballast_units::Ppn;
 
+use super::overdue::Overdue;
 use super::pending::Pending;
 use crate::backend::{Backend, MemError, PageBuf};
 use crate::memory::{Access, Counters, Fault, Mark, Memory, Unbooked, Wait};
@@ -75,8 +76,16 @@ pub enum Landed {
 #[derive(Debug, Default)]
 pub struct Serve {
     pending: Pending,
-    /// Pages on their way from the swap file, and since when.
-    coming: Vec<(Ppn, Instant)>,
+    /// Pages on their way from the swap file.
+    coming: Vec<Coming>,
+}
+
+#[derive(Debug)]
+struct Coming {
+    ppn: Ppn,
+    since: Instant,
+    /// It was read, and cannot be put in place for this.
+    why: Option<Wait>,
 }
 
 /// All that was given up, each page once: a VMM may give up the same from many threads.
@@ -106,6 +115,13 @@ impl Serve {
     /// Whether nothing waits, neither to be tried again nor for what is being read.
     pub fn is_quiet(&self) -> bool {
         self.pending.is_empty() && self.coming.is_empty()
+    }
+
+    /// Of the faults that have waited since `before`, or longer, for anything but memory: the oldest.
+    pub fn overdue(&self, before: Instant) -> Option<Overdue> {
+        let coming = self.coming.iter().filter(|c| c.since <= before);
+        let coming = coming.map(|c| Overdue { page: c.ppn, since: c.since, why: c.why, pages: 1 });
+        Overdue::oldest(self.pending.overdue(before).chain(coming))
     }
 
     /// Takes what a takeover could not book, of an event that was read after `mark`.
@@ -147,7 +163,7 @@ impl Serve {
     }
 
     fn is_coming(&self, ppn: Ppn) -> bool {
-        self.coming.iter().any(|(p, _)| *p == ppn)
+        self.coming.iter().any(|c| c.ppn == ppn)
     }
 
     /// Tries again what had to wait, discards first.
@@ -183,16 +199,16 @@ impl Serve {
         let given_up = self.pending.discard_outstanding(ppn);
         let outcome = memory.swapped_in(ppn, bytes.filter(|_| !given_up));
         let landed = match outcome {
-            Fault::Wait(why) => return Landed::NotYet(why),
+            Fault::Wait(why) => return self.not_yet(ppn, why),
             Fault::Failed(MemError::Gone) | Fault::Served | Fault::Read(_) => Landed::Done,
             Fault::Failed(e) => {
                 // The VMM changed its memory: its affair, but it must not keep us busy.
                 tasks.push(Task::Trouble(format!("fault on {ppn}: {e}")));
-                return Landed::NotYet(Wait::Kernel);
+                return self.not_yet(ppn, Wait::Kernel);
             }
         };
-        if let Some(at) = self.coming.iter().position(|(p, _)| *p == ppn) {
-            let (_, since) = self.coming.swap_remove(at);
+        if let Some(at) = self.coming.iter().position(|c| c.ppn == ppn) {
+            let Coming { since, .. } = self.coming.swap_remove(at);
             if bytes.is_some() && !given_up {
                 let took = since.elapsed().as_nanos() as u64;
                 Counters::add(&memory.counters.swap_in_ns, took);
@@ -204,6 +220,13 @@ impl Serve {
             tasks.push(Task::Came(ppn));
         }
         landed
+    }
+
+    fn not_yet(&mut self, ppn: Ppn, why: Wait) -> Landed {
+        if let Some(coming) = self.coming.iter_mut().find(|c| c.ppn == ppn) {
+            coming.why = Some(why);
+        }
+        Landed::NotYet(why)
     }
 
     /// A fault that was read, or one that is to be tried again: it is served, kept, or becomes a task. Answers
@@ -245,7 +268,7 @@ impl Serve {
             Fault::Read(stored) => {
                 // Busy since then: who waits for it is woken when it is there.
                 self.served(memory, ppn);
-                self.coming.push((ppn, Instant::now()));
+                self.coming.push(Coming { ppn, since: Instant::now(), why: None });
                 tasks.push(Task::Read(ppn, stored));
             }
             // The VMM is exiting; its process handle tells the manager.
@@ -289,11 +312,26 @@ impl Serve {
         tasks: &mut Vec<Task>,
     ) {
         let (left, result) = memory.discard(first, n, mark);
+        self.let_go(memory, first, n, &left);
         self.resume(left, mark);
         if let Err(e) = result
             && e != MemError::Gone
         {
             tasks.push(Task::Trouble(format!("discarding {n} pages at {first}: {e}")));
+        }
+    }
+}
+
+impl Serve {
+    /// Faults on pages that were given up since. Whoever still waits for one says so again, behind the discard; nobody
+    /// gets a page for what is in the balloon.
+    fn let_go<B: Backend>(&mut self, memory: &Memory<B>, first: Ppn, n: u64, left: &Unbooked) {
+        let kept = left.busy.iter().chain(&left.present);
+        let is_kept = |ppn: Ppn| kept.clone().any(|&(p, n)| p <= ppn && ppn.0 - p.0 < n);
+        for ppn in self.pending.faults_within(first, n) {
+            if !is_kept(ppn) && memory.backend().wake(ppn, 1).is_ok() {
+                self.served(memory, ppn);
+            }
         }
     }
 }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use ballast_units::Ppn;
 
 use super::latency::FaultTimes;
+use super::overdue::Overdue;
 use super::slotless::Stubborn;
 use super::vm::DomainChange;
 use crate::backend::MemError;
@@ -31,6 +32,9 @@ pub enum Health {
     /// One of the threads that serve it has ended, which none does by itself: its guest may stand still until another
     /// manager has it.
     Unserved,
+    /// A fault waits for long, for anything but memory: its page, how many pages have such a fault, what it waits for, and
+    /// since when.
+    Overdue { page: Ppn, pages: usize, waits_for: &'static str, waited: Duration },
     /// Pages that the guest waits for cannot be read, or are not what was written: the first of them, how
     /// many there are, and what is wrong with it. They are tried again until they can be.
     Unreadable { page: Ppn, pages: usize, what: String },
@@ -79,6 +83,7 @@ pub(super) struct Shared {
     stop: AtomicBool,
     ill: Mutex<Option<(String, Instant)>>,
     ill_times: AtomicU32,
+    overdue: Mutex<Option<Overdue>>,
     /// Pages that are waited for and cannot be read, and why.
     unreadable: Mutex<BTreeMap<Ppn, String>>,
     has_unreadable: AtomicBool,
@@ -148,6 +153,7 @@ impl Shared {
             stop: AtomicBool::new(false),
             ill: Mutex::new(None),
             ill_times: AtomicU32::new(0),
+            overdue: Mutex::new(None),
             unreadable: Mutex::new(BTreeMap::new()),
             has_unreadable: AtomicBool::new(false),
             swap_stuck: AtomicBool::new(false),
@@ -223,8 +229,32 @@ impl Shared {
         *lock(&self.ill) = Some((what, Instant::now()));
     }
 
-    /// The last trouble, if there was any.
+    /// The fault that waits too long, if one does. Said when it begins, and when it ends.
+    pub fn set_overdue(&self, overdue: Option<Overdue>) {
+        let was = std::mem::replace(&mut *lock(&self.overdue), overdue);
+        match (was, overdue) {
+            (None, Some(o)) => {
+                let (page, waits_for, for_s) = (o.page, o.waits_for(), o.since.elapsed().as_secs());
+                tracing::error!(vm = %self.name, "{page}: a fault has waited for {for_s} s, for {waits_for}");
+            }
+            (Some(o), None) => {
+                let for_s = o.since.elapsed().as_secs();
+                tracing::info!(vm = %self.name, "no fault waits any more, after {for_s} s at most");
+            }
+            _ => {}
+        }
+    }
+
+    /// The last trouble, if there was any: first what lasts.
     pub fn trouble(&self) -> Health {
+        if let Some(overdue) = *lock(&self.overdue) {
+            return Health::Overdue {
+                page: overdue.page,
+                pages: overdue.pages,
+                waits_for: overdue.waits_for(),
+                waited: overdue.since.elapsed(),
+            };
+        }
         match &*lock(&self.ill) {
             None => Health::Well,
             Some((last, at)) => Health::Ill {

@@ -1,0 +1,134 @@
+//! Faults that stand still. Those that wait for memory are counted; one that waits for long for anything else is told: a
+//! read of swap that does not end, a page that somebody has in hand, a kernel that has no memory. And one that was
+//! read and is in no book here, of which no reason is known, is met again: whoever waits is let try again.
+
+use std::time::{Duration, Instant};
+
+use ballast_units::Ppn;
+
+use crate::memory::Wait;
+
+/// After this time a fault is told that waits for anything but memory. A shim has 2 s for an answer, and a page is busy
+/// meanwhile.
+pub(super) const LATE: Duration = Duration::from_secs(5);
+
+/// The fault that has waited longest of those that wait too long, for anything but memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Overdue {
+    /// Where.
+    pub page: Ppn,
+    /// Since when.
+    pub since: Instant,
+    /// For what; None: to be read from swap.
+    pub why: Option<Wait>,
+    /// Pages with such a fault.
+    pub pages: usize,
+}
+
+impl Overdue {
+    /// The oldest of some, whose `pages` do not count.
+    pub(super) fn oldest(all: impl Iterator<Item = Overdue>) -> Option<Overdue> {
+        all.fold(None, |oldest: Option<Overdue>, one| {
+            let pages = oldest.map_or(0, |o| o.pages) + 1;
+            let older = oldest.filter(|o| o.since <= one.since).unwrap_or(one);
+            Some(Overdue { pages, ..older })
+        })
+    }
+
+    /// What it waits for.
+    pub(super) fn waits_for(&self) -> &'static str {
+        match self.why {
+            None => "its page to be read from swap",
+            Some(Wait::Busy) => "what is being done with its page",
+            Some(Wait::Discard) => "its VMM, which is giving up pages",
+            Some(Wait::Zeros) => "zeros to be mapped",
+            Some(Wait::Kernel) => "memory that the kernel does not give",
+            Some(Wait::Memory | Wait::Blocked) => "memory",
+        }
+    }
+}
+
+/// When to look for what stands still.
+#[derive(Debug)]
+pub(super) struct Watch {
+    next: Instant,
+    /// Looks one after the other that found a fault which is in no book, and how many are to before it is met again.
+    strays: u32,
+    #[allow(missing_docs, reason = "told with the field before")]
+    enough: u32,
+}
+
+impl Watch {
+    /// Between two looks.
+    const EVERY: Duration = Duration::from_secs(1);
+    /// At first; each time twice as many. The first may have seen one on its way out: by a signal.
+    const ENOUGH: u32 = 2;
+    const MOST: u32 = 64;
+
+    pub fn new(now: Instant) -> Watch {
+        Watch { next: now + Watch::EVERY, strays: 0, enough: Watch::ENOUGH }
+    }
+
+    /// Whether it is time for a look, which the caller takes then.
+    pub fn is_due(&mut self, now: Instant) -> bool {
+        let due = now >= self.next;
+        if due {
+            self.next = now + Watch::EVERY;
+        }
+        due
+    }
+
+    /// A look found so many faults that are in no book. Answers whether they are to be met again.
+    pub fn are_to_be_met_again(&mut self, strays: u64) -> bool {
+        if strays == 0 {
+            (self.strays, self.enough) = (0, Watch::ENOUGH);
+            return false;
+        }
+        self.strays += 1;
+        let again = self.strays >= self.enough;
+        if again {
+            self.strays = 0;
+            self.enough = (2 * self.enough).min(Watch::MOST);
+        }
+        again
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_is_told_and_how_many_there_are() {
+        let now = Instant::now();
+        let one = |page, ago, why| Overdue {
+            page: Ppn(page),
+            since: now.checked_sub(Duration::from_secs(ago)).unwrap_or(now),
+            why,
+            pages: 1,
+        };
+        assert_eq!(Overdue::oldest([].into_iter()), None);
+        let all = [one(1, 6, Some(Wait::Busy)), one(2, 9, None), one(3, 7, Some(Wait::Kernel))];
+        assert_eq!(Overdue::oldest(all.into_iter()), Some(Overdue { pages: 3, ..all[1] }));
+    }
+
+    #[test]
+    fn what_is_in_no_book_is_met_again_when_it_was_seen_twice_and_then_more_and_more_seldom() {
+        let begun = Instant::now();
+        let mut watch = Watch::new(begun);
+        let due = |watch: &mut Watch, ms| watch.is_due(begun + Duration::from_millis(ms));
+        assert_eq!(
+            [999, 1_000, 1_001, 2_000].map(|ms| due(&mut watch, ms)),
+            [false, true, false, true]
+        );
+        let mut met = |strays: &[u64]| -> Vec<bool> {
+            strays.iter().map(|&n| watch.are_to_be_met_again(n)).collect()
+        };
+        assert_eq!(met(&[0, 1, 0, 1, 3]), [false, false, false, false, true]);
+        assert_eq!(met(&[1, 1, 1, 1]), [false, false, false, true]);
+        // None is left: as at first.
+        assert_eq!(met(&[0, 1, 1]), [false, false, true]);
+        let again = (0..1_000).filter(|_| watch.are_to_be_met_again(1)).count();
+        assert!((15..=19).contains(&again), "{again}: every {} looks in the end", Watch::MOST);
+    }
+}
