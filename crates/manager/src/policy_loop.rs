@@ -236,8 +236,14 @@ fn carry_out(manager: &Manager, managed: &[&Arc<Vm>], decision: &Decision, is_ne
             paged.set_may_share(vm.may_be_paged() && !vm.is_frozen() && no_zeros);
             change_domain(manager, vm, paged);
             let evict = if vm.may_be_paged() { plan.evict } else { Pages::ZERO };
-            let until = if evict.is_zero() { Pages::ZERO } else { until };
-            paged.hold_down_to(evict, plan.leave.saturating_sub(part), until);
+            // In low, who is asked for nothing may grow to its target, and exchanges pages there.
+            let exchanges = decision.state == State::Low && vm.may_be_paged();
+            let (leave, until) = match (evict.is_zero(), exchanges) {
+                (false, _) => (plan.leave, until),
+                (true, true) => (plan.leave.max(entitlement.target), until),
+                (true, false) => (plan.leave, Pages::ZERO),
+            };
+            paged.hold_down_to(evict, leave.saturating_sub(part), until);
             paged.memory_freed();
         }
     }

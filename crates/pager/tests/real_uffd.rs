@@ -478,6 +478,14 @@ fn faults_wait_for_memory_and_for_the_low_state_to_end() {
     let stuck = step();
     wait_for("block", || manager.vm.memory().counters.values().blocks > 0);
     assert!(step() <= stuck + 1, "{} allocated while blocked", step() - stuck);
+    // At its target it exchanges one page for another.
+    let (target, stuck) = (manager.vm.memory().charged(), step());
+    manager.vm.memory().set_target(target);
+    manager.vm.hold_down_to(Pages::ZERO, target, manager.host.ledger.budget());
+    wait_for("exchanges", || step() >= stuck + 16);
+    let charged = manager.vm.memory().charged();
+    assert!(charged <= target + Pages(1), "{charged} pages, where {target} are granted");
+    manager.vm.hold_down_to(Pages::ZERO, Pages::ZERO, Pages::ZERO);
     manager.vm.memory().set_target(Pages(SIZE));
     wait_for("all pages", || step() == SIZE);
     assert!(manager.vm.memory().counters.values().wait_ns > 0);

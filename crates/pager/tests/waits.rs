@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use ballast_pager::backend::{Backend as _, MemError};
 use ballast_pager::memory::{Access, Wait};
-use ballast_pager::service::serve::{Landed, Task};
+use ballast_pager::service::serve::{Landed, Notice, Task};
 use ballast_pager::word::State;
 use ballast_units::{Pages, Ppn};
 use support::page_of;
@@ -57,7 +57,7 @@ fn who_waits_for_a_page_that_is_given_up_meanwhile_gets_none_unless_he_asks_agai
     assert_eq!((vm.ram.0.is_present(2), vm.ram.0.is_present(3)), (false, true));
     assert_eq!(vm.access(2, Some(5)), 5);
 
-    // One that cannot be woken is kept, and so is one whose page was at home against expectation.
+    // One whose page was at home against expectation is kept, and so is one that cannot be woken.
     vm.ram.0.fail_at(0, MemError::NoMemory);
     vm.fault(4, Access::Missing).unwrap();
     assert_eq!(vm.serve.pending().fault(Ppn(4)).map(|f| f.why), Some(Wait::Kernel));
@@ -66,13 +66,40 @@ fn who_waits_for_a_page_that_is_given_up_meanwhile_gets_none_unless_he_asks_agai
     vm.fault(0, Access::Protected).unwrap();
     assert_eq!(vm.serve.pending().waiting(), [Ppn(0), Ppn(4)]);
     let mark = vm.memory.mark();
-    let discard = ballast_pager::service::serve::Notice::Discard(Ppn(0), 8);
+    let discard = Notice::Discard(Ppn(0), 8);
     vm.ram.0.vmm_punch(1, 1);
     vm.serve.take(&vm.memory, &[discard], mark, &mut Vec::new(), |_, _| false);
     assert_eq!(vm.serve.pending().waiting(), [Ppn(0)], "its page is there");
     assert_eq!((vm.state(0), vm.state(1)), (State::Resident, State::Ballooned));
     vm.pump().unwrap();
     assert!(vm.serve.pending().waiting().is_empty() && !vm.ram.0.is_protected(0));
+    vm.ram.0.fail_at(0, MemError::NoMemory);
+    vm.fault(5, Access::Missing).unwrap();
+    vm.ram.0.fail_at(0, MemError::Gone);
+    let discard = Notice::Discard(Ppn(5), 1);
+    vm.serve.take(&vm.memory, &[discard], vm.memory.mark(), &mut Vec::new(), |_, _| false);
+    assert_eq!(vm.serve.pending().waiting(), [Ppn(5)]);
+}
+
+#[test]
+fn what_the_kernel_refused_for_something_that_is_given_up_is_tried_apart() {
+    let mut vm = Vm::new(8, 100, 8, 1);
+    vm.ram.0.fail_at(0, MemError::NoMemory);
+    vm.fault(1, Access::Missing).unwrap();
+    vm.ram.0.announce(7, 1);
+    vm.fault(2, Access::Missing).unwrap();
+    let whys = |vm: &Vm| -> Vec<Wait> {
+        let pending = vm.serve.pending();
+        pending.waiting().into_iter().filter_map(|p| Some(pending.fault(p)?.why)).collect()
+    };
+    assert_eq!(whys(&vm), [Wait::Kernel, Wait::Discard]);
+    let mut tasks = Vec::new();
+    vm.serve.retry_refused(&vm.memory, &mut tasks);
+    assert_eq!(whys(&vm), [Wait::Kernel, Wait::Discard], "nobody has read it");
+    assert_eq!(vm.ram.0.read_events(), [Notice::Discard(Ppn(7), 1)]);
+    vm.serve.retry_refused(&vm.memory, &mut tasks);
+    assert_eq!((whys(&vm), tasks), (vec![Wait::Kernel], Vec::new()));
+    assert_eq!((vm.state(1), vm.state(2)), (State::Untouched, State::Resident));
 }
 
 #[test]

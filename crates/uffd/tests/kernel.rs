@@ -116,9 +116,13 @@ fn page_of(value: u64) -> Vec<u8> {
 fn who_waits_is_counted_until_he_is_woken() {
     let Some(ram) = Ram::new() else { return };
     let wait_for = |wanted| {
-        while ram.uffd.waiters().unwrap() != wanted {
+        for _ in 0..60_000 {
+            if ram.uffd.waiters().unwrap() == wanted {
+                return;
+            }
             std::thread::sleep(Duration::from_millis(1));
         }
+        panic!("{:?} instead of {wanted:?}", ram.uffd.waiters());
     };
     wait_for(Waiters::default());
     let guest = ram.read(3);

@@ -1,6 +1,6 @@
 //! The memory of a process that a benchmark is about: private, or a shared file as QEMU's RAM.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 /// Of a page, 8 bytes each.
 pub const WORDS: usize = 512;
@@ -11,6 +11,8 @@ pub const PAGE: usize = WORDS * 8;
 pub struct Memory {
     base: *mut [u64; WORDS],
     pages: usize,
+    /// The advice by which pages of it are freed.
+    gives_up: i32,
 }
 
 impl Memory {
@@ -32,7 +34,8 @@ impl Memory {
         if base == libc::MAP_FAILED {
             return Err(std::io::Error::last_os_error()).context("mmap");
         }
-        let memory = Memory { base: base.cast(), pages };
+        let gives_up = if file { libc::MADV_REMOVE } else { libc::MADV_DONTNEED };
+        let memory = Memory { base: base.cast(), pages, gives_up };
         if !file {
             // The kernel would have to split large pages first; that is not what is compared.
             memory.advise(libc::MADV_NOHUGEPAGE)?;
@@ -61,6 +64,25 @@ impl Memory {
             0 => Ok(()),
             _ => Err(std::io::Error::last_os_error()).context("madvise"),
         }
+    }
+
+    /// Gives up the pages from `first` on, one by one, over and over, in a thread of its own until the process ends. What
+    /// they hold is lost: nobody reads or writes them from now on.
+    pub fn give_up_from(&self, first: usize) -> Result<()> {
+        ensure!(first < self.pages, "there is none to be given up");
+        let (base, pages, advice) = (self.base.expose_provenance(), self.pages, self.gives_up);
+        let give = move || {
+            for page in (first..pages).cycle() {
+                let at = std::ptr::with_exposed_provenance_mut(base + page * PAGE);
+                // SAFETY: a page of the mapping, which stays, and to which no reference is made any more.
+                if unsafe { libc::madvise(at, PAGE, advice) } != 0 {
+                    // Seen as a thread that is not there.
+                    return;
+                }
+            }
+        };
+        std::thread::Builder::new().name("gives".into()).spawn(give)?;
+        Ok(())
     }
 
     /// By page, whether it is in memory: no device and no manager is asked for it when it is touched.

@@ -129,10 +129,9 @@ impl Office {
         self.board.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for a job, after the last one is done if there was one. None: the helper is to end.
-    fn job(&self, had_one: bool) -> Option<Job> {
+    /// Waits for a job. None: the helper is to end.
+    fn job(&self) -> Option<(Job, InHand<'_>)> {
         let mut board = self.board();
-        board.in_hand -= usize::from(had_one);
         let mut rested = false;
         loop {
             if board.ended {
@@ -140,7 +139,7 @@ impl Office {
             }
             if let Some(job) = board.jobs.pop_front() {
                 board.in_hand += 1;
-                return Some(job);
+                return Some((job, InHand(self)));
             }
             if rested {
                 board.live -= 1;
@@ -154,6 +153,15 @@ impl Office {
             board.woken = board.woken.saturating_sub(1);
             rested = timeout.timed_out();
         }
+    }
+}
+
+/// A job that a helper has taken, until it is done or the helper has panicked.
+struct InHand<'a>(&'a Office);
+
+impl Drop for InHand<'_> {
+    fn drop(&mut self) {
+        self.0.board().in_hand -= 1;
     }
 }
 
@@ -328,9 +336,7 @@ impl Drop for Lost<'_> {
 fn help(vm: &Shared, office: &Office) {
     let _place = Place;
     let _lost = Lost(vm);
-    let mut has_one = false;
-    while let Some(job) = office.job(has_one) {
-        has_one = true;
+    while let Some((job, _in_hand)) = office.job() {
         let met = Met::serve(&vm.memory, job.ppn, job.access);
         let served = met.outcome == Fault::Served;
         if served {
@@ -411,14 +417,38 @@ mod tests {
     }
 
     #[test]
+    fn what_a_helper_has_in_hand_is_not_done_before_it_is() {
+        let Some(vm) = super::super::testing::vm(4, 1) else { return };
+        let mut crew = Crew::new(vm, FaultThreads::default());
+        assert!(crew.is_quiet());
+        crew.has_begun = true;
+        crew.office.board().jobs.push_back(job(1));
+        assert!(!crew.is_quiet());
+        let office = crew.office.clone();
+        let taken = office.job().unwrap();
+        assert!(!crew.has_jobs() && !crew.is_quiet());
+        drop(taken);
+        assert!(crew.is_quiet());
+        // A helper that panics leaves nothing in hand.
+        office.board().jobs.push_back(job(2));
+        let panics = std::thread::spawn(move || {
+            let _taken = office.job();
+            panic!("of the test's own");
+        });
+        assert!(panics.join().is_err() && crew.is_quiet());
+        let met = Met { ppn: Ppn(3), access: Access::Missing, away: true, outcome: Fault::Served };
+        crew.office.board().back.push(met);
+        assert!(!crew.is_quiet());
+    }
+
+    #[test]
     fn helpers_take_what_is_there_and_end_when_they_are_told_to() {
         let office = Arc::new(Office::default());
         let helper = {
             let office = office.clone();
             std::thread::spawn(move || {
-                let mut had_one = false;
-                let next = || office.job(std::mem::replace(&mut had_one, true));
-                std::iter::from_fn(next).map(|job| job.ppn.0).collect::<Vec<_>>()
+                let next = || office.job().map(|(job, _)| job.ppn.0);
+                std::iter::from_fn(next).collect::<Vec<_>>()
             })
         };
         for n in 0..100 {

@@ -50,6 +50,8 @@ pub(super) struct FaultService {
     tasks: Vec<Task>,
     spin: Spin,
     watch: Watch,
+    /// Faults that were read, of what the VMM registered besides.
+    outside: u64,
     begun: Instant,
     /// Since when, or since the last look, a fault has waited for memory.
     starved: Option<Instant>,
@@ -115,6 +117,7 @@ impl FaultService {
             tasks: Vec::new(),
             spin: Spin::default(),
             watch: Watch::new(Instant::now()),
+            outside: 0,
             begun: Instant::now(),
             starved: None,
             kept_since: None,
@@ -145,7 +148,9 @@ impl FaultService {
             }
             self.restore();
             self.look_for_overdue(Instant::now());
-            if self.vm.hold_down(HELD_TOGETHER) {
+            // One that waits for what it has above its target to leave does not grow by more.
+            let blocked = self.serve.pending().is_blocked();
+            if self.vm.hold_down(if blocked { 1 } else { HELD_TOGETHER }) {
                 self.vm.signal_reclaim();
             }
         }
@@ -233,18 +238,20 @@ impl FaultService {
         } else if !self.failed.is_empty() {
             Duration::from_millis(100)
         } else {
-            Duration::from_secs(5).min(self.restore.rest(Instant::now()))
+            Duration::from_secs(5).min(self.restore.rest(Instant::now())).min(self.watch.rest())
         }
     }
 
     /// What an event means for pages; nothing, for some.
-    fn notice(&self, event: Event, notices: &mut Vec<Notice>) {
+    fn notice(&mut self, event: Event, notices: &mut Vec<Notice>) {
         let layout = self.vm.memory.backend().layout();
-        let fault = |addr: HostAddr, access| match layout.ppn(addr) {
+        let outside = &mut self.outside;
+        let mut fault = |addr: HostAddr, access| match layout.ppn(addr) {
             Some(ppn) => Some(Notice::Fault(ppn, access)),
             // The VMM registered memory of its own: it may wait there, or wake itself.
             None => {
                 self.vm.set_ill(format!("a fault at {addr}, outside the RAM"));
+                *outside += 1;
                 None
             }
         };
@@ -439,34 +446,56 @@ impl FaultService {
     /// page after page is given up, not for long: the next is under way then.
     fn chase(&mut self) {
         let begun = Instant::now();
-        let of_arrivals = |s: &FaultService| s.unfilled.iter().any(|u| u.1 == Wait::Discard);
-        while (self.serve.pending().is_refused() || of_arrivals(self))
-            && begun.elapsed() < CHASE
-            && !self.has_events()
-        {
+        let mut last = begun;
+        while last - begun < CHASE && self.is_refused() && !self.has_events() {
             std::thread::yield_now();
-            self.retry();
+            for (buffer, why) in std::mem::take(&mut self.unfilled) {
+                match why {
+                    Wait::Discard => self.put_in_place(buffer),
+                    _ => self.unfilled.push((buffer, why)),
+                }
+            }
+            self.with_serve(Serve::retry_refused);
+            let now = Instant::now();
+            if Spin::lost_core(now - last) {
+                return;
+            }
+            last = now;
         }
+    }
+
+    fn is_refused(&self) -> bool {
+        !self.serve.pending().refused().is_empty()
+            || self.unfilled.iter().any(|u| u.1 == Wait::Discard)
     }
 
     /// From time to time: tells of a fault that waits for long, and meets again what was read and is in no book.
     fn look_for_overdue(&mut self, now: Instant) {
-        if !self.watch.is_due(now) {
-            return;
+        if self.watch.is_time(now) {
+            let before = now.checked_sub(overdue::LATE);
+            let found = before.and_then(|before| self.serve.overdue(before));
+            self.watch.looked(now, found.is_some());
+            self.vm.set_overdue(found);
         }
-        self.vm.set_overdue(now.checked_sub(overdue::LATE).and_then(|at| self.serve.overdue(at)));
         let is_quiet = self.serve.is_quiet() && self.failed.is_empty() && self.unfilled.is_empty();
-        if !is_quiet || !self.crew.is_quiet() {
+        if !self.watch.is_time_for_strays(now) || !is_quiet || !self.crew.is_quiet() {
             return;
         }
         // All that was read is served, and all of those have been woken.
         let ram = self.vm.memory.backend();
-        let Ok(strays) = ram.uffd().waiters().map(|waiters| waiters.read) else { return };
-        if self.watch.are_to_be_met_again(strays) {
-            let woken = ram.wake(Ppn(0), self.vm.memory.pmap().len().0);
-            self.vm.set_ill(format!("{strays} faults were read and not served; met again"));
-            if let Err(e) = woken {
-                self.vm.set_ill_unless_gone("meeting faults again", e);
+        let strays = match ram.uffd().waiters() {
+            Ok(waiters) => waiters.read.saturating_sub(self.outside),
+            Err(e) => {
+                tracing::debug!(vm = %self.vm.name, "who waits is not told: {e}");
+                0
+            }
+        };
+        if self.watch.are_to_be_met_again(now, strays) {
+            match ram.wake(Ppn(0), self.vm.memory.pmap().len().0) {
+                Ok(()) => {
+                    self.vm.set_ill(format!("{strays} faults were read and not served; met again"))
+                }
+                Err(e) => self.vm.set_ill_unless_gone("meeting faults again", e),
             }
         }
     }
@@ -519,7 +548,10 @@ impl FaultService {
         self.with_serve(|serve, memory, tasks| {
             serve.retry(memory, tasks);
             for &ppn in &due {
-                serve.fault(memory, ppn, Access::Missing, tasks);
+                // Who still waits for what need not be read any more says so again: it may be in the balloon.
+                if is_kept(memory, ppn) || memory.backend().wake(ppn, 1).is_err() {
+                    serve.fault(memory, ppn, Access::Missing, tasks);
+                }
             }
         });
         self.vm.settle_unreadable(|ppn| is_kept(&self.vm.memory, ppn));
@@ -630,17 +662,24 @@ mod tests {
         // Somebody else read it.
         assert_eq!(vm.memory.backend().uffd().read_events(&mut Vec::new()).unwrap(), 1);
         let begun = Instant::now();
-        let mut look = |s| {
-            service.look_for_overdue(begun + Duration::from_secs(s));
+        let look = |service: &mut FaultService, ms| {
+            service.look_for_overdue(begun + Duration::from_millis(ms));
             matches!(vm.trouble(), Health::Ill { .. })
         };
-        assert_eq!([look(2), look(2), look(4)], [false, false, true]);
+        assert_eq!([2_000, 2_000].map(|ms| look(&mut service, ms)), [false; 2]);
+        // Not while another waits, and as soon as none does.
+        service.failed.insert(Ppn(9), begun);
+        assert!(!look(&mut service, 4_000));
+        service.failed.clear();
+        assert!(look(&mut service, 4_001));
         while !service.has_events() {
             std::thread::yield_now();
         }
         service.take_events(&mut Vec::new()).unwrap();
         guest.join().unwrap();
         assert_eq!(vm.memory.backend().uffd().waiters().unwrap().read, 0);
+        // One outside the RAM is nobody's here.
+        service.outside = 1;
         // One that is in the books is not met again, however long it waits.
         vm.memory.host().ledger.set_budget(Pages(1));
         // SAFETY: as above.
@@ -651,9 +690,7 @@ mod tests {
             std::thread::yield_now();
         }
         service.take_events(&mut Vec::new()).unwrap();
-        for s in 6..20 {
-            service.look_for_overdue(begun + Duration::from_secs(s));
-        }
+        (6..20).for_each(|s| _ = look(&mut service, 1_000 * s));
         assert!(!service.has_events());
         assert_eq!(vm.memory.backend().uffd().waiters().unwrap().read, 1);
         vm.memory.host().ledger.set_budget(Pages(100));

@@ -51,9 +51,14 @@ impl Overdue {
 /// When to look for what stands still.
 #[derive(Debug)]
 pub(super) struct Watch {
-    next: Instant,
+    /// For faults that wait long, and for those that are in no book: the latter only while no other waits.
+    long: Instant,
+    #[allow(missing_docs, reason = "told with the field before")]
+    strays: Instant,
+    /// Whether one was found that waits long.
+    found: bool,
     /// Looks one after the other that found a fault which is in no book, and how many are to before it is met again.
-    strays: u32,
+    seen: u32,
     #[allow(missing_docs, reason = "told with the field before")]
     enough: u32,
 }
@@ -66,31 +71,43 @@ impl Watch {
     const MOST: u32 = 64;
 
     pub fn new(now: Instant) -> Watch {
-        Watch { next: now + Watch::EVERY, strays: 0, enough: Watch::ENOUGH }
+        let next = now + Watch::EVERY;
+        Watch { long: next, strays: next, found: false, seen: 0, enough: Watch::ENOUGH }
     }
 
-    /// Whether it is time for a look, which the caller takes then.
-    pub fn is_due(&mut self, now: Instant) -> bool {
-        let due = now >= self.next;
-        if due {
-            self.next = now + Watch::EVERY;
-        }
-        due
+    /// Whether it is time to look for faults that wait long: for as long as one does, whenever it may have ended.
+    pub fn is_time(&self, now: Instant) -> bool {
+        self.found || now >= self.long
+    }
+    /// Such a look was taken, and found one or not.
+    pub fn looked(&mut self, now: Instant, found: bool) {
+        self.long = now + Watch::EVERY;
+        self.found = found;
     }
 
-    /// A look found so many faults that are in no book. Answers whether they are to be met again.
-    pub fn are_to_be_met_again(&mut self, strays: u64) -> bool {
+    /// Whether it is time to look for faults that are in no book.
+    pub fn is_time_for_strays(&self, now: Instant) -> bool {
+        now >= self.strays
+    }
+    /// Such a look found so many. Answers whether they are to be met again.
+    pub fn are_to_be_met_again(&mut self, now: Instant, strays: u64) -> bool {
+        self.strays = now + Watch::EVERY;
         if strays == 0 {
-            (self.strays, self.enough) = (0, Watch::ENOUGH);
+            (self.seen, self.enough) = (0, Watch::ENOUGH);
             return false;
         }
-        self.strays += 1;
-        let again = self.strays >= self.enough;
+        self.seen += 1;
+        let again = self.seen >= self.enough;
         if again {
-            self.strays = 0;
+            self.seen = 0;
             self.enough = (2 * self.enough).min(Watch::MOST);
         }
         again
+    }
+
+    /// How long nobody needs to look.
+    pub fn rest(&self) -> Duration {
+        if self.found || self.seen > 0 { Watch::EVERY } else { Duration::MAX }
     }
 }
 
@@ -116,19 +133,33 @@ mod tests {
     fn what_is_in_no_book_is_met_again_when_it_was_seen_twice_and_then_more_and_more_seldom() {
         let begun = Instant::now();
         let mut watch = Watch::new(begun);
-        let due = |watch: &mut Watch, ms| watch.is_due(begun + Duration::from_millis(ms));
-        assert_eq!(
-            [999, 1_000, 1_001, 2_000].map(|ms| due(&mut watch, ms)),
-            [false, true, false, true]
-        );
+        let at = |ms| begun + Duration::from_millis(ms);
+        let due = [999, 1_000, 9_000].map(|ms| watch.is_time_for_strays(at(ms)));
+        assert_eq!(due, [false, true, true], "until it is taken");
+        assert_eq!(watch.rest(), Duration::MAX);
+        assert!(!watch.are_to_be_met_again(at(9_000), 1));
+        assert_eq!([9_999, 10_000].map(|ms| watch.is_time_for_strays(at(ms))), [false, true]);
+        assert_eq!(watch.rest(), Watch::EVERY);
+        assert!(watch.are_to_be_met_again(at(10_000), 1));
         let mut met = |strays: &[u64]| -> Vec<bool> {
-            strays.iter().map(|&n| watch.are_to_be_met_again(n)).collect()
+            strays.iter().map(|&n| watch.are_to_be_met_again(begun, n)).collect()
         };
-        assert_eq!(met(&[0, 1, 0, 1, 3]), [false, false, false, false, true]);
-        assert_eq!(met(&[1, 1, 1, 1]), [false, false, false, true]);
+        assert_eq!(met(&[1, 1, 1, 3]), [false, false, false, true]);
         // None is left: as at first.
-        assert_eq!(met(&[0, 1, 1]), [false, false, true]);
-        let again = (0..1_000).filter(|_| watch.are_to_be_met_again(1)).count();
+        assert_eq!(met(&[0, 1, 0, 1, 1]), [false, false, false, false, true]);
+        let again = (0..1_000).filter(|_| watch.are_to_be_met_again(begun, 1)).count();
         assert!((15..=19).contains(&again), "{again}: every {} looks in the end", Watch::MOST);
+    }
+
+    #[test]
+    fn what_waits_long_is_looked_for_each_second_and_its_end_at_once() {
+        let begun = Instant::now();
+        let mut watch = Watch::new(begun);
+        let second = |n| begun + n * Watch::EVERY;
+        assert!(!watch.is_time(begun) && watch.is_time(second(1)));
+        watch.looked(second(1), true);
+        assert!(watch.is_time(second(1)) && watch.rest() == Watch::EVERY);
+        watch.looked(second(1), false);
+        assert!(!watch.is_time(second(1)) && watch.is_time(second(2)));
     }
 }

@@ -87,9 +87,14 @@ impl Pending {
         })
     }
 
-    /// Whether the kernel refused a fault, for something that is being given up.
-    pub fn is_refused(&self) -> bool {
-        self.faults.values().any(|f| f.why == Wait::Discard)
+    /// Pages with a fault that the kernel refused to have served, for something that is being given up.
+    pub fn refused(&self) -> Vec<Ppn> {
+        self.faults.iter().filter(|(_, f)| f.why == Wait::Discard).map(|(&ppn, _)| ppn).collect()
+    }
+
+    /// Whether a fault waits because the host is low.
+    pub fn is_blocked(&self) -> bool {
+        self.faults.values().any(|f| f.why == Wait::Blocked)
     }
 
     /// Keeps discards that were read after `mark`. Of pages whose discard is kept already, that one stays: its

@@ -73,6 +73,8 @@ pub(super) struct Reclaim {
     pub(super) broken: Vec<Ppn>,
     /// Large pages were there to be broken, and could not be then.
     pub(super) large_busy: bool,
+    /// What the kernel refused last was refused for as long as it was tried.
+    in_vain: bool,
     /// How long it rests when that is so the next time.
     large_rest: Duration,
     pub(super) collapsing: Collapsing,
@@ -123,6 +125,7 @@ impl Reclaim {
             sampled: found.held.clone(),
             broken: Vec::new(),
             large_busy: false,
+            in_vain: false,
             large_rest: LARGE_BUSY_AT_FIRST,
             collapsing: Collapsing::default(),
         };
@@ -296,10 +299,13 @@ impl Reclaim {
         let mut left = self.vm.memory.evict_run(first, n, slot);
         // Who gives up page after page is between two of them for a moment only.
         let begun = Instant::now();
-        while matches!(left, Err(NotEvicted::Failed(MemError::Again))) && begun.elapsed() < CHASE {
+        let is_refused = |left: &_| matches!(left, Err(NotEvicted::Failed(MemError::Again)));
+        while is_refused(&left) && !self.in_vain && begun.elapsed() < CHASE {
             std::thread::yield_now();
             left = self.vm.memory.evict_run(first, n, slot);
         }
+        // Where that takes longer, others have the processor, or nobody reads what is given up.
+        self.in_vain = is_refused(&left);
         match left {
             Ok(left) => {
                 *refused = 0;

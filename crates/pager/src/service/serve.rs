@@ -187,6 +187,15 @@ impl Serve {
         }
     }
 
+    /// Tries again what the kernel refused while something was being given up.
+    pub fn retry_refused<B: Backend>(&mut self, memory: &Memory<B>, tasks: &mut Vec<Task>) {
+        for ppn in self.pending.refused() {
+            if let Some(fault) = self.pending.fault(ppn) {
+                self.fault(memory, ppn, fault.access, tasks);
+            }
+        }
+    }
+
     /// The read that a task asked for is done, and what came fits the checksum; `None` as bytes when that
     /// could not be had, then the page stays swapped and its fault unanswered until `fault` is called for it again.
     pub fn arrived<B: Backend>(

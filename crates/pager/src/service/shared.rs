@@ -229,7 +229,7 @@ impl Shared {
         *lock(&self.ill) = Some((what, Instant::now()));
     }
 
-    /// The fault that waits too long, if one does. Said when it begins, and when it ends.
+    /// The fault that waits too long, if one does. Said when there is one, and when there is none any more.
     pub fn set_overdue(&self, overdue: Option<Overdue>) {
         let was = std::mem::replace(&mut *lock(&self.overdue), overdue);
         match (was, overdue) {
@@ -239,7 +239,8 @@ impl Shared {
             }
             (Some(o), None) => {
                 let for_s = o.since.elapsed().as_secs();
-                tracing::info!(vm = %self.name, "no fault waits any more, after {for_s} s at most");
+                let page = o.page;
+                tracing::info!(vm = %self.name, "{page}: the fault waits no more, after {for_s} s");
             }
             _ => {}
         }

@@ -7,6 +7,7 @@
 //! | `fill` | writes all its memory | `filled PAGES` |
 //! | `pageout` | asks the kernel to reclaim all of it | `ok` |
 //! | `floor WAITS` | takes all of it away, for a thread of its own to bring back (`floor`) | `ok` |
+//! | `give` | gives up page after page of what it does not write, until the end | `ok` |
 //! | `out` | counts the pages that are not in memory | `out PAGES` |
 //! | `read COUNT SEED ORDER` | reads so many of those, each timed | `times N P50 P99 MAX MEAN`, ns |
 //! | `check` | compares all its memory with what it wrote | `whole PAGES` |
@@ -31,6 +32,9 @@ pub struct FaulterArgs {
     seed: u64,
     #[arg(long)]
     kind: Kind,
+    /// Memory besides, which it does not write
+    #[arg(long, default_value_t = 0)]
+    spare_mib: usize,
     /// A shared memfd instead of private memory
     #[arg(long)]
     file: bool,
@@ -38,13 +42,15 @@ pub struct FaulterArgs {
 
 /// Nothing but commands until the input ends.
 pub fn run(args: &FaulterArgs) -> Result<()> {
-    let memory = Memory::map(args.mib << 8, args.file)?;
-    let mut faulter = Faulter { memory, kind: args.kind, seed: args.seed };
+    let memory = Memory::map((args.mib + args.spare_mib) << 8, args.file)?;
+    let mut faulter = Faulter { memory, pages: args.mib << 8, kind: args.kind, seed: args.seed };
     child::serve(|words| faulter.obey(words))
 }
 
 struct Faulter {
     memory: Memory,
+    /// Those that it writes: the first.
+    pages: usize,
     kind: Kind,
     seed: u64,
 }
@@ -53,10 +59,10 @@ impl Faulter {
     fn obey(&mut self, words: &[&str]) -> Result<String> {
         match *words {
             ["fill"] => {
-                for page in 0..self.memory.pages() {
+                for page in 0..self.pages {
                     self.kind.fill(page, self.seed, self.memory.page(page));
                 }
-                Ok(format!("filled {}", self.memory.pages()))
+                Ok(format!("filled {}", self.pages))
             }
             ["pageout"] => self.memory.advise(libc::MADV_PAGEOUT).map(|()| "ok".to_owned()),
             ["floor", waits] => {
@@ -66,6 +72,7 @@ impl Faulter {
                 };
                 floor::begin(&mut self.memory, waits).map(|()| "ok".to_owned())
             }
+            ["give"] => self.memory.give_up_from(self.pages).map(|()| "ok".to_owned()),
             ["out"] => Ok(format!("out {}", self.out()?.len())),
             ["read", count, seed, order] => {
                 let mut pages = self.out()?;
@@ -84,18 +91,18 @@ impl Faulter {
             }
             ["check"] => {
                 let mut want = [0; WORDS];
-                for page in 0..self.memory.pages() {
+                for page in 0..self.pages {
                     self.kind.fill(page, self.seed, &mut want);
                     ensure!(*self.memory.page(page) == want, "page {page} is not as written");
                 }
-                Ok(format!("whole {}", self.memory.pages()))
+                Ok(format!("whole {}", self.pages))
             }
             _ => bail!("unknown command"),
         }
     }
 
     fn out(&self) -> Result<Vec<u32>> {
-        let resident = self.memory.resident()?;
+        let resident = self.memory.resident()?.into_iter().take(self.pages);
         Ok((0..).zip(resident).filter(|(_, there)| !there).map(|(page, _)| page).collect())
     }
 
@@ -127,10 +134,11 @@ mod tests {
     #[test]
     fn what_is_written_is_checked_and_what_is_out_is_read() {
         for file in [false, true] {
-            let memory = Memory::map(256, file).unwrap();
-            let mut f = Faulter { memory, kind: Kind::Half, seed: 3 };
+            let memory = Memory::map(256 + 16, file).unwrap();
+            let mut f = Faulter { memory, pages: 256, kind: Kind::Half, seed: 3 };
             assert_eq!(ask(&mut f, "out").unwrap(), "out 256");
             assert_eq!(ask(&mut f, "fill").unwrap(), "filled 256");
+            assert_eq!(ask(&mut f, "give").unwrap(), "ok");
             assert_eq!(ask(&mut f, "out").unwrap(), "out 0");
             assert_eq!(ask(&mut f, "check").unwrap(), "whole 256");
             for order in ["random", "sequential"] {
@@ -152,7 +160,7 @@ mod tests {
         }
         for waits in Waits::ALL {
             let memory = Memory::map(64, true).unwrap();
-            let mut f = Faulter { memory, kind: Kind::Half, seed: 5 };
+            let mut f = Faulter { memory, pages: 64, kind: Kind::Half, seed: 5 };
             ask(&mut f, "fill").unwrap();
             assert_eq!(ask(&mut f, waits.command()).unwrap(), "ok");
             assert_eq!(ask(&mut f, "out").unwrap(), "out 64");

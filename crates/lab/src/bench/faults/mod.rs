@@ -13,7 +13,9 @@
 //!
 //! Nobody reclaims while pages are read: what is timed is the fault alone. Both sides read with one
 //! thread. In the case "busy", others want every processor meanwhile: then it counts how soon those
-//! run whom a fault has to wait for. In the case "sequential", pages that are brought back before they
+//! run whom a fault has to wait for. In the case "giving", another thread of the process gives up page after page
+//! of what it has besides, as a VMM does while a balloon is filled: the kernel refuses us for as long as we have not
+//! heard of one. In the case "sequential", pages that are brought back before they
 //! are wanted cost their readers next to nothing, so there the mean of all reads is what counts.
 
 mod contents;
@@ -38,7 +40,7 @@ pub use faulter::{FaulterArgs, run as fault};
 use floor::Waits;
 use ours::OurRound;
 use peer::{ONE_BY_ONE, PeerRound, TIERS, Tier};
-use round::{Order, Plan, Times};
+use round::{Beside, Order, Plan, Times};
 
 /// Removed when it is dropped.
 struct Folder(std::path::PathBuf);
@@ -55,14 +57,13 @@ impl Drop for Folder {
 struct Case {
     name: &'static str,
     kind: Kind,
-    /// Others want all processors.
-    busy: bool,
+    beside: Beside,
     order: Order,
 }
 
 impl Case {
     const fn new(name: &'static str, kind: Kind) -> Case {
-        Case { name, kind, busy: false, order: Order::Random }
+        Case { name, kind, beside: Beside::Nothing, order: Order::Random }
     }
 
     fn peers(self) -> &'static [Tier] {
@@ -71,12 +72,13 @@ impl Case {
 }
 
 const SEQUENTIAL: &str = "sequential";
-const CASES: [Case; 6] = [
+const CASES: [Case; 7] = [
     Case::new("half", Kind::Half),
     Case::new("quarter", Kind::Quarter),
     Case::new("random", Kind::Random),
     Case::new("filled", Kind::Filled),
-    Case { busy: true, ..Case::new("busy", Kind::Half) },
+    Case { beside: Beside::Busy, ..Case::new("busy", Kind::Half) },
+    Case { beside: Beside::Giving, ..Case::new("giving", Kind::Half) },
     Case { order: Order::Sequential, ..Case::new(SEQUENTIAL, Kind::Half) },
 ];
 
@@ -94,8 +96,8 @@ pub(super) async fn run(quick: bool) -> Result<Outcome> {
     let mut results = Results::default();
     for repeat in 0..repeats {
         for case in CASES {
-            let Case { busy, order, .. } = case;
-            let plan = Plan { mib, reads, seed: 31 + repeat, busy, order };
+            let Case { beside, order, .. } = case;
+            let plan = Plan { mib, reads, seed: 31 + repeat, beside, order };
             // Nobody always comes first.
             if repeat % 2 == 0 {
                 ours(case, &plan, &mut results).await?;
@@ -108,7 +110,8 @@ pub(super) async fn run(quick: bool) -> Result<Outcome> {
                     results.peers.entry((case.name, tier)).or_default().push(round);
                 }
             }
-            if case.kind == Kind::Half && order == Order::Random {
+            let has_floor = order == Order::Random && beside != Beside::Giving;
+            if case.kind == Kind::Half && has_floor {
                 for waits in Waits::ALL {
                     let times = floor::round(waits, case.kind, &plan).await?;
                     say::detail(&format!(

@@ -69,7 +69,7 @@ pub struct OurRound {
 
 /// Starts a manager of its own. Err, too, where a page came back other than it was.
 pub async fn round(tier: Tier, kind: Kind, plan: &Plan) -> Result<OurRound> {
-    let size = Bytes::from_mib(plan.mib as u64);
+    let size = Bytes::from_mib((plan.mib + plan.spare_mib()) as u64);
     let manager = Manager::start(&Options {
         // No page is like another. And pages that are held to see whether they are used are neither
         // here nor there.

@@ -48,8 +48,25 @@ pub struct Plan {
     pub seed: u64,
     /// In which they are read.
     pub order: Order,
-    /// Others want all processors while it reads.
-    pub busy: bool,
+    /// What goes on while it reads.
+    pub beside: Beside,
+}
+
+/// What goes on beside the reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Beside {
+    Nothing,
+    /// Others want all processors.
+    Busy,
+    /// The process gives up page after page of what it has besides, as a VMM does for a balloon that is filled.
+    Giving,
+}
+
+impl Plan {
+    /// MiB of the process that are given up, and hold nothing.
+    pub fn spare_mib(&self) -> usize {
+        if self.beside == Beside::Giving { 4 } else { 0 }
+    }
 }
 
 /// Durations of single accesses, microseconds.
@@ -78,6 +95,7 @@ impl Faulter {
         let mut words = vec!["--mib".to_owned(), plan.mib.to_string()];
         words.extend(["--seed".to_owned(), plan.seed.to_string()]);
         words.extend(["--kind".to_owned(), kind.name().to_owned()]);
+        words.extend(["--spare-mib".to_owned(), plan.spare_mib().to_string()]);
         words.extend(file.then(|| "--file".to_owned()));
         Ok(Faulter { child: Child::start("faulter", &words, environment)? })
     }
@@ -109,7 +127,10 @@ impl Faulter {
             answer.strip_prefix("out ").and_then(|n| n.parse().ok()).context(answer.clone())?;
         // What stayed in memory says nothing; a few pages always do.
         ensure!(out >= plan.reads, "only {out} of {} pages are out", plan.mib << 8);
-        let hogs = plan.busy.then(Hogs::start);
+        let hogs = (plan.beside == Beside::Busy).then(Hogs::start);
+        if plan.beside == Beside::Giving {
+            self.child.ask("give").await?;
+        }
         let answer = self
             .child
             .ask(&format!("read {} {} {}", plan.reads, plan.seed, plan.order.name()))
