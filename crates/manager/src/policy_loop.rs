@@ -229,21 +229,24 @@ fn carry_out(manager: &Manager, managed: &[&Arc<Vm>], decision: &Decision, is_ne
         if let Some(paged) = &*vm.paged() {
             // What the pager charges to the VM leaves out its part of the common pages.
             let part = paged.shared_part();
-            paged.memory().set_target(entitlement.target.saturating_sub(part));
+            let target = entitlement.target.saturating_sub(part);
+            paged.memory().set_target(target);
             paged.let_pages_move(vm.may_be_paged());
             // A shim whose process is stopped does not answer.
             let no_zeros = vm.counts_on_zeros.get() == Some(&false);
             paged.set_may_share(vm.may_be_paged() && !vm.is_frozen() && no_zeros);
             change_domain(manager, vm, paged);
             let evict = if vm.may_be_paged() { plan.evict } else { Pages::ZERO };
-            // In low, who is asked for nothing may grow to its target, and exchanges pages there.
-            let exchanges = decision.state == State::Low && vm.may_be_paged();
-            let (leave, until) = match (evict.is_zero(), exchanges) {
-                (false, _) => (plan.leave, until),
-                (true, true) => (plan.leave.max(entitlement.target), until),
-                (true, false) => (plan.leave, Pages::ZERO),
-            };
-            paged.hold_down_to(evict, leave.saturating_sub(part), until);
+            let has_room = !(paged.swap_room() + paged.spare_room()).is_zero();
+            let exchanges = decision.state == State::Low && vm.may_be_paged() && has_room;
+            if !evict.is_zero() {
+                paged.hold_down_to(evict, plan.leave.saturating_sub(part), until);
+            } else if exchanges {
+                // Nothing is asked of it, and what it wants beyond its target it can have for what it has.
+                paged.exchange_at(target, until);
+            } else {
+                paged.hold_down_to(Pages::ZERO, Pages::ZERO, Pages::ZERO);
+            }
             paged.memory_freed();
         }
     }

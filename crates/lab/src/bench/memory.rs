@@ -1,11 +1,42 @@
 //! The memory of a process that a benchmark is about: private, or a shared file as QEMU's RAM.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
 use anyhow::{Context, Result, ensure};
 
 /// Of a page, 8 bytes each.
 pub const WORDS: usize = 512;
 /// Bytes.
 pub const PAGE: usize = WORDS * 8;
+
+/// Pages that a balloon's queue holds, and how long a thread rests that has given up so many.
+const QUEUE: u64 = 256;
+const REST: Duration = Duration::from_millis(2);
+
+/// A thread that gives up pages, until this is dropped.
+pub struct Giving {
+    given: Arc<AtomicU64>,
+    over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Giving {
+    /// Pages given up so far.
+    pub fn given(&self) -> u64 {
+        self.given.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Giving {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+        // It cannot panic.
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
 
 /// Mapped until the process ends.
 pub struct Memory {
@@ -66,23 +97,33 @@ impl Memory {
         }
     }
 
-    /// Gives up the pages from `first` on, one by one, over and over, in a thread of its own until the process ends. What
-    /// they hold is lost: nobody reads or writes them from now on.
-    pub fn give_up_from(&self, first: usize) -> Result<()> {
+    /// Has a thread touch the pages from `first` on and give them up, one by one, over and over: as many at a time as a
+    /// balloon's queue holds, and a rest. Nobody else may use them.
+    pub fn give_up_from(&self, first: usize) -> Result<Giving> {
         ensure!(first < self.pages, "there is none to be given up");
         let (base, pages, advice) = (self.base.expose_provenance(), self.pages, self.gives_up);
+        let (given, over) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+        let (count, is_over) = (given.clone(), over.clone());
         let give = move || {
-            for page in (first..pages).cycle() {
-                let at = std::ptr::with_exposed_provenance_mut(base + page * PAGE);
-                // SAFETY: a page of the mapping, which stays, and to which no reference is made any more.
-                if unsafe { libc::madvise(at, PAGE, advice) } != 0 {
-                    // Seen as a thread that is not there.
+            for (n, page) in (1..).zip((first..pages).cycle()) {
+                let at = std::ptr::with_exposed_provenance_mut::<u8>(base + page * PAGE);
+                // SAFETY: a page of the mapping, which stays, and which nobody else uses.
+                let result = unsafe {
+                    at.write_volatile(1);
+                    libc::madvise(at.cast(), PAGE, advice)
+                };
+                // Seen by who counts.
+                if result != 0 || is_over.load(Ordering::Relaxed) {
                     return;
+                }
+                count.fetch_add(1, Ordering::Relaxed);
+                if n % QUEUE == 0 {
+                    std::thread::sleep(REST);
                 }
             }
         };
-        std::thread::Builder::new().name("gives".into()).spawn(give)?;
-        Ok(())
+        let thread = std::thread::Builder::new().name("gives".into()).spawn(give)?;
+        Ok(Giving { given, over, thread: Some(thread) })
     }
 
     /// By page, whether it is in memory: no device and no manager is asked for it when it is touched.
@@ -109,6 +150,21 @@ fn memfd(bytes: usize) -> Result<i32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_given_up_is_counted_and_the_rest_stays() {
+        for file in [false, true] {
+            let mut memory = Memory::map(8, file).unwrap();
+            memory.page(3)[0] = 1;
+            let giving = memory.give_up_from(4).unwrap();
+            while giving.given() < 1_000 {
+                std::thread::yield_now();
+            }
+            drop(giving);
+            assert_eq!(memory.page(3)[0], 1);
+            assert!(memory.give_up_from(8).is_err());
+        }
+    }
 
     #[test]
     fn what_was_touched_is_resident() {

@@ -50,7 +50,7 @@ pub(super) struct FaultService {
     tasks: Vec<Task>,
     spin: Spin,
     watch: Watch,
-    /// Faults that were read, of what the VMM registered besides.
+    /// Faults that were read, and are of something that the VMM registered besides its RAM.
     outside: u64,
     begun: Instant,
     /// Since when, or since the last look, a fault has waited for memory.
@@ -243,15 +243,13 @@ impl FaultService {
     }
 
     /// What an event means for pages; nothing, for some.
-    fn notice(&mut self, event: Event, notices: &mut Vec<Notice>) {
+    fn notice(&self, event: Event, notices: &mut Vec<Notice>) {
         let layout = self.vm.memory.backend().layout();
-        let outside = &mut self.outside;
-        let mut fault = |addr: HostAddr, access| match layout.ppn(addr) {
+        let fault = |addr: HostAddr, access| match layout.ppn(addr) {
             Some(ppn) => Some(Notice::Fault(ppn, access)),
             // The VMM registered memory of its own: it may wait there, or wake itself.
             None => {
                 self.vm.set_ill(format!("a fault at {addr}, outside the RAM"));
-                *outside += 1;
                 None
             }
         };
@@ -483,19 +481,18 @@ impl FaultService {
         }
         // All that was read is served, and all of those have been woken.
         let ram = self.vm.memory.backend();
-        let strays = match ram.uffd().waiters() {
-            Ok(waiters) => waiters.read.saturating_sub(self.outside),
-            Err(e) => {
-                tracing::debug!(vm = %self.vm.name, "who waits is not told: {e}");
-                0
+        let read = || ram.uffd().waiters().map_or(0, |waiters| waiters.read);
+        let before = read();
+        self.outside = self.outside.min(before);
+        if self.watch.are_to_be_met_again(now, before - self.outside) {
+            if let Err(e) = ram.wake(Ppn(0), self.vm.memory.pmap().len().0) {
+                return self.vm.set_ill_unless_gone("meeting faults again", e);
             }
-        };
-        if self.watch.are_to_be_met_again(now, strays) {
-            match ram.wake(Ppn(0), self.vm.memory.pmap().len().0) {
-                Ok(()) => {
-                    self.vm.set_ill(format!("{strays} faults were read and not served; met again"))
-                }
-                Err(e) => self.vm.set_ill_unless_gone("meeting faults again", e),
+            // Nobody has read any since.
+            self.outside = read();
+            let met = before.saturating_sub(self.outside);
+            if met > 0 {
+                self.vm.set_ill(format!("{met} faults were read and not served; met again"));
             }
         }
     }
@@ -595,7 +592,9 @@ fn await_any(
 
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
-    use ballast_units::{PAGE_SIZE, Pages};
+    use ballast_uffd::Modes;
+    use ballast_units::{Bytes, PAGE_SIZE, Pages};
+    use rustix::mm::{MapFlags, ProtFlags};
 
     use super::*;
     use crate::service::{FaultThreads, Health};
@@ -678,8 +677,6 @@ mod tests {
         service.take_events(&mut Vec::new()).unwrap();
         guest.join().unwrap();
         assert_eq!(vm.memory.backend().uffd().waiters().unwrap().read, 0);
-        // One outside the RAM is nobody's here.
-        service.outside = 1;
         // One that is in the books is not met again, however long it waits.
         vm.memory.host().ledger.set_budget(Pages(1));
         // SAFETY: as above.
@@ -696,6 +693,40 @@ mod tests {
         vm.memory.host().ledger.set_budget(Pages(100));
         service.retry();
         guest.join().unwrap();
+    }
+
+    /// It may wait there, or be woken by its VMM; and it hides no other.
+    #[test]
+    fn a_fault_on_what_a_vmm_has_besides_its_ram_is_let_alone() {
+        let Some(vm) = super::super::testing::vm(16, 1) else { return };
+        let crew = Crew::new(vm.clone(), FaultThreads::default());
+        let mut service = FaultService::new(vm.clone(), Vec::new(), crew).unwrap();
+        let begun = Instant::now();
+        let (access, private) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+        // SAFETY: a fresh mapping, never unmapped, reached by its address alone.
+        let beside = unsafe {
+            rustix::mm::mmap_anonymous(std::ptr::null_mut(), PAGE_SIZE, access, private).unwrap()
+        } as u64;
+        let uffd = vm.memory.backend().uffd();
+        let page = Bytes(PAGE_SIZE as u64);
+        // SAFETY: as above.
+        unsafe { uffd.register(HostAddr(beside), page, Modes::MISSING) }.unwrap();
+        // SAFETY: as above.
+        let guest = std::thread::spawn(move || unsafe { (beside as *mut u8).write_volatile(1) });
+        while !service.has_events() {
+            std::thread::yield_now();
+        }
+        service.take_events(&mut Vec::new()).unwrap();
+        for s in 2..20 {
+            service.look_for_overdue(begun + Duration::from_secs(s));
+        }
+        let Health::Ill { last, .. } = vm.trouble() else { panic!("{:?}", vm.trouble()) };
+        assert!(last.contains("outside the RAM"), "{last}");
+        assert_eq!((service.outside, uffd.waiters().unwrap().read), (1, 1));
+        uffd.zeropage(HostAddr(beside), PAGE_SIZE, true).unwrap();
+        guest.join().unwrap();
+        service.look_for_overdue(begun + Duration::from_secs(200));
+        assert_eq!(service.outside, 0);
     }
 
     #[test]

@@ -232,7 +232,7 @@ impl Reclaim {
             let slots = self.has_slots();
             self.size_tier(slots);
             if !slots && !self.may_shrink() {
-                self.vm.give_up_goal(goal);
+                self.vm.give_up_in_vain(goal);
                 break;
             }
             let Some(cluster) = self.open_cluster() else {
@@ -240,7 +240,7 @@ impl Reclaim {
                 if !self.wait_for_cluster() {
                     // Others are asked for it.
                     self.vm.stage_full.store(true, Ordering::Relaxed);
-                    self.vm.give_up_goal(goal);
+                    self.vm.give_up_in_vain(goal);
                     break;
                 }
                 if refused > REFUSED {
@@ -261,7 +261,7 @@ impl Reclaim {
                 if !(self.bring_home() || slots && self.write_back(cluster)) {
                     // What cannot be broken now can be soon.
                     if !self.large_busy {
-                        self.vm.give_up_goal(goal);
+                        self.vm.give_up_in_vain(goal);
                     }
                     break;
                 }
@@ -357,6 +357,10 @@ impl Reclaim {
             let gained = page.slot.map_or(1, |slot| self.compress(cluster, page.ppn, slot));
             let gained = self.has_left(page.ppn, gained);
             self.vm.evict_done(gained);
+        }
+        // There is room for one of them now.
+        if self.vm.waiting.load(Ordering::Relaxed) > 0 {
+            self.vm.wake_faults();
         }
     }
 

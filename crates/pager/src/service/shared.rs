@@ -68,6 +68,8 @@ pub(super) struct Shared {
     pub hold_at: AtomicU64,
     #[allow(missing_docs, reason = "told with the field before")]
     pub hold_until: AtomicU64,
+    /// Nothing could leave since it was last said where the VM is held: until that is said again nothing is tried.
+    pub in_vain: AtomicBool,
     /// Faults waiting now.
     pub waiting: AtomicU64,
     /// See `PagedVm::fault_times`.
@@ -144,6 +146,7 @@ impl Shared {
             evict_leave: AtomicU64::new(0),
             hold_at: AtomicU64::new(0),
             hold_until: AtomicU64::new(0),
+            in_vain: AtomicBool::new(false),
             waiting: AtomicU64::new(0),
             fault_times: FaultTimes::default(),
             no_large_again: AtomicBool::new(false),
@@ -378,7 +381,8 @@ impl Shared {
     /// down and that is `at_least` so much. Answers whether there is something to do that was not asked for before.
     pub fn hold_down(&self, at_least: u64) -> bool {
         let until = self.hold_until.load(Ordering::Acquire);
-        if until == 0 || self.evict_goal.load(Ordering::Relaxed) > 0 {
+        let in_vain = self.in_vain.load(Ordering::Relaxed);
+        if until == 0 || in_vain || self.evict_goal.load(Ordering::Relaxed) > 0 {
             return false;
         }
         let missing = until.saturating_sub(self.memory.host().ledger.free().0);
@@ -400,6 +404,12 @@ impl Shared {
     /// What was asked for is given up, if that was `goal`: what was asked for meanwhile stands.
     pub fn give_up_goal(&self, goal: u64) {
         let _ = self.evict_goal.compare_exchange(goal, 0, Ordering::AcqRel, Ordering::Relaxed);
+    }
+
+    /// The same, since nothing can leave.
+    pub fn give_up_in_vain(&self, goal: u64) {
+        self.in_vain.store(true, Ordering::Relaxed);
+        self.give_up_goal(goal);
     }
 
     /// What was asked for is void.
@@ -494,8 +504,11 @@ impl Shared {
 
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
+    use std::sync::atomic::Ordering;
+
     use ballast_units::Ppn;
 
+    use crate::memory::{Access, Fault};
     use crate::service::Health;
     use crate::service::testing::vm;
 
@@ -508,6 +521,22 @@ mod tests {
         assert_eq!(goal(), 5);
         vm.give_up_goal(5);
         assert_eq!(goal(), 0);
+    }
+
+    #[test]
+    fn who_is_held_down_and_can_give_nothing_is_asked_once() {
+        let Some(vm) = vm(4, 1) else { return };
+        assert_eq!(vm.memory.fault(Ppn(0), Access::Missing), Fault::Served);
+        assert!(!vm.hold_down(1), "it is not held");
+        vm.hold_until.store(100, Ordering::Relaxed);
+        assert!(!vm.hold_down(2), "it has grown by less");
+        assert!(vm.hold_down(1) && !vm.hold_down(1), "it is asked already");
+        vm.give_up_in_vain(1);
+        assert!(!vm.hold_down(1));
+        vm.in_vain.store(false, Ordering::Relaxed);
+        assert!(vm.hold_down(1));
+        vm.give_up_goal(1);
+        assert!(vm.hold_down(1), "that was not for want of what can leave");
     }
 
     #[test]

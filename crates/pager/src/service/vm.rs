@@ -21,7 +21,7 @@ use super::latency::FaultTimes;
 use super::priority::Urgency;
 use super::reads::Reads;
 use super::reclaim::Reclaim;
-use super::shared::{Health, Sample, Shared};
+use super::shared::{HELD_TOGETHER, Health, Sample, Shared};
 use crate::clock::Clock;
 use crate::guest_ram::{GuestRam, LARGE_PAGE};
 use crate::host::Host;
@@ -353,12 +353,26 @@ impl PagedVm {
         // None holds in between.
         shared.hold_until.store(0, Ordering::Release);
         shared.hold_at.store(at.0, Ordering::Relaxed);
+        shared.in_vain.store(false, Ordering::Relaxed);
         shared.evict_leave.store(leave.0, Ordering::Relaxed);
         shared.evict_goal.store(n.0, Ordering::Release);
         shared.hold_until.store(until.0, Ordering::Release);
         // Always: the thread may rest before its goal, from what it could not do.
         if n.0 > 0 {
             self.shared.signal_reclaim();
+        }
+    }
+
+    /// As `hold_down_to` at `target`, for a VM that is at it or close: of what it has above that, no more than a fault that waits
+    /// would have leave is asked for. One that has more is left as it is.
+    pub fn exchange_at(&self, target: Pages, until: Pages) {
+        let memory = self.memory();
+        let above = memory.charged().saturating_sub(target);
+        let close = above.0 <= HELD_TOGETHER + memory.tier().occupancy().frames;
+        if close {
+            self.hold_down_to(above, target, until);
+        } else {
+            self.hold_down_to(Pages::ZERO, Pages::ZERO, Pages::ZERO);
         }
     }
 

@@ -7,9 +7,9 @@
 //! | `fill` | writes all its memory | `filled PAGES` |
 //! | `pageout` | asks the kernel to reclaim all of it | `ok` |
 //! | `floor WAITS` | takes all of it away, for a thread of its own to bring back (`floor`) | `ok` |
-//! | `give` | gives up page after page of what it does not write, until the end | `ok` |
+//! | `give` | gives up page after page of what it does not fill, until it has read | `ok` |
 //! | `out` | counts the pages that are not in memory | `out PAGES` |
-//! | `read COUNT SEED ORDER` | reads so many of those, each timed | `times N P50 P99 MAX MEAN`, ns |
+//! | `read COUNT SEED ORDER` | reads so many of those, each timed | `times N P50 P99 MAX MEAN GIVEN`, ns; GIVEN: pages a second |
 //! | `check` | compares all its memory with what it wrote | `whole PAGES` |
 
 use std::time::Instant;
@@ -17,7 +17,7 @@ use std::time::Instant;
 use anyhow::{Result, bail, ensure};
 
 use super::super::child;
-use super::super::memory::{Memory, WORDS};
+use super::super::memory::{Giving, Memory, WORDS};
 use super::super::sharing::contents::shuffle;
 use super::contents::Kind;
 use super::floor::{self, Waits};
@@ -43,7 +43,8 @@ pub struct FaulterArgs {
 /// Nothing but commands until the input ends.
 pub fn run(args: &FaulterArgs) -> Result<()> {
     let memory = Memory::map((args.mib + args.spare_mib) << 8, args.file)?;
-    let mut faulter = Faulter { memory, pages: args.mib << 8, kind: args.kind, seed: args.seed };
+    let (pages, kind, seed) = (args.mib << 8, args.kind, args.seed);
+    let mut faulter = Faulter { memory, pages, kind, seed, giving: None };
     child::serve(|words| faulter.obey(words))
 }
 
@@ -53,6 +54,7 @@ struct Faulter {
     pages: usize,
     kind: Kind,
     seed: u64,
+    giving: Option<Giving>,
 }
 
 impl Faulter {
@@ -72,7 +74,10 @@ impl Faulter {
                 };
                 floor::begin(&mut self.memory, waits).map(|()| "ok".to_owned())
             }
-            ["give"] => self.memory.give_up_from(self.pages).map(|()| "ok".to_owned()),
+            ["give"] => {
+                self.giving = Some(self.memory.give_up_from(self.pages)?);
+                Ok("ok".to_owned())
+            }
             ["out"] => Ok(format!("out {}", self.out()?.len())),
             ["read", count, seed, order] => {
                 let mut pages = self.out()?;
@@ -80,14 +85,19 @@ impl Faulter {
                     shuffle(&mut pages, seed.parse()?);
                 }
                 pages.truncate(count.parse()?);
+                let given = |f: &Faulter| f.giving.as_ref().map_or(0, Giving::given);
+                let (before, begin) = (given(self), Instant::now());
                 let mut times = self.read(&pages)?;
+                let given = (given(self) - before) as f64 / begin.elapsed().as_secs_f64();
+                self.giving = None;
                 times.sort_unstable();
                 let at = |part: f64| {
                     let last = times.len().saturating_sub(1);
                     times.get((last as f64 * part).round() as usize).copied().unwrap_or(0)
                 };
                 let mean = times.iter().sum::<u64>() / times.len().max(1) as u64;
-                Ok(format!("times {} {} {} {} {mean}", times.len(), at(0.5), at(0.99), at(1.0)))
+                let [p50, p99, max] = [0.5, 0.99, 1.0].map(at);
+                Ok(format!("times {} {p50} {p99} {max} {mean} {given:.0}", times.len()))
             }
             ["check"] => {
                 let mut want = [0; WORDS];
@@ -135,16 +145,21 @@ mod tests {
     fn what_is_written_is_checked_and_what_is_out_is_read() {
         for file in [false, true] {
             let memory = Memory::map(256 + 16, file).unwrap();
-            let mut f = Faulter { memory, pages: 256, kind: Kind::Half, seed: 3 };
+            let mut f = Faulter { memory, pages: 256, kind: Kind::Half, seed: 3, giving: None };
             assert_eq!(ask(&mut f, "out").unwrap(), "out 256");
             assert_eq!(ask(&mut f, "fill").unwrap(), "filled 256");
-            assert_eq!(ask(&mut f, "give").unwrap(), "ok");
             assert_eq!(ask(&mut f, "out").unwrap(), "out 0");
             assert_eq!(ask(&mut f, "check").unwrap(), "whole 256");
             for order in ["random", "sequential"] {
                 let asked = format!("read 10 1 {order}");
-                assert_eq!(ask(&mut f, &asked).unwrap(), "times 0 0 0 0 0");
+                assert_eq!(ask(&mut f, &asked).unwrap(), "times 0 0 0 0 0 0");
             }
+            assert_eq!(ask(&mut f, "give").unwrap(), "ok");
+            while f.giving.as_ref().unwrap().given() < 100 {
+                std::thread::yield_now();
+            }
+            ask(&mut f, "read 10 1 random").unwrap();
+            assert!(f.giving.is_none());
             assert_eq!(f.read(&[3, 200]).unwrap().len(), 2);
             f.memory.page(77)[0] ^= 1;
             assert!(f.read(&[77]).unwrap_err().to_string().contains("page 77"));
@@ -160,7 +175,7 @@ mod tests {
         }
         for waits in Waits::ALL {
             let memory = Memory::map(64, true).unwrap();
-            let mut f = Faulter { memory, pages: 64, kind: Kind::Half, seed: 5 };
+            let mut f = Faulter { memory, pages: 64, kind: Kind::Half, seed: 5, giving: None };
             ask(&mut f, "fill").unwrap();
             assert_eq!(ask(&mut f, waits.command()).unwrap(), "ok");
             assert_eq!(ask(&mut f, "out").unwrap(), "out 64");

@@ -148,8 +148,10 @@ async fn ours(case: Case, plan: &Plan, results: &mut Results) -> Result<()> {
 }
 
 fn line(times: &Times) -> String {
-    let Times { count, p50, p99, mean } = times;
-    format!("p50 {p50:.1} us, p99 {p99:.1} us, mean {mean:.1} us ({count} reads)")
+    let Times { count, p50, p99, mean, given } = times;
+    let beside =
+        if *given > 0.0 { format!(", {given:.0} pages/s given up") } else { String::new() };
+    format!("p50 {p50:.1} us, p99 {p99:.1} us, mean {mean:.1} us ({count} reads{beside})")
 }
 
 fn middle<T>(rounds: &[T], of: impl Fn(&T) -> f64) -> f64 {
@@ -210,6 +212,10 @@ fn times(outcome: &mut Outcome, kind: &str, name: &str, times: &[Times]) {
     for (part, of) in PARTS {
         outcome.figure(&format!("{kind}_{name}_{part}_us"), middle(times, of));
     }
+    let given = middle(times, |t| t.given);
+    if given > 0.0 {
+        outcome.figure(&format!("{kind}_{name}_given_per_s"), given);
+    }
 }
 
 #[cfg(test)]
@@ -217,7 +223,7 @@ mod tests {
     use super::*;
 
     fn results(tier: ours::Tier, ours: f64, theirs: f64) -> Results {
-        let times = |p50: f64| Times { count: 100.0, p50, p99: p50 * 3.0, mean: p50 };
+        let times = |p50: f64| Times { count: 100.0, p50, p99: p50 * 3.0, mean: p50, given: 0.0 };
         let mut results = Results::default();
         let compressed = if tier == ours::Tier::Compressed { 1.0 } else { 0.0 };
         let round = OurRound { times: times(ours), compressed, swapped: 1.0 - compressed };

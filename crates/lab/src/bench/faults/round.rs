@@ -77,6 +77,8 @@ pub struct Times {
     pub p50: f64,
     pub p99: f64,
     pub mean: f64,
+    /// Pages a second that were given up meanwhile.
+    pub given: f64,
 }
 
 /// The process, from the side that starts it.
@@ -137,6 +139,7 @@ impl Faulter {
             .await?;
         drop(hogs);
         let times = parse(&answer).with_context(|| format!("faulter: '{answer}'"))?;
+        ensure!(plan.beside != Beside::Giving || times.given > 0.0, "nothing was given up");
         self.child.ask("check").await?;
         self.child.end().await?;
         Ok(times)
@@ -148,7 +151,8 @@ fn parse(answer: &str) -> Option<Times> {
     let count = words.next()?.ok()?;
     let mut us = || Some(words.next()?.ok()? as f64 / 1e3);
     let (p50, p99, _max, mean) = (us()?, us()?, us()?, us()?);
-    (count > 0).then_some(Times { count: count as f64, p50, p99, mean })
+    let given = words.next()?.ok()? as f64;
+    (count > 0).then_some(Times { count: count as f64, p50, p99, mean, given })
 }
 
 #[cfg(test)]
@@ -157,9 +161,9 @@ mod tests {
 
     #[test]
     fn times_are_read() {
-        let times = Times { count: 10.0, p50: 1.5, p99: 2.0, mean: 1.6 };
-        assert_eq!(parse("times 10 1500 2000 3000 1600"), Some(times));
-        for answer in ["times 10 1500 2000 3000", "times 0 0 0 0 0", "filled 3"] {
+        let times = Times { count: 10.0, p50: 1.5, p99: 2.0, mean: 1.6, given: 7.0 };
+        assert_eq!(parse("times 10 1500 2000 3000 1600 7"), Some(times));
+        for answer in ["times 10 1500 2000 3000 1600", "times 0 0 0 0 0 0", "filled 3"] {
             assert!(parse(answer).is_none(), "{answer}");
         }
     }
