@@ -515,6 +515,10 @@ pub struct VmView {
     /// be waited for.
     #[serde(default)]
     pub trouble: Option<String>,
+    /// Whether its guest waits for a page that does not come, and not for want of memory: it cannot be read, or has not been for
+    /// 5 s, or nobody serves it. `trouble` says which.
+    #[serde(default)]
+    pub stalled: bool,
     /// In the answer to a stop: how it ended, where that was not in its own way: "killed: it had not ended within
     /// 30 s".
     #[serde(default, skip_serializing_if = "Option::is_none")]

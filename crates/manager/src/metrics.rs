@@ -256,9 +256,14 @@ fn vm_gauges(registry: &mut Registry, vms: &[VmView]) {
     }
     let help = "Estimate of active memory; absent before the first sample";
     registry.register_with_unit("vm_active", help, Unit::Bytes, active);
-    let counts: [(&str, &str, VmField); 2] = [
+    let counts: [(&str, &str, VmField); 3] = [
         ("vm_shares", "Memory shares", |v| u64::from(v.params.shares)),
         ("vm_mappings", "Mappings of the VMM process", |v| v.sharing.mappings),
+        (
+            "vm_stalled",
+            "Whether the guest waits for a page that does not come, and not for want of memory",
+            |v| u64::from(v.stalled),
+        ),
     ];
     for (name, help, field) in counts {
         registry.register(name, help, gauges(field));
@@ -409,7 +414,7 @@ mod tests {
             "active": {"estimate": 212, "slow": 0, "fast": 0, "current": 0, "periods": 2},
             "balloon": {"health": "missing", "target": 0, "reported": 0, "limit": 0},
             "hotplug": {"size": 4096, "requested": 2048, "plugged": 512, "withheld": 1024},
-            "guest": null, "folder": "",
+            "guest": null, "folder": "", "stalled": true,
             "inputs": {"policy": "pressure", "agent_trouble": null, "missing": null,
                        "curve": [{"memory": 0, "misses_per_s": 208.5},
                                  {"memory": 4096, "misses_per_s": 0.0}],
@@ -460,6 +465,7 @@ mod tests {
             "ballast_vm_share_breaks_total{vm=\"a\"} 204",
             "ballast_vm_share_scanned_pages_total{vm=\"a\"} 205",
             "ballast_vm_mappings{vm=\"a\"} 206",
+            "ballast_vm_stalled{vm=\"a\"} 1",
             "ballast_vm_hotplug_requested_bytes{vm=\"a\"} 2048",
             "ballast_vm_hotplug_plugged_bytes{vm=\"a\"} 512",
             "ballast_vm_tool_cost{vm=\"a\",tool=\"balloon\"} 0.000012",

@@ -183,7 +183,8 @@ pub fn vm(manager: &Manager, vm: &Vm) -> VmView {
     let active = lock(&vm.sampling).set.estimate();
     // The policy goes by no sample of what may not be paged any more.
     let is_sampled = vm.may_be_paged() || !vm.inspected.load(Ordering::Relaxed);
-    let PagedViews { trouble, compression, fault_times, sharing } = paged_views(manager, vm);
+    let PagedViews { trouble, stalled, compression, fault_times, sharing } =
+        paged_views(manager, vm);
     VmView {
         name: vm.name.clone(),
         state: vm.shown_state(),
@@ -208,6 +209,7 @@ pub fn vm(manager: &Manager, vm: &Vm) -> VmView {
         tools: tools::view(manager, vm),
         guest: balloon.stats_now(),
         trouble,
+        stalled,
         ended: None,
         compression,
         fault_times,
@@ -222,6 +224,7 @@ pub fn vm(manager: &Manager, vm: &Vm) -> VmView {
 #[derive(Default)]
 struct PagedViews {
     trouble: Option<String>,
+    stalled: bool,
     compression: CompressionView,
     fault_times: FaultTimesView,
     sharing: VmSharing,
@@ -231,8 +234,10 @@ struct PagedViews {
 fn paged_views(manager: &Manager, vm: &Vm) -> PagedViews {
     let guard = vm.paged();
     let Some(paged) = guard.as_ref() else { return PagedViews::default() };
+    let health = paged.health();
     PagedViews {
-        trouble: trouble(paged),
+        stalled: is_stalled(&health),
+        trouble: trouble(health),
         compression: compression(paged),
         fault_times: fault_times::view(paged),
         sharing: sharing(manager, vm, paged),
@@ -349,6 +354,7 @@ pub fn never_was(manager: &Manager, name: &str, size: Pages, params: &VmParams) 
         tools: ToolsView::default(),
         guest: None,
         trouble: None,
+        stalled: false,
         ended: None,
         sharing: VmSharing::default(),
         compression: CompressionView::default(),
@@ -468,8 +474,18 @@ fn compression(paged: &PagedVm) -> CompressionView {
     }
 }
 
-fn trouble(paged: &PagedVm) -> Option<String> {
-    match paged.health() {
+/// Whether it lasts, and a guest waits.
+fn is_stalled(health: &PagerHealth) -> bool {
+    match health {
+        PagerHealth::Overdue { .. } | PagerHealth::Unserved | PagerHealth::Unreadable { .. } => {
+            true
+        }
+        PagerHealth::Well | PagerHealth::Ill { .. } => false,
+    }
+}
+
+fn trouble(health: PagerHealth) -> Option<String> {
+    match health {
         PagerHealth::Well => None,
         PagerHealth::Ill { last, ago, times: 1 } => Some(format!("{last} ({} ago)", age(ago))),
         PagerHealth::Ill { last, ago, times } => {
@@ -511,4 +527,38 @@ pub fn why(manager: &Manager, vm: &Vm) -> Result<Why, Failure> {
         outcomes: journal::under_way(manager.journal.as_ref(), vm),
         notes: Vec::new(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use ballast_units::Ppn;
+
+    use super::*;
+
+    #[test]
+    fn what_holds_a_guest_up_is_told_apart_from_what_passes() {
+        let (last, ago) = ("a disk failed".to_owned(), Duration::from_secs(7));
+        let overdue = |pages| PagerHealth::Overdue {
+            page: Ppn(3),
+            pages,
+            waits_for: "its page to be read from swap",
+            waited: Duration::from_secs(65),
+        };
+        let what = "Input/output error".to_owned();
+        let told = [
+            (PagerHealth::Well, false, ""),
+            (PagerHealth::Ill { last, ago, times: 2 }, false, "a disk failed (2 times, last 7"),
+            (overdue(1), true, "waited at ppn 0x3 for 1m05s, for its page to be read from swap"),
+            (overdue(4), true, "from swap, and at 3 more"),
+            (PagerHealth::Unserved, true, "has ended"),
+            (PagerHealth::Unreadable { page: Ppn(3), pages: 2, what }, true, "2 pages"),
+        ];
+        for (health, stalled, words) in told {
+            assert_eq!(is_stalled(&health), stalled, "{health:?}");
+            let trouble = trouble(health).unwrap_or_default();
+            assert!(trouble.contains(words), "{trouble}");
+        }
+    }
 }

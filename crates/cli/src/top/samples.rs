@@ -113,6 +113,7 @@ pub fn vm(name: &str) -> VmView {
         },
         hotplug: None,
         tools: Default::default(),
+        stalled: false,
         ended: None,
         balloon: BalloonView {
             health: BalloonHealth::Healthy,

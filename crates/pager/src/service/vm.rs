@@ -363,14 +363,14 @@ impl PagedVm {
         }
     }
 
-    /// As `hold_down_to` at `target`, for a VM that is at it or close: of what it has above that, no more than a fault that waits
-    /// would have leave is asked for. One that has more is left as it is.
+    /// As `hold_down_to` at its target, for a VM that has a few pages more than that at most, by the count by which its faults are
+    /// blocked: without frames of its tier. They leave, and so does what it grows by. One that has more is left as it is.
     pub fn exchange_at(&self, target: Pages, until: Pages) {
         let memory = self.memory();
-        let above = memory.charged().saturating_sub(target);
-        let close = above.0 <= HELD_TOGETHER + memory.tier().occupancy().frames;
-        if close {
-            self.hold_down_to(above, target, until);
+        let at = target + Pages(memory.tier().occupancy().frames);
+        let above = memory.charged().saturating_sub(at);
+        if above.0 <= HELD_TOGETHER {
+            self.hold_down_to(above, at, until);
         } else {
             self.hold_down_to(Pages::ZERO, Pages::ZERO, Pages::ZERO);
         }
