@@ -597,6 +597,8 @@ mod tests {
     use rustix::mm::{MapFlags, ProtFlags};
 
     use super::*;
+    use crate::memory::Fault;
+    use crate::service::serve::Met;
     use crate::service::{FaultThreads, Health};
 
     #[test]
@@ -645,6 +647,35 @@ mod tests {
         assert_eq!(vm.fault_times.counts().iter().sum::<u64>(), 1);
         // Not those that are read after them.
         assert_eq!(service.kept_since, None);
+    }
+
+    #[test]
+    fn what_was_refused_is_tried_again_at_once_unless_there_is_something_to_be_read() {
+        let Some(vm) = super::super::testing::vm(16, 1) else { return };
+        let crew = Crew::new(vm.clone(), FaultThreads::default());
+        let mut service = FaultService::new(vm.clone(), Vec::new(), crew).unwrap();
+        let keep = |service: &mut FaultService, ppn, why| {
+            let (access, outcome) = (Access::Missing, Fault::Wait(why));
+            let met = Met { ppn: Ppn(ppn), access, away: false, outcome };
+            service.serve.met(&vm.memory, met, &mut service.tasks);
+        };
+        keep(&mut service, 3, Wait::Discard);
+        keep(&mut service, 5, Wait::Kernel);
+        service.chase();
+        assert_eq!(service.serve.pending().waiting(), [Ppn(5)]);
+        keep(&mut service, 4, Wait::Discard);
+        let base = vm.memory.backend().layout().at(Ppn(7)).addr.0;
+        // SAFETY: inside the mapping, which stays; nobody else uses the page.
+        let guest = std::thread::spawn(move || unsafe { (base as *mut u8).write_volatile(1) });
+        while !service.has_events() {
+            std::thread::yield_now();
+        }
+        service.chase();
+        assert_eq!(service.serve.pending().waiting(), [Ppn(4), Ppn(5)]);
+        service.take_events(&mut Vec::new()).unwrap();
+        guest.join().unwrap();
+        service.chase();
+        assert_eq!(service.serve.pending().waiting(), [Ppn(5)]);
     }
 
     #[test]

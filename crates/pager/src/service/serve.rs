@@ -329,9 +329,7 @@ impl Serve {
             tasks.push(Task::Trouble(format!("discarding {n} pages at {first}: {e}")));
         }
     }
-}
 
-impl Serve {
     /// Faults on pages that were given up since. Whoever still waits for one says so again, behind the discard; nobody
     /// gets a page for what is in the balloon.
     fn let_go<B: Backend>(&mut self, memory: &Memory<B>, first: Ppn, n: u64, left: &Unbooked) {

@@ -32,7 +32,7 @@ pub struct FaulterArgs {
     seed: u64,
     #[arg(long)]
     kind: Kind,
-    /// Memory besides, which it does not write
+    /// Memory besides, which it does not fill
     #[arg(long, default_value_t = 0)]
     spare_mib: usize,
     /// A shared memfd instead of private memory
@@ -50,7 +50,7 @@ pub fn run(args: &FaulterArgs) -> Result<()> {
 
 struct Faulter {
     memory: Memory,
-    /// Those that it writes: the first.
+    /// Those that it fills: the first.
     pages: usize,
     kind: Kind,
     seed: u64,
