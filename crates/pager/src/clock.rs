@@ -90,6 +90,11 @@ impl Clock {
         self.block(number)
     }
 
+    /// The block of a number below that of all.
+    pub fn numbered(&self, number: u64) -> Block {
+        self.block(number)
+    }
+
     /// Nothing is watched: the back hand is where the front hand is.
     pub fn forget(&mut self) {
         self.back = self.front.clone();

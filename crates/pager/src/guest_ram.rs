@@ -172,7 +172,7 @@ impl GuestRam {
         Ok(end)
     }
 
-    fn at(&self, ppn: Ppn) -> HostAddr {
+    pub(crate) fn at(&self, ppn: Ppn) -> HostAddr {
         self.layout.at(ppn).addr
     }
 

@@ -127,7 +127,7 @@ impl<B: Backend> Memory<B> {
             }
             match self.backend.zero(ppn, 1) {
                 // Or somebody wrote the RAM file past us: it is the guest's page now.
-                Ok(_) | Err(MemError::Exists) => self.came_home(ppn, false),
+                Ok(_) | Err(MemError::Exists) => self.is_home(ppn, false),
                 Err(MemError::Crash) => return Err(MemError::Crash),
                 Err(e) => {
                     self.pmap.store(ppn, Word::UNTOUCHED);

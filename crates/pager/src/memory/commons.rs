@@ -8,6 +8,7 @@ use std::sync::Arc;
 use ballast_units::{Pages, Ppn};
 
 use super::Memory;
+use super::ages::Ages;
 use super::page_set::PageSet;
 use super::probation::Probation;
 use crate::backend::Backend;
@@ -46,6 +47,7 @@ pub(super) struct Commons<B: Backend> {
     /// Pages away that left the store. A hint.
     pub left_store: PageSet,
     pub probation: Probation,
+    pub ages: Ages,
     /// Broken pages, and perhaps some that were.
     broken: Mutex<BTreeSet<Ppn>>,
     /// Pages that broke and came home, with a part of their hash at the first look since. A page that is
@@ -79,6 +81,7 @@ impl<B: Backend> Commons<B> {
             missed: PageSet::new(len),
             left_store: PageSet::new(len),
             probation: Probation::new(len),
+            ages: Ages::new(len),
             broken: Mutex::new(BTreeSet::new()),
             restless: Mutex::new(HashMap::new()),
             restless_most: (len.0 as usize / RESTLESS_PART).max(64),

@@ -110,8 +110,14 @@ impl<B: Backend> Memory<B> {
         failed(e)
     }
 
-    /// The page has come home.
+    /// The page has come home, to be used.
     pub(super) fn came_home(&self, ppn: Ppn, sampled: bool) {
+        self.note_used(ppn);
+        self.is_home(ppn, sampled);
+    }
+
+    /// The page is at home again, whether it is used or not.
+    pub(super) fn is_home(&self, ppn: Ppn, sampled: bool) {
         self.commons.unwritten.remove(ppn);
         self.pmap.store(ppn, Word::new(State::Resident));
         if sampled {

@@ -122,7 +122,7 @@ impl<B: Backend> Memory<B> {
     fn arrived_home(&self, run: &Remap) -> Result<(), MemError> {
         for ppn in run.pages() {
             let word = self.pmap.load(ppn);
-            self.came_home(ppn, word.sampled());
+            self.is_home(ppn, word.sampled());
             if word.state() == State::Broken {
                 self.has_been_written(ppn);
             }

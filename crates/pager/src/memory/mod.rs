@@ -17,6 +17,7 @@
 //! Two pages never wait for one another: an operation that finds a page busy says so and does
 //! nothing.
 
+mod ages;
 mod around;
 mod check;
 mod collapse;
@@ -55,6 +56,7 @@ pub use discard::Unbooked;
 pub use evict::{Left, NotEvicted};
 pub use fault::{Access, Fault, Wait};
 pub use large::Broke;
+pub(crate) use page_set::PageSet;
 pub(crate) use probation::MOST as MOST_ON_PROBATION;
 pub use recover::{RecoverError, Recovered};
 pub use regions::{LargeCounts, Regions};

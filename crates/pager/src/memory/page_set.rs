@@ -7,7 +7,7 @@ use ballast_units::{Pages, Ppn};
 use crate::sync::{AtomicU64, Ordering};
 
 /// One bit per page. Any thread may change it at any time; what each finds is of some moment.
-pub struct PageSet(Box<[OnceLock<Box<[AtomicU64; WORDS]>>]>);
+pub(crate) struct PageSet(Box<[OnceLock<Box<[AtomicU64; WORDS]>>]>);
 
 /// Words of 64 bits that get their memory together.
 const WORDS: usize = 64;

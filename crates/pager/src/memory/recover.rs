@@ -108,6 +108,7 @@ impl<B: Backend> Memory<B> {
                 let claimed = Place::from_bits(slot).and_then(|place| self.tier.claim(place));
                 charged += u64::from(claimed.ok_or(RecoverError::Tier { ppn, slot })?);
             }
+            State::Resident => self.note_found(ppn),
             State::Broken => self.commons.add_broken(ppn),
             State::Staged => found.staged.push((ppn, slot)),
             State::Held => found.held.push(ppn),
@@ -308,6 +309,24 @@ mod tests {
         }
         // One look for each run, and one for what is behind the last.
         assert_eq!(*lock(&ram.asked), [0, 6, 7, 10]);
+    }
+
+    #[test]
+    #[allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+    fn blocks_that_have_something_at_home_are_known_afterwards_and_no_others() {
+        let host = Arc::new(Host::new(Ledger::new(Pages(64), || {})));
+        let stage = Stage::on_heap(StageLayout { cluster: 1, clusters: 1, holds: 1 }).unwrap();
+        let pmap = Pmap::on_heap(Pages(32));
+        pmap.store(Ppn(9), Word::new(State::Resident));
+        pmap.store(Ppn(17), Word::new(State::Ballooned));
+        // By the books alone.
+        pmap.store(Ppn(25), Word::new(State::Resident));
+        let ram = Present { runs: vec![9..10], ..Present::default() };
+        let memory = Memory::new(pmap, ram, stage, Pages(4), host, Pages(1));
+        let found = memory.recover(&|| {}, None).unwrap();
+        assert_eq!((found.absent, memory.charged()), (1, Pages(1)));
+        let generations = [0, 8, 16, 24].map(|p| memory.generation(Ppn(p)));
+        assert_eq!(generations, [None, Some(1), None, None]);
     }
 
     #[test]

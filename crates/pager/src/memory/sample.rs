@@ -130,7 +130,7 @@ impl<B: Backend> Memory<B> {
         let page = unsafe { self.stage.page(word.slot()) };
         match self.fill(ppn, page) {
             Ok(()) => {
-                self.came_home(ppn, false);
+                self.is_home(ppn, false);
                 self.stage.free_hold(word.slot());
                 Ok(true)
             }

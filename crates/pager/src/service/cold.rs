@@ -13,7 +13,7 @@ use crate::word::State;
 /// Blocks that are watched together: one system call, and one flush of the guest's translations for each.
 const TOGETHER: u64 = 8;
 /// Pages that are asked about in vain for one victim. If all of them are in use, one is as good as another.
-const ASKED: u32 = 128;
+pub(super) const ASKED: u32 = 128;
 /// Blocks that are passed for one victim: most pages may be elsewhere.
 const STEPS: u64 = 8 * ASKED as u64 / BLOCK;
 
@@ -23,7 +23,7 @@ const NEAR: u64 = 8;
 const STEP: u64 = 256;
 const APART: Duration = Duration::from_micros(62_500);
 /// How long pages have to leave no more before all are watched ahead.
-const CALM: Duration = Duration::from_secs(5);
+pub(super) const CALM: Duration = Duration::from_secs(5);
 /// How long that is believed then; twice as long each time that nothing had to leave meanwhile, up to the second.
 const FRESH: [Duration; 2] = [Duration::from_secs(60), Duration::from_secs(960)];
 
@@ -59,12 +59,17 @@ impl Ahead {
 }
 
 impl Reclaim {
+    /// Memory is about to be short, and what there is may move.
+    pub(super) fn is_near(&self) -> bool {
+        let ledger = &self.vm.memory.host().ledger;
+        ledger.free().0 <= ledger.budget().0 / NEAR && self.vm.memory.may_move()
+    }
+
     /// While memory is about to be short, and nothing has to leave yet: watches some more pages. Answers how long the
     /// thread may rest.
     pub(super) fn look_ahead(&mut self) -> Duration {
-        let memory = self.vm.memory.clone();
-        let (ledger, now) = (&memory.host().ledger, Instant::now());
-        if ledger.free().0 > ledger.budget().0 / NEAR || !memory.may_move() {
+        let now = Instant::now();
+        if !self.is_near() {
             return CALM;
         }
         // Once pages had to leave, what was watched before is of no use any more.
@@ -82,11 +87,10 @@ impl Reclaim {
         let mut some = Vec::with_capacity(STEP as usize);
         for _ in 0..n {
             let block = self.clock.ahead();
-            let ours = |ppn: &Ppn| may_leave(&memory, *ppn) && !memory.is_on_probation(*ppn);
-            some.extend(block.pages().filter(ours));
+            some.extend(self.look_at(block));
         }
         some.sort_unstable();
-        if !some.is_empty() && !memory.backend().watch(&some) {
+        if !self.watch_all(&some) {
             self.clock.forget();
             return self.ahead.rest(now);
         }
@@ -112,6 +116,7 @@ impl Reclaim {
                 return None;
             }
             let block = self.clock.back()?;
+            self.oldest.asked_by_clock(block);
             let block_pages = block.pages().filter(|&ppn| !vm.memory.is_on_probation(ppn));
             let (mut here, away) =
                 block_pages.partition::<Vec<_>, _>(|&ppn| may_leave(&vm.memory, ppn));
@@ -122,7 +127,11 @@ impl Reclaim {
             let accessed = vm.memory.backend().accessed(block.first, block.n);
             let is_cold = |ppn: &Ppn| !accessed[(ppn.0 - block.first.0) as usize];
             asked += here.len() as u32;
+            let all = here.len();
             here.retain(is_cold);
+            if here.len() < all {
+                vm.memory.note_used(block.first);
+            }
             self.cold = here;
         }
         None
@@ -138,6 +147,7 @@ impl Reclaim {
         let mut some = Vec::with_capacity((TOGETHER * BLOCK) as usize);
         for _ in 0..TOGETHER {
             let Some(block) = self.clock.front() else { break };
+            self.oldest.watched_by_clock(block);
             // One that is spared is left mapped, and counts as in use: it would be, and what it cost is saved.
             for ppn in block.pages() {
                 let ours = may_leave(&memory, ppn) && !memory.is_on_probation(ppn);

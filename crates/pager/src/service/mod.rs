@@ -33,6 +33,7 @@ mod large;
 mod latency;
 mod leaving_store;
 mod mapping_count;
+mod oldest;
 mod overdue;
 mod pending;
 mod priority;

@@ -10,6 +10,7 @@ use ballast_units::Ppn;
 use super::cold::{Ahead, may_leave};
 use super::large::Collapsing;
 use super::leaving_store::LeavingStore;
+use super::oldest::Oldest;
 use super::shared::Shared;
 use super::sizing::Sizing;
 use super::trial::Trial;
@@ -55,6 +56,7 @@ pub(super) struct Reclaim {
     /// Pages of the block that the clock came to last, to go first.
     pub(super) cold: Vec<Ppn>,
     pub(super) trial: Trial,
+    pub(super) oldest: Oldest,
     /// Victims, in rising order, that have been looked up in the share table, in vain, or came from the store to leave.
     pub(super) victims: Vec<Ppn>,
     pub(super) leaving_store: LeavingStore,
@@ -103,6 +105,7 @@ impl Reclaim {
                 .ok()
         });
         let sizing = Sizing::of(vm.memory.tier());
+        let pages = vm.memory.pmap().len().0;
         let mut reclaim = Reclaim {
             vm,
             sizing,
@@ -116,6 +119,7 @@ impl Reclaim {
             ahead: Ahead::default(),
             cold: Vec::new(),
             trial: Trial::default(),
+            oldest: Oldest::new(pages),
             victims: Vec::new(),
             leaving_store: LeavingStore::new(),
             examiner: Examiner::to_itself(),
@@ -160,8 +164,12 @@ impl Reclaim {
             }
             self.note_busy();
             self.evict();
+            if !self.is_asked() {
+                self.oldest.rest();
+            }
             self.flush();
             self.settle_all();
+            let used = self.look_for_used();
             let away = self.bring_back();
             let rest = if away {
                 Some(Duration::from_millis(1))
@@ -173,7 +181,7 @@ impl Reclaim {
                 // It gave up for now, or a sample was asked for in between.
                 Some(self.rest_before_next_try())
             } else {
-                let ahead = self.look_ahead();
+                let ahead = self.look_ahead().min(used);
                 Some(self.collapse().map_or(ahead, |rest| rest.min(ahead)))
             };
             self.note_busy();
@@ -252,6 +260,7 @@ impl Reclaim {
                 continue;
             }
             self.ahead.asked = Instant::now();
+            self.oldest.is_asked(goal, self.vm.memory.pmap().in_state(State::Resident).0);
             let Some(ppn) = self.next_victim() else {
                 if !self.is_asked() {
                     // What was zeros was enough.
@@ -268,6 +277,8 @@ impl Reclaim {
                 continue;
             };
             if !slots && !self.shrinks(ppn) {
+                // As of one that could not leave.
+                self.vm.memory.note_used(ppn);
                 continue;
             }
             if !self.evict_victim(ppn, cluster, slots, &mut refused) {
@@ -306,6 +317,10 @@ impl Reclaim {
         }
         // Where that takes longer, others have the processor, or nobody reads what is given up.
         self.in_vain = is_refused(&left);
+        if left.is_err() {
+            // All others are tried before it is again.
+            self.vm.memory.note_used(ppn);
+        }
         match left {
             Ok(left) => {
                 *refused = 0;
@@ -518,7 +533,7 @@ impl Reclaim {
         if let Some(ppn) = std::iter::from_fn(|| self.broken.pop()).find(|&p| eligible(p)) {
             return Some(ppn);
         }
-        if let Some(ppn) = self.fails_probation() {
+        if let Some(ppn) = self.fails_probation().or_else(|| self.oldest()) {
             self.consider_some_shared();
             return Some(ppn);
         }

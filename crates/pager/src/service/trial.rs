@@ -63,6 +63,9 @@ impl Reclaim {
                 Counters::add(&memory.counters.failed_probation, 1);
                 return Some(ppn);
             }
+            if here {
+                memory.note_used(ppn);
+            }
         }
         None
     }

@@ -1,0 +1,323 @@
+//! What ages are worth, page by page: a guest whose memory is cut down at once, by the clock and probation alone, and
+//! by age (ADR 35). `cargo test -p ballast-pager --lib squeeze -- --nocapture` prints the table.
+
+use std::collections::VecDeque;
+
+use ballast_units::{Pages, Ppn, SplitMix64};
+
+use super::Ages;
+use crate::clock::{BLOCK, Block, Clock};
+use crate::replacement::{Random, Replacement};
+
+/// The guest: of these pages six programs of so many each are used, the others were touched once, before.
+const PAGES: usize = 45_000;
+const PROGRAM: usize = 4_096;
+/// It touches so many pages twice a second, of which these are neighbours.
+const ACTION: usize = 96;
+const DOCUMENT: usize = 32;
+/// Its memory is cut down to one part in so many, one after the other.
+const FACTORS: [f64; 3] = [1.87, 2.72, 3.15];
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Much {
+    ByClock,
+    ByAge,
+}
+
+struct Host {
+    much: Much,
+    random: Random,
+    clock: Clock,
+    ages: Ages,
+    cold: Vec<usize>,
+    home: Vec<usize>,
+    /// Where in `home`.
+    at: Vec<Option<usize>>,
+    accessed: Vec<bool>,
+    missed: Vec<bool>,
+    fresh: VecDeque<usize>,
+    watched: VecDeque<usize>,
+    on_probation: Vec<bool>,
+    /// How many had left when it left.
+    left: Vec<Option<usize>>,
+    leaving: usize,
+    misses: u32,
+    /// Blocks that were looked at by the way, and the next.
+    seen: Vec<bool>,
+    between: Vec<bool>,
+    look: u64,
+}
+
+fn numbers(block: Block) -> impl Iterator<Item = usize> {
+    block.pages().map(Ppn::index)
+}
+
+impl Host {
+    fn new(much: Much) -> Host {
+        let clock = Clock::new(Pages(PAGES as u64), 11);
+        let blocks = clock.blocks() as usize;
+        Host {
+            much,
+            random: Random::seeded(11),
+            clock,
+            ages: Ages::new(Pages(PAGES as u64)),
+            cold: Vec::new(),
+            home: Vec::new(),
+            at: vec![None; PAGES],
+            accessed: vec![false; PAGES],
+            missed: vec![false; PAGES],
+            fresh: VecDeque::new(),
+            watched: VecDeque::new(),
+            on_probation: vec![false; PAGES],
+            left: vec![None; PAGES],
+            leaving: 0,
+            misses: 0,
+            seen: vec![false; blocks],
+            between: vec![false; blocks],
+            look: 0,
+        }
+    }
+
+    /// The guest touches a page; at most `room` may be at home.
+    fn touch(&mut self, page: usize, room: usize) {
+        self.look_at_the_next();
+        self.accessed[page] = true;
+        if self.at[page].is_some() {
+            return;
+        }
+        if let Some(left) = self.left[page] {
+            self.misses += 1;
+            let since = self.leaving - left;
+            self.missed[page] = since < room / 50;
+            if since >= room / 6 {
+                self.on_probation[page] = true;
+                self.fresh.push_back(page);
+            }
+        }
+        while self.home.len() >= room {
+            let page = self.fails_probation().or_else(|| self.cold()).unwrap_or_else(|| self.any());
+            self.take(page);
+        }
+        self.at[page] = Some(self.home.len());
+        self.home.push(page);
+        self.ages.note(Ppn(page as u64));
+    }
+
+    fn take(&mut self, page: usize) {
+        let Some(place) = self.at[page].take() else { return };
+        self.home.swap_remove(place);
+        if let Some(&moved) = self.home.get(place) {
+            self.at[moved] = Some(place);
+        }
+        self.left[page] = Some(self.leaving);
+        self.leaving += 1;
+    }
+
+    /// All that is too much leaves, and the guest touches nothing meanwhile.
+    fn cut_down(&mut self, room: usize) {
+        while self.much == Much::ByAge && self.home.len() > room {
+            let generation = self.ages.up_to(self.home.len() as u64 / BLOCK / 16);
+            let before = self.home.len();
+            for number in 0..self.clock.blocks() {
+                let block = self.clock.numbered(number);
+                let is_old = self.ages.of(block.first).is_some_and(|g| g <= generation);
+                if is_old && self.home.len() > room {
+                    self.take_block(block, room);
+                }
+            }
+            if self.home.len() == before && generation == u8::MAX {
+                break;
+            }
+        }
+        while self.home.len() > room {
+            let page = self.cold().unwrap_or_else(|| self.any());
+            self.take(page);
+        }
+    }
+
+    fn take_block(&mut self, block: Block, room: usize) {
+        let number = (block.first.0 / BLOCK) as usize;
+        let known = std::mem::take(&mut self.seen[number]) || self.between[number];
+        let (mut nothing, mut used) = (true, false);
+        for page in numbers(block) {
+            if self.at[page].is_none() || self.on_probation[page] {
+                continue;
+            }
+            nothing = false;
+            if known && self.accessed[page] {
+                used = true;
+            } else if self.home.len() > room {
+                self.take(page);
+            }
+        }
+        if used {
+            self.ages.note(block.first);
+        } else if nothing {
+            self.ages.note_nothing(block.first);
+        }
+    }
+
+    /// Once in half a minute for each block, while something leaves.
+    fn look_at_the_next(&mut self) {
+        if self.leaving == 0 || self.much == Much::ByClock {
+            return;
+        }
+        let number = self.look;
+        self.look = (number + 1) % self.clock.blocks();
+        if self.between[number as usize] {
+            return;
+        }
+        let block = self.clock.numbered(number);
+        let seen = std::mem::replace(&mut self.seen[number as usize], true);
+        let mut used = false;
+        for page in numbers(block) {
+            if self.at[page].is_some() && !self.on_probation[page] {
+                used |= seen && self.accessed[page];
+                self.accessed[page] = false;
+            }
+        }
+        if used {
+            self.ages.note(block.first);
+        }
+    }
+
+    fn fails_probation(&mut self) -> Option<usize> {
+        let most = self.home.len() / 16;
+        while self.fresh.len() > most / 2 {
+            let page = self.fresh.pop_front()?;
+            self.accessed[page] = false;
+            self.watched.push_back(page);
+        }
+        while self.fresh.len() + self.watched.len() > most {
+            let page = self.watched.pop_front()?;
+            self.on_probation[page] = false;
+            if self.at[page].is_some() && !self.accessed[page] {
+                return Some(page);
+            }
+        }
+        None
+    }
+
+    fn is_spared(&mut self, page: usize) -> bool {
+        let spared = self.missed[page];
+        self.missed[page] = spared && !self.random.last_pass();
+        spared
+    }
+
+    fn cold(&mut self) -> Option<usize> {
+        let mut asked = 0;
+        while asked < 128 {
+            if let Some(page) = self.cold.pop() {
+                return Some(page);
+            }
+            while let Some(block) = self.clock.front() {
+                self.between[(block.first.0 / BLOCK) as usize] = true;
+                for page in numbers(block) {
+                    if !self.on_probation[page] && !self.is_spared(page) {
+                        self.accessed[page] = false;
+                    }
+                }
+            }
+            let block = self.clock.back()?;
+            self.between[(block.first.0 / BLOCK) as usize] = false;
+            let here = |page: &usize| self.at[*page].is_some() && !self.on_probation[*page];
+            let here: Vec<usize> = numbers(block).filter(here).collect();
+            asked += here.len();
+            if here.iter().any(|&page| self.accessed[page]) {
+                self.ages.note(block.first);
+            }
+            self.cold = here.into_iter().filter(|&page| !self.accessed[page]).collect();
+        }
+        None
+    }
+
+    fn any(&mut self) -> usize {
+        loop {
+            let number = self.random.propose(Pages(self.home.len() as u64)).index();
+            let page = self.home[number];
+            if !self.is_spared(page) {
+                return page;
+            }
+        }
+    }
+}
+
+/// Zipf's law over so many.
+struct Law(Vec<f64>);
+
+impl Law {
+    fn of(n: usize, s: f64) -> Law {
+        let mut sum = 0.0;
+        let weight = |rank: usize| {
+            sum += (rank as f64).powf(-s);
+            sum
+        };
+        Law((1..=n).map(weight).collect())
+    }
+    fn draw(&self, numbers: &mut SplitMix64) -> usize {
+        let u = numbers.unit() * self.0[self.0.len() - 1];
+        self.0.partition_point(|&sum| sum < u).min(self.0.len() - 1)
+    }
+}
+
+/// Where pages are: runs of so many neighbours, in no order.
+fn scattered(n: usize, run: usize, seed: u64) -> Vec<usize> {
+    let mut numbers = SplitMix64::seeded(seed);
+    let mut runs: Vec<usize> = (0..n.div_ceil(run)).collect();
+    for i in (1..runs.len()).rev() {
+        runs.swap(i, numbers.below(i as u64 + 1) as usize);
+    }
+    runs.iter().flat_map(|first| first * run..(first * run + run).min(n)).collect()
+}
+
+/// Misses a second in the half minute that begins a quarter of one after each cut, and ten minutes after the last.
+fn misses(much: Much, run: usize) -> [f64; 4] {
+    let (place, within) = (scattered(PAGES, run, 9), scattered(PROGRAM, 1, 77));
+    let (favourite, law) = (Law::of(6, 1.0), Law::of(PROGRAM, 0.8));
+    let mut numbers = SplitMix64::seeded(4);
+    let (mut host, mut program) = (Host::new(much), 0);
+    let all = PAGES + 1;
+    (6 * PROGRAM..PAGES).chain(0..6 * PROGRAM).for_each(|page| host.touch(place[page], all));
+    let mut work = |host: &mut Host, room: usize, seconds: u32| {
+        for _ in 0..2 * seconds {
+            if numbers.below(8) == 0 {
+                program = favourite.draw(&mut numbers);
+            }
+            let document = within[law.draw(&mut numbers)];
+            for n in 0..ACTION {
+                let page = if n < DOCUMENT {
+                    (document + n) % PROGRAM
+                } else {
+                    within[law.draw(&mut numbers)]
+                };
+                host.touch(place[program * PROGRAM + page], room);
+            }
+        }
+    };
+    let mut counted = |host: &mut Host, room: usize, before: u32, seconds: u32| {
+        work(host, room, before);
+        host.misses = 0;
+        work(host, room, seconds);
+        f64::from(host.misses) / f64::from(seconds)
+    };
+    counted(&mut host, all, 50, 5);
+    let cut = FACTORS.map(|factor| {
+        let room = (PAGES as f64 / factor) as usize;
+        host.cut_down(room);
+        counted(&mut host, room, 15, 30)
+    });
+    let room = (PAGES as f64 / FACTORS[2]) as usize;
+    [cut[0], cut[1], cut[2], counted(&mut host, room, 600, 300)]
+}
+
+#[test]
+fn much_leaves_by_age_with_fewer_misses_where_neighbours_are_used_together_and_about_as_many_where_not()
+ {
+    for (run, most) in [(8, [0.4, 0.6, 0.85, 1.1]), (64, [0.4, 0.6, 0.85, 1.1]), (1, [1.1; 4])] {
+        let [clock, age] = [Much::ByClock, Much::ByAge].map(|much| misses(much, run));
+        eprintln!("runs of {run}: by the clock {clock:.1?}, by age {age:.1?}");
+        for ((clock, age), most) in clock.into_iter().zip(age).zip(most) {
+            assert!(age <= clock * most, "runs of {run}: {age} of {clock}, {most} wanted");
+        }
+    }
+}
