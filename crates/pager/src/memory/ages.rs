@@ -5,8 +5,8 @@
 //!
 //! A hint: lost with the manager, and never needed for anything to be right.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock};
 
 use ballast_units::{Pages, Ppn};
 
@@ -14,8 +14,10 @@ use super::Memory;
 use crate::backend::Backend;
 use crate::clock::BLOCK;
 
-/// A generation is over when this part of all blocks is in it.
+/// A generation is over when this part of all blocks that have one came into it.
 const PART: u64 = 8;
+/// So many generations become one when there are no numbers left.
+const LATE: u8 = u8::MAX / 2;
 /// It has had nothing at home, or nothing of it could leave when that was looked at.
 const NOTHING: u8 = 0;
 /// Those that nothing is known of but that they have.
@@ -27,19 +29,22 @@ const TOGETHER: usize = 1024;
 pub(super) struct Ages {
     stamps: Box<[OnceLock<Box<[AtomicU8; TOGETHER]>>]>,
     now: AtomicU8,
-    /// Blocks that are in the generation of now.
+    /// Blocks that have a generation, and those that came into the one of now.
+    known: AtomicU64,
     young: AtomicU64,
-    most: u64,
+    /// Held by who begins the next one.
+    turning: Mutex<()>,
 }
 
 impl Ages {
     pub fn new(len: Pages) -> Ages {
-        let blocks = len.0.div_ceil(BLOCK);
+        let parts = len.0.div_ceil(BLOCK).div_ceil(TOGETHER as u64);
         Ages {
-            stamps: (0..blocks.div_ceil(TOGETHER as u64)).map(|_| OnceLock::new()).collect(),
+            stamps: (0..parts).map(|_| OnceLock::new()).collect(),
             now: AtomicU8::new(FIRST + 1),
+            known: AtomicU64::new(0),
             young: AtomicU64::new(0),
-            most: (blocks / PART).max(1),
+            turning: Mutex::new(()),
         }
     }
 
@@ -61,20 +66,29 @@ impl Ages {
         if stamp.load(Ordering::Relaxed) == now {
             return;
         }
-        stamp.store(now, Ordering::Relaxed);
-        if self.young.fetch_add(1, Ordering::Relaxed) + 1 == self.most {
+        let new = stamp.swap(now, Ordering::Relaxed) == NOTHING;
+        let known = self.known.fetch_add(u64::from(new), Ordering::Relaxed) + u64::from(new);
+        if (self.young.fetch_add(1, Ordering::Relaxed) + 1) * PART >= known {
             self.go_on(now);
         }
     }
 
-    /// The page is at home, and nothing more is known of its block.
+    /// The page is at home. If nothing was known of its block, it is one of the oldest.
     pub fn found(&self, ppn: Ppn) {
-        self.stamp(ppn).store(FIRST, Ordering::Relaxed);
+        let stamp = self.stamp(ppn);
+        let (one, other) = (Ordering::Relaxed, Ordering::Relaxed);
+        if stamp.load(Ordering::Relaxed) == NOTHING
+            && stamp.compare_exchange(NOTHING, FIRST, one, other).is_ok()
+        {
+            self.known.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
-    /// Nothing of the page's block can leave, until something of it is used.
+    /// Nothing of the page's block can leave, until something of it comes home or is used.
     fn note_nothing(&self, ppn: Ppn) {
-        self.stamp(ppn).store(NOTHING, Ordering::Relaxed);
+        if self.stamp(ppn).swap(NOTHING, Ordering::Relaxed) != NOTHING {
+            self.known.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 
     /// The generation of the block that the page is in.
@@ -84,37 +98,60 @@ impl Ages {
         Some(stamps[block % TOGETHER].load(Ordering::Relaxed)).filter(|&stamp| stamp != NOTHING)
     }
 
-    /// The next generation. By the one thread that ended the last.
+    /// How many blocks from the one of a page on lie in a part that has no memory.
+    fn unknown_from(&self, ppn: Ppn) -> u64 {
+        let block = (ppn.0 / BLOCK) as usize;
+        let is_known = self.stamps[block / TOGETHER].get().is_some();
+        if is_known { 0 } else { (TOGETHER - block % TOGETHER) as u64 }
+    }
+
+    /// The generation after `now`, if that is still the one.
     fn go_on(&self, now: u8) {
+        // Hints all: std's lock and atomics, whatever else is explored.
+        let Ok(_turning) = self.turning.try_lock() else { return };
+        if self.now.load(Ordering::Relaxed) != now {
+            return;
+        }
         let next = now.checked_add(1).unwrap_or_else(|| {
             // Those of half of the time are one from now on.
-            for stamp in self.all() {
-                let old = stamp.load(Ordering::Relaxed);
-                if old != NOTHING {
-                    stamp.store(old.saturating_sub(u8::MAX / 2).max(FIRST), Ordering::Relaxed);
-                }
-            }
-            u8::MAX - u8::MAX / 2 + 1
+            self.change(|old| old.saturating_sub(LATE).max(FIRST));
+            u8::MAX - LATE + 1
         });
         self.now.store(next, Ordering::Relaxed);
         self.young.store(0, Ordering::Relaxed);
+        if now == u8::MAX {
+            // What was noted meanwhile.
+            self.change(|old| old.min(next));
+        }
     }
 
-    /// The generation up to which at least so many blocks are, of those that may have something to give: the last, if
-    /// there are not so many.
-    fn up_to(&self, blocks: u64) -> u8 {
+    fn change(&self, to: impl Fn(u8) -> u8) {
+        for stamp in self.all() {
+            let old = stamp.load(Ordering::Relaxed);
+            if old != NOTHING && to(old) != old {
+                // It may have been noted in between.
+                let (one, other) = (Ordering::Relaxed, Ordering::Relaxed);
+                let _ = stamp.compare_exchange(old, to(old), one, other);
+            }
+        }
+    }
+
+    /// The generation up to which at least so many blocks are, or so many beyond that. None if half of all blocks are of
+    /// these: it is not known which are the oldest then.
+    fn up_to(&self, blocks: u64, beyond: u8) -> Option<u8> {
         let mut of = [0u64; 256];
         for stamp in self.all() {
             of[usize::from(stamp.load(Ordering::Relaxed))] += 1;
         }
+        let known: u64 = of[usize::from(FIRST)..].iter().sum();
         let mut sum = 0;
-        for generation in FIRST..u8::MAX {
+        let first = (FIRST..=u8::MAX).find(|&generation| {
             sum += of[usize::from(generation)];
-            if sum >= blocks {
-                return generation;
-            }
-        }
-        u8::MAX
+            sum >= blocks.min(known)
+        })?;
+        let up_to = first.saturating_add(beyond);
+        let sum: u64 = of[usize::from(FIRST)..=usize::from(up_to)].iter().sum();
+        (2 * sum < known).then_some(up_to)
     }
 }
 
@@ -129,9 +166,10 @@ impl<B: Backend> Memory<B> {
         self.commons.ages.found(ppn);
     }
 
-    /// The generation up to which a part of all blocks at home is, one in `part`, and at least `least`.
-    pub(crate) fn oldest_generation(&self, at_home: Pages, part: u64, least: u64) -> u8 {
-        self.commons.ages.up_to((at_home.0 / BLOCK / part).max(least))
+    /// The generation up to which at least so many blocks are, or so many beyond that. None if which are the oldest is
+    /// not known.
+    pub(crate) fn oldest_generation(&self, blocks: u64, beyond: u8) -> Option<u8> {
+        self.commons.ages.up_to(blocks, beyond)
     }
 
     /// The generation of the block that the page is in. None if nothing of it could leave when that was said last.
@@ -139,7 +177,12 @@ impl<B: Backend> Memory<B> {
         self.commons.ages.of(ppn)
     }
 
-    /// Nothing of the block can leave, until something of it is used.
+    /// How many blocks from the one of a page on have no generation, for sure: there may be more.
+    pub(crate) fn ageless_from(&self, ppn: Ppn) -> u64 {
+        self.commons.ages.unknown_from(ppn)
+    }
+
+    /// Nothing of the block can leave, until something of it comes home or is used.
     pub(crate) fn note_nothing(&self, ppn: Ppn) {
         self.commons.ages.note_nothing(ppn);
     }
@@ -166,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_generation_ends_when_an_eighth_of_all_blocks_is_in_it() {
+    fn a_generation_ends_when_an_eighth_of_all_blocks_came_into_it() {
         let ages = ages(16);
         // Again and again counts once, and so do neighbours.
         (0..BLOCK).for_each(|p| ages.note(Ppn(p)));
@@ -176,23 +219,36 @@ mod tests {
         ages.note(Ppn(0));
         ages.note(Ppn(BLOCK));
         assert_eq!(stamps(&ages)[..9], [3, 4, 1, 1, 1, 2, 1, 3, 1]);
-        // A few pages only, and not of whole blocks.
-        let few = Ages::new(Pages(BLOCK + 1));
-        (0..3).for_each(|_| few.note(Ppn(BLOCK)));
-        assert_eq!(stamps(&few)[..2], [0, 4]);
+        // Of those that have something, however many there could be.
+        let sparse = Ages::new(Pages(1 << 20));
+        (0..32).for_each(|block| sparse.note(Ppn(block * BLOCK)));
+        let seen: Vec<u8> = sparse.all().map(|stamp| stamp.load(Ordering::Relaxed)).collect();
+        assert_eq!(seen.len(), TOGETHER);
+        assert!(seen[..32].is_sorted() && seen[31] > seen[8], "{:?}", &seen[..32]);
     }
 
     #[test]
-    fn the_oldest_are_found_where_there_are_enough_of_them() {
+    fn the_oldest_are_found_where_it_is_known_which_they_are() {
         let ages = ages(16);
+        let up_to = |blocks| ages.up_to(blocks, 0);
+        assert_eq!([1, 16].map(up_to), [None, None], "all are");
         (4..16).for_each(|block| ages.note(Ppn(block * BLOCK)));
         assert_eq!(stamps(&ages), [1, 1, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7]);
-        let up_to = [1, 4, 5, 6, 7, 16, 17].map(|blocks| ages.up_to(blocks));
-        assert_eq!(up_to, [1, 1, 2, 2, 3, 7, u8::MAX]);
+        let up_to = [1, 4, 5, 6, 7, 16, 17].map(|blocks| ages.up_to(blocks, 0));
+        assert_eq!(up_to, [Some(1), Some(1), Some(2), Some(2), None, None, None]);
+        assert_eq!(
+            [0, 1, 2, 255].map(|beyond| ages.up_to(1, beyond)),
+            [Some(1), Some(2), None, None]
+        );
         // What has nothing to give is no block.
         ages.note_nothing(Ppn(BLOCK));
         assert_eq!([0, 1, 4].map(|block| ages.of(Ppn(block * BLOCK))), [Some(1), None, Some(2)]);
-        assert_eq!([3, 4].map(|blocks| ages.up_to(blocks)), [1, 2]);
+        assert_eq!([3, 4].map(|blocks| ages.up_to(blocks, 0)), [Some(1), Some(2)]);
+        // Until something of it comes home.
+        ages.found(Ppn(BLOCK + 3));
+        ages.found(Ppn(5 * BLOCK));
+        assert_eq!([1, 5].map(|block| ages.of(Ppn(block * BLOCK))), [Some(1), Some(2)]);
+        assert_eq!(ages.known.load(Ordering::Relaxed), 16);
     }
 
     #[test]
@@ -200,6 +256,7 @@ mod tests {
         let ages = ages(16);
         ages.note(Ppn(0));
         ages.note_nothing(Ppn(3 * BLOCK));
+        ages.found(Ppn(2 * BLOCK));
         // Two blocks are a generation.
         let mut last = 0;
         for n in 0..2 * 254 - 1 {
@@ -217,9 +274,11 @@ mod tests {
 
     #[test]
     fn what_was_never_at_home_has_no_memory() {
-        let ages = Ages::new(Pages(10 * TOGETHER as u64 * BLOCK));
-        assert_eq!((ages.all().count(), ages.of(Ppn(5)), ages.up_to(1)), (0, None, u8::MAX));
-        ages.note(Ppn(3 * TOGETHER as u64 * BLOCK));
-        assert_eq!((ages.all().count(), ages.up_to(1)), (TOGETHER, 2));
+        let part = TOGETHER as u64 * BLOCK;
+        let ages = Ages::new(Pages(10 * part));
+        assert_eq!((ages.all().count(), ages.of(Ppn(5)), ages.up_to(1, 0)), (0, None, None));
+        assert_eq!(ages.unknown_from(Ppn(part + 3 * BLOCK + 1)), TOGETHER as u64 - 3);
+        ages.note(Ppn(3 * part));
+        assert_eq!((ages.all().count(), ages.unknown_from(Ppn(3 * part + 77))), (TOGETHER, 0));
     }
 }

@@ -321,7 +321,7 @@ mod tests {
         pmap.store(Ppn(17), Word::new(State::Ballooned));
         // By the books alone.
         pmap.store(Ppn(25), Word::new(State::Resident));
-        let ram = Present { runs: vec![9..10], ..Present::default() };
+        let ram = Present { runs: std::iter::once(9..10).collect(), ..Present::default() };
         let memory = Memory::new(pmap, ram, stage, Pages(4), host, Pages(1));
         let found = memory.recover(&|| {}, None).unwrap();
         assert_eq!((found.absent, memory.charged()), (1, Pages(1)));

@@ -74,6 +74,9 @@ impl<B: Backend> Memory<B> {
         }
         self.commons.unwritten.remove(ppn);
         self.pmap.store(ppn, next);
+        if after == State::Resident {
+            self.note_found(ppn);
+        }
         if after == State::Broken {
             self.commons.add_broken(ppn);
         }

@@ -18,13 +18,14 @@ pub(super) const ASKED: u32 = 128;
 const STEPS: u64 = 8 * ASKED as u64 / BLOCK;
 
 /// Memory is about to be short while less than this part of it is free.
-const NEAR: u64 = 8;
+const NEAR: u64 = 3;
 /// Pages that are watched ahead in one go, and the time between two: 4,096 a second at most.
 const STEP: u64 = 256;
 const APART: Duration = Duration::from_micros(62_500);
 /// How long pages have to leave no more before all are watched ahead.
 pub(super) const CALM: Duration = Duration::from_secs(5);
-/// How long that is believed then; twice as long each time that nothing had to leave meanwhile, up to the second.
+/// How long that is believed then; twice as long each time that nothing had to leave meanwhile, up to the second. The
+/// first time half as long: what is used is known after two rounds.
 const FRESH: [Duration; 2] = [Duration::from_secs(60), Duration::from_secs(960)];
 
 /// Watching ahead of need. What leaves first, when much has to leave at once, is what was left alone since then, and not
@@ -44,7 +45,7 @@ pub(super) struct Ahead {
 impl Default for Ahead {
     fn default() -> Ahead {
         let now = Instant::now();
-        Ahead { asked: now, next: now, over: now, fresh: FRESH[0] / 2, left: 0 }
+        Ahead { asked: now, next: now, over: now, fresh: FRESH[0] / 4, left: 0 }
     }
 }
 
@@ -81,6 +82,7 @@ impl Reclaim {
         }
         if self.ahead.left == 0 {
             self.ahead.left = self.clock.blocks();
+            self.oldest.forget_clock();
         }
         let n = self.ahead.left.min(STEP / BLOCK);
         self.ahead.left -= n;
@@ -92,6 +94,7 @@ impl Reclaim {
         some.sort_unstable();
         if !self.watch_all(&some) {
             self.clock.forget();
+            self.oldest.forget_clock();
             return self.ahead.rest(now);
         }
         if self.ahead.left == 0 {

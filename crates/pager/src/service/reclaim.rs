@@ -164,9 +164,6 @@ impl Reclaim {
             }
             self.note_busy();
             self.evict();
-            if !self.is_asked() {
-                self.oldest.rest();
-            }
             self.flush();
             self.settle_all();
             let used = self.look_for_used();
@@ -215,6 +212,15 @@ impl Reclaim {
         self.vm.evict_goal.load(Ordering::Relaxed) > 0
     }
 
+    /// Whether anything has to leave: what is asked for, or, after that, what it grows by.
+    fn goes_on(&mut self) -> bool {
+        if self.is_asked() {
+            return true;
+        }
+        self.oldest.rest();
+        self.vm.hold_down(1)
+    }
+
     fn evict(&mut self) {
         let mut refused = 0u32;
         // What was left of the last time may be in use by now.
@@ -222,7 +228,7 @@ impl Reclaim {
         if !std::mem::take(&mut self.large_busy) {
             self.large_rest = LARGE_BUSY_AT_FIRST;
         }
-        while (self.is_asked() || self.vm.hold_down(1)) && !self.vm.is_stopping() {
+        while self.goes_on() && !self.vm.is_stopping() {
             if self.vm.has_sample_request() {
                 // Its period has begun: it does not wait for a long eviction to end.
                 break;
@@ -260,7 +266,7 @@ impl Reclaim {
                 continue;
             }
             self.ahead.asked = Instant::now();
-            self.oldest.is_asked(goal, self.vm.memory.pmap().in_state(State::Resident).0);
+            self.oldest.is_asked(goal, self.vm.memory.pmap().in_state(State::Resident).0, slots);
             let Some(ppn) = self.next_victim() else {
                 if !self.is_asked() {
                     // What was zeros was enough.
@@ -277,8 +283,6 @@ impl Reclaim {
                 continue;
             };
             if !slots && !self.shrinks(ppn) {
-                // As of one that could not leave.
-                self.vm.memory.note_used(ppn);
                 continue;
             }
             if !self.evict_victim(ppn, cluster, slots, &mut refused) {
@@ -317,9 +321,10 @@ impl Reclaim {
         }
         // Where that takes longer, others have the processor, or nobody reads what is given up.
         self.in_vain = is_refused(&left);
-        if left.is_err() {
+        if matches!(&left, Err(NotEvicted::Failed(e)) if !matches!(e, MemError::Again | MemError::Gone))
+        {
             // All others are tried before it is again.
-            self.vm.memory.note_used(ppn);
+            self.vm.memory.note_used(first);
         }
         match left {
             Ok(left) => {
@@ -597,7 +602,10 @@ impl Reclaim {
         let mut left = std::mem::take(&mut self.sampled);
         for _ in 0..200 {
             left.retain(|&ppn| match self.vm.memory.unsample(ppn) {
-                Ok(done) => !done,
+                Ok(done) => {
+                    self.oldest.came_unused(ppn);
+                    !done
+                }
                 Err(MemError::Gone) => false,
                 Err(e) => {
                     self.vm.set_ill(format!("ending the sample of {ppn}: {e}"));
