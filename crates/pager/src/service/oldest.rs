@@ -14,7 +14,7 @@ use super::cold::{ASKED, CALM, may_leave};
 use super::reclaim::Reclaim;
 use crate::backend::Backend;
 use crate::clock::{BLOCK, Block};
-use crate::memory::PageSet;
+use crate::memory::{Memory, PageSet};
 use crate::word::State;
 
 /// Much is more than this part of what is at home, within these bounds.
@@ -25,8 +25,9 @@ const OLDEST: u64 = 16;
 const AT_LEAST: u64 = 32;
 /// Blocks that are passed for one victim.
 const PASSED: u64 = 1 << 12;
-/// How long nothing is looked for where there was nothing.
+/// How long nothing is looked for where all that was asked about was in use, and where no more is known.
 const VAIN: Duration = Duration::from_millis(10);
+const NO_MORE: Duration = Duration::from_secs(1);
 
 /// All blocks are looked at in this time, in steps; blocks of a step at most, and those that are passed for them.
 const ROUND: Duration = Duration::from_secs(20);
@@ -179,24 +180,25 @@ impl Reclaim {
 
     /// The next block, if it is one of the oldest, and was looked at. `passed` grows by what that costs.
     fn next_old(&mut self, passed: &mut u64) -> Option<Block> {
-        let (memory, blocks) = (self.vm.memory.clone(), self.clock.blocks());
-        if self.oldest.left == 0 {
+        let Reclaim { vm, clock, oldest, .. } = self;
+        let (memory, blocks) = (&vm.memory, clock.blocks());
+        if oldest.left == 0 {
             // What is counted costs as much as what is passed.
             *passed += blocks / BLOCK;
-            if std::mem::take(&mut self.oldest.fruitless) >= blocks {
-                self.oldest.beyond = self.oldest.beyond.saturating_add(1);
+            if std::mem::take(&mut oldest.fruitless) >= blocks {
+                // Ever farther, or each of many generations would cost a round.
+                oldest.beyond = oldest.beyond.saturating_mul(2).max(1);
             }
             let at_home = memory.pmap().in_state(State::Resident);
             let least = (at_home.0 / BLOCK / OLDEST).max(AT_LEAST);
-            let Some(generation) = memory.oldest_generation(least, self.oldest.beyond) else {
+            let Some(generation) = memory.oldest_generation(least, oldest.beyond) else {
                 *passed = PASSED;
-                self.oldest.in_vain(VAIN);
+                oldest.in_vain(NO_MORE);
                 return None;
             };
-            (self.oldest.generation, self.oldest.left) = (generation, blocks);
+            (oldest.generation, oldest.left) = (generation, blocks);
         }
-        let oldest = &mut self.oldest;
-        let block = self.clock.numbered(oldest.at);
+        let block = clock.numbered(oldest.at);
         let n = memory.ageless_from(block.first).clamp(1, oldest.left.min(blocks - oldest.at));
         oldest.left -= n;
         oldest.at = (oldest.at + n) % blocks;
@@ -209,7 +211,7 @@ impl Reclaim {
         if is_watched && oldest.looked_at.contains(block) {
             return Some(block);
         }
-        if self.here(block).is_empty() {
+        if here(memory, block).is_empty() {
             memory.note_nothing(block.first);
         }
         None
@@ -217,7 +219,7 @@ impl Reclaim {
 
     /// Of the pages of a block that could leave, those that were not accessed since they were watched, and how many were.
     fn ask(&self, block: Block) -> (Vec<Ppn>, u32) {
-        let mut here = self.here(block);
+        let mut here = here(&self.vm.memory, block);
         if here.is_empty() {
             return (here, 0);
         }
@@ -226,12 +228,6 @@ impl Reclaim {
         here.retain(|ppn| !accessed[(ppn.0 - block.first.0) as usize]);
         let used = before - here.len();
         (here, used as u32)
-    }
-
-    fn here(&self, block: Block) -> Vec<Ppn> {
-        let memory = &self.vm.memory;
-        let ours = |ppn: &Ppn| may_leave(memory, *ppn) && !memory.is_on_probation(*ppn);
-        block.pages().filter(ours).collect()
     }
 
     /// Where that cannot be, what was seen is forgotten.
@@ -277,7 +273,7 @@ impl Reclaim {
 
     /// Notes whether a block was used since it was watched, if it was. Answers the pages that are to be watched now.
     pub(super) fn look_at(&mut self, block: Block) -> Vec<Ppn> {
-        let here = self.here(block);
+        let here = here(&self.vm.memory, block);
         if here.is_empty() {
             self.oldest.seen.remove(block);
             self.vm.memory.note_nothing(block.first);
@@ -291,6 +287,12 @@ impl Reclaim {
         }
         here
     }
+}
+
+/// Those pages of a block that could leave, and are not on probation.
+fn here<B: Backend>(memory: &Memory<B>, block: Block) -> Vec<Ppn> {
+    let ours = |ppn: &Ppn| may_leave(memory, *ppn) && !memory.is_on_probation(*ppn);
+    block.pages().filter(ours).collect()
 }
 
 #[cfg(all(test, not(feature = "shuttle")))]
