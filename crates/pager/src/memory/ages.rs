@@ -16,6 +16,8 @@ use crate::clock::BLOCK;
 
 /// A generation is over when this part of all blocks that have one came into it.
 const PART: u64 = 8;
+/// Of fewer blocks than that a generation is as large as of so many.
+const FEW: u64 = 16;
 /// So many generations become one when there are no numbers left.
 const LATE: u8 = u8::MAX / 2;
 /// It has had nothing at home, or nothing of it could leave when that was looked at.
@@ -67,7 +69,9 @@ impl Ages {
             return;
         }
         let new = stamp.swap(now, Ordering::Relaxed) == NOTHING;
-        let known = self.known.fetch_add(u64::from(new), Ordering::Relaxed) + u64::from(new);
+        let known = self.known.fetch_add(u64::from(new), Ordering::Relaxed);
+        // It may be wrong by a moment, also below none.
+        let known = known.wrapping_add(u64::from(new)).max(FEW);
         if (self.young.fetch_add(1, Ordering::Relaxed) + 1) * PART >= known {
             self.go_on(now);
         }
@@ -86,7 +90,7 @@ impl Ages {
 
     /// Nothing of the page's block can leave, until something of it comes home or is used.
     fn note_nothing(&self, ppn: Ppn) {
-        if self.stamp(ppn).swap(NOTHING, Ordering::Relaxed) != NOTHING {
+        if self.of(ppn).is_some() && self.stamp(ppn).swap(NOTHING, Ordering::Relaxed) != NOTHING {
             self.known.fetch_sub(1, Ordering::Relaxed);
         }
     }
@@ -136,22 +140,25 @@ impl Ages {
         }
     }
 
-    /// The generation up to which at least so many blocks are, or so many beyond that. None if half of all blocks are of
-    /// these: it is not known which are the oldest then.
-    fn up_to(&self, blocks: u64, beyond: u8) -> Option<u8> {
+    /// The generation up to which at least so many blocks are, or so many beyond that, as far as fewer than half of all
+    /// blocks are of these: else it is not known which are the oldest. And whether there are no more beyond it.
+    fn up_to(&self, blocks: u64, beyond: u8) -> Option<(u8, bool)> {
         let mut of = [0u64; 256];
         for stamp in self.all() {
             of[usize::from(stamp.load(Ordering::Relaxed))] += 1;
         }
         let known: u64 = of[usize::from(FIRST)..].iter().sum();
-        let mut sum = 0;
-        let first = (FIRST..=u8::MAX).find(|&generation| {
-            sum += of[usize::from(generation)];
-            sum >= blocks.min(known)
-        })?;
-        let up_to = first.saturating_add(beyond);
-        let sum: u64 = of[usize::from(FIRST)..=usize::from(up_to)].iter().sum();
-        (2 * sum < known).then_some(up_to)
+        let up_to = |least: u64| {
+            let mut sum = 0;
+            (FIRST..=u8::MAX).find(|&generation| {
+                sum += of[usize::from(generation)];
+                sum >= least
+            })
+        };
+        let first = up_to(blocks.min(known))?;
+        let last = up_to(known.div_ceil(2))?.checked_sub(1)?;
+        let wanted = first.saturating_add(beyond);
+        (first <= last).then_some((wanted.min(last), wanted >= last))
     }
 }
 
@@ -162,13 +169,13 @@ impl<B: Backend> Memory<B> {
     }
 
     /// The page is at home; when it was used is not known.
-    pub(super) fn note_found(&self, ppn: Ppn) {
+    pub(crate) fn note_found(&self, ppn: Ppn) {
         self.commons.ages.found(ppn);
     }
 
-    /// The generation up to which at least so many blocks are, or so many beyond that. None if which are the oldest is
-    /// not known.
-    pub(crate) fn oldest_generation(&self, blocks: u64, beyond: u8) -> Option<u8> {
+    /// The generation up to which at least so many blocks are, or so many beyond that, and whether it is the last in question.
+    /// None if which are the oldest is not known.
+    pub(crate) fn oldest_generation(&self, blocks: u64, beyond: u8) -> Option<(u8, bool)> {
         self.commons.ages.up_to(blocks, beyond)
     }
 
@@ -235,15 +242,15 @@ mod tests {
         (4..16).for_each(|block| ages.note(Ppn(block * BLOCK)));
         assert_eq!(stamps(&ages), [1, 1, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7]);
         let up_to = [1, 4, 5, 6, 7, 16, 17].map(|blocks| ages.up_to(blocks, 0));
-        assert_eq!(up_to, [Some(1), Some(1), Some(2), Some(2), None, None, None]);
-        assert_eq!(
-            [0, 1, 2, 255].map(|beyond| ages.up_to(1, beyond)),
-            [Some(1), Some(2), None, None]
-        );
+        let (first, second) = (Some((1, false)), Some((2, true)));
+        assert_eq!(up_to, [first, first, second, second, None, None, None]);
+        let farther = [0, 1, 2, 255].map(|beyond| ages.up_to(1, beyond));
+        assert_eq!(farther, [first, second, second, second]);
         // What has nothing to give is no block.
         ages.note_nothing(Ppn(BLOCK));
         assert_eq!([0, 1, 4].map(|block| ages.of(Ppn(block * BLOCK))), [Some(1), None, Some(2)]);
-        assert_eq!([3, 4].map(|blocks| ages.up_to(blocks, 0)), [Some(1), Some(2)]);
+        // And three of seven generations are fewer than half of the rest.
+        assert_eq!([3, 4].map(|blocks| ages.up_to(blocks, 0)), [first, Some((2, false))]);
         // Until something of it comes home.
         ages.found(Ppn(BLOCK + 3));
         ages.found(Ppn(5 * BLOCK));
@@ -278,6 +285,7 @@ mod tests {
         let ages = Ages::new(Pages(10 * part));
         assert_eq!((ages.all().count(), ages.of(Ppn(5)), ages.up_to(1, 0)), (0, None, None));
         assert_eq!(ages.unknown_from(Ppn(part + 3 * BLOCK + 1)), TOGETHER as u64 - 3);
+        ages.note_nothing(Ppn(7 * part));
         ages.note(Ppn(3 * part));
         assert_eq!((ages.all().count(), ages.unknown_from(Ppn(3 * part + 77))), (TOGETHER, 0));
     }

@@ -126,7 +126,7 @@ impl Host {
         let mut beyond = 0;
         while self.much == Much::ByAge && self.home.len() > room {
             let oldest = self.ages.up_to(self.home.len() as u64 / BLOCK / 16, beyond);
-            let Some(generation) = oldest else { break };
+            let Some((generation, is_last)) = oldest else { break };
             let before = self.home.len();
             for number in 0..self.clock.blocks() {
                 let block = self.clock.numbered(number);
@@ -135,7 +135,12 @@ impl Host {
                     self.take_block(block, room);
                 }
             }
-            beyond += u8::from(self.home.len() == before);
+            if self.home.len() == before {
+                beyond = beyond.saturating_mul(2).max(1);
+                if is_last {
+                    break;
+                }
+            }
         }
         while self.home.len() > room {
             let page = self.cold().unwrap_or_else(|| self.any());
@@ -147,12 +152,12 @@ impl Host {
         let number = (block.first.0 / BLOCK) as usize;
         let watched = std::mem::take(&mut self.seen[number]) || self.between[number];
         let known = watched && self.looked_at[number];
-        let (mut nothing, mut used) = (true, false);
+        let nothing = numbers(block).all(|page| self.at[page].is_none());
+        let mut used = false;
         for page in numbers(block) {
             if self.at[page].is_none() || self.on_probation[page] {
                 continue;
             }
-            nothing = false;
             used |= known && self.accessed[page];
             if known && !self.accessed[page] && self.home.len() > room {
                 self.take(page);
@@ -229,7 +234,8 @@ impl Host {
             }
             let block = self.clock.back()?;
             self.between[(block.first.0 / BLOCK) as usize] = false;
-            self.looked_at[(block.first.0 / BLOCK) as usize] = true;
+            self.looked_at[(block.first.0 / BLOCK) as usize] |=
+                self.seen[(block.first.0 / BLOCK) as usize];
             let here = |page: &usize| self.at[*page].is_some() && !self.on_probation[*page];
             let here: Vec<usize> = numbers(block).filter(here).collect();
             asked += here.len();

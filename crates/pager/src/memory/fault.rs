@@ -118,9 +118,9 @@ impl<B: Backend> Memory<B> {
 
     /// The page is at home again, whether it is used or not.
     pub(super) fn is_home(&self, ppn: Ppn, sampled: bool) {
-        self.note_found(ppn);
         self.commons.unwritten.remove(ppn);
         self.pmap.store(ppn, Word::new(State::Resident));
+        self.note_found(ppn);
         if sampled {
             self.was_touched(ppn);
         }

@@ -161,7 +161,12 @@ impl Reclaim {
         }
         // The kernel finds neighbours sooner.
         some.sort_unstable();
-        some.is_empty() || memory.backend().watch(&some)
+        let is_watched = self.watch_all(&some);
+        if !is_watched {
+            self.clock.forget();
+            self.oldest.forget_clock();
+        }
+        is_watched
     }
 }
 

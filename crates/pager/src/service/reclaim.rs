@@ -164,6 +164,9 @@ impl Reclaim {
             }
             self.note_busy();
             self.evict();
+            if !self.is_asked() {
+                self.oldest.rest();
+            }
             self.flush();
             self.settle_all();
             let used = self.look_for_used();

@@ -87,7 +87,7 @@ impl PagerConfig {
     /// books of the compressed tier (whose frames are charged one by one).
     pub fn overhead(&self, size: Pages) -> Pages {
         let table = Bytes(size.0 * 20).pages_ceil();
-        // A bit in each of seven sets, a byte and two bits for each block, and places in the queue of those on probation.
+        // A bit in each of seven sets, a byte and three bits for each block, and places in the queue of those on probation.
         let hints = Bytes(size.0 * 2).pages_ceil();
         Bytes(size.0 * 8).pages_ceil()
             + Pages(1)
