@@ -419,7 +419,7 @@ mod tests {
         assert_eq!(reclaim.oldest(), None, "little has to leave");
         much(&mut reclaim);
         let mut victims: Vec<u64> =
-            std::iter::from_fn(|| reclaim.oldest()).take(100).map(|ppn| ppn.0).collect();
+            std::iter::from_fn(|| reclaim.victim()).take(100).map(|ppn| ppn.0).collect();
         victims.sort_unstable();
         victims.dedup();
         println!("victims: {victims:?}");

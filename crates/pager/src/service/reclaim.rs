@@ -531,7 +531,8 @@ impl Reclaim {
             .collect()
     }
 
-    fn victim(&mut self) -> Option<Ppn> {
+    /// The next of them, as the ways to choose one say.
+    pub(super) fn victim(&mut self) -> Option<Ppn> {
         let size = self.vm.memory.pmap().len();
         if self.vm.memory.pmap().in_state(State::Resident).is_zero() {
             return None;
