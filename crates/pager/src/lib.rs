@@ -16,7 +16,7 @@
 //! | `worth` | how large the tier of compressed pages is to be |
 //! | `service/` | the threads of a VM: fault service, reclaim |
 //! | `sharing/` | domains: the store, the share table, and how equal pages are found |
-//! | `replacement`, `clock` | which page goes |
+//! | `replacement`, `clock` | which page goes; `simulated`, for their tests |
 //! | `accesses` | which pages a VMM touches |
 
 #![warn(missing_docs)]
@@ -40,6 +40,8 @@ mod replacement;
 pub mod run_files;
 pub mod service;
 pub mod sharing;
+#[cfg(all(test, not(feature = "shuttle")))]
+mod simulated;
 mod sparse;
 pub mod stage;
 pub mod swap;

@@ -53,8 +53,7 @@ impl Replacement for Random {
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
-    use crate::clock::Clock;
-    use std::collections::VecDeque;
+    use crate::simulated::Simulated;
 
     #[test]
     fn proposals_are_uniform_and_in_range() {
@@ -92,119 +91,26 @@ mod tests {
 
     const PAGES: usize = 10_000;
 
-    /// A guest's pages, of which some are in memory, the last that left are in the tier, and the others
-    /// in swap.
-    struct Paged {
-        way: Way,
-        random: Random,
-        clock: Clock,
-        cold: Vec<usize>,
-        home: Vec<usize>,
-        /// Where in `home`.
-        at: Vec<Option<usize>>,
-        missed: Vec<bool>,
-        accessed: Vec<bool>,
-        /// Pages on probation: those that are not watched yet, and the others.
-        fresh: VecDeque<usize>,
-        watched: VecDeque<usize>,
-        on_probation: Vec<bool>,
-    }
-
-    impl Paged {
-        fn fails_probation(&mut self) -> Option<usize> {
-            let most = self.home.len() / 16;
-            while self.fresh.len() > most / 2 {
-                let page = self.fresh.pop_front()?;
-                self.accessed[page] = false;
-                self.watched.push_back(page);
-            }
-            while self.fresh.len() + self.watched.len() > most {
-                let page = self.watched.pop_front()?;
-                self.on_probation[page] = false;
-                if self.at[page].is_some() && !self.accessed[page] {
-                    return Some(page);
-                }
-            }
-            None
-        }
-
-        fn is_spared(&mut self, page: usize) -> bool {
-            let spared = self.missed[page];
-            self.missed[page] = spared && !self.random.last_pass();
-            spared
-        }
-
-        fn cold(&mut self) -> Option<usize> {
-            let mut asked = 0;
-            while asked < 128 {
-                if let Some(page) = self.cold.pop() {
-                    return Some(page);
-                }
-                while let Some(block) = self.clock.front() {
-                    for page in block.pages().map(Ppn::index) {
-                        if !self.on_probation[page] && !self.is_spared(page) {
-                            self.accessed[page] = false;
-                        }
-                    }
-                }
-                for page in self.clock.back()?.pages().map(Ppn::index) {
-                    if self.at[page].is_some() && !self.on_probation[page] {
-                        asked += 1;
-                        if !self.accessed[page] {
-                            self.cold.push(page);
-                        }
-                    }
-                }
-            }
-            None
-        }
-
-        fn evict(&mut self) -> usize {
-            let cold = match self.way {
-                Way::Random | Way::Sparing => None,
-                Way::Seeing => self.cold(),
-                Way::Trying => self.fails_probation().or_else(|| self.cold()),
-            };
-            let page = cold.unwrap_or_else(|| {
-                loop {
-                    let page =
-                        self.home[self.random.propose(Pages(self.home.len() as u64)).index()];
-                    if !self.is_spared(page) {
-                        return page;
-                    }
-                }
-            });
-            if let Some(place) = self.at[page].take() {
-                self.home.swap_remove(place);
-                if let Some(&moved) = self.home.get(place) {
-                    self.at[moved] = Some(place);
-                }
-            }
-            page
-        }
-    }
-
-    /// How many accesses in a thousand are to the tier, and to swap.
-    fn misses(way: Way, room: usize, tier: usize, mut access: impl FnMut() -> usize) -> [f64; 2] {
-        let mut paged = Paged {
-            way,
-            random: Random::seeded(11),
-            clock: Clock::new(Pages(PAGES as u64), 11),
-            cold: Vec::new(),
-            home: Vec::new(),
-            at: vec![None; PAGES],
-            missed: vec![false; PAGES],
-            accessed: vec![false; PAGES],
-            fresh: VecDeque::new(),
-            watched: VecDeque::new(),
-            on_probation: vec![false; PAGES],
+    /// The page that leaves.
+    fn victim(way: Way, paged: &mut Simulated) -> usize {
+        let cold = match way {
+            Way::Random | Way::Sparing => None,
+            Way::Seeing => paged.cold(|_| ()),
+            Way::Trying => paged.fails_probation().or_else(|| paged.cold(|_| ())),
         };
+        cold.unwrap_or_else(|| paged.any())
+    }
+
+    /// How many accesses in a thousand are to the tier, and to swap: some pages are in memory, the last that left are in
+    /// the tier, and the others in swap.
+    fn misses(way: Way, room: usize, tier: usize, mut access: impl FnMut() -> usize) -> [f64; 2] {
+        let mut paged = Simulated::new(PAGES);
         let (mut left, mut leaving) = (vec![None; PAGES], 0u64);
         let (mut misses, runs) = ([0u32; 2], 60 * PAGES);
         for run in 0..2 * runs {
             let page = access();
             paged.accessed[page] = true;
-            if paged.at[page].is_some() {
+            if paged.is_home(page) {
                 continue;
             }
             if let Some(left) = left[page] {
@@ -212,16 +118,16 @@ mod tests {
                 paged.missed[page] = way != Way::Random && soon;
                 misses[usize::from(!soon)] += u32::from(run >= runs);
                 if way == Way::Trying && leaving - left >= room as u64 / 6 {
-                    paged.on_probation[page] = true;
-                    paged.fresh.push_back(page);
+                    paged.put_on_probation(page);
                 }
             }
             if paged.home.len() == room {
-                left[paged.evict()] = Some(leaving);
+                let victim = victim(way, &mut paged);
+                paged.leave(victim);
+                left[victim] = Some(leaving);
                 leaving += 1;
             }
-            paged.at[page] = Some(paged.home.len());
-            paged.home.push(page);
+            paged.come(page);
         }
         misses.map(|n| f64::from(n) / runs as f64 * 1e3)
     }

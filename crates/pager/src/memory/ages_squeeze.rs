@@ -1,13 +1,11 @@
 //! What ages are worth, page by page: a guest whose memory is cut down at once, by the clock and probation alone, and
 //! by age (ADR 35). `cargo test -p ballast-pager --lib squeeze -- --nocapture` prints the table.
 
-use std::collections::VecDeque;
-
 use ballast_units::{Pages, Ppn, SplitMix64};
 
 use super::Ages;
-use crate::clock::{BLOCK, Block, Clock};
-use crate::replacement::{Random, Replacement};
+use crate::clock::{BLOCK, Block};
+use crate::simulated::{Hand, Simulated, numbers};
 
 /// The guest: of these pages six programs of so many each are used, the others were touched once, before.
 const PAGES: usize = 45_000;
@@ -26,18 +24,8 @@ enum Much {
 
 struct Host {
     much: Much,
-    random: Random,
-    clock: Clock,
+    paged: Simulated,
     ages: Ages,
-    cold: Vec<usize>,
-    home: Vec<usize>,
-    /// Where in `home`.
-    at: Vec<Option<usize>>,
-    accessed: Vec<bool>,
-    missed: Vec<bool>,
-    fresh: VecDeque<usize>,
-    watched: VecDeque<usize>,
-    on_probation: Vec<bool>,
     /// How many had left when it left.
     left: Vec<Option<usize>>,
     leaving: usize,
@@ -52,27 +40,18 @@ struct Host {
     look: u64,
 }
 
-fn numbers(block: Block) -> impl Iterator<Item = usize> {
-    block.pages().map(Ppn::index)
+fn number(block: Block) -> usize {
+    (block.first.0 / BLOCK) as usize
 }
 
 impl Host {
     fn new(much: Much) -> Host {
-        let clock = Clock::new(Pages(PAGES as u64), 11);
-        let blocks = clock.blocks() as usize;
+        let paged = Simulated::new(PAGES);
+        let blocks = paged.clock.blocks() as usize;
         Host {
             much,
-            random: Random::seeded(11),
-            clock,
+            paged,
             ages: Ages::new(Pages(PAGES as u64)),
-            cold: Vec::new(),
-            home: Vec::new(),
-            at: vec![None; PAGES],
-            accessed: vec![false; PAGES],
-            missed: vec![false; PAGES],
-            fresh: VecDeque::new(),
-            watched: VecDeque::new(),
-            on_probation: vec![false; PAGES],
             left: vec![None; PAGES],
             leaving: 0,
             misses: 0,
@@ -89,33 +68,29 @@ impl Host {
     fn touch(&mut self, page: usize, room: usize) {
         self.touches += 1;
         (0..1 + self.touches % 2).for_each(|_| self.look_at_the_next());
-        self.accessed[page] = true;
-        if self.at[page].is_some() {
+        self.paged.accessed[page] = true;
+        if self.paged.is_home(page) {
             return;
         }
         if let Some(left) = self.left[page] {
             self.misses += 1;
             let since = self.leaving - left;
-            self.missed[page] = since < room / 50;
+            self.paged.missed[page] = since < room / 50;
             if since >= room / 6 {
-                self.on_probation[page] = true;
-                self.fresh.push_back(page);
+                self.paged.put_on_probation(page);
             }
         }
-        while self.home.len() >= room {
-            let page = self.fails_probation().or_else(|| self.cold()).unwrap_or_else(|| self.any());
+        while self.paged.home.len() >= room {
+            let page = self.paged.fails_probation().unwrap_or_else(|| self.cold_or_any());
             self.take(page);
         }
-        self.at[page] = Some(self.home.len());
-        self.home.push(page);
+        self.paged.come(page);
         self.ages.note(Ppn(page as u64));
     }
 
     fn take(&mut self, page: usize) {
-        let Some(place) = self.at[page].take() else { return };
-        self.home.swap_remove(place);
-        if let Some(&moved) = self.home.get(place) {
-            self.at[moved] = Some(place);
+        if !self.paged.leave(page) {
+            return;
         }
         self.left[page] = Some(self.leaving);
         self.leaving += 1;
@@ -124,42 +99,42 @@ impl Host {
     /// All that is too much leaves, and the guest touches nothing meanwhile.
     fn cut_down(&mut self, room: usize) {
         let mut beyond = 0;
-        while self.much == Much::ByAge && self.home.len() > room {
-            let oldest = self.ages.up_to(self.home.len() as u64 / BLOCK / 16, beyond);
+        while self.much == Much::ByAge && self.paged.home.len() > room {
+            let oldest = self.ages.up_to(self.paged.home.len() as u64 / BLOCK / 16, beyond);
             let Some((generation, is_last)) = oldest else { break };
-            let before = self.home.len();
-            for number in 0..self.clock.blocks() {
-                let block = self.clock.numbered(number);
+            let before = self.paged.home.len();
+            for number in 0..self.paged.clock.blocks() {
+                let block = self.paged.clock.numbered(number);
                 let is_old = self.ages.of(block.first).is_some_and(|g| g <= generation);
-                if is_old && self.home.len() > room {
+                if is_old && self.paged.home.len() > room {
                     self.take_block(block, room);
                 }
             }
-            if self.home.len() == before {
+            if self.paged.home.len() == before {
                 beyond = beyond.saturating_mul(2).max(1);
                 if is_last {
                     break;
                 }
             }
         }
-        while self.home.len() > room {
-            let page = self.cold().unwrap_or_else(|| self.any());
+        while self.paged.home.len() > room {
+            let page = self.cold_or_any();
             self.take(page);
         }
     }
 
     fn take_block(&mut self, block: Block, room: usize) {
-        let number = (block.first.0 / BLOCK) as usize;
-        let watched = std::mem::take(&mut self.seen[number]) || self.between[number];
-        let known = watched && self.looked_at[number];
-        let nothing = numbers(block).all(|page| self.at[page].is_none());
+        let n = number(block);
+        let watched = std::mem::take(&mut self.seen[n]) || self.between[n];
+        let known = watched && self.looked_at[n];
+        let nothing = numbers(block).all(|page| !self.paged.is_home(page));
         let mut used = false;
         for page in numbers(block) {
-            if self.at[page].is_none() || self.on_probation[page] {
+            if !self.paged.is_home(page) || self.paged.is_on_probation(page) {
                 continue;
             }
-            used |= known && self.accessed[page];
-            if known && !self.accessed[page] && self.home.len() > room {
+            used |= known && self.paged.accessed[page];
+            if known && !self.paged.accessed[page] && self.paged.home.len() > room {
                 self.take(page);
             }
         }
@@ -176,18 +151,18 @@ impl Host {
             return;
         }
         let number = self.look;
-        self.look = (number + 1) % self.clock.blocks();
+        self.look = (number + 1) % self.paged.clock.blocks();
         if self.between[number as usize] {
             return;
         }
-        let block = self.clock.numbered(number);
+        let block = self.paged.clock.numbered(number);
         let seen = std::mem::replace(&mut self.seen[number as usize], true);
         self.looked_at[number as usize] |= seen;
         let mut used = false;
         for page in numbers(block) {
-            if self.at[page].is_some() && !self.on_probation[page] {
-                used |= seen && self.accessed[page];
-                self.accessed[page] = false;
+            if self.paged.is_home(page) && !self.paged.is_on_probation(page) {
+                used |= seen && self.paged.accessed[page];
+                self.paged.accessed[page] = false;
             }
         }
         if used {
@@ -195,66 +170,20 @@ impl Host {
         }
     }
 
-    fn fails_probation(&mut self) -> Option<usize> {
-        let most = self.home.len() / 16;
-        while self.fresh.len() > most / 2 {
-            let page = self.fresh.pop_front()?;
-            self.accessed[page] = false;
-            self.watched.push_back(page);
-        }
-        while self.fresh.len() + self.watched.len() > most {
-            let page = self.watched.pop_front()?;
-            self.on_probation[page] = false;
-            if self.at[page].is_some() && !self.accessed[page] {
-                return Some(page);
-            }
-        }
-        None
-    }
-
-    fn is_spared(&mut self, page: usize) -> bool {
-        let spared = self.missed[page];
-        self.missed[page] = spared && !self.random.last_pass();
-        spared
-    }
-
-    fn cold(&mut self) -> Option<usize> {
-        let mut asked = 0;
-        while asked < 128 {
-            if let Some(page) = self.cold.pop() {
-                return Some(page);
-            }
-            while let Some(block) = self.clock.front() {
-                self.between[(block.first.0 / BLOCK) as usize] = true;
-                for page in numbers(block) {
-                    if !self.on_probation[page] && !self.is_spared(page) {
-                        self.accessed[page] = false;
-                    }
+    /// What the clock says, and if it says nothing, at random.
+    fn cold_or_any(&mut self) -> usize {
+        let Host { paged, ages, between, seen, looked_at, .. } = self;
+        let cold = paged.cold(|hand| match hand {
+            Hand::Front(block) => between[number(block)] = true,
+            Hand::Back(block, used) => {
+                between[number(block)] = false;
+                looked_at[number(block)] |= seen[number(block)];
+                if used {
+                    ages.note(block.first);
                 }
             }
-            let block = self.clock.back()?;
-            self.between[(block.first.0 / BLOCK) as usize] = false;
-            self.looked_at[(block.first.0 / BLOCK) as usize] |=
-                self.seen[(block.first.0 / BLOCK) as usize];
-            let here = |page: &usize| self.at[*page].is_some() && !self.on_probation[*page];
-            let here: Vec<usize> = numbers(block).filter(here).collect();
-            asked += here.len();
-            if here.iter().any(|&page| self.accessed[page]) {
-                self.ages.note(block.first);
-            }
-            self.cold = here.into_iter().filter(|&page| !self.accessed[page]).collect();
-        }
-        None
-    }
-
-    fn any(&mut self) -> usize {
-        loop {
-            let number = self.random.propose(Pages(self.home.len() as u64)).index();
-            let page = self.home[number];
-            if !self.is_spared(page) {
-                return page;
-            }
-        }
+        });
+        cold.unwrap_or_else(|| paged.any())
     }
 }
 
