@@ -38,14 +38,15 @@ pub(super) struct Ahead {
     /// When the last round was over, and how long it was, or is, believed.
     over: Instant,
     fresh: Duration,
-    /// Blocks to be watched in this round.
+    /// Blocks to be watched in this round, and when that began.
     left: u64,
+    pub begun: Instant,
 }
 
 impl Default for Ahead {
     fn default() -> Ahead {
         let now = Instant::now();
-        Ahead { asked: now, next: now, over: now, fresh: FRESH[0] / 4, left: 0 }
+        Ahead { asked: now, next: now, over: now, fresh: FRESH[0] / 4, left: 0, begun: now }
     }
 }
 
@@ -80,9 +81,9 @@ impl Reclaim {
         if now < due {
             return due - now;
         }
-        if self.ahead.left == 0 {
+        if self.ahead.left == 0 || self.ahead.asked > self.ahead.begun {
             self.ahead.left = self.clock.blocks();
-            self.oldest.forget_clock();
+            self.ahead.begun = now;
         }
         let n = self.ahead.left.min(STEP / BLOCK);
         self.ahead.left -= n;
@@ -90,6 +91,7 @@ impl Reclaim {
         for _ in 0..n {
             let block = self.clock.ahead();
             some.extend(self.look_at(block));
+            self.oldest.watched_by_clock(block);
         }
         some.sort_unstable();
         if !self.watch_all(&some) {
@@ -127,12 +129,8 @@ impl Reclaim {
             if here.is_empty() {
                 continue;
             }
-            let accessed = vm.memory.backend().accessed(block.first, block.n);
-            let is_cold = |ppn: &Ppn| !accessed[(ppn.0 - block.first.0) as usize];
             asked += here.len() as u32;
-            let all = here.len();
-            here.retain(is_cold);
-            if here.len() < all {
+            if self.retain_idle(block, &mut here) > 0 {
                 vm.memory.note_used(block.first);
             }
             self.cold = here;

@@ -3,8 +3,9 @@
 //! moment ago, which most of what a guest uses now and then was, too.
 //!
 //! Only of blocks that were looked at twice since anything was known of them: when a page was touched for the first time
-//! tells nothing of how it is used. While memory is short and pages leave, what is used is looked for all the time, by
-//! the way; while it is about to be short, ahead of need (`cold::Ahead`).
+//! tells nothing of how it is used. Blocks that are used in part are young: first of any block goes what was left alone from
+//! one look to the next as well. While memory is short and pages leave, what is used is looked for all the time, by the way;
+//! while it is about to be short, ahead of need (`cold::Ahead`).
 
 use std::time::{Duration, Instant};
 
@@ -56,6 +57,10 @@ impl Blocks {
 pub(super) struct Oldest {
     /// Much has to leave.
     is_much: bool,
+    /// Pages that were accessed between their last look and the one before stay, as long as there are others: where all
+    /// blocks are used in part, their ages tell nothing.
+    spares_used: bool,
+    used: PageSet,
     /// Up to which generation blocks are taken, how far that is beyond the first in question, from which block on they are
     /// looked for, how many are left of the round, and how many were passed since the last that was taken.
     generation: u8,
@@ -83,6 +88,8 @@ impl Oldest {
         let now = Instant::now();
         Oldest {
             is_much: false,
+            spares_used: true,
+            used: PageSet::new(Pages(pages)),
             generation: 0,
             is_last: false,
             beyond: 0,
@@ -105,10 +112,11 @@ impl Oldest {
     }
 
     /// The back hand does.
-    pub fn asked_by_clock(&self, block: Block) {
+    pub fn asked_by_clock(&mut self, block: Block) {
         self.between.remove(block);
         if self.seen.contains(block) {
             self.looked_at.insert(block);
+            self.has_looked = true;
         }
     }
 
@@ -135,13 +143,13 @@ impl Oldest {
 
     /// Nothing is to leave any more.
     pub fn rest(&mut self) {
-        self.is_much = false;
+        (self.is_much, self.spares_used) = (false, true);
         (self.left, self.beyond) = (0, 0);
     }
 
     fn in_vain(&mut self, how_long: Duration) {
         self.vain_until = Instant::now() + how_long;
-        (self.fruitless, self.beyond) = (0, 0);
+        (self.fruitless, self.beyond, self.spares_used) = (0, 0, true);
     }
 }
 
@@ -165,8 +173,18 @@ impl Reclaim {
         let (mut asked, mut passed) = (0, 0);
         while asked < ASKED && passed < PASSED {
             let Some(block) = self.next_old(&mut passed) else { continue };
-            let (mut here, used) = self.ask(block);
-            self.oldest.seen.remove(block);
+            let mut here = here(&memory, block);
+            let oldest = &self.oldest;
+            let spared = |ppn: &Ppn| oldest.spares_used && oldest.used.contains(*ppn);
+            if !here.is_empty() && here.iter().all(spared) {
+                continue;
+            }
+            let used = self.retain_idle(block, &mut here);
+            let idle = here.len();
+            here.retain(|ppn| !spared(ppn));
+            if here.len() == idle {
+                oldest.seen.remove(block);
+            }
             asked += here.len() as u32 + used;
             if used > 0 {
                 memory.note_used(block.first);
@@ -201,6 +219,10 @@ impl Reclaim {
             let at_home = memory.pmap().in_state(State::Resident);
             let least = (at_home.0 / BLOCK / OLDEST).max(AT_LEAST);
             let found = memory.oldest_generation(least, oldest.beyond);
+            if in_vain && oldest.is_last && found.is_some() && oldest.spares_used {
+                (oldest.spares_used, oldest.beyond, oldest.is_last) = (false, 0, false);
+                return None;
+            }
             let Some((generation, is_last)) = found.filter(|_| !(in_vain && oldest.is_last)) else {
                 *passed = PASSED;
                 oldest.in_vain(NO_MORE);
@@ -227,17 +249,21 @@ impl Reclaim {
         None
     }
 
-    /// Of the pages of a block that could leave, those that were not accessed since they were watched, and how many were.
-    fn ask(&self, block: Block) -> (Vec<Ppn>, u32) {
-        let mut here = here(&self.vm.memory, block);
-        if here.is_empty() {
-            return (here, 0);
+    /// Leaves of some pages of a block those that were not accessed since they were watched, and answers how many were.
+    pub(super) fn retain_idle(&self, block: Block, some: &mut Vec<Ppn>) -> u32 {
+        if some.is_empty() {
+            return 0;
         }
         let accessed = self.vm.memory.backend().accessed(block.first, block.n);
-        let before = here.len();
-        here.retain(|ppn| !accessed[(ppn.0 - block.first.0) as usize]);
-        let used = before - here.len();
-        (here, used as u32)
+        let all = some.len();
+        some.retain(|&ppn| {
+            let used = accessed[(ppn.0 - block.first.0) as usize];
+            if used {
+                self.oldest.used.insert(ppn);
+            }
+            !used
+        });
+        (all - some.len()) as u32
     }
 
     /// Where that cannot be, what was seen is forgotten.
@@ -247,6 +273,7 @@ impl Reclaim {
         }
         self.oldest.seen.0.clear();
         self.oldest.looked_at.0.clear();
+        self.oldest.used.clear();
         self.oldest.has_looked = false;
         false
     }
@@ -298,9 +325,11 @@ impl Reclaim {
         } else {
             self.oldest.looked_at.insert(block);
             self.oldest.has_looked = true;
-            if self.ask(block).1 > 0 {
+            let mut idle = here.clone();
+            if self.retain_idle(block, &mut idle) > 0 {
                 self.vm.memory.note_used(block.first);
             }
+            idle.into_iter().for_each(|ppn| self.oldest.used.remove(ppn));
         }
         here
     }
@@ -435,6 +464,70 @@ mod tests {
         reclaim.oldest.is_asked(PAGES, PAGES, true);
         reclaim.oldest.rest();
         assert_eq!(reclaim.oldest(), None);
+    }
+
+    #[test]
+    fn what_is_watched_ahead_of_need_is_left_to_the_clock_and_begun_anew_when_pages_had_to_leave() {
+        let Some(mut reclaim) = reclaim() else { return };
+        assert!(reclaim.vm.memory.host().ledger.try_reserve(Pages(PAGES - 8)));
+        let calm = Instant::now().checked_sub(2 * CALM).unwrap();
+        let blocks = reclaim.clock.blocks();
+        let watched = |reclaim: &Reclaim| {
+            let of = |n: &u64| reclaim.oldest.between.contains(reclaim.clock.numbered(*n));
+            (0..blocks).filter(of).count() as u64
+        };
+        reclaim.ahead.asked = calm;
+        assert_eq!(reclaim.look_ahead(), APART);
+        let step = watched(&reclaim);
+        assert!(step > 0 && step < blocks);
+        // Pages leave in between, and then no more: what was watched before that is of no use.
+        reclaim.ahead.begun = calm;
+        reclaim.ahead.asked = calm + CALM / 2;
+        let mut steps = 0;
+        std::thread::sleep(APART);
+        while reclaim.look_ahead() == APART {
+            steps += 1;
+            std::thread::sleep(APART);
+        }
+        assert_eq!(steps + 1, blocks / step, "a whole turn");
+        assert_eq!(watched(&reclaim), blocks);
+        // None of them is looked at by the way before the clock has asked.
+        reclaim.ahead.asked = Instant::now();
+        reclaim.oldest.due = Instant::now();
+        reclaim.look_for_used();
+        let block = reclaim.clock.back().unwrap();
+        assert!(reclaim.oldest.between.contains(block));
+        assert!(!reclaim.oldest.looked_at.contains(block));
+    }
+
+    #[test]
+    fn what_was_left_alone_for_two_looks_goes_before_the_rest_of_the_oldest_blocks() {
+        let Some(mut reclaim) = reclaim() else { return };
+        look_at_all(&mut reclaim);
+        // Of each block one page is used: all are of one age.
+        (0..PAGES).step_by(BLOCK as usize).for_each(|p| touch(&reclaim.vm.memory, p + 2));
+        look_at_all(&mut reclaim);
+        reclaim.oldest.is_asked(PAGES, PAGES, true);
+        let (mut others, mut in_vain) = (0, 0);
+        let spared = loop {
+            reclaim.oldest.vain_until = Instant::now();
+            let Some(ppn) = reclaim.oldest() else {
+                in_vain += 1;
+                assert!(in_vain < 20, "{others} others, and then none");
+                continue;
+            };
+            if reclaim.oldest.used.contains(ppn) {
+                break ppn;
+            }
+            others += 1;
+            assert_ne!(ppn.0 % BLOCK, 2);
+            assert_eq!(reclaim.vm.memory.evict_run(ppn, 1, 0).unwrap().len(), 1);
+        };
+        println!("{others} others, then {spared}");
+        // Less than half of the blocks are in question at first, and in some all pages count as used.
+        assert!(others >= PAGES / 4, "{others}");
+        reclaim.oldest.rest();
+        assert!(reclaim.oldest.spares_used);
     }
 
     #[test]
