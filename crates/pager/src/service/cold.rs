@@ -91,7 +91,7 @@ impl Reclaim {
         for _ in 0..n {
             let block = self.clock.ahead();
             some.extend(self.look_at(block));
-            self.oldest.watched_by_clock(block);
+            self.oldest.watched_ahead(block, now);
         }
         some.sort_unstable();
         if !self.watch_all(&some) {
