@@ -4,8 +4,8 @@
 //!
 //! Only of blocks that were looked at twice since anything was known of them: when a page was touched for the first time
 //! tells nothing of how it is used. Blocks that are used in part are young: first of any block goes what was left alone from
-//! one look to the next as well. While memory is short and pages leave, what is used is looked for all the time, by the way;
-//! while it is about to be short, ahead of need (`cold::Ahead`).
+//! one look to the next as well. While memory is short and pages leave, what is used is looked for by the way, but of what
+//! was just watched ahead of need; while memory is about to be short, ahead of need (`cold::Ahead`).
 
 use std::time::{Duration, Instant};
 
@@ -79,7 +79,7 @@ pub(super) struct Oldest {
     looked_at: Blocks,
     has_looked: bool,
     /// Blocks between the hands of the clock, that nobody else need watch, and until when that is so of those that were
-    /// watched ahead of need: the back hand may take long to come by.
+    /// watched ahead of need, from the last of them on: the back hand may take long to come by.
     between: Blocks,
     kept_until: Option<Instant>,
     /// The block that is looked at next, and when.
