@@ -52,7 +52,7 @@ impl Default for Ahead {
 
 impl Ahead {
     /// The round is over, or cannot be.
-    fn rest(&mut self, now: Instant) -> Duration {
+    pub fn rest(&mut self, now: Instant) -> Duration {
         let quiet = self.asked < self.over || self.fresh < FRESH[0];
         self.fresh = if quiet { (2 * self.fresh).min(FRESH[1]) } else { FRESH[0] };
         (self.over, self.next, self.left) = (now, now + self.fresh, 0);
@@ -76,12 +76,13 @@ impl Reclaim {
         }
         // Once pages had to leave, what was watched before is of no use any more.
         let since = self.ahead.asked + CALM;
-        let next = if self.ahead.asked > self.ahead.over { since } else { self.ahead.next };
-        let due = next.max(since);
+        let anew = self.ahead.left == 0 || self.ahead.asked > self.ahead.begun;
+        let is_past = anew && self.ahead.asked > self.ahead.over;
+        let due = if is_past { since } else { self.ahead.next.max(since) };
         if now < due {
             return due - now;
         }
-        if self.ahead.left == 0 || self.ahead.asked > self.ahead.begun {
+        if anew {
             self.ahead.left = self.clock.blocks();
             self.ahead.begun = now;
         }
@@ -172,4 +173,110 @@ impl Reclaim {
 pub(super) fn may_leave<B: Backend>(memory: &Memory<B>, ppn: Ppn) -> bool {
     let word = memory.pmap().load(ppn);
     word.state() == State::Resident && word.is_idle() && !memory.regions().is_large(ppn)
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+    use ballast_units::Pages;
+
+    use super::*;
+    use crate::service::testing::{PAGES, on_their_way, reclaim, touch};
+
+    #[test]
+    fn the_longer_nothing_has_to_leave_the_longer_what_was_watched_is_believed() {
+        let start = Instant::now();
+        let mut ahead = Ahead { asked: start, over: start, ..Ahead::default() };
+        let mut now = start;
+        let mut rounds = |ahead: &mut Ahead, asked: bool| {
+            now += Duration::from_secs(1000);
+            if asked {
+                ahead.asked = now;
+            }
+            now += Duration::from_secs(1000);
+            let rest = ahead.rest(now);
+            assert_eq!((ahead.over, ahead.next, ahead.left), (now, now + rest, 0));
+            rest.as_secs()
+        };
+        // What is used is known after two rounds, whatever had to leave between them.
+        let first: Vec<u64> = (0..2).map(|_| rounds(&mut ahead, true)).collect();
+        assert_eq!(first, [30, 60]);
+        let quiet: Vec<u64> = (0..6).map(|_| rounds(&mut ahead, false)).collect();
+        assert_eq!(quiet, [120, 240, 480, 960, 960, 960]);
+        assert_eq!(rounds(&mut ahead, true), 60);
+        assert_eq!(rounds(&mut ahead, true), 60);
+        // At the very end of a round counts as after it.
+        assert_eq!(rounds(&mut ahead, false), 120);
+        ahead.asked = ahead.over;
+        assert_eq!(rounds(&mut ahead, false), 60);
+    }
+
+    #[test]
+    fn a_round_ahead_waits_for_calm_and_for_what_was_watched_to_be_old() {
+        let Some(mut reclaim) = reclaim() else { return };
+        assert!(reclaim.vm.memory.host().ledger.try_reserve(Pages(PAGES - 8)));
+        let step = |reclaim: &mut Reclaim| {
+            let before = reclaim.ahead.left;
+            let rest = reclaim.look_ahead();
+            (rest, reclaim.ahead.left != before)
+        };
+        // Pages leave.
+        reclaim.ahead.asked = Instant::now();
+        let (rest, watched) = step(&mut reclaim);
+        assert!(rest > CALM / 2 && rest <= CALM && !watched, "{rest:?}");
+        // Not for a while, but all was watched a moment ago.
+        let ago = |n: u32| Instant::now().checked_sub(n * CALM).unwrap();
+        reclaim.ahead.asked = ago(3);
+        reclaim.ahead.rest(ago(2));
+        let (rest, watched) = step(&mut reclaim);
+        assert!(rest > CALM / 2 && !watched, "{rest:?}");
+        // Since then some left: that is of no use any more.
+        reclaim.ahead.rest(ago(3));
+        reclaim.ahead.asked = ago(2);
+        assert_eq!(step(&mut reclaim), (APART, true));
+        // One step after the other.
+        let (rest, watched) = step(&mut reclaim);
+        assert!(rest <= APART && !watched, "{rest:?}");
+    }
+
+    /// Has the hands of the clock a whole turn apart.
+    fn watch_all(reclaim: &mut Reclaim) {
+        for _ in 0..reclaim.clock.blocks() {
+            let block = reclaim.clock.ahead();
+            let some = reclaim.look_at(block);
+            reclaim.oldest.watched_by_clock(block);
+            assert!(reclaim.watch_all(&some));
+        }
+    }
+
+    #[test]
+    fn what_the_clock_finds_in_use_is_noted_and_where_all_is_it_gives_up() {
+        let Some(mut reclaim) = reclaim() else { return };
+        let generations = |reclaim: &Reclaim| -> Vec<u8> {
+            let of = |p| reclaim.vm.memory.generation(Ppn(p)).unwrap();
+            (0..PAGES).step_by(BLOCK as usize).map(of).collect()
+        };
+        let newer = |before: &[u8], after: &[u8]| {
+            before.iter().zip(after).filter(|(before, after)| before < after).count()
+        };
+        // Those that were touched last are of the newest already.
+        let before = generations(&reclaim);
+        let newest = before.iter().filter(|of| Some(*of) == before.iter().max()).count();
+        watch_all(&mut reclaim);
+        (0..PAGES).for_each(|p| touch(&reclaim.vm.memory, p));
+        let n = (ASKED as u64 / BLOCK) as usize;
+        assert_eq!(reclaim.cold(), None);
+        let noted = newer(&before, &generations(&reclaim));
+        println!("{noted} of {n} were noted, {newest} are of the newest");
+        assert!(noted <= n && noted + newest >= n);
+        // None of it is used.
+        reclaim.clock.forget();
+        watch_all(&mut reclaim);
+        let before = generations(&reclaim);
+        let cold = std::iter::from_fn(|| reclaim.cold()).take(PAGES as usize / 2).count();
+        let noted = newer(&before, &generations(&reclaim));
+        println!("{cold} were cold; {noted} blocks were noted as in use");
+        assert!(cold >= PAGES as usize / 4 && noted <= on_their_way());
+    }
 }

@@ -369,40 +369,8 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
     use super::*;
-    use crate::clock::Clock;
-    use crate::memory::{Access, Fault, Recovered};
-    use crate::replacement::Random;
-    use crate::service::testing;
-
-    const PAGES: u64 = 1024;
-    /// Blocks of pages that the kernel has not put on its lists yet, and which count as in use: a batch of 31 of each processor
-    /// that this was on.
-    fn on_their_way() -> usize {
-        5 * std::thread::available_parallelism().map_or(1, usize::from)
-    }
-
-    /// A VM whose pages are all at home, touched in their order. None where accesses are not seen.
-    fn reclaim() -> Option<Reclaim> {
-        let vm = testing::vm(PAGES, 1)?;
-        vm.memory.backend().see_accesses(std::process::id()).ok()?;
-        for p in 0..PAGES {
-            assert_eq!(vm.memory.fault(Ppn(p), Access::Missing), Fault::Served);
-            touch(&vm.memory, p);
-        }
-        let (random, clock) = (Box::new(Random::seeded(1)), Clock::new(Pages(PAGES), 1));
-        let mut reclaim = Reclaim::new(vm, random, clock, &Recovered::default());
-        let seen = reclaim.watch_all(&[Ppn(0)]);
-        if !seen {
-            eprintln!("SKIPPED: accesses are not seen: this host swaps, or its kernel is too old");
-        }
-        seen.then_some(reclaim)
-    }
-
-    fn touch(memory: &crate::memory::Memory<crate::guest_ram::GuestRam>, p: u64) {
-        let at = memory.backend().at(Ppn(p)).0 as *const u8;
-        // SAFETY: RAM of this process, that stays.
-        unsafe { at.read_volatile() };
-    }
+    use crate::memory::{Access, Fault};
+    use crate::service::testing::{PAGES, on_their_way, reclaim, touch};
 
     fn look_at_all(reclaim: &mut Reclaim) -> u64 {
         let blocks = reclaim.clock.blocks();
@@ -561,6 +529,66 @@ mod tests {
     }
 
     #[test]
+    fn much_is_a_part_of_what_is_at_home_within_bounds() {
+        let is_much = |goal, at_home| {
+            let mut oldest = Oldest::new(PAGES);
+            oldest.is_asked(goal, at_home, true);
+            oldest.is_much
+        };
+        for (at_home, most) in [(0, 64), (1024, 64), (1 << 14, 512), (1 << 30, 1 << 14)] {
+            assert!(!is_much(most, at_home) && is_much(most + 1, at_home), "{at_home}");
+        }
+    }
+
+    #[test]
+    fn what_was_looked_for_in_vain_is_not_looked_for_again_at_once() {
+        let Some(mut reclaim) = reclaim() else { return };
+        (0..2).for_each(|_| assert!(look_at_all(&mut reclaim) > 0));
+        reclaim.oldest.is_asked(PAGES, PAGES, true);
+        (reclaim.oldest.fruitless, reclaim.oldest.beyond, reclaim.oldest.spares_used) =
+            (1, 2, false);
+        reclaim.oldest.in_vain(NO_MORE);
+        let oldest = &reclaim.oldest;
+        assert_eq!((oldest.fruitless, oldest.beyond, oldest.spares_used), (0, 0, true));
+        assert_eq!(reclaim.oldest(), None);
+        reclaim.oldest.vain_until = Instant::now();
+        assert!(reclaim.oldest().is_some());
+    }
+
+    #[test]
+    fn of_a_block_that_came_unused_it_is_not_known_how_it_is_used() {
+        let Some(mut reclaim) = reclaim() else { return };
+        look_at_all(&mut reclaim);
+        let (one, other) = (reclaim.clock.numbered(7), reclaim.clock.numbered(8));
+        [one, other].iter().for_each(|block| reclaim.oldest.watched_by_clock(*block));
+        reclaim.oldest.came_unused(Ppn(one.first.0 + 3));
+        let known =
+            |block| (reclaim.oldest.seen.contains(block), reclaim.oldest.between.contains(block));
+        assert_eq!((known(one), known(other)), ((false, false), (true, true)));
+    }
+
+    #[test]
+    fn where_all_of_the_oldest_are_in_use_so_many_are_asked_about_and_noted() {
+        let Some(mut reclaim) = reclaim() else { return };
+        (0..2).for_each(|_| assert!(look_at_all(&mut reclaim) > 0));
+        reclaim.oldest.is_asked(PAGES, PAGES, true);
+        let newer = |before: &[u8], after: &[u8]| {
+            before.iter().zip(after).filter(|(before, after)| before < after).count()
+        };
+        let n = ASKED as usize / BLOCK as usize;
+        let before = generations(&reclaim);
+        reclaim.oldest.vain_until = Instant::now();
+        (0..n as u64 * BLOCK).for_each(|_| assert!(reclaim.oldest().is_some()));
+        assert!(newer(&before, &generations(&reclaim)) <= on_their_way(), "they are not used");
+        reclaim.cold.clear();
+        (0..PAGES).for_each(|p| touch(&reclaim.vm.memory, p));
+        let (before, begun) = (generations(&reclaim), Instant::now());
+        assert_eq!(reclaim.oldest(), None);
+        assert_eq!(newer(&before, &generations(&reclaim)), n);
+        assert!(reclaim.oldest.vain_until >= begun + VAIN);
+    }
+
+    #[test]
     fn what_can_be_taken_is_looked_for_until_there_is_none() {
         let Some(mut reclaim) = reclaim() else { return };
         (0..2).for_each(|_| assert!(look_at_all(&mut reclaim) > 0));
@@ -584,7 +612,9 @@ mod tests {
         assert!(victims.len() as u64 >= PAGES / 2);
         // The blocks of the first round are known to have nothing when they are passed again.
         let nothing = |block: &u64| reclaim.vm.memory.generation(Ppn(block * BLOCK)).is_none();
-        println!("{} blocks have nothing", (0..PAGES / BLOCK).filter(nothing).count());
+        let n = (0..PAGES / BLOCK).filter(nothing).count();
+        println!("{n} blocks have nothing");
+        assert!(n >= victims.len() / BLOCK as usize / 2);
         // One that is used again has a generation.
         let back = *victims.first().unwrap();
         assert_eq!(reclaim.vm.memory.fault(back, Access::Missing), Fault::Served);

@@ -5,16 +5,19 @@ use std::os::fd::AsFd as _;
 use std::sync::Arc;
 
 use ballast_uffd::{Features, Modes, Uffd};
-use ballast_units::{Bytes, HostAddr, PAGE_SIZE, Pages};
+use ballast_units::{Bytes, HostAddr, PAGE_SIZE, Pages, Ppn};
 use rustix::fs::MemfdFlags;
 use rustix::mm::{MapFlags, ProtFlags};
 
+use super::reclaim::Reclaim;
 use super::shared::Shared;
+use crate::clock::Clock;
 use crate::guest_ram::{GuestRam, RamPart};
 use crate::host::Host;
 use crate::ledger::Ledger;
-use crate::memory::Memory;
+use crate::memory::{Access, Fault, Memory, Recovered};
 use crate::pmap::Pmap;
+use crate::replacement::Random;
 use crate::stage::{Stage, StageLayout};
 use crate::swap::SwapSpace;
 
@@ -51,4 +54,35 @@ pub(super) fn vm(pages: u64, around: u64) -> Option<Arc<Shared>> {
     let dir = tempfile::tempdir().unwrap();
     let swap = SwapSpace::create_at(&dir.path().join("swap"), Pages(pages)).unwrap();
     Some(Arc::new(Shared::new("test", Arc::new(memory), swap).unwrap()))
+}
+
+/// Of the VM of [`reclaim`].
+pub(super) const PAGES: u64 = 1024;
+/// Blocks of pages that the kernel has not put on its lists yet, and which count as in use: a batch of 31 of each processor
+/// that this was on.
+pub(super) fn on_their_way() -> usize {
+    5 * std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// A VM whose pages are all at home, touched in their order. None where accesses are not seen.
+pub(super) fn reclaim() -> Option<Reclaim> {
+    let vm = vm(PAGES, 1)?;
+    vm.memory.backend().see_accesses(std::process::id()).ok()?;
+    for p in 0..PAGES {
+        assert_eq!(vm.memory.fault(Ppn(p), Access::Missing), Fault::Served);
+        touch(&vm.memory, p);
+    }
+    let (random, clock) = (Box::new(Random::seeded(1)), Clock::new(Pages(PAGES), 1));
+    let mut reclaim = Reclaim::new(vm, random, clock, &Recovered::default());
+    let seen = reclaim.watch_all(&[Ppn(0)]);
+    if !seen {
+        eprintln!("SKIPPED: accesses are not seen: this host swaps, or its kernel is too old");
+    }
+    seen.then_some(reclaim)
+}
+
+pub(super) fn touch(memory: &Memory<GuestRam>, p: u64) {
+    let at = memory.backend().at(Ppn(p)).0 as *const u8;
+    // SAFETY: RAM of this process, that stays.
+    unsafe { at.read_volatile() };
 }
