@@ -230,8 +230,7 @@ impl Reclaim {
                 oldest.beyond = oldest.beyond.saturating_mul(2).max(1);
             }
             let at_home = memory.pmap().in_state(State::Resident);
-            let least = (at_home.0 / BLOCK / OLDEST).max(AT_LEAST);
-            let found = memory.oldest_generation(least, oldest.beyond);
+            let found = memory.oldest_generation(blocks_of_oldest(at_home), oldest.beyond);
             let is_over = in_vain && oldest.is_last && found.is_some_and(|(_, is_last)| is_last);
             if is_over && oldest.spares_used {
                 (oldest.spares_used, oldest.beyond, oldest.is_last) = (false, 0, false);
@@ -306,7 +305,7 @@ impl Reclaim {
             self.oldest.forget_clock();
         }
         let blocks = self.clock.blocks();
-        let each = blocks.div_ceil((ROUND.as_micros() / APART.as_micros()) as u64).min(STEP);
+        let each = blocks_of_step(blocks);
         let (mut some, mut looked) = (Vec::new(), 0);
         for _ in 0..(each * PASSED_FOR_ONE).min(blocks) {
             if looked == each {
@@ -350,6 +349,16 @@ impl Reclaim {
         }
         here
     }
+}
+
+/// How many blocks are the oldest, of so many pages at home.
+fn blocks_of_oldest(at_home: Pages) -> u64 {
+    (at_home.0 / BLOCK / OLDEST).max(AT_LEAST)
+}
+
+/// How many blocks are looked at in a step of a round.
+fn blocks_of_step(blocks: u64) -> u64 {
+    blocks.div_ceil((ROUND.as_micros() / APART.as_micros()) as u64).min(STEP)
 }
 
 /// Those pages of a block that could leave, and are not on probation.
@@ -579,6 +588,7 @@ mod tests {
         let before = generations(&reclaim);
         reclaim.oldest.vain_until = Instant::now();
         (0..n as u64 * BLOCK).for_each(|_| assert!(reclaim.oldest().is_some()));
+        assert_eq!(reclaim.oldest.beyond, 0, "they need not be looked for farther");
         assert!(newer(&before, &generations(&reclaim)) <= on_their_way(), "they are not used");
         reclaim.cold.clear();
         (0..PAGES).for_each(|p| touch(&reclaim.vm.memory, p));
@@ -586,6 +596,31 @@ mod tests {
         assert_eq!(reclaim.oldest(), None);
         assert_eq!(newer(&before, &generations(&reclaim)), n);
         assert!(reclaim.oldest.vain_until >= begun + VAIN);
+    }
+
+    #[test]
+    fn a_sixteenth_of_what_is_at_home_is_the_oldest_and_all_is_looked_at_in_a_round() {
+        let oldest = [0, 4096, 4224, 1 << 20].map(|pages| blocks_of_oldest(Pages(pages)));
+        assert_eq!(oldest, [32, 32, 33, 8192]);
+        assert_eq!([1, 320, 321, 3200, 1 << 20].map(blocks_of_step), [1, 1, 2, 10, 32]);
+    }
+
+    #[test]
+    fn what_was_looked_at_once_is_not_of_the_oldest() {
+        let Some(mut reclaim) = reclaim() else { return };
+        look_at_all(&mut reclaim);
+        for number in 0..4 {
+            let some = reclaim.look_at(reclaim.clock.numbered(number));
+            assert!(reclaim.watch_all(&some));
+        }
+        reclaim.oldest.is_asked(PAGES, PAGES, true);
+        let mut victims = Vec::new();
+        for _ in 0..20 * BLOCK {
+            reclaim.oldest.vain_until = Instant::now();
+            victims.extend(reclaim.oldest());
+        }
+        println!("{} victims", victims.len());
+        assert!(!victims.is_empty() && victims.iter().all(|ppn| ppn.0 < 4 * BLOCK));
     }
 
     #[test]
@@ -639,9 +674,13 @@ mod tests {
                 reclaim.ahead.asked = Instant::now();
                 reclaim.oldest.due = Instant::now();
                 assert_eq!(reclaim.look_for_used(), APART);
-                assert!(reclaim.look_for_used() <= APART, "not before it is due");
+                let next = reclaim.oldest.look;
+                assert!(reclaim.look_for_used() <= APART);
+                assert_eq!(reclaim.oldest.look, next, "not before it is due");
             }
         };
+        assert_eq!(reclaim.look_for_used(), APART);
+        assert_eq!(count(&reclaim.oldest.seen, &reclaim), blocks_of_step(blocks));
         rounds(&mut reclaim);
         assert_eq!(count(&reclaim.oldest.seen, &reclaim), blocks - 1);
         assert!(!reclaim.oldest.seen.contains(block));
