@@ -9,11 +9,14 @@ use std::path::Path;
 use std::time::Duration;
 
 use ballast_api::{Accel, ErrorCode, RunState, VmChange, VmSpec};
+use ballast_lab::console::Console;
 use ballast_shim_proto::{Batch, Connection, Hello, Message, Part, Step};
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
-use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 use support::evil::{self, Evil, hello, memfd, part, say};
-use support::{Ballastd, MIB, ZEROS, image_or_skip, refused_as, required};
+use support::{Ballastd, MIB, PATIENT, ZEROS, image_or_skip, refused_as, required};
 
 const RAM: u64 = 16 << 20;
 
@@ -120,12 +123,23 @@ fn what_is_no_hello_is_refused(socket: &Path) {
         let why = say(socket, &message, &[]).unwrap();
         assert!(why.contains("instead of Hello"), "{why}");
     }
+    // One after the other, or there were too many of them.
     let raw = |bytes: &[u8]| {
         let kind = SocketType::SEQPACKET;
         let fd = rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None);
         let fd = fd.unwrap();
         rustix::net::connect(&fd, &SocketAddrUnix::new(socket).unwrap()).unwrap();
+        set_socket_timeout(&fd, Timeout::Recv, Some(PATIENT)).unwrap();
         let _ = rustix::net::send(&fd, bytes, SendFlags::NOSIGNAL);
+        let mut answer = vec![0; 1 << 16];
+        match rustix::net::recv(&fd, &mut *answer, RecvFlags::empty()) {
+            Ok((0, _)) | Err(Errno::CONNRESET) => {}
+            Ok((n, _)) => {
+                let said = Message::decode(&answer[..n]).unwrap();
+                assert!(matches!(said, Message::Refuse { .. }), "{bytes:?}: {said:?}");
+            }
+            Err(e) => panic!("{bytes:?}: {e}"),
+        }
     };
     let whole = Message::Hello(good()).encode();
     for n in 0..whole.len() {
@@ -176,6 +190,8 @@ async fn nonsense_at_the_shims_socket_is_refused_and_leaves_nothing() {
     other_descriptors_are_refused(&socket, &ram);
     is_as_before(&ballastd).await;
     what_is_no_hello_is_refused(&socket);
+    is_as_before(&ballastd).await;
+    no_panic(&ballastd);
     // A userfaultfd that is none, and an opening that ends half way.
     if std::fs::File::open("/dev/userfaultfd").is_err() {
         assert!(!required(), "no userfaultfd");
@@ -203,6 +219,37 @@ async fn connections_that_say_nothing_keep_no_vm_from_starting() {
     no_panic(&ballastd);
 }
 
+/// One of that name and role, in the trust domain of `good`. More is taken from it than it gives.
+async fn join(ballastd: &Ballastd, role: &str, mib: u64) -> Evil {
+    let (client, socket) = (&ballastd.client, ballastd.run_dir().join("shim.sock"));
+    let evil = Evil::start(&socket, role, role, mib);
+    ballastd.eventually("it is known", async || client.vm(role).await.is_ok()).await;
+    let salt = VmChange { salt: Some("one".try_into().unwrap()), ..VmChange::default() };
+    client.change(role, &salt).await.unwrap();
+    // The other's name it does not get.
+    let thief = say(&socket, &Message::Hello(hello("good", RAM)), &[memfd(RAM).as_fd()]);
+    assert!(thief.unwrap().contains("runs already"), "{role}");
+    let limit = VmChange { max: Some(mib * MIB / 2), ..VmChange::default() };
+    client.change(role, &limit).await.unwrap();
+    evil
+}
+
+/// The checks of `good` go on beside some of these, and after them.
+async fn they_harm_nobody(ballastd: &Ballastd, console: &mut Console, evil: Vec<(&str, Evil)>) {
+    let pid = ballastd.pid();
+    ballastd.checks_go_on(console, 3000).await;
+    let host = ballastd.host().await;
+    assert_eq!(host.pid, pid);
+    assert!(host.measured_used <= host.budget, "{host:?}");
+    for (role, vmm) in evil {
+        drop(vmm);
+        ballastd.eventually("it is gone", async || ballastd.is_gone(role).await).await;
+        ballastd.assert_nothing_left(role);
+        let good = ballastd.vm("good").await;
+        assert_eq!((good.state, good.trouble), (RunState::Running, None), "{role}");
+    }
+}
+
 /// Hostile VMMs in the trust domain of a good one: what it has is whole, whatever they do.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hostile_vmm_harms_nobody_but_itself() {
@@ -220,31 +267,18 @@ async fn a_hostile_vmm_harms_nobody_but_itself() {
     client.run(&spec).await.unwrap();
     let mut console = ballastd.console("good");
     ballastd.checks_go_on(&mut console, 100).await;
-    let socket = ballastd.run_dir().join("shim.sock");
-    let pid = ballastd.pid();
-    for role in
-        ["liar", "forger", "nonsense", "silent", "vanishes", "floods", "truncates", "unmaps"]
-    {
-        let evil = Evil::start(&socket, "evil", role, 48);
-        ballastd.eventually("it is known", async || client.vm("evil").await.is_ok()).await;
-        // It joins the other's trust domain; the other's name it does not get.
-        let salt = VmChange { salt: Some("one".try_into().unwrap()), ..VmChange::default() };
-        client.change("evil", &salt).await.unwrap();
-        let thief = say(&socket, &Message::Hello(hello("good", RAM)), &[memfd(RAM).as_fd()]);
-        assert!(thief.unwrap().contains("runs already"), "{role}");
-        // Long enough to be scanned, sampled and evicted; the other's checks go on meanwhile.
-        let limit = VmChange { max: Some(24 * MIB), ..VmChange::default() };
-        client.change("evil", &limit).await.unwrap();
-        ballastd.checks_go_on(&mut console, 3000).await;
-        let host = ballastd.host().await;
-        assert_eq!(host.pid, pid, "{role}");
-        assert!(host.measured_used <= host.budget, "{role}: {host:?}");
-        drop(evil);
-        ballastd.eventually("it is gone", async || ballastd.is_gone("evil").await).await;
-        ballastd.assert_nothing_left("evil");
-        let good = ballastd.vm("good").await;
-        assert_eq!((good.state, good.trouble), (RunState::Running, None), "{role}");
+    // These do something at once.
+    for role in ["floods", "truncates", "unmaps"] {
+        let evil = join(&ballastd, role, 48).await;
+        they_harm_nobody(&ballastd, &mut console, vec![(role, evil)]).await;
     }
+    // And these when they are told to map or protect anything: not before all that they are made of is known.
+    let mut told = Vec::new();
+    for role in ["liar", "forger", "nonsense", "silent", "vanishes"] {
+        told.push((role, join(&ballastd, role, 16).await));
+    }
+    tokio::task::block_in_place(|| told.iter().for_each(|(_, evil)| evil.says("told")));
+    they_harm_nobody(&ballastd, &mut console, told).await;
     no_panic(&ballastd);
     ballastd.checks_go_on(&mut console, 3000).await;
     ballastd.assert_books_balance().await;

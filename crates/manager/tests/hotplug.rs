@@ -239,6 +239,9 @@ async fn what_is_plugged_is_in_large_pages_where_the_rest_is() {
     assert_eq!(vm.management.mode, Mode::Paged, "{vm:?}");
     // More than it booted with is in such pages, but for those that the kernel did not have.
     let wanted = (130 * MIB).saturating_sub((large_not_to_be_had() - before) * 2 * MIB);
+    if wanted < 66 * MIB {
+        eprintln!("SKIPPED: the kernel had no large pages: {wanted} bytes could be in such");
+    }
     assert!(vm.memory.large >= wanted, "{wanted}: {vm:?}");
     ballastd.assert_books_balance().await;
 }

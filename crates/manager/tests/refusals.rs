@@ -72,6 +72,12 @@ fn is(seen: &Management, mode: Mode, part: &str) {
     assert!(seen.mode == mode && reason.contains(part), "{mode:?}, {part}: {seen:?}");
 }
 
+/// What is not in its memory though it was not given up.
+fn away(vm: &VmView) -> u64 {
+    let of = &vm.memory;
+    of.compressed + of.filled + of.staged + of.swapped
+}
+
 /// This process maps the RAM of the only VM of `ballastd`.
 fn map_its_ram(ballastd: &Ballastd, size: u64) -> File {
     let [path] = &ram_files(&ballastd.root)[..] else { panic!("not one RAM file") };
@@ -86,20 +92,37 @@ fn map_its_ram(ballastd: &Ballastd, size: u64) -> File {
     file
 }
 
-/// Huge pages are reserved for this alone, and given back.
+/// Huge pages beside those that are reserved; these are given back, whatever happens.
+struct HugePages {
+    before: u64,
+}
+
+impl HugePages {
+    fn reserved() -> u64 {
+        std::fs::read_to_string(HUGE_PAGES).unwrap().trim().parse().unwrap()
+    }
+
+    fn reserve(n: u64) -> HugePages {
+        let pool = HugePages { before: HugePages::reserved() };
+        let _ = std::fs::write(HUGE_PAGES, (pool.before + n).to_string());
+        pool
+    }
+}
+
+impl Drop for HugePages {
+    fn drop(&mut self) {
+        let _ = std::fs::write(HUGE_PAGES, self.before.to_string());
+    }
+}
+
 async fn one_of_huge_pages_is_left_alone(ballastd: &Ballastd) {
-    let before: u64 = std::fs::read_to_string(HUGE_PAGES).unwrap().trim().parse().unwrap();
-    let _ = std::fs::write(HUGE_PAGES, (before + 40).to_string());
-    let now: u64 = std::fs::read_to_string(HUGE_PAGES).unwrap().trim().parse().unwrap();
-    if now >= before + 32 {
+    let pool = HugePages::reserve(40);
+    if HugePages::reserved() >= pool.before + 32 {
         let object = format!("{SHARED},hugetlb=on,hugetlbsize=2M");
         let huge = Stranger::start(ballastd, "huge", 64, &object, &["-S", "-device", BALLOON]);
         let seen = huge.attach(ballastd, "huge").await.management;
-        drop(huge);
-        let _ = std::fs::write(HUGE_PAGES, before.to_string());
         is(&seen, Mode::Unmanaged, "hugetlb");
     } else {
-        let _ = std::fs::write(HUGE_PAGES, before.to_string());
         eprintln!("SKIPPED: hugetlb RAM: no 40 huge pages to be had");
         assert!(!required() || std::env::var_os("BALLAST_NO_HUGETLB").is_some());
     }
@@ -321,8 +344,9 @@ async fn a_paged_vm_that_a_second_process_maps_is_not_evicted_from_any_more() {
         })
         .await;
     ballastd.checks_go_on(&mut console, 5000).await;
-    let counters = ballastd.vm("mapped").await.counters;
-    assert_eq!(counters.swapped_out, seen.counters.swapped_out, "evicted from it");
+    let vm = ballastd.vm("mapped").await;
+    assert_eq!(vm.counters.swapped_out, seen.counters.swapped_out, "evicted from it");
+    assert!(away(&vm) <= away(&seen), "evicted from it: {:?}, {:?}", seen.memory, vm.memory);
     // It still gets what it asks for.
     let limit = VmChange { max: Some(128 * MIB), ..VmChange::default() };
     client.change("mapped", &limit).await.unwrap();
@@ -332,7 +356,9 @@ async fn a_paged_vm_that_a_second_process_maps_is_not_evicted_from_any_more() {
         })
         .await;
     ballastd.checks_go_on(&mut console, 5000).await;
-    assert_eq!(ballastd.vm("mapped").await.counters.swapped_out, seen.counters.swapped_out);
+    let vm = ballastd.vm("mapped").await;
+    assert_eq!(vm.counters.swapped_out, seen.counters.swapped_out);
+    assert!(away(&vm) <= away(&seen), "evicted from it: {:?}, {:?}", seen.memory, vm.memory);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -358,7 +384,10 @@ async fn a_vm_that_waits_for_memory_that_will_never_come_can_be_stopped() {
             ballastd.vm("stuck").await.management.mode == Mode::Unmanaged
         })
         .await;
-    let evicted = async || ballastd.vm("stuck").await.counters.swapped_out;
+    let evicted = async || {
+        let vm = ballastd.vm("stuck").await;
+        (vm.counters.swapped_out, away(&vm))
+    };
     ballastd
         .eventually("what was being evicted has left", async || {
             let before = evicted().await;
@@ -381,6 +410,7 @@ async fn a_vm_that_waits_for_memory_that_will_never_come_can_be_stopped() {
         .await;
     let vm = ballastd.vm("stuck").await;
     assert_eq!(vm.counters.swapped_out, seen.counters.swapped_out, "evicted from it");
+    assert!(away(&vm) <= away(&seen), "evicted from it: {:?}, {:?}", seen.memory, vm.memory);
     // A VMM in a fault ignores SIGTERM.
     signal(vm.pid.unwrap(), rustix::process::Signal::TERM);
     let begin = Instant::now();

@@ -39,12 +39,11 @@ async fn a_vm_that_is_started_anew_at_once_is_not_refused_for_its_predecessor() 
         signal(ballastd.pid(), rustix::process::Signal::STOP);
         vmm.child.kill().unwrap();
         vmm.child.wait().unwrap();
-        let socket = socket.clone();
-        let next = tokio::task::spawn_blocking(move || Evil::start(&socket, "vm", "quiet", 64));
-        tokio::time::sleep(Duration::from_millis(500)).await;
+        vmm = Evil::begin(&socket, "vm", "quiet", 64);
+        tokio::task::block_in_place(|| vmm.says("asked"));
         signal(ballastd.pid(), rustix::process::Signal::CONT);
         // Refused, it would not come so far.
-        vmm = next.await.unwrap();
+        tokio::task::block_in_place(|| vmm.says("filled"));
         let pid = Some(vmm.child.id());
         ballastd
             .eventually("it is the VM", async || {

@@ -12,8 +12,9 @@ use std::process::Command;
 use std::time::Duration;
 
 use ballast_api::{HostChange, LocationState, RunState};
+use ballast_lab::leftovers;
 use rustix::process::Signal;
-use support::{Ballastd, MIB, image_or_skip, signal};
+use support::{Ballastd, MIB, image_or_skip, required, signal};
 
 /// The first bytes of each slot of a swap file, as they were and as they are now.
 struct Damage {
@@ -247,21 +248,25 @@ fn a_location_that_is_not_there_is_named() {
 
 /// A file system of its own, which can be told to answer nobody.
 struct Disk {
+    folder: PathBuf,
     at: PathBuf,
 }
 
 impl Disk {
-    /// None where none can be made.
-    fn mount(folder: &Path, mib: u64) -> Option<Disk> {
+    /// In a folder that `./test` finds, should this be killed. None where none can be made.
+    fn mount(mib: u64) -> Option<Disk> {
+        let folder = leftovers::private_folder(Path::new("/var/tmp")).unwrap();
         let (at, image) = (folder.join("mounted"), folder.join("image"));
         std::fs::create_dir_all(&at).unwrap();
         File::create(&image).unwrap().set_len(mib * MIB).unwrap();
         let made = run("mkfs.ext4", &["-q", "-F", "-m", "0"], &[&image])
             && run("mount", &["-o", "loop"], &[&image, &at]);
         if !made {
+            std::fs::remove_dir_all(&folder).unwrap();
+            assert!(!required(), "no ext4 can be mounted here");
             eprintln!("SKIPPED: no ext4 can be mounted here");
         }
-        made.then_some(Disk { at })
+        made.then_some(Disk { folder, at })
     }
 
     /// Leaves no room.
@@ -275,6 +280,7 @@ impl Disk {
 impl Drop for Disk {
     fn drop(&mut self) {
         run("umount", &["-l"], &[&self.at]);
+        let _ = std::fs::remove_dir_all(&self.folder);
     }
 }
 
@@ -290,7 +296,8 @@ impl Frozen<'_> {
 
 impl Drop for Frozen<'_> {
     fn drop(&mut self) {
-        assert!(run("fsfreeze", &["-u"], &[self.0]));
+        let thawed = run("fsfreeze", &["-u"], &[self.0]);
+        assert!(thawed || std::thread::panicking(), "{} is frozen", self.0.display());
     }
 }
 
@@ -323,8 +330,7 @@ fn with_swap_on(disk: &Disk, budget: &str) -> Ballastd {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_disk_that_does_not_answer_is_one_vms_alone() {
     let Some(image) = image_or_skip() else { return };
-    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
-    let Some(disk) = Disk::mount(folder.path(), 64) else { return };
+    let Some(disk) = Disk::mount(64) else { return };
     let ballastd = with_swap_on(&disk, "160M");
     let client = ballastd.client.clone();
     for name in ["hurt", "well"] {

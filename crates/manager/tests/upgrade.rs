@@ -195,20 +195,31 @@ async fn state_of_a_newer_manager_is_refused_untouched() {
 /// Of a VM: its name, what is said of it, and its pmap and stage.
 type Files = (&'static str, Option<&'static str>, Option<Vec<u8>>, Option<Vec<u8>>);
 
+/// Ended when dropped.
+struct Sleeper(Child);
+
+impl Drop for Sleeper {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// What a manager that died leaves of a VM. Its VMM, which lives.
 fn left_behind(
     folder: &Path,
     name: &str,
     pmap: &Option<Vec<u8>>,
     stage: &Option<Vec<u8>>,
-) -> Child {
+) -> Sleeper {
     // Whoever reads what this test says does not wait for it.
     let mut sleep = Command::new("sleep");
     let vmm = sleep.arg("1000").stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let vmm = Sleeper(vmm);
     std::fs::create_dir_all(folder).unwrap();
     // More than a pager takes, but for one.
     let overhead = if name == "empty" { "\"overhead\":1," } else { "\"overhead\":1024," };
-    let record = record(name, vmm.id(), "").replace("\"overhead\":1,", overhead);
+    let record = record(name, vmm.0.id(), "").replace("\"overhead\":1,", overhead);
     std::fs::write(folder.join("vm.json"), record).unwrap();
     for (file, bytes) in [("pmap", pmap), ("stage", stage)] {
         if let Some(bytes) = bytes {
@@ -234,11 +245,11 @@ async fn damage_of_one_vm_keeps_the_manager_from_nothing_else() {
     ];
     let left =
         |(name, _, pmap, stage): &Files| left_behind(&ballastd.folder(name), name, pmap, stage);
-    let vmms: Vec<Child> = all.iter().map(left).collect();
+    let vmms: Vec<Sleeper> = all.iter().map(left).collect();
     // Until it sleeps, what it has grows.
     let sleeps =
         |pid: u32| std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap().contains(") S ");
-    ballastd.eventually("they sleep", async || vmms.iter().all(|vmm| sleeps(vmm.id()))).await;
+    ballastd.eventually("they sleep", async || vmms.iter().all(|vmm| sleeps(vmm.0.id()))).await;
     ballastd.restart();
     let listed = ballastd.client.vms().await.unwrap();
     for (name, said, pmap, stage) in &all {
@@ -257,16 +268,13 @@ async fn damage_of_one_vm_keeps_the_manager_from_nothing_else() {
         }
     }
     // What words tell is booked for each; where there are none that can be read, what its VMM has.
-    let unread = process::rss(vmms[0].id()).unwrap().pages_ceil().min(Pages(1024)).bytes().0;
+    let unread = process::rss(vmms[0].0.id()).unwrap().pages_ceil().min(Pages(1024)).bytes().0;
     assert!(unread > 0);
     let booked = (64 - 2) * support::MIB - ballastd.host().await.free;
     // Of the one whose record says less than what this manager's pager takes, that.
     let least = booked - unread - 5 * 1024 * 4096;
     assert!((support::MIB..4 * support::MIB).contains(&least), "{booked} for {unread} and {least}");
-    for mut vmm in vmms {
-        vmm.kill().unwrap();
-        vmm.wait().unwrap();
-    }
+    drop(vmms);
     ballastd
         .eventually("nothing is booked for them", async || {
             ballastd.host().await.free == (64 - 2) * support::MIB

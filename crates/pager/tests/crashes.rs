@@ -217,9 +217,14 @@ fn a_crash_in_the_recovery_from_a_crash_loses_nothing() {
 fn a_failure_at_any_call_of_any_operation_loses_nothing() {
     let failures = each(OPS, |every| {
         // Its read is in nobody's hands here.
-        if every.name == "swap-in of a page given up" { 0 } else { every.fails() }
+        if every.name == "swap-in of a page given up" {
+            0
+        } else {
+            every.fails(every.name == "written")
+        }
     });
-    assert!(failures > 0);
+    println!("{failures} failures");
+    assert!(failures >= 50, "{failures}");
 }
 
 #[test]

@@ -187,7 +187,9 @@ fn a_crash_in_the_recovery_from_a_crash_loses_nothing() {
 /// The same with errors that come and go: nothing is lost, no restart needed.
 #[test]
 fn a_failure_at_any_call_of_any_operation_loses_nothing() {
-    assert!(each(OPS, |every| every.fails()) > 0);
+    let failures = each(OPS, |every| every.fails(false));
+    println!("{failures} failures");
+    assert!(failures >= 50, "{failures}");
 }
 
 #[test]

@@ -70,6 +70,8 @@ struct Rig {
     vms: Vec<Vm>,
     /// By VM and page what was written; None where it was given up.
     wrote: Vec<Vec<Option<u64>>>,
+    /// By VM and page, as bits, all that it ever held of its own: never what only the other VM wrote.
+    held: Vec<Vec<u64>>,
     budget: u64,
 }
 
@@ -96,6 +98,7 @@ impl Rig {
                 self.room(v);
                 self.vms[v].access(p, Some(token));
                 self.wrote[v][p as usize] = Some(token);
+                self.held[v][p as usize] |= 1 << token;
             }
             Op::Read(p) => self.read(v, p),
             Op::Evict(p) => drop(vm.evict(p)),
@@ -181,7 +184,7 @@ impl Rig {
         match self.wrote[v][p as usize] {
             Some(token) => assert_eq!(seen, token, "VM {v}, ppn {p}"),
             // Zeros, or something that was there once.
-            None => assert!(seen < 4, "VM {v}, ppn {p}: {seen}"),
+            None => assert!(self.held[v][p as usize] >> seen & 1 == 1, "VM {v}, ppn {p}: {seen}"),
         }
         // It stays what it was seen to be.
         self.wrote[v][p as usize] = Some(seen);
@@ -204,7 +207,9 @@ proptest! {
         site.host.set_plenty(Pages(1));
         let vms = vec![Vm::at(&site, PAGES, 16, around), Vm::at(&site, PAGES, 16, around)];
         let wrote = vec![vec![Some(0); PAGES as usize]; 2];
-        let mut rig = Rig { site, vms, wrote, budget };
+        // Zeros at first.
+        let held = vec![vec![1; PAGES as usize]; 2];
+        let mut rig = Rig { site, vms, wrote, held, budget };
         for (v, op) in &ops {
             rig.step(*v, op);
             rig.check();

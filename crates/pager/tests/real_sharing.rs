@@ -13,7 +13,7 @@ mod vmm;
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ballast_pager::mappings::{Mappings, Remapper, View};
 use ballast_pager::memory::MOVING;
@@ -48,13 +48,13 @@ fn vmm_process() {
         match guest.role.as_str() {
             "steps" => steps(&guest, |ppn| 1 + ppn % (KINDS - 1)),
             "halves" => steps(&guest, half_kind),
-            "torture" => {
+            role => {
+                let seed: u64 = role.strip_prefix("torture ").unwrap().parse().unwrap();
                 for t in 0..THREADS {
                     let guest = &guest;
-                    scope.spawn(move || torture(guest, t));
+                    scope.spawn(move || torture(guest, t, seed));
                 }
             }
-            other => panic!("no role {other}"),
         }
         // The memory stays until the test has looked at it, and kills.
         loop {
@@ -119,11 +119,11 @@ fn steps(guest: &Guest, kind: impl Fn(u64) -> u64) {
 
 /// Pages of its own, each of one of few kinds: written whole or not at all, changed and changed back,
 /// given up, and verified.
-fn torture(guest: &Guest, thread: u64) {
-    let mut random = Random(0x7031 + thread * 99 + u64::from(std::process::id()));
-    // The kind; None after a discard: zeros, or whatever was there once, whole.
-    let mut pages = vec![Some(0); (guest.pages / THREADS) as usize];
-    let verify = |at: u64, kind: Option<u64>| {
+fn torture(guest: &Guest, thread: u64, seed: u64) {
+    let mut random = Random(seed.wrapping_mul(2 * thread + 0x9e37_79b9) | 1);
+    // The kind, or None after a discard: zeros, or whatever the page had once, whole. And all kinds that it had, as bits.
+    let mut pages = vec![(Some(0), 1u32); (guest.pages / THREADS) as usize];
+    let verify = |at: u64, (kind, had): (Option<u64>, u32)| {
         let ppn = at * THREADS + thread;
         guest.board.add(Cell::Accesses, 1);
         let good = match kind {
@@ -131,7 +131,7 @@ fn torture(guest: &Guest, thread: u64) {
             None => {
                 let page = guest.read_page(ppn);
                 let whole = |k: u64| page.iter().enumerate().all(|(i, &w)| w == content(k, i));
-                (0..KINDS).any(whole)
+                (0..KINDS).filter(|kind| had >> kind & 1 == 1).any(whole)
             }
         };
         if !good {
@@ -149,10 +149,10 @@ fn torture(guest: &Guest, thread: u64) {
             40..75 => {
                 let kind = random.below(KINDS);
                 guest.write_page(ppn, |i| content(kind, i));
-                *page = Some(kind);
+                *page = (Some(kind), page.1 | 1 << kind);
             }
             75..90 => {
-                if let Some(kind) = *page {
+                if let Some(kind) = page.0 {
                     let i = random.below(512) as usize;
                     // SAFETY: this thread is the only one that uses the page.
                     unsafe {
@@ -168,7 +168,7 @@ fn torture(guest: &Guest, thread: u64) {
             }
             _ => {
                 discard(guest, ppn);
-                *page = None;
+                page.0 = None;
             }
         }
     }
@@ -203,6 +203,17 @@ fn step(vmms: &[Vmm], step: u64) {
 fn vmms(role: &str, n: usize) -> (tempfile::TempDir, Vec<Vmm>) {
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     (dir, (0..n).map(|_| Vmm::start(role, SIZE)).collect())
+}
+
+/// That do as chance has it, each otherwise.
+fn torturers(n: u64) -> (tempfile::TempDir, Vec<Vmm>) {
+    let given = std::env::var("BALLAST_TEST_SEED").ok().and_then(|s| s.parse().ok());
+    let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().subsec_nanos().into();
+    let seed: u64 = given.unwrap_or_else(now);
+    println!("seed: BALLAST_TEST_SEED={seed}");
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let start = |n: u64| Vmm::start(&format!("torture {}", seed ^ n << 40), SIZE);
+    (dir, (0..n).map(start).collect())
 }
 
 #[test]
@@ -399,7 +410,7 @@ fn finish(manager: Manager, vmms: &[Vmm], what: &str) {
 #[test]
 fn guests_that_write_verify_and_give_up_the_same_pages_lose_nothing() {
     let Some(_alone) = alone() else { return };
-    let (dir, vmms) = vmms("torture", 2);
+    let (dir, vmms) = torturers(2);
     let manager = Manager::start(&vmms, dir.path(), SIZE);
     manager.drive(&vmms, Duration::from_secs(soak_seconds()), || false);
     let c: Vec<_> = manager.vms.iter().map(|vm| vm.memory().counters.values()).collect();
@@ -411,7 +422,7 @@ fn guests_that_write_verify_and_give_up_the_same_pages_lose_nothing() {
 #[test]
 fn ways_to_a_vmm_that_break_off_and_are_found_again_lose_no_page() {
     let Some(_alone) = alone() else { return };
-    let (dir, vmms) = vmms("torture", 2);
+    let (dir, vmms) = torturers(2);
     let manager = Manager::start(&vmms, dir.path(), SIZE);
     let lead = |vm: &PagedVm, way: Box<dyn Remapper>| {
         assert_eq!(vm.reconnect(way, || Ok::<(), ()>(())), Ok(true));
@@ -445,7 +456,7 @@ fn ways_to_a_vmm_that_break_off_and_are_found_again_lose_no_page() {
 #[test]
 fn managers_that_leave_are_followed_without_loss() {
     let Some(_alone) = alone() else { return };
-    let (dir, vmms) = vmms("torture", 2);
+    let (dir, vmms) = torturers(2);
     let mut manager = Manager::start(&vmms, dir.path(), SIZE);
     for _ in 0..8 {
         manager.drive(&vmms, Duration::from_millis(150), || false);
@@ -541,7 +552,7 @@ fn pages_of_a_vm_that_has_moved_are_all_known_where_it_went() {
 #[test]
 fn a_killed_vmm_leaves_the_others_whole() {
     let Some(_alone) = alone() else { return };
-    let (dir, mut vmms) = vmms("torture", 2);
+    let (dir, mut vmms) = torturers(2);
     let mut manager = Manager::start(&vmms, dir.path(), SIZE);
     manager.drive(&vmms, Duration::from_millis(500), || false);
     let mut gone = vmms.pop().unwrap();
@@ -580,7 +591,7 @@ fn manager_process() {
 #[test]
 fn killed_managers_are_followed_without_loss() {
     let Some(_alone) = alone() else { return };
-    let (dir, vmms) = vmms("torture", 1);
+    let (dir, vmms) = torturers(1);
     let vmm = &vmms[0];
     let kills = kill_managers(vmm, dir.path(), Duration::from_micros(150_000));
     let manager = Manager::take_over(&vmms, dir.path(), SIZE / 2);

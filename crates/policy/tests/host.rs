@@ -484,6 +484,7 @@ proptest! {
             for ((vm, p), had) in host.vms.iter().zip(&host.plans).zip(before) {
                 let taken = had.saturating_sub(p.leave.0);
                 prop_assert!(taken == 0 || p.leave >= vm.demand.min, "{p:?}");
+                prop_assert!(!p.block, "{p:?}");
             }
             given |= host.reclaimed >= enough;
         }

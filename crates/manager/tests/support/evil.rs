@@ -5,7 +5,8 @@ use std::io::{BufRead, BufReader};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
 
 use ballast_shim_proto::{
     Batch, Connection, ConnectionError, Hello, Message, ONE_PART, Part, VmName,
@@ -40,12 +41,20 @@ pub fn part(addr: u64, len: u64) -> Part {
 /// A hostile VMM, from the side of the test. Ended when dropped.
 pub struct Evil {
     pub child: Child,
+    lines: Receiver<String>,
 }
 
 impl Evil {
     /// Starts one; returns when it is managed and has filled its memory.
     pub fn start(shim_socket: &Path, name: &str, role: &str, mib: u64) -> Evil {
-        Evil::spawn(&mut Evil::command(shim_socket, name, role, mib), role)
+        let evil = Evil::begin(shim_socket, name, role, mib);
+        evil.says("filled");
+        evil
+    }
+
+    /// Starts one, and does not wait for it.
+    pub fn begin(shim_socket: &Path, name: &str, role: &str, mib: u64) -> Evil {
+        Evil::spawn(&mut Evil::command(shim_socket, name, role, mib))
     }
 
     /// The same under the shim, which speaks for it.
@@ -56,7 +65,9 @@ impl Evil {
             .env("BALLAST_VM", name)
             .env("BALLAST_SHIM_SOCKET", shim_socket)
             .env("BALLAST_RAM_SIZE", (mib << 20).to_string());
-        Evil::spawn(&mut command, role)
+        let evil = Evil::spawn(&mut command);
+        evil.says("filled");
+        evil
     }
 
     fn command(shim_socket: &Path, name: &str, role: &str, mib: u64) -> Command {
@@ -72,13 +83,28 @@ impl Evil {
         command
     }
 
-    fn spawn(command: &mut Command, role: &str) -> Evil {
+    fn spawn(command: &mut Command) -> Evil {
         let mut child = command.spawn().unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let filled = lines.any(|line| line.is_ok_and(|line| line.contains("filled")));
-        assert!(filled, "{role}: it has not come so far");
-        std::thread::spawn(move || lines.for_each(drop));
-        Evil { child }
+        let of_child = BufReader::new(child.stdout.take().unwrap()).lines();
+        let (sender, lines) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            for line in of_child.map_while(Result::ok) {
+                // Whether anybody listens or not, it does not wait for its pipe.
+                let _ = sender.send(line);
+            }
+        });
+        Evil { child, lines }
+    }
+
+    /// Waits until it has said this: "asked" to be managed, "filled" its memory, "told" what to do for the first time.
+    pub fn says(&self, what: &str) {
+        let until = Instant::now() + super::PATIENT;
+        loop {
+            let line = self.lines.recv_timeout(until.saturating_duration_since(Instant::now()));
+            if line.unwrap_or_else(|e| panic!("it has not said {what}: {e}")).contains(what) {
+                return;
+            }
+        }
     }
 }
 
@@ -115,6 +141,7 @@ pub fn play() {
     let connection = Connection::connect(Path::new(&of("EVIL_SOCKET"))).unwrap();
     let hello = Hello { parts: vec![part(base as u64, len)], ..hello(&of("EVIL_NAME"), len) };
     connection.send(&Message::Hello(hello), &[ram.as_fd()]).unwrap();
+    println!("asked");
     let device = match connection.recv(PATIENT).unwrap() {
         (Message::Welcome { .. }, mut fds) => fds.remove(0),
         (other, _) => panic!("{other:?}"),
@@ -284,11 +311,15 @@ fn act(role: &str, connection: Connection, ram: &OwnedFd, uffd: &Uffd, base: *mu
         // Asks every next manager to take it over, and hears no answer.
         "deaf" => ask_and_hear_nothing(&connection, ram, uffd, base, len),
         "silent" => {
-            drop(connection.recv(None));
+            let said = connection.recv(None);
+            assert!(matches!(said, Ok((Message::Batch(_), _))), "{said:?}");
+            println!("told");
             std::mem::forget(connection);
         }
         "vanishes" => {
-            let _ = connection.recv(None);
+            let said = connection.recv(None);
+            assert!(matches!(said, Ok((Message::Batch(_), _))), "{said:?}");
+            println!("told");
             drop(connection);
             // It goes on with its memory as if nothing had been.
             for page in (0..len as usize / PAGE_SIZE).cycle() {
@@ -318,6 +349,7 @@ fn act(role: &str, connection: Connection, ram: &OwnedFd, uffd: &Uffd, base: *mu
 fn say_done(connection: &Connection, deed: impl Fn(&Batch)) -> ! {
     loop {
         let Ok((Message::Batch(batch), _)) = connection.recv(None) else { continue };
+        println!("told");
         deed(&batch);
         let done = batch.ops().len() as u32;
         let answer = Message::BatchDone { id: batch.id, done, errno: 0 };
@@ -345,7 +377,10 @@ fn answer_nonsense(
 ) -> ! {
     loop {
         let batch = match connection.recv(None) {
-            Ok((Message::Batch(batch), _)) => batch,
+            Ok((Message::Batch(batch), _)) => {
+                println!("told");
+                batch
+            }
             Ok(_) => continue,
             Err(_) => {
                 connection = come_again(ram, uffd, base, len);

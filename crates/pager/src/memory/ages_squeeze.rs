@@ -112,7 +112,7 @@ impl Host {
             let Some((generation, is_last)) = oldest else { break };
             let before = self.paged.home.len();
             for number in 0..self.paged.clock.blocks() {
-                let block = self.paged.clock.numbered(number);
+                let block = self.paged.clock.block(number);
                 let is_old = self.ages.of(block.first).is_some_and(|g| g <= generation);
                 if is_old && self.paged.home.len() > room {
                     self.take_block(block, room, spares);
@@ -165,7 +165,7 @@ impl Host {
         if self.much == Much::ByClock || self.leaving == 0 && !self.is_near {
             return;
         }
-        let block = self.paged.clock.numbered(self.look);
+        let block = self.paged.clock.block(self.look);
         self.look = (self.look + 1) % self.paged.clock.blocks();
         if !self.between[number(block)] {
             self.look_at(block);
@@ -303,7 +303,7 @@ fn much_leaves_by_age_with_fewer_misses_where_neighbours_are_used_together_and_a
         let name = format!("runs of {run}, others before: {before}, looked at before: {is_near}");
         eprintln!("{name}: by the clock {clock:.1?}, by age {age:.1?}");
         for ((clock, age), most) in clock.into_iter().zip(age).zip(most) {
-            if age > clock * most {
+            if clock <= 0.0 || age > clock * most {
                 bad.push(format!("{name}: {age:.1} of {clock:.1}, {most} wanted"));
             }
         }
@@ -348,7 +348,7 @@ fn where_blocks_are_used_in_part_what_was_left_alone_for_two_looks_goes_first() 
         let skewed = [0.85, 0.9, 0.95, 1.2, 1.1, 1.05];
         let most = if s > 0.9 { skewed } else { [1.02; 6] };
         for ((clock, age), most) in clock.into_iter().zip(age).zip(most) {
-            if age > clock * most {
+            if clock <= 0.0 || age > clock * most {
                 bad.push(format!("Zipf {s}: {age:.0} of {clock:.0}, {most} wanted"));
             }
         }

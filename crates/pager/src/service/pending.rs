@@ -207,6 +207,85 @@ mod tests {
     }
 
     #[test]
+    fn why_faults_wait_and_where_is_told_of_each() {
+        let mut pending = Pending::default();
+        let told =
+            |p: &Pending| (p.faults(), p.is_blocked(), p.is_brief(), p.is_starved(), p.refused());
+        assert_eq!(told(&pending), (0, false, false, false, vec![]));
+        pending.keep_fault(Ppn(7), Access::Protected, Wait::Kernel);
+        assert_eq!(told(&pending), (1, false, false, false, vec![]));
+        pending.keep_fault(Ppn(3), Access::Missing, Wait::Blocked);
+        assert_eq!(told(&pending), (2, true, false, true, vec![]));
+        pending.keep_fault(Ppn(5), Access::Missing, Wait::Discard);
+        assert_eq!(told(&pending), (3, true, true, true, vec![Ppn(5)]));
+        assert!(pending.drop_fault(Ppn(5)).is_some() && pending.drop_fault(Ppn(5)).is_none());
+        pending.keep_fault(Ppn(3), Access::Missing, Wait::Busy);
+        assert_eq!(told(&pending), (2, false, true, false, vec![]));
+        assert_eq!(pending.waiting(), [Ppn(3), Ppn(7)]);
+        assert_eq!(pending.faults_within(Ppn(3), 4), [Ppn(3)]);
+        assert_eq!(pending.faults_within(Ppn(4), 4), [Ppn(7)]);
+        assert_eq!(pending.faults_within(Ppn(0), u64::MAX), [Ppn(3), Ppn(7)]);
+        assert!(!pending.is_empty());
+        // One that waits for a discard is brief whatever faults do.
+        let mut pending = Pending::default();
+        pending.keep_discards(vec![(Ppn(1), 1), (Ppn(3), 2)], Departures::new().mark());
+        assert_eq!((pending.discards(), pending.is_brief(), pending.is_empty()), (2, true, false));
+    }
+
+    #[test]
+    fn of_two_faults_on_a_page_it_is_what_covers_both_and_since_when_it_waits_so() {
+        let mut pending = Pending::default();
+        let mut keep = |access, why| {
+            pending.keep_fault(Ppn(1), access, why);
+            pending.fault(Ppn(1)).unwrap()
+        };
+        let first = keep(Access::Protected, Wait::Memory);
+        let pause = || std::thread::sleep(Duration::from_millis(1));
+        pause();
+        let second = keep(Access::Missing, Wait::Blocked);
+        assert_eq!((second.access, second.since), (Access::Missing, first.since));
+        assert_eq!(second.so_since, first.so_since, "for memory still");
+        let third = keep(Access::Protected, Wait::Busy);
+        assert_eq!((third.access, third.since), (Access::Missing, first.since));
+        assert!(third.so_since > first.so_since, "for something else now");
+        pause();
+        assert_eq!(keep(Access::Protected, Wait::Kernel).so_since, third.so_since);
+        let mut last = |accesses: [Access; 2]| {
+            for access in accesses {
+                pending.keep_fault(Ppn(2), access, Wait::Memory);
+            }
+            pending.drop_fault(Ppn(2)).unwrap().access
+        };
+        assert_eq!(last([Access::Protected, Access::Reading]), Access::Reading);
+        assert_eq!(last([Access::Reading, Access::Protected]), Access::Reading);
+        assert_eq!(last([Access::Reading, Access::Missing]), Access::Missing);
+        // Whoever waits for anything but memory is told once it has for long enough.
+        let overdue = |pending: &Pending, before| pending.overdue(before).count();
+        let moment = Duration::from_nanos(1);
+        assert_eq!(overdue(&pending, third.so_since), 1);
+        assert_eq!(overdue(&pending, third.so_since.checked_sub(moment).unwrap()), 0);
+        pending.keep_fault(Ppn(1), Access::Missing, Wait::Memory);
+        assert_eq!(overdue(&pending, Instant::now()), 0);
+    }
+
+    #[test]
+    fn what_was_at_home_is_looked_at_again_when_it_may_have_been_punched() {
+        let mut pending = Pending::default();
+        pending.look_again(vec![(Ppn(4), 2), (Ppn(9), 1)]);
+        assert!(!pending.is_empty() && !pending.is_brief());
+        pending.look_again(vec![(Ppn(20), 3)]);
+        let later = Instant::now() + Duration::from_secs(3600);
+        pending.unpunched[2].2 = later;
+        std::thread::sleep(PUNCH_TIME);
+        assert_eq!(pending.take_due(), [(Ppn(4), 2), (Ppn(9), 1)]);
+        assert_eq!(pending.take_due(), []);
+        // It is given time.
+        let begun = Instant::now();
+        pending.look_again(vec![(Ppn(30), 1)]);
+        assert!(pending.unpunched.len() == 2 && pending.unpunched[1].2 >= begun + PUNCH_TIME);
+    }
+
+    #[test]
     fn two_faults_on_a_page_are_one_and_missing_wins() {
         let mut pending = Pending::default();
         pending.keep_fault(Ppn(1), Access::Missing, Wait::Busy);

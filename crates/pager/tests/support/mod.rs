@@ -570,6 +570,17 @@ impl Double {
         world.calls = 0;
         world.fail = vec![(call, error)];
     }
+    /// Whether what `fail_at` said last came to be.
+    pub fn has_failed(&self) -> bool {
+        self.world().fail.is_empty()
+    }
+    /// Whether what `be_silent` or `fail_watching` said last did.
+    pub fn has_been_silent(&self) -> bool {
+        self.world().unanswered.is_none()
+    }
+    pub fn has_left_unwatched(&self) -> bool {
+        self.world().unwatched_from.is_none()
+    }
     /// Beside what `fail_at` said last.
     pub fn fail_also_at(&self, call: u64, error: MemError) {
         self.world().fail.push((call, error));

@@ -46,11 +46,14 @@ struct Page {
     last: Content,
     /// It was given up since: zeros, or what it had, or what it had when it was last shared.
     void: bool,
+    /// Of what may be shared, all that it ever had: a bit for each kind. Not what only other pages had.
+    kinds: u32,
 }
 
 impl Page {
     fn may_be(self, page: &[u64]) -> bool {
-        let others = || (0..KINDS).map(Content::Kind).any(|kind| kind.is(page));
+        let had = (0..KINDS).filter(|kind| self.kinds >> kind & 1 == 1);
+        let others = || had.map(Content::Kind).any(|kind| kind.is(page));
         self.last.is(page) || self.void && (Content::Zeros.is(page) || others())
     }
 }
@@ -59,7 +62,7 @@ impl Page {
 pub fn run(guest: &Guest, thread: u64, seed: u64) {
     let mut random = Random(seed.wrapping_mul(2 * thread + 0x9e37_79b9) | 1);
     let own = guest.pages / THREADS;
-    let mut pages = vec![Page { last: Content::Zeros, void: false }; own as usize];
+    let mut pages = vec![Page { last: Content::Zeros, void: false, kinds: 0 }; own as usize];
     let zeros = std::fs::File::open("/dev/zero").unwrap();
     let mut next = seed.rotate_left(32) ^ thread << 56;
     let verify = |at: u64, page: Page| {
@@ -80,7 +83,10 @@ pub fn run(guest: &Guest, thread: u64, seed: u64) {
         verify(at, *page);
         let mut write = |content: Content| {
             guest.write_page(ppn, |i| content.word(i));
-            *page = Page { last: content, void: false };
+            (page.last, page.void) = (content, false);
+            if let Content::Kind(kind) = content {
+                page.kinds |= 1 << kind;
+            }
         };
         next = next.wrapping_add(1);
         match random.below(100) {
@@ -101,7 +107,7 @@ pub fn run(guest: &Guest, thread: u64, seed: u64) {
                     eprintln!("ppn {ppn}: read: {}", std::io::Error::last_os_error());
                     guest.board.add(Cell::Errors, 1);
                 }
-                *page = Page { last: Content::Zeros, void: false };
+                (page.last, page.void) = (Content::Zeros, false);
             }
             91..96 => {
                 discard(guest, ppn);
