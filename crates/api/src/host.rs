@@ -225,13 +225,13 @@ pub struct HostChange {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tax: Option<f64>,
     /// Take back the rate that was set: what is configured counts again. Not with `tax`.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "crate::is_false")]
     pub no_tax: bool,
     /// New budget in bytes. Refused below what is promised to running VMs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub budget: Option<u64>,
     /// Take back the budget that was set: what is configured counts again. Not with `budget`.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "crate::is_false")]
     pub no_budget: bool,
 }
 
@@ -244,14 +244,10 @@ pub struct ShutdownRequest {
     #[serde(default)]
     pub stop_vms: bool,
     /// Leave the VMs to the manager that asks, which takes them over at once. Not with `stop_vms`.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "crate::is_false")]
     pub leave_vms: bool,
     /// With `leave_vms`: milliseconds since the host's boot (CLOCK_BOOTTIME) from which on nobody waits
     /// for this any more, and it must not be done.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub before_ms: Option<u64>,
-}
-
-fn is_false(b: &bool) -> bool {
-    !b
 }

@@ -67,3 +67,8 @@ pub use vm::{
 
 /// Where `ballastd` listens unless told otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/ballast/api.sock";
+
+/// For `serde(skip_serializing_if)`.
+fn is_false(b: &bool) -> bool {
+    !b
+}

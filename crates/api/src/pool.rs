@@ -50,7 +50,7 @@ pub struct PoolChange {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max: Option<u64>,
     /// Take the limit away. Not with `max`.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "crate::is_false")]
     pub no_max: bool,
     /// Whether its VMs may be promised more than its min.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -59,12 +59,8 @@ pub struct PoolChange {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tax: Option<f64>,
     /// Take its own tax rate away. Not with `tax`.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "crate::is_false")]
     pub no_tax: bool,
-}
-
-fn is_false(b: &bool) -> bool {
-    !b
 }
 
 /// What a new reading of the configuration brought.

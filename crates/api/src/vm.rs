@@ -192,18 +192,14 @@ pub struct VmChange {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub salt: Option<Salt>,
     /// Take the salt away: pages are shared inside the VM alone. Not with `salt`.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "crate::is_false")]
     pub no_salt: bool,
     /// Move the VM into this resource pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
     /// Take it out of its pool: a child of the host. Not with `pool`.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "crate::is_false")]
     pub no_pool: bool,
-}
-
-fn is_false(b: &bool) -> bool {
-    !b
 }
 
 fn is_zero(n: &u64) -> bool {

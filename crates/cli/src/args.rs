@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use ballast_api::Salt;
+use ballast_api::{JournalQuery, Salt};
 use ballast_units::Bytes;
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 
@@ -507,8 +507,8 @@ pub struct JournalArgs {
     #[arg(long, value_name = "TIME", value_parser = moment::parse, allow_hyphen_values = true)]
     pub until: Option<u64>,
     /// The newest so many.
-    #[arg(long, value_name = "N", default_value_t = 20,
-        value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    #[arg(long, value_name = "N", default_value_t = JournalQuery::DEFAULT_LIMIT,
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(JournalQuery::MOST)))]
     pub limit: u32,
     /// Turns that changed nothing, too.
     #[arg(long)]

@@ -46,11 +46,11 @@ fn guests_outlive_a_restart_of_it() {
 #[test]
 fn it_writes_where_ballastd_does_by_default() {
     let unit = unit();
-    let config = files::read(&files::root().join("crates/manager/src/config.rs"));
+    let layout = files::read(&files::root().join("crates/api/src/layout.rs"));
     let writable = values(&unit, "ReadWritePaths");
     assert_eq!(writable, ["/run/ballast", "/var/lib/ballast"]);
     for folder in ["\"/run/ballast\"", "\"/var/lib/ballast/swap\""] {
-        assert!(config.contains(folder), "{folder} is no default any more");
+        assert!(layout.contains(folder), "{folder} is no default any more");
     }
 }
 

@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use ballast_api::{JournalPage, TurnView, Why};
 use ballast_policy::{Decision, Reason, State};
+use std::time::Duration;
+
 use ballast_units::VmId;
 
 use crate::changes::{Told, changes};
@@ -229,8 +231,7 @@ pub fn under_way(aim: &UnderWay, name: &str) -> String {
 fn seconds(ms: u64) -> String {
     match ms {
         0..60_000 => format!("{:.1} s", ms as f64 / 1e3),
-        60_000..3_600_000 => format!("{}m{:02}s", ms / 60_000, ms / 1000 % 60),
-        _ => format!("{}h{:02}m", ms / 3_600_000, ms / 60_000 % 60),
+        _ => ballast_units::age(Duration::from_millis(ms)),
     }
 }
 

@@ -53,7 +53,7 @@ pub struct Story {
 }
 
 impl Story {
-    /// Checks passed by one workload.
+    /// Tests: checks passed by one workload.
     pub fn checks_of(&self, work: &str) -> u64 {
         self.by_work.get(work).copied().unwrap_or(0)
     }

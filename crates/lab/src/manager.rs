@@ -257,9 +257,8 @@ impl Manager {
 
     /// It leaves its VMs to the next one, which must come at once, and ends.
     pub async fn leave(&mut self) -> Result<()> {
-        let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-        let until = now.tv_sec as u64 * 1000 + START_LIMIT.as_millis() as u64;
-        self.client.leave(until).await.context("asking ballastd to leave")?;
+        let until = ballast_qemu::process::since_boot() + START_LIMIT;
+        self.client.leave(until.as_millis() as u64).await.context("asking ballastd to leave")?;
         let mut child = self.child.take().context("ballastd was not started")?;
         let status = wait_for_end(&mut child, START_LIMIT).inspect_err(|_| {
             let _ = child.kill();

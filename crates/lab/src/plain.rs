@@ -11,6 +11,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use ballast_qemu::proc_text::kilobytes;
 use ballast_units::Bytes;
 use serde_json::Value;
 
@@ -157,7 +158,7 @@ impl PlainVm {
         }
     }
 
-    /// Presses the guest's power button.
+    /// Tests: presses the guest's power button.
     pub fn power_down(&self) -> Result<()> {
         self.command("system_powerdown")
     }
@@ -239,18 +240,15 @@ pub fn held(pid: u32, size: Bytes) -> Result<Held> {
 }
 
 fn held_by(smaps: &str, size: Bytes) -> Option<Held> {
-    let kib = |line: &str, name: &str| -> Option<u64> {
-        line.strip_prefix(name)?.trim().strip_suffix(" kB")?.parse().ok()
-    };
     let (mut found, mut held, mut here) = (false, Held::default(), false);
     for line in smaps.lines() {
-        if let Some(mapped) = kib(line, "Size:") {
-            here = mapped << 10 == size.0;
+        if let Some(mapped) = kilobytes(line, "Size") {
+            here = mapped == size;
             found |= here;
-        } else if let Some(rss) = kib(line, "Rss:").filter(|_| here) {
-            held.ram += Bytes(rss << 10);
-        } else if let Some(swapped) = kib(line, "Swap:").filter(|_| !here) {
-            held.own_swapped += Bytes(swapped << 10);
+        } else if let Some(rss) = kilobytes(line, "Rss").filter(|_| here) {
+            held.ram += rss;
+        } else if let Some(swapped) = kilobytes(line, "Swap").filter(|_| !here) {
+            held.own_swapped += swapped;
         }
     }
     found.then_some(held)

@@ -11,6 +11,7 @@ use ballast_qemu::{AccelChoice, Monitor, ProcessHandle, Qmp, listener_pid, maps_
 use ballast_units::{Bytes, Pages, VM_NAME_RULE, good_vm_name};
 
 use crate::lifecycle::{LARGEST, built_at};
+use crate::limits;
 use crate::manager::{Failure, Manager, Pledge};
 use crate::records::Record;
 use crate::sync::lock;
@@ -213,9 +214,7 @@ fn check_spec(spec: &AttachSpec) -> Result<(), Failure> {
     if let Some(tax) = spec.tax {
         TaxRate::new(tax).map_err(|e| Failure::bad(format!("tax: {e}")))?;
     }
-    if spec.shares == Some(0) {
-        return Err(Failure::bad("shares: 0 is not at least 1"));
-    }
+    spec.shares.map(limits::shares).transpose().map_err(|w| Failure::bad(limits::line(w)))?;
     if spec.min > LARGEST.0 {
         return Err(Failure::bad(format!("min: is above {LARGEST}")));
     }

@@ -15,10 +15,10 @@ use ballast_pager::host::Host;
 use ballast_pager::mappings::{Change, RemapError, Remapper, Target, View, ZERO_RUN};
 use ballast_pager::pmap::{Pmap, PmapError};
 use ballast_pager::service::PagedVm;
+use ballast_pager::sharing::Domain;
 use ballast_pager::sharing::control::{Control, Settings};
 use ballast_pager::sharing::limit::Limits;
 use ballast_pager::sharing::order::Order;
-use ballast_pager::sharing::{Domain, DomainStats};
 use ballast_pager::word::{State, Word};
 use ballast_sharing::{Hasher, StorePage};
 use ballast_shim_proto::{Batch, Connection, ConnectionError, Hello, MAX_OPS, Message, Op, OpKind};
@@ -336,17 +336,13 @@ impl Commons {
         });
     }
 
-    /// Of all domains, summed.
-    pub fn stats(&self) -> DomainStats {
-        let mut sum = DomainStats::default();
-        for domain in lock(&self.domains).values() {
-            let stats = domain.stats();
-            sum.shared += stats.shared;
-            sum.common += stats.common;
-            sum.hints += stats.hints;
-            sum.metadata += stats.metadata;
-        }
-        sum
+    /// Common pages of all domains, and the memory that their tables take.
+    pub fn common_and_metadata(&self) -> (Pages, Bytes) {
+        let domains = lock(&self.domains);
+        domains.values().map(|domain| domain.stats()).fold(Default::default(), |sum, stats| {
+            let (common, metadata): (Pages, Bytes) = sum;
+            (common + stats.common, metadata + stats.metadata)
+        })
     }
 
     /// Whether this is one of its files, by device and inode.

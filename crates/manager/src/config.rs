@@ -598,7 +598,7 @@ fn check_mins(pools: &[PoolRule], capacity: Pages) -> Result<(), (String, String
 }
 
 fn run_dir(named: Option<PathBuf>) -> Result<PathBuf, Wrong> {
-    absolute("run_dir", named.unwrap_or_else(|| "/run/ballast".into()))
+    absolute("run_dir", named.unwrap_or_else(|| layout::RUN_DIR.into()))
 }
 
 /// Of the API: in the run folder, if none is named.
@@ -632,7 +632,7 @@ fn swap_places(
         }
         None if !swap.is_empty() => None,
         Some(dir) => Some(absolute("swap_dir", dir)?),
-        None if run_dir == Path::new("/run/ballast") => Some("/var/lib/ballast/swap".into()),
+        None if run_dir == Path::new(layout::RUN_DIR) => Some(layout::SERVICE_SWAP.into()),
         // VMs of a former manager may wait for this one, wherever they swap to.
         None if ![layout::SWAP, layout::VMS].iter().any(|dir| run_dir.join(dir).exists())
             && is_in_memory(run_dir) =>

@@ -13,7 +13,7 @@ use ballast_units::Bytes;
 use serde::Deserialize;
 use tokio::sync::Semaphore;
 
-use crate::layout::{JOURNAL, SERVICE_JOURNAL};
+use crate::layout::{JOURNAL, RUN_DIR, SERVICE_JOURNAL};
 use crate::limits::Wrong;
 use crate::manager::{Failure, Manager};
 
@@ -46,7 +46,7 @@ pub fn check(table: &Table, run_dir: &Path) -> Result<Option<Settings>, Wrong> {
     let folder = match &table.folder {
         Some(folder) => std::path::absolute(folder)
             .map_err(|e| ("journal.folder", format!("{}: {e}", folder.display())))?,
-        None if run_dir == Path::new("/run/ballast") => SERVICE_JOURNAL.into(),
+        None if run_dir == Path::new(RUN_DIR) => SERVICE_JOURNAL.into(),
         None => run_dir.join(JOURNAL),
     };
     Ok((table.enabled != Some(false)).then_some(Settings { folder, limit }))

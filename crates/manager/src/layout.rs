@@ -22,7 +22,9 @@
 //!
 //! A file that is being written has `.new` behind its name, and gets it when it is whole.
 
-pub use ballast_api::layout::{API_SOCKET, JOURNAL, LOCK, RECORD, SERVICE_JOURNAL, VMS};
+pub use ballast_api::layout::{
+    API_SOCKET, JOURNAL, LOCK, RECORD, RUN_DIR, SERVICE_JOURNAL, SERVICE_SWAP, VMS,
+};
 
 /// The version of what has none of its own.
 pub const FORMAT: &str = "format";

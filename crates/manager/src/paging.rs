@@ -38,6 +38,9 @@ use crate::swap;
 use crate::sync::lock;
 use crate::upgrade::since_boot_ms;
 
+// What a shim may announce can be paged, and the other way round.
+const _: () = assert!(ballast_pager::guest_ram::MAX_PARTS == ballast_shim_proto::MAX_PARTS);
+
 /// How long a shim may take for one step of the handshake.
 const STEP: Duration = Duration::from_secs(10);
 /// After a handshake that led to nothing: nobody fills the log faster than this.

@@ -222,13 +222,16 @@ fn differences(old: &Config, new: &Config, set: &HostSet, pools: &Pools) -> Vec<
     tell(old.adopt_max != new.adopt_max, "adopt.max".into());
     tell(
         old.fault_around != new.fault_around,
-        "pager.fault_around, for VMs started from now on".into(),
+        "pager.fault_around, for VMs started or taken over from now on".into(),
     );
     tell(
         old.large_pages_from != new.large_pages_from,
         "pager.large_pages_from, for VMs started from now on".into(),
     );
-    tell(old.compression != new.compression, "compression, for VMs started from now on".into());
+    tell(
+        old.compression != new.compression,
+        "compression, for VMs started or taken over from now on".into(),
+    );
     told.extend(pools.differences(&old.pools, &new.pools));
     // Also those that no VM falls under yet: of VMs that do, what they get is told as well.
     if old.vms != new.vms {

@@ -61,8 +61,7 @@ pub async fn lock(config: &Config, take_over: Option<Duration>) -> anyhow::Resul
 
 /// Milliseconds since the host's boot: the same for all processes of a host.
 pub fn since_boot_ms() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-    now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
+    ballast_qemu::process::since_boot().as_millis() as u64
 }
 
 async fn wait_for_lock(run_dir: &Path, at_most: Duration) -> anyhow::Result<Option<File>> {

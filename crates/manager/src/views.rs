@@ -387,13 +387,13 @@ fn host_sharing(manager: &Manager, vms: &[Arc<Vm>], totals: &Totals) -> HostShar
     let each: Vec<VmSharing> =
         vms.iter().filter_map(|vm| vm.paged().as_ref().map(|p| sharing(manager, vm, p))).collect();
     let sum = |f: &dyn Fn(&VmSharing) -> u64| each.iter().map(f).sum::<u64>();
-    let stats = manager.commons.stats();
+    let (common, metadata) = manager.commons.common_and_metadata();
     let [breaks_per_s, scan_rate, cores] = manager.share_rates.get();
     HostSharing {
         enabled: manager.config().sharing.enabled,
         shared: sum(&|s| s.shared),
-        common: bytes(stats.common),
-        saved: sum(&|s| s.shared).saturating_sub(bytes(stats.common)),
+        common: bytes(common),
+        saved: sum(&|s| s.shared).saturating_sub(bytes(common)),
         zero_dropped: totals.host.zero_dropped,
         broken: sum(&|s| s.broken),
         breaks: totals.breaks,
@@ -403,7 +403,7 @@ fn host_sharing(manager: &Manager, vms: &[Arc<Vm>], totals: &Totals) -> HostShar
         scan_rate,
         cpu_s: manager.commons.control.cpu().as_secs_f64(),
         cpu_percent: cores * 100.0,
-        metadata: stats.metadata.0,
+        metadata: metadata.0,
         mappings: sum(&|s| s.mappings),
     }
 }

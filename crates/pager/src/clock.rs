@@ -90,18 +90,14 @@ impl Clock {
         self.block(number)
     }
 
-    /// The block of a number below that of all.
-    pub fn numbered(&self, number: u64) -> Block {
-        self.block(number)
-    }
-
     /// Nothing is watched: the back hand is where the front hand is.
     pub fn forget(&mut self) {
         self.back = self.front.clone();
         self.between = 0;
     }
 
-    fn block(&self, number: u64) -> Block {
+    /// The block of a number below that of all.
+    pub fn block(&self, number: u64) -> Block {
         let first = number * BLOCK;
         Block { first: Ppn(first), n: BLOCK.min(self.pages - first) }
     }

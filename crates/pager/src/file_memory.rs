@@ -29,7 +29,8 @@ pub(crate) fn free(file: impl AsFd, at: u64, len: u64) -> rustix::io::Result<()>
 /// # Errors
 /// Of the file system.
 pub fn is_in_memory(file: impl AsFd) -> rustix::io::Result<bool> {
-    const TMPFS: u64 = 0x0102_1994;
+    const TMPFS: u64 = libc::TMPFS_MAGIC as u64;
+    // libc does not have it.
     const RAMFS: u64 = 0x8584_58f6;
     let kind = rustix::fs::fstatfs(file)?.f_type;
     // As wide as a word of the machine, and of whatever sign.

@@ -17,9 +17,9 @@ use std::time::Duration;
 
 use ballast_compress::{Occupancy, Returns};
 
-/// A return costs this beside the time it takes to find the page's contents: the guest's fault, and the
-/// eviction of another page. Nanoseconds (ADR 26).
-const FAULT_NS: f64 = 50e3;
+/// What a fault costs beside the time it takes to find the page's contents, nanoseconds: its guest's waiting, the threads
+/// that serve it, and the eviction of another page (ADR 11). Beside `tools.refault`, which counts no waiting.
+pub(crate) const FAULT_NS: u64 = 50_000;
 /// What a page in swap is presumed to cost before one came back: a disk that turns.
 const SWAP_NS: f64 = 5e6;
 /// So many returns from the two ends say something.
@@ -98,8 +98,8 @@ impl Worth {
         let swap =
             each(grown(seen.swap_in_ns, last.swap_in_ns), grown(seen.swap_ins, last.swap_ins));
         self.swap_ns = swap.or(self.swap_ns);
-        let tier = FAULT_NS + tier.unwrap_or(0.0);
-        let swap = FAULT_NS + self.swap_ns.unwrap_or(SWAP_NS);
+        let tier = FAULT_NS as f64 + tier.unwrap_or(0.0);
+        let swap = FAULT_NS as f64 + self.swap_ns.unwrap_or(SWAP_NS);
         let packed = each(seen.occupancy.pages as f64, seen.occupancy.frames as f64).unwrap_or(2.0);
         let of = |returns: f64, slots: u64| returns / slots.max(1) as f64;
         let smaller = of(young, seen.returns.young) * tier;
@@ -271,11 +271,11 @@ mod tests {
                 owners.remove(&place);
                 seen.decompressed += 1;
                 seen.decompress_ns += TIER_NS;
-                cost = FAULT_NS as u64 + TIER_NS;
+                cost = FAULT_NS + TIER_NS;
             } else if last.is_some() {
                 seen.swap_ins += 1;
                 seen.swap_in_ns += swap_ns;
-                cost = FAULT_NS as u64 + swap_ns;
+                cost = FAULT_NS + swap_ns;
             }
             home.insert(now, page);
             while home.len() as u64 + frames.occupancy().frames > room {

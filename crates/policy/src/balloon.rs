@@ -498,8 +498,8 @@ impl BalloonControl {
 
 /// Weight of the newest look in the measured rate.
 const RATE_GAIN: f64 = 0.25;
-/// A turn that comes late must not bring a burst.
-const MAX_PACE: Duration = Duration::from_secs(2);
+/// A turn that comes late must not bring a burst, of balloons or of what is unplugged.
+pub(crate) const MAX_PACE: Duration = Duration::from_secs(2);
 /// More are not kept; of a window that has more turns, those that follow one another closely count as one.
 const MAX_MOMENTS: usize = 1_024;
 /// In how many parts a window is kept then.

@@ -17,7 +17,8 @@ use std::time::Duration;
 use ballast_units::Pages;
 
 use crate::balloon::{
-    BalloonConfig, BalloonControl, BalloonInput, BalloonOutput, Health, per_pace, remember,
+    BalloonConfig, BalloonControl, BalloonInput, BalloonOutput, Health, MAX_PACE, per_pace,
+    remember,
 };
 
 /// What is known of the guest's memory now.
@@ -85,8 +86,6 @@ const REST: u32 = 6;
 pub const BLOCK: Pages = Pages(512);
 /// A guest that cannot split a block of its own further has done what it could: Linux's are of 4 MiB.
 const SLACK: Pages = Pages(1024);
-/// A turn that comes late must not bring a burst.
-const MAX_PACE: Duration = Duration::from_secs(2);
 /// A balloon that stands still is asked for so much more than it holds, so that it is seen when it moves again.
 const PROBE: Pages = Pages(512);
 

@@ -36,7 +36,7 @@ pub fn cpu_time(pid: u32) -> Option<Duration> {
 
 /// When it was started, since the host's boot; steps of 10 ms.
 pub fn started(pid: u32) -> Option<Duration> {
-    process_started(pid).ok().flatten().map(|ticks| Duration::from_millis(ticks.saturating_mul(10)))
+    process_started(pid).ok().flatten().map(ticks)
 }
 
 /// What has passed since the host's boot, its sleep included.

@@ -61,7 +61,7 @@ fn is_memory(fd: &OwnedFd) -> bool {
     rustix::fs::fcntl_get_seals(fd).is_ok()
 }
 
-/// What has a path is shown with it, and a path begins with a slash: no file is taken for one.
+/// What has a path is shown with it, and a path begins with a slash: no file is taken for one. As `ballast_uffd::is_link`.
 fn is_userfaultfd(fd: &OwnedFd) -> bool {
     link(fd).is_some_and(|link| link == b"anon_inode:[userfaultfd]")
 }

@@ -188,7 +188,7 @@ impl Scenario {
         Scenario { settings: Arc::new(settings), ..self.clone() }
     }
 
-    /// The same scenario with another order of the tools.
+    /// Tests: the same scenario with another order of the tools.
     #[must_use]
     pub fn ordered(&self, tools: ToolOrder) -> Scenario {
         let settings = Settings { tools, ..(*self.settings).clone() };

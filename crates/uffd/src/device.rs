@@ -11,6 +11,12 @@ use crate::{Uffd, abi};
 /// Whoever may open it may create userfaultfds that handle kernel-mode faults too (6.1).
 pub const DEVICE_PATH: &str = "/dev/userfaultfd";
 
+/// Whether a link in /proc/PID/fd is that of a userfaultfd: what has a path begins with a slash, so no file is taken for
+/// one. `ballast_shim_proto`, which may not depend on this, goes by the same.
+pub fn is_link(link: &[u8]) -> bool {
+    link == b"anon_inode:[userfaultfd]"
+}
+
 impl Uffd {
     /// A new userfaultfd of the calling process from an open /dev/userfaultfd, which may have been
     /// opened by, and received from, a process with more rights.
@@ -54,7 +60,7 @@ impl Uffd {
     /// `InvalidInput`: it is not a userfaultfd.
     pub fn from_fd(fd: OwnedFd) -> io::Result<Uffd> {
         let link = rustix::fs::readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()), Vec::new())?;
-        if link.to_bytes() != b"anon_inode:[userfaultfd]" {
+        if !is_link(link.to_bytes()) {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
                 format!("expected a userfaultfd, got {}", link.to_string_lossy()),

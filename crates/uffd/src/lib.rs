@@ -27,7 +27,7 @@ mod flags;
 mod ops;
 pub mod procmap;
 
-pub use device::DEVICE_PATH;
+pub use device::{DEVICE_PATH, is_link};
 pub use error::{HandshakeError, UffdError};
 pub use event::Event;
 pub use flags::{Features, Ioctls, Modes};

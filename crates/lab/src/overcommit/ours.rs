@@ -187,7 +187,7 @@ fn faults_that_wait(pid: u32) -> Vec<String> {
     let files = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
     let waits = files.filter_map(|file| {
         let what = std::fs::read_link(file.path()).ok()?;
-        what.to_string_lossy().contains("[userfaultfd]").then_some(())?;
+        ballast_uffd::is_link(what.as_os_str().as_encoded_bytes()).then_some(())?;
         let number = file.file_name().into_string().ok()?;
         let told = std::fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}")).ok()?;
         let counts = told.lines().filter(|l| l.starts_with("pending") || l.starts_with("total"));

@@ -31,7 +31,7 @@ pub(super) struct PoolTable {
     tax: Option<f64>,
 }
 
-/// A size, or a part of the VM's.
+/// A size, or a part of the VM's. Scenarios say the same, within other bounds (`crates/sim/src/amount.rs`).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Amount {
     /// As large as that, whatever the VM's size.

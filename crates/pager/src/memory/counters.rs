@@ -7,7 +7,7 @@ use crate::sync::{AtomicU64, Ordering};
 pub struct Counters {
     /// Faults served.
     pub faults: AtomicU64,
-    /// Of these, by threads beside the fault thread.
+    /// Tests: of these, by threads beside the fault thread.
     pub helped: AtomicU64,
     /// Pages of zeros that came beside one that was touched, or ahead of it: no fault tells of them.
     pub unasked: AtomicU64,
@@ -42,7 +42,7 @@ pub struct Counters {
     pub brought: AtomicU64,
     /// Pages that left their homes by eviction.
     pub evicted: AtomicU64,
-    /// Of those, pages that had come back after long, and were not accessed again.
+    /// Tests: of those, pages that had come back after long, and were not accessed again.
     pub failed_probation: AtomicU64,
     /// Nanoseconds in which there were pages to be evicted.
     pub evict_ns: AtomicU64,
@@ -71,15 +71,13 @@ pub struct Counters {
     pub unwritten_faults: AtomicU64,
     /// Pages that entered the store.
     pub shares: AtomicU64,
-    /// Shared and broken pages that went home again.
+    /// Tests: shared and broken pages that went home again.
     pub homed: AtomicU64,
     /// Pages that were hashed to find others like them.
     pub scanned: AtomicU64,
-    /// Pages whose contents were found to have a hash that another page has, and differ.
-    pub false_matches: AtomicU64,
     /// Runs of pages that were mapped elsewhere.
     pub remaps: AtomicU64,
-    /// Nanoseconds that this took, summed: so long the VMM's mappings were not to be had.
+    /// Nanoseconds that this took, summed: so long the VMM's mappings were not to be had. Not among the values.
     pub remap_ns: AtomicU64,
     /// CPU time of the VM's share thread in nanoseconds.
     pub share_cpu_ns: AtomicU64,
@@ -129,9 +127,7 @@ impl Counters {
             shares: get(&self.shares),
             homed: get(&self.homed),
             scanned: get(&self.scanned),
-            false_matches: get(&self.false_matches),
             remaps: get(&self.remaps),
-            remap_ns: get(&self.remap_ns),
             share_cpu_ns: get(&self.share_cpu_ns),
             passes: get(&self.passes),
         }
@@ -176,9 +172,7 @@ pub struct CounterValues {
     pub shares: u64,
     pub homed: u64,
     pub scanned: u64,
-    pub false_matches: u64,
     pub remaps: u64,
-    pub remap_ns: u64,
     pub share_cpu_ns: u64,
     pub passes: u64,
 }

@@ -26,12 +26,6 @@ pub struct Examined {
     pub zero: u64,
     /// Pages that went into the store, those of other VMs included.
     pub shared: u64,
-    /// Hints that were of other contents by then.
-    pub stale: u64,
-    /// Contents different under one hash.
-    pub false_matches: u64,
-    /// Pages found as they were the last time.
-    pub unchanged: u64,
     /// Pages that were not read: they were not written since they were last looked at.
     pub passed: u64,
     /// Pages that were left alone: of a large one, while memory is plentiful.
@@ -43,9 +37,6 @@ impl std::ops::AddAssign for Examined {
         self.scanned += other.scanned;
         self.zero += other.zero;
         self.shared += other.shared;
-        self.stale += other.stale;
-        self.false_matches += other.false_matches;
-        self.unchanged += other.unchanged;
         self.passed += other.passed;
         self.large += other.large;
     }
@@ -96,7 +87,6 @@ struct Sorted<B: Backend> {
     pairs: Vec<Pair<B>>,
     /// To be passed over until they are written, by their hashes; in rising order.
     marked: Vec<(Ppn, PageHash)>,
-    unchanged: u64,
 }
 
 impl Examiner {
@@ -227,8 +217,7 @@ impl Examiner {
         marking: Marking,
         done: &mut Examined,
     ) -> Result<(), MemError> {
-        let mut sorted =
-            Sorted { joins: Vec::new(), pairs: Vec::new(), marked: Vec::new(), unchanged: 0 };
+        let mut sorted = Sorted { joins: Vec::new(), pairs: Vec::new(), marked: Vec::new() };
         self.sort(memory, member, hashed, marking, &mut sorted);
         let pairs = std::mem::take(&mut sorted.pairs);
         let mut result = match self.pair_up(memory, member, pairs, &mut sorted.joins, done) {
@@ -247,7 +236,6 @@ impl Examiner {
         if result == Err(MemError::Crash) {
             return result;
         }
-        done.unchanged += sorted.unchanged;
         // References are held for these: they are used or released, whatever happened before.
         sorted.joins.sort_by_key(|j| j.0.ppn);
         result = result.and(self.enter(memory, member, &sorted.joins, done));
@@ -277,7 +265,6 @@ impl Examiner {
                 }
                 Known::Seen(other, seen) => into.pairs.push(Pair { ppn, hash, other, seen }),
                 Known::New { unchanged } => {
-                    into.unchanged += u64::from(unchanged);
                     let mark = match marking {
                         Marking::None | Marking::Off => false,
                         Marking::Unchanged => unchanged,
@@ -359,7 +346,7 @@ impl Examiner {
         if !owner.backend().can_remap() {
             return Ok(published);
         }
-        let fresh = self.still_as_seen(owner, its, wanted, done)?;
+        let fresh = self.still_as_seen(owner, its, wanted)?;
         let mut at = 0;
         while at < fresh.len() {
             // Pages that are claimed at one time are as many as can be read with one call: who writes to one waits.
@@ -408,7 +395,6 @@ impl Examiner {
         owner: &Memory<B>,
         its: &Membership<B>,
         wanted: &[(Ppn, PageHash)],
-        done: &mut Examined,
     ) -> Result<Vec<(usize, Ppn, PageHash)>, MemError> {
         let may = owner.may_move() && !owner.is_leaving();
         let is_at_home = |i: &usize| {
@@ -425,7 +411,6 @@ impl Examiner {
             }
         }
         for (&(ppn, _), _) in wanted.iter().zip(&still).filter(|(_, still)| !**still) {
-            done.stale += 1;
             its.domain.hint_is_stale(its.base, ppn);
             owner.forget_unwritten(ppn);
         }
@@ -460,8 +445,6 @@ impl Examiner {
                     Entered::Failed(MemError::Crash) => return Err(MemError::Crash),
                     other => {
                         if *other == Entered::FalseMatch {
-                            done.false_matches += 1;
-                            Counters::add(&memory.counters.false_matches, 1);
                             member.domain.is_false_match(member.base, enter.ppn, *hash);
                         }
                         member.domain.release(enter.page);

@@ -7,11 +7,10 @@
 use std::time::Duration;
 
 use super::examine::Marking;
+use crate::worth::FAULT_NS;
 
 /// What it costs to read and to hash a page, nanoseconds.
 const READ_NS: u64 = 3_000;
-/// What a fault costs: 50 us of the threads that serve it and of its guest's waiting (ADR 26).
-const FAULT_NS: u64 = 50_000;
 /// So many a second are counted as that: a guest waits for them for a ten-thousandth of its time.
 const UNNOTICED: u64 = 2;
 /// All others so many times: a guest waits for them, and nobody waits for a read.

@@ -18,12 +18,8 @@ use crate::proc_text;
 use crate::process;
 use crate::spec;
 
-const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
 /// The manager's own children have its files between fork and exec; then they are gone.
 const SECOND_LOOK: Duration = Duration::from_millis(100);
-
-/// As fdinfo shows it on x86-64 (the number differs between architectures).
-const O_DIRECT: u32 = 0o40000;
 
 /// How the RAM, or a part of it, is recognised among the mappings.
 #[derive(Clone, Copy)]
@@ -202,7 +198,7 @@ fn overlaps(vma: &Vma, ram: RamMapping) -> bool {
 fn page_size(pid: u32, vma: &Vma) -> Bytes {
     let file = format!("/proc/{pid}/map_files/{:x}-{:x}", vma.start.0, vma.end.0);
     match statfs(file) {
-        Ok(stat) if stat.f_type == HUGETLBFS_MAGIC => Bytes(stat.f_bsize.unsigned_abs()),
+        Ok(stat) if stat.f_type == libc::HUGETLBFS_MAGIC => Bytes(stat.f_bsize.unsigned_abs()),
         _ => Bytes(PAGE_SIZE as u64),
     }
 }
@@ -223,7 +219,7 @@ fn files(pid: u32, wanted: impl Fn(&str, &str) -> io::Result<bool>) -> io::Resul
 fn is_direct(pid: u32, fd: &str) -> io::Result<bool> {
     let info = if_there(fs::read_to_string(format!("/proc/{pid}/fdinfo/{fd}")))?;
     let flags = info.and_then(|info| proc_text::open_flags(&info));
-    Ok(flags.is_some_and(|flags| flags & O_DIRECT != 0))
+    Ok(flags.is_some_and(|flags| flags & libc::O_DIRECT as u32 != 0))
 }
 
 /// What is gone, or not ours to see, is nobody's: None. What the manager itself lacks for a look is no finding.

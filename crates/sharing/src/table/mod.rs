@@ -73,8 +73,6 @@ pub struct TableStats {
     pub hints: u64,
     /// Guest pages that cannot, because of a false match.
     pub ineligible: u64,
-    /// Memory that the table takes: [`ShareTable::memory_bytes`].
-    pub memory: Bytes,
 }
 
 /// Frames, chains and counts of one domain (OSDI'02 s.4.3).
@@ -161,8 +159,7 @@ impl ShareTable {
     /// Counts that are kept, so this takes no time to speak of.
     pub fn stats(&self) -> TableStats {
         let Counts { shared, references, unhashed, hints, ineligible } = self.counts;
-        let memory = self.memory_bytes();
-        TableStats { shared, references, unhashed, hints, ineligible, memory }
+        TableStats { shared, references, unhashed, hints, ineligible }
     }
 
     /// Heap memory of the table: frames, buckets, overflow table and their directories, as asked

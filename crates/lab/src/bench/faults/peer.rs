@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
+use ballast_qemu::proc_text;
 use ballast_units::Bytes;
 
 use super::contents::Kind;
@@ -139,7 +140,6 @@ fn zswap_compressor() -> &'static str {
 /// Machine memory that zswap takes.
 fn zswap_takes() -> Result<Bytes> {
     let text = std::fs::read_to_string("/proc/meminfo").context("/proc/meminfo")?;
-    let line = text.lines().find_map(|l| l.strip_prefix("Zswap:"));
-    let kib = line.and_then(|l| l.trim().strip_suffix(" kB")?.parse::<u64>().ok());
-    Ok(Bytes(kib.unwrap_or(0) << 10))
+    // Kernels without zswap tell nothing.
+    Ok(proc_text::status_field(&text, "Zswap").unwrap_or(Bytes::ZERO))
 }

@@ -111,11 +111,10 @@ impl Process {
 
     fn parse(status: &str) -> Process {
         let memory = |key: &str| proc_text::status_field(status, key).unwrap_or(Bytes::ZERO);
-        let threads = status.lines().find_map(|line| line.strip_prefix("Threads:"));
         Process {
             rss: memory("VmRSS"),
             anon: memory("RssAnon"),
-            threads: threads.and_then(|count| count.trim().parse().ok()).unwrap_or(0),
+            threads: proc_text::status_number(status, "Threads").unwrap_or(0),
             ..Process::default()
         }
     }
