@@ -691,29 +691,6 @@ fn a_page_that_is_given_up_needs_no_reading() {
 }
 
 #[test]
-fn a_slow_disk_holds_up_only_who_waits_for_it() {
-    let Some(_alone) = alone() else { return };
-    let dir = tempfile::tempdir().unwrap();
-    let rig = Rig::new("halves", dir.path());
-    rig.disk.follow(|op| {
-        let late = if op.write { Duration::from_millis(30) } else { Duration::ZERO };
-        Verdict { late, ..FINE }
-    });
-    rig.swap_out(SIZE);
-    let slot = rig.stored(VICTIM).slot.0;
-    rig.disk.follow(move |op| {
-        let late = if touches(op, slot) { 3000 } else { (op.offset / PAGE) % 5 };
-        Verdict { late: Duration::from_millis(late), ..FINE }
-    });
-    rig.begin_pass();
-    wait_for("the other thread", || rig.passed(1));
-    assert_eq!(rig.vmm.board.get(Cell::Accesses), VICTIM / 2, "it went on without the page");
-    wait_for("the page", || rig.passed(2));
-    wait_for("health", || rig.vm().health() == Health::Well);
-    rig.end();
-}
-
-#[test]
 fn reading_ahead_pays_where_pages_are_read_in_order_and_ceases_where_they_are_not() {
     let Some(_alone) = alone() else { return };
     for role in ["forward", "jump"] {

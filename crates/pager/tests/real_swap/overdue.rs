@@ -8,7 +8,7 @@ use ballast_pager::swap::inject::Verdict;
 use ballast_units::{Pages, Ppn};
 
 use super::vmm::{Cell, alone, wait_for};
-use super::{FINE, Rig, SIZE, VICTIM, host, touches};
+use super::{FINE, PAGE, Rig, SIZE, VICTIM, host, touches};
 
 #[test]
 fn a_read_that_takes_long_is_told_until_it_ends_and_nobody_else_waits() {
@@ -25,6 +25,29 @@ fn a_read_that_takes_long_is_told_until_it_ends_and_nobody_else_waits() {
     wait_for("word of it", || matches!(rig.vm().health(), Health::Overdue { .. }));
     let Health::Overdue { page, pages, waits_for, .. } = rig.vm().health() else { panic!() };
     assert_eq!((page, pages, waits_for), (Ppn(VICTIM), 1, "its page to be read from swap"));
+    assert_eq!(rig.vmm.board.get(Cell::Accesses), VICTIM / 2, "it went on without the page");
+    wait_for("the page", || rig.passed(2));
+    wait_for("health", || rig.vm().health() == Health::Well);
+    rig.end();
+}
+
+#[test]
+fn a_slow_disk_holds_up_only_who_waits_for_it() {
+    let Some(_alone) = alone() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let rig = Rig::new("halves", dir.path());
+    rig.disk.follow(|op| {
+        let late = if op.write { Duration::from_millis(30) } else { Duration::ZERO };
+        Verdict { late, ..FINE }
+    });
+    rig.swap_out(SIZE);
+    let slot = rig.stored(VICTIM).slot.0;
+    rig.disk.follow(move |op| {
+        let late = if touches(op, slot) { 3000 } else { (op.offset / PAGE) % 5 };
+        Verdict { late: Duration::from_millis(late), ..FINE }
+    });
+    rig.begin_pass();
+    wait_for("the other thread", || rig.passed(1));
     assert_eq!(rig.vmm.board.get(Cell::Accesses), VICTIM / 2, "it went on without the page");
     wait_for("the page", || rig.passed(2));
     wait_for("health", || rig.vm().health() == Health::Well);
