@@ -233,7 +233,9 @@ mod tests {
         // Since then some left: that is of no use any more.
         reclaim.ahead.rest(ago(3));
         reclaim.ahead.asked = ago(2);
+        let begun = Instant::now();
         assert_eq!(step(&mut reclaim), (APART, true));
+        assert!(reclaim.ahead.next >= begun + APART);
         // One step after the other.
         reclaim.ahead.next += CALM;
         let (rest, watched) = step(&mut reclaim);

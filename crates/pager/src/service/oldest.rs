@@ -673,7 +673,9 @@ mod tests {
             for _ in 0..steps {
                 reclaim.ahead.asked = Instant::now();
                 reclaim.oldest.due = Instant::now();
+                let begun = Instant::now();
                 assert_eq!(reclaim.look_for_used(), APART);
+                assert!(reclaim.oldest.due >= begun + APART);
                 let next = reclaim.oldest.look;
                 reclaim.oldest.due += CALM;
                 assert!(reclaim.look_for_used() > APART);
