@@ -226,7 +226,7 @@ fn differences(old: &Config, new: &Config, set: &HostSet, pools: &Pools) -> Vec<
     );
     tell(
         old.large_pages_from != new.large_pages_from,
-        "pager.large_pages_from, for VMs started from now on".into(),
+        "pager.large_pages_from, for VMs started or taken over from now on".into(),
     );
     tell(
         old.compression != new.compression,
