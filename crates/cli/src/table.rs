@@ -58,6 +58,9 @@ pub fn vms(views: &[VmView]) -> String {
         if vm.state == RunState::Unreadable {
             let trouble = vm.trouble.as_deref().unwrap_or("its pages can be read again");
             text.push_str(&format!("{}: unreadable: {}\n", vm.name, one_line(trouble)));
+        } else if vm.stalled {
+            let trouble = vm.trouble.as_deref().unwrap_or("a fault of its guest is not served");
+            text.push_str(&format!("{}: stands still: {}\n", vm.name, one_line(trouble)));
         }
     }
     text

@@ -388,6 +388,19 @@ fn vm_stop_passes_its_grace() {
 }
 
 #[test]
+fn a_vm_that_stands_still_says_so_in_the_list() {
+    let fake = Fake::start();
+    let why = "a fault waits for 7 s: its swap does not answer";
+    let name = {
+        let mut world = fake.world();
+        world.vms[0].stalled = true;
+        world.vms[0].trouble = Some(why.to_owned());
+        world.vms[0].name.clone()
+    };
+    contains_all(&human(&fake, &["vm", "ls"]), &[&format!("{name}: stands still: {why}")]);
+}
+
+#[test]
 fn a_vm_that_waits_for_unreadable_pages_says_so() {
     let fake = Fake::start();
     let why = "1 page that it waits for cannot be read: ppn 0x64: slot 3 of /ssd/a.swap ends";

@@ -132,6 +132,29 @@ fn a_manager_that_comes_back_is_waited_for() {
     assert!(text(&stopped).contains("was killed") && stopped.stderr.is_empty(), "{stopped:?}");
 }
 
+/// What it was asked went with it.
+#[test]
+fn the_next_manager_is_asked_where_one_left_before_the_vm_had_ended() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut process = Process::obedient();
+    note_alive(dir.path(), "web", &process);
+    let socket = dir.path().join("api.sock");
+    let old = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let run_dir = dir.path().to_owned();
+    let stopped = std::thread::spawn(move || stop(&run_dir, &["web", "--grace", "1m"]));
+    let asked = old.accept().unwrap();
+    std::fs::remove_file(&socket).unwrap();
+    let manager = Fake::at(&socket);
+    drop((asked, old));
+    let stopped = stopped.join().unwrap();
+    assert!(text(&stopped).contains("web: stopped"), "{stopped:?}");
+    assert!(String::from_utf8_lossy(&stopped.stderr).contains("has left"), "{stopped:?}");
+    // With what is left of its grace.
+    let grace = manager.recorded()[0].1["grace_s"].as_f64().unwrap();
+    assert!(grace > 0.0 && grace < 60.0, "{grace}");
+    assert!(process.is_alive(), "it was not signalled");
+}
+
 /// That one is waited for cannot be told, and changes nothing: the VM is ended.
 #[test]
 fn it_is_ended_also_where_nobody_can_be_told_that_a_manager_is_waited_for() {

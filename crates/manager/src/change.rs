@@ -315,9 +315,9 @@ fn check_size(vm: &Vm, max: Pages) -> Result<(), Failure> {
             "max: {max} is above the configured size of {name}, {boot}, with the {room} that can be plugged"
         )));
     }
-    if vm.paged().is_none() {
+    if !vm.may_be_paged() {
         let why = format!(
-            "max: nothing is plugged into {name}, which is not paged: it would take it all"
+            "max: nothing is plugged into {name}, which is not paged (by now): it could take it all"
         );
         return Err(Failure::new(ErrorCode::Conflict, why));
     }

@@ -152,7 +152,7 @@ impl Manager {
             // Held for this very start.
             Some(of) if of.is_some() && of == need.rebooted => None,
             Some(Some(_)) => Some("is about to be started again, for its guest rebooted"),
-            Some(None) => Some("runs already"),
+            Some(None) => Some("is being started"),
             None => None,
         };
         if let Some(why) = why {
@@ -481,8 +481,8 @@ impl Manager {
         if vm.run_state() == RunState::Stopped || !vm.process.is_alive() {
             return;
         }
-        if let (Verdict::Unknown(reason), Mode::Paged) = (&verdict, old.mode) {
-            tracing::warn!(vm = vm.name, "{reason}; it stays paged, and is looked at again");
+        if let (Verdict::Unknown(reason), Mode::Paged | Mode::BalloonOnly) = (&verdict, old.mode) {
+            tracing::warn!(vm = vm.name, "{reason}; it stays {}, and is looked at again", old.mode);
         }
         let known = Known {
             paged: ram.is_some(),

@@ -78,7 +78,9 @@ pub fn managed(verdict: Verdict, old: &Management, past: &Past, vm: Known) -> Op
         Verdict::BalloonOnly(reason) => (Mode::BalloonOnly, Some(reason)),
         // Nothing was found that forbids it: should all VMs stop being paged for one process of the host that
         // cannot be looked at, nothing could be reclaimed from anybody.
-        Verdict::Unknown(_) if old.mode == Mode::Paged => return None,
+        // Nor should one be left alone that gives what its balloon can take, and is held to its limits: it would get all
+        // that it asks for.
+        Verdict::Unknown(_) if old.mode != Mode::Unmanaged => return None,
         Verdict::Unmanaged(reason) | Verdict::Unknown(reason) => (Mode::Unmanaged, Some(reason)),
     };
     Some(Management { mode, reason })
@@ -110,11 +112,12 @@ mod tests {
     }
 
     #[test]
-    fn what_could_not_be_found_out_leaves_a_paged_vm_paged_and_no_other() {
+    fn what_could_not_be_found_out_leaves_a_vm_as_it_was() {
         let unknown = || Verdict::Unknown("late".into());
-        assert_eq!(mode(unknown(), Mode::Paged, PAGED), None);
-        for old in [Mode::Unmanaged, Mode::BalloonOnly] {
-            let now = managed(unknown(), &was(old), &refused(), PAGED).unwrap();
+        for vm in [PAGED, Known { paged: false, ..PAGED }, Known { qmp: Heard::InVain, ..PAGED }] {
+            assert_eq!(mode(unknown(), Mode::Paged, vm), None);
+            assert_eq!(mode(unknown(), Mode::BalloonOnly, vm), None);
+            let now = managed(unknown(), &was(Mode::Unmanaged), &refused(), vm).unwrap();
             assert_eq!((now.mode, now.reason.as_deref()), (Mode::Unmanaged, Some("late")));
         }
         // What was found does not.

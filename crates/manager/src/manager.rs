@@ -351,10 +351,12 @@ impl Manager {
     /// NotFound. One that is being started, or waits to be taken over, is not there yet.
     pub fn vm(&self, name: &str) -> Result<Arc<Vm>, Failure> {
         self.vms().into_iter().find(|vm| vm.name == name).ok_or_else(|| {
-            let waits = lock(&self.waiting).contains_key(name);
-            let what = match waits {
-                true => format!("VM '{name}' waits to be taken over; `ballast vm ls` says why"),
-                false => format!("no VM named '{name}'"),
+            let what = if lock(&self.waiting).contains_key(name) {
+                format!("VM '{name}' waits to be taken over; `ballast vm ls` says why")
+            } else if lock(&self.starting).contains_key(name) {
+                format!("VM '{name}' is being started")
+            } else {
+                format!("no VM named '{name}'")
             };
             Failure::new(ErrorCode::NotFound, what)
         })

@@ -233,7 +233,7 @@ impl Record {
     /// The VM has ended: nobody takes it over. Changes that come later find none.
     pub fn remove(folder: &Path) {
         let _one = lock(&CHANGES);
-        let _ = std::fs::remove_file(folder.join(RECORD));
+        whole_file::remove(&folder.join(RECORD));
     }
 }
 

@@ -1,6 +1,6 @@
 //! The HTTP+JSON API: paths to methods of the manager, failures to statuses.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use axum::body::Bytes;
@@ -319,8 +319,10 @@ async fn shutdown(
         return Err(Failure::bad("stop_vms: give either stop_vms or leave_vms"));
     }
     if request.leave_vms {
-        // To its end, also when the client goes away.
-        let leave = tokio::spawn(async move { leave(&manager, request.before_ms).await });
+        // To its end, also when the client goes away; but for nobody who would have come after.
+        let asks = Arc::new(());
+        let asker = Arc::downgrade(&asks);
+        let leave = tokio::spawn(async move { leave(&manager, request.before_ms, &asker).await });
         return leave.await.map_err(|e| Failure::internal(e.to_string()))?.map(Json);
     }
     if !request.stop_vms && manager.has_paged_vms() {
@@ -343,8 +345,13 @@ async fn shutdown(
     end.await.map_err(|e| Failure::internal(e.to_string()))?.map(Json)
 }
 
-/// Leaves all VMs to the next manager, unless that must not be.
-async fn leave(manager: &Manager, before_ms: Option<u64>) -> Result<HostView, Failure> {
+/// Leaves all VMs to the next manager, unless that must not be. One who asks with a time comes after; `asker` is there as long
+/// as its connection is.
+async fn leave(
+    manager: &Manager,
+    before_ms: Option<u64>,
+    asker: &Weak<()>,
+) -> Result<HostView, Failure> {
     // One at a time: what the first gives up would let VMs start while the second waits for none.
     let _one = manager.leaving.lock().await;
     // A start that is cut short would be found half done.
@@ -353,7 +360,8 @@ async fn leave(manager: &Manager, before_ms: Option<u64>) -> Result<HostView, Fa
         let why = format!("VMs are being started, and were not ready in {s} s: {names}");
         return Err(Failure::new(ErrorCode::Conflict, why));
     }
-    if before_ms.is_some_and(|end| upgrade::since_boot_ms() >= end) {
+    let is_gone = |end| upgrade::since_boot_ms() >= end || asker.strong_count() == 0;
+    if before_ms.is_some_and(is_gone) {
         manager.reopen();
         let why = "who asked does not wait for it any more: the VMs stay here";
         return Err(Failure::new(ErrorCode::Conflict, why));
@@ -361,4 +369,24 @@ async fn leave(manager: &Manager, before_ms: Option<u64>) -> Result<HostView, Fa
     let last = views::host(manager);
     manager.ending.send_replace(Ending::LeaveVms);
     Ok(last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn vms_are_left_to_nobody_who_has_gone() {
+        let dir = tempfile::tempdir().unwrap();
+        let manager = crate::manager::tests::manager(dir.path());
+        let later = Some(upgrade::since_boot_ms() + 3_600_000);
+        let refused = leave(&manager, later, &Weak::new()).await.unwrap_err();
+        assert_eq!(refused.code, ErrorCode::Conflict);
+        assert!(!manager.is_closing());
+        let asks = Arc::new(());
+        let late = leave(&manager, Some(0), &Arc::downgrade(&asks)).await.unwrap_err();
+        assert_eq!(late.code, ErrorCode::Conflict);
+        leave(&manager, later, &Arc::downgrade(&asks)).await.unwrap();
+        assert!(manager.is_closing());
+    }
 }

@@ -18,6 +18,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::time::{Instant, timeout, timeout_at};
 
+use crate::shown::shown;
+
 pub use pressure::MemoryPressure;
 
 /// The port's name: what agents look for.
@@ -29,6 +31,8 @@ const MAX_LINE: usize = 2 * MOST;
 /// Bytes that may come before the answer to a synchronisation, whatever they are: what is left of another's answers.
 const MAX_STALE: usize = 1 << 20;
 const FILE: &str = "/proc/pressure/memory";
+/// How much of what a guest wrote is told.
+const SHOWN: usize = 80;
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
@@ -202,7 +206,7 @@ fn answer(command: &'static str, line: &[u8]) -> Result<Value, AgentError> {
         return Ok(value);
     }
     match message.get("error").and_then(|e| e.get("desc")).and_then(Value::as_str) {
-        Some(why) => Err(AgentError::Refused { command, why: shown(why.as_bytes()) }),
+        Some(why) => Err(AgentError::Refused { command, why: shown(why.as_bytes(), SHOWN) }),
         None => Err(unexpected(command, line)),
     }
 }
@@ -213,12 +217,7 @@ fn contents(read: &Value) -> Option<Vec<u8>> {
 }
 
 fn unexpected(command: &'static str, answer: &[u8]) -> AgentError {
-    AgentError::Unexpected { command, answer: shown(answer) }
-}
-
-/// The beginning of what a guest wrote, as one line of text.
-fn shown(bytes: &[u8]) -> String {
-    bytes[..bytes.len().min(80)].escape_ascii().to_string()
+    AgentError::Unexpected { command, answer: shown(answer, SHOWN) }
 }
 
 /// What bytes of a guest lead to, as text: for the fuzzer, and to compare.

@@ -16,6 +16,7 @@ use tokio::time::timeout;
 
 use crate::monitor::{Device, Memdev};
 use crate::ram_blocks::RamBlock;
+use crate::shown::shown;
 use crate::{Monitor, Qmp, QmpError, reports, spec};
 
 /// For each QMP command of an inspection.
@@ -38,6 +39,21 @@ pub enum Verdict {
     Unmanaged(String),
     /// It could not be found out: somebody did not answer in time, or the look failed. What was known before may be so still.
     Unknown(String),
+}
+
+impl Verdict {
+    /// The same, of names that a VMM chose as long as they like, with lines in them.
+    fn in_one_line(self) -> Verdict {
+        /// More than any that names nothing unusual.
+        const MOST: usize = 600;
+        let line = |reason: String| shown(reason.as_bytes(), MOST);
+        match self {
+            Verdict::Pageable => Verdict::Pageable,
+            Verdict::BalloonOnly(reason) => Verdict::BalloonOnly(line(reason)),
+            Verdict::Unmanaged(reason) => Verdict::Unmanaged(line(reason)),
+            Verdict::Unknown(reason) => Verdict::Unknown(line(reason)),
+        }
+    }
 }
 
 /// The guest's RAM, or a part of it, as the shim announced it.
@@ -146,7 +162,7 @@ pub fn decide(facts: &Facts) -> Verdict {
         return Verdict::Unmanaged(reason);
     }
     let Some(reason) = must_not_be_paged(facts) else { return Verdict::Pageable };
-    if facts.devices.iter().any(Device::is_balloon) {
+    if facts.known_devices().any(Device::is_balloon) {
         Verdict::BalloonOnly(reason)
     } else {
         Verdict::Unmanaged(format!("{reason}; and it has no balloon device"))
@@ -261,8 +277,8 @@ fn held_by_another(facts: &Facts) -> Option<String> {
     })
 }
 
-/// Inspects the VMM `pid`. Without `qmp` the devices are those of its command line, and it counts as having no
-/// balloon; where nothing of its `ram` is given, the RAM is looked for by its size, or not found.
+/// Inspects the VMM `pid`. Without `qmp` the devices are those of its command line, its balloon among
+/// them; where nothing of its `ram` is given, the RAM is looked for by its size, or not found.
 ///
 /// Takes at most some 25 s: what cannot be found out in time is a reason not to begin to page.
 pub async fn inspect(pid: u32, qmp: Option<&Qmp>, ram: &[RamMapping]) -> Verdict {
@@ -281,14 +297,14 @@ pub struct Inspection {
 impl Inspection {
     fn of(facts: &Facts) -> Inspection {
         let told = decide(&facts.of_qmp());
-        let told = Some(told).filter(|told| *told != Verdict::Pageable);
-        Inspection { verdict: decide(facts), told }
+        let told = Some(told).filter(|told| *told != Verdict::Pageable).map(Verdict::in_one_line);
+        Inspection { verdict: decide(facts).in_one_line(), told }
     }
 }
 
 impl From<Verdict> for Inspection {
     fn from(verdict: Verdict) -> Inspection {
-        Inspection { verdict, told: None }
+        Inspection { verdict: verdict.in_one_line(), told: None }
     }
 }
 

@@ -223,6 +223,10 @@ fn the_command_line_tells_of_devices_where_qmp_does_not() {
     unmanaged(of("vfio-pci"), "pins guest memory");
     unmanaged(of("vhost-user-fs-pci"), "second process");
     assert_eq!(decide(&of("virtio-blk-pci")), Verdict::Pageable);
+    // So is its balloon: it goes on being asked what is found out of QMP's reach.
+    let mut with_balloon = of("scsi-block");
+    with_balloon.commanded.push(device("virtio-balloon-pci"));
+    assert!(matches!(decide(&with_balloon), Verdict::BalloonOnly(why) if why.contains("SCSI")));
     // It was unplugged since: QMP knows.
     let facts = Facts { memdevs: good().memdevs, devices: good().devices, ..of("scsi-block") };
     assert_eq!(decide(&facts), Verdict::Pageable);

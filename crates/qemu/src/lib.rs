@@ -23,6 +23,7 @@ mod ram_blocks;
 mod ram_file;
 mod reports;
 mod shmem;
+mod shown;
 mod spec;
 
 pub use accel::{AccelChoice, probe_accel, probe_accel_cached};

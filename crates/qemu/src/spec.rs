@@ -151,6 +151,7 @@ fn refused_option(option: &str) -> Option<&'static str> {
         "daemonize" => "the manager must see the process it started, and a fork loses its pages",
         "readconfig" => "a configuration file could change guest memory unseen",
         "chroot" => CHROOT,
+        "runas" => OTHER_USER,
         "no-shutdown" | "action" => "a guest that ends must end its VMM, or its memory stays",
         _ => return None,
     })
@@ -165,9 +166,11 @@ fn refused_value(option: &str, value: &str) -> Option<&'static str> {
             "vhost-vdpa" => Some(PINNED),
             _ => None,
         },
-        "run-with" if value.split(',').any(|o| o.trim().split('=').next() == Some("chroot")) => {
-            Some(CHROOT)
-        }
+        "run-with" => value.split(',').find_map(|o| match o.trim().split('=').next()? {
+            "chroot" => Some(CHROOT),
+            "user" => Some(OTHER_USER),
+            _ => None,
+        }),
         "overcommit" | "realtime"
             if value.replace(' ', "").split(',').any(|o| {
                 matches!(
@@ -186,6 +189,8 @@ fn refused_value(option: &str, value: &str) -> Option<&'static str> {
 }
 
 const CHROOT: &str = "in it the next ballastd would not be found, and the guest would stand still";
+const OTHER_USER: &str =
+    "as another user it might not reach the next ballastd, and the guest would stand still";
 const SECOND_PROCESS: &str =
     "a second process would map guest memory and read reclaimed pages as zeros";
 const PINNED: &str = "the device pins guest memory, which then cannot be reclaimed";

@@ -5,6 +5,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::QmpEvent;
+use crate::shown::shown;
 
 /// The longest name of an event, or reason, that is taken for one. QEMU's have up to 30 bytes.
 const MAX_WORD: usize = 64;
@@ -70,8 +71,10 @@ pub(super) fn value(answer: &RawValue) -> Option<Value> {
     if nests > MAX_NESTS { None } else { serde_json::from_str(text).ok() }
 }
 
+/// In one line each, of which QEMU's own are well below the limits.
 pub(super) fn refusal(error: &RawValue) -> Refusal {
-    serde_json::from_str(error.get()).unwrap_or_default()
+    let Refusal { class, description } = serde_json::from_str(error.get()).unwrap_or_default();
+    Refusal { class: shown(class.as_bytes(), 80), description: shown(description.as_bytes(), 400) }
 }
 
 /// A null is there, too.
