@@ -121,10 +121,11 @@ impl VmParams {
         let Sizes { boot: size, most } = sizes;
         let rule = rule_for(rules, name);
         let shares = asked.shares.or(rule.shares).unwrap_or_else(|| default_shares(size));
-        // Nothing is plugged that was not asked for. A limit above its size limits nothing.
+        // Nothing is plugged that was not asked for. A limit above its size limits nothing, and no more than that is guaranteed.
         let ruled = || rule.max.map_or(size, |max| max.of(size).min(size));
         let max = asked.max.map_or_else(ruled, |max| max.min(most));
-        let min = asked.min.or(rule.min.map(|min| min.of(size))).unwrap_or(Pages::ZERO);
+        let ruled = || rule.min.map(|min| min.of(size).min(size));
+        let min = asked.min.or_else(ruled).unwrap_or(Pages::ZERO);
         limits::shares(shares).map_err(limits::line)?;
         limits::max(max).map_err(limits::line)?;
         limits::min_and_max(min, max).map_err(limits::line)?;
@@ -747,6 +748,23 @@ mod tests {
         };
         assert_eq!(["SUSPEND", "WAKEUP"].map(hears), [RunState::Paused, RunState::Running]);
         assert_eq!(["STOP", "RESUME"].map(hears), [RunState::Paused, RunState::Running]);
+    }
+
+    #[test]
+    fn a_rule_guarantees_a_small_vm_no_more_than_it_has() {
+        let amount = |mib| Some(crate::config::rules::Amount::Size(Pages::from_mib(mib)));
+        let of = |min, max, size: u64, asked| {
+            let rule = VmRule { pattern: "*".into(), min, max, ..VmRule::default() };
+            let size = Pages::from_mib(size);
+            VmParams::resolve(&[rule], "a", size.into(), asked).map(|params| params.min)
+        };
+        let nothing = Asked::default;
+        assert_eq!(of(amount(1024), None, 512, nothing()).unwrap(), Pages::from_mib(512));
+        assert_eq!(of(amount(1024), None, 2048, nothing()).unwrap(), Pages::from_mib(1024));
+        // What contradicts itself is wrong all the same.
+        assert!(of(amount(1024), amount(256), 512, nothing()).is_err());
+        let asked = Asked { min: Some(Pages::from_mib(1024)), ..nothing() };
+        assert!(of(None, None, 512, asked).is_err());
     }
 
     #[test]

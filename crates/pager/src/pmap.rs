@@ -291,6 +291,21 @@ impl Pmap {
         (!parts.has(at(ppn))).then(|| Ppn(((next - PAGE_SIZE) as u64 / 8).min(self.len.0)))
     }
 
+    /// The first page that will do, from one on and around; what is untouched is passed over by the part.
+    pub(crate) fn find_from(&self, from: Ppn, mut will_do: impl FnMut(Ppn) -> bool) -> Option<Ppn> {
+        let (mut at, mut left) = (from, self.len.0);
+        while left > 0 {
+            let next = match self.unknown_until(at) {
+                Some(next) => next,
+                None if will_do(at) => return Some(at),
+                None => Ppn(at.0 + 1),
+            };
+            left = left.saturating_sub(next.0 - at.0);
+            at = if next.0 < self.len.0 { next } else { Ppn(0) };
+        }
+        None
+    }
+
     /// Memory that the words take.
     pub fn bytes(&self) -> Bytes {
         match &self.words {
@@ -596,6 +611,19 @@ mod tests {
         assert_eq!(known(marked), [false, true, true, false]);
         assert_eq!(marked.map(|p| pmap.load(p)), [MARKED; 4]);
         assert_eq!((pmap.unknown_until(begin), pmap.unknown_until(end)), (None, Some(first(4))));
+        // Who looks around comes over what is known alone.
+        let looked = |from: Ppn| {
+            let mut seen = 0;
+            let found = pmap.find_from(from, |p| {
+                seen += 1;
+                pmap.load(p) == home
+            });
+            (found, seen < 3 * PART as u64 / 8)
+        };
+        assert_eq!(looked(end), (Some(Ppn(begin.0 + 1)), true));
+        assert_eq!(looked(Ppn(begin.0 + 1)), (Some(Ppn(begin.0 + 1)), true));
+        assert_eq!(looked(Ppn(begin.0 + 2)), (Some(Ppn(begin.0 + 1)), true));
+        assert_eq!(pmap.find_from(begin, |_| false), None);
         // The first part is there from the beginning; the last ends with the guest.
         assert!(pmap.is_known(Ppn(0)) && pmap.unknown_until(Ppn(0)).is_none());
         assert_eq!(pmap.unknown_until(Ppn(len.0 - 1)), Some(Ppn(len.0)));

@@ -244,7 +244,7 @@ fn neighbours_leave_together_and_those_of_zeros_take_no_slot() {
 
 /// Of neighbours whose pages the kernel did not free together, each that it frees alone leaves.
 #[test]
-fn neighbours_that_the_kernel_does_not_free_stay_at_home() {
+fn neighbours_that_the_kernel_does_not_free_or_read_stay_at_home() {
     let failed = || MemError::Os { op: "test", ppn: Ppn(0), source: Errno(5) };
     let (mut vm, wrote) = vm();
     vm.write_cluster();
@@ -256,6 +256,19 @@ fn neighbours_that_the_kernel_does_not_free_stay_at_home() {
     assert_eq!(left, [12, 13, 15]);
     assert_eq!((vm.state(14), vm.memory.charged().0), (State::Resident, before.0 - 3));
     finish(&mut vm, &expected("", &wrote), "one stays");
+
+    // Or one cannot be read: together (call 3), nor for itself.
+    let (mut vm, wrote) = self::vm();
+    vm.write_cluster();
+    let before = vm.memory.charged();
+    vm.ram.0.fail_at(3, failed());
+    vm.ram.0.fail_also_at(12, failed());
+    let left = vm.evict_run(12, 4).unwrap();
+    assert!(vm.ram.0.has_failed());
+    let of = |ppn, slot| Left { ppn: Ppn(ppn), slot };
+    assert_eq!(left, [of(12, Some(0)), of(13, None), of(15, Some(1))]);
+    assert_eq!((vm.state(14), vm.memory.charged().0), (State::Resident, before.0 - 3));
+    finish(&mut vm, &expected("", &wrote), "one cannot be read");
 
     let (mut vm, wrote) = self::vm();
     vm.write_cluster();

@@ -481,6 +481,28 @@ fn takeovers_that_are_undone_are_followed_without_loss() {
     manager.release();
 }
 
+/// It ran before, sharing nothing, and does so again.
+#[test]
+fn a_vm_for_which_its_domain_has_no_numbers_is_taken_over_all_the_same() {
+    let Some(_alone) = alone() else { return };
+    let (dir, vmms) = vmms("steps", 2);
+    let manager = Manager::start(&vmms[..1], dir.path(), 2 * ROOM);
+    let vm = manager.without_number(&vmms[1], 1, false);
+    // What is only read is zeros, and costs nothing: that is its share thread's work.
+    step(&vmms, 2);
+    assert_eq!(vm.memory().charged(), Pages(0));
+    step(&vmms, 3);
+    assert_eq!(vm.memory().charged(), Pages(SIZE));
+    vm.undo_take_over(None);
+    let vm = manager.without_number(&vmms[1], 1, true);
+    step(&vmms, 4);
+    step(&vmms, 5);
+    assert_eq!(vm.memory().pmap().in_state(State::Shared), Pages(0));
+    assert!(vm.memory().membership().is_none());
+    vm.leave();
+    manager.vms.into_iter().for_each(PagedVm::leave);
+}
+
 /// Its pages leave the store first, by its own thread; who is called back before that stays.
 #[test]
 fn a_vm_moves_to_another_domain_with_all_it_wrote() {

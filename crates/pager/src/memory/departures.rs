@@ -13,6 +13,8 @@ use crate::sync::{AtomicU64, Ordering};
 
 /// A large page that is broken is 512 at once; some ten thousand a second leave at most. Fewer where each is modelled.
 const REMEMBERED: u64 = if cfg!(feature = "shuttle") { 256 } else { 4096 };
+/// Of a note, what is its page: more than the largest VM has. Above is which round it is of.
+const PAGE_BITS: u32 = 34;
 
 /// A point in the order of departures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -30,7 +32,7 @@ impl Departures {
 
     /// None yet.
     pub fn new() -> Departures {
-        let last = (0..REMEMBERED).map(|_| AtomicU64::new(u64::MAX)).collect();
+        let last = (0..REMEMBERED).map(|_| AtomicU64::new(0)).collect();
         Departures { count: AtomicU64::new(0), last }
     }
 
@@ -42,7 +44,9 @@ impl Departures {
     /// Called while the page is protected and busy, before its word says that it left.
     pub fn note(&self, ppn: Ppn) {
         let n = self.count.fetch_add(1, Ordering::AcqRel);
-        self.last[(n % REMEMBERED) as usize].store(ppn.0, Ordering::Release);
+        // Who was held up here for a round does not take the place of whoever came after.
+        let note = ((n / REMEMBERED + 1) << PAGE_BITS) | page(ppn);
+        self.last[(n % REMEMBERED) as usize].fetch_max(note, Ordering::AcqRel);
     }
 
     /// Whether a page that was just seen away from home may have left since `mark`. The word that
@@ -53,15 +57,32 @@ impl Departures {
             return true;
         }
         (mark.0..now)
-            .any(|n| self.last[(n % REMEMBERED) as usize].load(Ordering::Acquire) == ppn.0)
+            .map(|n| self.last[(n % REMEMBERED) as usize].load(Ordering::Acquire))
+            .any(|note| page(Ppn(note)) == page(ppn))
             // A note overwritten while we looked is one we may have missed.
             || self.count.load(Ordering::Acquire) - mark.0 > REMEMBERED
     }
 }
 
+fn page(ppn: Ppn) -> u64 {
+    ppn.0 & ((1 << PAGE_BITS) - 1)
+}
+
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_note_that_comes_a_round_late_hides_none_that_came_after_it() {
+        let departures = Departures::new();
+        let late = departures.count.fetch_add(1, Ordering::AcqRel);
+        (1..REMEMBERED).for_each(|n| departures.note(Ppn(n)));
+        let mark = departures.mark();
+        departures.note(Ppn(7777));
+        let note = ((late / REMEMBERED + 1) << PAGE_BITS) | 5;
+        departures.last[late as usize].fetch_max(note, Ordering::AcqRel);
+        assert!(departures.since(mark, Ppn(7777)) && !departures.since(mark, Ppn(5)));
+    }
 
     #[test]
     fn departures_before_the_mark_are_not_recent_and_forgotten_ones_are() {

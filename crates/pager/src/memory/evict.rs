@@ -53,6 +53,22 @@ impl<B: Backend> Memory<B> {
         Ok(left)
     }
 
+    /// The same of each for itself. Their slots follow one another.
+    fn leave_apart(&self, first: Ppn, n: u64, stage_slot: u64) -> Result<Vec<Left>, NotEvicted> {
+        let (mut left, mut why) = (Vec::new(), NotEvicted::NotEligible);
+        for ppn in (first.0..first.0 + n).map(Ppn) {
+            let slots = left.iter().filter(|page: &&Left| page.slot.is_some()).count() as u64;
+            let homes = self.claim_homes(ppn, 1);
+            match self.leave_home(ppn, &homes, State::Staged, stage_slot + slots) {
+                Ok(page) => left.extend(page),
+                Err(NotEvicted::NotEligible) => {}
+                Err(e @ NotEvicted::Failed(MemError::Crash)) => return Err(e),
+                Err(e) => why = e,
+            }
+        }
+        if left.is_empty() { Err(why) } else { Ok(left) }
+    }
+
     /// Drops what holds zeros only of neighbours at home, as many as `pages` has room for; each step is one call for all
     /// that lie together. Answers how many were. What another transition has is left alone, and all where pages may not
     /// move.
@@ -129,10 +145,18 @@ impl<B: Backend> Memory<B> {
         if n == 0 {
             return Err(NotEvicted::NotEligible);
         }
-        self.backend.protect_run(first, n).map_err(|e| self.stay_home(first, homes, e))?;
         // SAFETY: the slots are free and the caller's, so no word names them and nobody reads them.
         let pages = unsafe { self.stage.pages_mut(stage_slot, homes.len()) };
-        self.backend.read_homes(first, pages).map_err(|e| self.stay_home(first, homes, e))?;
+        let protected = self.backend.protect_run(first, n);
+        if let Err(e) = protected.and_then(|()| self.backend.read_homes(first, pages)) {
+            return match self.stay_home(first, homes, e) {
+                // One of them that cannot be read or protected keeps none of the others.
+                NotEvicted::Failed(MemError::Os { .. }) if n > 1 && into == State::Staged => {
+                    self.leave_apart(first, n, stage_slot)
+                }
+                why => Err(why),
+            };
+        }
         let mut left = Vec::with_capacity(homes.len());
         let mut used = 0;
         for i in 0..homes.len() {

@@ -71,6 +71,8 @@ pub(super) struct Reclaim {
     /// Pages one after the other that did not compress; see `slotless`.
     pub(super) stubborn: u32,
     sampled: Vec<Ppn>,
+    /// Where the next walk for a page at home begins, where they are rare.
+    walked: Ppn,
     /// Pages of the region that was broken last, to go first.
     pub(super) broken: Vec<Ppn>,
     /// Large pages were there to be broken, and could not be then.
@@ -127,6 +129,7 @@ impl Reclaim {
             stubborn: 0,
             // They go home when the next sample begins.
             sampled: found.held.clone(),
+            walked: Ppn(0),
             broken: Vec::new(),
             large_busy: false,
             in_vain: false,
@@ -471,7 +474,8 @@ impl Reclaim {
             if goal == 0 {
                 return self.victim();
             }
-            let mut some: Vec<Ppn> = (0..goal).map_while(|_| self.victim()).collect();
+            let next = |_| if self.vm.is_stopping() { None } else { self.victim() };
+            let mut some: Vec<Ppn> = (0..goal).map_while(next).collect();
             some.sort_unstable();
             some.dedup();
             if some.is_empty() {
@@ -522,13 +526,15 @@ impl Reclaim {
         if memory.pmap().in_state(State::Shared).is_zero() {
             return Vec::new();
         }
-        let size = memory.pmap().len();
-        let start = self.replacement.propose(size).0;
-        (0..size.0)
-            .map(|i| Ppn((start + i) % size.0))
-            .filter(|&p| memory.pmap().load(p).state() == State::Shared)
-            .take(MOVING.0 as usize)
-            .collect()
+        let start = self.replacement.propose(memory.pmap().len());
+        let mut some = Vec::new();
+        memory.pmap().find_from(start, |p| {
+            if memory.pmap().load(p).state() == State::Shared {
+                some.push(p);
+            }
+            some.len() == MOVING.0 as usize
+        });
+        some
     }
 
     /// The next of them, as the ways to choose one say.
@@ -560,8 +566,11 @@ impl Reclaim {
         if let Some(ppn) = self.break_from(last) {
             return Some(ppn);
         }
-        // Residents are rare: the next one from a random place on.
-        (0..size.0).map(|i| Ppn((last.0 + i) % size.0)).find(|&p| eligible(p))
+        // Residents are rare: the next one after that which was found so last, for whoever begins elsewhere each time comes over
+        // what is not at home to the same one again.
+        let found = vm.memory.pmap().find_from(Ppn(self.walked.0 % size.0), eligible)?;
+        self.walked = Ppn(found.0 + 1);
+        Some(found)
     }
 
     /// Whether a page that is proposed had better stay: it was missed when it last left.

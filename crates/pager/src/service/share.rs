@@ -295,7 +295,7 @@ impl ShareService {
             _ => false,
         };
         let pages: Vec<Ppn> =
-            (0..memory.pmap().len().0).map(Ppn).filter(away).take(64 * MOVING.0 as usize).collect();
+            memory.pmap().known().filter(away).take(64 * MOVING.0 as usize).collect();
         for some in pages.chunks(MOVING.0 as usize) {
             if memory.go_home(some)? == 0 || self.vm.is_stopping() {
                 return Ok(IDLE);

@@ -173,6 +173,29 @@ impl Manager {
         self.vms.push(vm);
     }
 
+    /// The n-th VM where the domain has no number left: it starts, or is taken over (`again`), and shares nothing.
+    pub fn without_number(&self, vmm: &Vmm, n: usize, again: bool) -> PagedVm {
+        self.domain.fill();
+        // From then on it answers.
+        vmm.board.add(Cell::Go, u64::from(!again));
+        let ram = remapper::connected(vmm, &self.folders.run, self.domain.file());
+        let (config, host) = (PagerConfig::default(), self.host.clone());
+        let mut vm = if again {
+            let inherited = Inherited { domain: Some(&self.domain), advance: None };
+            let files = self.folders.old_files(n);
+            PagedVm::take_over("t", config, files, ram, overhead(), host, inherited).unwrap().0
+        } else {
+            assert!(host.ledger.try_reserve(overhead()));
+            let files = self.folders.new_files(n);
+            PagedVm::start("t", config, files, ram, overhead(), host).unwrap()
+        };
+        let refused = vm.share_in(&self.domain, self.control.clone(), 9).unwrap_err();
+        assert!(refused.to_string().contains("together"), "{refused}");
+        vm.let_pages_move(true);
+        vm.set_may_share(true);
+        vm
+    }
+
     /// Looks for equal pages flat out, evicts, samples and brings pages home, until `done`.
     pub fn drive(&self, vmms: &[Vmm], most: Duration, done: impl Fn() -> bool) {
         let stop = AtomicBool::new(false);

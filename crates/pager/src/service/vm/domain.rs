@@ -36,12 +36,15 @@ impl PagedVm {
         control: Arc<Control>,
         seed: u64,
     ) -> Result<(), StartError> {
-        if self.memory().membership().is_none() {
-            domain.join(&self.shared.memory)?;
-        }
+        let joined = match self.memory().membership() {
+            None => domain.join(&self.shared.memory),
+            Some(_) => Ok(()),
+        };
+        // Also where it shares nothing: it maps zeros, and settles what others have begun.
         self.shared.share_by(control.clone());
         let service = ShareService::new(self.shared.clone(), control, seed);
-        self.spawn("share", Urgency::Nobody, move || service.run())
+        self.spawn("share", Urgency::Nobody, move || service.run())?;
+        Ok(joined?)
     }
 
     /// Its shim has come again: see [`Mappings::reconnect`], whose answer this is. What was under way when it was lost is

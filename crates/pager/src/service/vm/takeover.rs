@@ -13,7 +13,7 @@ use crate::guest_ram::GuestRam;
 use crate::host::Host;
 use crate::memory::{Mark, Memory, RecoverError, Recovered};
 use crate::pmap::Pmap;
-use crate::sharing::Domain;
+use crate::sharing::{Domain, DomainError};
 use crate::stage::Stage;
 
 /// What a VM that is taken over has to do with others.
@@ -98,7 +98,13 @@ fn book(
     check: bool,
 ) -> Result<Booked, StartError> {
     if let Some(domain) = inherited.domain {
-        domain.join(memory)?;
+        let has_any =
+            || memory.pmap().known().any(|p| memory.pmap().load(p).store_page().is_some());
+        match domain.join(memory) {
+            // As at its start, then: it shares nothing, and would stand still for that.
+            Err(DomainError::Full) if !has_any() => {}
+            joined => joined?,
+        }
     }
     let mark = memory.mark();
     let discards = RefCell::new(Pending::default());
