@@ -53,7 +53,7 @@ pub async fn run(client: Client, args: StopArgs, out: Output) -> Result<(), Fail
     let vm = match answer {
         Ok(vm) => vm,
         Err(e) if left > 0 && is_unknown(&e) => {
-            let ended = EndedMeanwhile { name: args.name, ended: "while no ballastd ran" };
+            let ended = EndedMeanwhile { name: args.name, ended: "while ballastd was replaced" };
             return out.print(&ended, |e| format!("{}: ended, {}\n", e.name, e.ended));
         }
         Err(e) if is_no_manager(&e) => {
