@@ -20,6 +20,11 @@ async fn a_vm_that_is_there_already_is_promised_to_once() {
     let promise = Promise { min, overhead: Pages::ZERO, swap: Pages::ZERO };
     let pledge = || Pledge { promise, pool: None, rebooted: None };
     manager.promise("a", pledge()).unwrap();
+    // Who asks for it, or for its name, is told that it is on its way.
+    let unknown = manager.vm("a").err().unwrap();
+    assert!(unknown.to_string().contains("is being started"), "{unknown}");
+    let again = manager.take_name("a", pledge()).await.unwrap_err();
+    assert!(again.to_string().contains("is being started"), "{again}");
     // Its QMP has not answered yet.
     let asked = crate::vm::Asked { min: Some(min), ..Default::default() };
     let params = VmParams::resolve(&[], "a", min.into(), asked).unwrap();
