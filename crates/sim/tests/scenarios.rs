@@ -83,12 +83,16 @@ fn figure_7_comes_out_as_in_the_paper() {
     assert_eq!(summary.host.overdrawn_s, 0.0);
 }
 
-/// What `experiments/osdi02-f6` measured on a real guest: until the estimate has come within a tenth of a step up, or down, of where
-/// it settles (medians, seconds). This is the same estimator on a modelled guest, judged in the same way.
-#[test]
-fn sampling_behaves_as_it_was_measured_to() {
-    let (_, results) = play(&load("osdi02-f6"));
-    let series: Vec<(f64, f64)> = results[0]
+/// How the estimate follows a step: seconds up and down (medians), and what it is off by on the plateaus, MB.
+struct Follows {
+    up: f64,
+    down: f64,
+    off: Vec<f64>,
+}
+
+/// Judged as `experiments/osdi02-f6` judges it: until the estimate has come within a tenth of a step of where it settles.
+fn follows(result: &HostResult) -> Follows {
+    let series: Vec<(f64, f64)> = result
         .series
         .iter()
         .map(|p| (p.at as f64 / 1e3, p.estimate.bytes().0 as f64 / 1e6))
@@ -122,18 +126,53 @@ fn sampling_behaves_as_it_was_measured_to() {
     }
     up.sort_by(f64::total_cmp);
     down.sort_by(f64::total_cmp);
-    let measured = |name: &str| {
-        let path = folder().join("../experiments/osdi02-f6/figures.json");
-        let figures: serde_json::Value =
-            serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
-        figures["figures"][name].as_f64().unwrap()
+    let off = plateaus.iter().map(|(from, to, mb)| settled(*from, *to) - mb).collect();
+    Follows { up: up[1], down: down[0].midpoint(down[1]), off }
+}
+
+/// What `experiments/osdi02-f6` measured on a real guest is one draw of 100 pages after another, and so is each of forty
+/// modelled guests under the same estimator: the real one is among them. Its steps fall elsewhere in a sampling
+/// period, and its kernel touches memory of its own, for which the paper allows 20 MB.
+#[test]
+fn sampling_behaves_as_it_was_measured_to() {
+    const HALF_A_PERIOD: f64 = 5.0;
+    const KERNEL: f64 = 20.0;
+    let mut scenario = load("osdi02-f6");
+    let modelled: Vec<Follows> = (1..=40)
+        .map(|seed| {
+            scenario.seed = seed;
+            follows(&play(&scenario).1[0])
+        })
+        .collect();
+    let path = folder().join("../experiments/osdi02-f6/figures.json");
+    let figures: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let among = |name: &str, below: f64, above: f64, of: &dyn Fn(&Follows) -> f64| {
+        let real = figures["figures"][name].as_f64().unwrap();
+        let least = modelled.iter().map(of).fold(f64::MAX, f64::min);
+        let most = modelled.iter().map(of).fold(f64::MIN, f64::max);
+        let there = (least - below..=most + above).contains(&real);
+        assert!(there, "{name}: {real}, of the modelled ones {least} to {most}");
     };
-    assert!((up[1] - measured("response_up_s")).abs() < 10.0, "{up:?}");
-    let down = down[0].midpoint(down[1]);
-    assert!((down - measured("response_down_s")).abs() < 20.0, "{down}");
-    for (from, to, mb) in plateaus {
-        let off = settled(from, to) - mb;
-        assert!(off.abs() < 60.0, "{off} at {mb}");
+    among("response_up_s", HALF_A_PERIOD, HALF_A_PERIOD, &|f| f.up);
+    among("response_down_s", HALF_A_PERIOD, HALF_A_PERIOD, &|f| f.down);
+    among("plateau_error_mean_mb", 0.0, KERNEL, &|f| {
+        f.off.iter().sum::<f64>() / f.off.len() as f64
+    });
+    among("plateau_error_worst_mb", 0.0, KERNEL, &|f| {
+        f.off.iter().map(|e| e.abs()).fold(0.0, f64::max)
+    });
+    let mut up: Vec<f64> = modelled.iter().map(|f| f.up).collect();
+    up.sort_by(f64::total_cmp);
+    assert!(up[20] < 40.0, "{up:?}");
+    for f in &modelled {
+        assert!(
+            f.down > f.up && f.off.iter().all(|e| e.abs() < 60.0),
+            "{} {} {:?}",
+            f.up,
+            f.down,
+            f.off
+        );
     }
 }
 
