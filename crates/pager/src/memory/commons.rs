@@ -238,10 +238,19 @@ impl<B: Backend> Memory<B> {
         self.commons.close();
     }
 
-    /// Up to `n` broken pages; those that do not go home are to be given back.
+    /// Up to `n` broken pages; those that do not go home are to be given back. What went home another way is passed over.
     pub fn take_broken(&self, n: usize) -> Vec<Ppn> {
         let mut broken = lock(&self.commons.broken);
-        (0..n).map_while(|_| broken.pop_first()).collect()
+        let mut taken = Vec::with_capacity(n);
+        while taken.len() < n
+            && let Some(ppn) = broken.pop_first()
+        {
+            let word = self.pmap.load(ppn);
+            if word.state() == State::Broken || !word.is_idle() {
+                taken.push(ppn);
+            }
+        }
+        taken
     }
     /// Pages of `take_broken` that did not go home, to be taken again.
     pub fn give_back_broken(&self, pages: impl IntoIterator<Item = Ppn>) {

@@ -9,7 +9,7 @@
 
 use ballast_units::Ppn;
 
-use super::departures::Mark;
+use super::departures::{Mark, Since};
 use super::{Counters, Memory};
 use crate::backend::{Backend, MemError};
 use crate::word::{Busy, State, Word};
@@ -38,7 +38,9 @@ impl<B: Backend> Memory<B> {
     /// Of looking up which pages are gone; those that are not booked are in `Unbooked`.
     pub fn discard(&self, first: Ppn, n: u64, mark: Mark) -> (Unbooked, Result<(), MemError>) {
         let mut left = Unbooked::default();
-        let result = self.book(first, n, &mut left, |memory, ppn| memory.discard_away(ppn, mark));
+        let mut since = self.departures.since(mark);
+        let away = |memory: &Self, ppn| memory.discard_away(ppn, &mut since);
+        let result = self.book(first, n, &mut left, away);
         (left, result)
     }
 
@@ -55,7 +57,7 @@ impl<B: Backend> Memory<B> {
         first: Ppn,
         n: u64,
         left: &mut Unbooked,
-        away: impl Fn(&Self, Ppn) -> bool,
+        mut away: impl FnMut(&Self, Ppn) -> bool,
     ) -> Result<(), MemError> {
         let end = first.0.saturating_add(n).min(self.pmap.len().0);
         let mut at = first.0;
@@ -145,7 +147,7 @@ impl<B: Backend> Memory<B> {
     }
 
     /// False if the page is busy, or became resident meanwhile.
-    fn discard_away(&self, ppn: Ppn, mark: Mark) -> bool {
+    fn discard_away(&self, ppn: Ppn, since: &mut Since<'_>) -> bool {
         loop {
             let word = self.pmap.load(ppn);
             if !word.is_idle() || word.state() == State::Resident {
@@ -171,7 +173,7 @@ impl<B: Backend> Memory<B> {
                 Err(_) => continue,
             }
             if is_away {
-                if self.departures.since(mark, ppn) {
+                if since.may_have(ppn) {
                     self.pmap.store(ppn, word);
                     return true;
                 }
