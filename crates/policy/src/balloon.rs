@@ -227,6 +227,8 @@ pub struct BalloonControl {
     sent: Duration,
     /// Pages per second, averaged.
     rate: Option<f64>,
+    /// What the guest bore by its last statistics that were fresh.
+    borne: Option<(Pages, Pages)>,
 }
 
 impl BalloonControl {
@@ -241,6 +243,7 @@ impl BalloonControl {
             moments: VecDeque::new(),
             sent: Duration::ZERO,
             rate: None,
+            borne: None,
         }
     }
 
@@ -439,10 +442,26 @@ impl BalloonControl {
     }
 
     /// The largest balloon the guest bears, and how far it may be sure of that now: the cap, and
-    /// with fresh statistics no more than leaves it its reserve.
-    fn limits(&self, input: &BalloonInput, now: Duration) -> (Pages, Pages) {
+    /// with statistics no more than leaves it its reserve. A guest that tells nothing new (it is paused, or waits for
+    /// memory) bears what it bore.
+    fn limits(&mut self, input: &BalloonInput, now: Duration) -> (Pages, Pages) {
         let cap = self.most(input);
-        let Some((available, age)) = self.fresh_available(input) else { return (cap, cap) };
+        let Some((available, age)) = self.fresh_available(input) else {
+            let borne = self.borne.filter(|_| self.sane_available(input).is_some());
+            return borne.map_or((cap, cap), |(limit, sure)| (limit.min(cap), sure.min(cap)));
+        };
+        let limits = self.limits_by(input, (available, age), now);
+        self.borne = Some(limits);
+        limits
+    }
+
+    fn limits_by(
+        &self,
+        input: &BalloonInput,
+        (available, age): (Pages, Duration),
+        now: Duration,
+    ) -> (Pages, Pages) {
+        let cap = self.most(input);
         let reserve = self.config.reserve(input.size);
         // The statistics know of the balloon as it was when they were taken: as large as some
         // command that the guest said it had followed, or larger. Growth is counted from the smallest
@@ -469,7 +488,12 @@ impl BalloonControl {
 
     /// What the guest says is available, and the age of that, if it is fresh and makes sense.
     fn fresh_available(&self, input: &BalloonInput) -> Option<(Pages, Duration)> {
-        let age = input.guest_stats_age.filter(|&age| age <= self.config.fresh)?;
+        self.sane_available(input).filter(|(_, age)| *age <= self.config.fresh)
+    }
+
+    /// As `fresh_available`, however old.
+    fn sane_available(&self, input: &BalloonInput) -> Option<(Pages, Duration)> {
+        let age = input.guest_stats_age?;
         let available = input.guest_available?;
         let sane = available <= input.size && input.guest_total.is_none_or(|t| available <= t);
         sane.then_some((available, age))

@@ -4,6 +4,8 @@ use super::*;
 
 #[path = "balloon_tests/memory.rs"]
 mod memory;
+#[path = "balloon_tests/stale.rs"]
+mod stale;
 
 const SIZE: Pages = Pages::from_mib(256);
 const GOAL: Pages = Pages::from_mib(100);
@@ -610,27 +612,6 @@ fn a_guest_in_distress_gets_memory_back_against_the_goal() {
     assert!(g.available() >= Pages::from_mib(16));
     g.seconds(30, FAST);
     assert_eq!(g.real, settled, "it does not swing");
-}
-
-#[test]
-fn stale_or_senseless_statistics_make_careful_and_do_not_paralyse() {
-    let quarter = Pages::from_mib(16);
-    for spoil in [
-        (|i: &mut BalloonInput| i.guest_stats_age = None) as fn(&mut BalloonInput),
-        |i| i.guest_stats_age = Some(Duration::from_secs(11)),
-        |i| i.guest_available = None,
-        |i| i.guest_available = Some(Pages(u64::MAX)),
-        |i| i.guest_total = Some(Pages(1)),
-    ] {
-        let mut g = Guest::new();
-        g.input.guest_available = Some(SIZE);
-        g.input.guest_total = Some(SIZE);
-        g.input.guest_stats_age = Some(Duration::ZERO);
-        spoil(&mut g.input);
-        let out = g.control.step(&g.input);
-        assert_eq!(out.command, Some(quarter));
-        assert_eq!(out.limit, BalloonConfig::default().cap(SIZE));
-    }
 }
 
 #[test]

@@ -195,6 +195,9 @@ impl Decision {
             let (pool, share) = (&pools[i], self.pools.get(i)?);
             let from = outer.map_or("the host".to_owned(), |outer| format!("pool {}", outer.name));
             let why = match share.bound {
+                Bound::Min if share.target > pool.min => {
+                    "it gets what its VMs are guaranteed, or cannot give".to_owned()
+                }
                 Bound::Min => format!("it gets its min of {}", pool.min),
                 Bound::Max => match pool.max {
                     Some(max) => {
