@@ -20,7 +20,7 @@ use crate::{
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages say it")]
 pub enum ClientError {
-    #[error("no ballastd at {}: {source} (start it with: ballastd)", .socket.display())]
+    #[error("no ballastd at {}: {source} (as a service: systemctl status ballastd; else start it with: ballastd)", .socket.display())]
     Unreachable { socket: PathBuf, source: std::io::Error },
     #[error("{}", .0.message)]
     Refused(ErrorBody),

@@ -29,7 +29,7 @@ pub struct PoolView {
     pub reserved: u64,
     /// What of its own it may still promise; None: whatever its parent has.
     pub unreserved: Option<u64>,
-    /// What its VMs are entitled to, without overhead, bytes.
+    /// What its VMs are entitled to, or have and cannot give, without overhead, bytes.
     pub target: u64,
     /// What its VMs use, without overhead, bytes.
     pub consumed: u64,

@@ -223,7 +223,7 @@ pub enum Mode {
     Paged,
     /// The balloon alone.
     BalloonOnly,
-    /// Neither: shown, and counted at its full size.
+    /// Neither: shown, and counted at what its VMM takes; where it might have been paged, at its full size.
     Unmanaged,
 }
 
@@ -277,7 +277,8 @@ pub struct Params {
 /// Active memory, bytes (OSDI'02 s.5.3): the estimate is the largest of the three averages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ActiveView {
-    /// What the policy takes for active.
+    /// What the policy takes for active, where the VM is paged; one of which nothing is known, or no more, counts as
+    /// using all it has.
     pub estimate: u64,
     /// The slow average over sampling periods.
     pub slow: u64,
@@ -545,7 +546,7 @@ pub struct Why {
     pub vm: String,
     /// Seconds since the decision.
     pub age_s: f64,
-    /// What caused it: "period", "parameters of db1 changed", "free memory fell to soft".
+    /// What caused it: "period", "parameters of db1 changed", "free memory moved from high to soft".
     pub trigger: String,
     /// One sentence: what was decided.
     pub verdict: String,

@@ -12,6 +12,7 @@ use ballast_units::{Bytes, Pages, VM_NAME_RULE, good_vm_name};
 
 use crate::lifecycle::{LARGEST, built_at};
 use crate::limits;
+use crate::looks::Past;
 use crate::manager::{Failure, Manager, Pledge};
 use crate::records::Record;
 use crate::sync::lock;
@@ -187,7 +188,7 @@ impl Manager {
             params,
             process,
             management: Management { mode: Mode::Unmanaged, reason: Some("not seen yet".into()) },
-            objection: None,
+            past: Past::default(),
             external,
             vmm: Pages::ZERO,
             paged: None,

@@ -11,7 +11,7 @@ use ballast_units::{Bytes, Pages};
 
 use crate::config::rules::{PoolRule, VmRule};
 use crate::limits;
-use crate::manager::{Failure, Made, Manager, Pledge, check_pool};
+use crate::manager::{Failure, Made, Manager, Pledge, capacity, check_pool};
 use crate::pools::{PoolSet, Rules};
 use crate::records::Record;
 use crate::sync::lock;
@@ -68,7 +68,7 @@ impl Manager {
     /// With other pools, nothing else changes.
     pub(crate) fn as_now<'a>(&self, rules: &'a Rules) -> Next<'a> {
         let budget = self.host.ledger.budget();
-        Next { rules, vms: &[], capacity: self.capacity(budget, &self.highest_thresholds()) }
+        Next { rules, vms: &[], capacity: capacity(budget, &self.highest_thresholds()) }
     }
 
     /// Sets new parameters of VMs if all that is promised then can be kept, and if they can be written down. The
@@ -198,7 +198,7 @@ impl Manager {
         let set = lock(&self.host_set).changed(change)?;
         let config = self.config();
         let budget = set.budget.unwrap_or(config.budget);
-        let capacity = self.capacity(budget, &config.scale.thresholds(budget));
+        let capacity = capacity(budget, &config.scale.thresholds(budget));
         let rules = self.pools.rules();
         self.promise_changes(&Next { rules: &rules, vms: &[], capacity }, || {
             self.keep_host_set(set)?;

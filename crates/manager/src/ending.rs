@@ -16,7 +16,8 @@ use rustix::process::Signal;
 use crate::config::rules::rule_for;
 use crate::layout::QEMU_LOG;
 use crate::lifecycle::built_at;
-use crate::manager::{Ending, Failure, Manager, Pledge, Waits, guaranteed};
+use crate::looks::Past;
+use crate::manager::{Ending, Failure, Manager, Pledge, Waits, all_of};
 use crate::records::Record;
 use crate::sync::lock;
 use crate::vm::{ENDED, NewVm, Vm, VmParams};
@@ -242,7 +243,7 @@ impl Manager {
             params: record.params,
             process,
             management: Management { mode: Mode::Unmanaged, reason: Some(reason) },
-            objection: None,
+            past: Past::default(),
             external: held.pages(),
             vmm: Pages::ZERO,
             paged: None,
@@ -536,9 +537,9 @@ pub async fn watch_exit(manager: Arc<Manager>, vm: Arc<Vm>) {
     // Before its name is free: from here on it is there, or being started, or here.
     let last = views::vm(&manager, &vm);
     let params = vm.params();
-    // One that is not paged was promised more than its min, and is to find that again.
+    // One that is not paged may take all that it has: it begins with an empty balloon, and cannot start with less.
     let was_unpaged = vm.paged().is_none();
-    let min = if was_unpaged { guaranteed(&vm, &params) } else { params.min };
+    let min = if was_unpaged { all_of(&vm, &params) } else { params.min };
     let promise = Promise { min, overhead: vm.overhead(), swap: Pages::ZERO };
     let pool = params.pool;
     let held = Pledge { promise, pool, rebooted: Some(vm.id) };

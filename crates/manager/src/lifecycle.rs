@@ -10,8 +10,8 @@ use ballast_pager::service::{PagedVm, PagerConfig};
 use ballast_policy::{BalloonControl, Promise, WorkingSet};
 use ballast_qemu::{
     AccelChoice, Huge, Inspection, LaunchPaths, Monitor, ProcessHandle, RamMapping, Verdict, Vmm,
-    check_spec, command, counts_on_zeros, inspect_since, last_log_line, probe_accel_cached,
-    ram_file, spawn, unasked_large_memfds,
+    check_spec, command, counts_on_zeros, inspect_since, last_log_line, pinning_device,
+    probe_accel_cached, ram_file, spawn, unasked_large_memfds,
 };
 use ballast_shim_proto::{Hello, Peer};
 use ballast_units::{Bytes, Pages, VmId};
@@ -28,7 +28,7 @@ use crate::starts::Room;
 use crate::sync::lock;
 use crate::upgrade::since_boot_ms;
 use crate::vm::{Asked, NewVm, Vm, VmParams};
-use crate::{ending, layout, looks_of_files, views};
+use crate::{ending, layout, looks_of_files, past, views};
 
 /// Deadline of one QMP command: a QEMU that waits in a page fault answers when it is served.
 pub(crate) const QMP_DEADLINE: Duration = Duration::from_secs(5);
@@ -233,7 +233,7 @@ impl Manager {
             params,
             process: vmm.process.clone(),
             management,
-            objection: None,
+            past: Past::default(),
             external: if paged.is_some() { Pages::ZERO } else { boot },
             vmm: if paged.is_some() { vmm_memory } else { Pages::ZERO },
             paged,
@@ -461,7 +461,7 @@ impl Manager {
             monitor.is_some() || vm.inspected.load(Ordering::Relaxed) || Instant::now() >= vm.built;
         let qmp = monitor.as_ref().map(|m| m.qmp().clone());
         let pid = vm.process.pid();
-        let Inspection { verdict: first, told } =
+        let Inspection { verdict: first, told, mapped: seen } =
             inspect_since(since, pid, qmp.as_ref(), mapped).await;
         let old = vm.management();
         let is_unsure = matches!(first, Verdict::Unknown(_));
@@ -481,6 +481,9 @@ impl Manager {
         if vm.run_state() == RunState::Stopped || !vm.process.is_alive() {
             return;
         }
+        if ram.is_some() {
+            past::note_mapped(vm, &mut past, seen.and_then(objection_of));
+        }
         if let (Verdict::Unknown(reason), Mode::Paged | Mode::BalloonOnly) = (&verdict, old.mode) {
             tracing::warn!(vm = vm.name, "{reason}; it stays {}, and is looked at again", old.mode);
         }
@@ -496,16 +499,20 @@ impl Manager {
         let Some(management) = managed(verdict, &old, &past, known) else { return };
         vm.was_looked_at(management.clone(), is_built);
         if heard == Heard::Told && ram.is_some() {
-            note_objection(vm, &mut past, told.and_then(objection_of));
+            past::note_objection(vm, &mut past, told.and_then(objection_of));
         }
         vm.is_beyond_reach.store(is_beyond_reach, Ordering::Relaxed);
         if management != old {
-            match &management.reason {
-                Some(reason) => tracing::warn!(vm = vm.name, "{:?}: {reason}", management.mode),
-                None => tracing::info!(vm = vm.name, "{:?}", management.mode),
-            }
-            self.kick.ring(format!("management of {} changed", vm.name));
+            self.is_managed_as(vm, &management);
         }
+    }
+
+    fn is_managed_as(&self, vm: &Vm, management: &Management) {
+        match &management.reason {
+            Some(reason) => tracing::warn!(vm = vm.name, "{:?}: {reason}", management.mode),
+            None => tracing::info!(vm = vm.name, "{:?}", management.mode),
+        }
+        self.kick.ring(format!("management of {} changed", vm.name));
     }
 
     /// A shim that nobody announced: a VMM that somebody else started, libvirt for one. It is
@@ -569,6 +576,10 @@ impl Manager {
         let need = Promise::of(params.min, size, overhead);
         let pledge = Pledge { promise: need, pool: params.pool.clone(), rebooted: None };
         handle.block_on(async {
+            if let Some(device) = pinning_device(peer.pid).await {
+                let why = format!("{device}: the kernel pins no pages that Ballast is to supply");
+                return Err(why.into());
+            }
             self.claim_name(&name, pledge).await?;
             let made = async {
                 let process = ProcessHandle::open(peer.pid).map_err(|e| e.to_string())?;
@@ -634,7 +645,7 @@ impl Manager {
             params,
             process,
             management: unseen("its VMM may still be building its machine"),
-            objection: None,
+            past: Past::default(),
             external: Pages::ZERO,
             vmm: Pages::ZERO,
             paged: Some(paged),
@@ -706,17 +717,6 @@ pub(crate) fn built_at(mapped_ms: Option<u64>) -> Instant {
     Instant::now() + BUILDING.saturating_sub(age)
 }
 
-/// What QMP has told, for looks that are without it, and for the next manager.
-fn note_objection(vm: &Vm, past: &mut Past, objection: Option<Management>) {
-    if past.objection == objection {
-        return;
-    }
-    past.objection.clone_from(&objection);
-    if let Err(e) = Record::update(&vm.folder, |record| record.objection = objection) {
-        tracing::warn!(vm = vm.name, "the next manager is not told whether it may be paged: {e}");
-    }
-}
-
 /// Until that is known it shares nothing. A process whose command line cannot be read is asked again in each round.
 async fn learn_of_zeros(vm: &Vm) {
     if vm.counts_on_zeros.get().is_none()
@@ -753,27 +753,6 @@ async fn look_again(manager: Arc<Manager>, vm: Arc<Vm>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_qmp_has_found_is_told_the_next_manager() {
-        let (dir, size) = (tempfile::tempdir().unwrap(), Pages(4));
-        let params = VmParams::resolve(&[], "a", size.into(), Asked::default()).unwrap();
-        let accel = AccelChoice::Kvm;
-        let pid = std::process::id();
-        let record = Record::new("a", None, params.clone(), size, Pages(1), pid, &accel);
-        record.save(dir.path()).unwrap();
-        let told = || Record::load(dir.path()).unwrap().unwrap().objection;
-        let runtime = tokio::runtime::Runtime::new().unwrap();
-        let _entered = runtime.enter();
-        let vm = Vm::of_tests("a", dir.path().to_owned(), size, params);
-        let mut past = vm.looks.try_lock().unwrap();
-        let reason = Some("scsi-block".to_owned());
-        let objection = Some(Management { mode: Mode::BalloonOnly, reason });
-        note_objection(&vm, &mut past, objection.clone());
-        assert_eq!((told(), past.objection.clone()), (objection.clone(), objection));
-        note_objection(&vm, &mut past, None);
-        assert_eq!((told(), past.objection.clone()), (None, None));
-    }
 
     #[tokio::test]
     async fn a_start_that_lacks_swap_waits_for_the_next_look_and_holds_up_nobody() {

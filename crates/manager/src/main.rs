@@ -51,6 +51,7 @@ mod numa;
 mod own_process;
 mod pace;
 mod paging;
+mod past;
 mod policy_loop;
 mod pools;
 mod rates;
@@ -79,6 +80,7 @@ mod vm_files;
 mod vmm_memory;
 mod whole_file;
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::io::{IsTerminal as _, Write as _};
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
@@ -87,13 +89,15 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use ballast_shim_proto::Listener;
 use ballast_units::Bytes;
 use clap::Parser;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 
 use crate::config::{Config, Overrides};
 use crate::manager::{Ending, Manager};
@@ -172,13 +176,15 @@ const VMS_LEFT: u8 = 3;
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    let filter = tracing_subscriber::EnvFilter::try_from_env("BALLAST_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    let (filter, refused) = log_filter(std::env::var_os("BALLAST_LOG").as_deref());
     // Of a log that cannot be written (a terminal that was hung up, a full disk) it would say so on standard error, and
     // panic where that cannot be written either.
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     let ansi = colours(std::io::stderr().is_terminal(), std::env::var_os("NO_COLOR").as_deref());
     log.with_ansi(ansi).log_internal_errors(false).init();
+    if let Some(why) = refused {
+        tracing::warn!("BALLAST_LOG: {why}: what is info and above is logged");
+    }
     match run(args) {
         Ok(Ending::VmsLeft) => {
             let _ =
@@ -191,6 +197,26 @@ fn main() -> ExitCode {
             let _ = writeln!(std::io::stderr(), "ballastd: {why}");
             ExitCode::FAILURE
         }
+    }
+}
+
+/// What is logged: `info` and above, unless more or less is asked for; and what is wrong with what was asked for. A single
+/// word that is no level would be taken for the name of a module, and let nothing through.
+fn log_filter(asked: Option<&OsStr>) -> (EnvFilter, Option<String>) {
+    let filter = |text: &str| {
+        let word = text.chars().all(char::is_alphanumeric);
+        if word && text.parse::<LevelFilter>().is_err() {
+            return Err(format!("'{text}' is none of off, error, warn, info, debug, trace"));
+        }
+        EnvFilter::try_new(text).map_err(|e| format!("'{text}': {e}"))
+    };
+    let default = || EnvFilter::new("info");
+    match asked.filter(|asked| !asked.is_empty()) {
+        None => (default(), None),
+        Some(asked) => match asked.to_str().ok_or("not UTF-8".to_owned()).and_then(filter) {
+            Ok(filter) => (filter, None),
+            Err(why) => (default(), Some(why)),
+        },
     }
 }
 
@@ -284,6 +310,10 @@ async fn serve(
     // Whoever started it need not listen.
     let mut out = std::io::stdout();
     let _ = writeln!(out, "ready: {}", config.socket.display()).and_then(|()| out.flush());
+    // A unit of systemd waits for it.
+    if let Err(e) = sd_notify::notify(&[sd_notify::NotifyState::Ready]) {
+        tracing::warn!("telling the service manager that it is ready: {e}");
+    }
     let budget = manager.host.ledger.budget();
     tracing::info!("budget {budget}, socket {}", config.socket.display());
     let room = run_room::of(&config.run_dir);
@@ -335,18 +365,38 @@ fn start_threads(manager: &Arc<Manager>, shims: Listener) -> anyhow::Result<Vec<
     Ok(threads)
 }
 
-/// Leaves what is paged for the next manager. All VMs at once: one whose shim hangs is waited for.
+/// A VM is waited for so long: one whose disk does not answer keeps all others' guests from the next manager.
+const LEAVING: Duration = Duration::from_secs(10);
+
+/// Leaves what is paged for the next manager. All VMs at once: one whose shim hangs is waited for. What is not left in time
+/// is, as after a crash, once this process has ended: its shim has no other manager before.
 fn leave_all(manager: &Manager) {
-    std::thread::scope(|scope| {
-        for vm in manager.vms() {
-            let left = vm.clone();
-            let thread = std::thread::Builder::new().name("leave".into());
-            if let Err(e) = thread.spawn_scoped(scope, move || leave(&left)) {
+    let (done, left) = std::sync::mpsc::channel();
+    let mut leaving = BTreeSet::new();
+    for vm in manager.vms() {
+        let (its, done) = (vm.clone(), done.clone());
+        let thread = std::thread::Builder::new().name("leave".into());
+        let spawned = thread.spawn(move || {
+            leave(&its);
+            // Who waited may have given up.
+            let _ = done.send(its.name.clone());
+        });
+        match spawned {
+            Ok(_) => _ = leaving.insert(vm.name.clone()),
+            Err(e) => {
                 tracing::error!(vm = vm.name, "a thread that leaves it: {e}");
                 leave(&vm);
             }
         }
-    });
+    }
+    drop(done);
+    let end = Instant::now() + LEAVING;
+    while let Ok(name) = left.recv_timeout(end.saturating_duration_since(Instant::now())) {
+        leaving.remove(&name);
+    }
+    for name in leaving {
+        tracing::error!(vm = name, "not left in order within {} s: as it is", LEAVING.as_secs());
+    }
 }
 
 /// Does the work of one of the manager's threads, from its beginning again `anew` after it has panicked: without the
@@ -454,6 +504,25 @@ mod tests {
     use std::cell::Cell;
 
     use super::*;
+
+    #[test]
+    fn what_is_logged_is_what_was_asked_for_or_info() {
+        let told = |asked: &str| {
+            let (filter, refused) = log_filter(Some(OsStr::new(asked)));
+            (filter.to_string(), refused)
+        };
+        assert_eq!(log_filter(None).0.to_string(), "info");
+        for plain in ["debug", "WARN", "off", "ballastd=debug,info", "ballastd::looks=trace"] {
+            let (filter, refused) = told(plain);
+            assert!(refused.is_none(), "{refused:?}");
+            assert_eq!(filter.to_lowercase(), plain.to_lowercase());
+        }
+        assert_eq!(told(""), ("info".to_owned(), None));
+        for wrong in ["warning", "verbose", "info=loud", "a=b=c"] {
+            let (filter, refused) = told(wrong);
+            assert!(filter == "info" && refused.is_some_and(|why| why.contains(wrong)), "{wrong}");
+        }
+    }
 
     #[test]
     fn a_log_has_colours_on_a_terminal_that_may_have_them_and_nowhere_else() {

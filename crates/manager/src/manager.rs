@@ -519,15 +519,10 @@ impl Manager {
         self.promise_all(name, all)
     }
 
-    /// What may be promised of a budget.
-    pub(crate) fn capacity(&self, budget: Pages, thresholds: &Thresholds) -> Pages {
-        budget.saturating_sub(thresholds.goal()).saturating_sub(ZERO_RUN)
-    }
-
     pub(crate) fn books<'a>(&self, pools: &'a [Pool], made: &[Made]) -> Books<'a> {
         Books {
             pools,
-            capacity: self.capacity(self.host.ledger.budget(), &self.highest_thresholds()),
+            capacity: capacity(self.host.ledger.budget(), &self.highest_thresholds()),
             promises: made.iter().map(|&(_, pool, pages)| (pool, pages)).collect(),
         }
     }
@@ -621,11 +616,9 @@ pub(crate) fn guaranteed(vm: &Vm, params: &VmParams) -> Pages {
             params.min
         }
         // It may take all that it asks for.
-        Mode::Unmanaged if is_paged && is_inspected => {
-            vm.configured().max(vm.consumed()).max(params.min)
-        }
+        Mode::Unmanaged if is_paged && is_inspected => all_of(vm, params),
         // Nothing but its balloon keeps it within less than its whole size; until that has told, nothing.
-        _ if !is_paged && vm.spec.is_some() => {
+        _ if vm.spec.is_some() => {
             let of = vm.spec.as_ref().filter(|spec| !spec.no_balloon);
             let held = of.and_then(|_| lock(&vm.balloon).held).unwrap_or_default();
             vm.configured().saturating_sub(held).max(vm.consumed()).max(params.min)
@@ -633,6 +626,16 @@ pub(crate) fn guaranteed(vm: &Vm, params: &VmParams) -> Pages {
         // Nothing is taken from it, or only what its guest gives: what it has it keeps.
         _ => vm.consumed().max(params.min),
     }
+}
+
+/// What may be promised of a budget.
+pub(crate) fn capacity(budget: Pages, thresholds: &Thresholds) -> Pages {
+    budget.saturating_sub(thresholds.goal()).saturating_sub(ZERO_RUN)
+}
+
+/// All that a VM may take beside its overhead.
+pub(crate) fn all_of(vm: &Vm, params: &VmParams) -> Pages {
+    vm.configured().max(vm.consumed()).max(params.min)
 }
 
 #[cfg(test)]

@@ -296,7 +296,11 @@ fn demand(manager: &Manager, vm: &Vm, pools: &[Pool]) -> VmDemand {
         _ => size,
     };
     // What is to be unplugged is its own until it is; what is to be plugged it cannot use before.
-    let lag = vm.plugged().saturating_sub(params.max.saturating_sub(vm.boot));
+    // Below what it began with, a limit holds whatever is plugged.
+    let lag = match params.max >= vm.boot {
+        true => vm.plugged().saturating_sub(params.max - vm.boot),
+        false => Pages::ZERO,
+    };
     let max = (params.max + lag).min(size);
     VmDemand {
         id: vm.id,

@@ -74,6 +74,9 @@ pub struct Record {
     /// What QMP has told last against paging it. A manager of before does not know of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub objection: Option<Management>,
+    /// That another process mapped its RAM: as above, for as long as it runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mapped: Option<Management>,
     /// What the manager that left it had measured; see `measured`. Whatever is there, the VM can be taken over.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured: Option<serde_json::Value>,
@@ -113,6 +116,7 @@ impl Record {
             shim: 0,
             unpaged: None,
             objection: None,
+            mapped: None,
             measured: None,
             qmp: None,
         }

@@ -10,7 +10,7 @@ use ballast_units::Pages;
 use crate::change::{Next, check_reserved, check_swap, under_rules};
 use crate::config::{Config, Overrides};
 use crate::host_set::HostSet;
-use crate::manager::{Failure, Manager, check_pool};
+use crate::manager::{Failure, Manager, capacity, check_pool};
 use crate::pools::{Pools, Rules};
 use crate::records::Record;
 use crate::sync::lock;
@@ -77,7 +77,7 @@ impl Manager {
         for (vm, before, params) in &changes {
             told.push(format!("VM {}: {}", vm.name, crate::vm::differences(before, params)));
         }
-        let capacity = self.capacity(budget, &new.scale.thresholds(budget));
+        let capacity = capacity(budget, &new.scale.thresholds(budget));
         self.promise_changes(&Next { rules: &rules, vms: &changes, capacity }, || {
             self.host.ledger.set_budget(budget);
             self.pools.set_configured(&new.pools);

@@ -14,6 +14,7 @@ use ballast_qemu::{ProcessHandle, process};
 use ballast_units::{Bytes, Pages};
 
 use crate::lifecycle::{built_at, parts_of, unseen};
+use crate::looks::Past;
 use crate::manager::{Manager, Pledge, Waits};
 use crate::measured::{self, Measured};
 use crate::paging::{Answer, Expected, pager_config};
@@ -357,6 +358,8 @@ fn admit(
     // Its start may have been begun anew since the record was read.
     let mapped_ms = Record::load(&folder).ok().flatten().and_then(|record| record.mapped_ms);
     let measured = Measured::in_record(record);
+    let (objection, mapped) = (record.objection.clone(), record.mapped.clone());
+    let past = Past { objection, mapped, ..Past::default() };
     let config = manager.config();
     let vm = manager.admit(NewVm {
         id: manager.next_id(),
@@ -371,7 +374,7 @@ fn admit(
         params: record.params.clone(),
         process,
         management,
-        objection: record.objection.clone(),
+        past,
         external,
         vmm: Pages::ZERO,
         paged,

@@ -5,26 +5,30 @@ use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
+use rustix::fs::{XattrFlags, getxattr, setxattr};
 
 use ballast_journal::store::segments_in;
 
 use crate::commons;
 use crate::config::Config;
 use crate::layout;
-use crate::looks_of_disks::{Look, is_mute};
+use crate::looks_of_disks::Look;
 use crate::trust::trusted;
 use crate::whole_file;
 
 /// Of all in the run folder and of the swap files that has no version of its own: the stores, their
 /// key, the zeros. Grows by one whenever an older manager could not understand them.
 pub const FORMAT: u32 = 1;
+/// An attribute of a folder for swap files that a manager has made: one without was made for it, with what is set of a
+/// folder (no copies on write, a quota), and stays.
+const MADE: &str = "user.ballast.made";
 const FORMAT_TEXT: &str = "ballast run folder ";
 
 /// Folders that the manager needs, and which of them it made.
 pub struct Folders {
     /// Made by this process.
     fresh: Vec<PathBuf>,
-    /// Those, and its own by name, even if a former manager made them.
+    /// Those, the run folder, and one for swap files that a former manager made.
     own: Vec<PathBuf>,
     /// Whether there were stores, and a format, of a former manager.
     had_stores: bool,
@@ -37,18 +41,21 @@ impl Folders {
     /// # Errors
     /// A folder that cannot be made, or that is not to be trusted. Those that were made are gone.
     pub fn make(config: &Config) -> anyhow::Result<Folders> {
-        let mut fresh = Vec::new();
+        let (mut fresh, mut former) = (Vec::new(), Vec::new());
         let had_stores = config.run_dir.join(layout::STORE).exists();
         let had_format = config.run_dir.join(layout::FORMAT).exists();
         fresh.extend(missing(&config.run_dir));
         if let Some(dir) = &config.swap_dir {
             // Where that hangs, nothing can be made, nor removed.
-            fresh.extend(Look::begin(dir, missing).context("a thread")?.wait().unwrap_or_default());
+            let look = Look::begin(dir, |dir| (missing(dir), was_made(dir))).context("a thread")?;
+            let (to_make, is_ours) = look.wait().unwrap_or_default();
+            fresh.extend(to_make);
+            former.extend(Some(dir.clone()).filter(|_| is_ours));
         }
         create(config).inspect_err(|_| remove_empty(&fresh))?;
         let mut own = fresh.clone();
         own.push(config.run_dir.clone());
-        own.extend(config.swap_dir.clone().filter(|dir| !is_mute(dir)));
+        own.extend(former);
         Ok(Folders { fresh, own, had_stores, had_format })
     }
 
@@ -118,7 +125,7 @@ fn create(config: &Config) -> anyhow::Result<File> {
     make(&config.run_dir, if config.shim_group.is_some() { 0o711 } else { 0o700 })?;
     if let Some(dir) = &config.swap_dir {
         // VMs may wait that have no files there: it is missing, as any other location may be.
-        Look::begin(dir, |dir| make(dir, 0o700)).context("a thread")?.wait().unwrap_or(Ok(()))?;
+        Look::begin(dir, make_swap_dir).context("a thread")?.wait().unwrap_or(Ok(()))?;
     }
     let folder = trusted(&config.run_dir, false)?;
     look_at_swap(config)?;
@@ -152,6 +159,20 @@ fn look_at_swap(config: &Config) -> anyhow::Result<()> {
 /// Which folders are to be made so that this one is there: itself first.
 fn missing(dir: &Path) -> Vec<PathBuf> {
     dir.ancestors().take_while(|dir| !dir.exists()).map(Path::to_owned).collect()
+}
+
+fn make_swap_dir(dir: &Path) -> anyhow::Result<()> {
+    let is_new = !dir.exists();
+    make(dir, 0o700)?;
+    if is_new {
+        // Without attributes it stays if this manager does not come to its end.
+        let _ = setxattr(dir, MADE, b"1", XattrFlags::empty());
+    }
+    Ok(())
+}
+
+fn was_made(dir: &Path) -> bool {
+    getxattr(dir, MADE, &mut [0; 8][..]).is_ok()
 }
 
 /// Makes a folder for this user alone; those above it that are missing get the mode `above`.
@@ -325,6 +346,34 @@ mod tests {
         std::fs::remove_file(&record).unwrap();
         folders.clear(&config);
         assert!(!run_dir.exists());
+    }
+
+    #[test]
+    fn a_folder_for_swap_files_that_was_there_stays() {
+        for there in [true, false] {
+            let dir = tempfile::tempdir().unwrap();
+            let [run_dir, swap_dir] = ["run", "swap"].map(|name| dir.path().join(name));
+            if there {
+                std::fs::create_dir(&swap_dir).unwrap();
+                std::fs::set_permissions(&swap_dir, Permissions::from_mode(0o750)).unwrap();
+            }
+            let overrides = crate::config::Overrides {
+                budget: Some(ballast_units::Bytes(64 << 20)),
+                swap_dir: Some(swap_dir.clone()),
+                run_dir: Some(run_dir.clone()),
+                ..crate::config::Overrides::default()
+            };
+            let config = Config::load(None, overrides).unwrap();
+            // The first one is killed.
+            Folders::make(&config).unwrap();
+            let is_noted = was_made(&swap_dir);
+            if !there && !is_noted {
+                eprintln!("SKIPPED: no attributes in {}", dir.path().display());
+            }
+            Folders::make(&config).unwrap().clear(&config);
+            assert_eq!((run_dir.exists(), swap_dir.exists()), (false, !is_noted));
+            assert!(!there || !is_noted);
+        }
     }
 
     /// Another manager has the lock in the very moment in which the file is removed.

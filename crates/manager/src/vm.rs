@@ -375,7 +375,7 @@ pub struct NewVm {
     pub process: ProcessHandle,
     pub management: Management,
     /// See [`Past`].
-    pub objection: Option<Management>,
+    pub past: Past,
     pub paged: Option<PagedVm>,
     /// What is booked for a VM that is not paged.
     pub external: Pages,
@@ -405,7 +405,7 @@ impl Vm {
             params,
             process: ProcessHandle::open(std::process::id()).unwrap(),
             management: Management { mode: Mode::BalloonOnly, reason: None },
-            objection: None,
+            past: Past::default(),
             paged: None,
             external: Pages::ZERO,
             vmm: Pages::ZERO,
@@ -421,7 +421,7 @@ impl Vm {
         let has = new.paged.as_ref().map_or(Pages::ZERO, |paged| paged.memory().charged());
         let assumed = new.params.max.max(has).saturating_sub(new.boot);
         let refused = new.management.reason.clone().filter(|_| new.paged.is_none());
-        let past = Past { objection: new.objection, refused };
+        let past = Past { refused, ..new.past };
         Vm {
             id: new.id,
             name: new.name,

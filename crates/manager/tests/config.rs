@@ -1,4 +1,4 @@
-//! Configuration is taken whole or not at all, and a run folder has one manager.
+//! Configuration is taken whole or not at all, a run folder has one manager, and who starts it is told that it answers.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic here is the test failing")]
 
 mod support;
@@ -6,9 +6,10 @@ mod support;
 use std::fs::Permissions;
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 use ballast_api::LocationState;
 use support::Ballastd;
@@ -114,6 +115,26 @@ async fn a_run_folder_has_one_manager_and_is_private() {
     // A clean end without VMs leaves nothing.
     assert!(ballastd.term().success());
     assert!(!ballastd.run_dir().exists() && !ballastd.swap_dir().exists());
+}
+
+/// As systemd does with a unit of `Type=notify`.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_service_manager_is_told_when_it_answers_and_not_before() {
+    let ballastd = Ballastd::prepare(&["--budget", "128M"]);
+    let path = ballastd.root.join("notify");
+    let notified = UnixDatagram::bind(&path).unwrap();
+    notified.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let mut command = ballastd.command();
+    command.env("NOTIFY_SOCKET", &path).stdin(Stdio::null()).stdout(Stdio::null());
+    let mut child = command.spawn().unwrap();
+    let mut text = [0; 64];
+    let told = notified.recv(&mut text);
+    let answers = UnixStream::connect(ballastd.client.socket());
+    let ended = ballastd.client.shutdown(true).await;
+    let _ = ended.inspect_err(|_| drop(child.kill()));
+    child.wait().unwrap();
+    assert_eq!(text[..told.unwrap()].trim_ascii(), b"READY=1");
+    answers.unwrap();
 }
 
 #[test]

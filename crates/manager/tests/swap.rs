@@ -12,9 +12,10 @@ use std::process::Command;
 use std::time::Duration;
 
 use ballast_api::{HostChange, LocationState, RunState};
+use ballast_lab::image::Image;
 use ballast_lab::leftovers;
 use rustix::process::Signal;
-use support::{Ballastd, MIB, image_or_skip, required, signal};
+use support::{Ballastd, MIB, image_or_skip, required, signal, wait};
 
 /// The first bytes of each slot of a swap file, as they were and as they are now.
 struct Damage {
@@ -325,31 +326,27 @@ fn with_swap_on(disk: &Disk, budget: &str) -> Ballastd {
     ballastd
 }
 
-/// Its disk does not answer, so that what one VM has cannot be taken from it, nor given back when it ends. The other is
-/// entitled to what is left.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_disk_that_does_not_answer_is_one_vms_alone() {
-    let Some(image) = image_or_skip() else { return };
-    let Some(disk) = Disk::mount(64) else { return };
-    let ballastd = with_swap_on(&disk, "160M");
-    let client = ballastd.client.clone();
+/// Two guests that work on more memory than there is; the first swaps to the disk.
+async fn hurt_and_well(ballastd: &Ballastd, image: &Image, disk: &Disk) {
     for name in ["hurt", "well"] {
         let workload = "verify-torture --mb 56 --threads 2 --seconds 100000";
         let mut spec = ballastd.guest(image, name, 128, workload);
         (spec.no_balloon, spec.min) = (true, 48 * MIB);
-        client.run(&spec).await.unwrap();
+        ballastd.client.run(&spec).await.unwrap();
         // The first has all of that disk.
         disk.fill();
     }
     assert!(disk.at.join("hurt.swap").exists() && !disk.at.join("well.swap").exists());
-    let mut well = ballastd.console("well");
     for mut console in [ballastd.console("hurt"), ballastd.console("well")] {
         ballastd.checks_go_on(&mut console, 1000).await;
     }
-    is_swapped(&ballastd, "hurt").await;
+    is_swapped(ballastd, "hurt").await;
+}
+
+async fn frozen_with_writes_under_way<'a>(ballastd: &Ballastd, disk: &'a Disk) -> Frozen<'a> {
     let frozen = Frozen::freeze(&disk.at);
     let less = HostChange { budget: Some(136 * MIB), ..HostChange::default() };
-    client.change_host(&less).await.unwrap();
+    ballastd.client.change_host(&less).await.unwrap();
     // Nothing more is asked of it, and the other is not promised what it has.
     ballastd
         .eventually("what cannot be taken is nobody else's", async || {
@@ -358,6 +355,44 @@ async fn a_disk_that_does_not_answer_is_one_vms_alone() {
             hurt.consumed > hurt.target && hurt.consumed + hurt.overhead + target <= host.budget
         })
         .await;
+    frozen
+}
+
+/// A manager that leaves does not wait for it; the VM that swaps to it waits until the old one's threads have ended.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_disk_that_does_not_answer_keeps_no_other_vm_from_the_next_manager() {
+    let Some(image) = image_or_skip() else { return };
+    let Some(disk) = Disk::mount(64) else { return };
+    let mut ballastd = with_swap_on(&disk, "160M");
+    hurt_and_well(&ballastd, image, &disk).await;
+    let frozen = frozen_with_writes_under_way(&ballastd, &disk).await;
+    let mut old = ballastd.take_over_from();
+    let (mut hurt, mut well) = (ballastd.console("hurt"), ballastd.console("well"));
+    ballastd.checks_go_on(&mut well, 2000).await;
+    ballastd.is_paged("well").await;
+    drop(frozen);
+    wait("the end of the old ballastd", || old.try_wait().unwrap());
+    ballastd.is_paged("hurt").await;
+    for console in [&mut hurt, &mut well] {
+        ballastd.checks_go_on(console, 2000).await;
+    }
+    ballastd.assert_books_balance().await;
+    for name in ["hurt", "well"] {
+        ballastd.client.stop(name, Duration::ZERO).await.unwrap();
+    }
+}
+
+/// Its disk does not answer, so that what one VM has cannot be taken from it, nor given back when it ends. The other is
+/// entitled to what is left.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_disk_that_does_not_answer_is_one_vms_alone() {
+    let Some(image) = image_or_skip() else { return };
+    let Some(disk) = Disk::mount(64) else { return };
+    let ballastd = with_swap_on(&disk, "160M");
+    hurt_and_well(&ballastd, image, &disk).await;
+    let client = ballastd.client.clone();
+    let mut well = ballastd.console("well");
+    let frozen = frozen_with_writes_under_way(&ballastd, &disk).await;
     ballastd.checks_go_on(&mut well, 2000).await;
     let stopping = tokio::spawn(async move { client.stop("hurt", Duration::ZERO).await });
     ballastd

@@ -116,7 +116,8 @@ pub struct Facts {
     pub memdevs: Option<Vec<Memdev>>,
     /// From QMP; empty without it.
     pub ram_blocks: Vec<RamBlock>,
-    /// From its command line: those it was started with. They count where QMP does not tell.
+    /// From its command line: those it was started with. They count where QMP does not tell, and those that are no
+    /// devices to it (a network backend, a block node) in any case.
     pub commanded: Vec<Device>,
     /// Files of the process by which commands are passed through, whose transfers reach guest memory past the
     /// pager: "/dev/sg3".
@@ -150,7 +151,8 @@ impl Facts {
     /// The devices, as far as they are known.
     fn known_devices(&self) -> impl Iterator<Item = &Device> {
         let told = self.memdevs.is_some();
-        let known = self.devices.iter().chain(self.commanded.iter().filter(move |_| !told));
+        let untold = self.commanded.iter().filter(move |d| !told || d.is_backend());
+        let known = self.devices.iter().chain(untold);
         // Its memory was announced with the rest.
         known.filter(|device| !(self.announced > 1 && device.is_own_hotplug()))
     }
@@ -292,19 +294,26 @@ pub struct Inspection {
     pub verdict: Verdict,
     /// What QMP has told, if that by itself forbids paging: a look without it need not find that.
     pub told: Option<Verdict>,
+    /// That another process maps its RAM, if one does: it may come again after it was gone.
+    pub mapped: Option<Verdict>,
 }
 
 impl Inspection {
     fn of(facts: &Facts) -> Inspection {
         let told = decide(&facts.of_qmp());
         let told = Some(told).filter(|told| *told != Verdict::Pageable).map(Verdict::in_one_line);
-        Inspection { verdict: decide(facts).in_one_line(), told }
+        let holder = facts.holders.iter().find(|holder| holder.maps);
+        let mapped = holder.map(|holder| {
+            let (commanded, holders) = (facts.commanded.clone(), vec![holder.clone()]);
+            decide(&Facts { commanded, holders, ..facts.of_qmp() }).in_one_line()
+        });
+        Inspection { verdict: decide(facts).in_one_line(), told, mapped }
     }
 }
 
 impl From<Verdict> for Inspection {
     fn from(verdict: Verdict) -> Inspection {
-        Inspection { verdict: verdict.in_one_line(), told: None }
+        Inspection { verdict: verdict.in_one_line(), told: None, mapped: None }
     }
 }
 
@@ -376,6 +385,12 @@ fn failed(pid: u32, error: &io::Error) -> Verdict {
 /// not in time.
 pub async fn counts_on_zeros(pid: u32) -> Option<bool> {
     read_in_time(pid, move || reports::counts_on_zeros(pid)).await
+}
+
+/// What a VMM's command line asks for that pins all of its guest's memory while it starts: "-device vfio-pci". The kernel does
+/// not pin pages that a userfaultfd is to supply: such a VMM would end. None, too: it cannot be read, or not in time.
+pub async fn pinning_device(pid: u32) -> Option<String> {
+    read_in_time(pid, move || scan::pinning(pid)).await.flatten()
 }
 
 /// Whether a process maps memory of that size to write to, as a VMM does its guest's. None: its mappings cannot be read,

@@ -250,3 +250,41 @@ fn what_qmp_has_told_is_told_from_what_is_seen_without() {
     assert_eq!(told(&held), None);
     assert_eq!(told(&plugged(held)), told(&plugged(good())));
 }
+
+/// QMP lists devices, not what is behind them: its process may be away at the moment of a look.
+#[test]
+fn a_backend_that_is_a_second_process_counts_though_qmp_does_not_list_it() {
+    let named = |args: &[&str]| Facts { commanded: spec::named_devices(args), ..good() };
+    for (option, value) in [
+        ("-netdev", "vhost-user,id=n,chardev=c"),
+        ("-netdev", r#"{"type":"vhost-user","id":"n"}"#),
+        ("-blockdev", "driver=virtio-blk-vhost-user,node-name=d,path=/s"),
+        ("-blockdev", r#"{"driver":"virtio-blk-vhost-user"}"#),
+    ] {
+        balloon_only(named(&[option, value]), "shares guest memory with a second process");
+    }
+    unmanaged(named(&["-blockdev", "driver=virtio-blk-vhost-vdpa,path=/d"]), "pins guest memory");
+    // What QMP does list is there no more once it does not.
+    assert_eq!(decide(&named(&["-device", "vhost-user-fs-pci,chardev=c"])), Verdict::Pageable);
+    assert_eq!(
+        decide(&named(&["-netdev", "tap,id=n", "-blockdev", "driver=file"])),
+        Verdict::Pageable
+    );
+}
+
+#[test]
+fn who_maps_the_ram_is_told_beside_what_else_there_is() {
+    let holder = |maps| Holder { pid: 7, comm: "backend".into(), maps };
+    let of = |holders| Inspection::of(&Facts { holders, ..good() });
+    assert_eq!(of(vec![]).mapped, None);
+    assert_eq!(of(vec![holder(false)]).mapped, None, "it could, and does not");
+    let found = of(vec![holder(false), holder(true)]);
+    let Some(Verdict::BalloonOnly(reason)) = &found.mapped else { panic!("{found:?}") };
+    assert!(reason.contains("process 7 (backend) maps"), "{reason}");
+    assert_eq!(found.told, None);
+    // Whatever is found of its files in this look.
+    let direct = Facts { holders: vec![holder(true)], direct_files: vec!["/d".into()], ..good() };
+    assert!(
+        matches!(Inspection::of(&direct).mapped, Some(Verdict::BalloonOnly(r)) if r.contains("maps"))
+    );
+}

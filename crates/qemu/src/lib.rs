@@ -32,7 +32,7 @@ pub use command_line::{BALLOON_ID, HOTPLUG_ID, Launch, LaunchPaths, command};
 pub use handle::{Exit, ProcessHandle};
 pub use inspect::{
     Facts, Holder, Inspection, RamMapping, Verdict, counts_on_zeros, decide, inspect,
-    inspect_since, maps_memory,
+    inspect_since, maps_memory, pinning_device,
 };
 pub use launch::{LaunchError, Vmm, last_log_line, spawn};
 pub use monitor::{Device, DiskReads, Memdev, Monitor, RunStatus};

@@ -282,6 +282,12 @@ impl Device {
         self.path == HOTPLUG_PATH && self.kind == "virtio-mem-pci"
     }
 
+    /// Whether the command line names it as what is behind a device (a network backend, a block node): QMP does not list
+    /// those with the devices.
+    pub(crate) fn is_backend(&self) -> bool {
+        matches!(&*self.path, "-netdev" | "-net" | "-nic" | "-blockdev")
+    }
+
     /// Whether it is a virtio balloon, on whatever bus.
     pub fn is_balloon(&self) -> bool {
         self.kind.starts_with("virtio-balloon")

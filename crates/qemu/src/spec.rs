@@ -160,7 +160,7 @@ fn refused_option(option: &str) -> Option<&'static str> {
 fn refused_value(option: &str, value: &str) -> Option<&'static str> {
     match option {
         "object" => refused_object(&kind(value, "qom-type")),
-        "device" => refused_device(&kind(value, "driver")),
+        "device" | "blockdev" => refused_device(&kind(value, "driver")),
         "netdev" | "net" | "nic" => match kind(value, "type").as_str() {
             "vhost-user" => Some(SECOND_PROCESS),
             "vhost-vdpa" => Some(PINNED),
@@ -222,11 +222,11 @@ pub(crate) fn refused_device(kind: &str) -> Option<&'static str> {
 }
 
 pub(crate) fn pins_memory(kind: &str) -> bool {
-    kind.starts_with("vfio-") || kind.starts_with("x-vfio-") || kind.starts_with("vhost-vdpa")
+    kind.starts_with("vfio-") || kind.starts_with("x-vfio-") || kind.contains("vhost-vdpa")
 }
 
 pub(crate) fn is_vhost_user(kind: &str) -> bool {
-    kind.starts_with("vhost-user") || kind.contains("virtiofs")
+    kind.contains("vhost-user") || kind.contains("virtiofs")
 }
 
 pub(crate) fn passes_scsi_through(kind: &str) -> bool {
@@ -238,7 +238,7 @@ pub(crate) fn passes_scsi_through(kind: &str) -> bool {
 pub(crate) fn named_devices(args: &[&str]) -> Vec<Device> {
     let named = |option: &str, value: &str| {
         let kind = match option {
-            "device" => kind(value, "driver"),
+            "device" | "blockdev" => kind(value, "driver"),
             "netdev" | "net" | "nic" => kind(value, "type"),
             _ => return None,
         };

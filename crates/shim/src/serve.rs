@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Receiver;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ballast_shim_proto::{Connection, ConnectionError, Message};
 use ballast_uffd::Uffd;
@@ -21,6 +21,8 @@ use crate::{CONFIG, attach, batch};
 const STACK: usize = 256 << 10;
 const RECONNECT: Duration = Duration::from_millis(200);
 const REFUSED: Duration = Duration::from_secs(1);
+/// A manager that is replaced, or started again, is there before.
+const LONG: Duration = Duration::from_secs(10);
 /// By then the VMM has given its RAM the properties it wants, and the guest has not touched much.
 const SETTLED: Duration = Duration::from_secs(1);
 
@@ -133,8 +135,9 @@ fn say_full() {
 
 /// For as long as it takes: without a manager the guest waits at its next fault.
 fn reconnect(config: &Config, vm: &Vm) -> Held<Connection> {
+    let since = Instant::now();
     let mut refusal = None;
-    let mut denied = false;
+    let mut told = false;
     let mut is_older = false;
     loop {
         // A manager of before may have been replaced since it said that it is one.
@@ -145,10 +148,13 @@ fn reconnect(config: &Config, vm: &Vm) -> Held<Connection> {
         let hello = attach::hello(config, vm.rams(), true);
         let connection = match attach::connect(config) {
             Ok(connection) => connection,
-            // No manager for now, but for this: whoever started it must put that in order.
+            // No manager for now; or something that whoever started it must put in order: it may not, it has no descriptor
+            // left, or it does not see the socket any more (a root, or a mount, of its own).
             Err(e) => {
-                if e.kind() == std::io::ErrorKind::PermissionDenied && !denied {
-                    denied = true;
+                let stays = e.kind() == std::io::ErrorKind::PermissionDenied
+                    || matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE));
+                if !told && (stays || since.elapsed() > LONG) {
+                    told = true;
                     crate::say(&format!(
                         "VM '{}': {}: {e}; its guest waits, asking again",
                         config.vm,

@@ -79,7 +79,7 @@ async fn what_is_held_for_a_vm_that_reboots_is_promised_to_it_again() {
         starting.insert("again".into(), pledge(64, Some(VmId(7))));
     }
     manager.promise("again", pledge(65, None)).unwrap();
-    let capacity = manager.capacity(Pages::from_mib(256), &manager.highest_thresholds());
+    let capacity = capacity(Pages::from_mib(256), &manager.highest_thresholds());
     assert_eq!(promised(), capacity - Pages::from_mib(200));
     lock(&manager.starting).insert("big".into(), pledge(100, None));
     lock(&manager.starting).insert("again".into(), pledge(64, Some(VmId(7))));
@@ -130,6 +130,8 @@ async fn a_vm_that_is_not_paged_is_promised_all_that_its_balloon_does_not_hold()
     assert_eq!(promised(&vm), size);
     lock(&vm.balloon).held = Some(Pages::from_mib(40));
     assert_eq!(promised(&vm), Pages::from_mib(60));
+    // When it has rebooted its balloon is empty: that much it needs, to start.
+    assert_eq!(all_of(&vm, &params), size);
     vm.external.store(Pages::from_mib(70).0, std::sync::atomic::Ordering::Relaxed);
     assert_eq!(promised(&vm), Pages::from_mib(70));
     lock(&vm.balloon).held = Some(size);

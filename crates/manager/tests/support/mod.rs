@@ -170,9 +170,15 @@ impl Ballastd {
 
     /// Another one takes over from the one that runs. How that one ended.
     pub fn take_over(&mut self) -> ExitStatus {
-        let mut old = self.child.take().unwrap();
-        self.child = Some(self.spawn(&["--take-over"]));
+        let mut old = self.take_over_from();
         wait("the end of the old ballastd", || old.try_wait().unwrap())
+    }
+
+    /// The same; the old one has left, and need not have ended.
+    pub fn take_over_from(&mut self) -> Child {
+        let old = self.child.take().unwrap();
+        self.child = Some(self.spawn(&["--take-over"]));
+        old
     }
 
     /// Until it listens.

@@ -236,10 +236,16 @@ pub(super) fn if_there<T>(look: io::Result<T>) -> io::Result<Option<T>> {
 /// Whether a file of this name is one by which a device, or KVM, pins memory.
 pub(super) fn pins(target: &str) -> bool {
     // /dev/vfio/vfio is opened before any device is; the pins come with it.
-    ["/dev/vfio/", "/dev/vhost-vdpa", "anon_inode:[vfio", "/dev/iommu", "/dev/udmabuf"]
-        .iter()
-        .any(|prefix| target.starts_with(prefix))
-        || is_confidential(target)
+    let pinning = [
+        "/dev/vfio/",
+        "/dev/vhost-vdpa",
+        "anon_inode:[vfio",
+        "/dev/iommu",
+        "/dev/udmabuf",
+        // RDMA, of a migration for one.
+        "/dev/infiniband/",
+    ];
+    pinning.iter().any(|prefix| target.starts_with(prefix)) || is_confidential(target)
 }
 
 /// Whether a file of this name is one of a VMM whose guest's memory is encrypted, or none of its own: KVM pins it, and what
@@ -266,6 +272,13 @@ pub(super) fn passes(target: &str) -> bool {
 pub(super) fn commanded(text: &[u8]) -> Vec<Device> {
     let text = String::from_utf8_lossy(text);
     spec::named_devices(&text.split('\0').collect::<Vec<_>>())
+}
+
+/// What of a process' command line pins guest memory, with its option.
+pub(super) fn pinning(pid: u32) -> io::Result<Option<String>> {
+    let named = commanded(&fs::read(format!("/proc/{pid}/cmdline"))?);
+    let pinning = named.into_iter().find(|device| spec::pins_memory(&device.kind));
+    Ok(pinning.map(|device| format!("{} {}", device.path, device.kind)))
 }
 
 fn holders(vmm: Owned, file: Identity, since: Instant) -> io::Result<Vec<Holder>> {
