@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | 1 | the manager refused or failed, a process cannot be estimated, a journal cannot be used or has nothing to replay, trace or plan from, a replay comes out otherwise or a replayed journal is damaged, a scenario is wrong, or the output could not be written |
 //! | 2 | wrong usage; the manager was not asked |
-//! | 3 | no usable answer from the manager: not there, silent, or broken off |
+//! | 3 | no usable answer from the manager: not there, silent, broken off, or not waited for |
 
 use std::io;
 use std::path::PathBuf;
@@ -26,6 +26,10 @@ pub enum Failure {
     Estimate(EstimateError),
     /// The VM of this name has ended, and is still known.
     NoProcess(String),
+    /// A signal came while a start was waited for, which goes on.
+    NotAwaited {
+        name: String,
+    },
     /// Ending a VM without a manager.
     Offline(OfflineError),
     /// No manager answers, and none noted the VM in the run folder that was looked into.
@@ -149,7 +153,7 @@ impl Failure {
             | Failure::Scenario(_)
             | Failure::File { .. }
             | Failure::Io { .. } => 1,
-            Failure::Manager(_) | Failure::Unnoted { .. } => 3,
+            Failure::Manager(_) | Failure::Unnoted { .. } | Failure::NotAwaited { .. } => 3,
         }
     }
 
@@ -162,6 +166,7 @@ impl Failure {
                 json!("unreachable")
             }
             Failure::Manager(ClientError::Timeout { .. }) => json!("timeout"),
+            Failure::NotAwaited { .. } => json!("interrupted"),
             Failure::Manager(ClientError::Broken { .. }) => json!("broken"),
             Failure::Estimate(_) | Failure::NoProcess(_) | Failure::Offline(_) => json!("process"),
             Failure::Config(_) => json!("bad_request"),
@@ -183,6 +188,9 @@ impl Failure {
             Failure::Manager(e) => manager_message(e),
             Failure::Estimate(e) => e.to_string(),
             Failure::NoProcess(name) => format!("'{name}' has no process any more"),
+            Failure::NotAwaited { name } => {
+                format!("{name}: its start goes on (ballast vm stop {name} calls it off)")
+            }
             Failure::Offline(e) => e.to_string(),
             Failure::Unnoted { unreachable, run_dir } => format!(
                 "{}; {} has no record of such a VM either (another run folder: --run-dir)",

@@ -5,6 +5,8 @@
 
 mod common;
 
+use std::io::Read;
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
@@ -139,6 +141,36 @@ fn vm_run_sends_the_whole_spec_with_paths_the_manager_can_find() {
     assert_eq!((&vm["name"], &vm["params"]["max"]), (&json!("b"), &json!(16 * MIB)));
     assert_eq!(fake.recorded()[1].1["no_balloon"], json!(true));
     assert_eq!(fake.recorded()[1].1["shares"], Value::Null);
+}
+
+/// The manager answers when the VM runs, or does not: whoever has enough of that is told what becomes of it.
+#[test]
+fn a_start_that_is_not_waited_for_any_more_goes_on_and_that_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("api.sock");
+    let silent = UnixListener::bind(&socket).unwrap();
+    for signal in ["INT", "TERM"] {
+        let child = Command::new(env!("CARGO_BIN_EXE_ballast"))
+            .args(["vm", "run", "db", "--max", "64M", "--kernel", "/k"])
+            .env("BALLAST_SOCKET", &socket)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut open = Vec::new();
+        let mut begins = [0; 4];
+        while &begins != b"POST" {
+            let (mut asked, _) = silent.accept().unwrap();
+            asked.read_exact(&mut begins).unwrap();
+            open.push(asked);
+        }
+        let pid = child.id().to_string();
+        assert!(Command::new("kill").args(["-s", signal, &pid]).status().unwrap().success());
+        let out = child.wait_with_output().unwrap();
+        let text = String::from_utf8(out.stderr).unwrap();
+        assert_eq!((out.status.code(), &*out.stdout), (Some(3), &b""[..]), "{signal}: {text}");
+        contains_all(&text, &["ballast: db: its start goes on", "ballast vm stop db"]);
+    }
 }
 
 #[test]
@@ -547,6 +579,7 @@ fn wrong_usage_is_refused_before_the_manager_is_asked() {
     let run = |rest: &[&'static str]| [&["vm", "run", "a", "--kernel", "k"][..], rest].concat();
     for (line, expected) in [
         (run(&["--max", "12Q"]), "'12Q' is not a size"),
+        (vec!["journal", "--since", "-1h", "--until", "-2h"], "--since is later than"),
         (run(&["--max", "99999999T"]), "larger than this machine can count"),
         (run(&["--max", "17M"]), "multiple of 2 MiB"),
         (run(&["--max", "8M"]), "at least 16 MiB"),

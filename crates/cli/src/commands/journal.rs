@@ -21,6 +21,7 @@ use crate::moment;
 use crate::saved::Saved;
 
 pub async fn list(client: &Client, args: &JournalArgs, out: Output) -> Result<(), Failure> {
+    in_order(args.since, args.until)?;
     let page = match &args.journal {
         Some(path) => tell::list(path, &query(args))?,
         None => {
@@ -38,6 +39,16 @@ pub async fn list(client: &Client, args: &JournalArgs, out: Output) -> Result<()
         }
     };
     out.print(&page, described)
+}
+
+/// Nothing is in a span that ends before it begins.
+fn in_order(since_ms: Option<u64>, until_ms: Option<u64>) -> Result<(), Failure> {
+    match (since_ms, until_ms) {
+        (Some(since), Some(until)) if since > until => {
+            Err(Failure::Usage("--since is later than --until".to_owned()))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn query(args: &JournalArgs) -> Query {
@@ -180,6 +191,7 @@ struct Trace {
 }
 
 pub fn trace(args: &TraceArgs, out: Output) -> Result<(), Failure> {
+    in_order(args.since, args.until)?;
     let file = |source| Failure::File { path: args.csv.clone(), source };
     let mut reader = Reader::open(&args.path).map_err(tell::TellError::from)?;
     let excerpt = Excerpt {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use ballast_api::client::Client;
 use ballast_api::{Accel, RebootAction, StartView, VmSpec, VmView};
+use tokio::signal::unix::{SignalKind, signal};
 
 use super::{Output, for_manager, given, pid, salt};
 use crate::args::{AccelArg, RebootArg, RunArgs};
@@ -18,9 +19,14 @@ pub async fn run(client: &Client, args: RunArgs, out: Output) -> Result<(), Fail
     let patient = client.clone().with_timeout(LONGEST);
     let start = patient.run(&spec);
     tokio::pin!(start);
+    let signals = |kind| signal(kind).map_err(|source| Failure::Io { what: "signals", source });
+    let (mut interrupt, mut terminate) =
+        (signals(SignalKind::interrupt())?, signals(SignalKind::terminate())?);
     let vm = loop {
         tokio::select! {
             vm = &mut start => break vm?,
+            _ = interrupt.recv() => return Err(Failure::NotAwaited { name: spec.name.clone() }),
+            _ = terminate.recv() => return Err(Failure::NotAwaited { name: spec.name.clone() }),
             () = tokio::time::sleep(LOOK), if !out.json => progress(client, &spec.name).await,
         }
     };
