@@ -8,7 +8,7 @@ a mutant costs a run of the tests and no build. Mutants that do not compile are 
     scripts/mutants.py policy --test lib --test host [--file REGEX] [--name REGEX] [--out FILE]
 """
 
-import argparse, concurrent.futures, json, os, re, subprocess, sys, time
+import argparse, atexit, concurrent.futures, json, os, re, shutil, subprocess, sys, tempfile, time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -160,8 +160,7 @@ def main():
     parser.add_argument("--timeout", type=int, default=60)
     parser.add_argument("--minutes", type=float, default=1e9, help="mutants after that are not run")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--work", type=Path, default=Path("/dev/shm/ballast-mutants"))
-    parser.add_argument("--target", type=Path, default=Path("/dev/shm/ballast-mutants-target"))
+    parser.add_argument("--work", type=Path, help="a folder for the copy and its build, which stay [default: a new one in target, removed]")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     listed = subprocess.run(["cargo", "mutants", "--list", "--json", "-p", f"ballast-{args.crate}"],
@@ -171,8 +170,17 @@ def main():
                and not re.search(args.without, m["name"])]
     for i, m in enumerate(mutants):
         m["id"], m["outcome"] = i + 1, None
-    args.work.mkdir(parents=True, exist_ok=True)
-    with open(args.work.parent / f"{args.work.name}.log", "w") as log:
+    if args.work is None:
+        # Where nobody else can put a .cargo/config.toml above it: what is built there runs as whoever runs this.
+        (ROOT / "target").mkdir(exist_ok=True)
+        args.work = Path(tempfile.mkdtemp(prefix="mutants-", dir=ROOT / "target"))
+        atexit.register(shutil.rmtree, args.work, ignore_errors=True)
+    args.work.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if args.work.stat().st_uid != os.getuid():
+        sys.exit(f"--work {args.work}: it is another user's")
+    args.target, args.work = args.work / "target", args.work / "copy"
+    args.work.mkdir(exist_ok=True)
+    with open(args.target.parent / "log", "w") as log:
         binaries = build(args, args.work, mutants, log)
     cwd = args.work / "crates" / args.crate
     began = time.monotonic()

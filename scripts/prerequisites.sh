@@ -8,6 +8,9 @@ fail() {
     exit 1
 }
 
+# A service has none, by default.
+export HOME="${HOME:-$(getent passwd "$(id -u)" | cut -d: -f6)}"
+
 # The rust-version of the workspace.
 rust_wanted() { sed -n 's/^rust-version *= *"\(.*\)"/\1/p' Cargo.toml; }
 
@@ -32,10 +35,19 @@ apt_update() {
     APT_UPDATED=yes
 }
 
-apt_install() {
+# Waits for whoever else installs something: a machine that was just booted updates itself.
+apt_get() {
+    DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=300 install -y --no-install-recommends "$@" >/dev/null
+}
+
+# apt_try PACKAGES...: installs them unless others would have to go for it.
+apt_try() {
     step "Installing $*"
-    DEBIAN_FRONTEND=noninteractive apt-get -q install -y --no-install-recommends "$@" >/dev/null ||
-        fail "apt-get install $* failed"
+    apt_get --no-remove "$@"
+}
+
+apt_install() {
+    apt_try "$@" || fail "apt-get install $* failed, or would remove other packages"
 }
 
 ensure_packages() {
@@ -55,6 +67,13 @@ ensure_packages() {
     command -v apt-get >/dev/null || fail "missing: ${missing[*]} (no apt-get to install them with)"
     [ "$(id -u)" = 0 ] || fail "missing: ${missing[*]} (run as root, or: apt-get install ${missing[*]})"
     apt_update
+    # Each of the two programs of that name conflicts with the other, and does for it.
+    case " ${missing[*]} " in
+    *" busybox-static "*)
+        step "Installing busybox-static (in the place of busybox, where that is installed)"
+        apt_get busybox-static || fail "apt-get install busybox-static failed"
+        ;;
+    esac
     apt_install "${missing[@]}"
 }
 
@@ -73,31 +92,31 @@ ensure_rust() {
     rust_is_good && return 0
     local wanted package
     wanted=$(rust_wanted)
-    if command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
+    if ! command -v rustup >/dev/null && command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
         apt_update
         # Debian keeps a recent toolchain for its browsers; Ubuntu packages rustup.
         for package in "rustc cargo" "rustc-web cargo-web"; do
             # shellcheck disable=SC2086 # two words
             set -- $package
             if version_at_least "$(candidate "$1")" "$wanted" && [ -n "$(candidate "$2")" ]; then
-                apt_install "$1" "$2"
+                apt_try "$1" "$2" || continue
                 hash -r
                 rust_is_good && return 0
             fi
         done
-        if ! command -v rustup >/dev/null && [ -n "$(candidate rustup)" ]; then
-            apt_install rustup
-        fi
+        [ -z "$(candidate rustup)" ] || apt_try rustup || true
     fi
     if command -v rustup >/dev/null; then
         step "Installing the stable Rust toolchain with rustup"
-        rustup -q toolchain install stable --profile minimal -c clippy -c rustfmt &&
-            rustup -q default stable
+        rustup -q toolchain install stable --profile minimal -c clippy -c rustfmt || fail "rustup cannot install it"
+        # Whose default is another keeps it.
+        rustup -q default >/dev/null 2>&1 || rustup -q default stable
+        export RUSTUP_TOOLCHAIN=stable
         PATH="$HOME/.cargo/bin:$PATH"
         hash -r
         rust_is_good && return 0
     fi
-    fail "Rust $wanted or newer is needed and no package here has it (install rustup, then: rustup default stable)"
+    fail "Rust $wanted or newer is needed, and nothing has it that goes with what is installed here (install rustup, then: rustup default stable; or let apt replace that: apt-get install rustc-web cargo-web)"
 }
 
 # What ./test checks lints and format with, where it is not there: of the same source as the compiler.
@@ -107,11 +126,11 @@ ensure_lints() {
         rustup -q component add clippy rustfmt
     elif [ "$(id -u)" = 0 ] && [ "$(dpkg-query -W -f '${Status}' rustc-web 2>/dev/null)" = "install ok installed" ]; then
         apt_update
-        apt_install rust-web-clippy rustfmt-web
+        apt_try rust-web-clippy rustfmt-web
     elif [ "$(id -u)" = 0 ] && [ -n "$(candidate rust-clippy)" ]; then
         apt_update
-        apt_install rust-clippy rustfmt
-    fi
+        apt_try rust-clippy rustfmt
+    fi || detail "no lints: they do not go with what is installed here"
 }
 
 # Checks licences and sources of what Ballast depends on; takes minutes to build, once.

@@ -62,6 +62,14 @@ pub fn run(args: &ResultsArgs) -> Result<()> {
     std::fs::write(&path, text).with_context(|| path.display().to_string())
 }
 
+/// Makes the page anew, where there is one: what an experiment wrote into a checkout is in it.
+pub fn renew(root: &Path) -> Result<()> {
+    if !root.join(FOLDER).join("README.md").exists() {
+        return Ok(());
+    }
+    run(&ResultsArgs { root: root.to_owned(), check: false })
+}
+
 /// The page, of `experiments/*/figures.json` and `docs/results/*.json`.
 fn page(root: &Path) -> Result<String> {
     let mut all = Vec::new();

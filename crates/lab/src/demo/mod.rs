@@ -9,7 +9,7 @@ mod table;
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use ballast_api::Accel;
 use ballast_units::Bytes;
 
@@ -75,6 +75,8 @@ enum End {
 
 /// True if every check passed.
 pub async fn run(args: &DemoArgs) -> Result<bool> {
+    let (min, max) = (args.guest_min, args.guest_memory);
+    ensure!(min <= max, "--guest-min {min} is above --guest-memory {max}");
     let mut signals = Signals::listen()?;
     let begin = Instant::now();
     let package = args.kernel_package.clone();
@@ -145,7 +147,7 @@ async fn start(
     for n in 0..args.guests {
         let guest = cast::guest(n, args.guest_memory, manager)?;
         let mut spec = guest.spec(image, args.accel);
-        spec.min = args.guest_min.0.min(args.guest_memory.0);
+        spec.min = args.guest_min.0;
         say::step(&format!("Starting guest {} ({})", guest.name, guest.run.join("; ")));
         let view = manager
             .client()

@@ -17,13 +17,14 @@ mod vtj_memory_f5;
 mod vtj_memory_f6;
 mod vtj_memory_f7;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 
 use crate::chart::{self, Chart};
 use crate::figures::{self, Outcome, Table};
 use crate::image::{self, Image};
+use crate::results;
 use crate::say;
 use crate::signals::Signals;
 
@@ -125,7 +126,11 @@ pub async fn run(args: &ExperimentArgs) -> Result<bool> {
         say::detail(&format!("data.csv, figures.json and plot.svg are in {}", dir.display()));
     }
     say::line(&line);
-    written.map(|()| measured.outcome.ok)
+    written?;
+    if out.is_none() {
+        results::renew(Path::new("."))?;
+    }
+    Ok(measured.outcome.ok)
 }
 
 async fn measure(name: &str, image: &Image, args: &ExperimentArgs) -> Result<Measured> {
