@@ -478,7 +478,8 @@ impl Manager {
             Some(_) => Heard::Told,
         };
         let verdict = of_both(first, second);
-        if vm.run_state() == RunState::Stopped || !vm.process.is_alive() {
+        // Nor of one that has been left to the next manager.
+        if vm.run_state() == RunState::Stopped || !vm.process.is_alive() || self.is_stopping() {
             return;
         }
         if ram.is_some() {

@@ -332,6 +332,8 @@ async fn hurt_and_well(ballastd: &Ballastd, image: &Image, disk: &Disk) {
         let workload = "verify-torture --mb 56 --threads 2 --seconds 100000";
         let mut spec = ballastd.guest(image, name, 128, workload);
         (spec.no_balloon, spec.min) = (true, 48 * MIB);
+        // It stands still for as long as its disk does.
+        spec.append += " nowatchdog";
         ballastd.client.run(&spec).await.unwrap();
         // The first has all of that disk.
         disk.fill();
