@@ -31,7 +31,7 @@ APT_UPDATED=
 apt_update() {
     [ -z "$APT_UPDATED" ] || return 0
     step "Updating the package lists"
-    apt-get -q update >/dev/null || fail "apt-get update failed (network, or /etc/apt/sources?)"
+    apt-get -q -o DPkg::Lock::Timeout=300 update >/dev/null || fail "apt-get update failed (network, or /etc/apt/sources?)"
     APT_UPDATED=yes
 }
 
@@ -116,7 +116,7 @@ ensure_rust() {
         hash -r
         rust_is_good && return 0
     fi
-    fail "Rust $wanted or newer is needed, and nothing has it that goes with what is installed here (install rustup, then: rustup default stable; or let apt replace that: apt-get install rustc-web cargo-web)"
+    fail "Rust $wanted or newer is needed, and nothing has it that goes with what is installed here (install rustup, then: rustup default stable; Debian: or let apt replace that with rustc-web and cargo-web)"
 }
 
 # What ./test checks lints and format with, where it is not there: of the same source as the compiler.

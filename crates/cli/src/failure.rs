@@ -189,7 +189,9 @@ impl Failure {
             Failure::Estimate(e) => e.to_string(),
             Failure::NoProcess(name) => format!("'{name}' has no process any more"),
             Failure::NotAwaited { name } => {
-                format!("{name}: its start goes on (ballast vm stop {name} calls it off)")
+                format!(
+                    "{name}: its start goes on (ballast vm stop {name} calls it off, or ends it when it is there)"
+                )
             }
             Failure::Offline(e) => e.to_string(),
             Failure::Unnoted { unreachable, run_dir } => format!(

@@ -398,7 +398,7 @@ impl Config {
         let pools = rules::pool_rules(file.pool).map_err(wrong_rule)?;
         let vms = rules::vm_rules(file.defaults, file.vm, &pools).map_err(wrong_rule)?;
         let scale = file.thresholds.unwrap_or_default();
-        let capacity = crate::manager::capacity(budget, &scale.thresholds(budget));
+        let capacity = budget.saturating_sub(scale.thresholds(budget).goal());
         check_mins(&pools, capacity).map_err(wrong_rule)?;
 
         let run_dir = run_dir(over.run_dir.or(file.run_dir)).map_err(wrong)?;

@@ -537,9 +537,11 @@ pub async fn watch_exit(manager: Arc<Manager>, vm: Arc<Vm>) {
     // Before its name is free: from here on it is there, or being started, or here.
     let last = views::vm(&manager, &vm);
     let params = vm.params();
-    // One that is not paged may take all that it has: it begins with an empty balloon, and cannot start with less.
+    // One that is not paged begins with an empty balloon, and cannot start with less than all; nor is anything taken but by its
+    // balloon from one that has a pager and may not be paged.
     let was_unpaged = vm.paged().is_none();
-    let min = if was_unpaged { all_of(&vm, &params) } else { params.min };
+    let takes_all = was_unpaged || (vm.inspected.load(Ordering::Relaxed) && !vm.may_be_paged());
+    let min = if takes_all { all_of(&vm, &params) } else { params.min };
     let promise = Promise { min, overhead: vm.overhead(), swap: Pages::ZERO };
     let pool = params.pool;
     let held = Pledge { promise, pool, rebooted: Some(vm.id) };

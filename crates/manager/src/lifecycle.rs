@@ -483,7 +483,7 @@ impl Manager {
             return;
         }
         if ram.is_some() {
-            past::note_mapped(vm, &mut past, seen.and_then(objection_of));
+            past::note_mapped(vm, &mut past, seen);
         }
         if let (Verdict::Unknown(reason), Mode::Paged | Mode::BalloonOnly) = (&verdict, old.mode) {
             tracing::warn!(vm = vm.name, "{reason}; it stays {}, and is looked at again", old.mode);

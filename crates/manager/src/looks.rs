@@ -33,7 +33,7 @@ pub struct Past {
     pub objection: Option<Management>,
     /// That another process mapped its RAM: one that was started again (of a vhost-user device) would find what is away by
     /// then as zeros, before the next look finds it.
-    pub mapped: Option<Management>,
+    pub mapped: Option<String>,
     /// In so many looks another process did.
     pub seen_mapped: u32,
     /// Why it has no pager, of a VM that never had one.
@@ -64,7 +64,9 @@ pub fn managed(verdict: Verdict, old: &Management, past: &Past, vm: Known) -> Op
     let (mode, reason) = match verdict {
         // Neither its RAM nor its balloon is found so.
         _ if !vm.paged && vm.qmp == Heard::Nobody => return None,
-        Verdict::Pageable if vm.paged && past.mapped.is_some() => return past.mapped.clone(),
+        Verdict::Pageable if vm.paged && past.mapped.is_some() => {
+            (if vm.has_balloon { Mode::BalloonOnly } else { Mode::Unmanaged }, past.mapped.clone())
+        }
         Verdict::Pageable if vm.paged && vm.qmp != Heard::Told && past.objection.is_some() => {
             return past.objection.clone();
         }
@@ -185,13 +187,15 @@ mod tests {
 
     #[test]
     fn what_another_process_mapped_is_not_paged_when_that_one_is_gone() {
-        let mapped = Management { mode: Mode::BalloonOnly, reason: Some("a backend".into()) };
-        let past = Past { mapped: Some(mapped.clone()), ..Past::default() };
+        let past = Past { mapped: Some("a backend".into()), ..Past::default() };
         for qmp in [Heard::Nobody, Heard::InVain, Heard::Told] {
             for old in [Mode::BalloonOnly, Mode::Paged] {
-                let known = Known { qmp, ..PAGED };
-                let now = managed(Verdict::Pageable, &was(old), &past, known);
-                assert_eq!(now, Some(mapped.clone()), "{qmp:?}");
+                for (has_balloon, mode) in [(true, Mode::BalloonOnly), (false, Mode::Unmanaged)] {
+                    let known = Known { qmp, has_balloon, ..PAGED };
+                    let now = managed(Verdict::Pageable, &was(old), &past, known);
+                    let mapped = Management { mode, reason: Some("a backend".into()) };
+                    assert_eq!(now, Some(mapped), "{qmp:?}");
+                }
             }
         }
     }

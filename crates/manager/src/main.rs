@@ -263,7 +263,8 @@ fn run(args: Args) -> anyhow::Result<Ending> {
         signal(SignalKind::hangup()).context("SIGHUP")?
     };
     let made = Folders::make(&config)?;
-    // Held to the very end of the process: whatever is left of this manager then does nothing any more.
+    // Held to the end: what is left of this manager then is threads that wait for a disk, with VMs that have no other manager
+    // before they have ended.
     let take_over = args.take_over.then(|| Duration::from_secs_f64(args.take_over_within));
     let lock = runtime.block_on(upgrade::lock(&config, take_over));
     let _lock = lock.inspect_err(|_| made.leave())?;

@@ -536,8 +536,13 @@ impl Manager {
         // One that is there already, and answers on QMP next, is promised to once.
         let is_there = |name: &str| vms.iter().any(|vm| vm.name == name);
         let coming = starting.iter().filter(|(name, _)| !is_there(name));
-        vms.iter()
-            .map(|vm| self.promised_to(vm, &vm.params()))
+        // Until it was looked at it is promised what it was to start with.
+        let running = vms.iter().map(|vm| {
+            let (name, pool, memory) = self.promised_to(vm, &vm.params());
+            let pledge = starting.get(&name).map(|pledge| pledge.promise.memory());
+            (name, pool, memory.max(pledge.unwrap_or_default()))
+        });
+        running
             .chain(coming.map(|(name, pledge)| {
                 let pool = self.pools.id(pledge.pool.as_deref());
                 (name.clone(), pool, pledge.promise.memory())

@@ -19,14 +19,13 @@ pub fn note_objection(vm: &Vm, past: &mut Past, objection: Option<Management>) {
 }
 
 /// That another process maps its RAM, if one does: it holds for as long as the VMM runs.
-pub fn note_mapped(vm: &Vm, past: &mut Past, mapped: Option<Management>) {
-    let Some(mut mapped) = mapped.filter(|_| past.mapped.is_none()) else { return };
+pub fn note_mapped(vm: &Vm, past: &mut Past, mapped: Option<String>) {
+    let Some(reason) = mapped.filter(|_| past.mapped.is_none()) else { return };
     past.seen_mapped += 1;
     if past.seen_mapped < SEEN {
         return;
     }
-    let reason = mapped.reason.unwrap_or_default();
-    mapped.reason = Some(format!("{reason}: it may come again, so this VMM is not paged any more"));
+    let mapped = format!("{reason}: it may come again, so this VMM is not paged any more");
     past.mapped = Some(mapped.clone());
     update(vm, |record| record.mapped = Some(mapped));
 }
@@ -77,8 +76,7 @@ mod tests {
         let vm = recorded(dir.path());
         let told = || Record::load(dir.path()).unwrap().unwrap().mapped;
         let mut past = vm.looks.lock().await;
-        let reason = Some("process 7 (backend) maps its RAM too".to_owned());
-        let mapped = || Some(Management { mode: Mode::BalloonOnly, reason: reason.clone() });
+        let mapped = || Some("process 7 (backend) maps its RAM too".to_owned());
         note_mapped(&vm, &mut past, mapped());
         note_mapped(&vm, &mut past, None);
         assert_eq!(
@@ -89,7 +87,7 @@ mod tests {
         note_mapped(&vm, &mut past, mapped());
         let noted = told().unwrap();
         assert_eq!(past.mapped.as_ref(), Some(&noted));
-        assert!(noted.reason.unwrap().contains("process 7 (backend)"));
+        assert!(noted.contains("process 7 (backend)"));
         note_mapped(&vm, &mut past, None);
         assert!(told().is_some() && past.mapped.is_some());
     }

@@ -76,7 +76,7 @@ pub struct Record {
     pub objection: Option<Management>,
     /// That another process mapped its RAM: as above, for as long as it runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub mapped: Option<Management>,
+    pub mapped: Option<String>,
     /// What the manager that left it had measured; see `measured`. Whatever is there, the VM can be taken over.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured: Option<serde_json::Value>,

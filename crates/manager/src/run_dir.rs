@@ -55,6 +55,8 @@ impl Folders {
         create(config).inspect_err(|_| remove_empty(&fresh))?;
         let mut own = fresh.clone();
         own.push(config.run_dir.clone());
+        // In the run folder it is a manager's in any case.
+        own.extend(config.swap_dir.clone().filter(|dir| dir.starts_with(&config.run_dir)));
         own.extend(former);
         Ok(Folders { fresh, own, had_stores, had_format })
     }

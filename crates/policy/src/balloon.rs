@@ -446,13 +446,15 @@ impl BalloonControl {
     /// memory) bears what it bore.
     fn limits(&mut self, input: &BalloonInput, now: Duration) -> (Pages, Pages) {
         let cap = self.most(input);
-        let Some((available, age)) = self.fresh_available(input) else {
-            let borne = self.borne.filter(|_| self.sane_available(input).is_some());
-            return borne.map_or((cap, cap), |(limit, sure)| (limit.min(cap), sure.min(cap)));
+        let Some(told) = self.sane_available(input) else { return (cap, cap) };
+        let is_fresh = told.1 <= self.config.fresh;
+        let (limit, sure) = match self.borne {
+            Some(borne) if !is_fresh => borne,
+            // Of one that is led on from where somebody else left it, the last that was told is all that is known.
+            _ => self.limits_by(input, told, now),
         };
-        let limits = self.limits_by(input, (available, age), now);
-        self.borne = Some(limits);
-        limits
+        self.borne = Some((limit, sure));
+        (limit.min(cap), sure.min(cap))
     }
 
     fn limits_by(

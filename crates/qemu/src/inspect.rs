@@ -294,19 +294,16 @@ pub struct Inspection {
     pub verdict: Verdict,
     /// What QMP has told, if that by itself forbids paging: a look without it need not find that.
     pub told: Option<Verdict>,
-    /// That another process maps its RAM, if one does: it may come again after it was gone.
-    pub mapped: Option<Verdict>,
+    /// That another process maps its RAM, in one line, if one does: it may come again after it was gone.
+    pub mapped: Option<String>,
 }
 
 impl Inspection {
     fn of(facts: &Facts) -> Inspection {
         let told = decide(&facts.of_qmp());
         let told = Some(told).filter(|told| *told != Verdict::Pageable).map(Verdict::in_one_line);
-        let holder = facts.holders.iter().find(|holder| holder.maps);
-        let mapped = holder.map(|holder| {
-            let (commanded, holders) = (facts.commanded.clone(), vec![holder.clone()]);
-            decide(&Facts { commanded, holders, ..facts.of_qmp() }).in_one_line()
-        });
+        let is_mapped = facts.holders.iter().any(|holder| holder.maps);
+        let mapped = held_by_another(facts).filter(|_| is_mapped);
         Inspection { verdict: decide(facts).in_one_line(), told, mapped }
     }
 }

@@ -39,9 +39,9 @@ pub struct DemoArgs {
     /// Configured memory (max) of each guest
     #[arg(long, value_name = "SIZE", default_value = "256M")]
     pub guest_memory: Bytes,
-    /// Guaranteed memory (min) of each guest
-    #[arg(long, value_name = "SIZE", default_value = "64M")]
-    pub guest_min: Bytes,
+    /// Guaranteed memory (min) of each guest [default: 64M, or all of less]
+    #[arg(long, value_name = "SIZE")]
+    pub guest_min: Option<Bytes>,
     /// Idle memory tax, 0 <= tax < 1 [default: the manager's]
     #[arg(long, value_name = "RATE")]
     pub tax: Option<f64>,
@@ -75,8 +75,10 @@ enum End {
 
 /// True if every check passed.
 pub async fn run(args: &DemoArgs) -> Result<bool> {
-    let (min, max) = (args.guest_min, args.guest_memory);
-    ensure!(min <= max, "--guest-min {min} is above --guest-memory {max}");
+    if let Some(min) = args.guest_min {
+        let max = args.guest_memory;
+        ensure!(min <= max, "--guest-min {min} is above --guest-memory {max}");
+    }
     let mut signals = Signals::listen()?;
     let begin = Instant::now();
     let package = args.kernel_package.clone();
@@ -147,7 +149,7 @@ async fn start(
     for n in 0..args.guests {
         let guest = cast::guest(n, args.guest_memory, manager)?;
         let mut spec = guest.spec(image, args.accel);
-        spec.min = args.guest_min.0;
+        spec.min = args.guest_min.unwrap_or(Bytes::from_mib(64).min(args.guest_memory)).0;
         say::step(&format!("Starting guest {} ({})", guest.name, guest.run.join("; ")));
         let view = manager
             .client()

@@ -40,6 +40,13 @@ fn a_guest_that_tells_nothing_new_bears_what_it_bore() {
         g.control.step(&g.input);
         assert_eq!(g.control.command(), asked);
     }
+    // Nor by the next manager, who finds old statistics alone.
+    let mut next = BalloonControl::resume(BalloonConfig::default(), asked);
+    for _ in 0..60 {
+        g.input.now += Duration::from_secs(1);
+        next.step(&g.input);
+        assert!(next.command() <= asked + Pages::from_mib(5), "{}", next.command());
+    }
     // With room left it is asked for that much, and no more, slowly.
     let mut g = Guest::new();
     (g.used, g.input.goal) = (Pages::from_mib(150), SIZE);

@@ -16,8 +16,11 @@ use super::{Holder, MappedRam, RamMapping, census};
 use crate::monitor::Device;
 use crate::proc_text;
 use crate::process;
+use crate::shown::shown;
 use crate::spec;
 
+/// What is shown of a device's name, characters.
+const KIND: usize = 80;
 /// The manager's own children have its files between fork and exec; then they are gone.
 const SECOND_LOOK: Duration = Duration::from_millis(100);
 
@@ -278,7 +281,7 @@ pub(super) fn commanded(text: &[u8]) -> Vec<Device> {
 pub(super) fn pinning(pid: u32) -> io::Result<Option<String>> {
     let named = commanded(&fs::read(format!("/proc/{pid}/cmdline"))?);
     let pinning = named.into_iter().find(|device| spec::pins_memory(&device.kind));
-    Ok(pinning.map(|device| format!("{} {}", device.path, device.kind)))
+    Ok(pinning.map(|device| format!("{} {}", device.path, shown(device.kind.as_bytes(), KIND))))
 }
 
 fn holders(vmm: Owned, file: Identity, since: Instant) -> io::Result<Vec<Holder>> {
