@@ -536,11 +536,12 @@ impl Manager {
         // One that is there already, and answers on QMP next, is promised to once.
         let is_there = |name: &str| vms.iter().any(|vm| vm.name == name);
         let coming = starting.iter().filter(|(name, _)| !is_there(name));
-        // Until it was looked at it is promised what it was to start with.
+        // Until its start is done with it is promised what it was to start with: it was not looked at before.
         let running = vms.iter().map(|vm| {
             let (name, pool, memory) = self.promised_to(vm, &vm.params());
-            let pledge = starting.get(&name).map(|pledge| pledge.promise.memory());
-            (name, pool, memory.max(pledge.unwrap_or_default()))
+            let start = starting.get(&name).filter(|pledge| pledge.rebooted.is_none());
+            let pledged = start.map(|pledge| pledge.promise.memory());
+            (name, pool, memory.max(pledged.unwrap_or_default()))
         });
         running
             .chain(coming.map(|(name, pledge)| {

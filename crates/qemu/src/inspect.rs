@@ -279,8 +279,8 @@ fn held_by_another(facts: &Facts) -> Option<String> {
     })
 }
 
-/// Inspects the VMM `pid`. Without `qmp` the devices are those of its command line, its balloon among
-/// them; where nothing of its `ram` is given, the RAM is looked for by its size, or not found.
+/// Inspects the VMM `pid`. Without `qmp` the devices are those of its command line that forbid something, and no
+/// balloon is known; where nothing of its `ram` is given, the RAM is looked for by its size, or not found.
 ///
 /// Takes at most some 25 s: what cannot be found out in time is a reason not to begin to page.
 pub async fn inspect(pid: u32, qmp: Option<&Qmp>, ram: &[RamMapping]) -> Verdict {

@@ -249,8 +249,7 @@ pub(crate) fn named_devices(args: &[&str]) -> Vec<Device> {
             format!("-{option}")
         };
         let matters = refused_device(&kind).is_some() || passes_scsi_through(&kind);
-        let device = Device { path: name, kind };
-        (matters || (option == "device" && device.is_balloon())).then_some(device)
+        matters.then_some(Device { path: name, kind })
     };
     let pairs = args.iter().zip(args.iter().skip(1));
     pairs.filter_map(|(arg, value)| named(option_name(arg)?, value)).collect()

@@ -183,6 +183,10 @@ async fn what_is_held_for_a_reboot_counts_while_its_vm_is_given_back() {
     manager.promise_held("a", pledge());
     assert_eq!(promised(), [min]);
     manager.promise_settled("a");
+    // While it starts, what it is to start with: whether it may be paged is known later.
+    lock(&manager.starting).insert("a".into(), Pledge { rebooted: None, ..pledge() });
+    assert_eq!(promised(), [Pages::from_mib(128)]);
+    manager.promise_settled("a");
     vm.set_run_state(RunState::Stopped);
     assert_eq!(promised(), [min]);
     // It was not paged, and had all that it may take.
