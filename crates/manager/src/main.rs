@@ -6,7 +6,7 @@
 //! | VMs come: started here, by somebody else, run already | `lifecycle`, `starts`, `attach`, `namesakes`, `refused` |
 //! | and go, or are started again | `ending`, `vm_files` |
 //! | shims: their socket and handshakes, and those that come again | `paging`, `handshakes`, `rejoin` |
-//! | how a VMM is looked at, and what follows | `looks`, `pace`, `reach`, `driver`, `unreadable` |
+//! | how a VMM is looked at, and what follows | `looks`, `past`, `pace`, `reach`, `driver`, `unreadable` |
 //! | a manager after another | `restart`, `survey`, `records`, `upgrade` |
 //! | the policy's turn, and what it is told | `policy_loop`, `kick`, `inputs`, `tools`, `nodes`, `numa`, `rates` |
 //! | what a decision does | `balloon_loop`, `hotplug_loop`, `agent_loop`; pages: the pager |
