@@ -12,7 +12,7 @@ use ballast_journal::store::segments_in;
 use crate::commons;
 use crate::config::Config;
 use crate::layout;
-use crate::looks_of_disks::Look;
+use crate::looks_of_disks::{Look, is_mute};
 use crate::trust::trusted;
 use crate::whole_file;
 
@@ -55,8 +55,9 @@ impl Folders {
         create(config).inspect_err(|_| remove_empty(&fresh))?;
         let mut own = fresh.clone();
         own.push(config.run_dir.clone());
-        // In the run folder it is a manager's in any case.
-        own.extend(config.swap_dir.clone().filter(|dir| dir.starts_with(&config.run_dir)));
+        // In the run folder it is a manager's in any case; one that hangs is not waited for.
+        let inside = |dir: &PathBuf| dir.starts_with(&config.run_dir) && !is_mute(dir);
+        own.extend(config.swap_dir.clone().filter(inside));
         own.extend(former);
         Ok(Folders { fresh, own, had_stores, had_format })
     }

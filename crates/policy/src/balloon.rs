@@ -227,7 +227,7 @@ pub struct BalloonControl {
     sent: Duration,
     /// Pages per second, averaged.
     rate: Option<f64>,
-    /// What the guest bore by its last statistics that were fresh.
+    /// What the guest bore by its last statistics that were fresh, or by the first that were seen.
     borne: Option<(Pages, Pages)>,
 }
 
