@@ -3,16 +3,16 @@
 
 use std::collections::HashMap;
 use std::io::Read;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::Context;
 use ballast_api::Salt;
 use ballast_pager::guest_ram::GuestRam;
 use ballast_pager::host::Host;
-use ballast_pager::mappings::{Change, RemapError, Remapper, Target, View, ZERO_RUN};
+use ballast_pager::mappings::{View, ZERO_RUN};
 use ballast_pager::pmap::{Pmap, PmapError};
 use ballast_pager::service::PagedVm;
 use ballast_pager::sharing::Domain;
@@ -21,17 +21,14 @@ use ballast_pager::sharing::limit::Limits;
 use ballast_pager::sharing::order::Order;
 use ballast_pager::word::{State, Word};
 use ballast_sharing::{Hasher, StorePage};
-use ballast_shim_proto::{Batch, Connection, ConnectionError, Hello, MAX_OPS, Message, Op, OpKind};
+use ballast_shim_proto::{Connection, Hello};
 use ballast_units::{Bytes, PAGE_SIZE, Pages};
-use rustix::net::{Shutdown, shutdown};
 
 use crate::config::{ScanOrder, SharingSettings};
 use crate::layout::{KEY, STORE, ZEROS};
+use crate::shim_link::{ANSWER, ShimLink};
 use crate::sync::lock;
 use crate::whole_file;
-
-/// How long a shim may take for a batch before its VM's share thread turns to other things.
-const ANSWER: Duration = Duration::from_secs(2);
 
 /// All domains of a host.
 pub struct Commons {
@@ -389,7 +386,7 @@ impl Commons {
             return Ok(());
         }
         let homes = ram.identities().map_err(|e| format!("its RAM file: {e}"))?;
-        let link = Box::new(ShimLink::new(connection, hello.maps_again()));
+        let link = Box::new(ShimLink::new(connection, hello));
         let mappings = ram.mappings();
         mappings.connect(link, pid, homes).map_err(|e| format!("/proc/{pid}/pagemap: {e}"))?;
         let zeros = self.zeros.try_clone().map_err(|e| format!("the file of zeros: {e}"))?;
@@ -474,132 +471,6 @@ pub fn scan_settings(settings: &SharingSettings) -> Settings {
     }
 }
 
-/// The way to the shim of a paged VM leads over this connection from now on, if there was one: the conversation before
-/// broke off, and the shim does nothing any more that was asked for in it. `greet` tells it that it is heard; an error is
-/// its own, and all is as it was.
-///
-/// # Errors
-/// Of `greet`.
-pub fn reconnect(
-    paged: &PagedVm,
-    (connection, hello): (&Arc<Connection>, &Hello),
-    greet: impl FnOnce() -> Result<(), String>,
-) -> Result<(), String> {
-    // Where there was none, the shim is older, or there is no store to map from.
-    let link = Box::new(ShimLink::new(connection.clone(), hello.maps_again()));
-    paged.reconnect(link, greet).map(drop)
-}
-
-/// Batches to a shim, one at a time.
-struct ShimLink {
-    connection: Arc<Connection>,
-    next: u64,
-    /// A batch that was not answered in time, or whose answer cannot come any more.
-    outstanding: Option<u64>,
-    /// The conversation broke off.
-    over: bool,
-    maps_again: bool,
-}
-
-impl ShimLink {
-    fn new(connection: Arc<Connection>, maps_again: bool) -> ShimLink {
-        ShimLink { connection, next: 1, outstanding: None, over: false, maps_again }
-    }
-
-    /// Ends the conversation, so that the shim hears of it, too. It ends the batch that it is at, and comes again:
-    /// only then may anybody look what that came to.
-    fn end(&mut self) -> RemapError {
-        self.over = true;
-        let _ = shutdown(&self.connection, Shutdown::Both);
-        RemapError::Gone
-    }
-
-    /// Waits for the answer to a batch: how many of its operations are done, and why no more.
-    fn answer(&mut self, id: u64, patience: Duration) -> Result<(u32, i32), RemapError> {
-        self.outstanding = Some(id);
-        if self.over {
-            return Err(RemapError::Gone);
-        }
-        // In all, however much else it says: another VM's thread may be waiting here.
-        let deadline = Instant::now() + patience;
-        loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            match self.connection.recv(Some(left)) {
-                Ok((Message::BatchDone { id: answered, done, errno }, _)) if answered == id => {
-                    self.outstanding = None;
-                    return Ok((done, errno));
-                }
-                // An answer that nobody waits for any more.
-                Ok((Message::BatchDone { .. }, _)) if Instant::now() < deadline => {}
-                Ok((Message::BatchDone { .. }, _)) | Err(ConnectionError::TimedOut(_)) => {
-                    return Err(RemapError::Unanswered);
-                }
-                Ok((other, _)) => {
-                    tracing::warn!("a shim sent {} instead of an answer", other.name());
-                    return Err(self.end());
-                }
-                Err(e) => {
-                    tracing::debug!("a shim: {e}");
-                    return Err(self.end());
-                }
-            }
-        }
-    }
-}
-
-impl Remapper for ShimLink {
-    fn remap(&mut self, changes: &[Change], files: &[BorrowedFd<'_>]) -> Result<(), RemapError> {
-        let settled = self.settled();
-        if self.over {
-            return Err(RemapError::Gone);
-        }
-        if !settled {
-            return Err(RemapError::Stopped { done: 0, errno: libc::EAGAIN });
-        }
-        let id = self.next;
-        self.next += 1;
-        let ops = changes.iter().map(|change| {
-            let (kind, file_offset, fd_index) = match change.to {
-                Target::Home => (OpKind::MapHome, 0, 0),
-                Target::HomeAgain => (OpKind::MapAgain, 0, 0),
-                Target::File { index, offset } => (OpKind::MapStore, offset, index),
-            };
-            Op { kind, addr: change.addr, len: change.len, file_offset, fd_index }
-        });
-        let batch = Batch::new(id, ops.collect())
-            .map_err(|_| RemapError::Stopped { done: 0, errno: libc::E2BIG })?;
-        let fds: Vec<BorrowedFd<'_>> = files.to_vec();
-        // One patience for both halves: it may not even read.
-        let begun = Instant::now();
-        if let Err(e) = self.connection.send_within(ANSWER, &Message::Batch(batch), &fds) {
-            // It has not got it.
-            tracing::debug!("a shim: {e}");
-            return Err(self.end());
-        }
-        match self.answer(id, ANSWER.saturating_sub(begun.elapsed()))? {
-            (_, 0) => Ok(()),
-            (done, errno) => {
-                Err(RemapError::Stopped { done: (done as usize).min(changes.len()), errno })
-            }
-        }
-    }
-
-    fn settled(&mut self) -> bool {
-        match self.outstanding {
-            None => true,
-            Some(id) => self.answer(id, Duration::ZERO).is_ok(),
-        }
-    }
-
-    fn most(&self) -> usize {
-        MAX_OPS
-    }
-
-    fn maps_again(&self) -> bool {
-        self.maps_again
-    }
-}
-
 /// The host's key: drawn once, kept for as long as VMs share.
 fn secret(path: &Path) -> anyhow::Result<[u8; 32]> {
     let mut key = [0; 32];
@@ -643,7 +514,6 @@ pub fn hung_up(connection: &Connection) -> bool {
 mod tests {
     use super::*;
     use ballast_pager::ledger::Ledger;
-    use ballast_units::HostAddr;
 
     fn commons(run_dir: &Path) -> Commons {
         let host = Arc::new(Host::new(Ledger::new(Pages::from_mib(64), || {})));
@@ -720,71 +590,5 @@ mod tests {
             assert_eq!(later.host.ledger.free(), before);
             drop(later);
         }
-    }
-
-    fn change() -> Change {
-        Change { addr: HostAddr(4096), len: Bytes(4096), to: Target::Home }
-    }
-
-    #[test]
-    fn a_shim_that_is_late_is_waited_for_without_sending_more() {
-        let (ours, theirs) = Connection::pair().unwrap();
-        let mut link = ShimLink::new(Arc::new(ours), true);
-        let shim = std::thread::spawn(move || {
-            let (Message::Batch(batch), _) = theirs.recv(None).unwrap() else { panic!("a batch") };
-            (theirs, batch.id)
-        });
-        assert_eq!(link.remap(&[change()], &[]), Err(RemapError::Unanswered));
-        let (theirs, id) = shim.join().unwrap();
-        assert!(!link.settled());
-        let again = link.remap(&[change()], &[]);
-        assert_eq!(again, Err(RemapError::Stopped { done: 0, errno: libc::EAGAIN }));
-        // Answers to what was never asked change nothing.
-        theirs.send(&Message::BatchDone { id: id + 7, done: 1, errno: 0 }, &[]).unwrap();
-        assert!(!link.settled());
-        theirs.send(&Message::BatchDone { id, done: 1, errno: 0 }, &[]).unwrap();
-        assert!(link.settled());
-        drop(theirs);
-        assert_eq!(link.remap(&[change()], &[]), Err(RemapError::Gone));
-    }
-
-    #[test]
-    fn nonsense_from_a_shim_is_an_error_and_not_a_crash() {
-        let (ours, theirs) = Connection::pair().unwrap();
-        let mut link = ShimLink::new(Arc::new(ours), true);
-        let shim = std::thread::spawn(move || {
-            theirs.recv(None).unwrap();
-            // More operations done than there were.
-            theirs
-                .send(&Message::BatchDone { id: 1, done: 900, errno: libc::ENOMEM }, &[])
-                .unwrap();
-            theirs.recv(None).unwrap();
-            theirs.send(&Message::Managed, &[]).unwrap();
-            theirs
-        });
-        let stopped = Err(RemapError::Stopped { done: 1, errno: libc::ENOMEM });
-        assert_eq!(link.remap(&[change()], &[]), stopped);
-        assert_eq!(link.remap(&[change()], &[]), Err(RemapError::Gone));
-        let theirs = shim.join().unwrap();
-        // It hears that it is to come again; until then nobody knows what it did last.
-        assert!(matches!(theirs.recv(None), Err(ConnectionError::Closed)));
-        assert_eq!(link.remap(&[change()], &[]), Err(RemapError::Gone));
-        assert!(!link.settled());
-    }
-
-    #[test]
-    fn what_a_shim_did_last_is_not_known_once_it_has_gone() {
-        let (ours, theirs) = Connection::pair().unwrap();
-        let mut link = ShimLink::new(Arc::new(ours), true);
-        let shim = std::thread::spawn(move || drop(theirs.recv(None).unwrap()));
-        assert_eq!(link.remap(&[change()], &[]), Err(RemapError::Gone));
-        shim.join().unwrap();
-        assert!(!link.settled());
-        // One that had answered has nothing under way.
-        let (ours, theirs) = Connection::pair().unwrap();
-        let mut link = ShimLink::new(Arc::new(ours), true);
-        drop(theirs);
-        assert_eq!(link.remap(&[change()], &[]), Err(RemapError::Gone));
-        assert!(link.settled());
     }
 }

@@ -28,7 +28,7 @@ use crate::starts::Room;
 use crate::sync::lock;
 use crate::upgrade::since_boot_ms;
 use crate::vm::{Asked, NewVm, Vm, VmParams};
-use crate::{ending, layout, looks_of_files, past, views};
+use crate::{ending, keeping, layout, looks_of_files, past, views};
 
 /// Deadline of one QMP command: a QEMU that waits in a page fault answers when it is served.
 pub(crate) const QMP_DEADLINE: Duration = Duration::from_secs(5);
@@ -445,15 +445,7 @@ impl Manager {
     async fn look_at_since(&self, since: Instant, vm: &Vm) {
         // One after the other: what one has found is not lifted by one that had begun before.
         let mut past = vm.looks.lock().await;
-        let ram: Option<Vec<RamMapping>> = match &*vm.paged() {
-            Some(paged) => paged
-                .memory()
-                .backend()
-                .parts()
-                .map(|(part, file)| RamMapping::of_file(file, part.base, part.len.bytes()).ok())
-                .collect(),
-            None => None,
-        };
+        let ram = ram_of(vm);
         let mapped = ram.as_deref().unwrap_or_default();
         let monitor = vm.monitor();
         // Before the look: what it does not find may come while the machine is built.
@@ -497,7 +489,11 @@ impl Manager {
         };
         // Without QMP no balloon is seen.
         let is_beyond_reach = qmp.is_some() && matches!(verdict, Verdict::Unmanaged(_));
-        let Some(management) = managed(verdict, &old, &past, known) else { return };
+        let found = managed(verdict.clone(), &old, &past, known);
+        let is_fit = found.as_ref().is_some_and(|found| found.mode == Mode::Paged);
+        let is_sent = is_fit && !keeping::ask(vm, &mut past).await;
+        let found = if is_sent { managed(verdict, &old, &past, known) } else { found };
+        let Some(management) = found else { return };
         vm.was_looked_at(management.clone(), is_built);
         if heard == Heard::Told && ram.is_some() {
             past::note_objection(vm, &mut past, told.and_then(objection_of));
@@ -716,6 +712,13 @@ pub(crate) fn built_at(mapped_ms: Option<u64>) -> Instant {
     let now = since_boot_ms();
     let age = Duration::from_millis(now.saturating_sub(mapped_ms.unwrap_or(now)));
     Instant::now() + BUILDING.saturating_sub(age)
+}
+
+/// Where the pager has its RAM. None: it has no pager, or its files cannot be looked at.
+fn ram_of(vm: &Vm) -> Option<Vec<RamMapping>> {
+    let paged = vm.paged();
+    let parts = paged.as_ref()?.memory().backend().parts();
+    parts.map(|(part, file)| RamMapping::of_file(file, part.base, part.len.bytes()).ok()).collect()
 }
 
 /// Until that is known it shares nothing. A process whose command line cannot be read is asked again in each round.

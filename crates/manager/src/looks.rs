@@ -36,6 +36,8 @@ pub struct Past {
     pub mapped: Option<String>,
     /// In so many looks another process did.
     pub seen_mapped: u32,
+    /// Its VMM gives its RAM to no other process from now on.
+    pub is_kept: bool,
     /// Why it has no pager, of a VM that never had one.
     pub refused: Option<String>,
 }

@@ -1,6 +1,7 @@
 //! What looks at a VMM have found, for looks that come to less, and for the next manager.
 
 use ballast_api::Management;
+use ballast_pager::mappings::Kept;
 
 use crate::looks::Past;
 use crate::records::Record;
@@ -28,6 +29,19 @@ pub fn note_mapped(vm: &Vm, past: &mut Past, mapped: Option<String>) {
     let mapped = format!("{reason}: it may come again, so this VMM is not paged any more");
     past.mapped = Some(mapped.clone());
     update(vm, |record| record.mapped = Some(mapped));
+}
+
+/// What its VMM answered that is to give its RAM to nobody more, before it is paged. False: it has given it to somebody,
+/// and is not to be.
+pub fn note_kept(vm: &Vm, past: &mut Past, kept: Kept) -> bool {
+    past.is_kept |= kept == Kept::Kept;
+    let is_sent = kept == Kept::Sent;
+    if is_sent && past.mapped.is_none() {
+        let sent = "its VMM has sent its RAM to another process, so this VMM is not paged";
+        past.mapped = Some(sent.to_owned());
+        update(vm, |record| record.mapped = Some(sent.to_owned()));
+    }
+    !is_sent
 }
 
 fn update(vm: &Vm, change: impl FnOnce(&mut Record)) {
@@ -90,5 +104,21 @@ mod tests {
         assert!(noted.contains("process 7 (backend)"));
         note_mapped(&vm, &mut past, None);
         assert!(told().is_some() && past.mapped.is_some());
+    }
+
+    #[tokio::test]
+    async fn who_sent_the_ram_is_told_the_next_manager_and_who_keeps_it_is_asked_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let vm = recorded(dir.path());
+        let told = || Record::load(dir.path()).unwrap().unwrap().mapped;
+        let mut past = vm.looks.lock().await;
+        assert!(note_kept(&vm, &mut past, Kept::Unknown));
+        assert!(!past.is_kept, "it is asked again");
+        assert!(note_kept(&vm, &mut past, Kept::Kept));
+        assert_eq!((past.is_kept, told()), (true, None));
+        past.is_kept = false;
+        assert!(!note_kept(&vm, &mut past, Kept::Sent));
+        assert!(!past.is_kept && told().is_some_and(|why| why.contains("another process")));
+        assert_eq!(told(), past.mapped);
     }
 }

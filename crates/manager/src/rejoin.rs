@@ -16,10 +16,10 @@ use std::time::Duration;
 use ballast_pager::guest_ram::{GuestRam, RamPart};
 use ballast_shim_proto::{Connection, Hello, Part, Peer};
 
-use crate::commons;
 use crate::handshakes::Connections;
 use crate::manager::Manager;
 use crate::paging::managed;
+use crate::shim_link;
 
 /// After it came in, its place in the handshakes is kept for so long: nobody comes again and again any faster.
 const APART: Duration = Duration::from_millis(200);
@@ -52,7 +52,7 @@ pub fn rejoin(
         let Some(paged) = &*paged else { return Err(format!("'{name}' is not paged")) };
         check_ram(paged.memory().backend(), hello, fds)?;
         connections.keep(peer.pid, connection.clone());
-        commons::reconnect(paged, (connection, hello), || managed(connection))
+        shim_link::reconnect(paged, (connection, hello), || managed(connection))
             .inspect_err(|_| connections.hang_up(peer.pid))?;
     }
     tracing::info!(vm = name, "its shim has come again: their conversation had broken off");

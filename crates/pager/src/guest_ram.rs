@@ -8,7 +8,7 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use ballast_uffd::{CopyOpts, Modes, Uffd, UffdError};
 use ballast_units::{Bytes, HostAddr, PAGE_SIZE, Pages, Ppn};
@@ -27,7 +27,7 @@ pub struct GuestRam {
     /// One for each part.
     files: Vec<File>,
     layout: RamLayout,
-    mappings: Mappings,
+    mappings: Arc<Mappings>,
     accesses: OnceLock<Accesses>,
     /// Pages of a large page, or 1.
     large: u64,
@@ -46,7 +46,7 @@ impl GuestRam {
 
     /// The same, of the parts of `layout`, with their files in the same order.
     pub fn of_parts(uffd: Uffd, files: Vec<OwnedFd>, layout: RamLayout) -> GuestRam {
-        let (mappings, accesses) = (Mappings::default(), OnceLock::new());
+        let (mappings, accesses) = (Arc::new(Mappings::default()), OnceLock::new());
         let files = files.into_iter().map(File::from).collect();
         GuestRam { uffd, files, layout, mappings, accesses, large: 1 }
     }
@@ -95,7 +95,7 @@ impl GuestRam {
         self.layout.parts().zip(&self.files)
     }
     /// How its pages are mapped elsewhere.
-    pub fn mappings(&self) -> &Mappings {
+    pub fn mappings(&self) -> &Arc<Mappings> {
         &self.mappings
     }
 

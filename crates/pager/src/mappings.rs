@@ -48,6 +48,17 @@ pub enum RemapError {
     Gone,
 }
 
+/// What a VMM answers that is to send its guest's RAM file to no other process from now on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kept {
+    /// It will not.
+    Kept,
+    /// Another process may have it already.
+    Sent,
+    /// It was not asked: its shim is older, or out of reach.
+    Unknown,
+}
+
 /// The way to a VM's shim.
 pub trait Remapper: Send {
     /// Makes changes in order.
@@ -60,6 +71,10 @@ pub trait Remapper: Send {
     /// Whether it knows [`Target::HomeAgain`].
     fn maps_again(&self) -> bool {
         true
+    }
+    /// Has the RAM file kept, of which this is a part.
+    fn keep(&mut self, _addr: HostAddr, _len: Bytes) -> Result<Kept, RemapError> {
+        Ok(Kept::Unknown)
     }
 }
 
@@ -212,6 +227,20 @@ impl Mappings {
     /// Whether the RAM file can be mapped anew where it is mapped.
     pub(crate) fn can_map_again(&self) -> bool {
         self.is_connected() && self.maps_again.load(Ordering::Relaxed)
+    }
+    /// Has the VMM send the RAM file, which it maps at `addr`, to no other process from now on: one that maps it would read what
+    /// is away as zeros. Waits for the VMM, and for a change of mappings that is under way.
+    pub fn keep(&self, addr: HostAddr, len: Bytes) -> Kept {
+        let mut link = lock(&self.link);
+        let Some(link) = link.as_mut() else { return Kept::Unknown };
+        match link.remapper.keep(addr, len) {
+            Ok(kept) => kept,
+            Err(RemapError::Gone) => {
+                self.connected.store(false, Ordering::Release);
+                Kept::Unknown
+            }
+            Err(RemapError::Unanswered | RemapError::Stopped { .. }) => Kept::Unknown,
+        }
     }
     /// How many mappings the VMM has. Reads all of them.
     pub(crate) fn count(&self) -> Option<u64> {

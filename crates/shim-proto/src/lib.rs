@@ -22,9 +22,9 @@ pub use name::{BadVmName, VmName};
 pub use wire::{DecodeError, MAX_MESSAGE};
 
 /// The protocol's version: that of VMs whose RAM has several parts. One with a single part says [`ONE_PART`].
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 7;
 /// The version of one with a single part: its Hello is another.
-pub const ONE_PART: u32 = 4;
+pub const ONE_PART: u32 = 6;
 /// The oldest version of a shim that a manager understands: a VM that was started with it may run for
 /// months. Version 1 has no batches that could be relied on ([`Hello::remaps`]), and is the same else.
 pub const OLDEST_VERSION: u32 = 1;

@@ -56,7 +56,7 @@ pub struct Hello {
     pub vm: VmName,
     /// As the process sees itself; the manager believes [`crate::Connection::peer`] only.
     pub pid: u32,
-    /// Of its RAM, in the order of its pages: two to [`MAX_PARTS`](crate::MAX_PARTS) in versions 3 and 5, one in others.
+    /// Of its RAM, in the order of its pages: two to [`MAX_PARTS`](crate::MAX_PARTS) in versions 3, 5 and 7, one in others.
     pub parts: Vec<Part>,
     /// Of the VMM process; always 4,096 on x86-64.
     pub page_size: u32,
@@ -68,7 +68,7 @@ impl Hello {
         if parts == 1 { ONE_PART } else { VERSION }
     }
 
-    /// The version before that one: the same, but for [`OpKind::MapAgain`].
+    /// The version before that one: the same, but for [`OpKind::Keep`].
     pub fn older_version_for(parts: usize) -> u32 {
         Hello::version_for(parts) - 2
     }
@@ -89,15 +89,21 @@ impl Hello {
         self.version >= FIRST_TO_MAP_AGAIN
     }
 
+    /// Whether the shim knows [`OpKind::Keep`].
+    pub fn keeps(&self) -> bool {
+        self.version >= FIRST_TO_KEEP
+    }
+
     /// Whether a Hello of this version is laid out for several parts.
     pub(crate) fn has_parts(version: u32) -> bool {
-        matches!(version, 3 | VERSION)
+        matches!(version, 3 | 5 | VERSION)
     }
 }
 
 /// MapHome of version 1 mapped whatever the RAM file had.
 const FIRST_TO_REMAP: u32 = 2;
 const FIRST_TO_MAP_AGAIN: u32 = 4;
+const FIRST_TO_KEEP: u32 = 6;
 
 /// What failed in [`Message::Failed`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -184,11 +190,15 @@ pub enum OpKind {
     /// Map the RAM file at the RAM's own offset, where it is mapped already; register. Nothing is read or
     /// written: the kernel maps a large page as one only where no small page was mapped before. May be repeated.
     MapAgain = 5,
+    /// From now on the process sends the RAM file to nobody, of which this is a part: what is away the receiver would read
+    /// as zeros. EBUSY: it has sent it to somebody, and nothing is different. No mapping changes. May be repeated.
+    Keep = 6,
 }
 
 impl OpKind {
     pub(crate) fn from_wire(kind: u8) -> Option<OpKind> {
-        [OpKind::MapStore, OpKind::MapHome, OpKind::MapAgain].into_iter().find(|k| *k as u8 == kind)
+        let kinds = [OpKind::MapStore, OpKind::MapHome, OpKind::MapAgain, OpKind::Keep];
+        kinds.into_iter().find(|k| *k as u8 == kind)
     }
 }
 

@@ -29,7 +29,7 @@ fn hello_is_laid_out_as_documented() {
     let bytes = Message::Hello(hello()).encode();
     assert_eq!(bytes.len(), 120);
     assert_eq!(&bytes[0..8], b"BLST\x01\0\0\0");
-    assert_eq!(&bytes[8..16], &[4, 0, 0, 0, 1, 0, 0, 0]);
+    assert_eq!(&bytes[8..16], &[6, 0, 0, 0, 1, 0, 0, 0]);
     assert_eq!(&bytes[16..24], &0x7f00_0000_0000u64.to_le_bytes());
     assert_eq!(&bytes[24..32], &(256u64 << 20).to_le_bytes());
     assert_eq!(&bytes[32..40], &0x1000u64.to_le_bytes());
@@ -43,7 +43,7 @@ fn hello_is_laid_out_as_documented() {
 fn hello_of_several_parts_is_laid_out_as_documented() {
     let bytes = Message::Hello(hello_of_two()).encode();
     assert_eq!(bytes.len(), 192);
-    assert_eq!(&bytes[8..16], &[5, 0, 0, 0, 1, 0, 0, 0]);
+    assert_eq!(&bytes[8..16], &[7, 0, 0, 0, 1, 0, 0, 0]);
     assert_eq!(&bytes[16..24], &[0, 16, 0, 0, 77, 0, 0, 0]);
     assert_eq!(&bytes[24..32], &[5, 2, 0, 0, 0, 0, 0, 0]);
     assert_eq!(&bytes[32..37], b"web-1");
@@ -54,8 +54,8 @@ fn hello_of_several_parts_is_laid_out_as_documented() {
     assert_eq!(&bytes[120..128], &0x7e00_0000_0000u64.to_le_bytes());
     assert!(bytes[144..].iter().all(|b| *b == 0));
     assert_eq!(Message::Hello(hello_of_two()).descriptors(), (3, 3));
-    assert_eq!(Hello::version_for(1), 4);
-    assert_eq!(Hello::version_for(2), 5);
+    assert_eq!((Hello::version_for(1), Hello::older_version_for(1)), (6, 4));
+    assert_eq!((Hello::version_for(2), Hello::older_version_for(2)), (7, 5));
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn every_length_is_as_documented() {
 
 #[test]
 fn operations_that_no_manager_sends_are_none() {
-    for kind in [0, 3, 4, 6] {
+    for kind in [0, 3, 4, 7] {
         let message = Message::Batch(Batch::new(9, vec![again()]).unwrap());
         let mut bytes = message.encode();
         assert_eq!(Message::decode(&bytes), Ok(message));
@@ -115,14 +115,14 @@ fn operations_that_no_manager_sends_are_none() {
 #[test]
 fn a_newer_version_is_named_whatever_follows() {
     let mut bytes = Message::Hello(hello()).encode();
-    for version in [0, 6] {
+    for version in [0, 8] {
         bytes[8] = version;
         assert_eq!(Message::decode(&bytes), Err(DecodeError::Version(version.into())));
     }
-    assert!(DecodeError::Version(6).to_string().starts_with(crate::REFUSED_VERSION));
+    assert!(DecodeError::Version(8).to_string().starts_with(crate::REFUSED_VERSION));
     bytes.truncate(30);
     bytes.extend([0xff; 300]);
-    assert_eq!(Message::decode(&bytes), Err(DecodeError::Version(6)));
+    assert_eq!(Message::decode(&bytes), Err(DecodeError::Version(8)));
 }
 
 /// As such a shim sends it: it runs in its VMM for as long as that does.
@@ -138,6 +138,8 @@ fn a_shim_of_version_1_is_understood_and_not_sent_batches() {
     let old = Hello { version: 1, ..hello() };
     assert_eq!(Message::decode(&bytes), Ok(Message::Hello(old.clone())));
     assert!(!old.remaps() && hello().remaps());
+    let keeps = |version| Hello { version, ..hello() }.keeps();
+    assert_eq!([1, 4, 5, 6, 7].map(keeps), [false, false, false, true, true]);
 }
 
 #[test]
@@ -200,8 +202,8 @@ fn any_message() -> impl Strategy<Value = Message> {
             })
         });
     let op =
-        (0..3usize, any::<[u64; 3]>(), any::<u8>()).prop_map(|(kind, [a, l, o], fd_index)| Op {
-            kind: [OpKind::MapStore, OpKind::MapHome, OpKind::MapAgain][kind],
+        (0..4usize, any::<[u64; 3]>(), any::<u8>()).prop_map(|(kind, [a, l, o], fd_index)| Op {
+            kind: [OpKind::MapStore, OpKind::MapHome, OpKind::MapAgain, OpKind::Keep][kind],
             addr: HostAddr(a),
             len: Bytes(l),
             file_offset: o,

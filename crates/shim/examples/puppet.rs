@@ -81,6 +81,38 @@ fn fork() -> String {
     }
 }
 
+/// Sends a duplicate of `fd` behind a word, after one of stdin, by sendmsg of the C library, as a VMM does. Nobody receives it.
+fn send(fd: i32) -> Result<String, String> {
+    let mut ends = [0; 2];
+    let mut word = *b"word";
+    let mut data = libc::iovec { iov_base: word.as_mut_ptr().cast(), iov_len: word.len() };
+    // Aligned as a header has to be.
+    let mut control = [0u64; 8];
+    // SAFETY: all that the message points to lives until it is sent; there is room for two descriptors.
+    let (sent, error) = unsafe {
+        libc::socketpair(libc::AF_UNIX, libc::SOCK_STREAM, 0, ends.as_mut_ptr());
+        let copy = libc::dup(fd);
+        let mut msg: libc::msghdr = std::mem::zeroed();
+        (msg.msg_iov, msg.msg_iovlen) = (&raw mut data, 1);
+        msg.msg_control = control.as_mut_ptr().cast();
+        msg.msg_controllen = libc::CMSG_SPACE(8) as usize;
+        let header = libc::CMSG_FIRSTHDR(&raw const msg);
+        (*header).cmsg_level = libc::SOL_SOCKET;
+        (*header).cmsg_type = libc::SCM_RIGHTS;
+        (*header).cmsg_len = libc::CMSG_LEN(8) as usize;
+        let at = libc::CMSG_DATA(header).cast::<i32>();
+        at.write_unaligned(0);
+        at.add(1).write_unaligned(copy);
+        let sent = libc::sendmsg(ends[0], &raw const msg, 0);
+        let error = std::io::Error::last_os_error();
+        for fd in [copy, ends[0], ends[1]] {
+            libc::close(fd);
+        }
+        (sent, error)
+    };
+    if sent == word.len() as isize { Ok("ok".to_owned()) } else { Err(error.to_string()) }
+}
+
 fn number(text: &str) -> Result<usize, String> {
     text.parse().map_err(|e| format!("{text}: {e}"))
 }
@@ -180,6 +212,8 @@ impl Puppet {
             ["dontdump", offset, len] => self.advise(offset, len, libc::MADV_DONTDUMP),
             ["hugepage", offset, len] => self.advise(offset, len, libc::MADV_HUGEPAGE),
             ["hammer", pages, stop] => self.hammer(number(pages)?, number(stop)?),
+            ["send"] => send(self.fd),
+            ["send-other"] => send(2),
             ["exec"] => exec(),
             ["fork"] => Ok(fork()),
             _ => Err("unknown command".to_owned()),

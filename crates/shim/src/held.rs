@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use ballast_shim_proto::MAX_PARTS;
 
 use crate::ram::Ram;
+use crate::sent;
 
 /// Where one kind of descriptor is noted.
 pub struct Slot(AtomicI32);
@@ -61,7 +62,7 @@ impl<T: AsFd> Held<T> {
         lock();
         let opened = open();
         if let Ok(value) = &opened {
-            slot.0.store(value.as_fd().as_raw_fd(), Ordering::Relaxed);
+            slot.0.store(value.as_fd().as_raw_fd(), Ordering::Release);
         }
         unlock();
         Ok(Held { value: ManuallyDrop::new(opened?), slot })
@@ -84,6 +85,11 @@ impl<T: AsFd> Drop for Held<T> {
         unsafe { ManuallyDrop::drop(&mut self.value) };
         unlock();
     }
+}
+
+/// Device and inode of the RAM file of each part that is noted.
+pub fn ram_files() -> [Option<(u64, u64)>; MAX_PARTS] {
+    RAM_FILES.each_ref().map(|slot| sent::identity(slot.0.load(Ordering::Acquire)))
 }
 
 /// From now on no child gets any of this part, whatever will be mapped there.

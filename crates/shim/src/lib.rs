@@ -25,6 +25,7 @@
 //! | `remap` | the system calls of an operation |
 //! | `alike` | what lets mappings of the RAM file merge |
 //! | `held` | what children of a fork must not keep |
+//! | `sent` | to whom the RAM file is sent |
 //!
 //! Protocol and failures: docs/design/shim-protocol.md.
 
@@ -35,6 +36,7 @@ mod config;
 mod held;
 mod ram;
 mod remap;
+mod sent;
 mod serve;
 
 use std::ffi::{c_int, c_void};
@@ -163,6 +165,22 @@ pub unsafe extern "C" fn madvise(addr: *mut c_void, len: usize, advice: c_int) -
     }
     // SAFETY: the caller's arguments, passed on as they are.
     unsafe { libc::syscall(libc::SYS_madvise, addr, len, advice) as c_int }
+}
+
+/// sendmsg(2), but for messages with the RAM file of a guest that is paged: EPERM.
+///
+/// # Safety
+/// As of sendmsg(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sendmsg(fd: c_int, msg: *const libc::msghdr, flags: c_int) -> isize {
+    // SAFETY: the caller's message, if there is one; what else it points to is valid as of sendmsg.
+    if unsafe { msg.as_ref().is_some_and(|msg| sent::is_refused(msg)) } {
+        // SAFETY: errno is this thread's own.
+        unsafe { *libc::__errno_location() = libc::EPERM };
+        return -1;
+    }
+    // SAFETY: the caller's arguments, passed on as they are.
+    unsafe { libc::syscall(libc::SYS_sendmsg, fd, msg, flags) as isize }
 }
 
 fn mapped_one(addr: u64, len: usize, prot: c_int, flags: c_int, fd: c_int, offset: i64) {

@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::attach::MODES;
+use crate::sent;
 use crate::serve::{Part, Vm};
 
 /// How often, and how long apart, write protection is tried that a pending discard of the VMM holds up.
@@ -45,6 +46,7 @@ pub fn change(vm: &Vm, op: &Op, fds: &[OwnedFd]) -> Result<(), i32> {
             let part = vm.part(op.addr, op.len).ok_or(libc::EINVAL)?;
             map_home(part, op, part.ram.file_offset + (op.addr.0 - part.ram.addr.0))
         }
+        OpKind::Keep => sent::keep(),
     }
 }
 
@@ -62,6 +64,7 @@ pub fn watch(vm: &Vm, kind: OpKind, addr: HostAddr, len: Bytes) -> Result<(), i3
             patiently(|| vm.uffd.protect(addr, len))
         }
         OpKind::MapHome | OpKind::MapAgain => register(),
+        OpKind::Keep => Ok(()),
     }
 }
 

@@ -89,6 +89,54 @@ fn without_a_manager_the_process_waits_and_the_next_one_goes_on() {
     assert_eq!(vm.batch(5, vec![again], &[]), (1, 0));
 }
 
+/// Asks the shim to keep the RAM file, and answers with the errno.
+fn keep(vm: &common::Managed, id: u64) -> i32 {
+    let op = Op {
+        kind: OpKind::Keep,
+        addr: vm.ram().addr,
+        len: vm.ram().len,
+        file_offset: 0,
+        fd_index: 0,
+    };
+    vm.batch(id, vec![op], &[]).1
+}
+
+#[test]
+fn a_ram_file_that_is_kept_is_sent_to_nobody_whoever_the_manager_is() {
+    let Some((manager, vm, mut puppet)) = managed(1000) else { return };
+    assert_eq!((puppet.ask("send-other").as_str(), keep(&vm, 1)), ("ok", 0));
+    assert!(puppet.ask("send").contains("Operation not permitted"));
+    assert_eq!(puppet.ask("send-other"), "ok");
+    drop(vm);
+    assert!(puppet.ask("send").contains("Operation not permitted"));
+    // What was refused was not sent.
+    let vm = manager.accept_again(2000);
+    assert_eq!(keep(&vm, 1), 0);
+    assert_eq!(puppet.read_page(7), 2007);
+    assert!(puppet.end().contains("not given to another process"));
+}
+
+#[test]
+fn a_ram_file_that_was_sent_cannot_be_kept_and_can_be_sent_again() {
+    let Some((manager, vm, mut puppet)) = managed(1000) else { return };
+    assert_eq!(puppet.ask("send"), "ok");
+    assert_eq!(keep(&vm, 1), libc::EBUSY);
+    drop(vm);
+    let vm = manager.accept_again(2000);
+    assert_eq!((keep(&vm, 1), puppet.ask("send").as_str()), (libc::EBUSY, "ok"));
+}
+
+#[test]
+fn the_ram_of_a_vm_that_is_not_managed_is_its_own_to_send() {
+    let Some(manager) = FakeManager::start() else { return };
+    let mut puppet = manager.puppet(RAM);
+    puppet.order(MAP);
+    let (connection, ..) = manager.accept_hello();
+    connection.send(&Message::refuse("not today"), &[]).unwrap();
+    puppet.answer();
+    assert_eq!(puppet.ask("send"), "ok");
+}
+
 #[test]
 fn a_manager_that_refuses_a_reconnection_is_asked_again_and_no_page_is_lost() {
     let Some((manager, vm, mut puppet)) = managed(1000) else { return };
@@ -189,13 +237,13 @@ fn a_manager_of_before_is_spoken_to_as_it_understands() {
     puppet.order(MAP);
     let (connection, hello, _) = manager.accept_hello();
     assert_eq!(hello.version, ONE_PART);
-    let refused = "protocol version 4; this side speaks versions 1 to 3";
+    let refused = "protocol version 6; this side speaks versions 1 to 5";
     connection.send(&Message::refuse(refused), &[]).unwrap();
     let accepted = manager.listener.accept(common::PATIENCE).unwrap();
     let connection = Connection::from_fd(accepted.into());
     let (message, _) = connection.recv(common::PATIENCE).unwrap();
     let Message::Hello(hello) = message else { panic!("{message:?}") };
-    assert_eq!((hello.version, hello.reconnect, hello.parts.len()), (2, false, 1));
+    assert_eq!((hello.version, hello.reconnect, hello.parts.len()), (ONE_PART - 2, false, 1));
     // Refused once more, it is refused for good.
     connection.send(&Message::refuse(refused), &[]).unwrap();
     puppet.answer();
@@ -209,11 +257,11 @@ fn a_manager_that_comes_after_one_of_before_is_spoken_to_as_any_other() {
     drop(vm);
     let (connection, hello, _fds) = manager.accept_hello();
     assert_eq!((hello.version, hello.reconnect), (ONE_PART, true));
-    let refused = "protocol version 4; this side speaks versions 1 to 3";
+    let refused = "protocol version 6; this side speaks versions 1 to 5";
     connection.send(&Message::refuse(refused), &[]).unwrap();
     drop(connection);
     let (connection, hello, _fds) = manager.accept_hello();
-    assert_eq!((hello.version, hello.reconnect), (2, true));
+    assert_eq!((hello.version, hello.reconnect), (ONE_PART - 2, true));
     connection.send(&Message::Managed, &[]).unwrap();
     drop(connection);
     let vm = manager.accept_again(3000);
