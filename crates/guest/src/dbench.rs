@@ -32,6 +32,7 @@ fn once(root: &str, load: &str, clients: u32, seconds: u32, every: f64) -> Resul
         .spawn()
         .map_err(|e| format!("{root}/dbench/ld.so: {e}"))?;
     let mut windows = Windows::new(every);
+    let mut total = Total::default();
     let (mut result, mut last) = (None, String::new());
     let output = child.stdout.take().ok_or("dbench has no standard output")?;
     for line in BufReader::new(output).lines() {
@@ -42,6 +43,12 @@ fn once(root: &str, load: &str, clients: u32, seconds: u32, every: f64) -> Resul
                     .text("event", "dbench-window")
                     .text("work", "dbench")
                     .num("mb_per_s", mb_per_s),
+            );
+        }
+        if let Some(mb) = megabytes_of(&line).filter(|_| every > 0.0) {
+            let mb = total.feed(mb);
+            report::emit(
+                Object::new().text("event", "dbench-total").text("work", "dbench").num("mb", mb),
             );
         }
         result = parse(&line).or(result);
@@ -99,6 +106,33 @@ fn window_of(line: &str) -> Option<(f64, f64)> {
     Some((seconds, mean * seconds))
 }
 
+/// MB since the last line of the warm-up, or in it.
+fn megabytes_of(line: &str) -> Option<f64> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let [_, _, mean, "MB/sec", "execute" | "warmup", seconds, "sec", ..] = words[..] else {
+        return None;
+    };
+    Some(mean.parse::<f64>().ok()? * seconds.parse::<f64>().ok()?)
+}
+
+/// A running total that goes on where dbench begins anew after its warm-up.
+#[derive(Default)]
+struct Total {
+    before: f64,
+    last: f64,
+}
+
+impl Total {
+    fn feed(&mut self, mb: f64) -> f64 {
+        // By the rounding of two numbers it may go back a little.
+        if mb < 0.5 * self.last {
+            self.before += self.last;
+        }
+        self.last = mb;
+        self.before + mb
+    }
+}
+
 /// Differences of running totals.
 struct Windows {
     every: f64,
@@ -142,6 +176,18 @@ mod tests {
         assert_eq!(parse(progress), None);
         assert_eq!(window_of(progress), Some((19.0, 97.5 * 19.0)));
         assert_eq!(window_of("  40   140  97.50 MB/sec  warmup  3 sec  latency 91.0 ms"), None);
+    }
+
+    #[test]
+    fn a_total_goes_on_after_the_warm_up() {
+        let line = |kind, seconds| {
+            format!("  4   140  10.00 MB/sec  {kind}  {seconds} sec  latency 91.0 ms")
+        };
+        let mut total = Total::default();
+        let mut feed = |kind, seconds| total.feed(megabytes_of(&line(kind, seconds)).unwrap());
+        assert_eq!([feed("warmup", 1), feed("warmup", 5)], [10.0, 50.0]);
+        assert_eq!([feed("execute", 1), feed("execute", 3)], [60.0, 80.0]);
+        assert_eq!(megabytes_of("  4  cleanup  3 sec"), None);
     }
 
     #[test]

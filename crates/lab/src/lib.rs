@@ -24,3 +24,4 @@ pub mod say;
 mod signals;
 mod stats;
 pub mod tools;
+mod turns;

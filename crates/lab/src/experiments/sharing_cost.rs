@@ -3,10 +3,7 @@
 //! higher over all runs.
 //!
 //! Two pairs of guests run the same programs, one pair under a manager that shares, one under a manager
-//! that does not. They take turns of a few seconds: while one pair and its manager run, the other
-//! pair and its manager are stopped (SIGSTOP). So whatever else goes on on the host falls on
-//! both alike, which runs of minutes one after the other do not achieve on a machine that has
-//! neighbours. They write little of what is shared: this is what sharing costs at rest. Sharing is set to look at all memory every ten seconds, far more often than by default.
+//! that does not. They take turns of a second ([`crate::turns`]). They write little of what is shared: this is what sharing costs at rest. Sharing is set to look at all memory every ten seconds, far more often than by default.
 //!
 //! Beside throughput, rounds per second of CPU time of VMMs and manager are given.
 
@@ -26,6 +23,7 @@ use crate::image::Image;
 use crate::manager::{Options, SharingOptions};
 use crate::say;
 use crate::stats::{median, range};
+use crate::turns::{Players, TURN};
 
 const NAME: &str = "sharing-cost";
 const GUESTS: usize = 2;
@@ -34,9 +32,7 @@ const BUDGET: Bytes = Bytes::from_mib(768);
 /// Throughput with sharing against without, percent: the paper's worst, best and overall.
 const PAPER: (f64, f64, f64) = (-1.6, 1.8, 0.5);
 /// Between the best and the worst block, percent, with which a difference of a few percent says anything.
-const MOST_SPREAD: f64 = 8.0;
-/// A turn of one pair.
-const TURN: Duration = Duration::from_secs(3);
+const MOST_SPREAD: f64 = 4.0;
 /// Before the first turn: most of what the guests' systems have in common is found in it.
 const WARM_UP: Duration = Duration::from_secs(30);
 
@@ -44,7 +40,7 @@ const COLUMNS: [&str; 7] =
     ["sharing", "block", "rounds_per_s", "rounds_per_cpu_s", "saved_mib", "breaks", "scan_cpu_s"];
 
 pub async fn run(image: &Image, quick: bool) -> Result<Measured> {
-    let (blocks, turns) = if quick { (2, 4) } else { (8, 10) };
+    let (blocks, turns) = if quick { (2, 12) } else { (8, 30) };
     say::step("Starting a pair of guests that do not share, and one that does");
     let mut pairs = [Pair::start(image, false).await?, Pair::start(image, true).await?];
     for pair in &mut pairs {
@@ -56,7 +52,7 @@ pub async fn run(image: &Image, quick: bool) -> Result<Measured> {
         tokio::time::sleep(Duration::from_millis(250)).await;
         pairs.iter_mut().try_for_each(Pair::poll)?;
     }
-    pairs.iter().for_each(Pair::stop);
+    pairs.iter().for_each(|pair| pair.players.stop());
     let mut table = Table::new(&COLUMNS);
     for block in 0..blocks {
         say::step(&format!("Block {} of {blocks}", block + 1));
@@ -68,10 +64,7 @@ pub async fn run(image: &Image, quick: bool) -> Result<Measured> {
         for turn in 0..turns {
             // Alternating order, so that neither pair always comes first.
             for first in [turn % 2 == 0, turn % 2 == 1] {
-                let pair = &pairs[usize::from(first)];
-                pair.go_on();
-                tokio::time::sleep(TURN).await;
-                pair.stop();
+                pairs[usize::from(first)].players.turn().await;
             }
         }
         for (pair, (rounds, cpu_s)) in pairs.iter_mut().zip(before) {
@@ -98,7 +91,7 @@ pub async fn run(image: &Image, quick: bool) -> Result<Measured> {
         }
     }
     for pair in pairs {
-        pair.go_on();
+        pair.players.go_on();
         pair.stage.end().await?;
     }
     Ok(evaluate(table, quick))
@@ -108,8 +101,7 @@ pub async fn run(image: &Image, quick: bool) -> Result<Measured> {
 struct Pair {
     sharing: bool,
     stage: Stage,
-    manager: i32,
-    vmms: Vec<i32>,
+    players: Players,
     /// Of both guests, so far.
     rounds: f64,
 }
@@ -128,8 +120,8 @@ impl Pair {
             let view = stage.add(&guest, image, |spec| spec.salt = Some(salt)).await?;
             vmms.push(view.pid.context("a VMM without a process")? as i32);
         }
-        let manager = stage.manager.pid()?;
-        Ok(Pair { sharing, stage, manager, vmms, rounds: 0.0 })
+        let manager = Some(stage.manager.pid()?);
+        Ok(Pair { sharing, stage, players: Players { manager, vmms }, rounds: 0.0 })
     }
 
     fn poll(&mut self) -> Result<()> {
@@ -139,33 +131,17 @@ impl Pair {
         Ok(())
     }
 
-    /// The manager first: what it waits for is answered before its guests stop.
-    fn stop(&self) {
-        self.signal([self.manager].iter().chain(&self.vmms), libc::SIGSTOP);
-    }
-    /// The guests first: what the manager waits for is answered before it looks at the clock.
-    fn go_on(&self) {
-        self.signal(self.vmms.iter().chain([&self.manager]), libc::SIGCONT);
-    }
-    fn signal<'a>(&self, processes: impl Iterator<Item = &'a i32>, signal: i32) {
-        for &process in processes {
-            // SAFETY: kill touches no memory. The VMMs are the manager's children and the manager is
-            // ours: their numbers stay theirs while the stage lives.
-            unsafe { libc::kill(process, signal) };
-        }
-    }
-
     /// What the manager says, which runs for that moment alone.
     async fn host(&self) -> Result<ballast_api::HostView> {
-        self.signal([self.manager].iter(), libc::SIGCONT);
+        self.players.manager_goes_on();
         let host = self.stage.manager.client().host().await;
-        self.stop();
+        self.players.stop();
         Ok(host?)
     }
 
     /// CPU time of manager and VMMs.
     fn cpu_s(&self) -> Result<f64> {
-        self.vmms.iter().chain([&self.manager]).map(|&pid| cpu_s(pid)).sum()
+        self.players.vmms.iter().chain(&self.players.manager).map(|&pid| cpu_s(pid)).sum()
     }
 }
 

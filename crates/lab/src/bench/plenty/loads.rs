@@ -13,8 +13,8 @@ pub const MEMORY: Bytes = Bytes::from_mib(1024);
 /// Of the disk with dbench.
 pub const DISK: Bytes = Bytes::from_mib(256);
 /// Memory that is written, then read again and again.
-const BAND_MIB: u32 = 256;
-const DBENCH_CLIENTS: u32 = 4;
+pub const BAND_MIB: u32 = 256;
+pub const DBENCH_CLIENTS: u32 = 4;
 /// For one load to end before the next begins.
 const BETWEEN: u32 = 3;
 

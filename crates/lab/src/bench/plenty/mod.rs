@@ -1,5 +1,6 @@
 //! What Ballast costs where memory is plentiful: the same guest, with the same loads, under plain QEMU and
-//! under Ballast, one after the other in turns, so that whatever else the host does falls on all alike.
+//! under Ballast. What happens once (a boot, memory that is written for the first time) one after the other, in rounds;
+//! rates of loads that go on in turns of a second ([`steady`]), so that whatever else the host does falls on all alike.
 //!
 //! | side | RAM | who looks for equal pages |
 //! | --- | --- | --- |
@@ -12,13 +13,14 @@
 //!
 //! `kernel_large_page` is what the kernel alone takes to allocate one: no fault that is answered with one takes less.
 //!
-//! Ballast is compared with plain QEMU on the same kind of memory. Rates are per second of wall clock, and
-//! per second of CPU time of all that serves the guest (VMM, manager, ksmd): the latter says what the host
-//! spends, also where the host is crowded. Their spreads over the rounds are in the figures.
+//! Ballast is compared with plain QEMU on the same kind of memory. Rates are per second that a side had, what the rounds' loads
+//! did also per second of CPU time of all that serves the guest (VMM, manager, ksmd): that says what the host
+//! spends, also where the host is crowded. Spreads over the rounds, or blocks of turns, are in the figures.
 
 mod floor;
 mod loads;
 mod side;
+mod steady;
 
 use anyhow::{Context, Result};
 
@@ -48,19 +50,17 @@ const SIDES: [Side; 6] = [
 
 /// What is compared: name, value, and whether more is better.
 type Figure = (&'static str, fn(&Measured) -> f64, bool);
-const FIGURES: [Figure; 8] = [
+const FIGURES: [Figure; 5] = [
     ("boot_s", |m| m.boot_s, false),
     ("boot_cpu_s", |m| m.boot_cpu_s, false),
     ("fill_pages_per_s", |m| m.fill_pages_per_s, true),
-    ("compute_rounds_per_s", |m| m.compute_per_s, true),
-    ("memory_pages_per_s", |m| m.memory_per_s, true),
-    ("dbench_mb_per_s", |m| m.dbench_per_s, true),
     ("work_per_cpu_s", |m| m.work_per_cpu_s, true),
     ("cpu_s", |m| m.cpu_s, false),
 ];
 
 pub async fn run(image: &Image, quick: bool) -> Result<Outcome> {
     let (rounds, loads) = if quick { (1, Loads::quick()) } else { (5, Loads::full()) };
+    let (blocks, turns) = if quick { (1, 2) } else { (6, 6) };
     let folder = tempfile::Builder::new().prefix("ballast-plenty-").tempdir_in(disk_folder())?;
     let disk = folder.path().join("dbench.img");
     image::dbench_disk(&disk, loads::DISK)?;
@@ -83,6 +83,10 @@ pub async fn run(image: &Image, quick: bool) -> Result<Outcome> {
     }
     ksm.map_or(Ok(()), Ksm::end)?;
     let mut outcome = evaluate(&measured);
+    for load in &steady::LOADS {
+        let rates = steady::measure(load, image, &disk, blocks, turns).await?;
+        compare(&mut outcome, load.figure, &rates);
+    }
     // After all: its memory is then what the guests had.
     match floor::large_pages() {
         Ok(floor) => {
@@ -117,8 +121,11 @@ fn evaluate(measured: &[(Side, Measured)]) -> Outcome {
                     .zip(&of(peer, value))
                     .map(|(ours, plain)| if more { ours / plain } else { plain / ours })
                     .collect();
-                let want = if side == Side::BallastSharing { ON } else { OFF };
-                outcome.at_least(&format!("{}_{name}_ratio", side.name()), median(&ratios), want);
+                outcome.at_least(
+                    &format!("{}_{name}_ratio", side.name()),
+                    median(&ratios),
+                    side.least(),
+                );
             }
             let p99 = of(side, |m| m.p99_us);
             outcome.at_most(&format!("{}_fault_p99_us", side.name()), median(&p99), P99);
@@ -132,6 +139,24 @@ fn evaluate(measured: &[(Side, Measured)]) -> Outcome {
         }
     }
     outcome
+}
+
+/// `rates` of a load: a row for each block of turns. All that a side did counts: a neighbour's burst falls on the turns of all.
+fn compare(outcome: &mut Outcome, figure: &str, rates: &[Vec<f64>]) {
+    let of = |side: Side| -> Vec<f64> {
+        let n = steady::SIDES.iter().position(|s| *s == side).unwrap_or_default();
+        rates.iter().map(|row| row[n]).collect()
+    };
+    let sum = |side: Side| of(side).iter().sum::<f64>();
+    for side in steady::SIDES {
+        let (least, most) = range(&of(side));
+        outcome.figure(&format!("{}_{figure}", side.name()), sum(side) / rates.len() as f64);
+        outcome.figure(&format!("{}_{figure}_spread", side.name()), most - least);
+        if let Some(peer) = side.peer() {
+            let ratio = sum(side) / sum(peer);
+            outcome.at_least(&format!("{}_{figure}_ratio", side.name()), ratio, side.least());
+        }
+    }
 }
 
 #[cfg(test)]
@@ -164,7 +189,7 @@ mod tests {
         assert!(evaluate(&all).ok);
         let slow = |side: Side| {
             let mut all = all.clone();
-            all.iter_mut().filter(|m| m.0 == side).for_each(|m| m.1.memory_per_s *= 0.985);
+            all.iter_mut().filter(|m| m.0 == side).for_each(|m| m.1.fill_pages_per_s *= 0.985);
             evaluate(&all)
         };
         assert!(slow(Side::BallastSharing).ok);
@@ -172,9 +197,23 @@ mod tests {
         assert!(!outcome.ok);
         let missed: Vec<&String> =
             outcome.targets.iter().filter(|t| !t.1.met).map(|t| t.0).collect();
-        assert_eq!(missed, ["ballast_large_memory_pages_per_s_ratio"]);
+        assert_eq!(missed, ["ballast_large_fill_pages_per_s_ratio"]);
         all.iter_mut().for_each(|m| m.1.p99_us = 128.0);
         assert!(!evaluate(&all).ok);
+    }
+
+    #[test]
+    fn all_that_a_side_did_in_its_turns_is_compared_with_plain_qemu_on_its_kind_of_memory() {
+        let mut outcome = Outcome::new("plenty");
+        // Plain, plain_large, ballast, ballast_large, ballast_sharing.
+        let rates = [vec![10.0, 20.0, 9.9, 19.7, 19.7], vec![20.0, 40.0, 19.9, 39.4, 39.4]];
+        compare(&mut outcome, "rate", &rates);
+        let missed: Vec<&String> =
+            outcome.targets.iter().filter(|t| !t.1.met).map(|t| t.0).collect();
+        assert_eq!(missed, ["ballast_large_rate_ratio"]);
+        let figures = ["plain_rate", "ballast_rate", "ballast_rate_spread"];
+        let found = figures.map(|name| (outcome.figures[name] * 100.0).round());
+        assert_eq!(found, [1500.0, 1490.0, 1000.0]);
     }
 
     #[test]

@@ -17,7 +17,7 @@ use crate::manager::{Options, SharingOptions};
 use crate::plain::{PlainVm, Ram, Style};
 
 /// Nothing is ever reclaimed of that.
-const BUDGET: Bytes = Bytes::from_mib(2048);
+pub const BUDGET: Bytes = Bytes::from_mib(2048);
 const LIMIT: Duration = Duration::from_secs(180);
 
 /// See the table in `plenty`.
@@ -51,6 +51,11 @@ impl Side {
             Side::BallastLarge | Side::BallastSharing => Some(Side::PlainLarge),
             Side::Plain | Side::PlainLarge | Side::PlainKsm => None,
         }
+    }
+
+    /// Of plain QEMU's speed.
+    pub fn least(self) -> f64 {
+        if self == Side::BallastSharing { super::ON } else { super::OFF }
     }
 
     /// One guest, from its start until its loads are done. Without `ksm` there is no `PlainKsm`.
