@@ -371,7 +371,7 @@ impl Commons {
         }
     }
 
-    /// Lets the pager map other pages in a VM, through its shim, if the stores are usable.
+    /// Lets the pager reach a VM's shim, and map other pages in it if the stores are usable.
     ///
     /// # Errors
     /// Its RAM files or its /proc/PID/pagemap cannot be looked at, or there is no descriptor left.
@@ -382,13 +382,13 @@ impl Commons {
         (pid, hello): (u32, &Hello),
         domain: &Domain<GuestRam>,
     ) -> Result<(), String> {
-        if !self.usable {
-            return Ok(());
-        }
         let homes = ram.identities().map_err(|e| format!("its RAM file: {e}"))?;
         let link = Box::new(ShimLink::new(connection, hello));
         let mappings = ram.mappings();
         mappings.connect(link, pid, homes).map_err(|e| format!("/proc/{pid}/pagemap: {e}"))?;
+        if !self.usable {
+            return Ok(());
+        }
         let zeros = self.zeros.try_clone().map_err(|e| format!("the file of zeros: {e}"))?;
         mappings.set_zeros(zeros);
         mappings.set_store(view(domain)?);

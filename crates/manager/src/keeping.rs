@@ -2,25 +2,60 @@
 //! the first page is taken, to give the RAM file to no other process from then on (ADR 36).
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use ballast_api::{Management, Mode};
 use ballast_pager::mappings::Kept;
+use ballast_qemu::Verdict;
 
-use crate::looks::Past;
+use crate::looks::{Known, Past, managed};
 use crate::past;
 use crate::vm::Vm;
 
-/// Asks once; where there was no answer, again at the next look: what has another process by then is seen there, too. False: it
-/// may have the RAM already, and the VM is not to be paged.
-pub async fn ask(vm: &Vm, past: &mut Past) -> bool {
+/// For what else is asked of its shim just then.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// As [`managed`]; and one that is paged, or is to be, keeps its RAM to itself, or is not.
+pub async fn managed_and_kept(
+    vm: &Vm,
+    verdict: Verdict,
+    old: &Management,
+    past: &mut Past,
+    known: Known,
+) -> Option<Management> {
+    let found = managed(verdict.clone(), old, past, known);
+    let is_paged = match &found {
+        Some(found) => found.mode == Mode::Paged,
+        None => vm.may_be_paged(),
+    };
+    if !is_paged {
+        return found;
+    }
+    match ask(vm, past).await {
+        Kept::Kept | Kept::Unable => found,
+        Kept::Sent => managed(Verdict::Pageable, old, past, known),
+        Kept::Unanswered => {
+            let why = "its shim does not say whether its RAM was given to another process";
+            tracing::warn!(vm = vm.name, "{why}; it is looked at again");
+            // As whatever else could not be found out.
+            managed(Verdict::Unknown(why.to_owned()), old, past, known)
+        }
+    }
+}
+
+/// What its VMM says. It is asked until it keeps it.
+async fn ask(vm: &Vm, past: &mut Past) -> Kept {
     if past.is_kept {
-        return true;
+        return Kept::Kept;
     }
     let way = vm.paged().as_ref().map(|paged| {
         let ram = paged.memory().backend();
         (Arc::clone(ram.mappings()), ram.parts().next().map(|(part, _)| (part.base, part.len)))
     });
-    let Some((mappings, Some((addr, len)))) = way else { return true };
+    let Some((mappings, Some((addr, len)))) = way else { return Kept::Unable };
     // It waits for the VMM.
-    let asked = tokio::task::spawn_blocking(move || mappings.keep(addr, len.bytes())).await;
-    past::note_kept(vm, past, asked.unwrap_or(Kept::Unknown))
+    let asked = tokio::task::spawn_blocking(move || mappings.keep(addr, len.bytes(), PATIENCE));
+    let kept = asked.await.unwrap_or(Kept::Unanswered);
+    past::note_kept(vm, past, kept);
+    kept
 }

@@ -17,7 +17,7 @@ use ballast_shim_proto::{Hello, Peer};
 use ballast_units::{Bytes, Pages, VmId};
 
 use crate::config::rules::rule_for;
-use crate::looks::{Heard, Known, Past, managed, objection_of, of_both};
+use crate::looks::{Heard, Known, Past, objection_of, of_both};
 use crate::manager::{Failure, Manager, NotTaken, Pledge};
 use crate::pace::{round_of, slot_after};
 use crate::paging::{Answer, Expected, pager_config};
@@ -470,8 +470,7 @@ impl Manager {
             Some(_) => Heard::Told,
         };
         let verdict = of_both(first, second);
-        // Nor of one that has been left to the next manager.
-        if vm.run_state() == RunState::Stopped || !vm.process.is_alive() || self.is_stopping() {
+        if self.is_left(vm) {
             return;
         }
         if ram.is_some() {
@@ -489,11 +488,12 @@ impl Manager {
         };
         // Without QMP no balloon is seen.
         let is_beyond_reach = qmp.is_some() && matches!(verdict, Verdict::Unmanaged(_));
-        let found = managed(verdict.clone(), &old, &past, known);
-        let is_fit = found.as_ref().is_some_and(|found| found.mode == Mode::Paged);
-        let is_sent = is_fit && !keeping::ask(vm, &mut past).await;
-        let found = if is_sent { managed(verdict, &old, &past, known) } else { found };
+        let found = keeping::managed_and_kept(vm, verdict, &old, &mut past, known).await;
         let Some(management) = found else { return };
+        // That may have taken its time.
+        if self.is_left(vm) {
+            return;
+        }
         vm.was_looked_at(management.clone(), is_built);
         if heard == Heard::Told && ram.is_some() {
             past::note_objection(vm, &mut past, told.and_then(objection_of));
@@ -502,6 +502,11 @@ impl Manager {
         if management != old {
             self.is_managed_as(vm, &management);
         }
+    }
+
+    /// It has ended, or is left to the next manager: nothing is to be noted of it.
+    fn is_left(&self, vm: &Vm) -> bool {
+        vm.run_state() == RunState::Stopped || !vm.process.is_alive() || self.is_stopping()
     }
 
     fn is_managed_as(&self, vm: &Vm, management: &Management) {

@@ -31,17 +31,14 @@ pub fn note_mapped(vm: &Vm, past: &mut Past, mapped: Option<String>) {
     update(vm, |record| record.mapped = Some(mapped));
 }
 
-/// What its VMM answered that is to give its RAM to nobody more, before it is paged. False: it has given it to somebody,
-/// and is not to be.
-pub fn note_kept(vm: &Vm, past: &mut Past, kept: Kept) -> bool {
+/// What its VMM answered that is to give its RAM to nobody more: if it has given it to somebody, it is not paged any more.
+pub fn note_kept(vm: &Vm, past: &mut Past, kept: Kept) {
     past.is_kept |= kept == Kept::Kept;
-    let is_sent = kept == Kept::Sent;
-    if is_sent && past.mapped.is_none() {
+    if kept == Kept::Sent && past.mapped.is_none() {
         let sent = "its VMM has sent its RAM to another process, so this VMM is not paged";
         past.mapped = Some(sent.to_owned());
         update(vm, |record| record.mapped = Some(sent.to_owned()));
     }
-    !is_sent
 }
 
 fn update(vm: &Vm, change: impl FnOnce(&mut Record)) {
@@ -112,12 +109,14 @@ mod tests {
         let vm = recorded(dir.path());
         let told = || Record::load(dir.path()).unwrap().unwrap().mapped;
         let mut past = vm.looks.lock().await;
-        assert!(note_kept(&vm, &mut past, Kept::Unknown));
-        assert!(!past.is_kept, "it is asked again");
-        assert!(note_kept(&vm, &mut past, Kept::Kept));
+        for kept in [Kept::Unable, Kept::Unanswered] {
+            note_kept(&vm, &mut past, kept);
+            assert!(!past.is_kept, "it is asked again");
+        }
+        note_kept(&vm, &mut past, Kept::Kept);
         assert_eq!((past.is_kept, told()), (true, None));
         past.is_kept = false;
-        assert!(!note_kept(&vm, &mut past, Kept::Sent));
+        note_kept(&vm, &mut past, Kept::Sent);
         assert!(!past.is_kept && told().is_some_and(|why| why.contains("another process")));
         assert_eq!(told(), past.mapped);
     }

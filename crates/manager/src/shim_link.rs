@@ -39,13 +39,25 @@ pub struct ShimLink {
     over: bool,
     maps_again: bool,
     keeps: bool,
+    /// By which batch it was asked to keep the RAM file, and what it answered, however late.
+    asked_to_keep: Option<u64>,
+    kept: Option<Kept>,
 }
 
 impl ShimLink {
     /// To the shim that has said `hello`.
     pub fn new(connection: Arc<Connection>, hello: &Hello) -> ShimLink {
         let (maps_again, keeps) = (hello.maps_again(), hello.keeps());
-        ShimLink { connection, next: 1, outstanding: None, over: false, maps_again, keeps }
+        ShimLink {
+            connection,
+            next: 1,
+            outstanding: None,
+            over: false,
+            maps_again,
+            keeps,
+            asked_to_keep: None,
+            kept: None,
+        }
     }
 
     /// Ends the conversation, so that the shim hears of it, too. It ends the batch that it is at, and comes again:
@@ -69,6 +81,7 @@ impl ShimLink {
             match self.connection.recv(Some(left)) {
                 Ok((Message::BatchDone { id: answered, done, errno }, _)) if answered == id => {
                     self.outstanding = None;
+                    self.note_kept(id, errno);
                     return Ok((done, errno));
                 }
                 // An answer that nobody waits for any more.
@@ -85,6 +98,16 @@ impl ShimLink {
                     return Err(self.end());
                 }
             }
+        }
+    }
+
+    fn note_kept(&mut self, id: u64, errno: i32) {
+        if self.asked_to_keep == Some(id) {
+            self.kept = match errno {
+                0 => Some(Kept::Kept),
+                libc::EBUSY => Some(Kept::Sent),
+                _ => None,
+            };
         }
     }
 
@@ -147,14 +170,17 @@ impl Remapper for ShimLink {
 
     fn keep(&mut self, addr: HostAddr, len: Bytes) -> Result<Kept, RemapError> {
         if !self.keeps {
-            return Ok(Kept::Unknown);
+            return Ok(Kept::Unable);
         }
-        let keep = Op { kind: OpKind::Keep, addr, len, file_offset: 0, fd_index: 0 };
-        match self.ask(vec![keep], &[]) {
-            Ok(()) => Ok(Kept::Kept),
-            Err(RemapError::Stopped { errno: libc::EBUSY, .. }) => Ok(Kept::Sent),
-            Err(e) => Err(e),
+        // It may have answered meanwhile.
+        let settled = self.settled();
+        if settled && self.kept.is_none() {
+            let keep = Op { kind: OpKind::Keep, addr, len, file_offset: 0, fd_index: 0 };
+            self.asked_to_keep = Some(self.next);
+            let asked = self.ask(vec![keep], &[]);
+            return self.kept.map_or_else(|| asked.map(|()| Kept::Unanswered), Ok);
         }
+        self.kept.ok_or(RemapError::Unanswered)
     }
 }
 
@@ -175,20 +201,20 @@ mod tests {
         let mut older = ShimLink::new(ours.clone(), &hello(ONE_PART - 2));
         let mut link = ShimLink::new(ours, &hello(ONE_PART));
         let shim = std::thread::spawn(move || {
-            for errno in [0, libc::EBUSY, libc::EINVAL] {
+            for errno in [libc::EAGAIN, libc::EBUSY] {
                 let (Message::Batch(batch), _) = theirs.recv(None).unwrap() else { panic!() };
                 assert!(matches!(batch.ops(), [Op { kind: OpKind::Keep, .. }]));
                 theirs.send(&Message::BatchDone { id: batch.id, done: 0, errno }, &[]).unwrap();
             }
         });
         let at = (HostAddr(4096), Bytes(4096));
-        assert_eq!(older.keep(at.0, at.1), Ok(Kept::Unknown));
-        assert_eq!(link.keep(at.0, at.1), Ok(Kept::Kept));
+        assert_eq!(older.keep(at.0, at.1), Ok(Kept::Unable));
+        let sending = RemapError::Stopped { done: 0, errno: libc::EAGAIN };
+        assert_eq!(link.keep(at.0, at.1), Err(sending));
         assert_eq!(link.keep(at.0, at.1), Ok(Kept::Sent));
-        let refused = RemapError::Stopped { done: 0, errno: libc::EINVAL };
-        assert_eq!(link.keep(at.0, at.1), Err(refused));
         shim.join().unwrap();
-        assert_eq!(link.keep(at.0, at.1), Err(RemapError::Gone));
+        // It is not asked again.
+        assert_eq!(link.keep(at.0, at.1), Ok(Kept::Sent));
     }
 
     fn change() -> Change {
@@ -215,6 +241,20 @@ mod tests {
         assert!(link.settled());
         drop(theirs);
         assert_eq!(link.remap(&[change()], &[]), Err(RemapError::Gone));
+    }
+
+    #[test]
+    fn a_late_answer_whether_the_ram_file_is_kept_counts() {
+        let (ours, theirs) = Connection::pair().unwrap();
+        let mut link = ShimLink::new(Arc::new(ours), &hello(ONE_PART));
+        let mut keep = || link.keep(HostAddr(4096), Bytes(4096));
+        assert_eq!(keep(), Err(RemapError::Unanswered));
+        assert_eq!(keep(), Err(RemapError::Unanswered));
+        let (Message::Batch(batch), _) = theirs.recv(None).unwrap() else { panic!("a batch") };
+        theirs.send(&Message::BatchDone { id: batch.id, done: 1, errno: 0 }, &[]).unwrap();
+        assert_eq!(keep(), Ok(Kept::Kept));
+        drop(theirs);
+        assert_eq!(keep(), Ok(Kept::Kept));
     }
 
     #[test]

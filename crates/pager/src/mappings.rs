@@ -3,6 +3,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use ballast_sharing::StorePage;
 use ballast_uffd::procmap::{Maps, Pagemap, sees_places};
@@ -10,7 +11,7 @@ use ballast_units::{Bytes, HostAddr, PAGE_SIZE, Pages, Ppn};
 
 use crate::backend::{Errno, MemError, Place, Remap};
 use crate::guest_ram::RamLayout;
-use crate::sync::{Mutex, lock};
+use crate::sync::{Mutex, lock, try_lock};
 
 /// One change, as the VMM process sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,8 +56,10 @@ pub enum Kept {
     Kept,
     /// Another process may have it already.
     Sent,
-    /// It was not asked: its shim is older, or out of reach.
-    Unknown,
+    /// It cannot be asked: its shim is older.
+    Unable,
+    /// It did not answer, is out of reach for now, or is sending it just now.
+    Unanswered,
 }
 
 /// The way to a VM's shim.
@@ -74,7 +77,7 @@ pub trait Remapper: Send {
     }
     /// Has the RAM file kept, of which this is a part.
     fn keep(&mut self, _addr: HostAddr, _len: Bytes) -> Result<Kept, RemapError> {
-        Ok(Kept::Unknown)
+        Ok(Kept::Unable)
     }
 }
 
@@ -229,17 +232,25 @@ impl Mappings {
         self.is_connected() && self.maps_again.load(Ordering::Relaxed)
     }
     /// Has the VMM send the RAM file, which it maps at `addr`, to no other process from now on: one that maps it would read what
-    /// is away as zeros. Waits for the VMM, and for a change of mappings that is under way.
-    pub fn keep(&self, addr: HostAddr, len: Bytes) -> Kept {
-        let mut link = lock(&self.link);
-        let Some(link) = link.as_mut() else { return Kept::Unknown };
+    /// is away as zeros. Waits for the VMM, and not longer than `patience` for a change of mappings that is under way.
+    pub fn keep(&self, addr: HostAddr, len: Bytes, patience: Duration) -> Kept {
+        let begun = Instant::now();
+        // Whoever has it may wait for the lock of the VMM's mappings, which has no end where that hangs.
+        let mut link = loop {
+            match try_lock(&self.link) {
+                Some(link) => break link,
+                None if begun.elapsed() >= patience => return Kept::Unanswered,
+                None => std::thread::sleep(Duration::from_millis(5)),
+            }
+        };
+        let Some(link) = link.as_mut() else { return Kept::Unable };
         match link.remapper.keep(addr, len) {
             Ok(kept) => kept,
             Err(RemapError::Gone) => {
                 self.connected.store(false, Ordering::Release);
-                Kept::Unknown
+                Kept::Unanswered
             }
-            Err(RemapError::Unanswered | RemapError::Stopped { .. }) => Kept::Unknown,
+            Err(RemapError::Unanswered | RemapError::Stopped { .. }) => Kept::Unanswered,
         }
     }
     /// How many mappings the VMM has. Reads all of them.
@@ -426,11 +437,9 @@ fn from_io(e: &std::io::Error, op: &'static str, ppn: Ppn) -> MemError {
 
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
-    use std::sync::mpsc::{Receiver, Sender, channel};
-    use std::time::Duration;
-
     use super::*;
     use crate::guest_ram::RamPart;
+    use std::sync::mpsc::{Receiver, Sender, channel};
 
     /// One that is gone.
     struct Lost;
@@ -571,8 +580,13 @@ mod tests {
             was_asked.recv().unwrap();
             scope.spawn(move || known.send(mappings.is_connected()).unwrap());
             let in_time = was_known.recv_timeout(Duration::from_secs(10));
+            let keep = || mappings.keep(HostAddr(1 << 20), Bytes(4096), Duration::ZERO);
+            assert_eq!(keep(), Kept::Unanswered, "the way is another's for now");
             answer.send(()).unwrap();
             assert_eq!(in_time, Ok(true));
         });
+        let keep =
+            |mappings: &Mappings| mappings.keep(HostAddr(1 << 20), Bytes(4096), Duration::ZERO);
+        assert_eq!([keep(mappings), keep(&Mappings::default())], [Kept::Unable; 2]);
     }
 }

@@ -257,6 +257,7 @@ fn a_backend_that_is_a_second_process_counts_though_qmp_does_not_list_it() {
     let named = |args: &[&str]| Facts { commanded: spec::named_devices(args), ..good() };
     for (option, value) in [
         ("-netdev", "vhost-user,id=n,chardev=c"),
+        ("-object", "cryptodev-vhost-user,id=c,chardev=c"),
         ("-netdev", r#"{"type":"vhost-user","id":"n"}"#),
         ("-blockdev", "driver=virtio-blk-vhost-user,node-name=d,path=/s"),
         ("-blockdev", r#"{"driver":"virtio-blk-vhost-user"}"#),

@@ -282,10 +282,10 @@ impl Device {
         self.path == HOTPLUG_PATH && self.kind == "virtio-mem-pci"
     }
 
-    /// Whether the command line names it as what is behind a device (a network backend, a block node): QMP does not list
+    /// Whether the command line names it as what is behind a device (a network backend, a block node, an object): QMP does not list
     /// those with the devices.
     pub(crate) fn is_backend(&self) -> bool {
-        matches!(&*self.path, "-netdev" | "-net" | "-nic" | "-blockdev")
+        matches!(&*self.path, "-netdev" | "-net" | "-nic" | "-blockdev" | "-object")
     }
 
     /// Whether it is a virtio balloon, on whatever bus.

@@ -200,6 +200,8 @@ fn refused_object(kind: &str) -> Option<&'static str> {
         Some("Ballast supplies guest memory: one shared memfd, neither private nor hugetlb")
     } else if kind.starts_with("sev-") || kind.starts_with("tdx-") {
         Some("KVM pins the memory of a confidential guest, which then cannot be reclaimed")
+    } else if is_vhost_user(kind) {
+        Some(SECOND_PROCESS)
     } else {
         None
     }
@@ -240,6 +242,8 @@ pub(crate) fn named_devices(args: &[&str]) -> Vec<Device> {
         let kind = match option {
             "device" | "blockdev" => kind(value, "driver"),
             "netdev" | "net" | "nic" => kind(value, "type"),
+            // Backends of crypto devices; what else it makes is no device.
+            "object" => Some(kind(value, "qom-type")).filter(|kind| is_vhost_user(kind))?,
             _ => return None,
         };
         // Whether it is that of Ballast depends on what was announced.

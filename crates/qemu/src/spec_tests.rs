@@ -27,6 +27,8 @@ fn a_command_line_tells_of_devices_that_forbid_paging() {
         named_devices(args).into_iter().map(|d| format!("{} {}", d.path, d.kind)).collect()
     };
     let json = r#"{"driver":"vhost-user-fs-pci","id":"fs0","chardev":"c"}"#;
+    let objects = ["qemu", "-object", "cryptodev-vhost-user,id=c", "-object", "rng-random,id=r"];
+    assert_eq!(named(&objects), ["-object cryptodev-vhost-user"]);
     assert_eq!(named(&["qemu", "-device", json]), ["-device vhost-user-fs-pci"]);
     assert_eq!(
         named(&["qemu", "--device", "vfio-pci,host=00:1f.0", "-netdev", "type=vhost-user,id=n"]),
@@ -132,6 +134,7 @@ fn arguments_that_break_paging_are_refused_by_name() {
         &["-device", "vhost-user-blk-pci,chardev=c"],
         &["-device", "pc-dimm,memdev=x"],
         &["-netdev", "vhost-user,id=n,chardev=c"],
+        &["-object", "cryptodev-vhost-user,id=c,chardev=c"],
         &["-netdev", "type=vhost-vdpa,id=n"],
         &["-overcommit", "mem-lock=on"],
         &["-overcommit", "cpu-pm=on,mem-lock=on"],

@@ -28,6 +28,8 @@ pub const ONE_PART: u32 = 6;
 /// The oldest version of a shim that a manager understands: a VM that was started with it may run for
 /// months. Version 1 has no batches that could be relied on ([`Hello::remaps`]), and is the same else.
 pub const OLDEST_VERSION: u32 = 1;
+/// Versions that a shim goes back where a manager of before refuses its own.
+pub const MOST_BACK: u32 = 2;
 /// What a manager begins with that refuses a shim for the version that it speaks.
 pub const REFUSED_VERSION: &str = "protocol version ";
 /// Operations in one batch at most.

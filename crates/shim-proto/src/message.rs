@@ -2,7 +2,7 @@
 
 use ballast_units::{Bytes, HostAddr};
 
-use crate::{MAX_OPS, MAX_REASON, ONE_PART, VERSION, VmName};
+use crate::{MAX_OPS, MAX_REASON, MOST_BACK, ONE_PART, VERSION, VmName};
 
 /// One message. `S` from the shim, `M` from the manager; descriptors travel beside it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,7 +25,7 @@ pub enum Message {
     Managed,
     /// M: do these in order. Descriptors: those the operations index.
     Batch(Batch),
-    /// S: the first `done` operations changed the address space, none after them did. `errno` 0: those
+    /// S: the first `done` operations changed the address space (or were Keep), none after them did. `errno` 0: those
     /// were all, and all of each is done. Else it says what failed: doing the next one, or registering
     /// and write-protecting of those that are counted, which the manager then does itself.
     ///
@@ -68,9 +68,10 @@ impl Hello {
         if parts == 1 { ONE_PART } else { VERSION }
     }
 
-    /// The version before that one: the same, but for [`OpKind::Keep`].
-    pub fn older_version_for(parts: usize) -> u32 {
-        Hello::version_for(parts) - 2
+    /// So many versions before that one, [`MOST_BACK`] at most: the same, but for [`OpKind::Keep`] and, of the oldest,
+    /// [`OpKind::MapAgain`].
+    pub fn older_version_for(parts: usize, back: u32) -> u32 {
+        Hello::version_for(parts) - 2 * back.min(MOST_BACK)
     }
 
     /// Length of the RAM, all parts together.
@@ -158,7 +159,7 @@ impl Batch {
     }
 }
 
-/// One change of the VMM's address space. MapStore and MapHome must not be repeated once they are done
+/// One change of the VMM's address space, or Keep. MapStore and MapHome must not be repeated once they are done
 /// ([`Message::BatchDone`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Op {

@@ -3,13 +3,13 @@
 use std::ffi::c_int;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use ballast_shim_proto::{
-    Connection, ConnectionError, Hello, Message, Part, REFUSED_VERSION, Reason, Step,
+    Connection, ConnectionError, Hello, MOST_BACK, Message, Part, REFUSED_VERSION, Reason, Step,
 };
 use ballast_uffd::{Features, HandshakeError, Modes, Uffd};
 
@@ -46,6 +46,8 @@ pub enum Failure {
 enum Attempt {
     Final(Failure),
     Again(String),
+    /// By a manager of before, which is to be spoken to in an older version.
+    Older(String),
     /// The manager hung up.
     Left(String),
 }
@@ -84,10 +86,15 @@ pub fn attach(config: &Config, mut parts: Parts) -> Result<(), Failure> {
     let mut held = Duration::ZERO;
     loop {
         let tried = Instant::now();
+        let mut is_older = false;
         let why = match attempt(config, &mut parts) {
             Ok(()) => return Ok(()),
             Err(Attempt::Final(failure)) => return Err(failure),
             Err(Attempt::Again(why)) => why,
+            Err(Attempt::Older(why)) => {
+                is_older = true;
+                why
+            }
             Err(Attempt::Left(why)) => {
                 held += tried.elapsed();
                 why
@@ -95,6 +102,10 @@ pub fn attach(config: &Config, mut parts: Parts) -> Result<(), Failure> {
         };
         if parts.is_empty() || begun.elapsed() >= UNREACHABLE + held.min(ANSWER) {
             return Err(Failure::NoManager(format!("{}: {why}", config.socket.display())));
+        }
+        if !is_older {
+            // It may have been replaced.
+            is_for_anybody();
         }
         thread::sleep(RETRY);
     }
@@ -123,22 +134,23 @@ pub fn hello(config: &Config, rams: impl Iterator<Item = Ram>, reconnect: bool) 
     })
 }
 
-/// A manager of before is there: it is spoken to as it understands.
-static OLDER: AtomicBool = AtomicBool::new(false);
+/// A manager of before is there, by so many versions: it is spoken to as it understands.
+static BACK: AtomicU32 = AtomicU32::new(0);
 
 /// Whoever comes next may be a newer one.
 pub fn is_for_anybody() {
-    OLDER.store(false, Ordering::Relaxed);
+    BACK.store(0, Ordering::Relaxed);
 }
 
 fn version_for(parts: usize) -> u32 {
-    let older = OLDER.load(Ordering::Relaxed);
-    if older { Hello::older_version_for(parts) } else { Hello::version_for(parts) }
+    Hello::older_version_for(parts, BACK.load(Ordering::Relaxed))
 }
 
 /// Whether a manager refuses for the version that was spoken, and an older one can be: from now on that is.
 pub fn is_for_version(reason: &Reason) -> bool {
-    reason.as_str().starts_with(REFUSED_VERSION) && !OLDER.swap(true, Ordering::Relaxed)
+    let older = |back| (back < MOST_BACK).then_some(back + 1);
+    reason.as_str().starts_with(REFUSED_VERSION)
+        && BACK.fetch_update(Ordering::Relaxed, Ordering::Relaxed, older).is_ok()
 }
 
 fn attempt(config: &Config, parts: &mut Parts) -> Result<(), Attempt> {
@@ -153,7 +165,7 @@ fn attempt(config: &Config, parts: &mut Parts) -> Result<(), Attempt> {
             return Err(unmanaged(format!("the manager speaks version {version} of the protocol")));
         }
         (Message::Refuse { reason }, _) if is_for_version(&reason) => {
-            return Err(Attempt::Again(reason.as_str().to_owned()));
+            return Err(Attempt::Older(reason.as_str().to_owned()));
         }
         (other, _) => return Err(unexpected(other)),
     };

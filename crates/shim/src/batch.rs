@@ -14,7 +14,7 @@ use crate::serve::Vm;
 /// and leave the first unprotected for longer.
 const TOGETHER: usize = 16;
 
-/// Does `ops` in order, up to the first failure: (how many changed the address space, errno or 0). None
+/// Does `ops` in order, up to the first failure: (how many changed the address space or were Keep, errno or 0). None
 /// is done if one of them is not what it should be.
 pub fn run(vm: &Vm, ops: &[Op], fds: &[OwnedFd]) -> (u32, i32) {
     // A mapping beyond the end of its file would end the VMM by SIGBUS, so lengths count too.

@@ -173,14 +173,58 @@ pub unsafe extern "C" fn madvise(addr: *mut c_void, len: usize, advice: c_int) -
 /// As of sendmsg(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sendmsg(fd: c_int, msg: *const libc::msghdr, flags: c_int) -> isize {
-    // SAFETY: the caller's message, if there is one; what else it points to is valid as of sendmsg.
-    if unsafe { msg.as_ref().is_some_and(|msg| sent::is_refused(msg)) } {
+    // SAFETY: the caller's message, if there is one.
+    let message = unsafe { msg.as_ref() };
+    // SAFETY: the caller's arguments, passed on as they are.
+    send(message.into_iter(), || unsafe {
+        libc::syscall(libc::SYS_sendmsg, fd, msg, flags) as isize
+    })
+}
+
+/// sendmmsg(2), the same.
+///
+/// # Safety
+/// As of sendmmsg(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sendmmsg(
+    fd: c_int,
+    messages: *mut libc::mmsghdr,
+    count: libc::c_uint,
+    flags: c_int,
+) -> c_int {
+    let all = match messages.is_null() {
+        true => &[],
+        // SAFETY: the caller's messages; none more than the kernel looks at.
+        false => unsafe {
+            std::slice::from_raw_parts(messages, (count as usize).min(MOST_MESSAGES))
+        },
+    };
+    let sent = send(all.iter().map(|one| &one.msg_hdr), || {
+        // SAFETY: the caller's arguments, passed on as they are.
+        unsafe { libc::syscall(libc::SYS_sendmmsg, fd, messages, count, flags) as isize }
+    });
+    sent as c_int
+}
+
+/// Of one sendmmsg (UIO_MAXIOV).
+const MOST_MESSAGES: usize = 1024;
+
+/// Sends, by `call`, what may be.
+fn send<'a>(
+    messages: impl Iterator<Item = &'a libc::msghdr>,
+    call: impl FnOnce() -> isize,
+) -> isize {
+    // SAFETY: what they point to is valid as of sendmsg, by the promise of who called that.
+    let begun = catch_unwind(AssertUnwindSafe(|| unsafe { sent::Sending::begin(messages) }));
+    let Ok(Some(sending)) = begun else {
         // SAFETY: errno is this thread's own.
         unsafe { *libc::__errno_location() = libc::EPERM };
         return -1;
-    }
-    // SAFETY: the caller's arguments, passed on as they are.
-    unsafe { libc::syscall(libc::SYS_sendmsg, fd, msg, flags) as isize }
+    };
+    let done = call();
+    // By atomics alone: errno stays the call's.
+    sending.end(done >= 0);
+    done
 }
 
 fn mapped_one(addr: u64, len: usize, prot: c_int, flags: c_int, fd: c_int, offset: i64) {

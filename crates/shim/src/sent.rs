@@ -4,46 +4,64 @@
 
 use std::mem::size_of;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::held;
 
-/// Neither of the two.
-const FREE: u8 = 0;
-/// Somebody may have it, for as long as this process runs: what was sent cannot be asked back.
-const SENT: u8 = 1;
 /// The manager wants it kept.
-const KEPT: u8 = 2;
+const KEPT: u32 = 1 << 31;
+/// Somebody may have it, for as long as this process runs: what was sent cannot be asked back.
+const SENT: u32 = 1 << 30;
 
-/// Once it is another than `FREE` it stays so.
-static STATE: AtomicU8 = AtomicU8::new(FREE);
+/// One of the two, which then stays so, or neither; and how many messages with it are being sent.
+static STATE: AtomicU32 = AtomicU32::new(0);
 
 /// From now on it is sent to nobody.
 ///
 /// # Errors
-/// EBUSY: somebody may have it already.
+/// EBUSY: somebody may have it already. EAGAIN: it is being sent just now.
 pub fn keep() -> Result<(), i32> {
-    match STATE.compare_exchange(FREE, KEPT, Ordering::AcqRel, Ordering::Acquire) {
-        Ok(_) | Err(KEPT) => Ok(()),
-        Err(_) => Err(libc::EBUSY),
+    let change = |state| match state {
+        0 | KEPT => Some(KEPT),
+        _ => None,
+    };
+    match STATE.fetch_update(Ordering::AcqRel, Ordering::Acquire, change) {
+        Ok(_) => Ok(()),
+        Err(state) if state & SENT != 0 => Err(libc::EBUSY),
+        Err(_) => Err(libc::EAGAIN),
     }
 }
 
-/// Whether a message must not be sent: it carries the RAM file, and that is kept. One that may be is noted.
-///
-/// # Safety
-/// As of `msg` in sendmsg(2).
-pub unsafe fn is_refused(msg: &libc::msghdr) -> bool {
-    // SAFETY: the caller's promise.
-    if !unsafe { carries_ram(msg) } {
-        return false;
+/// Messages on their way, with the RAM file among their descriptors or not.
+pub struct Sending(bool);
+
+impl Sending {
+    /// None: one of them carries it, and it is kept: they must not be sent.
+    ///
+    /// # Safety
+    /// As of the messages of sendmsg(2).
+    pub unsafe fn begin<'a>(
+        mut messages: impl Iterator<Item = &'a libc::msghdr>,
+    ) -> Option<Sending> {
+        // SAFETY: the caller's promise.
+        if !messages.any(|msg| unsafe { carries_ram(msg) }) {
+            return Some(Sending(false));
+        }
+        let one_more = |state: u32| (state & KEPT == 0).then(|| state + 1);
+        if STATE.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more).is_err() {
+            say_once();
+            return None;
+        }
+        Some(Sending(true))
     }
-    let free = STATE.compare_exchange(FREE, SENT, Ordering::AcqRel, Ordering::Acquire);
-    let is_refused = free == Err(KEPT);
-    if is_refused {
-        say_once();
+
+    /// Whether any was sent.
+    pub fn end(self, any: bool) {
+        if self.0 {
+            let sent = |state: u32| Some((state - 1) | if any { SENT } else { 0 });
+            let _ = STATE.fetch_update(Ordering::AcqRel, Ordering::Acquire, sent);
+        }
     }
-    is_refused
 }
 
 fn say_once() {
@@ -59,40 +77,41 @@ fn say_once() {
 /// # Safety
 /// As of `msg` in sendmsg(2).
 unsafe fn carries_ram(msg: &libc::msghdr) -> bool {
-    if msg.msg_control.is_null() || msg.msg_controllen < size_of::<libc::cmsghdr>() {
+    let (mut at, mut left) = (msg.msg_control.cast::<u8>(), msg.msg_controllen);
+    if at.is_null() || left < HEADER {
         return false;
     }
     let homes = held::ram_files();
     if homes.iter().all(Option::is_none) {
         return false;
     }
-    // SAFETY: a header of the caller's, which lends it for the call.
-    let mut at = unsafe { libc::CMSG_FIRSTHDR(msg) };
-    while !at.is_null() {
-        // SAFETY: CMSG_FIRSTHDR and CMSG_NXTHDR point to headers inside the buffer.
-        let header = unsafe { at.read_unaligned() };
+    // As the kernel goes over it, which refuses what this ends at; by hand, for a VMM may have it anywhere.
+    while left >= HEADER {
+        // SAFETY: `left` bytes of the caller's buffer are there.
+        let header = unsafe { at.cast::<libc::cmsghdr>().read_unaligned() };
+        let len = header.cmsg_len;
+        if len < HEADER || len > left {
+            return false;
+        }
         if header.cmsg_level == libc::SOL_SOCKET && header.cmsg_type == libc::SCM_RIGHTS {
-            // SAFETY: as above; the length is the kernel's to judge, and none beyond the buffer is read here.
-            let (data, end) = unsafe {
-                let data = libc::CMSG_DATA(at);
-                let whole = (at as usize).saturating_add(header.cmsg_len);
-                let end = whole.min((msg.msg_control as usize).saturating_add(msg.msg_controllen));
-                (data, end)
-            };
-            let fds = end.saturating_sub(data as usize) / size_of::<i32>();
-            for n in 0..fds {
-                // SAFETY: inside the buffer, as was just counted.
-                let fd = unsafe { data.cast::<i32>().add(n).read_unaligned() };
+            for n in 0..(len - HEADER) / size_of::<i32>() {
+                // SAFETY: inside this message's `len`, which is inside the buffer.
+                let fd = unsafe { at.add(HEADER).cast::<i32>().add(n).read_unaligned() };
                 if identity(fd).is_some_and(|id| homes.contains(&Some(id))) {
                     return true;
                 }
             }
         }
-        // SAFETY: as of CMSG_FIRSTHDR.
-        at = unsafe { libc::CMSG_NXTHDR(msg, at) };
+        let step = len.next_multiple_of(size_of::<usize>()).min(left);
+        // SAFETY: at most to the end of the buffer.
+        at = unsafe { at.add(step) };
+        left -= step;
     }
     false
 }
+
+/// Of one message among the descriptors, before its data.
+const HEADER: usize = size_of::<libc::cmsghdr>();
 
 /// Device and inode of an open file.
 pub fn identity(fd: i32) -> Option<(u64, u64)> {
@@ -106,17 +125,66 @@ pub fn identity(fd: i32) -> Option<(u64, u64)> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::os::fd::AsRawFd;
 
+    use super::*;
+    use crate::held::{Held, RAM_FILES};
+
+    /// Descriptors as a message carries them, behind one of another kind; `len` is what the second says of itself.
+    fn control(fds: [i32; 2], len: usize) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let mut one = |len: usize, kind: i32, fds: [i32; 2]| {
+            bytes.extend(len.to_ne_bytes());
+            bytes.extend([libc::SOL_SOCKET, kind, fds[0], fds[1]].map(i32::to_ne_bytes).concat());
+        };
+        one(HEADER + 4, libc::SCM_CREDENTIALS, fds);
+        one(len, libc::SCM_RIGHTS, fds);
+        bytes
+    }
+
+    /// From a place that is aligned to nothing.
+    fn begin(control: &[u8]) -> Option<Sending> {
+        let moved = [&[0], control].concat();
+        // SAFETY: a message without data.
+        let mut msg: libc::msghdr = unsafe { std::mem::zeroed() };
+        msg.msg_control = moved[1..].as_ptr().cast_mut().cast();
+        msg.msg_controllen = control.len();
+        // SAFETY: its descriptors are in `moved`.
+        unsafe { Sending::begin([&msg].into_iter()) }
+    }
+
+    /// All in one, for there is one state.
     #[test]
-    fn what_is_kept_stays_so_and_what_is_no_message_with_descriptors_goes_by() {
-        // SAFETY: a message of nothing.
-        let empty: libc::msghdr = unsafe { std::mem::zeroed() };
-        // SAFETY: as above.
-        assert!(!unsafe { is_refused(&empty) });
-        assert_eq!((keep(), keep()), (Ok(()), Ok(())));
-        // SAFETY: as above.
-        assert!(!unsafe { is_refused(&empty) });
+    fn what_is_sent_is_not_kept_and_what_is_kept_is_not_sent() {
+        let file = tempfile::tempfile().unwrap();
+        let other = tempfile::tempfile().unwrap();
+        let _ram = Held::open(&RAM_FILES[1], || file.try_clone()).unwrap();
+        let whole = HEADER + 8;
+        let ram = control([other.as_raw_fd(), file.as_raw_fd()], whole);
+        // Neither others, nor what the kernel refuses, nor a descriptor that is cut off.
+        for harmless in [
+            control([other.as_raw_fd(); 2], whole),
+            control([file.as_raw_fd(); 2], whole + 1),
+            control([file.as_raw_fd(); 2], usize::MAX - 6),
+            control([file.as_raw_fd(); 2], 0),
+            control([other.as_raw_fd(), file.as_raw_fd()], whole - 1),
+            ram[..ram.len() - 9].to_vec(),
+            Vec::new(),
+        ] {
+            assert!(!begin(&harmless).unwrap().0, "{harmless:?}");
+        }
+        let sending = begin(&ram).unwrap();
+        assert_eq!(keep(), Err(libc::EAGAIN));
+        let second = begin(&ram).unwrap();
+        sending.end(false);
+        second.end(false);
+        assert_eq!((keep(), keep()), (Ok(()), Ok(())), "none was sent");
+        assert!(begin(&ram).is_none());
+        STATE.store(0, Ordering::Relaxed);
+        begin(&ram).unwrap().end(true);
+        assert_eq!(keep(), Err(libc::EBUSY));
+        begin(&ram).unwrap().end(false);
+        assert_eq!(keep(), Err(libc::EBUSY));
         assert_eq!((identity(-1), identity(i32::MAX)), (None, None));
     }
 }

@@ -235,19 +235,40 @@ fn a_manager_of_before_is_spoken_to_as_it_understands() {
     let Some(manager) = FakeManager::start() else { return };
     let mut puppet = manager.puppet(RAM);
     puppet.order(MAP);
-    let (connection, hello, _) = manager.accept_hello();
-    assert_eq!(hello.version, ONE_PART);
     let refused = "protocol version 6; this side speaks versions 1 to 5";
-    connection.send(&Message::refuse(refused), &[]).unwrap();
+    // Refused in the oldest, it is refused for good.
+    for version in [ONE_PART, ONE_PART - 2, ONE_PART - 4] {
+        let connection = opening_in(&manager, version);
+        connection.send(&Message::refuse(refused), &[]).unwrap();
+    }
+    puppet.answer();
+    assert!(puppet.end().contains("going on unmanaged"));
+}
+
+/// Takes the opening of a shim that speaks this version, which may be an older one.
+fn opening_in(manager: &FakeManager, version: u32) -> Connection {
     let accepted = manager.listener.accept(common::PATIENCE).unwrap();
     let connection = Connection::from_fd(accepted.into());
     let (message, _) = connection.recv(common::PATIENCE).unwrap();
     let Message::Hello(hello) = message else { panic!("{message:?}") };
-    assert_eq!((hello.version, hello.reconnect, hello.parts.len()), (ONE_PART - 2, false, 1));
-    // Refused once more, it is refused for good.
+    assert_eq!((hello.version, hello.reconnect, hello.parts.len()), (version, false, 1));
+    connection
+}
+
+#[test]
+fn the_next_manager_is_spoken_to_as_any_other_also_in_the_opening() {
+    let Some(manager) = FakeManager::start() else { return };
+    let mut puppet = manager.puppet(RAM);
+    puppet.order(MAP);
+    let connection = opening_in(&manager, ONE_PART);
+    let refused = "protocol version 6; this side speaks versions 1 to 5";
     connection.send(&Message::refuse(refused), &[]).unwrap();
+    // It leaves for the next one, which understands all.
+    drop(opening_in(&manager, ONE_PART - 2));
+    let vm = manager.accept(500);
+    assert_eq!(vm.hello.version, ONE_PART);
     puppet.answer();
-    assert!(puppet.end().contains("going on unmanaged"));
+    assert_eq!(puppet.read_page(2), 502);
 }
 
 /// Who comes after it may understand more.

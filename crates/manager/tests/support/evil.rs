@@ -9,7 +9,7 @@ use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use ballast_shim_proto::{
-    Batch, Connection, ConnectionError, Hello, Message, ONE_PART, Part, VmName,
+    Batch, Connection, ConnectionError, Hello, Message, ONE_PART, OpKind, Part, VmName,
 };
 use ballast_uffd::{Features, Modes, Uffd};
 use ballast_units::{Bytes, HostAddr, PAGE_SIZE};
@@ -311,13 +311,13 @@ fn act(role: &str, connection: Connection, ram: &OwnedFd, uffd: &Uffd, base: *mu
         // Asks every next manager to take it over, and hears no answer.
         "deaf" => ask_and_hear_nothing(&connection, ram, uffd, base, len),
         "silent" => {
-            let said = connection.recv(None);
+            let said = told(&connection);
             assert!(matches!(said, Ok((Message::Batch(_), _))), "{said:?}");
             println!("told");
             std::mem::forget(connection);
         }
         "vanishes" => {
-            let said = connection.recv(None);
+            let said = told(&connection);
             assert!(matches!(said, Ok((Message::Batch(_), _))), "{said:?}");
             println!("told");
             drop(connection);
@@ -333,22 +333,36 @@ fn act(role: &str, connection: Connection, ram: &OwnedFd, uffd: &Uffd, base: *mu
         },
         "truncates" => {
             rustix::fs::ftruncate(ram, 0).unwrap();
+            while told(&connection).is_ok() {}
             std::mem::forget(connection);
         }
         "unmaps" => {
             let half = len as usize / 2;
             // SAFETY: its own memory, which it does not touch afterwards.
             unsafe { rustix::mm::munmap(base.cast(), half) }.unwrap();
+            while told(&connection).is_ok() {}
             std::mem::forget(connection);
         }
         other => panic!("no role {other}"),
     }
 }
 
+/// What it is told next, but that it is to keep its RAM, which it says that it does: it would not be paged otherwise.
+fn told(connection: &Connection) -> Result<(Message, Vec<OwnedFd>), ConnectionError> {
+    loop {
+        match connection.recv(None)? {
+            (Message::Batch(batch), _) if batch.ops().iter().all(|op| op.kind == OpKind::Keep) => {
+                connection.send(&Message::BatchDone { id: batch.id, done: 1, errno: 0 }, &[])?;
+            }
+            other => return Ok(other),
+        }
+    }
+}
+
 /// Whatever it is told to do, it does `deed` instead, and says that all is done.
 fn say_done(connection: &Connection, deed: impl Fn(&Batch)) -> ! {
     loop {
-        let Ok((Message::Batch(batch), _)) = connection.recv(None) else { continue };
+        let Ok((Message::Batch(batch), _)) = told(connection) else { continue };
         println!("told");
         deed(&batch);
         let done = batch.ops().len() as u32;
@@ -376,7 +390,7 @@ fn answer_nonsense(
     len: u64,
 ) -> ! {
     loop {
-        let batch = match connection.recv(None) {
+        let batch = match told(&connection) {
             Ok((Message::Batch(batch), _)) => {
                 println!("told");
                 batch
@@ -425,7 +439,7 @@ fn ask_and_hear_nothing(
     let name = std::env::var("EVIL_NAME").unwrap();
     let good = Hello { parts: vec![part(base as u64, len)], ..hello(&name, len) };
     let again = Message::Hello(Hello { reconnect: true, ..good });
-    while connection.recv(None).is_ok() {}
+    while told(connection).is_ok() {}
     loop {
         std::thread::sleep(Duration::from_millis(50));
         let Ok(connection) = Connection::connect(Path::new(&socket)) else { continue };
@@ -441,7 +455,7 @@ fn ask_and_hear_nothing(
 
 fn stay(mut connection: Connection, ram: &OwnedFd, uffd: &Uffd, base: *mut u8, len: u64) -> ! {
     loop {
-        while connection.recv(None).is_ok() {}
+        while told(&connection).is_ok() {}
         connection = come_again(ram, uffd, base, len);
     }
 }
