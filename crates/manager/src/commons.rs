@@ -371,7 +371,7 @@ impl Commons {
         }
     }
 
-    /// Lets the pager reach a VM's shim, and map other pages in it if the stores are usable.
+    /// Lets the pager reach a VM's shim, and map other pages in that VM, if the stores are usable.
     ///
     /// # Errors
     /// Its RAM files or its /proc/PID/pagemap cannot be looked at, or there is no descriptor left.
@@ -382,13 +382,14 @@ impl Commons {
         (pid, hello): (u32, &Hello),
         domain: &Domain<GuestRam>,
     ) -> Result<(), String> {
-        let homes = ram.identities().map_err(|e| format!("its RAM file: {e}"))?;
         let link = Box::new(ShimLink::new(connection, hello));
-        let mappings = ram.mappings();
-        mappings.connect(link, pid, homes).map_err(|e| format!("/proc/{pid}/pagemap: {e}"))?;
         if !self.usable {
+            ram.mappings().reach(link);
             return Ok(());
         }
+        let homes = ram.identities().map_err(|e| format!("its RAM file: {e}"))?;
+        let mappings = ram.mappings();
+        mappings.connect(link, pid, homes).map_err(|e| format!("/proc/{pid}/pagemap: {e}"))?;
         let zeros = self.zeros.try_clone().map_err(|e| format!("the file of zeros: {e}"))?;
         mappings.set_zeros(zeros);
         mappings.set_store(view(domain)?);

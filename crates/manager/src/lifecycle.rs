@@ -42,6 +42,8 @@ const ROOM: Duration = Duration::from_secs(15);
 const ANSWER: Duration = Duration::from_secs(25);
 /// How often a VM is looked at again for things that forbid paging.
 const INSPECTION: Duration = Duration::from_secs(30);
+/// Looks, a second apart, at a VMM of which something was not found out at the first.
+const SOON: u32 = 5;
 /// How long a VMM may take, once it has mapped its RAM, to build its machine. One whose QMP answers has built it.
 const BUILDING: Duration = Duration::from_secs(10);
 
@@ -744,8 +746,15 @@ async fn look_again(manager: Arc<Manager>, vm: Arc<Vm>) {
         () = tokio::time::sleep_until(vm.built.into()) => {}
         _ = vm.process.exited() => return,
     }
-    if !vm.inspected.load(Ordering::Relaxed) {
+    for _ in 0..SOON {
+        if vm.inspected.load(Ordering::Relaxed) {
+            break;
+        }
         manager.look_at(&vm).await;
+        tokio::select! {
+            () = tokio::time::sleep(Duration::from_secs(1)) => {}
+            _ = vm.process.exited() => return,
+        }
     }
     loop {
         let next = slot_after(manager.started.elapsed(), INSPECTION, vm.id.0);

@@ -34,6 +34,7 @@ use crate::manager::{Manager, NotTaken};
 use crate::numa;
 use crate::records::Record;
 use crate::rejoin::rejoin;
+use crate::shim_link::ShimLink;
 use crate::swap;
 use crate::sync::lock;
 use crate::upgrade::since_boot_ms;
@@ -505,6 +506,7 @@ impl Arrival<'_> {
             let peer = (pid, hello);
             if let Err(e) = manager.commons.connect(ram, connection.clone(), peer, domain) {
                 tracing::error!(vm = name, "{e}: its pages are not shared");
+                ram.mappings().reach(Box::new(ShimLink::new(connection.clone(), hello)));
             }
         }
         Ok(paged)

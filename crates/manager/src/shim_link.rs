@@ -24,7 +24,7 @@ pub fn reconnect(
     (connection, hello): (&Arc<Connection>, &Hello),
     greet: impl FnOnce() -> Result<(), String>,
 ) -> Result<(), String> {
-    // Where there was none, the shim is older, or there is no store to map from.
+    // Where there was none, the shim is older, or there is no store to map from, and it can be asked to keep the RAM file alone.
     let link = Box::new(ShimLink::new(connection.clone(), hello));
     paged.reconnect(link, greet).map(drop)
 }

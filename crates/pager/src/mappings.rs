@@ -115,6 +115,8 @@ impl View {
 pub struct Mappings {
     /// Held while the VMM is waited for: never taken by the fault service.
     link: Mutex<Option<Link>>,
+    /// The way to a shim that maps nothing, where there is no `link`.
+    keeper: Mutex<Option<Box<dyn Remapper>>>,
     connected: AtomicBool,
     maps_again: AtomicBool,
     /// Whether its pagemap tells all, in the hands of who opened it.
@@ -199,9 +201,13 @@ impl Mappings {
         self.connected.store(true, Ordering::Release);
         Ok(())
     }
+    /// The shim can be asked to keep the RAM file, and nothing else: no mapping can be changed, as before.
+    pub fn reach(&self, remapper: Box<dyn Remapper>) {
+        *lock(&self.keeper) = Some(remapper);
+    }
     /// The way to the shim leads over `remapper` from now on: the former was lost, and nothing that was asked for over it
     /// is under way any more. `greet` is called before anything is asked for; after an error of it all is as it was.
-    /// Waits for a change that is under way. False: there was no way before, and there is none now.
+    /// Waits for a change that is under way. False: no mapping could be changed before, and none can be now.
     ///
     /// # Errors
     /// Of `greet`.
@@ -212,7 +218,12 @@ impl Mappings {
     ) -> Result<bool, E> {
         let mut link = lock(&self.link);
         greet()?;
-        let Some(link) = link.as_mut() else { return Ok(false) };
+        let Some(link) = link.as_mut() else {
+            if let Some(keeper) = lock(&self.keeper).as_mut() {
+                *keeper = remapper;
+            }
+            return Ok(false);
+        };
         link.remapper = remapper;
         // Under the lock: who finds that this one is lost, too, says so afterwards.
         self.connected.store(true, Ordering::Release);
@@ -243,8 +254,10 @@ impl Mappings {
                 None => std::thread::sleep(Duration::from_millis(5)),
             }
         };
-        let Some(link) = link.as_mut() else { return Kept::Unable };
-        match link.remapper.keep(addr, len) {
+        let mut keeper = lock(&self.keeper);
+        let remapper = link.as_mut().map(|link| &mut link.remapper).or(keeper.as_mut());
+        let Some(remapper) = remapper else { return Kept::Unable };
+        match remapper.keep(addr, len) {
             Ok(kept) => kept,
             Err(RemapError::Gone) => {
                 self.connected.store(false, Ordering::Release);
@@ -588,5 +601,40 @@ mod tests {
         let keep =
             |mappings: &Mappings| mappings.keep(HostAddr(1 << 20), Bytes(4096), Duration::ZERO);
         assert_eq!([keep(mappings), keep(&Mappings::default())], [Kept::Unable; 2]);
+    }
+
+    /// One that keeps the RAM file, and is asked for nothing else.
+    struct Keeper(Kept);
+
+    impl Remapper for Keeper {
+        fn remap(&mut self, _: &[Change], _: &[BorrowedFd<'_>]) -> Result<(), RemapError> {
+            panic!("nothing is to be mapped");
+        }
+        fn settled(&mut self) -> bool {
+            true
+        }
+        fn most(&self) -> usize {
+            1
+        }
+        fn keep(&mut self, _: HostAddr, _: Bytes) -> Result<Kept, RemapError> {
+            Ok(self.0)
+        }
+    }
+
+    #[test]
+    fn a_shim_that_maps_nothing_can_be_asked_to_keep_the_ram_file() {
+        let mappings = Mappings::default();
+        let keep = || mappings.keep(HostAddr(1 << 20), Bytes(4096), Duration::ZERO);
+        // Where there was no way at all there is none.
+        let again = mappings.reconnect(Box::new(Keeper(Kept::Sent)), || Ok::<(), ()>(()));
+        assert_eq!((again, keep()), (Ok(false), Kept::Unable));
+        mappings.reach(Box::new(Keeper(Kept::Kept)));
+        assert_eq!((keep(), mappings.is_connected()), (Kept::Kept, false));
+        let run = Remap { first: Ppn(0), n: 1, to: Place::Home };
+        let part = RamPart { base: HostAddr(1 << 20), len: Pages(8), file_offset: 0 };
+        let layout = &RamLayout::from(part);
+        assert_eq!(mappings.remap(layout, &[run]), (0, Err(MemError::Fixed)));
+        let again = mappings.reconnect(Box::new(Keeper(Kept::Sent)), || Ok::<(), ()>(()));
+        assert_eq!((again, keep(), mappings.is_connected()), (Ok(false), Kept::Sent, false));
     }
 }

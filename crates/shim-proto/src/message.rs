@@ -192,7 +192,7 @@ pub enum OpKind {
     /// written: the kernel maps a large page as one only where no small page was mapped before. May be repeated.
     MapAgain = 5,
     /// From now on the process sends the RAM file to nobody, of which this is a part: what is away the receiver would read
-    /// as zeros. EBUSY: it has sent it to somebody, and nothing is different. No mapping changes. May be repeated.
+    /// as zeros. EBUSY: it has sent it to somebody, EAGAIN: it is about to, and nothing is different. No mapping changes. May be repeated.
     Keep = 6,
 }
 

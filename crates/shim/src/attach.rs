@@ -100,7 +100,9 @@ pub fn attach(config: &Config, mut parts: Parts) -> Result<(), Failure> {
                 why
             }
         };
-        if parts.is_empty() || begun.elapsed() >= UNREACHABLE + held.min(ANSWER) {
+        // One that is spoken to in another version is there.
+        let is_late = !is_older && begun.elapsed() >= UNREACHABLE + held.min(ANSWER);
+        if parts.is_empty() || is_late {
             return Err(Failure::NoManager(format!("{}: {why}", config.socket.display())));
         }
         if !is_older {

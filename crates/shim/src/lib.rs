@@ -3,7 +3,7 @@
 //! It waits for the VMM to map its guest's RAM, makes a userfaultfd for it, gives that to the manager,
 //! and then does what the manager sends in batches: remapping, which only the process itself can do.
 //! It holds no policy, and no state but the descriptors that keep the VM's memory defined while there
-//! is no manager. Of guest RAM it has the kernel copy what goes home (MapHome), and touches nothing itself.
+//! is no manager, and whether the RAM may be sent to others. Of guest RAM it has the kernel copy what goes home (MapHome), and touches nothing itself.
 //!
 //! | variable | meaning |
 //! | --- | --- |
