@@ -413,11 +413,15 @@ impl FaultService {
         if !self.serve.is_quiet() {
             return;
         }
-        let (pages, new) = self.restore.next(&self.vm.memory, Instant::now());
+        let (memory, reads) = (&self.vm.memory, &self.reads);
+        let (regions, away) = (memory.regions().len(), |region| memory.away_in(region));
+        let is_read = |pages: &[Ppn]| reads.are_read(pages);
+        let (plentiful, now) = (memory.is_plentiful(), Instant::now());
+        let (pages, ask) = self.restore.next(regions, plentiful, away, is_read, now);
         if pages.is_empty() {
             return;
         }
-        if new {
+        if ask {
             pages.iter().for_each(|&ppn| self.reads.fetch(ppn));
         }
         let mut lost = Vec::new();

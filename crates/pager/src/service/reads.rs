@@ -207,6 +207,15 @@ impl Reads {
         }
     }
 
+    /// Whether any of these that nobody waits for is being read, or waits for that.
+    pub fn are_read(&self, pages: &[Ppn]) -> bool {
+        let reading = |b: &Buffer| match b {
+            Buffer::Reading(read) => read.ahead && !read.stale && pages.contains(&read.ppn),
+            _ => false,
+        };
+        self.buffers[WANTED..].iter().any(reading) || self.ahead.iter().any(|p| pages.contains(p))
+    }
+
     /// These pages are home, or not needed: what was read of them is not kept, right or wrong.
     pub fn release(&mut self, pages: &[Ppn]) {
         for buffer in &mut self.buffers[WANTED..] {
