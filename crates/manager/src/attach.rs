@@ -95,7 +95,7 @@ impl Manager {
         if let Some(why) = self.waits_as(pid) {
             return conflict(format!("qmp: {why}"));
         }
-        let known = self.vm(&spec.name).ok();
+        let known = self.find(&spec.name);
         if let Some(other) = known.as_ref().map(|vm| vm.process.pid()).filter(|&it| it != pid) {
             return conflict(format!(
                 "name: '{}' runs already, as {other}; {pid} made this socket",

@@ -166,11 +166,11 @@ impl Manager {
             tokio::time::sleep(STEP).await;
         }
         let ended = Some("its guest was rebooting: it is not started again".to_owned());
-        Some(match self.vm(name) {
+        Some(match self.find(name) {
             // By somebody else, who came in between.
-            Err(_) if lock(&self.starting).contains_key(name) => return None,
-            Ok(_) => Box::pin(self.stop_vm(name, grace)).await,
-            Err(_) => Ok(VmView { state: RunState::Stopped, ended, ..last }),
+            None if lock(&self.starting).contains_key(name) => return None,
+            Some(_) => Box::pin(self.stop_vm(name, grace)).await,
+            None => Ok(VmView { state: RunState::Stopped, ended, ..last }),
         })
     }
 
@@ -204,14 +204,14 @@ impl Manager {
         while still_waits() {
             tokio::time::sleep(STEP).await;
         }
-        let is_there = self.vm(name).is_ok_and(|vm| vm.process.pid() == process.pid());
+        let is_there = self.find(name).is_some_and(|vm| vm.process.pid() == process.pid());
         if !is_killed && (is_there || lock(&self.rebooting).contains_key(name)) {
             let rest = grace.saturating_sub(begun.elapsed());
             return Some(Box::pin(self.stop_within(name, grace, rest)).await);
         }
         process.exited().await;
         // Taken over in the last moment: then it is one that ended.
-        if let Ok(vm) = self.vm(name)
+        if let Some(vm) = self.find(name)
             && vm.process.pid() == process.pid()
         {
             vm.begin_to_stop();
@@ -268,7 +268,7 @@ impl Manager {
     /// NotFound.
     pub fn view_of(&self, name: &str) -> Result<VmView, Failure> {
         let waiting = || self.views_of_waiting().into_iter().find(|view| view.name == name);
-        if let Ok(vm) = self.vm(name) {
+        if let Some(vm) = self.find(name) {
             return Ok(views::vm(self, &vm));
         }
         // Taken over between the two looks: then it is a VM.

@@ -150,7 +150,7 @@ impl Manager {
         }
         let held = lock(&self.starting).get(name).map(|pledge| pledge.rebooted);
         let why = match held {
-            _ if self.vm(name).is_ok() => Some("runs already"),
+            _ if self.find(name).is_some() => Some("runs already"),
             // Held for this very start.
             Some(of) if of.is_some() && of == need.rebooted => None,
             Some(Some(_)) => Some("is about to be started again, for its guest rebooted"),

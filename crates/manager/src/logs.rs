@@ -28,16 +28,21 @@ pub fn watch(manager: &Manager) {
         let folders = cut_all(&vms, &mut told);
         // Only then have more VMs ended than are kept: it saves a look into each folder.
         if folders > manager.vms().len() + ENDED {
-            prune(&vms, |name, remove| {
-                // One that is being started has no record yet. Held, so that none begins to be.
-                let starting = lock(&manager.starting);
-                if !starting.contains_key(name) && manager.vm(name).is_err() {
-                    remove();
-                }
-            });
+            prune_ended(manager, &vms);
         }
         std::thread::sleep(PERIOD);
     }
+}
+
+/// Removes what is left of VMs that have ended, but for the last ones.
+fn prune_ended(manager: &Manager, vms: &Path) {
+    prune(vms, |name, remove| {
+        // One that is being started has no record yet. Held, so that none begins to be.
+        let starting = lock(&manager.starting);
+        if !starting.contains_key(name) && manager.find(name).is_none() {
+            remove();
+        }
+    });
 }
 
 /// Cuts what is too long in each VM's folder; answers how many folders there are. `told`: logs of which something was
@@ -159,5 +164,33 @@ mod tests {
         let there = |n: usize| vms.path().join(format!("vm{n}")).exists();
         assert!(there(0) && there(1) && there(2) && !there(3) && there(4));
         assert_eq!(std::fs::read_dir(vms.path()).unwrap().count(), ENDED + 3);
+    }
+
+    /// The manager goes on, where it once waited for itself.
+    #[tokio::test]
+    async fn more_vms_than_are_kept_end_and_the_manager_goes_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let manager = crate::manager::tests::manager(dir.path());
+        let vms = manager.config().run_dir.join(VMS);
+        let more = 3;
+        for n in 0..ENDED + more {
+            std::fs::create_dir_all(vms.join(format!("vm{n}"))).unwrap();
+        }
+        // The oldest: one that is being started stays.
+        let nothing = ballast_units::Pages::ZERO;
+        let promise = ballast_policy::Promise { min: nothing, overhead: nothing, swap: nothing };
+        let pledge = crate::manager::Pledge { promise, pool: None, rebooted: None };
+        let old = vms.join("vm7");
+        File::open(&old).unwrap().set_modified(SystemTime::UNIX_EPOCH).unwrap();
+        lock(&manager.starting).insert("vm7".to_owned(), pledge);
+        let (done, is_done) = std::sync::mpsc::channel();
+        let (pruned, folder) = (manager.clone(), vms.clone());
+        std::thread::spawn(move || {
+            prune_ended(&pruned, &folder);
+            done.send(()).unwrap();
+        });
+        is_done.recv_timeout(Duration::from_secs(60)).expect("it waits for itself");
+        assert_eq!(std::fs::read_dir(&vms).unwrap().count(), ENDED + 1);
+        assert!(old.exists());
     }
 }

@@ -347,10 +347,18 @@ impl Manager {
         self.vms.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// The VM of that name, if there is one; one that is being started, or waits to be taken over, is none yet. Whatever the
+    /// caller holds, it may ask.
+    pub fn find(&self, name: &str) -> Option<Arc<Vm>> {
+        self.vms().into_iter().find(|vm| vm.name == name)
+    }
+
+    /// The same for who is told why there is none. Not to be called with `waiting` or `starting` held.
+    ///
     /// # Errors
-    /// NotFound. One that is being started, or waits to be taken over, is not there yet.
+    /// NotFound.
     pub fn vm(&self, name: &str) -> Result<Arc<Vm>, Failure> {
-        self.vms().into_iter().find(|vm| vm.name == name).ok_or_else(|| {
+        self.find(name).ok_or_else(|| {
             let what = if lock(&self.waiting).contains_key(name) {
                 format!("VM '{name}' waits to be taken over; `ballast vm ls` says why")
             } else if lock(&self.starting).contains_key(name) {
@@ -584,6 +592,13 @@ impl Manager {
     /// The VM is there, and promised to as such, or its start failed: its name is no longer held.
     pub fn promise_settled(&self, name: &str) {
         lock(&self.starting).remove(name);
+    }
+
+    /// How it ends where it leaves its VMs as they are: as if it had stopped all where there is none. What waits to be taken
+    /// over, or is being started, is one too.
+    pub fn leaving(&self) -> Ending {
+        let nothing = self.vms().is_empty() && !self.has_paged_vms();
+        if nothing { Ending::VmsStopped } else { Ending::LeaveVms }
     }
 
     /// Whether any VM would pause without a manager.

@@ -42,7 +42,7 @@ impl Manager {
     /// Whether who has that name has ended, and gives back what it had.
     fn is_cleared_away(&self, name: &str) -> bool {
         lock(&self.clearing).contains(name)
-            || self.vm(name).is_ok_and(|vm| !vm.process.is_alive())
+            || self.find(name).is_some_and(|vm| !vm.process.is_alive())
             || lock(&self.waiting).get(name).is_some_and(|waits| !waits.process.is_alive())
     }
 }

@@ -149,7 +149,7 @@ impl Drop for Waiting<'_> {
 impl Manager {
     /// What a VM consumes; nothing, if it is not there yet.
     fn consumed_by(&self, name: &str) -> Pages {
-        self.vm(name).map_or(Pages::ZERO, |vm| vm.consumed())
+        self.find(name).map_or(Pages::ZERO, |vm| vm.consumed())
     }
 
     /// Promised to VMs that are not there yet.
@@ -199,7 +199,7 @@ impl Manager {
 
     /// What is to be free for VMs that start, beside the goal.
     pub(crate) fn room_for_starts(&self) -> Pages {
-        let there = |name: &str| self.vm(name).is_ok() || self.is_starting(name);
+        let there = |name: &str| self.find(name).is_some() || self.is_starting(name);
         lock(&self.starts.waiting).retain(|start| match start.begun {
             Some(begun) => begun.elapsed() < KEPT && there(&start.name),
             None => true,
