@@ -4,6 +4,8 @@
 #![cfg(not(feature = "shuttle"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+#[path = "real_uffd/exchange.rs"]
+mod exchange;
 #[path = "support/vmm.rs"]
 mod vmm;
 
@@ -450,27 +452,6 @@ fn killed_managers_are_followed_without_loss() {
     finish_soak(&vmm, manager, dir.path());
 }
 
-/// At its target, while the host is low, a VM exchanges one page for another.
-fn exchanges(manager: &Manager, step: impl Fn() -> u64) {
-    let (target, stuck) = (manager.vm.memory().charged(), step());
-    manager.vm.memory().set_target(target);
-    let budget = manager.host.ledger.budget();
-    wait_for("exchanges, over some turns", || {
-        manager.vm.exchange_at(target, budget);
-        step() >= stuck + 64
-    });
-    let charged = manager.vm.memory().charged();
-    assert!(charged <= target + Pages(1), "{charged} pages, where {target} are granted");
-    // What it has far above a target is for others to say.
-    manager.vm.memory().set_target(Pages(8));
-    manager.vm.exchange_at(Pages(8), budget);
-    let evicted = manager.vm.memory().counters.values().evicted;
-    std::thread::sleep(Duration::from_millis(50));
-    // One may have been on its way.
-    assert!(manager.vm.memory().counters.values().evicted <= evicted + 1);
-    manager.vm.hold_down_to(Pages::ZERO, Pages::ZERO, Pages::ZERO);
-}
-
 #[test]
 fn faults_wait_for_memory_and_for_the_low_state_to_end() {
     let Some(_alone) = alone() else { return };
@@ -499,7 +480,7 @@ fn faults_wait_for_memory_and_for_the_low_state_to_end() {
     let stuck = step();
     wait_for("block", || manager.vm.memory().counters.values().blocks > 0);
     assert!(step() <= stuck + 1, "{} allocated while blocked", step() - stuck);
-    exchanges(&manager, step);
+    exchange::exchanges(&manager, step);
     manager.vm.memory().set_target(Pages(SIZE));
     wait_for("all pages", || step() == SIZE);
     assert!(manager.vm.memory().counters.values().wait_ns > 0);

@@ -38,6 +38,44 @@ fn while_the_host_is_low_a_vm_waits_above_its_target_and_not_at_it() {
 }
 
 #[test]
+fn pages_that_come_one_by_one_are_had_by_whoever_waits_longest() {
+    let mut vm = Vm::new(16, 100, 16, 1);
+    for p in 0..4 {
+        vm.access(p, Some(10 + p));
+    }
+    vm.host.set_low(true);
+    vm.memory.set_target(Pages(3));
+    vm.ram.0.park(12, Access::Missing);
+    vm.pump().unwrap();
+    assert_eq!(vm.serve.pending().starved(), Some(Wait::Blocked));
+    // Others come in before it, and touch what lies before it, each time that a page may be had.
+    for p in 5..8 {
+        vm.ram.0.park(p, Access::Missing);
+        vm.pump().unwrap();
+    }
+    assert_eq!(vm.serve.pending().oldest_first(), [12, 5, 6, 7].map(Ppn));
+    let has = |vm: &Vm| [12, 5, 6, 7, 4].map(|p| vm.state(p) == State::Resident);
+    vm.memory.set_target(Pages(4));
+    // One that is met only now is behind all of them.
+    vm.ram.0.park(4, Access::Missing);
+    vm.pump().unwrap();
+    assert_eq!(has(&vm), [true, false, false, false, false]);
+    vm.memory.set_target(Pages(6));
+    vm.pump().unwrap();
+    assert_eq!(has(&vm), [true, true, true, false, false]);
+    // What needs no memory waits for nobody.
+    vm.ram.protect(Ppn(0)).unwrap();
+    vm.ram.0.park(0, Access::Protected);
+    vm.pump().unwrap();
+    assert!(!vm.ram.0.is_protected(0));
+    assert_eq!(vm.serve.pending().waiting(), [Ppn(4), Ppn(7)]);
+    vm.host.set_low(false);
+    vm.pump().unwrap();
+    assert_eq!((has(&vm), vm.serve.is_quiet()), ([true; 5], true));
+    vm.check();
+}
+
+#[test]
 fn who_waits_for_a_page_that_is_given_up_meanwhile_gets_none_unless_he_asks_again() {
     let mut vm = Vm::new(8, 10, 8, 1);
     vm.access(0, Some(10));

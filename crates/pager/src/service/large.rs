@@ -14,7 +14,6 @@ use crate::backend::MemError;
 use crate::memory::Broke;
 use crate::sharing::examine::Examined;
 use crate::sharing::order::EXTENT;
-use crate::sync::Ordering;
 use crate::word::State;
 
 /// Large pages that a sample may break while memory is plentiful.
@@ -180,7 +179,7 @@ impl Reclaim {
         let large = (0..n).map(|i| regions.first((from + i) % n)).filter(|&r| regions.is_large(r));
         for (i, first) in large.enumerate() {
             // A balloon may have been faster.
-            let is_left = memory.charged().0 > self.vm.evict_leave.load(Ordering::Relaxed);
+            let is_left = self.vm.above_leave() > 0;
             let wanted = self.is_asked() && is_left;
             if failed == TRIED || i > 0 && !wanted || self.vm.is_stopping() {
                 break;

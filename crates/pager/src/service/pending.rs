@@ -155,6 +155,12 @@ impl Pending {
         self.faults.values().any(|f| is_for_memory(f.why))
     }
 
+    /// Why the one waits that has waited longest for memory, if any does.
+    pub fn starved(&self) -> Option<Wait> {
+        let starved = self.faults.values().filter(|f| is_for_memory(f.why));
+        starved.min_by_key(|f| f.since).map(|f| f.why)
+    }
+
     /// None where none waits.
     pub fn fault(&self, ppn: Ppn) -> Option<WaitingFault> {
         self.faults.get(&ppn).copied()
@@ -162,6 +168,13 @@ impl Pending {
     /// Pages with a fault that waits, in rising order.
     pub fn waiting(&self) -> Vec<Ppn> {
         self.faults.keys().copied().collect()
+    }
+    /// The same, those first that have waited longest.
+    pub fn oldest_first(&self) -> Vec<Ppn> {
+        let mut waiting: Vec<(Instant, Ppn)> =
+            self.faults.iter().map(|(&ppn, f)| (f.since, ppn)).collect();
+        waiting.sort_unstable();
+        waiting.into_iter().map(|(_, ppn)| ppn).collect()
     }
     /// It waits no more.
     pub fn drop_fault(&mut self, ppn: Ppn) -> Option<WaitingFault> {

@@ -197,6 +197,14 @@ impl Reads {
 
     /// Reads a page that nobody waits for, to be kept. Pages that are being read, or are kept, are not read again.
     pub fn fetch(&mut self, ppn: Ppn) {
+        // What is kept may be of a former life of the page.
+        let word = self.vm.memory.pmap().load(ppn);
+        if let Some(i) = self.guess(ppn)
+            && let Buffer::Kept(read, _) = self.buffers[i]
+            && (word.state() != State::Swapped || word.stored() != read.stored)
+        {
+            self.forget(ppn, 1);
+        }
         let asked = self.ahead.contains(&ppn);
         if !self.ring.is_blocking()
             && !asked

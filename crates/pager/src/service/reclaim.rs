@@ -241,7 +241,7 @@ impl Reclaim {
             }
             // Before what it is to leave: who asks says that first.
             let goal = self.vm.evict_goal.load(Ordering::Acquire);
-            if self.vm.memory.charged().0 <= self.vm.evict_leave.load(Ordering::Relaxed) {
+            if self.vm.above_leave() == 0 {
                 self.vm.give_up_goal(goal);
                 break;
             }
@@ -362,9 +362,7 @@ impl Reclaim {
         let cluster = &self.clusters[cluster];
         let room = self.vm.memory.stage().layout().cluster - cluster.pages.len() as u64;
         let goal = self.vm.evict_goal.load(Ordering::Relaxed);
-        let leave = self.vm.evict_leave.load(Ordering::Relaxed);
-        let above = self.vm.memory.charged().0.saturating_sub(leave);
-        let most = RUN.min(room).min(goal).min(above);
+        let most = RUN.min(room).min(goal).min(self.vm.above_leave());
         let (mut first, mut n) = (victim, 1);
         while n < most
             && let Some(&before) = self.victims.last()
@@ -381,6 +379,8 @@ impl Reclaim {
     fn have_left(&mut self, cluster: usize, left: &[Left]) {
         for page in left {
             let gained = page.slot.map_or(1, |slot| self.compress(cluster, page.ppn, slot));
+            // Where it takes a frame, it is not at home all the same.
+            let gained = if self.vm.counts_at_home() { 1 } else { gained };
             let gained = self.has_left(page.ppn, gained);
             self.vm.evict_done(gained);
         }
@@ -437,7 +437,9 @@ impl Reclaim {
                 Ok(ppn) => {
                     self.add_to(cluster, ppn, slot);
                     let left = self.vm.memory.tier().occupancy().frames;
-                    self.vm.evict_done(frames.saturating_sub(left));
+                    if !self.vm.counts_at_home() {
+                        self.vm.evict_done(frames.saturating_sub(left));
+                    }
                     return true;
                 }
                 Err(NotBack::Left) => {}

@@ -4,6 +4,8 @@
 //! - All events of one reading are taken together, discards first: a fault may be delivered before
 //!   the discard that caused it.
 //! - A fault on a page whose discard could not be booked yet waits for that.
+//! - A fault that may need memory does not overtake one that waits for memory: `retry` tries them in the order in which they
+//!   came.
 //! - Contents that arrive from the swap file for a page given up meanwhile are not put in place.
 
 use std::time::{Duration, Instant};
@@ -131,8 +133,8 @@ impl Serve {
     }
 
     /// Takes events that were read after `mark`. Faults for which `give` answers true are somebody else's to serve:
-    /// it is asked about those that nothing is outstanding for. What comes of them is for `met`. Answers how many of
-    /// the others were served at once.
+    /// it is asked about those that nothing is outstanding for. What comes of them is for `met`. Those that may need memory
+    /// while another one waits for that are kept, for `retry`. Answers how many of the others were served at once.
     pub fn take<B: Backend>(
         &mut self,
         memory: &Memory<B>,
@@ -145,11 +147,17 @@ impl Serve {
             self.discard(memory, first, n, mark, tasks);
         }
         let mut served = 0;
+        // While one waits for memory, all others that may need some are tried behind it.
+        let starved = self.pending.starved();
         for notice in notices {
-            if let Notice::Fault(ppn, access) = *notice
-                && !(self.is_for_anybody(ppn) && give(ppn, access))
-            {
-                served += usize::from(self.fault(memory, ppn, access, tasks));
+            let Notice::Fault(ppn, access) = *notice else { continue };
+            let is_new = self.is_for_anybody(ppn);
+            match starved {
+                Some(why) if is_new && access != Access::Protected => {
+                    self.keep(memory, ppn, access, why);
+                }
+                _ if is_new && give(ppn, access) => {}
+                _ => served += usize::from(self.fault(memory, ppn, access, tasks)),
             }
         }
         served
@@ -178,7 +186,8 @@ impl Serve {
                 tasks.push(Task::Trouble(format!("looking for {n} pages at {first}: {e}")));
             }
         }
-        for ppn in self.pending.waiting() {
+        // Where pages are to be had one by one, whoever came first has the first.
+        for ppn in self.pending.oldest_first() {
             if let Some(fault) = self.pending.fault(ppn) {
                 let late = fault.why == Wait::Zeros && fault.since.elapsed() > ZEROS_LATE;
                 let access = if late { Access::Missing } else { fault.access };

@@ -62,9 +62,9 @@ pub(super) struct Shared {
     pub wake_fd: OwnedFd,
     /// Pages that eviction has yet to deliver.
     pub evict_goal: AtomicU64,
-    /// Charged pages that eviction leaves.
+    /// Pages that eviction leaves: of what is charged, or, with `AT_HOME`, of that without frames of the tier.
     pub evict_leave: AtomicU64,
-    /// Charged pages at which the VM is held, and the free memory of the host up to which it is; 0: it is not.
+    /// Pages at which the VM is held, counted in the same way, and the free memory of the host up to which it is; 0: it is not.
     pub hold_at: AtomicU64,
     #[allow(missing_docs, reason = "told with the field before")]
     pub hold_until: AtomicU64,
@@ -118,6 +118,8 @@ pub(super) struct Shared {
 
 /// By how much a VM that is held down may grow before pages leave: two clusters; and how many leave then.
 pub(super) const HELD_TOGETHER: u64 = 64;
+/// With a limit: frames of the tier do not count against it.
+pub(super) const AT_HOME: u64 = 1 << 63;
 
 #[derive(Default)]
 struct Work {
@@ -377,6 +379,26 @@ impl Shared {
         });
     }
 
+    /// What the VM has above a limit, `evict_leave` or `hold_at`.
+    fn above(&self, limit: &AtomicU64) -> u64 {
+        let limit = limit.load(Ordering::Relaxed);
+        let charged = self.memory.charged().0;
+        if limit & AT_HOME == 0 {
+            return charged.saturating_sub(limit);
+        }
+        charged.saturating_sub(self.memory.tier().occupancy().frames + (limit & !AT_HOME))
+    }
+
+    /// What eviction may take, by what it is to leave.
+    pub fn above_leave(&self) -> u64 {
+        self.above(&self.evict_leave)
+    }
+
+    /// Whether pages at home alone count: frames of the tier that become free, or are taken, do not.
+    pub fn counts_at_home(&self) -> bool {
+        self.evict_leave.load(Ordering::Relaxed) & AT_HOME != 0
+    }
+
     /// Where all that was asked for is done: asks for what the VM has grown by since, a little at a time, if it is held
     /// down and that is `at_least` so much. Answers whether there is something to do that was not asked for before.
     pub fn hold_down(&self, at_least: u64) -> bool {
@@ -386,7 +408,7 @@ impl Shared {
             return false;
         }
         let missing = until.saturating_sub(self.memory.host().ledger.free().0);
-        let grown = self.memory.charged().0.saturating_sub(self.hold_at.load(Ordering::Relaxed));
+        let grown = self.above(&self.hold_at);
         // Others are held for the same want.
         let n = missing.min(grown).min(HELD_TOGETHER);
         let (mine, none) = (Ordering::AcqRel, Ordering::Relaxed);

@@ -21,7 +21,7 @@ use super::latency::FaultTimes;
 use super::priority::Urgency;
 use super::reads::Reads;
 use super::reclaim::Reclaim;
-use super::shared::{HELD_TOGETHER, Health, Sample, Shared};
+use super::shared::{AT_HOME, HELD_TOGETHER, Health, Sample, Shared};
 use crate::clock::Clock;
 use crate::guest_ram::{GuestRam, LARGE_PAGE};
 use crate::host::Host;
@@ -348,13 +348,17 @@ impl PagedVm {
     /// beyond what it has without these `n`, or beyond `leave`, is evicted too, for as long as fewer than `until` pages of
     /// the host are free.
     pub fn hold_down_to(&self, n: Pages, leave: Pages, until: Pages) {
+        let at = leave.max(self.shared.memory.charged().saturating_sub(n));
+        self.hold(n, at.0, leave.0, until);
+    }
+
+    fn hold(&self, n: Pages, at: u64, leave: u64, until: Pages) {
         let shared = &self.shared;
-        let at = leave.max(shared.memory.charged().saturating_sub(n));
         // None holds in between.
         shared.hold_until.store(0, Ordering::Release);
-        shared.hold_at.store(at.0, Ordering::Relaxed);
+        shared.hold_at.store(at, Ordering::Relaxed);
         shared.in_vain.store(false, Ordering::Relaxed);
-        shared.evict_leave.store(leave.0, Ordering::Relaxed);
+        shared.evict_leave.store(leave, Ordering::Relaxed);
         shared.evict_goal.store(n.0, Ordering::Release);
         shared.hold_until.store(until.0, Ordering::Release);
         // Always: the thread may rest before its goal, from what it could not do.
@@ -364,13 +368,15 @@ impl PagedVm {
     }
 
     /// As `hold_down_to` at its target, for a VM that has a few pages more than that at most, by the count by which its faults are
-    /// blocked: without frames of its tier. They leave, and so does what it grows by. One that has more is left as it is.
+    /// blocked: without frames of its tier, which come and go with what is exchanged. They leave, and so does what it grows by.
+    /// One that has more is left as it is.
     pub fn exchange_at(&self, target: Pages, until: Pages) {
         let memory = self.memory();
-        let at = target + Pages(memory.tier().occupancy().frames);
-        let above = memory.charged().saturating_sub(at);
+        let at_home = memory.charged().saturating_sub(Pages(memory.tier().occupancy().frames));
+        let above = at_home.saturating_sub(target);
         if above.0 <= HELD_TOGETHER {
-            self.hold_down_to(above, at, until);
+            let at = target.0 | AT_HOME;
+            self.hold(above, at, at, until);
         } else {
             self.hold_down_to(Pages::ZERO, Pages::ZERO, Pages::ZERO);
         }
