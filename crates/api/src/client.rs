@@ -30,6 +30,19 @@ pub enum ClientError {
     Timeout { socket: PathBuf, path: String, after: Duration },
 }
 
+impl ClientError {
+    /// Whether nobody listens there. One that may not be used, or that has too much to do, is there.
+    pub fn is_no_manager(&self) -> bool {
+        use std::io::ErrorKind::{ConnectionRefused, NotFound};
+        match self {
+            ClientError::Unreachable { source, .. } => {
+                matches!(source.kind(), ConnectionRefused | NotFound)
+            }
+            _ => false,
+        }
+    }
+}
+
 /// Cheap to clone; holds no connection.
 ///
 /// # Errors
@@ -224,6 +237,17 @@ pub(crate) fn encoded(name: &str, good: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_manager_that_may_not_be_used_is_there() {
+        let error = |kind: std::io::ErrorKind| ClientError::Unreachable {
+            socket: "/run/ballast/api.sock".into(),
+            source: kind.into(),
+        };
+        use std::io::ErrorKind::{ConnectionRefused, NotFound, PermissionDenied, WouldBlock};
+        assert!(error(NotFound).is_no_manager() && error(ConnectionRefused).is_no_manager());
+        assert!(!error(PermissionDenied).is_no_manager() && !error(WouldBlock).is_no_manager());
+    }
 
     #[test]
     fn names_cannot_change_the_path() {

@@ -132,7 +132,11 @@ impl Failure {
 
     /// The reader of our output closed it, as `head` does: not an error.
     pub fn is_closed_pipe(&self) -> bool {
-        matches!(self, Failure::Io { source, .. } if source.kind() == io::ErrorKind::BrokenPipe)
+        let source = match self {
+            Failure::Io { source, .. } | Failure::File { source, .. } => source,
+            _ => return false,
+        };
+        source.kind() == io::ErrorKind::BrokenPipe
     }
 
     pub fn exit_code(&self) -> u8 {

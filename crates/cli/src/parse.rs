@@ -136,7 +136,8 @@ pub fn risk(text: &str) -> Result<f64, String> {
 /// A level of confidence: `95%`, `0.9`.
 pub fn level(text: &str) -> Result<f64, String> {
     part(text)
-        .filter(|p| (0.5..=0.999).contains(p))
+        // A hundredth of 99.9 is a little more than 0.999.
+        .filter(|p| (0.5..=0.999 + f64::EPSILON).contains(p))
         .ok_or_else(|| format!("'{text}' is not a level of confidence: expected 50% to 99.9%"))
 }
 
@@ -200,6 +201,17 @@ mod tests {
         assert_eq!(hotplug_size("2M"), Ok(Bytes::from_mib(2)));
         for bad in ["3M", "1", "12Q", ""] {
             assert!(hotplug_size(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn levels_of_confidence_reach_up_to_999_in_a_thousand() {
+        assert_eq!(level("0.999"), Ok(0.999));
+        for good in ["50%", "99.9%", "95 %"] {
+            assert!(level(good).is_ok(), "{good}");
+        }
+        for bad in ["49.9%", "99.91%", "100%"] {
+            assert!(level(bad).is_err(), "{bad}");
         }
     }
 

@@ -127,7 +127,8 @@ pub fn balloon(vm: &VmView) -> String {
     let held = size(balloon_size(vm));
     match vm.balloon.health {
         BalloonHealth::Healthy => held,
-        BalloonHealth::Missing => "none".to_owned(),
+        // One that is out of reach may hold memory all the same.
+        BalloonHealth::Missing if balloon_size(vm) == 0 => "none".to_owned(),
         sick => format!("{held} {sick}"),
     }
 }

@@ -461,9 +461,7 @@ async fn until_ended(manager: &Arc<Manager>, signals: &mut Signals, stop_vms: bo
     if stop_vms {
         return manager.stop_all().await;
     }
-    // What waits to be taken over, or is being started, is a VM too.
-    let nothing = manager.vms().is_empty() && !manager.has_paged_vms();
-    if nothing { Ending::VmsStopped } else { Ending::LeaveVms }
+    manager.leaving()
 }
 
 async fn answer(manager: Arc<Manager>, listener: tokio::net::UnixListener) {

@@ -305,8 +305,10 @@ fn vm_totals(registry: &mut Registry, vms: &[VmView]) {
             v.counters.brought_around
         }),
         ("vm_zero_dropped_bytes", "Pages found all zero and dropped", |v| v.counters.zero_dropped),
-        ("vm_compressed_out_bytes", "Pages that were compressed", |v| v.compression.stored),
-        ("vm_compressed_in_bytes", "Compressed pages brought back", |v| v.compression.restored),
+        ("vm_compressed_out_bytes", "Pages that were compressed, or kept as one number", |v| {
+            v.compression.stored
+        }),
+        ("vm_compressed_in_bytes", "Such pages that were brought back", |v| v.compression.restored),
         ("vm_written_back_bytes", "Compressed pages moved on to swap", |v| {
             v.compression.written_back
         }),

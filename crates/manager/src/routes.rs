@@ -318,6 +318,9 @@ async fn shutdown(
     if request.stop_vms && request.leave_vms {
         return Err(Failure::bad("stop_vms: give either stop_vms or leave_vms"));
     }
+    if request.before_ms.is_some() && !request.leave_vms {
+        return Err(Failure::bad("before_ms: goes with leave_vms alone"));
+    }
     if request.leave_vms {
         // To its end, also when the client goes away; but for nobody who would have come after.
         let asks = Arc::new(());
@@ -334,7 +337,7 @@ async fn shutdown(
     // VMs that somebody else started and that are not paged do without a manager. To its end, too: one that has stopped
     // its VMs starts none any more.
     let end = tokio::spawn(async move {
-        let ending = if request.stop_vms { manager.stop_all().await } else { Ending::LeaveVms };
+        let ending = if request.stop_vms { manager.stop_all().await } else { manager.leaving() };
         let last = views::host(&manager);
         manager.ending.send_replace(ending);
         match ending {

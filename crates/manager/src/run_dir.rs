@@ -84,9 +84,10 @@ impl Folders {
         if !vms.exists() {
             commons::Commons::clear(&config.run_dir);
         }
-        // A journal elsewhere is to outlive its manager.
+        // A journal elsewhere is to outlive its manager, and what did not end is to be explained.
         if let Some(journal) = &config.journal
             && journal.folder == config.run_dir.join(layout::JOURNAL)
+            && !vms.exists()
         {
             for (_, path) in segments_in(&journal.folder).into_iter().flatten() {
                 let _ = std::fs::remove_file(path);

@@ -20,7 +20,7 @@ pub fn check(file: &Path, out: Output) -> Result<(), Failure> {
         let why = why.strip_prefix("ballastd: ").unwrap_or(&why);
         return Err(Failure::Config(why.to_owned()));
     }
-    let answer = serde_json::json!({ "file": file, "good": true });
+    let answer = serde_json::json!({ "file": file.to_string_lossy(), "good": true });
     out.print(&answer, |_| format!("{}: {}\n", file.display(), said(&run.stdout)))
 }
 

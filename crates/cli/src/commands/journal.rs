@@ -64,7 +64,7 @@ fn query(args: &JournalArgs) -> Query {
 /// The journal of a manager that is not there; `error` is returned if that is not what is wrong, or
 /// there is none.
 pub fn left_behind(client: &Client, error: ClientError, out: Output) -> Result<PathBuf, Failure> {
-    if !matches!(error, ClientError::Unreachable { .. }) {
+    if !error.is_no_manager() {
         return Err(error.into());
     }
     let beside = client.socket().parent().map(|folder| folder.join(JOURNAL));

@@ -305,7 +305,7 @@ fn totals(vm: &VmView) -> String {
                 let (fills, breaks, made) = (c.large_fills, c.large_breaks, c.large_collapses);
                 format!("{fills} handed out, {breaks} broken, {made} made again")
             }),
-            ("sampled", c.sampled.to_string()),
+            ("samples touched", c.sampled.to_string()),
             ("waits for memory", c.waits.to_string()),
             ("blocks", c.blocks.to_string()),
             ("faults waited", format!("{:.1} s, for memory or anything else but swap", c.wait_s)),

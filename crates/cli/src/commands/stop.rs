@@ -56,7 +56,7 @@ pub async fn run(client: Client, args: StopArgs, out: Output) -> Result<(), Fail
             let ended = EndedMeanwhile { name: args.name, ended: "while ballastd was replaced" };
             return out.print(&ended, |e| format!("{}: ended, {}\n", e.name, e.ended));
         }
-        Err(e) if is_no_manager(&e) => {
+        Err(e) if e.is_no_manager() => {
             return match offline::stop(run_dir, &args.name, wanted.unwrap_or(offline::GRACE))? {
                 Some(ended) => out.print(&ended, ended_text),
                 None => Err(Failure::Unnoted { unreachable: e, run_dir: run_dir.to_owned() }),
@@ -96,13 +96,13 @@ async fn ask(
 ) -> Result<VmView, ClientError> {
     let mut answer = client.stop(name, grace).await;
     let run_dir = client.socket().parent().unwrap_or(Path::new("."));
-    if answer.as_ref().is_err_and(is_no_manager)
+    if answer.as_ref().is_err_and(ClientError::is_no_manager)
         && !grace.is_zero()
         && matches!(ProcessRecord::load(run_dir, name), Ok(Some(_)))
     {
         let (begun, at_most) = (Instant::now(), COMES_BACK.min(grace / 2));
         let mut told = false;
-        while begun.elapsed() < at_most && answer.as_ref().is_err_and(is_no_manager) {
+        while begun.elapsed() < at_most && answer.as_ref().is_err_and(ClientError::is_no_manager) {
             tokio::time::sleep(LOOK.min(at_most)).await;
             if begun.elapsed() >= TOLD && !std::mem::replace(&mut told, true) {
                 let s = at_most.as_secs_f64();
@@ -127,17 +127,6 @@ fn is_unknown(error: &ClientError) -> bool {
     matches!(error, ClientError::Refused(body) if body.code == ErrorCode::NotFound)
 }
 
-/// Whether nobody listens there. One that may not be used, or that has too much to do, is there.
-fn is_no_manager(error: &ClientError) -> bool {
-    use std::io::ErrorKind::{ConnectionRefused, NotFound};
-    match error {
-        ClientError::Unreachable { source, .. } => {
-            matches!(source.kind(), ConnectionRefused | NotFound)
-        }
-        _ => false,
-    }
-}
-
 fn ended_text(ended: &Ended) -> String {
     let Ended { name, pid, .. } = ended;
     let how = match ended.end {
@@ -152,20 +141,4 @@ fn ended_text(ended: &Ended) -> String {
     format!(
         "{name}: no ballastd runs: its VMM (pid {pid}) {how}; the next ballastd clears its files\n"
     )
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_manager_that_may_not_be_used_is_there() {
-        let error = |kind: std::io::ErrorKind| ClientError::Unreachable {
-            socket: "/run/ballast/api.sock".into(),
-            source: kind.into(),
-        };
-        use std::io::ErrorKind::{ConnectionRefused, NotFound, PermissionDenied, WouldBlock};
-        assert!(is_no_manager(&error(NotFound)) && is_no_manager(&error(ConnectionRefused)));
-        assert!(!is_no_manager(&error(PermissionDenied)) && !is_no_manager(&error(WouldBlock)));
-    }
 }
