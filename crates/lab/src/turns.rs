@@ -1,10 +1,10 @@
 //! Processes that take turns: those whose turn it is not are stopped (SIGSTOP). So whatever else goes on on the host falls
 //! on all alike, which runs of minutes one after the other do not achieve on a machine that has neighbours.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Of a turn: short, for a neighbour's bursts to fall on all alike.
-pub const TURN: Duration = Duration::from_secs(1);
+const TURN: Duration = Duration::from_secs(1);
 
 /// Who has its turn together: VMMs, and their manager if they have one. All are children of this process, or of the manager that
 /// is: their numbers stay theirs while they are measured.
@@ -29,11 +29,14 @@ impl Players {
     pub fn manager_goes_on(&self) {
         self.manager.iter().for_each(|&pid| signal(pid, libc::SIGCONT));
     }
-    /// One turn, of players that are stopped, and are so afterwards.
-    pub async fn turn(&self) {
+    /// One turn, of players that are stopped, and are so afterwards. Answers how long it was: who keeps this process from
+    /// ending it has more.
+    pub async fn turn(&self) -> Duration {
+        let begun = Instant::now();
         self.go_on();
         tokio::time::sleep(TURN).await;
         self.stop();
+        begun.elapsed()
     }
 }
 

@@ -8,7 +8,7 @@ use ballast_units::Bytes;
 
 use crate::figures::{Outcome, Table};
 use crate::image::Image;
-use crate::overcommit::report::{at, circumstances, crowded, peers, table, tag};
+use crate::overcommit::report::{at, circumstances, costs, crowded, peers, table, tag};
 use crate::overcommit::{self, Load, Plan, SIDES, Side};
 
 fn plan(quick: bool) -> Plan {
@@ -65,6 +65,7 @@ fn evaluate(stores: &Table, offices: &Table, factors: &[f64]) -> Outcome {
     }
     for factor in crowded(factors) {
         for peer in peers(stores, factor, &mut outcome) {
+            costs(stores, factor, peer, &mut outcome);
             let ratio = |table: &Table, column: &str| {
                 at(table, Side::Ballast, factor, column) / at(table, peer, factor, column)
             };

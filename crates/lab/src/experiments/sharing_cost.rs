@@ -23,7 +23,7 @@ use crate::image::Image;
 use crate::manager::{Options, SharingOptions};
 use crate::say;
 use crate::stats::{median, range};
-use crate::turns::{Players, TURN};
+use crate::turns::Players;
 
 const NAME: &str = "sharing-cost";
 const GUESTS: usize = 2;
@@ -61,17 +61,18 @@ pub async fn run(image: &Image, quick: bool) -> Result<Measured> {
             pair.poll()?;
             before.push((pair.rounds, pair.cpu_s()?));
         }
+        let mut ran = [Duration::ZERO; 2];
         for turn in 0..turns {
             // Alternating order, so that neither pair always comes first.
-            for first in [turn % 2 == 0, turn % 2 == 1] {
-                pairs[usize::from(first)].players.turn().await;
+            for first in [turn % 2 == 0, turn % 2 == 1].map(usize::from) {
+                ran[first] += pairs[first].players.turn().await;
             }
         }
-        for (pair, (rounds, cpu_s)) in pairs.iter_mut().zip(before) {
+        for ((pair, (rounds, cpu_s)), ran) in pairs.iter_mut().zip(before).zip(ran) {
             pair.poll()?;
             let host = pair.host().await?;
             let done = pair.rounds - rounds;
-            let rate = done / (TURN.as_secs_f64() * f64::from(turns));
+            let rate = done / ran.as_secs_f64();
             say::detail(&format!(
                 "{}: {rate:.3} rounds/s; saved {:.0} MiB, {} pages broken, {:.2} s of scanning so far",
                 if pair.sharing { "with sharing" } else { "without" },

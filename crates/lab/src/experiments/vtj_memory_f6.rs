@@ -20,7 +20,7 @@ use crate::chart::{Chart, Series};
 use crate::figures::{Outcome, Table};
 use crate::image::Image;
 use crate::overcommit::report::{
-    X, at, circumstances, crowded, lines, peers, series, table, tag, taken,
+    X, at, circumstances, costs, crowded, lines, peers, series, table, tag, taken,
 };
 use crate::overcommit::{self, Load, Plan, SIDES, Side};
 
@@ -82,6 +82,7 @@ fn evaluate(table: Table, factors: &[f64]) -> Measured {
     }
     for factor in crowded(factors) {
         for peer in peers(&table, factor, &mut outcome) {
+            costs(&table, factor, peer, &mut outcome);
             let of = |side| at(&table, side, factor, "ops_per_s");
             let name = format!("throughput_of_{}_{}", peer.name(), tag(factor));
             outcome.at_least(&name, of(Side::Ballast) / of(peer), 1.0);

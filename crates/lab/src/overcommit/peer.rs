@@ -162,6 +162,10 @@ impl Peer {
         };
         let unavailable = |e: anyhow::Error| Unavailable(format!("{e:#}"));
         let ksm = (side == Side::Ksm).then(Ksm::take).transpose().map_err(unavailable)?;
+        if let Some(ksm) = &ksm {
+            // From the start, as Ballast shares: where guests take all of the processors, it gets little done later.
+            ensure!(ksm.start(KSM)?, "KSM does not start");
+        }
         let swap = Swap::start(&request).map_err(unavailable)?;
         let cgroup = Arc::new(Cgroup::create()?);
         let mut peer = Peer {
@@ -242,11 +246,6 @@ impl Peer {
 
     /// The kernel has reclaimed down to it when this returns, or cannot.
     pub async fn set_budget(&mut self, budget: Bytes) -> Result<()> {
-        if self.budget.is_none()
-            && let Some(ksm) = &self.ksm
-        {
-            ensure!(ksm.start(KSM)?, "KSM does not start");
-        }
         self.budget = Some(budget);
         self.stuck = false;
         self.adjust().await
@@ -307,7 +306,8 @@ impl Peer {
     pub fn cpu_s(&self) -> Result<f64> {
         let mut sum = self.ksm.as_ref().map_or(Ok(0.0), Ksm::cpu_s)?;
         for (_, vm) in &self.vms {
-            sum += cpu::sum_s(vm.pid() as i32, |_, _| true)?;
+            // Those of threads that have ended, too, as Ballast's VMMs are counted.
+            sum += cpu::process_s(vm.pid() as i32)?;
         }
         Ok(sum)
     }

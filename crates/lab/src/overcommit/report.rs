@@ -44,9 +44,10 @@ const COLUMNS: [&str; 25] = [
 ];
 
 /// What a step's figures are to be judged by.
-const CIRCUMSTANCES: [&str; 13] = [
+const CIRCUMSTANCES: [&str; 14] = [
     "budget_mib",
     "used_mib",
+    "shared_mib",
     "at_hand_mib",
     "swap_cache_mib",
     "vmms_mib",
@@ -183,6 +184,17 @@ pub fn peers(table: &Table, factor: f64, outcome: &mut Outcome) -> Vec<Side> {
     fair
 }
 
+/// What Ballast's side took, as parts of what a peer's did: processor time of guests and of whoever manages their memory, and
+/// machine memory, that of VMMs beside the budget included. Nothing is asked of them.
+pub fn costs(table: &Table, factor: f64, peer: Side, outcome: &mut Outcome) {
+    let of = |side, column| at(table, side, factor, column);
+    let machine = |side| of(side, "used_mib") + of(side, "vmms_mib");
+    let name = |what: &str| format!("{what}_of_{}_{}", peer.name(), tag(factor));
+    let cpu = of(Side::Ballast, "cpu_percent") / of(peer, "cpu_percent");
+    outcome.figure(&name("cpu"), cpu);
+    outcome.figure(&name("machine_memory"), machine(Side::Ballast) / machine(peer));
+}
+
 /// A factor in a figure's name: 1.66 is "1_66".
 pub fn tag(factor: f64) -> String {
     format!("{factor:.2}").replace('.', "_")
@@ -241,6 +253,19 @@ mod tests {
         assert_eq!(outcome.figures["zram_thrashing_2_50"], 1.0);
         assert!(!outcome.targets["ballast_used_of_budget_2_50"].met);
         assert!(!outcome.targets["peers_compared_2_50"].met);
+    }
+
+    #[test]
+    fn what_it_took_is_told_beside_what_was_gained() {
+        let mut table =
+            Table::new(&["side", "factor", "used_mib", "vmms_mib", "cpu_percent", "budget_mib"]);
+        table.push(&[Side::Ballast.number(), 2.0, 400.0, 200.0, 15.0, 400.0]);
+        table.push(&[Side::Swap.number(), 2.0, 390.0, 10.0, 10.0, 400.0]);
+        let mut outcome = Outcome::new("x");
+        costs(&table, 2.0, Side::Swap, &mut outcome);
+        assert_eq!(outcome.figures["cpu_of_swap_2_00"], 1.5);
+        assert_eq!(outcome.figures["machine_memory_of_swap_2_00"], 1.5);
+        assert!(outcome.targets.is_empty());
     }
 
     #[test]

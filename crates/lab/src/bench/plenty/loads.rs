@@ -1,7 +1,5 @@
 //! What the guest does, and what is measured of it.
 
-use std::time::Instant;
-
 use anyhow::{Context, Result};
 use ballast_units::Bytes;
 
@@ -70,9 +68,10 @@ pub struct Measured {
     pub dbench_per_s: f64,
     /// CPU time of all, the boot included.
     pub cpu_s: f64,
-    /// What the three loads did, in seconds' worth of 1 round, 10,000 pages and 10 MB, per second of CPU time.
+    /// What the three loads did, in units of 1 round, 10,000 pages and 10 MB, per second of CPU time since the boot.
     pub work_per_cpu_s: f64,
-    /// Faults served by Ballast, and the microseconds within which 99% and 99.9% were.
+    /// Faults served by Ballast, and the microseconds within which 99% and 99.9% were: from their reading to the end of what was
+    /// read with them, without the way there and back.
     pub faults: f64,
     pub p99_us: f64,
     pub p999_us: f64,
@@ -82,7 +81,7 @@ pub struct Measured {
 
 impl Measured {
     /// From what the guest told.
-    pub fn read(&mut self, events: &[Event], begun: Instant) -> Result<()> {
+    pub fn read(&mut self, events: &[Event], loads: &Loads) -> Result<()> {
         let last = |work: &str, kind: &str| {
             let found = events.iter().rev().find(|e| e.text("work") == work && e.kind() == kind);
             found.with_context(|| format!("{work} did not tell of its {kind}"))
@@ -92,17 +91,18 @@ impl Measured {
         };
         let compute = last("compute", "done")?;
         self.compute_per_s = number(compute, "rounds_per_s")?;
+        let mut work = self.compute_per_s * number(compute, "t")?;
         let filled =
             events.iter().find(|e| e.text("phase") == "filled").context("nothing filled")?;
         let fill_s = number(filled, "t")?;
         let pages = f64::from(BAND_MIB) * 256.0;
         self.fill_pages_per_s = pages / fill_s.max(1e-3);
         let read = last("reader", "done")?;
-        self.memory_per_s = number(read, "checks")? / (number(read, "t")? - fill_s).max(1e-3);
+        let checks = number(read, "checks")?;
+        self.memory_per_s = checks / (number(read, "t")? - fill_s).max(1e-3);
         self.dbench_per_s = number(last("dbench", "dbench")?, "mb_per_s")?;
-        let seconds = begun.elapsed().as_secs_f64() - self.boot_s;
-        let work = self.compute_per_s + self.memory_per_s / 1e4 + self.dbench_per_s / 10.0;
-        self.work_per_cpu_s = work * seconds / (self.cpu_s - self.boot_cpu_s).max(1e-3);
+        work += checks / 1e4 + self.dbench_per_s / 10.0 * f64::from(loads.dbench);
+        self.work_per_cpu_s = work / (self.cpu_s - self.boot_cpu_s).max(1e-3);
         Ok(())
     }
 
@@ -130,7 +130,7 @@ mod tests {
     #[test]
     fn rates_are_read_from_what_the_loads_told() {
         let events: Vec<Event> = [
-            r#"{"event":"done","work":"compute","rounds_per_s":2.5}"#,
+            r#"{"event":"done","work":"compute","rounds_per_s":2.5,"t":4.0}"#,
             r#"{"event":"progress","work":"reader","phase":"filled","t":2.0}"#,
             r#"{"event":"done","work":"reader","checks":60000,"t":8.0}"#,
             r#"{"event":"dbench","work":"dbench","mb_per_s":50.0}"#,
@@ -139,9 +139,11 @@ mod tests {
         .map(|line| Event::parse(&format!("@ballast {line}")).unwrap())
         .collect();
         let mut m = Measured { boot_cpu_s: 1.0, cpu_s: 11.0, ..Measured::default() };
-        m.read(&events, Instant::now()).unwrap();
+        m.read(&events, &Loads::full()).unwrap();
         assert_eq!((m.compute_per_s, m.fill_pages_per_s), (2.5, 32768.0));
         assert_eq!((m.memory_per_s, m.dbench_per_s), (10000.0, 50.0));
-        assert!(m.read(&events[1..], Instant::now()).is_err());
+        // 10 rounds, 60,000 pages, 250 MB in 10 s of CPU time.
+        assert_eq!(m.work_per_cpu_s, 4.1);
+        assert!(m.read(&events[1..], &Loads::full()).is_err());
     }
 }

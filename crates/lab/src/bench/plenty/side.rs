@@ -118,7 +118,7 @@ fn plain(
         std::thread::sleep(Duration::from_millis(10));
     }
     measured.cpu_s = cpu_s()?;
-    measured.read(&events, begun)?;
+    measured.read(&events, loads)?;
     Ok(measured)
 }
 
@@ -167,7 +167,7 @@ async fn ours(
     measured.p99_us = within(0.99);
     measured.p999_us = within(0.999);
     measured.large_mib = Bytes(view.memory.large).mib();
-    measured.read(&events, begun)?;
+    measured.read(&events, loads)?;
     stage.end().await?;
     Ok(measured)
 }

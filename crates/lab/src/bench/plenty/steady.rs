@@ -16,7 +16,7 @@ use crate::image::Image;
 use crate::manager::{Options, SharingOptions};
 use crate::plain::{PlainVm, Ram, Style};
 use crate::say;
-use crate::turns::{Players, TURN};
+use crate::turns::Players;
 
 /// Without KSM, whose thread takes no turns.
 pub const SIDES: [Side; 5] =
@@ -84,16 +84,17 @@ pub async fn measure(
         for playing in &mut sides {
             before.push(playing.poll()?);
         }
+        let mut ran = vec![Duration::ZERO; sides.len()];
         for turn in 0..turns {
             // Each comes at each place in its turn.
             for n in 0..sides.len() {
-                sides[(n + (block * turns + turn) as usize) % SIDES.len()].players.turn().await;
+                let side = (n + (block * turns + turn) as usize) % SIDES.len();
+                ran[side] += sides[side].players.turn().await;
             }
         }
-        let seconds = TURN.as_secs_f64() * f64::from(turns);
         let mut row = Vec::new();
-        for (playing, before) in sides.iter_mut().zip(before) {
-            row.push((playing.poll()? - before) / seconds);
+        for ((playing, before), ran) in sides.iter_mut().zip(before).zip(ran) {
+            row.push((playing.poll()? - before) / ran.as_secs_f64());
         }
         let text: Vec<String> = row.iter().map(|rate| format!("{rate:.1}")).collect();
         say::detail(&format!("{} of {}: {}", block + 1, load.figure, text.join(", ")));
