@@ -196,12 +196,17 @@ impl<B: Backend> Memory<B> {
         lock(&self.slots).retire(slot);
     }
 
-    /// Reserves `n` pages for this VM, or says why they must be waited for.
-    fn charge(&self, n: u64) -> Result<(), Wait> {
+    /// Whether the VM gets no page, for the host is low and it has more than its target. One that has exactly that may exchange
+    /// a page for another: what it has above it is taken again.
+    pub(crate) fn is_blocked(&self) -> bool {
         // Without the frames of the tier: who is granted all of its size is never blocked.
         let pages = || self.charged().saturating_sub(Pages(self.tier.occupancy().frames));
-        // One that has exactly its target may exchange a page for another: what it has above that is taken again.
-        if self.host.is_low() && pages() > self.target() {
+        self.host.is_low() && pages() > self.target()
+    }
+
+    /// Reserves `n` pages for this VM, or says why they must be waited for.
+    fn charge(&self, n: u64) -> Result<(), Wait> {
+        if self.is_blocked() {
             return Err(Wait::Blocked);
         }
         if !self.host.ledger.try_reserve(Pages(n)) {

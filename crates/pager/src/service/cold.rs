@@ -134,7 +134,7 @@ impl Reclaim {
             if self.retain_idle(block, &mut here) > 0 {
                 vm.memory.note_used(block.first);
             }
-            self.cold = here;
+            (self.cold, self.cold_since) = (here, Instant::now());
         }
         None
     }

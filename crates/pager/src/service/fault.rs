@@ -16,7 +16,7 @@ use super::overdue::{self, Watch};
 use super::reads::{Arrival, Reads};
 use super::restore::Restore;
 use super::serve::{Landed, Notice, Serve, Task};
-use super::shared::{HELD_TOGETHER, Shared};
+use super::shared::Shared;
 use super::spin::{Spin, Waited};
 use crate::backend::{Backend, MemError};
 use crate::guest_ram::GuestRam;
@@ -150,7 +150,7 @@ impl FaultService {
             self.look_for_overdue(Instant::now());
             // One that waits for what it has above its target to leave does not grow by more.
             let blocked = self.serve.pending().is_blocked();
-            if self.vm.hold_down(if blocked { 1 } else { HELD_TOGETHER }) {
+            if self.vm.hold_down(self.vm.grows_by(blocked)) {
                 self.vm.signal_reclaim();
             }
         }
@@ -535,6 +535,18 @@ impl FaultService {
         }
     }
 
+    /// Reads what faults that wait for memory want from the swap space, for that takes as long again.
+    fn read_meanwhile(&mut self) {
+        if self.serve.pending().starved().is_none() {
+            return;
+        }
+        let reads = &mut self.reads;
+        self.serve.pending().starving().for_each(|ppn| reads.fetch(ppn));
+        let mut lost = Vec::new();
+        self.reads.submit(&mut lost);
+        self.take(lost);
+    }
+
     /// Everything that had to wait.
     fn retry(&mut self) {
         for (buffer, _) in std::mem::take(&mut self.unfilled) {
@@ -555,6 +567,7 @@ impl FaultService {
                 }
             }
         });
+        self.read_meanwhile();
         self.vm.settle_unreadable(|ppn| is_kept(&self.vm.memory, ppn));
         let waiting = self.serve.pending().faults() as u64;
         self.vm.waiting.store(waiting, std::sync::atomic::Ordering::Relaxed);

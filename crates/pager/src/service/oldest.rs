@@ -206,7 +206,7 @@ impl Reclaim {
             }
             if let Some(ppn) = here.pop() {
                 self.oldest.fruitless = 0;
-                self.cold = here;
+                (self.cold, self.cold_since) = (here, Instant::now());
                 return Some(ppn);
             }
         }

@@ -161,6 +161,11 @@ impl Pending {
         starved.min_by_key(|f| f.since).map(|f| f.why)
     }
 
+    /// Pages with a fault that waits for memory.
+    pub fn starving(&self) -> impl Iterator<Item = Ppn> {
+        self.faults.iter().filter(|(_, f)| is_for_memory(f.why)).map(|(&ppn, _)| ppn)
+    }
+
     /// None where none waits.
     pub fn fault(&self, ppn: Ppn) -> Option<WaitingFault> {
         self.faults.get(&ppn).copied()

@@ -37,6 +37,8 @@ const TRIED: usize = 8;
 /// The longest rest, and the first, where large pages are in the way that cannot be broken now.
 const LARGE_BUSY: Duration = Duration::from_millis(100);
 const LARGE_BUSY_AT_FIRST: Duration = Duration::from_millis(2);
+/// How long pages that were found unused are believed to be: orders are small where pages are exchanged one for another.
+const COLD_FOR: Duration = Duration::from_millis(10);
 /// When no cluster was open, or evictions failed, so often one after the other, it gives up for now: the policy asks
 /// again.
 const REFUSED: u32 = 10_000;
@@ -55,6 +57,7 @@ pub(super) struct Reclaim {
     pub(super) ahead: Ahead,
     /// Pages of the block that the clock came to last, to go first.
     pub(super) cold: Vec<Ppn>,
+    pub(super) cold_since: Instant,
     pub(super) trial: Trial,
     pub(super) oldest: Oldest,
     /// Victims, in rising order, that have been looked up in the share table, in vain, or came from the store to leave.
@@ -120,6 +123,7 @@ impl Reclaim {
             clock,
             ahead: Ahead::default(),
             cold: Vec::new(),
+            cold_since: Instant::now(),
             trial: Trial::default(),
             oldest: Oldest::new(pages),
             victims: Vec::new(),
@@ -160,7 +164,7 @@ impl Reclaim {
     /// Until the VM is stopped.
     pub fn run(mut self) {
         // What a former manager left goes out first: its clusters may be full.
-        self.flush();
+        self.flush_all();
         while !self.vm.is_stopping() {
             if let Some(request) = self.vm.take_sample_request() {
                 self.sample(request);
@@ -229,8 +233,10 @@ impl Reclaim {
 
     fn evict(&mut self) {
         let mut refused = 0u32;
-        // What was left of the last time may be in use by now.
-        self.cold.clear();
+        // What was left of an earlier time may be in use by now.
+        if self.cold_since.elapsed() > COLD_FOR {
+            self.cold.clear();
+        }
         if !std::mem::take(&mut self.large_busy) {
             self.large_rest = LARGE_BUSY_AT_FIRST;
         }
@@ -377,16 +383,16 @@ impl Reclaim {
 
     /// The next step for pages that were evicted into slots of a cluster.
     fn have_left(&mut self, cluster: usize, left: &[Left]) {
+        // There is room for one of them now, unless its VM has too much for that.
+        if self.vm.waiting.load(Ordering::Relaxed) > 0 && !self.vm.memory.is_blocked() {
+            self.vm.wake_faults();
+        }
         for page in left {
             let gained = page.slot.map_or(1, |slot| self.compress(cluster, page.ppn, slot));
             // Where it takes a frame, it is not at home all the same.
             let gained = if self.vm.counts_at_home() { 1 } else { gained };
             let gained = self.has_left(page.ppn, gained);
             self.vm.evict_done(gained);
-        }
-        // There is room for one of them now.
-        if self.vm.waiting.load(Ordering::Relaxed) > 0 {
-            self.vm.wake_faults();
         }
     }
 

@@ -17,6 +17,7 @@ use super::pending::Pending;
 use crate::backend::{Backend, MemError, PageBuf};
 use crate::memory::{Access, Counters, Fault, Mark, Memory, Unbooked, Wait};
 use crate::swap::Stored;
+use crate::word::State;
 
 /// Who waits this long for zeros to be mapped gets a page of its own instead.
 const ZEROS_LATE: Duration = Duration::from_millis(20);
@@ -90,6 +91,12 @@ struct Coming {
     why: Option<Wait>,
 }
 
+/// Whether serving a fault may take a page: one that is watched, or was looked at, is there.
+fn may_need_memory<B: Backend>(memory: &Memory<B>, ppn: Ppn, access: Access) -> bool {
+    let is_common = || matches!(memory.pmap().load(ppn).state(), State::Shared | State::Zero);
+    access != Access::Protected || is_common()
+}
+
 /// All that was given up, each page once: a VMM may give up the same from many threads.
 fn united(notices: &[Notice]) -> Vec<(Ppn, u64)> {
     let discards = notices.iter().filter_map(|notice| match *notice {
@@ -153,7 +160,7 @@ impl Serve {
             let Notice::Fault(ppn, access) = *notice else { continue };
             let is_new = self.is_for_anybody(ppn);
             match starved {
-                Some(why) if is_new && access != Access::Protected => {
+                Some(why) if is_new && may_need_memory(memory, ppn, access) => {
                     self.keep(memory, ppn, access, why);
                 }
                 _ if is_new && give(ppn, access) => {}

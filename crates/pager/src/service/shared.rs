@@ -120,6 +120,8 @@ pub(super) struct Shared {
 pub(super) const HELD_TOGETHER: u64 = 64;
 /// With a limit: frames of the tier do not count against it.
 pub(super) const AT_HOME: u64 = 1 << 63;
+/// Pages that a VM which exchanges is held below its target: it has what it wants at once for what leaves behind it.
+pub(super) const EXCHANGED: u64 = 16;
 
 #[derive(Default)]
 struct Work {
@@ -399,6 +401,15 @@ impl Shared {
         self.evict_leave.load(Ordering::Relaxed) & AT_HOME != 0
     }
 
+    /// By how much the VM may grow before that is asked back. `blocked`: a fault waits for it to leave.
+    pub fn grows_by(&self, blocked: bool) -> u64 {
+        match blocked {
+            true => 1,
+            false if self.counts_at_home() => EXCHANGED / 2,
+            false => HELD_TOGETHER,
+        }
+    }
+
     /// Where all that was asked for is done: asks for what the VM has grown by since, a little at a time, if it is held
     /// down and that is `at_least` so much. Answers whether there is something to do that was not asked for before.
     pub fn hold_down(&self, at_least: u64) -> bool {
@@ -432,6 +443,10 @@ impl Shared {
     pub fn give_up_in_vain(&self, goal: u64) {
         self.in_vain.store(true, Ordering::Relaxed);
         self.give_up_goal(goal);
+        // Others are to be asked for it, and soon where guests wait for that.
+        if self.memory.host().is_low() {
+            self.memory.host().ledger.ring();
+        }
     }
 
     /// What was asked for is void.

@@ -21,7 +21,7 @@ use super::latency::FaultTimes;
 use super::priority::Urgency;
 use super::reads::Reads;
 use super::reclaim::Reclaim;
-use super::shared::{AT_HOME, HELD_TOGETHER, Health, Sample, Shared};
+use super::shared::{AT_HOME, EXCHANGED, HELD_TOGETHER, Health, Sample, Shared};
 use crate::clock::Clock;
 use crate::guest_ram::{GuestRam, LARGE_PAGE};
 use crate::host::Host;
@@ -368,14 +368,15 @@ impl PagedVm {
     }
 
     /// As `hold_down_to` at its target, for a VM that has a few pages more than that at most, by the count by which its faults are
-    /// blocked: without frames of its tier, which come and go with what is exchanged. They leave, and so does what it grows by.
-    /// One that has more is left as it is.
+    /// blocked: without frames of its tier, which come and go with what is exchanged. They leave, and so does what it grows by,
+    /// down to a few less than the target: its guest waits for none of them then. One that has more is left as it is.
     pub fn exchange_at(&self, target: Pages, until: Pages) {
         let memory = self.memory();
         let at_home = memory.charged().saturating_sub(Pages(memory.tier().occupancy().frames));
-        let above = at_home.saturating_sub(target);
+        let few = Pages(EXCHANGED.min(target.0 / 4));
+        let above = at_home.saturating_sub(target.saturating_sub(few));
         if above.0 <= HELD_TOGETHER {
-            let at = target.0 | AT_HOME;
+            let at = (target - few).0 | AT_HOME;
             self.hold(above, at, at, until);
         } else {
             self.hold_down_to(Pages::ZERO, Pages::ZERO, Pages::ZERO);

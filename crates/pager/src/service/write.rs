@@ -84,8 +84,21 @@ impl Reclaim {
         self.clusters.iter().map(Cluster::waiting).sum::<usize>() as u64
     }
 
-    /// Part-filled clusters go too: a page in the stage is neither here nor there.
+    /// All that is in the stage is written when this returns.
+    pub(super) fn flush_all(&mut self) {
+        self.flush();
+        while self.ring.in_flight() > 0 && !self.vm.is_stopping() {
+            self.reap(true);
+        }
+    }
+
+    /// Part-filled clusters go too, as soon as nothing is being written: a page in the stage is neither here nor there, and
+    /// what comes meanwhile goes together. Nobody waits for the disk here: there may be more to do.
     pub(super) fn flush(&mut self) {
+        self.reap(false);
+        if self.ring.in_flight() > 0 {
+            return;
+        }
         for cluster in 0..self.clusters.len() {
             let has_some =
                 !self.clusters[cluster].sealed && !self.clusters[cluster].pages.is_empty();
@@ -93,9 +106,6 @@ impl Reclaim {
             if has_some && self.stuck.is_none() {
                 self.write(cluster);
             }
-        }
-        while self.ring.in_flight() > 0 && !self.vm.is_stopping() {
-            self.reap(true);
         }
     }
 
@@ -279,8 +289,9 @@ impl Reclaim {
             // What could not be written has gone home.
             self.set_unstuck();
         }
-        if self.open_cluster().is_some() {
-            self.vm.stage_full.store(false, Ordering::Relaxed);
+        if self.open_cluster().is_some() && self.vm.stage_full.swap(false, Ordering::Relaxed) {
+            // What was in vain for that is not any more.
+            self.vm.in_vain.store(false, Ordering::Relaxed);
         }
     }
 
