@@ -86,9 +86,8 @@ impl Manager {
     /// Conflict: the process or the name is another's, or its QMP is somebody's.
     fn known_as(&self, spec: &AttachSpec, pid: u32) -> Result<Option<Arc<Vm>>, Failure> {
         let conflict = |why: String| Err(Failure::new(ErrorCode::Conflict, why));
-        let is_taken = |vm: &Arc<Vm>| {
-            vm.process.pid() == pid && (vm.name != spec.name || vm.monitor().is_some())
-        };
+        let is_taken =
+            |vm: &Arc<Vm>| vm.process.is(pid) && (vm.name != spec.name || vm.monitor().is_some());
         if let Some(vm) = self.vms().into_iter().find(is_taken) {
             return conflict(format!("qmp: process {pid} is managed already, as '{}'", vm.name));
         }

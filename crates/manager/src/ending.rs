@@ -414,15 +414,14 @@ impl Manager {
             booked => self.host.ledger.release(Pages(booked)),
         }
         match paged {
-            Some(paged) => {
-                PagedVm::release(paged);
-                self.commons.sweep();
-            }
+            Some(paged) => PagedVm::release(paged),
             None => {
                 let external = vm.external.swap(0, Ordering::Relaxed);
                 self.host.ledger.release(Pages(external) + vm.overhead);
             }
         }
+        // Also of one whose pager did not start: its store was there before.
+        self.commons.sweep();
         let record = Record::load(&vm.folder).ok().flatten();
         self.remove_all_but_logs(&vm.name, record.as_ref());
     }
@@ -719,13 +718,14 @@ mod tests {
         assert_eq!(stop("a").await.code, ErrorCode::NotFound);
         lock(&manager.clearing).insert("a".into());
         lock(&manager.unread).insert("b".into(), "its record is damaged".into());
-        for (name, part) in
-            [("a", "being removed"), ("b", "may run already: its record is damaged")]
-        {
+        std::fs::create_dir_all(manager.folder_of("b")).unwrap();
+        for (name, part) in [("a", "being removed"), ("b", "already: its record is damaged")] {
             let told = stop(name).await;
             assert_eq!(told.code, ErrorCode::Conflict, "{told}");
             assert!(told.message.contains(part), "{told}");
         }
+        std::fs::remove_dir(manager.folder_of("b")).unwrap();
+        assert_eq!(stop("b").await.code, ErrorCode::NotFound);
     }
 
     /// A stand-in for QEMU that waits for good in its last moments.

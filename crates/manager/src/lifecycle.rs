@@ -174,7 +174,13 @@ impl Manager {
         if lock(&self.clearing).contains(name) {
             return Some(format!("files of a former VM named '{name}' are being removed"));
         }
-        let why = lock(&self.unread).get(name).cloned()?;
+        let mut unread = lock(&self.unread);
+        let why = unread.get(name).cloned()?;
+        // Its folder was removed, as the log says.
+        if matches!(self.folder_of(name).try_exists(), Ok(false)) {
+            unread.remove(name);
+            return None;
+        }
         Some(format!("a VM named '{name}' may run already: {why}"))
     }
 
@@ -532,7 +538,7 @@ impl Manager {
         since: Instant,
     ) -> Result<Expected, NotTaken> {
         // A VMM has one guest: more names would be more memory than it is entitled to.
-        if let Some(vm) = self.vms().into_iter().find(|vm| vm.process.pid() == peer.pid) {
+        if let Some(vm) = self.vms().into_iter().find(|vm| vm.process.is(peer.pid)) {
             return Err(format!("process {} is managed already, as '{}'", peer.pid, vm.name).into());
         }
         if let Some(why) = self.waits_as(peer.pid) {
@@ -631,6 +637,7 @@ impl Manager {
         let Ok(Ok(paged)) = receiver.await else {
             self.host.ledger.release(overhead);
             self.remove_files(&name).await;
+            self.commons.sweep();
             self.promise_settled(&name);
             lock(&self.adopting).remove(&process.pid());
             return;

@@ -2,6 +2,7 @@
 
 use rustix::mm::{MlockAllFlags, mlockall};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::thread::{CapabilitySet, capabilities};
 
 /// From how many bytes on a buffer is the kernel's.
 #[cfg(target_env = "gnu")]
@@ -18,12 +19,10 @@ const LARGE_BUFFER: std::ffi::c_int = 128 << 10;
 ///   the process's own; 3.4 with this).
 /// - As many descriptors as it may have: a VM takes some ten, and many systems begin with 1,024.
 pub fn prepare() {
-    if let Err(e) =
-        mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT)
-    {
+    if let Err(why) = lock_memory() {
         tracing::warn!(
-            "its memory is not locked (CAP_IPC_LOCK or a higher RLIMIT_MEMLOCK would do it): \
-             under pressure from outside its budget it may wait for the host's swap: {e}"
+            "its memory is not locked (CAP_IPC_LOCK or no RLIMIT_MEMLOCK would do it): \
+             under pressure from outside its budget it may wait for the host's swap: {why}"
         );
     }
     // glibc's alone, as the constants are.
@@ -38,4 +37,16 @@ pub fn prepare() {
     if let Err(e) = setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most }) {
         tracing::warn!("its limit of descriptors stays as it is: {e}");
     }
+}
+
+/// Where there is a limit the kernel counts against it the whole length of what is mapped from then on, touched or not: books
+/// as long as a guest could not be mapped any more.
+fn lock_memory() -> Result<(), String> {
+    let sets = capabilities(None).map_err(|e| e.to_string())?;
+    let limit = getrlimit(Resource::Memlock).current;
+    if let Some(bytes) = limit.filter(|_| !sets.effective.contains(CapabilitySet::IPC_LOCK)) {
+        return Err(format!("RLIMIT_MEMLOCK is {bytes}, and would count the size of each VM"));
+    }
+    let all = MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT;
+    mlockall(all).map_err(|e| e.to_string())
 }

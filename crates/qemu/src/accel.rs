@@ -99,7 +99,8 @@ fn probe_device() -> Result<(), String> {
 
 async fn probe_boot(qemu: &Path, kernel: &Path) -> Result<(), String> {
     let end = Instant::now() + BOOT;
-    let mut child = Command::new(qemu)
+    let mut command = Command::new(qemu);
+    command
         .args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"])
         .args(["-machine", "q35", "-accel", "kvm", "-cpu", "host", "-m", "128M", "-smp", "1"])
         .args(["-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console"])
@@ -111,9 +112,15 @@ async fn probe_boot(qemu: &Path, kernel: &Path) -> Result<(), String> {
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
-        .kill_on_drop(true)
-        .spawn()
-        .map_err(|error| format!("cannot start {}: {error}", qemu.display()))?;
+        .kill_on_drop(true);
+    // It blocks for as long as the disk takes that QEMU is on.
+    let runtime = tokio::runtime::Handle::current();
+    let spawning = tokio::task::spawn_blocking(move || {
+        let _entered = runtime.enter();
+        command.spawn()
+    });
+    let spawned = spawning.await.map_err(|error| error.to_string())?;
+    let mut child = spawned.map_err(|error| format!("cannot start {}: {error}", qemu.display()))?;
     // Some KVMs make QEMU abort: that is an answer, not worth a core file.
     if let Some(pid) = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw) {
         let none = Rlimit { current: Some(0), maximum: Some(0) };

@@ -100,6 +100,11 @@ impl ProcessHandle {
         *exit
     }
 
+    /// Whether it lives and has this number: that of one that has ended may be another's.
+    pub fn is(&self, pid: u32) -> bool {
+        self.pid() == pid && self.is_alive()
+    }
+
     /// Whether it runs still.
     pub fn is_alive(&self) -> bool {
         self.try_exit().is_none()

@@ -318,8 +318,11 @@ impl Listener {
             match rustix::net::accept_with(&self.fd, SocketFlags::CLOEXEC) {
                 Ok(fd) => {
                     let mut connection = Connection::from_fd(fd);
-                    connection.stranger = Some(connection.peer()?.uid);
-                    return Ok(connection);
+                    // One of whom nothing is known (of another PID namespace) is hung up on, and others are listened to.
+                    if let Ok(peer) = connection.peer() {
+                        connection.stranger = Some(peer.uid);
+                        return Ok(connection);
+                    }
                 }
                 Err(Errno::INTR | Errno::AGAIN | Errno::CONNABORTED) => {}
                 Err(e) => return Err(e.into()),
