@@ -6,6 +6,8 @@
 
 #[path = "real_swap/full_stage.rs"]
 mod full_stage;
+#[path = "real_swap/meanwhile.rs"]
+mod meanwhile;
 #[path = "real_swap/overdue.rs"]
 mod overdue;
 #[path = "support/vmm.rs"]

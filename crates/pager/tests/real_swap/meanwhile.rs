@@ -1,0 +1,30 @@
+//! While pages are on their way to a disk, what else is asked for leaves.
+
+use super::*;
+
+#[test]
+fn what_is_asked_for_while_a_write_takes_long_leaves_meanwhile() {
+    let Some(_alone) = alone() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let rig = Rig::new("forward", dir.path());
+    let late = Verdict { late: Duration::from_secs(15), ..FINE };
+    let disk = rig.disk.clone();
+    rig.disk.follow(move |op| if op.write && disk.writes() == 1 { late } else { FINE });
+    let away = || {
+        let pmap = rig.vm().memory().pmap();
+        (pmap.in_state(State::Staged).0, pmap.in_state(State::Swapped).0)
+    };
+    let ask = |n: u64| {
+        rig.vm().set_evict_goal(Pages(n));
+        wait_for("eviction", || rig.vm().evict_goal().is_zero());
+    };
+    ask(4);
+    wait_for("a write", || rig.disk.writes() == 1);
+    // One by one: they wait together for the disk.
+    (0..8).for_each(|_| ask(1));
+    assert_eq!((away(), rig.disk.writes()), ((12, 0), 1));
+    rig.all_written();
+    assert_eq!((away(), rig.disk.writes()), ((0, 12), 2));
+    rig.pass(1);
+    rig.end();
+}
