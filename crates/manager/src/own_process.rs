@@ -50,3 +50,26 @@ fn lock_memory() -> Result<(), String> {
     let all = MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT;
     mlockall(all).map_err(|e| e.to_string())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn under_a_limit_memory_is_not_locked() {
+        let limit = getrlimit(Resource::Memlock);
+        let most = limit.maximum.map_or(1 << 30, |most| most.min(1 << 30));
+        let told = std::thread::spawn(move || {
+            // This thread's alone.
+            let mut sets = capabilities(None).unwrap();
+            sets.effective.remove(CapabilitySet::IPC_LOCK);
+            rustix::thread::set_capabilities(None, sets).unwrap();
+            setrlimit(Resource::Memlock, Rlimit { current: Some(most), ..limit }).unwrap();
+            let told = lock_memory();
+            setrlimit(Resource::Memlock, limit).unwrap();
+            told
+        });
+        let why = told.join().unwrap().unwrap_err();
+        assert!(why.contains(&format!("RLIMIT_MEMLOCK is {most}")), "{why}");
+    }
+}

@@ -1,4 +1,4 @@
-//! While pages are on their way to a disk, what else is asked for leaves.
+//! While a disk is at work, or memory is waited for, what else there is to do is done.
 
 use super::*;
 
@@ -26,5 +26,26 @@ fn what_is_asked_for_while_a_write_takes_long_leaves_meanwhile() {
     rig.all_written();
     assert_eq!((away(), rig.disk.writes()), ((0, 12), 2));
     rig.pass(1);
+    rig.end();
+}
+
+#[test]
+fn what_a_fault_wants_from_swap_is_read_while_it_waits_for_memory() {
+    let Some(_alone) = alone() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let rig = Rig::new("forward", dir.path());
+    rig.swap_out(SIZE);
+    let ledger = &rig.host.ledger;
+    let budget = ledger.budget();
+    ledger.set_budget(ledger.used());
+    rig.begin_pass();
+    let counters = || rig.vm().memory().counters.values();
+    wait_for("a fault that waits", || rig.vm().waiting() == 1 && counters().waits > 0);
+    wait_for("a read", || counters().read_ahead > 0);
+    assert_eq!(rig.vmm.board.get(Cell::Accesses), 0);
+    ledger.set_budget(budget);
+    rig.vm().memory_freed();
+    wait_for("pass", || rig.passed(1));
+    assert!(counters().read_ahead_hits > 0);
     rig.end();
 }

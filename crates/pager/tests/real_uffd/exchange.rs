@@ -18,8 +18,8 @@ pub fn exchanges(manager: &Manager, step: impl Fn() -> u64) {
     manager.vm.exchange_at(Pages(8), budget);
     let evicted = manager.vm.memory().counters.values().evicted;
     std::thread::sleep(Duration::from_millis(50));
-    // One may have been on its way.
-    assert!(manager.vm.memory().counters.values().evicted <= evicted + 1);
+    // Those that leave together may have been on their way.
+    assert!(manager.vm.memory().counters.values().evicted <= evicted + 8);
     manager.vm.hold_down_to(Pages::ZERO, Pages::ZERO, Pages::ZERO);
 }
 
@@ -42,12 +42,15 @@ fn at_its_target_a_vm_exchanges_compressed_pages_for_others_without_another_turn
     memory.set_target(target);
     manager.host.set_low(true);
     manager.vm.exchange_at(target, manager.host.ledger.budget());
+    let (away, before) = (SIZE - target.0, memory.counters.values().evicted);
     // It reads all of its pages.
     vmm.board.set(Cell::Stop, 1);
     wait_for("verification", || vmm.board.get(Cell::Done) == 1);
     assert_eq!(vmm.board.get(Cell::Errors), 0);
-    assert!(memory.charged() - frames() <= target + Pages(1), "{} at {target}", memory.charged());
-    assert!(memory.counters.values().blocks > 0);
+    // Each came home for another one.
+    wait_for("its target", || memory.charged() <= target + frames());
+    let evicted = memory.counters.values().evicted - before;
+    assert!(evicted >= away, "{evicted} evicted for {away}");
     manager.host.set_low(false);
     manager.settle();
     manager.release(dir.path());
