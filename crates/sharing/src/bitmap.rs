@@ -1,6 +1,9 @@
 //! A bitmap in which words that have a zero are found fast: full ones are passed over 64 at a time. Of the store's
 //! pages, and of the pager's slots of swap.
 
+/// Neighbouring zeros: the first, and how many.
+pub type Gap = (u64, u64);
+
 /// Bits in words of 64, as many words as were needed so far.
 ///
 /// Invariant (`check`): bit `w` of the summary is set exactly when word `w` is all ones.
@@ -71,6 +74,67 @@ impl Bitmap {
         }
     }
 
+    /// The first run of `most` zeros below `end`, from word `cursor` on and then from the first, else the longest that was
+    /// seen; none only where there is no zero. At most `words` words are looked at, full ones aside, once any zero was seen.
+    pub fn gap(&self, cursor: usize, end: u64, most: u64, words: usize) -> Option<Gap> {
+        let mut budget = words;
+        let words = self.words.len().min(end.div_ceil(64) as usize);
+        let cursor = if cursor < words { cursor } else { 0 };
+        let mut search = |from, to| self.gap_within((from, to), end, most, &mut budget);
+        let first = search(cursor, words);
+        if first.is_some_and(|(_, n)| n == most) {
+            return first;
+        }
+        // On past the cursor as far as a run may reach that begins before it.
+        let to = (cursor as u64 + most / 64 + 1).min(words as u64) as usize;
+        longer(first, search(0, to))
+    }
+
+    fn gap_within(
+        &self,
+        (from, to): (usize, usize),
+        end: u64,
+        most: u64,
+        budget: &mut usize,
+    ) -> Option<Gap> {
+        let mut best: Option<Gap> = None;
+        // A run that reaches into this word: where it began.
+        let mut open: Option<u64> = None;
+        let mut w = from;
+        while w < to {
+            let Some(next) = self.not_full_from(w).filter(|next| *next < to) else { break };
+            if best.is_some_and(|(_, n)| n == most) || (*budget == 0 && best.is_some()) {
+                break;
+            }
+            *budget = budget.saturating_sub(1);
+            if next != w {
+                open = None;
+            }
+            w = next;
+            let (word, base) = (self.words[w], w as u64 * 64);
+            let end = (base + 64).min(end);
+            let mut at = base;
+            while at < end {
+                let rest = word >> (at - base);
+                let free = u64::from(rest.trailing_zeros()).min(end - at);
+                if free > 0 {
+                    let start = *open.get_or_insert(at);
+                    let n = (at + free - start).min(most);
+                    if best.is_none_or(|(_, longest)| n > longest) {
+                        best = Some((start, n));
+                    }
+                    at += free;
+                }
+                if at < end {
+                    open = None;
+                    at += u64::from((word >> (at - base)).trailing_ones());
+                }
+            }
+            w += 1;
+        }
+        best
+    }
+
     /// Whether the invariant holds; walks all of it.
     ///
     /// # Errors
@@ -88,6 +152,11 @@ impl Bitmap {
         }
         Ok(())
     }
+}
+
+/// The first, if they are equal.
+pub(crate) fn longer(a: Option<Gap>, b: Option<Gap>) -> Option<Gap> {
+    if b.map_or(0, |(_, n)| n) > a.map_or(0, |(_, n)| n) { b } else { a }
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@
 //!
 //! | file | what is there |
 //! | --- | --- |
-//! | `bitmap` | which numbers are taken, and the next that is not |
+//! | `bitmap` | which numbers are taken, and runs of those that are not |
 //! | `hash` | page contents to 64 bits; pages of zeros |
 //! | `ids` | numbers of guest pages and store pages |
 //! | `table/` | the share table: shared frames and hint frames of 16 bytes, in chains |
@@ -21,7 +21,7 @@ mod ids;
 mod store;
 mod table;
 
-pub use bitmap::Bitmap;
+pub use bitmap::{Bitmap, Gap};
 pub use hash::{Hasher, PageHash, is_zero};
 pub use ids::{PageId, StorePage, StoreRun};
 pub use store::{StoreError, StoreFile, StorePages};

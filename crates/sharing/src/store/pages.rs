@@ -6,7 +6,7 @@
 
 use ballast_units::Pages;
 
-use crate::bitmap::Bitmap;
+use crate::bitmap::{Bitmap, Gap, longer};
 use crate::ids::{StorePage, StoreRun};
 
 /// Words that one search looks at, full ones aside, before it takes the best it saw.
@@ -26,9 +26,6 @@ pub struct StorePages {
     /// Pages that may ever be in use, by number.
     limit: u64,
 }
-
-/// A run of free pages, as first and number.
-type Free = (u64, u64);
 
 impl Default for StorePages {
     fn default() -> StorePages {
@@ -64,7 +61,7 @@ impl StorePages {
         if most == 0 {
             return None;
         }
-        let gap = self.search(most);
+        let gap = self.bits.gap(self.cursor, self.end(), most, SEARCH);
         let extends = gap.is_none_or(|(_, n)| n < most && self.is_dense());
         let (start, n) = if extends { longer(gap, self.tail(most)) } else { gap }?;
         let run = StoreRun::new(StorePage::new(start)?, n)?;
@@ -119,65 +116,10 @@ impl StorePages {
     }
 
     /// Up to `most` pages after the last one in use.
-    fn tail(&self, most: u64) -> Option<Free> {
+    fn tail(&self, most: u64) -> Option<Gap> {
         let start = self.end();
         let n = most.min(self.limit.saturating_sub(start));
         (n > 0).then_some((start, n))
-    }
-
-    /// The first run of `most` free pages from the cursor on and then from the start, else the
-    /// longest that was seen. Only below the last page in use.
-    fn search(&self, most: u64) -> Option<Free> {
-        let mut budget = SEARCH;
-        let words = self.bits.words().len();
-        let cursor = if self.cursor < words { self.cursor } else { 0 };
-        let first = self.search_words(cursor, words, most, &mut budget);
-        if first.is_some_and(|(_, n)| n == most) {
-            return first;
-        }
-        // On past the cursor as far as a run may reach that begins before it.
-        let to = (cursor as u64 + most / 64 + 1).min(words as u64) as usize;
-        let second = self.search_words(0, to, most, &mut budget);
-        longer(first, second)
-    }
-
-    fn search_words(&self, from: usize, to: usize, most: u64, budget: &mut usize) -> Option<Free> {
-        let mut best: Option<Free> = None;
-        // A run that reaches into this word: where it began.
-        let mut open: Option<u64> = None;
-        let mut w = from;
-        while w < to {
-            let Some(next) = self.bits.not_full_from(w).filter(|next| *next < to) else { break };
-            if best.is_some_and(|(_, n)| n == most) || (*budget == 0 && best.is_some()) {
-                break;
-            }
-            *budget = budget.saturating_sub(1);
-            if next != w {
-                open = None;
-            }
-            w = next;
-            let (word, base) = (self.bits.words()[w], w as u64 * 64);
-            let end = (base + 64).min(self.end());
-            let mut at = base;
-            while at < end {
-                let rest = word >> (at - base);
-                let free = u64::from(rest.trailing_zeros()).min(end - at);
-                if free > 0 {
-                    let start = *open.get_or_insert(at);
-                    let n = (at + free - start).min(most);
-                    if best.is_none_or(|(_, longest)| n > longest) {
-                        best = Some((start, n));
-                    }
-                    at += free;
-                }
-                if at < end {
-                    open = None;
-                    at += u64::from((word >> (at - base)).trailing_ones());
-                }
-            }
-            w += 1;
-        }
-        best
     }
 
     fn set(&mut self, page: u64) {
@@ -204,11 +146,6 @@ impl StorePages {
         }
         Ok(())
     }
-}
-
-/// The first, if they are equal.
-fn longer(a: Option<Free>, b: Option<Free>) -> Option<Free> {
-    if b.map_or(0, |(_, n)| n) > a.map_or(0, |(_, n)| n) { b } else { a }
 }
 
 #[cfg(test)]
