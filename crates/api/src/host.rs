@@ -38,7 +38,7 @@ pub struct Threshold {
 pub enum LocationState {
     /// It is written to.
     Good,
-    /// Too many writes failed: nothing more is written there until the manager is restarted.
+    /// Too many writes failed: nothing is written there, but for a try now and then after eight in a row.
     Failed,
     /// The folder is not there, or cannot be looked at.
     Missing,
@@ -179,6 +179,10 @@ pub struct HostView {
     pub accel: String,
     /// CPU seconds that the manager has used.
     pub manager_cpu_s: f64,
+    /// Seconds for which idle processors were kept from sleeping since the manager was started, while guests waited for page
+    /// after page (`pager.wakeful`). None of it is anybody's CPU time.
+    #[serde(default)]
+    pub awake_s: f64,
     /// Memory of the manager process itself (RSS).
     pub manager_rss: u64,
     /// Whether the host may not swap the manager out.

@@ -4,6 +4,8 @@
 #![cfg(not(feature = "shuttle"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+#[path = "real_swap/again.rs"]
+mod again;
 #[path = "real_swap/full_stage.rs"]
 mod full_stage;
 #[path = "real_swap/meanwhile.rs"]
@@ -211,11 +213,16 @@ fn host(vms: u64) -> Arc<Host> {
 }
 
 /// Two files, each in a location of its own.
+/// Left alone for so long after it has failed that nobody sees it tried.
 fn two_places(dir: &Path) -> [Place; 2] {
+    two_places_with_rest(dir, Duration::from_secs(3600))
+}
+
+fn two_places_with_rest(dir: &Path, rest: Duration) -> [Place; 2] {
     [("fast", 2), ("slow", 1)].map(|(name, priority)| {
         let folder = dir.join(name);
         std::fs::create_dir_all(&folder).unwrap();
-        let (path, location) = (folder.join("swap"), Location::new(&folder, priority));
+        let (path, location) = (folder.join("swap"), Location::with_rest(&folder, priority, rest));
         Place { path, location, len: Some(Pages(SIZE)) }
     })
 }

@@ -255,7 +255,8 @@ impl Reclaim {
                 self.queue(index, i, 1, stored.slot);
                 continue;
             }
-            if n > 1 {
+            if n > 1 || location.is_failed() {
+                // It may not have been to blame.
                 vm.memory.free_slot(stored.slot);
             } else {
                 vm.memory.retire_slot(stored.slot);

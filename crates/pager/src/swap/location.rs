@@ -4,19 +4,23 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use ballast_units::{Bytes, Pages};
 
-/// Writes that fail one after another before a location is given up.
+/// Writes that fail one after another before a location is given up for a while.
 const ROW: u32 = 8;
-/// Failed writes altogether before it is, ...
+/// How long that is the first time, and at most; it doubles with each try that fails.
+const REST: Duration = Duration::from_secs(10);
+const LONGEST: Duration = Duration::from_secs(600);
+/// Failed writes altogether before it is given up for good, ...
 const ALTOGETHER: u32 = 64;
 /// ... of which one is forgiven for so many that succeed: bad spots of a disk are met soon again, what happens once a
 /// month is not held against it for years.
 const FORGIVEN: u32 = 4_096;
 
 /// A location as this manager has met it: the next one counts errors anew.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Location {
     folder: PathBuf,
     /// Higher ones are used first.
@@ -28,12 +32,45 @@ pub struct Location {
     held: AtomicU32,
     good: AtomicU32,
     failed: AtomicBool,
+    /// While it has failed: how long it is left alone, and until when, in milliseconds since it was made.
+    rest_ms: AtomicU64,
+    until_ms: AtomicU64,
+    made: Instant,
+    first_rest: Duration,
+}
+
+impl Default for Location {
+    fn default() -> Location {
+        Location::without_errors(PathBuf::new(), 0, REST)
+    }
 }
 
 impl Location {
     /// Without errors. Nothing is looked for there.
     pub fn new(folder: &Path, priority: i32) -> Arc<Location> {
-        Arc::new(Location { folder: folder.to_owned(), priority, ..Location::default() })
+        Location::with_rest(folder, priority, REST)
+    }
+
+    /// Tests: one that is left alone for so long after it has failed.
+    pub fn with_rest(folder: &Path, priority: i32, first_rest: Duration) -> Arc<Location> {
+        Arc::new(Location::without_errors(folder.to_owned(), priority, first_rest))
+    }
+
+    fn without_errors(folder: PathBuf, priority: i32, first_rest: Duration) -> Location {
+        Location {
+            folder,
+            priority,
+            write_errors: AtomicU64::default(),
+            read_errors: AtomicU64::default(),
+            row: AtomicU32::default(),
+            held: AtomicU32::default(),
+            good: AtomicU32::default(),
+            failed: AtomicBool::default(),
+            rest_ms: AtomicU64::default(),
+            until_ms: AtomicU64::default(),
+            made: Instant::now(),
+            first_rest,
+        }
     }
 
     /// Where swap files are made.
@@ -52,16 +89,29 @@ impl Location {
     pub fn read_errors(&self) -> u64 {
         self.read_errors.load(Ordering::Relaxed)
     }
-    /// Whether it has failed: nothing more is written there while this manager lives. What is there is
-    /// read as ever.
+    /// Whether it has failed: nothing is written there but to see whether that goes again (`is_tried`), and no files are
+    /// made. What is there is read as ever.
     pub fn is_failed(&self) -> bool {
         self.failed.load(Ordering::Relaxed)
+    }
+    /// Whether pages may be written there now: it has not failed, or was left alone for long enough.
+    pub fn is_tried(&self) -> bool {
+        !self.is_failed() || self.now_ms() >= self.until_ms.load(Ordering::Relaxed)
+    }
+
+    fn now_ms(&self) -> u64 {
+        u64::try_from(self.made.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
     /// A write is complete: failures that follow are in a row of their own.
     pub(crate) fn wrote(&self) {
         self.row.store(0, Ordering::Relaxed);
-        if self.held.load(Ordering::Relaxed) == 0 {
+        let held = self.held.load(Ordering::Relaxed);
+        // One that has too many bad spots is not asked again, whatever was on its way.
+        if held < ALTOGETHER && self.is_failed() && self.failed.swap(false, Ordering::Relaxed) {
+            tracing::info!("swap location {} is written to again", self.folder.display());
+        }
+        if held == 0 {
             return;
         }
         if self.good.fetch_add(1, Ordering::Relaxed) + 1 >= FORGIVEN {
@@ -70,18 +120,45 @@ impl Location {
             let _ = self.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
         }
     }
-    /// After `ROW` in a row, or `ALTOGETHER`, the location has failed.
+    /// After `ROW` in a row the location has failed for a while, after `ALTOGETHER` for good.
     pub(crate) fn write_failed(&self) {
         let all = self.write_errors.fetch_add(1, Ordering::Relaxed) + 1;
         let row = self.row.fetch_add(1, Ordering::Relaxed) + 1;
+        if self.is_failed() {
+            // A try, if it was left alone before: what was on its way when it failed is none.
+            if self.is_tried() {
+                let longer = self.rest_ms.load(Ordering::Relaxed).saturating_mul(2);
+                self.leave_alone(longer.min(LONGEST.as_millis() as u64));
+            }
+            return;
+        }
         let held = self.held.fetch_add(1, Ordering::Relaxed) + 1;
-        if (row >= ROW || held >= ALTOGETHER) && !self.failed.swap(true, Ordering::Relaxed) {
+        let for_good = held >= ALTOGETHER;
+        if row < ROW && !for_good {
+            return;
+        }
+        let rest = u64::try_from(self.first_rest.as_millis()).unwrap_or(u64::MAX);
+        self.leave_alone(rest);
+        if for_good {
+            self.until_ms.store(u64::MAX, Ordering::Relaxed);
+        }
+        if !self.failed.swap(true, Ordering::Relaxed) {
+            let until = match for_good {
+                true => "no more are tried there".to_owned(),
+                false => format!("the next is tried in {rest} ms"),
+            };
             tracing::error!(
-                "swap location {}: {all} writes failed: no more are tried there",
+                "swap location {}: {all} writes failed: {until}",
                 self.folder.display()
             );
         }
     }
+
+    fn leave_alone(&self, ms: u64) {
+        self.rest_ms.store(ms, Ordering::Relaxed);
+        self.until_ms.store(self.now_ms().saturating_add(ms), Ordering::Relaxed);
+    }
+
     /// Counted, and no more: what was written there is still wanted.
     pub(crate) fn read_failed(&self) {
         self.read_errors.fetch_add(1, Ordering::Relaxed);
@@ -128,6 +205,11 @@ mod tests {
         assert!(bad_spots.is_failed());
         assert_eq!((bad_spots.write_errors(), bad_spots.room()), (u64::from(ALTOGETHER), None));
 
+        // That is for good.
+        bad_spots.wrote();
+        assert!(bad_spots.is_failed() && !bad_spots.is_tried());
+        assert_eq!(bad_spots.until_ms.load(Ordering::Relaxed), u64::MAX);
+
         let seldom = Location::new(Path::new("/nowhere"), 3);
         for n in 0..3 * ALTOGETHER {
             assert!(!seldom.is_failed(), "after {n}");
@@ -135,5 +217,40 @@ mod tests {
             (0..FORGIVEN).for_each(|_| seldom.wrote());
         }
         assert_eq!(seldom.write_errors(), u64::from(3 * ALTOGETHER));
+    }
+
+    #[test]
+    fn one_that_has_failed_is_tried_now_and_then_and_ever_less_often() {
+        let failed = |rest| {
+            let location = Location::with_rest(Path::new("/nowhere"), 3, rest);
+            (0..ROW).for_each(|_| location.write_failed());
+            assert!(location.is_failed());
+            location
+        };
+        let minute = Duration::from_secs(60);
+        let rest_of = |location: &Location| location.rest_ms.load(Ordering::Relaxed);
+        let over = |location: &Location| location.until_ms.store(0, Ordering::Relaxed);
+        let location = failed(minute);
+        // What was on its way when it failed is no try.
+        location.write_failed();
+        assert_eq!((location.is_tried(), rest_of(&location)), (false, 60_000));
+        over(&location);
+        assert!(location.is_failed() && location.is_tried());
+        location.write_failed();
+        assert_eq!((location.is_tried(), rest_of(&location)), (false, 120_000));
+        for _ in 0..10 {
+            over(&location);
+            location.write_failed();
+        }
+        assert_eq!(rest_of(&location), LONGEST.as_millis() as u64);
+        over(&location);
+        location.wrote();
+        assert!(!location.is_failed() && location.is_tried());
+        // It begins anew.
+        (1..ROW).for_each(|_| location.write_failed());
+        assert!(!location.is_failed());
+        location.write_failed();
+        assert_eq!((location.is_failed(), rest_of(&location)), (true, 60_000));
+        assert!(failed(Duration::ZERO).is_tried());
     }
 }

@@ -56,7 +56,7 @@ impl SlotSpace {
     }
     /// Slots that a page could be written to now.
     pub fn free(&self) -> Pages {
-        self.parts.iter().filter(|p| !p.location.is_failed()).map(|p| p.map.free()).sum()
+        self.parts.iter().filter(|p| p.location.is_tried()).map(|p| p.map.free()).sum()
     }
     /// Slots that hold pages, or are being written.
     pub fn used(&self) -> Pages {
@@ -74,7 +74,7 @@ impl SlotSpace {
     /// Takes a run of 1 to `most` neighbouring slots of one part; None when none is free where
     /// writes are still tried.
     pub fn take_run(&mut self, most: u64) -> Option<(SlotId, u64)> {
-        self.parts.iter_mut().filter(|p| !p.location.is_failed()).find_map(|part| {
+        self.parts.iter_mut().filter(|p| p.location.is_tried()).find_map(|part| {
             let (slot, n) = part.map.take_run(most)?;
             Some((SlotId(part.first + slot.0), n))
         })

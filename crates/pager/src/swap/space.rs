@@ -192,7 +192,8 @@ pub fn kept_back(room: Pages) -> Pages {
 }
 
 fn lone(path: &Path) -> Arc<Location> {
-    Location::new(path.parent().unwrap_or(Path::new("/")), 0)
+    let never_again = std::time::Duration::MAX;
+    Location::with_rest(path.parent().unwrap_or(Path::new("/")), 0, never_again)
 }
 
 /// A file of up to `len`; None where there is no room at all.
