@@ -1,10 +1,10 @@
-//! How many shims may be in their handshake at one time: in all, and of one process. Whoever connects
-//! and says nothing takes none of the places that others need.
+//! How many shims may be in their handshake at one time: in all, of one user, and of one process. Whoever connects
+//! and says nothing takes none of the places that others need, and no user takes all.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-use ballast_shim_proto::Connection;
+use ballast_shim_proto::{Connection, Peer};
 use rustix::net::{Shutdown, shutdown};
 
 use crate::commons::hung_up;
@@ -12,6 +12,8 @@ use crate::sync::lock;
 
 /// Of all processes that are not expected.
 const MOST: usize = 64;
+/// Of these, of one user.
+const MOST_OF_USER: usize = 32;
 /// Of one process, expected or not: its own, and those of threads that gave up a moment ago.
 const MOST_OF_ONE: usize = 4;
 
@@ -25,6 +27,8 @@ pub struct Handshakes {
 struct Place {
     id: u64,
     pid: u32,
+    /// None of one that is expected: it counts for nobody.
+    uid: Option<u32>,
     has_spoken: bool,
     connection: Weak<Connection>,
 }
@@ -37,19 +41,24 @@ pub struct Handshake {
 
 impl Handshakes {
     /// None if there is no place. A VMM that the manager waits for finds one however many others have
-    /// come. For any other, who has said nothing for longest makes room: a shim speaks at once.
+    /// come. For any other, who has said nothing for longest makes room: a shim speaks at once. Where its own
+    /// user has too many, that is one of those.
     pub fn begin(
         self: &Arc<Self>,
         connection: &Arc<Connection>,
-        pid: u32,
+        peer: Peer,
         is_expected: bool,
     ) -> Option<Handshake> {
+        let Peer { pid, uid, .. } = peer;
+        let uid = Some(uid).filter(|_| !is_expected);
         let mut places = lock(&self.places);
         if places.iter().filter(|place| place.pid == pid).count() >= MOST_OF_ONE {
             return None;
         }
-        if places.len() >= MOST && !is_expected {
-            let silent = places.iter().position(|place| !place.has_spoken)?;
+        let of_user = places.iter().filter(|place| place.uid == uid).count() >= MOST_OF_USER;
+        if !is_expected && (of_user || places.len() >= MOST) {
+            let makes_room = |p: &Place| !p.has_spoken && (!of_user || p.uid == uid);
+            let silent = places.iter().position(makes_room)?;
             if let Some(connection) = places.remove(silent).connection.upgrade() {
                 // Who waits for its first words hears that there will be none.
                 let _ = shutdown(&connection, Shutdown::Both);
@@ -57,7 +66,7 @@ impl Handshakes {
         }
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let connection = Arc::downgrade(connection);
-        places.push(Place { id, pid, has_spoken: false, connection });
+        places.push(Place { id, pid, uid, has_spoken: false, connection });
         Some(Handshake { all: self.clone(), id })
     }
 }
@@ -121,6 +130,11 @@ mod tests {
 
     use super::*;
 
+    /// Each of a user of its own.
+    fn peer(pid: u32) -> Peer {
+        Peer { pid, uid: pid, gid: 0 }
+    }
+
     #[test]
     fn one_process_and_all_together_are_limited_and_the_expected_gets_in() {
         let dir = tempfile::tempdir().unwrap();
@@ -131,7 +145,7 @@ mod tests {
         let mut held = Vec::new();
         let mut begin = |pid, is_expected| {
             let (connection, own) = (connect(), listener.accept(None).unwrap());
-            let place = all.begin(&Arc::new(own), pid, is_expected);
+            let place = all.begin(&Arc::new(own), peer(pid), is_expected);
             held.push(connection);
             place
         };
@@ -160,6 +174,28 @@ mod tests {
     }
 
     #[test]
+    fn one_user_leaves_places_for_others() {
+        let all = Arc::new(Handshakes::default());
+        let mut held = Vec::new();
+        let mut begin = |pid, uid, is_expected| {
+            let (ours, theirs) = Connection::pair().unwrap();
+            held.push(theirs);
+            all.begin(&Arc::new(ours), Peer { pid, uid, gid: 0 }, is_expected)
+        };
+        let most = MOST_OF_USER as u32;
+        let expected: Vec<_> = (0..most).map(|n| begin(9_000 + n, 7, true).unwrap()).collect();
+        let places: Vec<_> = (0..most).map(|pid| begin(pid, 7, false).unwrap()).collect();
+        // All have spoken but one, which makes room for one of its own.
+        places.iter().skip(1).for_each(|place| assert!(place.has_spoken()));
+        let last = begin(most, 7, false).unwrap();
+        assert!(places[0].made_room() && last.has_spoken());
+        assert!(begin(most + 1, 7, false).is_none());
+        // Those that are expected have places beside.
+        drop(expected);
+        assert!(begin(most + 2, 8, false).is_some() && begin(most + 3, 7, true).is_some());
+    }
+
+    #[test]
     fn who_makes_room_is_hung_up_on() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("socket");
@@ -169,7 +205,7 @@ mod tests {
         for pid in 0..=MOST as u32 {
             let other = Connection::connect(&path).unwrap();
             let own = Arc::new(listener.accept(None).unwrap());
-            let place = all.begin(&own, pid, false).unwrap();
+            let place = all.begin(&own, peer(pid), false).unwrap();
             silent.push((other, own, place));
         }
         let wait = Some(std::time::Duration::from_secs(60));

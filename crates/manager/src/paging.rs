@@ -172,7 +172,7 @@ pub fn serve(manager: &Arc<Manager>, listener: &Listener) {
         let Ok(peer) = connection.peer() else { continue };
         let is_expected = lock(&manager.expected).values().any(|vm| vm.pid == peer.pid);
         let connection = Arc::new(connection);
-        let Some(place) = handshakes.begin(&connection, peer.pid, is_expected) else {
+        let Some(place) = handshakes.begin(&connection, peer, is_expected) else {
             tracing::debug!("too many shims in their handshakes: process {} turned away", peer.pid);
             continue;
         };
