@@ -63,19 +63,29 @@ impl GuestRam {
         Ok(())
     }
 
-    /// The same, allocated as large pages where it can be: if the file is not a memfd (which the host's
+    /// Whether it can be allocated as large pages: if the file is not a memfd (which the host's
     /// settings are for), and the VMM mapped it so that they can be mapped as such. All parts, or none.
+    ///
+    /// # Errors
+    /// That cannot be told now: there is no descriptor, or no memory, left.
+    pub(crate) fn has_large_pages(&self) -> std::io::Result<bool> {
+        if !self.layout.is_aligned(LARGE_PAGE) {
+            return Ok(false);
+        }
+        let memfd = rustix::fs::memfd_create("like", rustix::fs::MemfdFlags::CLOEXEC)?;
+        let memfd = File::from(memfd).metadata()?.dev();
+        for file in &self.files {
+            if file.metadata()?.dev() == memfd {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// The same, whose pages are large.
     #[must_use]
     pub(crate) fn with_large_pages(self) -> GuestRam {
-        let of = |file: &File| file.metadata().map(|meta| meta.dev());
-        let memfd = rustix::fs::memfd_create("like", rustix::fs::MemfdFlags::CLOEXEC)
-            .map(File::from)
-            .map_err(Into::into)
-            .and_then(|file| of(&file));
-        let has_own = |memfd| self.files.iter().all(|file| of(file).is_ok_and(|dev| dev != memfd));
-        let has = memfd.is_ok_and(has_own);
-        let fits = self.layout.is_aligned(LARGE_PAGE);
-        GuestRam { large: if has && fits { LARGE_PAGE.0 } else { 1 }, ..self }
+        GuestRam { large: LARGE_PAGE.0, ..self }
     }
 
     /// For its events, which one thread reads at a time: each is delivered once.

@@ -169,6 +169,9 @@ pub enum StartError {
     Domain(#[from] DomainError),
     #[error("starting the pager's threads: {0}")]
     Threads(std::io::Error),
+    /// It had large pages, and whether it has is not known now: as small ones they would be lost in parts.
+    #[error("whether its RAM has large pages: {0}")]
+    LargePages(std::io::Error),
 }
 
 impl StartError {
@@ -214,7 +217,9 @@ impl PagedVm {
         let pmap = Pmap::create(&files.pmap, ram.layout().len())?;
         made.add(&files.pmap);
         let stage = Stage::create(&files.stage, config.stage_layout())?;
-        let ram = if config.large_pages { ram.with_large_pages() } else { ram };
+        // Where it cannot be told, small ones do for one that begins.
+        let large = config.large_pages && ram.has_large_pages().unwrap_or(false);
+        let ram = if large { ram.with_large_pages() } else { ram };
         made.add(&files.stage);
         let tier = open_tier(&files, ram.layout().len(), config.compression)?;
         made.add(&files.compressed);

@@ -52,7 +52,8 @@ impl PagedVm {
         let pmap = Pmap::open(&files.pmap, ram.layout().len())?;
         let stage = Stage::open(&files.stage)?;
         // Without room to break them, there were none.
-        let large = stage.layout().can_break();
+        let large =
+            stage.layout().can_break() && ram.has_large_pages().map_err(StartError::LargePages)?;
         let ram = if large { ram.with_large_pages() } else { ram };
         let slots = files.swap.slots();
         let tier = open_tier(&files, ram.layout().len(), config.compression)?;
