@@ -202,6 +202,7 @@ struct Balloon {
 struct Pager {
     fault_around: Option<String>,
     large_pages_from: Option<String>,
+    wakeful: Option<bool>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -304,6 +305,8 @@ pub struct Config {
     pub tools: ToolSettings,
     /// Handed out around a fault while memory is plentiful: a power of two from 1 to 512.
     pub fault_around: Pages,
+    /// Whether idle processors are kept awake while guests wait for page after page.
+    pub wakeful: bool,
     /// VMs of at least this size get large pages. `None`: no VM does that is not asked for it.
     pub large_pages_from: Option<Pages>,
     /// Of all VMs.
@@ -424,6 +427,7 @@ impl Config {
             tools,
             fault_around,
             large_pages_from,
+            wakeful: file.pager.wakeful.unwrap_or(true),
             sharing,
             compression,
             start_wait,

@@ -9,6 +9,7 @@ use std::time::Instant;
 use ballast_api::{ErrorBody, ErrorCode, Mode, RunState};
 use ballast_journal::Journal;
 use ballast_pager::advance::Advance;
+use ballast_pager::awake::Awake;
 use ballast_pager::host::Host;
 use ballast_pager::ledger::Ledger;
 use ballast_pager::mappings::ZERO_RUN;
@@ -223,7 +224,9 @@ impl Manager {
         }
         let kick = Arc::new(Kick::default());
         let bell = kick.clone();
-        let host = Arc::new(Host::new(Ledger::new(budget, move || bell.crossing())));
+        let ledger = Ledger::new(budget, move || bell.crossing());
+        let host = Arc::new(Host::new(ledger).with_awake(Awake::of_host()));
+        host.awake.allow(config.wakeful);
         let reserve = Reserve::new(config.scale, budget);
         host.set_plenty(reserve.thresholds().goal());
         let commons = Commons::open(&config.run_dir, &config.sharing, host.clone())?;

@@ -98,6 +98,12 @@ fn activity(registry: &mut Registry, host: &HostView) {
         Unit::Seconds,
         ConstCounter::new(host.manager_cpu_s),
     );
+    registry.register_with_unit(
+        "awake",
+        "Time for which idle processors were kept from sleeping, while guests waited for page after page",
+        Unit::Seconds,
+        ConstCounter::new(host.awake_s),
+    );
     registry.register(
         "manager_locked",
         "Whether the host may not swap the manager out",
@@ -397,7 +403,7 @@ mod tests {
             "state": "high", "thresholds": [], "overcommit": 0.0, "overcommit_peak": 0.0,
             "tax": 0.75, "vms": 1, "swap_reserved": 0, "swap_used": 0, "accel": "", "waiting": 3,
             "refused": [{"pid": 9, "name": null, "size": null, "resident": 1, "why": "", "for_s": 0.0}],
-            "manager_cpu_s": 2.5, "manager_rss": 110, "manager_locked": true,
+            "manager_cpu_s": 2.5, "awake_s": 0.25, "manager_rss": 110, "manager_locked": true,
             "run_dir": {"path": "/run/ballast", "size": 113, "free": 114},
             "nodes": [{"id": 1, "size": 9, "free": 111, "state": "hard", "missing": 112, "bound": 2}],
             "sharing": {"enabled": true, "shared": 101, "common": 102, "saved": 103,
@@ -456,6 +462,7 @@ mod tests {
             "ballast_sharing_cpu_seconds_total 1.5",
             "ballast_manager_memory_bytes 110.0",
             "ballast_manager_cpu_seconds_total 2.5",
+            "ballast_awake_seconds_total 0.25",
             "ballast_manager_locked 1.0",
             "ballast_sharing_metadata_bytes 107.0",
             "ballast_sharing_mappings 108.0",

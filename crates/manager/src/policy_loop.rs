@@ -79,6 +79,7 @@ fn turn(
     why: Option<String>,
 ) {
     let host = &manager.host;
+    host.awake.allow(manager.config().wakeful);
     let thresholds = manager.step_reserve();
     if last.thresholds != thresholds {
         last.thresholds = thresholds;

@@ -224,6 +224,7 @@ fn differences(old: &Config, new: &Config, set: &HostSet, pools: &Pools) -> Vec<
         old.fault_around != new.fault_around,
         "pager.fault_around, for VMs started or taken over from now on".into(),
     );
+    tell(old.wakeful != new.wakeful, format!("pager.wakeful {} -> {}", old.wakeful, new.wakeful));
     tell(
         old.large_pages_from != new.large_pages_from,
         "pager.large_pages_from, for VMs started or taken over from now on".into(),

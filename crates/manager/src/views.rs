@@ -84,6 +84,7 @@ pub fn host(manager: &Manager) -> HostView {
         nodes: nodes(manager),
         accel: lock(&manager.accel).clone(),
         manager_cpu_s: process::cpu_time(own).unwrap_or_default().as_secs_f64(),
+        awake_s: manager.host.awake.total().as_secs_f64(),
         manager_rss: process::rss(own).unwrap_or_default().0,
         manager_locked: process::locked(own).is_some_and(|locked| locked.0 > 0),
         sharing: host_sharing(manager, &vms, &totals),

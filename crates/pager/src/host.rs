@@ -1,8 +1,9 @@
-//! What all VMs of a host share: the ledger, the reclamation state in force, and the mark below
-//! which memory is no longer plentiful.
+//! What all VMs of a host share: the ledger, the reclamation state in force, the mark below which memory is no longer
+//! plentiful, and whether idle processors are kept awake.
 
 use ballast_units::Pages;
 
+use crate::awake::Awake;
 use crate::ledger::Ledger;
 use crate::sync::{AtomicU64, Ordering};
 
@@ -10,6 +11,8 @@ use crate::sync::{AtomicU64, Ordering};
 pub struct Host {
     /// The budget, and what is handed out of it.
     pub ledger: Ledger,
+    /// Keeps idle processors awake for guests that wait.
+    pub awake: Awake,
     low: AtomicU64,
     plenty: AtomicU64,
     unreadable_changes: AtomicU64,
@@ -20,10 +23,16 @@ impl Host {
     pub fn new(ledger: Ledger) -> Host {
         Host {
             ledger,
+            awake: Awake::default(),
             low: AtomicU64::new(0),
             plenty: AtomicU64::new(0),
             unreadable_changes: AtomicU64::new(0),
         }
+    }
+
+    /// With processors that can be kept awake; without, none are.
+    pub fn with_awake(self, awake: Awake) -> Host {
+        Host { awake, ..self }
     }
 
     /// Whether the host is in state low: VMs above their target wait at their next allocation

@@ -9,7 +9,8 @@
 //! | `file_memory` | memory of files: given, and taken back |
 //! | `sync` | the atomics and locks that the page-state machine is built on |
 //! | `mapped_file` | the manager's own files, mapped: none of them a guest's RAM |
-//! | `ledger`, `host` | exact accounting of machine memory |
+//! | `ledger`, `host` | exact accounting of machine memory, and what else all VMs share |
+//! | `awake` | the host's idle processors, kept from sleeping while guests wait |
 //! | `advance` | what a VM holds that is yet to be taken over, booked meanwhile |
 //! | `stage`, `tier`, `swap/` | the way out of memory, and where it leads: compressed pages, swap |
 //! | `run_files` | what of it is in a VM's run folder |
@@ -23,6 +24,7 @@
 
 mod accesses;
 pub mod advance;
+pub mod awake;
 pub mod backend;
 mod clock;
 pub mod file_memory;

@@ -109,6 +109,7 @@ fn manager(h: &HostView) -> String {
             ("version", format!("{} (pid {})", h.version, h.pid)),
             ("up", age(h.uptime_s)),
             ("CPU time", format!("{:.1} s", h.manager_cpu_s)),
+            ("idle CPUs kept awake", format!("{:.1} s", h.awake_s)),
             ("memory", manager_memory(h)),
             ("default tax", h.tax.to_string()),
             ("guests run on", h.accel.clone()),

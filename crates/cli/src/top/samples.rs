@@ -51,6 +51,7 @@ pub fn host() -> HostView {
         nodes: Vec::new(),
         accel: "tcg (no stock kernel boots on this /dev/kvm)".to_owned(),
         manager_cpu_s: 1.5,
+        awake_s: 0.0,
         manager_rss: 20 * MIB,
         manager_locked: true,
         compression: Default::default(),

@@ -145,7 +145,7 @@ impl<B: Backend> Memory<B> {
         &self.tier
     }
     /// What it shares with the other VMs.
-    pub fn host(&self) -> &Host {
+    pub fn host(&self) -> &Arc<Host> {
         &self.host
     }
     /// What is backed by large pages.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use ballast_uffd::{EVENTS_PER_READ, Event};
@@ -13,11 +14,12 @@ use rustix::fs::OFlags;
 use super::around::Around;
 use super::crew::{Crew, Job, LATE, LONG};
 use super::overdue::{self, Watch};
-use super::reads::{Arrival, Reads};
+use super::reads::{AHEAD, Arrival, Reads};
 use super::restore::Restore;
 use super::serve::{Landed, Notice, Serve, Task};
 use super::shared::Shared;
-use super::spin::{Spin, Waited};
+use super::spin::{Spin, await_any};
+use super::wakeful::Wakeful;
 use crate::backend::{Backend, MemError};
 use crate::guest_ram::GuestRam;
 use crate::memory::{Access, Counters, Mark, Memory, Unbooked, Wait};
@@ -49,6 +51,7 @@ pub(super) struct FaultService {
     restore: Restore,
     tasks: Vec<Task>,
     spin: Spin,
+    wakeful: Wakeful,
     watch: Watch,
     /// Faults that were read, and are of something that the VMM registered besides its RAM.
     outside: u64,
@@ -106,6 +109,7 @@ impl FaultService {
         unbooked.into_iter().for_each(|(left, mark)| serve.resume(left, mark));
         Ok(FaultService {
             reads: Reads::new(vm.clone())?,
+            wakeful: Wakeful::new(vm.memory.host().clone()),
             crew,
             vm,
             unfilled: Vec::new(),
@@ -158,13 +162,14 @@ impl FaultService {
 
     /// Waits for anything to do, unless it only `looks`; answers whether there are events to read.
     fn wait(&mut self, looks: bool) -> bool {
-        let patience = if looks { Duration::ZERO } else { self.patience() };
-        // What is to be tried again has its own time.
-        let spin = if self.serve.is_quiet() && !looks {
-            self.spin.window(self.begun.elapsed())
-        } else {
-            Duration::ZERO
-        };
+        let (now, is_quiet) = (Instant::now(), self.serve.is_quiet());
+        self.wakeful.settle(now, !is_quiet);
+        let rest = self.wakeful.rest(now, !is_quiet);
+        let patience = if looks { Duration::ZERO } else { self.patience().min(rest) };
+        // What is to be tried again has its own time, and so has what is being read: neither says when the next fault comes.
+        let for_fault = is_quiet && !looks;
+        let window = self.spin.window(self.begun.elapsed());
+        let spin = if for_fault { window } else { Duration::ZERO };
         let uffd = self.vm.memory.backend().uffd();
         let mut fds = vec![
             PollFd::new(uffd, PollFlags::IN),
@@ -177,8 +182,8 @@ impl FaultService {
             // EINTR: look again at everything.
             return false;
         };
-        if !looks {
-            self.spin.learn(self.begun.elapsed(), waited);
+        if for_fault {
+            self.spin.learn(self.begun.elapsed(), !spin.is_zero(), waited);
         }
         if fds[1].revents().contains(PollFlags::IN) {
             let mut count = [0u8; 8];
@@ -299,6 +304,10 @@ impl FaultService {
         self.with_serve(|_, _, _| {});
         let took = begun.elapsed();
         self.vm.fault_times.note(since.elapsed(), served as u64);
+        if faults > 0 {
+            // Who waited goes on by now.
+            self.wakeful.faulted(begun);
+        }
         if took > LONG && self.has_events() {
             self.crew.crowded(Instant::now());
         }
@@ -540,15 +549,25 @@ impl FaultService {
         if self.serve.pending().starved().is_none() {
             return;
         }
-        let reads = &mut self.reads;
-        self.serve.pending().starving().for_each(|ppn| reads.fetch(ppn));
+        // No more than there are buffers for, or they would make room for one another.
+        for ppn in self.serve.pending().starving().into_iter().take(AHEAD) {
+            self.reads.fetch(ppn);
+        }
         let mut lost = Vec::new();
         self.reads.submit(&mut lost);
         self.take(lost);
     }
 
+    fn note_waiting(&self) {
+        let waiting = self.serve.pending().faults() as u64;
+        self.vm.waiting.store(waiting, Ordering::Relaxed);
+    }
+
     /// Everything that had to wait.
     fn retry(&mut self) {
+        // Before it is tried: who frees memory afterwards wakes this thread.
+        self.note_waiting();
+        fence(Ordering::SeqCst);
         for (buffer, _) in std::mem::take(&mut self.unfilled) {
             self.put_in_place(buffer);
         }
@@ -569,8 +588,7 @@ impl FaultService {
         });
         self.read_meanwhile();
         self.vm.settle_unreadable(|ppn| is_kept(&self.vm.memory, ppn));
-        let waiting = self.serve.pending().faults() as u64;
-        self.vm.waiting.store(waiting, std::sync::atomic::Ordering::Relaxed);
+        self.note_waiting();
         let now = self.serve.pending().is_starved().then(Instant::now);
         if let Some(since) = std::mem::replace(&mut self.starved, now) {
             let starved = since.elapsed().as_nanos() as u64;
@@ -582,29 +600,6 @@ impl FaultService {
 /// Whether the only copy of a page is where it must be read from.
 fn is_kept<B: Backend>(memory: &Memory<B>, ppn: Ppn) -> bool {
     matches!(memory.pmap().load(ppn).state(), State::Swapped | State::Compressed)
-}
-
-/// Looks at the descriptors for as long as `spin`, then sleeps until there is something, at most
-/// `patience`.
-fn await_any(
-    fds: &mut [PollFd<'_>],
-    spin: Duration,
-    patience: Duration,
-) -> rustix::io::Result<Waited> {
-    let begun = Instant::now();
-    let mut last = begun;
-    while last - begun < spin {
-        if poll(fds, Some(&Timespec::default()))? > 0 {
-            return Ok(Waited::Caught);
-        }
-        let now = Instant::now();
-        if Spin::lost_core(now - last) {
-            return Ok(Waited::Preempted);
-        }
-        last = now;
-    }
-    poll(fds, Timespec::try_from(patience).ok().as_ref())?;
-    Ok(Waited::Slept(begun.elapsed()))
 }
 
 #[cfg(all(test, not(feature = "shuttle")))]
@@ -775,25 +770,5 @@ mod tests {
         guest.join().unwrap();
         service.look_for_overdue(begun + Duration::from_secs(200));
         assert_eq!(service.outside, 0);
-    }
-
-    #[test]
-    fn what_comes_while_it_looks_is_caught_and_what_comes_later_wakes_it() {
-        let (reader, writer) = rustix::pipe::pipe().unwrap();
-        let long = Duration::from_secs(60);
-        let wait = |spin| {
-            let mut fds = [PollFd::new(&reader, PollFlags::IN)];
-            let waited = await_any(&mut fds, spin, Duration::from_millis(1)).unwrap();
-            (waited, fds[0].revents().contains(PollFlags::IN))
-        };
-        // Nothing: it goes to sleep, or has lost its core while it looked.
-        assert!(matches!(wait(Duration::ZERO), (Waited::Slept(_), false)));
-        assert!(matches!(
-            wait(Duration::from_micros(20)),
-            (Waited::Slept(_) | Waited::Preempted, false)
-        ));
-        rustix::io::write(&writer, b"x").unwrap();
-        assert_eq!(wait(long), (Waited::Caught, true));
-        assert!(matches!(wait(Duration::ZERO), (Waited::Slept(_), true)));
     }
 }

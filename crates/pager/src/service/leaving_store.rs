@@ -125,12 +125,18 @@ impl LeavingStore {
             home: BTreeMap::new(),
         }
     }
+
+    /// Whether a page came home to be evicted.
+    pub fn came_to_leave(&self, ppn: Ppn) -> bool {
+        self.home.contains_key(&ppn)
+    }
 }
 
 impl Reclaim {
     /// A page was proposed that is not at home: it may be one that leaves the store.
     pub(super) fn consider_shared(&mut self, ppn: Ppn) {
-        if self.vm.evict_goal.load(Ordering::Relaxed) > HURRY {
+        // Where pages are exchanged one for another it would have more at home than it may.
+        if self.vm.evict_goal.load(Ordering::Relaxed) > HURRY || self.vm.counts_at_home() {
             return;
         }
         let memory = self.vm.memory.clone();
@@ -158,7 +164,7 @@ impl Reclaim {
 
     /// Once there are some, the shared pages that were chosen come home, and are the next to be evicted.
     pub(super) fn bring_chosen(&mut self) {
-        if self.leaving_store.chosen.len() < TOGETHER {
+        if self.leaving_store.chosen.len() < TOGETHER || self.vm.counts_at_home() {
             return;
         }
         let memory = self.vm.memory.clone();

@@ -11,6 +11,7 @@
 //! - `around`, `runs`: which neighbours of a page that was wanted come home with it.
 //! - `priority`: how urgent these threads are.
 //! - `spin`: how long it looks for the next fault before it sleeps.
+//! - `wakeful`: when the host's idle processors are kept awake for it.
 //! - `share`: looks for equal pages, brings broken ones home, maps zeros to be read.
 //! - `mapping_count`: whether its VMM has mappings to spare for that.
 //! - `reads`: what is read from the swap space for it, and read ahead.
@@ -51,6 +52,7 @@ mod spin;
 mod testing;
 mod trial;
 mod vm;
+mod wakeful;
 mod write;
 
 pub use crew::FaultThreads;

@@ -161,9 +161,9 @@ impl Pending {
         starved.min_by_key(|f| f.since).map(|f| f.why)
     }
 
-    /// Pages with a fault that waits for memory.
-    pub fn starving(&self) -> impl Iterator<Item = Ppn> {
-        self.faults.iter().filter(|(_, f)| is_for_memory(f.why)).map(|(&ppn, _)| ppn)
+    /// Pages with a fault that waits for memory, those first that have waited longest.
+    pub fn starving(&self) -> Vec<Ppn> {
+        self.by_age(|f| is_for_memory(f.why))
     }
 
     /// None where none waits.
@@ -176,8 +176,11 @@ impl Pending {
     }
     /// The same, those first that have waited longest.
     pub fn oldest_first(&self) -> Vec<Ppn> {
+        self.by_age(|_| true)
+    }
+    fn by_age(&self, of: impl Fn(&WaitingFault) -> bool) -> Vec<Ppn> {
         let mut waiting: Vec<(Instant, Ppn)> =
-            self.faults.iter().map(|(&ppn, f)| (f.since, ppn)).collect();
+            self.faults.iter().filter(|(_, f)| of(f)).map(|(&ppn, f)| (f.since, ppn)).collect();
         waiting.sort_unstable();
         waiting.into_iter().map(|(_, ppn)| ppn).collect()
     }

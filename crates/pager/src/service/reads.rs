@@ -5,9 +5,10 @@
 //!
 //! Nothing is handed on that does not fit its checksum.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use ballast_units::{PAGE_SIZE, Pages, Ppn};
 
@@ -21,7 +22,10 @@ use crate::word::State;
 /// Pages being read for faults at one time.
 const WANTED: usize = 64;
 /// Pages being read ahead, and kept.
-const AHEAD: usize = 2 * Window::MOST;
+pub(super) const AHEAD: usize = 2 * Window::MOST;
+/// How long until what could not be read ahead is tried again, and of how many pages that is known.
+const NOT_AGAIN: Duration = Duration::from_secs(2);
+const UNREAD: usize = 1024;
 
 /// How often a read is tried at once before it has failed.
 const ATTEMPTS: u32 = 3;
@@ -74,6 +78,8 @@ pub(super) struct Reads {
     buffers: [Buffer; WANTED + AHEAD],
     wanted: VecDeque<Read>,
     ahead: VecDeque<Ppn>,
+    /// Pages that could not be read ahead, and until when they are left alone.
+    unread: BTreeMap<Ppn, Instant>,
     window: Window,
     arrivals: u64,
 }
@@ -92,6 +98,7 @@ impl Reads {
             buffers: [Buffer::Free; WANTED + AHEAD],
             wanted: VecDeque::new(),
             ahead: VecDeque::new(),
+            unread: BTreeMap::new(),
             window: Window::default(),
             arrivals: 0,
         })
@@ -164,7 +171,8 @@ impl Reads {
         let word = self.vm.memory.pmap().load(ppn);
         let rests =
             word.state() == State::Swapped && word.is_idle() && !word.stored().sum.is_none();
-        (rests && self.guess(ppn).is_none()).then(|| word.stored())
+        let left_alone = || self.unread.get(&ppn).is_some_and(|until| Instant::now() < *until);
+        (rests && self.guess(ppn).is_none() && !left_alone()).then(|| word.stored())
     }
 
     /// What was read ahead of a page that is stored there, and is here by now.
@@ -368,6 +376,12 @@ impl Reads {
             location.read_failed();
         }
         if read.ahead {
+            // Who waits for memory, or for a large page, asks for it over and over.
+            let now = Instant::now();
+            self.unread.retain(|_, until| *until > now);
+            if self.unread.len() < UNREAD {
+                self.unread.insert(read.ppn, now + NOT_AGAIN);
+            }
             return;
         }
         let again = Read { attempts: read.attempts + 1, ..read };

@@ -2,7 +2,7 @@
 //! before compress before swap), and the sampling of active memory. How pages are written is in `write`.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use ballast_units::Ppn;
@@ -228,14 +228,25 @@ impl Reclaim {
             return true;
         }
         self.oldest.rest();
-        self.vm.hold_down(1)
+        // As little as the fault service would ask for: page by page each costs several times as much.
+        self.vm.hold_down(self.vm.grows_by(self.vm.waiting.load(Ordering::Relaxed) > 0))
+    }
+
+    /// Memory has become free: who waits for it may have some now, unless its VM has too much for that.
+    fn wake_waiting(&self) {
+        // Who finds none says that it waits before it looks.
+        fence(Ordering::SeqCst);
+        if self.vm.waiting.load(Ordering::Relaxed) > 0 && !self.vm.memory.is_blocked() {
+            self.vm.wake_faults();
+        }
     }
 
     fn evict(&mut self) {
         let mut refused = 0u32;
-        // What was left of an earlier time may be in use by now.
+        // What was left of an earlier time may be in use by now, but for what came from the store to leave.
         if self.cold_since.elapsed() > COLD_FOR {
             self.cold.clear();
+            self.victims.retain(|ppn| self.leaving_store.came_to_leave(*ppn));
         }
         if !std::mem::take(&mut self.large_busy) {
             self.large_rest = LARGE_BUSY_AT_FIRST;
@@ -248,7 +259,7 @@ impl Reclaim {
             // Before what it is to leave: who asks says that first.
             let goal = self.vm.evict_goal.load(Ordering::Acquire);
             if self.vm.above_leave() == 0 {
-                self.vm.give_up_goal(goal);
+                let _ = self.vm.give_up_goal(goal);
                 break;
             }
             self.reap(false);
@@ -383,10 +394,7 @@ impl Reclaim {
 
     /// The next step for pages that were evicted into slots of a cluster.
     fn have_left(&mut self, cluster: usize, left: &[Left]) {
-        // There is room for one of them now, unless its VM has too much for that.
-        if self.vm.waiting.load(Ordering::Relaxed) > 0 && !self.vm.memory.is_blocked() {
-            self.vm.wake_faults();
-        }
+        self.wake_waiting();
         for page in left {
             let gained = page.slot.map_or(1, |slot| self.compress(cluster, page.ppn, slot));
             // Where it takes a frame, it is not at home all the same.
@@ -446,6 +454,9 @@ impl Reclaim {
                     if !self.vm.counts_at_home() {
                         self.vm.evict_done(frames.saturating_sub(left));
                     }
+                    if left < frames {
+                        self.wake_waiting();
+                    }
                     return true;
                 }
                 Err(NotBack::Left) => {}
@@ -478,7 +489,9 @@ impl Reclaim {
                     return Some(ppn);
                 }
             }
-            let goal = self.vm.evict_goal.load(Ordering::Relaxed).min(LOOKED_UP) as usize;
+            // Who waits for memory has the first of it after as few as leave together.
+            let most = if self.vm.waiting.load(Ordering::Relaxed) > 0 { RUN } else { LOOKED_UP };
+            let goal = self.vm.evict_goal.load(Ordering::Relaxed).min(most) as usize;
             if goal == 0 {
                 return self.victim();
             }
@@ -502,6 +515,9 @@ impl Reclaim {
             some.retain(|&ppn| self.vm.memory.pmap().load(ppn).state() == State::Resident);
             let shared = (before - some.len()) as u64;
             self.vm.evict_done(shared);
+            if shared > 0 {
+                self.wake_waiting();
+            }
             self.victims = some;
             if self.vm.evict_goal.load(Ordering::Relaxed) == 0 {
                 return self.victims.pop();

@@ -190,6 +190,8 @@ impl ShareService {
             return Ok(owed.min(BETWEEN));
         }
         let rest = self.rehome(&settings)?;
+        // What looks of all VMs together have taken, whichever of them did.
+        let rest = rest.max(self.control.owed());
         if rest.is_zero() { self.scan(&settings) } else { Ok(rest.min(BETWEEN)) }
     }
 

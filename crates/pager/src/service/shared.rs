@@ -434,15 +434,18 @@ impl Shared {
         true
     }
 
-    /// What was asked for is given up, if that was `goal`: what was asked for meanwhile stands.
-    pub fn give_up_goal(&self, goal: u64) {
-        let _ = self.evict_goal.compare_exchange(goal, 0, Ordering::AcqRel, Ordering::Relaxed);
+    /// What was asked for is given up, if that was `goal`: what was asked for meanwhile stands. Answers whether it was.
+    pub fn give_up_goal(&self, goal: u64) -> bool {
+        self.evict_goal.compare_exchange(goal, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
     /// The same, since nothing can leave.
     pub fn give_up_in_vain(&self, goal: u64) {
         self.in_vain.store(true, Ordering::Relaxed);
-        self.give_up_goal(goal);
+        if !self.give_up_goal(goal) {
+            // Nothing of what was asked for meanwhile was tried.
+            self.in_vain.store(false, Ordering::Relaxed);
+        }
         // Others are to be asked for it, and soon where guests wait for that.
         if self.memory.host().is_low() {
             self.memory.host().ledger.ring();

@@ -2,21 +2,27 @@
 //!
 //! Going to sleep and being woken costs more than serving a fault does. A guest that brings back many
 //! pages faults again some microseconds after each answer, so looking that long saves the sleep. As
-//! with the kernel's `halt_poll_ns`, the time adapts: it grows while faults come soon enough to be
-//! caught, and goes to nothing when they do not. So a guest that does not fault costs nothing, and a
-//! thread that looks is one that would have had to be woken 20,000 times a second.
+//! with the kernel's `halt_poll_ns`, the time adapts: the thread looks once faults come soon enough to be
+//! caught, and does not when they do not, ever less readily the more looks in a row were in vain. So a guest that does not
+//! fault costs nothing, and a thread that looks is one that would have had to be woken 20,000 times a second.
 //!
 //! On a host whose cores are all in use, looking takes them from guests. A thread that lost its core
 //! while it looked takes that as a sign, and sleeps at once for the next [`REST`].
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, Timespec, poll};
 
 /// The longest look. A fault that comes later than this is not worth waiting for.
 const LONGEST: Duration = Duration::from_micros(50);
-const SHORTEST: Duration = Duration::from_micros(6);
+/// A sleep that took no longer may have been for a fault that came sooner than that: to be woken takes as long again, where
+/// the processor sleeps too.
+const SOON: Duration = Duration::from_micros(100);
 /// Two looks further apart than this were not made by a thread that kept its core.
 const LOST_CORE: Duration = Duration::from_micros(40);
 const REST: Duration = Duration::from_millis(100);
+/// After so many looks in vain, none is harder to come by.
+const HARDEST: u32 = 6;
 
 /// What came of one wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +37,10 @@ pub(super) enum Waited {
 
 #[derive(Debug, Default)]
 pub(super) struct Spin {
-    window: Duration,
+    looks: bool,
+    /// Short sleeps, and looks in vain, one after the other.
+    short: u32,
+    in_vain: u32,
     /// Time since the service began until which it only sleeps.
     rest_until: Duration,
 }
@@ -39,7 +48,7 @@ pub(super) struct Spin {
 impl Spin {
     /// How long to look now; `now` is the time since the service began.
     pub fn window(&self, now: Duration) -> Duration {
-        if now < self.rest_until { Duration::ZERO } else { self.window }
+        if self.looks && now >= self.rest_until { LONGEST } else { Duration::ZERO }
     }
 
     /// Whether two looks so far apart show that the core was lost in between.
@@ -47,24 +56,56 @@ impl Spin {
         gap > LOST_CORE
     }
 
-    /// What came of a wait that ended at `now`, the time since the service began.
-    pub fn learn(&mut self, now: Duration, waited: Waited) {
+    /// What came of a wait for the next fault alone, in which it `looked` or not, and which ended at `now`, the time since
+    /// the service began.
+    pub fn learn(&mut self, now: Duration, looked: bool, waited: Waited) {
         match waited {
-            Waited::Caught => {}
-            Waited::Slept(time) if time <= LONGEST => {
-                self.window = (self.window * 2).clamp(SHORTEST, LONGEST);
+            Waited::Caught => self.in_vain = 0,
+            Waited::Slept(_) if looked => {
+                self.in_vain = (self.in_vain + 1).min(HARDEST);
+                (self.looks, self.short) = (false, 0);
             }
-            Waited::Slept(_) => self.window = Duration::ZERO,
+            Waited::Slept(time) if time <= SOON => {
+                self.short += 1;
+                // The first look in vain is the end of any row of faults.
+                self.looks |= self.short >= 1 << self.in_vain.saturating_sub(1);
+            }
+            Waited::Slept(_) => (self.looks, self.short) = (false, 0),
             Waited::Preempted => {
-                self.window = Duration::ZERO;
+                (self.looks, self.short) = (false, 0);
                 self.rest_until = now + REST;
             }
         }
     }
 }
 
+/// Looks at the descriptors for as long as `spin`, then sleeps until there is something, at most
+/// `patience`.
+pub(super) fn await_any(
+    fds: &mut [PollFd<'_>],
+    spin: Duration,
+    patience: Duration,
+) -> rustix::io::Result<Waited> {
+    let begun = Instant::now();
+    let mut last = begun;
+    while last - begun < spin {
+        if poll(fds, Some(&Timespec::default()))? > 0 {
+            return Ok(Waited::Caught);
+        }
+        let now = Instant::now();
+        if Spin::lost_core(now - last) {
+            return Ok(Waited::Preempted);
+        }
+        last = now;
+    }
+    poll(fds, Timespec::try_from(patience).ok().as_ref())?;
+    Ok(Waited::Slept(begun.elapsed()))
+}
+
 #[cfg(test)]
 mod tests {
+    use rustix::event::PollFlags;
+
     use super::*;
 
     const US: Duration = Duration::from_micros(1);
@@ -73,25 +114,69 @@ mod tests {
     fn faults_that_come_soon_are_looked_for_and_others_are_not() {
         let mut spin = Spin::default();
         assert_eq!(spin.window(US), Duration::ZERO);
-        for _ in 0..10 {
-            spin.learn(US, Waited::Slept(12 * US));
-        }
-        assert_eq!(spin.window(US), LONGEST);
-        spin.learn(US, Waited::Caught);
-        assert_eq!(spin.window(US), LONGEST);
-        spin.learn(US, Waited::Slept(3_000 * US));
+        spin.learn(US, false, Waited::Slept(SOON + US));
         assert_eq!(spin.window(US), Duration::ZERO);
+        spin.learn(US, false, Waited::Slept(SOON));
+        assert_eq!(spin.window(US), LONGEST);
+        spin.learn(US, true, Waited::Caught);
+        assert_eq!(spin.window(US), LONGEST);
+        spin.learn(US, true, Waited::Slept(3_000 * US));
+        assert_eq!(spin.window(US), Duration::ZERO);
+        // That was the end of a row: the next begins as the first did.
+        spin.learn(US, false, Waited::Slept(3_000 * US));
+        spin.learn(US, false, Waited::Slept(SOON));
+        assert_eq!(spin.window(US), LONGEST);
+    }
+
+    #[test]
+    fn where_looks_are_in_vain_they_are_ever_rarer_until_one_is_not() {
+        let mut spin = Spin::default();
+        // A guest that faults a little later than is looked for.
+        let mut looks = 0;
+        for _ in 0..1_000 {
+            let looked = spin.window(US) > Duration::ZERO;
+            looks += u32::from(looked);
+            spin.learn(US, looked, Waited::Slept(70 * US));
+        }
+        assert!((10..40).contains(&looks), "{looks} of 1,000");
+        while spin.window(US).is_zero() {
+            spin.learn(US, false, Waited::Slept(20 * US));
+        }
+        spin.learn(US, true, Waited::Caught);
+        spin.learn(US, true, Waited::Slept(SOON + US));
+        spin.learn(US, false, Waited::Slept(20 * US));
+        assert_eq!(spin.window(US), LONGEST);
     }
 
     #[test]
     fn a_thread_that_loses_its_core_rests() {
         let mut spin = Spin::default();
-        spin.learn(US, Waited::Slept(US));
-        assert_eq!(spin.window(US), SHORTEST);
+        spin.learn(US, false, Waited::Slept(US));
+        assert_eq!(spin.window(US), LONGEST);
         assert!(Spin::lost_core(1_000 * US) && !Spin::lost_core(2 * US));
-        spin.learn(US, Waited::Preempted);
-        spin.learn(2 * US, Waited::Slept(US));
+        spin.learn(US, true, Waited::Preempted);
+        spin.learn(2 * US, false, Waited::Slept(US));
         assert_eq!(spin.window(2 * US), Duration::ZERO, "it rests");
-        assert_eq!(spin.window(2 * US + REST), SHORTEST, "and then looks again");
+        assert_eq!(spin.window(2 * US + REST), LONGEST, "and then looks again");
+    }
+
+    #[test]
+    fn what_comes_while_it_looks_is_caught_and_what_comes_later_wakes_it() {
+        let (reader, writer) = rustix::pipe::pipe().unwrap();
+        let long = Duration::from_secs(60);
+        let wait = |spin| {
+            let mut fds = [PollFd::new(&reader, PollFlags::IN)];
+            let waited = await_any(&mut fds, spin, Duration::from_millis(1)).unwrap();
+            (waited, fds[0].revents().contains(PollFlags::IN))
+        };
+        // Nothing: it goes to sleep, or has lost its core while it looked.
+        assert!(matches!(wait(Duration::ZERO), (Waited::Slept(_), false)));
+        assert!(matches!(
+            wait(Duration::from_micros(20)),
+            (Waited::Slept(_) | Waited::Preempted, false)
+        ));
+        rustix::io::write(&writer, b"x").unwrap();
+        assert_eq!(wait(long), (Waited::Caught, true));
+        assert!(matches!(wait(Duration::ZERO), (Waited::Slept(_), true)));
     }
 }

@@ -79,6 +79,10 @@ impl Control {
     pub(crate) fn pay(&self, limits: Limits, cost: Cost) -> Duration {
         self.limiter.pay(limits, cost)
     }
+    /// How long to rest yet for what was done.
+    pub(crate) fn owed(&self) -> Duration {
+        self.limiter.owed()
+    }
     pub(crate) fn spent(&self, cpu: Duration) {
         self.cpu_ns.fetch_add(cpu.as_nanos() as u64, Ordering::Relaxed);
     }

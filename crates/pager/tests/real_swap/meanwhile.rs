@@ -49,3 +49,28 @@ fn what_a_fault_wants_from_swap_is_read_while_it_waits_for_memory() {
     assert!(counters().read_ahead_hits > 0);
     rig.end();
 }
+
+#[test]
+fn what_cannot_be_read_meanwhile_is_not_read_over_and_over() {
+    let Some(_alone) = alone() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let rig = Rig::new("forward", dir.path());
+    rig.swap_out(SIZE);
+    let ledger = &rig.host.ledger;
+    let budget = ledger.budget();
+    ledger.set_budget(ledger.used());
+    rig.disk.follow(|op| if op.write { FINE } else { EIO });
+    rig.begin_pass();
+    let errors = || rig.vm().swap_places()[0].0.location.read_errors();
+    wait_for("a read that fails", || rig.vm().waiting() == 1 && errors() > 0);
+    // It waits for memory all the while, and is tried again each 2 ms.
+    std::thread::sleep(Duration::from_millis(200));
+    let after = errors();
+    println!("{after} reads failed");
+    assert!(after <= 3, "{after}");
+    rig.disk.follow(|_| FINE);
+    ledger.set_budget(budget);
+    rig.vm().memory_freed();
+    wait_for("pass", || rig.passed(1));
+    rig.end();
+}
