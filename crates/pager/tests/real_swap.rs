@@ -12,6 +12,8 @@ mod full_stage;
 mod meanwhile;
 #[path = "real_swap/overdue.rs"]
 mod overdue;
+#[path = "real_swap/past_tier.rs"]
+mod past_tier;
 #[path = "support/vmm.rs"]
 mod vmm;
 

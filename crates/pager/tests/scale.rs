@@ -153,7 +153,7 @@ impl Vm {
         for n in 0..20 {
             let ppn = self.page(n * 3);
             assert_eq!(evict(&self.memory, ppn, 0).unwrap(), Evicted::Staged);
-            let stored = self.memory.compress(ppn, 0, with);
+            let stored = self.memory.compress(ppn, 0, Some(with));
             assert!(matches!(stored, Compressed::Stored { .. }), "{stored:?}");
             assert_eq!(self.memory.fault(ppn, Access::Missing), Fault::Served);
         }

@@ -42,8 +42,9 @@ pub enum NotBack {
 }
 
 impl<B: Backend> Memory<B> {
-    /// Compresses a page that was evicted into `stage_slot`. By the thread that owns the slot.
-    pub fn compress(&self, ppn: Ppn, stage_slot: u64, with: &mut Compressor) -> Compressed {
+    /// Compresses a page that was evicted into `stage_slot`. By the thread that owns the slot. Without a compressor only what
+    /// needs none is kept, a page that repeats one number: all others are too large.
+    pub fn compress(&self, ppn: Ppn, stage_slot: u64, with: Option<&mut Compressor>) -> Compressed {
         let word = self.pmap.load(ppn);
         if word.state() != State::Staged || word.slot() != stage_slot || !word.is_idle() {
             return Compressed::Left;
@@ -60,6 +61,7 @@ impl<B: Backend> Memory<B> {
             Counters::add(&self.counters.filled, 1);
             return Compressed::Filled;
         }
+        let Some(with) = with else { return Compressed::TooLarge };
         let Some(bytes) = with.compress(page, self.tier.most()) else {
             Counters::add(&self.counters.incompressible, 1);
             return Compressed::TooLarge;

@@ -154,6 +154,11 @@ impl Oldest {
         }
     }
 
+    /// Whether much has to leave, by what is asked for.
+    pub fn is_much(&self) -> bool {
+        self.is_much
+    }
+
     /// Nothing is to leave any more.
     pub fn rest(&mut self) {
         (self.is_much, self.spares_used, self.is_last) = (false, true, false);

@@ -407,8 +407,9 @@ impl Reclaim {
     /// The next step for a page that was evicted into `slot` of a cluster. Answers how many pages of
     /// machine memory the two steps have gained.
     fn compress(&mut self, cluster: usize, ppn: Ppn, slot: u64) -> u64 {
+        let past = self.goes_past_tier();
         if let Some(compressor) = &mut self.compressor {
-            match self.vm.memory.compress(ppn, slot, compressor) {
+            match self.vm.memory.compress(ppn, slot, Some(compressor).filter(|_| !past)) {
                 // The slot takes the next one.
                 Compressed::Filled => return 1,
                 Compressed::Stored { new_frame } => return u64::from(!new_frame),
@@ -433,7 +434,13 @@ impl Reclaim {
     /// If the tier is full, a page leaves it. Answers whether one did.
     fn make_room(&mut self, cluster: usize) -> bool {
         let tier = self.vm.memory.tier();
-        self.compressor.is_some() && !tier.has_room_for(RUN) && self.write_back(cluster)
+        let goes_there = self.compressor.is_some() && !self.goes_past_tier();
+        goes_there && !tier.has_room_for(RUN) && self.write_back(cluster)
+    }
+
+    /// Whether what leaves now is not worth a place in the tier: it was used longest ago, and swap is near.
+    fn goes_past_tier(&self) -> bool {
+        self.oldest.is_much() && self.sizing.is_near()
     }
 
     /// The page that was compressed longest ago goes on to swap; where the tier is to be smaller, all pages of that

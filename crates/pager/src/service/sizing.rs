@@ -8,6 +8,9 @@ use crate::worth::{Seen, Worth};
 
 /// How often it is looked at while pages leave.
 const PERIOD: Duration = Duration::from_secs(1);
+/// So many pages that came back from swap say how long that takes, and less than this is near.
+const ENOUGH: u64 = 64;
+const NEAR_NS: u64 = 1_000_000;
 
 pub(super) struct Sizing {
     /// None where the tier keeps its size.
@@ -18,6 +21,9 @@ pub(super) struct Sizing {
     limit: u64,
     /// Whether there was.
     slots: bool,
+    /// Whether pages came back from swap soon, by the last that did, and the totals by then.
+    near: bool,
+    known: (u64, u64),
 }
 
 impl Sizing {
@@ -25,7 +31,21 @@ impl Sizing {
         let most = tier.limits().1.0;
         let begun = Instant::now();
         let worth = tier.settings().adaptive.then(|| Worth::new(most));
-        Sizing { worth, begun, next: begun, limit: most, slots: true }
+        Sizing { worth, begun, next: begun, limit: most, slots: true, near: false, known: (0, 0) }
+    }
+
+    /// Whether swap is near: what was used longest ago, and leaves because much has to, is no less at hand there than in a
+    /// tier that takes the place of pages at home (ADR 38). False where the tier keeps its size.
+    pub fn is_near(&self) -> bool {
+        self.near && self.worth.is_some()
+    }
+
+    /// So many pages have come back from swap so far, which took so long together.
+    fn learn(&mut self, pages: u64, ns: u64) {
+        let (more, longer) = (pages.saturating_sub(self.known.0), ns.saturating_sub(self.known.1));
+        if more >= ENOUGH {
+            (self.near, self.known) = (longer / more < NEAR_NS, (pages, ns));
+        }
     }
 }
 
@@ -34,7 +54,9 @@ impl Reclaim {
     /// ever be.
     pub(super) fn size_tier(&mut self, slots: bool) {
         let sizing = &mut self.sizing;
-        let Some(worth) = &mut sizing.worth else { return };
+        if sizing.worth.is_none() {
+            return;
+        }
         let tier = self.vm.memory.tier();
         if slots != sizing.slots {
             sizing.slots = slots;
@@ -47,6 +69,8 @@ impl Reclaim {
         sizing.next = now + PERIOD;
         let (returns, occupancy) = tier.returns();
         let c = self.vm.memory.counters.values();
+        sizing.learn(c.swap_ins, c.swap_in_ns);
+        let Some(worth) = &mut sizing.worth else { return };
         let seen = Seen {
             returns,
             occupancy,
@@ -60,5 +84,31 @@ impl Reclaim {
             sizing.limit = limit;
             tier.set_limit(limit);
         }
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+    use crate::service::testing::reclaim;
+
+    #[test]
+    fn swap_is_near_by_the_last_that_came_back_from_it() {
+        let Some(mut reclaim) = reclaim() else { return };
+        let sizing = &mut reclaim.sizing;
+        sizing.worth = Some(Worth::new(16));
+        sizing.learn(ENOUGH - 1, 0);
+        assert!(!sizing.is_near(), "not known");
+        sizing.learn(ENOUGH, ENOUGH * (NEAR_NS - 1));
+        assert!(sizing.is_near());
+        let before = sizing.known;
+        sizing.learn(before.0 + ENOUGH - 1, before.1 + ENOUGH * 100 * NEAR_NS);
+        assert!(sizing.is_near(), "few say nothing");
+        sizing.learn(before.0 + ENOUGH, before.1 + ENOUGH * NEAR_NS);
+        assert!(!sizing.is_near());
+        sizing.learn(before.0 + 3 * ENOUGH, before.1 + ENOUGH * NEAR_NS);
+        assert!(sizing.is_near());
+        sizing.worth = None;
+        assert!(!sizing.is_near(), "the tier keeps its size");
     }
 }

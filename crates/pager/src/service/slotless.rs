@@ -83,7 +83,7 @@ impl Reclaim {
         let mut left: Vec<Ppn> = Vec::new();
         for (ppn, slot) in self.waiting_pages() {
             let compressor = self.compressor.as_mut();
-            match compressor.map(|c| memory.compress(ppn, slot, c)) {
+            match compressor.map(|c| memory.compress(ppn, slot, Some(c))) {
                 Some(Compressed::Filled | Compressed::Stored { .. } | Compressed::Left) => {}
                 Some(Compressed::TooLarge | Compressed::NoRoom) | None => left.push(ppn),
             }

@@ -13,7 +13,7 @@ impl Rig {
             return;
         }
         if !matches!(
-            self.memory.compress(Ppn(ppn), stage_slot, &mut compressor),
+            self.memory.compress(Ppn(ppn), stage_slot, Some(&mut compressor)),
             Compressed::Stored { .. }
         ) {
             self.write_out(ppn, stage_slot);

@@ -280,7 +280,7 @@ impl Vm {
         }
         let slot = *self.cluster.iter().find(|(_, p)| p.0 == ppn).unwrap().0;
         let mut compressor = Compressor::new(Algorithm::Lz4).unwrap();
-        let done = self.memory.compress(Ppn(ppn), slot, &mut compressor);
+        let done = self.memory.compress(Ppn(ppn), slot, Some(&mut compressor));
         if matches!(done, Compressed::Filled | Compressed::Stored { .. }) {
             self.cluster.remove(&slot);
         }

@@ -1,0 +1,40 @@
+//! Where much leaves at once, and swap was seen to be near, it goes past the tier of compressed pages.
+
+use super::*;
+
+#[test]
+fn what_leaves_at_once_goes_to_swap_once_that_is_known_to_be_near() {
+    let Some(_alone) = alone() else { return };
+    // Read in order: a wait is for up to 16 pages.
+    for late in [Duration::ZERO, Duration::from_millis(60)] {
+        let dir = tempfile::tempdir().unwrap();
+        let compression = Compression { percent: 50, ..Compression::default() };
+        let config = PagerConfig { compression, ..PagerConfig::default() };
+        let own = config.overhead(Pages(SIZE));
+        let host = Arc::new(Host::new(Ledger::new(Pages(own.0 + 2 * SIZE), || {})));
+        assert!(host.ledger.try_reserve(own));
+        let swap = SwapSpace::create_at(&dir.path().join("swap"), Pages(SIZE + 64)).unwrap();
+        let rig = Rig::with(config, "mixed", dir.path(), swap, host, true);
+        rig.disk.follow(move |op| if op.write { FINE } else { Verdict { late, ..FINE } });
+        let counters = || rig.vm().memory().counters.values();
+        let all_leave = || {
+            rig.vm().set_evict_goal(Pages(SIZE));
+            wait_for("all to leave", || rig.vm().evict_goal().is_zero());
+            let staged = || rig.vm().memory().pmap().in_state(State::Staged);
+            wait_for("what is on its way", || staged().is_zero());
+        };
+        all_leave();
+        let first = counters().compressed;
+        assert!(first > SIZE / 4, "before it is known: {first}");
+        rig.pass(1);
+        assert!(counters().swap_ins > 64);
+        // It is looked at once a second.
+        std::thread::sleep(Duration::from_millis(1_100));
+        all_leave();
+        let second = counters().compressed - first;
+        println!("{late:?} late: {first} compressed, and {second}");
+        assert_eq!(second < SIZE / 16, late.is_zero(), "{second} of {first}");
+        rig.pass(1);
+        rig.end();
+    }
+}
