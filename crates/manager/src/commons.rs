@@ -389,10 +389,12 @@ impl Commons {
         }
         let homes = ram.identities().map_err(|e| format!("its RAM file: {e}"))?;
         let mappings = ram.mappings();
-        mappings.connect(link, pid, homes).map_err(|e| format!("/proc/{pid}/pagemap: {e}"))?;
+        // All that can fail first: who is connected waits for zeros to be mapped.
         let zeros = self.zeros.try_clone().map_err(|e| format!("the file of zeros: {e}"))?;
+        let store = view(domain)?;
+        mappings.connect(link, pid, homes).map_err(|e| format!("/proc/{pid}/pagemap: {e}"))?;
         mappings.set_zeros(zeros);
-        mappings.set_store(view(domain)?);
+        mappings.set_store(store);
         Ok(())
     }
 

@@ -56,8 +56,10 @@ impl Handshakes {
             return None;
         }
         let of_user = places.iter().filter(|place| place.uid == uid).count() >= MOST_OF_USER;
-        if !is_expected && (of_user || places.len() >= MOST) {
-            let makes_room = |p: &Place| !p.has_spoken && (!of_user || p.uid == uid);
+        let others = places.iter().filter(|place| place.uid.is_some()).count();
+        if !is_expected && (of_user || others >= MOST) {
+            let makes_room =
+                |p: &Place| !p.has_spoken && p.uid.is_some() && (!of_user || p.uid == uid);
             let silent = places.iter().position(makes_room)?;
             if let Some(connection) = places.remove(silent).connection.upgrade() {
                 // Who waits for its first words hears that there will be none.
@@ -190,9 +192,9 @@ mod tests {
         let last = begin(most, 7, false).unwrap();
         assert!(places[0].made_room() && last.has_spoken());
         assert!(begin(most + 1, 7, false).is_none());
-        // Those that are expected have places beside.
-        drop(expected);
+        // Those that are expected have places beside, and make room for nobody.
         assert!(begin(most + 2, 8, false).is_some() && begin(most + 3, 7, true).is_some());
+        assert!(!expected.iter().any(Handshake::made_room));
     }
 
     #[test]

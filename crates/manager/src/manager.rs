@@ -641,15 +641,24 @@ pub(crate) fn guaranteed(vm: &Vm, params: &VmParams) -> Pages {
         }
         // It may take all that it asks for.
         Mode::Unmanaged if is_paged && is_inspected => all_of(vm, params),
-        // Nothing but its balloon keeps it within less than its whole size; until that has told, nothing.
-        _ if vm.spec.is_some() => {
-            let of = vm.spec.as_ref().filter(|spec| !spec.no_balloon);
-            let held = of.and_then(|_| lock(&vm.balloon).held).unwrap_or_default();
-            vm.configured().saturating_sub(held).max(vm.consumed()).max(params.min)
+        // Nothing is taken from it, or only what its guest gives: what it uses it keeps. (It has what it may take, too, and has
+        // that as long as it was promised.)
+        _ => {
+            let uses = match is_paged {
+                true => vm.consumed(),
+                false => Pages(vm.uses.load(Ordering::Relaxed)).min(vm.configured()),
+            };
+            uses.max(unpaged_promise(vm, params))
         }
-        // Nothing is taken from it, or only what its guest gives: what it has it keeps.
-        _ => vm.consumed().max(params.min),
     }
+}
+
+/// What a VM that cannot be paged may take beside its overhead at any moment, whatever it has.
+pub(crate) fn unpaged_promise(vm: &Vm, params: &VmParams) -> Pages {
+    let Some(spec) = &vm.spec else { return params.min };
+    // Nothing but its balloon keeps it within less than its whole size; until that has told, nothing.
+    let held = if spec.no_balloon { None } else { lock(&vm.balloon).held };
+    vm.configured().saturating_sub(held.unwrap_or_default()).max(params.min)
 }
 
 /// What may be promised of a budget.

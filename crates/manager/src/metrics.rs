@@ -56,7 +56,11 @@ fn memory(registry: &mut Registry, host: &HostView) {
     for (name, help, value) in [
         ("budget", "Machine memory that guests may use", host.budget),
         ("free", "Budget not handed out", host.free),
-        ("consumed", "Machine memory of guests' pages", host.consumed),
+        (
+            "consumed",
+            "Machine memory of guests' pages, and booked for those without a pager",
+            host.consumed,
+        ),
         ("overhead", "Overhead memory in the budget", host.overhead),
         (
             "measured_used",
@@ -237,7 +241,11 @@ fn vm_gauges(registry: &mut Registry, vms: &[VmView]) {
         family
     };
     let bytes: [(&str, &str, VmField); 13] = [
-        ("vm_consumed", "Machine memory of a VM's pages", |v| v.memory.consumed),
+        (
+            "vm_consumed",
+            "Machine memory of a VM's pages; of one without a pager what is booked for it",
+            |v| v.memory.consumed,
+        ),
         ("vm_large", "Machine memory of it in large pages", |v| v.memory.large),
         ("vm_target", "Machine memory that the policy grants", |v| v.memory.target),
         ("vm_ballooned", "Memory the guest gave up", |v| v.memory.ballooned),

@@ -18,7 +18,7 @@ use ballast_qemu::process;
 use ballast_units::{Pages, VmId};
 
 use crate::inputs;
-use crate::manager::Manager;
+use crate::manager::{Manager, unpaged_promise};
 use crate::nodes::Nodes;
 use crate::records::Record;
 use crate::sync::lock;
@@ -42,6 +42,8 @@ pub fn run(manager: &Arc<Manager>) {
         adrift: Pages::ZERO,
     };
     let mut swap_ins = std::collections::HashMap::new();
+    // Before the first turn hands out what VMs without a pager may take.
+    measure_strangers(manager);
     let mut last_external = Instant::now();
     // The thresholds are in force from the first turn on.
     manager.kick.ring("ballastd started");
@@ -220,9 +222,9 @@ fn decide_now(manager: &Manager, n: u64, snapshot: Snapshot) -> (Arc<Decision>, 
 /// Hands the orders of a decision to the balloons and pagers of the VMs that it is about, in its order.
 fn carry_out(manager: &Manager, managed: &[&Arc<Vm>], decision: &Decision, is_new_state: bool) {
     let until = decision.hold_until();
-    let seen = decision.snapshot.vms.iter().map(|vm| vm.balloon_goal);
-    let vms = managed.iter().zip(seen);
-    for (((vm, seen), entitlement), plan) in vms.zip(&decision.results).zip(&decision.plans) {
+    let vms = managed.iter().zip(&decision.snapshot.vms);
+    for (((vm, state), entitlement), plan) in vms.zip(&decision.results).zip(&decision.plans) {
+        let (seen, demand) = (state.balloon_goal, &state.demand);
         let is_new = change_goal(&mut lock(&vm.balloon).goal, seen, plan.balloon_goal);
         if is_new || is_new_state {
             vm.stir();
@@ -240,11 +242,20 @@ fn carry_out(manager: &Manager, managed: &[&Arc<Vm>], decision: &Decision, is_ne
             let evict = if vm.may_be_paged() { plan.evict } else { Pages::ZERO };
             let has_room = !(paged.swap_room() + paged.spare_room()).is_zero();
             let exchanges = decision.state == State::Low && vm.may_be_paged() && has_room;
+            // A limit below its size holds in plenty, too, and from one turn to the next.
+            let limit = (demand.max < state.size && vm.may_be_paged())
+                .then(|| demand.max.saturating_sub(part));
             if !evict.is_zero() {
-                paged.hold_down_to(evict, plan.leave.saturating_sub(part), until);
+                let leave = plan.leave.saturating_sub(part);
+                let is_held = until.is_zero() && limit.is_some_and(|most| leave >= most);
+                let until = if is_held { Pages(u64::MAX) } else { until };
+                paged.hold_down_to(evict, leave, until);
             } else if exchanges {
                 // Nothing is asked of it, and what it wants beyond its target it can have for what it has.
                 paged.exchange_at(target, until);
+            } else if let Some(most) = limit {
+                // What it grows by beyond that leaves as it comes.
+                paged.hold_down_to(Pages::ZERO, most, Pages(u64::MAX));
             } else {
                 paged.hold_down_to(Pages::ZERO, Pages::ZERO, Pages::ZERO);
             }
@@ -407,21 +418,37 @@ fn sample(vm: &Vm, paged: &PagedVm) {
     }
 }
 
-/// Books what VMs that are not paged take now, by the kernel's count.
+/// Books what VMs that are not paged take now, by the kernel's count, and what they may take beyond that at any moment: nothing
+/// makes them wait until others have given it.
 fn measure_strangers(manager: &Manager) {
+    let ledger = &manager.host.ledger;
     for vm in manager.vms() {
         if vm.paged().is_some() || vm.run_state() == RunState::Stopped {
             continue;
         }
         let Some(rss) = process::rss(vm.process.pid()) else { continue };
-        let now = rss.pages_ceil().0;
-        let now = now.max(1);
         let booked = vm.external.load(Ordering::Relaxed);
+        vm.uses.store(rss.pages_ceil().0, Ordering::Relaxed);
+        // What has come to be promised since is booked as it is left over: neither others nor starts are to wait for it.
+        let kept = manager.thresholds().goal() + manager.room_for_starts();
+        let spare = ledger.free().saturating_sub(kept);
+        let now = to_be_booked(
+            rss.pages_ceil(),
+            unpaged_promise(&vm, &vm.params()),
+            Pages(booked),
+            spare,
+        );
         // Its end takes what is booked, once: that never comes back.
         if booked != 0 {
-            rebook(&manager.host.ledger, &vm.external, booked, now);
+            rebook(ledger, &vm.external, booked, now.0);
         }
     }
+}
+
+/// Of a VM that uses so much and was promised so much, where so much is booked and so much is left over. At least a page:
+/// nothing booked means that it has ended.
+fn to_be_booked(uses: Pages, promised: Pages, booked: Pages, spare: Pages) -> Pages {
+    uses.max(promised.min(booked + spare)).max(Pages(1))
 }
 
 #[cfg(test)]
@@ -437,5 +464,17 @@ mod tests {
         assert!(change_goal(&mut goal, Pages(7), Pages(3)));
         assert!(!change_goal(&mut goal, Pages(3), Pages(3)));
         assert_eq!(goal, Pages(3));
+    }
+
+    #[test]
+    fn what_a_vm_without_a_pager_may_take_is_booked_as_far_as_it_is_left_over() {
+        let booked = |uses, promised, booked, spare| {
+            to_be_booked(Pages(uses), Pages(promised), Pages(booked), Pages(spare)).0
+        };
+        assert_eq!(booked(10, 100, 100, 0), 100, "what was reserved for its start stays");
+        assert_eq!(booked(10, 60, 100, 50), 60, "what its balloon holds is others'");
+        assert_eq!(booked(10, 100, 60, 15), 75);
+        assert_eq!(booked(120, 100, 100, 0), 120, "what it uses it has");
+        assert_eq!(booked(0, 0, 5, 9), 1);
     }
 }

@@ -292,8 +292,10 @@ pub struct Vm {
     pub counts_on_zeros: OnceLock<bool>,
     /// Charged beside the pages: the pager's own and what the operator declared.
     pub(crate) overhead: Pages,
-    /// Booked for a VM that is not paged: what the kernel says it uses.
+    /// Booked for a VM that is not paged: what the kernel says it uses, and what it may take beyond that.
     pub external: AtomicU64,
+    /// Of that, what it used when that was looked at last.
+    pub uses: AtomicU64,
     /// Booked for the VMM of a paged VM; [`ENDED`] when that was given back.
     pub vmm: AtomicU64,
     /// Its VMM.
@@ -437,6 +439,7 @@ impl Vm {
             hotplug: Mutex::new(Hotplug { plugged: new.plugged, assumed, ..Hotplug::default() }),
             overhead: new.overhead,
             external: AtomicU64::new(new.external.0),
+            uses: AtomicU64::new(new.external.0),
             vmm: AtomicU64::new(new.vmm.0),
             process: new.process,
             paged: UntilTaken::new(new.paged),

@@ -46,7 +46,8 @@ impl Awake {
         let read = |file: &str| {
             std::fs::read_to_string(format!("/sys/devices/system/cpu/{file}")).unwrap_or_default()
         };
-        let processors = std::thread::available_parallelism().map_or(usize::MAX, usize::from);
+        // All of the host's: those that are not this process' to run on are kept awake with the others.
+        let processors = count(read("online").trim()).unwrap_or(usize::MAX);
         match latency(read("cpuidle/current_driver").trim(), processors) {
             Some(latency) => Awake::by("/dev/cpu_dma_latency", latency),
             None => Awake::default(),
@@ -66,14 +67,20 @@ impl Awake {
         self.allowed.store(allowed, Ordering::Relaxed);
     }
 
-    /// How long they were, in all requests that have ended.
+    pub(crate) fn is_allowed(&self) -> bool {
+        self.allowed.load(Ordering::Relaxed)
+    }
+
+    /// How long they were so far.
     pub fn total(&self) -> Duration {
-        Duration::from_nanos(self.ns.load(Ordering::Relaxed))
+        let asking = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = asking.since.map_or(Duration::ZERO, |since| since.elapsed());
+        Duration::from_nanos(self.ns.load(Ordering::Relaxed)) + now
     }
 
     /// From now on, until as many have let go. False, and nothing is to be let go: it is not allowed, or cannot be.
     pub(crate) fn ask(&self) -> bool {
-        if !self.allowed.load(Ordering::Relaxed) || self.request.is_none() {
+        if !self.is_allowed() || self.request.is_none() {
             return false;
         }
         let mut asking = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
@@ -107,6 +114,16 @@ impl Awake {
     }
 }
 
+/// How many processors a list of the kernel's names: "0-3,8".
+fn count(list: &str) -> Option<usize> {
+    let of = |part: &str| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last): (usize, usize) = (first.parse().ok()?, last.parse().ok()?);
+        Some(last.checked_sub(first)? + 1)
+    };
+    list.split(',').map(of).sum()
+}
+
 /// What to ask for, by the driver of idle processors and by how many there are; None where that is none of it.
 fn latency(driver: &str, processors: usize) -> Option<i32> {
     let (latency, most) = match driver {
@@ -120,6 +137,8 @@ fn latency(driver: &str, processors: usize) -> Option<i32> {
 
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
     use super::*;
 
     /// What was written to it.
@@ -141,15 +160,24 @@ mod tests {
         awake.allow(false);
         assert!(!awake.ask());
         std::thread::sleep(Duration::from_millis(2));
-        assert_eq!(awake.total(), Duration::ZERO);
+        let before = awake.total();
+        assert!(before >= Duration::from_millis(2), "it goes on");
         awake.let_go();
         assert_eq!(told(&file), [7, NO_REQUEST]);
-        assert!(awake.total() >= Duration::from_millis(2));
+        let total = awake.total();
+        assert!(total >= before && awake.total() == total);
         // One too many is none.
         awake.let_go();
         awake.allow(true);
         assert!(awake.ask());
         assert_eq!(told(&file), [7, NO_REQUEST, 7]);
+    }
+
+    #[test]
+    fn processors_of_the_host_are_counted_by_the_kernels_list() {
+        let counts = ["0", "0-3", "0-3,8", "2-4,6,8-11"].map(count);
+        assert_eq!(counts, [Some(1), Some(4), Some(5), Some(8)]);
+        assert_eq!(["", "x", "4-2", "1,"].map(count), [None; 4]);
     }
 
     #[test]

@@ -536,7 +536,7 @@ fn only_what_is_in_a_slot_is_compressed_out_of_it_or_goes_back_to_it() {
     let mut compressor = Compressor::new(Algorithm::Lz4).unwrap();
     let (staged, word) = of(State::Staged);
     let (held, held_word) = of(State::Held);
-    let mut compress = |ppn, slot| vm.memory.compress(ppn, slot, &mut compressor);
+    let mut compress = |ppn, slot| vm.memory.compress(ppn, slot, Some(&mut compressor));
     assert_eq!(compress(staged, word.slot() + 1), Compressed::Left, "it is in another");
     assert_eq!(compress(held, held_word.slot()), Compressed::Left, "it is held");
     assert_eq!(compress(Ppn(0), word.slot()), Compressed::Left, "it is at home");

@@ -446,7 +446,10 @@ impl BalloonControl {
     /// memory) bears what it bore.
     fn limits(&mut self, input: &BalloonInput, now: Duration) -> (Pages, Pages) {
         let cap = self.most(input);
-        let Some(told) = self.sane_available(input) else { return (cap, cap) };
+        let Some(told) = self.sane_available(input) else {
+            // Of one that has told something once it is not known to bear more since.
+            return self.borne.map_or((cap, cap), |(limit, sure)| (limit.min(cap), sure.min(cap)));
+        };
         let is_fresh = told.1 <= self.config.fresh;
         let (limit, sure) = match self.borne {
             Some(borne) if !is_fresh => borne,

@@ -106,7 +106,12 @@ impl VmState {
     /// another way, and is not free for it. Of a VM without a pager that is not known apart.
     fn owed(&self, unused: Pages) -> Pages {
         let is_known = !self.tools.ballooned.is_zero() || !mix::room(self).is_zero();
-        if is_known { unused.min(self.tools.owed(self.balloon_goal)) } else { unused }
+        // What its guest reports as free is among it, and was never given back. What its balloon still holds beyond its goal
+        // was, and of the rest a part of its size may have been.
+        let coming = self.tools.grown.saturating_sub(self.balloon_goal);
+        let known = coming.max(Pages(self.size.0 / mix::OWED));
+        let owed = self.tools.owed(self.balloon_goal).min(known);
+        if is_known { unused.min(owed) } else { unused }
     }
 
     /// What a balloon of `goal` leaves the guest.

@@ -345,6 +345,15 @@ fn plenty_is_given_back_to_the_largest_rho_first() {
         run(State::High, 828, vms).iter().map(|p| p.balloon_goal.0).collect()
     };
     assert_eq!(goals_of(&owing), [1_500, 1_400]);
+    // What a guest reports as free was not, beyond a part of its size.
+    let mut reports = pair;
+    (reports[0].consumed, reports[0].tools.ballooned) = (Pages(500), Pages(3_500));
+    let given = |free| 1_500 - run(State::High, free, &reports)[1].balloon_goal.0;
+    assert_eq!([828, 978, 1_078].map(given), [0, 0, 100]);
+    // What its balloon is yet to let go was.
+    reports[0].tools.grown = Pages(2_500);
+    let given = |free| 1_500 - run(State::High, free, &reports)[1].balloon_goal.0;
+    assert_eq!([1_078, 1_728, 1_828].map(given), [0, 0, 100]);
     // So it is where no pager tells what became of it.
     let unpaged = owing.map(|vm| VmState { swap_free: Pages::ZERO, tools: Tools::default(), ..vm });
     assert_eq!(goals_of(&unpaged), [1_500, 1_400]);

@@ -68,6 +68,8 @@ pub struct UnplugControl {
     rests_until: Duration,
     /// The last turns, oldest first: as far back as statistics that count may be.
     moments: VecDeque<Moment>,
+    /// The guest has told what it has available.
+    has_told: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -98,6 +100,7 @@ impl UnplugControl {
             idle_since: None,
             rests_until: Duration::ZERO,
             moments: VecDeque::new(),
+            has_told: false,
         }
     }
 
@@ -127,6 +130,7 @@ impl UnplugControl {
         let pace = last.map_or(Duration::from_secs(1), |last| now - last.at).min(MAX_PACE);
         self.withhold = self.withhold.min(whole(input.given));
         let withheld = self.withheld(input.given, input.plugged);
+        self.has_told |= input.guest_available.is_some();
         self.judge(now, withheld, last.map(|last| last.withheld));
 
         let limit = self.limit(input, balloon, now, withheld);
@@ -197,7 +201,10 @@ impl UnplugControl {
         if now < self.rests_until {
             return cap.min(withheld);
         }
-        let Some(available) = input.guest_available else { return cap };
+        let Some(available) = input.guest_available else {
+            // One that tells nothing any more may have nothing left, and no means to take back what was unplugged.
+            return if self.has_told { cap.min(withheld) } else { cap };
+        };
         let reserve = self.config.reserve(input.size);
         if available.0 < reserve.0 / 2 {
             // The balloon gives back first, as far as it holds anything.

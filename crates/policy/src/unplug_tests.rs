@@ -35,6 +35,8 @@ struct Guest {
     consumed: Option<Pages>,
     goal: Pages,
     now: Duration,
+    /// It tells no statistics any more, and its drivers go on.
+    is_mute: bool,
 }
 
 impl Guest {
@@ -54,6 +56,7 @@ impl Guest {
             consumed: None,
             goal: Pages::ZERO,
             now: Duration::ZERO,
+            is_mute: false,
         }
     }
 
@@ -74,7 +77,7 @@ impl Guest {
             consumed: self.consumed,
             driver_alive: tells,
             reported: tells.then_some(self.holds),
-            guest_available: tells.then(|| self.available()),
+            guest_available: (tells && !self.is_mute).then(|| self.available()),
             guest_total: tells.then_some(size),
             guest_stats_age: tells.then_some(Duration::ZERO),
             ..BalloonInput::default()
@@ -284,6 +287,23 @@ fn a_guest_that_tells_nothing_is_taken_from_slowly() {
     untold.seconds(3);
     assert!(told.withheld() >= Pages::from_mib(128), "{:?}", told.withheld());
     assert!(untold.withheld() <= Pages::from_mib(48), "{:?}", untold.withheld());
+}
+
+#[test]
+fn from_a_guest_that_tells_nothing_any_more_no_more_is_unplugged() {
+    let mut guest = Guest::new(Balloon::Dead);
+    guest.goal = Pages::from_mib(96);
+    guest.seconds(40);
+    let before = guest.withheld();
+    assert!(before >= Pages::from_mib(88), "{before}");
+    guest.is_mute = true;
+    guest.used = BOOT + guest.plugged - Pages::from_mib(8);
+    guest.goal = Pages::from_mib(200);
+    guest.seconds(60);
+    assert_eq!(guest.withheld(), before);
+    guest.is_mute = false;
+    guest.seconds(10);
+    assert!(guest.withheld() < before, "it has told that it runs short: {}", guest.withheld());
 }
 
 #[test]

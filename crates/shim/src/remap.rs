@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_void};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ballast_shim_proto::{Op, OpKind};
 use ballast_uffd::UffdError;
@@ -17,9 +17,11 @@ use crate::attach::MODES;
 use crate::sent;
 use crate::serve::{Part, Vm};
 
-/// How often, and how long apart, write protection is tried that a pending discard of the VMM holds up.
-const RETRIES: u32 = 1000;
-const RETRY: Duration = Duration::from_millis(1);
+/// How long write protection is tried that a pending discard of the VMM holds up: such a one takes some ten microseconds, and
+/// a guest may wait for what is protected. First at once, over and over, and then with pauses.
+const LONGEST: Duration = Duration::from_secs(1);
+const AT_ONCE: Duration = Duration::from_micros(200);
+const PAUSE: Duration = Duration::from_micros(50);
 
 /// What the manager cannot do itself. On an error the address space is as before.
 ///
@@ -129,11 +131,16 @@ fn last_errno() -> i32 {
 }
 
 fn patiently(mut op: impl FnMut() -> Result<(), UffdError>) -> Result<(), i32> {
-    for _ in 0..RETRIES {
+    let begun = Instant::now();
+    loop {
         match op() {
-            Err(UffdError::Again) => thread::sleep(RETRY),
+            Err(UffdError::Again) => {}
             other => return other.map_err(|e| e.errno()),
         }
+        match begun.elapsed() {
+            taken if taken >= LONGEST => return Err(libc::EAGAIN),
+            taken if taken < AT_ONCE => thread::yield_now(),
+            _ => thread::sleep(PAUSE),
+        }
     }
-    Err(libc::EAGAIN)
 }

@@ -191,6 +191,8 @@ pub(crate) struct Step {
     pub cpu_percent: f64,
     /// The same, used by this program to measure, the yardstick included.
     pub lab_cpu_percent: f64,
+    /// Of the window, in which idle processors were kept from sleeping: nobody's processor time, but not free.
+    pub awake_percent: f64,
     /// Read by the VMMs, nearly all of it from the guests' disks, per second.
     pub reads: Bytes,
     /// Faults on pages that had been taken, per second: of the tiers, or the kernel's major faults.
@@ -255,6 +257,14 @@ impl Host {
         match self {
             Host::Ours(host) => host.cpu_s().await,
             Host::Peer(host) => host.cpu_s(),
+        }
+    }
+
+    /// Seconds for which idle processors were kept awake so far; peers keep none.
+    async fn awake_s(&self) -> Result<f64> {
+        match self {
+            Host::Ours(host) => host.awake_s().await,
+            Host::Peer(_) => Ok(0.0),
         }
     }
 
@@ -381,7 +391,8 @@ async fn step(host: &mut Host, side: Side, factor: f64, plan: &Plan) -> Result<S
     let mut tally = Tally::new(&plan.guests);
     let (lab_s, yardstick) = (own_cpu_s()?, Yardstick::start()?);
     let (cpu_s, read) = (host.cpu_s().await?, host.read().await?);
-    let (returns, back) = (host.returns().await?, host.back().await?);
+    let (returns, back, awake_s) =
+        (host.returns().await?, host.back().await?, host.awake_s().await?);
     host.measure(true);
     let watched = watch(host, plan.window, &mut tally).await;
     host.measure(false);
@@ -391,8 +402,10 @@ async fn step(host: &mut Host, side: Side, factor: f64, plan: &Plan) -> Result<S
     let (cpu_s, read) = (host.cpu_s().await? - cpu_s, host.read().await?.saturating_sub(read));
     let returns = host.returns().await?.saturating_sub(returns) as f64 / tally.seconds;
     let back = host.back().await?.saturating_sub(back) as f64 / tally.seconds;
+    let awake_s = host.awake_s().await? - awake_s;
     let processors = std::thread::available_parallelism().map_or(1, usize::from) as f64;
-    let percent = 100.0 / tally.seconds / processors;
+    let tally_seconds = tally.seconds;
+    let percent = 100.0 / tally_seconds / processors;
     let reclaimed = host.reclaimed().await?;
     let reads = Bytes((read as f64 / tally.seconds) as u64);
     Ok(Step {
@@ -403,6 +416,7 @@ async fn step(host: &mut Host, side: Side, factor: f64, plan: &Plan) -> Result<S
         reclaimed,
         cpu_percent: cpu_s * percent,
         lab_cpu_percent: lab_s * percent,
+        awake_percent: awake_s * 100.0 / tally_seconds,
         reads,
         returns,
         back,
@@ -420,6 +434,7 @@ fn lost(side: Side, factor: f64, plan: &Plan, how: Lost) -> Step {
         reclaimed: Reclaimed::default(),
         cpu_percent: f64::NAN,
         lab_cpu_percent: f64::NAN,
+        awake_percent: f64::NAN,
         reads: Bytes::default(),
         returns: f64::NAN,
         back: f64::NAN,
@@ -442,7 +457,7 @@ fn line(step: &Step) -> String {
     text.push_str(&format!(
         " ballooned {:.0}, compressed {:.0}, swapped {:.0}, shared {:.0}, used {:.0}, at hand {:.0}, \
          QEMU's own {:.0} MiB; {:.0} faults/s on pages taken, {:.0} pages/s back; read {:.1} MiB/s; CPU {:.0}%, the lab's \
-         {:.1}%, {:.0}% stolen, speed {:.1}; {:.1} s",
+         {:.1}%, {:.0}% stolen, awake {:.1}%, speed {:.1}; {:.1} s",
         r.ballooned.mib(),
         r.compressed.mib(),
         r.swapped.mib(),
@@ -456,6 +471,7 @@ fn line(step: &Step) -> String {
         step.cpu_percent,
         step.lab_cpu_percent,
         step.speed.stolen_percent,
+        step.awake_percent,
         step.speed.steps_per_us,
         step.tally.seconds
     ));

@@ -123,6 +123,11 @@ impl Ours {
         Ok(host.manager_cpu_s + vms.iter().map(|vm| vm.counters.cpu_s).sum::<f64>())
     }
 
+    /// Seconds for which idle processors were kept awake.
+    pub async fn awake_s(&self) -> Result<f64> {
+        Ok(self.stage.manager.client().host().await?.awake_s)
+    }
+
     /// Faults on pages of a tier, without what was brought with them.
     pub async fn returns(&self) -> Result<u64> {
         let of = |vm: &VmView| {

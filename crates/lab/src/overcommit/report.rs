@@ -15,7 +15,7 @@ const MOST_USED: f64 = 1.02;
 /// With fewer peers that were measured within their budgets, Ballast was held against next to nothing.
 const LEAST_COMPARED: f64 = 2.0;
 
-const COLUMNS: [&str; 25] = [
+const COLUMNS: [&str; 26] = [
     "side",
     "factor",
     "budget_mib",
@@ -41,10 +41,11 @@ const COLUMNS: [&str; 25] = [
     "vmms_mib",
     "window_s",
     "lab_cpu_percent",
+    "awake_percent",
 ];
 
 /// What a step's figures are to be judged by.
-const CIRCUMSTANCES: [&str; 14] = [
+const CIRCUMSTANCES: [&str; 15] = [
     "budget_mib",
     "used_mib",
     "shared_mib",
@@ -59,6 +60,7 @@ const CIRCUMSTANCES: [&str; 14] = [
     "speed_steps_per_us",
     "window_s",
     "lab_cpu_percent",
+    "awake_percent",
 ];
 
 /// One row a step; operations and latencies are those of `work`.
@@ -92,6 +94,7 @@ pub fn table(steps: &[Step], work: &str) -> Table {
             r.vmms.mib(),
             step.tally.seconds,
             step.lab_cpu_percent,
+            step.awake_percent,
         ];
         if step.lost.is_some() {
             for (name, cell) in COLUMNS.iter().zip(&mut row) {
@@ -278,6 +281,7 @@ mod tests {
             reclaimed: crate::overcommit::Reclaimed::default(),
             cpu_percent: f64::NAN,
             lab_cpu_percent: f64::NAN,
+            awake_percent: f64::NAN,
             reads: Bytes::default(),
             returns: f64::NAN,
             back: f64::NAN,

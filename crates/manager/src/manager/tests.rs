@@ -132,10 +132,12 @@ async fn a_vm_that_is_not_paged_is_promised_all_that_its_balloon_does_not_hold()
     assert_eq!(promised(&vm), Pages::from_mib(60));
     // When it has rebooted its balloon is empty: that much it needs, to start.
     assert_eq!(all_of(&vm, &params), size);
-    vm.external.store(Pages::from_mib(70).0, std::sync::atomic::Ordering::Relaxed);
+    vm.uses.store(Pages::from_mib(70).0, std::sync::atomic::Ordering::Relaxed);
     assert_eq!(promised(&vm), Pages::from_mib(70));
     lock(&vm.balloon).held = Some(size);
-    vm.external.store(0, std::sync::atomic::Ordering::Relaxed);
+    vm.uses.store(0, std::sync::atomic::Ordering::Relaxed);
+    // What is booked for what it was promised is no promise.
+    vm.external.store(size.0, std::sync::atomic::Ordering::Relaxed);
     assert_eq!(promised(&vm), min);
     lock(&vm.balloon).held = None;
     let spec = ballast_api::VmSpec { no_balloon: true, ..Default::default() };

@@ -16,6 +16,10 @@ pub struct Counters {
     /// Nanoseconds from the beginning of the read until they were home, summed over those that a fault waited
     /// for. (What such a fault waited for before that is in `wait_ns`.)
     pub swap_in_ns: AtomicU64,
+    /// Pages that were read from swap files, whoever wanted them.
+    pub disk_reads: AtomicU64,
+    /// Nanoseconds that this took, from when the kernel was given each read until it was done.
+    pub disk_read_ns: AtomicU64,
     /// Pages of the VM's own that their guest waited for, from wherever they had gone.
     pub own_back: AtomicU64,
     /// The same of pages that were in the store before they left.

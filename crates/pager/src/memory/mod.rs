@@ -164,7 +164,7 @@ impl<B: Backend> Memory<B> {
     pub fn set_target(&self, target: Pages) {
         self.target.store(target.0, Ordering::Relaxed);
     }
-    /// Slots that a page can be written to: those of a location that has failed are not among them.
+    /// Slots that a page can be written to: those of a location that has failed are among them while it is due to be tried.
     pub fn swap_free(&self) -> Pages {
         lock(&self.slots).free()
     }
@@ -189,6 +189,11 @@ impl<B: Backend> Memory<B> {
     /// find.
     pub fn free_slot(&self, slot: SlotId) {
         let freed = lock(&self.slots).release(slot);
+        debug_assert!(freed, "{slot:?} freed twice");
+    }
+    /// The same of one that could not be written, which may not have been to blame: others are tried before it.
+    pub(crate) fn pass_slot(&self, slot: SlotId) {
+        let freed = lock(&self.slots).pass(slot);
         debug_assert!(freed, "{slot:?} freed twice");
     }
     /// A slot that was taken, and could not be written.

@@ -163,8 +163,11 @@ impl FaultService {
     /// Waits for anything to do, unless it only `looks`; answers whether there are events to read.
     fn wait(&mut self, looks: bool) -> bool {
         let (now, is_quiet) = (Instant::now(), self.serve.is_quiet());
-        self.wakeful.settle(now, !is_quiet);
-        let rest = self.wakeful.rest(now, !is_quiet);
+        if !is_quiet {
+            self.wakeful.is_busy(now);
+        }
+        self.wakeful.settle(now);
+        let rest = self.wakeful.rest(now);
         let patience = if looks { Duration::ZERO } else { self.patience().min(rest) };
         // What is to be tried again has its own time, and so has what is being read: neither says when the next fault comes.
         let for_fault = is_quiet && !looks;

@@ -58,8 +58,9 @@ impl Blocks {
 }
 
 pub(super) struct Oldest {
-    /// Much has to leave.
+    /// Much has to leave, and the last victim was chosen by age.
     is_much: bool,
+    by_age: bool,
     /// Pages that had been accessed when they were asked about last stay, as long as there are others: where all blocks
     /// are used in part, their ages tell nothing.
     spares_used: bool,
@@ -93,6 +94,7 @@ impl Oldest {
         let now = Instant::now();
         Oldest {
             is_much: false,
+            by_age: false,
             spares_used: true,
             used: PageSet::new(Pages(pages)),
             generation: 0,
@@ -154,9 +156,14 @@ impl Oldest {
         }
     }
 
-    /// Whether much has to leave, by what is asked for.
-    pub fn is_much(&self) -> bool {
-        self.is_much
+    /// Whether much has to leave, and what leaves is what was used longest ago.
+    pub fn chooses(&self) -> bool {
+        self.is_much && self.by_age
+    }
+
+    /// The next victim was chosen by age, or in another way.
+    pub fn chose(&mut self, by_age: bool) {
+        self.by_age = by_age;
     }
 
     /// Nothing is to leave any more.

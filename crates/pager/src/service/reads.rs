@@ -39,6 +39,8 @@ struct Read {
     ahead: bool,
     /// Whatever comes, it is not the page any more.
     stale: bool,
+    /// When the kernel was given it.
+    begun: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -132,7 +134,14 @@ impl Reads {
         }
         // What was read ahead is of a former life of the page.
         self.forget(ppn, 1);
-        self.wanted.push_back(Read { ppn, stored, attempts: 0, ahead: false, stale: false });
+        self.wanted.push_back(Read {
+            ppn,
+            stored,
+            attempts: 0,
+            ahead: false,
+            stale: false,
+            begun: None,
+        });
         None
     }
 
@@ -277,7 +286,7 @@ impl Reads {
         {
             let Some(stored) = self.may_guess(ppn) else { continue };
             let Some(free) = self.room_ahead() else { break };
-            let read = Read { ppn, stored, attempts: 0, ahead: true, stale: false };
+            let read = Read { ppn, stored, attempts: 0, ahead: true, stale: false, begun: None };
             if self.begin(free, read).is_ok() {
                 Counters::add(&self.vm.memory.counters.read_ahead, 1);
             }
@@ -311,7 +320,7 @@ impl Reads {
             let into = self.memory.as_ptr().add(buffer * PAGE_SIZE);
             self.ring.read(file, into, PAGE_SIZE as u32, within.offset(), buffer as u64)?;
         }
-        self.buffers[buffer] = Buffer::Reading(read);
+        self.buffers[buffer] = Buffer::Reading(Read { begun: Some(Instant::now()), ..read });
         Ok(())
     }
 
@@ -327,6 +336,11 @@ impl Reads {
         for Completion { tag, result } in done {
             let i = tag as usize;
             let Some(Buffer::Reading(read)) = self.buffers.get(i).copied() else { continue };
+            if let Some(begun) = read.begun {
+                let counters = &self.vm.memory.counters;
+                Counters::add(&counters.disk_reads, 1);
+                Counters::add(&counters.disk_read_ns, begun.elapsed().as_nanos() as u64);
+            }
             match self.verify(i, read, result) {
                 _ if read.stale => {
                     self.window.wasted();

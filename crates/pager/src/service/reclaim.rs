@@ -46,8 +46,9 @@ const REFUSED: u32 = 10_000;
 const FAILED: u32 = 100;
 
 pub(super) struct Reclaim {
-    pub(super) vm: Arc<Shared>,
+    // Before what owns the stage that it writes from: it waits for its writes on drop.
     pub(super) ring: Ring,
+    pub(super) vm: Arc<Shared>,
     pub(super) clusters: Vec<Cluster>,
     /// See `write`.
     pub(super) stuck: Option<Stuck>,
@@ -241,13 +242,17 @@ impl Reclaim {
         }
     }
 
-    fn evict(&mut self) {
-        let mut refused = 0u32;
-        // What was left of an earlier time may be in use by now, but for what came from the store to leave.
+    /// What was left of an earlier time may be in use by now, but for what came from the store to leave.
+    fn forget_chosen(&mut self) {
         if self.cold_since.elapsed() > COLD_FOR {
             self.cold.clear();
             self.victims.retain(|ppn| self.leaving_store.came_to_leave(*ppn));
         }
+    }
+
+    fn evict(&mut self) {
+        let mut refused = 0u32;
+        self.forget_chosen();
         if !std::mem::take(&mut self.large_busy) {
             self.large_rest = LARGE_BUSY_AT_FIRST;
         }
@@ -263,9 +268,9 @@ impl Reclaim {
                 break;
             }
             self.reap(false);
+            self.note_busy();
             // Reserved at admission, so only a VM that was given less has none, or one whose locations
             // have failed.
-            self.note_busy();
             let slots = self.has_slots();
             self.size_tier(slots);
             if !slots && !self.may_shrink() {
@@ -440,7 +445,7 @@ impl Reclaim {
 
     /// Whether what leaves now is not worth a place in the tier: it was used longest ago, and swap is near.
     fn goes_past_tier(&self) -> bool {
-        self.oldest.is_much() && self.sizing.is_near()
+        self.oldest.chooses() && self.sizing.is_near()
     }
 
     /// The page that was compressed longest ago goes on to swap; where the tier is to be smaller, all pages of that
@@ -579,9 +584,15 @@ impl Reclaim {
         if let Some(ppn) = std::iter::from_fn(|| self.broken.pop()).find(|&p| eligible(p)) {
             return Some(ppn);
         }
-        if let Some(ppn) = self.fails_probation().or_else(|| self.oldest()) {
+        if let Some(ppn) = self.fails_probation() {
             self.consider_some_shared();
             return Some(ppn);
+        }
+        let oldest = self.oldest();
+        self.oldest.chose(oldest.is_some());
+        if oldest.is_some() {
+            self.consider_some_shared();
+            return oldest;
         }
         if let Some(ppn) = self.cold() {
             return Some(ppn);

@@ -1,5 +1,6 @@
 //! The compressed tier of a VM is as large as it is worth (`crate::worth`), where that is asked for.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::reclaim::Reclaim;
@@ -8,7 +9,7 @@ use crate::worth::{Seen, Worth};
 
 /// How often it is looked at while pages leave.
 const PERIOD: Duration = Duration::from_secs(1);
-/// So many pages that came back from swap say how long that takes, and less than this is near.
+/// So many reads of swap say how long one takes, and less than this is near.
 const ENOUGH: u64 = 64;
 const NEAR_NS: u64 = 1_000_000;
 
@@ -21,7 +22,7 @@ pub(super) struct Sizing {
     limit: u64,
     /// Whether there was.
     slots: bool,
-    /// Whether pages came back from swap soon, by the last that did, and the totals by then.
+    /// Whether swap is read soon, by the last reads, and the totals by then.
     near: bool,
     known: (u64, u64),
 }
@@ -40,11 +41,12 @@ impl Sizing {
         self.near && self.worth.is_some()
     }
 
-    /// So many pages have come back from swap so far, which took so long together.
-    fn learn(&mut self, pages: u64, ns: u64) {
-        let (more, longer) = (pages.saturating_sub(self.known.0), ns.saturating_sub(self.known.1));
+    /// So many pages were read from swap so far, which took so long together. By the reads themselves: a page may have been
+    /// read before it was wanted.
+    fn learn(&mut self, reads: u64, ns: u64) {
+        let (more, longer) = (reads.saturating_sub(self.known.0), ns.saturating_sub(self.known.1));
         if more >= ENOUGH {
-            (self.near, self.known) = (longer / more < NEAR_NS, (pages, ns));
+            (self.near, self.known) = (longer / more < NEAR_NS, (reads, ns));
         }
     }
 }
@@ -68,8 +70,10 @@ impl Reclaim {
         }
         sizing.next = now + PERIOD;
         let (returns, occupancy) = tier.returns();
-        let c = self.vm.memory.counters.values();
-        sizing.learn(c.swap_ins, c.swap_in_ns);
+        let counters = &self.vm.memory.counters;
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        sizing.learn(get(&counters.disk_reads), get(&counters.disk_read_ns));
+        let c = counters.values();
         let Some(worth) = &mut sizing.worth else { return };
         let seen = Seen {
             returns,

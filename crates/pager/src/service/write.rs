@@ -257,7 +257,7 @@ impl Reclaim {
             }
             if n > 1 || location.is_failed() {
                 // It may not have been to blame.
-                vm.memory.free_slot(stored.slot);
+                vm.memory.pass_slot(stored.slot);
             } else {
                 vm.memory.retire_slot(stored.slot);
             }

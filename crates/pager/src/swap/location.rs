@@ -32,7 +32,11 @@ pub struct Location {
     held: AtomicU32,
     good: AtomicU32,
     failed: AtomicBool,
-    /// While it has failed: how long it is left alone, and until when, in milliseconds since it was made.
+    /// It has failed, and is not tried again.
+    for_good: AtomicBool,
+    /// While it has failed: whether somebody has taken the next try, how long it is left alone, and until when, in
+    /// milliseconds since it was made.
+    trying: AtomicBool,
     rest_ms: AtomicU64,
     until_ms: AtomicU64,
     made: Instant,
@@ -51,7 +55,7 @@ impl Location {
         Location::with_rest(folder, priority, REST)
     }
 
-    /// Tests: one that is left alone for so long after it has failed.
+    /// The same, left alone for so long when it has failed for the first time.
     pub fn with_rest(folder: &Path, priority: i32, first_rest: Duration) -> Arc<Location> {
         Arc::new(Location::without_errors(folder.to_owned(), priority, first_rest))
     }
@@ -66,6 +70,8 @@ impl Location {
             held: AtomicU32::default(),
             good: AtomicU32::default(),
             failed: AtomicBool::default(),
+            for_good: AtomicBool::default(),
+            trying: AtomicBool::default(),
             rest_ms: AtomicU64::default(),
             until_ms: AtomicU64::default(),
             made: Instant::now(),
@@ -99,6 +105,22 @@ impl Location {
         !self.is_failed() || self.now_ms() >= self.until_ms.load(Ordering::Relaxed)
     }
 
+    /// The same, for who writes there next: of one that has failed it is one alone, and for the others the time begins anew.
+    pub(crate) fn may_be_tried(&self) -> bool {
+        if !self.is_failed() {
+            return true;
+        }
+        let (until, now) = (self.until_ms.load(Ordering::Relaxed), self.now_ms());
+        let (mine, none) = (Ordering::Relaxed, Ordering::Relaxed);
+        let next = now.saturating_add(self.rest_ms.load(Ordering::Relaxed));
+        let is_due = now >= until && !self.for_good.load(Ordering::Relaxed);
+        let taken = is_due && self.until_ms.compare_exchange(until, next, mine, none).is_ok();
+        if taken {
+            self.trying.store(true, Ordering::Relaxed);
+        }
+        taken
+    }
+
     fn now_ms(&self) -> u64 {
         u64::try_from(self.made.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
@@ -106,12 +128,15 @@ impl Location {
     /// A write is complete: failures that follow are in a row of their own.
     pub(crate) fn wrote(&self) {
         self.row.store(0, Ordering::Relaxed);
-        let held = self.held.load(Ordering::Relaxed);
         // One that has too many bad spots is not asked again, whatever was on its way.
-        if held < ALTOGETHER && self.is_failed() && self.failed.swap(false, Ordering::Relaxed) {
+        if self.for_good.load(Ordering::Relaxed) {
+            return;
+        }
+        self.trying.store(false, Ordering::Relaxed);
+        if self.is_failed() && self.failed.swap(false, Ordering::Relaxed) {
             tracing::info!("swap location {} is written to again", self.folder.display());
         }
-        if held == 0 {
+        if self.held.load(Ordering::Relaxed) == 0 {
             return;
         }
         if self.good.fetch_add(1, Ordering::Relaxed) + 1 >= FORGIVEN {
@@ -125,8 +150,8 @@ impl Location {
         let all = self.write_errors.fetch_add(1, Ordering::Relaxed) + 1;
         let row = self.row.fetch_add(1, Ordering::Relaxed) + 1;
         if self.is_failed() {
-            // A try, if it was left alone before: what was on its way when it failed is none.
-            if self.is_tried() {
+            // What was on its way when it failed is no try.
+            if self.trying.swap(false, Ordering::Relaxed) {
                 let longer = self.rest_ms.load(Ordering::Relaxed).saturating_mul(2);
                 self.leave_alone(longer.min(LONGEST.as_millis() as u64));
             }
@@ -140,6 +165,7 @@ impl Location {
         let rest = u64::try_from(self.first_rest.as_millis()).unwrap_or(u64::MAX);
         self.leave_alone(rest);
         if for_good {
+            self.for_good.store(true, Ordering::Relaxed);
             self.until_ms.store(u64::MAX, Ordering::Relaxed);
         }
         if !self.failed.swap(true, Ordering::Relaxed) {
@@ -229,15 +255,22 @@ mod tests {
         };
         let minute = Duration::from_secs(60);
         let rest_of = |location: &Location| location.rest_ms.load(Ordering::Relaxed);
-        let over = |location: &Location| location.until_ms.store(0, Ordering::Relaxed);
+        // Somebody takes the next try, and nobody else.
+        let over = |location: &Location| {
+            location.until_ms.store(0, Ordering::Relaxed);
+            assert!(location.is_tried() && location.may_be_tried());
+            assert!(!location.is_tried() && !location.may_be_tried());
+        };
         let location = failed(minute);
         // What was on its way when it failed is no try.
         location.write_failed();
         assert_eq!((location.is_tried(), rest_of(&location)), (false, 60_000));
         over(&location);
-        assert!(location.is_failed() && location.is_tried());
+        assert!(location.is_failed());
         location.write_failed();
         assert_eq!((location.is_tried(), rest_of(&location)), (false, 120_000));
+        location.write_failed();
+        assert_eq!(rest_of(&location), 120_000, "one that hung since it failed");
         for _ in 0..10 {
             over(&location);
             location.write_failed();
@@ -252,5 +285,6 @@ mod tests {
         location.write_failed();
         assert_eq!((location.is_failed(), rest_of(&location)), (true, 60_000));
         assert!(failed(Duration::ZERO).is_tried());
+        assert!(location.is_failed() && Location::default().may_be_tried());
     }
 }

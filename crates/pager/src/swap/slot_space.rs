@@ -74,7 +74,7 @@ impl SlotSpace {
     /// Takes a run of 1 to `most` neighbouring slots of one part; None when none is free where
     /// writes are still tried.
     pub fn take_run(&mut self, most: u64) -> Option<(SlotId, u64)> {
-        self.parts.iter_mut().filter(|p| p.location.is_tried()).find_map(|part| {
+        self.parts.iter_mut().filter(|p| p.location.may_be_tried()).find_map(|part| {
             let (slot, n) = part.map.take_run(most)?;
             Some((SlotId(part.first + slot.0), n))
         })
@@ -83,6 +83,11 @@ impl SlotSpace {
     /// Frees a slot. Answers false, changing nothing, if it was free or does not exist.
     pub fn release(&mut self, slot: SlotId) -> bool {
         self.part(slot).is_some_and(|(part, slot)| part.map.release(slot))
+    }
+    /// Frees a slot that could not be written, where that may not have been for the slot: those beyond it are tried next.
+    /// False as of `release`.
+    pub fn pass(&mut self, slot: SlotId) -> bool {
+        self.part(slot).is_some_and(|(part, slot)| part.map.pass(slot))
     }
     /// Recovery: marks a slot that a pmap word names. False if it is taken or does not exist.
     pub fn claim(&mut self, slot: SlotId) -> bool {

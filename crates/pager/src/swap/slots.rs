@@ -63,6 +63,15 @@ impl SlotMap {
         true
     }
 
+    /// The same, of one that could not be written: the next search begins beyond it.
+    pub fn pass(&mut self, slot: SlotId) -> bool {
+        let freed = self.release(slot);
+        if freed {
+            self.cursor = (slot.0 / 64) as usize + 1;
+        }
+        freed
+    }
+
     /// Recovery: marks a slot that a pmap word names. False if it is taken or does not exist.
     pub fn claim(&mut self, slot: SlotId) -> bool {
         if slot.0 >= self.len || self.is_taken(slot.0) {
@@ -180,6 +189,21 @@ mod tests {
             println!("{taken_of_16} of 16 taken: {mean:.1} pieces for 32 pages");
             assert!(mean <= most, "{mean}");
         }
+    }
+
+    #[test]
+    fn what_could_not_be_written_is_not_the_next_to_be_tried() {
+        let mut map = SlotMap::new(Pages(1_000));
+        let (SlotId(first), n) = map.take_run(32).unwrap();
+        (first..first + n).for_each(|slot| assert!(map.pass(SlotId(slot))));
+        assert!(!map.pass(SlotId(first)), "it is free");
+        assert_eq!((map.take_run(32), map.free()), (Some((SlotId(64), 32)), Pages(968)));
+        // Round about, they are.
+        (0..28).for_each(|_| {
+            assert!(map.take_run(32).is_some_and(|(slot, n)| slot.0 > 64 && n == 32))
+        });
+        assert_eq!(map.take_run(32), Some((SlotId(0), 32)));
+        map.check().unwrap();
     }
 
     #[test]

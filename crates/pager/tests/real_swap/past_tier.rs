@@ -5,8 +5,7 @@ use super::*;
 #[test]
 fn what_leaves_at_once_goes_to_swap_once_that_is_known_to_be_near() {
     let Some(_alone) = alone() else { return };
-    // Read in order: a wait is for up to 16 pages.
-    for late in [Duration::ZERO, Duration::from_millis(60)] {
+    for late in [Duration::ZERO, Duration::from_millis(4)] {
         let dir = tempfile::tempdir().unwrap();
         let compression = Compression { percent: 50, ..Compression::default() };
         let config = PagerConfig { compression, ..PagerConfig::default() };
@@ -33,7 +32,9 @@ fn what_leaves_at_once_goes_to_swap_once_that_is_known_to_be_near() {
         all_leave();
         let second = counters().compressed - first;
         println!("{late:?} late: {first} compressed, and {second}");
-        assert_eq!(second < SIZE / 16, late.is_zero(), "{second} of {first}");
+        // What is not chosen by age is compressed as ever.
+        let as_ever = first - first / 8;
+        assert!(if late.is_zero() { second < first / 2 } else { second > as_ever }, "{second}");
         rig.pass(1);
         rig.end();
     }

@@ -58,4 +58,12 @@ fn a_guest_that_tells_nothing_new_bears_what_it_bore() {
         assert_eq!(out.limit, Pages::from_mib(90), "256 - 150 - 16");
     }
     assert!(g.control.command() <= Pages::from_mib(90));
+    // Nor where it tells nothing at all any more (its clock, or the host's, was set back).
+    let asked = g.control.command();
+    g.input.guest_stats_age = None;
+    for _ in 0..60 {
+        g.input.now += Duration::from_secs(1);
+        assert_eq!(g.control.step(&g.input).limit, Pages::from_mib(90));
+    }
+    assert!(g.control.command() <= Pages::from_mib(90), "{asked}");
 }

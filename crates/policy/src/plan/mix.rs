@@ -105,4 +105,4 @@ impl Turn {
 }
 
 /// What a guest was given back counts up to this part of its size.
-const OWED: u64 = 16;
+pub(super) const OWED: u64 = 16;
