@@ -16,7 +16,7 @@ pub struct Counters {
     /// Nanoseconds from the beginning of the read until they were home, summed over those that a fault waited
     /// for. (What such a fault waited for before that is in `wait_ns`.)
     pub swap_in_ns: AtomicU64,
-    /// Pages that were read from swap files, whoever wanted them.
+    /// Pages that were read from swap files, whoever wanted them. Not among the values, nor are the nanoseconds.
     pub disk_reads: AtomicU64,
     /// Nanoseconds that this took, from when the kernel was given each read until it was done.
     pub disk_read_ns: AtomicU64,
@@ -92,6 +92,12 @@ pub struct Counters {
 impl Counters {
     pub(crate) fn add(counter: &AtomicU64, n: u64) {
         counter.fetch_add(n, Ordering::Relaxed);
+    }
+
+    /// Reads of swap files, and the nanoseconds that they took.
+    pub(crate) fn disk_reads(&self) -> (u64, u64) {
+        let get = |c: &AtomicU64| c.load(Ordering::Relaxed);
+        (get(&self.disk_reads), get(&self.disk_read_ns))
     }
 
     /// All of them now.

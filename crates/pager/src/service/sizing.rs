@@ -1,6 +1,5 @@
 //! The compressed tier of a VM is as large as it is worth (`crate::worth`), where that is asked for.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::reclaim::Reclaim;
@@ -71,8 +70,8 @@ impl Reclaim {
         sizing.next = now + PERIOD;
         let (returns, occupancy) = tier.returns();
         let counters = &self.vm.memory.counters;
-        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        sizing.learn(get(&counters.disk_reads), get(&counters.disk_read_ns));
+        let (reads, ns) = counters.disk_reads();
+        sizing.learn(reads, ns);
         let c = counters.values();
         let Some(worth) = &mut sizing.worth else { return };
         let seen = Seen {
