@@ -422,6 +422,9 @@ fn sample(vm: &Vm, paged: &PagedVm) {
 /// makes them wait until others have given it.
 fn measure_strangers(manager: &Manager) {
     let ledger = &manager.host.ledger;
+    // What has come to be promised since is booked as it is left over beyond all that a shortage is to begin with: neither
+    // others nor starts are to wait for it.
+    let kept = manager.highest_thresholds().goal() + manager.room_for_starts();
     for vm in manager.vms() {
         if vm.paged().is_some() || vm.run_state() == RunState::Stopped {
             continue;
@@ -429,8 +432,6 @@ fn measure_strangers(manager: &Manager) {
         let Some(rss) = process::rss(vm.process.pid()) else { continue };
         let booked = vm.external.load(Ordering::Relaxed);
         vm.uses.store(rss.pages_ceil().0, Ordering::Relaxed);
-        // What has come to be promised since is booked as it is left over: neither others nor starts are to wait for it.
-        let kept = manager.thresholds().goal() + manager.room_for_starts();
         let spare = ledger.free().saturating_sub(kept);
         let now = to_be_booked(
             rss.pages_ceil(),

@@ -143,7 +143,10 @@ impl Meter {
 /// What a plan is to know now: costs as they were last measured, and the pager's books of this moment.
 pub fn known(vm: &Vm, paged: Option<&PagedVm>) -> Tools {
     let ballooned = |p: &PagedVm| p.memory().pmap().in_state(State::Ballooned);
-    let grown = lock(&vm.balloon).reported.unwrap_or_default() + lock(&vm.hotplug).withheld;
+    let balloon = *lock(&vm.balloon);
+    // What QEMU did not tell this time is as it was.
+    let grown = balloon.reported.or(balloon.held).unwrap_or_default();
+    let grown = grown + lock(&vm.hotplug).withheld;
     Tools { ballooned: paged.map_or(Pages::ZERO, ballooned), grown, ..*lock(&vm.tools) }
 }
 

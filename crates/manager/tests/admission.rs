@@ -194,14 +194,14 @@ async fn stale_swap_is_replaced_and_a_vm_that_cannot_be_paged_says_why() {
     // No folder for swap files, and a VM that needs none: the pager still wants its file, so this VM
     // runs unpaged, with room for all of it.
     std::fs::remove_dir(ballastd.swap_dir()).unwrap();
-    let whole = VmSpec { min: 96 * MIB, ..ballastd.guest(image, "b", 96, "") };
+    let whole = VmSpec { min: 128 * MIB, ..ballastd.guest(image, "b", 128, "") };
     let vm = client.run(&whole).await.unwrap();
     assert_eq!(vm.management.mode, ballast_api::Mode::BalloonOnly, "{:?}", vm.management);
     assert!(vm.management.reason.is_some_and(|why| why.contains("b.swap")));
     // What it does not use yet nobody else gets: it is measured once a second.
     tokio::time::sleep(Duration::from_millis(2_500)).await;
     let host = ballastd.host().await;
-    assert!(host.free <= host.budget - 96 * MIB && host.consumed >= 96 * MIB, "{host:?}");
+    assert!(host.free <= host.budget - 128 * MIB && host.consumed >= 128 * MIB, "{host:?}");
     let swapped = ballastd.guest(image, "c", 96, "");
     refused_as(client.run(&swapped).await, ErrorCode::NoRoom, "swap");
     client.stop("b", Duration::ZERO).await.unwrap();

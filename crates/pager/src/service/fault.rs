@@ -185,6 +185,10 @@ impl FaultService {
             // EINTR: look again at everything.
             return false;
         };
+        if !is_quiet {
+            // The next fault follows what was read until now.
+            self.wakeful.is_busy(Instant::now());
+        }
         if for_fault {
             self.spin.learn(self.begun.elapsed(), !spin.is_zero(), waited);
         }

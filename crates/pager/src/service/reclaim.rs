@@ -581,6 +581,7 @@ impl Reclaim {
         }
         let vm = self.vm.clone();
         let eligible = |p: Ppn| may_leave(&vm.memory, p);
+        self.oldest.chose(false);
         if let Some(ppn) = std::iter::from_fn(|| self.broken.pop()).find(|&p| eligible(p)) {
             return Some(ppn);
         }

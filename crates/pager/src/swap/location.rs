@@ -102,7 +102,8 @@ impl Location {
     }
     /// Whether pages may be written there now: it has not failed, or was left alone for long enough.
     pub fn is_tried(&self) -> bool {
-        !self.is_failed() || self.now_ms() >= self.until_ms.load(Ordering::Relaxed)
+        let is_due = || self.now_ms() >= self.until_ms.load(Ordering::Relaxed);
+        !self.is_failed() || !self.for_good.load(Ordering::Relaxed) && is_due()
     }
 
     /// The same, for who writes there next: of one that has failed it is one alone, and for the others the time begins anew.

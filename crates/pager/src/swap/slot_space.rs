@@ -74,7 +74,9 @@ impl SlotSpace {
     /// Takes a run of 1 to `most` neighbouring slots of one part; None when none is free where
     /// writes are still tried.
     pub fn take_run(&mut self, most: u64) -> Option<(SlotId, u64)> {
-        self.parts.iter_mut().filter(|p| p.location.may_be_tried()).find_map(|part| {
+        // Who has no room there does not take the next try from who has.
+        let may = |p: &&mut Part| !p.map.free().is_zero() && p.location.may_be_tried();
+        self.parts.iter_mut().filter(may).find_map(|part| {
             let (slot, n) = part.map.take_run(most)?;
             Some((SlotId(part.first + slot.0), n))
         })
@@ -172,5 +174,23 @@ mod tests {
         fail(&slow);
         assert_eq!((space.take_run(1), space.free()), (None, Pages(0)));
         assert_eq!(space.used(), Pages(8));
+    }
+
+    #[test]
+    fn who_has_no_room_left_there_leaves_the_try_of_a_failed_location_to_who_has() {
+        let rest = std::time::Duration::from_millis(50);
+        let fast = Location::with_rest(Path::new("/x"), 2, rest);
+        let slow = Location::new(Path::new("/y"), 1);
+        let mut full = SlotSpace::new([(Pages(8), fast.clone()), (Pages(64), slow)]);
+        let mut other = SlotSpace::new([(Pages(64), fast.clone())]);
+        assert_eq!(full.take_run(8), Some((SlotId(0), 8)));
+        fail(&fast);
+        assert_eq!((other.take_run(8), other.free()), (None, Pages(0)));
+        std::thread::sleep(rest);
+        assert_eq!(full.take_run(8), Some((SlotId(8), 8)));
+        assert_eq!(other.free(), Pages(64));
+        assert_eq!(other.take_run(8), Some((SlotId(0), 8)));
+        // That is the one.
+        assert!(!fast.is_tried() && other.take_run(8).is_none());
     }
 }
