@@ -182,7 +182,7 @@ async fn promises_are_kept_and_names_belong_to_one() {
 #[tokio::test(flavor = "multi_thread")]
 async fn stale_swap_is_replaced_and_a_vm_that_cannot_be_paged_says_why() {
     let Some(image) = image_or_skip() else { return };
-    let ballastd = Ballastd::start(&["--budget", "192M"]);
+    let ballastd = Ballastd::start(&["--budget", "256M"]);
     let client = &ballastd.client;
     // The swap file of a VM that a crash of the host has ended is nobody's.
     let stale = ballastd.swap_file("a");
