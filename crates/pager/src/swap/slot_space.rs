@@ -178,7 +178,7 @@ mod tests {
 
     #[test]
     fn who_has_no_room_left_there_leaves_the_try_of_a_failed_location_to_who_has() {
-        let rest = std::time::Duration::from_millis(50);
+        let rest = std::time::Duration::from_millis(500);
         let fast = Location::with_rest(Path::new("/x"), 2, rest);
         let slow = Location::new(Path::new("/y"), 1);
         let mut full = SlotSpace::new([(Pages(8), fast.clone()), (Pages(64), slow)]);
