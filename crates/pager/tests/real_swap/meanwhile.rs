@@ -29,23 +29,33 @@ fn what_is_asked_for_while_a_write_takes_long_leaves_meanwhile() {
     rig.end();
 }
 
-#[test]
-fn what_a_fault_wants_from_swap_is_read_while_it_waits_for_memory() {
-    let Some(_alone) = alone() else { return };
-    let dir = tempfile::tempdir().unwrap();
-    let rig = Rig::new("forward", dir.path());
+/// All is swapped, and the guest reads it while there is no memory. Answers the budget that there was.
+fn begin_pass_without_memory(rig: &Rig) -> Pages {
     rig.swap_out(SIZE);
     let ledger = &rig.host.ledger;
     let budget = ledger.budget();
     ledger.set_budget(ledger.used());
     rig.begin_pass();
+    budget
+}
+
+fn end_pass_with(rig: &Rig, budget: Pages) {
+    rig.host.ledger.set_budget(budget);
+    rig.vm().memory_freed();
+    wait_for("pass", || rig.passed(1));
+}
+
+#[test]
+fn what_a_fault_wants_from_swap_is_read_while_it_waits_for_memory() {
+    let Some(_alone) = alone() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let rig = Rig::new("forward", dir.path());
+    let budget = begin_pass_without_memory(&rig);
     let counters = || rig.vm().memory().counters.values();
     wait_for("a fault that waits", || rig.vm().waiting() == 1 && counters().waits > 0);
     wait_for("a read", || counters().read_ahead > 0);
     assert_eq!(rig.vmm.board.get(Cell::Accesses), 0);
-    ledger.set_budget(budget);
-    rig.vm().memory_freed();
-    wait_for("pass", || rig.passed(1));
+    end_pass_with(&rig, budget);
     assert!(counters().read_ahead_hits > 0);
     rig.end();
 }
@@ -55,12 +65,8 @@ fn what_cannot_be_read_meanwhile_is_not_read_over_and_over() {
     let Some(_alone) = alone() else { return };
     let dir = tempfile::tempdir().unwrap();
     let rig = Rig::new("forward", dir.path());
-    rig.swap_out(SIZE);
-    let ledger = &rig.host.ledger;
-    let budget = ledger.budget();
-    ledger.set_budget(ledger.used());
     rig.disk.follow(|op| if op.write { FINE } else { EIO });
-    rig.begin_pass();
+    let budget = begin_pass_without_memory(&rig);
     let errors = || rig.vm().swap_places()[0].0.location.read_errors();
     wait_for("a read that fails", || rig.vm().waiting() == 1 && errors() > 0);
     // It waits for memory all the while, and is tried again each 2 ms.
@@ -69,8 +75,6 @@ fn what_cannot_be_read_meanwhile_is_not_read_over_and_over() {
     println!("{after} reads failed");
     assert!(after <= 3, "{after}");
     rig.disk.follow(|_| FINE);
-    ledger.set_budget(budget);
-    rig.vm().memory_freed();
-    wait_for("pass", || rig.passed(1));
+    end_pass_with(&rig, budget);
     rig.end();
 }
