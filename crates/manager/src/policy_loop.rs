@@ -245,22 +245,28 @@ fn carry_out(manager: &Manager, managed: &[&Arc<Vm>], decision: &Decision, is_ne
             // A limit below its size holds in plenty, too, and from one turn to the next.
             let limit = (demand.max < state.size && vm.may_be_paged())
                 .then(|| demand.max.saturating_sub(part));
-            if !evict.is_zero() {
-                let leave = plan.leave.saturating_sub(part);
-                let is_held = until.is_zero() && limit.is_some_and(|most| leave >= most);
-                let until = if is_held { Pages(u64::MAX) } else { until };
-                paged.hold_down_to(evict, leave, until);
-            } else if exchanges {
+            if evict.is_zero() && exchanges {
                 // Nothing is asked of it, and what it wants beyond its target it can have for what it has.
                 paged.exchange_at(target, until);
-            } else if let Some(most) = limit {
-                // What it grows by beyond that leaves as it comes.
-                paged.hold_down_to(Pages::ZERO, most, Pages(u64::MAX));
             } else {
-                paged.hold_down_to(Pages::ZERO, Pages::ZERO, Pages::ZERO);
+                let (n, leave, until) = held(evict, plan.leave.saturating_sub(part), until, limit);
+                paged.hold_down_to(n, leave, until);
             }
             paged.memory_freed();
         }
+    }
+}
+
+/// What a VM is held down to that is asked for so many pages, to leave so many, until so much is free: how many, what they
+/// leave, and until when. Under a `limit` also what it grows by beyond that, as it comes and whatever is free.
+fn held(evict: Pages, leave: Pages, until: Pages, limit: Option<Pages>) -> (Pages, Pages, Pages) {
+    let always = Pages(u64::MAX);
+    match limit {
+        Some(most) if evict.is_zero() => (Pages::ZERO, most, always),
+        None if evict.is_zero() => (Pages::ZERO, Pages::ZERO, Pages::ZERO),
+        // For something else than its limit it is not held in plenty.
+        Some(most) if until.is_zero() && leave >= most => (evict, leave, always),
+        _ => (evict, leave, until),
     }
 }
 
@@ -465,6 +471,21 @@ mod tests {
         assert!(change_goal(&mut goal, Pages(7), Pages(3)));
         assert!(!change_goal(&mut goal, Pages(3), Pages(3)));
         assert_eq!(goal, Pages(3));
+    }
+
+    #[test]
+    fn a_limit_is_held_in_plenty_too_and_nothing_else_is() {
+        let held = |evict, leave, until, limit: Option<u64>| {
+            let (n, leave, until) =
+                held(Pages(evict), Pages(leave), Pages(until), limit.map(Pages));
+            (n.0, leave.0, until.0)
+        };
+        assert_eq!(held(0, 90, 0, None), (0, 0, 0));
+        assert_eq!(held(0, 90, 0, Some(100)), (0, 100, u64::MAX));
+        assert_eq!(held(7, 100, 0, Some(100)), (7, 100, u64::MAX));
+        assert_eq!(held(7, 60, 0, Some(100)), (7, 60, 0), "room for a start");
+        assert_eq!(held(7, 60, 50, Some(100)), (7, 60, 50));
+        assert_eq!(held(7, 60, 0, None), (7, 60, 0));
     }
 
     #[test]

@@ -229,6 +229,16 @@ fn two_places_with_rest(dir: &Path, rest: Duration) -> [Place; 2] {
     })
 }
 
+/// Half of a VM may be frames of its tier, and its host has twice as much memory as it.
+fn half_may_be_compressed(alarm: impl Fn() + Send + Sync + 'static) -> (PagerConfig, Arc<Host>) {
+    let compression = Compression { percent: 50, ..Compression::default() };
+    let config = PagerConfig { compression, ..PagerConfig::default() };
+    let own = config.overhead(Pages(SIZE));
+    let host = Arc::new(Host::new(Ledger::new(Pages(own.0 + 2 * SIZE), alarm)));
+    assert!(host.ledger.try_reserve(own));
+    (config, host)
+}
+
 impl Rig {
     fn new(role: &str, dir: &Path) -> Rig {
         let swap = SwapSpace::create_at(&dir.join("swap"), Pages(SIZE + 64)).unwrap();
@@ -250,12 +260,8 @@ impl Rig {
         dir: &Path,
         alarm: impl Fn() + Send + Sync + 'static,
     ) -> Rig {
-        let compression = Compression { percent: 50, ..Compression::default() };
-        let config = PagerConfig { compression, ..PagerConfig::default() };
         let swap = SwapSpace::create_at(&dir.join("swap"), Pages(0)).unwrap();
-        let own = config.overhead(Pages(SIZE));
-        let host = Arc::new(Host::new(Ledger::new(Pages(own.0 + 2 * SIZE), alarm)));
-        assert!(host.ledger.try_reserve(own));
+        let (config, host) = half_may_be_compressed(alarm);
         Rig::with(config, role, dir, swap, host, false)
     }
 

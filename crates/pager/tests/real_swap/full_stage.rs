@@ -7,11 +7,7 @@ use super::*;
 fn a_stage_full_of_what_cannot_be_written_is_cleared_for_what_compresses() {
     let Some(_alone) = alone() else { return };
     let dir = tempfile::tempdir().unwrap();
-    let compression = Compression { percent: 50, ..Compression::default() };
-    let config = PagerConfig { compression, ..PagerConfig::default() };
-    let own = config.overhead(Pages(SIZE));
-    let host = Arc::new(Host::new(Ledger::new(Pages(own.0 + 2 * SIZE), || {})));
-    assert!(host.ledger.try_reserve(own));
+    let (config, host) = half_may_be_compressed(|| {});
     host.set_plenty(Pages(4 * SIZE));
     let swap = SwapSpace::create_at(&dir.path().join("swap"), Pages(SIZE)).unwrap();
     let rig = Rig::with(config, "mixed", dir.path(), swap, host, true);

@@ -7,11 +7,7 @@ fn what_leaves_at_once_goes_to_swap_once_that_is_known_to_be_near() {
     let Some(_alone) = alone() else { return };
     for late in [Duration::ZERO, Duration::from_millis(4)] {
         let dir = tempfile::tempdir().unwrap();
-        let compression = Compression { percent: 50, ..Compression::default() };
-        let config = PagerConfig { compression, ..PagerConfig::default() };
-        let own = config.overhead(Pages(SIZE));
-        let host = Arc::new(Host::new(Ledger::new(Pages(own.0 + 2 * SIZE), || {})));
-        assert!(host.ledger.try_reserve(own));
+        let (config, host) = half_may_be_compressed(|| {});
         let swap = SwapSpace::create_at(&dir.path().join("swap"), Pages(SIZE + 64)).unwrap();
         let rig = Rig::with(config, "mixed", dir.path(), swap, host, true);
         rig.disk.follow(move |op| if op.write { FINE } else { Verdict { late, ..FINE } });
