@@ -3,8 +3,8 @@
 //! 128 MB (a balloon of 128 MB) down to 1.4% at 224 MB.
 //!
 //! Both variants run under Ballast with memory to spare; the balloon is asked for by a limit (max) below the configured
-//! size, for which a guest has to use some first: what it touches before the load differs by as much. Runs are interleaved, each in a freshly
-//! booted guest on a fresh disk; medians are compared.
+//! size. It takes no more than is to be taken, so that a guest first touches nearly all that it is configured with. Runs are
+//! interleaved, each in a freshly booted guest on a fresh disk; medians are compared.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -35,9 +35,6 @@ const DELAY: Duration = Duration::from_secs(20);
 /// Free memory of a booted guest is this much less than its size (and a sixteenth, left in peace). It is touched once,
 /// before the load.
 const SYSTEM_MIB: u64 = 68;
-/// A booted guest has no less than this beside. One that is to be ballooned touches so much that it is beyond the size it
-/// may have, for a balloon takes no more than is to be taken; and it is in place before the load.
-const BOOTED_MIB: u64 = 54;
 
 struct Run {
     mb_per_s: f64,
@@ -93,7 +90,8 @@ async fn one(
     // The guest, its overhead, and enough to stay far above the high threshold.
     let mut stage = Stage::new(&Options::budget(Bytes::from_mib(768)))?;
     let memory = if ballooned { CONFIGURED } else { Bytes::from_mib(size) };
-    let touched = if ballooned { size - BOOTED_MIB } else { size - size / 16 - SYSTEM_MIB };
+    let configured = if ballooned { CONFIGURED.mib() as u64 } else { size };
+    let touched = configured - configured / 16 - SYSTEM_MIB;
     let disk = stage.manager.disk("dbench");
     let copied = crate::tools::run(
         std::process::Command::new("cp").arg("--sparse=always").arg(template).arg(&disk),

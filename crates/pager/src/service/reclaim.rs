@@ -14,7 +14,7 @@ use super::oldest::Oldest;
 use super::shared::Shared;
 use super::sizing::Sizing;
 use super::trial::Trial;
-use super::write::{Cluster, Stuck};
+use super::write::{Cluster, Stuck, Tries};
 use crate::backend::MemError;
 use crate::clock::{BLOCK, Clock};
 use ballast_compress::{Compressor, Place};
@@ -51,6 +51,7 @@ pub(super) struct Reclaim {
     pub(super) vm: Arc<Shared>,
     pub(super) clusters: Vec<Cluster>,
     /// See `write`.
+    pub(super) tries: Tries,
     pub(super) stuck: Option<Stuck>,
     pub(super) replacement: Box<dyn Replacement>,
     /// In whose order pages are watched, see `cold`.
@@ -119,6 +120,7 @@ impl Reclaim {
             emptying: Vec::new(),
             ring,
             clusters,
+            tries: Tries::default(),
             stuck: None,
             replacement,
             clock,
@@ -322,7 +324,7 @@ impl Reclaim {
     /// All clusters are full: waits until one may be open. False where nothing can be written for now; the policy
     /// is told.
     fn wait_for_cluster(&mut self) -> bool {
-        if self.ring.in_flight() > 0 {
+        if self.awaits_writes() {
             self.reap(true);
         } else if self.stuck_for().is_some() {
             return false;
@@ -357,7 +359,7 @@ impl Reclaim {
         match left {
             Ok(left) => {
                 *refused = 0;
-                self.have_left(cluster, &left);
+                self.have_left(cluster, &left, slots);
             }
             Err(NotEvicted::NotEligible) => {}
             Err(NotEvicted::Failed(MemError::Gone)) => {
@@ -397,15 +399,21 @@ impl Reclaim {
         (first, n)
     }
 
-    /// The next step for pages that were evicted into slots of a cluster.
-    fn have_left(&mut self, cluster: usize, left: &[Left]) {
-        self.wake_waiting();
+    /// The next step for pages that were evicted into slots of a cluster, where swap has `slots` for them.
+    fn have_left(&mut self, cluster: usize, left: &[Left], slots: bool) {
+        if slots {
+            self.wake_waiting();
+        }
         for page in left {
             let gained = page.slot.map_or(1, |slot| self.compress(cluster, page.ppn, slot));
             // Where it takes a frame, it is not at home all the same.
             let gained = if self.vm.counts_at_home() { 1 } else { gained };
             let gained = self.has_left(page.ppn, gained);
             self.vm.evict_done(gained);
+        }
+        // Without any, what they leave behind is first for the frame that they go to: there is nowhere else for them.
+        if !slots {
+            self.wake_waiting();
         }
     }
 

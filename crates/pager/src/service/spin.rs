@@ -7,7 +7,9 @@
 //! fault costs nothing, and a thread that looks is one that would have had to be woken 20,000 times a second.
 //!
 //! On a host whose cores are all in use, looking takes them from guests. A thread that lost its core
-//! while it looked takes that as a sign, and sleeps at once for the next [`REST`].
+//! while it looked takes that as a sign, and sleeps at once for the next [`REST`]. So does one whose fault came as soon as it
+//! slept: the kernel runs whom it wakes on its own core, where others would have to be woken, and there a guest waits for
+//! the look to end.
 
 use std::time::{Duration, Instant};
 
@@ -21,6 +23,8 @@ const SOON: Duration = Duration::from_micros(100);
 /// Two looks further apart than this were not made by a thread that kept its core.
 const LOST_CORE: Duration = Duration::from_micros(40);
 const REST: Duration = Duration::from_millis(100);
+/// Who came no later than this after a look in vain had been waiting for the core that it was made on.
+const AT_ONCE: Duration = Duration::from_micros(20);
 /// After so many looks in vain, none is harder to come by.
 const HARDEST: u32 = 6;
 
@@ -61,6 +65,7 @@ impl Spin {
     pub fn learn(&mut self, now: Duration, looked: bool, waited: Waited) {
         match waited {
             Waited::Caught => self.in_vain = 0,
+            Waited::Slept(time) if looked && time <= LONGEST + AT_ONCE => self.rest(now),
             Waited::Slept(_) if looked => {
                 self.in_vain = (self.in_vain + 1).min(HARDEST);
                 (self.looks, self.short) = (false, 0);
@@ -71,11 +76,13 @@ impl Spin {
                 self.looks |= self.short >= 1 << self.in_vain.saturating_sub(1);
             }
             Waited::Slept(_) => (self.looks, self.short) = (false, 0),
-            Waited::Preempted => {
-                (self.looks, self.short) = (false, 0);
-                self.rest_until = now + REST;
-            }
+            Waited::Preempted => self.rest(now),
         }
+    }
+
+    fn rest(&mut self, now: Duration) {
+        (self.looks, self.short) = (false, 0);
+        self.rest_until = now + REST;
     }
 }
 
@@ -136,7 +143,7 @@ mod tests {
         for _ in 0..1_000 {
             let looked = spin.window(US) > Duration::ZERO;
             looks += u32::from(looked);
-            spin.learn(US, looked, Waited::Slept(70 * US));
+            spin.learn(US, looked, Waited::Slept(80 * US));
         }
         assert!((10..40).contains(&looks), "{looks} of 1,000");
         while spin.window(US).is_zero() {
@@ -158,6 +165,23 @@ mod tests {
         spin.learn(2 * US, false, Waited::Slept(US));
         assert_eq!(spin.window(2 * US), Duration::ZERO, "it rests");
         assert_eq!(spin.window(2 * US + REST), LONGEST, "and then looks again");
+    }
+
+    #[test]
+    fn who_waited_for_the_core_that_is_looked_on_is_not_looked_for_for_a_while() {
+        let looks_from = |ends: Duration| {
+            let mut spin = Spin::default();
+            spin.learn(US, false, Waited::Slept(12 * US));
+            spin.learn(US, true, Waited::Slept(ends));
+            // Who shares its core comes soon after it sleeps, again and again.
+            let looks = |n: &u32| {
+                spin.learn(*n * 12 * US, false, Waited::Slept(12 * US));
+                spin.window(*n * 12 * US) > Duration::ZERO
+            };
+            (1..100_000).find(looks).unwrap()
+        };
+        assert_eq!(looks_from(LONGEST + AT_ONCE + US), 1);
+        assert_eq!(looks_from(LONGEST + AT_ONCE), (REST / 12).as_micros() as u32 + 1);
     }
 
     #[test]

@@ -2,13 +2,14 @@
 //! allow. A page leaves the stage only when its write is complete. One that fails costs no page: the
 //! slot is given up, and the page, whole in the stage, is written to another.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use ballast_units::{PAGE_SIZE, Ppn, SlotId};
 
 use super::reclaim::Reclaim;
-use crate::swap::{Completion, Stored};
+use crate::swap::{Completion, Location, Stored};
 
 /// Pauses between two tries while nothing can be written: they double from the first to the second.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
@@ -78,7 +79,30 @@ pub(super) struct Stuck {
     pause: Duration,
 }
 
+/// Writes under way to locations that have failed, by their tags: a disk that fails may not answer either, and what is
+/// tried there holds up nothing else.
+#[derive(Default)]
+pub(super) struct Tries(Vec<(u64, Arc<Location>)>);
+
+impl Tries {
+    fn ended(&mut self, tag: u64) {
+        self.0.retain(|of| of.0 != tag);
+    }
+}
+
+impl Drop for Tries {
+    fn drop(&mut self) {
+        // Others may.
+        self.0.iter().for_each(|(_, location)| location.was_not_tried());
+    }
+}
+
 impl Reclaim {
+    /// Whether writes are under way that are to come to an end soon.
+    pub(super) fn awaits_writes(&self) -> bool {
+        self.ring.in_flight() as usize > self.tries.0.len()
+    }
+
     /// Pages in the stage that still need a slot each.
     pub(super) fn waiting_for_slots(&self) -> u64 {
         self.clusters.iter().map(Cluster::waiting).sum::<usize>() as u64
@@ -87,7 +111,7 @@ impl Reclaim {
     /// All that is in the stage is written when this returns.
     pub(super) fn flush_all(&mut self) {
         self.flush();
-        while self.ring.in_flight() > 0 && !self.vm.is_stopping() {
+        while self.awaits_writes() && !self.vm.is_stopping() {
             self.reap(true);
         }
     }
@@ -96,7 +120,7 @@ impl Reclaim {
     /// what comes meanwhile goes together. Nobody waits for the disk here: there may be more to do.
     pub(super) fn flush(&mut self) {
         self.reap(false);
-        if self.ring.in_flight() > 0 {
+        if self.awaits_writes() {
             return;
         }
         for cluster in 0..self.clusters.len() {
@@ -146,7 +170,7 @@ impl Reclaim {
         self.vm.set_writing(true, false);
         self.queue_waiting(index);
         self.ring.submit();
-        self.vm.set_writing(self.ring.in_flight() > 0, false);
+        self.vm.set_writing(self.awaits_writes(), false);
     }
 
     fn queue_waiting(&mut self, index: usize) {
@@ -189,7 +213,9 @@ impl Reclaim {
     fn queue(&mut self, index: usize, first: usize, n: usize, slot: SlotId) -> bool {
         let tag = (index as u64) << 40 | (first as u64) << 20 | n as u64;
         let from = self.vm.memory.stage().slot_ptr(self.clusters[index].stage_slot(first));
-        let result = match self.vm.swap.find(slot) {
+        let at = self.vm.swap.find(slot);
+        let failed = at.and_then(|(_, _, at)| at.is_failed().then(|| at.clone()));
+        let result = match at {
             // SAFETY: the stage outlives the ring (the VM's shared part, which owns it, is held by this
             // thread, and the ring waits for its writes on drop); the stage slots are not reused before
             // the cluster is settled, which the completion precedes.
@@ -198,7 +224,13 @@ impl Reclaim {
             },
             None => Err(std::io::Error::other(format!("no slot {}", slot.0))),
         };
-        let Err(e) = result else { return true };
+        let Err(e) = result else {
+            self.tries.0.extend(failed.map(|location| (tag, location)));
+            return true;
+        };
+        if let Some(location) = failed {
+            location.was_not_tried();
+        }
         self.vm.set_ill(format!("writing swap: {e}; its pages stay"));
         for i in first..first + n {
             if let Fate::Writing(stored) = self.clusters[index].fates[i] {
@@ -218,13 +250,14 @@ impl Reclaim {
         }
         let any_ended = !done.is_empty();
         for Completion { tag, result } in done {
+            self.tries.ended(tag);
             let (index, first, n) =
                 ((tag >> 40) as usize, (tag >> 20 & 0xf_ffff) as usize, (tag & 0xf_ffff) as usize);
             self.written(index, first, n, result);
         }
         // What is written again.
         self.ring.submit();
-        self.vm.set_writing(self.ring.in_flight() > 0, any_ended);
+        self.vm.set_writing(self.awaits_writes(), any_ended);
         self.settle_all();
     }
 

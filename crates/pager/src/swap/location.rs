@@ -34,8 +34,8 @@ pub struct Location {
     failed: AtomicBool,
     /// It has failed, and is not tried again.
     for_good: AtomicBool,
-    /// While it has failed: whether somebody has taken the next try, how long it is left alone, and until when, in
-    /// milliseconds since it was made.
+    /// While it has failed: whether somebody has taken a try that has not come to its end, how long it is left alone, and
+    /// until when, in milliseconds since it was made.
     trying: AtomicBool,
     rest_ms: AtomicU64,
     until_ms: AtomicU64,
@@ -100,26 +100,29 @@ impl Location {
     pub fn is_failed(&self) -> bool {
         self.failed.load(Ordering::Relaxed)
     }
-    /// Whether pages may be written there now: it has not failed, or was left alone for long enough.
+    /// Whether pages may be written there now: it has not failed, or was left alone for long enough and nobody tries it.
     pub fn is_tried(&self) -> bool {
-        let is_due = || self.now_ms() >= self.until_ms.load(Ordering::Relaxed);
-        !self.is_failed() || !self.for_good.load(Ordering::Relaxed) && is_due()
+        !self.is_failed() || !self.trying.load(Ordering::Relaxed) && self.is_due()
     }
 
-    /// The same, for who writes there next: of one that has failed it is one alone, and for the others the time begins anew.
+    fn is_due(&self) -> bool {
+        let is_over = || self.now_ms() >= self.until_ms.load(Ordering::Relaxed);
+        !self.for_good.load(Ordering::Relaxed) && is_over()
+    }
+
+    /// The same, for who writes there next: of one that has failed it is one alone until that has come to its end, which a
+    /// disk may put off for ever.
     pub(crate) fn may_be_tried(&self) -> bool {
         if !self.is_failed() {
             return true;
         }
-        let (until, now) = (self.until_ms.load(Ordering::Relaxed), self.now_ms());
         let (mine, none) = (Ordering::Relaxed, Ordering::Relaxed);
-        let next = now.saturating_add(self.rest_ms.load(Ordering::Relaxed));
-        let is_due = now >= until && !self.for_good.load(Ordering::Relaxed);
-        let taken = is_due && self.until_ms.compare_exchange(until, next, mine, none).is_ok();
-        if taken {
-            self.trying.store(true, Ordering::Relaxed);
-        }
-        taken
+        self.is_due() && self.trying.compare_exchange(false, true, mine, none).is_ok()
+    }
+
+    /// Who may try it did not write, or does not wait any more for what comes of it.
+    pub(crate) fn was_not_tried(&self) {
+        self.trying.store(false, Ordering::Relaxed);
     }
 
     fn now_ms(&self) -> u64 {
@@ -256,12 +259,16 @@ mod tests {
         };
         let minute = Duration::from_secs(60);
         let rest_of = |location: &Location| location.rest_ms.load(Ordering::Relaxed);
-        // Somebody takes the next try, and nobody else.
+        // Somebody takes the next try, and nobody else before that has come to its end.
         let over = |location: &Location| {
             location.until_ms.store(0, Ordering::Relaxed);
             assert!(location.is_tried() && location.may_be_tried());
             assert!(!location.is_tried() && !location.may_be_tried());
         };
+        let given_up = failed(Duration::ZERO);
+        over(&given_up);
+        given_up.was_not_tried();
+        over(&given_up);
         let location = failed(minute);
         // What was on its way when it failed is no try.
         location.write_failed();

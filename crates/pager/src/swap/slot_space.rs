@@ -6,6 +6,9 @@ use ballast_units::{Pages, SlotId};
 
 use super::{Location, SlotMap};
 
+/// What is written to a location that has failed, to see whether that goes again: as much as leaves the stage together.
+const TRY: Pages = Pages(32);
+
 #[derive(Debug)]
 struct Part {
     /// Its slot 0 among all.
@@ -54,9 +57,13 @@ impl SlotSpace {
     pub fn is_empty(&self) -> bool {
         self.len().is_zero()
     }
-    /// Slots that a page could be written to now.
+    /// Slots that a page could be written to now: in a location that has failed no more than one tries at a time.
     pub fn free(&self) -> Pages {
-        self.parts.iter().filter(|p| p.location.is_tried()).map(|p| p.map.free()).sum()
+        let free = |p: &Part| {
+            let most = if p.location.is_failed() { TRY } else { Pages(u64::MAX) };
+            p.map.free().min(most)
+        };
+        self.parts.iter().filter(|p| p.location.is_tried()).map(free).sum()
     }
     /// Slots that hold pages, or are being written.
     pub fn used(&self) -> Pages {
@@ -188,7 +195,7 @@ mod tests {
         assert_eq!((other.take_run(8), other.free()), (None, Pages(0)));
         std::thread::sleep(rest);
         assert_eq!(full.take_run(8), Some((SlotId(8), 8)));
-        assert_eq!(other.free(), Pages(64));
+        assert_eq!(other.free(), TRY);
         assert_eq!(other.take_run(8), Some((SlotId(0), 8)));
         // That is the one.
         assert!(!fast.is_tried() && other.take_run(8).is_none());

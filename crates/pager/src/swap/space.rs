@@ -157,7 +157,7 @@ impl SwapSpace {
 
     /// The file of a slot, where in it the slot is, and how the location fares. None if there is no
     /// such slot.
-    pub(crate) fn find(&self, slot: SlotId) -> Option<(&SwapFile, SlotId, &Location)> {
+    pub(crate) fn find(&self, slot: SlotId) -> Option<(&SwapFile, SlotId, &Arc<Location>)> {
         let part = self.parts.iter().rfind(|p| p.first <= slot.0)?;
         let within = SlotId(slot.0 - part.first);
         (within.0 < part.file.len().0).then_some((&part.file, within, &part.location))

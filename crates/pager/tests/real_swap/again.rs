@@ -40,3 +40,51 @@ fn a_location_that_fails_for_a_while_is_used_again_after_that() {
     rig.pass(2);
     rig.end();
 }
+
+/// A disk that fails may not answer either.
+#[test]
+fn a_try_of_a_failed_location_that_does_not_end_is_the_only_one_and_holds_up_nothing_else() {
+    let Some(_alone) = alone() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let places = two_places_with_rest(dir.path(), Duration::from_millis(50));
+    for place in &places {
+        SwapSpace::create_at(&place.path, Pages(SIZE)).unwrap();
+    }
+    let swap = SwapSpace::open(&places).unwrap();
+    let rig = Rig::over("halves", dir.path(), swap, host(1), true);
+    let [failing, sound] = places;
+    let (tries, answers) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let (at, counted, says) = (failing.clone(), tries.clone(), answers.clone());
+    rig.disk.follow(move |op| {
+        if !op.write || op.path != at.path {
+            return FINE;
+        }
+        if !at.location.is_failed() || says.load(Ordering::SeqCst) > 0 {
+            return ENOSPC;
+        }
+        counted.fetch_add(1, Ordering::SeqCst);
+        Verdict { late: Duration::from_secs(12), ..ENOSPC }
+    });
+    wait_for("the location to be given up", || {
+        rig.vm().set_evict_goal(Pages(SIZE));
+        failing.location.is_failed()
+    });
+    wait_for("a try", || {
+        rig.vm().set_evict_goal(Pages(8));
+        tries.load(Ordering::SeqCst) > 0
+    });
+    let used = || rig.vm().swap_places()[1].1.0;
+    for _ in 0..10 {
+        // Part of a cluster at a time, as a policy that asks for little does.
+        rig.pass(2);
+        let before = used();
+        rig.vm().set_evict_goal(Pages(8));
+        wait_for("pages to go to the sound one", || used() > before);
+        std::thread::sleep(Duration::from_millis(60));
+        assert!(rig.vm().swap_room().0 > 0);
+    }
+    assert_eq!((tries.load(Ordering::SeqCst), sound.location.write_errors()), (1, 0));
+    answers.store(1, Ordering::SeqCst);
+    rig.pass(2);
+    rig.end();
+}
