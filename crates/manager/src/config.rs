@@ -443,13 +443,30 @@ impl Config {
 
 fn parse(path: &Path, text: &str) -> Result<File, ConfigError> {
     toml::from_str(text).map_err(|e| {
-        let at = e.span().map_or(0, |span| span.start.min(text.len()));
-        ConfigError::Syntax {
-            path: path.to_owned(),
-            line: text[..at].matches('\n').count() + 1,
-            what: e.message().replace('\n', "; "),
+        let span = e.span().unwrap_or_default();
+        let line = text[..span.start.min(text.len())].matches('\n').count() + 1;
+        let what = e.message().replace('\n', "; ");
+        match lines::key_at(text, &span) {
+            None => ConfigError::Syntax { path: path.to_owned(), line, what },
+            Some(key) => ConfigError::Value {
+                origin: path.display().to_string(),
+                line: Some(line),
+                what: format!("{what}{}", hint(&what, &key)),
+                key,
+            },
         }
     })
+}
+
+/// How it is written, where the mistake is an easy one.
+fn hint(what: &str, key: &str) -> String {
+    if what == "invalid type: map, expected a sequence" {
+        format!(" (write [[{key}]])")
+    } else if what.starts_with("invalid type: integer") && what.ends_with("expected a string") {
+        " (in quotes)".to_owned()
+    } else {
+        String::new()
+    }
 }
 
 /// The number of a group, given by its name or by its number.
@@ -567,9 +584,8 @@ fn balloon(file: &Balloon) -> Result<BalloonConfig, Wrong> {
 /// The table `[pager]`, checked: the pages handed out around a fault, and the size from which on VMs get large pages;
 /// an error names its key.
 fn pager(file: &Pager) -> Result<(Pages, Option<Pages>), Wrong> {
-    let fault_around = size("pager.fault_around", &file.fault_around)?;
-    let fault_around = fault_around.map_or(Pages(16), Bytes::pages_ceil);
-    if !fault_around.0.is_power_of_two() || fault_around.0 > 512 {
+    let around = size("pager.fault_around", &file.fault_around)?.unwrap_or(Bytes(64 << 10));
+    if !around.0.is_power_of_two() || !(4 << 10..=2 << 20).contains(&around.0) {
         return Err(("pager.fault_around", "not a power of two from 4K to 2M".into()));
     }
     let large_pages_from = match file.large_pages_from.as_deref() {
@@ -579,7 +595,7 @@ fn pager(file: &Pager) -> Result<(Pages, Option<Pages>), Wrong> {
                 .map_or(LARGE_PAGES_FROM, Bytes::pages_ceil),
         ),
     };
-    Ok((fault_around, large_pages_from))
+    Ok((around.pages(), large_pages_from))
 }
 
 /// The table `[admission]`, checked: how long a start may wait, and whether VMMs are taken from the budget; an error

@@ -195,11 +195,23 @@ fn main() -> ExitCode {
         }
         Ok(_) => ExitCode::SUCCESS,
         Err(e) => {
-            let why = format!("{e:#}").replace('\n', " ");
-            let _ = writeln!(std::io::stderr(), "ballastd: {why}");
+            let _ = writeln!(std::io::stderr(), "ballastd: {}", in_one_line(&e));
             ExitCode::FAILURE
         }
     }
+}
+
+/// An error with its causes. Some tell theirs themselves: those are not told again.
+fn in_one_line(error: &anyhow::Error) -> String {
+    let mut line = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if line.is_empty() {
+            line = cause;
+        } else if !line.contains(&cause) {
+            line = format!("{line}: {cause}");
+        }
+    }
+    line.replace('\n', " ")
 }
 
 /// What is logged: `info` and above, unless more or less is asked for; and what is wrong with what was asked for. A single
@@ -485,18 +497,17 @@ fn bind_api(path: &Path) -> anyhow::Result<tokio::net::UnixListener> {
     if path.exists() && std::os::unix::net::UnixStream::connect(path).is_ok() {
         anyhow::bail!("another ballastd answers at {}", path.display());
     }
+    let named = || format!("socket {}", path.display());
     match std::fs::symlink_metadata(path) {
         Ok(meta) if !meta.file_type().is_socket() => {
             anyhow::bail!("socket {}: something that is no socket is there", path.display())
         }
-        Ok(_) => {
-            std::fs::remove_file(path).with_context(|| format!("socket {}", path.display()))?
-        }
+        Ok(_) => std::fs::remove_file(path).with_context(named)?,
         Err(_) => {}
     }
-    let listener = tokio::net::UnixListener::bind(path)
-        .with_context(|| format!("socket {}", path.display()))?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+    let listener = tokio::net::UnixListener::bind(path).with_context(named)?;
+    let mode = std::fs::Permissions::from_mode(0o600);
+    std::fs::set_permissions(path, mode).with_context(named)?;
     Ok(listener)
 }
 
@@ -505,6 +516,18 @@ mod tests {
     use std::cell::Cell;
 
     use super::*;
+
+    #[test]
+    fn a_cause_is_told_once() {
+        let told = config::ConfigError::Read {
+            path: "x.toml".into(),
+            source: std::io::Error::other("it hides"),
+        };
+        let error = anyhow::Error::new(told).context("here");
+        assert_eq!(in_one_line(&error), "here: configuration x.toml: it hides");
+        let plain = anyhow::Error::new(std::io::Error::other("it\nhides")).context("socket s");
+        assert_eq!(in_one_line(&plain), "socket s: it hides");
+    }
 
     #[test]
     fn what_is_logged_is_what_was_asked_for_or_info() {

@@ -70,7 +70,8 @@ async fn wait_for_lock(run_dir: &Path, at_most: Duration) -> anyhow::Result<Opti
         // A folder that its last manager removed is made again.
         let lock = match try_lock(run_dir) {
             Err(_) if !run_dir.exists() => {
-                std::fs::create_dir_all(run_dir)?;
+                std::fs::create_dir_all(run_dir)
+                    .with_context(|| format!("folder {}", run_dir.display()))?;
                 try_lock(run_dir)?
             }
             other => other?,

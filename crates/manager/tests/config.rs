@@ -61,6 +61,7 @@ fn mistakes_are_refused_as_a_whole() {
     }
     let absent = ballastd.command().args(["--config", "/nonexistent.toml"]).output().unwrap();
     refused(&absent, &["/nonexistent.toml", "No such file"]);
+    assert_eq!(String::from_utf8_lossy(&absent.stderr).matches("No such file").count(), 1);
     std::fs::write(&path, [0xff, 0xfe]).unwrap();
     refused(&ballastd.command().arg("--config").arg(&path).output().unwrap(), &[&shown]);
     for bad in [["--budget", "1M"], ["--tax", "2"]] {

@@ -1,4 +1,6 @@
-//! In which line of a file a key is.
+//! In which line of a file a key is, and which key is where.
+
+use std::ops::Range;
 
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
@@ -32,6 +34,38 @@ pub(super) fn line_of(text: &str, key: &str) -> Option<usize> {
     found.map(|at| text[..at.min(text.len())].matches('\n').count() + 1)
 }
 
+/// The key, as errors name it, of the value that is written at `span`.
+pub(super) fn key_at(text: &str, span: &Range<usize>) -> Option<String> {
+    let document = DeTable::parse(text).ok()?;
+    key_in_table(document.get_ref(), "", span)
+}
+
+fn key_in_table(table: &DeTable<'_>, path: &str, span: &Range<usize>) -> Option<String> {
+    let dot = if path.is_empty() { "" } else { "." };
+    table.iter().find_map(|(key, value)| {
+        key_in(value, &format!("{path}{dot}{}", written(key.get_ref())), span)
+    })
+}
+
+/// What is inside of a value comes first: a table without a header of its own may have the place of one in it.
+fn key_in(value: &Spanned<DeValue<'_>>, path: &str, span: &Range<usize>) -> Option<String> {
+    let inside = match value.get_ref() {
+        DeValue::Table(table) => key_in_table(table, path, span),
+        DeValue::Array(items) => items
+            .iter()
+            .enumerate()
+            .find_map(|(i, item)| key_in(item, &format!("{path}[{i}]"), span)),
+        _ => None,
+    };
+    inside.or_else(|| (value.span() == *span).then(|| path.to_owned()))
+}
+
+/// A part of a key, in quotes where it needs them.
+fn written(part: &str) -> String {
+    let bare = part.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-".contains(&b));
+    if bare { part.to_owned() } else { format!("\"{part}\"") }
+}
+
 /// Split at the dots that are not quoted, without the quotes.
 fn parts(key: &str) -> impl Iterator<Item = &str> {
     let mut quoted = false;
@@ -63,5 +97,23 @@ mod tests {
         ] {
             assert_eq!(line_of(text, key), line, "{key}");
         }
+    }
+
+    #[test]
+    fn values_are_found_by_their_places() {
+        let text = "budget = 7\n[[vm]]\nname = 1\n[pool.\"prod/db\"]\nmin = 2\n[swap]\n\
+                    location = [{ path = 3 }]\nx.y = 4\n";
+        for (value, key) in [
+            ("7", "budget"),
+            ("1", "vm[0].name"),
+            ("2", "pool.\"prod/db\".min"),
+            ("3", "swap.location[0].path"),
+            ("4", "swap.x.y"),
+        ] {
+            let at = text.find(value).unwrap();
+            assert_eq!(key_at(text, &(at..at + 1)).as_deref(), Some(key));
+        }
+        assert_eq!(key_at(text, &(0..6)), None, "a key is no value");
+        assert_eq!(key_at("budget = \n", &(9..10)), None);
     }
 }
