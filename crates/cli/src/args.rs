@@ -296,8 +296,9 @@ pub struct SaltArgs {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The QMP socket must be one that nobody else is using. A VM whose RAM cannot be paged is managed by
-its balloon alone, or only shown; `ballast vm ls` says why.
+The QMP socket must be one that nobody else is using. Only a VM that was started with the shim is
+paged; any other is managed by its balloon at best, until it is restarted with the shim, and
+`ballast vm ls` says why.
 
 Example:
   ballast vm attach legacy --qmp /run/legacy/qmp.sock --min 128M")]
@@ -341,7 +342,8 @@ pub struct SetArgs {
     /// Shares of memory.
     #[arg(long, value_name = "N", value_parser = parse::shares)]
     pub shares: Option<u32>,
-    /// Guaranteed memory.
+    /// Guaranteed memory. It may be lowered only as far as swap was reserved at the start (size less min): start
+    /// with the lowest that you will want, and raise it.
     #[arg(long, value_name = "SIZE")]
     pub min: Option<Bytes>,
     /// A limit below what the VM began with; beyond that, up to --hotplug more is plugged, in steps of 2M.

@@ -129,6 +129,7 @@ pub fn balloon(vm: &VmView) -> String {
         BalloonHealth::Healthy => held,
         // One that is out of reach may hold memory all the same.
         BalloonHealth::Missing if balloon_size(vm) == 0 => "none".to_owned(),
+        BalloonHealth::Missing => format!("{held} unreachable"),
         sick => format!("{held} {sick}"),
     }
 }
@@ -155,10 +156,10 @@ pub fn unpaged_reason(management: &Management) -> Option<String> {
 /// What the manager does in a state of free memory (OSDI'02 s.6.3).
 pub fn host_state_meaning(state: StateName) -> &'static str {
     match state {
-        StateName::High => "nothing is reclaimed",
+        StateName::High => "nothing is reclaimed, but for starts and limits",
         StateName::Soft => "ballooning",
         StateName::Hard => "ballooning and swapping",
-        StateName::Low => "swapping, and VMs above target wait",
+        StateName::Low => "ballooning and swapping, and VMs above target wait",
     }
 }
 

@@ -203,6 +203,7 @@ fn vm_ls_lists_all_columns_and_the_reasons_below() {
         &[
             "web     running  paged         256 MiB  64 MiB    2560  160 MiB   128 MiB  40 MiB  96 MiB",
             "32 MiB slow",
+            "60 MiB unreachable",
             "legacy: balloon-only: private RAM: start it with share=on",
             "gpu: unmanaged: vfio-pci device gpu0 pins guest memory",
             "stray (pid 815): runs without Ballast with 80 MiB, refused 3m12s ago: a VM named 'stray' runs already",
@@ -454,7 +455,8 @@ fn host_shows_states_and_thresholds_and_sets_parameters() {
     contains_all(
         &text,
         &[
-            "state ",
+            "state high: nothing is reclaimed, but for starts and limits\n",
+            "last VM started here runs on  tcg (no stock kernel boots on this /dev/kvm)\n",
             "of 448 MiB free",
             "overcommitted 2.00 times",
             "saved                 80 MiB (17.9%)",

@@ -104,7 +104,9 @@ impl Decision {
             State::High => "nothing needs to be reclaimed",
             State::Soft => "balloons reclaim, and paging where a balloon cannot",
             State::Hard => "paging reclaims beside the balloons",
-            State::Low => "paging reclaims, and VMs above target wait at their next allocation",
+            State::Low => {
+                "paging reclaims beside the balloons, and VMs above target wait at their next allocation"
+            }
         };
         let goal = self.snapshot.thresholds.goal() + room;
         let aim = if free < goal {

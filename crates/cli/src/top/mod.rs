@@ -1,7 +1,7 @@
 //! `ballast top`: the live view.
 //!
 //! ```text
-//!  ballast   tcg (no stock kernel boots on this /dev/kvm)                  up 3m12s    <- title
+//!  ballast                                                                 up 3m12s    <- title
 //! +- host --- STATE SOFT --- overcommit 2.00 (peak 2.10) --- 3 VMs --- tax 0.75 ---+
 //! | web            db                     idle       overhead | free               |   <- budget
 //! | H high >23M  S soft <15M  D hard <7.7M  L low <3.8M                 H  S  D L  |   <- marks

@@ -79,11 +79,10 @@ fn title_line(app: &App, width: u16, palette: Palette) -> Line<'static> {
     }
     let Some(host) = &app.host else { return Line::from(" ballast") };
     let right = format!("up {} ", age(host.uptime_s));
-    let room = usize::from(width).saturating_sub(right.len() + 12);
-    let accel = text::left(&one_line(&host.accel), room);
+    let room = usize::from(width).saturating_sub(right.len() + 8);
     Line::from(vec![
-        Span::styled(" ballast   ", palette.strong()),
-        Span::raw(format!("{accel} ")),
+        Span::styled(" ballast", palette.strong()),
+        Span::raw(" ".repeat(room)),
         Span::styled(right, palette.quiet()),
     ])
 }
