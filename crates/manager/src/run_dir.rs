@@ -276,14 +276,18 @@ pub fn check_format(run_dir: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// From now on the folder is of this manager's format.
+/// From now on the folder is of this manager's format. Where it is so already nothing is written: a full folder has no room
+/// for it, and VMs wait there.
 ///
 /// # Errors
 /// The file cannot be written.
 pub fn set_format(run_dir: &Path) -> anyhow::Result<()> {
     let path = run_dir.join(layout::FORMAT);
-    whole_file::write(&path, format!("{FORMAT_TEXT}{FORMAT}\n").as_bytes())
-        .with_context(|| path.display().to_string())
+    let text = format!("{FORMAT_TEXT}{FORMAT}\n");
+    if std::fs::read(&path).is_ok_and(|there| there == text.as_bytes()) {
+        return Ok(());
+    }
+    whole_file::write(&path, text.as_bytes()).with_context(|| path.display().to_string())
 }
 
 #[cfg(test)]
@@ -320,6 +324,20 @@ mod tests {
             assert!(error.contains(part) && !error.contains('\n'), "{error}");
             assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
         }
+    }
+
+    #[test]
+    fn a_folder_of_this_format_is_not_written_to() {
+        let dir = tempfile::tempdir().unwrap();
+        set_format(dir.path()).unwrap();
+        let path = dir.path().join(layout::FORMAT);
+        let text = std::fs::read(&path).unwrap();
+        // Nothing can be written any more.
+        std::fs::create_dir(dir.path().join("format.new")).unwrap();
+        set_format(dir.path()).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), text);
+        std::fs::write(&path, "ballast run folder 0\n").unwrap();
+        assert!(set_format(dir.path()).is_err(), "an older manager would go by that");
     }
 
     #[test]

@@ -5,7 +5,6 @@ mod support;
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -15,7 +14,7 @@ use ballast_api::{HostChange, LocationState, RunState};
 use ballast_lab::image::Image;
 use ballast_lab::leftovers;
 use rustix::process::Signal;
-use support::{Ballastd, MIB, image_or_skip, required, signal, wait};
+use support::{Ballastd, MIB, Small, fill, image_or_skip, required, signal, wait};
 
 /// The first bytes of each slot of a swap file, as they were and as they are now.
 struct Damage {
@@ -149,26 +148,6 @@ async fn a_guest_whose_pages_are_damaged_stops_and_goes_on_when_they_are_not() {
     ballastd.assert_books_balance().await;
 }
 
-/// A small file system, unmounted with the test.
-struct Small(PathBuf);
-
-impl Small {
-    fn mount(at: PathBuf, mib: u64) -> Small {
-        std::fs::create_dir(&at).unwrap();
-        let size = format!("size={mib}m,mode=0700");
-        let mount =
-            Command::new("mount").args(["-t", "tmpfs", "-o", &size, "none"]).arg(&at).status();
-        assert!(mount.unwrap().success(), "mounting a tmpfs");
-        Small(at)
-    }
-}
-
-impl Drop for Small {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn swap_files_are_where_their_priorities_say_and_found_again() {
     let Some(image) = image_or_skip() else { return };
@@ -269,13 +248,6 @@ impl Disk {
         }
         made.then_some(Disk { folder, at })
     }
-
-    /// Leaves no room.
-    fn fill(&self) {
-        let mut file =
-            File::options().create(true).append(true).open(self.at.join("full")).unwrap();
-        while file.write_all(&[1; 4096]).and_then(|()| file.sync_data()).is_ok() {}
-    }
 }
 
 impl Drop for Disk {
@@ -336,7 +308,7 @@ async fn hurt_and_well(ballastd: &Ballastd, image: &Image, disk: &Disk) {
         spec.append += " nowatchdog";
         ballastd.client.run(&spec).await.unwrap();
         // The first has all of that disk.
-        disk.fill();
+        fill(&disk.at);
     }
     assert!(disk.at.join("hurt.swap").exists() && !disk.at.join("well.swap").exists());
     for mut console in [ballastd.console("hurt"), ballastd.console("well")] {

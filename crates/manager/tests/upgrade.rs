@@ -10,7 +10,7 @@ use std::process::{Child, Command, Output, Stdio};
 use ballast_api::{Mode, RebootAction, RunState};
 use ballast_qemu::process;
 use ballast_units::Pages;
-use support::{Ballastd, image_or_skip, signal};
+use support::{Ballastd, Small, fill, image_or_skip, signal};
 
 /// Every file under a folder, with its bytes. The lock is whoever's that tries it; a socket has none.
 fn bytes_of(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
@@ -81,6 +81,38 @@ async fn a_new_manager_takes_over_from_a_running_one_and_guests_go_on() {
     ballastd.client.shutdown(true).await.unwrap();
     assert!(ballastd.end().success());
     assert!(!ballastd.run_dir().exists() && !ballastd.swap_dir().exists());
+}
+
+/// What it finds there was written by the one before: it has nothing to write.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_run_folder_keeps_no_guest_from_the_next_manager() {
+    let Some(image) = image_or_skip() else { return };
+    let mut ballastd = Ballastd::prepare(&["--budget", "96M"]);
+    let small = Small::mount(ballastd.run_dir(), 48);
+    ballastd.restart();
+    let work = "verify-torture --mb 32 --threads 2 --seconds 100000";
+    let mut spec = ballastd.guest(image, "vm", 128, work);
+    spec.no_balloon = true;
+    ballastd.client.run(&spec).await.unwrap();
+    let mut console = ballastd.console("vm");
+    ballastd.checks_go_on(&mut console, 1000).await;
+    let vmm = ballastd.vm("vm").await.pid;
+    for handover in [false, true] {
+        if handover {
+            fill(&small.0);
+            assert!(ballastd.take_over().success());
+        } else {
+            ballastd.kill();
+            fill(&small.0);
+            ballastd.restart();
+        }
+        is_paged(&ballastd, "vm").await;
+        assert_eq!(ballastd.vm("vm").await.pid, vmm);
+        // Where nothing can be compressed or shared any more, it goes on all the same.
+        ballastd.checks_go_on(&mut console, 1000).await;
+    }
+    ballastd.client.shutdown(true).await.unwrap();
+    assert!(ballastd.end().success());
 }
 
 /// Or all that an idle guest has would be taken for active, and its balloon let down.

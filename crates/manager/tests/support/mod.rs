@@ -9,7 +9,7 @@ pub mod witness;
 
 use std::fmt::Write as _;
 use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::OnceLock;
@@ -359,6 +359,32 @@ impl Drop for Ballastd {
             let _ = std::fs::remove_dir_all(folder);
         }
     }
+}
+
+/// A small file system in memory, unmounted with the test.
+pub struct Small(pub PathBuf);
+
+impl Small {
+    pub fn mount(at: PathBuf, mib: u64) -> Small {
+        std::fs::create_dir(&at).unwrap();
+        let size = format!("size={mib}m,mode=0700");
+        let mount =
+            Command::new("mount").args(["-t", "tmpfs", "-o", &size, "none"]).arg(&at).status();
+        assert!(mount.unwrap().success(), "mounting a tmpfs");
+        Small(at)
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
+    }
+}
+
+/// Leaves no room in the file system of a folder.
+pub fn fill(folder: &Path) {
+    let mut file = File::options().create(true).append(true).open(folder.join("full")).unwrap();
+    while file.write_all(&[1; 4096]).and_then(|()| file.sync_data()).is_ok() {}
 }
 
 pub fn signal(pid: u32, signal: rustix::process::Signal) {
