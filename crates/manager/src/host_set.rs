@@ -5,6 +5,7 @@ use std::path::Path;
 
 use ballast_api::HostChange;
 use ballast_policy::TaxRate;
+use ballast_qemu::process::host_memory;
 use ballast_units::{Bytes, Pages};
 use serde::{Deserialize, Serialize};
 
@@ -26,18 +27,29 @@ pub struct HostSet {
 }
 
 impl HostSet {
+    /// A budget above the memory of the host, which may have less than when it was set, is that memory: guests wait for this
+    /// manager. The file says as before, for a host that has it again.
+    ///
     /// # Errors
     /// What a former manager left cannot be used.
     pub fn load(run_dir: &Path) -> anyhow::Result<HostSet> {
         let path = run_dir.join(HOST);
         let named = |e: String| anyhow::anyhow!("{}: {e}", path.display());
-        let set: HostSet = match std::fs::read(&path) {
+        let mut set: HostSet = match std::fs::read(&path) {
             Ok(text) => serde_json::from_slice(&text).map_err(|e| named(e.to_string()))?,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(HostSet::default()),
             Err(e) => return Err(named(e.to_string())),
         };
-        if let Some(budget) = set.budget {
-            check_budget(budget).map_err(|e| named(format!("budget: {e}")))?;
+        if let Some(budget) = &mut set.budget {
+            let host = host_memory().map_or(*budget, Bytes::pages);
+            if *budget > host {
+                let path = path.display();
+                tracing::error!(
+                    "{path}: budget: {budget} is above the host's memory: {host} counts"
+                );
+                *budget = host;
+            }
+            check_budget(*budget).map_err(|e| named(format!("budget: {e}")))?;
         }
         Ok(set)
     }
@@ -97,6 +109,22 @@ mod tests {
             std::fs::write(dir.path().join(HOST), text).unwrap();
             let error = HostSet::load(dir.path()).unwrap_err().to_string();
             assert!(error.contains(part), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_budget_that_the_host_has_no_more_is_what_it_has() {
+        let dir = tempfile::tempdir().unwrap();
+        let host = host_memory().unwrap().pages();
+        let tax = Some(TaxRate::new(0.5).unwrap());
+        for more in [0, 1, 1 << 40] {
+            let set = HostSet { budget: Some(host + Pages(more)), tax };
+            set.save(dir.path()).unwrap();
+            let text = std::fs::read(dir.path().join(HOST)).unwrap();
+            let loaded = HostSet::load(dir.path()).unwrap();
+            assert_eq!(loaded, HostSet { budget: Some(host), tax });
+            check_budget(host).unwrap();
+            assert_eq!(std::fs::read(dir.path().join(HOST)).unwrap(), text);
         }
     }
 }
