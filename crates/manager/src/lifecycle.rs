@@ -17,7 +17,7 @@ use ballast_shim_proto::{Hello, Peer};
 use ballast_units::{Bytes, Pages, VmId};
 
 use crate::config::rules::rule_for;
-use crate::looks::{Heard, Known, Past, objection_of, of_both};
+use crate::looks::{Heard, Known, Past, objection_of, of_both, unseen};
 use crate::manager::{Failure, Manager, NotTaken, Pledge};
 use crate::pace::{round_of, slot_after};
 use crate::paging::{Answer, Expected, pager_config};
@@ -586,7 +586,8 @@ impl Manager {
         let need = Promise::of(params.min, size, overhead);
         let pledge = Pledge { promise: need, pool: params.pool.clone(), rebooted: None };
         handle.block_on(async {
-            if let Some(device) = pinning_device(peer.pid).await {
+            // One that keeps who looks waiting is not taken in: it could not be looked at later.
+            if let Some(device) = pinning_device(peer.pid).await? {
                 let why = format!("{device}: the kernel pins no pages that Ballast is to supply");
                 return Err(why.into());
             }
@@ -713,11 +714,6 @@ fn refuse_relative(spec: &VmSpec) -> Result<(), Failure> {
         }
     }
     Ok(())
-}
-
-/// Of a VM whose RAM is in the pager's hands: nothing is taken from it until a look has found nothing against that.
-pub(crate) fn unseen(why: &str) -> Management {
-    Management { mode: Mode::BalloonOnly, reason: Some(format!("not inspected yet: {why}")) }
 }
 
 /// From when on a VMM without QMP counts as having built its machine: devices that pin its guest's memory, and memory

@@ -42,6 +42,11 @@ pub struct Past {
     pub refused: Option<String>,
 }
 
+/// Of a VM whose RAM is in the pager's hands: nothing is taken from it until a look has found nothing against that.
+pub fn unseen(why: &str) -> Management {
+    Management { mode: Mode::BalloonOnly, reason: Some(format!("not inspected yet: {why}")) }
+}
+
 /// What holds of two looks, of which the second one was without QMP, if there was one. It is heard only where the first
 /// came to nothing: what QMP told of a device need not be seen in /proc.
 pub fn of_both(first: Verdict, second: Option<Verdict>) -> Verdict {

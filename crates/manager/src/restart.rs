@@ -13,8 +13,8 @@ use ballast_policy::{BalloonControl, Promise};
 use ballast_qemu::{ProcessHandle, process};
 use ballast_units::{Bytes, Pages};
 
-use crate::lifecycle::{built_at, parts_of, unseen};
-use crate::looks::Past;
+use crate::lifecycle::{built_at, parts_of};
+use crate::looks::{Past, unseen};
 use crate::manager::{Manager, Pledge, Waits};
 use crate::measured::{self, Measured};
 use crate::paging::{Answer, Expected, pager_config};

@@ -2,17 +2,15 @@
 //! follows from them is one pure function ([`decide`]).
 
 mod census;
+mod readings;
 mod scan;
 
-use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::AsFd;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use ballast_units::{Bytes, HostAddr, PAGE_SIZE};
 use rustix::io::Errno;
-use tokio::time::timeout;
 
 use crate::monitor::{Device, Memdev};
 use crate::ram_blocks::RamBlock;
@@ -21,8 +19,6 @@ use crate::{Monitor, Qmp, QmpError, reports, spec};
 
 /// For each QMP command of an inspection.
 const QMP_DEADLINE: Duration = Duration::from_secs(2);
-/// For the reading of /proc, which is long where other VMMs have many mappings.
-const PROC_DEADLINE: Duration = Duration::from_secs(10);
 /// Libraries lock a few pages for their keys; a guest's memory, or what a device pinned of it, is
 /// more than this.
 const HARMLESS_LOCK: Bytes = Bytes::from_mib(1);
@@ -337,17 +333,8 @@ pub async fn inspect_since(
     if wanted.is_empty() {
         wanted.push(scan::Wanted { announced: None, size });
     }
-    // A process whose mappings cannot be read, because somebody holds their lock, keeps whoever tries.
-    let Ok(alone) = timeout(PROC_DEADLINE, Reading::begin(pid)).await else {
-        let why = format!("process {pid} is being looked at still, since long ago");
-        return Verdict::Unknown(why).into();
-    };
-    let reading = tokio::task::spawn_blocking(move || {
-        let _alone = alone;
-        scan::process(pid, &wanted, since)
-    });
-    match timeout(PROC_DEADLINE, reading).await {
-        Ok(Ok(Ok(found))) => {
+    match readings::read(pid, move || scan::process(pid, &wanted, since)).await {
+        Ok(Ok(found)) => {
             facts.commanded = found.commanded;
             facts.passing_files = found.passing_files;
             facts.pinning_files = found.pinning_files;
@@ -357,13 +344,8 @@ pub async fn inspect_since(
             facts.holders = found.holders;
             Inspection::of(&facts)
         }
-        Ok(Ok(Err(error))) => failed(pid, &error).into(),
-        Ok(Err(_)) => Verdict::Unknown(format!("the inspection of process {pid} was ended")).into(),
-        Err(_) => {
-            let limit = PROC_DEADLINE.as_secs();
-            Verdict::Unknown(format!("process {pid} could not be inspected within {limit} s"))
-                .into()
-        }
+        Ok(Err(error)) => failed(pid, &error).into(),
+        Err(why) => Verdict::Unknown(why).into(),
     }
 }
 
@@ -381,51 +363,23 @@ fn failed(pid: u32, error: &io::Error) -> Verdict {
 /// Whether a VMM's balloon lets its guest count on zeros; see [`crate::reports`]. None: its command line cannot be read, or
 /// not in time.
 pub async fn counts_on_zeros(pid: u32) -> Option<bool> {
-    read_in_time(pid, move || reports::counts_on_zeros(pid)).await
+    readings::read(pid, move || reports::counts_on_zeros(pid)).await.ok()?.ok()
 }
 
 /// What a VMM's command line asks for that pins all of its guest's memory while it starts: "-device vfio-pci". The kernel does
-/// not pin pages that a userfaultfd is to supply: such a VMM would end. None, too: it cannot be read, or not in time.
-pub async fn pinning_device(pid: u32) -> Option<String> {
-    read_in_time(pid, move || scan::pinning(pid)).await.flatten()
+/// not pin pages that a userfaultfd is to supply: such a VMM would end. None, too: it cannot be read.
+///
+/// # Errors
+/// Why it is not known, in one line: it could not be read in time.
+pub async fn pinning_device(pid: u32) -> Result<Option<String>, String> {
+    let read = readings::read(pid, move || scan::pinning(pid)).await?;
+    Ok(read.ok().flatten())
 }
 
 /// Whether a process maps memory of that size to write to, as a VMM does its guest's. None: its mappings cannot be read,
 /// or not in time.
 pub async fn maps_memory(pid: u32, size: Bytes) -> Option<bool> {
-    read_in_time(pid, move || scan::maps_memory(pid, size)).await
-}
-
-async fn read_in_time<T: Send + 'static>(
-    pid: u32,
-    read: impl FnOnce() -> io::Result<T> + Send + 'static,
-) -> Option<T> {
-    let alone = timeout(PROC_DEADLINE, Reading::begin(pid)).await.ok()?;
-    let reading = tokio::task::spawn_blocking(move || {
-        let _alone = alone;
-        read()
-    });
-    timeout(PROC_DEADLINE, reading).await.ok()?.ok()?.ok()
-}
-
-/// One reading of a process at a time.
-struct Reading(u32);
-
-static READ: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
-
-impl Reading {
-    async fn begin(pid: u32) -> Reading {
-        while !READ.lock().unwrap_or_else(PoisonError::into_inner).insert(pid) {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-        Reading(pid)
-    }
-}
-
-impl Drop for Reading {
-    fn drop(&mut self) {
-        READ.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.0);
-    }
+    readings::read(pid, move || scan::maps_memory(pid, size)).await.ok()?.ok()
 }
 
 async fn ask(qmp: &Qmp, facts: &mut Facts) -> Result<(), QmpError> {
