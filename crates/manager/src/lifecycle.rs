@@ -17,7 +17,7 @@ use ballast_shim_proto::{Hello, Peer};
 use ballast_units::{Bytes, Pages, VmId};
 
 use crate::config::rules::rule_for;
-use crate::looks::{Heard, Known, Past, objection_of, of_both, unseen};
+use crate::looks::{Heard, Known, Past, is_taken_again, objection_of, of_both, unseen};
 use crate::manager::{Failure, Manager, NotTaken, Pledge};
 use crate::pace::{round_of, slot_after};
 use crate::paging::{Answer, Expected, pager_config};
@@ -465,9 +465,9 @@ impl Manager {
             inspect_since(since, pid, qmp.as_ref(), mapped).await;
         let old = vm.management();
         let is_unsure = matches!(first, Verdict::Unknown(_));
-        let second = if is_unsure && old.mode == Mode::Paged && ram.is_some() {
-            // A QEMU that waits in a page fault does not answer, and it waits the longer if nothing
-            // is taken from it. What forbids paging is seen in /proc as well.
+        let is_inspected = vm.inspected.load(Ordering::Relaxed);
+        let again = is_taken_again(&first, old.mode, is_inspected, qmp.is_some());
+        let second = if again && ram.is_some() {
             Some(inspect_since(since, pid, None, mapped).await.verdict)
         } else {
             None

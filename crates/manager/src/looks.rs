@@ -1,7 +1,13 @@
 //! What follows from a look at a VMM for how its VM is managed.
 
+use std::time::Duration;
+
 use ballast_api::{Management, Mode};
 use ballast_qemu::Verdict;
+
+/// So long after its machine is built, or it was taken over, a VM is presumed to be fit that was not looked at yet: one of which
+/// that is never found out is not what all others wait for.
+pub const PRESUMED: Duration = Duration::from_secs(10);
 
 /// What is known of a VM beside the verdict.
 #[derive(Clone, Copy, Debug)]
@@ -45,6 +51,13 @@ pub struct Past {
 /// Of a VM whose RAM is in the pager's hands: nothing is taken from it until a look has found nothing against that.
 pub fn unseen(why: &str) -> Management {
     Management { mode: Mode::BalloonOnly, reason: Some(format!("not inspected yet: {why}")) }
+}
+
+/// Whether a look that came to nothing is taken again without QMP. A QEMU that waits in a page fault does not answer, and it
+/// waits the longer if nothing is taken from it. What forbids paging is seen in /proc as well.
+pub fn is_taken_again(first: &Verdict, old: Mode, is_inspected: bool, had_qmp: bool) -> bool {
+    let is_unsure = matches!(first, Verdict::Unknown(_));
+    is_unsure && (old == Mode::Paged || (had_qmp && !is_inspected))
 }
 
 /// What holds of two looks, of which the second one was without QMP, if there was one. It is heard only where the first
@@ -155,6 +168,18 @@ mod tests {
         }
         for second in seconds() {
             assert_eq!(of_both(unknown(), second.clone()), second.unwrap_or_else(unknown));
+        }
+    }
+
+    #[test]
+    fn who_was_never_found_fit_is_looked_at_without_qmp_too() {
+        let unknown = Verdict::Unknown("late".into());
+        for old in [Mode::Paged, Mode::BalloonOnly, Mode::Unmanaged] {
+            assert!(is_taken_again(&unknown, old, false, true), "{old}");
+            assert_eq!(is_taken_again(&unknown, old, true, true), old == Mode::Paged, "{old}");
+            // There was none with it.
+            assert_eq!(is_taken_again(&unknown, old, false, false), old == Mode::Paged, "{old}");
+            assert!(!is_taken_again(&Verdict::Pageable, old, false, true));
         }
     }
 

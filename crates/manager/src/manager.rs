@@ -633,11 +633,16 @@ pub(crate) fn check_pool(rules: &crate::pools::Rules, pool: Option<&str>) -> Res
 /// What a VM that has not ended has, or may take, beside its overhead, that others cannot be promised.
 pub(crate) fn guaranteed(vm: &Vm, params: &VmParams) -> Pages {
     let is_paged = vm.paged().is_some();
-    // Of one that was not looked at yet it is not known.
+    // Of one that was not looked at yet it is not known. While its machine is built it cannot be; then it keeps what it has
+    // until it is.
     let is_inspected = vm.inspected.load(Ordering::Relaxed);
+    let is_presumed = !is_inspected && Instant::now() < vm.built;
     match vm.mode() {
-        Mode::Paged | Mode::BalloonOnly if is_paged && (vm.may_be_paged() || !is_inspected) => {
+        Mode::Paged | Mode::BalloonOnly if is_paged && (vm.may_be_paged() || is_presumed) => {
             params.min
+        }
+        Mode::Paged | Mode::BalloonOnly if is_paged && !is_inspected => {
+            params.min.max(vm.consumed())
         }
         // It may take all that it asks for.
         Mode::Unmanaged if is_paged && is_inspected => all_of(vm, params),

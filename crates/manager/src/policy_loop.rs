@@ -307,9 +307,7 @@ fn demand(manager: &Manager, vm: &Vm, pools: &[Pool]) -> VmDemand {
     let params = vm.params();
     let size = vm.configured();
     let active = match &*vm.paged() {
-        Some(_) if vm.may_be_paged() || !vm.inspected.load(Ordering::Relaxed) => {
-            lock(&vm.sampling).set.estimate().estimate
-        }
+        Some(_) if vm.may_give() => lock(&vm.sampling).set.estimate().estimate,
         // Nothing is known of it, or no more: it counts as using all it has.
         _ => size,
     };
@@ -349,7 +347,7 @@ fn vm_state(
             let before = swap_ins.insert(vm.id, now).unwrap_or(now);
             let mut room = Pages::ZERO;
             // Of one that was not looked at yet it is presumed: it waits for what it has too much of, and not the others for it.
-            if vm.may_be_paged() || !vm.inspected.load(Ordering::Relaxed) {
+            if vm.may_give() {
                 (room, tools.spare_room) = (paged.swap_room(), paged.spare_room());
             }
             (paged.waiting() > 0, now > before, room)
@@ -460,7 +458,10 @@ fn to_be_booked(uses: Pages, promised: Pages, booked: Pages, spare: Pages) -> Pa
 
 #[cfg(test)]
 mod tests {
+    use ballast_api::Management;
+
     use super::*;
+    use crate::looks::PRESUMED;
 
     #[test]
     fn a_balloon_that_was_found_during_a_turn_is_not_let_down_by_that_turn() {
@@ -471,6 +472,20 @@ mod tests {
         assert!(change_goal(&mut goal, Pages(7), Pages(3)));
         assert!(!change_goal(&mut goal, Pages(3), Pages(3)));
         assert_eq!(goal, Pages(3));
+    }
+
+    #[tokio::test]
+    async fn a_vm_that_was_not_looked_at_is_presumed_to_give_for_a_while() {
+        let params = crate::vm::VmParams::resolve(&[], "a", Pages(4).into(), Default::default());
+        let vm = Vm::of_tests("a", std::env::temp_dir(), Pages(4), params.unwrap());
+        let mut vm = Arc::into_inner(vm).unwrap();
+        assert!(vm.may_give() && !vm.may_be_paged());
+        vm.built = Instant::now().checked_sub(PRESUMED).unwrap();
+        assert!(!vm.may_give(), "what it has is its own until it is known");
+        for (mode, gives) in [(Mode::Paged, true), (Mode::BalloonOnly, false)] {
+            vm.was_looked_at(Management { mode, reason: None }, true);
+            assert_eq!(vm.may_give(), gives, "{mode}");
+        }
     }
 
     #[test]

@@ -183,7 +183,7 @@ pub fn vm(manager: &Manager, vm: &Vm) -> VmView {
     let (memory, counters) = memory_and_counters(manager, vm);
     let active = lock(&vm.sampling).set.estimate();
     // The policy goes by no sample of what may not be paged any more.
-    let is_sampled = vm.may_be_paged() || !vm.inspected.load(Ordering::Relaxed);
+    let is_sampled = vm.may_give();
     let PagedViews { trouble, stalled, compression, fault_times, sharing } =
         paged_views(manager, vm);
     VmView {

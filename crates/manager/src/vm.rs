@@ -9,7 +9,7 @@ use crate::config::rules::{VmRule, rule_for};
 use crate::driver::Driver;
 use crate::inputs::AgentReport;
 use crate::limits;
-use crate::looks::Past;
+use crate::looks::{PRESUMED, Past};
 use crate::rates::Rates;
 use crate::sync::{Look, UntilTaken, lock};
 use ballast_api::{GuestStats, Management, Mode, RunState, Salt, VmSpec};
@@ -615,6 +615,11 @@ impl Vm {
     pub fn may_be_paged(&self) -> bool {
         let management = lock(&self.management);
         self.inspected.load(Ordering::Relaxed) && management.mode == Mode::Paged
+    }
+    /// Whether its pages count as what can be taken: also, for a while, of one that no look has come to an end of yet.
+    pub fn may_give(&self) -> bool {
+        let is_new = !self.inspected.load(Ordering::Relaxed) && self.built.elapsed() < PRESUMED;
+        is_new || self.may_be_paged()
     }
     /// What a look at its VMM has come to; `is_built`: and what it did not find is not there. In one step: whoever finds it
     /// inspected goes by what was found.

@@ -287,6 +287,43 @@ async fn a_hostile_vmm_harms_nobody_but_itself() {
     assert!(!ballastd.run_dir().exists() && !ballastd.swap_dir().exists());
 }
 
+/// It says that it is a VMM of this version, and never whether it keeps its RAM: nothing is taken from it, and others neither
+/// wait for that nor are they promised what it has.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_vmm_that_is_never_found_fit_is_not_what_others_wait_for() {
+    let Some(image) = image_or_skip() else { return };
+    let ballastd = Ballastd::start_without_sharing(&["--budget", "160M"]);
+    let client = &ballastd.client;
+    let socket = ballastd.run_dir().join("shim.sock");
+    let _evil = Evil::start(&socket, "evil", "never keeps", 96);
+    // Before that it may be fit for all that is known.
+    ballastd
+        .eventually("its machine counts as built", async || {
+            client.vm("evil").await.is_ok_and(|vm| vm.uptime_s > 11.0)
+        })
+        .await;
+    let mut spec =
+        ballastd.guest(image, "good", 128, "verify-torture --mb 48 --threads 2 --seconds 100000");
+    spec.append += " nowatchdog";
+    (spec.no_balloon, spec.min) = (true, 100 * MIB);
+    refused_as(client.run(&spec).await, ErrorCode::NoRoom, "evil");
+    spec.min = 24 * MIB;
+    client.run(&spec).await.unwrap();
+    let mut console = ballastd.console("good");
+    ballastd.checks_go_on(&mut console, 1000).await;
+    ballastd
+        .eventually("what cannot be taken is nobody else's", async || {
+            let (evil, host) = (ballastd.vm("evil").await, ballastd.host().await);
+            let good = ballastd.vm("good").await.memory;
+            assert!(evil.management.mode != ballast_api::Mode::Paged, "{evil:?}");
+            assert!(evil.memory.consumed >= 96 * MIB, "{evil:?}");
+            good.swapped > 0 && good.target + evil.memory.consumed <= host.budget
+        })
+        .await;
+    ballastd.checks_go_on(&mut console, 1000).await;
+    client.stop("good", Duration::ZERO).await.unwrap();
+}
+
 /// However often a VMM asks to be taken over and breaks that off, its pages are in the books once at most.
 #[tokio::test(flavor = "multi_thread")]
 async fn takeovers_that_are_broken_off_leave_nothing_in_the_books() {

@@ -310,6 +310,8 @@ fn act(role: &str, connection: Connection, ram: &OwnedFd, uffd: &Uffd, base: *mu
         }
         // Asks every next manager to take it over, and hears no answer.
         "deaf" => ask_and_hear_nothing(&connection, ram, uffd, base, len),
+        // Does not say whether it keeps its RAM, nor anything else.
+        "never keeps" => std::mem::forget(connection),
         "silent" => {
             let said = told(&connection);
             assert!(matches!(said, Ok((Message::Batch(_), _))), "{said:?}");
