@@ -85,7 +85,7 @@ impl Readings {
             false => of_user >= MOST_OF_USER || of_others >= MOST,
         };
         if is_full {
-            return Err(format!("process {pid}: others do not let themselves be looked at"));
+            return Err(format!("process {pid}: too many others are being looked at"));
         }
         under_way.insert(pid, user);
         Ok(Place { all: self, pid })
@@ -141,7 +141,7 @@ mod tests {
             for (n, user) in users().enumerate() {
                 for pid in 0..MOST_OF_USER as u32 + 4 {
                     let (end, why) = hangs(n as u32 * 100 + pid, user).await;
-                    refused += usize::from(why.contains("others do not let themselves"));
+                    refused += usize::from(why.contains("too many others"));
                     kept.push(end);
                 }
                 // Of the same process there is one, and beside a user's that do not answer there are others'.
