@@ -456,7 +456,7 @@ fn host_shows_states_and_thresholds_and_sets_parameters() {
         &text,
         &[
             "state high: nothing is reclaimed, but for starts and limits\n",
-            "last VM started here runs on  tcg (no stock kernel boots on this /dev/kvm)\n",
+            "last VM taken in runs on  tcg (no stock kernel boots on this /dev/kvm)\n",
             "of 448 MiB free",
             "overcommitted 2.00 times",
             "saved                 80 MiB (17.9%)",

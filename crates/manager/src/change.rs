@@ -197,7 +197,7 @@ impl Manager {
         let one = lock(&self.changing);
         let set = lock(&self.host_set).changed(change)?;
         let config = self.config();
-        let budget = set.budget.unwrap_or(config.budget);
+        let budget = set.budget_or(config.budget);
         let capacity = capacity(budget, &config.scale.thresholds(budget));
         let rules = self.pools.rules();
         self.promise_changes(&Next { rules: &rules, vms: &[], capacity }, || {

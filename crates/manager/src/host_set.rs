@@ -27,31 +27,26 @@ pub struct HostSet {
 }
 
 impl HostSet {
-    /// A budget above the memory of the host, which may have less than when it was set, is that memory: guests wait for this
-    /// manager. The file says as before, for a host that has it again.
-    ///
     /// # Errors
     /// What a former manager left cannot be used.
     pub fn load(run_dir: &Path) -> anyhow::Result<HostSet> {
         let path = run_dir.join(HOST);
         let named = |e: String| anyhow::anyhow!("{}: {e}", path.display());
-        let mut set: HostSet = match std::fs::read(&path) {
+        let set: HostSet = match std::fs::read(&path) {
             Ok(text) => serde_json::from_slice(&text).map_err(|e| named(e.to_string()))?,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(HostSet::default()),
             Err(e) => return Err(named(e.to_string())),
         };
-        if let Some(budget) = &mut set.budget {
-            let host = host_memory().map_or(*budget, Bytes::pages);
-            if *budget > host {
-                let path = path.display();
-                tracing::error!(
-                    "{path}: budget: {budget} is above the host's memory: {host} counts"
-                );
-                *budget = host;
-            }
-            check_budget(*budget).map_err(|e| named(format!("budget: {e}")))?;
+        if let Some(budget) = set.budget {
+            check_budget(budget.min(memory())).map_err(|e| named(format!("budget: {e}")))?;
         }
         Ok(set)
+    }
+
+    /// The budget that counts: the one that was set, but for one that is above the memory of the host, which may have less by
+    /// now: then the configured one does, which leaves the host what it needs. Guests wait for this manager.
+    pub fn budget_or(&self, configured: Pages) -> Pages {
+        self.budget.filter(|budget| *budget <= memory()).unwrap_or(configured)
     }
 
     /// With what is asked for now.
@@ -76,6 +71,11 @@ impl HostSet {
     fn save(&self, run_dir: &Path) -> std::io::Result<()> {
         whole_file::write(&run_dir.join(HOST), &serde_json::to_vec(self)?)
     }
+}
+
+/// Of the host.
+fn memory() -> Pages {
+    host_memory().map_or(Pages(u64::MAX), Bytes::pages)
 }
 
 impl Manager {
@@ -113,18 +113,20 @@ mod tests {
     }
 
     #[test]
-    fn a_budget_that_the_host_has_no_more_is_what_it_has() {
+    fn a_budget_that_the_host_has_no_more_is_the_configured_one_until_it_has() {
         let dir = tempfile::tempdir().unwrap();
         let host = host_memory().unwrap().pages();
         let tax = Some(TaxRate::new(0.5).unwrap());
-        for more in [0, 1, 1 << 40] {
+        let configured = Pages(77);
+        for (more, counts) in [(0, host), (1, configured), (1 << 40, configured)] {
             let set = HostSet { budget: Some(host + Pages(more)), tax };
             set.save(dir.path()).unwrap();
-            let text = std::fs::read(dir.path().join(HOST)).unwrap();
             let loaded = HostSet::load(dir.path()).unwrap();
-            assert_eq!(loaded, HostSet { budget: Some(host), tax });
-            check_budget(host).unwrap();
-            assert_eq!(std::fs::read(dir.path().join(HOST)).unwrap(), text);
+            assert_eq!((loaded, loaded.budget_or(configured)), (set, counts));
+            // Another setting leaves it as it was.
+            let change = HostChange { no_tax: true, ..HostChange::default() };
+            assert_eq!(loaded.changed(&change).unwrap().budget, set.budget);
         }
+        assert_eq!(HostSet::default().budget_or(configured), configured);
     }
 }

@@ -461,12 +461,12 @@ impl Manager {
             monitor.is_some() || vm.inspected.load(Ordering::Relaxed) || Instant::now() >= vm.built;
         let qmp = monitor.as_ref().map(|m| m.qmp().clone());
         let pid = vm.process.pid();
-        let Inspection { verdict: first, told, mapped: seen } =
+        let Inspection { verdict: first, told, mapped: seen, silent } =
             inspect_since(since, pid, qmp.as_ref(), mapped).await;
         let old = vm.management();
         let is_unsure = matches!(first, Verdict::Unknown(_));
         let is_inspected = vm.inspected.load(Ordering::Relaxed);
-        let again = is_taken_again(&first, old.mode, is_inspected, qmp.is_some());
+        let again = silent && is_taken_again(old.mode, is_inspected);
         let second = if again && ram.is_some() {
             Some(inspect_since(since, pid, None, mapped).await.verdict)
         } else {

@@ -53,11 +53,10 @@ pub fn unseen(why: &str) -> Management {
     Management { mode: Mode::BalloonOnly, reason: Some(format!("not inspected yet: {why}")) }
 }
 
-/// Whether a look that came to nothing is taken again without QMP. A QEMU that waits in a page fault does not answer, and it
-/// waits the longer if nothing is taken from it. What forbids paging is seen in /proc as well.
-pub fn is_taken_again(first: &Verdict, old: Mode, is_inspected: bool, had_qmp: bool) -> bool {
-    let is_unsure = matches!(first, Verdict::Unknown(_));
-    is_unsure && (old == Mode::Paged || (had_qmp && !is_inspected))
+/// Whether a look that came to nothing since QMP did not answer is taken again without it. A QEMU that waits in a page fault
+/// does not, and it waits the longer if nothing is taken from it. What forbids paging is seen in /proc as well.
+pub fn is_taken_again(old: Mode, is_inspected: bool) -> bool {
+    old == Mode::Paged || !is_inspected
 }
 
 /// What holds of two looks, of which the second one was without QMP, if there was one. It is heard only where the first
@@ -173,13 +172,9 @@ mod tests {
 
     #[test]
     fn who_was_never_found_fit_is_looked_at_without_qmp_too() {
-        let unknown = Verdict::Unknown("late".into());
         for old in [Mode::Paged, Mode::BalloonOnly, Mode::Unmanaged] {
-            assert!(is_taken_again(&unknown, old, false, true), "{old}");
-            assert_eq!(is_taken_again(&unknown, old, true, true), old == Mode::Paged, "{old}");
-            // There was none with it.
-            assert_eq!(is_taken_again(&unknown, old, false, false), old == Mode::Paged, "{old}");
-            assert!(!is_taken_again(&Verdict::Pageable, old, false, true));
+            assert!(is_taken_again(old, false), "{old}");
+            assert_eq!(is_taken_again(old, true), old == Mode::Paged, "{old}");
         }
     }
 

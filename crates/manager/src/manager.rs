@@ -218,9 +218,15 @@ impl Manager {
     /// What a former manager left, or what is configured, cannot be used.
     pub fn new(config: Config, source: Source) -> anyhow::Result<Arc<Manager>> {
         let host_set = HostSet::load(&config.run_dir)?;
-        let budget = host_set.budget.unwrap_or(config.budget);
-        if host_set.budget.is_some() {
-            tracing::info!("budget {budget}, by command: {} is configured", config.budget);
+        let budget = host_set.budget_or(config.budget);
+        match host_set.budget {
+            Some(set) if set == budget => {
+                tracing::info!("budget {budget}, by command: {} is configured", config.budget);
+            }
+            Some(set) => {
+                tracing::error!("{set} was set as budget, more than the host has now: {budget}");
+            }
+            None => {}
         }
         let kick = Arc::new(Kick::default());
         let bell = kick.clone();

@@ -70,7 +70,7 @@ impl Manager {
         }
         // By command, which wins over the file.
         let set = *lock(&self.host_set);
-        let budget = set.budget.unwrap_or(new.budget);
+        let budget = set.budget_or(new.budget);
         let rules = self.pools.rules_with(&new.pools)?;
         let changes = self.changes_by(&new, &rules)?;
         let mut told = differences(&old, &new, &set, &self.pools);

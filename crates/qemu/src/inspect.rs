@@ -292,6 +292,8 @@ pub struct Inspection {
     pub told: Option<Verdict>,
     /// That another process maps its RAM, in one line, if one does: it may come again after it was gone.
     pub mapped: Option<String>,
+    /// It came to nothing since QMP did not answer: one without it may come to something.
+    pub silent: bool,
 }
 
 impl Inspection {
@@ -300,13 +302,13 @@ impl Inspection {
         let told = Some(told).filter(|told| *told != Verdict::Pageable).map(Verdict::in_one_line);
         let is_mapped = facts.holders.iter().any(|holder| holder.maps);
         let mapped = held_by_another(facts).filter(|_| is_mapped);
-        Inspection { verdict: decide(facts).in_one_line(), told, mapped }
+        Inspection { verdict: decide(facts).in_one_line(), told, mapped, silent: false }
     }
 }
 
 impl From<Verdict> for Inspection {
     fn from(verdict: Verdict) -> Inspection {
-        Inspection { verdict: verdict.in_one_line(), told: None, mapped: None }
+        Inspection { verdict: verdict.in_one_line(), told: None, mapped: None, silent: false }
     }
 }
 
@@ -322,7 +324,7 @@ pub async fn inspect_since(
     if let Some(qmp) = qmp
         && let Err(error) = ask(qmp, &mut facts).await
     {
-        return Verdict::Unknown(error.to_string()).into();
+        return Inspection { silent: true, ..Verdict::Unknown(error.to_string()).into() };
     }
     let size = match facts.memdevs.as_deref() {
         Some([memdev]) => Some(Bytes(memdev.size)),
@@ -372,7 +374,7 @@ pub async fn counts_on_zeros(pid: u32) -> Option<bool> {
 /// # Errors
 /// Why it is not known, in one line: it could not be read in time.
 pub async fn pinning_device(pid: u32) -> Result<Option<String>, String> {
-    let read = readings::read(pid, move || scan::pinning(pid)).await?;
+    let read = readings::read_of_newcomer(pid, move || scan::pinning(pid)).await?;
     Ok(read.ok().flatten())
 }
 

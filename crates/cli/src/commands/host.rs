@@ -112,7 +112,7 @@ fn manager(h: &HostView) -> String {
             ("idle CPUs kept awake", format!("{:.1} s", h.awake_s)),
             ("memory", manager_memory(h)),
             ("default tax", h.tax.to_string()),
-            ("last VM started here runs on", h.accel.clone()),
+            ("last VM taken in runs on", h.accel.clone()),
         ],
     )
 }

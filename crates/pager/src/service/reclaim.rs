@@ -14,7 +14,7 @@ use super::oldest::Oldest;
 use super::shared::Shared;
 use super::sizing::Sizing;
 use super::trial::Trial;
-use super::write::{Cluster, Stuck, Tries};
+use super::write::{Cluster, Stuck, Writes};
 use crate::backend::MemError;
 use crate::clock::{BLOCK, Clock};
 use ballast_compress::{Compressor, Place};
@@ -51,7 +51,7 @@ pub(super) struct Reclaim {
     pub(super) vm: Arc<Shared>,
     pub(super) clusters: Vec<Cluster>,
     /// See `write`.
-    pub(super) tries: Tries,
+    pub(super) writes: Writes,
     pub(super) stuck: Option<Stuck>,
     pub(super) replacement: Box<dyn Replacement>,
     /// In whose order pages are watched, see `cold`.
@@ -120,7 +120,7 @@ impl Reclaim {
             emptying: Vec::new(),
             ring,
             clusters,
-            tries: Tries::default(),
+            writes: Writes::default(),
             stuck: None,
             replacement,
             clock,
@@ -326,7 +326,7 @@ impl Reclaim {
     fn wait_for_cluster(&mut self) -> bool {
         if self.awaits_writes() {
             self.reap(true);
-        } else if self.stuck_for().is_some() {
+        } else if self.stuck_for().is_some() || self.ring.in_flight() > 0 {
             return false;
         } else {
             self.settle_all();

@@ -7,8 +7,8 @@
 //! fault costs nothing, and a thread that looks is one that would have had to be woken 20,000 times a second.
 //!
 //! On a host whose cores are all in use, looking takes them from guests. A thread that lost its core
-//! while it looked takes that as a sign, and sleeps at once for the next [`REST`]. So does one whose fault came as soon as it
-//! slept: the kernel runs whom it wakes on its own core, where others would have to be woken, and there a guest waits for
+//! while it looked takes that as a sign, and sleeps at once for the next [`REST`]. So does one whose faults came as soon as it
+//! slept, twice in a row: the kernel runs whom it wakes on its own core, where others would have to be woken, and there a guest waits for
 //! the look to end.
 
 use std::time::{Duration, Instant};
@@ -25,6 +25,8 @@ const LOST_CORE: Duration = Duration::from_micros(40);
 const REST: Duration = Duration::from_millis(100);
 /// Who came no later than this after a look in vain had been waiting for the core that it was made on.
 const AT_ONCE: Duration = Duration::from_micros(20);
+/// One alone may have come just then.
+const HELD_UP: u32 = 2;
 /// After so many looks in vain, none is harder to come by.
 const HARDEST: u32 = 6;
 
@@ -42,9 +44,10 @@ pub(super) enum Waited {
 #[derive(Debug, Default)]
 pub(super) struct Spin {
     looks: bool,
-    /// Short sleeps, and looks in vain, one after the other.
+    /// Short sleeps, and looks in vain, one after the other; of these, the last that ended as soon as the thread slept.
     short: u32,
     in_vain: u32,
+    held_up: u32,
     /// Time since the service began until which it only sleeps.
     rest_until: Duration,
 }
@@ -64,9 +67,12 @@ impl Spin {
     /// the service began.
     pub fn learn(&mut self, now: Duration, looked: bool, waited: Waited) {
         match waited {
-            Waited::Caught => self.in_vain = 0,
-            Waited::Slept(time) if looked && time <= LONGEST + AT_ONCE => self.rest(now),
-            Waited::Slept(_) if looked => {
+            Waited::Caught => (self.in_vain, self.held_up) = (0, 0),
+            Waited::Slept(time) if looked => {
+                self.held_up = if time <= LONGEST + AT_ONCE { self.held_up + 1 } else { 0 };
+                if self.held_up >= HELD_UP {
+                    return self.rest(now);
+                }
                 self.in_vain = (self.in_vain + 1).min(HARDEST);
                 (self.looks, self.short) = (false, 0);
             }
@@ -81,7 +87,7 @@ impl Spin {
     }
 
     fn rest(&mut self, now: Duration) {
-        (self.looks, self.short) = (false, 0);
+        (self.looks, self.short, self.held_up) = (false, 0, 0);
         self.rest_until = now + REST;
     }
 }
@@ -169,10 +175,12 @@ mod tests {
 
     #[test]
     fn who_waited_for_the_core_that_is_looked_on_is_not_looked_for_for_a_while() {
-        let looks_from = |ends: Duration| {
+        let looks_from = |ends: [Duration; 2]| {
             let mut spin = Spin::default();
-            spin.learn(US, false, Waited::Slept(12 * US));
-            spin.learn(US, true, Waited::Slept(ends));
+            for time in ends {
+                spin.learn(US, false, Waited::Slept(12 * US));
+                spin.learn(US, true, Waited::Slept(time));
+            }
             // Who shares its core comes soon after it sleeps, again and again.
             let looks = |n: &u32| {
                 spin.learn(*n * 12 * US, false, Waited::Slept(12 * US));
@@ -180,8 +188,11 @@ mod tests {
             };
             (1..100_000).find(looks).unwrap()
         };
-        assert_eq!(looks_from(LONGEST + AT_ONCE + US), 1);
-        assert_eq!(looks_from(LONGEST + AT_ONCE), (REST / 12).as_micros() as u32 + 1);
+        let (late, at_once) = (LONGEST + AT_ONCE + US, LONGEST + AT_ONCE);
+        for ends in [[late, at_once], [at_once, late], [late, late]] {
+            assert!(looks_from(ends) < 4, "{ends:?}");
+        }
+        assert_eq!(looks_from([at_once, at_once]), (REST / 12).as_micros() as u32 + 1);
     }
 
     #[test]

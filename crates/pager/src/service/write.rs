@@ -79,28 +79,35 @@ pub(super) struct Stuck {
     pause: Duration,
 }
 
-/// Writes under way to locations that have failed, by their tags: a disk that fails may not answer either, and what is
-/// tried there holds up nothing else.
-#[derive(Default)]
-pub(super) struct Tries(Vec<(u64, Arc<Location>)>);
+/// A write that is under way.
+struct UnderWay {
+    tag: u64,
+    to: Arc<Location>,
+    /// Where that had failed before.
+    is_try: bool,
+}
 
-impl Tries {
+/// All of them. Those to locations that have failed hold up nothing else: a disk that fails may not answer either.
+#[derive(Default)]
+pub(super) struct Writes(Vec<UnderWay>);
+
+impl Writes {
     fn ended(&mut self, tag: u64) {
-        self.0.retain(|of| of.0 != tag);
+        self.0.retain(|write| write.tag != tag);
     }
 }
 
-impl Drop for Tries {
+impl Drop for Writes {
     fn drop(&mut self) {
         // Others may.
-        self.0.iter().for_each(|(_, location)| location.was_not_tried());
+        self.0.iter().filter(|write| write.is_try).for_each(|write| write.to.was_not_tried());
     }
 }
 
 impl Reclaim {
     /// Whether writes are under way that are to come to an end soon.
     pub(super) fn awaits_writes(&self) -> bool {
-        self.ring.in_flight() as usize > self.tries.0.len()
+        self.writes.0.iter().any(|write| !write.to.is_failed())
     }
 
     /// Pages in the stage that still need a slot each.
@@ -108,7 +115,7 @@ impl Reclaim {
         self.clusters.iter().map(Cluster::waiting).sum::<usize>() as u64
     }
 
-    /// All that is in the stage is written when this returns.
+    /// All that is in the stage is written when this returns, but for what is tried where locations have failed.
     pub(super) fn flush_all(&mut self) {
         self.flush();
         while self.awaits_writes() && !self.vm.is_stopping() {
@@ -214,7 +221,7 @@ impl Reclaim {
         let tag = (index as u64) << 40 | (first as u64) << 20 | n as u64;
         let from = self.vm.memory.stage().slot_ptr(self.clusters[index].stage_slot(first));
         let at = self.vm.swap.find(slot);
-        let failed = at.and_then(|(_, _, at)| at.is_failed().then(|| at.clone()));
+        let to = at.map(|(_, _, to)| (to.clone(), to.is_failed()));
         let result = match at {
             // SAFETY: the stage outlives the ring (the VM's shared part, which owns it, is held by this
             // thread, and the ring waits for its writes on drop); the stage slots are not reused before
@@ -225,11 +232,11 @@ impl Reclaim {
             None => Err(std::io::Error::other(format!("no slot {}", slot.0))),
         };
         let Err(e) = result else {
-            self.tries.0.extend(failed.map(|location| (tag, location)));
+            self.writes.0.extend(to.map(|(to, is_try)| UnderWay { tag, to, is_try }));
             return true;
         };
-        if let Some(location) = failed {
-            location.was_not_tried();
+        if let Some((to, true)) = to {
+            to.was_not_tried();
         }
         self.vm.set_ill(format!("writing swap: {e}; its pages stay"));
         for i in first..first + n {
@@ -250,7 +257,7 @@ impl Reclaim {
         }
         let any_ended = !done.is_empty();
         for Completion { tag, result } in done {
-            self.tries.ended(tag);
+            self.writes.ended(tag);
             let (index, first, n) =
                 ((tag >> 40) as usize, (tag >> 20 & 0xf_ffff) as usize, (tag & 0xf_ffff) as usize);
             self.written(index, first, n, result);

@@ -34,9 +34,9 @@ pub struct Location {
     failed: AtomicBool,
     /// It has failed, and is not tried again.
     for_good: AtomicBool,
-    /// While it has failed: whether somebody has taken a try that has not come to its end, how long it is left alone, and
-    /// until when, in milliseconds since it was made.
-    trying: AtomicBool,
+    /// While it has failed, in milliseconds since it was made: since when somebody has had a try that has not come to its end
+    /// (0: nobody has), how long it is left alone, and until when.
+    trying_ms: AtomicU64,
     rest_ms: AtomicU64,
     until_ms: AtomicU64,
     made: Instant,
@@ -71,7 +71,7 @@ impl Location {
             good: AtomicU32::default(),
             failed: AtomicBool::default(),
             for_good: AtomicBool::default(),
-            trying: AtomicBool::default(),
+            trying_ms: AtomicU64::default(),
             rest_ms: AtomicU64::default(),
             until_ms: AtomicU64::default(),
             made: Instant::now(),
@@ -102,7 +102,14 @@ impl Location {
     }
     /// Whether pages may be written there now: it has not failed, or was left alone for long enough and nobody tries it.
     pub fn is_tried(&self) -> bool {
-        !self.is_failed() || !self.trying.load(Ordering::Relaxed) && self.is_due()
+        !self.is_failed()
+            || self.is_due() && !self.is_trying(self.trying_ms.load(Ordering::Relaxed))
+    }
+
+    /// Whether that is a try that may come to its end yet. One that takes longer than any rest is one of a disk that does not
+    /// answer, or of a VM whose thread waits for something else, and keeps the location from nobody.
+    fn is_trying(&self, since_ms: u64) -> bool {
+        since_ms > 0 && self.now_ms() - since_ms.min(self.now_ms()) < LONGEST.as_millis() as u64
     }
 
     fn is_due(&self) -> bool {
@@ -110,19 +117,21 @@ impl Location {
         !self.for_good.load(Ordering::Relaxed) && is_over()
     }
 
-    /// The same, for who writes there next: of one that has failed it is one alone until that has come to its end, which a
-    /// disk may put off for ever.
+    /// The same, for who writes there next: of one that has failed it is one alone.
     pub(crate) fn may_be_tried(&self) -> bool {
         if !self.is_failed() {
             return true;
         }
         let (mine, none) = (Ordering::Relaxed, Ordering::Relaxed);
-        self.is_due() && self.trying.compare_exchange(false, true, mine, none).is_ok()
+        let (before, now) = (self.trying_ms.load(Ordering::Relaxed), self.now_ms().max(1));
+        self.is_due()
+            && !self.is_trying(before)
+            && self.trying_ms.compare_exchange(before, now, mine, none).is_ok()
     }
 
     /// Who may try it did not write, or does not wait any more for what comes of it.
     pub(crate) fn was_not_tried(&self) {
-        self.trying.store(false, Ordering::Relaxed);
+        self.trying_ms.store(0, Ordering::Relaxed);
     }
 
     fn now_ms(&self) -> u64 {
@@ -136,7 +145,7 @@ impl Location {
         if self.for_good.load(Ordering::Relaxed) {
             return;
         }
-        self.trying.store(false, Ordering::Relaxed);
+        self.was_not_tried();
         if self.is_failed() && self.failed.swap(false, Ordering::Relaxed) {
             tracing::info!("swap location {} is written to again", self.folder.display());
         }
@@ -155,7 +164,7 @@ impl Location {
         let row = self.row.fetch_add(1, Ordering::Relaxed) + 1;
         if self.is_failed() {
             // What was on its way when it failed is no try.
-            if self.trying.swap(false, Ordering::Relaxed) {
+            if self.trying_ms.swap(0, Ordering::Relaxed) > 0 {
                 let longer = self.rest_ms.load(Ordering::Relaxed).saturating_mul(2);
                 self.leave_alone(longer.min(LONGEST.as_millis() as u64));
             }
@@ -172,6 +181,8 @@ impl Location {
             self.for_good.store(true, Ordering::Relaxed);
             self.until_ms.store(u64::MAX, Ordering::Relaxed);
         }
+        // Nobody has a try of what has not failed.
+        self.was_not_tried();
         if !self.failed.swap(true, Ordering::Relaxed) {
             let until = match for_good {
                 true => "no more are tried there".to_owned(),
@@ -265,10 +276,15 @@ mod tests {
             assert!(location.is_tried() && location.may_be_tried());
             assert!(!location.is_tried() && !location.may_be_tried());
         };
-        let given_up = failed(Duration::ZERO);
+        let given_up = failed(minute);
         over(&given_up);
         given_up.was_not_tried();
         over(&given_up);
+        // Nor is one that does not end waited for by others for longer than any rest.
+        let since = |ago: u64| given_up.now_ms().checked_sub(ago);
+        let most = LONGEST.as_millis() as u64;
+        assert!(given_up.is_trying(1) && given_up.is_trying(given_up.now_ms() + 5));
+        assert!(since(most).is_none_or(|since| !given_up.is_trying(since)));
         let location = failed(minute);
         // What was on its way when it failed is no try.
         location.write_failed();

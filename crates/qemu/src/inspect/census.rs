@@ -117,7 +117,8 @@ impl Office {
             }
             let Some(since) = desk.under_way else { break };
             let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            // One that others have waited for in vain is not waited for again: whoever asks keeps places that others want.
+            if left.is_zero() || since.elapsed() >= patience {
                 let age = since.elapsed().as_secs();
                 let what = format!(
                     "the look at all processes of the host is kept by one of them, for {age} s so far"

@@ -19,6 +19,8 @@ const DEADLINE: Duration = Duration::from_secs(10);
 const STEP: Duration = Duration::from_millis(20);
 
 static READINGS: Readings = Readings::new();
+/// Of who comes in: he waits for no look at those who are there, which all processes of the host may hold up.
+static OF_NEWCOMERS: Readings = Readings::new();
 
 /// What `read` finds about a process, in a thread of its own; one at a time of each process.
 ///
@@ -28,10 +30,24 @@ pub(super) async fn read<T: Send + 'static>(
     pid: u32,
     read: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> Result<io::Result<T>, String> {
-    // The real one, which nobody chooses: of one that is not dumpable root owns its /proc/PID.
+    READINGS.read(DEADLINE, pid, user_of(pid), read).await
+}
+
+/// The same, about a process that asks to be taken in.
+///
+/// # Errors
+/// As of [`read`].
+pub(super) async fn read_of_newcomer<T: Send + 'static>(
+    pid: u32,
+    read: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> Result<io::Result<T>, String> {
+    OF_NEWCOMERS.read(DEADLINE, pid, user_of(pid), read).await
+}
+
+/// The real one: of a process that is not dumpable root owns its /proc/PID.
+fn user_of(pid: u32) -> Option<u32> {
     let status = process::read(pid, "status");
-    let user = status.and_then(|status| proc_text::status_number(&status, "Uid"));
-    READINGS.read(DEADLINE, pid, user, read).await
+    status.and_then(|status| proc_text::status_number(&status, "Uid"))
 }
 
 /// Those that are under way, and whose processes they are about.
