@@ -16,7 +16,7 @@ use ballast_shim_proto::Message;
 use rustix::fs::MemfdFlags;
 use support::evil::{self, Evil};
 use support::http::raw;
-use support::{Ballastd, MIB, image_or_skip, refused_as, required};
+use support::{Ballastd, MIB, ZEROS, image_or_skip, refused_as, required};
 use tokio::task::JoinHandle;
 
 #[test]
@@ -65,8 +65,11 @@ async fn without_qmp_too_a_vm_is_paged_when_it_is_built_and_looked_at_again() {
     // Above what it is entitled to from now on.
     let limit = VmChange { max: Some(16 * MIB), ..VmChange::default() };
     ballastd.client.change("vm", &limit).await.unwrap();
-    while begun.elapsed() < Duration::from_secs(6) {
+    loop {
         let vm = ballastd.vm("vm").await;
+        if begun.elapsed() >= Duration::from_secs(6) {
+            break;
+        }
         assert!(vm.management.mode != Mode::Paged && vm.memory.resident == 32 * MIB, "{vm:?}");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
@@ -77,12 +80,20 @@ async fn without_qmp_too_a_vm_is_paged_when_it_is_built_and_looked_at_again() {
         })
         .await;
 
-    // It was built long ago when the next manager comes, which finds no QMP either.
-    ballastd.kill();
-    ballastd.restart();
-    let back = Instant::now();
-    ballastd.is_paged("vm").await;
-    assert!(back.elapsed() < Duration::from_secs(10), "it waited as a new one does");
+    // It was built long ago when the next manager comes, which finds no QMP either. A slow machine may need as long
+    // as a new one waits, but not again and again.
+    let mut is_at_once = false;
+    for _ in 0..5 {
+        ballastd.kill();
+        ballastd.restart();
+        let back = Instant::now();
+        ballastd.is_paged("vm").await;
+        is_at_once |= back.elapsed() < Duration::from_secs(10);
+        if is_at_once {
+            break;
+        }
+    }
+    assert!(is_at_once, "it waited as a new one does");
     let open = its_ram(&vmm);
     ballastd
         .eventually("what forbids paging is seen", async || {
@@ -145,13 +156,13 @@ async fn a_start_that_waits_is_called_off_by_a_stop() {
     let Some(ballastd) = ballastd() else { return };
     let client = &ballastd.client;
     let vmm = adopted(&ballastd, "quiet", 96).await;
+    // From now on nothing is taken from it: who waits for that waits for ever.
+    let _open = its_ram(&vmm);
     let free = ballastd.host().await.free;
     let first = patient(&ballastd, "first", 96);
     waits(&ballastd, "first").await;
     let second = patient(&ballastd, "second", 16);
     waits(&ballastd, "second").await;
-    // From now on nothing is taken from it: they wait for ever.
-    let _open = its_ram(&vmm);
     let last = client.stop("first", Duration::ZERO).await.unwrap();
     let how = last.ended.unwrap_or_default();
     assert!(how.contains("called off") && last.pid.is_none(), "{how}");
@@ -183,18 +194,30 @@ async fn a_vm_that_reboots_comes_before_starts_that_wait() {
     let Some(ballastd) = ballastd() else { return };
     let Some(image) = image_or_skip() else { return };
     let client = &ballastd.client;
-    reboots(&ballastd, image, VmSpec::default()).await;
-    // Nothing is taken from it, so that who is promised 128 MiB waits for ever. It comes while the other is held back: ten
-    // seconds later it would count as one that cannot be managed, with all that it has.
-    let vmm = adopted(&ballastd, "quiet", 48).await;
-    let _open = its_ram(&vmm);
-    let first = patient(&ballastd, "first", 128);
-    waits(&ballastd, "first").await;
-    ballastd.eventually("it is back", async || client.vm("again").await.is_ok()).await;
-    assert_eq!(client.starts().await.unwrap()[0].name, "first");
-    client.stop("again", Duration::ZERO).await.unwrap();
-    client.stop("first", Duration::ZERO).await.unwrap();
-    refused_as(first.await.unwrap(), ErrorCode::Conflict, "called off");
+    // On a slow machine it may be back before anybody waits for what it had, which says nothing.
+    for _ in 0..5 {
+        reboots(&ballastd, image, VmSpec::default()).await;
+        // Nothing is taken from it, so that who is promised 128 MiB waits for ever. It comes while the other is held back: ten
+        // seconds later it would count as one that cannot be managed, with all that it has.
+        let vmm = adopted(&ballastd, "quiet", 48).await;
+        let _open = its_ram(&vmm);
+        let first = patient(&ballastd, "first", 128);
+        waits(&ballastd, "first").await;
+        let was_away = client.vm("again").await.is_err();
+        if was_away {
+            ballastd.eventually("it is back", async || client.vm("again").await.is_ok()).await;
+            assert_eq!(client.starts().await.unwrap()[0].name, "first");
+        }
+        client.stop("again", Duration::ZERO).await.unwrap();
+        client.stop("first", Duration::ZERO).await.unwrap();
+        refused_as(first.await.unwrap(), ErrorCode::Conflict, "called off");
+        if was_away {
+            return;
+        }
+        drop(vmm);
+        ballastd.eventually("it is gone", async || ballastd.is_gone("vm").await).await;
+    }
+    panic!("it was back each time before the other waited");
 }
 
 /// Its next start waits for room that another's memory takes, for ever: a stop calls it off.
@@ -241,12 +264,21 @@ async fn what_a_vm_has_is_kept_while_it_reboots() {
 async fn connections_that_say_nothing_keep_no_stranger_from_starting() {
     let Some(ballastd) = ballastd() else { return };
     let socket = ballastd.run_dir().join("shim.sock");
-    // Each has as many places as one process may have: together all.
-    let _mute: Vec<Evil> =
-        (0..20).map(|n| Evil::start(&socket, &n.to_string(), "mute", 1)).collect();
-    let begun = Instant::now();
-    let _vmm = adopted(&ballastd, "quiet", 16).await;
-    assert!(begun.elapsed() < Duration::from_secs(9), "it came in when they had timed out");
+    // On a slow machine it may come in when they have timed out, after 10 s, which says nothing.
+    for _ in 0..5 {
+        let begun = Instant::now();
+        // Each has as many places as one process may have: together all.
+        let mute: Vec<Evil> =
+            (0..20).map(|n| Evil::begin(&socket, &n.to_string(), "mute", 1)).collect();
+        tokio::task::block_in_place(|| mute.iter().for_each(|one| one.says("filled")));
+        let vmm = adopted(&ballastd, "quiet", 16).await;
+        if begun.elapsed() < Duration::from_secs(10) {
+            return;
+        }
+        drop((vmm, mute));
+        ballastd.eventually("it is gone", async || ballastd.is_gone("vm").await).await;
+    }
+    panic!("it came in when they had timed out");
 }
 
 /// It takes its memory beside the budget: whoever looks sees that, for as long as it runs.
@@ -276,6 +308,23 @@ async fn a_vmm_that_is_refused_and_runs_on_is_seen() {
     drop(other);
     ballastd.eventually("it is forgotten", async || ballastd.host().await.refused.is_empty()).await;
     assert_eq!(ballastd.host().await.vms, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stranger_with_a_device_that_pins_memory_is_refused_and_runs_on() {
+    let Some(ballastd) = ballastd() else { return };
+    let socket = ballastd.run_dir().join("shim.sock");
+    let device = ["-device", "vfio-pci,host=00:01.0"];
+    let mut vmm = Evil::under_shim_with(&socket, "vm", "breaks off", 16, &device);
+    let host = ballastd.host().await;
+    let [refused] = &host.refused[..] else { panic!("{:?}", host.refused) };
+    assert_eq!((refused.pid, refused.name.as_deref()), (vmm.child.id(), Some("vm")));
+    let why = "-device vfio-pci: the kernel pins no pages that Ballast is to supply";
+    assert!(refused.why.contains(why), "{refused:?}");
+    // Nothing is kept for it.
+    assert!(ballastd.is_gone("vm").await && !ballastd.folder("vm").exists());
+    assert_eq!((host.vms, host.free), (0, host.budget - ZEROS));
+    assert!(vmm.child.try_wait().unwrap().is_none(), "it has ended");
 }
 
 #[tokio::test(flavor = "multi_thread")]

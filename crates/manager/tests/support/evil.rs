@@ -59,8 +59,21 @@ impl Evil {
 
     /// The same under the shim, which speaks for it.
     pub fn under_shim(shim_socket: &Path, name: &str, role: &str, mib: u64) -> Evil {
+        Evil::under_shim_with(shim_socket, name, role, mib, &[])
+    }
+
+    /// With more words on its command line, as those of a VMM.
+    pub fn under_shim_with(
+        shim_socket: &Path,
+        name: &str,
+        role: &str,
+        mib: u64,
+        words: &[&str],
+    ) -> Evil {
         let mut command = Evil::command(shim_socket, name, role, mib);
         command
+            .arg("--")
+            .args(words)
             .env("LD_PRELOAD", super::shim())
             .env("BALLAST_VM", name)
             .env("BALLAST_SHIM_SOCKET", shim_socket)
@@ -329,10 +342,13 @@ fn act(role: &str, connection: Connection, ram: &OwnedFd, uffd: &Uffd, base: *mu
                 unsafe { base.add(page * PAGE_SIZE).read_volatile() };
             }
         }
-        "floods" => loop {
-            let answer = Message::BatchDone { id: u64::MAX, done: 0, errno: 0 };
-            let _ = connection.send(&answer, &[]);
-        },
+        "floods" => {
+            keep(&connection);
+            loop {
+                let answer = Message::BatchDone { id: u64::MAX, done: 0, errno: 0 };
+                let _ = connection.send(&answer, &[]);
+            }
+        }
         "truncates" => {
             rustix::fs::ftruncate(ram, 0).unwrap();
             while told(&connection).is_ok() {}
@@ -347,6 +363,14 @@ fn act(role: &str, connection: Connection, ram: &OwnedFd, uffd: &Uffd, base: *mu
         }
         other => panic!("no role {other}"),
     }
+}
+
+/// Says that it keeps its RAM, the first that it is told: it would not be paged otherwise.
+fn keep(connection: &Connection) {
+    let said = connection.recv(None);
+    let Ok((Message::Batch(batch), _)) = said else { panic!("{said:?}") };
+    assert!(batch.ops().iter().all(|op| op.kind == OpKind::Keep), "{batch:?}");
+    connection.send(&Message::BatchDone { id: batch.id, done: 1, errno: 0 }, &[]).unwrap();
 }
 
 /// What it is told next, but that it is to keep its RAM, which it says that it does: it would not be paged otherwise.
