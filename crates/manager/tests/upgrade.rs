@@ -88,7 +88,7 @@ async fn a_new_manager_takes_over_from_a_running_one_and_guests_go_on() {
 async fn a_full_run_folder_keeps_no_guest_from_the_next_manager() {
     let Some(image) = image_or_skip() else { return };
     let mut ballastd = Ballastd::prepare(&["--budget", "96M"]);
-    let small = Small::mount(ballastd.run_dir(), 48);
+    let Some(small) = Small::mount(ballastd.run_dir(), 48) else { return };
     ballastd.restart();
     let work = "verify-torture --mb 32 --threads 2 --seconds 100000";
     let mut spec = ballastd.guest(image, "vm", 128, work);

@@ -365,13 +365,18 @@ impl Drop for Ballastd {
 pub struct Small(pub PathBuf);
 
 impl Small {
-    pub fn mount(at: PathBuf, mib: u64) -> Small {
+    /// None, loudly, without the right to mount.
+    pub fn mount(at: PathBuf, mib: u64) -> Option<Small> {
         std::fs::create_dir(&at).unwrap();
         let size = format!("size={mib}m,mode=0700");
         let mount =
             Command::new("mount").args(["-t", "tmpfs", "-o", &size, "none"]).arg(&at).status();
-        assert!(mount.unwrap().success(), "mounting a tmpfs");
-        Small(at)
+        if !mount.is_ok_and(|status| status.success()) {
+            assert!(!required(), "no tmpfs of {mib} MiB");
+            eprintln!("SKIPPED: no tmpfs of {mib} MiB can be mounted here");
+            return None;
+        }
+        Some(Small(at))
     }
 }
 
