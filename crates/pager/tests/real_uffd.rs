@@ -6,6 +6,8 @@
 
 #[path = "real_uffd/exchange.rs"]
 mod exchange;
+#[path = "real_uffd/harm.rs"]
+mod harm;
 #[path = "support/vmm.rs"]
 mod vmm;
 
@@ -235,7 +237,11 @@ fn new_host(room: u64) -> Arc<Host> {
 }
 
 fn start(vmm: &Vmm, dir: &Path, room: u64) -> Manager {
-    let host = new_host(room);
+    start_on(new_host(room), vmm, dir)
+}
+
+/// On a host that has reserved its overhead.
+fn start_on(host: Arc<Host>, vmm: &Vmm, dir: &Path) -> Manager {
     let files = VmFiles::new(dir, SwapSpace::create_at(&dir.join("swap"), Pages(SIZE)).unwrap());
     let config = PagerConfig::default();
     let vm = PagedVm::start("t", config, files, vmm.guest_ram(), overhead(), host.clone()).unwrap();
@@ -691,50 +697,6 @@ fn a_damaged_compressed_page_is_waited_for_and_never_fed() {
     assert_eq!(vmm.board.get(Cell::Errors), 0);
     wait_for("health", || !matches!(manager.vm.health(), Health::Unreadable { .. }));
     manager.settle();
-    manager.release(dir.path());
-}
-
-#[test]
-fn a_vmm_that_truncates_its_ram_harms_only_itself() {
-    let Some(_alone) = alone() else { return };
-    let dir = tempfile::tempdir().unwrap();
-    let mut vmm = Vmm::start("truncate", SIZE);
-    let manager = start(&vmm, dir.path(), ROOM);
-    wait_for("truncation", || vmm.board.get(Cell::Step) == 1);
-    manager.drive(&vmm, Duration::from_millis(300), || false);
-    wait_for("eviction to notice", || {
-        // As the policy does: again and again. Once is too early if the page is not booked yet.
-        manager.vm.set_evict_goal(Pages(100));
-        manager.vm.health() != Health::Well
-    });
-    vmm.kill();
-    manager.release(dir.path());
-}
-
-#[test]
-fn a_vmm_that_seals_its_ram_keeps_its_pages() {
-    let Some(_alone) = alone() else { return };
-    let dir = tempfile::tempdir().unwrap();
-    let vmm = Vmm::start("seal", SIZE);
-    let manager = start(&vmm, dir.path(), ROOM);
-    wait_for("seal", || vmm.board.get(Cell::Step) == 1);
-    wait_for("eviction to notice", || {
-        // As the policy does: again and again. Once is too early if the page is not booked yet.
-        manager.vm.set_evict_goal(Pages(100));
-        manager.vm.health() != Health::Well
-    });
-    vmm.board.set(Cell::Stop, 1);
-    wait_for("verification", || vmm.board.get(Cell::Done) == 1);
-    manager.release(dir.path());
-}
-
-#[test]
-fn a_vmm_that_makes_its_userfaultfd_blocking_does_not_hang_the_manager() {
-    let Some(_alone) = alone() else { return };
-    let dir = tempfile::tempdir().unwrap();
-    let vmm = Vmm::start("block", SIZE);
-    let manager = start(&vmm, dir.path(), ROOM);
-    wait_for("fault served", || vmm.board.get(Cell::Step) == 1);
     manager.release(dir.path());
 }
 
