@@ -1,4 +1,5 @@
-//! Large pages of zeros are in the way of an eviction that asks for more than they are worth.
+//! Large pages: those of zeros are in the way of an eviction that asks for more than they are worth, and a manager
+//! that comes must know of all.
 #![cfg(not(feature = "shuttle"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -7,11 +8,13 @@ mod large_ram;
 #[path = "support/vmm.rs"]
 mod vmm;
 
+use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::sync::Arc;
 
 use ballast_pager::host::Host;
 use ballast_pager::ledger::Ledger;
-use ballast_pager::service::{Health, PagedVm, PagerConfig, VmFiles};
+use ballast_pager::service::{Health, Inherited, PagedVm, PagerConfig, StartError, VmFiles};
 use ballast_pager::swap::SwapSpace;
 use ballast_units::{Pages, Ppn};
 use vmm::{Cell, Guest, Vmm, alone};
@@ -24,7 +27,7 @@ const REGION: u64 = 512;
 const ONE_IN: u64 = 8;
 
 #[test]
-#[ignore = "the VMM process of the other test"]
+#[ignore = "the VMM process of the other tests"]
 fn vmm_process() {
     let Some(guest) = Guest::enter() else { return };
     let write = |ppn: u64, value: u64| {
@@ -59,31 +62,38 @@ fn is_written(ppn: u64) -> bool {
     ppn / REGION % ONE_IN == ONE_IN - 1
 }
 
-#[test]
-fn an_eviction_goes_on_at_a_large_page_of_zeros() {
-    let Some(_alone) = alone() else { return };
-    let Some(ram) = large_ram::create(Pages(SIZE)) else {
-        eprintln!("SKIPPED: no tmpfs with large pages");
-        return;
-    };
-    let dir = tempfile::tempdir().unwrap();
-    let config = PagerConfig { large_pages: true, ..PagerConfig::default() };
-    let overhead = config.overhead(Pages(SIZE));
-    let host = Arc::new(Host::new(Ledger::new(Pages(2 * SIZE) + overhead, || {})));
-    assert!(host.ledger.try_reserve(overhead));
+fn config() -> PagerConfig {
+    PagerConfig { large_pages: true, ..PagerConfig::default() }
+}
+
+fn overhead() -> Pages {
+    config().overhead(Pages(SIZE))
+}
+
+fn new_host() -> Arc<Host> {
+    let host = Arc::new(Host::new(Ledger::new(Pages(2 * SIZE) + overhead(), || {})));
+    assert!(host.ledger.try_reserve(overhead()));
     host.set_plenty(Pages(SIZE / 8));
-    let files = VmFiles::new(
-        dir.path(),
-        SwapSpace::create_at(&dir.path().join("swap"), Pages(SIZE)).unwrap(),
-    );
+    host
+}
+
+/// A VM whose guest has touched all of its regions.
+fn start(ram: OwnedFd, dir: &Path, host: &Arc<Host>) -> (Vmm, PagedVm) {
+    let files = VmFiles::new(dir, SwapSpace::create_at(&dir.join("swap"), Pages(SIZE)).unwrap());
     let vmm = Vmm::start_with(ram, "", SIZE);
-    let vm = PagedVm::start("t", config, files, vmm.guest_ram(), overhead, host.clone()).unwrap();
+    let (ram, host) = (vmm.guest_ram(), host.clone());
+    let vm = PagedVm::start("t", config(), files, ram, overhead(), host).unwrap();
     vm.memory().let_pages_move(true);
     vmm.board.set(Cell::Go, 1);
     vmm::wait_for("the guest", || vmm.board.get(Cell::Step) == 1);
     assert_eq!(vm.memory().charged(), Pages(SIZE));
     assert_eq!(vm.memory().regions().counts().fills, REGIONS, "the kernel had no large page");
-    // All zeros, and half of what was written. Asked for once: an eviction that gives up is not asked again.
+    (vmm, vm)
+}
+
+/// All that is zeros leaves, and half of what was written; then the guest finds all that it wrote.
+fn leaves_and_comes_back(vmm: &Vmm, vm: &PagedVm) {
+    // Asked for once: an eviction that gives up is not asked again.
     let written = SIZE / ONE_IN;
     vm.set_evict_goal(Pages(SIZE - written / 2));
     vmm::wait_for("the eviction", || vm.evict_goal() == Pages(0));
@@ -96,6 +106,65 @@ fn an_eviction_goes_on_at_a_large_page_of_zeros() {
     vmm::wait_for("quiet", || {
         vm.memory().reconcile(Ppn(0), SIZE).is_ok() && vm.memory().check_quiet().is_ok()
     });
+}
+
+#[test]
+fn an_eviction_goes_on_at_a_large_page_of_zeros() {
+    let Some(_alone) = alone() else { return };
+    let Some(ram) = large_ram::create_or_skip(Pages(SIZE)) else { return };
+    let (dir, host) = (tempfile::tempdir().unwrap(), new_host());
+    let (vmm, vm) = start(ram, dir.path(), &host);
+    leaves_and_comes_back(&vmm, &vm);
+    vm.release();
+    assert_eq!(host.ledger.used(), Pages(0));
+}
+
+/// For this thread, and those that it makes, the kernel has no memory files: as where no descriptor is left.
+fn have_no_memory_files() {
+    let op = |code, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
+    let filter = [
+        // The number of the system call.
+        op(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        op(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, libc::SYS_memfd_create as u32),
+        op(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EMFILE as u32),
+        op(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_ptr().cast_mut() };
+    // SAFETY: the kernel copies the program, which lives through the call.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, 2, &raw const program, 0, 0), 0);
+    }
+}
+
+/// Taken for small ones, large pages would be lost in parts.
+#[test]
+fn a_vm_is_not_taken_over_while_it_cannot_be_told_whether_it_has_large_pages() {
+    let Some(_alone) = alone() else { return };
+    let Some(ram) = large_ram::create_or_skip(Pages(SIZE)) else { return };
+    let (dir, host) = (tempfile::tempdir().unwrap(), new_host());
+    let (vmm, vm) = start(ram, dir.path(), &host);
+    vm.leave();
+    let host = new_host();
+    let take_over = || {
+        let swap = SwapSpace::open_at(&dir.path().join("swap")).unwrap();
+        let (files, ram) = (VmFiles::new(dir.path(), swap), vmm.guest_ram());
+        let (host, inherited) = (host.clone(), Inherited::default());
+        PagedVm::take_over("t", config(), files, ram, overhead(), host, inherited)
+    };
+    let refused = std::thread::scope(|scope| {
+        let without = || {
+            have_no_memory_files();
+            take_over().map(drop)
+        };
+        scope.spawn(without).join().unwrap()
+    });
+    assert!(matches!(refused, Err(StartError::LargePages(_))), "{refused:?}");
+    assert_eq!(host.ledger.used(), overhead());
+    let (vm, _) = take_over().unwrap();
+    vm.memory().let_pages_move(true);
+    assert_eq!(vm.memory().charged(), Pages(SIZE));
+    leaves_and_comes_back(&vmm, &vm);
     vm.release();
     assert_eq!(host.ledger.used(), Pages(0));
 }

@@ -1,5 +1,7 @@
 //! RAM that the kernel may back by large pages.
 
+#![allow(dead_code, reason = "each test file uses its own part of this module")]
+
 use std::os::fd::OwnedFd;
 
 use ballast_units::Pages;
@@ -8,6 +10,17 @@ use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_string, fsmount,
     fsopen,
 };
+
+/// As `create`. None, loudly, without the right to it.
+pub fn create_or_skip(size: Pages) -> Option<OwnedFd> {
+    let ram = create(size);
+    if ram.is_none() {
+        let required = std::env::var("BALLAST_REQUIRE_PRIVILEGED").as_deref() == Ok("1");
+        assert!(!required, "no tmpfs with large pages");
+        eprintln!("SKIPPED: no tmpfs with large pages");
+    }
+    ram
+}
 
 /// A file of that size on a tmpfs of its own, which is mounted nowhere. None without the right to it.
 pub fn create(size: Pages) -> Option<OwnedFd> {
