@@ -324,6 +324,71 @@ fn shared_pages_that_nobody_uses_leave_too_and_come_back_whole() {
     manager.release();
 }
 
+/// While the host is low, a VM at its target has what it wants for what it has at home: shared pages would have to come there.
+#[test]
+fn shared_pages_stay_while_pages_are_exchanged_one_for_another() {
+    let Some(_alone) = alone() else { return };
+    let (dir, vmms) = vmms("halves", 2);
+    let manager = Manager::start(&vmms, dir.path(), ROOM + 64);
+    step(&vmms, 3);
+    wait_for("sharing", || manager.in_state(State::Shared) == SIZE);
+    manager.control.set(Settings { enabled: false, ..settings() });
+    for vm in &manager.vms {
+        vm.set_evict_goal(Pages(SIZE / 4));
+        wait_for("eviction", || vm.evict_goal().is_zero());
+    }
+    wait_for("what is on its way", || manager.in_state(State::Staged) == 0);
+    let counters = |vm: &PagedVm| vm.memory().counters.values();
+    let home = || manager.vms.iter().map(|vm| counters(vm).homed).sum::<u64>();
+    let (shared, homed) = (manager.in_state(State::Shared), home());
+    assert!(shared > SIZE / 2, "{shared}");
+    let away = |vm: &PagedVm| vm.memory().pmap().in_state(State::Swapped).0;
+    let before: Vec<_> = manager.vms.iter().map(|vm| (away(vm), counters(vm).evicted)).collect();
+    manager.host.set_low(true);
+    let at_home = |vm: &PagedVm| {
+        vm.memory().charged().saturating_sub(Pages(vm.memory().tier().occupancy().frames))
+    };
+    for vm in &manager.vms {
+        vm.memory().set_target(at_home(vm));
+        vm.exchange_at(at_home(vm), manager.host.ledger.budget());
+    }
+    // All of their pages: each that is away comes for another.
+    step(&vmms, 4);
+    for (vm, (away, evicted)) in manager.vms.iter().zip(before) {
+        let evicted = counters(vm).evicted - evicted;
+        assert!(away > SIZE / 16 && evicted >= away, "{evicted} evicted for {away}");
+    }
+    assert_eq!((manager.in_state(State::Shared), home()), (shared, homed));
+    manager.host.set_low(false);
+    manager.settle(&vmms);
+    manager.release();
+}
+
+/// Nobody tells it, and it is woken by none of its own pages.
+#[test]
+fn a_fault_that_waits_gets_what_another_vm_gives_up() {
+    let Some(_alone) = alone() else { return };
+    let (dir, vmms) = vmms("steps", 2);
+    let manager = Manager::start(&vmms, dir.path(), SIZE + 64);
+    manager.control.set(Settings { enabled: false, ..settings() });
+    step(&vmms[..1], 3);
+    let [first, second] = &manager.vms[..] else { panic!() };
+    vmms[1].board.set(Cell::Go, 3);
+    wait_for("a fault that waits", || {
+        second.waiting() == 1 && manager.host.ledger.free().is_zero()
+    });
+    assert_ne!(vmms[1].board.get(Cell::Step), 3);
+    first.set_evict_goal(Pages(SIZE));
+    step(&vmms[1..], 3);
+    // There is room for what both have once it is shared.
+    wait_for("eviction", || first.evict_goal().is_zero());
+    manager.control.set(settings());
+    wait_for("sharing", || manager.in_state(State::Shared) >= SIZE);
+    step(&vmms, 4);
+    manager.settle(&vmms);
+    manager.release();
+}
+
 #[test]
 fn pages_that_are_protected_cease_to_be_when_sharing_is_switched_off() {
     let Some(_alone) = alone() else { return };
