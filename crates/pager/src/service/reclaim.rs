@@ -713,43 +713,5 @@ impl Reclaim {
 }
 
 #[cfg(all(test, not(feature = "shuttle")))]
-mod tests {
-    use ballast_units::Pages;
-
-    use super::super::shared::HELD_TOGETHER;
-    use super::*;
-    use crate::service::testing::reclaim;
-
-    #[test]
-    fn what_is_held_leaves_together_but_where_a_fault_waits_for_it() {
-        let Some(mut reclaim) = reclaim() else { return };
-        let vm = reclaim.vm.clone();
-        let charged = vm.memory.charged();
-        vm.hold_until.store(u64::MAX, Ordering::Relaxed);
-        let grown_by = |n: u64| vm.hold_at.store((charged - Pages(n)).0, Ordering::Relaxed);
-        grown_by(HELD_TOGETHER - 1);
-        assert!(!reclaim.goes_on());
-        grown_by(HELD_TOGETHER);
-        assert!(reclaim.goes_on());
-        vm.evict_goal.store(0, Ordering::Relaxed);
-        grown_by(1);
-        assert!(!reclaim.goes_on());
-        vm.waiting.store(1, Ordering::Relaxed);
-        assert!(reclaim.goes_on());
-    }
-
-    #[test]
-    fn who_waits_for_memory_waits_for_no_more_than_leave_together() {
-        let Some(mut reclaim) = reclaim() else { return };
-        let chosen = |reclaim: &mut Reclaim| {
-            reclaim.vm.evict_goal.store(100, Ordering::Relaxed);
-            assert!(reclaim.next_victim().is_some());
-            let chosen = reclaim.victims.len() as u64 + 1;
-            reclaim.victims.clear();
-            chosen
-        };
-        assert!(chosen(&mut reclaim) > RUN);
-        reclaim.vm.waiting.store(1, Ordering::Relaxed);
-        assert!(chosen(&mut reclaim) <= RUN);
-    }
-}
+#[path = "reclaim_tests.rs"]
+mod tests;

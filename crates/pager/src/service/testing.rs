@@ -20,10 +20,15 @@ use crate::pmap::Pmap;
 use crate::replacement::Random;
 use crate::stage::{Stage, StageLayout};
 use crate::swap::SwapSpace;
+use crate::tier::{Compression, Tier};
 
 /// A VM of so many pages, of which nobody has touched one, and a host that has memory in plenty. The mapping stays for
 /// as long as the process. None, loudly, without the right to make userfaultfds.
 pub(super) fn vm(pages: u64, around: u64) -> Option<Arc<Shared>> {
+    vm_with(pages, around, Tier::off())
+}
+
+fn vm_with(pages: u64, around: u64, tier: Tier) -> Option<Arc<Shared>> {
     let uffd = match Uffd::open() {
         Ok(uffd) => uffd,
         Err(e) => {
@@ -50,7 +55,7 @@ pub(super) fn vm(pages: u64, around: u64) -> Option<Arc<Shared>> {
     let host = Arc::new(Host::new(Ledger::new(Pages(2 * pages), || {})));
     let stage = Stage::on_heap(StageLayout { cluster: 4, clusters: 1, holds: 2 }).unwrap();
     let (pmap, ram) = (Pmap::on_heap(Pages(pages)), GuestRam::new(uffd, file, part));
-    let memory = Memory::new(pmap, ram, stage, Pages(pages), host, Pages(around));
+    let memory = Memory::new(pmap, ram, stage, Pages(pages), host, Pages(around)).with_tier(tier);
     let dir = tempfile::tempdir().unwrap();
     let swap = SwapSpace::create_at(&dir.path().join("swap"), Pages(pages)).unwrap();
     Some(Arc::new(Shared::new("test", Arc::new(memory), swap).unwrap()))
@@ -79,7 +84,23 @@ fn skip_unseen() {
 
 /// A VM whose pages are all at home, touched in their order. None where accesses are not seen.
 pub(super) fn reclaim() -> Option<Reclaim> {
-    let vm = vm(PAGES, 1)?;
+    reclaim_of(vm(PAGES, 1)?)
+}
+
+/// The same, whose pages are each a little of another, and are compressed when they leave.
+pub(super) fn reclaim_that_compresses() -> Option<Reclaim> {
+    let settings = Compression { percent: 50, adaptive: false, ..Compression::default() };
+    let reclaim = reclaim_of(vm_with(PAGES, 1, Tier::on_heap(Pages(PAGES), settings).unwrap())?)?;
+    for p in 0..PAGES {
+        let at = reclaim.vm.memory.backend().at(Ppn(p)).0 as *mut u64;
+        // SAFETY: RAM of this process, that stays, and that nobody else looks at.
+        (0..PAGE_SIZE / 8)
+            .for_each(|i| unsafe { at.add(i).write_volatile(p << 8 | i as u64 % 16) });
+    }
+    Some(reclaim)
+}
+
+fn reclaim_of(vm: Arc<Shared>) -> Option<Reclaim> {
     stay_on_this_processor();
     vm.memory.backend().see_accesses(std::process::id()).unwrap();
     for p in 0..PAGES {

@@ -1,0 +1,92 @@
+use ballast_units::Pages;
+
+use super::super::shared::HELD_TOGETHER;
+use super::*;
+use crate::service::testing::{reclaim, reclaim_that_compresses};
+
+#[test]
+fn what_is_held_leaves_together_but_where_a_fault_waits_for_it() {
+    let Some(mut reclaim) = reclaim() else { return };
+    let vm = reclaim.vm.clone();
+    let charged = vm.memory.charged();
+    vm.hold_until.store(u64::MAX, Ordering::Relaxed);
+    let grown_by = |n: u64| vm.hold_at.store((charged - Pages(n)).0, Ordering::Relaxed);
+    grown_by(HELD_TOGETHER - 1);
+    assert!(!reclaim.goes_on());
+    grown_by(HELD_TOGETHER);
+    assert!(reclaim.goes_on());
+    vm.evict_goal.store(0, Ordering::Relaxed);
+    grown_by(1);
+    assert!(!reclaim.goes_on());
+    vm.waiting.store(1, Ordering::Relaxed);
+    assert!(reclaim.goes_on());
+}
+
+#[test]
+fn who_waits_for_memory_waits_for_no_more_than_leave_together() {
+    let Some(mut reclaim) = reclaim() else { return };
+    let chosen = |reclaim: &mut Reclaim| {
+        reclaim.vm.evict_goal.store(100, Ordering::Relaxed);
+        assert!(reclaim.next_victim().is_some());
+        let chosen = reclaim.victims.len() as u64 + 1;
+        reclaim.victims.clear();
+        chosen
+    };
+    assert!(chosen(&mut reclaim) > RUN);
+    reclaim.vm.waiting.store(1, Ordering::Relaxed);
+    assert!(chosen(&mut reclaim) <= RUN);
+}
+
+/// Whether the fault service was woken since this was asked last.
+fn was_woken(vm: &Shared) -> bool {
+    rustix::io::read(&vm.wake_fd, &mut [0u8; 8]).is_ok()
+}
+
+fn evict(reclaim: &mut Reclaim, pages: u64) {
+    reclaim.vm.evict_goal.store(pages, Ordering::Relaxed);
+    reclaim.evict();
+    assert_eq!(reclaim.vm.evict_goal.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn who_waits_for_memory_is_woken_when_a_page_leaves_unless_its_vm_has_too_much() {
+    let Some(mut reclaim) = reclaim() else { return };
+    let vm = reclaim.vm.clone();
+    evict(&mut reclaim, 1);
+    assert!(!was_woken(&vm), "nobody waits");
+    vm.waiting.store(1, Ordering::Relaxed);
+    evict(&mut reclaim, 1);
+    assert!(was_woken(&vm));
+    vm.memory.host().set_low(true);
+    vm.memory.set_target(Pages(1));
+    assert!(vm.memory.is_blocked());
+    evict(&mut reclaim, 1);
+    assert!(!was_woken(&vm), "it finds none");
+}
+
+#[test]
+fn who_waits_for_memory_is_woken_when_a_frame_of_the_tier_is_empty() {
+    let Some(mut reclaim) = reclaim_that_compresses() else { return };
+    let vm = reclaim.vm.clone();
+    // A page that goes into a frame which is there: with it, one of two is gained.
+    evict(&mut reclaim, 1);
+    let frames = || vm.memory.tier().occupancy().frames;
+    assert_eq!(frames(), 1);
+    vm.waiting.store(1, Ordering::Relaxed);
+    while frames() > 0 {
+        assert!(!was_woken(&vm), "nothing has become free");
+        let cluster = reclaim.open_cluster().unwrap();
+        assert!(reclaim.write_back(cluster));
+    }
+    assert!(was_woken(&vm));
+}
+
+#[test]
+fn a_walk_for_victims_ends_with_its_vm() {
+    let Some(mut reclaim) = reclaim() else { return };
+    reclaim.vm.evict_goal.store(100, Ordering::Relaxed);
+    assert!(reclaim.next_victim().is_some());
+    reclaim.victims.clear();
+    reclaim.vm.stop();
+    assert!(reclaim.next_victim().is_none() && reclaim.victims.is_empty());
+}
