@@ -372,3 +372,37 @@ pub(crate) fn check_reserved(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use ballast_api::{Management, Mode};
+
+    use super::*;
+
+    /// Whoever is not paged could take all that is plugged.
+    #[tokio::test]
+    async fn beyond_its_first_size_a_limit_is_for_a_vm_that_is_paged() {
+        let [boot, most] = [128, 384].map(Pages::from_mib);
+        let params = VmParams::resolve(&[], "a", Sizes { boot, most }, Default::default());
+        let mut vm = Vm::of_tests("a", std::env::temp_dir(), most, params.unwrap());
+        Arc::get_mut(&mut vm).unwrap().boot = boot;
+        let refused = |mib| check_size(&vm, Pages::from_mib(mib)).err();
+        let is_found = |mode| vm.was_looked_at(Management { mode, reason: None }, true);
+        let not_paged = || {
+            assert_eq!([refused(64), refused(128)].map(|e| e.is_none()), [true; 2]);
+            let why = refused(256).unwrap();
+            assert_eq!(why.code, ErrorCode::Conflict, "{why}");
+            assert!(why.to_string().contains("nothing is plugged into a,"), "{why}");
+        };
+        not_paged();
+        is_found(Mode::Paged);
+        assert!([128, 256, 384].into_iter().all(|mib| refused(mib).is_none()));
+        for (mib, part) in [(129, "and a multiple of"), (386, "that can be plugged")] {
+            let why = refused(mib).unwrap();
+            assert_eq!(why.code, ErrorCode::BadRequest, "{why}");
+            assert!(why.to_string().contains(part), "{why}");
+        }
+        is_found(Mode::BalloonOnly);
+        not_paged();
+    }
+}

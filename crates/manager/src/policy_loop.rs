@@ -462,6 +462,7 @@ mod tests {
 
     use super::*;
     use crate::looks::PRESUMED;
+    use crate::vm::{Asked, Sizes, VmParams};
 
     #[test]
     fn a_balloon_that_was_found_during_a_turn_is_not_let_down_by_that_turn() {
@@ -501,6 +502,26 @@ mod tests {
         assert_eq!(held(7, 60, 0, Some(100)), (7, 60, 0), "room for a start");
         assert_eq!(held(7, 60, 50, Some(100)), (7, 60, 50));
         assert_eq!(held(7, 60, 0, None), (7, 60, 0));
+    }
+
+    /// What is plugged beyond its limit is its own until it is unplugged; below what it began with nothing is.
+    #[tokio::test]
+    async fn a_limit_holds_as_far_as_it_can_while_memory_is_plugged() {
+        let dir = tempfile::tempdir().unwrap();
+        let manager = crate::manager::tests::manager(dir.path());
+        let [boot, most] = [128, 384].map(Pages::from_mib);
+        let of = |max, plugged| {
+            let asked = Asked { max: Some(Pages::from_mib(max)), ..Asked::default() };
+            let params = VmParams::resolve(&[], "a", Sizes { boot, most }, asked).unwrap();
+            let mut vm = Vm::of_tests("a", dir.path().join("a"), most, params);
+            Arc::get_mut(&mut vm).unwrap().boot = boot;
+            lock(&vm.hotplug).plugged = Some(Pages::from_mib(plugged));
+            demand(&manager, &vm, &[]).max
+        };
+        assert_eq!([of(96, 0), of(96, 256)], [Pages::from_mib(96); 2]);
+        assert_eq!(of(256, 256), Pages::from_mib(384));
+        assert_eq!([of(256, 128), of(384, 128)], [Pages::from_mib(256); 2]);
+        assert_eq!(of(384, 256), Pages::from_mib(384));
     }
 
     #[test]
