@@ -3,12 +3,15 @@
 
 mod common;
 
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
-use std::time::Duration;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
 
 use ballast_shim_proto::{Connection, ConnectionError, Message, ONE_PART, Op, OpKind};
 use ballast_units::Bytes;
 use common::{FakeManager, MAP, PAGE, Puppet, RAM, managed, puppet_command};
+use rustix::process::{Resource, Rlimit, prlimit};
 
 #[test]
 fn the_ram_is_introduced_as_it_is_and_its_faults_are_served() {
@@ -151,6 +154,63 @@ fn a_manager_that_refuses_a_reconnection_is_asked_again_and_no_page_is_lost() {
     assert_eq!(puppet.answer(), "2008");
     assert_eq!(puppet.read_page(0), 5);
     assert!(puppet.end().contains("still recovering"));
+}
+
+/// What keeps it from coming back is told, at once where nobody but whoever started it can put that in order.
+#[test]
+fn a_vmm_that_cannot_come_back_says_why_and_comes_when_it_can() {
+    let Some((manager, mut vm, mut puppet)) = managed(1000) else { return };
+    let said = said(&mut puppet);
+    puppet.write_page(0, 5);
+    let pid = rustix::process::Pid::from_raw(vm.hello.pid as i32).unwrap();
+    let before = rustix::process::getrlimit(Resource::Nofile);
+    let limit = |limit| prlimit(Some(pid), Resource::Nofile, limit).unwrap();
+    // What may pass by itself is told after 10 s: a slow machine may take as long now and then.
+    let mut is_at_once = false;
+    for page in 8..13 {
+        // The descriptor of its last connection is not to be had either.
+        limit(Rlimit { current: Some(3), ..before });
+        let begun = Instant::now();
+        drop(vm);
+        let line = waits(&said);
+        assert!(line.contains("testvm") && line.contains("Too many open files"), "{line}");
+        is_at_once |= begun.elapsed() < Duration::from_secs(10);
+        limit(before);
+        vm = manager.accept_again(2000);
+        assert_eq!((puppet.read_page(0), puppet.read_page(page)), (5, 2000 + page));
+        if is_at_once {
+            break;
+        }
+    }
+    assert!(is_at_once, "it was not told at once");
+    let (socket, away) = (manager.socket(), manager.dir.path().join("away"));
+    std::fs::rename(&socket, &away).unwrap();
+    drop(vm);
+    let line = waits(&said);
+    assert!(line.contains("shim.sock") && line.contains("No such file"), "{line}");
+    std::fs::rename(&away, &socket).unwrap();
+    let _vm = manager.accept_again(3000);
+    assert_eq!((puppet.read_page(0), puppet.read_page(7)), (5, 3007));
+}
+
+/// What the shim says from now on.
+fn said(puppet: &mut Puppet) -> Receiver<String> {
+    let stderr = BufReader::new(puppet.child.stderr.take().unwrap());
+    let (sender, lines) = channel();
+    std::thread::spawn(move || {
+        stderr.lines().map_while(Result::ok).for_each(|line| _ = sender.send(line));
+    });
+    lines
+}
+
+/// That its guest waits.
+fn waits(said: &Receiver<String>) -> String {
+    loop {
+        let line = said.recv_timeout(Duration::from_secs(60)).unwrap();
+        if line.contains("its guest waits, asking again") {
+            return line;
+        }
+    }
 }
 
 #[test]
