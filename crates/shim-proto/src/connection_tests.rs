@@ -214,3 +214,48 @@ fn a_listener_knows_its_peer_and_leaves_no_file() {
     assert!(Connection::connect(&path).is_err());
     std::fs::remove_dir(&dir).unwrap();
 }
+
+/// In the process that the next test makes, which is alone in a PID namespace; returns at once in any other.
+#[test]
+#[ignore = "the listener of the other test"]
+fn listener_process() {
+    let Some(path) = std::env::var_os("LISTENER_SOCKET") else { return };
+    let path = Path::new(&path);
+    let listener = Listener::bind(path).unwrap();
+    // Whoever comes from outside comes first.
+    assert!(wait(listener.as_fd(), PollFlags::IN, None).unwrap());
+    let _known = Connection::connect(path).unwrap();
+    let accepted = listener.accept(Some(Duration::from_secs(60))).unwrap();
+    assert_eq!(accepted.peer().unwrap().pid, std::process::id());
+}
+
+#[test]
+fn a_peer_that_is_not_to_be_seen_is_hung_up_on_and_others_are_listened_to() {
+    let unshare = || {
+        let mut command = std::process::Command::new("unshare");
+        command.args(["--pid", "--fork", "--kill-child"]);
+        command
+    };
+    if !unshare().arg("true").output().is_ok_and(|done| done.status.success()) {
+        assert!(std::env::var_os("BALLAST_REQUIRE_PRIVILEGED").is_none_or(|v| v != "1"));
+        eprintln!("SKIPPED: no PID namespace can be made here");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("shim.sock");
+    let mut listener = unshare()
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "connection::tests::listener_process", "--ignored"])
+        .env("LISTENER_SOCKET", &path)
+        .spawn()
+        .unwrap();
+    let unseen = loop {
+        match Connection::connect(&path) {
+            Ok(connection) => break connection,
+            Err(_) => std::thread::sleep(Duration::from_millis(1)),
+        }
+        assert!(listener.try_wait().unwrap().is_none(), "there is no listener");
+    };
+    assert!(matches!(unseen.recv(Some(Duration::from_secs(60))), Err(ConnectionError::Closed)));
+    assert!(listener.wait().unwrap().success());
+}
