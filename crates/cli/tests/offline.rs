@@ -60,10 +60,15 @@ fn note_alive(run_dir: &Path, name: &str, process: &Process) {
     note(run_dir, name, pid, process_started(pid).unwrap().unwrap());
 }
 
-fn stop(run_dir: &Path, more: &[&str]) -> Output {
+fn stop_command(run_dir: &Path, more: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ballast"));
     command.arg("--socket").arg(run_dir.join("api.sock"));
-    command.args(["vm", "stop"]).args(more).output().unwrap()
+    command.args(["vm", "stop"]).args(more);
+    command
+}
+
+fn stop(run_dir: &Path, more: &[&str]) -> Output {
+    stop_command(run_dir, more).output().unwrap()
 }
 
 fn text(output: &Output) -> String {
@@ -117,13 +122,14 @@ fn a_manager_that_comes_back_is_waited_for() {
     let dir = tempfile::tempdir().unwrap();
     let mut process = Process::obedient();
     note_alive(dir.path(), "web", &process);
-    let (socket, run_dir) = (dir.path().join("api.sock"), dir.path().to_owned());
-    let stopped = std::thread::spawn(move || stop(&run_dir, &["web", "--grace", "1m"]));
-    std::thread::sleep(std::time::Duration::from_millis(1500));
-    let manager = Fake::at(&socket);
-    let stopped = stopped.join().unwrap();
+    let mut command = stop_command(dir.path(), &["web", "--grace", "1m"]);
+    let mut stopped = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let (mut errors, mut said) = (BufReader::new(stopped.stderr.take().unwrap()), String::new());
+    errors.read_line(&mut said).unwrap();
+    assert!(said.contains("waiting up to 5 s"), "{said}");
+    let manager = Fake::at(&dir.path().join("api.sock"));
+    let stopped = stopped.wait_with_output().unwrap();
     assert!(text(&stopped).contains("web: stopped"), "{stopped:?}");
-    assert!(String::from_utf8_lossy(&stopped.stderr).contains("waiting up to 5 s"), "{stopped:?}");
     assert_eq!(manager.recorded().len(), 1);
     assert!(process.is_alive(), "it was not signalled");
     // Who is to end at once does.

@@ -95,7 +95,7 @@ impl Counters {
     }
 
     /// Reads of swap files, and the nanoseconds that they took.
-    pub(crate) fn disk_reads(&self) -> (u64, u64) {
+    pub fn disk_reads(&self) -> (u64, u64) {
         let get = |c: &AtomicU64| c.load(Ordering::Relaxed);
         (get(&self.disk_reads), get(&self.disk_read_ns))
     }

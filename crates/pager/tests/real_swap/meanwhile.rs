@@ -1,5 +1,7 @@
 //! While a disk is at work, or memory is waited for, what else there is to do is done.
 
+use std::time::Instant;
+
 use super::*;
 
 #[test]
@@ -66,14 +68,16 @@ fn what_cannot_be_read_meanwhile_is_not_read_over_and_over() {
     let dir = tempfile::tempdir().unwrap();
     let rig = Rig::new("forward", dir.path());
     rig.disk.follow(|op| if op.write { FINE } else { EIO });
+    let begun = Instant::now();
     let budget = begin_pass_without_memory(&rig);
     let errors = || rig.vm().swap_places()[0].0.location.read_errors();
     wait_for("a read that fails", || rig.vm().waiting() == 1 && errors() > 0);
-    // It waits for memory all the while, and is tried again each 2 ms.
+    // It waits for memory all the while, and is tried again each 2 ms; what failed, not before 2 s have passed.
     std::thread::sleep(Duration::from_millis(200));
     let after = errors();
+    let most = 3 * (1 + begun.elapsed().as_secs() / 2);
     println!("{after} reads failed");
-    assert!(after <= 3, "{after}");
+    assert!(after <= most, "{after} of {most}");
     rig.disk.follow(|_| FINE);
     end_pass_with(&rig, budget);
     rig.end();

@@ -333,6 +333,7 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
 
     #[test]
     fn by_address_the_kernel_tells_what_its_text_does() {
+        use std::io::{Read, Write};
         struct Child(std::process::Child);
         impl Drop for Child {
             fn drop(&mut self) {
@@ -340,20 +341,20 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
                 self.0.wait().unwrap();
             }
         }
-        let child = Child(std::process::Command::new("sleep").arg("1000").spawn().unwrap());
+        let piped = std::process::Stdio::piped;
+        let mut cat = std::process::Command::new("cat");
+        let mut child = Child(cat.stdin(piped()).stdout(piped()).spawn().unwrap());
         let pid = child.0.id();
         let Source::Query(_) = Source::open(pid).unwrap() else {
             return println!("SKIPPED procmap: PROCMAP_QUERY needs Linux 6.11");
         };
-        // Until it has become what it is: it changes no more.
+        // What has answered has become what it is, and waits for more: it changes no more.
+        child.0.stdin.as_mut().unwrap().write_all(b".").unwrap();
+        child.0.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
         let text =
             || Source::Text(BufReader::new(File::open(format!("/proc/{pid}/maps")).unwrap()));
         let (every, files) =
             (What { files: false, named: true }, What { files: true, named: true });
-        while all(text(), every).iter().filter(|vma| vma.path.ends_with("/sleep")).count() < 5 {
-            std::thread::sleep(std::time::Duration::from_millis(1));
-        }
-        std::thread::sleep(std::time::Duration::from_millis(50));
         let mut told = all(text(), every);
         told.retain(|vma| !vma.path.as_bytes().ends_with(NOT_COUNTED));
         assert_eq!(all(Source::open(pid).unwrap(), every), told);
