@@ -87,7 +87,7 @@ pub(super) fn reclaim() -> Option<Reclaim> {
     reclaim_of(vm(PAGES, 1)?)
 }
 
-/// The same, whose pages are each a little of another, and are compressed when they leave.
+/// The same, whose pages repeat themselves, each in its own way, and are compressed when they leave.
 pub(super) fn reclaim_that_compresses() -> Option<Reclaim> {
     let settings = Compression { percent: 50, adaptive: false, ..Compression::default() };
     let reclaim = reclaim_of(vm_with(PAGES, 1, Tier::on_heap(Pages(PAGES), settings).unwrap())?)?;
@@ -95,7 +95,7 @@ pub(super) fn reclaim_that_compresses() -> Option<Reclaim> {
         let at = reclaim.vm.memory.backend().at(Ppn(p)).0 as *mut u64;
         // SAFETY: RAM of this process, that stays, and that nobody else looks at.
         (0..PAGE_SIZE / 8)
-            .for_each(|i| unsafe { at.add(i).write_volatile(p << 8 | i as u64 % 16) });
+            .for_each(|i| unsafe { at.add(i).write_volatile(p * 256 + i as u64 % 16) });
     }
     Some(reclaim)
 }
