@@ -245,8 +245,9 @@ fn a_peer_that_is_not_to_be_seen_is_hung_up_on_and_others_are_listened_to() {
     let path = dir.path().join("shim.sock");
     let mut listener = unshare()
         .arg(std::env::current_exe().unwrap())
-        .args(["--exact", "connection::tests::listener_process", "--ignored"])
+        .args(["--exact", "connection::tests::listener_process", "--ignored", "--nocapture"])
         .env("LISTENER_SOCKET", &path)
+        .stdout(std::process::Stdio::null())
         .spawn()
         .unwrap();
     let unseen = loop {
