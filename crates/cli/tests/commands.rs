@@ -455,7 +455,7 @@ fn host_shows_states_and_thresholds_and_sets_parameters() {
     contains_all(
         &text,
         &[
-            "state high: nothing is reclaimed, but for starts and limits\n",
+            "state soft: ballooning\n",
             "last VM taken in runs on  tcg (no stock kernel boots on this /dev/kvm)\n",
             "of 448 MiB free",
             "overcommitted 2.00 times",
