@@ -109,7 +109,7 @@ impl Location {
     /// Whether that is a try that may come to its end yet. One that takes longer than any rest is one of a disk that does not
     /// answer, or of a VM whose thread waits for something else, and keeps the location from nobody.
     fn is_trying(&self, since_ms: u64) -> bool {
-        since_ms > 0 && self.now_ms() - since_ms.min(self.now_ms()) < LONGEST.as_millis() as u64
+        since_ms > 0 && self.now_ms().saturating_sub(since_ms) < LONGEST.as_millis() as u64
     }
 
     fn is_due(&self) -> bool {
