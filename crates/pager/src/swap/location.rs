@@ -281,10 +281,19 @@ mod tests {
         given_up.was_not_tried();
         over(&given_up);
         // Nor is one that does not end waited for by others for longer than any rest.
-        let since = |ago: u64| given_up.now_ms().checked_sub(ago);
-        let most = LONGEST.as_millis() as u64;
-        assert!(given_up.is_trying(1) && given_up.is_trying(given_up.now_ms() + 5));
-        assert!(since(most).is_none_or(|since| !given_up.is_trying(since)));
+        let made = Instant::now().checked_sub(2 * LONGEST).unwrap();
+        let hung = Location { made, ..Location::default() };
+        (0..ROW).for_each(|_| hung.write_failed());
+        over(&hung);
+        let since = |ago: Duration| {
+            let ms = hung.now_ms() - ago.as_millis() as u64;
+            hung.trying_ms.store(ms, Ordering::Relaxed);
+        };
+        since(LONGEST - minute);
+        assert!(!hung.is_tried() && !hung.may_be_tried());
+        since(LONGEST);
+        assert!(hung.is_tried() && hung.may_be_tried());
+        assert!(!hung.is_tried() && !hung.may_be_tried());
         let location = failed(minute);
         // What was on its way when it failed is no try.
         location.write_failed();
