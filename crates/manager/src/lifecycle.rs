@@ -494,8 +494,7 @@ impl Manager {
             started_here: vm.spec.is_some(),
             qmp: heard,
         };
-        // Without QMP no balloon is seen.
-        let is_beyond_reach = qmp.is_some() && matches!(verdict, Verdict::Unmanaged(_));
+        let is_beyond_reach = known.is_beyond_reach(&verdict);
         let found = keeping::managed_and_kept(vm, verdict, &old, &mut past, known).await;
         let Some(management) = found else { return };
         // That may have taken its time.

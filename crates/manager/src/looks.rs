@@ -22,6 +22,13 @@ pub struct Known {
     pub qmp: Heard,
 }
 
+impl Known {
+    /// Whether not even its balloon is of use. A look without QMP sees no balloon.
+    pub fn is_beyond_reach(&self, found: &Verdict) -> bool {
+        self.qmp == Heard::Told && matches!(found, Verdict::Unmanaged(_))
+    }
+}
+
 /// What a look had of QMP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Heard {
@@ -149,6 +156,10 @@ mod tests {
         }
         // What was found does not.
         let found = Verdict::Unmanaged("pinned".into());
+        assert!(PAGED.is_beyond_reach(&found) && !PAGED.is_beyond_reach(&unknown()));
+        for qmp in [Heard::InVain, Heard::Nobody] {
+            assert!(!Known { qmp, ..PAGED }.is_beyond_reach(&found), "{qmp:?}");
+        }
         assert_eq!(mode(found, Mode::Paged, PAGED), Some(Mode::Unmanaged));
         let found = Verdict::BalloonOnly("passed".into());
         assert_eq!(mode(found, Mode::Paged, PAGED), Some(Mode::BalloonOnly));

@@ -46,14 +46,18 @@ pub fn rejoin(
     if !vm.process.is_alive() {
         return Err(format!("the process of '{name}' has ended"));
     }
-    {
-        // Its end waits for this.
+    let mappings = {
         let paged = vm.paged();
         let Some(paged) = &*paged else { return Err(format!("'{name}' is not paged")) };
         check_ram(paged.memory().backend(), hello, fds)?;
-        connections.keep(peer.pid, connection.clone());
-        shim_link::reconnect(paged, (connection, hello), || managed(connection))
-            .inspect_err(|_| connections.hang_up(peer.pid))?;
+        Arc::clone(paged.memory().backend().mappings())
+    };
+    // Its end waits for whoever looks at its pager, and others for that: nobody may who waits for its VMM.
+    connections.keep(peer.pid, connection.clone());
+    shim_link::reconnect(&mappings, (connection, hello), || managed(connection))
+        .inspect_err(|_| connections.hang_up(peer.pid))?;
+    if let Some(paged) = &*vm.paged() {
+        paged.reconnected();
     }
     tracing::info!(vm = name, "its shim has come again: their conversation had broken off");
     std::thread::sleep(APART);

@@ -210,7 +210,9 @@ fn differences(old: &Config, new: &Config, set: &HostSet, pools: &Pools) -> Vec<
         None => what,
     };
     let budget = format!("budget {} -> {}", old.budget, new.budget);
-    tell(old.budget != new.budget, by_command(budget, set.budget.map(|b| b.to_string())));
+    // One that the host does not have does not count.
+    let counts = set.budget.filter(|budget| set.budget_or(new.budget) == *budget);
+    tell(old.budget != new.budget, by_command(budget, counts.map(|b| b.to_string())));
     let tax = format!("tax {} -> {}", old.tax.get(), new.tax.get());
     tell(old.tax != new.tax, by_command(tax, set.tax.map(|tax| tax.get().to_string())));
     tell(old.policy != new.policy, format!("policy {} -> {}", old.policy, new.policy));

@@ -327,7 +327,12 @@ async fn clear_away(manager: Arc<Manager>, waiting: Waiting) {
     tracing::info!(vm = name, "ended before it was taken over");
     manager.host.ledger.release(record.overhead);
     if answer.is_some() {
-        manager.commons.forget(&domain_of(&manager, &record), &folder.join(PMAP));
+        let (manager, domain) = (manager.clone(), domain_of(&manager, &record));
+        let pmap = folder.join(PMAP);
+        let work = tokio::task::spawn_blocking(move || manager.commons.forget(&domain, &pmap));
+        if let Err(e) = work.await {
+            tracing::error!(vm = name, "what it shared: {e}");
+        }
     }
     // Its swap files may have been made since it was read.
     let record = Record::load(&folder).ok().flatten().unwrap_or(record);

@@ -4,8 +4,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ballast_pager::mappings::{Change, Kept, RemapError, Remapper, Target};
-use ballast_pager::service::PagedVm;
+use ballast_pager::mappings::{Change, Kept, Mappings, Reconnected, RemapError, Remapper, Target};
 use ballast_shim_proto::{Batch, Connection, ConnectionError, Hello, MAX_OPS, Message, Op, OpKind};
 use ballast_units::{Bytes, HostAddr};
 use rustix::net::{Shutdown, shutdown};
@@ -14,19 +13,21 @@ use rustix::net::{Shutdown, shutdown};
 pub const ANSWER: Duration = Duration::from_secs(2);
 
 /// The way to the shim of a paged VM leads over this connection from now on, if there was one: the conversation before
-/// broke off, and the shim does nothing any more that was asked for in it. `greet` tells it that it is heard; an error is
-/// its own, and all is as it was.
+/// broke off, and the shim does nothing any more that was asked for in it. `greet` tells it that it is heard.
 ///
 /// # Errors
-/// Of `greet`.
+/// Of `greet`, or somebody still waits for the VMM after [`ANSWER`]: all is as it was.
 pub fn reconnect(
-    paged: &PagedVm,
+    mappings: &Mappings,
     (connection, hello): (&Arc<Connection>, &Hello),
     greet: impl FnOnce() -> Result<(), String>,
 ) -> Result<(), String> {
-    // Where there was none, the shim is older, or there is no store to map from, and it can be asked to keep the RAM file alone.
     let link = Box::new(ShimLink::new(connection.clone(), hello));
-    paged.reconnect(link, greet).map(drop)
+    match mappings.reconnect(link, ANSWER, greet)? {
+        // Fixed: the shim is older, or there is no store to map from, and it can be asked to keep the RAM file alone.
+        Reconnected::Connected | Reconnected::Fixed => Ok(()),
+        Reconnected::Busy => Err("where its pages are is still being looked up".to_owned()),
+    }
 }
 
 /// Batches to a shim, one at a time.

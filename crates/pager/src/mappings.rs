@@ -11,7 +11,7 @@ use ballast_units::{Bytes, HostAddr, PAGE_SIZE, Pages, Ppn};
 
 use crate::backend::{Errno, MemError, Place, Remap};
 use crate::guest_ram::RamLayout;
-use crate::sync::{Mutex, lock, try_lock};
+use crate::sync::{Mutex, MutexGuard, lock, try_lock};
 
 /// One change, as the VMM process sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +60,17 @@ pub enum Kept {
     Unable,
     /// It did not answer, is out of reach for now, or is sending it just now.
     Unanswered,
+}
+
+/// What came of a shim that came again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reconnected {
+    /// Mappings can be changed again.
+    Connected,
+    /// None could be changed before, and none can be now.
+    Fixed,
+    /// Somebody is at the VMM's mappings, and has not come to an end: all is as it was.
+    Busy,
 }
 
 /// The way to a VM's shim.
@@ -207,27 +218,39 @@ impl Mappings {
     }
     /// The way to the shim leads over `remapper` from now on: the former was lost, and nothing that was asked for over it
     /// is under way any more. `greet` is called before anything is asked for; after an error of it all is as it was.
-    /// Waits for a change that is under way. False: no mapping could be changed before, and none can be now.
+    /// Waits for a change that is under way, and not longer than `patience`.
     ///
     /// # Errors
     /// Of `greet`.
     pub fn reconnect<E>(
         &self,
         remapper: Box<dyn Remapper>,
+        patience: Duration,
         greet: impl FnOnce() -> Result<(), E>,
-    ) -> Result<bool, E> {
-        let mut link = lock(&self.link);
+    ) -> Result<Reconnected, E> {
+        let Some(mut link) = self.link_within(patience) else { return Ok(Reconnected::Busy) };
         greet()?;
         let Some(link) = link.as_mut() else {
             if let Some(keeper) = lock(&self.keeper).as_mut() {
                 *keeper = remapper;
             }
-            return Ok(false);
+            return Ok(Reconnected::Fixed);
         };
         link.remapper = remapper;
         // Under the lock: who finds that this one is lost, too, says so afterwards.
         self.connected.store(true, Ordering::Release);
-        Ok(true)
+        Ok(Reconnected::Connected)
+    }
+    /// Whoever has it may wait for the lock of the VMM's mappings, which has no end where that hangs.
+    fn link_within(&self, patience: Duration) -> Option<MutexGuard<'_, Option<Link>>> {
+        let begun = Instant::now();
+        loop {
+            match try_lock(&self.link) {
+                Some(link) => return Some(link),
+                None if begun.elapsed() >= patience => return None,
+                None => std::thread::sleep(Duration::from_millis(5)),
+            }
+        }
     }
     /// Whether mappings can be changed: not before `connect`, and not while the way to the shim is lost. Waits
     /// for nobody.
@@ -245,15 +268,7 @@ impl Mappings {
     /// Has the VMM send the RAM file, which it maps at `addr`, to no other process from now on: one that maps it would read what
     /// is away as zeros. Waits for the VMM, and not longer than `patience` for a change of mappings that is under way.
     pub fn keep(&self, addr: HostAddr, len: Bytes, patience: Duration) -> Kept {
-        let begun = Instant::now();
-        // Whoever has it may wait for the lock of the VMM's mappings, which has no end where that hangs.
-        let mut link = loop {
-            match try_lock(&self.link) {
-                Some(link) => break link,
-                None if begun.elapsed() >= patience => return Kept::Unanswered,
-                None => std::thread::sleep(Duration::from_millis(5)),
-            }
-        };
+        let Some(mut link) = self.link_within(patience) else { return Kept::Unanswered };
         let mut keeper = lock(&self.keeper);
         let remapper = link.as_mut().map(|link| &mut link.remapper).or(keeper.as_mut());
         let Some(remapper) = remapper else { return Kept::Unable };
@@ -524,17 +539,22 @@ mod tests {
         let layout = &RamLayout::from(part);
         let run = Remap { first: Ppn(0), n: 1, to: Place::Home };
         // Where there was none there is none.
-        let again = mappings.reconnect(Box::new(Lost), || Ok::<(), ()>(()));
-        assert_eq!((again, mappings.is_connected()), (Ok(false), false));
+        let again = |greet: Result<(), &str>| {
+            mappings.reconnect(Box::new(Lost), Duration::ZERO, || greet.map_err(str::to_owned))
+        };
+        assert_eq!((again(Ok(())), mappings.is_connected()), (Ok(Reconnected::Fixed), false));
         mappings.connect(Box::new(Cut), std::process::id(), vec![(0, 0)]).unwrap();
         assert_eq!(mappings.remap(layout, &[run]), (0, Err(MemError::Gone)));
         assert_eq!(mappings.places(layout, &[Ppn(0)]), Err(MemError::Unanswered));
         // Who does not hear that he is let in is not.
-        assert_eq!(mappings.reconnect(Box::new(Lost), || Err("deaf")), Err("deaf"));
+        assert_eq!(again(Err("deaf")), Err("deaf".to_owned()));
+        // Nor is one waited for that hangs in the VMM's mappings.
+        let hangs = lock(&mappings.link);
+        assert_eq!((again(Ok(())), mappings.is_connected()), (Ok(Reconnected::Busy), false));
+        drop(hangs);
         assert!(!mappings.is_connected());
         assert_eq!(mappings.places(layout, &[Ppn(0)]), Err(MemError::Unanswered));
-        let again = mappings.reconnect(Box::new(Lost), || Ok::<(), ()>(()));
-        assert_eq!((again, mappings.is_connected()), (Ok(true), true));
+        assert_eq!((again(Ok(())), mappings.is_connected()), (Ok(Reconnected::Connected), true));
         assert!(matches!(mappings.places(layout, &[Ppn(0)]).as_deref(), Ok([_])));
         assert_eq!(mappings.remap(layout, &[run]), (0, Err(MemError::Gone)));
         assert!(!mappings.is_connected());
@@ -626,15 +646,19 @@ mod tests {
         let mappings = Mappings::default();
         let keep = || mappings.keep(HostAddr(1 << 20), Bytes(4096), Duration::ZERO);
         // Where there was no way at all there is none.
-        let again = mappings.reconnect(Box::new(Keeper(Kept::Sent)), || Ok::<(), ()>(()));
-        assert_eq!((again, keep()), (Ok(false), Kept::Unable));
+        let again = || {
+            let keeper = Box::new(Keeper(Kept::Sent));
+            mappings.reconnect(keeper, Duration::ZERO, || Ok::<(), ()>(()))
+        };
+        assert_eq!((again(), keep()), (Ok(Reconnected::Fixed), Kept::Unable));
         mappings.reach(Box::new(Keeper(Kept::Kept)));
         assert_eq!((keep(), mappings.is_connected()), (Kept::Kept, false));
         let run = Remap { first: Ppn(0), n: 1, to: Place::Home };
         let part = RamPart { base: HostAddr(1 << 20), len: Pages(8), file_offset: 0 };
         let layout = &RamLayout::from(part);
         assert_eq!(mappings.remap(layout, &[run]), (0, Err(MemError::Fixed)));
-        let again = mappings.reconnect(Box::new(Keeper(Kept::Sent)), || Ok::<(), ()>(()));
-        assert_eq!((again, keep(), mappings.is_connected()), (Ok(false), Kept::Sent, false));
+        let again = again();
+        assert_eq!(again, Ok(Reconnected::Fixed));
+        assert_eq!((keep(), mappings.is_connected()), (Kept::Sent, false));
     }
 }

@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use ballast_pager::mappings::{Mappings, Remapper, View};
+use ballast_pager::mappings::{Mappings, Reconnected, Remapper, View};
 use ballast_pager::memory::MOVING;
 use ballast_pager::service::{Health, PagedVm};
 use ballast_pager::sharing::Domain;
@@ -490,7 +490,10 @@ fn ways_to_a_vmm_that_break_off_and_are_found_again_lose_no_page() {
     let (dir, vmms) = torturers(2);
     let manager = Manager::start(&vmms, dir.path(), SIZE);
     let lead = |vm: &PagedVm, way: Box<dyn Remapper>| {
-        assert_eq!(vm.reconnect(way, || Ok::<(), ()>(())), Ok(true));
+        let mappings = vm.memory().backend().mappings();
+        let again = mappings.reconnect(way, Duration::from_secs(60), || Ok::<(), ()>(()));
+        assert_eq!(again, Ok(Reconnected::Connected));
+        vm.reconnected();
     };
     let way = |vmm: &Vmm, changes| Box::new(Breaking::new(vmm.link.try_clone().unwrap(), changes));
     let is_lost = |vm: &PagedVm| !vm.memory().backend().mappings().is_connected();

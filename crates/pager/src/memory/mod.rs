@@ -185,6 +185,14 @@ impl<B: Backend> Memory<B> {
     pub fn take_slots(&self, most: u64) -> Option<(SlotId, u64)> {
         lock(&self.slots).take_run(most)
     }
+    /// A write begins to such a run, or to a part of it from here on.
+    pub(crate) fn write_begins(&self, slot: SlotId) {
+        lock(&self.slots).write_begins(slot);
+    }
+    /// It has come to its end.
+    pub(crate) fn write_ended(&self, slot: SlotId) {
+        lock(&self.slots).write_ended(slot);
+    }
     /// Gives back a slot that no page is in, nor is being written to. Twice is a mistake, which debug builds
     /// find.
     pub fn free_slot(&self, slot: SlotId) {

@@ -83,6 +83,8 @@ pub(super) struct Stuck {
 struct UnderWay {
     tag: u64,
     to: Arc<Location>,
+    /// The first.
+    slot: SlotId,
     /// Where that had failed before.
     is_try: bool,
 }
@@ -92,8 +94,9 @@ struct UnderWay {
 pub(super) struct Writes(Vec<UnderWay>);
 
 impl Writes {
-    fn ended(&mut self, tag: u64) {
-        self.0.retain(|write| write.tag != tag);
+    fn ended(&mut self, tag: u64) -> Option<UnderWay> {
+        let at = self.0.iter().position(|write| write.tag == tag)?;
+        Some(self.0.swap_remove(at))
     }
 }
 
@@ -232,7 +235,8 @@ impl Reclaim {
             None => Err(std::io::Error::other(format!("no slot {}", slot.0))),
         };
         let Err(e) = result else {
-            self.writes.0.extend(to.map(|(to, is_try)| UnderWay { tag, to, is_try }));
+            self.writes.0.extend(to.map(|(to, is_try)| UnderWay { tag, to, slot, is_try }));
+            self.vm.memory.write_begins(slot);
             return true;
         };
         if let Some((to, true)) = to {
@@ -257,7 +261,9 @@ impl Reclaim {
         }
         let any_ended = !done.is_empty();
         for Completion { tag, result } in done {
-            self.writes.ended(tag);
+            if let Some(write) = self.writes.ended(tag) {
+                self.vm.memory.write_ended(write.slot);
+            }
             let (index, first, n) =
                 ((tag >> 40) as usize, (tag >> 20 & 0xf_ffff) as usize, (tag & 0xf_ffff) as usize);
             self.written(index, first, n, result);

@@ -15,6 +15,15 @@ struct Part {
     first: u64,
     map: SlotMap,
     location: Arc<Location>,
+    /// Writes of this VM there that have not come to an end.
+    under_way: u64,
+}
+
+impl Part {
+    /// Whether the VM waits for what may never answer: it gives no more of its stage to that, whoever else tries it meanwhile.
+    fn is_hanging(&self) -> bool {
+        self.under_way > 0 && self.location.is_failed()
+    }
 }
 
 /// Which slots are free, used, and retired.
@@ -41,7 +50,7 @@ impl SlotSpace {
         let parts = parts
             .into_iter()
             .map(|(len, location)| {
-                let part = Part { first, map: SlotMap::new(len), location };
+                let part = Part { first, map: SlotMap::new(len), location, under_way: 0 };
                 first += len.0;
                 part
             })
@@ -57,13 +66,14 @@ impl SlotSpace {
     pub fn is_empty(&self) -> bool {
         self.len().is_zero()
     }
-    /// Slots that a page could be written to now: in a location that has failed no more than one tries at a time.
+    /// Slots that a page could be written to now: in a location that has failed no more than one tries at a time, and none
+    /// while a write of this VM's is under way there.
     pub fn free(&self) -> Pages {
         let free = |p: &Part| {
             let most = if p.location.is_failed() { TRY } else { Pages(u64::MAX) };
             p.map.free().min(most)
         };
-        self.parts.iter().filter(|p| p.location.is_tried()).map(free).sum()
+        self.parts.iter().filter(|p| p.location.is_tried() && !p.is_hanging()).map(free).sum()
     }
     /// Slots that hold pages, or are being written.
     pub fn used(&self) -> Pages {
@@ -82,11 +92,26 @@ impl SlotSpace {
     /// writes are still tried.
     pub fn take_run(&mut self, most: u64) -> Option<(SlotId, u64)> {
         // Who has no room there does not take the next try from who has.
-        let may = |p: &&mut Part| !p.map.free().is_zero() && p.location.may_be_tried();
+        let may =
+            |p: &&mut Part| !p.map.free().is_zero() && !p.is_hanging() && p.location.may_be_tried();
         self.parts.iter_mut().filter(may).find_map(|part| {
             let (slot, n) = part.map.take_run(most)?;
             Some((SlotId(part.first + slot.0), n))
         })
+    }
+
+    /// A write begins to slots of one part, of which this is one.
+    pub(crate) fn write_begins(&mut self, slot: SlotId) {
+        if let Some((part, _)) = self.part(slot) {
+            part.under_way += 1;
+        }
+    }
+    /// It has come to its end, whichever that is.
+    pub(crate) fn write_ended(&mut self, slot: SlotId) {
+        if let Some((part, _)) = self.part(slot) {
+            debug_assert!(part.under_way > 0, "no write to {slot:?} began");
+            part.under_way = part.under_way.saturating_sub(1);
+        }
     }
 
     /// Frees a slot. Answers false, changing nothing, if it was free or does not exist.
@@ -199,5 +224,24 @@ mod tests {
         assert_eq!(other.take_run(8), Some((SlotId(0), 8)));
         // That is the one.
         assert!(!fast.is_tried() && other.take_run(8).is_none());
+    }
+
+    #[test]
+    fn who_waits_for_a_failed_location_gives_no_more_to_it_and_others_may() {
+        let location = Location::with_rest(Path::new("/x"), 1, std::time::Duration::ZERO);
+        let [mut hung, mut other] = [0; 2].map(|_| SlotSpace::new([(Pages(64), location.clone())]));
+        assert_eq!(hung.take_run(8), Some((SlotId(0), 8)));
+        hung.write_begins(SlotId(0));
+        assert_eq!(hung.free(), Pages(56), "it has not failed");
+        fail(&location);
+        assert_eq!((hung.free(), hung.take_run(8), other.free()), (Pages(0), None, TRY));
+        assert_eq!(other.take_run(8), Some((SlotId(0), 8)));
+        other.write_begins(SlotId(0));
+        // As if it had been waited for for long enough: it is another's, again, and not theirs.
+        location.was_not_tried();
+        assert!(location.is_tried());
+        assert_eq!((hung.take_run(8), other.take_run(8), other.free()), (None, None, Pages(0)));
+        hung.write_ended(SlotId(0));
+        assert_eq!((hung.free(), hung.take_run(8)), (TRY, Some((SlotId(8), 8))));
     }
 }

@@ -9,7 +9,7 @@ use super::super::priority::Urgency;
 use super::super::share::ShareService;
 use super::{PagedVm, StartError};
 use crate::guest_ram::GuestRam;
-use crate::mappings::{Mappings, Remapper};
+use crate::mappings::Mappings;
 use crate::sharing::Domain;
 use crate::sharing::control::Control;
 use crate::sync::lock;
@@ -47,19 +47,10 @@ impl PagedVm {
         Ok(joined?)
     }
 
-    /// Its shim has come again: see [`Mappings::reconnect`], whose answer this is. What was under way when it was lost is
-    /// looked up and finished, or taken back, by the share thread, as after a manager's death.
-    ///
-    /// # Errors
-    /// Of `greet`.
-    pub fn reconnect<E>(
-        &self,
-        remapper: Box<dyn Remapper>,
-        greet: impl FnOnce() -> Result<(), E>,
-    ) -> Result<bool, E> {
-        let again = self.memory().backend().mappings().reconnect(remapper, greet)?;
+    /// Its shim has come again ([`Mappings::reconnect`]): what was under way when it was lost is looked up and finished, or
+    /// taken back, by the share thread, as after a manager's death.
+    pub fn reconnected(&self) {
         self.shared.signal_share();
-        Ok(again)
     }
 
     /// See `Memory::shared_part`.
