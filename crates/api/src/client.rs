@@ -55,7 +55,8 @@ pub struct Client {
 }
 
 impl Client {
-    /// For the manager at this socket; nothing is sent yet.
+    /// For the manager at this socket; nothing is sent yet. It gives up on an answer after 120 s: `run` and `stop` may take as
+    /// long as their `wait_s` and `grace_s`, and a minute or two.
     pub fn new(socket: impl Into<PathBuf>) -> Client {
         Client { socket: socket.into(), timeout: Duration::from_secs(120) }
     }

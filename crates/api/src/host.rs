@@ -231,7 +231,7 @@ pub struct HostChange {
     /// Take back the rate that was set: what is configured counts again. Not with `tax`.
     #[serde(default, skip_serializing_if = "crate::is_false")]
     pub no_tax: bool,
-    /// New budget in bytes. Refused below what is promised to running VMs.
+    /// New budget in bytes, from 32 MiB to the host's memory. Refused below what is promised to running VMs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub budget: Option<u64>,
     /// Take back the budget that was set: what is configured counts again. Not with `budget`.

@@ -4,7 +4,7 @@
 //! | --- | --- | --- |
 //! | `GET /v1/host` | - | [`HostView`] |
 //! | `PATCH /v1/host` | [`HostChange`] | [`HostView`] |
-//! | `GET /v1/vms` | - | `[VmView]`, in order of start |
+//! | `GET /v1/vms` | - | `[VmView]`, in order of start; then those that wait to be taken over |
 //! | `POST /v1/vms` | [`VmSpec`] | [`VmView`], once the VMM runs |
 //! | `GET /v1/starts` | - | `[StartView]`: starts that wait for memory, in the order in which they get it |
 //! | `POST /v1/attachments` | [`AttachSpec`] | [`VmView`] |

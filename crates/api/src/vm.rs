@@ -38,9 +38,9 @@ pub enum RebootAction {
 pub struct VmSpec {
     /// 1 to 64 of `[A-Za-z0-9._-]`, beginning with a letter or digit.
     pub name: String,
-    /// Configured memory: what the guest sees as its RAM; a multiple of 2 MiB, at least 16 MiB.
+    /// Configured memory: what the guest sees as its RAM; a multiple of 2 MiB, 16 MiB to 64 TiB.
     pub max: u64,
-    /// Memory that can be plugged while the guest runs, beside `max`; a multiple of 2 MiB. 0: none. It has a
+    /// Memory that can be plugged while the guest runs, beside `max`; a multiple of 2 MiB, at most 64 TiB. 0: none. It has a
     /// virtio-mem device then, whose driver the guest needs, and swap space and overhead are reserved for all of
     /// it at the start.
     #[serde(default, skip_serializing_if = "is_zero")]
@@ -54,7 +54,8 @@ pub struct VmSpec {
     /// Tax on its idle memory, 0 <= tax < 1. Default: as the configuration says, else its pool's, else the host's.
     #[serde(default)]
     pub tax: Option<f64>,
-    /// Overhead memory charged to the budget for as long as the VM runs, beside its pages.
+    /// Overhead memory charged to the budget for as long as the VM runs, beside its pages and what Ballast takes for it; at
+    /// most 64 TiB. Default: none.
     #[serde(default)]
     pub overhead: Option<u64>,
     /// The resource pool that it belongs to; default: as the configuration says, else none.
@@ -73,7 +74,7 @@ pub struct VmSpec {
     #[serde(default)]
     #[schema(value_type = Option<String>)]
     pub initrd: Option<PathBuf>,
-    /// Kernel command line. Before it stand `console=ttyS0`, `panic=-1`, under TCG `no_timer_check`, and with `hotplug`
+    /// Kernel command line, at most 2,047 bytes with what is put before it: `console=ttyS0`, `panic=-1`, under TCG `no_timer_check`, and with `hotplug`
     /// `memhp_default_state=online memory_hotplug.online_policy=auto-movable`: each unless it sets that itself, and of the
     /// last two neither where it sets `memhp_default_state`.
     #[serde(default)]
@@ -211,7 +212,7 @@ fn is_zero(n: &u64) -> bool {
 #[serde(deny_unknown_fields)]
 pub struct StopRequest {
     /// Seconds for the guest to power itself off, or, without QMP, for the VMM to obey SIGTERM; then it is killed.
-    /// 0: at once.
+    /// 0 to 86400; 0: at once.
     pub grace_s: f64,
 }
 

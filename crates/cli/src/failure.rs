@@ -2,7 +2,7 @@
 //!
 //! | exit code | meaning |
 //! | --- | --- |
-//! | 1 | the manager refused or failed, a process cannot be estimated, a journal cannot be used or has nothing to replay, trace or plan from, a replay comes out otherwise or a replayed journal is damaged, a scenario is wrong, or the output could not be written |
+//! | 1 | the manager refused or failed, a process cannot be estimated, a journal cannot be used or has nothing to replay, trace or plan from, a replay comes out otherwise or a replayed journal is damaged, a scenario or a configuration file is wrong, a VM that no manager has cannot be ended, there is no `ballastd` to check a configuration with, or the output could not be written |
 //! | 2 | wrong usage; the manager was not asked |
 //! | 3 | no usable answer from the manager: not there, silent, broken off, or not waited for |
 

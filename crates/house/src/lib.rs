@@ -4,14 +4,18 @@
 //! | --- | --- |
 //! | `layers` | which crate may depend on which, and what the policy may not touch |
 //! | `documents` | what a document names is there |
+//! | `maps` | what stands at the head of a file of its modules names all of them |
 //! | `scripts` | what programs of this folder refuse |
 //! | `service` | the service is what the documents say of it |
 //! | `sizes` | no file is longer than one reads |
+//! | `paths` | how code and paths are read |
 
 #[cfg(test)]
 mod documents;
 #[cfg(test)]
 mod layers;
+#[cfg(test)]
+mod maps;
 #[cfg(test)]
 mod paths;
 #[cfg(test)]

@@ -13,6 +13,7 @@
 //! | [`reader`] | turns back from files |
 //! | [`changes`] | what is different from the turn before, in words |
 //! | [`tell`] | why a VM had what it had at some time, in words |
+//! | `date` | moments, for people |
 //! | [`replay`](mod@replay) | the same inputs give the same decisions, bit for bit |
 //! | [`trace`](mod@trace) | what each VM used, as loads for the simulator |
 

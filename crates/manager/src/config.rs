@@ -1,6 +1,7 @@
 //! Configuration: one TOML file, overridden by the command line, checked as a whole before anything
 //! is started.
 
+mod journal;
 mod lines;
 pub mod rules;
 mod tools;
@@ -118,7 +119,7 @@ struct File {
     #[serde(default)]
     adopt: Adopt,
     #[serde(default)]
-    journal: crate::journal::Table,
+    journal: journal::Table,
     defaults: Option<VmTable>,
     #[serde(default)]
     vm: Vec<VmTable>,
@@ -410,7 +411,7 @@ impl Config {
         let socket = socket(over.socket.or(file.socket), &run_dir).map_err(wrong)?;
         let shim = shim(over.shim.or(file.shim)).map_err(wrong)?;
         let shim_group = shim_group(file.shim_group.as_deref()).map_err(wrong)?;
-        let journal = crate::journal::check(&file.journal, &run_dir).map_err(wrong)?;
+        let journal = journal::check(&file.journal, &run_dir).map_err(wrong)?;
         Ok(Config {
             budget,
             socket,

@@ -1,56 +1,19 @@
-//! The journal of decisions, as the manager keeps it: its configuration, and what the API shows of it.
+//! The journal of decisions, as the manager keeps it, and what the API shows of it.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use ballast_api::{ErrorCode, JournalPage, JournalQuery, JournalView, Why};
-use ballast_journal::journal::LEAST;
 use ballast_journal::segment::Header;
 use ballast_journal::tell::{self, Query, TellError};
 use ballast_journal::{Journal, Settings, now_ms};
-use ballast_units::Bytes;
-use serde::Deserialize;
 use tokio::sync::Semaphore;
 
-use crate::layout::{JOURNAL, RUN_DIR, SERVICE_JOURNAL};
-use crate::limits::Wrong;
 use crate::manager::{Failure, Manager};
 
-/// The table `[journal]` as it is written.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Table {
-    enabled: Option<bool>,
-    folder: Option<PathBuf>,
-    limit: Option<String>,
-}
-
-const DEFAULT_LIMIT: u64 = 64 << 20;
 /// Whoever reads waits so long for what is queued to be written.
 const FLUSH: Duration = Duration::from_secs(2);
-
-/// Checks the table: `None` keeps no journal.
-///
-/// # Errors
-/// The key, and what is wrong with its value.
-pub fn check(table: &Table, run_dir: &Path) -> Result<Option<Settings>, Wrong> {
-    let limit = match &table.limit {
-        None => DEFAULT_LIMIT,
-        Some(text) => text.parse::<Bytes>().map_err(|e| ("journal.limit", e.to_string()))?.0,
-    };
-    if limit < LEAST {
-        let what = format!("{} is below {}", Bytes(limit), Bytes(LEAST));
-        return Err(("journal.limit", what));
-    }
-    let folder = match &table.folder {
-        Some(folder) => std::path::absolute(folder)
-            .map_err(|e| ("journal.folder", format!("{}: {e}", folder.display())))?,
-        None if run_dir == Path::new(RUN_DIR) => SERVICE_JOURNAL.into(),
-        None => run_dir.join(JOURNAL),
-    };
-    Ok((table.enabled != Some(false)).then_some(Settings { folder, limit }))
-}
 
 /// Starts what keeps it; whatever is wrong with its folder is shown, and stops nothing.
 pub fn start(settings: Option<&Settings>) -> Option<Journal> {

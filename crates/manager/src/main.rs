@@ -5,9 +5,9 @@
 //! | its state, and promises against it | `manager`, `vm`, `totals`; locks: `sync` |
 //! | VMs come: started here, by somebody else, run already | `lifecycle`, `starts`, `attach`, `namesakes`, `refused` |
 //! | and go, or are started again | `ending`, `vm_files` |
-//! | shims: their socket and handshakes, and those that come again | `paging`, `handshakes`, `rejoin` |
-//! | how a VMM is looked at, and what follows | `looks`, `past`, `pace`, `reach`, `driver`, `unreadable` |
-//! | a manager after another | `restart`, `survey`, `records`, `upgrade` |
+//! | shims: their socket and handshakes, and those that come again | `paging`, `handshakes`, `rejoin`, `shim_link` |
+//! | how a VMM is looked at, and what follows | `looks`, `keeping`, `past`, `pace`, `reach`, `driver`, `unreadable` |
+//! | a manager after another | `restart`, `survey`, `looks_of_files`, `measured`, `records`, `upgrade` |
 //! | the policy's turn, and what it is told | `policy_loop`, `kick`, `inputs`, `tools`, `nodes`, `numa`, `rates` |
 //! | what a decision does | `balloon_loop`, `hotplug_loop`, `agent_loop`; pages: the pager |
 //! | page sharing | `commons`, `domain` |

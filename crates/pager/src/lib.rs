@@ -3,7 +3,7 @@
 //! | file | what is there |
 //! | --- | --- |
 //! | `word`, `pmap`, `sparse` | one 64-bit word per guest page, in a sparse file that outlives the manager |
-//! | `memory/` | the page-state machine: fault, evict, discard, sample, recover |
+//! | `memory/` | the page-state machine: fault, evict, discard, sample, recover; what is remembered of pages for who chooses |
 //! | `backend`, `guest_ram`, `ram_layout` | the seam to guest memory, the real one, and where its parts are |
 //! | `mappings` | how pages are mapped elsewhere, through the VM's shim |
 //! | `file_memory` | memory of files: given, and taken back |

@@ -4,7 +4,7 @@
 //!
 //! | module | what is in it |
 //! | --- | --- |
-//! | `file`, `check`, `scenario`, `recorded` | scenarios in TOML, recorded traces, and what is wrong with them |
+//! | `file`, `amount`, `check`, `scenario`, `recorded` | scenarios in TOML, recorded traces, and what is wrong with them |
 //! | `load` | what guests want over time |
 //! | `models` | what mechanisms cost, and where that was measured |
 //! | `guest`, `places` | a guest's memory, and what is done to it |

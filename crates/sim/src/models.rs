@@ -28,7 +28,7 @@ pub struct Models {
     pub compress_fault_us: f64,
     /// A fault on a swapped page, as its guest sees it (experiments/vtj-memory-f5, last third of case
     /// c, an early run: two guests that did nothing but fault had 23.0 MiB/s between them, 340 us a
-    /// page; later runs had 38 and 46).
+    /// page; 45.7 and 67.4 MiB/s in the runs of 2026-11-25 and 28).
     pub swap_fault_us: f64,
     /// The most swapped pages that a host reads per second: what that run reached (23.0 MiB/s). A
     /// faster disk is likely; none was measured.

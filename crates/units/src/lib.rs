@@ -146,7 +146,7 @@ pub struct Pages(pub u64);
 quantity!(Pages);
 
 impl Pages {
-    /// The same in bytes.
+    /// The same in bytes: of fewer than 2^52 pages.
     pub const fn bytes(self) -> Bytes {
         Bytes(self.0 * PAGE)
     }
@@ -154,7 +154,7 @@ impl Pages {
     pub fn mib(self) -> f64 {
         self.bytes().mib()
     }
-    /// So many MiB.
+    /// So many MiB: below 2^56; what is above wraps.
     pub const fn from_mib(mib: u64) -> Pages {
         Pages(mib << 8)
     }
@@ -176,7 +176,7 @@ pub struct Bytes(pub u64);
 quantity!(Bytes);
 
 impl Bytes {
-    /// So many MiB.
+    /// So many MiB: below 2^44; what is above wraps.
     pub const fn from_mib(mib: u64) -> Bytes {
         Bytes(mib << 20)
     }

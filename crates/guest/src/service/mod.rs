@@ -6,6 +6,12 @@
 //! | `postgresql` | PostgreSQL, with pgbench for a client | pgbench's tables |
 //! | `nginx`, `lighttpd` | a web server | files of this guest's own, and the packages' documents |
 //! | `redis`, `memcached` | a cache | values of this guest's own |
+//!
+//! | file | what is there |
+//! | --- | --- |
+//! | `database`, `web`, `keyed` (by `redis`, `memcached`) | a service and its client |
+//! | `content` | what is asked for |
+//! | `place`, `wire` | where a service runs, and how it is reached |
 
 mod content;
 mod database;

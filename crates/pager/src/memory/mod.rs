@@ -16,6 +16,17 @@
 //!
 //! Two pages never wait for one another: an operation that finds a page busy says so and does
 //! nothing.
+//!
+//! | what happens to a page | where |
+//! | --- | --- |
+//! | it is wanted: for the first time, or from where it is | `fault`, `fresh`, `first_touches`, `around` |
+//! | it leaves: to the stage, the tier, or for good | `evict`, `compress`, `discard`, `departures` |
+//! | it is shared, comes home from there, reads as zeros | `share`, `homing`, `zeros`, `commons` |
+//! | it is taken out of reach, to see whether it is used | `sample` |
+//! | a change of its mapping was cut short; another manager comes | `settle`, `recover` |
+//! | it is part of a large page | `large`, `latent`, `regions`, `collapse` |
+//! | what is remembered of it, for who chooses what leaves | `ages`, `missed`, `probation`; the sets: `page_set` |
+//! | all of them: totals, and what must hold | `counters`, `check` |
 
 mod ages;
 mod around;

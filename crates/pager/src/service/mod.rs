@@ -19,6 +19,7 @@
 //! - `restore`: what a shortage took of regions of large pages comes home unasked.
 //! - `latency`: how long faults took to be served.
 //! - `reclaim`: evicts what the policy asks for, samples.
+//! - `oldest`: what it evicts where much has to leave at once: by age.
 //! - `cold`: what it evicts where accesses are seen.
 //! - `trial`: the same of pages that came back after they had been away for long.
 //! - `leaving_store`: when it evicts what others share.

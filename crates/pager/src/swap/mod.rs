@@ -1,4 +1,13 @@
 //! The swap tier: a VM's files in one or more locations, their slots, and their I/O.
+//!
+//! | what is looked for | where |
+//! | --- | --- |
+//! | a location, and when it is written to | `location` |
+//! | the files of a VM there, as one range of slots | `space`, `file` |
+//! | which slots are free | `slot_space`, `slots` |
+//! | how they are read and written; errors of tests | `ring`, `inject` |
+//! | how far to read ahead | `window` |
+//! | what a pmap word says of a swapped page | `sum` |
 
 mod file;
 pub mod inject;

@@ -116,9 +116,11 @@ pub fn again(test: &str, fds: &[(&str, BorrowedFd<'_>)], env: &[(&str, String)])
     child
 }
 
-/// Has one manager after the other manage `vmm`, each for `most` at the longest once it has begun, and kills it. How many.
+/// Has one manager after the other manage `vmm`, each for `most` at the longest once it has begun, and kills it:
+/// BALLAST_KILLS_BESIDE of them (25). How many.
 pub fn kill_managers(vmm: &Vmm, dir: &Path, most: Duration) -> u64 {
-    let kills: u64 = std::env::var("BALLAST_KILLS").ok().and_then(|s| s.parse().ok()).unwrap_or(25);
+    let kills: u64 =
+        std::env::var("BALLAST_KILLS_BESIDE").ok().and_then(|s| s.parse().ok()).unwrap_or(25);
     let mut random = Random(0xdead);
     for kill in 0..kills {
         let before = vmm.board.get(Cell::Step);

@@ -21,6 +21,7 @@
 //! | module | what is in it |
 //! | --- | --- |
 //! | `tree` | who is whose child |
+//! | `divide` | targets of VMs in pools |
 //! | `allocation` | pages divided, exactly |
 //! | `curve` | about where the going price lies, so that little is left to do page by page |
 //! | [`booking`] | promises: whose min is taken from whom |

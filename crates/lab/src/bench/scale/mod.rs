@@ -3,6 +3,7 @@
 //! - `idle`: real guests that do nothing.
 //! - `many`: processes with the shim stand in for VMMs. Their memory is mapped and hardly touched, so
 //!   what is measured is what the manager does and holds per VM.
+//! - `sleeper`: such a process.
 //! - `cost`, `growth`: what it took, and how that grows.
 //!
 //! There is no peer: nothing else keeps such books. The figures are parts of a core, and of memory.

@@ -7,7 +7,7 @@
 //! | `holder`, `hold` | the process that holds it, and its other end |
 //! | `ksm` | the kernel's settings and counters |
 //! | `peer`, `ours` | one round of each |
-//! | `watch` | a scanner at work |
+//! | `watch`, `cpu` | a scanner at work, and what threads take of processors |
 //! | `round` | what a round showed |
 
 pub(super) mod contents;
