@@ -10,6 +10,7 @@ use ballast_api::{Mode, RunState};
 use ballast_journal::{Moment, now_ms};
 use ballast_pager::mappings::ZERO_RUN;
 use ballast_pager::service::PagedVm;
+use ballast_pager::word::State as Page;
 use ballast_policy::pools::Member;
 use ballast_policy::{
     Decision, Pool, Snapshot, State, Thresholds, VmDemand, VmState, choose_samples, decide,
@@ -337,10 +338,12 @@ fn vm_state(
     let balloon = *lock(&vm.balloon);
     let withheld = lock(&vm.hotplug).withheld;
     let mut tools = tools::known(vm, vm.paged().as_ref());
-    let mut beyond = Pages::ZERO;
+    let (mut beyond, mut saved) = (Pages::ZERO, Pages::ZERO);
     let (waiting, swapped_in, swap_free) = match &*vm.paged() {
         Some(paged) => {
             beyond = paged.memory().charged().saturating_sub(vm.configured());
+            let shared = paged.memory().pmap().in_state(Page::Shared);
+            saved = shared.saturating_sub(paged.shared_part());
             let counters = paged.memory().counters.values();
             // What came unasked does not say that it wants more.
             let now = counters.swap_ins.saturating_sub(counters.restored);
@@ -369,6 +372,7 @@ fn vm_state(
         overhead: vm.overhead(),
         beyond,
         tools,
+        saved,
     }
 }
 

@@ -39,6 +39,7 @@ fn decide(available: u64, state: State, free: u64, inputs: Vec<VmDemand>, held: 
             pool: None,
             overhead: Pages::ZERO,
             beyond: Pages::ZERO,
+            saved: Pages::ZERO,
             tools: crate::Tools::default(),
         })
         .collect();

@@ -31,6 +31,7 @@ fn vm(id: u32, consumed: u64, min: u64) -> VmState {
         pool: None,
         overhead: Pages::ZERO,
         beyond: Pages::ZERO,
+        saved: Pages::ZERO,
         tools: Tools::default(),
     }
 }

@@ -77,12 +77,20 @@ pub struct VmState {
     /// What is known of its tools.
     #[serde(default)]
     pub tools: Tools,
+    /// What sharing saves of its pages: it uses them, and they are not in `consumed`.
+    #[serde(default)]
+    pub saved: Pages,
 }
 
 impl VmState {
     /// Its place in the tree of pools.
     pub fn member(&self) -> Member {
         Member { pool: self.pool, overhead: self.overhead }
+    }
+
+    /// Its guest's pages that are in memory, whatever they cost.
+    fn used(&self) -> Pages {
+        self.consumed + self.saved
     }
 
     /// What of its memory cannot be taken from it: its guest bears no larger balloon, or has none that does what it is told, and
@@ -322,7 +330,7 @@ fn release_to(
     vms: &[Seen],
     eligible: impl Fn(&Seen) -> bool,
 ) -> Vec<Pages> {
-    let owed = |s: &Seen| s.vm.owed(s.room().saturating_sub(s.vm.consumed));
+    let owed = |s: &Seen| s.vm.owed(s.room().saturating_sub(s.vm.used()));
     let owed: Pages = vms.iter().filter(|s| eligible(s)).map(owed).sum();
     let surplus = surplus.saturating_sub(owed);
     if surplus.is_zero() || !vms.iter().any(&eligible) {
@@ -330,7 +338,7 @@ fn release_to(
     }
     let claims = Claim::all(vms.iter().map(|s| {
         // Who does not use what it has gets no more for that.
-        let used = s.vm.consumed + surplus;
+        let used = s.vm.used() + surplus;
         let most = s.most_to_have().min(used).max(s.room());
         let ceil = if eligible(s) { most } else { s.room() };
         (s.demand, s.room(), ceil)
@@ -456,12 +464,16 @@ fn wanted_of_paging(
     let consumed = vm.consumed;
     let level = consumed.saturating_sub(take);
     // What is left of the take when the balloon has done its part. No balloon brings what its guest uses beyond its
-    // size.
-    let beyond_balloon = if mix::usable(vm) {
+    // size, nor again what it holds already and did not cost: pages that others share.
+    let coming = balloon_goal.saturating_sub(vm.tools.grown);
+    let (beyond_balloon, limit) = if mix::usable(vm) {
         let rest = consumed.min(vm.left_by(balloon_goal)).saturating_sub(level);
-        rest.max(vm.beyond.min(take))
+        let (rest, in_vain) = (rest.max(vm.beyond.min(take)), take.saturating_sub(coming));
+        let shares = in_vain > rest;
+        let limit = if shares { EvictCause::BalloonInVain } else { EvictCause::BalloonLimit };
+        (rest.max(in_vain), limit)
     } else {
-        take
+        (take, EvictCause::BalloonLimit)
     };
     match (state, vm.balloon_health) {
         _ if mix::paging_first(state, vm) => {
@@ -485,13 +497,15 @@ fn wanted_of_paging(
             let in_time =
                 vm.balloon_rate.map_or(by_balloon, |rate| Pages(rate.0.saturating_mul(IN_TIME_S)));
             match by_balloon.saturating_sub(in_time) {
-                late if late.is_zero() => (beyond_balloon, Some(EvictCause::BalloonLimit)),
+                late if late.is_zero() => (beyond_balloon, Some(limit)),
                 late => (beyond_balloon + late, Some(EvictCause::BalloonLate)),
             }
         }
     }
 }
 
+#[cfg(test)]
+mod sharing_tests;
 #[cfg(test)]
 #[path = "plan_tests.rs"]
 mod tests;

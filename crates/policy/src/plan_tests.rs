@@ -9,7 +9,7 @@ const BUDGET: Pages = Pages(10_000);
 const SIZE: Pages = Pages(4_000);
 
 /// A VM of 4,000 pages that holds 3,000 of them and is entitled to 2,000, with a good balloon.
-fn vm(id: u32) -> VmState {
+pub(super) fn vm(id: u32) -> VmState {
     VmState {
         demand: VmDemand {
             id: VmId(id),
@@ -32,6 +32,7 @@ fn vm(id: u32) -> VmState {
         overhead: Pages::ZERO,
         beyond: Pages::ZERO,
         tools: Tools::default(),
+        saved: Pages::ZERO,
     }
 }
 
@@ -49,7 +50,7 @@ fn run(state: State, free: u64, vms: &[VmState]) -> Vec<VmPlan> {
     plan(state, &supply(free), &[], &vms)
 }
 
-fn one(state: State, free: u64, vm: VmState) -> VmPlan {
+pub(super) fn one(state: State, free: u64, vm: VmState) -> VmPlan {
     run(state, free, &[vm])[0]
 }
 
@@ -621,9 +622,9 @@ prop_compose! {
             Just(Health::Missing), Just(Health::Healthy), Just(Health::Slow), Just(Health::Stuck)
         ],
         shares in 1u32..10_000, active in 0u64..5_000, wants_more in any::<bool>(),
-        (paging, ceiling, rate, ballooned, spare, held_up) in (
+        (paging, ceiling, rate, ballooned, spare, held_up, grown, saved) in (
             any::<bool>(), proptest::option::of(0.0f64..1.0), proptest::option::of(0u64..100),
-            0.0f64..1.0, 0u64..500, any::<bool>(),
+            0.0f64..1.0, 0u64..500, any::<bool>(), 0.0f64..1.0, 0.0f64..1.0,
         ),
     ) -> Standing {
         let of = |whole: u64, part: f64| (whole as f64 * part) as u64;
@@ -653,8 +654,10 @@ prop_compose! {
                 held_up,
                 ballooned: Pages(of(size, ballooned)),
                 spare_room: Pages(spare),
+                grown: Pages(of(size, grown)),
                 ..Tools::default()
             },
+            saved: Pages(of(size, saved)),
         };
         Standing { vm, target: Pages(min + of(max - min, target)) }
     }

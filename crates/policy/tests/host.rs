@@ -123,6 +123,7 @@ impl Vm {
             pool: self.pool,
             overhead: Pages::ZERO,
             beyond: Pages::ZERO,
+            saved: Pages::ZERO,
             tools: self.tools(),
         }
     }

@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 
 use ballast_shim_proto::{Op, OpKind};
-use ballast_units::{Bytes, PAGE_SIZE};
+use ballast_units::PAGE_SIZE;
 use rustix::io::Errno;
 
 use crate::ram::Ram;
@@ -25,20 +25,17 @@ pub fn run(vm: &Vm, ops: &[Op], fds: &[OwnedFd]) -> (u32, i32) {
     }
     let mut done = 0;
     while let Some(group) = together(ops.get(done..).unwrap_or_default()) {
-        let mut changed = Bytes::ZERO;
+        let mut changed = 0;
         let mut failed = Ok(());
         for op in group {
             failed = remap::change(vm, op, fds);
             if failed.is_err() {
                 break;
             }
-            changed += op.len;
-            done += 1;
+            changed += 1;
         }
-        let watched = match group.first() {
-            Some(first) if !changed.is_zero() => remap::watch(vm, first.kind, first.addr, changed),
-            _ => Ok(()),
-        };
+        done += changed;
+        let watched = remap::watch(vm, group.get(..changed).unwrap_or_default());
         if let Err(errno) = failed.and(watched) {
             return (done as u32, errno);
         }
@@ -80,7 +77,7 @@ fn acceptable(op: &Op, mut rams: impl Iterator<Item = Ram>, lens: &[u64]) -> boo
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ballast_units::HostAddr;
+    use ballast_units::{Bytes, HostAddr};
 
     #[test]
     fn operations_outside_the_ram_or_off_the_page_are_not_acceptable() {

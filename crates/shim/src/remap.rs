@@ -56,17 +56,34 @@ pub fn change(vm: &Vm, op: &Op, fds: &[OwnedFd]) -> Result<(), i32> {
 ///
 /// # Errors
 /// An errno: the range is not registered, or not protected.
-pub fn watch(vm: &Vm, kind: OpKind, addr: HostAddr, len: Bytes) -> Result<(), i32> {
+pub fn watch(vm: &Vm, ops: &[Op]) -> Result<(), i32> {
+    let Some(first) = ops.first() else { return Ok(()) };
     // SAFETY: guest RAM, see `map`.
-    let registered = || unsafe { vm.uffd.register(addr, len, MODES) };
+    let registered = || unsafe { vm.uffd.register(first.addr, whole(ops), MODES) };
     let register = || registered().map(drop).map_err(|e| e.errno());
-    match kind {
+    match first.kind {
         OpKind::MapStore => {
             register()?;
-            patiently(|| vm.uffd.protect(addr, len))
+            protect(ops, |addr, len| patiently(|| vm.uffd.protect(addr, len)))
         }
         OpKind::MapHome | OpKind::MapAgain => register(),
         OpKind::Keep => Ok(()),
+    }
+}
+
+/// Of operations side by side.
+fn whole(ops: &[Op]) -> Bytes {
+    ops.iter().fold(Bytes::ZERO, |len, op| len + op.len)
+}
+
+/// By one call, or one for each mapping: before Linux 6.3 a call is about one alone, and finds none that has the whole range.
+fn protect(ops: &[Op], protect: impl Fn(HostAddr, Bytes) -> Result<(), i32>) -> Result<(), i32> {
+    let Some(first) = ops.first() else { return Ok(()) };
+    match protect(first.addr, whole(ops)) {
+        Err(libc::ENOENT) if ops.len() > 1 => {
+            ops.iter().try_for_each(|op| protect(op.addr, op.len))
+        }
+        result => result,
     }
 }
 
@@ -142,5 +159,58 @@ fn patiently(mut op: impl FnMut() -> Result<(), UffdError>) -> Result<(), i32> {
             taken if taken < AT_ONCE => thread::yield_now(),
             _ => thread::sleep(PAUSE),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    /// Mappings as the kernel protected them before Linux 6.3: a call for one, or a part of it.
+    fn one_at_a_time(ops: &[Op], addr: HostAddr, len: Bytes) -> Result<(), i32> {
+        let has = |op: &Op| op.addr <= addr && addr.0 + len.0 <= op.addr.0 + op.len.0;
+        if ops.iter().any(has) { Ok(()) } else { Err(libc::ENOENT) }
+    }
+
+    #[test]
+    fn mappings_side_by_side_are_protected_one_by_one_where_the_kernel_asks_for_that() {
+        let op = |page: u64, pages: u64| Op {
+            kind: OpKind::MapStore,
+            addr: HostAddr(0x10000 + page * 0x1000),
+            len: Bytes(pages * 0x1000),
+            file_offset: 0,
+            fd_index: 0,
+        };
+        let ops = [op(0, 2), op(2, 1), op(3, 4)];
+        let calls = RefCell::new(Vec::new());
+        let noted = |addr: HostAddr, len: Bytes| calls.borrow_mut().push((addr, len));
+        let older = |addr, len| {
+            noted(addr, len);
+            one_at_a_time(&ops, addr, len)
+        };
+        assert_eq!(protect(&ops, older), Ok(()));
+        let all = (ops[0].addr, Bytes(0x7000));
+        let each = ops.iter().map(|op| (op.addr, op.len));
+        assert_eq!(calls.take(), [all].into_iter().chain(each).collect::<Vec<_>>());
+        // Elsewhere it is one call; what fails otherwise, or of a single one, is not tried again.
+        for result in [Ok(()), Err(libc::EAGAIN)] {
+            assert_eq!(
+                protect(&ops, |addr, len| {
+                    noted(addr, len);
+                    result
+                }),
+                result
+            );
+            assert_eq!(calls.take(), [all]);
+        }
+        let gone = |addr, len| {
+            noted(addr, len);
+            Err(libc::ENOENT)
+        };
+        assert_eq!((protect(&ops[..1], gone), calls.take().len()), (Err(libc::ENOENT), 1));
+        assert_eq!((protect(&ops, gone), calls.take().len()), (Err(libc::ENOENT), 2));
+        assert_eq!(protect(&[], gone), Ok(()));
     }
 }

@@ -230,6 +230,7 @@ impl Vm {
             pool: None,
             overhead: Pages(m.overhead(spec.nature.size)),
             beyond: Pages::ZERO,
+            saved: Pages(self.guest.shared),
             tools: Tools {
                 spare_room: Pages(self.guest.spare_room(m)),
                 grown: Pages(self.guest.balloon),

@@ -109,6 +109,7 @@ fn snapshot(budget: Pages, pools: &[Pool], vms: &[VmDemand], members: &[Member])
         pool: member.pool,
         overhead: member.overhead,
         beyond: Pages::ZERO,
+        saved: Pages::ZERO,
         tools: Default::default(),
     };
     Snapshot {

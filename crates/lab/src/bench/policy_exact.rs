@@ -109,6 +109,7 @@ fn vms(count: u32, largest: u64) -> Vec<VmState> {
                 pool: None,
                 overhead: Pages(1_000),
                 beyond: Pages::ZERO,
+                saved: Pages::ZERO,
                 tools: Default::default(),
                 wants_more: below(2) == 1,
                 swap_free: Pages(size / 2),

@@ -164,7 +164,7 @@ impl<B: Backend> Memory<B> {
         self.regions.set(region, Backing::Whole);
         self.regions.collapsed();
         let run = Remap { first, n, to: Place::Home };
-        let (done, mapped) = self.count_remap(|| {
+        let (done, mapped) = self.count_remap(1, || {
             let mapped = self.backend.map_again(first, n);
             (usize::from(mapped.is_ok()), mapped)
         });

@@ -304,18 +304,20 @@ impl<B: Backend> Memory<B> {
 
     /// Changes mappings, and counts it.
     pub(super) fn remap(&self, runs: &[Remap]) -> (usize, Result<(), MemError>) {
-        self.count_remap(|| self.backend.remap(runs))
+        self.count_remap(runs.len(), || self.backend.remap(runs))
     }
 
-    /// Of runs, how many are done, and why no more.
+    /// Of `n` runs, how many are done, and why no more: of those that are not, mappings may have been made.
     pub(super) fn count_remap(
         &self,
+        n: usize,
         change: impl FnOnce() -> (usize, Result<(), MemError>),
     ) -> (usize, Result<(), MemError>) {
         let begun = std::time::Instant::now();
         let (made, result) = change();
         Counters::add(&self.counters.remap_ns, begun.elapsed().as_nanos() as u64);
-        Counters::add(&self.counters.remaps, made as u64);
+        let asked = !matches!(result, Ok(()) | Err(MemError::Fixed));
+        Counters::add(&self.counters.remaps, if asked { n } else { made } as u64);
         match result {
             Err(MemError::Os { source: Errno(libc::EMFILE), .. }) => {
                 self.has_no_files();

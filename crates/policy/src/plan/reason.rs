@@ -25,6 +25,8 @@ pub enum EvictCause {
     BalloonLate,
     /// The balloon is healthy, but the guest bears no more of it.
     BalloonLimit,
+    /// The balloon holds what it was asked for, and part of that freed nothing: others share it.
+    BalloonInVain,
     /// Paging was measured to cost less than the balloon, or not measured yet and is tried.
     Cheaper {
         /// Of a page that the balloon holds. None: not measured lately.
@@ -47,6 +49,9 @@ impl fmt::Display for EvictCause {
                 f.write_str("its balloon does not grow fast enough to deliver it all in time")
             }
             EvictCause::BalloonLimit => f.write_str("the guest bears no larger balloon"),
+            EvictCause::BalloonInVain => {
+                f.write_str("its balloon holds what it was asked for, part of which others share")
+            }
             EvictCause::Cheaper { balloon, paging } => costs(f, *balloon, *paging),
         }
     }

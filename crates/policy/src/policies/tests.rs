@@ -24,6 +24,7 @@ fn vm(id: u32, shares: u32, min: u64, max: u64, active: u64) -> VmState {
         pool: None,
         overhead: Pages(0),
         beyond: Pages::ZERO,
+        saved: Pages::ZERO,
         tools: crate::Tools::default(),
         wants_more: false,
         swap_free: Pages(max),
