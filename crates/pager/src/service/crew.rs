@@ -409,7 +409,8 @@ mod tests {
         board.jobs.push_back(job(4));
         assert_eq!((board.call(4), board.spare(now).is_none()), (1, true));
         // Nobody came for them.
-        let mut spare = || board.spare(now + 2 * LATE).map(|job| job.ppn.0);
+        let late = Instant::now() + 2 * LATE;
+        let mut spare = || board.spare(late).map(|job| job.ppn.0);
         assert_eq!([spare(), spare(), spare(), spare()], [Some(0), Some(1), Some(4), None]);
         let mut board = Board { idle: 3, ..Board::default() };
         board.jobs.extend((0..4).map(job));

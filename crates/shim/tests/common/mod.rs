@@ -216,7 +216,11 @@ impl Managed {
     }
 
     pub fn protect(&self, page: u64, pages: u64) {
-        self.uffd.protect(self.addr(page), Bytes(pages * PAGE)).unwrap();
+        // Before Linux 6.3 a call is about one mapping only.
+        if self.uffd.protect(self.addr(page), Bytes(pages * PAGE)).is_err() {
+            (page..page + pages)
+                .for_each(|page| self.uffd.protect(self.addr(page), Bytes(PAGE)).unwrap());
+        }
     }
 
     pub fn home_word(&self, page: u64) -> u64 {

@@ -10,12 +10,14 @@
 //! | `maps` | all mappings, or those of a range; how many there are, and may be |
 //! | `query` | the same, asked for by address: from Linux 6.11 on |
 //! | `pagemap` | what each page shows: the file, a copy, nothing |
+//! | `marker` | how this kernel tells of the last, where it is write-protected |
 //!
 //! The kernel's documentation: `Documentation/filesystems/proc.rst`,
 //! `Documentation/admin-guide/mm/pagemap.rst`.
 
 mod line;
 mod maps;
+mod marker;
 mod pagemap;
 mod query;
 

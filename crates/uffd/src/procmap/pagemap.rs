@@ -6,6 +6,8 @@ use std::os::unix::fs::FileExt;
 
 use ballast_units::{HostAddr, PAGE_SIZE, Pages};
 
+use super::marker::marker;
+
 const PRESENT: u64 = 1 << 63;
 const SWAPPED: u64 = 1 << 62;
 /// A page of a file or of shared memory, not the process's own.
@@ -14,9 +16,8 @@ const PROTECTED: u64 = 1 << 57;
 /// Of a page that is not present: five bits of type, and the rest where it is. All zero to readers
 /// without CAP_SYS_ADMIN (and to them only: nothing is ever at the start of a swap device).
 const PLACE: u64 = (1 << 55) - 1;
-/// The type of an entry that stands for no page, but remembers that there is something to know about
-/// the next one: that it is write-protected.
-const MARKER: u64 = 31;
+/// Of that, the type.
+const TYPE: u64 = 31;
 
 const ENTRY: usize = 8;
 /// Entries fetched at once.
@@ -50,18 +51,24 @@ pub enum Shown {
 impl Entry {
     /// Read with CAP_SYS_ADMIN it is never [`Shown::Unclear`].
     pub fn shown(self) -> Shown {
-        let place = self.0 & PLACE;
         match self.0 {
             e if e & (PRESENT | SWAPPED) == 0 => Shown::Nothing,
             e if e & FILE != 0 => Shown::File,
             // A marker counts as swapped.
-            e if e & PRESENT == 0 && e & PROTECTED != 0 => match place {
-                0 => Shown::Unclear,
-                _ if place & 31 == MARKER => Shown::Nothing,
-                _ => Shown::Copy,
+            e if e & PRESENT == 0 && e & PROTECTED != 0 => match self.type_of_protected() {
+                None => Shown::Unclear,
+                Some(kind) if kind == marker() => Shown::Nothing,
+                Some(_) => Shown::Copy,
             },
             _ => Shown::Copy,
         }
+    }
+
+    /// What it says of a page that is write-protected and not present: a type of the kernel's own. None: it is no such page, or
+    /// the reader is not shown.
+    pub(super) fn type_of_protected(self) -> Option<u64> {
+        let is_such = self.0 & (PRESENT | SWAPPED | PROTECTED) == SWAPPED | PROTECTED;
+        (is_such && self.0 & PLACE != 0).then_some(self.0 & TYPE)
     }
 
     /// Whether there is a page in memory: an access would find it at once.
@@ -131,18 +138,21 @@ mod tests {
 
     #[test]
     fn an_entry_is_told_by_its_flags() {
+        let (known, other) = (marker(), marker() - 1);
         for (entry, shown) in [
             (0, Shown::Nothing),
             (PROTECTED, Shown::Nothing),
             (PRESENT | FILE | 0x1234, Shown::File),
             (PRESENT | FILE | PROTECTED, Shown::File),
             (PRESENT, Shown::Copy),
-            (PRESENT | PROTECTED | MARKER, Shown::Copy),
+            (PRESENT | PROTECTED | known, Shown::Copy),
             (SWAPPED, Shown::Copy),
             (SWAPPED | 7 << 5, Shown::Copy),
             (SWAPPED | FILE, Shown::File),
             (SWAPPED | PROTECTED, Shown::Unclear),
-            (SWAPPED | PROTECTED | MARKER | 1 << 5, Shown::Nothing),
+            (SWAPPED | PROTECTED | known | 1 << 5, Shown::Nothing),
+            (SWAPPED | PROTECTED | other | 1 << 5, Shown::Copy),
+            (SWAPPED | known | 1 << 5, Shown::Copy),
             (SWAPPED | PROTECTED | 7 << 5, Shown::Copy),
         ] {
             assert_eq!(Entry(entry).shown(), shown, "{entry:#x}");
