@@ -20,6 +20,7 @@ pub(super) struct Table {
 }
 
 const DEFAULT_LIMIT: u64 = 64 << 20;
+
 /// Checks the table: `None` keeps no journal.
 ///
 /// # Errors
