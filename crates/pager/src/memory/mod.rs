@@ -204,6 +204,10 @@ impl<B: Backend> Memory<B> {
     pub(crate) fn write_ended(&self, slot: SlotId) {
         lock(&self.slots).write_ended(slot);
     }
+    #[cfg(test)]
+    pub(crate) fn writes_under_way(&self) -> u64 {
+        lock(&self.slots).under_way()
+    }
     /// Gives back a slot that no page is in, nor is being written to. Twice is a mistake, which debug builds
     /// find.
     pub fn free_slot(&self, slot: SlotId) {

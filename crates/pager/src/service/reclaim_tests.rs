@@ -2,7 +2,7 @@ use ballast_units::Pages;
 
 use super::super::shared::HELD_TOGETHER;
 use super::*;
-use crate::service::testing::{reclaim, reclaim_that_compresses};
+use crate::service::testing::{PAGES, reclaim, reclaim_that_compresses};
 
 #[test]
 fn what_is_held_leaves_together_but_where_a_fault_waits_for_it() {
@@ -89,4 +89,25 @@ fn a_walk_for_victims_ends_with_its_vm() {
     reclaim.victims.clear();
     reclaim.vm.stop();
     assert!(reclaim.next_victim().is_none() && reclaim.victims.is_empty());
+}
+
+/// Else a failed location that does not answer would be given one cluster after another.
+#[test]
+fn what_is_being_written_is_counted_until_it_has_ended() {
+    let Some(mut reclaim) = reclaim() else { return };
+    let memory = reclaim.vm.memory.clone();
+    // Zeros are not written.
+    for p in 0..PAGES {
+        let at = memory.backend().at(Ppn(p)).0 as *mut u64;
+        // SAFETY: RAM of this process, that stays, and that nobody else looks at.
+        unsafe { at.write_volatile(p + 1) };
+    }
+    // Part of a cluster, which waits for more.
+    evict(&mut reclaim, 2);
+    let cluster = reclaim.clusters.iter().position(|c| !c.sealed && c.pages.len() == 2).unwrap();
+    assert_eq!(memory.writes_under_way(), 0);
+    reclaim.write(cluster);
+    assert_eq!(memory.writes_under_way(), 1);
+    reclaim.flush_all();
+    assert_eq!((memory.writes_under_way(), memory.swap_used()), (0, Pages(2)));
 }

@@ -114,6 +114,12 @@ impl SlotSpace {
         }
     }
 
+    /// Writes that have begun and not ended.
+    #[cfg(test)]
+    pub(crate) fn under_way(&self) -> u64 {
+        self.parts.iter().map(|part| part.under_way).sum()
+    }
+
     /// Frees a slot. Answers false, changing nothing, if it was free or does not exist.
     pub fn release(&mut self, slot: SlotId) -> bool {
         self.part(slot).is_some_and(|(part, slot)| part.map.release(slot))
