@@ -2,6 +2,7 @@
 //! crossings, and once a second) takes one consistent look at the host, asks the pure policy, and
 //! passes its orders to the pagers and balloons.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -13,7 +14,7 @@ use ballast_pager::service::PagedVm;
 use ballast_pager::word::State as Page;
 use ballast_policy::pools::Member;
 use ballast_policy::{
-    Decision, Pool, Snapshot, State, Thresholds, VmDemand, VmState, choose_samples, decide,
+    Decision, InVain, Pool, Snapshot, State, Thresholds, VmDemand, VmState, choose_samples, decide,
 };
 use ballast_qemu::process;
 use ballast_units::{Pages, VmId};
@@ -42,7 +43,7 @@ pub fn run(manager: &Arc<Manager>) {
         nodes: Nodes::new(),
         adrift: Pages::ZERO,
     };
-    let mut swap_ins = std::collections::HashMap::new();
+    let mut before = HashMap::new();
     // Before the first turn hands out what VMs without a pager may take.
     measure_strangers(manager);
     let mut last_external = Instant::now();
@@ -59,7 +60,7 @@ pub fn run(manager: &Arc<Manager>) {
             measure_strangers(manager);
             manager.book_vmms();
         }
-        turn(manager, &mut last, &mut swap_ins, why);
+        turn(manager, &mut last, &mut before, why);
         std::thread::sleep(SPACING);
     }
 }
@@ -78,7 +79,7 @@ struct Last {
 fn turn(
     manager: &Manager,
     last: &mut Last,
-    swap_ins: &mut std::collections::HashMap<VmId, u64>,
+    before: &mut HashMap<VmId, Before>,
     why: Option<String>,
 ) {
     let host = &manager.host;
@@ -109,7 +110,7 @@ fn turn(
     for vm in &strangers {
         leave_alone(vm);
     }
-    let snapshot = look(manager, last, &managed, (overhead, taken), swap_ins, why);
+    let snapshot = look(manager, last, &managed, (overhead, taken), before, why);
     last.turns += 1;
     // Also where nobody looks at it.
     manager.overcommit_peak();
@@ -126,7 +127,7 @@ fn turn(
         tracing::info!("{}: {} free", decision.trigger(), decision.snapshot.free);
         last.state = state;
     }
-    swap_ins.retain(|id, _| vms.iter().any(|vm| vm.id == *id));
+    before.retain(|id, _| vms.iter().any(|vm| vm.id == *id));
     if let Some(journal) = &manager.journal {
         // In the order of the decision.
         journal.record(moment, decision.clone(), |i| managed[i].name.clone());
@@ -177,7 +178,7 @@ fn look(
     last: &Last,
     managed: &[&Arc<Vm>],
     (overhead, taken): (Pages, Vec<Member>),
-    swap_ins: &mut std::collections::HashMap<VmId, u64>,
+    before: &mut HashMap<VmId, Before>,
     why: Option<String>,
 ) -> Snapshot {
     let host = &manager.host;
@@ -187,7 +188,7 @@ fn look(
     let pools = manager.pools.pools(&manager.pools.rules());
     let states = managed
         .iter()
-        .map(|vm| vm_state(manager, vm, demand(manager, vm, &pools), swap_ins))
+        .map(|vm| vm_state(manager, vm, demand(manager, vm, &pools), before))
         .collect();
     drop(changing);
     Snapshot {
@@ -333,11 +334,12 @@ fn vm_state(
     manager: &Manager,
     vm: &Vm,
     demand: VmDemand,
-    swap_ins: &mut std::collections::HashMap<VmId, u64>,
+    before: &mut HashMap<VmId, Before>,
 ) -> VmState {
     let balloon = *lock(&vm.balloon);
     let withheld = lock(&vm.hotplug).withheld;
     let mut tools = tools::known(vm, vm.paged().as_ref());
+    let before = before.entry(vm.id).or_default();
     let (mut beyond, mut saved) = (Pages::ZERO, Pages::ZERO);
     let (waiting, swapped_in, swap_free) = match &*vm.paged() {
         Some(paged) => {
@@ -347,13 +349,16 @@ fn vm_state(
             let counters = paged.memory().counters.values();
             // What came unasked does not say that it wants more.
             let now = counters.swap_ins.saturating_sub(counters.restored);
-            let before = swap_ins.insert(vm.id, now).unwrap_or(now);
+            let swapped_in = before.swap_ins.replace(now).is_some_and(|then| now > then);
+            let at = manager.started.elapsed();
+            tools.in_vain =
+                before.in_vain.step(at, tools.grown.saturating_sub(withheld), tools.ballooned);
             let mut room = Pages::ZERO;
             // Of one that was not looked at yet it is presumed: it waits for what it has too much of, and not the others for it.
             if vm.may_give() {
                 (room, tools.spare_room) = (paged.swap_room(), paged.spare_room());
             }
-            (paged.waiting() > 0, now > before, room)
+            (paged.waiting() > 0, swapped_in, room)
         }
         None => (false, false, Pages::ZERO),
     };
@@ -374,6 +379,14 @@ fn vm_state(
         tools,
         saved,
     }
+}
+
+/// What was seen of a VM in earlier turns.
+#[derive(Default)]
+struct Before {
+    /// Pages that it had asked back from swap.
+    swap_ins: Option<u64>,
+    in_vain: InVain,
 }
 
 /// One step of the sampling of active memory (OSDI'02 s.5.3). VM execution time is the time in
@@ -421,7 +434,9 @@ fn sample(vm: &Vm, paged: &PagedVm) {
         sampling.times.end_period();
         sampling.asked = Some(sample.begun);
         sampling.period += 1;
-        let n = sampling.set.config().samples;
+        // Its stage was laid out for so many, whatever was set since.
+        let most = u32::try_from(paged.memory().most_samples()).unwrap_or(u32::MAX);
+        let n = sampling.set.config().samples.min(most);
         paged.begin_sample(choose_samples(sampling.seed, sampling.period, vm.size, n));
     }
 }

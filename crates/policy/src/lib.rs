@@ -16,6 +16,7 @@
 //! | [`admission`] | may one more VM be promised memory? | s.6.2 |
 //! | [`balloon`] | how far can this guest's balloon be driven, and trusted? | s.3.2 |
 //! | [`unplug`] | what is unplugged where its balloon does not deliver? | |
+//! | [`in_vain`] | what of its balloon frees nothing? | |
 //! | [`tools`] | what do its balloon and paging cost this guest now? | |
 //! | [`policies`] | what does a VM need, read in other ways than the paper's? | |
 //! | [`plan`](mod@plan) | what is asked of each VM now? | s.6.3 |
@@ -39,6 +40,7 @@
 pub mod admission;
 pub mod balloon;
 pub mod decision;
+pub mod in_vain;
 pub mod nodes;
 pub mod plan;
 pub mod policies;
@@ -57,6 +59,7 @@ pub use balloon::{
     BadBalloonConfig, BalloonConfig, BalloonControl, BalloonInput, BalloonOutput, Health,
 };
 pub use decision::Decision;
+pub use in_vain::InVain;
 pub use nodes::{Node, NodeState};
 pub use plan::{EvictCause, Reason, Standing, Supply, VmPlan, VmState, plan};
 pub use policies::{Policy, PolicyKind, UnknownPolicy, VmMisses, VmPressure};

@@ -88,15 +88,27 @@ impl VmState {
         Member { pool: self.pool, overhead: self.overhead }
     }
 
-    /// Its guest's pages that are in memory, whatever they cost.
+    /// Its guest's pages that are in memory, whatever they cost. What its balloon holds is none of them, though others share it.
     fn used(&self) -> Pages {
-        self.consumed + self.saved
+        let used = (self.consumed + self.saved).saturating_sub(self.tools.in_vain);
+        used.min(self.left_by(self.tools.grown)).max(self.consumed)
+    }
+
+    /// What `pages` of its guest's pages that are in memory cost, as all of them do on average.
+    fn cost_of(&self, pages: Pages) -> Pages {
+        pages.scaled(self.consumed, self.used())
+    }
+
+    /// What it may use so that it consumes no more than `level`, by the same average.
+    fn used_at(&self, level: Pages) -> Pages {
+        level.scaled(self.used(), self.consumed)
     }
 
     /// What of its memory cannot be taken from it: its guest bears no larger balloon, or has none that does what it is told, and
     /// there is no room for its pages.
     pub(crate) fn fixed(&self) -> Pages {
-        let held = if mix::usable(self) { self.left_by(self.balloon_limit) } else { self.consumed };
+        let left = self.cost_of(self.left_by(self.balloon_limit));
+        let held = if mix::usable(self) { left } else { self.consumed };
         self.consumed.min(held).saturating_sub(mix::room(self))
     }
 
@@ -445,7 +457,9 @@ fn balloon_step(state: State, s: &Seen, take: Pages, room: Pages) -> BalloonStep
     let spared = kept.saturating_sub(released).saturating_sub(balloon_goal);
     let stays = balloon_goal;
     if usable && !rest.is_zero() {
-        let mut needed = vm.left_by(level).min(entitled).min(vm.balloon_limit);
+        // Of what others share, more has to go for the same.
+        let needed = vm.left_by(vm.used_at(level));
+        let mut needed = needed.min(entitled).min(vm.balloon_limit);
         if mix::pages_cheaply(vm) {
             needed = needed.min(mix::grown_by(vm, rest));
         }
@@ -467,8 +481,10 @@ fn wanted_of_paging(
     // size, nor again what it holds already and did not cost: pages that others share.
     let coming = balloon_goal.saturating_sub(vm.tools.grown);
     let (beyond_balloon, limit) = if mix::usable(vm) {
-        let rest = consumed.min(vm.left_by(balloon_goal)).saturating_sub(level);
-        let (rest, in_vain) = (rest.max(vm.beyond.min(take)), take.saturating_sub(coming));
+        let left = vm.cost_of(vm.left_by(balloon_goal));
+        let rest = consumed.min(left).saturating_sub(level);
+        let in_vain = take.saturating_sub(vm.tools.freed_by(coming));
+        let rest = rest.max(vm.beyond.min(take));
         let shares = in_vain > rest;
         let limit = if shares { EvictCause::BalloonInVain } else { EvictCause::BalloonLimit };
         (rest.max(in_vain), limit)
@@ -488,7 +504,7 @@ fn wanted_of_paging(
         (_, Health::Stuck) => (take, Some(EvictCause::BalloonStuck)),
         (_, Health::Slow) => {
             // What it was asked before and has not done; what is new, it gets a chance to do.
-            let late = consumed.saturating_sub(vm.left_by(vm.balloon_goal));
+            let late = consumed.saturating_sub(vm.cost_of(vm.left_by(vm.balloon_goal)));
             (take.min(late).max(beyond_balloon), Some(EvictCause::BalloonSlow))
         }
         (_, Health::Healthy) => {

@@ -40,7 +40,7 @@ fn thresholds() -> Thresholds {
     Thresholds::default_for(BUDGET) // 600, 400, 200, 100; goal 650
 }
 
-fn supply(free: u64) -> Supply {
+pub(super) fn supply(free: u64) -> Supply {
     let (budget, thresholds) = (BUDGET, thresholds());
     Supply { free: Pages(free), budget, thresholds, room: Pages::ZERO }
 }

@@ -138,14 +138,26 @@ pub struct Tools {
     pub ballooned: Pages,
     /// How large its balloon is, by QEMU's word.
     pub grown: Pages,
+    /// Of that, what others share, by [`InVain`](crate::InVain): it is not among `ballooned`.
+    pub in_vain: Pages,
     /// Pages that can be evicted beyond the room in swap: into the compressed tier.
     pub spare_room: Pages,
 }
 
 impl Tools {
+    /// Pages that the guest has given up and not used again since, whatever that freed.
+    pub(crate) fn given_up(&self) -> Pages {
+        self.ballooned + self.in_vain
+    }
+
     /// What the guest was given back of its balloon of `goal` and has not used yet.
     pub(crate) fn owed(&self, goal: Pages) -> Pages {
-        self.ballooned.saturating_sub(goal)
+        self.given_up().saturating_sub(goal)
+    }
+
+    /// What `pages` more of its balloon free, going by what it holds.
+    pub(crate) fn freed_by(&self, pages: Pages) -> Pages {
+        pages.scaled(self.grown.saturating_sub(self.in_vain), self.grown)
     }
 }
 
@@ -350,6 +362,7 @@ impl ToolControl {
             held_up: self.waits >= HELD_UP,
             ballooned: input.ballooned,
             grown: Pages::ZERO,
+            in_vain: Pages::ZERO,
             spare_room: Pages::ZERO,
         }
     }

@@ -158,6 +158,15 @@ impl Pages {
     pub const fn from_mib(mib: u64) -> Pages {
         Pages(mib << 8)
     }
+    /// What `self` is where `from` pages are `to`, rounded down; as many where these are equal, or `from` is nothing.
+    #[must_use]
+    pub fn scaled(self, to: Pages, from: Pages) -> Pages {
+        if from == to || from.0 == 0 {
+            return self;
+        }
+        let scaled = u128::from(self.0) * u128::from(to.0) / u128::from(from.0);
+        Pages(u64::try_from(scaled).unwrap_or(u64::MAX))
+    }
 }
 
 impl fmt::Display for Pages {
@@ -278,6 +287,15 @@ mod tests {
         assert_eq!(Bytes(3 << 29).to_string(), "1.50 GiB");
         assert_eq!(Bytes(0).to_string(), "0 B");
         assert_eq!(Pages(1).to_string(), "4 KiB");
+    }
+
+    #[test]
+    fn pages_are_scaled_without_overflow_and_by_nothing_not_at_all() {
+        assert_eq!(Pages(10).scaled(Pages(1), Pages(3)), Pages(3));
+        assert_eq!(Pages(10).scaled(Pages(0), Pages(3)), Pages(0));
+        assert_eq!(Pages(10).scaled(Pages(7), Pages(0)), Pages(10));
+        let most = Pages(u64::MAX);
+        assert_eq!((most.scaled(most, most), most.scaled(most, Pages(1))), (most, most));
     }
 
     #[test]

@@ -50,6 +50,11 @@ impl Touches {
     }
 }
 
+/// So many samples have a quarter as many more holds.
+fn sampled_with(holds: u64) -> u64 {
+    (holds * 4).div_ceil(5)
+}
+
 impl<B: Backend> Memory<B> {
     /// Puts a page under sample. False if it cannot be now (busy, or no hold is free).
     ///
@@ -69,9 +74,7 @@ impl<B: Backend> Memory<B> {
             // Its next access faults anyway.
             return Ok(self.pmap.exchange(ppn, word, word.set_sampled(true)).is_ok());
         }
-        // What it takes to break a large page is left for that, however large the sample.
-        let kept = if self.regions.is_empty() { 0 } else { self.regions.size().0 as usize };
-        if self.stage.holds_free() <= kept {
+        if !self.may_hold() {
             return Ok(false);
         }
         let Some(hold) = self.stage.take_hold() else { return Ok(false) };
@@ -101,6 +104,22 @@ impl<B: Backend> Memory<B> {
                 }
             }
         }
+    }
+
+    /// Whether a page can be held for a sample: there is room, beside what it takes to break a large page, which is left for
+    /// that, however large the sample.
+    pub fn may_hold(&self) -> bool {
+        self.stage.holds_free() as u64 > self.kept_holds()
+    }
+
+    /// The largest sample that it has room for, a quarter left for pages of the sample before: what was asked for when its
+    /// stage was made.
+    pub fn most_samples(&self) -> u64 {
+        sampled_with(self.stage.layout().holds.saturating_sub(self.kept_holds()))
+    }
+
+    fn kept_holds(&self) -> u64 {
+        if self.regions.is_empty() { 0 } else { self.regions.size().0 }
     }
 
     /// A sampled page was touched for the first time.
@@ -149,6 +168,13 @@ impl<B: Backend> Memory<B> {
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_stage_has_room_for_the_samples_that_it_was_made_for() {
+        for n in 0..10_000 {
+            assert_eq!(sampled_with(n + n / 4), n);
+        }
+    }
 
     #[test]
     fn each_page_of_the_sample_tells_once_how_long_it_was_not_touched() {

@@ -644,6 +644,9 @@ impl Reclaim {
         let base = self.vm.memory.counters.values().touched;
         self.vm.memory.touches.restart();
         for ppn in ppns {
+            if self.vm.is_stopping() {
+                break;
+            }
             if self.is_mapped_elsewhere(ppn) {
                 continue;
             }
@@ -700,11 +703,14 @@ impl Reclaim {
         matches!(self.vm.memory.pmap().load(ppn).state(), State::Shared | State::Broken)
     }
 
-    /// Takes a page into the sample, if it is not busy for a millisecond.
+    /// Takes a page into the sample, if it is not busy for a millisecond, and there is room for it.
     fn take(&self, ppn: Ppn) -> Result<bool, MemError> {
         for _ in 0..20 {
             if self.vm.memory.sample(ppn)? {
                 return Ok(true);
+            }
+            if !self.vm.memory.may_hold() {
+                break;
             }
             std::thread::sleep(Duration::from_micros(50));
         }

@@ -111,3 +111,16 @@ fn what_is_being_written_is_counted_until_it_has_ended() {
     reclaim.flush_all();
     assert_eq!((memory.writes_under_way(), memory.swap_used()), (0, Pages(2)));
 }
+
+#[test]
+fn a_sample_ends_where_no_page_can_be_held_any_more_and_when_its_vm_is_stopped() {
+    let Some(mut reclaim) = reclaim() else { return };
+    let memory = reclaim.vm.memory.clone();
+    assert_eq!((memory.most_samples(), memory.may_hold()), (2, true));
+    reclaim.sample((0..PAGES).map(Ppn).collect());
+    assert_eq!((reclaim.sampled.len(), memory.may_hold()), (2, false));
+    reclaim.end_sample();
+    reclaim.vm.stop();
+    reclaim.sample((0..PAGES).map(Ppn).collect());
+    assert!(reclaim.sampled.is_empty());
+}

@@ -45,7 +45,7 @@ pub(super) fn so_far(vm: &VmState) -> Pages {
 /// The balloon that brings `more` pages beyond what the guest has given up so far. Absolute: what has
 /// come of it meanwhile is in both terms.
 pub(super) fn grown_by(vm: &VmState, more: Pages) -> Pages {
-    vm.tools.ballooned.min(vm.balloon_goal) + more
+    vm.tools.given_up().min(vm.balloon_goal) + more
 }
 
 /// An exchange of the balloon for paging.

@@ -49,9 +49,9 @@ impl fmt::Display for EvictCause {
                 f.write_str("its balloon does not grow fast enough to deliver it all in time")
             }
             EvictCause::BalloonLimit => f.write_str("the guest bears no larger balloon"),
-            EvictCause::BalloonInVain => {
-                f.write_str("its balloon holds what it was asked for, part of which others share")
-            }
+            EvictCause::BalloonInVain => f.write_str(
+                "what its balloon is yet to bring frees less than that: others share pages of it",
+            ),
             EvictCause::Cheaper { balloon, paging } => costs(f, *balloon, *paging),
         }
     }

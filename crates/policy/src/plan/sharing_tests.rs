@@ -1,6 +1,6 @@
 //! Plans of VMs that share pages: what they consume is less than what they use.
 
-use super::tests::{one, vm};
+use super::tests::{one, supply, vm};
 use super::*;
 use crate::tools::Tools;
 
@@ -29,6 +29,62 @@ fn what_a_balloon_holds_and_did_not_free_is_evicted() {
     let p = one(State::Soft, 350, VmState { balloon_limit: Pages(1_000), ..held(1_000) });
     assert_eq!(p.evict, Pages(300));
     assert!(matches!(p.reason, Reason::Reclaim { cause: Some(EvictCause::BalloonLimit), .. }));
+}
+
+/// 1,500 pages consumed, as many again saved by sharing.
+fn halves() -> VmState {
+    VmState { consumed: Pages(1_500), saved: Pages(1_500), balloon_limit: Pages(2_300), ..vm(1) }
+}
+
+#[test]
+fn a_small_shortage_asks_a_balloon_for_little_though_much_is_shared() {
+    let soft = |free: u64, vm: VmState| {
+        let standing = [Standing { vm, target: Pages(1_000) }];
+        plan(State::Soft, &supply(free), &[], &standing)[0]
+    };
+    let tools = Tools { grown: Pages(1_000), ..Tools::default() };
+    let held = VmState { balloon_goal: Pages(1_000), tools, ..halves() };
+    // One page of two is free when it is gone, so that 20 bring the 10 that are missing.
+    let p = soft(640, held);
+    assert_eq!((p.balloon_goal, p.evict, p.leave), (Pages(1_020), Pages(0), Pages(1_490)));
+    // What it holds freed nothing, and what it is yet to bring is not relied upon.
+    let vain = Tools { in_vain: Pages(1_000), ..tools };
+    let p = soft(640, VmState { tools: vain, saved: Pages(2_500), ..held });
+    assert_eq!((p.balloon_goal, p.evict), (Pages(1_020), Pages(10)));
+    assert!(matches!(p.reason, Reason::Reclaim { cause: Some(EvictCause::BalloonInVain), .. }));
+    // Where there is no room in swap, its balloon can bring 1,300 of the 3,000 that its guest has, and half of that is free.
+    let full = VmState { swap_free: Pages(0), ..held };
+    assert_eq!(full.fixed(), Pages(850));
+    // One that is slow is late by what it was to bring before, not by what is shared.
+    let slow = VmState { balloon_health: Health::Slow, balloon_goal: Pages(1_100), ..held };
+    assert_eq!(soft(540, slow).evict, Pages(50));
+}
+
+/// Shared pages that a guest gives up are in no book but the balloon's.
+#[test]
+fn no_more_is_given_back_than_is_to_spare_though_much_was_given_up_in_vain() {
+    let tools = Tools {
+        grown: Pages(2_000),
+        ballooned: Pages(1_400),
+        in_vain: Pages(600),
+        ..Tools::default()
+    };
+    let mut vm = VmState {
+        consumed: Pages(1_340),
+        saved: Pages(1_260),
+        balloon_goal: Pages(2_000),
+        wants_more: true,
+        tools,
+        ..vm(1)
+    };
+    let mut turn = |grown: u64| {
+        vm.tools.grown = Pages(grown);
+        vm.balloon_goal = one(State::High, 828, vm).balloon_goal;
+        vm.balloon_goal
+    };
+    assert_eq!(turn(2_000), Pages(1_900), "100 are to spare");
+    // The balloon has followed, or not yet, and the guest has not touched what it got.
+    assert_eq!((turn(2_000), turn(1_950), turn(1_900)), (Pages(1_900), Pages(1_900), Pages(1_900)));
 }
 
 /// A guest that shares uses its pages, though it consumes less than its balloon leaves it.
