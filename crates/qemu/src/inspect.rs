@@ -4,6 +4,7 @@
 mod census;
 mod readings;
 mod scan;
+mod unbuffered;
 
 use std::io;
 use std::os::fd::AsFd;
@@ -122,6 +123,8 @@ pub struct Facts {
     pub pinning_files: Vec<String>,
     /// Files it has open with O_DIRECT: what a disk reads there lands in guest pages by DMA.
     pub direct_files: Vec<String>,
+    /// Files it can read on file systems that may do the same without O_DIRECT, each with its type.
+    pub unbuffered_files: Vec<String>,
     /// Locked and pinned memory of the process.
     pub locked: Bytes,
     /// The guest's RAM among the mappings of the process; None if it was not found.
@@ -250,6 +253,12 @@ fn transferred_past_the_pager(facts: &Facts) -> Option<String> {
              cache=writeback or cache=writethrough"
         ));
     }
+    if let Some(file) = facts.unbuffered_files.first() {
+        return Some(format!(
+            "{file} is open, on a file system that may transfer to guest memory past the pager: use a local \
+             file system or NFS (with ZFS, set zfs_dio_enabled=0)"
+        ));
+    }
     if let Some(device) = facts.known_devices().find(|d| spec::passes_scsi_through(&d.kind)) {
         let (path, kind) = (&device.path, &device.kind);
         return Some(format!(
@@ -341,6 +350,7 @@ pub async fn inspect_since(
             facts.passing_files = found.passing_files;
             facts.pinning_files = found.pinning_files;
             facts.direct_files = found.direct_files;
+            facts.unbuffered_files = found.unbuffered_files;
             facts.locked = found.locked;
             facts.ram = found.ram;
             facts.holders = found.holders;

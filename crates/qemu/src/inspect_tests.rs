@@ -191,6 +191,8 @@ fn an_inspection_that_fails_finds_nothing_but_what_is_gone_or_forbidden() {
 fn transfers_past_the_pager_forbid_paging() {
     let facts = Facts { direct_files: vec!["/images/db.qcow2".into()], ..good() };
     balloon_only(facts, "/images/db.qcow2 is open with O_DIRECT");
+    let facts = Facts { unbuffered_files: vec!["/far/a (fuse.sshfs)".into()], ..good() };
+    balloon_only(facts, "/far/a (fuse.sshfs) is open, on a file system that may");
     balloon_only(with_device("scsi-generic"), "passes SCSI commands through");
     balloon_only(with_device("scsi-block"), "passes SCSI commands through");
     balloon_only(with_device("vhost-scsi-pci"), "passes SCSI commands through");

@@ -72,9 +72,22 @@ pub fn open_flags(text: &str) -> Option<u32> {
     u32::from_str_radix(flags.trim(), 8).ok()
 }
 
+/// The mount that the file of the text of /proc/PID/fdinfo/N was opened in: its first number in mountinfo.
+pub fn mount_id(text: &str) -> Option<u64> {
+    text.lines().find_map(|line| line.strip_prefix("mnt_id:"))?.trim().parse().ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn descriptors_tell_their_mounts() {
+        assert_eq!(mount_id("pos:\t0\nflags:\t02\nmnt_id:\t28\nino:\t1\n"), Some(28));
+        for bad in ["", "mnt_id:\t", "mnt_id:\tx", "pos:\t28"] {
+            assert_eq!(mount_id(bad), None, "{bad:?}");
+        }
+    }
 
     #[test]
     fn fields_in_kilobytes() {

@@ -12,7 +12,7 @@ use ballast_units::{Bytes, HostAddr, PAGE_SIZE};
 use rustix::fs::{AtFlags, CWD, StatxFlags, makedev, statfs, statx};
 use rustix::io::Errno;
 
-use super::{Holder, MappedRam, RamMapping, census};
+use super::{Holder, MappedRam, RamMapping, census, unbuffered};
 use crate::monitor::Device;
 use crate::proc_text;
 use crate::process;
@@ -36,6 +36,7 @@ pub(super) struct Found {
     pub passing_files: Vec<String>,
     pub pinning_files: Vec<String>,
     pub direct_files: Vec<String>,
+    pub unbuffered_files: Vec<String>,
     pub locked: Bytes,
     pub ram: Option<MappedRam>,
     pub holders: Vec<Holder>,
@@ -84,6 +85,7 @@ pub(super) fn process(pid: u32, wanted: &[Wanted], since: Instant) -> io::Result
         passing_files: files(pid, |_, target| Ok(passes(target)))?,
         pinning_files: files(pid, |_, target| Ok(pins(target)))?,
         direct_files: files(pid, |fd, _| is_direct(pid, fd))?,
+        unbuffered_files: unbuffered::files(pid)?,
         locked,
         ram,
         holders: others,
