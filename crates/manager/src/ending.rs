@@ -11,9 +11,9 @@ use ballast_pager::service::PagedVm;
 use ballast_policy::{BalloonControl, Promise, WorkingSet};
 use ballast_qemu::{AccelChoice, Exit, Monitor, QmpError, last_log_line};
 use ballast_units::{Bytes, Pages, VmId};
-use rustix::process::Signal;
 
 use crate::config::rules::rule_for;
+use crate::exits::{exited, terminate};
 use crate::layout::QEMU_LOG;
 use crate::lifecycle::built_at;
 use crate::looks::Past;
@@ -26,9 +26,6 @@ use crate::{balloon_loop, views};
 /// How long the last words of a QEMU that has ended may take through its socket.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 const STEP: Duration = Duration::from_millis(20);
-/// How long a QEMU that has said that it shuts down may take until it gets a signal. Until the next it is twice as long, up
-/// to `LONGEST_RETRY`.
-const LAST_MOMENTS: Duration = Duration::from_secs(1);
 /// Between two tries to make a QEMU hear that its guest is to power off.
 const AGAIN: Duration = Duration::from_secs(1);
 /// And between two presses of the power button of one that has heard: a guest that goes down already minds no other.
@@ -281,6 +278,8 @@ impl Manager {
     /// Answers whether all have ended.
     pub async fn stop_all(self: &Arc<Self>) -> Ending {
         self.end_vms();
+        // Whoever saw before that they are not being ended has its name by then.
+        drop(self.admission.lock().await);
         let begun = Instant::now();
         let deadline = tokio::time::Instant::now() + STARTS;
         loop {
@@ -364,6 +363,8 @@ impl Manager {
     /// Those that still are: that took too long, and all is as before.
     pub async fn settle_starts(&self, at_most: Duration) -> Result<(), Vec<String>> {
         self.close();
+        // Whoever saw before that it was open has its name by then.
+        drop(self.admission.lock().await);
         let deadline = tokio::time::Instant::now() + at_most;
         let starting = || -> Vec<String> {
             let waiting: Vec<String> = lock(&self.waiting).keys().cloned().collect();
@@ -477,36 +478,6 @@ async fn ask_to_end(vm: &Vm, patience: Duration) -> Asked {
 }
 
 /// QEMU writes out what it has of disks, and ends; its guest is not asked.
-fn terminate(vm: &Vm) {
-    if let Err(e) = vm.process.signal(Signal::TERM) {
-        tracing::warn!(vm = vm.name, "SIGTERM: {e}");
-    }
-}
-
-/// Returns when a VM's VMM has ended. One of `vm run` that says that it shuts down does not stay; but QEMU 7.2 may wait for
-/// good in its last moments, with its disks closed (`monitor_cleanup`), for a request that came just before. SIGTERM makes it
-/// look again, and costs one that is still at work nothing: it ends already.
-async fn exited(vm: &Vm) -> Exit {
-    tokio::select! {
-        exit = vm.process.exited() => return exit,
-        () = vm.shuts_down.notified(), if vm.spec.is_some() => {}
-    }
-    let mut patience = LAST_MOMENTS;
-    loop {
-        if let Ok(exit) = tokio::time::timeout(patience, vm.process.exited()).await {
-            return exit;
-        }
-        // One that stands still for pages that cannot be read is still at work.
-        if !vm.is_frozen() {
-            if patience == LAST_MOMENTS {
-                tracing::info!(vm = vm.name, "shuts down, and has not ended: SIGTERM");
-            }
-            terminate(vm);
-        }
-        patience = (patience * 2).min(LONGEST_RETRY);
-    }
-}
-
 /// A VM's end, whoever caused it.
 pub async fn watch_exit(manager: Arc<Manager>, vm: Arc<Vm>) {
     let exit = exited(&vm).await;
@@ -678,7 +649,6 @@ fn again(spec: VmSpec, params: &VmParams, limit: Pages) -> (VmSpec, [VmChange; 4
 mod tests {
     use super::*;
     use crate::vm::{Asked, Sizes};
-    use ballast_qemu::ProcessHandle;
 
     #[tokio::test]
     async fn one_that_was_paged_and_cannot_be_after_its_reboot_is_admitted_as_any_other() {
@@ -726,39 +696,6 @@ mod tests {
         }
         std::fs::remove_dir(manager.folder_of("b")).unwrap();
         assert_eq!(stop("b").await.code, ErrorCode::NotFound);
-    }
-
-    /// A stand-in for QEMU that waits for good in its last moments.
-    fn hanging(spec: Option<VmSpec>) -> (std::process::Child, Arc<Vm>) {
-        let script = "trap 'exit 7' TERM; echo; while :; do sleep 0.1; done";
-        let mut child = std::process::Command::new("sh")
-            .args(["-c", script])
-            .stdout(std::process::Stdio::piped())
-            .spawn()
-            .unwrap();
-        // Its trap is set.
-        let mut line = [0];
-        std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut line).unwrap();
-        let size = Pages(4);
-        let params = VmParams::resolve(&[], "a", size.into(), Asked::default()).unwrap();
-        let mut vm = Vm::of_tests("a", std::env::temp_dir(), size, params);
-        let of = Arc::get_mut(&mut vm).unwrap();
-        (of.process, of.spec) = (ProcessHandle::open(child.id()).unwrap(), spec);
-        (child, vm)
-    }
-
-    #[tokio::test]
-    async fn one_that_shuts_down_and_does_not_end_gets_a_signal_and_no_other_does() {
-        let (_child, vm) = hanging(Some(VmSpec::default()));
-        vm.shuts_down.notify_one();
-        assert_eq!(exited(&vm).await, Exit::Code(7));
-        // Another's may stay: what says so is not its end.
-        let (mut child, vm) = hanging(None);
-        vm.shuts_down.notify_one();
-        let waited = tokio::time::timeout(LAST_MOMENTS * 3, exited(&vm)).await;
-        child.kill().unwrap();
-        assert!(waited.is_err());
-        assert_eq!(exited(&vm).await, Exit::Signal(9));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | its state, and promises against it | `manager`, `vm`, `totals`; locks: `sync` |
 //! | VMs come: started here, by somebody else, run already | `lifecycle`, `starts`, `attach`, `namesakes`, `refused` |
-//! | and go, or are started again | `ending`, `vm_files` |
+//! | and go, or are started again | `ending`, `exits`, `vm_files` |
 //! | shims: their socket and handshakes, and those that come again | `paging`, `handshakes`, `rejoin`, `shim_link` |
 //! | how a VMM is looked at, and what follows | `looks`, `keeping`, `past`, `pace`, `reach`, `driver`, `unreadable` |
 //! | a manager after another | `restart`, `survey`, `looks_of_files`, `measured`, `records`, `upgrade` |
@@ -27,6 +27,7 @@ mod config;
 mod domain;
 mod driver;
 mod ending;
+mod exits;
 mod fault_times;
 mod handshakes;
 mod host_set;
@@ -331,6 +332,9 @@ async fn serve(
     }
     let budget = manager.host.ledger.budget();
     tracing::info!("budget {budget}, socket {}", config.socket.display());
+    if let Some(why) = ballast_uffd::missing() {
+        tracing::error!("no VM can be paged here: {why}");
+    }
     let room = run_room::of(&config.run_dir);
     if let Some(why) = room.and_then(|room| run_room::too_small(&room, budget.bytes())) {
         tracing::warn!("{why}");

@@ -8,6 +8,7 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use ballast_uffd::{CopyOpts, Modes, Uffd, UffdError};
@@ -31,6 +32,8 @@ pub struct GuestRam {
     accesses: OnceLock<Accesses>,
     /// Pages of a large page, or 1.
     large: u64,
+    /// See `let_go`.
+    was_let_go: AtomicBool,
 }
 
 /// Pages of a large page where they are used.
@@ -48,7 +51,7 @@ impl GuestRam {
     pub fn of_parts(uffd: Uffd, files: Vec<OwnedFd>, layout: RamLayout) -> GuestRam {
         let (mappings, accesses) = (Arc::new(Mappings::default()), OnceLock::new());
         let files = files.into_iter().map(File::from).collect();
-        GuestRam { uffd, files, layout, mappings, accesses, large: 1 }
+        GuestRam { uffd, files, layout, mappings, accesses, large: 1, was_let_go: false.into() }
     }
 
     /// From now on the pager can see which pages the VMM touches, if it is the process of this number and the host lets
@@ -86,6 +89,28 @@ impl GuestRam {
     #[must_use]
     pub(crate) fn with_large_pages(self) -> GuestRam {
         GuestRam { large: LARGE_PAGE.0, ..self }
+    }
+
+    /// Its VMM was killed: who still waits for a page, or will, gets what the kernel has there, zeros as a rule, and to the pager
+    /// the VMM is gone. The kernel's own threads are not ended by SIGKILL (KVM's for asynchronous faults, vhost's), and the VMM
+    /// does not end before them.
+    ///
+    /// # Errors
+    /// Of the kernel; `Gone` where the VMM has ended.
+    pub fn let_go(&self) -> Result<(), UffdError> {
+        self.was_let_go.store(true, Ordering::Relaxed);
+        self.layout.parts().try_for_each(|part| self.uffd.unregister(part.base, part.len.bytes()))
+    }
+
+    fn failed(&self, e: UffdError, ppn: Ppn) -> MemError {
+        match e {
+            UffdError::NotRegistered | UffdError::Other { .. }
+                if self.was_let_go.load(Ordering::Relaxed) =>
+            {
+                MemError::Gone
+            }
+            e => from_uffd(e, ppn),
+        }
     }
 
     /// For its events, which one thread reads at a time: each is delivered once.
@@ -211,11 +236,11 @@ impl Backend for GuestRam {
     }
 
     fn protect(&self, ppn: Ppn) -> Result<(), MemError> {
-        self.uffd.protect(self.at(ppn), ONE).map_err(|e| from_uffd(e, ppn))
+        self.uffd.protect(self.at(ppn), ONE).map_err(|e| self.failed(e, ppn))
     }
 
     fn unprotect(&self, ppn: Ppn) -> Result<(), MemError> {
-        self.uffd.unprotect(self.at(ppn), ONE, true).map_err(|e| from_uffd(e, ppn))
+        self.uffd.unprotect(self.at(ppn), ONE, true).map_err(|e| self.failed(e, ppn))
     }
 
     fn read_home(&self, ppn: Ppn, into: &mut PageBuf) -> Result<(), MemError> {
@@ -238,13 +263,13 @@ impl Backend for GuestRam {
             Ok(bytes) => Ok((bytes / PAGE_SIZE) as u64),
             // A call is about one mapping only, and one may end between two of the pages.
             Err(UffdError::NotRegistered | UffdError::Other { .. }) if n > 1 => self.zero(ppn, 1),
-            Err(e) => Err(from_uffd(e, ppn)),
+            Err(e) => Err(self.failed(e, ppn)),
         }
     }
 
     fn fill(&self, ppn: Ppn, bytes: &PageBuf) -> Result<(), MemError> {
         let opts = CopyOpts { wake: true, protect: false };
-        self.uffd.copy(self.at(ppn), bytes, opts).map(drop).map_err(|e| from_uffd(e, ppn))
+        self.uffd.copy(self.at(ppn), bytes, opts).map(drop).map_err(|e| self.failed(e, ppn))
     }
 
     fn fill_run(&self, first: Ppn, pages: &[PageBuf]) -> Result<u64, MemError> {
@@ -257,13 +282,13 @@ impl Backend for GuestRam {
             Err(UffdError::NotRegistered | UffdError::Other { .. }) if pages.len() > 1 => {
                 self.fill(first, &pages[0]).map(|()| 1)
             }
-            Err(e) => Err(from_uffd(e, first)),
+            Err(e) => Err(self.failed(e, first)),
         }
     }
 
     fn wake(&self, ppn: Ppn, n: u64) -> Result<(), MemError> {
         self.in_each(ppn, n, |(first, n)| {
-            self.uffd.wake(self.at(first), Pages(n).bytes()).map_err(|e| from_uffd(e, first))
+            self.uffd.wake(self.at(first), Pages(n).bytes()).map_err(|e| self.failed(e, first))
         })
     }
 
@@ -284,7 +309,7 @@ impl Backend for GuestRam {
                 Err(UffdError::Again) => Err(MemError::Again),
                 // Before Linux 6.3 a call is about one mapping only, and here one may end between two pages.
                 Err(_) if n > 1 => (first.0..first.0 + n).try_for_each(|p| self.protect(Ppn(p))),
-                Err(e) => Err(from_uffd(e, first)),
+                Err(e) => Err(self.failed(e, first)),
             }
         })
     }
@@ -296,7 +321,7 @@ impl Backend for GuestRam {
                 Err(UffdError::Again) => Err(MemError::Again),
                 // As in `protect_run`.
                 Err(_) if n > 1 => (first.0..first.0 + n).try_for_each(|p| self.unprotect(Ppn(p))),
-                Err(e) => Err(from_uffd(e, first)),
+                Err(e) => Err(self.failed(e, first)),
             }
         })
     }
@@ -352,7 +377,7 @@ impl Backend for GuestRam {
     fn rearm(&self, ppn: Ppn) -> Result<(), MemError> {
         let modes = Modes::MISSING | Modes::WP;
         // SAFETY: it is the VMM's: guest RAM, to which no reference of this process leads.
-        unsafe { self.uffd.register(self.at(ppn), ONE, modes) }.map_err(|e| from_uffd(e, ppn))?;
+        unsafe { self.uffd.register(self.at(ppn), ONE, modes) }.map_err(|e| self.failed(e, ppn))?;
         self.protect(ppn)
     }
 
@@ -454,5 +479,68 @@ fn from_errno(e: Sys, op: &'static str, ppn: Ppn) -> MemError {
     match e {
         Sys::NOMEM => MemError::NoMemory,
         e => MemError::Os { op, ppn, source: Errno(e.raw_os_error()) },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+    use rustix::mm::{MapFlags, ProtFlags, mmap};
+
+    /// Of two pages, of this process, and where they are. None, loudly, without the right to make userfaultfds.
+    fn ram() -> Option<(GuestRam, HostAddr)> {
+        let uffd = match Uffd::open() {
+            Ok(uffd) => uffd,
+            Err(e) => {
+                let required = std::env::var("BALLAST_REQUIRE_PRIVILEGED");
+                assert!(required.as_deref() != Ok("1"), "no userfaultfd: {e}");
+                eprintln!("SKIPPED: no userfaultfd here: {e}");
+                return None;
+            }
+        };
+        uffd.handshake(ballast_uffd::NEEDED).unwrap();
+        let (len, file) = (2 * PAGE_SIZE, memfd_create("ram", MemfdFlags::CLOEXEC).unwrap());
+        ftruncate(&file, len as u64).unwrap();
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a fresh mapping, never unmapped.
+        let at =
+            unsafe { mmap(std::ptr::null_mut(), len, access, MapFlags::SHARED, &file, 0).unwrap() };
+        let base = HostAddr(at.addr() as u64);
+        // SAFETY: it is reached by its address alone.
+        unsafe { uffd.register(base, Bytes(len as u64), Modes::MISSING | Modes::WP) }.unwrap();
+        let part = RamPart { base, len: Pages(2), file_offset: 0 };
+        Some((GuestRam::new(uffd, file, part), base))
+    }
+
+    #[test]
+    fn who_waits_for_a_page_of_a_vmm_that_is_let_go_goes_on_and_to_the_pager_it_is_gone() {
+        let Some((ram, base)) = ram() else { return };
+        let mut bytes: Box<PageBuf> = Box::new([7; PAGE_SIZE]);
+        ram.fill(Ppn(1), &bytes).unwrap();
+        ram.protect(Ppn(1)).unwrap();
+        // SAFETY: words of the mapping of above.
+        let read = move |at: u64| unsafe { ((base.0 + at) as *const u8).read_volatile() };
+        // SAFETY: as above.
+        let write = move |at: u64| unsafe { ((base.0 + at) as *mut u8).write_volatile(1) };
+        let waiters = [
+            std::thread::spawn(move || read(0)),
+            std::thread::spawn(move || {
+                write(PAGE_SIZE as u64);
+                read(PAGE_SIZE as u64 + 1)
+            }),
+        ];
+        let (mut events, begun) = (Vec::new(), std::time::Instant::now());
+        while events.len() < 2 {
+            ram.uffd().read_events(&mut events).unwrap();
+            assert!(begun.elapsed().as_secs() < 60, "{events:?}");
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        ram.let_go().unwrap();
+        assert_eq!(waiters.map(|waiter| waiter.join().unwrap()), [0, 7]);
+        bytes.fill(9);
+        assert_eq!(ram.fill(Ppn(0), &bytes), Err(MemError::Gone));
+        assert_eq!(ram.protect(Ppn(1)), Err(MemError::Gone));
+        assert_eq!((read(0), read(PAGE_SIZE as u64)), (0, 1));
     }
 }

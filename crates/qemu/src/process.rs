@@ -2,6 +2,7 @@
 //! a zombie, which has no memory, or /proc does not let us look): processes vanish, and that is no error.
 
 use std::fs;
+use std::io;
 use std::time::Duration;
 
 use ballast_api::record::process_started;
@@ -44,6 +45,25 @@ pub fn since_boot() -> Duration {
     Duration::try_from(clock_gettime(ClockId::Boottime)).unwrap_or_default()
 }
 
+/// Whether the process is there, and none of its threads has memory any more: nothing of it runs, nor will. False where that
+/// cannot be told.
+pub fn is_dead(pid: u32) -> bool {
+    let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return false };
+    let mut seen = false;
+    for thread in threads {
+        let Ok(thread) = thread else { return false };
+        match fs::read_to_string(thread.path().join("statm")) {
+            Ok(text) if text.starts_with("0 ") => seen = true,
+            // It ended just now.
+            Err(e)
+                if e.raw_os_error() == Some(libc::ESRCH) || e.kind() == io::ErrorKind::NotFound => {
+            }
+            _ => return false,
+        }
+    }
+    seen
+}
+
 /// Faults of all threads, those that ended included, that waited for a page to be read from swap or a file: a count.
 pub fn major_faults(pid: u32) -> Option<u64> {
     proc_text::stat(&read(pid, "stat")?).map(|stat| stat.major_faults)
@@ -54,9 +74,15 @@ pub fn comm(pid: u32) -> Option<String> {
     proc_text::stat(&read(pid, "stat")?).map(|stat| stat.comm)
 }
 
-/// The memory of the host that its kernel can use. None where /proc does not tell.
+/// The memory of the host that its kernel can use, without what is set aside for huge pages (hugetlbfs). None where /proc does not tell.
 pub fn host_memory() -> Option<Bytes> {
-    proc_text::status_field(&fs::read_to_string("/proc/meminfo").ok()?, "MemTotal")
+    memory_of(&fs::read_to_string("/proc/meminfo").ok()?)
+}
+
+fn memory_of(meminfo: &str) -> Option<Bytes> {
+    let field = |key| proc_text::status_field(meminfo, key);
+    // What is set aside for huge pages is nobody else's, used or not.
+    Some(field("MemTotal")?.saturating_sub(field("Hugetlb").unwrap_or_default()))
 }
 
 fn ticks(ticks: u64) -> Duration {
@@ -92,6 +118,33 @@ mod tests {
             usage.assume_init().ru_majflt as u64
         };
         assert!((before..=major_faults(std::process::id()).unwrap()).contains(&told));
+    }
+
+    #[test]
+    fn memory_that_is_set_aside_for_huge_pages_is_not_the_hosts() {
+        let all = "MemTotal:       1000 kB\nMemFree:         5 kB\n";
+        assert_eq!(memory_of(all), Some(Bytes(1000 << 10)));
+        let some =
+            format!("{all}HugePages_Total:     200\nHugepagesize:   2 kB\nHugetlb:     400 kB\n");
+        assert_eq!(memory_of(&some), Some(Bytes(600 << 10)));
+        assert_eq!(memory_of("Hugetlb:     400 kB\n"), None);
+    }
+
+    #[test]
+    fn a_process_is_dead_when_nothing_of_it_runs_any_more() {
+        assert!(!is_dead(std::process::id()));
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let pid = child.id();
+        assert!(!is_dead(pid));
+        child.kill().unwrap();
+        // Until somebody waits for it, it is there.
+        let begun = std::time::Instant::now();
+        while !is_dead(pid) {
+            assert!(begun.elapsed() < Duration::from_secs(60), "it is never dead");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        child.wait().unwrap();
+        assert!(!is_dead(pid), "gone");
     }
 
     #[test]

@@ -175,7 +175,7 @@ fn refused_value(option: &str, value: &str) -> Option<&'static str> {
             if value.replace(' ', "").split(',').any(|o| {
                 matches!(
                     o.split_once('='),
-                    Some(("mem-lock" | "mlock", "on" | "yes" | "true" | "y"))
+                    Some(("mem-lock" | "mlock", "on" | "yes" | "true" | "y" | "on-fault"))
                 ) || matches!(o, "mem-lock" | "mlock")
             }) =>
         {

@@ -137,6 +137,7 @@ fn arguments_that_break_paging_are_refused_by_name() {
         &["-object", "cryptodev-vhost-user,id=c,chardev=c"],
         &["-netdev", "type=vhost-vdpa,id=n"],
         &["-overcommit", "mem-lock=on"],
+        &["-overcommit", "mem-lock=on-fault"],
         &["-overcommit", "cpu-pm=on,mem-lock=on"],
         &["-set", "object.mem.share=off"],
         &["-set", "object.hotmem.share=off"],

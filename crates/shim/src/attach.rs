@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use ballast_shim_proto::{
     Connection, ConnectionError, Hello, MOST_BACK, Message, Part, REFUSED_VERSION, Reason, Step,
 };
-use ballast_uffd::{Features, HandshakeError, Modes, Uffd};
+use ballast_uffd::{Features, HandshakeError, Modes, NEEDED, Uffd};
 
 use crate::config::Config;
 use crate::held::{self, Held};
@@ -25,14 +25,6 @@ const RETRY: Duration = Duration::from_millis(200);
 const ANSWER: Duration = Duration::from_secs(30);
 
 pub const MODES: Modes = Modes::MISSING.union(Modes::WP);
-
-/// What paging needs. WP_UNPOPULATED (6.4) matters for anonymous memory only, and is asked for where
-/// there is one.
-const NEEDED: Features = Features::PAGEFAULT_FLAG_WP
-    .union(Features::EVENT_REMOVE)
-    .union(Features::MISSING_SHMEM)
-    .union(Features::EXACT_ADDRESS)
-    .union(Features::WP_HUGETLBFS_SHMEM);
 
 /// Why the VM is not managed.
 pub enum Failure {

@@ -12,6 +12,7 @@
 //! | `error` | errno becomes domain meaning, in one place |
 //! | `device` | where a new userfaultfd comes from |
 //! | `ops` | handshake, registration, filling, protecting, waking, reading |
+//! | `needed` | what the kernel must be able to do for a VM to be paged |
 //! | `procmap` | what /proc tells about the mappings of a process |
 //!
 //! The kernel's own documentation: `Documentation/admin-guide/mm/userfaultfd.rst`, userfaultfd(2),
@@ -24,6 +25,7 @@ mod device;
 mod error;
 mod event;
 mod flags;
+mod needed;
 mod ops;
 pub mod procmap;
 
@@ -31,6 +33,7 @@ pub use device::{DEVICE_PATH, is_link};
 pub use error::{HandshakeError, UffdError};
 pub use event::Event;
 pub use flags::{Features, Ioctls, Modes};
+pub use needed::{NEEDED, missing};
 pub use ops::{CopyOpts, EVENTS_PER_READ, Waiters};
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
