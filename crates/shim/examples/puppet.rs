@@ -141,6 +141,21 @@ impl Puppet {
         }
     }
 
+    /// To node 0, as QEMU binds its RAM (`policy=bind`).
+    fn bind(&self, offset: &str, len: &str) -> Result<String, String> {
+        const MPOL_BIND: i64 = 2;
+        let (at, len) = (self.word(number(offset)?)?, number(len)?);
+        let nodes = [1u64, 0];
+        let flags = 0i64;
+        // SAFETY: inside the mapping; nothing is changed but where pages are to lie.
+        match unsafe {
+            libc::syscall(libc::SYS_mbind, at, len, MPOL_BIND, nodes.as_ptr(), 65i64, flags)
+        } {
+            0 => Ok("ok".to_owned()),
+            _ => Err(std::io::Error::last_os_error().to_string()),
+        }
+    }
+
     /// Writes to the first `pages` pages in random order, and sees each time what was written last;
     /// until the word at `stop` is not zero. Answers with the number of writes.
     fn hammer(&self, pages: usize, stop: usize) -> Result<String, String> {
@@ -211,6 +226,7 @@ impl Puppet {
             ["drop", offset, len] => self.advise(offset, len, libc::MADV_DONTNEED),
             ["dontdump", offset, len] => self.advise(offset, len, libc::MADV_DONTDUMP),
             ["hugepage", offset, len] => self.advise(offset, len, libc::MADV_HUGEPAGE),
+            ["bind", offset, len] => self.bind(offset, len),
             ["hammer", pages, stop] => self.hammer(number(pages)?, number(stop)?),
             ["send"] => send(self.fd),
             ["send-other"] => send(2),

@@ -10,8 +10,10 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 
 use ballast_uffd::procmap::Vma;
+use ballast_units::HostAddr;
 use rustix::mm::MapFlags;
 
+use crate::placement::Placement;
 use crate::ram::Ram;
 
 /// What madvise(2) takes for a flag of smaps.
@@ -31,6 +33,7 @@ const NORESERVE: &str = "nr";
 pub struct Alike {
     advice: Vec<c_int>,
     noreserve: bool,
+    placement: Option<Placement>,
 }
 
 impl Alike {
@@ -39,11 +42,16 @@ impl Alike {
     pub fn of(ram: Ram) -> Alike {
         let smaps = File::open("/proc/self/smaps").and_then(|file| find(BufReader::new(file), ram));
         // As QEMU maps RAM by default, and the shim leaves it.
-        smaps.ok().flatten().unwrap_or_else(|| Alike::from_flags("dc"))
+        let Some((at, flags)) = smaps.ok().flatten() else { return Alike::from_flags("dc") };
+        Alike { placement: Placement::at(at), ..flags }
     }
 
     pub fn advice(&self) -> &[c_int] {
         &self.advice
+    }
+
+    pub fn placement(&self) -> Option<&Placement> {
+        self.placement.as_ref()
     }
 
     pub fn flags(&self) -> MapFlags {
@@ -59,22 +67,24 @@ impl Alike {
                 .map(|(_, advice)| *advice)
                 .collect(),
             noreserve: has(NORESERVE),
+            placement: None,
         }
     }
 }
 
-/// The flags of the first shared mapping inside the RAM: what is mapped from the store is private.
-fn find(mut smaps: impl BufRead, ram: Ram) -> io::Result<Option<Alike>> {
-    let mut inside = false;
+/// The first shared mapping inside the RAM, and its flags: what is mapped from the store is private.
+fn find(mut smaps: impl BufRead, ram: Ram) -> io::Result<Option<(HostAddr, Alike)>> {
+    let mut inside = None;
     let mut line = Vec::new();
     while smaps.read_until(b'\n', &mut line)? > 0 {
         let text = String::from_utf8_lossy(&line);
         if let Some(vma) = Vma::parse(&text) {
-            inside = vma.shared && ram.contains(vma.start, vma.len());
+            let is_home = vma.shared && ram.contains(vma.start, vma.len());
+            inside = is_home.then_some(vma.start);
         } else if let Some(flags) = text.strip_prefix("VmFlags:")
-            && inside
+            && let Some(at) = inside
         {
-            return Ok(Some(Alike::from_flags(flags)));
+            return Ok(Some((at, Alike::from_flags(flags))));
         }
         line.clear();
     }
@@ -84,7 +94,7 @@ fn find(mut smaps: impl BufRead, ram: Ram) -> io::Result<Option<Alike>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ballast_units::{Bytes, HostAddr};
+    use ballast_units::Bytes;
 
     const SMAPS: &str = "\
 1000-3000 rw-s 00000000 00:01 7 /memfd:other
@@ -101,7 +111,8 @@ VmFlags: rd wr sh mr mw me ms dc dd hg um uw
     #[test]
     fn the_flags_are_those_of_a_home_mapping_inside_the_ram() {
         let ram = Ram { addr: HostAddr(0x4000), len: Bytes(0x4000), file_offset: 0 };
-        let found = find(SMAPS.as_bytes(), ram).unwrap().unwrap();
+        let (at, found) = find(SMAPS.as_bytes(), ram).unwrap().unwrap();
+        assert_eq!(at, HostAddr(0x5000));
         let advice = [libc::MADV_DONTFORK, libc::MADV_DONTDUMP, libc::MADV_HUGEPAGE];
         // One that was managed before the shim kept that from the kernel.
         assert_eq!(found.advice(), advice);

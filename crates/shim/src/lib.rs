@@ -24,6 +24,7 @@
 //! | `batch` | how far a batch of operations comes |
 //! | `remap` | the system calls of an operation |
 //! | `alike` | what lets mappings of the RAM file merge |
+//! | `placement` | on which NUMA nodes they are to lie |
 //! | `held` | what children of a fork must not keep |
 //! | `sent` | to whom the RAM file is sent |
 //!
@@ -34,6 +35,7 @@ mod attach;
 mod batch;
 mod config;
 mod held;
+mod placement;
 mod ram;
 mod remap;
 mod sent;

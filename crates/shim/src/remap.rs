@@ -95,6 +95,9 @@ fn map_home(part: &Part, op: &Op, offset: u64) -> Result<(), i32> {
         // Without it, it is a mapping of its own: that costs, and changes nothing.
         let _ = advise(op, *advice);
     }
+    if let Some(placement) = alike.placement() {
+        let _ = placement.apply(op.addr, op.len);
+    }
     Ok(())
 }
 

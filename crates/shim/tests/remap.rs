@@ -122,6 +122,26 @@ fn what_is_shown_comes_home_written_or_not() {
     assert_eq!(vm.protected(), 2);
 }
 
+/// What is bound to a NUMA node, as QEMU binds its RAM, is bound when it comes home: else it would stay a mapping of its own.
+#[test]
+fn what_is_bound_to_a_node_is_one_mapping_again_when_it_is_home() {
+    let Some((_manager, vm, mut puppet)) = managed(7000) else { return };
+    let (_dir, store) = store();
+    puppet.ask(&format!("bind 0 {RAM}"));
+    resident(&mut puppet, 20..24);
+    let before = vm.maps(0, RAM / PAGE);
+    assert_eq!(before.parts().len(), 1);
+    for batch in [1, 3] {
+        let (at, n) = if batch == 1 { (20, 2) } else { (22, 1) };
+        assert_eq!(vm.batch(batch, vec![map_store(&vm, at, n, 8)], &[&store]), (1, 0));
+        assert_eq!(vm.maps(0, RAM / PAGE).parts().len(), 3);
+        punch(&vm, at, n);
+        vm.protect(at, n);
+        assert_eq!(vm.batch(batch + 1, vec![map_home(&vm, at, n)], &[]), (1, 0));
+        assert_eq!(vm.maps(0, RAM / PAGE), before, "one mapping as before");
+    }
+}
+
 /// Starts a write and waits until it waits.
 fn blocked_write(vm: &Managed, puppet: &mut Puppet, page: u64, value: u64) {
     vm.hold(true);
