@@ -3,7 +3,14 @@
 
 use std::time::{Duration, Instant};
 
-/// Part of vm.max_map_count that a VMM may have used; the rest is for the VMM itself.
+use ballast_units::Pages;
+
+/// The kernel's default of vm.max_map_count. Distributions set it sixteen times higher and more; each mapping takes some 250
+/// bytes of the kernel's memory, which nobody books, and what goes over all of them takes as long as there are many.
+const DEFAULT: u64 = 65_530;
+/// A VM has more than that if it is as large as this for each: so they take 0.4% of its memory.
+const PAGES_PER_MAPPING: u64 = 16;
+/// Part of what is allowed that a VMM may have used; the rest is for the VMM itself.
 const MAPPINGS: f64 = 0.75;
 /// The same where pages are only brought home.
 const WITH_HOMES: f64 = 0.875;
@@ -31,8 +38,13 @@ pub(super) struct MappingCount {
 }
 
 impl MappingCount {
-    /// Not counted yet. `allowed` is what the kernel lets it have.
-    pub fn new(allowed: u64) -> MappingCount {
+    /// Not counted yet, of a VM of `len`. `kernels` is what the kernel lets it have, None where that is not known.
+    pub fn of(len: Pages, kernels: Option<u64>) -> MappingCount {
+        let own = DEFAULT.max(len.0 / PAGES_PER_MAPPING);
+        MappingCount::new(kernels.unwrap_or(DEFAULT).min(own))
+    }
+
+    fn new(allowed: u64) -> MappingCount {
         let part = |part: f64| (allowed as f64 * part) as u64;
         MappingCount {
             counted: 0,
@@ -100,6 +112,17 @@ mod tests {
         assert!(count.is_due(10, begun));
         count.note(Some(n), 10, begun, begun);
         count
+    }
+
+    #[test]
+    fn a_vm_has_as_many_as_the_kernel_allows_but_no_more_than_its_size_is_worth() {
+        let most = |gib: u64, kernels| MappingCount::of(Pages(gib << 18), kernels).most;
+        assert_eq!(most(1, Some(65_530)), 49_147);
+        assert_eq!(most(1, Some(1_048_576)), 49_147);
+        assert_eq!(most(1, None), 49_147);
+        assert_eq!(most(16, Some(1_048_576)), 196_608);
+        assert_eq!(most(1_024, Some(1_048_576)), 786_432);
+        assert_eq!(most(16, Some(1_000)), 750);
     }
 
     #[test]

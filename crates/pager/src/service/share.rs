@@ -135,7 +135,7 @@ impl ShareService {
             passes: Passes::default(),
             pass: Pass::begin(0, Duration::ZERO),
             zeros: Zeros { next: Ppn(0), ahead: ZEROS_AHEAD, at: None },
-            mappings: MappingCount::new(max_map_count().unwrap_or(65530)),
+            mappings: MappingCount::of(len, max_map_count().ok()),
             no_files: None,
             rehome_at: Instant::now(),
             unhashed: true,
@@ -500,9 +500,9 @@ impl ShareService {
                 Some("QEMU has no descriptor left: more needs a higher RLIMIT_NOFILE".into())
             }
             (false, true) => None,
-            (false, false) => {
-                Some(format!("{estimate} mappings: more needs a higher vm.max_map_count"))
-            }
+            (false, false) => Some(format!(
+                "{estimate} mappings: more needs a higher vm.max_map_count, or a larger VM"
+            )),
         });
         self.vm.mappings.store(self.mappings.counted(), Ordering::Relaxed);
         room && !no_files

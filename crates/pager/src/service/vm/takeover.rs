@@ -98,6 +98,8 @@ fn book(
     inherited: Inherited<'_>,
     check: bool,
 ) -> Result<Booked, StartError> {
+    // First: in its domain others may look at its pages.
+    memory.let_pages_move(false);
     if let Some(domain) = inherited.domain {
         let has_any =
             || memory.pmap().known().any(|p| memory.pmap().load(p).store_page().is_some());
