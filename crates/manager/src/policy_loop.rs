@@ -344,15 +344,17 @@ fn vm_state(
     let (waiting, swapped_in, swap_free) = match &*vm.paged() {
         Some(paged) => {
             beyond = paged.memory().charged().saturating_sub(vm.configured());
-            let shared = paged.memory().pmap().in_state(Page::Shared);
+            let held = |page| paged.memory().pmap().in_state(page);
+            let shared = held(Page::Shared);
             saved = shared.saturating_sub(paged.shared_part());
             let counters = paged.memory().counters.values();
             // What came unasked does not say that it wants more.
             let now = counters.swap_ins.saturating_sub(counters.restored);
             let swapped_in = before.swap_ins.replace(now).is_some_and(|then| now > then);
             let at = manager.started.elapsed();
-            tools.in_vain =
-                before.in_vain.step(at, tools.grown.saturating_sub(withheld), tools.ballooned);
+            let grown = tools.grown.saturating_sub(withheld);
+            let passed_over = shared + held(Page::Zero) + held(Page::Broken);
+            tools.in_vain = before.in_vain.step(at, grown, tools.ballooned, passed_over);
             let mut room = Pages::ZERO;
             // Of one that was not looked at yet it is presumed: it waits for what it has too much of, and not the others for it.
             if vm.may_give() {

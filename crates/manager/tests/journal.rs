@@ -47,6 +47,26 @@ fn files_answer(ballastd: &Ballastd, folder: &Path) {
     assert!(said.contains("VMs of 128 MiB on 176 MiB"), "{said}");
 }
 
+/// Returns when a turn was taken about VMs that share pages.
+async fn decides_about_what_shares(ballastd: &Ballastd, all: &JournalQuery) {
+    ballastd.eventually("pages are shared", async || ballastd.host().await.sharing.saved > 0).await;
+    let turns = async || ballastd.client.journal(all).await.unwrap().turns;
+    let at = turns().await.last().map_or(0, |turn| turn.at_ms);
+    ballastd
+        .eventually("a turn was taken since", async || {
+            turns().await.iter().filter(|turn| turn.at_ms > at).count() > 1
+        })
+        .await;
+}
+
+/// What a VM that shares consumes is less than what it uses: the policy is told by how much.
+fn tells_what_is_saved(folder: &Path) -> bool {
+    let records = Reader::open(folder).unwrap();
+    records
+        .filter_map(|record| record.decision().ok())
+        .any(|decision| decision.snapshot.vms.iter().any(|vm| !vm.saved.is_zero()))
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_on_guests_replays_bit_for_bit_and_outlives_its_manager() {
     let Some(image) = image_or_skip() else { return };
@@ -82,16 +102,7 @@ async fn a_run_on_guests_replays_bit_for_bit_and_outlives_its_manager() {
     assert!(why.verdict.starts_with("web is entitled to") && why.steps.len() > 3, "{why:?}");
     let of_nobody = ballastd.client.why_at("nobody", middle).await;
     refused_as(of_nobody, ErrorCode::NotFound, "nobody had no part in what was decided then");
-    ballastd
-        .eventually("pages are shared", async || ballastd.host().await.sharing.saved > 0)
-        .await;
-    let at = page.turns.last().map_or(0, |turn| turn.at_ms);
-    ballastd
-        .eventually("a turn was taken since", async || {
-            let page = ballastd.client.journal(&all).await.unwrap();
-            page.turns.iter().filter(|turn| turn.at_ms > at).count() > 1
-        })
-        .await;
+    decides_about_what_shares(&ballastd, &all).await;
     let health = ballastd.host().await.journal;
     assert_eq!((health.enabled, health.lost, health.trouble), (true, 0, None));
     assert!(health.written > 0 && health.bytes < health.limit);
@@ -99,12 +110,7 @@ async fn a_run_on_guests_replays_bit_for_bit_and_outlives_its_manager() {
     // kill -9, at any moment.
     ballastd.kill();
     let first = replayed(&folder);
-    // What it consumes is less than what it uses, and the policy was told by how much.
-    let records = Reader::open(&folder).unwrap();
-    let told = records.filter_map(|record| record.decision().ok()).any(|decision| {
-        decision.snapshot.vms.iter().any(|vm| !vm.saved.is_zero())
-    });
-    assert!(told, "what sharing saves");
+    assert!(tells_what_is_saved(&folder));
     assert!(first.turns >= 10 && first.missing == 0, "{first:?}");
     assert_eq!(first.followed, first.turns);
     for file in std::fs::read_dir(&folder).unwrap() {

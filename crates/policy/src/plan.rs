@@ -90,8 +90,8 @@ impl VmState {
 
     /// Its guest's pages that are in memory, whatever they cost. What its balloon holds is none of them, though others share it.
     fn used(&self) -> Pages {
-        let used = (self.consumed + self.saved).saturating_sub(self.tools.in_vain);
-        used.min(self.left_by(self.tools.grown)).max(self.consumed)
+        let shared = self.saved.saturating_sub(self.tools.in_vain);
+        (self.consumed + shared).min(self.left_by(self.tools.grown)).max(self.consumed)
     }
 
     /// What `pages` of its guest's pages that are in memory cost, as all of them do on average.

@@ -66,8 +66,20 @@ pub fn watch(vm: &Vm, ops: &[Op]) -> Result<(), i32> {
             register()?;
             protect(ops, |addr, len| patiently(|| vm.uffd.protect(addr, len)))
         }
-        OpKind::MapHome | OpKind::MapAgain => register(),
+        OpKind::MapHome | OpKind::MapAgain => {
+            register()?;
+            ops.iter().for_each(|op| place(vm, op));
+            Ok(())
+        }
         OpKind::Keep => Ok(()),
+    }
+}
+
+/// Binds it as its neighbours are bound. Last: the kernel makes one mapping of them then, and keeps what is said of a file, which
+/// it does by ranges, for the whole of it. Without it, it is a mapping of its own: that costs, and changes nothing.
+fn place(vm: &Vm, op: &Op) {
+    if let Some(placement) = vm.part(op.addr, op.len).and_then(|part| part.alike().placement()) {
+        let _ = placement.apply(op.addr, op.len);
     }
 }
 
@@ -94,9 +106,6 @@ fn map_home(part: &Part, op: &Op, offset: u64) -> Result<(), i32> {
     for advice in alike.advice() {
         // Without it, it is a mapping of its own: that costs, and changes nothing.
         let _ = advise(op, *advice);
-    }
-    if let Some(placement) = alike.placement() {
-        let _ = placement.apply(op.addr, op.len);
     }
     Ok(())
 }

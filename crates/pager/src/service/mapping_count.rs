@@ -40,8 +40,13 @@ pub(super) struct MappingCount {
 impl MappingCount {
     /// Not counted yet, of a VM of `len`. `kernels` is what the kernel lets it have, None where that is not known.
     pub fn of(len: Pages, kernels: Option<u64>) -> MappingCount {
+        let kernels = kernels.unwrap_or(DEFAULT);
         let own = DEFAULT.max(len.0 / PAGES_PER_MAPPING);
-        MappingCount::new(kernels.unwrap_or(DEFAULT).min(own))
+        // What goes home makes fewer of them in the end: that has all that the kernel allows.
+        MappingCount {
+            most: MappingCount::new(kernels.min(own)).most,
+            ..MappingCount::new(kernels)
+        }
     }
 
     fn new(allowed: u64) -> MappingCount {
@@ -123,6 +128,9 @@ mod tests {
         assert_eq!(most(16, Some(1_048_576)), 196_608);
         assert_eq!(most(1_024, Some(1_048_576)), 786_432);
         assert_eq!(most(16, Some(1_000)), 750);
+        // One that has more since it had a manager that let it, can go back.
+        let count = MappingCount::of(Pages(1 << 18), Some(1_048_576));
+        assert_eq!(count.most_with_homes, 917_504);
     }
 
     #[test]

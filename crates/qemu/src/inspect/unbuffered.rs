@@ -49,16 +49,22 @@ fn is_read(info: &str) -> bool {
 struct Mounts(HashMap<u64, String>);
 
 impl Mounts {
-    /// Those that the process sees, and those that its files may have been opened in by others.
+    /// Those that the process sees, and those that its files may have been opened in by others: in the host's namespace, or
+    /// in this process's.
     fn of(pid: u32) -> io::Result<Mounts> {
         let direct_zfs = match fs::read_to_string(Path::new(ZFS_DIRECT)) {
             Ok(setting) => setting.trim() != "0",
             Err(e) if e.kind() == io::ErrorKind::NotFound => false,
             Err(e) => return Err(e),
         };
-        let own = fs::read_to_string("/proc/self/mountinfo")?;
-        let its = fs::read_to_string(format!("/proc/{pid}/mountinfo"))?;
-        Ok(Mounts::parse(&format!("{own}\n{its}"), direct_zfs))
+        let mut all = HashMap::new();
+        for process in ["self".to_owned(), "1".to_owned(), pid.to_string()] {
+            let text = fs::read(format!("/proc/{process}/mountinfo"));
+            let text = if process == "1" { if_there(text)?.unwrap_or_default() } else { text? };
+            // Names are bytes: those of a mount that anybody made must not keep us from the others.
+            all.extend(Mounts::parse(&String::from_utf8_lossy(&text), direct_zfs).0);
+        }
+        Ok(Mounts(all))
     }
 
     fn parse(text: &str, direct_zfs: bool) -> Mounts {
@@ -108,6 +114,14 @@ x 21 8:1 / /bad rw - fuse bad rw
         let all = [(40, "fuse.sshfs"), (41, "9p"), (44, "cifs"), (45, "fuseblk")];
         assert_eq!(found(false), all.map(owned));
         assert!(found(true).contains(&(42, "zfs".to_owned())));
+    }
+
+    #[test]
+    fn a_mount_with_any_name_is_read_with_the_others() {
+        let text = b"40 21 0:35 / /home/\xff\xfe rw - fuse.sshfs host:\xe4 rw\n41 21 0:36 / /b rw - 9p b rw\n";
+        let mounts = Mounts::parse(&String::from_utf8_lossy(text), false);
+        assert_eq!(mounts.0.len(), 2);
+        assert!(Mounts::of(std::process::id()).is_ok());
     }
 
     #[test]
