@@ -117,6 +117,31 @@ impl Connections {
     }
 }
 
+/// Of one handshake. It may hang on a disk beyond the end of this process, and what its thread has stays open: that is none of the
+/// conversations of others.
+pub struct Keeper(Weak<Connections>);
+
+impl Keeper {
+    /// For as long as there are `connections`.
+    pub fn of(connections: &Arc<Connections>) -> Keeper {
+        Keeper(Arc::downgrade(connections))
+    }
+
+    /// See [`Connections::keep`]. Once they are gone nothing is kept.
+    pub fn keep(&self, pid: u32, connection: Arc<Connection>) {
+        if let Some(all) = self.0.upgrade() {
+            all.keep(pid, connection);
+        }
+    }
+
+    /// See [`Connections::hang_up`].
+    pub fn hang_up(&self, pid: u32) {
+        if let Some(all) = self.0.upgrade() {
+            all.hang_up(pid);
+        }
+    }
+}
+
 fn end(all: &mut Vec<(u32, Arc<Connection>)>, pid: u32) {
     all.retain(|(of, connection)| {
         if *of == pid {
@@ -235,5 +260,20 @@ mod tests {
         drop(theirs);
         kept.prune();
         assert!(lock(&kept.0).is_empty());
+    }
+
+    /// Its ballastd has ended, as far as its VMs go: the next one gets them.
+    #[test]
+    fn a_handshake_that_hangs_keeps_the_conversation_of_no_other() {
+        let kept = Arc::new(Connections::default());
+        let hangs = Keeper::of(&kept);
+        let (own, other) = Connection::pair().unwrap();
+        hangs.keep(7, Arc::new(own));
+        assert_eq!(lock(&kept.0).len(), 1);
+        drop(kept);
+        let wait = Some(std::time::Duration::from_secs(60));
+        assert!(matches!(other.recv(wait), Err(ConnectionError::Closed)));
+        hangs.keep(7, Arc::new(other));
+        hangs.hang_up(7);
     }
 }

@@ -60,10 +60,25 @@ impl Nodes {
     fn node(&self, id: usize) -> Option<Node> {
         let text = std::fs::read_to_string(self.folder.join(format!("node{id}/meminfo"))).ok()?;
         let (size, free) = meminfo(&text)?;
+        // Set aside for others, used or not.
+        let size = size.saturating_sub(huge_pages(&self.folder.join(format!("node{id}"))));
         let id = u32::try_from(id).ok()?;
         let before = self.before.get(&id).copied().unwrap_or_default();
         Some(Node { id, size, free, before, bound: Vec::new() })
     }
+}
+
+/// What a node has as huge pages (hugetlbfs), of all sizes.
+fn huge_pages(node: &Path) -> Pages {
+    let sizes = std::fs::read_dir(node.join("hugepages"));
+    let of_size = |entry: std::fs::DirEntry| {
+        let name = entry.file_name();
+        let kib = name.to_str()?.strip_prefix("hugepages-")?.strip_suffix("kB")?;
+        let n = std::fs::read_to_string(entry.path().join("nr_hugepages")).ok()?;
+        let bytes = kib.parse::<u64>().ok()?.checked_mul(1024)?;
+        Some(Bytes(bytes.checked_mul(n.trim().parse().ok()?)?).pages())
+    };
+    sizes.into_iter().flatten().flatten().filter_map(of_size).sum()
 }
 
 /// All of a node's memory, and what is free or page cache: "Node 0 MemTotal:  131801652 kB".
@@ -155,6 +170,15 @@ mod tests {
         let before: Vec<State> =
             nodes.look(std::iter::empty()).iter().map(|node| node.before).collect();
         assert_eq!(before, [State::High, State::Hard]);
+        for (kib, n) in [(2_048, 100), (1 << 20, 1)] {
+            let of_size = dir.path().join(format!("node1/hugepages/hugepages-{kib}kB"));
+            std::fs::create_dir_all(&of_size).unwrap();
+            std::fs::write(of_size.join("nr_hugepages"), format!("{n}\n")).unwrap();
+        }
+        let sizes: Vec<Pages> =
+            nodes.look(std::iter::empty()).iter().map(|node| node.size).collect();
+        let all = Bytes(16_384_000 << 10).pages();
+        assert_eq!(sizes, [all, all - Pages::from_mib(200 + 1_024)]);
         // One that says something else, or nothing, is not there.
         std::fs::write(dir.path().join("node0/meminfo"), "Node 0 MemTotal: many kB\n").unwrap();
         assert_eq!(nodes.look(std::iter::empty()).len(), 1);

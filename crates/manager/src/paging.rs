@@ -29,7 +29,7 @@ use rustix::fs::SealFlags;
 use tokio::sync::oneshot;
 
 use crate::config::Config;
-use crate::handshakes::{Connections, Handshake, Handshakes};
+use crate::handshakes::{Connections, Handshake, Handshakes, Keeper};
 use crate::manager::{Manager, NotTaken};
 use crate::numa;
 use crate::records::Record;
@@ -176,7 +176,7 @@ pub fn serve(manager: &Arc<Manager>, listener: &Listener) {
             tracing::debug!("too many shims in their handshakes: process {} turned away", peer.pid);
             continue;
         };
-        let (manager, connections) = (manager.clone(), connections.clone());
+        let (manager, connections) = (manager.clone(), Keeper::of(&connections));
         let spawned = std::thread::Builder::new()
             .name("shim".into())
             .spawn(move || greet(&manager, connection, peer, place, &connections));
@@ -192,7 +192,7 @@ fn greet(
     connection: Arc<Connection>,
     peer: Peer,
     place: Handshake,
-    connections: &Connections,
+    connections: &Keeper,
 ) {
     if let Err(why) = shake_hands(manager, &connection, peer, &place, connections) {
         if place.made_room() {
@@ -209,7 +209,7 @@ fn shake_hands(
     connection: &Arc<Connection>,
     peer: Peer,
     place: &Handshake,
-    connections: &Connections,
+    connections: &Keeper,
 ) -> Result<(), String> {
     let (hello, fds) = first_words(manager, connection, peer)?;
     if !place.has_spoken() {

@@ -16,7 +16,7 @@ use std::time::Duration;
 use ballast_pager::guest_ram::{GuestRam, RamPart};
 use ballast_shim_proto::{Connection, Hello, Part, Peer};
 
-use crate::handshakes::Connections;
+use crate::handshakes::Keeper;
 use crate::manager::Manager;
 use crate::paging::managed;
 use crate::shim_link;
@@ -34,7 +34,7 @@ pub fn rejoin(
     hello: &Hello,
     fds: &[OwnedFd],
     peer: Peer,
-    connections: &Connections,
+    connections: &Keeper,
 ) -> Result<(), String> {
     let name = hello.vm.as_str();
     let vm = manager.vms().into_iter().find(|vm| vm.name == name);

@@ -35,6 +35,8 @@ pub struct SwapFile {
     direct: bool,
     in_memory: bool,
     len: Pages,
+    /// It was to be opened for writing, too.
+    unwritable: Option<std::io::Error>,
 }
 
 impl SwapFile {
@@ -45,7 +47,7 @@ impl SwapFile {
     /// The file exists, or there is no room for all of it: no file is left then.
     pub fn create(path: &Path, len: Pages) -> Result<SwapFile, SwapError> {
         let fail = |source| SwapError::Create { path: path.to_owned(), size: len, source };
-        let (file, direct) = open(path, true).map_err(fail)?;
+        let (file, direct) = open(path, Mode::Create).map_err(fail)?;
         let bytes = len.bytes().0;
         if bytes > 0
             && let Err(e) = file_memory::allocate(&file, 0, bytes)
@@ -53,17 +55,27 @@ impl SwapFile {
             let _ = std::fs::remove_file(path);
             return Err(fail(e.into()));
         }
-        Ok(SwapFile::of(file, path, direct, len))
+        Ok(SwapFile::of(file, path, (direct, None), len))
     }
 
     /// A file of `len` slots, or of as many as it has. One that has become shorter is not refused: what
-    /// is missing cannot be read, and the rest can.
+    /// is missing cannot be read, and the rest can. Nor is one that can be read alone (its file system was mounted anew after
+    /// errors): its pages are as good as ever.
     ///
     /// # Errors
     /// The file cannot be opened.
     pub fn open(path: &Path, len: Option<Pages>) -> Result<SwapFile, SwapError> {
         let fail = |source| SwapError::Open { path: path.to_owned(), source };
-        let (file, direct) = open(path, false).map_err(fail)?;
+        let (file, direct, unwritable) = match open(path, Mode::Write) {
+            Ok((file, direct)) => (file, direct, None),
+            Err(e)
+                if matches!(e.raw_os_error(), Some(libc::EROFS | libc::EACCES | libc::EPERM)) =>
+            {
+                let (file, direct) = open(path, Mode::Read).map_err(fail)?;
+                (file, direct, Some(e))
+            }
+            Err(e) => return Err(fail(e)),
+        };
         let has = Pages(file.metadata().map_err(fail)?.len() / PAGE_SIZE as u64);
         let len = len.unwrap_or(has);
         // A manager that was killed may have left writes under way, and its successor could use their
@@ -72,12 +84,22 @@ impl SwapFile {
         if let Err(e) = rustix::fs::fallocate(&file, flags, 0, len.bytes().0.max(1)) {
             tracing::debug!("{}: fallocate: {e}", path.display());
         }
-        Ok(SwapFile::of(file, path, direct, len))
+        Ok(SwapFile::of(file, path, (direct, unwritable), len))
     }
 
-    fn of(file: File, path: &Path, direct: bool, len: Pages) -> SwapFile {
+    fn of(
+        file: File,
+        path: &Path,
+        (direct, unwritable): (bool, Option<std::io::Error>),
+        len: Pages,
+    ) -> SwapFile {
         let in_memory = file_memory::is_in_memory(&file).unwrap_or(false);
-        SwapFile { file, path: path.to_owned(), direct, in_memory, len }
+        SwapFile { file, path: path.to_owned(), direct, in_memory, len, unwritable }
+    }
+
+    /// Why it cannot be written to; None: it can.
+    pub(super) fn unwritable(&self) -> Option<&std::io::Error> {
+        self.unwritable.as_ref()
     }
 
     /// Slots that it was made with, or was said to have; it may be shorter by now.
@@ -117,12 +139,18 @@ impl SwapFile {
     }
 }
 
-fn open(path: &Path, create: bool) -> std::io::Result<(File, bool)> {
+/// What a file is opened for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    Create,
+    Write,
+    Read,
+}
+
+fn open(path: &Path, mode: Mode) -> std::io::Result<(File, bool)> {
+    let create = mode == Mode::Create;
     let mut options = OpenOptions::new();
-    options.read(true).write(true).mode(0o600);
-    if create {
-        options.create_new(true);
-    }
+    options.read(true).write(mode != Mode::Read).create_new(create).mode(0o600);
     // Whoever could put a link there could have a guest's pages written elsewhere.
     let [direct, no_link] = [OFlags::DIRECT, OFlags::NOFOLLOW].map(|flag| flag.bits() as i32);
     options.custom_flags(no_link);
@@ -143,6 +171,37 @@ fn open(path: &Path, create: bool) -> std::io::Result<(File, bool)> {
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_on_a_file_system_that_can_be_read_alone_is_read() {
+        use rustix::mount::{MountFlags, UnmountFlags, mount, mount_remount, unmount};
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let none = MountFlags::empty();
+        if let Err(e) = mount("tmpfs", dir.path(), "tmpfs", none, None) {
+            let required = std::env::var("BALLAST_REQUIRE_PRIVILEGED");
+            assert!(required.as_deref() != Ok("1"), "mounting a tmpfs: {e}");
+            eprintln!("SKIPPED: mounting a tmpfs: {e}");
+            return;
+        }
+        let path = dir.path().join("a.swap");
+        let made = SwapFile::create(&path, Pages(2)).unwrap();
+        assert!(made.unwritable().is_none());
+        let mut page: PageBuf = [7; PAGE_SIZE];
+        made.file().write_all_at(&page, SlotId(1).offset()).unwrap_or_else(|_| {
+            let plain = OpenOptions::new().write(true).open(&path).unwrap();
+            plain.write_all_at(&page, SlotId(1).offset()).unwrap();
+        });
+        drop(made);
+        mount_remount(dir.path(), MountFlags::RDONLY, "").unwrap();
+        let opened = SwapFile::open(&path, Some(Pages(2))).unwrap();
+        page.fill(0);
+        let read = opened.read(SlotId(1), &mut page);
+        let why = opened.unwritable().map(std::io::Error::raw_os_error);
+        drop(opened);
+        unmount(dir.path(), UnmountFlags::DETACH).unwrap();
+        read.unwrap();
+        assert_eq!((why, page), (Some(Some(libc::EROFS)), [7; PAGE_SIZE]));
+    }
 
     #[test]
     fn a_link_is_not_followed() {

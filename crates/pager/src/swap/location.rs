@@ -195,6 +195,16 @@ impl Location {
         }
     }
 
+    /// A file there can be read and not be written: as after too many failures.
+    pub(crate) fn is_read_only(&self, why: &std::io::Error) {
+        self.for_good.store(true, Ordering::Relaxed);
+        self.until_ms.store(u64::MAX, Ordering::Relaxed);
+        if !self.failed.swap(true, Ordering::Relaxed) {
+            let folder = self.folder.display();
+            tracing::error!("swap location {folder}: {why}: it is read, and no more written to");
+        }
+    }
+
     fn leave_alone(&self, ms: u64) {
         self.rest_ms.store(ms, Ordering::Relaxed);
         self.until_ms.store(self.now_ms().saturating_add(ms), Ordering::Relaxed);

@@ -100,6 +100,9 @@ impl SwapSpace {
         let mut space = SwapSpace { parts: Vec::new(), injector: None };
         for place in places {
             let file = SwapFile::open(&place.path, place.len)?;
+            if let Some(why) = file.unwritable() {
+                place.location.is_read_only(why);
+            }
             space.push(file, place.location.clone());
         }
         Ok(space)
