@@ -482,7 +482,7 @@ fn from_errno(e: Sys, op: &'static str, ppn: Ppn) -> MemError {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
     use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -490,15 +490,7 @@ mod tests {
 
     /// Of two pages, of this process, and where they are. None, loudly, without the right to make userfaultfds.
     fn ram() -> Option<(GuestRam, HostAddr)> {
-        let uffd = match Uffd::open() {
-            Ok(uffd) => uffd,
-            Err(e) => {
-                let required = std::env::var("BALLAST_REQUIRE_PRIVILEGED");
-                assert!(required.as_deref() != Ok("1"), "no userfaultfd: {e}");
-                eprintln!("SKIPPED: no userfaultfd here: {e}");
-                return None;
-            }
-        };
+        let uffd = crate::service::testing::uffd()?;
         uffd.handshake(ballast_uffd::NEEDED).unwrap();
         let (len, file) = (2 * PAGE_SIZE, memfd_create("ram", MemfdFlags::CLOEXEC).unwrap());
         ftruncate(&file, len as u64).unwrap();

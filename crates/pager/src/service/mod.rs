@@ -50,7 +50,7 @@ mod sizing;
 mod slotless;
 mod spin;
 #[cfg(all(test, not(feature = "shuttle")))]
-mod testing;
+pub(crate) mod testing;
 mod trial;
 mod vm;
 mod wakeful;

@@ -28,16 +28,21 @@ pub(super) fn vm(pages: u64, around: u64) -> Option<Arc<Shared>> {
     vm_with(pages, around, Tier::off())
 }
 
-fn vm_with(pages: u64, around: u64, tier: Tier) -> Option<Arc<Shared>> {
-    let uffd = match Uffd::open() {
-        Ok(uffd) => uffd,
+/// None, loudly, without the right to make them.
+pub(crate) fn uffd() -> Option<Uffd> {
+    match Uffd::open() {
+        Ok(uffd) => Some(uffd),
         Err(e) => {
             let required = std::env::var("BALLAST_REQUIRE_PRIVILEGED");
             assert!(required.as_deref() != Ok("1"), "no userfaultfd: {e}");
             eprintln!("SKIPPED: no userfaultfd here: {e}");
-            return None;
+            None
         }
-    };
+    }
+}
+
+fn vm_with(pages: u64, around: u64, tier: Tier) -> Option<Arc<Shared>> {
+    let uffd = uffd()?;
     let len = pages as usize * PAGE_SIZE;
     let file = rustix::fs::memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&file, len as u64).unwrap();

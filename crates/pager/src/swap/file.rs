@@ -198,8 +198,18 @@ mod tests {
         let read = opened.read(SlotId(1), &mut page);
         let why = opened.unwritable().map(std::io::Error::raw_os_error);
         drop(opened);
+        let location = crate::swap::Location::new(dir.path(), 0);
+        let place = crate::swap::Place {
+            path: path.clone(),
+            location: location.clone(),
+            len: Some(Pages(2)),
+        };
+        let space = crate::swap::SwapSpace::open(&[place]).map(drop);
         unmount(dir.path(), UnmountFlags::DETACH).unwrap();
         read.unwrap();
+        space.unwrap();
+        // Nothing is written there any more, and no other's file is made.
+        assert!(location.is_failed() && !location.is_tried());
         assert_eq!((why, page), (Some(Some(libc::EROFS)), [7; PAGE_SIZE]));
     }
 
