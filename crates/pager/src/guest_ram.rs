@@ -489,6 +489,7 @@ mod tests {
     use rustix::mm::{MapFlags, ProtFlags, mmap};
 
     /// Of two pages, of this process, and where they are. None, loudly, without the right to make userfaultfds.
+    #[allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
     fn ram() -> Option<(GuestRam, HostAddr)> {
         let uffd = crate::service::testing::uffd()?;
         uffd.handshake(ballast_uffd::NEEDED).unwrap();
