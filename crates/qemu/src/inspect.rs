@@ -382,10 +382,13 @@ pub async fn counts_on_zeros(pid: u32) -> Option<bool> {
 /// not pin pages that a userfaultfd is to supply: such a VMM would end. None, too: it cannot be read.
 ///
 /// # Errors
-/// Why it is not known, in one line: it could not be read in time.
+/// Why it is not known, in one line: it could not be read in time, or has no end.
 pub async fn pinning_device(pid: u32) -> Result<Option<String>, String> {
     let read = readings::read_of_newcomer(pid, move || scan::pinning(pid)).await?;
-    Ok(read.ok().flatten())
+    match read {
+        Err(e) if e.kind() == io::ErrorKind::InvalidData => Err(e.to_string()),
+        read => Ok(read.ok().flatten()),
+    }
 }
 
 /// Whether a process maps memory of that size to write to, as a VMM does its guest's. None: its mappings cannot be read,

@@ -212,7 +212,7 @@ fn files_that_commands_are_passed_through_are_told_from_others() {
 
 #[test]
 fn the_command_line_tells_of_devices_where_qmp_does_not() {
-    let text = b"qemu-system-x86_64\0-device\0scsi-block,drive=a,id=b\0-name\0-device\0--device\0\
+    let text = "qemu-system-x86_64\0-device\0scsi-block,drive=a,id=b\0-name\0-device\0--device\0\
         {\"driver\":\"vfio-pci\",\"host\":\"0\"}\0-device";
     let commanded = scan::commanded(text);
     let kinds: Vec<&str> = commanded.iter().map(|d| d.kind.as_str()).collect();

@@ -9,6 +9,7 @@
 
 mod accel;
 mod agent;
+mod bounded;
 mod command_line;
 #[doc(hidden)]
 pub mod fuzzing;

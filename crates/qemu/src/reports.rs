@@ -9,13 +9,14 @@
 
 use std::io;
 
+use crate::bounded;
+
 /// Whether a VMM's balloon lets its guest count on zeros, by its command line.
 ///
 /// # Errors
-/// There is no such process.
+/// There is no such process, or its command line has no end.
 pub fn counts_on_zeros(pid: u32) -> io::Result<bool> {
-    let line = std::fs::read(format!("/proc/{pid}/cmdline"))?;
-    let line = String::from_utf8_lossy(&line);
+    let line = bounded::command_line(pid)?;
     Ok(is_such(&line.split('\0').collect::<Vec<_>>()))
 }
 

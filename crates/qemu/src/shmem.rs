@@ -8,6 +8,8 @@ use std::path::Path;
 
 use rustix::fs::{MemfdFlags, Stat, fstat, major, memfd_create, minor};
 
+use crate::bounded;
+
 /// The setting for memfds, and for everything where it is "deny" or "force".
 const ENABLED: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
 /// Since Linux 6.11 each size has a setting of its own in a folder here, which counts for files without a name, as memfds and
@@ -46,16 +48,19 @@ pub fn unasked_large_pages(file: impl AsFd, pid: u32) -> Option<String> {
     }
     // A tmpfs that is mounted neither here nor there is one that `ram_file` made.
     for process in ["self".to_owned(), pid.to_string()] {
-        let path = format!("/proc/{process}/mountinfo");
-        let mounts = match std::fs::read_to_string(&path) {
-            Ok(mounts) => mounts,
+        let mut found = None;
+        let read = bounded::mounts(&process, |line| {
+            found = found.take().or_else(|| mounted(line.trim_end(), &stat));
+        });
+        match read {
+            Ok(()) => {}
             // It has ended.
             Err(e) if e.kind() == ErrorKind::NotFound || e.raw_os_error() == Some(libc::ESRCH) => {
                 continue;
             }
-            Err(e) => return Some(unknown(&path, &e)),
-        };
-        if let Some((at, huge)) = mounted(&mounts, &stat) {
+            Err(e) => return Some(unknown(&format!("/proc/{process}/mountinfo"), &e)),
+        }
+        if let Some((at, huge)) = found {
             let what = format!("the tmpfs on {at}: huge");
             return is_unasked(&huge).then(|| objection(&what, &huge));
         }
@@ -133,16 +138,14 @@ fn chosen(list: &str) -> Option<&str> {
     list.split_ascii_whitespace().find_map(|word| word.strip_prefix('[')?.strip_suffix(']'))
 }
 
-/// Where the file system of a file is mounted, and its option `huge`; "never" without one.
-fn mounted(mounts: &str, stat: &Stat) -> Option<(String, String)> {
+/// Of a line of mountinfo: where the file system of a file is mounted, if it is that one, and its option `huge`; "never" without one.
+fn mounted(line: &str, stat: &Stat) -> Option<(String, String)> {
     let device = format!("{}:{}", major(stat.st_dev), minor(stat.st_dev));
-    mounts.lines().find_map(|line| {
-        let mut fields = line.split(' ');
-        let at = (fields.nth(2) == Some(device.as_str())).then(|| fields.nth(1))??;
-        let options = line.rsplit(' ').next()?;
-        let huge = options.split(',').find_map(|option| option.strip_prefix("huge="));
-        Some((at.to_owned(), huge.unwrap_or("never").to_owned()))
-    })
+    let mut fields = line.split(' ');
+    let at = (fields.nth(2) == Some(device.as_str())).then(|| fields.nth(1))??;
+    let options = line.rsplit(' ').next()?;
+    let huge = options.split(',').find_map(|option| option.strip_prefix("huge="));
+    Some((at.to_owned(), huge.unwrap_or("never").to_owned()))
 }
 
 #[cfg(test)]
@@ -204,10 +207,7 @@ mod tests {
         let mut stat = fstat(std::fs::File::open("/proc/self/exe").unwrap()).unwrap();
         stat.st_dev = rustix::fs::makedev(0, 29);
         let line = |options: &str| {
-            format!(
-                "22 1 254:0 / / rw shared:1 - ext4 /dev/root rw\n\
-                 29 22 0:29 / /dev/shm rw,nosuid shared:4 - tmpfs tmpfs {options}\n"
-            )
+            format!("29 22 0:29 / /dev/shm rw,nosuid shared:4 - tmpfs tmpfs {options}")
         };
         let found = |options: &str| mounted(&line(options), &stat);
         let at = |huge: &str| Some(("/dev/shm".to_owned(), huge.to_owned()));

@@ -13,6 +13,7 @@ use rustix::fs::{AtFlags, CWD, StatxFlags, makedev, statfs, statx};
 use rustix::io::Errno;
 
 use super::{Holder, MappedRam, RamMapping, census, unbuffered};
+use crate::bounded;
 use crate::monitor::Device;
 use crate::proc_text;
 use crate::process;
@@ -81,7 +82,7 @@ pub(super) fn process(pid: u32, wanted: &[Wanted], since: Instant) -> io::Result
         }
     }
     Ok(Found {
-        commanded: commanded(&fs::read(format!("/proc/{pid}/cmdline"))?),
+        commanded: commanded(&bounded::command_line(pid)?),
         passing_files: files(pid, |_, target| Ok(passes(target)))?,
         pinning_files: files(pid, |_, target| Ok(pins(target)))?,
         direct_files: files(pid, |fd, _| is_direct(pid, fd))?,
@@ -208,7 +209,10 @@ fn page_size(pid: u32, vma: &Vma) -> Bytes {
     }
 }
 
-/// What the descriptors are that `wanted` picks by number and target.
+/// Of one kind: one forbids what all of them forbid, and a process may have hundreds of thousands.
+pub(super) const NAMED: usize = 64;
+
+/// What the descriptors are that `wanted` picks by number and target, `NAMED` at most.
 fn files(pid: u32, wanted: impl Fn(&str, &str) -> io::Result<bool>) -> io::Result<Vec<String>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))?.flatten() {
@@ -216,13 +220,16 @@ fn files(pid: u32, wanted: impl Fn(&str, &str) -> io::Result<bool>) -> io::Resul
         let target = target.to_string_lossy();
         if wanted(&entry.file_name().to_string_lossy(), &target)? {
             found.push(target.into_owned());
+            if found.len() == NAMED {
+                break;
+            }
         }
     }
     Ok(found)
 }
 
 fn is_direct(pid: u32, fd: &str) -> io::Result<bool> {
-    let info = if_there(fs::read_to_string(format!("/proc/{pid}/fdinfo/{fd}")))?;
+    let info = if_there(bounded::fd_info(pid, fd))?;
     let flags = info.and_then(|info| proc_text::open_flags(&info));
     Ok(flags.is_some_and(|flags| flags & libc::O_DIRECT as u32 != 0))
 }
@@ -274,14 +281,13 @@ pub(super) fn passes(target: &str) -> bool {
 }
 
 /// The devices that the text of /proc/PID/cmdline asks for, of those that forbid paging.
-pub(super) fn commanded(text: &[u8]) -> Vec<Device> {
-    let text = String::from_utf8_lossy(text);
+pub(super) fn commanded(text: &str) -> Vec<Device> {
     spec::named_devices(&text.split('\0').collect::<Vec<_>>())
 }
 
 /// What of a process' command line pins guest memory, with its option.
 pub(super) fn pinning(pid: u32) -> io::Result<Option<String>> {
-    let named = commanded(&fs::read(format!("/proc/{pid}/cmdline"))?);
+    let named = commanded(&bounded::command_line(pid)?);
     let pinning = named.into_iter().find(|device| spec::pins_memory(&device.kind));
     Ok(pinning.map(|device| format!("{} {}", device.path, shown(device.kind.as_bytes(), KIND))))
 }

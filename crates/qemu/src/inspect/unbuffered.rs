@@ -6,34 +6,41 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use super::scan::if_there;
-use crate::proc_text;
+use super::scan::{NAMED, if_there};
+use crate::{bounded, proc_text};
 
 /// There since OpenZFS 2.3, which has `direct=always`; "0" where that is off.
 const ZFS_DIRECT: &str = "/sys/module/zfs/parameters/zfs_dio_enabled";
 
-/// Those files of the process, with their file systems: "/images/a.qcow2 (fuse.sshfs)".
+/// Those files of the process, `NAMED` at most, with their file systems: "/images/a.qcow2 (fuse.sshfs)".
 ///
 /// # Errors
 /// The process is gone, or not ours to see; or something that is needed for the look was not to be had.
 pub(super) fn files(pid: u32) -> io::Result<Vec<String>> {
+    files_among(pid, || Mounts::of(pid))
+}
+
+/// `all` the mounts are asked for once there is a file.
+fn files_among(pid: u32, all: impl Fn() -> io::Result<Mounts>) -> io::Result<Vec<String>> {
     let mut found = Vec::new();
     let mut mounts = None;
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))?.flatten() {
         let fd = entry.file_name();
-        let info = format!("/proc/{pid}/fdinfo/{}", fd.to_string_lossy());
-        let Some(info) = if_there(fs::read_to_string(info))? else { continue };
+        let Some(info) = if_there(bounded::fd_info(pid, &fd.to_string_lossy()))? else { continue };
         let Some(mount) = is_read(&info).then(|| proc_text::mount_id(&info)).flatten() else {
             continue;
         };
         let mounts = match &mut mounts {
             Some(mounts) => mounts,
-            none => none.insert(Mounts::of(pid)?),
+            none => none.insert(all()?),
         };
         if let Some(kind) = mounts.0.get(&mount)
             && let Some(target) = if_there(fs::read_link(entry.path()))?
         {
             found.push(format!("{} ({kind})", target.display()));
+            if found.len() == NAMED {
+                break;
+            }
         }
     }
     Ok(found)
@@ -59,30 +66,34 @@ impl Mounts {
         };
         let mut all = HashMap::new();
         for process in ["self".to_owned(), "1".to_owned(), pid.to_string()] {
-            let text = fs::read(format!("/proc/{process}/mountinfo"));
-            let text = if process == "1" { if_there(text)?.unwrap_or_default() } else { text? };
-            // Names are bytes: those of a mount that anybody made must not keep us from the others.
-            all.extend(Mounts::parse(&String::from_utf8_lossy(&text), direct_zfs).0);
+            let read = bounded::mounts(&process, |line| all.extend(of_line(line, direct_zfs)));
+            match read {
+                // Its own cannot be seen from everywhere, a container for one.
+                Err(e) if process == "1" && e.kind() != io::ErrorKind::InvalidData => {
+                    if_there(Err::<(), _>(e))?;
+                }
+                read => read?,
+            }
         }
         Ok(Mounts(all))
     }
+}
 
-    fn parse(text: &str, direct_zfs: bool) -> Mounts {
-        let of_line = |line: &str| {
-            let (mount, rest) = line.split_once(' ')?;
-            let (_, rest) = rest.split_once(" - ")?;
-            let kind = rest.split(' ').next()?;
-            let may = may_pass_the_cache(kind) || (kind == "zfs" && direct_zfs);
-            may.then(|| Some((mount.parse().ok()?, kind.to_owned()))).flatten()
-        };
-        Mounts(text.lines().filter_map(of_line).collect())
-    }
+/// The number and the type of the mount that a line of mountinfo is about, if it is one of those.
+fn of_line(line: &str, direct_zfs: bool) -> Option<(u64, String)> {
+    let (mount, rest) = line.split_once(' ')?;
+    let (_, rest) = rest.split_once(" - ")?;
+    let kind = rest.split(' ').next()?;
+    let may = may_pass_the_cache(kind) || (kind == "zfs" && direct_zfs);
+    may.then(|| Some((mount.parse().ok()?, kind.to_owned()))).flatten()
 }
 
 /// FUSE and virtiofs where their servers say so, file by file; 9p and SMB by mount options and by what their servers grant.
 fn may_pass_the_cache(kind: &str) -> bool {
-    let is_fuse = kind == "fuse" || kind == "fuseblk" || kind.starts_with("fuse.");
-    is_fuse || matches!(kind, "virtiofs" | "9p" | "cifs" | "smb3")
+    // With the program's name behind it, as libfuse mounts: "fuse.sshfs", "fuseblk.ntfs-3g".
+    let of_fuse = kind.split('.').next();
+    matches!(of_fuse, Some("fuse" | "fuseblk"))
+        || matches!(kind, "virtiofs" | "9p" | "cifs" | "smb3")
 }
 
 #[cfg(test)]
@@ -101,27 +112,50 @@ mod tests {
 
 x 21 8:1 / /bad rw - fuse bad rw
 47 21 8:1 / /worse rw
+48 21 8:2 / /ntfs rw - fuseblk.ntfs-3g /dev/sda2 rw
+49 21 0:40 / /fusion rw - fusion none rw
 ";
 
     #[test]
     fn file_systems_that_pass_the_page_cache_are_told_by_their_mounts() {
         let found = |zfs| {
-            let mut found: Vec<_> = Mounts::parse(MOUNTS, zfs).0.into_iter().collect();
+            let mut found: Vec<_> = MOUNTS.lines().filter_map(|line| of_line(line, zfs)).collect();
             found.sort_unstable();
             found
         };
         let owned = |(id, kind): (u64, &str)| (id, kind.to_owned());
-        let all = [(40, "fuse.sshfs"), (41, "9p"), (44, "cifs"), (45, "fuseblk")];
+        let all = [
+            (40, "fuse.sshfs"),
+            (41, "9p"),
+            (44, "cifs"),
+            (45, "fuseblk"),
+            (48, "fuseblk.ntfs-3g"),
+        ];
         assert_eq!(found(false), all.map(owned));
         assert!(found(true).contains(&(42, "zfs".to_owned())));
     }
 
     #[test]
-    fn a_mount_with_any_name_is_read_with_the_others() {
-        let text = b"40 21 0:35 / /home/\xff\xfe rw - fuse.sshfs host:\xe4 rw\n41 21 0:36 / /b rw - 9p b rw\n";
-        let mounts = Mounts::parse(&String::from_utf8_lossy(text), false);
-        assert_eq!(mounts.0.len(), 2);
-        assert!(Mounts::of(std::process::id()).is_ok());
+    fn a_file_is_found_by_the_mount_that_it_was_opened_in() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("disk");
+        let written = fs::File::create(&path).unwrap();
+        let own = std::process::id();
+        let fd = std::os::fd::AsRawFd::as_raw_fd(&written).to_string();
+        let mount = proc_text::mount_id(&bounded::fd_info(own, &fd).unwrap()).unwrap();
+        let of_mount =
+            |mount: u64| move || Ok(Mounts(HashMap::from([(mount, "fuse.far".to_owned())])));
+        let is_found = |mount: u64| {
+            let found = files_among(own, of_mount(mount)).unwrap();
+            found.contains(&format!("{} (fuse.far)", path.display()))
+        };
+        assert!(!is_found(mount), "it is only written");
+        let read = fs::File::open(&path).unwrap();
+        assert!(is_found(mount));
+        assert!(!is_found(u64::MAX));
+        drop((read, written));
+        assert!(!is_found(mount));
+        assert!(Mounts::of(own).is_ok());
     }
 
     #[test]
@@ -138,7 +172,8 @@ x 21 8:1 / /bad rw - fuse bad rw
 
     #[test]
     fn files_of_other_file_systems_are_none() {
-        assert_eq!(files(std::process::id()).unwrap(), Vec::<String>::new());
+        let none = || Ok(Mounts(HashMap::new()));
+        assert_eq!(files_among(std::process::id(), none).unwrap(), Vec::<String>::new());
         assert!(files(u32::MAX).is_err());
     }
 }
