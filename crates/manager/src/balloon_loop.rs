@@ -79,7 +79,7 @@ async fn step(
             settled = hotplug_loop::ask(vm, monitor, &look, done.withhold).await;
         }
     }
-    let still = note(manager, vm, output, seen.reported, seen.stats) && withheld.is_zero();
+    let still = note(manager, vm, output, &seen) && withheld.is_zero();
     if let Some(size) = output.command {
         let left = vm.whole().saturating_sub(size);
         if let Err(e) = monitor.balloon(left.bytes()).await {
@@ -109,6 +109,8 @@ struct Seen {
     stats: Option<GuestStats>,
     /// The size of the balloon, as QEMU says.
     reported: Option<Pages>,
+    /// What of it the pager does not have as given up.
+    unseen: Pages,
     hotplug: Option<Look>,
     /// None: it is not paged.
     consumed: Option<Pages>,
@@ -123,6 +125,10 @@ async fn see(vm: &Vm, monitor: &Monitor) -> Seen {
     let age_s = told.as_ref().ok().and_then(|told| told.map(|stats| stats.age_s));
     let stats = told.unwrap_or_else(|_| lock(&vm.balloon).stats_now());
     let reported = size(vm, monitor).await.ok();
+    // At once: a guest may use what it got within moments.
+    let unseen = reported.map_or(Pages::ZERO, |size| {
+        size.saturating_sub(crate::tools::ballooned(vm.paged().as_ref()))
+    });
     if let Some(age_s) = age_s {
         lock(&vm.driver).has_told(age_s, Instant::now());
     }
@@ -132,7 +138,7 @@ async fn see(vm: &Vm, monitor: &Monitor) -> Seen {
         Some(paged) => (Some(paged.memory().charged()), paged.memory().counters.values().discarded),
         None => (None, 0),
     };
-    Seen { stats, reported, hotplug, consumed, discarded }
+    Seen { stats, reported, unseen, hotplug, consumed, discarded }
 }
 
 /// What the balloon's controller is to know, but for its part of the goal.
@@ -194,8 +200,7 @@ fn note(
     manager: &Manager,
     vm: &Vm,
     output: BalloonOutput,
-    reported: Option<Pages>,
-    stats: Option<GuestStats>,
+    &Seen { reported, unseen, stats, .. }: &Seen,
 ) -> bool {
     let mut balloon = lock(&vm.balloon);
     let same = (balloon.output.health, balloon.output.limit, balloon.output.short)
@@ -206,7 +211,7 @@ fn note(
     }
     balloon.output = output;
     balloon.reported = reported;
-    balloon.held = reported.or(balloon.held);
+    balloon.held = reported.map(|size| (size, unseen)).or(balloon.held);
     if stats.is_some() {
         balloon.stats = stats;
         balloon.stats_at = Instant::now();

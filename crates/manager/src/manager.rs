@@ -668,7 +668,7 @@ pub(crate) fn guaranteed(vm: &Vm, params: &VmParams) -> Pages {
 pub(crate) fn unpaged_promise(vm: &Vm, params: &VmParams) -> Pages {
     let Some(spec) = &vm.spec else { return params.min };
     // Nothing but its balloon keeps it within less than its whole size; until that has told, nothing.
-    let held = if spec.no_balloon { None } else { lock(&vm.balloon).held };
+    let held = if spec.no_balloon { None } else { lock(&vm.balloon).held.map(|held| held.0) };
     vm.configured().saturating_sub(held.unwrap_or_default()).max(params.min)
 }
 

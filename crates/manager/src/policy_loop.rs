@@ -352,9 +352,11 @@ fn vm_state(
             let now = counters.swap_ins.saturating_sub(counters.restored);
             let swapped_in = before.swap_ins.replace(now).is_some_and(|then| now > then);
             let at = manager.started.elapsed();
-            let grown = tools.grown.saturating_sub(withheld);
             let passed_over = shared + held(Page::Zero) + held(Page::Broken);
-            tools.in_vain = before.in_vain.step(at, grown, tools.ballooned, passed_over);
+            let (grown, unseen) = balloon.held.unwrap_or_default();
+            tools.in_vain = before.in_vain.step(at, unseen, grown.min(passed_over));
+            // What of it is shared nobody knows: as much as of all that is passed over.
+            tools.unsaved = tools.in_vain.scaled(shared.min(passed_over), passed_over);
             let mut room = Pages::ZERO;
             // Of one that was not looked at yet it is presumed: it waits for what it has too much of, and not the others for it.
             if vm.may_give() {

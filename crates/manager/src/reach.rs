@@ -144,7 +144,7 @@ async fn lead_on(manager: &Manager, vm: &Vm, monitor: &Monitor, holds: Pages) {
     }
     let mut balloon = lock(&vm.balloon);
     balloon.commanded = holds;
-    balloon.held = Some(holds);
+    balloon.held = Some((holds, Pages::ZERO));
     // Later on the goal in force is the policy's.
     if !vm.was_led.swap(true, Ordering::Relaxed) {
         balloon.goal = holds + unplugged;

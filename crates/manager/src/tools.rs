@@ -124,7 +124,7 @@ impl Meter {
         let Some(paged) = &*paged else { return input };
         let counters = paged.memory().counters.values();
         let held = |state| paged.memory().pmap().in_state(state);
-        let ballooned = held(State::Ballooned);
+        let ballooned = ballooned(Some(paged));
         ToolsInput {
             balloon: asked.min(ballooned),
             paged: held(State::Swapped) + held(State::Compressed) + held(State::Filled),
@@ -142,12 +142,15 @@ impl Meter {
 
 /// What a plan is to know now: costs as they were last measured, and the pager's books of this moment.
 pub fn known(vm: &Vm, paged: Option<&PagedVm>) -> Tools {
-    let ballooned = |p: &PagedVm| p.memory().pmap().in_state(State::Ballooned);
-    let balloon = *lock(&vm.balloon);
     // What QEMU did not tell this time is as it was.
-    let grown = balloon.reported.or(balloon.held).unwrap_or_default();
+    let (grown, _) = lock(&vm.balloon).held.unwrap_or_default();
     let grown = grown + lock(&vm.hotplug).withheld;
-    Tools { ballooned: paged.map_or(Pages::ZERO, ballooned), grown, ..*lock(&vm.tools) }
+    Tools { ballooned: ballooned(paged), grown, ..*lock(&vm.tools) }
+}
+
+/// What its guest has given up and not used again, by the pager's books.
+pub fn ballooned(paged: Option<&PagedVm>) -> Pages {
+    paged.map_or(Pages::ZERO, |paged| paged.memory().pmap().in_state(State::Ballooned))
 }
 
 /// What is known, and why one of them comes first.

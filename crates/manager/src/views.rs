@@ -265,7 +265,7 @@ fn memory_and_counters(manager: &Manager, vm: &Vm) -> (MemoryView, VmCounters) {
                 .decision()
                 .and_then(|(_, d)| d.results.iter().find(|r| r.id == vm.id).map(|r| r.target));
             // Nothing is known of its pages but what its balloon took.
-            let ballooned = lock(&vm.balloon).held.unwrap_or_default();
+            let (ballooned, _) = lock(&vm.balloon).held.unwrap_or_default();
             let target = bytes(target.unwrap_or(vm.size));
             (
                 MemoryView { target, ballooned: bytes(ballooned), ..overheads },

@@ -178,8 +178,8 @@ pub struct BalloonState {
     pub commanded: Pages,
     /// What QEMU says. Shown only.
     pub reported: Option<Pages>,
-    /// What it said last, whenever that was. None: it never did.
-    pub held: Option<Pages>,
+    /// What it said last, whenever that was, and how much of it the pager did not have as given up then. None: it never did.
+    pub held: Option<(Pages, Pages)>,
     /// The memory of its DIMMs, as QEMU told last: see [`Vm::whole`].
     pub dimms: Pages,
     /// None: its guest has told none.

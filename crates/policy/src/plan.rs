@@ -90,8 +90,10 @@ impl VmState {
 
     /// Its guest's pages that are in memory, whatever they cost. What its balloon holds is none of them, though others share it.
     fn used(&self) -> Pages {
-        let shared = self.saved.saturating_sub(self.tools.in_vain);
-        (self.consumed + shared).min(self.left_by(self.tools.grown)).max(self.consumed)
+        let shared = self.saved.saturating_sub(self.tools.unsaved);
+        // Of a balloon that is being let down its guest may use all by the time that QEMU says so.
+        let held = self.tools.grown.min(self.balloon_goal);
+        (self.consumed + shared).min(self.left_by(held)).max(self.consumed)
     }
 
     /// What `pages` of its guest's pages that are in memory cost, as all of them do on average.
@@ -116,7 +118,7 @@ impl VmState {
     fn fixed_for_now(&self) -> Pages {
         let in_time = self.balloon_rate.map_or(0, |rate| rate.0.saturating_mul(IN_TIME_S));
         let kept = match self.balloon_health {
-            Health::Slow => self.consumed.saturating_sub(Pages(in_time)),
+            Health::Slow => self.consumed.saturating_sub(self.cost_of(Pages(in_time))),
             _ => Pages::ZERO,
         };
         self.fixed().max(kept.saturating_sub(mix::room(self)))
@@ -461,7 +463,7 @@ fn balloon_step(state: State, s: &Seen, take: Pages, room: Pages) -> BalloonStep
         let needed = vm.left_by(vm.used_at(level));
         let mut needed = needed.min(entitled).min(vm.balloon_limit);
         if mix::pages_cheaply(vm) {
-            needed = needed.min(mix::grown_by(vm, rest));
+            needed = needed.min(mix::grown_by(vm, vm.used_at(rest)));
         }
         balloon_goal = balloon_goal.max(needed);
     }
@@ -510,8 +512,9 @@ fn wanted_of_paging(
         (_, Health::Healthy) => {
             // What it is to give up by its balloon, and what of that comes in time.
             let by_balloon = take.saturating_sub(beyond_balloon);
-            let in_time =
-                vm.balloon_rate.map_or(by_balloon, |rate| Pages(rate.0.saturating_mul(IN_TIME_S)));
+            let in_time = vm
+                .balloon_rate
+                .map_or(by_balloon, |rate| vm.cost_of(Pages(rate.0.saturating_mul(IN_TIME_S))));
             match by_balloon.saturating_sub(in_time) {
                 late if late.is_zero() => (beyond_balloon, Some(limit)),
                 late => (beyond_balloon + late, Some(EvictCause::BalloonLate)),

@@ -138,8 +138,10 @@ pub struct Tools {
     pub ballooned: Pages,
     /// How large its balloon is, by QEMU's word.
     pub grown: Pages,
-    /// Of that, what others share, by [`InVain`](crate::InVain): it is not among `ballooned`.
+    /// Of that, what freed nothing, by [`InVain`](crate::InVain): it is not among `ballooned`.
     pub in_vain: Pages,
+    /// Of that, what others share; the rest are zeros, by which nothing was saved.
+    pub unsaved: Pages,
     /// Pages that can be evicted beyond the room in swap: into the compressed tier.
     pub spare_room: Pages,
 }
@@ -361,9 +363,7 @@ impl ToolControl {
             paging_rate: self.rate.map(|rate| Pages(rate as u64)),
             held_up: self.waits >= HELD_UP,
             ballooned: input.ballooned,
-            grown: Pages::ZERO,
-            in_vain: Pages::ZERO,
-            spare_room: Pages::ZERO,
+            ..Tools::default()
         }
     }
 

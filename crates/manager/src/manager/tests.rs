@@ -126,15 +126,15 @@ async fn a_vm_that_is_not_paged_is_promised_all_that_its_balloon_does_not_hold()
     assert_eq!(promised(&vm), min);
     Arc::get_mut(&mut vm).unwrap().spec = Some(Default::default());
     assert_eq!(promised(&vm), size, "what is not known yet may be nothing");
-    lock(&vm.balloon).held = Some(Pages::ZERO);
+    lock(&vm.balloon).held = Some((Pages::ZERO, Pages::ZERO));
     assert_eq!(promised(&vm), size);
-    lock(&vm.balloon).held = Some(Pages::from_mib(40));
+    lock(&vm.balloon).held = Some((Pages::from_mib(40), Pages::ZERO));
     assert_eq!(promised(&vm), Pages::from_mib(60));
     // When it has rebooted its balloon is empty: that much it needs, to start.
     assert_eq!(all_of(&vm, &params), size);
     vm.uses.store(Pages::from_mib(70).0, std::sync::atomic::Ordering::Relaxed);
     assert_eq!(promised(&vm), Pages::from_mib(70));
-    lock(&vm.balloon).held = Some(size);
+    lock(&vm.balloon).held = Some((size, Pages::ZERO));
     vm.uses.store(0, std::sync::atomic::Ordering::Relaxed);
     // What is booked for what it was promised is no promise.
     vm.external.store(size.0, std::sync::atomic::Ordering::Relaxed);

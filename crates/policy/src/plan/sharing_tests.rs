@@ -48,7 +48,7 @@ fn a_small_shortage_asks_a_balloon_for_little_though_much_is_shared() {
     let p = soft(640, held);
     assert_eq!((p.balloon_goal, p.evict, p.leave), (Pages(1_020), Pages(0), Pages(1_490)));
     // What it holds freed nothing, and what it is yet to bring is not relied upon.
-    let vain = Tools { in_vain: Pages(1_000), ..tools };
+    let vain = Tools { in_vain: Pages(1_000), unsaved: Pages(1_000), ..tools };
     let p = soft(640, VmState { tools: vain, saved: Pages(2_500), ..held });
     assert_eq!((p.balloon_goal, p.evict), (Pages(1_020), Pages(10)));
     assert!(matches!(p.reason, Reason::Reclaim { cause: Some(EvictCause::BalloonInVain), .. }));
@@ -67,6 +67,7 @@ fn no_more_is_given_back_than_is_to_spare_though_much_was_given_up_in_vain() {
         grown: Pages(2_000),
         ballooned: Pages(1_400),
         in_vain: Pages(600),
+        unsaved: Pages(600),
         ..Tools::default()
     };
     let mut vm = VmState {
@@ -102,4 +103,45 @@ fn the_balloon_of_one_that_shares_is_let_down_with_memory_to_spare() {
     assert_eq!(left(0, 1_400), Pages(2_000));
     assert_eq!(left(900, 1_400), Pages(2_000 - 672));
     assert_eq!(left(900, 700), Pages(2_000), "nothing is to spare");
+}
+
+/// What was given back is used at once, and QEMU says so a second later.
+#[test]
+fn a_balloon_that_was_let_down_is_not_asked_for_that_again_by_a_late_word() {
+    let soft = |grown: u64| {
+        let vm = VmState {
+            balloon_goal: Pages(500),
+            tools: Tools { grown: Pages(grown), ..Tools::default() },
+            ..halves()
+        };
+        let standing = [Standing { vm, target: Pages(1_000) }];
+        plan(State::Soft, &supply(640), &[], &standing)[0].balloon_goal
+    };
+    assert_eq!((soft(1_500), soft(500)), (Pages(1_020), Pages(1_020)));
+}
+
+/// A guest whose free memory was found to be zeros, and taken: it saves nothing by them.
+#[test]
+fn zeros_in_a_balloon_are_none_of_what_is_saved() {
+    let tools = Tools { grown: Pages(1_000), in_vain: Pages(1_000), ..Tools::default() };
+    let vm = VmState { balloon_goal: Pages(1_000), tools, ..halves() };
+    assert_eq!(vm.used(), Pages(3_000));
+    let tools = Tools { unsaved: Pages(400), ..tools };
+    assert_eq!(VmState { tools, ..vm }.used(), Pages(2_600));
+}
+
+/// A page of its guest that is given up frees half of one, however soon it comes.
+#[test]
+fn what_a_balloon_brings_in_time_counts_as_what_it_frees() {
+    // 60 a second for ten seconds.
+    let rate = Some(Pages(60));
+    let slow = VmState { balloon_health: Health::Slow, balloon_rate: rate, ..halves() };
+    let full = VmState { swap_free: Pages(0), ..slow };
+    assert_eq!(full.fixed_for_now(), Pages(1_200));
+    let tools = Tools { grown: Pages(1_000), ..Tools::default() };
+    let healthy = VmState { balloon_rate: rate, balloon_goal: Pages(1_000), tools, ..halves() };
+    let standing = [Standing { vm: healthy, target: Pages(1_000) }];
+    let p = plan(State::Soft, &supply(250), &[], &standing)[0];
+    // Of 400 that are missing its balloon brings 300 in time.
+    assert_eq!((p.balloon_goal, p.evict), (Pages(1_800), Pages(100)));
 }
