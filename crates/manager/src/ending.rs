@@ -477,7 +477,6 @@ async fn ask_to_end(vm: &Vm, patience: Duration) -> Asked {
     if heard { Asked::Guest } else { Asked::Vmm }
 }
 
-/// QEMU writes out what it has of disks, and ends; its guest is not asked.
 /// A VM's end, whoever caused it.
 pub async fn watch_exit(manager: Arc<Manager>, vm: Arc<Vm>) {
     let exit = exited(&vm).await;

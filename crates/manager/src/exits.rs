@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ballast_qemu::{Exit, process};
+use ballast_pager::service::PagedVm;
+use ballast_qemu::{Exit, ProcessHandle, process};
+use ballast_uffd::UffdError;
 use rustix::process::Signal;
 
 use crate::vm::Vm;
@@ -17,9 +19,10 @@ const DEAD: Duration = Duration::from_secs(5);
 
 /// Returns when a VM's VMM has ended.
 pub async fn exited(vm: &Arc<Vm>) -> Exit {
+    let pid = vm.process.pid();
     tokio::select! {
         exit = by_itself(vm) => exit,
-        exit = once_let_go(vm) => exit,
+        exit = once_let_go(&vm.process, DEAD, || process::is_dead(pid), || let_go(vm)) => exit,
     }
 }
 
@@ -48,35 +51,52 @@ async fn by_itself(vm: &Vm) -> Exit {
 }
 
 /// A VMM that was killed ends when the kernel's own threads are done with its memory: KVM's for asynchronous faults, and
-/// before Linux 6.4 vhost's. SIGKILL does not end those, and they may wait for a page that cannot be read, or for memory that
-/// the VM is not to have. All of its threads are gone then: nobody misses what they get instead.
-async fn once_let_go(vm: &Arc<Vm>) -> Exit {
+/// vhost's. SIGKILL does not end those, and they may wait for a page that cannot be read, or for memory that
+/// the VM is not to have. All of its own threads are gone then: nobody misses what they get instead.
+async fn once_let_go<L: Future<Output = bool>>(
+    process: &ProcessHandle,
+    every: Duration,
+    is_dead: impl Fn() -> bool,
+    let_go: impl Fn() -> L,
+) -> Exit {
     let mut dead = 0;
-    while dead < 2 {
-        if let Ok(exit) = tokio::time::timeout(DEAD, vm.process.exited()).await {
+    loop {
+        if let Ok(exit) = tokio::time::timeout(every, process.exited()).await {
             return exit;
         }
-        dead = if process::is_dead(vm.process.pid()) { dead + 1 } else { 0 };
+        dead = if is_dead() { dead + 1 } else { 0 };
+        if dead >= 2 && let_go().await {
+            return process.exited().await;
+        }
     }
-    let owner = vm.clone();
-    let let_go = tokio::task::spawn_blocking(move || {
-        owner.paged().as_ref().map(|paged| paged.memory().backend().let_go())
-    });
-    match let_go.await {
-        Ok(Some(Ok(()))) => {
+}
+
+/// Answers whether the VMM keeps nothing of its RAM waiting any more.
+async fn let_go(vm: &Vm) -> bool {
+    // Who waits for locks of its VMM looks at no VM meanwhile.
+    let Some(letting_go) = vm.paged().as_ref().map(PagedVm::letting_go) else { return true };
+    match tokio::task::spawn_blocking(letting_go).await {
+        Ok(Ok(())) => {
             tracing::warn!(
                 vm = vm.name,
                 "is dead, and the kernel waits for pages of it: they are zeros now"
             );
+            true
         }
-        Ok(Some(Err(e))) => tracing::warn!(vm = vm.name, "is dead, and has not ended: {e}"),
-        Ok(None) => {}
-        Err(e) => tracing::error!(vm = vm.name, "letting it go: {e}"),
+        // There is no more to be done.
+        Ok(Err(UffdError::Gone)) => true,
+        Ok(Err(e)) => {
+            tracing::warn!(vm = vm.name, "is dead, and has not ended: {e}");
+            false
+        }
+        Err(e) => {
+            tracing::error!(vm = vm.name, "letting it go: {e}");
+            true
+        }
     }
-    vm.process.exited().await
 }
 
-/// Asks a VMM to end.
+/// Asks a VMM to end: QEMU writes out what it has of disks then; its guest is not asked.
 pub fn terminate(vm: &Vm) {
     if let Err(e) = vm.process.signal(Signal::TERM) {
         tracing::warn!(vm = vm.name, "SIGTERM: {e}");
@@ -86,8 +106,9 @@ pub fn terminate(vm: &Vm) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::{Cell, RefCell};
+
     use ballast_api::VmSpec;
-    use ballast_qemu::ProcessHandle;
     use ballast_units::Pages;
 
     use crate::vm::{Asked, VmParams};
@@ -125,14 +146,39 @@ mod tests {
         assert_eq!(exited(&vm).await, Exit::Signal(9));
     }
 
+    /// What `is_dead` says, look by look, and what letting go does, try by try: how often that was tried, look by look.
+    async fn let_go_of(dead: &[bool], done: &[bool]) -> Vec<usize> {
+        let (child, vm) = hanging(None);
+        let child = RefCell::new(child);
+        let (looks, tries) = (Cell::new(0), Cell::new(0));
+        let seen = RefCell::new(Vec::new());
+        let is_dead = || {
+            seen.borrow_mut().push(tries.get());
+            looks.set(looks.get() + 1);
+            // Its end comes after all that is to be seen.
+            if looks.get() >= dead.len() {
+                child.borrow_mut().kill().unwrap();
+            }
+            dead.get(looks.get() - 1).copied().unwrap_or_default()
+        };
+        let let_go = || {
+            tries.set(tries.get() + 1);
+            let is_done = done[tries.get() - 1];
+            if is_done {
+                child.borrow_mut().kill().unwrap();
+            }
+            std::future::ready(is_done)
+        };
+        let exit = once_let_go(&vm.process, Duration::from_millis(10), is_dead, let_go).await;
+        assert_eq!(exit, Exit::Signal(9));
+        seen.into_inner()
+    }
+
     #[tokio::test]
-    async fn one_that_is_killed_has_ended_though_it_was_looked_at_first() {
-        let (mut child, vm) = hanging(None);
-        let watched = vm.clone();
-        let watch = tokio::spawn(async move { once_let_go(&watched).await });
-        tokio::time::sleep(DEAD + Duration::from_millis(100)).await;
-        assert!(!watch.is_finished());
-        child.kill().unwrap();
-        assert_eq!(watch.await.unwrap(), Exit::Signal(9));
+    async fn one_that_is_dead_at_two_looks_and_has_not_ended_is_let_go_until_that_is_done() {
+        assert_eq!(let_go_of(&[false, true, false], &[]).await, [0, 0, 0]);
+        // Dead at the third and fourth; the first try fails.
+        let dead = [true, false, true, true, true, true];
+        assert_eq!(let_go_of(&dead, &[false, true]).await, [0, 0, 0, 0, 1]);
     }
 }

@@ -95,11 +95,15 @@ impl GuestRam {
     /// the VMM is gone. The kernel's own threads are not ended by SIGKILL (KVM's for asynchronous faults, vhost's), and the VMM
     /// does not end before them.
     ///
+    /// May take as long as somebody holds the lock of the VMM's mappings.
+    ///
     /// # Errors
-    /// Of the kernel; `Gone` where the VMM has ended.
+    /// Of the kernel, of the first part that it keeps; `Gone` where the VMM has ended.
     pub fn let_go(&self) -> Result<(), UffdError> {
         self.was_let_go.store(true, Ordering::Relaxed);
-        self.layout.parts().try_for_each(|part| self.uffd.unregister(part.base, part.len.bytes()))
+        // One where something else is mapped by now keeps none of the others.
+        let let_go = |part: &RamPart| self.uffd.unregister(part.base, part.len.bytes());
+        self.layout.parts().map(let_go).fold(Ok(()), Result::and)
     }
 
     fn failed(&self, e: UffdError, ppn: Ppn) -> MemError {

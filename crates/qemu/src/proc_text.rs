@@ -56,6 +56,12 @@ pub fn stat(text: &str) -> Option<Stat> {
     Some(Stat { comm: comm.to_owned(), state, ticks, major_faults, started, size })
 }
 
+/// The kernel's flags of a thread (PF_...), in the text of its stat.
+pub fn task_flags(text: &str) -> Option<u32> {
+    // The ninth field; the first after the name is the third.
+    stat_fields(text)?.1.nth(6)?.parse().ok()
+}
+
 /// All resident memory and its anonymous part, from /proc/PID/statm, which costs the kernel much less to
 /// tell than status does. None of a process that has no memory any more.
 pub fn statm(text: &str) -> Option<(Bytes, Bytes)> {

@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::io;
+use std::path::Path;
 use std::time::Duration;
 
 use ballast_api::record::process_started;
@@ -45,15 +46,18 @@ pub fn since_boot() -> Duration {
     Duration::try_from(clock_gettime(ClockId::Boottime)).unwrap_or_default()
 }
 
-/// Whether the process is there, and none of its threads has memory any more: nothing of it runs, nor will. False where that
-/// cannot be told.
+/// Whether the process is there, and none of its threads has memory any more but those that the kernel runs in its name:
+/// nothing of it runs, nor will. False where that cannot be told.
 pub fn is_dead(pid: u32) -> bool {
     let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return false };
+    let first = pid.to_string();
     let mut seen = false;
     for thread in threads {
         let Ok(thread) = thread else { return false };
         match fs::read_to_string(thread.path().join("statm")) {
-            Ok(text) if text.starts_with("0 ") => seen = true,
+            Ok(text) if text.starts_with("0 ") => seen |= *thread.file_name() == *first,
+            // Since Linux 6.4 vhost's are threads of their process, which outlive the others.
+            Ok(_) if is_of_kernel(&thread.path()) => {}
             // It ended just now.
             Err(e)
                 if e.raw_os_error() == Some(libc::ESRCH) || e.kind() == io::ErrorKind::NotFound => {
@@ -62,6 +66,16 @@ pub fn is_dead(pid: u32) -> bool {
         }
     }
     seen
+}
+
+fn is_of_kernel(thread: &Path) -> bool {
+    let stat = fs::read(thread.join("stat")).unwrap_or_default();
+    proc_text::task_flags(&String::from_utf8_lossy(&stat)).is_some_and(is_user_worker)
+}
+
+/// PF_USER_WORKER without PF_IO_WORKER: io_uring's end with their process.
+fn is_user_worker(flags: u32) -> bool {
+    flags & 0x4000 != 0 && flags & 0x10 == 0
 }
 
 /// Faults of all threads, those that ended included, that waited for a page to be read from swap or a file: a count.
@@ -74,15 +88,15 @@ pub fn comm(pid: u32) -> Option<String> {
     proc_text::stat(&read(pid, "stat")?).map(|stat| stat.comm)
 }
 
-/// The memory of the host that its kernel can use, without what is set aside for huge pages (hugetlbfs). None where /proc does not tell.
+/// The memory of the host that its kernel can use. None where /proc does not tell.
 pub fn host_memory() -> Option<Bytes> {
-    memory_of(&fs::read_to_string("/proc/meminfo").ok()?)
+    proc_text::status_field(&fs::read_to_string("/proc/meminfo").ok()?, "MemTotal")
 }
 
-fn memory_of(meminfo: &str) -> Option<Bytes> {
-    let field = |key| proc_text::status_field(meminfo, key);
-    // What is set aside for huge pages is nobody else's, used or not.
-    Some(field("MemTotal")?.saturating_sub(field("Hugetlb").unwrap_or_default()))
+/// Of that, what is set aside for huge pages (hugetlbfs), used or not: nobody else's. It may change at any time.
+pub fn huge_pages() -> Bytes {
+    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    proc_text::status_field(&meminfo, "Hugetlb").unwrap_or_default()
 }
 
 fn ticks(ticks: u64) -> Duration {
@@ -121,13 +135,10 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_is_set_aside_for_huge_pages_is_not_the_hosts() {
-        let all = "MemTotal:       1000 kB\nMemFree:         5 kB\n";
-        assert_eq!(memory_of(all), Some(Bytes(1000 << 10)));
-        let some =
-            format!("{all}HugePages_Total:     200\nHugepagesize:   2 kB\nHugetlb:     400 kB\n");
-        assert_eq!(memory_of(&some), Some(Bytes(600 << 10)));
-        assert_eq!(memory_of("Hugetlb:     400 kB\n"), None);
+    fn memory_that_is_set_aside_for_huge_pages_is_told_beside_the_hosts() {
+        let text = "HugePages_Total: 200\nHugepagesize: 2 kB\nHugetlb: 400 kB\n";
+        assert_eq!(proc_text::status_field(text, "Hugetlb"), Some(Bytes(400 << 10)));
+        assert!(huge_pages() < host_memory().unwrap());
     }
 
     #[test]
@@ -145,6 +156,18 @@ mod tests {
         }
         child.wait().unwrap();
         assert!(!is_dead(pid), "gone");
+    }
+
+    #[test]
+    fn threads_that_the_kernel_runs_for_vhost_are_told_from_others() {
+        // A thread of the VMM, a worker of vhost, and one of io_uring: include/linux/sched.h.
+        for (flags, is) in [(0x0040_0040, false), (0x0040_4040, true), (0x0020_4050, false)] {
+            assert_eq!(is_user_worker(flags), is, "{flags:x}");
+        }
+        let own = fs::read_to_string("/proc/thread-self/stat").unwrap();
+        assert!(!is_user_worker(proc_text::task_flags(&own).unwrap()));
+        let of_vhost = "7 (vhost-1) S 1 7 7 0 -1 4210752 0 0";
+        assert!(is_user_worker(proc_text::task_flags(of_vhost).unwrap()));
     }
 
     #[test]

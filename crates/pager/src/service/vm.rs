@@ -11,6 +11,7 @@ use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use ballast_uffd::UffdError;
 use ballast_units::{Bytes, Pages, Ppn};
 
 pub(super) use self::domain::DomainChange;
@@ -293,6 +294,11 @@ impl PagedVm {
     /// Its pages. Of what changes them, only `set_target` is for others than the VM's own threads.
     pub fn memory(&self) -> &Memory<GuestRam> {
         &self.shared.memory
+    }
+    /// See `GuestRam::let_go`: for one who keeps nobody from this VM meanwhile.
+    pub fn letting_go(&self) -> impl FnOnce() -> Result<(), UffdError> + Send + 'static {
+        let memory = self.shared.memory.clone();
+        move || memory.backend().let_go()
     }
     /// Machine memory reserved for it beside what its pages are charged, as it was started with.
     pub fn overhead(&self) -> Pages {
