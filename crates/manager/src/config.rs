@@ -14,7 +14,7 @@ use ballast_compress::Algorithm;
 use ballast_pager::file_memory;
 use ballast_pager::tier::Compression;
 use ballast_policy::{BalloonConfig, PolicyKind, SamplingConfig, SamplingError, Scale, TaxRate};
-use ballast_qemu::process::host_memory;
+use ballast_qemu::process::{host_memory, huge_pages};
 use ballast_units::{Bytes, Pages};
 use serde::Deserialize;
 
@@ -345,7 +345,7 @@ impl Config {
     /// # Errors
     /// The file cannot be read, is no TOML, or has a value that cannot be, which the error names.
     pub fn load(path: Option<&Path>, overrides: Overrides) -> Result<Config, ConfigError> {
-        let host = host_memory().unwrap_or(Bytes(0));
+        let host = HostMemory::now();
         let Some(path) = path else {
             return Config::check(File::default(), overrides, "(command line and defaults)", host);
         };
@@ -354,7 +354,12 @@ impl Config {
         Config::read(path, &text, overrides, host)
     }
 
-    fn read(path: &Path, text: &str, over: Overrides, host: Bytes) -> Result<Config, ConfigError> {
+    fn read(
+        path: &Path,
+        text: &str,
+        over: Overrides,
+        host: HostMemory,
+    ) -> Result<Config, ConfigError> {
         let file = parse(path, text)?;
         let mut overridden = over.keys();
         // What the file says there is read all the same, and may be what is wrong.
@@ -378,7 +383,7 @@ impl Config {
         file: File,
         over: Overrides,
         origin: &str,
-        host: Bytes,
+        host: HostMemory,
     ) -> Result<Config, ConfigError> {
         let bad = |key: &str, what: String| ConfigError::Value {
             origin: origin.to_owned(),
@@ -388,7 +393,12 @@ impl Config {
         };
         let wrong = |(key, what): Wrong| bad(key, what);
         let wrong_rule = |(key, what): (String, String)| bad(&key, what);
-        let budget = budget(&file, over.budget, host).map_err(wrong)?;
+        let whole = budget(&file, over.budget, host.all).map_err(wrong)?;
+        // What is set aside for huge pages changes while guests run: it makes no budget, and no min, a mistake.
+        let budget = match over.budget.is_none() && file.budget.is_none() {
+            true => budget(&file, None, host.left()).unwrap_or(MIN_BUDGET),
+            false => whole,
+        };
         let tax = over.tax.or(file.tax).unwrap_or(0.75);
         let tax = TaxRate::new(tax).map_err(|e| bad("tax", e.to_string()))?;
         let sampling = sampling(&file.sampling, &over).map_err(wrong)?;
@@ -402,7 +412,7 @@ impl Config {
         let pools = rules::pool_rules(file.pool).map_err(wrong_rule)?;
         let vms = rules::vm_rules(file.defaults, file.vm, &pools).map_err(wrong_rule)?;
         let scale = file.thresholds.unwrap_or_default();
-        let capacity = budget.saturating_sub(scale.thresholds(budget).goal());
+        let capacity = whole.saturating_sub(scale.thresholds(whole).goal());
         check_mins(&pools, capacity).map_err(wrong_rule)?;
 
         let run_dir = run_dir(over.run_dir.or(file.run_dir)).map_err(wrong)?;
@@ -481,6 +491,37 @@ fn group(name: &str) -> Result<u32, String> {
         (fields.next() == Some(name)).then(|| fields.nth(1)?.parse().ok()).flatten()
     };
     groups.lines().find_map(number).ok_or_else(|| format!("no group '{name}' in /etc/group"))
+}
+
+/// The host's.
+#[derive(Clone, Copy)]
+struct HostMemory {
+    all: Bytes,
+    /// Set aside for huge pages.
+    huge: Bytes,
+}
+
+impl HostMemory {
+    fn now() -> HostMemory {
+        HostMemory { all: host_memory().unwrap_or_default(), huge: huge_pages() }
+    }
+
+    /// For everything else.
+    fn left(self) -> Bytes {
+        self.all.saturating_sub(self.huge)
+    }
+}
+
+/// What is to be said of a budget that huge pages leave no room for: they may be there for a while only.
+pub fn beyond_huge_pages(budget: Pages) -> Option<String> {
+    let host = HostMemory::now();
+    let says = || {
+        let (huge, left) = (host.huge, host.left());
+        format!(
+            "{huge} of the host's memory are set aside for huge pages, which leaves {left}: less than the budget, {budget}"
+        )
+    };
+    (host.huge.0 > 0 && budget > host.left().pages()).then(says)
 }
 
 /// A budget that this host can have.

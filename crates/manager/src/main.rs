@@ -316,7 +316,10 @@ async fn serve(
         Some(missing) => anyhow::bail!(missing),
         None => {}
     }
-    let shims = bind_shims(&config.run_dir.join(layout::SHIM_SOCKET), config.shim_group)?;
+    if let Some(told) = config::beyond_huge_pages(config.budget) {
+        tracing::warn!("{told}");
+    }
+    let shims = bind_shims(config)?;
     let listener = bind_api(&config.socket)?;
     let threads = start_threads(&manager, shims)?;
     for vm in waiting {
@@ -464,9 +467,14 @@ async fn until_ended(manager: &Arc<Manager>, signals: &mut Signals, stop_vms: bo
             _ = signals.int.recv() => break true,
             _ = signals.hup.recv() => {
                 let manager = manager.clone();
-                tokio::task::spawn_blocking(move || match manager.reload() {
-                    Ok(done) => tracing::info!("{}: read again", done.file),
-                    Err(e) => tracing::error!("{e}"),
+                tokio::task::spawn_blocking(move || {
+                    if let Err(e) = run_dir::reopen(&manager.config()) {
+                        tracing::error!("who may reach the shims' socket: {e:#}");
+                    }
+                    match manager.reload() {
+                        Ok(done) => tracing::info!("{}: read again", done.file),
+                        Err(e) => tracing::error!("{e}"),
+                    }
                 });
             }
         }
@@ -487,13 +495,11 @@ async fn answer(manager: Arc<Manager>, listener: tokio::net::UnixListener) {
 }
 
 /// With the lock held, a socket that is there is a dead manager's.
-fn bind_shims(path: &Path, group: Option<u32>) -> anyhow::Result<Listener> {
+fn bind_shims(config: &Config) -> anyhow::Result<Listener> {
+    let path = &config.run_dir.join(layout::SHIM_SOCKET);
     let _ = std::fs::remove_file(path);
-    let named = || format!("socket {}", path.display());
-    let listener = Listener::bind(path).with_context(named)?;
-    // Whoever connects may write.
-    let mode = if group.is_some() { 0o660 } else { 0o600 };
-    run_dir::open_to(path, group, mode).with_context(named)?;
+    let listener = Listener::bind(path).with_context(|| format!("socket {}", path.display()))?;
+    run_dir::open_socket(config)?;
     Ok(listener)
 }
 

@@ -147,6 +147,26 @@ fn open(config: &Config, folder: &File) -> anyhow::Result<()> {
         .with_context(|| format!("folder {}", config.run_dir.display()))
 }
 
+/// Says once more who may go through the run folder and reach the shims' socket: systemd makes both root's alone when it runs an
+/// ExecReload= of a unit with a RuntimeDirectory=, and that is what sends SIGHUP.
+///
+/// # Errors
+/// The folder is not to be trusted any more, or they cannot be given to the group.
+pub fn reopen(config: &Config) -> anyhow::Result<()> {
+    open(config, &trusted(&config.run_dir, false)?)?;
+    open_socket(config)
+}
+
+/// Whoever may connect to the shims' socket may write to it.
+///
+/// # Errors
+/// It cannot be given to the group.
+pub fn open_socket(config: &Config) -> anyhow::Result<()> {
+    let path = config.run_dir.join(layout::SHIM_SOCKET);
+    let mode = if config.shim_group.is_some() { 0o660 } else { 0o600 };
+    open_to(&path, config.shim_group, mode).with_context(|| format!("socket {}", path.display()))
+}
+
 /// The swap locations that are there are to be trusted. One whose file system hangs is not waited for long: it is looked
 /// at again before the first file is made there ([`crate::claim`]).
 fn look_at_swap(config: &Config) -> anyhow::Result<()> {
@@ -198,7 +218,7 @@ fn make(dir: &Path, above: u32) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// It is not ours to give.
-pub fn open_to(path: &Path, group: Option<u32>, mode: u32) -> std::io::Result<()> {
+fn open_to(path: &Path, group: Option<u32>, mode: u32) -> std::io::Result<()> {
     if group.is_some() {
         std::os::unix::fs::chown(path, None, group)?;
     }

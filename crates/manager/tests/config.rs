@@ -241,6 +241,16 @@ fn the_group_of_shims_reaches_their_socket_and_nothing_else() {
     second.arg("--socket").arg(ballastd.root.join("other.sock"));
     refused(&second.output().unwrap(), &["another ballastd", &run_dir.display().to_string()]);
     let modes = [&above, &above.join("it"), &run_dir, &run_dir.join("shim.sock")].map(|p| mode(p));
+    // As systemd leaves them when it has a unit reload.
+    for (path, mode) in [(&run_dir, 0o755), (&run_dir.join("shim.sock"), 0o600)] {
+        std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+    }
+    support::signal(child.id(), rustix::process::Signal::HUP);
+    let begun = std::time::Instant::now();
+    while [mode(&run_dir), mode(&run_dir.join("shim.sock"))] != [0o710, 0o660] {
+        assert!(begun.elapsed().as_secs() < 60, "the group has not got it back");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
     support::signal(child.id(), rustix::process::Signal::TERM);
     assert!(child.wait().unwrap().success() && first.starts_with("ready:"), "{first}");
     assert_eq!(modes, [0o711, 0o711, 0o710, 0o660], "{modes:?}");

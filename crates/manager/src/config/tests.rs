@@ -3,7 +3,12 @@ use super::*;
 fn check(text: &str) -> Result<Config, ConfigError> {
     let shim = std::env::current_exe().ok();
     let over = Overrides { shim, ..Overrides::default() };
-    Config::read(Path::new("ballast.toml"), text, over, Bytes::from_mib(16 << 10))
+    Config::read(
+        Path::new("ballast.toml"),
+        text,
+        over,
+        HostMemory { all: Bytes::from_mib(16 << 10), ..HOST },
+    )
 }
 
 #[test]
@@ -191,6 +196,36 @@ fn mistakes_are_refused_as_a_whole_and_name_their_line_or_key() {
     }
 }
 
+const HOST: HostMemory = HostMemory { all: Bytes::from_mib(2048), huge: Bytes(0) };
+
+/// Guests may wait for this manager: what is set aside by now makes no mistake of what was none.
+#[test]
+fn huge_pages_lower_the_default_budget_and_refuse_no_other() {
+    let check = |text: &str, huge: u64| {
+        let over = Overrides {
+            run_dir: Some("/b".into()),
+            shim: std::env::current_exe().ok(),
+            ..Overrides::default()
+        };
+        let host = HostMemory { huge: Bytes::from_mib(huge), ..HOST };
+        let text = format!("swap_dir = \"/c\"\n{text}");
+        let config = Config::read(Path::new("x.toml"), &text, over, host);
+        config.map(|config| config.budget).map_err(|e| e.to_string())
+    };
+    let mib = |mib| Ok(Pages::from_mib(mib));
+    assert_eq!(check("", 0), mib(1024));
+    assert_eq!(check("", 512), mib(512));
+    assert_eq!(check("reserve = \"256M\"", 512), mib(1280));
+    let with_mins = "[pool.a]\nmin = \"800M\"\n";
+    for huge in [0, 512, 2000, 4096] {
+        assert_eq!(check("budget = \"1900M\"", huge), mib(1900));
+        assert!(check(with_mins, huge).is_ok(), "{huge}");
+    }
+    assert_eq!(check("", 2000), Ok(MIN_BUDGET));
+    assert!(check("budget = \"2049M\"", 0).unwrap_err().contains("budget: "));
+    assert!(check("reserve = \"2047M\"", 0).unwrap_err().contains("reserve: "));
+}
+
 #[test]
 fn the_command_line_wins() {
     let file = parse(Path::new("x"), "budget = \"1G\"\ntax = 0.5\nrun_dir = \"/a\"\n").unwrap();
@@ -200,7 +235,7 @@ fn the_command_line_wins() {
         shim: std::env::current_exe().ok(),
         ..Overrides::default()
     };
-    let config = Config::check(file, over, "x", Bytes::from_mib(2048)).unwrap();
+    let config = Config::check(file, over, "x", HOST).unwrap();
     assert_eq!(config.budget, Pages::from_mib(512));
     assert_eq!(config.run_dir, Path::new("/b"));
     assert_eq!(config.swap_dir.as_deref(), Some(Path::new("/b/swap")));
@@ -211,7 +246,7 @@ fn the_command_line_wins() {
 fn a_mistake_is_told_where_it_was_made() {
     let read = |text: &str, over: Overrides| {
         let over = Overrides { shim: std::env::current_exe().ok(), ..over };
-        let read = Config::read(Path::new("x.toml"), text, over, Bytes::from_mib(2048));
+        let read = Config::read(Path::new("x.toml"), text, over, HOST);
         read.unwrap_err().to_string()
     };
     let tax = || Overrides { tax: Some(1.5), ..Overrides::default() };
@@ -241,7 +276,7 @@ fn no_swap_is_put_on_a_tmpfs_unasked() {
                 ..Overrides::default()
             };
             let file = parse(Path::new("x"), &format!("budget = \"1G\"\n{rest}")).unwrap();
-            Config::check(file, over, "x", Bytes::from_mib(2048)).map_err(|e| e.to_string())
+            Config::check(file, over, "x", HOST).map_err(|e| e.to_string())
         };
         let refused = check("").unwrap_err();
         let part = "/swap would be on a tmpfs, where what is swapped stays in memory";
