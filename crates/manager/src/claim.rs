@@ -2,12 +2,13 @@
 //! that are gone: each location has one manager at a time, and says of which run folder's VMs there may be files.
 //!
 //! The lock is on the folder itself, and goes with the process; what stays is the folder's attribute [`OWNERS`], a
-//! run folder a line. Where a file system knows no locks or no attributes, there is no protection.
+//! run folder a line. Where a file system knows no locks or no attributes, there is no protection. Whoever can open a folder can
+//! lock it: one that has nothing but swap files in it is closed to others.
 
 use std::ffi::OsStr;
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -39,6 +40,7 @@ impl Claim {
     /// One line: it is not there, others may write to it, or another manager has it.
     pub fn new(location: &Path, run_dir: &Path) -> anyhow::Result<Claim> {
         let folder = trusted(location, true)?;
+        close(location, &folder);
         let begun = Instant::now();
         loop {
             match flock(&folder, FlockOperation::NonBlockingLockExclusive) {
@@ -50,7 +52,8 @@ impl Claim {
                     let owners = owners(&folder).unwrap_or_default();
                     let who = owners.first().map_or_else(String::new, |of| format!(", of {of},"));
                     bail!(
-                        "another ballastd{who} has its swap files here: each needs a folder of its own"
+                        "another ballastd{who} has its swap files here, or somebody else keeps the folder locked \
+                        (lslocks): each needs a folder of its own"
                     );
                 }
                 Err(e) => {
@@ -96,6 +99,39 @@ impl Claim {
     }
 }
 
+/// Keeps others from locking it.
+fn close(location: &Path, folder: &File) {
+    const OTHERS_READ: u32 = 0o044;
+    let closed = || {
+        let mode = folder.metadata()?.mode() & 0o7777;
+        if mode & OTHERS_READ == 0 {
+            return Ok(true);
+        }
+        for entry in std::fs::read_dir(location)? {
+            let name = entry?.file_name();
+            if !is_swap_file(&name) && name != "lost+found" {
+                return Ok(false);
+            }
+        }
+        folder.set_permissions(Permissions::from_mode(mode & !OTHERS_READ))?;
+        tracing::info!("{}: nobody but its owner can read it now", location.display());
+        Ok(true)
+    };
+    let told = match closed() {
+        Ok(true) => return,
+        Ok(false) => "there is more than swap files in it".to_owned(),
+        Err(e) => std::io::Error::to_string(&e),
+    };
+    tracing::warn!(
+        "{}: others can read it, and keep every ballastd from it by a lock ({told}): take that from them (chmod go-r)",
+        location.display()
+    );
+}
+
+fn is_swap_file(name: &OsStr) -> bool {
+    name.as_bytes().ends_with(b".swap")
+}
+
 /// The run folders that the folder names; none where nothing is noted, or can be.
 fn owners(folder: &File) -> Result<Vec<String>, Errno> {
     let mut text = vec![0; LONGEST];
@@ -111,7 +147,7 @@ fn owners(folder: &File) -> Result<Vec<String>, Errno> {
 fn has_swap_files(location: &Path) -> anyhow::Result<bool> {
     let named = || format!("folder {}", location.display());
     for entry in std::fs::read_dir(location).with_context(named)? {
-        if entry.with_context(named)?.file_name().as_bytes().ends_with(b".swap") {
+        if is_swap_file(&entry.with_context(named)?.file_name()) {
             return Ok(true);
         }
     }
@@ -149,5 +185,26 @@ mod tests {
         std::fs::write(dir.path().join("v.swap"), "").unwrap();
         assert!(!Claim::new(dir.path(), ours).unwrap().has_others);
         assert!(Claim::new(&dir.path().join("none"), ours).is_err());
+    }
+
+    /// Any user could keep ballastd from it: a lock takes no more than a descriptor.
+    #[test]
+    fn a_folder_with_nothing_but_swap_files_is_closed_to_those_who_could_lock_it() {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let mode = || std::fs::metadata(dir.path()).unwrap().mode() & 0o7777;
+        let claimed_with = |mode: u32| {
+            std::fs::set_permissions(dir.path(), Permissions::from_mode(mode)).unwrap();
+            drop(Claim::new(dir.path(), Path::new("/run/ours")).unwrap());
+        };
+        std::fs::create_dir(dir.path().join("lost+found")).unwrap();
+        std::fs::write(dir.path().join("v.swap"), "").unwrap();
+        claimed_with(0o755);
+        assert_eq!(mode(), 0o711);
+        claimed_with(0o700);
+        assert_eq!(mode(), 0o700);
+        // What else is there may be for others to see.
+        std::fs::write(dir.path().join("notes"), "").unwrap();
+        claimed_with(0o755);
+        assert_eq!(mode(), 0o755);
     }
 }

@@ -106,7 +106,10 @@ impl Manager {
                 missing_is_fine(result).map_err(told)
             };
             manager.commons.retire(&owner).map_err(std::io::Error::other)?;
-            manager.swap.remove(&owner, None)?;
+            // On a location that can only be read it stays. No file is made over another.
+            if let Err(e) = manager.swap.remove(&owner, None) {
+                tracing::warn!(vm = owner, "a swap file of a former VM: {e}");
+            }
             named(&folder, std::fs::remove_dir_all(&folder))?;
             named(&folder, std::fs::create_dir_all(&folder))
         };

@@ -5,7 +5,8 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use ballast_units::{PAGE_SIZE, Pages, SlotId};
-use rustix::fs::OFlags;
+use rustix::fs::{FallocateFlags, OFlags};
+use rustix::io::Errno;
 
 use crate::backend::PageBuf;
 use crate::file_memory;
@@ -44,7 +45,7 @@ impl SwapFile {
     /// place to go (OSDI'02 s.6.2).
     ///
     /// # Errors
-    /// The file exists, or there is no room for all of it: no file is left then.
+    /// The file exists, there is no room for all of it, or its file system cannot tell when writes have ended: no file is left then.
     pub fn create(path: &Path, len: Pages) -> Result<SwapFile, SwapError> {
         let fail = |source| SwapError::Create { path: path.to_owned(), size: len, source };
         let (file, direct) = open(path, Mode::Create).map_err(fail)?;
@@ -54,6 +55,10 @@ impl SwapFile {
         {
             let _ = std::fs::remove_file(path);
             return Err(fail(e.into()));
+        }
+        if let Err(e) = wait_for_writes(&file, len) {
+            let _ = std::fs::remove_file(path);
+            return Err(fail(e));
         }
         Ok(SwapFile::of(file, path, (direct, None), len))
     }
@@ -79,10 +84,14 @@ impl SwapFile {
         let has = Pages(file.metadata().map_err(fail)?.len() / PAGE_SIZE as u64);
         let len = len.unwrap_or(has);
         // A manager that was killed may have left writes under way, and its successor could use their
-        // slots at once. File systems wait for such direct writes before they allocate.
-        let flags = rustix::fs::FallocateFlags::KEEP_SIZE;
-        if let Err(e) = rustix::fs::fallocate(&file, flags, 0, len.bytes().0.max(1)) {
-            tracing::debug!("{}: fallocate: {e}", path.display());
+        // slots at once.
+        if let Err(e) = wait_for_writes(&file, len)
+            && unwritable.is_none()
+        {
+            tracing::error!(
+                "{}: {e}: one of a manager that was killed may hit a new page",
+                path.display()
+            );
         }
         Ok(SwapFile::of(file, path, (direct, unwritable), len))
     }
@@ -137,6 +146,34 @@ impl SwapFile {
         }
         self.file.read_exact_at(into, slot.offset())
     }
+}
+
+/// Returns when writes that others began have ended. File systems wait for direct writes before they allocate.
+///
+/// # Errors
+/// This one does not.
+fn wait_for_writes(file: &File, len: Pages) -> std::io::Result<()> {
+    // By the kernel's code an allocation is sent to their servers, whatever else is on its way there. NFS has none that keeps sizes.
+    const FUSE: u32 = 0x6573_5546;
+    const V9FS: u32 = 0x0102_1997;
+    const CIFS: u32 = 0xff53_4d42;
+    const SMB2: u32 = 0xfe53_4d42;
+    if len.is_zero() {
+        return Ok(());
+    }
+    let kind = rustix::fs::fstatfs(file)?.f_type;
+    let done = if [FUSE, V9FS, CIFS, SMB2].map(i64::from).contains(&kind) {
+        Err(Errno::OPNOTSUPP)
+    } else {
+        rustix::fs::fallocate(file, FallocateFlags::KEEP_SIZE, 0, len.bytes().0)
+    };
+    done.map_err(|e| match e {
+        Errno::OPNOTSUPP => std::io::Error::new(
+            std::io::ErrorKind::Unsupported,
+            "its file system cannot tell when writes have ended",
+        ),
+        e => e.into(),
+    })
 }
 
 /// What a file is opened for.
@@ -235,6 +272,10 @@ mod tests {
         assert!(swap.file().metadata().unwrap().blocks() * 512 >= 1 << 20);
         assert_eq!(SwapFile::open(&path, None).unwrap().len(), Pages(256));
         assert!(SwapFile::create(&path, Pages(1)).is_err(), "never overwritten");
+        wait_for_writes(swap.file(), swap.len()).unwrap();
+        // A file of /proc takes no allocation, as one of NFS takes none that keeps its size.
+        let refused = wait_for_writes(&File::open("/proc/self/stat").unwrap(), Pages(1));
+        assert!(refused.is_err());
     }
 
     #[test]
