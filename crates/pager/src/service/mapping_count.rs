@@ -1,6 +1,7 @@
 //! Whether a VMM has mappings to spare. The kernel lets a process have only so many, and each change of what its RAM
 //! shows may add some. A count goes over its whole list: in between, what changes may have added is added up.
 
+use std::cmp::Ordering;
 use std::time::{Duration, Instant};
 
 use ballast_units::Pages;
@@ -35,6 +36,8 @@ pub(super) struct MappingCount {
     took: Duration,
     most: u64,
     most_with_homes: u64,
+    /// What the kernel lets it have, against what its size does.
+    kernels_to_own: Ordering,
 }
 
 impl MappingCount {
@@ -45,6 +48,7 @@ impl MappingCount {
         // What goes home makes fewer of them in the end: that has all that the kernel allows.
         MappingCount {
             most: MappingCount::new(kernels.min(own)).most,
+            kernels_to_own: kernels.cmp(&own),
             ..MappingCount::new(kernels)
         }
     }
@@ -58,6 +62,16 @@ impl MappingCount {
             took: Duration::ZERO,
             most: part(MAPPINGS),
             most_with_homes: part(WITH_HOMES),
+            kernels_to_own: Ordering::Less,
+        }
+    }
+
+    /// What has to change for more.
+    pub fn more_needs(&self) -> &'static str {
+        match self.kernels_to_own {
+            Ordering::Less => "a higher vm.max_map_count",
+            Ordering::Equal => "a larger VM, and a higher vm.max_map_count",
+            Ordering::Greater => "a larger VM",
         }
     }
 
@@ -131,6 +145,10 @@ mod tests {
         // One that has more since it had a manager that let it, can go back.
         let count = MappingCount::of(Pages(1 << 18), Some(1_048_576));
         assert_eq!(count.most_with_homes, 917_504);
+        let told = |kernels| MappingCount::of(Pages(1 << 18), Some(kernels)).more_needs();
+        assert_eq!(told(1_048_576), "a larger VM");
+        assert_eq!(told(1_000), "a higher vm.max_map_count");
+        assert!(told(65_530).contains("VM") && told(65_530).contains("max_map_count"));
     }
 
     #[test]

@@ -500,9 +500,9 @@ impl ShareService {
                 Some("QEMU has no descriptor left: more needs a higher RLIMIT_NOFILE".into())
             }
             (false, true) => None,
-            (false, false) => Some(format!(
-                "{estimate} mappings: more needs a higher vm.max_map_count, or a larger VM"
-            )),
+            (false, false) => {
+                Some(format!("{estimate} mappings: more needs {}", self.mappings.more_needs()))
+            }
         });
         self.vm.mappings.store(self.mappings.counted(), Ordering::Relaxed);
         room && !no_files
