@@ -1,6 +1,7 @@
 //! Configuration: one TOML file, overridden by the command line, checked as a whole before anything
 //! is started.
 
+mod budget;
 mod journal;
 mod lines;
 pub mod rules;
@@ -14,12 +15,13 @@ use ballast_compress::Algorithm;
 use ballast_pager::file_memory;
 use ballast_pager::tier::Compression;
 use ballast_policy::{BalloonConfig, PolicyKind, SamplingConfig, SamplingError, Scale, TaxRate};
-use ballast_qemu::process::{host_memory, huge_pages};
 use ballast_units::{Bytes, Pages};
 use serde::Deserialize;
 
 use crate::layout;
 use crate::limits::Wrong;
+use budget::HostMemory;
+pub use budget::{beyond_huge_pages, check_budget};
 use rules::{PoolRule, PoolTable, VmRule, VmTable};
 pub use tools::ToolSettings;
 
@@ -336,9 +338,6 @@ const LARGE_PAGES_FROM: Pages = Pages::from_mib(1024);
 /// Long enough for a balloon of 64 MiB/s to make room for a guest of several GiB.
 const START_WAIT: Duration = Duration::from_secs(60);
 
-/// The smallest budget that makes sense: below it the thresholds are a few pages.
-const MIN_BUDGET: Pages = Pages::from_mib(32);
-
 impl Config {
     /// Reads the file, if any, lays the command line over it, and checks all.
     ///
@@ -393,12 +392,7 @@ impl Config {
         };
         let wrong = |(key, what): Wrong| bad(key, what);
         let wrong_rule = |(key, what): (String, String)| bad(&key, what);
-        let whole = budget(&file, over.budget, host.all).map_err(wrong)?;
-        // What is set aside for huge pages changes while guests run: it makes no budget, and no min, a mistake.
-        let budget = match over.budget.is_none() && file.budget.is_none() {
-            true => budget(&file, None, host.left()).unwrap_or(MIN_BUDGET),
-            false => whole,
-        };
+        let (whole, budget) = budget::check(&file, over.budget, host).map_err(wrong)?;
         let tax = over.tax.or(file.tax).unwrap_or(0.75);
         let tax = TaxRate::new(tax).map_err(|e| bad("tax", e.to_string()))?;
         let sampling = sampling(&file.sampling, &over).map_err(wrong)?;
@@ -493,55 +487,6 @@ fn group(name: &str) -> Result<u32, String> {
     groups.lines().find_map(number).ok_or_else(|| format!("no group '{name}' in /etc/group"))
 }
 
-/// The host's.
-#[derive(Clone, Copy)]
-struct HostMemory {
-    all: Bytes,
-    /// Set aside for huge pages.
-    huge: Bytes,
-}
-
-impl HostMemory {
-    fn now() -> HostMemory {
-        HostMemory { all: host_memory().unwrap_or_default(), huge: huge_pages() }
-    }
-
-    /// For everything else.
-    fn left(self) -> Bytes {
-        self.all.saturating_sub(self.huge)
-    }
-}
-
-/// What is to be said of a budget that huge pages leave no room for: they may be there for a while only.
-pub fn beyond_huge_pages(budget: Pages) -> Option<String> {
-    let host = HostMemory::now();
-    let says = || {
-        let (huge, left) = (host.huge, host.left());
-        format!(
-            "{huge} of the host's memory are set aside for huge pages, which leaves {left}: less than the budget, {budget}"
-        )
-    };
-    (host.huge.0 > 0 && budget > host.left().pages()).then(says)
-}
-
-/// A budget that this host can have.
-///
-/// # Errors
-/// Too little for any host, or more than this one has.
-pub fn check_budget(budget: Pages) -> Result<(), String> {
-    budget_within(budget, host_memory().unwrap_or(Bytes(0)))
-}
-
-fn budget_within(budget: Pages, host: Bytes) -> Result<(), String> {
-    if budget < MIN_BUDGET {
-        return Err(format!("{budget} is below {MIN_BUDGET}"));
-    }
-    if host.0 > 0 && budget > host.pages() {
-        return Err(format!("{budget} is more than the host's memory, {host}"));
-    }
-    Ok(())
-}
-
 fn size(key: &'static str, text: &Option<String>) -> Result<Option<Bytes>, Wrong> {
     let size = text.as_deref().map(str::parse::<Bytes>).transpose();
     size.map_err(|e| (key, e.to_string()))
@@ -550,31 +495,6 @@ fn size(key: &'static str, text: &Option<String>) -> Result<Option<Bytes>, Wrong
 /// VMMs run in folders of their own: nothing that they are told may be relative.
 fn absolute(key: &'static str, path: PathBuf) -> Result<PathBuf, Wrong> {
     std::path::absolute(&path).map_err(|e| (key, format!("{}: {e}", path.display())))
-}
-
-/// Machine memory for guests: `over`, what is configured, or the host's less its reserve.
-fn budget(file: &File, over: Option<Bytes>, host: Bytes) -> Result<Pages, Wrong> {
-    let reserve = size("reserve", &file.reserve)?;
-    let mut key = "budget";
-    let budget = match over.or(size("budget", &file.budget)?) {
-        Some(_) if reserve.is_some() && over.is_none() => {
-            return Err(("reserve", "give either budget or reserve, not both".into()));
-        }
-        Some(budget) => budget,
-        // VMMs, page tables, the kernel and everything that is not a guest live in the reserve.
-        None => {
-            if reserve.is_some() {
-                key = "reserve";
-            }
-            let reserve = reserve.unwrap_or(Bytes((host.0 / 5).max(1 << 30)));
-            host.saturating_sub(reserve)
-        }
-    };
-    let budget = budget.pages();
-    let of_reserve = |e| format!("of the host's {host} it leaves a budget that cannot be: {e}");
-    budget_within(budget, host)
-        .map_err(|e| (key, if key == "reserve" { of_reserve(e) } else { e }))
-        .map(|()| budget)
 }
 
 /// The table `[sampling]`, checked; an error names its key.

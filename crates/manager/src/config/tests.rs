@@ -1,3 +1,4 @@
+use super::budget::MIN_BUDGET;
 use super::*;
 
 fn check(text: &str) -> Result<Config, ConfigError> {
