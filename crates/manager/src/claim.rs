@@ -40,7 +40,6 @@ impl Claim {
     /// One line: it is not there, others may write to it, or another manager has it.
     pub fn new(location: &Path, run_dir: &Path) -> anyhow::Result<Claim> {
         let folder = trusted(location, true)?;
-        close(location, &folder);
         let begun = Instant::now();
         loop {
             match flock(&folder, FlockOperation::NonBlockingLockExclusive) {
@@ -52,8 +51,8 @@ impl Claim {
                     let owners = owners(&folder).unwrap_or_default();
                     let who = owners.first().map_or_else(String::new, |of| format!(", of {of},"));
                     bail!(
-                        "another ballastd{who} has its swap files here, or somebody else keeps the folder locked \
-                        (lslocks): each needs a folder of its own"
+                        "another ballastd{who} has its swap files here, or somebody else keeps the folder locked, \
+                        whom lslocks tells (who may read it can: chmod 700): each needs a folder of its own"
                     );
                 }
                 Err(e) => {
@@ -62,6 +61,7 @@ impl Claim {
                 }
             }
         }
+        close(location, &folder);
         let own = run_dir.as_os_str();
         let mut owners = owners(&folder)
             .with_context(|| format!("{}: whose swap files are there", location.display()))?;
@@ -101,10 +101,13 @@ impl Claim {
 
 /// Keeps others from locking it.
 fn close(location: &Path, folder: &File) {
-    const OTHERS_READ: u32 = 0o044;
     let closed = || {
-        let mode = folder.metadata()?.mode() & 0o7777;
-        if mode & OTHERS_READ == 0 {
+        let meta = folder.metadata()?;
+        let mode = meta.mode() & 0o7777;
+        // A folder of root's may be ours by its group.
+        let is_own = meta.uid() == rustix::process::geteuid().as_raw();
+        let others_read = mode & if is_own { 0o044 } else { 0o004 };
+        if others_read == 0 {
             return Ok(true);
         }
         for entry in std::fs::read_dir(location)? {
@@ -113,7 +116,7 @@ fn close(location: &Path, folder: &File) {
                 return Ok(false);
             }
         }
-        folder.set_permissions(Permissions::from_mode(mode & !OTHERS_READ))?;
+        folder.set_permissions(Permissions::from_mode(mode & !others_read))?;
         tracing::info!("{}: nobody but its owner can read it now", location.display());
         Ok(true)
     };
@@ -123,7 +126,7 @@ fn close(location: &Path, folder: &File) {
         Err(e) => std::io::Error::to_string(&e),
     };
     tracing::warn!(
-        "{}: others can read it, and keep every ballastd from it by a lock ({told}): take that from them (chmod go-r)",
+        "{}: others can read it, and keep every ballastd from it by a lock ({told}): take that from them (chmod)",
         location.display()
     );
 }

@@ -21,7 +21,7 @@ use serde::Deserialize;
 use crate::layout;
 use crate::limits::Wrong;
 use budget::HostMemory;
-pub use budget::{beyond_huge_pages, check_budget};
+pub use budget::{check_budget, of_huge_pages};
 use rules::{PoolRule, PoolTable, VmRule, VmTable};
 pub use tools::ToolSettings;
 
@@ -282,6 +282,8 @@ impl Overrides {
 pub struct Config {
     /// At least 32 MiB, at most the host's memory.
     pub budget: Pages,
+    /// The same where nothing is set aside for huge pages.
+    pub whole_budget: Pages,
     /// Absolute, as all paths here. On a tmpfs, or no pages are shared.
     pub run_dir: PathBuf,
     /// The one location, where none is named; made if it is not there.
@@ -392,7 +394,7 @@ impl Config {
         };
         let wrong = |(key, what): Wrong| bad(key, what);
         let wrong_rule = |(key, what): (String, String)| bad(&key, what);
-        let (whole, budget) = budget::check(&file, over.budget, host).map_err(wrong)?;
+        let (whole_budget, budget) = budget::check(&file, over.budget, host).map_err(wrong)?;
         let tax = over.tax.or(file.tax).unwrap_or(0.75);
         let tax = TaxRate::new(tax).map_err(|e| bad("tax", e.to_string()))?;
         let sampling = sampling(&file.sampling, &over).map_err(wrong)?;
@@ -406,7 +408,8 @@ impl Config {
         let pools = rules::pool_rules(file.pool).map_err(wrong_rule)?;
         let vms = rules::vm_rules(file.defaults, file.vm, &pools).map_err(wrong_rule)?;
         let scale = file.thresholds.unwrap_or_default();
-        let capacity = whole.saturating_sub(scale.thresholds(whole).goal());
+        let goal = scale.thresholds(whole_budget).goal();
+        let capacity = whole_budget.saturating_sub(goal);
         check_mins(&pools, capacity).map_err(wrong_rule)?;
 
         let run_dir = run_dir(over.run_dir.or(file.run_dir)).map_err(wrong)?;
@@ -418,6 +421,7 @@ impl Config {
         let journal = journal::check(&file.journal, &run_dir).map_err(wrong)?;
         Ok(Config {
             budget,
+            whole_budget,
             socket,
             run_dir,
             swap_dir,

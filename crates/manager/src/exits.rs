@@ -1,6 +1,6 @@
 //! When a VMM ends, and what keeps it from it.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ballast_pager::service::PagedVm;
@@ -8,6 +8,7 @@ use ballast_qemu::{Exit, ProcessHandle, process};
 use ballast_uffd::UffdError;
 use rustix::process::Signal;
 
+use crate::sync::lock;
 use crate::vm::Vm;
 
 /// How long a QEMU that has said that it shuts down may take until it gets a signal. Until the next it is twice as long, up
@@ -20,9 +21,10 @@ const DEAD: Duration = Duration::from_secs(5);
 /// Returns when a VM's VMM has ended.
 pub async fn exited(vm: &Arc<Vm>) -> Exit {
     let pid = vm.process.pid();
+    let told = Mutex::default();
     tokio::select! {
         exit = by_itself(vm) => exit,
-        exit = once_let_go(&vm.process, DEAD, || process::is_dead(pid), || let_go(vm)) => exit,
+        exit = once_let_go(&vm.process, DEAD, || process::is_dead(pid), || let_go(vm, &told)) => exit,
     }
 }
 
@@ -71,8 +73,8 @@ async fn once_let_go<L: Future<Output = bool>>(
     }
 }
 
-/// Answers whether the VMM keeps nothing of its RAM waiting any more.
-async fn let_go(vm: &Vm) -> bool {
+/// Answers whether the VMM keeps nothing of its RAM waiting any more. `told`: what was wrong the last time.
+async fn let_go(vm: &Vm, told: &Mutex<String>) -> bool {
     // Who waits for locks of its VMM looks at no VM meanwhile.
     let Some(letting_go) = vm.paged().as_ref().map(PagedVm::letting_go) else { return true };
     match tokio::task::spawn_blocking(letting_go).await {
@@ -86,7 +88,10 @@ async fn let_go(vm: &Vm) -> bool {
         // There is no more to be done.
         Ok(Err(UffdError::Gone)) => true,
         Ok(Err(e)) => {
-            tracing::warn!(vm = vm.name, "is dead, and has not ended: {e}");
+            let why = e.to_string();
+            if std::mem::replace(&mut *lock(told), why.clone()) != why {
+                tracing::warn!(vm = vm.name, "is dead, and has not ended: {why}");
+            }
             false
         }
         Err(e) => {
@@ -153,7 +158,9 @@ mod tests {
         let (looks, tries) = (Cell::new(0), Cell::new(0));
         let seen = RefCell::new(Vec::new());
         let is_dead = || {
-            seen.borrow_mut().push(tries.get());
+            if looks.get() < dead.len() {
+                seen.borrow_mut().push(tries.get());
+            }
             looks.set(looks.get() + 1);
             // Its end comes after all that is to be seen.
             if looks.get() >= dead.len() {

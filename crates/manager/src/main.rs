@@ -316,9 +316,6 @@ async fn serve(
         Some(missing) => anyhow::bail!(missing),
         None => {}
     }
-    if let Some(told) = config::beyond_huge_pages(config.budget) {
-        tracing::warn!("{told}");
-    }
     let shims = bind_shims(config)?;
     let listener = bind_api(&config.socket)?;
     let threads = start_threads(&manager, shims)?;
@@ -337,6 +334,9 @@ async fn serve(
     tracing::info!("budget {budget}, socket {}", config.socket.display());
     if let Some(why) = ballast_uffd::missing() {
         tracing::error!("no VM can be paged here: {why}");
+    }
+    if let Some(told) = config::of_huge_pages(config, budget) {
+        tracing::warn!("{told}");
     }
     let room = run_room::of(&config.run_dir);
     if let Some(why) = room.and_then(|room| run_room::too_small(&room, budget.bytes())) {

@@ -62,8 +62,12 @@ impl Manager {
     ///
     /// # Errors
     /// As of `reload`: then everything is as it was.
-    fn replace(&self, new: Config) -> Result<Vec<String>, Failure> {
+    fn replace(&self, mut new: Config) -> Result<Vec<String>, Failure> {
         let old = self.config();
+        // Huge pages that were set aside meanwhile count at the next start, or with what is said of the budget.
+        if new.whole_budget == old.whole_budget {
+            new.budget = old.budget;
+        }
         if let Some(key) = fixed(&old, &new) {
             let what = format!("{key} cannot be changed while ballastd runs: restart it");
             return Err(Failure::new(ErrorCode::Conflict, what));

@@ -17,7 +17,7 @@ const MOUNTS: u64 = 16 << 20;
 /// The text of /proc/PID/cmdline: arguments that end in a NUL each.
 ///
 /// # Errors
-/// There is no such process, or it is not ours to see; it has more arguments, or longer ones, than a process can be started with.
+/// There is no such process, or it is not ours to see; it has more arguments, or longer ones, than a VMM is started with.
 pub fn command_line(pid: u32) -> io::Result<String> {
     let mut text = Vec::new();
     let file = File::open(format!("/proc/{pid}/cmdline"))?;

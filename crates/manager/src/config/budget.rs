@@ -3,7 +3,7 @@
 use ballast_qemu::process::{host_memory, huge_pages};
 use ballast_units::{Bytes, Pages};
 
-use super::{File, size};
+use super::{Config, File, size};
 use crate::limits::Wrong;
 
 /// The smallest budget that makes sense: below it the thresholds are a few pages.
@@ -28,16 +28,20 @@ impl HostMemory {
     }
 }
 
-/// What is to be said of a budget that huge pages leave no room for: they may be there for a while only.
-pub fn beyond_huge_pages(budget: Pages) -> Option<String> {
+/// What is to be said of the `budget` that counts, where huge pages have lowered it, or leave no room for it.
+pub fn of_huge_pages(config: &Config, budget: Pages) -> Option<String> {
     let host = HostMemory::now();
-    let says = || {
-        let (huge, left) = (host.huge, host.left());
-        format!(
-            "{huge} of the host's memory are set aside for huge pages, which leaves {left}: less than the budget, {budget}"
-        )
+    let (huge, left) = (host.huge, host.left());
+    let so = if config.budget < config.whole_budget && budget == config.budget {
+        format!("the budget is {budget} rather than {}", config.whole_budget)
+    } else if huge.0 > 0 && budget > left.pages() {
+        format!("that is less than the budget, {budget}")
+    } else {
+        return None;
     };
-    (host.huge.0 > 0 && budget > host.left().pages()).then(says)
+    Some(format!(
+        "{huge} of the host's memory are set aside for huge pages, which leaves {left}: {so}"
+    ))
 }
 
 /// A budget that this host can have.
@@ -59,17 +63,20 @@ fn budget_within(budget: Pages, host: Bytes) -> Result<(), String> {
 }
 
 /// The budget that is configured, by the host's whole memory, and the one that counts: what is set aside for huge pages changes while
-/// guests run, so that it makes no budget, and no min, a mistake.
+/// guests run, so that it makes no budget, and no min, a mistake. A reserve that is configured may have them in it.
 pub(super) fn check(
     file: &File,
     over: Option<Bytes>,
     host: HostMemory,
 ) -> Result<(Pages, Pages), Wrong> {
     let whole = budget(file, over, host.all)?;
-    if over.is_some() || file.budget.is_some() {
-        return Ok((whole, whole));
-    }
-    Ok((whole, budget(file, None, host.left()).unwrap_or(MIN_BUDGET)))
+    let left = whole.min(host.left().pages()).max(MIN_BUDGET);
+    let counts = match (over.is_some() || file.budget.is_some(), &file.reserve) {
+        (true, _) => whole,
+        (false, Some(_)) => left,
+        (false, None) => budget(file, None, host.left()).unwrap_or(left),
+    };
+    Ok((whole, counts))
 }
 
 /// Machine memory for guests: `over`, what is configured, or the host's less its reserve.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use ballast_units::{PAGE_SIZE, Pages, SlotId};
 use rustix::fs::{FallocateFlags, OFlags};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 
 use crate::backend::PageBuf;
 use crate::file_memory;
@@ -56,7 +56,8 @@ impl SwapFile {
             let _ = std::fs::remove_file(path);
             return Err(fail(e.into()));
         }
-        if let Err(e) = wait_for_writes(&file, len) {
+        // There are none yet: whether it can be told.
+        if let Err(e) = wait_for_writes(&file, len.min(Pages(1))) {
             let _ = std::fs::remove_file(path);
             return Err(fail(e));
         }
@@ -148,32 +149,38 @@ impl SwapFile {
     }
 }
 
-/// Returns when writes that others began have ended. File systems wait for direct writes before they allocate.
+/// Returns when writes that others began to the file of `len` have ended. File systems wait for direct writes before they allocate.
 ///
 /// # Errors
 /// This one does not.
 fn wait_for_writes(file: &File, len: Pages) -> std::io::Result<()> {
-    // By the kernel's code an allocation is sent to their servers, whatever else is on its way there. NFS has none that keeps sizes.
-    const FUSE: u32 = 0x6573_5546;
-    const V9FS: u32 = 0x0102_1997;
-    const CIFS: u32 = 0xff53_4d42;
-    const SMB2: u32 = 0xfe53_4d42;
     if len.is_zero() {
         return Ok(());
     }
-    let kind = rustix::fs::fstatfs(file)?.f_type;
-    let done = if [FUSE, V9FS, CIFS, SMB2].map(i64::from).contains(&kind) {
+    wait_on(rustix::fs::fstatfs(file)?.f_type, file, len)
+}
+
+/// The same, on a file system of the `kind` that statfs tells.
+fn wait_on(kind: i64, file: &File, len: Pages) -> std::io::Result<()> {
+    // By the kernel's code an allocation is sent to their servers, whatever else is on its way there. NFS has none that keeps sizes.
+    const FUSE: i64 = 0x6573_5546;
+    const CIFS: i64 = 0xff53_4d42;
+    const SMB2: i64 = 0xfe53_4d42;
+    let done = if [FUSE, CIFS, SMB2].contains(&kind) {
         Err(Errno::OPNOTSUPP)
     } else {
-        rustix::fs::fallocate(file, FallocateFlags::KEEP_SIZE, 0, len.bytes().0)
+        let flags = FallocateFlags::KEEP_SIZE;
+        retry_on_intr(|| rustix::fs::fallocate(file, flags, 0, len.bytes().0))
     };
-    done.map_err(|e| match e {
-        Errno::OPNOTSUPP => std::io::Error::new(
+    match done {
+        // XFS asks for room again for what has it, once it has waited.
+        Ok(()) | Err(Errno::NOSPC | Errno::DQUOT) => Ok(()),
+        Err(Errno::OPNOTSUPP) => Err(std::io::Error::new(
             std::io::ErrorKind::Unsupported,
             "its file system cannot tell when writes have ended",
-        ),
-        e => e.into(),
-    })
+        )),
+        Err(e) => Err(e.into()),
+    }
 }
 
 /// What a file is opened for.
@@ -274,8 +281,16 @@ mod tests {
         assert!(SwapFile::create(&path, Pages(1)).is_err(), "never overwritten");
         wait_for_writes(swap.file(), swap.len()).unwrap();
         // A file of /proc takes no allocation, as one of NFS takes none that keeps its size.
-        let refused = wait_for_writes(&File::open("/proc/self/stat").unwrap(), Pages(1));
-        assert!(refused.is_err());
+        let comm = OpenOptions::new().write(true).open("/proc/self/comm").unwrap();
+        let kind = |waited: std::io::Result<()>| waited.map_err(|e| e.kind());
+        let refused = Err(std::io::ErrorKind::Unsupported);
+        assert_eq!(kind(wait_for_writes(&comm, Pages(1))), refused);
+        // What is sent to a server is not waited for: FUSE, SMB.
+        for sent in [0x6573_5546, 0xff53_4d42, 0xfe53_4d42] {
+            assert_eq!(kind(wait_on(sent, swap.file(), Pages(1))), refused, "{sent:x}");
+        }
+        const EXT4: i64 = 0xef53;
+        wait_on(EXT4, swap.file(), Pages(1)).unwrap();
     }
 
     #[test]
