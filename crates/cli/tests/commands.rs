@@ -165,7 +165,9 @@ fn a_start_that_is_not_waited_for_any_more_goes_on_and_that_is_said() {
             open.push(asked);
         }
         let pid = child.id().to_string();
-        assert!(Command::new("kill").args(["-s", signal, &pid]).status().unwrap().success());
+        // The shell has one of its own: a minimal Debian has no program for it.
+        let kill = format!("kill -s {signal} {pid}");
+        assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success());
         let out = child.wait_with_output().unwrap();
         let text = String::from_utf8(out.stderr).unwrap();
         assert_eq!((out.status.code(), &*out.stdout), (Some(3), &b""[..]), "{signal}: {text}");

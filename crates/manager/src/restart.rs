@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use ballast_api::{Management, Mode};
 use ballast_pager::advance::{self, Advance};
-use ballast_pager::run_files::PMAP;
-use ballast_pager::service::PagedVm;
+use ballast_pager::run_files::{PMAP, STAGE};
+use ballast_pager::service::{PagedVm, PagerConfig};
+use ballast_pager::stage::Stage;
 use ballast_policy::{BalloonControl, Promise};
 use ballast_qemu::{ProcessHandle, process};
 use ballast_units::{Bytes, Pages};
@@ -89,7 +90,7 @@ fn running(manager: &Arc<Manager>, left: Vec<Left>) -> anyhow::Result<Vec<Runnin
                 record,
             ));
         } else {
-            record.overhead = record.overhead.max(overhead_now(manager, &record));
+            record.overhead = record.overhead.max(overhead_now(manager, &folder, &record));
             running.push(Running { folder, record, process, damage });
         }
     }
@@ -98,9 +99,13 @@ fn running(manager: &Arc<Manager>, left: Vec<Left>) -> anyhow::Result<Vec<Runnin
 }
 
 /// What the pager of a VM takes under this manager, which may be more than under the one that started it: its compressed tier
-/// may have been made larger since.
-fn overhead_now(manager: &Manager, record: &Record) -> Pages {
-    let pager = pager_config(&manager.config(), has_large_pages(manager, record));
+/// may have been made larger since. Its stage stays as it was made, whatever is sampled by now.
+fn overhead_now(manager: &Manager, folder: &Path, record: &Record) -> Pages {
+    let mut pager = pager_config(&manager.config(), has_large_pages(manager, record));
+    if let Ok(stage) = Stage::layout_of(&folder.join(STAGE)) {
+        // What large pages take of it is in it.
+        pager = PagerConfig { stage, large_pages: false, ..pager };
+    }
     let own = record.spec.as_ref().and_then(|spec| spec.overhead).unwrap_or(0);
     pager.overhead(record.size) + Bytes(own).pages_ceil()
 }
@@ -428,7 +433,30 @@ async fn reach(manager: Arc<Manager>, vm: Arc<Vm>, record: Record) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ballast_pager::stage::StageLayout;
+
     use crate::vm::{Asked, VmParams};
+
+    /// A manager that samples more books nothing for that: there may be no memory for it.
+    #[tokio::test]
+    async fn the_stage_of_a_vm_that_is_taken_over_is_booked_as_it_was_made() {
+        let dir = tempfile::tempdir().unwrap();
+        let manager = crate::manager::tests::manager(dir.path());
+        let size = Pages::from_mib(64);
+        let params = VmParams::resolve(&[], "a", size.into(), Asked::default()).unwrap();
+        let (pid, accel) = (std::process::id(), ballast_qemu::AccelChoice::Kvm);
+        let record = Record::new("a", None, params, size, Pages(5), pid, &accel);
+        let pager = pager_config(&manager.config(), false);
+        let booked = || overhead_now(&manager, dir.path(), &record);
+        assert_eq!(booked(), pager.overhead(size), "without a file it is made as all are now");
+        for holds in [pager.stage.holds - 100, pager.stage.holds + 512] {
+            let path = dir.path().join(STAGE);
+            let layout = StageLayout { holds, ..pager.stage };
+            drop(Stage::create(&path, layout).unwrap());
+            assert_eq!(booked(), PagerConfig { stage: layout, ..pager }.overhead(size));
+            std::fs::remove_file(&path).unwrap();
+        }
+    }
 
     /// Its files say what the manager that started it booked; this one may have booked more.
     #[tokio::test]

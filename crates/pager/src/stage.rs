@@ -150,6 +150,16 @@ impl Stage {
         header(path).map(drop)
     }
 
+    /// As the file was made.
+    ///
+    /// # Errors
+    /// As of `verify`; or there is none that could have been.
+    pub fn layout_of(path: &Path) -> Result<StageLayout, StageError> {
+        let header = header(path)?;
+        let none = || StageError::Size { path: path.to_owned(), found: header.len() };
+        StageLayout::parse(&header).ok_or_else(none)
+    }
+
     /// One that dies with the process, for tests.
     ///
     /// # Errors
