@@ -37,7 +37,7 @@ pub(crate) const LARGEST: Bytes = Bytes(1 << 46);
 /// How long a VMM may take to map its RAM, and to open its QMP socket.
 pub(crate) const START: Duration = Duration::from_secs(60);
 /// How long a VMM that runs already waits for memory to be made free.
-const ROOM: Duration = Duration::from_secs(15);
+pub(crate) const ROOM: Duration = Duration::from_secs(15);
 /// How long a shim that nobody announced waits for its answer, by which time it is to have one: it waits for 30 s.
 const ANSWER: Duration = Duration::from_secs(25);
 /// How often a VM is looked at again for things that forbid paging.
@@ -217,13 +217,13 @@ impl Manager {
                 return Err(e);
             }
         };
-        let (management, paged) = match paged {
-            Ok(paged) => (Management { mode: Mode::Paged, reason: None }, Some(paged)),
+        let (management, paged, external) = match paged {
+            Ok(paged) => (Management { mode: Mode::Paged, reason: None }, Some(paged), Pages::ZERO),
             Err(reason) => {
                 // Its whole process is booked, this included.
                 self.host.ledger.release(vmm_memory);
-                self.book_unpaged(&spec, &vmm, overhead, &reason).await?;
-                (Management { mode: Mode::BalloonOnly, reason: Some(reason) }, None)
+                let booked = self.book_unpaged(&spec, &vmm, overhead, &reason).await?;
+                (Management { mode: Mode::BalloonOnly, reason: Some(reason) }, None, booked)
             }
         };
         let folder = paths.run_dir.clone();
@@ -242,7 +242,7 @@ impl Manager {
             process: vmm.process.clone(),
             management,
             past: Past::default(),
-            external: if paged.is_some() { Pages::ZERO } else { boot },
+            external,
             vmm: if paged.is_some() { vmm_memory } else { Pages::ZERO },
             paged,
             control: BalloonControl::new(self.config().balloon),
@@ -251,39 +251,11 @@ impl Manager {
             seeks_qmp: true,
         });
         self.connect_started(&vm, &vmm, &paths).await?;
+        if !again {
+            self.admit_unfit(&vm).await?;
+        }
         vm.has_started();
         Ok(vm)
-    }
-
-    /// Promises and reserves all memory of a VM that cannot be paged, for that `reason`. Where that cannot be, the VM is
-    /// ended.
-    async fn book_unpaged(
-        self: &Arc<Self>,
-        spec: &VmSpec,
-        vmm: &Vmm,
-        overhead: Pages,
-        reason: &str,
-    ) -> Result<(), Failure> {
-        let all = Bytes(spec.max).pages();
-        // Nothing but the balloon would keep it within less than its whole size, and nothing from what is
-        // not plugged.
-        let room = if spec.hotplug > 0 {
-            Err(Failure::internal("it was to have memory to plug"))
-        } else {
-            match self.promise_unpaged(&spec.name, all) {
-                Ok(()) => {
-                    self.make_room(Room { name: &spec.name, need: all, unpaged: true }, ROOM).await
-                }
-                refused => refused,
-            }
-        };
-        let Err(e) = room else { return Ok(()) };
-        let _ = vmm.process.kill();
-        vmm.process.exited().await;
-        self.host.ledger.release(overhead);
-        self.remove_files(&spec.name).await;
-        let why = format!("{}: it cannot be paged ({reason}), and unpaged: {e}", spec.name);
-        Err(Failure::new(e.code, why))
     }
 
     /// The QMP connection of a VM that was started and admitted. Where there is none, or the VM ends at once, it is

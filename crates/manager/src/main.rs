@@ -3,7 +3,7 @@
 //! | what is looked for | where |
 //! | --- | --- |
 //! | its state, and promises against it | `manager`, `vm`, `totals`; locks: `sync` |
-//! | VMs come: started here, by somebody else, run already | `lifecycle`, `starts`, `attach`, `namesakes`, `refused` |
+//! | VMs come: started here, by somebody else, run already | `lifecycle`, `starts`, `unpaged`, `attach`, `namesakes`, `refused` |
 //! | and go, or are started again | `ending`, `exits`, `vm_files` |
 //! | shims: their socket and handshakes, and those that come again | `paging`, `handshakes`, `rejoin`, `shim_link` |
 //! | how a VMM is looked at, and what follows | `looks`, `keeping`, `past`, `pace`, `reach`, `driver`, `unreadable` |
@@ -75,6 +75,7 @@ mod sync;
 mod tools;
 mod totals;
 mod trust;
+mod unpaged;
 mod unreadable;
 mod upgrade;
 mod views;

@@ -506,36 +506,6 @@ impl Manager {
         self.free_swap(&others) < need
     }
 
-    /// A VM that is being started cannot be paged: it is promised `all` of its memory.
-    ///
-    /// # Errors
-    /// NoRoom: so much cannot be promised.
-    pub(crate) fn promise_all(&self, name: &str, all: Pages) -> Result<(), Failure> {
-        let mut starting = lock(&self.starting);
-        let mut others = starting.clone();
-        let Some(pledge) = others.remove(name) else { return Ok(()) };
-        let promise = Promise { min: all.max(pledge.promise.min), ..pledge.promise };
-        let pools = self.pools.pools(&self.pools.rules());
-        let made = self.promises(&others);
-        let pool = self.pools.id(pledge.pool.as_deref());
-        let admitted = self.books(&pools, &made).admit(pool, promise.memory());
-        admitted.map_err(|lack| Failure::new(ErrorCode::NoRoom, lack.to_string()))?;
-        starting.insert(name.to_owned(), Pledge { promise, ..pledge });
-        Ok(())
-    }
-
-    /// A VM that is being started cannot be paged: it is promised `all` of its memory, unless it was before it rebooted.
-    ///
-    /// # Errors
-    /// NoRoom: so much cannot be promised.
-    pub(crate) fn promise_unpaged(&self, name: &str, all: Pages) -> Result<(), Failure> {
-        // What it had then it finds again, as much as others can be left without.
-        if lock(&self.rebooting).get(name).is_some_and(|reboot| reboot.was_unpaged) {
-            return Ok(());
-        }
-        self.promise_all(name, all)
-    }
-
     pub(crate) fn books<'a>(&self, pools: &'a [Pool], made: &[Made]) -> Books<'a> {
         Books {
             pools,

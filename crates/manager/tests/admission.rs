@@ -210,6 +210,36 @@ async fn stale_swap_is_replaced_and_a_vm_that_cannot_be_paged_says_why() {
     assert!(host.peak_used <= host.budget, "{host:?}");
 }
 
+/// Such a disk is seen when QEMU is there: what nothing but a balloon takes from it is promised before its start is done with.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_vm_that_has_a_pager_and_may_not_be_paged_is_promised_all_or_is_not_started() {
+    let Some(image) = image_or_skip() else { return };
+    let ballastd = Ballastd::start_without_sharing(&["--budget", "192M"]);
+    let client = &ballastd.client;
+    let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+    let disk = dir.path().join("disk");
+    std::fs::write(&disk, [0; 4096]).unwrap();
+    let drive = format!("file={},format=raw,if=virtio,cache=none", disk.display());
+    let mut whole = ballastd.guest(image, "whole", 128, "");
+    whole.extra = vec!["-drive".to_owned(), drive];
+    let other = VmSpec { min: 80 * MIB, wait_s: Some(0.0), ..ballastd.guest(image, "o", 96, "") };
+    client.run(&other).await.unwrap();
+    let refusal = refused(client.run(&whole).await);
+    assert_eq!(refusal.code, ErrorCode::NoRoom);
+    for part in ["whole: it cannot be paged", "disk", "unpaged: "] {
+        assert!(refusal.message.contains(part), "{part}: {}", refusal.message);
+    }
+    assert!(ballastd.is_gone("whole").await);
+    ballastd.assert_nothing_left("whole");
+    client.stop("o", Duration::ZERO).await.unwrap();
+    let vm = client.run(&whole).await.unwrap();
+    assert_eq!(vm.management.mode, ballast_api::Mode::BalloonOnly, "{:?}", vm.management);
+    refused_as(client.run(&other).await, ErrorCode::NoRoom, "unreserved");
+    client.stop("whole", Duration::ZERO).await.unwrap();
+    let host = ballastd.host().await;
+    assert_eq!((host.free, host.vms), (host.budget - ZEROS, 0));
+}
+
 /// Nothing could be taken from it: what it was promised nobody else is, also between its end and its next start.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_vm_that_is_not_paged_finds_what_it_was_promised_when_it_has_rebooted() {

@@ -62,6 +62,9 @@ pub struct PagerConfig {
     pub check: bool,
 }
 
+/// In the name of the thread that evicts.
+const RECLAIM: &str = "reclaim";
+
 impl Default for PagerConfig {
     fn default() -> PagerConfig {
         PagerConfig {
@@ -268,7 +271,7 @@ impl PagedVm {
         let replacement: Box<dyn Replacement> = Box::new(Random::seeded(seed));
         let clock = Clock::new(self.shared.memory.pmap().len(), seed);
         let reclaim = Reclaim::new(self.shared.clone(), replacement, clock, found);
-        self.spawn("reclaim", Urgency::Host, move || reclaim.run())
+        self.spawn(RECLAIM, Urgency::Host, move || reclaim.run())
     }
 
     fn spawn(
@@ -310,7 +313,7 @@ impl PagedVm {
     }
     /// Pages that can be evicted now: none while nothing can be written, or the disk does not answer.
     pub fn swap_room(&self) -> Pages {
-        if self.shared.is_swap_stuck() || self.is_jammed() {
+        if self.shared.is_swap_stuck() || self.is_jammed() || self.evicts_no_more() {
             return Pages::ZERO;
         }
         self.memory().swap_free()
@@ -319,13 +322,23 @@ impl PagedVm {
     fn is_jammed(&self) -> bool {
         self.shared.writing_for() >= NO_ANSWER || self.shared.stage_full.load(Ordering::Relaxed)
     }
+    /// The thread that evicts has ended, which it does not by itself: others are asked for what is missing.
+    fn evicts_no_more(&self) -> bool {
+        let evicts =
+            |t: &&JoinHandle<()>| t.thread().name().is_some_and(|n| n.starts_with(RECLAIM));
+        self.threads.iter().find(evicts).is_none_or(JoinHandle::is_finished)
+    }
     /// Pages by which eviction can shrink the VM without any room in swap: each frame that its tier may
     /// still take holds at least two pages. None while it is known that they do not compress.
     pub fn spare_room(&self) -> Pages {
         let memory = self.memory();
         let compresses = memory.tier().settings().algorithm.is_some()
             && !self.shared.no_compressor.load(Ordering::Relaxed);
-        if !compresses || self.shared.stubborn.is_believed() || self.is_jammed() {
+        if !compresses
+            || self.shared.stubborn.is_believed()
+            || self.is_jammed()
+            || self.evicts_no_more()
+        {
             return Pages::ZERO;
         }
         memory.tier().frames_left()
