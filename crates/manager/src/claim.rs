@@ -135,6 +135,13 @@ fn is_swap_file(name: &OsStr) -> bool {
     name.as_bytes().ends_with(b".swap")
 }
 
+impl Drop for Claim {
+    /// Closing it is not enough: a QEMU whose program hangs before it is there has the folder open, too.
+    fn drop(&mut self) {
+        let _ = flock(&self.folder, FlockOperation::Unlock);
+    }
+}
+
 /// The run folders that the folder names; none where nothing is noted, or can be.
 fn owners(folder: &File) -> Result<Vec<String>, Errno> {
     let mut text = vec![0; LONGEST];
@@ -188,6 +195,17 @@ mod tests {
         std::fs::write(dir.path().join("v.swap"), "").unwrap();
         assert!(!Claim::new(dir.path(), ours).unwrap().has_others);
         assert!(Claim::new(&dir.path().join("none"), ours).is_err());
+    }
+
+    #[test]
+    fn a_location_is_given_up_though_a_child_has_it_open() {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let claim = Claim::new(dir.path(), Path::new("/run/ours")).unwrap();
+        let of_child = claim.folder.try_clone().unwrap();
+        assert!(Claim::new(dir.path(), Path::new("/run/theirs")).is_err());
+        drop(claim);
+        drop(Claim::new(dir.path(), Path::new("/run/theirs")).unwrap());
+        drop(of_child);
     }
 
     /// Any user could keep ballastd from it: a lock takes no more than a descriptor.

@@ -283,7 +283,7 @@ fn run(args: Args) -> anyhow::Result<Ending> {
     // before they have ended.
     let take_over = args.take_over.then(|| Duration::from_secs_f64(args.take_over_within));
     let lock = runtime.block_on(upgrade::lock(&config, take_over));
-    let _lock = lock.inspect_err(|_| made.leave())?;
+    let lock = lock.inspect_err(|_| made.leave())?;
     made.make_again(&config)?;
     let served = runtime.block_on(serve(config.clone(), source, hup, args.stop_vms_on_exit));
     match &served {
@@ -293,6 +293,10 @@ fn run(args: Args) -> anyhow::Result<Ending> {
         Err(_) => made.undo(&config),
     }
     runtime.shutdown_timeout(Duration::from_secs(2));
+    // Closing it is not enough: a QEMU whose program hangs before it is there has it open, too.
+    if let Err(e) = rustix::fs::flock(&lock, rustix::fs::FlockOperation::Unlock) {
+        tracing::warn!("giving up the run folder: {e}");
+    }
     served
 }
 
