@@ -268,6 +268,10 @@ fn run(args: Args) -> anyhow::Result<Ending> {
     // Everything that is made from here on is for this user alone.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     own_process::prepare();
+    // While there is nothing open that a child must not have.
+    if let Err(e) = ballast_qemu::launcher::prepare() {
+        tracing::warn!("QEMUs are started by one who has all that ballastd has open: {e}");
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()

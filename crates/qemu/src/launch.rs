@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout_at};
 
-use crate::{Exit, Launch, ProcessHandle, Qmp, QmpError};
+use crate::{Exit, Launch, ProcessHandle, Qmp, QmpError, launcher};
 
 /// How long to wait before a socket that QEMU has yet to open is tried again.
 const RETRY: Duration = Duration::from_millis(10);
@@ -71,8 +71,8 @@ async fn begin(launch: Launch) -> Result<Unclaimed, LaunchError> {
     let log = launch.log.clone();
     let program = launch.program.clone();
     // fork and exec block for as long as the disk takes to bring in the program.
-    let started = tokio::task::spawn_blocking(move || start(&launch)).await;
-    let pid = started.map_err(|e| LaunchError::Start { program, source: e.into() })??;
+    let started = launcher::run(move || start(&launch)).await;
+    let pid = started.map_err(|source| LaunchError::Start { program, source })??;
     let process = ProcessHandle::open(pid).map_err(|source| {
         // The child is ours and not yet reaped, so the number is still its own.
         if let Some(number) = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw) {

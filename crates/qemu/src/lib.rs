@@ -1,4 +1,4 @@
-//! QEMU, seen from the manager: how a VM is started ([`command`], [`spawn`]), what it runs on
+//! QEMU, seen from the manager: how a VM is started ([`command`], [`spawn`], [`launcher`]), what it runs on
 //! ([`probe_accel`]), how one talks to it ([`Qmp`], [`Monitor`]) and to its guest ([`GuestAgent`]), whether its memory may be paged
 //! ([`inspect()`]) and what the process costs ([`process`]).
 //!
@@ -16,6 +16,7 @@ pub mod fuzzing;
 mod handle;
 mod inspect;
 mod launch;
+pub mod launcher;
 mod monitor;
 pub mod proc_text;
 pub mod process;
