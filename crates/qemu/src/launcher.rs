@@ -8,8 +8,6 @@ use std::io;
 use std::sync::OnceLock;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use tokio::sync::oneshot;
-
 type Job = Box<dyn FnOnce() + Send>;
 
 static LAUNCHER: OnceLock<Sender<Job>> = OnceLock::new();
@@ -47,7 +45,7 @@ fn take(jobs: &Receiver<Job>) {
 }
 
 /// What `job` brings, done by one who has none of this process's descriptors but those that it began with. Without `prepare`,
-/// who has all.
+/// who has all. It may not use any by its number, nor what does: whoever wakes a task of the runtime writes to one.
 ///
 /// # Errors
 /// It could not be done, or panicked.
@@ -55,10 +53,13 @@ pub async fn run<T: Send + 'static>(job: impl FnOnce() -> T + Send + 'static) ->
     let Some(launcher) = LAUNCHER.get() else {
         return Ok(tokio::task::spawn_blocking(job).await?);
     };
-    let (done, result) = oneshot::channel();
-    let job = Box::new(move || drop(done.send(job())));
-    launcher.send(job).map_err(|_| io::Error::other("there is no thread to start it"))?;
-    result.await.map_err(|_| io::Error::other("the thread that was to start it has ended"))
+    let wait = move || {
+        let (done, result) = channel();
+        let job = Box::new(move || drop(done.send(job())));
+        launcher.send(job).map_err(|_| io::Error::other("there is no thread to start it"))?;
+        result.recv().map_err(|_| io::Error::other("the thread that was to start it has ended"))
+    };
+    tokio::task::spawn_blocking(wait).await?
 }
 
 #[cfg(test)]
