@@ -153,11 +153,14 @@ impl Stage {
     /// As the file was made.
     ///
     /// # Errors
-    /// As of `verify`; or there is none that could have been.
+    /// As of `verify`; or it is not as long as that makes it.
     pub fn layout_of(path: &Path) -> Result<StageLayout, StageError> {
-        let header = header(path)?;
-        let none = || StageError::Size { path: path.to_owned(), found: header.len() };
-        StageLayout::parse(&header).ok_or_else(none)
+        let layout = StageLayout::parse(&header(path)?);
+        let meta = std::fs::metadata(path);
+        let found = meta.map_err(|source| StageError::Io { path: path.to_owned(), source })?.len();
+        let is_so = |layout: &StageLayout| layout.file_pages().bytes().0 == found;
+        let wrong = || StageError::Size { path: path.to_owned(), found: found as usize };
+        layout.filter(is_so).ok_or_else(wrong)
     }
 
     /// One that dies with the process, for tests.

@@ -324,9 +324,7 @@ impl PagedVm {
     }
     /// The thread that evicts has ended, which it does not by itself: others are asked for what is missing.
     fn evicts_no_more(&self) -> bool {
-        let evicts =
-            |t: &&JoinHandle<()>| t.thread().name().is_some_and(|n| n.starts_with(RECLAIM));
-        self.threads.iter().find(evicts).is_none_or(JoinHandle::is_finished)
+        has_ended(&self.threads, RECLAIM)
     }
     /// Pages by which eviction can shrink the VM without any room in swap: each frame that its tier may
     /// still take holds at least two pages. None while it is known that they do not compress.
@@ -498,6 +496,12 @@ impl Drop for PagedVm {
     }
 }
 
+/// Whether no thread of these that does `what` is at work.
+fn has_ended(threads: &[JoinHandle<()>], what: &str) -> bool {
+    let does = |t: &&JoinHandle<()>| t.thread().name().is_some_and(|n| n.starts_with(what));
+    threads.iter().find(does).is_none_or(JoinHandle::is_finished)
+}
+
 fn open_tier(files: &VmFiles, size: Pages, settings: Compression) -> Result<Tier, StartError> {
     Tier::open(&files.compressed, size, settings)
         .map_err(|source| StartError::Tier { path: files.compressed.clone(), source })
@@ -525,5 +529,31 @@ impl Drop for Undo {
                 tracing::warn!("removing {}: {e}", path.display());
             }
         }
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    #[test]
+    fn a_thread_that_has_ended_is_told_from_one_that_waits_and_from_others() -> std::io::Result<()>
+    {
+        let (go_on, wait) = channel::<()>();
+        let spawn = |name: &str, body: Box<dyn FnOnce() + Send>| {
+            std::thread::Builder::new().name(name.to_owned()).spawn(body)
+        };
+        let evicts = spawn("reclaim-vm", Box::new(move || _ = wait.recv()))?;
+        let threads = [spawn("fault-vm", Box::new(|| ()))?, evicts];
+        assert!(!has_ended(&threads, RECLAIM));
+        drop(go_on);
+        while !threads[1].is_finished() {
+            std::thread::yield_now();
+        }
+        assert!(has_ended(&threads, RECLAIM));
+        assert!(has_ended(&threads[..1], RECLAIM), "one that was never started");
+        Ok(())
     }
 }
