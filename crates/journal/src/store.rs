@@ -88,7 +88,9 @@ pub fn segments_in(folder: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
     let mut found = Vec::new();
     for entry in entries {
         let path = entry?.path();
+        // A pipe would be waited for.
         if path.extension().is_some_and(|e| e == EXTENSION)
+            && std::fs::metadata(&path).is_ok_and(|meta| meta.is_file())
             && let Some(number) = path.file_stem().and_then(|s| s.to_str()?.parse().ok())
         {
             found.push((number, path));

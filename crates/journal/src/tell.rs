@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use ballast_api::{JournalPage, TurnView, Why};
 use ballast_policy::{Decision, Reason, State};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ballast_units::VmId;
 
@@ -248,7 +248,17 @@ pub struct Query {
     pub limit: usize,
     /// Turns that changed nothing, too.
     pub all: bool,
+    /// What was not looked at by then is left out, and the answer says so. None: all is looked at, however long that takes.
+    pub give_up: Option<Instant>,
 }
+
+impl Query {
+    fn gives_up(&self) -> bool {
+        self.give_up.is_some_and(|at| Instant::now() >= at)
+    }
+}
+
+const GAVE_UP: &str = "what is older, for that takes too long: ask for less (--since, --until)";
 
 /// The newest turns that `query` asks for, in their order.
 ///
@@ -268,7 +278,10 @@ pub fn list(folder: &Path, query: &Query) -> Result<JournalPage, TellError> {
     let mut begun: Option<Begin> = None;
     // Newest segments first, until there are enough.
     for mut segment in segments.into_iter().rev() {
-        let listed = list_segment(&mut segment, query)?;
+        let Some(listed) = list_segment(&mut segment, query)? else {
+            (page.more, begun) = (true, None);
+            break;
+        };
         any |= listed.seen;
         lost.extend(segment.into_troubles().into_iter().rev());
         // What the first turn of the next one changed shows against the last of this one.
@@ -287,14 +300,16 @@ pub fn list(folder: &Path, query: &Query) -> Result<JournalPage, TellError> {
         begin.put(None, query, &mut page);
     }
     troubles.extend(lost.into_iter().rev());
+    let gave_up = page.more;
     if page.turns.len() > query.limit {
         page.turns.drain(..page.turns.len() - query.limit);
         page.more = true;
     }
-    if !any && !troubles.is_empty() {
+    if !any && !gave_up && !troubles.is_empty() {
         return Err(troubles.swap_remove(0).into());
     }
     page.notes = troubles.iter().map(ToString::to_string).collect();
+    page.notes.extend(gave_up.then(|| GAVE_UP.to_owned()));
     Ok(page)
 }
 
@@ -345,12 +360,16 @@ struct Listed {
     seen: bool,
 }
 
-fn list_segment(reader: &mut Reader, query: &Query) -> Result<Listed, TellError> {
+/// None: that took too long.
+fn list_segment(reader: &mut Reader, query: &Query) -> Result<Option<Listed>, TellError> {
     let mut listed = Listed::default();
     // What the turn before was listed as, if it was.
     let mut open = Open::None;
     let mut told = Told::default();
     for turn in reader {
+        if query.gives_up() {
+            return Ok(None);
+        }
         listed.seen = true;
         let at_ms = turn.moment.at_ms;
         if query.until_ms.is_some_and(|until| at_ms > until) {
@@ -386,7 +405,7 @@ fn list_segment(reader: &mut Reader, query: &Query) -> Result<Listed, TellError>
             names: turn.names.clone(),
         });
     }
-    Ok(listed)
+    Ok(Some(listed))
 }
 
 /// Where repeats of the turn before are counted.

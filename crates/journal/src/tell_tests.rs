@@ -230,7 +230,7 @@ fn what_the_first_turn_of_a_segment_changed_is_listed_too() {
         (None, Some(EPOCH_MS + 10_500), Some(EPOCH_MS + 14_000)),
     ] {
         let vm = vm.map(str::to_owned);
-        let query = Query { since_ms: since, until_ms: until, vm, limit: 100, all: false };
+        let query = Query { since_ms: since, until_ms: until, vm, limit: 100, ..Query::default() };
         let told = |folder: &Path| -> Vec<_> {
             let page = list(folder, &query).unwrap();
             assert!(page.notes.is_empty() && !page.more);
@@ -243,6 +243,13 @@ fn what_the_first_turn_of_a_segment_changed_is_listed_too() {
     let page = list(cut.path(), &query).unwrap();
     assert!(page.more && page.turns.len() == 1, "{page:?}");
     assert!(page.turns[0].changes.join("").contains("vm-2 leaves"), "{page:?}");
+    // One that takes too long has what it found, and says so.
+    let soon = |ms| Some(std::time::Instant::now() + std::time::Duration::from_millis(ms));
+    let page = list(cut.path(), &Query { limit: 100, give_up: soon(0), ..Query::default() });
+    let page = page.unwrap();
+    assert!(page.more && page.turns.is_empty() && page.notes == [GAVE_UP], "{page:?}");
+    let page = list(cut.path(), &Query { limit: 100, give_up: soon(600_000), ..Query::default() });
+    assert!(!page.unwrap().more);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ballast_api::{ErrorCode, JournalPage, JournalQuery, JournalView, Why};
 use ballast_journal::segment::Header;
@@ -92,13 +92,19 @@ pub async fn list(manager: Arc<Manager>, query: JournalQuery) -> Result<JournalP
         vm: query.vm,
         limit: limit as usize,
         all: query.all,
+        give_up: None,
     };
-    read(manager, move |folder| tell::list(folder, &query)).await
+    let list = move |folder: &Path| {
+        tell::list(folder, &Query { give_up: Some(Instant::now() + READS), ..query })
+    };
+    read(manager, list).await
 }
 
 /// Readings at a time: on a file system that hangs each keeps its thread, of those that all work shares, for good.
 const READINGS: usize = 4;
 static READING: Semaphore = Semaphore::const_new(READINGS);
+/// How long one may look for turns: whoever asked is there no more after 120 s.
+const READS: Duration = Duration::from_secs(60);
 /// How long one may wait for its turn.
 const TURN: Duration = Duration::from_secs(10);
 

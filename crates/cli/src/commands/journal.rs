@@ -58,6 +58,7 @@ fn query(args: &JournalArgs) -> Query {
         vm: args.vm.clone(),
         limit: args.limit as usize,
         all: args.all,
+        give_up: None,
     }
 }
 
