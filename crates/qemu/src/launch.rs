@@ -98,11 +98,13 @@ fn start(launch: &Launch) -> Result<u32, LaunchError> {
         .stdin(Stdio::null())
         .stdout(log)
         .stderr(error_log);
-    // SAFETY: between fork and exec only async-signal-safe calls are allowed: setsid is a bare
-    // system call, and turning its errno into an io::Error does not allocate.
+    // SAFETY: between fork and exec only async-signal-safe calls are allowed: these are bare
+    // system calls, and turning an errno into an io::Error does not allocate.
     unsafe {
         command.pre_exec(|| {
             rustix::process::setsid()?;
+            // From here on nobody's signals reach it but those that it is to have.
+            launcher::restore_signals();
             Ok(())
         });
     }
