@@ -401,10 +401,17 @@ async fn ask(qmp: &Qmp, facts: &mut Facts) -> Result<(), QmpError> {
     let monitor = Monitor::without_balloon(qmp.clone(), QMP_DEADLINE);
     facts.devices = monitor.devices().await?;
     facts.memdevs = Some(monitor.memdevs().await?);
+    let begun = Instant::now();
     // By another name it is no longer Ballast's: it adds memory that nobody announced.
     for device in &mut facts.devices {
         if facts.announced > 1 && device.is_own_hotplug() && !monitor.hotplug_is_own().await? {
             device.path.push_str(" (of another memory)");
+        }
+        // Of however many there are, no longer than three answers may take.
+        let left = (QMP_DEADLINE * 3).saturating_sub(begun.elapsed());
+        let monitor = Monitor::without_balloon(qmp.clone(), left.min(QMP_DEADLINE));
+        if spec::is_virtio_blk(&device.kind) && monitor.passes_scsi(device).await? {
+            device.kind.push_str(spec::SCSI_ON);
         }
     }
     facts.ram_blocks = monitor.ram_blocks().await?;

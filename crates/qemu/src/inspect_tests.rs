@@ -196,6 +196,27 @@ fn transfers_past_the_pager_forbid_paging() {
     balloon_only(with_device("scsi-generic"), "passes SCSI commands through");
     balloon_only(with_device("scsi-block"), "passes SCSI commands through");
     balloon_only(with_device("vhost-scsi-pci"), "passes SCSI commands through");
+    balloon_only(with_device("virtio-blk-pci,scsi=on"), "passes SCSI commands through");
+    for args in [
+        ["-device", "virtio-blk-pci,drive=a,scsi=on"],
+        ["-device", "{\"driver\": \"virtio-blk-pci\", \"scsi\": true}"],
+        ["-global", "virtio-blk-pci.scsi=on"],
+        ["-global", "driver=virtio-blk-pci,property=scsi,value=on"],
+        ["-set", "device.d0.scsi=on"],
+    ] {
+        let commanded = spec::named_devices(&args);
+        let facts = Facts { commanded, memdevs: None, ..good() };
+        balloon_only(facts, "passes SCSI commands through");
+    }
+    for args in [
+        ["-device", "virtio-blk-pci,drive=scsi,scsi=off"],
+        ["-device", "virtio-net-pci,scsi=on"],
+        ["-device", "{\"driver\": \"virtio-blk-pci\", \"scsi\": false}"],
+        ["-global", "driver=virtio-blk-pci,property=scsi,value=off"],
+        ["-drive", "file=scsi.on,if=virtio"],
+    ] {
+        assert!(spec::named_devices(&args).is_empty(), "{args:?}");
+    }
     let facts = Facts { passing_files: vec!["/dev/sg3".into()], ..good() };
     balloon_only(facts, "/dev/sg3 is open");
 }

@@ -127,6 +127,16 @@ impl Monitor {
         Ok(memdev == format!("/objects/{HOTPLUG_MEMDEV}"))
     }
 
+    /// Whether a virtio-blk passes its guest's SCSI commands through (`scsi=on`, of QEMUs that have it).
+    pub(crate) async fn passes_scsi(&self, device: &Device) -> Result<bool, QmpError> {
+        let args = json!({ "path": device.path, "property": "scsi" });
+        match self.ask::<Value>("qom-get", args).await {
+            Ok(value) => Ok(value == Value::Bool(true)),
+            Err(QmpError::Refused { .. }) => Ok(false),
+            Err(e) => Err(e),
+        }
+    }
+
     /// Asks the guest to keep `guest_memory` bytes and to give up the rest. Success says only that
     /// QEMU passed the wish on.
     ///

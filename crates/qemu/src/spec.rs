@@ -232,13 +232,43 @@ pub(crate) fn is_vhost_user(kind: &str) -> bool {
 }
 
 pub(crate) fn passes_scsi_through(kind: &str) -> bool {
-    matches!(kind, "scsi-block" | "scsi-generic") || kind.starts_with("vhost-scsi")
+    matches!(kind, "scsi-block" | "scsi-generic")
+        || kind.starts_with("vhost-scsi")
+        || kind.ends_with(SCSI_ON)
+}
+
+/// Behind the kind of a virtio-blk that passes SCSI commands through, which former versions of QEMU can do.
+pub(crate) const SCSI_ON: &str = ",scsi=on";
+
+pub(crate) fn is_virtio_blk(kind: &str) -> bool {
+    kind.starts_with("virtio-blk")
+}
+
+/// Whether an option gives a virtio-blk that property, by itself or as one of all of a kind.
+fn sets_scsi_on(option: &str, value: &str) -> bool {
+    let plain = value.replace([' ', '"'], "");
+    let has = |wanted: &str, between: &[char]| {
+        plain.split(between).any(|part| {
+            let (key, on) = part.split_once(['=', ':']).unwrap_or((part, "on"));
+            key == wanted && matches!(on, "on" | "yes" | "true" | "y")
+        })
+    };
+    match option {
+        "device" => is_virtio_blk(&kind(value, "driver")) && has("scsi", &['{', '}', ',']),
+        "global" if plain.contains("property=scsi") => has("value", &[',']),
+        "global" | "set" => has("scsi", &['.']),
+        _ => false,
+    }
 }
 
 /// What a VMM's command line names of devices that must be known of before its memory is paged, each with the option
 /// that names it. All that is known where QMP does not tell.
 pub(crate) fn named_devices(args: &[&str]) -> Vec<Device> {
     let named = |option: &str, value: &str| {
+        if sets_scsi_on(option, value) {
+            let kind = format!("virtio-blk{SCSI_ON}");
+            return Some(Device { path: format!("-{option}"), kind });
+        }
         let kind = match option {
             "device" | "blockdev" => kind(value, "driver"),
             "netdev" | "net" | "nic" => kind(value, "type"),
