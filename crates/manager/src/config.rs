@@ -20,7 +20,7 @@ use serde::Deserialize;
 
 use crate::layout;
 use crate::limits::Wrong;
-use budget::HostMemory;
+use budget::{BudgetOf, HostMemory};
 pub use budget::{check_budget, of_huge_pages};
 use rules::{PoolRule, PoolTable, VmRule, VmTable};
 pub use tools::ToolSettings;
@@ -284,6 +284,8 @@ pub struct Config {
     pub budget: Pages,
     /// The same where nothing is set aside for huge pages.
     pub whole_budget: Pages,
+    /// Where the budget is from.
+    pub budget_of: BudgetOf,
     /// Absolute, as all paths here. On a tmpfs, or no pages are shared.
     pub run_dir: PathBuf,
     /// The one location, where none is named; made if it is not there.
@@ -394,7 +396,7 @@ impl Config {
         };
         let wrong = |(key, what): Wrong| bad(key, what);
         let wrong_rule = |(key, what): (String, String)| bad(&key, what);
-        let (whole_budget, budget) = budget::check(&file, over.budget, host).map_err(wrong)?;
+        let budget = budget::check(&file, over.budget, host).map_err(wrong)?;
         let tax = over.tax.or(file.tax).unwrap_or(0.75);
         let tax = TaxRate::new(tax).map_err(|e| bad("tax", e.to_string()))?;
         let sampling = sampling(&file.sampling, &over).map_err(wrong)?;
@@ -408,8 +410,7 @@ impl Config {
         let pools = rules::pool_rules(file.pool).map_err(wrong_rule)?;
         let vms = rules::vm_rules(file.defaults, file.vm, &pools).map_err(wrong_rule)?;
         let scale = file.thresholds.unwrap_or_default();
-        let goal = scale.thresholds(whole_budget).goal();
-        let capacity = whole_budget.saturating_sub(goal);
+        let capacity = budget.whole.saturating_sub(scale.thresholds(budget.whole).goal());
         check_mins(&pools, capacity).map_err(wrong_rule)?;
 
         let run_dir = run_dir(over.run_dir.or(file.run_dir)).map_err(wrong)?;
@@ -420,8 +421,9 @@ impl Config {
         let shim_group = shim_group(file.shim_group.as_deref()).map_err(wrong)?;
         let journal = journal::check(&file.journal, &run_dir).map_err(wrong)?;
         Ok(Config {
-            budget,
-            whole_budget,
+            budget: budget.counts,
+            whole_budget: budget.whole,
+            budget_of: budget.of,
             socket,
             run_dir,
             swap_dir,

@@ -65,7 +65,7 @@ impl Manager {
     fn replace(&self, mut new: Config) -> Result<Vec<String>, Failure> {
         let old = self.config();
         // Huge pages that were set aside meanwhile count at the next start, or with what is said of the budget.
-        if new.whole_budget == old.whole_budget {
+        if (new.whole_budget, new.budget_of) == (old.whole_budget, old.budget_of) {
             new.budget = old.budget;
         }
         if let Some(key) = fixed(&old, &new) {

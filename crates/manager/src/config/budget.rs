@@ -62,21 +62,41 @@ fn budget_within(budget: Pages, host: Bytes) -> Result<(), String> {
     Ok(())
 }
 
-/// The budget that is configured, by the host's whole memory, and the one that counts: what is set aside for huge pages changes while
-/// guests run, so that it makes no budget, and no min, a mistake. A reserve that is configured may have them in it.
-pub(super) fn check(
-    file: &File,
-    over: Option<Bytes>,
-    host: HostMemory,
-) -> Result<(Pages, Pages), Wrong> {
+/// As it is configured.
+pub(super) struct Budget {
+    /// By the host's whole memory.
+    pub whole: Pages,
+    /// The one in force.
+    pub counts: Pages,
+    pub of: BudgetOf,
+}
+
+/// Where a budget is from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BudgetOf {
+    /// It is a figure of the file or of the command line.
+    Figure,
+    /// What that reserve leaves; None: the default one.
+    Reserve(Option<Bytes>),
+}
+
+/// What is set aside for huge pages changes while guests run, so that it makes no budget, and no min, a mistake. A configured reserve that is larger than they are has them in it.
+pub(super) fn check(file: &File, over: Option<Bytes>, host: HostMemory) -> Result<Budget, Wrong> {
     let whole = budget(file, over, host.all)?;
-    let left = whole.min(host.left().pages()).max(MIN_BUDGET);
-    let counts = match (over.is_some() || file.budget.is_some(), &file.reserve) {
-        (true, _) => whole,
-        (false, Some(_)) => left,
-        (false, None) => budget(file, None, host.left()).unwrap_or(left),
+    let reserve = size("reserve", &file.reserve)?;
+    let of = match over.is_some() || file.budget.is_some() {
+        true => BudgetOf::Figure,
+        false => BudgetOf::Reserve(reserve),
     };
-    Ok((whole, counts))
+    if of == BudgetOf::Figure || reserve.is_some_and(|reserve| reserve > host.huge) {
+        return Ok(Budget { whole, counts: whole, of });
+    }
+    let left = host.left().saturating_sub(reserve.unwrap_or(default_reserve(host.left())));
+    Ok(Budget { whole, counts: left.pages().clamp(MIN_BUDGET, whole), of })
+}
+
+fn default_reserve(host: Bytes) -> Bytes {
+    Bytes((host.0 / 5).max(1 << 30))
 }
 
 /// Machine memory for guests: `over`, what is configured, or the host's less its reserve.
@@ -93,8 +113,7 @@ fn budget(file: &File, over: Option<Bytes>, host: Bytes) -> Result<Pages, Wrong>
             if reserve.is_some() {
                 key = "reserve";
             }
-            let reserve = reserve.unwrap_or(Bytes((host.0 / 5).max(1 << 30)));
-            host.saturating_sub(reserve)
+            host.saturating_sub(reserve.unwrap_or(default_reserve(host)))
         }
     };
     let budget = budget.pages();

@@ -216,15 +216,17 @@ fn huge_pages_lower_the_default_budget_and_refuse_no_other() {
     let mib = |mib| Ok(Pages::from_mib(mib));
     assert_eq!(check("", 0), mib(1024));
     assert_eq!(check("", 512), mib(512));
-    // What is left to the host may have them in it.
-    assert_eq!(check("reserve = \"256M\"", 512), mib(1536));
+    // A reserve may have them in it, but one that is no larger would leave the host nothing.
     assert_eq!(check("reserve = \"768M\"", 512), mib(1280));
+    assert_eq!(check("reserve = \"512M\"", 512), mib(1024));
+    assert_eq!(check("reserve = \"256M\"", 512), mib(1280));
+    assert_eq!(check("reserve = \"256M\"", 2000), Ok(MIN_BUDGET));
     let with_mins = "[pool.a]\nmin = \"800M\"\n";
     for huge in [0, 512, 2000, 4096] {
         assert_eq!(check("budget = \"1900M\"", huge), mib(1900));
         assert!(check(with_mins, huge).is_ok(), "{huge}");
     }
-    assert_eq!((check("", 1200), check("", 2000)), (mib(848), mib(48)));
+    assert_eq!((check("", 900), check("", 1000)), (mib(124), Ok(MIN_BUDGET)));
     assert_eq!(check("", 2040), Ok(MIN_BUDGET));
     assert!(check("budget = \"2049M\"", 0).unwrap_err().contains("budget: "));
     assert!(check("reserve = \"2047M\"", 0).unwrap_err().contains("reserve: "));
