@@ -31,7 +31,16 @@ APT_UPDATED=
 apt_update() {
     [ -z "$APT_UPDATED" ] || return 0
     step "Updating the package lists"
-    apt-get -q -o DPkg::Lock::Timeout=300 update >/dev/null || fail "apt-get update failed (network, or /etc/apt/sources?)"
+    local said tries=0
+    # apt's own timeout is for dpkg's locks alone, and not for that of the lists.
+    until said=$(LC_ALL=C apt-get -q -o DPkg::Lock::Timeout=300 update 2>&1 >/dev/null); do
+        if [[ $said == *"Could not get lock"* ]] && [ $((tries += 1)) -le 60 ]; then
+            sleep 5
+            continue
+        fi
+        printf '%s\n' "$said" >&2
+        fail "apt-get update failed"
+    done
     APT_UPDATED=yes
 }
 
@@ -145,7 +154,7 @@ ensure_lists() {
     command -v apt-cache >/dev/null || fail "apt is needed to fetch a kernel for the guests"
     local cache=${BALLAST_CACHE:-$HOME/.cache/ballast}
     compgen -G "$cache/kernel-*/vmlinuz" >/dev/null && return 0
-    apt-cache pkgnames linux-image- 2>/dev/null | grep -q . && return 0
+    [ -z "$(apt-cache pkgnames linux-image- 2>/dev/null)" ] || return 0
     [ "$(id -u)" = 0 ] || fail "no package lists (run as root, or: apt-get update)"
     apt_update
 }
