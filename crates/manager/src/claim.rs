@@ -16,6 +16,7 @@ use anyhow::{Context as _, bail};
 use rustix::fs::{FlockOperation, XattrFlags, fgetxattr, flock, fsetxattr};
 use rustix::io::Errno;
 
+use crate::former_boots;
 use crate::trust::trusted;
 
 const OWNERS: &str = "user.ballast.run_dirs";
@@ -34,16 +35,16 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Takes a location for the manager of `run_dir`. May take as long as its file system does.
+    /// Takes a location for the manager of `run_dir`, without what former boots of the host have left there. May take as long as its file system does.
     ///
     /// # Errors
     /// One line: it is not there, others may write to it, or another manager has it.
     pub fn new(location: &Path, run_dir: &Path) -> anyhow::Result<Claim> {
         let folder = trusted(location, true)?;
         let begun = Instant::now();
-        loop {
+        let is_locked = loop {
             match flock(&folder, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => break,
+                Ok(()) => break true,
                 Err(Errno::WOULDBLOCK) if begun.elapsed() < ENDING => {
                     std::thread::sleep(ENDING / 50);
                 }
@@ -57,11 +58,15 @@ impl Claim {
                 }
                 Err(e) => {
                     tracing::warn!("{}: it cannot be locked: {e}", location.display());
-                    break;
+                    break false;
                 }
             }
-        }
+        };
         close(location, &folder);
+        // Else it may be another host's, too.
+        if is_locked {
+            former_boots::sweep(location, run_dir);
+        }
         let own = run_dir.as_os_str();
         let mut owners = owners(&folder)
             .with_context(|| format!("{}: whose swap files are there", location.display()))?;

@@ -5,7 +5,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use ballast_api::{
-    Accel, ErrorCode, Management, Mode, RebootAction, RunState, VmChange, VmSpec, VmView,
+    Accel, ErrorCode, Management, MemoryView, Mode, RebootAction, RunState, VmChange, VmSpec,
+    VmView,
 };
 use ballast_pager::service::PagedVm;
 use ballast_policy::{BalloonControl, Promise, WorkingSet};
@@ -251,7 +252,10 @@ impl Manager {
         };
         let seen = Vm::new(seen);
         seen.set_run_state(RunState::Paused);
-        VmView { trouble: why, ..views::vm(self, &seen) }
+        let view = views::vm(self, &seen);
+        // What it has it keeps until then.
+        let memory = MemoryView { target: view.memory.consumed, ..view.memory };
+        VmView { trouble: why, memory, ..view }
     }
 
     /// VMs that are not taken over yet, with the reason.

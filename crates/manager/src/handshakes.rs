@@ -1,8 +1,10 @@
 //! How many shims may be in their handshake at one time: in all, of one user, and of one process. Whoever connects
 //! and says nothing takes none of the places that others need, and no user takes all.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
 
 use ballast_shim_proto::{Connection, Peer};
 use rustix::net::{Shutdown, shutdown};
@@ -22,6 +24,8 @@ const MOST_OF_ONE: usize = 4;
 pub struct Handshakes {
     places: Mutex<Vec<Place>>,
     next: AtomicU64,
+    /// By user: when one of his was last told of that led to nothing, and how many there were since.
+    told: Mutex<HashMap<u32, (Instant, u64)>>,
 }
 
 struct Place {
@@ -79,6 +83,22 @@ impl Handshake {
         let mut places = lock(&self.all.places);
         let own = places.iter_mut().find(|place| place.id == self.id);
         own.map(|place| place.has_spoken = true).is_some()
+    }
+
+    /// Whether it is to be told of one of a user's that led to nothing: of one in so long a time, and how many were not before it.
+    pub fn to_tell(&self, uid: u32, pause: Duration) -> Option<u64> {
+        let mut all = lock(&self.all.told);
+        match all.get_mut(&uid) {
+            Some((at, untold)) if at.elapsed() < pause => {
+                *untold += 1;
+                None
+            }
+            known => {
+                let untold = known.map_or(0, |(_, untold)| *untold);
+                all.insert(uid, (Instant::now(), 0));
+                Some(untold)
+            }
+        }
     }
 
     /// Whether it made room for another.
@@ -196,6 +216,12 @@ mod tests {
         assert!(!expected.made_room());
         drop(places);
         assert!(begin(1, false).is_some());
+        // Of what leads to nothing each user is told of once in a while.
+        let (long, none) = (Duration::from_secs(3600), Duration::ZERO);
+        assert_eq!(expected.to_tell(7, long), Some(0));
+        assert_eq!((expected.to_tell(7, long), expected.to_tell(7, long)), (None, None));
+        assert_eq!(expected.to_tell(8, long), Some(0));
+        assert_eq!((expected.to_tell(7, none), expected.to_tell(7, none)), (Some(2), Some(0)));
         drop(expected);
         assert!(lock(&all.places).is_empty());
     }

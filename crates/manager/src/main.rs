@@ -11,7 +11,7 @@
 //! | the policy's turn, and what it is told | `policy_loop`, `kick`, `inputs`, `tools`, `nodes`, `numa`, `rates` |
 //! | what a decision does | `balloon_loop`, `hotplug_loop`, `agent_loop`; pages: the pager |
 //! | page sharing | `commons`, `domain` |
-//! | swap locations | `swap`, `rooms`, `claim`, `looks_of_disks` |
+//! | swap locations | `swap`, `rooms`, `claim`, `former_boots`, `looks_of_disks` |
 //! | settings, and their changes | `config`, `reload`, `change`, `limits`, `pools`, `host_set` |
 //! | what is shown | `routes`, `views`, `fault_times`, `metrics`, `journal` |
 //! | the run folder | `layout`, `run_dir`, `run_room`, `trust`, `whole_file`, `logs` |
@@ -29,6 +29,7 @@ mod driver;
 mod ending;
 mod exits;
 mod fault_times;
+mod former_boots;
 mod handshakes;
 mod host_set;
 mod hotplug_loop;
@@ -99,6 +100,7 @@ use anyhow::Context as _;
 use ballast_shim_proto::Listener;
 use ballast_units::Bytes;
 use clap::Parser;
+use tokio::net::UnixListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
@@ -326,7 +328,7 @@ async fn serve(
         None => {}
     }
     let shims = bind_shims(config)?;
-    let listener = bind_api(&config.socket)?;
+    let (listener, socket) = bind_one(config, !waiting.is_empty() || !manager.vms().is_empty())?;
     let threads = start_threads(&manager, shims)?;
     for vm in waiting {
         tokio::spawn(restart::take_over(manager.clone(), vm));
@@ -334,13 +336,13 @@ async fn serve(
     let server = tokio::spawn(answer(manager.clone(), listener));
     // Whoever started it need not listen.
     let mut out = std::io::stdout();
-    let _ = writeln!(out, "ready: {}", config.socket.display()).and_then(|()| out.flush());
+    let _ = writeln!(out, "ready: {}", socket.display()).and_then(|()| out.flush());
     // A unit of systemd waits for it.
     if let Err(e) = sd_notify::notify(&[sd_notify::NotifyState::Ready]) {
         tracing::warn!("telling the service manager that it is ready: {e}");
     }
     let budget = manager.host.ledger.budget();
-    tracing::info!("budget {budget}, socket {}", config.socket.display());
+    tracing::info!("budget {budget}, socket {}", socket.display());
     if let Some(why) = ballast_uffd::missing() {
         tracing::error!("no VM can be paged here: {why}");
     }
@@ -365,7 +367,7 @@ async fn serve(
     if let Some(journal) = &manager.journal {
         journal.close(JOURNAL_END);
     }
-    let _ = std::fs::remove_file(&config.socket);
+    let _ = std::fs::remove_file(&socket);
     leave_all(&manager);
     // Before the run folder is: who takes over finds all that it needs.
     manager.swap.let_go();
@@ -497,7 +499,7 @@ async fn until_ended(manager: &Arc<Manager>, signals: &mut Signals, stop_vms: bo
     manager.leaving()
 }
 
-async fn answer(manager: Arc<Manager>, listener: tokio::net::UnixListener) {
+async fn answer(manager: Arc<Manager>, listener: UnixListener) {
     if let Err(e) = axum::serve(listener, routes::router(manager)).await {
         tracing::error!("the API: {e}");
     }
@@ -512,7 +514,20 @@ fn bind_shims(config: &Config) -> anyhow::Result<Listener> {
     Ok(listener)
 }
 
-fn bind_api(path: &Path) -> anyhow::Result<tokio::net::UnixListener> {
+/// The configured socket of the API. Where that cannot be and guests wait for this manager, the run folder's.
+fn bind_one(config: &Config, are_waited_for: bool) -> anyhow::Result<(UnixListener, PathBuf)> {
+    let (wanted, other) = (&config.socket, config.run_dir.join(layout::API_SOCKET));
+    match bind_api(wanted) {
+        Err(e) if are_waited_for && *wanted != other => {
+            let listener = bind_api(&other).with_context(|| format!("{e:#}"))?;
+            tracing::error!("the API is at {}, for there are VMs, and: {e:#}", other.display());
+            Ok((listener, other))
+        }
+        bound => bound.map(|listener| (listener, wanted.clone())),
+    }
+}
+
+fn bind_api(path: &Path) -> anyhow::Result<UnixListener> {
     if path.exists() && std::os::unix::net::UnixStream::connect(path).is_ok() {
         anyhow::bail!("another ballastd answers at {}", path.display());
     }
@@ -524,7 +539,7 @@ fn bind_api(path: &Path) -> anyhow::Result<tokio::net::UnixListener> {
         Ok(_) => std::fs::remove_file(path).with_context(named)?,
         Err(_) => {}
     }
-    let listener = tokio::net::UnixListener::bind(path).with_context(named)?;
+    let listener = UnixListener::bind(path).with_context(named)?;
     let mode = std::fs::Permissions::from_mode(0o600);
     std::fs::set_permissions(path, mode).with_context(named)?;
     Ok(listener)

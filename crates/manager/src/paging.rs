@@ -44,7 +44,7 @@ const _: () = assert!(ballast_pager::guest_ram::MAX_PARTS == ballast_shim_proto:
 
 /// How long a shim may take for one step of the handshake.
 const STEP: Duration = Duration::from_secs(10);
-/// After a handshake that led to nothing: nobody fills the log faster than this.
+/// After a handshake that led to nothing: no user fills the log faster than this.
 const REFUSED: Duration = Duration::from_millis(200);
 /// How often connections whose shims are gone are let go of.
 const PRUNE: Duration = Duration::from_secs(10);
@@ -198,7 +198,14 @@ fn greet(
         if place.made_room() {
             return tracing::debug!("a shim in process {} said nothing, and others came", peer.pid);
         }
-        tracing::warn!("a shim in process {}: {why}", peer.pid);
+        let Peer { pid, uid, .. } = peer;
+        match place.to_tell(uid, REFUSED) {
+            Some(0) => tracing::warn!("a shim in process {pid}: {why}"),
+            Some(more) => tracing::warn!(
+                "a shim in process {pid}: {why} (and {more} of user {uid} before it)"
+            ),
+            None => tracing::debug!("a shim in process {pid}: {why}"),
+        }
         std::thread::sleep(REFUSED);
     }
 }

@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use ballast_pager::swap::Location;
+use ballast_pager::swap::{Location, check_folder};
 use ballast_units::Pages;
 
 use crate::claim::Claim;
@@ -47,10 +47,17 @@ pub struct Disks {
 
 impl Files for Disks {
     fn room(&self, location: &Location) -> Option<Room> {
-        Some(Room { file_system: location.file_system()?, free: location.room()? })
+        // What could not be made there is no room.
+        let free = location.room()?;
+        let free = if check_folder(location.folder()).is_ok() { free } else { Pages::ZERO };
+        Some(Room { file_system: location.file_system()?, free })
     }
     fn claim(&self, folder: &Path) -> anyhow::Result<Claim> {
-        Claim::new(folder, &self.run_dir)
+        let claim = Claim::new(folder, &self.run_dir)?;
+        if let Err(e) = check_folder(folder) {
+            tracing::error!("{}: no pages are swapped there: {e}", folder.display());
+        }
+        Ok(claim)
     }
     fn remove(&self, path: &Path) -> std::io::Result<()> {
         // A file system that is frozen, or whose disk hangs, answers a look and no removal, be there a file or not.

@@ -136,7 +136,8 @@ async fn get_host(State(manager): Shared) -> Json<HostView> {
 
 #[utoipa::path(patch, path = "/v1/host", request_body = HostChange,
     responses((status = 200, body = HostView), (status = 400, body = ErrorBody),
-        (status = 507, body = ErrorBody)))]
+        (status = 507, body = ErrorBody),
+        (status = 500, body = ErrorBody)))]
 async fn patch_host(
     State(manager): Shared,
     Body(change): Body<HostChange>,
@@ -156,7 +157,8 @@ async fn list_vms(State(manager): Shared) -> Json<Vec<VmView>> {
 #[utoipa::path(post, path = "/v1/vms", request_body = VmSpec,
     responses((status = 200, body = VmView), (status = 400, body = ErrorBody),
         (status = 404, body = ErrorBody), (status = 409, body = ErrorBody),
-        (status = 507, body = ErrorBody)))]
+        (status = 507, body = ErrorBody),
+        (status = 500, body = ErrorBody)))]
 async fn run_vm(State(manager): Shared, Body(spec): Body<VmSpec>) -> Result<Json<VmView>, Failure> {
     // A start goes on when the client that asked for it goes away.
     let start = tokio::spawn(async move { manager.run_vm(spec).await });
@@ -172,7 +174,8 @@ async fn list_starts(State(manager): Shared) -> Json<Vec<StartView>> {
 #[utoipa::path(post, path = "/v1/attachments", request_body = AttachSpec,
     responses((status = 200, body = VmView), (status = 400, body = ErrorBody),
         (status = 404, body = ErrorBody), (status = 409, body = ErrorBody),
-        (status = 507, body = ErrorBody)))]
+        (status = 507, body = ErrorBody),
+        (status = 500, body = ErrorBody)))]
 async fn attach(
     State(manager): Shared,
     Body(spec): Body<AttachSpec>,
@@ -182,7 +185,8 @@ async fn attach(
 }
 
 #[utoipa::path(get, path = "/v1/vms/{name}", params(("name" = String, Path)),
-    responses((status = 200, body = VmView), (status = 404, body = ErrorBody)))]
+    responses((status = 200, body = VmView), (status = 404, body = ErrorBody),
+        (status = 500, body = ErrorBody)))]
 async fn get_vm(State(manager): Shared, Name(name): Name) -> Result<Json<VmView>, Failure> {
     manager.view_of(&name).map(Json)
 }
@@ -191,7 +195,8 @@ async fn get_vm(State(manager): Shared, Name(name): Name) -> Result<Json<VmView>
     request_body = VmChange,
     responses((status = 200, body = VmView), (status = 400, body = ErrorBody),
         (status = 404, body = ErrorBody), (status = 409, body = ErrorBody),
-        (status = 507, body = ErrorBody)))]
+        (status = 507, body = ErrorBody),
+        (status = 500, body = ErrorBody)))]
 async fn patch_vm(
     State(manager): Shared,
     Name(name): Name,
@@ -207,7 +212,8 @@ async fn patch_vm(
 #[utoipa::path(post, path = "/v1/vms/{name}/stop", params(("name" = String, Path)),
     request_body = StopRequest,
     responses((status = 200, body = VmView), (status = 400, body = ErrorBody),
-        (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
+        (status = 404, body = ErrorBody), (status = 409, body = ErrorBody),
+        (status = 500, body = ErrorBody)))]
 async fn stop_vm(
     State(manager): Shared,
     Name(name): Name,
@@ -236,7 +242,8 @@ fn asked<T>(query: Asked<T>) -> Result<T, Failure> {
 #[utoipa::path(get, path = "/v1/vms/{name}/why",
     params(("name" = String, Path), ("at_ms" = Option<u64>, Query)),
     responses((status = 200, body = Why), (status = 400, body = ErrorBody),
-        (status = 404, body = ErrorBody)))]
+        (status = 404, body = ErrorBody), (status = 409, body = ErrorBody),
+        (status = 500, body = ErrorBody)))]
 async fn why(
     State(manager): Shared,
     Name(name): Name,
@@ -258,7 +265,8 @@ async fn list_pools(State(manager): Shared) -> Json<Vec<PoolView>> {
 #[utoipa::path(patch, path = "/v1/pools/{name}", params(("name" = String, Path)),
     request_body = PoolChange,
     responses((status = 200, body = PoolView), (status = 400, body = ErrorBody),
-        (status = 404, body = ErrorBody), (status = 507, body = ErrorBody)))]
+        (status = 404, body = ErrorBody), (status = 507, body = ErrorBody),
+        (status = 500, body = ErrorBody)))]
 async fn patch_pool(
     State(manager): Shared,
     Name(name): Name,
@@ -275,7 +283,8 @@ async fn patch_pool(
 /// Takes a pool away that a command defined, or gives it back what the configuration says of it.
 #[utoipa::path(delete, path = "/v1/pools/{name}", params(("name" = String, Path)),
     responses((status = 200, body = Vec<PoolView>), (status = 404, body = ErrorBody),
-        (status = 409, body = ErrorBody)))]
+        (status = 409, body = ErrorBody),
+        (status = 500, body = ErrorBody)))]
 async fn delete_pool(
     State(manager): Shared,
     Name(name): Name,
@@ -291,7 +300,8 @@ async fn delete_pool(
 #[utoipa::path(post, path = "/v1/config/reload",
     responses((status = 200, body = ConfigReloaded), (status = 400, body = ErrorBody),
         (status = 404, body = ErrorBody), (status = 409, body = ErrorBody),
-        (status = 507, body = ErrorBody)))]
+        (status = 507, body = ErrorBody),
+        (status = 500, body = ErrorBody)))]
 async fn reload(State(manager): Shared) -> Result<Json<ConfigReloaded>, Failure> {
     apart(move || manager.reload()).await
 }
@@ -300,7 +310,9 @@ async fn reload(State(manager): Shared) -> Result<Json<ConfigReloaded>, Failure>
     params(("since_ms" = Option<u64>, Query), ("until_ms" = Option<u64>, Query),
         ("vm" = Option<String>, Query), ("limit" = Option<u32>, Query),
         ("all" = Option<bool>, Query)),
-    responses((status = 200, body = JournalPage), (status = 400, body = ErrorBody)))]
+    responses((status = 200, body = JournalPage), (status = 400, body = ErrorBody),
+        (status = 409, body = ErrorBody),
+        (status = 500, body = ErrorBody)))]
 async fn get_journal(
     State(manager): Shared,
     query: Asked<JournalQuery>,
@@ -310,7 +322,8 @@ async fn get_journal(
 
 #[utoipa::path(post, path = "/v1/shutdown", request_body = ShutdownRequest,
     responses((status = 200, body = HostView), (status = 400, body = ErrorBody),
-        (status = 409, body = ErrorBody)))]
+        (status = 409, body = ErrorBody),
+        (status = 500, body = ErrorBody)))]
 async fn shutdown(
     State(manager): Shared,
     Body(request): Body<ShutdownRequest>,

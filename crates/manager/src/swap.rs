@@ -3,8 +3,9 @@
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ballast_api::{LocationState, SwapLocation};
 use ballast_pager::swap::{Location, Place, SwapError, SwapSpace, kept_back};
@@ -12,6 +13,7 @@ use ballast_units::Pages;
 use serde::{Deserialize, Serialize};
 
 use crate::config::Config;
+use crate::former_boots;
 use crate::looks_of_disks::{Look, is_mute};
 use crate::rooms::{Disks, Files, Rooms, SILENT, watch};
 use crate::sync::lock;
@@ -36,6 +38,9 @@ pub struct Swap {
     files: Arc<dyn Files>,
 }
 
+/// How long the first look waits for what former boots have left to be removed.
+const SWEEP: Duration = Duration::from_secs(60);
+
 impl Swap {
     /// Looks how much room there is. A file system that does not answer is not waited for long.
     pub fn new(config: &Config) -> Swap {
@@ -50,8 +55,16 @@ impl Swap {
             locations.iter().map(|location| watch(&rooms, &files, location, true)).collect();
         let begun = Instant::now();
         for (look, location) in looks.into_iter().zip(&locations) {
-            if !is_mute(location.folder()) {
-                let _ = look.recv_timeout(SILENT.saturating_sub(begun.elapsed()));
+            if is_mute(location.folder()) {
+                continue;
+            }
+            // What a reboot has left is no room yet for those who come first. Nobody waits for this manager then.
+            while look.recv_timeout(SILENT.saturating_sub(begun.elapsed()))
+                == Err(RecvTimeoutError::Timeout)
+                && former_boots::are_swept()
+                && begun.elapsed() < SWEEP
+            {
+                std::thread::sleep(SILENT / 100);
             }
         }
         Swap { locations, others: Mutex::default(), rooms, files }
@@ -104,6 +117,7 @@ impl Swap {
         let made = SwapSpace::create(&file_name(vm), size, &locations)?;
         // What it takes is not promised to another.
         for place in made.places() {
+            former_boots::note(&place.path);
             self.rooms.take(place.location.folder(), place.len.unwrap_or_default());
         }
         Ok(made)
@@ -241,8 +255,6 @@ fn trouble_of(path: &Path) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::claim::Claim;
     use crate::rooms::Room;
@@ -354,6 +366,22 @@ mod tests {
         assert!(Arc::ptr_eq(&found.places()[0].location, &again.places()[0].location));
         later.remove("v", Some(&made)).unwrap();
         assert!(!made[0].path.exists());
+    }
+
+    /// It has its VM's whole reservation, which would be missing for good.
+    #[test]
+    fn a_file_that_a_reboot_of_the_host_has_left_is_no_room_that_is_missing() {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let [old, now] = ["old", "now"].map(|vm| {
+            let made = files(&swap(&[dir.path()]).create(vm, Pages(8)).unwrap());
+            made[0].path.clone()
+        });
+        if !former_boots::age(&old) {
+            eprintln!("SKIPPED: no attributes in /var/tmp, or no /etc/machine-id");
+            return;
+        }
+        let next = swap(&[dir.path()]);
+        assert!(!old.exists() && now.exists() && !next.room().is_zero());
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use ballast_api::client::Client;
+use ballast_api::layout::API_SOCKET;
 
 use crate::config::Config;
 use crate::run_dir::try_lock;
@@ -33,7 +34,11 @@ pub async fn lock(config: &Config, take_over: Option<Duration>) -> anyhow::Resul
     };
     // What is there must be understood before anybody leaves.
     survey(run_dir).context("the running ballastd goes on")?;
-    let client = Client::new(&config.socket).with_timeout(within + ANSWER);
+    // One that could not have the socket that it should.
+    let own = run_dir.join(API_SOCKET);
+    let is_there = std::os::unix::net::UnixStream::connect(&own).is_ok();
+    let socket = if is_there { &own } else { &config.socket };
+    let client = Client::new(socket).with_timeout(within + ANSWER);
     let until = since_boot_ms() + within.as_millis() as u64;
     let before = match client.leave(until).await {
         Ok(before) => before,

@@ -121,10 +121,11 @@ impl VmParams {
         let Sizes { boot: size, most } = sizes;
         let rule = rule_for(rules, name);
         let shares = asked.shares.or(rule.shares).unwrap_or_else(|| default_shares(size));
-        // Nothing is plugged that was not asked for. A limit above its size limits nothing, and no more than that is guaranteed.
+        // Nothing is plugged that was not asked for. A limit above its size limits nothing, and no more than that is guaranteed, nor more
+        // than the limit, which another table may have given.
         let ruled = || rule.max.map_or(size, |max| max.of(size).min(size));
         let max = asked.max.map_or_else(ruled, |max| max.min(most));
-        let ruled = || rule.min.map(|min| min.of(size).min(size));
+        let ruled = || rule.min.map(|min| min.of(size).min(size).min(max));
         let min = asked.min.or_else(ruled).unwrap_or(Pages::ZERO);
         limits::shares(shares).map_err(limits::line)?;
         limits::max(max).map_err(limits::line)?;
@@ -769,8 +770,8 @@ mod tests {
         let nothing = Asked::default;
         assert_eq!(of(amount(1024), None, 512, nothing()).unwrap(), Pages::from_mib(512));
         assert_eq!(of(amount(1024), None, 2048, nothing()).unwrap(), Pages::from_mib(1024));
-        // What contradicts itself is wrong all the same.
-        assert!(of(amount(1024), amount(256), 512, nothing()).is_err());
+        // Nor than another table lets it have; but what was asked for is not cut.
+        assert_eq!(of(amount(1024), amount(256), 512, nothing()).unwrap(), Pages::from_mib(256));
         let asked = Asked { min: Some(Pages::from_mib(1024)), ..nothing() };
         assert!(of(None, None, 512, asked).is_err());
     }

@@ -193,7 +193,12 @@ async fn swap_files_are_where_their_priorities_say_and_found_again() {
         ballastd.kill();
         match round {
             0 => write_config(-7),
-            _ => std::fs::write(&config, format!("[[swap.location]]\npath = {large:?}\n")).unwrap(),
+            // Nor does it wait because the API cannot be where it should.
+            _ => std::fs::write(
+                &config,
+                format!("socket = \"/nonexistent/a.sock\"\n[[swap.location]]\npath = {large:?}\n"),
+            )
+            .unwrap(),
         }
         ballastd.restart();
         ballastd.eventually("it is taken over", async || !ballastd.is_gone("a").await).await;
@@ -203,6 +208,12 @@ async fn swap_files_are_where_their_priorities_say_and_found_again() {
     assert!(ballastd.host().await.swap_locations.iter().any(|l| l.path == small.0));
     ballastd.client.stop("a", Duration::ZERO).await.unwrap();
     assert!(!files.iter().any(|file| file.exists()));
+    let log = std::fs::read_to_string(ballastd.log()).unwrap();
+    let told = log.lines().find(|line| line.contains("the API is at")).unwrap();
+    assert!(told.contains("/nonexistent/a.sock") && told.contains("/run/api.sock"), "{told}");
+    // With nobody who waits it is a mistake.
+    ballastd.kill();
+    assert!(!ballastd.command().output().unwrap().status.success());
 }
 
 #[test]

@@ -160,13 +160,33 @@ fn wait_for_writes(file: &File, len: Pages) -> std::io::Result<()> {
     wait_on(rustix::fs::fstatfs(file)?.f_type, file, len)
 }
 
-/// The same, on a file system of the `kind` that statfs tells.
+/// Of file systems that statfs tells apart. By the kernel's code an allocation is sent to the servers of the first three, whatever else
+/// is on its way there; NFS has none that keeps sizes.
+const FUSE: i64 = 0x6573_5546;
+const CIFS: i64 = 0xff53_4d42;
+const SMB2: i64 = 0xfe53_4d42;
+const NFS: i64 = 0x6969;
+
+fn cannot_tell() -> std::io::Error {
+    let why = "its file system cannot tell when writes have ended";
+    std::io::Error::new(std::io::ErrorKind::Unsupported, why)
+}
+
+/// Whether swap files can be made in `folder`, by the kind of its file system; of others the first file tells.
+///
+/// # Errors
+/// They cannot (NFS, SMB, FUSE), or it is not known.
+pub fn check_folder(folder: &Path) -> std::io::Result<()> {
+    check_kind(rustix::fs::statfs(folder)?.f_type)
+}
+
+fn check_kind(kind: i64) -> std::io::Result<()> {
+    if [FUSE, CIFS, SMB2, NFS].contains(&kind) { Err(cannot_tell()) } else { Ok(()) }
+}
+
+/// The same as `wait_for_writes`, on a file system of the `kind` that statfs tells.
 fn wait_on(kind: i64, file: &File, len: Pages) -> std::io::Result<()> {
-    // By the kernel's code an allocation is sent to their servers, whatever else is on its way there. NFS has none that keeps sizes.
-    const FUSE: i64 = 0x6573_5546;
-    const CIFS: i64 = 0xff53_4d42;
-    const SMB2: i64 = 0xfe53_4d42;
-    let done = if [FUSE, CIFS, SMB2].contains(&kind) {
+    let done = if check_kind(kind).is_err() {
         Err(Errno::OPNOTSUPP)
     } else {
         let flags = FallocateFlags::KEEP_SIZE;
@@ -175,10 +195,7 @@ fn wait_on(kind: i64, file: &File, len: Pages) -> std::io::Result<()> {
     match done {
         // XFS asks for room again for what has it, once it has waited.
         Ok(()) | Err(Errno::NOSPC | Errno::DQUOT) => Ok(()),
-        Err(Errno::OPNOTSUPP) => Err(std::io::Error::new(
-            std::io::ErrorKind::Unsupported,
-            "its file system cannot tell when writes have ended",
-        )),
+        Err(Errno::OPNOTSUPP) => Err(cannot_tell()),
         Err(e) => Err(e.into()),
     }
 }
@@ -286,11 +303,15 @@ mod tests {
         let refused = Err(std::io::ErrorKind::Unsupported);
         assert_eq!(kind(wait_for_writes(&comm, Pages(1))), refused);
         // What is sent to a server is not waited for: FUSE, SMB.
-        for sent in [0x6573_5546, 0xff53_4d42, 0xfe53_4d42] {
+        for sent in [FUSE, CIFS, SMB2] {
             assert_eq!(kind(wait_on(sent, swap.file(), Pages(1))), refused, "{sent:x}");
+            assert_eq!(kind(check_kind(sent)), refused, "{sent:x}");
         }
         const EXT4: i64 = 0xef53;
         wait_on(EXT4, swap.file(), Pages(1)).unwrap();
+        check_kind(EXT4).unwrap();
+        check_folder(dir.path()).unwrap();
+        assert!(check_folder(&path.join("none")).is_err());
     }
 
     #[test]

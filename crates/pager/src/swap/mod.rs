@@ -19,8 +19,8 @@ mod space;
 mod sum;
 mod window;
 
-pub use file::SwapError;
 pub(crate) use file::SwapFile;
+pub use file::{SwapError, check_folder};
 pub use location::Location;
 pub(crate) use ring::{Completion, Ring};
 pub use slot_space::SlotSpace;
