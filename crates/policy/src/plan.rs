@@ -481,7 +481,7 @@ fn wanted_of_paging(
     let level = consumed.saturating_sub(take);
     // What is left of the take when the balloon has done its part. No balloon brings what its guest uses beyond its
     // size, nor again what it holds already and did not cost: pages that others share.
-    let coming = balloon_goal.saturating_sub(vm.tools.grown);
+    let coming = balloon_goal.saturating_sub(vm.tools.grown.min(vm.balloon_goal));
     let (beyond_balloon, limit) = if mix::usable(vm) {
         let left = vm.cost_of(vm.left_by(balloon_goal));
         let rest = consumed.min(left).saturating_sub(level);
