@@ -60,8 +60,15 @@ impl Story {
 
     fn take(&mut self, line: &str) -> Option<Event> {
         let Some(event) = Event::parse(line) else {
-            const SIGNS: [&str; 4] =
-                ["Kernel panic", "Out of memory:", "BUG: ", "invoked oom-killer"];
+            const SIGNS: [&str; 7] = [
+                "Kernel panic",
+                "Out of memory:",
+                "BUG: ",
+                "kernel BUG at",
+                "general protection fault",
+                "EXT4-fs error",
+                "invoked oom-killer",
+            ];
             if SIGNS.iter().any(|s| line.contains(s)) {
                 self.trouble.get_or_insert_with(|| line.trim().to_owned());
             }

@@ -8,7 +8,7 @@ use ballast_units::Bytes;
 use crate::image::Image;
 
 /// What every sample guest's kernel is told. The timer check fails now and then on a crowded host.
-const APPEND: &str = "console=ttyS0 panic=-1 quiet loglevel=3 no_timer_check";
+const APPEND: &str = "console=ttyS0 oops=panic panic=-1 quiet loglevel=3 no_timer_check";
 
 /// What it boots, does and has.
 #[derive(Clone, Debug)]

@@ -172,7 +172,7 @@ fn number(value: Option<f64>) -> String {
     value.map_or_else(|| "not measured".to_owned(), |v| v.to_string())
 }
 
-/// "2 processors, 24 GiB, Linux 6.18": what figures depend on most.
+/// "2 processors, 24 GiB, Linux 6.18 without MGLRU": what figures depend on most.
 pub(crate) fn machine() -> String {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let info = rustix::system::sysinfo();
@@ -180,7 +180,11 @@ pub(crate) fn machine() -> String {
     let uname = rustix::system::uname();
     let release = uname.release().to_string_lossy();
     let version = release.split(['.', '-']).take(2).collect::<Vec<_>>().join(".");
-    format!("{processors} processors, {gib} GiB, Linux {version}")
+    // By which the kernel's own swap, zram and KSM choose what leaves, if it is there.
+    let ages = std::fs::read_to_string("/sys/kernel/mm/lru_gen/enabled").unwrap_or_default();
+    let has_ages = !matches!(ages.trim(), "" | "0x0000");
+    let ages = if has_ages { "with MGLRU" } else { "without MGLRU" };
+    format!("{processors} processors, {gib} GiB, Linux {version} {ages}")
 }
 
 /// Today, in UTC.

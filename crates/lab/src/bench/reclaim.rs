@@ -55,6 +55,9 @@ async fn one(image: &Image, with_balloon: bool) -> Result<f64> {
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     let client = stage.manager.client().clone();
+    if with_balloon {
+        stage.until_free(&guest.name, MEMORY - LIMIT, PATIENCE).await?;
+    }
     let before = client.vm(&guest.name).await?.memory.consumed;
     let begin = Instant::now();
     let change = VmChange { max: Some(LIMIT.0), ..VmChange::default() };
@@ -71,7 +74,18 @@ async fn one(image: &Image, with_balloon: bool) -> Result<f64> {
         );
         tokio::time::sleep(Duration::from_millis(20)).await;
     };
-    let rate = Bytes(before.saturating_sub(after)).mib() / begin.elapsed().as_secs_f64();
+    let taken = before.saturating_sub(after);
+    let rate = Bytes(taken).mib() / begin.elapsed().as_secs_f64();
+    let memory = client.vm(&guest.name).await?.memory;
+    let paged = memory.swapped + memory.compressed + memory.filled + memory.staged;
+    let by = if with_balloon { memory.ballooned } else { paged };
+    ensure!(
+        by * 10 >= taken * 9,
+        "of {} that were taken {} in its balloon, {} paged",
+        Bytes(taken),
+        Bytes(memory.ballooned),
+        Bytes(paged)
+    );
     stage.poll()?;
     stage.end().await?;
     Ok(rate)

@@ -93,6 +93,7 @@ async fn round(
     while let Some(done) = touching.join_next().await {
         let (holder, written, at) = done.context("a holder's task")?;
         written?;
+        ensure!(at > begin, "a VM did not wait for the manager");
         last = last.max(at.saturating_duration_since(begin));
         holders.push(holder);
     }

@@ -111,7 +111,7 @@ async fn one(
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     if ballooned {
-        until_free(&stage, &guest.name, memory - Bytes::from_mib(size)).await?;
+        stage.until_free(&guest.name, memory - Bytes::from_mib(size), DELAY).await?;
         let change = VmChange { max: Some(Bytes::from_mib(size).0), ..VmChange::default() };
         stage.manager.client().change(&guest.name, &change).await?;
     }
@@ -140,19 +140,6 @@ async fn one(
     let swapped = Bytes(swapped).mib();
     stage.end().await?;
     Ok(Run { mb_per_s, balloon, swapped })
-}
-
-/// Until the guest's statistics tell of so much that its balloon may take: for a second or two they are still those of when it
-/// had touched it, and what its balloon cannot take is paged.
-async fn until_free(stage: &Stage, guest: &str, wanted: Bytes) -> Result<()> {
-    let begun = Instant::now();
-    while stage.manager.client().vm(guest).await?.balloon.limit < wanted.0 {
-        if begun.elapsed() > DELAY {
-            bail!("the guest has not {wanted} free after {} s", DELAY.as_secs());
-        }
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
-    Ok(())
 }
 
 fn evaluate(table: Table, sizes: &[u64]) -> Measured {

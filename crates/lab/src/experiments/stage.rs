@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use ballast_api::{Accel, HostView, VmSpec, VmView};
+use ballast_units::Bytes;
 
 use crate::console::{Console, Event};
 use crate::guest::Guest;
@@ -99,6 +100,19 @@ impl Stage {
         let host = self.manager.client().host().await?;
         let vms = self.manager.client().vms().await?;
         Ok((host, vms))
+    }
+
+    /// Waits until the guest's statistics tell of so much that its balloon may take: for a second or two they are still those of
+    /// when it had touched it, and what its balloon cannot take is paged.
+    pub async fn until_free(&self, guest: &str, wanted: Bytes, at_most: Duration) -> Result<()> {
+        let begun = Instant::now();
+        while self.manager.client().vm(guest).await?.balloon.limit < wanted.0 {
+            if begun.elapsed() > at_most {
+                bail!("{guest} has not {wanted} free after {} s", at_most.as_secs());
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        Ok(())
     }
 
     /// Stops everything. What was left behind is an error: no measurement excuses it.

@@ -318,15 +318,18 @@ impl Peer {
         let out = self.swap.used()?;
         let charged = self.usage_and_ram()?;
         let in_zram = zram.map_or(Bytes::default(), |_| out);
+        let of_zram = zram.map_or(Bytes::default(), |z| charged.of_zram(&z));
+        // The rest of it is QEMU's own.
+        let of_vmms = zram.map_or(Bytes::default(), |z| z.used).saturating_sub(of_zram);
         Ok(Reclaimed {
             ballooned: Bytes::default(),
             compressed: in_zram,
             swapped: out.saturating_sub(in_zram),
             saved: charged.merged,
-            used: charged.ram() + zram.map_or(Bytes::default(), |z| charged.of_zram(&z)),
+            used: charged.ram() + of_zram,
             at_hand: charged.at_hand,
             passing: charged.passing,
-            vmms: charged.own(),
+            vmms: charged.own() + of_vmms,
         })
     }
 

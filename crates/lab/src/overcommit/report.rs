@@ -161,8 +161,8 @@ pub fn crowded(factors: &[f64]) -> impl Iterator<Item = f64> {
     factors.iter().copied().filter(|f| *f > AHEAD_FROM)
 }
 
-/// Peers to be held against at this factor: their guests lived, within the budget; of the others, a figure says what was. Ballast
-/// is to be within it, too. That there are enough of them that were measured is a target of its own.
+/// Peers to be held against at this factor: their guests lived, within the budget, or with no more machine memory than Ballast takes, VMMs'
+/// own included; of the others, a figure says what was. Ballast is to be within the budget, too. That there are enough of them that were measured is a target of its own.
 pub fn peers(table: &Table, factor: f64, outcome: &mut Outcome) -> Vec<Side> {
     let of_budget =
         |side| at(table, side, factor, "used_mib") / at(table, side, factor, "budget_mib");
@@ -177,8 +177,9 @@ pub fn peers(table: &Table, factor: f64, outcome: &mut Outcome) -> Vec<Side> {
         }
         let used = of_budget(*peer);
         outcome.figure(&name(*peer, "used_of_budget"), used);
+        let more = machine(table, *peer, factor) / machine(table, Side::Ballast, factor);
         // Not so if that is not known.
-        used.is_nan() || used <= MOST_USED
+        used.is_nan() || used <= MOST_USED || more <= MOST_USED
     };
     let fair: Vec<Side> = PEERS.into_iter().filter(is_fair).collect();
     let compared = fair.iter().filter(|peer| of_budget(**peer).is_finite()).count();
@@ -191,11 +192,16 @@ pub fn peers(table: &Table, factor: f64, outcome: &mut Outcome) -> Vec<Side> {
 /// machine memory, that of VMMs beside the budget included. Nothing is asked of them.
 pub fn costs(table: &Table, factor: f64, peer: Side, outcome: &mut Outcome) {
     let of = |side, column| at(table, side, factor, column);
-    let machine = |side| of(side, "used_mib") + of(side, "vmms_mib");
     let name = |what: &str| format!("{what}_of_{}_{}", peer.name(), tag(factor));
     let cpu = of(Side::Ballast, "cpu_percent") / of(peer, "cpu_percent");
     outcome.figure(&name("cpu"), cpu);
+    let machine = |side| machine(table, side, factor);
     outcome.figure(&name("machine_memory"), machine(Side::Ballast) / machine(peer));
+}
+
+/// What guests and their VMMs have of the host, MiB.
+fn machine(table: &Table, side: Side, factor: f64) -> f64 {
+    at(table, side, factor, "used_mib") + at(table, side, factor, "vmms_mib")
 }
 
 /// A factor in a figure's name: 1.66 is "1_66".
@@ -237,9 +243,14 @@ mod tests {
         let mut push = |side: Side, factor, used, lost| {
             let mut row = [0.0; COLUMNS.len()];
             (row[0], row[1], row[2], row[12]) = (side.number(), factor, 500.0, used);
+            // VMMs' own, which at one factor zram has less of.
+            row[22] =
+                if factor < 3.0 { 0.0 } else { 200.0 - 120.0 * f64::from(side == Side::Zram) };
             row[14] = lost;
             table.push(&row);
         };
+        push(Side::Ballast, 3.0, 495.0, 0.0);
+        push(Side::Zram, 3.0, 620.0, 0.0);
         push(Side::Ballast, 2.0, 495.0, 0.0);
         push(Side::Ballast, 2.5, 511.0, 0.0);
         push(Side::Swap, 2.0, 500.0, 0.0);
@@ -251,6 +262,8 @@ mod tests {
         assert_eq!(peers(&table, 2.0, &mut outcome), [Side::Swap, Side::Ksm]);
         assert_eq!(outcome.figures["zram_used_of_budget_2_00"], 1.022);
         assert!(outcome.ok && outcome.targets["peers_compared_2_00"].got == 2.0);
+        // With no more of the host than Ballast it is one all the same.
+        assert!(peers(&table, 3.0, &mut outcome).contains(&Side::Zram));
         // Swap was not measured there: nobody knows that it was over its budget, but it is none of two.
         assert_eq!(peers(&table, 2.5, &mut outcome), [Side::Swap, Side::Ksm]);
         assert_eq!(outcome.figures["zram_thrashing_2_50"], 1.0);

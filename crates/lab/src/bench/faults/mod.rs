@@ -195,6 +195,7 @@ fn evaluate(results: &Results) -> Outcome {
                 // One slow read of a thousand is not what random reads are about, nor are the cheap ones
                 // what a walk is.
                 let counts = (part == "mean") == (*kind == SEQUENTIAL);
+                let counts = counts && is_best(results, kind, peer);
                 let ratio = middle(&mine, of) / middle(&theirs, of);
                 let name = format!("{kind}_{part}_{ours}_of_{}", peer.name());
                 if alike && counts {
@@ -206,6 +207,15 @@ fn evaluate(results: &Results) -> Outcome {
         }
     }
     outcome
+}
+
+/// Whether a peer is no slower than with its other setting. A walk is measured with both.
+fn is_best(results: &Results, kind: &'static str, peer: Tier) -> bool {
+    let mean = |tier| {
+        let rounds = results.peers.get(&(kind, tier));
+        rounds.map_or(f64::INFINITY, |rounds| middle(rounds, |r| r.times.mean))
+    };
+    mean(peer) <= mean(peer.twin())
 }
 
 fn times(outcome: &mut Outcome, kind: &str, name: &str, times: &[Times]) {
@@ -244,5 +254,21 @@ mod tests {
         let file = evaluate(&results(ours::Tier::Swap, 9.0, 8.0));
         assert!(!file.targets["half_p50_ballast_swap_of_disk"].met);
         assert_eq!(file.figures["half_p50_ballast_swap_of_zram"], 1.125);
+    }
+
+    #[test]
+    fn a_walk_is_held_against_the_better_setting_of_a_peer() {
+        let mut both = Results::default();
+        let times = |mean: f64| Times { count: 9.0, p50: 1.0, p99: 1.0, mean, given: 0.0 };
+        let round = OurRound { times: times(3.0), compressed: 0.0, swapped: 1.0 };
+        both.ours.insert((SEQUENTIAL, ours::Tier::Swap), vec![round]);
+        for (tier, mean) in [(Tier::Disk, 9.0), (Tier::DiskDefault, 2.0)] {
+            let round = PeerRound { times: times(mean), taken: 0.5 };
+            both.peers.insert((SEQUENTIAL, tier), vec![round]);
+        }
+        let outcome = evaluate(&both);
+        assert_eq!(outcome.targets.len(), 1);
+        assert!(!outcome.targets["sequential_mean_ballast_swap_of_disk_default"].met);
+        assert!(outcome.figures["sequential_mean_ballast_swap_of_disk"] < 1.0);
     }
 }

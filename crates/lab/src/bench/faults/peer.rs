@@ -22,12 +22,13 @@ pub enum Tier {
     Disk,
     /// As they are without any setting: up to `1 << KERNELS_CLUSTER` pages for one fault.
     ZramDefault,
+    ZswapDefault,
     DiskDefault,
 }
 
 /// All of them, and those that are best for random order.
-pub const TIERS: [Tier; 5] =
-    [Tier::Zram, Tier::Zswap, Tier::Disk, Tier::ZramDefault, Tier::DiskDefault];
+pub const TIERS: [Tier; 6] =
+    [Tier::Zram, Tier::Zswap, Tier::Disk, Tier::ZramDefault, Tier::ZswapDefault, Tier::DiskDefault];
 /// How many of them, from the first on.
 pub const ONE_BY_ONE: usize = 3;
 
@@ -47,7 +48,20 @@ impl Tier {
             Tier::Zswap => "zswap",
             Tier::Disk => "disk",
             Tier::ZramDefault => "zram_default",
+            Tier::ZswapDefault => "zswap_default",
             Tier::DiskDefault => "disk_default",
+        }
+    }
+
+    /// The same with the other number of pages for one fault.
+    pub fn twin(self) -> Tier {
+        match self {
+            Tier::Zram => Tier::ZramDefault,
+            Tier::ZramDefault => Tier::Zram,
+            Tier::Zswap => Tier::ZswapDefault,
+            Tier::ZswapDefault => Tier::Zswap,
+            Tier::Disk => Tier::DiskDefault,
+            Tier::DiskDefault => Tier::Disk,
         }
     }
 
@@ -60,7 +74,7 @@ impl Tier {
     fn start(self, folder: &Path, plan: &Plan) -> Result<Option<Swap>> {
         // As zram's users set it for random access: one page for one fault.
         let cluster = match self {
-            Tier::ZramDefault | Tier::DiskDefault => KERNELS_CLUSTER,
+            Tier::ZramDefault | Tier::ZswapDefault | Tier::DiskDefault => KERNELS_CLUSTER,
             _ => 0,
         };
         let page_cluster = Some(cluster);
@@ -70,7 +84,7 @@ impl Tier {
         let started = match self {
             Tier::Zram | Tier::ZramDefault => Swap::start(&request(Space::Zram { size })),
             Tier::Disk | Tier::DiskDefault => Swap::start(&request(file())),
-            Tier::Zswap => {
+            Tier::Zswap | Tier::ZswapDefault => {
                 let zswap = Some(zswap_compressor().to_owned());
                 Swap::start(&Request { zswap, ..request(file()) })
             }
@@ -120,7 +134,7 @@ pub async fn round(
     );
     let takes = match tier {
         Tier::Zram | Tier::ZramDefault => swap.zram()?.map(|z| z.used),
-        Tier::Zswap => Some(zswap_takes()?.saturating_sub(zswap)),
+        Tier::Zswap | Tier::ZswapDefault => Some(zswap_takes()?.saturating_sub(zswap)),
         Tier::Disk | Tier::DiskDefault => None,
     };
     let taken = takes.map_or(f64::NAN, |takes| takes.0 as f64 / used.0 as f64);

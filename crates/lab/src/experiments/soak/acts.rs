@@ -93,8 +93,9 @@ async fn start(soak: &mut Soak<'_>) -> Result<String> {
 async fn stop(soak: &mut Soak<'_>) -> Result<String> {
     let name = any_vm(soak)?;
     let grace = Duration::from_secs(*soak.random.of(&[0, 0, 5]).unwrap_or(&0));
-    soak.leaves(&name)?;
+    let guest = soak.leaves(&name)?;
     soak.client().stop(&name, grace).await.with_context(|| format!("stopping {name}"))?;
+    soak.has_left(guest)?;
     Ok(format!("{name}, grace {} s", grace.as_secs()))
 }
 
@@ -107,8 +108,9 @@ async fn pid_of(soak: &Soak<'_>, name: &str) -> Result<Pid> {
 async fn kill_vm(soak: &mut Soak<'_>) -> Result<String> {
     let name = any_vm(soak)?;
     let pid = pid_of(soak, &name).await?;
-    soak.leaves(&name)?;
+    let guest = soak.leaves(&name)?;
     kill_process(pid, Signal::KILL).with_context(|| format!("killing {name}"))?;
+    soak.has_left(guest)?;
     Ok(name)
 }
 
@@ -125,9 +127,10 @@ async fn kill_manager(soak: &mut Soak<'_>) -> Result<String> {
     soak.sleep(moment).await?;
     soak.manager.kill()?;
     if let (Some(name), Some(pid)) = (&victim, pid) {
-        soak.leaves(name)?;
+        let guest = soak.leaves(name)?;
         soak.counts.orphans_killed += 1;
         kill_process(pid, Signal::KILL).with_context(|| format!("killing {name}"))?;
+        soak.has_left(guest)?;
     }
     let alone = Duration::from_millis(soak.random.below(800));
     soak.sleep(alone).await?;

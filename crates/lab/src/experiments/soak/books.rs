@@ -31,6 +31,14 @@ pub fn unsound(host: &HostView, vms: &[VmView]) -> Option<String> {
     vms.iter().find_map(unsound_vm)
 }
 
+/// What is handed out beyond the budget, in words; None if nothing.
+pub fn unmet(host: &HostView) -> Option<String> {
+    let booked = host.consumed + host.overhead;
+    let (budget, free) = (host.budget, host.free);
+    (booked > budget + SLACK)
+        .then(|| format!("{booked} booked of a budget of {budget}, {free} free"))
+}
+
 fn unsound_vm(vm: &VmView) -> Option<String> {
     let m = &vm.memory;
     let home = m.untouched + m.resident + m.shared + m.broken;

@@ -99,6 +99,7 @@ pub async fn run(image: &Image, plan: &Plan) -> Result<Measured> {
         }
         return Err(e.context(format!("seed {}, {at} (logs: {EVIDENCE})", plan.seed)));
     }
+    soak.counts.away.add(soak.away);
     let (minutes, checks, counts) =
         (soak.elapsed().as_secs_f64() / MINUTE, soak.checks(), soak.counts);
     let (_, left) = soak.manager.finish().await?;
@@ -163,9 +164,10 @@ async fn clear(soak: &mut Soak<'_>, record: &mut Record, at: &mut String) -> Res
     acts::upgrade(soak).await?;
     soak.settle().await?;
     while let Some(name) = soak.guests.first().map(|guest| guest.name.clone()) {
-        soak.leaves(&name)?;
+        let guest = soak.leaves(&name)?;
         let stopped = soak.client().stop(&name, Duration::ZERO).await;
         stopped.with_context(|| format!("stopping {name}"))?;
+        soak.has_left(guest)?;
     }
     soak.soon(|_, host, vms| books::unserved(vms, &[]).or_else(|| books::left(host))).await?;
     record.end = quiet(soak, record.fresh).await?;

@@ -139,6 +139,14 @@ pub fn evaluate(
     }
     let counts = told.counts;
     outcome.figure("checks", told.checks as f64);
+    // Without these a check says nothing of pages that were away.
+    for (name, pages) in [
+        ("pages_read_from_swap", counts.away.swapped),
+        ("pages_decompressed", counts.away.compressed),
+        ("shared_pages_copied", counts.away.shared),
+    ] {
+        outcome.at_least(name, pages as f64, 1.0);
+    }
     outcome.figure("refusals", counts.refusals as f64);
     outcome.figure("reliefs", counts.reliefs as f64);
     outcome.figure("vms_killed_without_manager", counts.orphans_killed as f64);
@@ -280,6 +288,7 @@ fn kinds(table: &Table, actions: &BTreeMap<Action, u64>) -> Vec<Series> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::scene::Away;
     use super::*;
 
     fn measured(leak: f64, left: usize) -> Measured {
@@ -296,7 +305,9 @@ mod tests {
             table.push(&cells);
         }
         let actions = BTreeMap::from([(Action::Start, 3)]);
-        let told = Told { minutes: 1.0, seed: 7, checks: 99, counts: Counts::default(), left };
+        let away = Away { swapped: 9, compressed: 9, shared: 9 };
+        let counts = Counts { away, ..Counts::default() };
+        let told = Told { minutes: 1.0, seed: 7, checks: 99, counts, left };
         evaluate(table, &actions, Process::default(), Process::default(), &told)
     }
 

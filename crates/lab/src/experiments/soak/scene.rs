@@ -62,6 +62,35 @@ pub struct Counts {
     pub overruns: u64,
     /// By how much at most, bytes.
     pub over_most: u64,
+    /// What came back.
+    pub away: Away,
+}
+
+/// Pages that were away when their guest used them, as far as a manager was asked before its end.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Away {
+    /// From swap.
+    pub swapped: u64,
+    /// From the compressed tier.
+    pub compressed: u64,
+    /// Copies of shared ones.
+    pub shared: u64,
+}
+
+impl Away {
+    fn of(host: &HostView) -> Away {
+        Away {
+            swapped: Bytes(host.counters.swapped_in).pages().0,
+            compressed: Bytes(host.compression.restored).pages().0,
+            shared: host.sharing.breaks,
+        }
+    }
+
+    pub fn add(&mut self, other: Away) {
+        self.swapped += other.swapped;
+        self.compressed += other.compressed;
+        self.shared += other.shared;
+    }
 }
 
 /// All of it.
@@ -83,6 +112,8 @@ pub struct Soak<'a> {
     over: u64,
     /// In use after the last step, bytes.
     booked: u64,
+    /// What this manager had brought back by then.
+    pub away: Away,
     /// The budget that guests have had since then, bytes.
     in_force: u64,
     /// How many managers there were before this one.
@@ -110,6 +141,7 @@ impl<'a> Soak<'a> {
             most: BUDGET.0,
             over: 0,
             booked: 0,
+            away: Away::default(),
             in_force: BUDGET.0,
             life: 0,
             made: 0,
@@ -151,20 +183,32 @@ impl<'a> Soak<'a> {
         self.guests.push(Live { name, console, started: Instant::now(), seen: 0 });
     }
 
-    /// It is to end; its last words are read before.
-    pub fn leaves(&mut self, name: &str) -> Result<()> {
+    /// It is to end: nobody waits for its next check.
+    pub fn leaves(&mut self, name: &str) -> Result<Option<Live>> {
         self.poll()?;
-        if let Some(at) = self.guests.iter().position(|guest| guest.name == name) {
-            let guest = self.guests.remove(at);
-            self.counts.checks += guest.console.story.checks;
+        let at = self.guests.iter().position(|guest| guest.name == name);
+        Ok(at.map(|at| self.guests.remove(at)))
+    }
+
+    /// It has ended: its last words are read. That its workloads were ended is none of what is wrong.
+    pub fn has_left(&mut self, guest: Option<Live>) -> Result<()> {
+        let Some(mut guest) = guest else { return Ok(()) };
+        guest.console.poll();
+        let story = &guest.console.story;
+        self.counts.checks += story.checks;
+        match &story.trouble {
+            Some(trouble) if !trouble.contains("' ended with ") => {
+                bail!("{}: {trouble}", guest.name)
+            }
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     /// There is another manager, with this budget, which may have been lowered just before.
     pub fn has_new_manager(&mut self) {
         self.life += 1;
         self.over = 0;
+        self.counts.away.add(std::mem::take(&mut self.away));
         // Until it came, guests took what they were given before.
         self.most = self.budget.0.max(self.booked).max(self.in_force);
         self.in_force = self.budget.0;
@@ -246,10 +290,12 @@ impl<'a> Soak<'a> {
         self.guests_go_on().await?;
         let seen = self.soon(|soak, host, vms| {
             let unserved = books::unserved(vms, &soak.names());
-            unserved.or_else(|| books::unsound(host, vms))
+            // Also one that was lowered is met, and soon.
+            unserved.or_else(|| books::unsound(host, vms)).or_else(|| books::unmet(host))
         });
         let (host, vms) = seen.await?;
         self.booked = host.consumed + host.overhead;
+        self.away = Away::of(&host);
         let over = books::over(&host, self.most);
         if over > self.over {
             say::detail(&format!("{over} bytes more were handed out than there ever were"));
