@@ -68,7 +68,7 @@ async fn start(soak: &mut Soak<'_>) -> Result<String> {
     soak.made += 1;
     let name = format!("vm{}", soak.made);
     let mib = *soak.random.of(&[112, 128]).unwrap_or(&128);
-    let work = workload(&mut soak.random);
+    let work = workload(&mut soak.random, mib);
     let mut guest = Guest::new(&name, Bytes::from_mib(mib), &soak.manager.consoles());
     guest = guest.run(work.clone());
     let salt = Salt::try_from("soak").context("the salt")?;
