@@ -18,14 +18,25 @@ const MOST: usize = 64;
 const MOST_OF_USER: usize = 32;
 /// Of one process, expected or not: its own, and those of threads that gave up a moment ago.
 const MOST_OF_ONE: usize = 4;
+/// As many are told of that led to nothing, however soon: a host that starts may have so many VMMs of one user.
+const AT_ONCE: f64 = 32.0;
 
 /// Handshakes that are under way, in order of arrival.
 #[derive(Default)]
 pub struct Handshakes {
     places: Mutex<Vec<Place>>,
     next: AtomicU64,
-    /// By user: when one of his was last told of that led to nothing, and how many there were since.
-    told: Mutex<HashMap<u32, (Instant, u64)>>,
+    /// By user, of those that led to nothing.
+    told: Mutex<HashMap<u32, Told>>,
+}
+
+/// Of a user's handshakes that led to nothing.
+struct Told {
+    /// When one was last asked about, and how many may be told of from then on, beside one a pause.
+    at: Instant,
+    left: f64,
+    /// How many were not told of since.
+    untold: u64,
 }
 
 struct Place {
@@ -85,20 +96,21 @@ impl Handshake {
         own.map(|place| place.has_spoken = true).is_some()
     }
 
-    /// Whether it is to be told of one of a user's that led to nothing: of one in so long a time, and how many were not before it.
+    /// Whether it is to be told of one of a user's that led to nothing: of some at once, then of one in so long a time, and how many
+    /// were not before it.
     pub fn to_tell(&self, uid: u32, pause: Duration) -> Option<u64> {
+        let now = Instant::now();
         let mut all = lock(&self.all.told);
-        match all.get_mut(&uid) {
-            Some((at, untold)) if at.elapsed() < pause => {
-                *untold += 1;
-                None
-            }
-            known => {
-                let untold = known.map_or(0, |(_, untold)| *untold);
-                all.insert(uid, (Instant::now(), 0));
-                Some(untold)
-            }
+        let told = all.entry(uid).or_insert(Told { at: now, left: AT_ONCE, untold: 0 });
+        let more = (now - told.at).as_secs_f64() / pause.as_secs_f64();
+        told.left = (told.left + more).min(AT_ONCE);
+        told.at = now;
+        if told.left < 1.0 {
+            told.untold += 1;
+            return None;
         }
+        told.left -= 1.0;
+        Some(std::mem::take(&mut told.untold))
     }
 
     /// Whether it made room for another.
@@ -217,11 +229,14 @@ mod tests {
         drop(places);
         assert!(begin(1, false).is_some());
         // Of what leads to nothing each user is told of once in a while.
-        let (long, none) = (Duration::from_secs(3600), Duration::ZERO);
-        assert_eq!(expected.to_tell(7, long), Some(0));
+        let (long, short) = (Duration::from_secs(36_000), Duration::from_nanos(1));
+        for _ in 0..AT_ONCE as u32 {
+            assert_eq!(expected.to_tell(7, long), Some(0));
+        }
         assert_eq!((expected.to_tell(7, long), expected.to_tell(7, long)), (None, None));
         assert_eq!(expected.to_tell(8, long), Some(0));
-        assert_eq!((expected.to_tell(7, none), expected.to_tell(7, none)), (Some(2), Some(0)));
+        std::thread::sleep(Duration::from_millis(1));
+        assert_eq!((expected.to_tell(7, short), expected.to_tell(7, short)), (Some(2), Some(0)));
         drop(expected);
         assert!(lock(&all.places).is_empty());
     }

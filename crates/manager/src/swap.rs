@@ -7,6 +7,7 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use ballast_api::layout::VMS;
 use ballast_api::{LocationState, SwapLocation};
 use ballast_pager::swap::{Location, Place, SwapError, SwapSpace, kept_back};
 use ballast_units::Pages;
@@ -46,10 +47,16 @@ impl Swap {
     pub fn new(config: &Config) -> Swap {
         let locations =
             config.swap.iter().map(|place| Location::new(&place.path, place.priority)).collect();
-        Swap::over(locations, Arc::new(Disks { run_dir: config.run_dir.clone() }))
+        // Where there is no record of a VM, nobody waits for this manager but those who want room.
+        let vms = std::fs::read_dir(config.run_dir.join(VMS));
+        let is_waited_for = vms.is_ok_and(|mut vms| vms.next().is_some());
+        let patience = if is_waited_for { SILENT } else { SWEEP };
+        let files = Arc::new(Disks { run_dir: config.run_dir.clone() });
+        Swap::over(locations, files, patience)
     }
 
-    fn over(locations: Vec<Arc<Location>>, files: Arc<dyn Files>) -> Swap {
+    /// What former boots have left is waited for so long, until it is removed.
+    fn over(locations: Vec<Arc<Location>>, files: Arc<dyn Files>, patience: Duration) -> Swap {
         let rooms = Arc::new(Rooms::default());
         let looks: Vec<_> =
             locations.iter().map(|location| watch(&rooms, &files, location, true)).collect();
@@ -58,13 +65,12 @@ impl Swap {
             if is_mute(location.folder()) {
                 continue;
             }
-            // What a reboot has left is no room yet for those who come first. Nobody waits for this manager then.
-            while look.recv_timeout(SILENT.saturating_sub(begun.elapsed()))
-                == Err(RecvTimeoutError::Timeout)
-                && former_boots::are_swept()
-                && begun.elapsed() < SWEEP
-            {
-                std::thread::sleep(SILENT / 100);
+            let mut seen = look.recv_timeout(SILENT.saturating_sub(begun.elapsed()));
+            // What a reboot has left is no room yet for those who come first.
+            let mut goes_on = former_boots::are_swept();
+            while goes_on && seen == Err(RecvTimeoutError::Timeout) && begun.elapsed() < patience {
+                goes_on = former_boots::are_swept();
+                seen = look.recv_timeout(SILENT / 3);
             }
         }
         Swap { locations, others: Mutex::default(), rooms, files }
@@ -134,7 +140,12 @@ impl Swap {
             }
             None => vec![self.place(&self.lone_file(vm), None)],
         };
-        SwapSpace::open(&places)
+        let opened = SwapSpace::open(&places)?;
+        // They may be of a version that noted nothing, or of when the host had another name.
+        for place in &places {
+            former_boots::note(&place.path);
+        }
+        Ok(opened)
     }
 
     fn lone_file(&self, vm: &str) -> PathBuf {
@@ -261,7 +272,7 @@ mod tests {
 
     fn swap(dirs: &[&Path]) -> Swap {
         let locations = dirs.iter().map(|dir| Location::new(dir, 0)).collect();
-        Swap::over(locations, Arc::new(Disks { run_dir: "/run/x".into() }))
+        Swap::over(locations, Arc::new(Disks { run_dir: "/run/x".into() }), SILENT)
     }
 
     /// Every file system hangs but that of these folders.
@@ -296,7 +307,7 @@ mod tests {
         // The one that hangs would be used first.
         let locations = vec![Location::new(hung.path(), 2), Location::new(good.path(), 1)];
         let begun = Instant::now();
-        let swap = Swap::over(locations, Arc::new(Hangs(vec![good.path().to_owned()])));
+        let swap = Swap::over(locations, Arc::new(Hangs(vec![good.path().to_owned()])), SILENT);
         assert!(begun.elapsed() < SILENT * 3);
         // Its thread may have begun its look a little later.
         while swap.rooms.answers(hung.path()) {

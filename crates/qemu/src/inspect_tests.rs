@@ -214,6 +214,7 @@ fn transfers_past_the_pager_forbid_paging() {
         ["-device", "{\"driver\": \"virtio-blk-pci\", \"scsi\": false}"],
         ["-global", "driver=virtio-blk-pci,property=scsi,value=off"],
         ["-drive", "file=scsi.on,if=virtio"],
+        ["-set", "device.scsi.num_queues=4"],
     ] {
         assert!(spec::named_devices(&args).is_empty(), "{args:?}");
     }

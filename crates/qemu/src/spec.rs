@@ -249,8 +249,10 @@ fn sets_scsi_on(option: &str, value: &str) -> bool {
     let plain = value.replace([' ', '"'], "");
     let has = |wanted: &str, between: &[char]| {
         plain.split(between).any(|part| {
-            let (key, on) = part.split_once(['=', ':']).unwrap_or((part, "on"));
-            key == wanted && matches!(on, "on" | "yes" | "true" | "y")
+            // A name alone says on, but may be that of a device where one is named.
+            let alone = (option == "device").then_some((part, "on"));
+            let said = part.split_once(['=', ':']).or(alone);
+            said.is_some_and(|(key, on)| key == wanted && matches!(on, "on" | "yes" | "true" | "y"))
         })
     };
     match option {
