@@ -3,7 +3,8 @@
 //! this task.
 //!
 //! While there is memory in plenty and the balloon is empty and asked for nothing, that is done less often
-//! (`pace`). Whoever asks for something stirs it ([`Vm::stir`]), and it turns as soon as a brisk pace allows.
+//! (`pace`). Whoever asks for something stirs it, and it turns as soon as a brisk pace allows; where the policy asks for more
+//! than it did, within moments.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,7 +18,7 @@ use ballast_units::{Bytes, Pages};
 use crate::hotplug_loop::{self, Look};
 use crate::lifecycle::LARGEST;
 use crate::manager::Manager;
-use crate::pace::{BRISK, Pace};
+use crate::pace::Pace;
 use crate::sync::lock;
 use crate::tools::Meter;
 use crate::vm::Vm;
@@ -36,7 +37,7 @@ pub async fn run(manager: &Manager, vm: &Vm, monitor: &Monitor) -> Option<Arc<st
             _ = vm.process.exited() => return None,
             why = monitor.qmp().closed() => return Some(why),
             () = tokio::time::sleep_until((manager.started + next).into()) => {}
-            () = stirred(vm, (manager.started + begun + BRISK).into()), if pace.is_calm() => {}
+            () = vm.stir.stirred(manager.started + begun, pace.is_calm()) => {}
         }
         begun = manager.started.elapsed();
         let still = step(manager, vm, monitor, &mut unplug).await;
@@ -45,12 +46,6 @@ pub async fn run(manager: &Manager, vm: &Vm, monitor: &Monitor) -> Option<Arc<st
         // QEMU may have taken long to answer.
         next = pace.next(begun, vm.id.0).max(manager.started.elapsed());
     }
-}
-
-/// Returns once it was stirred, no sooner than `soonest`: a VMM may stir it without end.
-async fn stirred(vm: &Vm, soonest: tokio::time::Instant) {
-    tokio::time::sleep_until(soonest).await;
-    vm.stirred().await;
 }
 
 /// One turn. Answers whether all is as it was, and nothing is asked of it.
@@ -221,26 +216,4 @@ fn note(
     }
     let empty = reported.is_none_or(Pages::is_zero) && balloon.commanded.is_zero();
     same && empty && balloon.goal.is_zero() && !output.short && output.command.is_none()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::vm::{Asked, VmParams};
-    use tokio::time::Instant;
-
-    #[tokio::test]
-    async fn a_stir_is_obeyed_no_sooner_than_the_pace_allows_and_not_lost_until_then() {
-        let size = Pages(4);
-        let params = VmParams::resolve(&[], "a", size.into(), Asked::default()).unwrap();
-        let vm = Vm::of_tests("a", std::env::temp_dir(), size, params);
-        vm.stir();
-        let hour = Duration::from_secs(3600);
-        tokio::select! {
-            biased;
-            () = stirred(&vm, Instant::now() + hour) => panic!("it turns at once"),
-            () = tokio::task::yield_now() => {}
-        }
-        tokio::time::timeout(hour, stirred(&vm, Instant::now())).await.unwrap();
-    }
 }

@@ -61,7 +61,7 @@ impl Manager {
         drop(one);
         self.kick.ring(format!("parameters of {name} changed"));
         // Memory is plugged and unplugged by the balloon's loop.
-        vm.stir();
+        vm.stir.soon();
         Ok(vm)
     }
 

@@ -339,7 +339,7 @@ pub struct Config {
 /// A VM of this size can pay for a few large pages of which it touches little.
 const LARGE_PAGES_FROM: Pages = Pages::from_mib(1024);
 
-/// Long enough for a balloon of 64 MiB/s to make room for a guest of several GiB.
+/// Long enough for a balloon that brings 64 MiB/s to make room for a guest of several GiB.
 const START_WAIT: Duration = Duration::from_secs(60);
 
 impl Config {

@@ -1,10 +1,15 @@
 //! How often what is done over and over is done: where nothing happens, seldom, and for many VMs at the same
 //! moments, so that the host is woken seldom too.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use tokio::sync::Notify;
+use tokio::time::sleep_until;
 
 /// Between two turns of a loop that has something to watch.
 pub const BRISK: Duration = Duration::from_secs(1);
+/// The same where more is asked than at the last turn.
+pub const HURRIED: Duration = Duration::from_millis(100);
 /// The same where nothing changes.
 pub const CALM: Duration = Duration::from_secs(5);
 /// The same where nothing has changed for a minute.
@@ -41,6 +46,38 @@ impl Pace {
             still if still >= TURNS + CALM_TURNS => slot_after(last, ASLEEP, id),
             still if still >= TURNS => slot_after(last, CALM, id),
             _ => last + BRISK,
+        }
+    }
+}
+
+/// How a loop that waits for its next turn is told of something.
+#[derive(Debug, Default)]
+pub struct Stir {
+    soon: Notify,
+    now: Notify,
+}
+
+impl Stir {
+    /// Something has changed: a loop that is calm is to turn as soon as a brisk one would.
+    pub fn soon(&self) {
+        self.soon.notify_one();
+    }
+
+    /// More is asked, by who asks no more often than the policy decides: any loop is to turn within moments.
+    pub fn now(&self) {
+        self.now.notify_one();
+    }
+
+    /// Returns once that was so after a turn that began at `begun`.
+    pub async fn stirred(&self, begun: Instant, is_calm: bool) {
+        let told = async |notify: &Notify, gap| {
+            // Nobody makes it turn without end.
+            sleep_until((begun + gap).into()).await;
+            notify.notified().await;
+        };
+        tokio::select! {
+            () = told(&self.soon, BRISK), if is_calm => {}
+            () = told(&self.now, HURRIED) => {}
         }
     }
 }
@@ -86,6 +123,29 @@ mod tests {
         assert_eq!(pace.next(slept, 3), slept + ASLEEP);
         pace.note(false);
         assert_eq!(pace.next(at, 3), at + BRISK);
+    }
+
+    #[tokio::test]
+    async fn a_stir_is_obeyed_no_sooner_than_the_pace_allows_and_not_lost_until_then() {
+        let begun = Instant::now();
+        let (long_ago, gap) = (begun - BRISK, begun - HURRIED);
+        let turns = async |stir: &Stir, begun, is_calm| {
+            tokio::select! {
+                biased;
+                () = stir.stirred(begun, is_calm) => true,
+                () = tokio::task::yield_now() => false,
+            }
+        };
+        let hour = begun + Duration::from_secs(3_600);
+        let stir = Stir::default();
+        assert!(!turns(&stir, long_ago, true).await);
+        stir.soon();
+        assert!(!turns(&stir, hour, true).await && !turns(&stir, long_ago, false).await);
+        tokio::time::timeout(BRISK * 60, stir.stirred(long_ago, true)).await.unwrap();
+        stir.now();
+        assert!(!turns(&stir, hour, true).await);
+        tokio::time::timeout(BRISK * 60, stir.stirred(gap, false)).await.unwrap();
+        assert!(!turns(&stir, long_ago, true).await, "each counts once");
     }
 
     #[test]

@@ -166,7 +166,7 @@ fn leave_alone(vm: &Vm) {
         // What it gave up does nobody any good.
         let goal = std::mem::take(&mut lock(&vm.balloon).goal);
         if !goal.is_zero() {
-            vm.stir();
+            vm.stir.soon();
         }
     }
 }
@@ -228,8 +228,11 @@ fn carry_out(manager: &Manager, managed: &[&Arc<Vm>], decision: &Decision, is_ne
     for (((vm, state), entitlement), plan) in vms.zip(&decision.results).zip(&decision.plans) {
         let (seen, demand) = (state.balloon_goal, &state.demand);
         let is_new = change_goal(&mut lock(&vm.balloon).goal, seen, plan.balloon_goal);
-        if is_new || is_new_state {
-            vm.stir();
+        if is_new && plan.balloon_goal > seen {
+            // What is short is not to wait for its turn.
+            vm.stir.now();
+        } else if is_new || is_new_state {
+            vm.stir.soon();
         }
         if let Some(paged) = &*vm.paged() {
             // What the pager charges to the VM leaves out its part of the common pages.

@@ -122,7 +122,7 @@ impl Manager {
             Ok(Some(what)) => {
                 tracing::info!(vm = vm.name, "under the configuration of now: {what}");
                 self.kick.ring(format!("parameters of {} changed", vm.name));
-                vm.stir();
+                vm.stir.soon();
             }
             Err(e) => {
                 let why = e.message;

@@ -10,6 +10,7 @@ use crate::driver::Driver;
 use crate::inputs::AgentReport;
 use crate::limits;
 use crate::looks::{PRESUMED, Past};
+use crate::pace::Stir;
 use crate::rates::Rates;
 use crate::sync::{Look, UntilTaken, lock};
 use ballast_api::{GuestStats, Management, Mode, RunState, Salt, VmSpec};
@@ -355,8 +356,8 @@ pub struct Vm {
     pub salt_trouble: Mutex<Option<String>>,
     /// Breaks, pages looked at, and cores that this took, per second.
     pub share_rates: Rates<3>,
-    /// For its balloon's loop; see [`Vm::stir`].
-    stir: tokio::sync::Notify,
+    /// For its balloon's loop.
+    pub stir: Stir,
 }
 
 /// Of what is booked for a VMM: it is not any more, for good.
@@ -472,7 +473,7 @@ impl Vm {
             seeks_qmp: AtomicBool::new(new.seeks_qmp),
             was_led: AtomicBool::new(false),
             share_rates: Rates::default(),
-            stir: tokio::sync::Notify::new(),
+            stir: Stir::default(),
         }
     }
 
@@ -498,14 +499,14 @@ impl Vm {
 
     fn on_event(&self, event: &QmpEvent) {
         match event.name.as_str() {
-            "MEMORY_DEVICE_SIZE_CHANGE" => self.stir(),
+            "MEMORY_DEVICE_SIZE_CHANGE" => self.stir.soon(),
             "BALLOON_CHANGE" => {
                 lock(&self.driver).has_moved(Instant::now());
-                self.stir();
+                self.stir.soon();
             }
             "RESET" => {
                 lock(&self.driver).was_reset(Instant::now());
-                self.stir();
+                self.stir.soon();
             }
             // A guest that sleeps (S3) stands still, too.
             "STOP" | "SUSPEND" => self.heard(RunState::Paused),
@@ -518,15 +519,6 @@ impl Vm {
             }
             _ => {}
         }
-    }
-
-    /// Something is asked of its balloon, or the host has less memory: its loop is to turn soon.
-    pub fn stir(&self) {
-        self.stir.notify_one();
-    }
-    /// Returns once it was stirred.
-    pub async fn stirred(&self) {
-        self.stir.notified().await;
     }
 
     /// Those in force.

@@ -52,7 +52,7 @@ pub struct BalloonConfig {
 impl Default for BalloonConfig {
     fn default() -> BalloonConfig {
         BalloonConfig {
-            rate: Pages::from_mib(64),
+            rate: Pages::from_mib(256),
             deflate_rate: Pages::from_mib(256),
             max_fraction: 0.65,
             patience: Duration::from_secs(10),
@@ -223,8 +223,9 @@ pub struct BalloonControl {
     claimed: Pages,
     /// Oldest first; spans at least `patience` once as much has passed.
     moments: VecDeque<Moment>,
-    /// When the command was last sent.
+    /// When the command was last sent, and when it was last raised.
     sent: Duration,
+    raised: Option<Duration>,
     /// Pages per second, averaged.
     rate: Option<f64>,
     /// What the guest bore by its last statistics that were fresh, or by the first that were seen.
@@ -242,6 +243,7 @@ impl BalloonControl {
             claimed: Pages::ZERO,
             moments: VecDeque::new(),
             sent: Duration::ZERO,
+            raised: None,
             rate: None,
             borne: None,
         }
@@ -305,7 +307,13 @@ impl BalloonControl {
 
         let (limit, limit_now) = self.limits(input, now);
         let previous = self.command;
-        self.command = self.next_command(input, limit_now, pace.min(MAX_PACE));
+        // Whoever looks more than once in a second finds a second's part when there was nothing to ask for.
+        let idle = self.raised.map_or(MAX_PACE, |raised| now.saturating_sub(raised));
+        let growth = idle.min(pace.max(Duration::from_secs(1)));
+        self.command = self.next_command(input, limit_now, [pace, growth].map(|p| p.min(MAX_PACE)));
+        if self.command > previous {
+            self.raised = Some(now);
+        }
         let moment = Moment {
             at: now,
             command: self.command,
@@ -504,27 +512,40 @@ impl BalloonControl {
         sane.then_some((available, age))
     }
 
-    fn next_command(&self, input: &BalloonInput, limit: Pages, pace: Duration) -> Pages {
+    /// `fall` and `rise` are the times that it may shrink and grow for.
+    fn next_command(
+        &self,
+        input: &BalloonInput,
+        limit: Pages,
+        [fall, rise]: [Duration; 2],
+    ) -> Pages {
         let wanted = input.goal.min(limit);
         if wanted <= self.command {
-            let step = per_pace(self.config.deflate_rate, pace);
+            let step = per_pace(self.config.deflate_rate, fall);
             return wanted.max(self.command.saturating_sub(step));
         }
         let careful = self.fresh_available(input).is_none();
-        let full = per_pace(self.config.rate, pace);
+        let full = per_pace(self.config.rate, rise);
+        let least = Pages(full.0 / CAREFUL);
         let came = self.moments.back().map_or(Pages::ZERO, |last| grown(last, input).0);
         let step = match self.health {
             // It has not done what it was asked: asking for more would only pile up.
             Health::Stuck => Pages::ZERO,
             // Nor is it asked for more than it brings: what it lacks would grow until it counts as stuck.
-            Health::Slow => Pages(full.0 / 4).min(came),
-            _ if careful => Pages(full.0 / 4),
+            Health::Slow => Pages(full.0 / SLOWED).min(came),
+            _ if careful => least,
+            // Nor does one that is still at it become slow by being asked for more than it can do.
+            _ if !claimed(input, self.command) => came.max(least).min(full),
             _ => full,
         };
         wanted.min(self.command + step)
     }
 }
 
+/// What part of its rate a balloon is asked for whose guest tells nothing new, or that has brought nothing since the last
+/// look, and at most one that is slow.
+pub(crate) const CAREFUL: u64 = 16;
+const SLOWED: u64 = 4;
 /// Weight of the newest look in the measured rate.
 const RATE_GAIN: f64 = 0.25;
 /// A turn that comes late must not bring a burst, of balloons or of what is unplugged.

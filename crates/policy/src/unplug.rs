@@ -17,8 +17,8 @@ use std::time::Duration;
 use ballast_units::Pages;
 
 use crate::balloon::{
-    BalloonConfig, BalloonControl, BalloonInput, BalloonOutput, Health, MAX_PACE, per_pace,
-    remember,
+    BalloonConfig, BalloonControl, BalloonInput, BalloonOutput, CAREFUL, Health, MAX_PACE,
+    per_pace, remember,
 };
 
 /// What is known of the guest's memory now.
@@ -153,7 +153,7 @@ impl UnplugControl {
             self.withhold
         } else {
             // Of a guest that tells nothing, slowly.
-            let parts = if input.guest_available.is_some() { 1 } else { 4 };
+            let parts = if input.guest_available.is_some() { 1 } else { CAREFUL };
             wanted.min(self.withhold + step(Pages(self.config.rate.0 / parts)))
         };
         let late = withheld + SLACK < self.due(now);

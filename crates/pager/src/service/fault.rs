@@ -311,9 +311,9 @@ impl FaultService {
         self.with_serve(|_, _, _| {});
         let took = begun.elapsed();
         self.vm.fault_times.note(since.elapsed(), served as u64);
-        if faults > 0 {
-            // Who waited goes on by now.
-            self.wakeful.faulted(begun);
+        if !notices.is_empty() {
+            // Who waited goes on by now: a guest, or a VMM that gives up page after page.
+            self.wakeful.called(begun);
         }
         if took > LONG && self.has_events() {
             self.crew.crowded(Instant::now());

@@ -1,13 +1,13 @@
-//! When a VM's fault service has the host's idle processors kept awake (`crate::awake`): from the third fault on of those
-//! that follow one another, until none came for a moment. To ask, and to let go, wakes all of them, so that it is for rows of
-//! faults: of one that is alone what it would gain is over by then.
+//! When a VM's fault service has the host's idle processors kept awake (`crate::awake`): from the third call on of those
+//! that follow one another, faults or pages that a balloon gives up one by one, until none came for a moment. To ask, and to
+//! let go, wakes all of them, so that it is for rows of calls: of one that is alone what it would gain is over by then.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::host::Host;
 
-/// Faults no further apart than this follow one another, whatever was read for them in between, and so many are a row.
+/// Calls no further apart than this follow one another, whatever was read for them in between, and so many are a row.
 const FOLLOWS: Duration = Duration::from_millis(1);
 const ROW: u32 = 3;
 /// How long after the last of a row processors are kept awake.
@@ -17,7 +17,7 @@ const BUSY: Duration = Duration::from_millis(5);
 
 pub(super) struct Wakeful {
     host: Arc<Host>,
-    /// When the last fault was read, and when something was last waited for because of it.
+    /// When the last call was read, and when something was last waited for because of it.
     last: Option<Instant>,
     busy: Option<Instant>,
     row: u32,
@@ -29,8 +29,8 @@ impl Wakeful {
         Wakeful { host, last: None, busy: None, row: 0, asks: false }
     }
 
-    /// Faults were read then, and are served, or on their way.
-    pub fn faulted(&mut self, at: Instant) {
+    /// Faults were read then, and are served, or on their way, or pages that were given up.
+    pub fn called(&mut self, at: Instant) {
         let follows = self.latest().is_some_and(|last| at.duration_since(last) <= FOLLOWS);
         self.row = if follows { self.row.saturating_add(1) } else { 1 };
         self.last = Some(at);
@@ -58,7 +58,7 @@ impl Wakeful {
         }
     }
 
-    /// Lets go where no fault came for long enough, or it is not allowed any more.
+    /// Lets go where no call came for long enough, or it is not allowed any more.
     pub fn settle(&mut self, now: Instant) {
         if self.asks && (self.rest(now).is_zero() || !self.host.awake.is_allowed()) {
             (self.asks, self.row) = (false, 0);
@@ -92,16 +92,16 @@ mod tests {
         let told = || std::fs::read(file.path()).unwrap().len() / 4;
         let (mut wakeful, begun) = (Wakeful::new(host.clone()), Instant::now());
         let after = |us: u64| begun + Duration::from_micros(us);
-        [0, 900, 2_000, 2_900].iter().for_each(|us| wakeful.faulted(after(*us)));
+        [0, 900, 2_000, 2_900].iter().for_each(|us| wakeful.called(after(*us)));
         assert_eq!((told(), wakeful.rest(after(2_900))), (0, Duration::MAX), "two, and two");
-        wakeful.faulted(after(3_000));
+        wakeful.called(after(3_000));
         assert_eq!(told(), 1);
         assert_eq!(wakeful.rest(after(3_100)), Duration::from_micros(1_900));
         wakeful.settle(after(4_999));
         // What is being read is waited for, and the next fault follows that.
         wakeful.is_busy(after(7_000));
         wakeful.settle(after(8_900));
-        wakeful.faulted(after(7_900));
+        wakeful.called(after(7_900));
         assert_eq!((told(), wakeful.row), (1, 4));
         // Not for ever.
         wakeful.is_busy(after(12_900));
@@ -111,17 +111,17 @@ mod tests {
         wakeful.settle(after(14_900));
         assert_eq!((told(), wakeful.rest(after(15_000))), (2, Duration::MAX));
         // The next row begins anew.
-        [15_000, 15_001].iter().for_each(|us| wakeful.faulted(after(*us)));
+        [15_000, 15_001].iter().for_each(|us| wakeful.called(after(*us)));
         assert_eq!(told(), 2);
-        wakeful.faulted(after(15_002));
+        wakeful.called(after(15_002));
         assert_eq!(told(), 3);
         host.awake.allow(false);
         wakeful.settle(after(15_003));
         assert_eq!(told(), 4);
-        (0..9).for_each(|us| wakeful.faulted(after(15_010 + us)));
+        (0..9).for_each(|us| wakeful.called(after(15_010 + us)));
         assert_eq!(told(), 4);
         host.awake.allow(true);
-        (0..9).for_each(|us| wakeful.faulted(after(15_020 + us)));
+        (0..9).for_each(|us| wakeful.called(after(15_020 + us)));
         drop(wakeful);
         assert_eq!(told(), 6);
         assert!(!host.awake.total().is_zero());
