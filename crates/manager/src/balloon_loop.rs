@@ -1,4 +1,4 @@
-//! The balloon of one VM, and what is unplugged beside it: once a second its state is read, the pure controller asked, and its
+//! The balloon of one VM, and what is unplugged beside it: once a second, and as soon as much more is asked of it, its state is read, the pure controller asked, and its
 //! command carried out. QEMU may be frozen or lie; every call has a deadline, and nothing waits for
 //! this task.
 //!

@@ -140,7 +140,7 @@ mod tests {
         let stir = Stir::default();
         assert!(!turns(&stir, long_ago, true).await);
         stir.soon();
-        assert!(!turns(&stir, hour, true).await && !turns(&stir, long_ago, false).await);
+        assert!(!turns(&stir, hour, true).await && !turns(&stir, long_ago - BRISK, false).await);
         tokio::time::timeout(BRISK * 60, stir.stirred(long_ago, true)).await.unwrap();
         stir.now();
         assert!(!turns(&stir, hour, true).await);

@@ -228,7 +228,7 @@ fn carry_out(manager: &Manager, managed: &[&Arc<Vm>], decision: &Decision, is_ne
     for (((vm, state), entitlement), plan) in vms.zip(&decision.results).zip(&decision.plans) {
         let (seen, demand) = (state.balloon_goal, &state.demand);
         let is_new = change_goal(&mut lock(&vm.balloon).goal, seen, plan.balloon_goal);
-        if is_new && plan.balloon_goal > seen {
+        if is_new && plan.balloon_goal > seen + hurries(state.size) {
             // What is short is not to wait for its turn.
             vm.stir.now();
         } else if is_new || is_new_state {
@@ -273,6 +273,11 @@ fn held(evict: Pages, leave: Pages, until: Pages, limit: Option<Pages>) -> (Page
         Some(most) if until.is_zero() && leave >= most => (evict, leave, always),
         _ => (evict, leave, until),
     }
+}
+
+/// A goal that is raised by more makes the balloon's loop turn at once: a few pages more, turn after turn, are not worth that.
+fn hurries(size: Pages) -> Pages {
+    Pages::from_mib(2).max(Pages(size.0 / 128))
 }
 
 /// Whether another goal is in force now than before. A balloon that was found since it was `seen` is led on from what it

@@ -52,7 +52,7 @@ pub struct BalloonConfig {
 impl Default for BalloonConfig {
     fn default() -> BalloonConfig {
         BalloonConfig {
-            rate: Pages::from_mib(256),
+            rate: Pages::from_mib(128),
             deflate_rate: Pages::from_mib(256),
             max_fraction: 0.65,
             patience: Duration::from_secs(10),
@@ -205,12 +205,14 @@ struct Moment {
     at: Duration,
     command: Pages,
     claimed: Pages,
+    /// What the guest said that it held, of the command before.
+    has: Pages,
     proven: Pages,
     reported: Option<Pages>,
     discarded: u64,
 }
 
-/// The controller of one balloon; call [`step`](Self::step) about once a second.
+/// The controller of one balloon; call [`step`](Self::step) about once a second, and as soon as more is asked of it.
 #[derive(Clone, Debug)]
 pub struct BalloonControl {
     config: BalloonConfig,
@@ -275,6 +277,11 @@ impl BalloonControl {
         self.claimed
     }
 
+    /// What the guest says that its balloon holds now, of what was asked: also what lies between two commands.
+    fn has(&self, input: &BalloonInput) -> Pages {
+        input.reported.map_or(self.claimed, |reported| reported.min(self.command))
+    }
+
     /// What its balloon holds, of what was asked, as far as the pages that the VM uses leave room for it: also what lies
     /// between two commands.
     pub fn held(&self, input: &BalloonInput) -> Pages {
@@ -306,11 +313,11 @@ impl BalloonControl {
         self.measure(input, now);
 
         let (limit, limit_now) = self.limits(input, now);
-        let previous = self.command;
-        // Whoever looks more than once in a second finds a second's part when there was nothing to ask for.
-        let idle = self.raised.map_or(MAX_PACE, |raised| now.saturating_sub(raised));
-        let growth = idle.min(pace.max(Duration::from_secs(1)));
-        self.command = self.next_command(input, limit_now, [pace, growth].map(|p| p.min(MAX_PACE)));
+        let (previous, has) = (self.command, self.has(input));
+        // However many looks there are in a second, and however long the last one was ago: so much in a second.
+        let second = Duration::from_secs(1);
+        let growth = self.raised.map_or(second, |raised| now.saturating_sub(raised).min(second));
+        self.command = self.next_command(input, limit_now, [pace.min(MAX_PACE), growth]);
         if self.command > previous {
             self.raised = Some(now);
         }
@@ -318,6 +325,7 @@ impl BalloonControl {
             at: now,
             command: self.command,
             claimed: self.claimed,
+            has,
             proven: self.proven,
             reported: input.reported,
             discarded: input.discarded,
@@ -364,7 +372,8 @@ impl BalloonControl {
         let said = last.reported.map(|held| held.min(last.command));
         let believed = if last.proven < last.claimed { None } else { said };
         let had_to_grow = believed.unwrap_or(last.proven) < last.command;
-        if !had_to_grow || seconds <= 0.0 {
+        // Of what was asked a moment ago it says nothing that nothing has come yet.
+        if !had_to_grow || seconds < SHORTEST.as_secs_f64() {
             return;
         }
         let (grown, done) = grown(last, input);
@@ -372,7 +381,7 @@ impl BalloonControl {
         self.rate = Some(match self.rate {
             None => seen,
             Some(rate) if done => rate.max(seen),
-            Some(rate) => rate + RATE_GAIN * (seen - rate),
+            Some(rate) => seen + (rate - seen) * RATE_KEPT.powf(seconds),
         });
     }
 
@@ -476,15 +485,14 @@ impl BalloonControl {
     ) -> (Pages, Pages) {
         let cap = self.most(input);
         let reserve = self.config.reserve(input.size);
-        // The statistics know of the balloon as it was when they were taken: as large as some
-        // command that the guest said it had followed, or larger. Growth is counted from the smallest
-        // of those since shortly before, retreat from the largest; between them nothing moves.
+        // The statistics know of the balloon as it was when they were taken. Growth is counted from the smallest that the
+        // guest said it was since shortly before, retreat from the largest; between them nothing moves.
         // What a driver has yet to do, it may still do, and counts as taken.
         let since = now.saturating_sub(age).saturating_sub(self.config.settle);
-        let (mut smallest, mut largest) = (self.claimed, self.claimed);
+        let (mut smallest, mut largest) = (self.has(input), self.has(input));
         for moment in self.since(since) {
-            smallest = smallest.min(moment.claimed);
-            largest = largest.max(moment.claimed);
+            smallest = smallest.min(moment.has);
+            largest = largest.max(moment.has);
         }
         let limit = if available >= reserve {
             let spare = available - reserve;
@@ -544,10 +552,12 @@ impl BalloonControl {
 
 /// What part of its rate a balloon is asked for whose guest tells nothing new, or that has brought nothing since the last
 /// look, and at most one that is slow.
-pub(crate) const CAREFUL: u64 = 16;
+const CAREFUL: u64 = 8;
 const SLOWED: u64 = 4;
-/// Weight of the newest look in the measured rate.
-const RATE_GAIN: f64 = 0.25;
+/// What is left of the measured rate after a second in which another was seen.
+const RATE_KEPT: f64 = 0.75;
+/// A look so soon after the last tells no rate.
+const SHORTEST: Duration = Duration::from_millis(500);
 /// A turn that comes late must not bring a burst, of balloons or of what is unplugged.
 pub(crate) const MAX_PACE: Duration = Duration::from_secs(2);
 /// More are not kept; of a window that has more turns, those that follow one another closely count as one.

@@ -17,8 +17,8 @@ use std::time::Duration;
 use ballast_units::Pages;
 
 use crate::balloon::{
-    BalloonConfig, BalloonControl, BalloonInput, BalloonOutput, CAREFUL, Health, MAX_PACE,
-    per_pace, remember,
+    BalloonConfig, BalloonControl, BalloonInput, BalloonOutput, Health, MAX_PACE, per_pace,
+    remember,
 };
 
 /// What is known of the guest's memory now.
@@ -88,6 +88,8 @@ const REST: u32 = 6;
 pub const BLOCK: Pages = Pages(512);
 /// A guest that cannot split a block of its own further has done what it could: Linux's are of 4 MiB.
 const SLACK: Pages = Pages(1024);
+/// A guest is asked for no more in a second: it has to empty whole blocks, and a request is due as one whole.
+const RATE: Pages = Pages::from_mib(64);
 /// A balloon that stands still is asked for so much more than it holds, so that it is seen when it moves again.
 const PROBE: Pages = Pages(512);
 
@@ -153,8 +155,8 @@ impl UnplugControl {
             self.withhold
         } else {
             // Of a guest that tells nothing, slowly.
-            let parts = if input.guest_available.is_some() { 1 } else { CAREFUL };
-            wanted.min(self.withhold + step(Pages(self.config.rate.0 / parts)))
+            let parts = if input.guest_available.is_some() { 1 } else { 4 };
+            wanted.min(self.withhold + step(Pages(self.config.rate.min(RATE).0 / parts)))
         };
         let late = withheld + SLACK < self.due(now);
         let moment = Moment { at: now, withhold: self.withhold, withheld };

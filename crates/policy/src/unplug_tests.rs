@@ -412,7 +412,7 @@ fn idle(ms: u64, done: Pages) -> (UnplugInput, BalloonOutput) {
 
 #[test]
 fn as_much_is_asked_for_as_there_was_time_for_and_no_burst() {
-    let rate = BalloonConfig::default().rate.0;
+    let rate = RATE.0;
     let turns =
         [(1, BLOCK.0), (250, rate / 4), (1_000, rate), (2_000, 2 * rate), (9_000, 2 * rate)];
     for (ms, more) in turns {
@@ -435,7 +435,7 @@ fn more_is_asked_for_when_the_last_is_done_and_the_guest_does_not_rest() {
         let (input, balloon) = idle(10_000, Pages(done));
         control.step(&input, &balloon).withhold.0
     };
-    let rate = BalloonConfig::default().rate.0;
+    let rate = RATE.0;
     assert_eq!(asked(4_096, 4_096 - SLACK.0, 0), 4_096 + rate);
     assert_eq!(asked(4_096, 4_096 - SLACK.0 - 1, 0), 4_096);
     assert_eq!(asked(4_096, 4_096, 10), 4_096 + rate);

@@ -1,0 +1,108 @@
+//! What a balloon is asked for, when, and how much of that is said to come.
+
+use super::*;
+
+/// What it lacks would grow otherwise, until it counts as slow, and others do it.
+#[test]
+fn a_driver_that_is_still_at_it_is_asked_for_no_more_than_it_brings() {
+    let config = BalloonConfig::default();
+    let mut g = Guest::new();
+    (g.input.size, g.input.goal) = (Pages::from_mib(8_192), Pages::from_mib(4_096));
+    let told = |g: &mut Guest, driver| {
+        let left = g.input.size - g.real;
+        (g.input.consumed, g.input.guest_available) = (Some(left), Some(left));
+        (g.input.reported, g.input.guest_stats_age) = (Some(g.real), Some(Duration::ZERO));
+        let out = g.control.step(&g.input);
+        g.asked = out.command.unwrap_or(g.asked);
+        g.real += g.asked.saturating_sub(g.real).min(Pages(driver));
+        g.input.now += Duration::from_secs(1);
+        out.health
+    };
+    // Half of what it is first asked for.
+    let brings = config.rate.0 / 2;
+    for second in 0..40 {
+        assert_eq!(told(&mut g, brings), Health::Healthy, "{second}");
+        assert_eq!(g.asked, config.rate + Pages(second * brings), "{second}");
+    }
+    // One that has brought nothing is asked for a little, and one that is done for all that may be again.
+    let (asked, real) = (g.asked, g.real);
+    told(&mut g, 0);
+    told(&mut g, u64::MAX);
+    assert_eq!(g.asked, asked + Pages(brings + config.rate.0 / CAREFUL), "{real}");
+    let asked = g.asked;
+    told(&mut g, 0);
+    assert_eq!(g.asked, (asked + config.rate).min(g.input.goal));
+}
+
+/// What was not asked for in a second is not asked for beside the next.
+#[test]
+fn it_grows_no_faster_for_being_looked_at_more_often() {
+    for (ms, looks) in [(100, 30), (250, 12), (1_000, 3)] {
+        let mut g = Guest::new();
+        (g.input.size, g.input.goal) = (Pages::from_mib(8_192), Pages::ZERO);
+        (g.used, g.stats) = (Pages::ZERO, true);
+        let mut look = |at: u64, goal: Pages| {
+            (g.input.now, g.input.goal) = (Duration::from_millis(at), goal);
+            (g.input.guest_available, g.input.guest_stats_age) =
+                (Some(g.input.size - g.real), Some(Duration::ZERO));
+            g.asked = g.control.step(&g.input).command.unwrap_or(g.asked);
+            g.real = g.asked;
+            (g.input.reported, g.input.consumed) = (Some(g.real), Some(g.input.size - g.real));
+            g.asked
+        };
+        let rate = BalloonConfig::default().rate.0;
+        for idle in 0..20 {
+            look(idle * 10_000, Pages::ZERO);
+        }
+        // A second's worth at once, however long nothing was asked.
+        let begun = 200_000;
+        assert_eq!(look(begun, Pages::from_mib(4_096)).0, rate, "{ms} ms");
+        for n in 1..=looks {
+            let asked = look(begun + n * ms, Pages::from_mib(4_096)).0;
+            let most = rate + rate * n * ms / 1_000;
+            assert!(asked <= most && asked + rate / 100 >= most, "{ms} ms, {n}: {asked} of {most}");
+        }
+    }
+}
+
+/// What has come of a large order is in the statistics already, and is not to be given back for that.
+#[test]
+fn an_order_that_is_half_done_is_not_taken_back() {
+    for brings in [5, 25, 45, 100, 175] {
+        for every in 1..4 {
+            let mut g = Guest::new();
+            g.stats_every = every;
+            (g.input.size, g.input.goal) = (SIZE, Pages::from_mib(160));
+            g.used = Pages::from_mib(60);
+            let mut last = Pages::ZERO;
+            for second in 0..60 {
+                g.second(Driver::Follows(Pages::from_mib(brings).0));
+                assert!(g.asked >= last, "{brings} MiB/s, {second} s: {} after {last}", g.asked);
+                last = g.asked;
+            }
+            assert_eq!(last, g.input.goal, "{brings} MiB/s");
+            assert!(g.available() >= Pages::from_mib(16));
+        }
+    }
+}
+
+/// A processor of its guest that stands still for a second is not what its balloon brings.
+#[test]
+fn its_rate_is_by_time_and_not_by_looks() {
+    let rate = |ms: u64| {
+        let mut g = Guest::new();
+        g.input.goal = Pages::from_mib(160);
+        g.second(Driver::Follows(Pages::from_mib(40).0));
+        g.second(Driver::Dead);
+        for at in (2_000 + ms..=3_000).step_by(ms as usize) {
+            g.input.now = Duration::from_millis(at);
+            g.control.step(&g.input);
+        }
+        g.control.rate.unwrap()
+    };
+    let after = |seconds| Pages::from_mib(40).0 as f64 * RATE_KEPT.powf(seconds);
+    // The last that it did was seen 2 s before; looks that follow one another tell nothing after the first.
+    for (ms, seconds) in [(1_000, 2.0), (500, 2.0), (100, 1.1)] {
+        assert!((rate(ms) - after(seconds)).abs() < 1.0, "{ms} ms: {}", rate(ms));
+    }
+}
