@@ -179,8 +179,8 @@ pub struct HostView {
     pub accel: String,
     /// CPU seconds that the manager has used.
     pub manager_cpu_s: f64,
-    /// Seconds for which idle processors were kept from sleeping since the manager was started, while guests waited for page
-    /// after page (`pager.wakeful`). None of it is anybody's CPU time.
+    /// Seconds for which idle processors were kept from sleeping since the manager was started, while page after page was
+    /// waited for, or given up (`pager.wakeful`). None of it is anybody's CPU time.
     #[serde(default)]
     pub awake_s: f64,
     /// Memory of the manager process itself (RSS).

@@ -104,7 +104,7 @@ fn activity(registry: &mut Registry, host: &HostView) {
     );
     registry.register_with_unit(
         "awake",
-        "Time for which idle processors were kept from sleeping, while guests waited for page after page",
+        "Time for which idle processors were kept from sleeping, while page after page was waited for, or given up",
         Unit::Seconds,
         ConstCounter::new(host.awake_s),
     );

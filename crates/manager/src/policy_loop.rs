@@ -277,7 +277,7 @@ fn held(evict: Pages, leave: Pages, until: Pages, limit: Option<Pages>) -> (Page
 
 /// A goal that is raised by more makes the balloon's loop turn at once: a few pages more, turn after turn, are not worth that.
 fn hurries(size: Pages) -> Pages {
-    Pages::from_mib(2).max(Pages(size.0 / 128))
+    Pages(size.0 / 128).clamp(Pages::from_mib(2), Pages::from_mib(32))
 }
 
 /// Whether another goal is in force now than before. A balloon that was found since it was `seen` is led on from what it

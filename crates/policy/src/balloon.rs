@@ -341,7 +341,7 @@ impl BalloonControl {
             command,
             health: self.health,
             limit,
-            rate: self.rate.map(|rate| Pages(rate as u64)),
+            rate: self.rate.map(|rate| Pages(rate as u64).min(self.config.rate)),
             short: self.short(input),
             refuted: refuted(input, self.claimed),
         }
@@ -378,11 +378,13 @@ impl BalloonControl {
         }
         let (grown, done) = grown(last, input);
         let seen = grown.0 as f64 / seconds;
-        self.rate = Some(match self.rate {
-            None => seen,
-            Some(rate) if done => rate.max(seen),
-            Some(rate) => seen + (rate - seen) * RATE_KEPT.powf(seconds),
-        });
+        self.rate = match self.rate {
+            // It may be faster by any amount.
+            None if done => None,
+            None => Some(seen),
+            Some(rate) if done => Some(rate.max(seen)),
+            Some(rate) => Some(seen + (rate - seen) * RATE_KEPT.powf(seconds)),
+        };
     }
 
     fn short(&self, input: &BalloonInput) -> bool {
@@ -488,15 +490,23 @@ impl BalloonControl {
         // The statistics know of the balloon as it was when they were taken. Growth is counted from the smallest that the
         // guest said it was since shortly before, retreat from the largest; between them nothing moves.
         // What a driver has yet to do, it may still do, and counts as taken.
-        let since = now.saturating_sub(age).saturating_sub(self.config.settle);
-        let (mut smallest, mut largest) = (self.has(input), self.has(input));
+        let before = age.saturating_add(self.config.settle);
+        let since = now.saturating_sub(before);
+        // Of one that was led on from where it was nobody knows how large it was before that.
+        let is_known =
+            self.moments.front().is_some_and(|first| first.at.saturating_add(before) <= now);
+        let has = self.has(input);
+        let (mut smallest, mut largest) = (if is_known { has } else { Pages::ZERO }, has);
         for moment in self.since(since) {
             smallest = smallest.min(moment.has);
             largest = largest.max(moment.has);
         }
         let limit = if available >= reserve {
             let spare = available - reserve;
-            let sure = self.command.clamp(smallest + spare, largest + spare);
+            // What has come is not given back for what the statistics cannot know yet. What has not may have become too much.
+            let kept = if is_known { has.max(smallest + spare) } else { self.command };
+            let kept = self.command.min(kept);
+            let sure = kept.clamp(smallest + spare, largest + spare);
             return (cap.min(largest + spare), cap.min(sure));
         } else if available.0 >= reserve.0 / 2 {
             // Near the edge: no further, but no way back either, or it would swing.

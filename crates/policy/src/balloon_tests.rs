@@ -212,7 +212,7 @@ fn a_stuck_balloon_that_is_asked_for_less_must_show_that_it_can_be_trusted() {
     assert_eq!(g.second(FAST).health, Health::Healthy);
 }
 
-/// What was asked is done before the next look: as fast as it was asked. A crawling driver shows its own
+/// What was asked is done before the next look: how fast, nobody knows. A crawling driver shows its own
 /// rate; a guest that was asked nothing shows none.
 #[test]
 fn its_rate_is_measured_while_it_has_something_to_do() {
@@ -220,8 +220,8 @@ fn its_rate_is_measured_while_it_has_something_to_do() {
     guest.input.goal = Pages::ZERO;
     assert_eq!(guest.seconds(5, FAST).rate, None);
     guest.input.goal = GOAL;
-    let rate = guest.seconds(8, FAST).rate.unwrap();
-    assert_eq!(rate, GOAL, "all in one second, and what comes after that is not slow");
+    let rate = guest.seconds(8, FAST).rate;
+    assert_eq!(rate, None, "all in one second: who knows how fast it is");
     let rate = Guest::new().seconds(30, Driver::Follows(100)).rate.unwrap();
     assert!((50..=150).contains(&rate.0), "{rate:?}");
 }
@@ -482,7 +482,7 @@ fn an_empty_balloon_that_is_not_believed_is_stuck() {
 #[test]
 fn the_rate_of_a_liar_falls() {
     let mut g = Guest::new();
-    let honest = g.seconds(30, FAST).rate.unwrap();
+    let honest = g.seconds(30, Driver::Follows(5_000)).rate.unwrap();
     for _ in 0..40 {
         g.input.consumed = Some(SIZE);
         let real = g.real;

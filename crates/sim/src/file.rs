@@ -101,7 +101,7 @@ pub struct SamplingTable {
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BalloonTable {
-    /// Inflation, MiB per second: above 0, at most 16 TiB/s; default 64.
+    /// Inflation, MiB per second: above 0, at most 16 TiB/s; default 128.
     pub rate_mib_s: Option<u64>,
     /// Deflation, MiB per second, in the same range; default 256.
     pub deflate_rate_mib_s: Option<u64>,
