@@ -378,13 +378,13 @@ impl BalloonControl {
         }
         let (grown, done) = grown(last, input);
         let seen = grown.0 as f64 / seconds;
-        self.rate = match self.rate {
-            // It may be faster by any amount.
-            None if done => None,
-            None => Some(seen),
-            Some(rate) if done => Some(rate.max(seen)),
-            Some(rate) => Some(seen + (rate - seen) * RATE_KEPT.powf(seconds)),
-        };
+        self.rate = Some(match self.rate {
+            // More than is known of it, and done before the look: it is as fast as it is ever asked to be.
+            rate if done && rate.is_none_or(|rate| seen > rate) => self.config.rate.0 as f64,
+            Some(rate) if done => rate,
+            None => seen,
+            Some(rate) => seen + (rate - seen) * RATE_KEPT.powf(seconds),
+        });
     }
 
     fn short(&self, input: &BalloonInput) -> bool {
@@ -471,7 +471,8 @@ impl BalloonControl {
         };
         let is_fresh = told.1 <= self.config.fresh;
         let (limit, sure) = match self.borne {
-            Some(borne) if !is_fresh => borne,
+            // It is asked for no more than it was sure to bear, and nobody is to wait for more.
+            Some((_, sure)) if !is_fresh => (sure, sure),
             // Of one that is led on from where somebody else left it, the last that was told is all that is known.
             _ => self.limits_by(input, told, now),
         };
@@ -504,7 +505,8 @@ impl BalloonControl {
         let limit = if available >= reserve {
             let spare = available - reserve;
             // What has come is not given back for what the statistics cannot know yet. What has not may have become too much.
-            let kept = if is_known { has.max(smallest + spare) } else { self.command };
+            let has_told = is_known && input.reported.is_some();
+            let kept = if has_told { has.max(smallest + spare) } else { self.command };
             let kept = self.command.min(kept);
             let sure = kept.clamp(smallest + spare, largest + spare);
             return (cap.min(largest + spare), cap.min(sure));
@@ -539,8 +541,10 @@ impl BalloonControl {
     ) -> Pages {
         let wanted = input.goal.min(limit);
         if wanted <= self.command {
+            // What has not come yet is called off at once.
+            let held = if input.reported.is_some() { self.has(input) } else { self.command };
             let step = per_pace(self.config.deflate_rate, fall);
-            return wanted.max(self.command.saturating_sub(step));
+            return wanted.max(held.saturating_sub(step));
         }
         let careful = self.fresh_available(input).is_none();
         let full = per_pace(self.config.rate, rise);

@@ -156,3 +156,66 @@ fn a_balloon_that_is_led_on_grows_when_statistics_know_of_it() {
         assert_eq!(asked.is_some(), second == told, "{second} s: {asked:?}");
     }
 }
+
+/// What it has done says more than what one look missed; and of what was done in time nobody knows how much more it can.
+#[test]
+fn a_driver_that_is_done_in_time_is_as_fast_as_it_is_asked_to_be() {
+    let most = BalloonConfig::default().rate;
+    let mut g = Guest::new();
+    g.input.goal = Pages(500);
+    assert_eq!(g.seconds(3, FAST).rate, Some(most));
+    g.input.goal = GOAL;
+    g.second(Driver::Dead);
+    assert_eq!(g.second(FAST).rate, Some(Pages((most.0 as f64 * RATE_KEPT) as u64)));
+    // One that crawled, and then did more than it was known for; and one that did not.
+    for (goal, rate) in [(3_000, most), (2_050, Pages(100))] {
+        let mut g = Guest::new();
+        g.input.goal = Pages(2_000);
+        let crawls = g.seconds(20, Driver::Follows(100)).rate;
+        assert_eq!(crawls, Some(Pages(100)));
+        g.seconds(3, FAST);
+        g.control.rate = Some(100.0);
+        g.input.goal = Pages(goal);
+        assert_eq!(g.seconds(3, FAST).rate, Some(rate), "{goal}");
+    }
+}
+
+/// QEMU did not answer in time, or its guest has paused: neither is a reason to let its balloon down, nor to wait for more of it.
+#[test]
+fn who_does_not_answer_keeps_its_balloon_and_is_not_counted_on() {
+    let mut g = Guest::new();
+    (g.input.goal, g.used) = (GOAL, Pages::from_mib(100));
+    g.seconds(20, FAST);
+    let reported = std::mem::take(&mut g.input.reported);
+    g.input.consumed = None;
+    g.input.now += Duration::from_secs(1);
+    g.control.step(&g.input);
+    assert_eq!(g.control.command(), GOAL);
+    g.input.reported = reported;
+    // Half of an order is done when it stands still.
+    let mut g = Guest::new();
+    (g.input.goal, g.used) = (Pages::ZERO, Pages::from_mib(100));
+    g.seconds(5, FAST);
+    g.input.goal = Pages::from_mib(128);
+    g.second(FAST);
+    let stands = Pages::from_mib(70);
+    (g.real, g.input.reported, g.input.consumed) = (stands, Some(stands), Some(SIZE - stands));
+    g.input.guest_available = Some(Pages::from_mib(86));
+    for second in 0..60 {
+        g.input.now = Duration::from_secs(second + 6);
+        g.input.guest_stats_age = Some(Duration::from_secs(second));
+        let out = g.control.step(&g.input);
+        assert!(second < 12 || out.health != Health::Healthy || out.limit <= stands, "{out:?}");
+    }
+}
+
+/// However slowly a balloon may be let down.
+#[test]
+fn what_has_not_come_is_called_off_at_once() {
+    let mut g = Guest::new();
+    let slowly = BalloonConfig { deflate_rate: Pages(10), ..BalloonConfig::default() };
+    g.control.set_config(slowly);
+    g.second(Driver::Follows(1_000));
+    g.input.goal = Pages::ZERO;
+    assert_eq!(g.second(Driver::Follows(1_000)).command, Some(Pages(990)));
+}
