@@ -117,8 +117,8 @@ async fn see(vm: &Vm, monitor: &Monitor) -> Seen {
     // Old statistics are kept with their age: a frozen QEMU does not make the guest unknown, and one that was short of
     // memory bears no larger balloon for that.
     let told = monitor.guest_stats().await;
+    let told_at = Instant::now();
     let age_s = told.as_ref().ok().and_then(|told| told.map(|stats| stats.age_s));
-    let stats = told.unwrap_or_else(|_| lock(&vm.balloon).stats_now());
     let reported = size(vm, monitor).await.ok();
     // At once: a guest may use what it got within moments.
     let unseen = reported.map_or(Pages::ZERO, |size| {
@@ -128,6 +128,13 @@ async fn see(vm: &Vm, monitor: &Monitor) -> Seen {
         lock(&vm.driver).has_told(age_s, Instant::now());
     }
     let hotplug = hotplug_loop::look(vm, monitor).await;
+    // As old as they are by now: QEMU may have taken seconds for the rest.
+    let mut stats = told.unwrap_or_else(|_| lock(&vm.balloon).stats_now());
+    if age_s.is_some()
+        && let Some(stats) = &mut stats
+    {
+        stats.age_s = stats.age_s.saturating_add(told_at.elapsed().as_secs());
+    }
     // After the look: what is unplugged is given up before it is out of the VMM's books.
     let (consumed, discarded) = match &*vm.paged() {
         Some(paged) => (Some(paged.memory().charged()), paged.memory().counters.values().discarded),

@@ -279,7 +279,9 @@ impl BalloonControl {
 
     /// What the guest says that its balloon holds now, of what was asked: also what lies between two commands.
     fn has(&self, input: &BalloonInput) -> Pages {
-        input.reported.map_or(self.claimed, |reported| reported.min(self.command))
+        // Who does not answer has what it had.
+        let had = || self.moments.back().map_or(self.claimed, |last| last.has.max(self.claimed));
+        input.reported.unwrap_or_else(had).min(self.command)
     }
 
     /// What its balloon holds, of what was asked, as far as the pages that the VM uses leave room for it: also what lies
@@ -378,13 +380,18 @@ impl BalloonControl {
         }
         let (grown, done) = grown(last, input);
         let seen = grown.0 as f64 / seconds;
-        self.rate = Some(match self.rate {
-            // More than is known of it, and done before the look: it is as fast as it is ever asked to be.
-            rate if done && rate.is_none_or(|rate| seen > rate) => self.config.rate.0 as f64,
-            Some(rate) if done => rate,
-            None => seen,
-            Some(rate) => seen + (rate - seen) * RATE_KEPT.powf(seconds),
-        });
+        let known = self.rate.map_or(0.0, |rate| rate * FASTER);
+        self.rate = match self.rate {
+            // Much, more than is known of it, and done before the look: it is as fast as it is ever asked to be.
+            _ if done && seen > known && grown.0 >= self.config.rate.0 / CAREFUL => {
+                Some(self.config.rate.0 as f64)
+            }
+            Some(rate) if done => Some(rate.max(seen)),
+            // Of a little that was done in time nobody knows.
+            None if done => None,
+            None => Some(seen),
+            Some(rate) => Some(seen + (rate - seen) * RATE_KEPT.powf(seconds)),
+        };
     }
 
     fn short(&self, input: &BalloonInput) -> bool {
@@ -467,7 +474,7 @@ impl BalloonControl {
         let cap = self.most(input);
         let Some(told) = self.sane_available(input) else {
             // Of one that has told something once it is not known to bear more since.
-            return self.borne.map_or((cap, cap), |(limit, sure)| (limit.min(cap), sure.min(cap)));
+            return self.borne.map_or((cap, cap), |(_, sure)| (sure.min(cap), sure.min(cap)));
         };
         let is_fresh = told.1 <= self.config.fresh;
         let (limit, sure) = match self.borne {
@@ -570,6 +577,8 @@ const CAREFUL: u64 = 8;
 const SLOWED: u64 = 4;
 /// What is left of the measured rate after a second in which another was seen.
 const RATE_KEPT: f64 = 0.75;
+/// Done so much faster than the measured rate, it is not as much as the driver can do.
+const FASTER: f64 = 1.25;
 /// A look so soon after the last tells no rate.
 const SHORTEST: Duration = Duration::from_millis(500);
 /// A turn that comes late must not bring a burst, of balloons or of what is unplugged.

@@ -163,18 +163,26 @@ fn a_driver_that_is_done_in_time_is_as_fast_as_it_is_asked_to_be() {
     let most = BalloonConfig::default().rate;
     let mut g = Guest::new();
     g.input.goal = Pages(500);
+    assert_eq!(g.seconds(3, FAST).rate, None, "too little to tell");
+    g.input.goal = Pages::from_mib(40);
     assert_eq!(g.seconds(3, FAST).rate, Some(most));
     g.input.goal = GOAL;
     g.second(Driver::Dead);
     assert_eq!(g.second(FAST).rate, Some(Pages((most.0 as f64 * RATE_KEPT) as u64)));
     // One that crawled, and then did more than it was known for; and one that did not.
-    for (goal, rate) in [(3_000, most), (2_050, Pages(100))] {
+    let cases = [
+        (100.0, 6_200, most),
+        (100.0, 5_000, Pages(3_000)),
+        (100.0, 2_050, Pages(100)),
+        (4_000.0, 6_200, Pages(4_200)),
+    ];
+    for (known, goal, rate) in cases {
         let mut g = Guest::new();
         g.input.goal = Pages(2_000);
         let crawls = g.seconds(20, Driver::Follows(100)).rate;
         assert_eq!(crawls, Some(Pages(100)));
         g.seconds(3, FAST);
-        g.control.rate = Some(100.0);
+        g.control.rate = Some(known);
         g.input.goal = Pages(goal);
         assert_eq!(g.seconds(3, FAST).rate, Some(rate), "{goal}");
     }
@@ -188,24 +196,31 @@ fn who_does_not_answer_keeps_its_balloon_and_is_not_counted_on() {
     g.seconds(20, FAST);
     let reported = std::mem::take(&mut g.input.reported);
     g.input.consumed = None;
-    g.input.now += Duration::from_secs(1);
-    g.control.step(&g.input);
-    assert_eq!(g.control.command(), GOAL);
+    for _ in 0..9 {
+        g.input.now += Duration::from_secs(5);
+        g.control.step(&g.input);
+        assert_eq!(g.control.command(), GOAL);
+    }
     g.input.reported = reported;
-    // Half of an order is done when it stands still.
-    let mut g = Guest::new();
-    (g.input.goal, g.used) = (Pages::ZERO, Pages::from_mib(100));
-    g.seconds(5, FAST);
-    g.input.goal = Pages::from_mib(128);
-    g.second(FAST);
-    let stands = Pages::from_mib(70);
-    (g.real, g.input.reported, g.input.consumed) = (stands, Some(stands), Some(SIZE - stands));
-    g.input.guest_available = Some(Pages::from_mib(86));
-    for second in 0..60 {
-        g.input.now = Duration::from_secs(second + 6);
-        g.input.guest_stats_age = Some(Duration::from_secs(second));
-        let out = g.control.step(&g.input);
-        assert!(second < 12 || out.health != Health::Healthy || out.limit <= stands, "{out:?}");
+    // Half of an order is done when it stands still, and then tells no more, or nothing new.
+    for last_told in [0, 60] {
+        let mut g = Guest::new();
+        (g.input.goal, g.used) = (Pages::ZERO, Pages::from_mib(100));
+        g.seconds(5, FAST);
+        g.input.goal = Pages::from_mib(128);
+        g.second(FAST);
+        let stands = Pages::from_mib(70);
+        (g.real, g.input.reported, g.input.consumed) = (stands, Some(stands), Some(SIZE - stands));
+        g.input.guest_available = Some(Pages::from_mib(86));
+        for second in 0..60 {
+            g.input.now = Duration::from_secs(second + 6);
+            g.input.guest_stats_age = Some(Duration::from_secs(second));
+            if second > last_told {
+                g.input.guest_available = None;
+            }
+            let out = g.control.step(&g.input);
+            assert!(second < 12 || out.health != Health::Healthy || out.limit <= stands, "{out:?}");
+        }
     }
 }
 
