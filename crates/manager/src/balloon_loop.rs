@@ -1,5 +1,5 @@
-//! The balloon of one VM, and what is unplugged beside it: once a second, and as soon as much more is asked of it, its state is read, the pure controller asked, and its
-//! command carried out. QEMU may be frozen or lie; every call has a deadline, and nothing waits for
+//! The balloon of one VM, and what is unplugged beside it: once a second, and as soon as much more is asked of it, its state
+//! is read, the pure controller asked, and its command carried out. QEMU may be frozen or lie; every call has a deadline, and nothing waits for
 //! this task.
 //!
 //! While there is memory in plenty and the balloon is empty and asked for nothing, that is done less often

@@ -228,7 +228,7 @@ fn carry_out(manager: &Manager, managed: &[&Arc<Vm>], decision: &Decision, is_ne
     for (((vm, state), entitlement), plan) in vms.zip(&decision.results).zip(&decision.plans) {
         let (seen, demand) = (state.balloon_goal, &state.demand);
         let is_new = change_goal(&mut lock(&vm.balloon).goal, seen, plan.balloon_goal);
-        if is_new && plan.balloon_goal > seen + hurries(state.size) {
+        if is_new && hurries(seen, plan.balloon_goal, state.size) {
             // What is short is not to wait for its turn.
             vm.stir.now();
         } else if is_new || is_new_state {
@@ -275,9 +275,10 @@ fn held(evict: Pages, leave: Pages, until: Pages, limit: Option<Pages>) -> (Page
     }
 }
 
-/// A goal that is raised by more makes the balloon's loop turn at once: a few pages more, turn after turn, are not worth that.
-fn hurries(size: Pages) -> Pages {
-    Pages(size.0 / 128).clamp(Pages::from_mib(2), Pages::from_mib(32))
+/// Whether a goal is raised by so much that the balloon's loop is to turn at once: a few pages more, turn after turn, are not
+/// worth that.
+fn hurries(from: Pages, to: Pages, size: Pages) -> bool {
+    to > from + Pages(size.0 / 128).clamp(Pages::from_mib(2), Pages::from_mib(32))
 }
 
 /// Whether another goal is in force now than before. A balloon that was found since it was `seen` is led on from what it
@@ -518,6 +519,18 @@ mod tests {
             vm.was_looked_at(Management { mode, reason: None }, true);
             assert_eq!(vm.may_give(), gives, "{mode}");
         }
+    }
+
+    #[test]
+    fn a_balloon_is_hurried_for_much_more_and_never_for_less() {
+        let hurried = |mib: [u64; 3]| {
+            let [from, to, size] = mib.map(Pages::from_mib);
+            hurries(from, to, size)
+        };
+        assert_eq!([[10, 13, 128], [10, 12, 128], [10, 0, 128]].map(hurried), [true, false, false]);
+        assert_eq!([[0, 9, 1_024], [0, 8, 1_024]].map(hurried), [true, false]);
+        // Of a large one a part of what it is asked for in a second is enough.
+        assert_eq!([[0, 33, 65_536], [0, 32, 65_536]].map(hurried), [true, false]);
     }
 
     #[test]
