@@ -187,6 +187,11 @@ pub trait Backend: Send + Sync {
     fn sees_copies(&self) -> bool {
         true
     }
+    /// Whether the kernel may refuse to map other pages somewhere with what was there before gone. Then nothing more is
+    /// to be; what is mapped can go home all the same.
+    fn may_leave_holes(&self) -> bool {
+        false
+    }
     /// Whether `remap` can do anything.
     fn can_remap(&self) -> bool {
         false

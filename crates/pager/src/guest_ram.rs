@@ -354,6 +354,10 @@ impl Backend for GuestRam {
         self.mappings.sees_copies()
     }
 
+    fn may_leave_holes(&self) -> bool {
+        self.mappings.may_leave_holes()
+    }
+
     fn can_remap(&self) -> bool {
         self.mappings.is_connected()
     }

@@ -46,6 +46,7 @@ pub mod sharing;
 mod simulated;
 mod sparse;
 pub mod stage;
+mod strict_commit;
 pub mod swap;
 mod sync;
 pub mod tier;

@@ -11,6 +11,7 @@ use ballast_units::{Bytes, HostAddr, PAGE_SIZE, Pages, Ppn};
 
 use crate::backend::{Errno, MemError, Place, Remap};
 use crate::guest_ram::RamLayout;
+use crate::strict_commit::StrictCommit;
 use crate::sync::{Mutex, MutexGuard, lock, try_lock};
 
 /// One change, as the VMM process sees it.
@@ -132,6 +133,7 @@ pub struct Mappings {
     maps_again: AtomicBool,
     /// Whether its pagemap tells all, in the hands of who opened it.
     sees_copies: AtomicBool,
+    strict_commit: StrictCommit,
     views: Mutex<Views>,
 }
 
@@ -260,6 +262,10 @@ impl Mappings {
     /// Whether a copy is told from a page of the store. Else what is mapped is taken for one, so nothing more is to be.
     pub fn sees_copies(&self) -> bool {
         self.sees_copies.load(Ordering::Relaxed)
+    }
+    /// Whether the kernel may refuse a mapping of other pages with what was there before gone.
+    pub(crate) fn may_leave_holes(&self) -> bool {
+        self.strict_commit.may_leave_a_hole()
     }
     /// Whether the RAM file can be mapped anew where it is mapped.
     pub(crate) fn can_map_again(&self) -> bool {

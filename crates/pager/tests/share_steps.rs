@@ -221,6 +221,16 @@ fn what_a_vmm_fills_of_the_store_is_given_back() {
 /// more is mapped, and what is there comes home.
 #[test]
 fn nothing_is_mapped_where_copies_are_not_seen() {
+    nothing_is_mapped_once(|vm| vm.ram.0.set_sees_copies(false));
+}
+
+/// Nor where the kernel may unmap a page and then map no other.
+#[test]
+fn nothing_is_mapped_where_that_may_leave_a_hole() {
+    nothing_is_mapped_once(|vm| vm.ram.0.set_may_leave_holes(true));
+}
+
+fn nothing_is_mapped_once(so: impl Fn(&Vm)) {
     let site = Site::new(20, 2);
     let mut vm = Vm::at(&site, 4, 16, 1);
     for p in 0..2 {
@@ -228,7 +238,7 @@ fn nothing_is_mapped_where_copies_are_not_seen() {
     }
     examine(&vm, 0..2).unwrap();
     assert_eq!([vm.state(0), vm.state(1)], [State::Shared; 2]);
-    vm.ram.0.set_sees_copies(false);
+    so(&vm);
     let charged = vm.memory.charged();
     assert_eq!(vm.memory.map_zeros(Ppn(3), 1), Ok(0));
     vm.access(2, Some(7));

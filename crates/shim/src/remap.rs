@@ -23,7 +23,8 @@ const LONGEST: Duration = Duration::from_secs(1);
 const AT_ONCE: Duration = Duration::from_micros(200);
 const PAUSE: Duration = Duration::from_micros(50);
 
-/// What the manager cannot do itself. On an error the address space is as before.
+/// What the manager cannot do itself. On an error the address space is as before, but see shim-protocol.md for
+/// `vm.overcommit_memory`: where the kernel could leave a hole, the manager asks for no `MapStore`.
 ///
 /// # Errors
 /// An errno: the descriptor or the part of the RAM is not there, its contents could not be saved, or the kernel refused.

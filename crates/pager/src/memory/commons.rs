@@ -212,10 +212,11 @@ impl<B: Backend> Memory<B> {
         self.commons.no_files.swap(false, Ordering::Relaxed)
     }
     /// Whether `n` more may be made. None where what is mapped would be taken for the VM's own copies: those are charged,
-    /// whatever the budget, and brought home.
+    /// whatever the budget, and brought home; nor where what is there could be lost.
     pub(crate) fn may_remap(&self, n: u64) -> bool {
         let made = self.counters.remaps.load(Ordering::Relaxed);
         self.backend.sees_copies()
+            && !self.backend.may_leave_holes()
             && made.saturating_add(n) <= self.commons.remaps_until.load(Ordering::Relaxed)
     }
     /// Whether `n` pages may go home that could as well stay where they are.

@@ -356,6 +356,11 @@ impl ShareService {
             self.vm.set_share_note(Some(why.into()));
             return Ok(IDLE);
         }
+        if memory.backend().may_leave_holes() {
+            let why = "vm.overcommit_memory is 2, where Linux before 6.12 may unmap what it cannot map anew";
+            self.vm.set_share_note(Some(why.into()));
+            return Ok(IDLE);
+        }
         if settings.order != self.order {
             self.order = settings.order;
             self.walk = Walk::new(memory.pmap().len(), self.order, self.pass.came | 1);

@@ -174,6 +174,10 @@ impl Backend for Ram {
         self.0.world().sees_copies
     }
 
+    fn may_leave_holes(&self) -> bool {
+        self.0.world().may_leave_holes
+    }
+
     fn can_remap(&self) -> bool {
         self.0.world().can_remap
     }

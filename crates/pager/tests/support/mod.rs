@@ -105,6 +105,7 @@ struct World {
     can_remap: bool,
     /// Whether copies are told from what is mapped.
     sees_copies: bool,
+    may_leave_holes: bool,
     together: usize,
     unanswered: Option<Unanswered>,
     /// What the guest writes where, between the next new mapping of that page and its protection.
@@ -197,6 +198,7 @@ impl World {
             plugged: None,
             can_remap,
             sees_copies: true,
+            may_leave_holes: false,
             together: 2,
             unanswered: None,
             writes_between: None,
@@ -592,6 +594,10 @@ impl Double {
     /// Whether the VMM's mappings can be changed.
     pub fn set_sees_copies(&self, sees: bool) {
         self.world().sees_copies = sees;
+    }
+    /// Whether the kernel may unmap what it then does not map anew.
+    pub fn set_may_leave_holes(&self, may: bool) {
+        self.world().may_leave_holes = may;
     }
     pub fn set_can_remap(&self, can: bool) {
         self.world().can_remap = can;
