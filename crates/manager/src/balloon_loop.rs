@@ -125,7 +125,8 @@ async fn see(vm: &Vm, monitor: &Monitor) -> Seen {
         size.saturating_sub(crate::tools::ballooned(vm.paged().as_ref()))
     });
     if let Some(age_s) = age_s {
-        lock(&vm.driver).has_told(age_s, Instant::now());
+        // What is said of a time before a reset is no younger for what QEMU took for the rest.
+        lock(&vm.driver).has_told(age_s, told_at);
     }
     let hotplug = hotplug_loop::look(vm, monitor).await;
     // As old as they are by now: QEMU may have taken seconds for the rest.

@@ -212,6 +212,13 @@ struct Moment {
     discarded: u64,
 }
 
+/// By how much a balloon has grown while it had something to do, and in what time.
+#[derive(Clone, Copy, Debug, Default)]
+struct Growth {
+    pages: Pages,
+    time: Duration,
+}
+
 /// The controller of one balloon; call [`step`](Self::step) about once a second, and as soon as more is asked of it.
 #[derive(Clone, Debug)]
 pub struct BalloonControl {
@@ -230,6 +237,8 @@ pub struct BalloonControl {
     raised: Option<Duration>,
     /// Pages per second, averaged.
     rate: Option<f64>,
+    /// What has been seen since that was measured, in looks too close together to tell.
+    growth: Growth,
     /// What the guest bore by its last statistics that were fresh, or by the first that were seen.
     borne: Option<(Pages, Pages)>,
 }
@@ -247,6 +256,7 @@ impl BalloonControl {
             sent: Duration::ZERO,
             raised: None,
             rate: None,
+            growth: Growth::default(),
             borne: None,
         }
     }
@@ -343,7 +353,7 @@ impl BalloonControl {
             command,
             health: self.health,
             limit,
-            rate: self.rate.map(|rate| Pages(rate as u64).min(self.config.rate)),
+            rate: self.rate.map(|rate| Pages(rate as u64).min(self.pace_asked(input))),
             short: self.short(input),
             refuted: refuted(input, self.claimed),
         }
@@ -369,22 +379,29 @@ impl BalloonControl {
     /// is done before the next look is as fast as it is asked to be.
     fn measure(&mut self, input: &BalloonInput, now: Duration) {
         let Some(last) = self.moments.back() else { return };
-        let seconds = now.saturating_sub(last.at).as_secs_f64();
         // What it says is worth nothing where it was not believed.
         let said = last.reported.map(|held| held.min(last.command));
         let believed = if last.proven < last.claimed { None } else { said };
         let had_to_grow = believed.unwrap_or(last.proven) < last.command;
-        // Of what was asked a moment ago it says nothing that nothing has come yet.
-        if !had_to_grow || seconds < SHORTEST.as_secs_f64() {
+        if !had_to_grow {
             return;
         }
         let (grown, done) = grown(last, input);
+        self.growth.pages += grown;
+        self.growth.time += now.saturating_sub(last.at);
+        // Of what was asked a moment ago it says nothing that nothing has come yet.
+        if self.growth.time < SHORTEST {
+            return;
+        }
+        let Growth { pages: grown, time } = std::mem::take(&mut self.growth);
+        let seconds = time.as_secs_f64();
         let seen = grown.0 as f64 / seconds;
+        let most = self.pace_asked(input).0 as f64;
         let known = self.rate.map_or(0.0, |rate| rate * FASTER);
         self.rate = match self.rate {
             // Much, more than is known of it, and done before the look: it is as fast as it is ever asked to be.
             _ if done && seen > known && grown.0 >= self.config.rate.0 / CAREFUL => {
-                Some(self.config.rate.0 as f64)
+                Some(most)
             }
             Some(rate) if done => Some(rate.max(seen)),
             // Of a little that was done in time nobody knows.
@@ -392,6 +409,14 @@ impl BalloonControl {
             None => Some(seen),
             Some(rate) => Some(seen + (rate - seen) * RATE_KEPT.powf(seconds)),
         };
+    }
+
+    /// Pages per second that it is asked for at most.
+    fn pace_asked(&self, input: &BalloonInput) -> Pages {
+        match self.fresh_available(input) {
+            Some(_) => self.config.rate,
+            None => Pages(self.config.rate.0 / CAREFUL),
+        }
     }
 
     fn short(&self, input: &BalloonInput) -> bool {
@@ -579,7 +604,7 @@ const SLOWED: u64 = 4;
 const RATE_KEPT: f64 = 0.75;
 /// Done so much faster than the measured rate, it is not as much as the driver can do.
 const FASTER: f64 = 1.25;
-/// A look so soon after the last tells no rate.
+/// So short a time tells no rate.
 const SHORTEST: Duration = Duration::from_millis(500);
 /// A turn that comes late must not bring a burst, of balloons or of what is unplugged.
 pub(crate) const MAX_PACE: Duration = Duration::from_secs(2);

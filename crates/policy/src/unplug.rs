@@ -55,6 +55,8 @@ pub struct UnplugOutput {
     pub limit: Pages,
     /// Less is withheld than was asked for a balloon's patience ago.
     pub late: bool,
+    /// It is asked for no more than that in a second.
+    pub rate: Pages,
 }
 
 /// The controller of one guest's memory that was plugged; call [`step`](Self::step) about once a second.
@@ -147,6 +149,9 @@ impl UnplugControl {
         let stays = self.withhold.min(input.goal.saturating_sub(input.held));
         let wanted = input.goal.saturating_sub(balloon_part).max(stays);
         let wanted = whole(wanted).min(whole(limit));
+        // Of a guest that tells nothing, slowly.
+        let parts = if input.guest_available.is_some() { 1 } else { 4 };
+        let rate = Pages(self.config.rate.min(RATE).0 / parts).max(BLOCK);
         let step = |rate: Pages| whole(per_pace(rate, pace)).max(BLOCK);
         self.withhold = if wanted <= self.withhold {
             wanted.max(self.withhold.saturating_sub(step(self.config.deflate_rate)))
@@ -154,14 +159,12 @@ impl UnplugControl {
             // Asking for more before the last is done would only pile up.
             self.withhold
         } else {
-            // Of a guest that tells nothing, slowly.
-            let parts = if input.guest_available.is_some() { 1 } else { 4 };
-            wanted.min(self.withhold + step(Pages(self.config.rate.min(RATE).0 / parts)))
+            wanted.min(self.withhold + step(rate))
         };
         let late = withheld + SLACK < self.due(now);
         let moment = Moment { at: now, withhold: self.withhold, withheld };
         remember(&mut self.moments, moment, |m| m.at, &self.config);
-        UnplugOutput { withhold: self.withhold, withheld, limit, late }
+        UnplugOutput { withhold: self.withhold, withheld, limit, late, rate }
     }
 
     /// What must be withheld by now: the least that was asked for during the last patience, as of a balloon.
@@ -250,7 +253,7 @@ pub fn balloon_goal(
 }
 
 /// A guest's balloon and what is unplugged of it, as one balloon: how it does what it is told, and the most that it
-/// may hold. `held` is what the balloon holds.
+/// may hold, and how fast. `held` is what the balloon holds.
 pub fn together(balloon: &BalloonOutput, held: Pages, unplug: &UnplugOutput) -> BalloonOutput {
     if unplug.limit.is_zero() && unplug.withheld.is_zero() {
         return *balloon;
@@ -266,7 +269,9 @@ pub fn together(balloon: &BalloonOutput, held: Pages, unplug: &UnplugOutput) -> 
         Health::Stuck => (comes, held.min(balloon.limit)),
         Health::Missing => (comes, Pages::ZERO),
     };
-    BalloonOutput { health, limit: limit + unplug.limit, ..*balloon }
+    // Once the balloon is as large as it gets, the rest comes by unplugging.
+    let rate = if held + SLACK >= limit { Some(unplug.rate) } else { balloon.rate };
+    BalloonOutput { health, limit: limit + unplug.limit, rate, ..*balloon }
 }
 
 #[cfg(test)]

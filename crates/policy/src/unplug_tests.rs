@@ -377,7 +377,7 @@ fn what_its_owner_takes_back_is_not_withheld_from_him() {
     assert!(guest.plugged <= guest.given);
     guest.given = Pages(0);
     let (both, unplug) = guest.seconds(10);
-    assert_eq!(unplug, UnplugOutput::default());
+    assert_eq!(unplug, UnplugOutput { rate: RATE, ..UnplugOutput::default() });
     assert_eq!(guest.plugged, Pages(0));
     assert!(both.limit <= BALLOON, "{both:?}");
 }
@@ -514,6 +514,31 @@ fn unplugging_stands_in_for_a_balloon_while_another_block_can_come() {
     }
     assert_eq!(both(Health::Stuck, block), (Health::Healthy, Pages(700)));
     assert_eq!(both(Health::Missing, block), (Health::Healthy, Pages(0)));
+}
+
+/// What is beyond the balloon does not come at the balloon's pace.
+#[test]
+fn the_rest_comes_as_fast_as_it_is_unplugged() {
+    let mut guest = Guest::new(Balloon::Works);
+    guest.goal = BALLOON;
+    let (both, _) = guest.seconds(10);
+    assert!(both.limit > guest.goal);
+    assert_eq!(both.rate, Some(RATE), "it holds all that it may");
+    guest.goal = Pages(0);
+    guest.seconds(10);
+    guest.goal = BALLOON;
+    let (both, _) = guest.second();
+    assert_eq!(both.rate, Some(BalloonConfig::default().rate), "it has yet to grow");
+    let rate = |health| {
+        let rate = Some(Pages::from_mib(100));
+        let balloon = BalloonOutput { health, limit: Pages(9_000), rate, ..BalloonOutput::UNKNOWN };
+        let unplug = UnplugOutput { limit: Pages(9_000), rate: RATE, ..UnplugOutput::default() };
+        together(&balloon, Pages(700), &unplug).rate
+    };
+    assert_eq!(rate(Health::Healthy), Some(Pages::from_mib(100)));
+    for health in [Health::Stuck, Health::Missing] {
+        assert_eq!(rate(health), Some(RATE), "{health}");
+    }
 }
 
 #[test]

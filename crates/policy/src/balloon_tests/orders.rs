@@ -101,10 +101,50 @@ fn its_rate_is_by_time_and_not_by_looks() {
         g.control.rate.unwrap()
     };
     let after = |seconds| Pages::from_mib(40).0 as f64 * RATE_KEPT.powf(seconds);
-    // The last that it did was seen 2 s before; looks that follow one another tell nothing after the first.
-    for (ms, seconds) in [(1_000, 2.0), (500, 2.0), (100, 1.1)] {
+    // The last that it did was seen 2 s before; looks that follow one another closely count together.
+    for (ms, seconds) in [(1_000, 2.0), (500, 2.0), (100, 1.6)] {
         assert!((rate(ms) - after(seconds)).abs() < 1.0, "{ms} ms: {}", rate(ms));
     }
+}
+
+/// However closely it is looked at, and from the first look on.
+#[test]
+fn its_rate_is_told_by_looks_that_follow_one_another_closely() {
+    for ms in [10, 100, 200, 400, 600, 1_000] {
+        let mut g = Guest::new();
+        (g.input.size, g.input.goal) = (Pages::from_mib(8_192), Pages::from_mib(4_096));
+        let brings = Pages::from_mib(60).0;
+        let mut rate = None;
+        for at in (0..=6_000).step_by(ms as usize) {
+            g.input.now = Duration::from_millis(at);
+            (g.input.reported, g.input.consumed) = (Some(g.real), Some(g.input.size - g.real));
+            (g.input.guest_available, g.input.guest_stats_age) =
+                (Some(g.input.size - g.real), Some(Duration::ZERO));
+            let out = g.control.step(&g.input);
+            (g.asked, rate) = (out.command.unwrap_or(g.asked), out.rate);
+            g.real += g.asked.saturating_sub(g.real).min(Pages(brings * ms / 1_000));
+        }
+        let rate = rate.unwrap();
+        assert!(rate.0.abs_diff(brings) <= brings / 50, "{ms} ms: {rate} of {brings}");
+    }
+}
+
+/// A guest that tells nothing is asked for a part of what others are, and is not counted on for more.
+#[test]
+fn a_guest_that_tells_nothing_is_as_fast_as_it_is_asked_to_be() {
+    let part = Pages(BalloonConfig::default().rate.0 / CAREFUL);
+    let mut g = Guest::new();
+    g.stats = false;
+    for second in 1..10 {
+        let out = g.second(FAST);
+        assert_eq!(g.asked.0, (part.0 * second).min(GOAL.0));
+        assert_eq!(out.rate, (second > 1).then_some(part), "{second}");
+    }
+    // Once it tells, all that it is asked for then comes in time.
+    (g.stats, g.input.goal) = (true, Pages::from_mib(180));
+    g.seconds(3, FAST);
+    g.stats = false;
+    assert_eq!(g.second(FAST).rate, Some(part));
 }
 
 /// Its guest takes more while an order is under way: what has not come yet is called off as soon as that is told. What is told
