@@ -65,9 +65,11 @@ pub fn fit(question: &Question, history: &History) -> Fit {
         slot.needs.iter().for_each(|(vm, need)| seen[*vm].push(*need));
     }
     let each = (ALL_DRAWS / slots.len()).max(DRAWS);
+    // Whatever the budget was then, it is today's memory that they are to fit into.
+    let budget = slots.last().map_or(0, |slot| slot.budget);
     let held: Vec<Vec<usize>> = slots
         .iter()
-        .map(|slot| (0..each).map(|_| hold(&mut rng, slot, &seen, in_step)).collect())
+        .map(|slot| (0..each).map(|_| hold(&mut rng, slot, budget, &seen, in_step)).collect())
         .collect();
 
     // So many fit, and so often: a number is its own rank.
@@ -107,11 +109,11 @@ pub fn fit(question: &Question, history: &History) -> Fit {
     }
 }
 
-/// How many VMs the memory of a slot holds, in one random order.
-fn hold(rng: &mut Rng, slot: &Slot, seen: &[Vec<u64>], in_step: f64) -> usize {
+/// How many VMs as in a slot `budget` holds, in one random order.
+fn hold(rng: &mut Rng, slot: &Slot, budget: u64, seen: &[Vec<u64>], in_step: f64) -> usize {
     let here = slot.needs.len();
     let each = slot.overhead as f64 / here as f64;
-    let room = slot.budget.saturating_sub(slot.goal) as f64;
+    let room = budget as f64 * slot.usable();
     let mut order: Vec<usize> = (0..here).collect();
     rng.shuffle(&mut order);
     let mut used = 0.0;

@@ -17,21 +17,22 @@ pub enum Demand {
     /// Its active memory, and what its min keeps from being taken.
     #[default]
     Active,
-    /// All that it consumed.
+    /// All that it had in memory, whatever sharing saved of it.
     Consumed,
 }
 
 impl Demand {
     /// What `vm` needs now, in pages.
     fn of(self, vm: &VmState, state: State) -> u64 {
-        let (active, consumed) = (vm.demand.active, vm.consumed);
+        // What others share with it, it needs as well, wherever they are.
+        let (active, had) = (vm.demand.active, vm.used());
         // While nothing is kept from it, a VM uses no more than it has: an estimate above that is
         // one that has only begun.
         let squeezed = state != State::High || vm.wants_more || !vm.balloon_goal.is_zero();
-        let used = if squeezed { active } else { active.min(consumed) };
+        let used = if squeezed { active } else { active.min(had) };
         let need = match self {
-            Demand::Active => used.max(vm.demand.min.min(consumed)),
-            Demand::Consumed => used.max(consumed),
+            Demand::Active => used.max(vm.demand.min.min(had)),
+            Demand::Consumed => used.max(had),
         };
         need.min(vm.size).0
     }
@@ -68,7 +69,7 @@ impl Slot {
     }
 
     /// The part of the budget that VMs and their overhead may fill.
-    fn usable(&self) -> f64 {
+    pub(crate) fn usable(&self) -> f64 {
         1.0 - self.goal as f64 / self.budget.max(1) as f64
     }
 
@@ -269,6 +270,9 @@ fn too_many(slots: usize, needs: usize, most: (usize, usize)) -> Result<(), Stri
 
 #[cfg(test)]
 mod tests {
+    use ballast_policy::{Health, TaxRate, Tools, VmDemand};
+    use ballast_units::VmId;
+
     use super::*;
 
     #[test]
@@ -277,6 +281,47 @@ mod tests {
         assert_eq!(too_many(3, 7, most), Ok(()));
         assert!(too_many(4, 7, most).unwrap_err().contains("more than 3 slices"));
         assert!(too_many(3, 8, most).unwrap_err().contains("more than 7 needs"));
+    }
+
+    /// Three quarters of what it uses are shared among four.
+    #[test]
+    fn what_sharing_saves_of_a_vm_it_needs_all_the_same() {
+        let mut vm = VmState {
+            demand: VmDemand {
+                id: VmId(1),
+                shares: 1,
+                min: Pages::ZERO,
+                max: Pages(256),
+                tax: TaxRate::default(),
+                active: Pages(180),
+            },
+            consumed: Pages(65),
+            size: Pages(256),
+            balloon_goal: Pages::ZERO,
+            balloon_health: Health::Healthy,
+            balloon_limit: Pages(166),
+            balloon_rate: None,
+            short: false,
+            wants_more: false,
+            swap_free: Pages(256),
+            pool: None,
+            overhead: Pages::ZERO,
+            beyond: Pages::ZERO,
+            tools: Tools::default(),
+            saved: Pages(135),
+        };
+        let need =
+            |vm: &VmState, state| [Demand::Active, Demand::Consumed].map(|d| d.of(vm, state));
+        assert_eq!(need(&vm, State::High), [180, 200]);
+        assert_eq!(need(&vm, State::Soft), [180, 200]);
+        // An estimate that has only begun.
+        vm.demand.active = Pages(250);
+        assert_eq!(need(&vm, State::High), [200, 200]);
+        (vm.demand.active, vm.demand.min) = (Pages(20), Pages(128));
+        assert_eq!(need(&vm, State::High), [128, 200]);
+        // What its balloon took and others share is not used by it.
+        vm.tools.unsaved = Pages(100);
+        assert_eq!(need(&vm, State::High), [100, 100]);
     }
 
     #[test]

@@ -53,6 +53,20 @@ fn constant_vms_are_answered_exactly() {
     assert!(host.curve.points.iter().all(|p| p.low.is_some() == (p.risk >= host.curve.least_risk)));
 }
 
+/// Its memory was another for most of the record: what fits is asked of today's.
+#[test]
+fn vms_are_to_fit_into_the_memory_of_today() {
+    for (before, now, vms) in [(1000, 2000, 18), (2000, 1000, 9), (2000, 2000, 18)] {
+        let mut record = history(before, before / 10, 0, vec![vec![100; 10]; 500]);
+        for slot in &mut record.slots[400..] {
+            (slot.budget, slot.goal) = (now, now / 10);
+        }
+        let answer = plan(QUESTION, &[record]);
+        assert_eq!(answer.hosts[0].fit.vms, vms, "{before} to {now}");
+        assert_eq!(answer.hosts[0].fit.factor, vms as f64 * 256.0 / now as f64);
+    }
+}
+
 #[test]
 fn peaks_that_come_together_bring_no_gain() {
     // In every twentieth slot all need 200; at 1% the peak is what counts.

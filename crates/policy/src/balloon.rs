@@ -400,9 +400,7 @@ impl BalloonControl {
         let known = self.rate.map_or(0.0, |rate| rate * FASTER);
         self.rate = match self.rate {
             // Much, more than is known of it, and done before the look: it is as fast as it is ever asked to be.
-            _ if done && seen > known && grown.0 >= self.config.rate.0 / CAREFUL => {
-                Some(most)
-            }
+            _ if done && seen > known && grown.0 >= self.config.rate.0 / CAREFUL => Some(most),
             Some(rate) if done => Some(rate.max(seen)),
             // Of a little that was done in time nobody knows.
             None if done => None,

@@ -89,7 +89,7 @@ impl VmState {
     }
 
     /// Its guest's pages that are in memory, whatever they cost. What its balloon holds is none of them, though others share it.
-    fn used(&self) -> Pages {
+    pub fn used(&self) -> Pages {
         let shared = self.saved.saturating_sub(self.tools.unsaved);
         // Of a balloon that is being let down its guest may use all by the time that QEMU says so.
         let held = self.tools.grown.min(self.balloon_goal);
