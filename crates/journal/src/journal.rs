@@ -63,6 +63,8 @@ pub struct Health {
 struct Shared {
     queued_turns: AtomicUsize,
     queued_vms: AtomicUsize,
+    /// Since when there is a turn in the queue, and none has been taken from it.
+    waits_since: Mutex<Option<Instant>>,
     refused: AtomicU64,
     health: Mutex<Health>,
     /// Of the turn written last: what is under way.
@@ -97,6 +99,9 @@ enum Asked {
     /// Nobody writes any more.
     Never,
 }
+
+/// So long after a turn was to be written and none was, the disk is said not to answer.
+const SILENT: Duration = Duration::from_secs(10);
 
 const ENDED: &str = "its thread has ended: nothing is written before ballastd is started anew";
 
@@ -174,7 +179,11 @@ impl Journal {
         if !names.is_empty() || queue.named.len() != vms {
             queue.named = ids.collect();
         }
-        shared.queued_turns.fetch_add(1, Ordering::Relaxed);
+        {
+            let mut waits_since = lock(&shared.waits_since);
+            waits_since.get_or_insert_with(Instant::now);
+            shared.queued_turns.fetch_add(1, Ordering::Relaxed);
+        }
         shared.queued_vms.fetch_add(vms, Ordering::Relaxed);
         // There is room, unless the thread ends just now.
         if queue.sender.try_send(Message::Turn(Told { moment, decision, names })).is_err() {
@@ -186,12 +195,24 @@ impl Journal {
     pub fn health(&self) -> Health {
         let mut health = lock(&self.shared.health).clone();
         health.lost += self.shared.refused.load(Ordering::Relaxed);
+        if health.trouble.is_none() && self.is_silent() {
+            let folder = self.settings.folder.display();
+            health.trouble = Some(format!("{folder}: the disk does not answer"));
+        }
         health
     }
 
+    /// Whether turns wait that are not taken.
+    fn is_silent(&self) -> bool {
+        lock(&self.shared.waits_since).is_some_and(|since| since.elapsed() >= SILENT)
+    }
+
     /// What was asked of a VM and of the host, and had not come true by the turn that was taken in
-    /// last.
+    /// last; nothing where none has been taken in for long.
     pub fn under_way(&self, vm: VmId) -> Vec<UnderWay> {
+        if self.is_silent() {
+            return Vec::new();
+        }
         let all = lock(&self.shared.under_way);
         all.iter().filter(|(id, _)| id.is_none_or(|id| id == vm)).map(|(_, aim)| *aim).collect()
     }
@@ -262,7 +283,7 @@ impl<S: Store> Writer<S> {
             };
             match receiver.recv_timeout(patience) {
                 Ok(Message::Turn(told)) => {
-                    self.shared.queued_turns.fetch_sub(1, Ordering::Relaxed);
+                    self.take();
                     self.turn(&told);
                     let vms = told.decision.snapshot.vms.len();
                     self.shared.queued_vms.fetch_sub(vms, Ordering::Relaxed);
@@ -286,6 +307,13 @@ impl<S: Store> Writer<S> {
             }
             self.publish();
         }
+    }
+
+    /// One of the queue.
+    fn take(&self) {
+        let mut waits_since = lock(&self.shared.waits_since);
+        let left = self.shared.queued_turns.fetch_sub(1, Ordering::Relaxed) - 1;
+        *waits_since = (left > 0).then(Instant::now);
     }
 
     fn turn(&mut self, told: &Told) {

@@ -1,7 +1,10 @@
 use std::io;
 use std::sync::mpsc;
 
+use ballast_policy::State;
+
 use super::*;
+use crate::outcome::Aim;
 use crate::reader::Reader;
 use crate::store::{Append, Stored};
 use crate::support::{chain, moment, snapshot, vm};
@@ -60,6 +63,17 @@ fn a_disk_that_does_not_answer_is_not_waited_for_and_what_is_lost_is_counted() {
     }
     let lost = journal.health().lost;
     assert_eq!(lost, 199 - QUEUE as u64);
+    // It is said so once that has lasted, and what was under way before is not told as if it were so now.
+    assert_eq!(journal.health().trouble, None);
+    let relief = Aim::Relief { worst: State::Soft };
+    let under_way = UnderWay { aim: relief, since: 1, for_ms: 0 };
+    *lock(&journal.shared.under_way) = vec![(None, under_way)];
+    assert_eq!(journal.under_way(VmId(1)).len(), 1);
+    let long_ago = Instant::now().checked_sub(SILENT).unwrap();
+    let waits_since = lock(&journal.shared.waits_since).replace(long_ago);
+    assert!(waits_since.is_some());
+    assert!(journal.health().trouble.is_some_and(|what| what == "/none: the disk does not answer"));
+    assert!(journal.under_way(VmId(1)).is_empty());
     // Readers have places of their own, so many and no more.
     let asked: Vec<_> = (0..6).map(|_| journal.ask_to_flush()).collect();
     assert!(matches!(asked[..4], [Asked::As(1), .., Asked::As(4)]));

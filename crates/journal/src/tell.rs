@@ -54,8 +54,14 @@ pub fn why_at(folder: &Path, vm: &str, at_ms: u64, now_ms: u64) -> Result<Why, T
         return Err(no_part(vm, &decision, &hit.names, unread(notes)));
     };
     let turns = after.into_iter().chain(segments.iter_mut().flatten());
+    let mut turns = turns.peekable();
+    let missed = turns.peek().map_or(0, |next| missed(&hit, next));
+    let gap = (missed > 0 && at_ms > hit.moment.at_ms).then(|| {
+        format!("{missed} turns after it were not recorded: a later one may have been in force")
+    });
     let outcomes = came_of(&hit, &decision, id, turns);
     let lost = segments.into_iter().flat_map(Reader::into_troubles);
+    let troubles = troubles.into_iter().chain(lost).map(|trouble| trouble.to_string());
     let (verdict, steps) = decision.explain(id, |id| name_of(&hit.names, id));
     Ok(Why {
         vm: vm.to_owned(),
@@ -65,8 +71,14 @@ pub fn why_at(folder: &Path, vm: &str, at_ms: u64, now_ms: u64) -> Result<Why, T
         steps,
         at_ms: Some(hit.moment.at_ms),
         outcomes,
-        notes: troubles.into_iter().chain(lost).map(|trouble| trouble.to_string()).collect(),
+        notes: troubles.chain(gap).collect(),
     })
+}
+
+/// Turns between two of one manager that were not recorded.
+fn missed(before: &Sourced, next: &Sourced) -> u64 {
+    let is_same = before.header.manager_ms == next.header.manager_ms;
+    if is_same { next.moment.n.saturating_sub(before.moment.n + 1) } else { 0 }
 }
 
 /// The last turn up to a moment, and what is read of the journal behind it.
@@ -115,8 +127,10 @@ fn came_of(
 ) -> Vec<String> {
     let mut outcomes: Vec<String> = Vec::new();
     let mut expected = expected(decision, id);
-    let mut last_ms = hit.moment.at_ms;
+    let (mut last_ms, mut last_n) = (hit.moment.at_ms, hit.moment.n);
     let mut is_all = true;
+    // What came true in a turn that was not recorded is told by none behind it.
+    let mut lost = 0;
     for turn in turns {
         if expected.is_empty() || turn.header.manager_ms != hit.header.manager_ms {
             break;
@@ -125,7 +139,8 @@ fn came_of(
             is_all = false;
             break;
         }
-        last_ms = turn.moment.at_ms;
+        lost += turn.moment.n.saturating_sub(last_n + 1);
+        (last_ms, last_n) = (turn.moment.at_ms, turn.moment.n);
         for outcome in &turn.outcomes {
             let concerns = outcome.vm.is_none_or(|of| of == id) && outcome.since <= hit.moment.n;
             let kind = std::mem::discriminant(&outcome.aim);
@@ -138,7 +153,12 @@ fn came_of(
     if !expected.is_empty() {
         let later = seconds(last_ms.saturating_sub(hit.moment.at_ms));
         let known = if is_all { "the last that is known" } else { "which is as far as was looked" };
-        outcomes.push(format!("What else was asked had not come true {later} later, {known}."));
+        outcomes.push(match lost {
+            0 => format!("What else was asked had not come true {later} later, {known}."),
+            _ => format!(
+                "Of what else was asked it is not known: {lost} turns within the {later} after it were not recorded."
+            ),
+        });
     }
     outcomes
 }

@@ -165,6 +165,29 @@ fn an_order_that_has_not_come_true_is_said_to_have_not() {
     assert!(open.contains("4.0 s later, which is as far as was looked"), "{open}");
 }
 
+/// A disk that was full: what came true meanwhile is told by no turn behind it.
+#[test]
+fn turns_that_were_not_recorded_are_not_taken_for_turns_in_which_nothing_happened() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut host = Host::new(folder.path(), EPOCH_MS);
+    (0..5).for_each(|_| host.turn("period", &[vm(1, 193, 180), vm(2, 200, 20)]));
+    host.n += 8;
+    let down = decide(snapshot("period", "high", 400, &[vm(1, 193, 180), vm(2, 100, 20)]));
+    host.recorder.overhear(&told(host.n, down, &[1, 2]));
+    (0..5).for_each(|_| host.turn("period", &[vm(1, 193, 180), vm(2, 100, 20)]));
+    let why = |s: u64| why_at(folder.path(), "vm-2", EPOCH_MS + s * 1000 + 500, EPOCH_MS).unwrap();
+    let before = why(3);
+    assert!(before.notes.is_empty());
+    let [open] = &before.outcomes[..] else { panic!("{before:?}") };
+    assert!(open.contains("not known: 8 turns within"), "{open}");
+    // The last of before is all that is known to have been in force.
+    let within = why(9);
+    assert_eq!(within.at_ms, Some(EPOCH_MS + 5000));
+    let [note] = &within.notes[..] else { panic!("{within:?}") };
+    assert!(note.starts_with("8 turns after it were not recorded"), "{note}");
+    assert!(why(14).notes.is_empty());
+}
+
 #[test]
 fn that_a_vm_has_what_its_balloon_was_let_down_for_is_told() {
     let folder = tempfile::tempdir().unwrap();
