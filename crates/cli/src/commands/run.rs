@@ -15,31 +15,42 @@ use crate::figures::size;
 
 pub async fn run(client: &Client, args: RunArgs, out: Output) -> Result<(), Failure> {
     let spec = spec(args)?;
-    // The manager knows the deadline; with it goes the time that QEMU may take.
-    let patient = client.clone().with_timeout(LONGEST);
+    // The manager knows the deadline, which may be its configuration's; with it goes the time that QEMU may take.
+    let most = spec.wait_s.and_then(|s| Duration::try_from_secs_f64(s).ok()).unwrap_or(MOST_WAIT);
+    let patient = client.clone().with_timeout(most.min(MOST_WAIT) + TO_START);
     let start = patient.run(&spec);
     tokio::pin!(start);
     let signals = |kind| signal(kind).map_err(|source| Failure::Io { what: "signals", source });
     let (mut interrupt, mut terminate) =
         (signals(SignalKind::interrupt())?, signals(SignalKind::terminate())?);
+    let mut is_silent = false;
     let vm = loop {
         tokio::select! {
             vm = &mut start => break vm?,
             _ = interrupt.recv() => return Err(Failure::NotAwaited { name: spec.name.clone() }),
             _ = terminate.recv() => return Err(Failure::NotAwaited { name: spec.name.clone() }),
-            () = tokio::time::sleep(LOOK), if !out.json => progress(client, &spec.name).await,
+            () = tokio::time::sleep(LOOK), if !out.json => progress(client, &spec.name, &mut is_silent).await,
         }
     };
     out.print(&vm, started)
 }
 
-/// No start takes longer: the longest wait, and the start of QEMU.
-const LONGEST: Duration = Duration::from_secs(86_400 + 120);
+/// The longest that a start may wait for memory, and that it may take beyond that.
+const MOST_WAIT: Duration = Duration::from_secs(86_400);
+const TO_START: Duration = Duration::from_secs(120);
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Says on standard error what a start waits for, if it does.
-async fn progress(client: &Client, name: &str) {
-    let Ok(starts) = client.clone().with_timeout(LOOK).starts().await else { return };
+/// Says on standard error what a start waits for, if it does. Once, that nobody answers.
+async fn progress(client: &Client, name: &str, is_silent: &mut bool) {
+    let Ok(starts) = client.clone().with_timeout(LOOK).starts().await else {
+        if !std::mem::replace(is_silent, true) {
+            aside::line(format!(
+                "{name}: no answer of what it waits for; interrupt to wait no longer"
+            ));
+        }
+        return;
+    };
+    *is_silent = false;
     if let Some(start) = starts.iter().find(|start| start.name == name) {
         aside::line(waiting(start));
     }
