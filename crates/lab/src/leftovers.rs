@@ -12,24 +12,34 @@ use anyhow::{Context, Result};
 
 use crate::tools;
 
-/// Programs that a run starts, as the kernel shows their names (15 bytes). Anything else that names
+/// Programs that a run starts, as the kernel shows their names (15 bytes), or their files'. Anything else that names
 /// the folder, such as somebody's pager on a console log, is not ours to count or to end.
-const PROGRAMS: [&str; 2] = ["ballastd", "qemu-system-x86"];
+const PROGRAMS: [&str; 2] = ["ballastd", QEMU];
+/// QEMU's.
+pub const QEMU: &str = "qemu-system-x86";
 
 /// Processes of a run: one of its programs, with `folder` in the command line.
 pub fn processes(folder: &Path) -> Vec<i32> {
     let needle = folder.as_os_str().as_bytes();
     tools::processes()
-        .filter(|pid| {
-            let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-            PROGRAMS.contains(&name.trim_end())
-        })
+        .filter(|pid| PROGRAMS.iter().any(|program| runs(*pid, program)))
         .filter(|pid| {
             // A zombie's command line is empty: it holds nothing, and its parent has yet to look.
             std::fs::read(format!("/proc/{pid}/cmdline"))
                 .is_ok_and(|line| line.windows(needle.len()).any(|w| w == needle))
         })
         .collect()
+}
+
+/// Whether that is what a process runs, by its name or, for it may have given itself another, by its file's.
+pub fn runs(pid: i32, program: &str) -> bool {
+    let is_named = std::fs::read(format!("/proc/{pid}/comm"))
+        .is_ok_and(|name| name.trim_ascii_end() == program.as_bytes());
+    let is_its_file = || {
+        let file = std::fs::read_link(format!("/proc/{pid}/exe")).ok()?;
+        Some(file.file_name()?.as_bytes().starts_with(program.as_bytes()))
+    };
+    is_named || is_its_file() == Some(true)
 }
 
 /// Mount points at or under `folder`, innermost first.
@@ -137,5 +147,27 @@ mod tests {
         assert!(processes(&folder).is_empty());
         std::fs::remove_dir_all(&folder).unwrap();
         assert!(describe(&folder).is_empty());
+    }
+
+    /// As QEMU's `-name x,process=...` does; cut in the midst of a letter it is no text.
+    #[test]
+    fn a_process_that_has_named_itself_otherwise_is_found_by_its_file() {
+        let mut child = std::process::Command::new("/bin/sh")
+            .args(["-c", r"printf '0123456789abcd\303' > /proc/$$/comm; echo; read line"])
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let pid = child.id() as i32;
+        let mut said = [0];
+        std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut said).unwrap();
+        let comm = std::fs::read(format!("/proc/{pid}/comm")).unwrap();
+        assert!(std::str::from_utf8(&comm).is_err(), "{comm:?}");
+        let shell = std::fs::canonicalize("/bin/sh").unwrap();
+        let shell = shell.file_name().unwrap().to_str().unwrap();
+        assert!(runs(pid, shell) && !runs(pid, QEMU));
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        assert!(!runs(pid, shell));
     }
 }

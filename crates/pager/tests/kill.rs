@@ -25,6 +25,7 @@ use std::process::Child;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use ballast_pager::service::Health;
+use ballast_pager::word::{State, Word};
 use ballast_units::HostAddr;
 use manager::{Folders, Manager, SIZE, settings};
 use torture::THREADS;
@@ -100,6 +101,14 @@ fn check(manager: &Manager, vmms: &[Vmm]) {
     manager.settle(vmms);
     manager.control.set(settings());
     vmms.iter().for_each(|vmm| vmm.board.set(Cell::Pause, 0));
+}
+
+/// How many pages are shared, and how many are out of memory.
+fn away(manager: &Manager) -> [usize; 2] {
+    let pmaps = manager.vms.iter().map(|vm| vm.memory().pmap());
+    let words: Vec<Word> = pmaps.flat_map(|pmap| pmap.known().map(|p| pmap.load(p))).collect();
+    let count = |is: fn(State) -> bool| words.iter().filter(|word| is(word.state())).count();
+    [count(|s| s == State::Shared), count(|s| matches!(s, State::Swapped | State::Compressed))]
 }
 
 fn health_of(manager: &Manager) -> Vec<Health> {
@@ -244,6 +253,7 @@ fn managers_killed_at_random_moments_lose_and_leak_no_page() {
     // The last one stays, and sees that the guests end well.
     let folders = Folders { run: run.path().to_owned(), swap: swap.path().to_owned() };
     let manager = Manager::take_over(&vmms, folders, ROOM);
+    let away = away(&manager);
     check(&manager, &vmms);
     vmms.iter().for_each(|vmm| vmm.board.set(Cell::Stop, 1));
     let done = || vmms.iter().all(|vmm| vmm.board.get(Cell::Done) == THREADS);
@@ -253,13 +263,19 @@ fn managers_killed_at_random_moments_lose_and_leak_no_page() {
     manager.settle(&vmms);
     assert!(manager.vms.iter().all(|vm| vm.health() == Health::Well));
     let [recovering, checking, loaded] = all.by_phase;
+    let given_up = vmms.iter().map(|vmm| vmm.board.get(Cell::Discards)).sum::<u64>();
     println!(
         "KILLED {kills} managers in {:.0} s ({loaded} under load, {recovering} in recovery, \
-         {checking} in their checks); {} pages verified whole, {} given up; seed {seed}",
+         {checking} in their checks); {} pages verified whole, {given_up} given up; the last found {} shared, \
+         {} out of memory; seed {seed}",
         begun.elapsed().as_secs_f64(),
         all.verified(),
-        vmms.iter().map(|vmm| vmm.board.get(Cell::Discards)).sum::<u64>(),
+        away[0],
+        away[1],
     );
+    // Else nothing was at stake.
+    assert!(all.verified() > 0 && given_up > 0 && away.iter().all(|n| *n > 0), "seed {seed}");
+    assert!(kills < 100 || all.by_phase.iter().all(|n| *n > 0), "seed {seed}");
     manager.release();
     wait_for("files to go", || std::fs::read_dir(swap.path()).unwrap().count() == 0);
 }

@@ -46,7 +46,9 @@ impl Witness {
     /// The most that was seen at one time, bytes.
     pub fn peak(&self) -> u64 {
         assert!(self.readings.load(Ordering::Relaxed) > 10, "too few readings to say anything");
-        self.peak.load(Ordering::Relaxed)
+        let peak = self.peak.load(Ordering::Relaxed);
+        assert!(peak > 0, "no memory of any guest was found");
+        peak
     }
 }
 
@@ -82,7 +84,8 @@ pub fn ram_files(root: &Path) -> Vec<PathBuf> {
         .filter(|path| {
             // ballastd holds them as well: each is counted in its QEMU only.
             let of_qemu = path.ancestors().nth(2).is_some_and(|process| {
-                std::fs::read_to_string(process.join("comm")).is_ok_and(|c| c.starts_with("qemu"))
+                let pid = process.file_name().and_then(|pid| pid.to_str()?.parse().ok());
+                pid.is_some_and(|pid| leftovers::runs(pid, leftovers::QEMU))
             });
             of_qemu && std::fs::read_link(path).is_ok_and(|t| is_guest_ram(&t.to_string_lossy()))
         })
