@@ -41,6 +41,13 @@ pub fn sibling(name: &str) -> Result<PathBuf> {
         .with_context(|| format!("no {name} beside {} (build it first)", me.display()))
 }
 
+/// Where the kernel has it as a module that nobody has loaded; it stays. Without it, its user says what is missing.
+pub fn load_module(name: &str) {
+    if let Ok(modprobe) = find("modprobe", "kmod") {
+        let _ = Command::new(modprobe).arg(name).stdin(Stdio::null()).output();
+    }
+}
+
 /// The ids of all processes, as far as /proc shows them.
 pub fn processes() -> impl Iterator<Item = i32> {
     let entries = std::fs::read_dir("/proc").into_iter().flatten();

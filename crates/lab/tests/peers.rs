@@ -51,6 +51,7 @@ fn swap_on_zram_ends_with_its_holder() {
     if !root_or_skip("swap_on_zram") {
         return;
     }
+    ballast_lab::tools::load_module("zram");
     if !Path::new("/sys/class/zram-control/hot_add").exists() {
         eprintln!("SKIPPED swap_on_zram: this kernel has no zram");
         return;

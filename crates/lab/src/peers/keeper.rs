@@ -140,6 +140,7 @@ fn swap_file(path: &Path, bytes: u64, undo: &mut Vec<Undo>) -> Result<PathBuf> {
 }
 
 fn zram(bytes: u64, undo: &mut Vec<Undo>) -> Result<PathBuf> {
+    crate::tools::load_module("zram");
     let path = Path::new("/sys/class/zram-control/hot_add");
     let number =
         fs::read_to_string(path).context("this kernel has no zram, or you are not root")?;

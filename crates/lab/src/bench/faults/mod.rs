@@ -181,32 +181,53 @@ fn evaluate(results: &Results) -> Outcome {
             }
         }
         for peer in TIERS {
-            let Some(peers) = results.peers.get(&(*kind, peer)) else { continue };
-            let theirs: Vec<Times> = peers.iter().map(|r| r.times).collect();
-            times(&mut outcome, kind, peer.name(), &theirs);
-            let taken = middle(peers, |r| r.taken);
-            if taken.is_finite() {
-                outcome.figure(&format!("{kind}_{}_memory_taken", peer.name()), taken);
-            }
-            // Memory is held against memory, files against files. (What does not compress we have in
-            // a file, and zram in memory, of which it takes as much as it saves.)
-            let alike = (compressed > 0.5) == peer.is_memory();
-            for (part, of) in PARTS {
-                // One slow read of a thousand is not what random reads are about, nor are the cheap ones
-                // what a walk is.
-                let counts = (part == "mean") == (*kind == SEQUENTIAL);
-                let counts = counts && is_best(results, kind, peer);
-                let ratio = middle(&mine, of) / middle(&theirs, of);
-                let name = format!("{kind}_{part}_{ours}_of_{}", peer.name());
-                if alike && counts {
-                    outcome.at_most(&name, ratio, 1.0);
-                } else {
-                    outcome.figure(&name, ratio);
-                }
-            }
+            against(&mut outcome, results, (kind, *tier), peer);
         }
     }
+    outcome.figure("zswap_is_lz4", f64::from(u8::from(peer::zswap_compressor() == "lz4")));
     outcome
+}
+
+/// One of our tiers against one of the peers.
+fn against(
+    outcome: &mut Outcome,
+    results: &Results,
+    (kind, tier): (&'static str, ours::Tier),
+    peer: Tier,
+) {
+    let Some(rounds) = results.ours.get(&(kind, tier)) else { return };
+    // Memory is held against memory, files against files. (What does not compress we have in
+    // a file, and zram in memory, of which it takes as much as it saves.)
+    let alike = (middle(rounds, |r| r.compressed) > 0.5) == peer.is_memory();
+    // One slow read of a thousand is not what random reads are about, nor are the cheap ones
+    // what a walk is.
+    let counts = |part: &str| (part == "mean") == (kind == SEQUENTIAL);
+    let name = |part: &str| format!("{kind}_{part}_{}_of_{}", tier.name(), peer.name());
+    let Some(peers) = results.peers.get(&(kind, peer)) else {
+        // What the kernel does not have is no peer that was beaten.
+        let is_missing = !results.peers.contains_key(&(kind, peer.twin()));
+        if is_missing && alike && TIERS[..ONE_BY_ONE].contains(&peer) {
+            for (part, _) in PARTS.iter().filter(|(part, _)| counts(part)) {
+                outcome.at_most(&name(part), f64::NAN, 1.0);
+            }
+        }
+        return;
+    };
+    let mine: Vec<Times> = rounds.iter().map(|r| r.times).collect();
+    let theirs: Vec<Times> = peers.iter().map(|r| r.times).collect();
+    times(outcome, kind, peer.name(), &theirs);
+    let taken = middle(peers, |r| r.taken);
+    if taken.is_finite() {
+        outcome.figure(&format!("{kind}_{}_memory_taken", peer.name()), taken);
+    }
+    for (part, of) in PARTS {
+        let ratio = middle(&mine, of) / middle(&theirs, of);
+        if alike && counts(part) && is_best(results, kind, peer) {
+            outcome.at_most(&name(part), ratio, 1.0);
+        } else {
+            outcome.figure(&name(part), ratio);
+        }
+    }
 }
 
 /// Whether a peer is no slower than with its other setting. A walk is measured with both.
@@ -238,7 +259,7 @@ mod tests {
         let compressed = if tier == ours::Tier::Compressed { 1.0 } else { 0.0 };
         let round = OurRound { times: times(ours), compressed, swapped: 1.0 - compressed };
         results.ours.insert(("half", tier), vec![round]);
-        for tier in [Tier::Zram, Tier::Disk] {
+        for tier in [Tier::Zram, Tier::Zswap, Tier::Disk] {
             let round = PeerRound { times: times(theirs), taken: 0.5 };
             results.peers.insert(("half", tier), vec![round]);
         }
@@ -254,6 +275,20 @@ mod tests {
         let file = evaluate(&results(ours::Tier::Swap, 9.0, 8.0));
         assert!(!file.targets["half_p50_ballast_swap_of_disk"].met);
         assert_eq!(file.figures["half_p50_ballast_swap_of_zram"], 1.125);
+    }
+
+    #[test]
+    fn a_peer_that_the_kernel_does_not_have_was_not_beaten() {
+        let mut without = results(ours::Tier::Compressed, 4.0, 8.0);
+        without.peers.remove(&("half", Tier::Zram));
+        let outcome = evaluate(&without);
+        assert!(!outcome.ok && outcome.targets["half_p50_ballast_of_zswap"].met);
+        assert!(!outcome.targets["half_p50_ballast_of_zram"].met);
+        assert!(!outcome.targets["half_p99_ballast_of_zram"].met);
+        // Files are held against files, whatever else there is.
+        let mut without = results(ours::Tier::Swap, 4.0, 8.0);
+        without.peers.retain(|(_, tier), _| *tier == Tier::Disk);
+        assert!(evaluate(&without).ok);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use super::contents::Kind;
 use super::round::{Faulter, Plan, Times};
 use crate::peers::cgroup::Cgroup;
 use crate::peers::swap::{Request, Space, Swap};
-use crate::say;
+use crate::{say, tools};
 
 /// What the kernel reclaims to; the first three with one page for one fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -145,7 +145,8 @@ pub async fn round(
 }
 
 /// lz4 as with zram, or what the kernel has been built with.
-fn zswap_compressor() -> &'static str {
+pub fn zswap_compressor() -> &'static str {
+    tools::load_module("lz4");
     let crypto = std::fs::read_to_string("/proc/crypto").unwrap_or_default();
     let lz4 = crypto.lines().any(|l| l.starts_with("name") && l.ends_with(": lz4"));
     if lz4 { "lz4" } else { "lzo" }

@@ -102,6 +102,7 @@ async fn large(host: Bytes, options: &Options, outcome: &mut Outcome) -> Result<
     let count = (host.0 / LARGE_PART / LARGE.0) as usize;
     if count == 0 {
         say::detail(&format!("this host is too small for VMs of {LARGE}"));
+        outcome.at_most("large_memory_percent_of_managed", f64::NAN, MEMORY_PERCENT);
         return Ok(());
     }
     let options = Options {
