@@ -36,6 +36,7 @@ fn guests_outlive_a_restart_of_it() {
     for (key, value) in [
         ("KillMode", "process"),
         ("OOMPolicy", "continue"),
+        ("ManagedOOMPreference", "omit"),
         ("RuntimeDirectoryPreserve", "yes"),
         ("RuntimeDirectory", "ballast"),
     ] {
