@@ -25,7 +25,7 @@ rust_is_good() {
 }
 
 # Version of the package that apt would install; empty if there is none.
-candidate() { apt-cache policy "$1" 2>/dev/null | sed -n 's/^ *Candidate: \([0-9].*\)/\1/p'; }
+candidate() { LC_ALL=C apt-cache policy "$1" 2>/dev/null | sed -n 's/^ *Candidate: \([0-9].*\)/\1/p'; }
 
 APT_UPDATED=
 apt_update() {
