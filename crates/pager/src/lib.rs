@@ -5,7 +5,7 @@
 //! | `word`, `pmap`, `sparse` | one 64-bit word per guest page, in a sparse file that outlives the manager |
 //! | `memory/` | the page-state machine: fault, evict, discard, sample, recover; what is remembered of pages for who chooses |
 //! | `backend`, `guest_ram`, `ram_layout` | the seam to guest memory, the real one, and where its parts are |
-//! | `mappings` | how pages are mapped elsewhere, through the VM's shim |
+//! | `mappings`, `strict_commit` | how pages are mapped elsewhere, through the VM's shim, and where that could lose them |
 //! | `file_memory` | memory of files: given, and taken back |
 //! | `sync` | the atomics and locks that the page-state machine is built on |
 //! | `mapped_file` | the manager's own files, mapped: none of them a guest's RAM |
