@@ -128,7 +128,9 @@ pub(super) async fn run(quick: bool) -> Result<Outcome> {
             }
         }
     }
-    Ok(evaluate(&results))
+    let mut outcome = evaluate(&results);
+    outcome.figure("zswap_is_lz4", f64::from(u8::from(peer::zswap_compressor() == "lz4")));
+    Ok(outcome)
 }
 
 async fn ours(case: Case, plan: &Plan, results: &mut Results) -> Result<()> {
@@ -184,7 +186,6 @@ fn evaluate(results: &Results) -> Outcome {
             against(&mut outcome, results, (kind, *tier), peer);
         }
     }
-    outcome.figure("zswap_is_lz4", f64::from(u8::from(peer::zswap_compressor() == "lz4")));
     outcome
 }
 

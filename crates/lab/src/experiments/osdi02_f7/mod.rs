@@ -195,7 +195,9 @@ fn options(kind: PolicyKind) -> Options {
         tax: Some(0.0),
         sample_period: Some(PERIOD),
         sharing: Some(SharingOptions::off()),
-        more: kinds::toml(kind),
+        // What is kept free is the paper's, so that `FOR_VMS` can be given and no more: by default less is kept
+        // where less is needed.
+        more: format!("thresholds = \"percent\"\n{}", kinds::toml(kind)),
         ..Options::budget(Bytes::from_mib(1024))
     }
 }
