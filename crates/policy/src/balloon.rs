@@ -217,6 +217,8 @@ struct Moment {
 struct Growth {
     pages: Pages,
     time: Duration,
+    /// At the last look it had done what it was asked.
+    done: bool,
 }
 
 /// The controller of one balloon; call [`step`](Self::step) about once a second, and as soon as more is asked of it.
@@ -353,7 +355,7 @@ impl BalloonControl {
             command,
             health: self.health,
             limit,
-            rate: self.rate.map(|rate| Pages(rate as u64).min(self.pace_asked(input))),
+            rate: self.rate_told(input),
             short: self.short(input),
             refuted: refuted(input, self.claimed),
         }
@@ -384,23 +386,30 @@ impl BalloonControl {
         let believed = if last.proven < last.claimed { None } else { said };
         let had_to_grow = believed.unwrap_or(last.proven) < last.command;
         if !had_to_grow {
+            self.growth = Growth::default();
             return;
         }
         let (grown, done) = grown(last, input);
+        // Time in which it had nothing more to do is none that it took for the next order.
+        if self.growth.done && !done {
+            self.growth = Growth::default();
+        }
         self.growth.pages += grown;
         self.growth.time += now.saturating_sub(last.at);
+        self.growth.done = done;
         // Of what was asked a moment ago it says nothing that nothing has come yet.
         if self.growth.time < SHORTEST {
             return;
         }
-        let Growth { pages: grown, time } = std::mem::take(&mut self.growth);
+        let Growth { pages: grown, time, .. } = std::mem::take(&mut self.growth);
         let seconds = time.as_secs_f64();
         let seen = grown.0 as f64 / seconds;
-        let most = self.pace_asked(input).0 as f64;
         let known = self.rate.map_or(0.0, |rate| rate * FASTER);
         self.rate = match self.rate {
             // Much, more than is known of it, and done before the look: it is as fast as it is ever asked to be.
-            _ if done && seen > known && grown.0 >= self.config.rate.0 / CAREFUL => Some(most),
+            _ if done && seen > known && grown.0 >= self.config.rate.0 / CAREFUL => {
+                Some(self.config.rate.0 as f64)
+            }
             Some(rate) if done => Some(rate.max(seen)),
             // Of a little that was done in time nobody knows.
             None if done => None,
@@ -409,11 +418,15 @@ impl BalloonControl {
         };
     }
 
-    /// Pages per second that it is asked for at most.
-    fn pace_asked(&self, input: &BalloonInput) -> Pages {
+    /// The measured rate, but no more than it is asked for: that much comes of a guest that tells nothing, whatever it could do.
+    fn rate_told(&self, input: &BalloonInput) -> Option<Pages> {
+        let measured = self.rate.map(|rate| Pages(rate as u64));
         match self.fresh_available(input) {
-            Some(_) => self.config.rate,
-            None => Pages(self.config.rate.0 / CAREFUL),
+            Some(_) => measured.map(|rate| rate.min(self.config.rate)),
+            None => {
+                let asked = Pages(self.config.rate.0 / CAREFUL);
+                Some(measured.map_or(asked, |rate| rate.min(asked)))
+            }
         }
     }
 

@@ -269,8 +269,9 @@ pub fn together(balloon: &BalloonOutput, held: Pages, unplug: &UnplugOutput) -> 
         Health::Stuck => (comes, held.min(balloon.limit)),
         Health::Missing => (comes, Pages::ZERO),
     };
-    // Once the balloon is as large as it gets, the rest comes by unplugging.
-    let rate = if held + SLACK >= limit { Some(unplug.rate) } else { balloon.rate };
+    // Once the balloon is as large as it gets, the rest comes by unplugging. How fast late blocks come is not known.
+    let unplugs = Some(unplug.rate).filter(|_| !unplug.late);
+    let rate = if held + SLACK >= limit { unplugs } else { balloon.rate };
     BalloonOutput { health, limit: limit + unplug.limit, rate, ..*balloon }
 }
 

@@ -1,9 +1,9 @@
 //! `ballast vm run`: a VM is started, and its room waited for.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use ballast_api::client::Client;
+use ballast_api::client::{Client, ClientError};
 use ballast_api::{Accel, RebootAction, StartView, VmSpec, VmView};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -15,44 +15,65 @@ use crate::figures::size;
 
 pub async fn run(client: &Client, args: RunArgs, out: Output) -> Result<(), Failure> {
     let spec = spec(args)?;
-    // The manager knows the deadline, which may be its configuration's; with it goes the time that QEMU may take.
-    let most = spec.wait_s.and_then(|s| Duration::try_from_secs_f64(s).ok()).unwrap_or(MOST_WAIT);
-    let patient = client.clone().with_timeout(most.min(MOST_WAIT) + TO_START);
+    // The manager knows the deadline; with it goes the time that QEMU may take.
+    let patient = client.clone().with_timeout(LONGEST);
     let start = patient.run(&spec);
     tokio::pin!(start);
     let signals = |kind| signal(kind).map_err(|source| Failure::Io { what: "signals", source });
     let (mut interrupt, mut terminate) =
         (signals(SignalKind::interrupt())?, signals(SignalKind::terminate())?);
-    let mut is_silent = false;
+    let mut watch = Watch::default();
     let vm = loop {
         tokio::select! {
             vm = &mut start => break vm?,
             _ = interrupt.recv() => return Err(Failure::NotAwaited { name: spec.name.clone() }),
             _ = terminate.recv() => return Err(Failure::NotAwaited { name: spec.name.clone() }),
-            () = tokio::time::sleep(LOOK), if !out.json => progress(client, &spec.name, &mut is_silent).await,
+            () = tokio::time::sleep(LOOK) => watch.look(client, &spec.name, out).await?,
         }
     };
     out.print(&vm, started)
 }
 
-/// The longest that a start may wait for memory, and that it may take beyond that.
-const MOST_WAIT: Duration = Duration::from_secs(86_400);
-const TO_START: Duration = Duration::from_secs(120);
+/// No start takes longer: the longest wait, and the start of QEMU.
+const LONGEST: Duration = Duration::from_secs(86_400 + 120);
 const LOOK: Duration = Duration::from_secs(1);
+/// As long as other commands wait for an answer.
+const SILENT: Duration = Duration::from_secs(120);
 
-/// Says on standard error what a start waits for, if it does. Once, that nobody answers.
-async fn progress(client: &Client, name: &str, is_silent: &mut bool) {
-    let Ok(starts) = client.clone().with_timeout(LOOK).starts().await else {
-        if !std::mem::replace(is_silent, true) {
-            aside::line(format!(
-                "{name}: no answer of what it waits for; interrupt to wait no longer"
-            ));
+/// Of a start that is waited for.
+#[derive(Default)]
+struct Watch {
+    silent_since: Option<Instant>,
+}
+
+impl Watch {
+    /// Says on standard error what the start waits for, if it does; once, that nobody answers.
+    ///
+    /// # Errors
+    /// Nobody has answered for long.
+    async fn look(&mut self, client: &Client, name: &str, out: Output) -> Result<(), ClientError> {
+        let error = match client.clone().with_timeout(LOOK).starts().await {
+            Ok(starts) => {
+                self.silent_since = None;
+                if let Some(start) = starts.iter().find(|start| start.name == name && !out.json) {
+                    aside::line(waiting(start));
+                }
+                return Ok(());
+            }
+            Err(error) => error,
+        };
+        if self.silent_since.is_none() && !out.json {
+            let what = "no answer of what it waits for; interrupt to wait no longer";
+            aside::line(format!("{name}: {what}"));
         }
-        return;
-    };
-    *is_silent = false;
-    if let Some(start) = starts.iter().find(|start| start.name == name) {
-        aside::line(waiting(start));
+        let after = self.silent_since.get_or_insert_with(Instant::now).elapsed();
+        match error {
+            _ if after < SILENT => Ok(()),
+            ClientError::Timeout { socket, path, .. } => {
+                Err(ClientError::Timeout { socket, path, after })
+            }
+            error => Err(error),
+        }
     }
 }
 

@@ -129,6 +129,35 @@ fn its_rate_is_told_by_looks_that_follow_one_another_closely() {
     }
 }
 
+/// What was asked before was done at once; then nothing was, for long.
+#[test]
+fn time_in_which_it_had_nothing_to_do_is_none_that_it_takes_for_an_order() {
+    for idle_ms in [0, 100, 10_000] {
+        let mut g = Guest::new();
+        (g.input.size, g.input.goal) = (Pages::from_mib(8_192), Pages::from_mib(4));
+        let look = |g: &mut Guest, ms: u64, brings: u64| {
+            g.input.now += Duration::from_millis(ms);
+            (g.input.reported, g.input.consumed) = (Some(g.real), Some(g.input.size - g.real));
+            (g.input.guest_available, g.input.guest_stats_age) =
+                (Some(g.input.size - g.real), Some(Duration::ZERO));
+            let out = g.control.step(&g.input);
+            g.asked = out.command.unwrap_or(g.asked);
+            g.real += g.asked.saturating_sub(g.real).min(Pages(brings));
+            out.rate
+        };
+        look(&mut g, 0, u64::MAX);
+        if idle_ms > 0 {
+            look(&mut g, 400, u64::MAX);
+        }
+        g.input.goal = Pages::from_mib(4_096);
+        look(&mut g, idle_ms + 400, 0);
+        // It has not begun yet.
+        assert_eq!(look(&mut g, 100, Pages::from_mib(40).0), None, "{idle_ms} ms");
+        let rate = look(&mut g, 900, 0).unwrap();
+        assert_eq!(rate, Pages::from_mib(40), "{idle_ms} ms");
+    }
+}
+
 /// A guest that tells nothing is asked for a part of what others are, and is not counted on for more.
 #[test]
 fn a_guest_that_tells_nothing_is_as_fast_as_it_is_asked_to_be() {
@@ -138,7 +167,7 @@ fn a_guest_that_tells_nothing_is_as_fast_as_it_is_asked_to_be() {
     for second in 1..10 {
         let out = g.second(FAST);
         assert_eq!(g.asked.0, (part.0 * second).min(GOAL.0));
-        assert_eq!(out.rate, (second > 1).then_some(part), "{second}");
+        assert_eq!(out.rate, Some(part), "{second}");
     }
     // Once it tells, all that it is asked for then comes in time.
     (g.stats, g.input.goal) = (true, Pages::from_mib(180));
