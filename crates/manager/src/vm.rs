@@ -512,7 +512,9 @@ impl Vm {
             "STOP" | "SUSPEND" => self.heard(RunState::Paused),
             "RESUME" | "WAKEUP" => self.heard(RunState::Running),
             "SHUTDOWN" => {
-                if matches!(event.reason.as_deref(), Some("guest-reset" | "guest-panic")) {
+                // The last: `system_reset`, by a monitor of somebody else's.
+                let resets = ["guest-reset", "guest-panic", "host-qmp-system-reset"];
+                if event.reason.as_deref().is_some_and(|reason| resets.contains(&reason)) {
                     self.rebooting.store(true, Ordering::Relaxed);
                 }
                 self.shuts_down.notify_one();
