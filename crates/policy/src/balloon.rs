@@ -210,6 +210,8 @@ struct Moment {
     proven: Pages,
     reported: Option<Pages>,
     discarded: u64,
+    /// Its guest told nothing new, and was asked for a part of what others are.
+    careful: bool,
 }
 
 /// By how much a balloon has grown while it had something to do, and in what time.
@@ -343,6 +345,7 @@ impl BalloonControl {
             proven: self.proven,
             reported: input.reported,
             discarded: input.discarded,
+            careful: self.fresh_available(input).is_none(),
         };
         remember(&mut self.moments, moment, |m| m.at, &self.config);
         let unfollowed = input.reported != Some(self.command)
@@ -406,8 +409,13 @@ impl BalloonControl {
         let seen = grown.0 as f64 / seconds;
         let known = self.rate.map_or(0.0, |rate| rate * FASTER);
         self.rate = match self.rate {
-            // Much, more than is known of it, and done before the look: it is as fast as it is ever asked to be.
-            _ if done && seen > known && grown.0 >= self.config.rate.0 / CAREFUL => {
+            // Much, more than is known of it, and done before the look: it is as fast as it is ever asked to be. All of a part
+            // says nothing of the rest.
+            _ if done
+                && seen > known
+                && !last.careful
+                && grown.0 >= self.config.rate.0 / CAREFUL =>
+            {
                 Some(self.config.rate.0 as f64)
             }
             Some(rate) if done => Some(rate.max(seen)),

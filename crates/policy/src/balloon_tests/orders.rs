@@ -176,6 +176,23 @@ fn a_guest_that_tells_nothing_is_as_fast_as_it_is_asked_to_be() {
     assert_eq!(g.second(FAST).rate, Some(part));
 }
 
+/// That it did all of the part that it was asked for says nothing of the rest.
+#[test]
+fn a_guest_that_begins_to_tell_has_the_rate_that_it_is_then_seen_to_have() {
+    let (part, brings) = (BalloonConfig::default().rate.0 / CAREFUL, Pages::from_mib(20));
+    assert!((part..2 * part).contains(&brings.0));
+    let mut g = Guest::new();
+    (g.input.goal, g.used, g.stats) = (Pages::from_mib(160), Pages::from_mib(10), false);
+    g.seconds(2, Driver::Follows(brings.0));
+    g.stats = true;
+    // The first of these asks for more than the part; it is seen at the next.
+    g.second(Driver::Follows(brings.0));
+    for second in 0..4 {
+        let rate = g.second(Driver::Follows(brings.0)).rate;
+        assert_eq!(rate, Some(brings), "{second}");
+    }
+}
+
 /// Its guest takes more while an order is under way: what has not come yet is called off as soon as that is told. What is told
 /// at a look was so a fifth of a second after the last one.
 #[test]
