@@ -55,13 +55,10 @@ pub fn why_at(folder: &Path, vm: &str, at_ms: u64, now_ms: u64) -> Result<Why, T
     };
     let turns = after.into_iter().chain(segments.iter_mut().flatten());
     let mut turns = turns.peekable();
-    let missed = turns.peek().map_or(0, |next| missed(&hit, next));
-    let gap = (missed > 0 && at_ms > hit.moment.at_ms).then(|| {
-        format!("{missed} turns after it were not recorded: a later one may have been in force")
-    });
+    let gap = gap(&hit, turns.peek(), at_ms, now_ms);
     let outcomes = came_of(&hit, &decision, id, turns);
     let lost = segments.into_iter().flat_map(Reader::into_troubles);
-    let troubles = troubles.into_iter().chain(lost).map(|trouble| trouble.to_string());
+    let troubles = troubles.into_iter().chain(lost).map(|trouble| format!("not read: {trouble}"));
     let (verdict, steps) = decision.explain(id, |id| name_of(&hit.names, id));
     Ok(Why {
         vm: vm.to_owned(),
@@ -73,6 +70,22 @@ pub fn why_at(folder: &Path, vm: &str, at_ms: u64, now_ms: u64) -> Result<Why, T
         outcomes,
         notes: troubles.chain(gap).collect(),
     })
+}
+
+/// After a last turn so much may pass until the next: several of its pauses, and what waits to be written.
+const NEXT_MS: u64 = 15_000;
+
+/// Why a decision after `hit` may have been in force at `at_ms`, if that is later and nothing is recorded of the time between.
+/// A time to come asks for the last turn that there is.
+fn gap(hit: &Sourced, next: Option<&Sourced>, at_ms: u64, now_ms: u64) -> Option<String> {
+    let later = at_ms.checked_sub(hit.moment.at_ms).filter(|&later| later > 0)?;
+    let what = match next.map(|next| missed(hit, next)) {
+        Some(0) => return None,
+        Some(missed) => format!("{missed} turns after it were not recorded"),
+        None if at_ms > now_ms || later <= NEXT_MS => return None,
+        None => format!("nothing was recorded in the {} s after it", later / 1000),
+    };
+    Some(format!("{what}: a later one may have been in force"))
 }
 
 /// Turns between two of one manager that were not recorded.

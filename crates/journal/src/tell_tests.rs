@@ -188,6 +188,20 @@ fn turns_that_were_not_recorded_are_not_taken_for_turns_in_which_nothing_happene
     assert!(why(14).notes.is_empty());
 }
 
+/// A disk that is full yet, or a manager that was killed.
+#[test]
+fn a_decision_behind_which_nothing_was_recorded_is_not_said_to_be_in_force_for_good() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut host = Host::new(folder.path(), EPOCH_MS);
+    (0..5).for_each(|_| host.turn("period", &[vm(1, 193, 180), vm(2, 200, 20)]));
+    let now = EPOCH_MS + 1_200_000;
+    let why = |s: u64| why_at(folder.path(), "vm-2", EPOCH_MS + s * 1000 + 500, now).unwrap();
+    let [note] = &why(600).notes[..] else { panic!("{:?}", why(600)) };
+    assert!(note.starts_with("nothing was recorded in the 595 s after it"), "{note}");
+    // The next may be on its way; and a time to come is no question of a time.
+    assert!(why(6).notes.is_empty() && why(1_201).notes.is_empty());
+}
+
 #[test]
 fn that_a_vm_has_what_its_balloon_was_let_down_for_is_told() {
     let folder = tempfile::tempdir().unwrap();

@@ -41,7 +41,7 @@ fn explained(why: &Why) -> String {
         None => format!("{} ago", age(why.age_s)),
         Some(at) => format!("{} ({} ago)", moment::show(at), age(why.age_s)),
     };
-    let mut text: String = why.notes.iter().map(|note| format!("not read: {note}\n")).collect();
+    let mut text: String = why.notes.iter().map(|note| format!("{note}\n")).collect();
     text += &format!("{}\ndecided {when}, because: {}\n", why.verdict, why.trigger);
     for (i, step) in why.steps.iter().enumerate() {
         text.push_str(&format!("{:>3}. {step}\n", i + 1));
