@@ -1,11 +1,12 @@
 //! `ballast vm run`: a VM is started, and its room waited for.
 
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ballast_api::client::{Client, ClientError};
 use ballast_api::{Accel, RebootAction, StartView, VmSpec, VmView};
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::Instant;
 
 use super::{Output, for_manager, given, pid, salt};
 use crate::args::{AccelArg, RebootArg, RunArgs};
@@ -22,14 +23,13 @@ pub async fn run(client: &Client, args: RunArgs, out: Output) -> Result<(), Fail
     let signals = |kind| signal(kind).map_err(|source| Failure::Io { what: "signals", source });
     let (mut interrupt, mut terminate) =
         (signals(SignalKind::interrupt())?, signals(SignalKind::terminate())?);
-    let mut watch = Watch::default();
-    let vm = loop {
-        tokio::select! {
-            vm = &mut start => break vm?,
-            _ = interrupt.recv() => return Err(Failure::NotAwaited { name: spec.name.clone() }),
-            _ = terminate.recv() => return Err(Failure::NotAwaited { name: spec.name.clone() }),
-            () = tokio::time::sleep(LOOK) => watch.look(client, &spec.name, out).await?,
-        }
+    let watch = watch(client, &spec.name, out);
+    tokio::pin!(watch);
+    let vm = tokio::select! {
+        vm = &mut start => vm?,
+        error = &mut watch => return Err(error.into()),
+        _ = interrupt.recv() => return Err(Failure::NotAwaited { name: spec.name.clone() }),
+        _ = terminate.recv() => return Err(Failure::NotAwaited { name: spec.name.clone() }),
     };
     out.print(&vm, started)
 }
@@ -37,42 +37,44 @@ pub async fn run(client: &Client, args: RunArgs, out: Output) -> Result<(), Fail
 /// No start takes longer: the longest wait, and the start of QEMU.
 const LONGEST: Duration = Duration::from_secs(86_400 + 120);
 const LOOK: Duration = Duration::from_secs(1);
+/// Whoever has much to do may take so long for one answer.
+const ANSWER: Duration = Duration::from_secs(10);
 /// As long as other commands wait for an answer.
 const SILENT: Duration = Duration::from_secs(120);
 
-/// Of a start that is waited for.
-#[derive(Default)]
-struct Watch {
-    silent_since: Option<Instant>,
-}
-
-impl Watch {
-    /// Says on standard error what the start waits for, if it does; once, that nobody answers.
-    ///
-    /// # Errors
-    /// Nobody has answered for long.
-    async fn look(&mut self, client: &Client, name: &str, out: Output) -> Result<(), ClientError> {
-        let error = match client.clone().with_timeout(LOOK).starts().await {
+/// Says on standard error what the start waits for, if it does; once, that nobody answers. Ends where nobody has for long.
+async fn watch(client: &Client, name: &str, out: Output) -> ClientError {
+    let mut silent_since = None;
+    loop {
+        tokio::time::sleep(LOOK).await;
+        let begun = Instant::now();
+        let error = match client.clone().with_timeout(ANSWER).starts().await {
             Ok(starts) => {
-                self.silent_since = None;
+                silent_since = None;
                 if let Some(start) = starts.iter().find(|start| start.name == name && !out.json) {
                     aside::line(waiting(start));
                 }
-                return Ok(());
+                continue;
+            }
+            // That is an answer, too.
+            Err(ClientError::Refused(_)) => {
+                silent_since = None;
+                continue;
             }
             Err(error) => error,
         };
-        if self.silent_since.is_none() && !out.json {
+        if silent_since.is_none() && !out.json {
             let what = "no answer of what it waits for; interrupt to wait no longer";
             aside::line(format!("{name}: {what}"));
         }
-        let after = self.silent_since.get_or_insert_with(Instant::now).elapsed();
-        match error {
-            _ if after < SILENT => Ok(()),
-            ClientError::Timeout { socket, path, .. } => {
-                Err(ClientError::Timeout { socket, path, after })
-            }
-            error => Err(error),
+        let after = silent_since.get_or_insert(begun).elapsed();
+        if after >= SILENT {
+            return match error {
+                ClientError::Timeout { socket, path, .. } => {
+                    ClientError::Timeout { socket, path, after }
+                }
+                error => error,
+            };
         }
     }
 }
@@ -159,6 +161,17 @@ fn started(vm: &VmView) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Its socket is there, and nobody reads what is sent to it.
+    #[tokio::test(start_paused = true)]
+    async fn whoever_answers_nothing_is_not_waited_for_without_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("api.sock");
+        let _hangs = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        let error = watch(&Client::new(&socket), "a", Output { json: true }).await;
+        let ClientError::Timeout { after, .. } = &error else { panic!("{error}") };
+        assert!((SILENT..SILENT + ANSWER + LOOK).contains(after), "{error}");
+    }
 
     #[test]
     fn programs_without_a_slash_stay_for_the_path() {
