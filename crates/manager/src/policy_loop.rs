@@ -356,9 +356,8 @@ fn vm_state(
             let held = |page| paged.memory().pmap().in_state(page);
             let shared = held(Page::Shared);
             saved = shared.saturating_sub(paged.shared_part());
-            let counters = paged.memory().counters.values();
-            let swapped_in =
-                before.swap_ins.step(counters.swap_ins, counters.decompressed, counters.restored);
+            let waits = paged.memory().counters.values().swap_waits;
+            let swapped_in = before.swap_waits.replace(waits).is_some_and(|before| waits > before);
             let at = manager.started.elapsed();
             let passed_over = shared + held(Page::Zero) + held(Page::Broken);
             let (grown, unseen) = balloon.held.unwrap_or_default();
@@ -396,25 +395,9 @@ fn vm_state(
 /// What was seen of a VM in earlier turns.
 #[derive(Default)]
 struct Before {
-    swap_ins: SwapIns,
+    /// Pages of swap that it had waited for.
+    swap_waits: Option<u64>,
     in_vain: InVain,
-}
-
-/// Whether a VM asks for pages that are in swap.
-#[derive(Default)]
-struct SwapIns {
-    /// Pages that have come from there, and pages that were asked for from there or from the compressed tier.
-    before: Option<(u64, u64)>,
-}
-
-impl SwapIns {
-    /// By totals: what came from either, and what of it came unasked, which does not say that the VM wants more. Of which of
-    /// the two that came is not counted.
-    fn step(&mut self, swapped: u64, decompressed: u64, unasked: u64) -> bool {
-        let asked = (swapped + decompressed).saturating_sub(unasked);
-        let before = self.before.replace((swapped, asked));
-        before.is_some_and(|before| swapped > before.0 && asked > before.1)
-    }
 }
 
 /// One step of the sampling of active memory (OSDI'02 s.5.3). VM execution time is the time in
@@ -520,21 +503,6 @@ mod tests {
         assert!(change_goal(&mut goal, Pages(7), Pages(3)));
         assert!(!change_goal(&mut goal, Pages(3), Pages(3)));
         assert_eq!(goal, Pages(3));
-    }
-
-    #[test]
-    fn a_vm_swaps_in_where_it_asks_for_what_is_in_swap() {
-        let mut ins = SwapIns::default();
-        assert!(!ins.step(10, 0, 0), "of before the first look nothing is known");
-        assert!(ins.step(30, 0, 0));
-        assert!(!ins.step(30, 0, 0));
-        // From the compressed tier, asked for and not.
-        assert!(!ins.step(30, 50, 0));
-        assert!(!ins.step(30, 40_050, 40_000));
-        assert!(ins.step(50, 40_050, 40_000));
-        // From swap, unasked.
-        assert!(!ins.step(90, 40_050, 40_040));
-        assert!(ins.step(91, 40_050, 40_040));
     }
 
     #[tokio::test]

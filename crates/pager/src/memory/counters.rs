@@ -13,6 +13,8 @@ pub struct Counters {
     pub unasked: AtomicU64,
     /// Pages brought back from the swap file.
     pub swap_ins: AtomicU64,
+    /// Of these, pages that their guest waited for.
+    pub swap_waits: AtomicU64,
     /// Nanoseconds from the beginning of the read until they were home, summed over those that a fault waited
     /// for. (What such a fault waited for before that is in `wait_ns`.)
     pub swap_in_ns: AtomicU64,
@@ -107,6 +109,7 @@ impl Counters {
             faults: get(&self.faults),
             helped: get(&self.helped),
             swap_ins: get(&self.swap_ins),
+            swap_waits: get(&self.swap_waits),
             swap_in_ns: get(&self.swap_in_ns),
             own_back: get(&self.own_back),
             shared_back: get(&self.shared_back),
@@ -151,6 +154,7 @@ pub struct CounterValues {
     pub faults: u64,
     pub helped: u64,
     pub swap_ins: u64,
+    pub swap_waits: u64,
     pub swap_in_ns: u64,
     pub own_back: u64,
     pub shared_back: u64,

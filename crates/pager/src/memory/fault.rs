@@ -234,6 +234,7 @@ impl<B: Backend> Memory<B> {
                 self.came_home(ppn, word.sampled());
                 self.free_slot(word.stored().slot);
                 Counters::add(&self.counters.swap_ins, 1);
+                Counters::add(&self.counters.swap_waits, 1);
                 Counters::add(&self.counters.faults, 1);
                 Fault::Served
             }
