@@ -96,7 +96,7 @@ pub struct VmSpec {
     /// by its size.
     #[serde(default)]
     pub large_pages: Option<bool>,
-    /// What happens when the guest reboots.
+    /// What happens when the guest reboots, panics, or is reset by a monitor.
     #[serde(default)]
     pub on_reboot: RebootAction,
     /// Where the guest's first serial port is written; default: console.log in the VM's run folder.
@@ -559,7 +559,7 @@ pub struct Why {
     /// What came of what was asked, and how long it took; a sentence each.
     #[serde(default)]
     pub outcomes: Vec<String>,
-    /// What of the journal could not be read: a later decision may have been in force.
+    /// What of the journal could not be read, or was not recorded: a later decision may have been in force.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
 }

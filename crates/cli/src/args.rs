@@ -263,7 +263,7 @@ pub struct RunArgs {
     /// says, by its size].
     #[arg(long, value_name = "on|off", value_parser = parse::switch)]
     pub large_pages: Option<bool>,
-    /// What to do when the guest reboots.
+    /// What to do when the guest reboots, panics, or is reset by a monitor.
     #[arg(long, value_enum, default_value_t)]
     pub on_reboot: RebootArg,
     /// Where the guest's serial port is written [default: console.log in the VM's run folder].
@@ -574,7 +574,7 @@ pub struct PlanArgs {
     /// The part of the time in which memory may be short, so that VMs swap in: 1%, 0.001.
     #[arg(long, value_name = "RISK", value_parser = parse::risk, default_value = "1%")]
     pub risk: f64,
-    /// What a VM needs: its active memory, or all it consumed.
+    /// What a VM needs: its active memory, or all that it had in memory.
     #[arg(long, value_enum, default_value_t)]
     pub demand: DemandArg,
     /// The length of the slices that time is cut into.

@@ -18,6 +18,12 @@ const LONGEST_PATIENCE: Duration = Duration::from_secs(60);
 /// Between two looks whether a VMM is dead and has not ended.
 const DEAD: Duration = Duration::from_secs(5);
 
+/// Whether a QEMU that shuts down for this reason, in QMP's words, does so for its guest's reboot.
+pub fn is_reboot(reason: &str) -> bool {
+    // The last: `system_reset`, by a monitor of somebody else's.
+    ["guest-reset", "guest-panic", "host-qmp-system-reset"].contains(&reason)
+}
+
 /// Returns when a VM's VMM has ended.
 pub async fn exited(vm: &Arc<Vm>) -> Exit {
     let pid = vm.process.pid();
@@ -187,5 +193,12 @@ mod tests {
         // Dead at the third and fourth; the first try fails.
         let dead = [true, false, true, true, true, true];
         assert_eq!(let_go_of(&dead, &[false, true]).await, [0, 0, 0, 0, 1]);
+    }
+
+    #[test]
+    fn a_reset_by_a_monitor_is_a_reboot_and_its_quit_is_none() {
+        assert!(["guest-reset", "guest-panic", "host-qmp-system-reset"].into_iter().all(is_reboot));
+        let ends = ["guest-shutdown", "host-qmp-quit", "host-signal", "host-error", ""];
+        assert!(!ends.into_iter().any(is_reboot));
     }
 }

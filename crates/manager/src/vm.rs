@@ -512,9 +512,7 @@ impl Vm {
             "STOP" | "SUSPEND" => self.heard(RunState::Paused),
             "RESUME" | "WAKEUP" => self.heard(RunState::Running),
             "SHUTDOWN" => {
-                // The last: `system_reset`, by a monitor of somebody else's.
-                let resets = ["guest-reset", "guest-panic", "host-qmp-system-reset"];
-                if event.reason.as_deref().is_some_and(|reason| resets.contains(&reason)) {
+                if event.reason.as_deref().is_some_and(crate::exits::is_reboot) {
                     self.rebooting.store(true, Ordering::Relaxed);
                 }
                 self.shuts_down.notify_one();
