@@ -93,7 +93,7 @@ fn evict_half(vm: &PagedVm) {
 
 fn becomes_quiet(vm: &PagedVm) {
     let quiet = || {
-        vm.memory().reconcile(Ppn(0), SIZE).map_err(|e| e.to_string())?;
+        vm.memory().reconcile(Ppn(0), SIZE).1.map_err(|e| e.to_string())?;
         vm.memory().check_quiet()
     };
     let begun = Instant::now();

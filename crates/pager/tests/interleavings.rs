@@ -165,7 +165,7 @@ impl Rig {
     }
 
     fn check(&self) {
-        self.memory.reconcile(Ppn(0), self.memory.pmap().len().0).unwrap();
+        self.memory.reconcile(Ppn(0), self.memory.pmap().len().0).1.unwrap();
         self.memory.check_quiet().unwrap();
         assert_eq!(self.ram.0.waiting(), 0);
         let held = self.memory.pmap().in_state(State::Held).0;

@@ -104,7 +104,7 @@ fn leaves_and_comes_back(vmm: &Vmm, vm: &PagedVm) {
     vmm::wait_for("verification", || vmm.board.get(Cell::Done) == 1);
     assert_eq!(vmm.board.get(Cell::Errors), 0, "memory was corrupted");
     vmm::wait_for("quiet", || {
-        vm.memory().reconcile(Ppn(0), SIZE).is_ok() && vm.memory().check_quiet().is_ok()
+        vm.memory().reconcile(Ppn(0), SIZE).1.is_ok() && vm.memory().check_quiet().is_ok()
     });
 }
 

@@ -292,7 +292,7 @@ impl Manager {
         self.vm.begin_sample(Vec::new());
         let memory = self.vm.memory();
         let quiet = || {
-            memory.reconcile(Ppn(0), SIZE).map_err(|e| e.to_string())?;
+            memory.reconcile(Ppn(0), SIZE).1.map_err(|e| e.to_string())?;
             match memory.pmap().in_state(State::Held).0 {
                 0 => memory.check_quiet(),
                 n => Err(format!("{n} pages held")),

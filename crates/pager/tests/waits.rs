@@ -4,7 +4,7 @@
 
 mod support;
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ballast_pager::backend::{Backend as _, MemError};
 use ballast_pager::memory::{Access, Wait};
@@ -12,6 +12,7 @@ use ballast_pager::service::serve::{Landed, Notice, Task};
 use ballast_pager::word::State;
 use ballast_units::{Pages, Ppn};
 use support::page_of;
+use support::site::Site;
 use support::vm::Vm;
 
 #[test]
@@ -182,4 +183,41 @@ fn what_waits_for_anything_but_memory_is_told_with_what_it_waits_for() {
     vm.fault(2, Access::Missing).unwrap();
     assert_eq!(overdue(&vm, before), None, "since then");
     assert_eq!(overdue(&vm, Instant::now()), Some((2, Some(Wait::Kernel), 1)));
+}
+
+/// Its share thread may hang in the shim of another VM.
+#[test]
+fn who_reads_what_he_never_wrote_gets_a_page_of_his_own_where_none_of_zeros_is_mapped() {
+    let mut vm = Vm::at(&Site::new(20, 1), 4, 16, 1);
+    vm.ram.0.park(3, Access::Reading);
+    vm.pump().unwrap();
+    assert_eq!(vm.serve.pending().fault(Ppn(3)).map(|f| f.why), Some(Wait::Zeros));
+    std::thread::sleep(Duration::from_millis(25));
+    vm.pump().unwrap();
+    assert_eq!((vm.state(3), vm.ram.0.waiting()), (State::Resident, 0));
+    vm.memory.check_quiet().unwrap();
+}
+
+/// A VMM may say what it gives up before it does so.
+#[test]
+fn what_is_punched_after_it_was_announced_is_booked_soon_also_where_the_first_look_fails() {
+    for fails in [None, Some(MemError::NoMemory)] {
+        let mut vm = Vm::new(8, 100, 8, 1);
+        (0..4).for_each(|p| _ = vm.access(p, Some(10 + p)));
+        vm.ram.0.announce(0, 4);
+        vm.pump().unwrap();
+        assert_eq!((vm.memory.charged(), vm.serve.is_quiet()), (Pages(4), false));
+        vm.ram.0.vmm_punch(0, 4);
+        if let Some(error) = fails.clone() {
+            std::thread::sleep(Duration::from_millis(5));
+            vm.ram.0.fail_at(0, error);
+            vm.pump().unwrap();
+            assert_eq!((vm.ram.0.has_failed(), vm.troubles.len()), (true, 1));
+            assert_eq!(vm.memory.charged(), Pages(4));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+        vm.pump().unwrap();
+        assert!((0..4).all(|p| vm.state(p) == State::Ballooned), "{fails:?}");
+        assert_eq!((vm.memory.charged(), vm.serve.is_quiet()), (Pages::ZERO, true), "{fails:?}");
+    }
 }

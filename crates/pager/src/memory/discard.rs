@@ -32,6 +32,13 @@ impl<B: Backend> Memory<B> {
         self.departures.mark()
     }
 
+    /// Reads events by `read`; with what came of it, the mark for the discards among them, which is taken before that: what
+    /// leaves home while they are read may have been written since it was given up.
+    pub fn read_marked<T>(&self, read: impl FnOnce() -> T) -> (Mark, T) {
+        let mark = self.mark();
+        (mark, read())
+    }
+
     /// Books that the VMM gave up `[first, first + n)`, in an event read after `mark`.
     ///
     /// # Errors
@@ -44,12 +51,15 @@ impl<B: Backend> Memory<B> {
         (left, result)
     }
 
-    /// Books home pages of `[first, first + n)` that are gone; passes over everything else.
+    /// Books home pages of `[first, first + n)` that are gone; passes over everything else. What could not be looked at is
+    /// `busy` in what it answers; what is `present` is the guest's.
     ///
     /// # Errors
     /// Of looking up which pages are gone.
-    pub fn reconcile(&self, first: Ppn, n: u64) -> Result<(), MemError> {
-        self.book(first, n, &mut Unbooked::default(), |_, _| true)
+    pub fn reconcile(&self, first: Ppn, n: u64) -> (Unbooked, Result<(), MemError>) {
+        let mut left = Unbooked::default();
+        let result = self.book(first, n, &mut left, |_, _| true);
+        (left, result)
     }
 
     fn book(

@@ -282,8 +282,9 @@ impl FaultService {
 
     fn take_events(&mut self, events: &mut Vec<Event>) -> std::io::Result<()> {
         self.tries.begin_anew();
-        let mark = self.vm.memory.mark();
-        self.vm.memory.backend().uffd().read_events(events)?;
+        let memory = &self.vm.memory;
+        let (mark, read) = memory.read_marked(|| memory.backend().uffd().read_events(events));
+        read?;
         let begun = Instant::now();
         let since = self.kept_since.take().unwrap_or(begun);
         let mut notices = Vec::with_capacity(events.len());
@@ -411,7 +412,7 @@ impl FaultService {
 
     fn bring_neighbours(&mut self, ppn: Ppn) {
         let (serve, reads) = (&self.serve, &self.reads);
-        let may = |ppn| !serve.pending().discard_outstanding(ppn);
+        let may = |ppn| may_come(serve, ppn);
         let kept = |ppn, stored| reads.kept(ppn, stored);
         match self.around.came(&self.vm.memory, ppn, may, kept) {
             Ok(brought) => self.reads.came_home(brought),
@@ -444,7 +445,7 @@ impl FaultService {
         self.reads.submit(&mut lost);
         self.take(lost);
         let (serve, reads) = (&self.serve, &self.reads);
-        let may = |ppn| !serve.pending().discard_outstanding(ppn);
+        let may = |ppn| may_come(serve, ppn);
         let kept = |ppn, stored| reads.kept(ppn, stored);
         match self.around.bring(&self.vm.memory, &pages, may, kept) {
             Ok(brought) => {
@@ -604,178 +605,16 @@ impl FaultService {
     }
 }
 
+/// Whether a page may come home unasked: not while it is being given up.
+fn may_come(serve: &Serve, ppn: Ppn) -> bool {
+    !serve.pending().discard_outstanding(ppn)
+}
+
 /// Whether the only copy of a page is where it must be read from.
 fn is_kept<B: Backend>(memory: &Memory<B>, ppn: Ppn) -> bool {
     matches!(memory.pmap().load(ppn).state(), State::Swapped | State::Compressed)
 }
 
 #[cfg(all(test, not(feature = "shuttle")))]
-mod tests {
-    use ballast_uffd::Modes;
-    use ballast_units::{Bytes, PAGE_SIZE, Pages};
-    use rustix::mm::{MapFlags, ProtFlags};
-
-    use super::*;
-    use crate::memory::Fault;
-    use crate::service::serve::Met;
-    use crate::service::{FaultThreads, Health};
-
-    #[test]
-    fn what_is_not_ready_for_long_is_tried_seldom_and_what_changes_often() {
-        let (mut tries, begun) = (Tries::default(), Instant::now());
-        let mut after = |ms, state| tries.patience(state, begun + Duration::from_millis(ms));
-        assert_eq!([0, 0].map(|ms| after(ms, (1, 0, 0))), [Tries::OFTEN; 2]);
-        assert_eq!(after(16, (1, 0, 0)), Duration::from_millis(1));
-        assert_eq!(after(1000, (1, 0, 0)), Tries::SELDOM);
-        assert_eq!(after(1001, (1, 1, 0)), Tries::OFTEN);
-        tries.begin_anew();
-        let later = begun + Duration::from_secs(9);
-        assert_eq!(tries.patience((1, 1, 0), later), Tries::OFTEN);
-    }
-
-    #[test]
-    fn faults_that_were_kept_waiting_are_timed_from_when_that_began() {
-        let Some(vm) = super::super::testing::vm(16, 1) else { return };
-        let crew = Crew::new(vm.clone(), FaultThreads::default());
-        let mut service = FaultService::new(vm.clone(), Vec::new(), crew).unwrap();
-        // Nobody came meanwhile, or it took no time.
-        let long_ago = Instant::now() - Duration::from_secs(1_000);
-        service.kept_from(long_ago);
-        assert_eq!(service.kept_since, None);
-        let base = vm.memory.backend().layout().at(Ppn(0)).addr.0;
-        let touch = |page: u64| {
-            // SAFETY: inside the mapping, which stays; nobody else uses the page.
-            std::thread::spawn(move || unsafe {
-                ((base + page * PAGE_SIZE as u64) as *mut u8).write_volatile(1);
-            })
-        };
-        let serve = |service: &mut FaultService| {
-            while !service.has_events() {
-                std::thread::yield_now();
-            }
-            service.kept_from(Instant::now() + Duration::from_secs(1_000));
-            assert_eq!(service.kept_since, None);
-            service.kept_from(long_ago);
-            assert!(service.crew.is_crowded(Instant::now()));
-            service.take_events(&mut Vec::new()).unwrap();
-        };
-        let guest = touch(3);
-        serve(&mut service);
-        guest.join().unwrap();
-        assert!(vm.fault_times.sum() >= Duration::from_secs(1_000));
-        assert_eq!(vm.fault_times.counts().iter().sum::<u64>(), 1);
-        // Not those that are read after them.
-        assert_eq!(service.kept_since, None);
-    }
-
-    #[test]
-    fn what_was_refused_is_tried_again_at_once_unless_there_is_something_to_be_read() {
-        let Some(vm) = super::super::testing::vm(16, 1) else { return };
-        let crew = Crew::new(vm.clone(), FaultThreads::default());
-        let mut service = FaultService::new(vm.clone(), Vec::new(), crew).unwrap();
-        let keep = |service: &mut FaultService, ppn, why| {
-            let (access, outcome) = (Access::Missing, Fault::Wait(why));
-            let met = Met { ppn: Ppn(ppn), access, away: false, outcome };
-            service.serve.met(&vm.memory, met, &mut service.tasks);
-        };
-        keep(&mut service, 3, Wait::Discard);
-        keep(&mut service, 5, Wait::Kernel);
-        service.chase();
-        assert_eq!(service.serve.pending().waiting(), [Ppn(5)]);
-        keep(&mut service, 4, Wait::Discard);
-        let base = vm.memory.backend().layout().at(Ppn(7)).addr.0;
-        // SAFETY: inside the mapping, which stays; nobody else uses the page.
-        let guest = std::thread::spawn(move || unsafe { (base as *mut u8).write_volatile(1) });
-        while !service.has_events() {
-            std::thread::yield_now();
-        }
-        service.chase();
-        assert_eq!(service.serve.pending().waiting(), [Ppn(4), Ppn(5)]);
-        service.take_events(&mut Vec::new()).unwrap();
-        guest.join().unwrap();
-        service.chase();
-        assert_eq!(service.serve.pending().waiting(), [Ppn(5)]);
-    }
-
-    #[test]
-    fn a_fault_that_was_read_and_is_in_no_book_is_met_again() {
-        let Some(vm) = super::super::testing::vm(16, 1) else { return };
-        let crew = Crew::new(vm.clone(), FaultThreads::default());
-        let mut service = FaultService::new(vm.clone(), Vec::new(), crew).unwrap();
-        let base = vm.memory.backend().layout().at(Ppn(5)).addr.0;
-        // SAFETY: inside the mapping, which stays; nobody else uses the page.
-        let guest = std::thread::spawn(move || unsafe { (base as *mut u8).write_volatile(1) });
-        while !service.has_events() {
-            std::thread::yield_now();
-        }
-        // Somebody else read it.
-        assert_eq!(vm.memory.backend().uffd().read_events(&mut Vec::new()).unwrap(), 1);
-        let begun = Instant::now();
-        let look = |service: &mut FaultService, ms| {
-            service.look_for_overdue(begun + Duration::from_millis(ms));
-            matches!(vm.trouble(), Health::Ill { .. })
-        };
-        assert_eq!([2_000, 2_000].map(|ms| look(&mut service, ms)), [false; 2]);
-        // Not while another waits, and as soon as none does.
-        service.failed.insert(Ppn(9), begun);
-        assert!(!look(&mut service, 4_000));
-        service.failed.clear();
-        assert!(look(&mut service, 4_001));
-        while !service.has_events() {
-            std::thread::yield_now();
-        }
-        service.take_events(&mut Vec::new()).unwrap();
-        guest.join().unwrap();
-        assert_eq!(vm.memory.backend().uffd().waiters().unwrap().read, 0);
-        // One that is in the books is not met again, however long it waits.
-        vm.memory.host().ledger.set_budget(Pages(1));
-        // SAFETY: as above.
-        let guest = std::thread::spawn(move || unsafe {
-            ((base + PAGE_SIZE as u64) as *mut u8).write_volatile(1);
-        });
-        while !service.has_events() {
-            std::thread::yield_now();
-        }
-        service.take_events(&mut Vec::new()).unwrap();
-        (6..20).for_each(|s| _ = look(&mut service, 1_000 * s));
-        assert!(!service.has_events());
-        assert_eq!(vm.memory.backend().uffd().waiters().unwrap().read, 1);
-        vm.memory.host().ledger.set_budget(Pages(100));
-        service.retry();
-        guest.join().unwrap();
-    }
-
-    /// It may wait there, or be woken by its VMM; and it hides no other.
-    #[test]
-    fn a_fault_on_what_a_vmm_has_besides_its_ram_is_let_alone() {
-        let Some(vm) = super::super::testing::vm(16, 1) else { return };
-        let crew = Crew::new(vm.clone(), FaultThreads::default());
-        let mut service = FaultService::new(vm.clone(), Vec::new(), crew).unwrap();
-        let begun = Instant::now();
-        let (access, private) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
-        // SAFETY: a fresh mapping, never unmapped, reached by its address alone.
-        let beside = unsafe {
-            rustix::mm::mmap_anonymous(std::ptr::null_mut(), PAGE_SIZE, access, private).unwrap()
-        } as u64;
-        let uffd = vm.memory.backend().uffd();
-        let page = Bytes(PAGE_SIZE as u64);
-        // SAFETY: as above.
-        unsafe { uffd.register(HostAddr(beside), page, Modes::MISSING) }.unwrap();
-        // SAFETY: as above.
-        let guest = std::thread::spawn(move || unsafe { (beside as *mut u8).write_volatile(1) });
-        while !service.has_events() {
-            std::thread::yield_now();
-        }
-        service.take_events(&mut Vec::new()).unwrap();
-        for s in 2..20 {
-            service.look_for_overdue(begun + Duration::from_secs(s));
-        }
-        let Health::Ill { last, .. } = vm.trouble() else { panic!("{:?}", vm.trouble()) };
-        assert!(last.contains("outside the RAM"), "{last}");
-        assert_eq!((service.outside, uffd.waiters().unwrap().read), (1, 1));
-        uffd.zeropage(HostAddr(beside), PAGE_SIZE, true).unwrap();
-        guest.join().unwrap();
-        service.look_for_overdue(begun + Duration::from_secs(200));
-        assert_eq!(service.outside, 0);
-    }
-}
+#[path = "fault_tests.rs"]
+mod tests;

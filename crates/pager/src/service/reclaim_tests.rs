@@ -2,7 +2,9 @@ use ballast_units::Pages;
 
 use super::super::shared::HELD_TOGETHER;
 use super::*;
+use crate::replacement::Random;
 use crate::service::testing::{PAGES, reclaim, reclaim_that_compresses};
+use crate::word::{Busy, NO_STORE_PAGE, Word};
 
 #[test]
 fn what_is_held_leaves_together_but_where_a_fault_waits_for_it() {
@@ -123,4 +125,71 @@ fn a_sample_ends_where_no_page_can_be_held_any_more_and_when_its_vm_is_stopped()
     reclaim.vm.stop();
     reclaim.sample((0..PAGES).map(Ppn).collect());
     assert!(reclaim.sampled.is_empty());
+}
+
+/// Whoever has it reads its slot of the stage, and may leave it there.
+#[test]
+fn the_slot_of_a_page_that_is_wanted_back_while_it_is_to_be_compressed_is_given_to_no_other() {
+    let Some(mut reclaim) = reclaim_that_compresses() else { return };
+    let memory = reclaim.vm.memory.clone();
+    let used = |reclaim: &Reclaim| reclaim.clusters[0].next_slot() - reclaim.clusters[0].base;
+    for (is_wanted, taken) in [(false, 0), (true, 1)] {
+        let ppn = Ppn(5 + u64::from(is_wanted));
+        let left = memory.evict_run(ppn, 1, reclaim.clusters[0].next_slot()).unwrap();
+        if is_wanted {
+            memory.pmap().store(ppn, memory.pmap().load(ppn).set_busy(Busy::Filling));
+        }
+        reclaim.have_left(0, &left, true);
+        assert_eq!(used(&reclaim), taken, "{is_wanted}");
+    }
+}
+
+/// Nobody else would ever put it back: eviction takes what is at home, and a hold is one page of a sample.
+#[test]
+fn what_is_left_of_a_sample_is_put_back_by_whoever_comes_next() {
+    let Some(reclaim) = reclaim() else { return };
+    let memory = reclaim.vm.memory.clone();
+    let state = || memory.pmap().load(Ppn(3)).state();
+    assert!(memory.sample(Ppn(3)).unwrap());
+    assert_eq!(state(), State::Held);
+    let found = Recovered { held: vec![Ppn(3)], ..Recovered::default() };
+    let (random, clock) = (Box::new(Random::seeded(1)), Clock::new(Pages(PAGES), 1));
+    let mut next = Reclaim::new(reclaim.vm.clone(), random, clock, &found);
+    next.end_sample();
+    assert_eq!((state(), next.sampled.len()), (State::Resident, 0));
+    // One that somebody else is at is put back later.
+    next.sample(vec![Ppn(3)]);
+    let word = memory.pmap().load(Ppn(3));
+    memory.pmap().store(Ppn(3), word.set_busy(Busy::Filling));
+    next.end_sample();
+    assert_eq!(next.sampled, [Ppn(3)]);
+    memory.pmap().store(Ppn(3), word);
+    next.end_sample();
+    assert_eq!((state(), next.sampled.len()), (State::Resident, 0));
+}
+
+#[test]
+fn a_broken_page_that_cannot_go_home_now_is_taken_another_time() {
+    let Some(mut reclaim) = reclaim() else { return };
+    let memory = reclaim.vm.memory.clone();
+    memory.pmap().store(Ppn(0), Word::with_slot(State::Broken, NO_STORE_PAGE));
+    memory.give_back_broken([Ppn(0)]);
+    assert!(!reclaim.bring_home(), "it has no shim");
+    assert_eq!(memory.take_broken(9), [Ppn(0)]);
+}
+
+/// Who is asked in its place is told by that.
+#[test]
+fn a_stage_that_has_room_again_is_not_full() {
+    let Some(mut reclaim) = reclaim() else { return };
+    let vm = reclaim.vm.clone();
+    let is_full = || vm.stage_full.load(Ordering::Relaxed);
+    vm.stage_full.store(true, Ordering::Relaxed);
+    vm.in_vain.store(true, Ordering::Relaxed);
+    reclaim.clusters[0].sealed = true;
+    reclaim.clusters[0].pages.clear();
+    assert!(reclaim.open_cluster().is_none());
+    reclaim.clusters[0].sealed = false;
+    reclaim.settle_all();
+    assert!(!is_full() && !vm.in_vain.load(Ordering::Relaxed));
 }

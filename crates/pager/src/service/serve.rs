@@ -187,7 +187,9 @@ impl Serve {
             self.discard(memory, first, n, mark, tasks);
         }
         for (first, n) in self.pending.take_due() {
-            if let Err(e) = memory.reconcile(first, n)
+            let (left, result) = memory.reconcile(first, n);
+            self.pending.look_again(left.busy);
+            if let Err(e) = result
                 && e != MemError::Gone
             {
                 tasks.push(Task::Trouble(format!("looking for {n} pages at {first}: {e}")));

@@ -523,6 +523,24 @@ fn thread_cpu() -> Duration {
 mod tests {
     use super::*;
 
+    #[cfg(not(feature = "shuttle"))]
+    #[test]
+    fn broken_pages_that_cannot_go_home_now_are_taken_another_time() {
+        use crate::word::{NO_STORE_PAGE, Word};
+
+        let Some(vm) = crate::service::testing::vm(16, 1) else { return };
+        let memory = vm.memory.clone();
+        let broken = Word::with_slot(State::Broken, NO_STORE_PAGE);
+        memory.pmap().store(Ppn(0), broken);
+        memory.give_back_broken([Ppn(0)]);
+        let settings = Settings { rehome_after: Duration::ZERO, ..Settings::default() };
+        let control = Arc::new(Control::new(settings));
+        let mut service = ShareService::new(vm, control, 1);
+        assert!(memory.may_move() && memory.may_go_home(MOVING.0));
+        service.rehome(&settings).unwrap();
+        assert_eq!(memory.take_broken(9), [Ppn(0)], "it has no shim");
+    }
+
     #[test]
     fn extents_are_looked_at_one_by_one_while_a_guest_reads_what_it_never_wrote() {
         let zeros = |at| Zeros { next: Ppn(0), ahead: ZEROS_AHEAD, at };

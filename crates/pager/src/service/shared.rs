@@ -545,6 +545,7 @@ impl Shared {
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use std::sync::atomic::Ordering;
+    use std::time::Duration;
 
     use ballast_units::Ppn;
 
@@ -559,8 +560,43 @@ mod tests {
         vm.evict_goal.store(5, std::sync::atomic::Ordering::Relaxed);
         vm.give_up_goal(3);
         assert_eq!(goal(), 5);
+        // Nor is it said to be in vain.
+        vm.give_up_in_vain(3);
+        assert_eq!((goal(), vm.in_vain.load(Ordering::Relaxed)), (5, false));
         vm.give_up_goal(5);
         assert_eq!(goal(), 0);
+    }
+
+    #[test]
+    fn a_disk_whose_writes_end_one_after_the_other_answers() {
+        let Some(vm) = vm(4, 1) else { return };
+        let since = || vm.writing_since.load(Ordering::Relaxed);
+        vm.set_writing(true, false);
+        let begun = since();
+        assert!(begun > 0);
+        std::thread::sleep(Duration::from_millis(5));
+        vm.set_writing(true, false);
+        assert_eq!(since(), begun, "none has ended");
+        vm.set_writing(true, true);
+        assert!(since() > begun);
+        vm.set_writing(false, true);
+        assert_eq!((since(), vm.writing_for()), (0, Duration::ZERO));
+    }
+
+    /// Else it would sleep over it: whoever is signalled may be at something at the time.
+    #[test]
+    fn who_is_signalled_before_he_waits_does_not_wait() {
+        const LONG: Duration = Duration::from_secs(600);
+        let Some(vm) = vm(4, 1) else { return };
+        let begun = std::time::Instant::now();
+        vm.signal_reclaim();
+        vm.wait_for_work(Some(LONG));
+        vm.signal_share();
+        vm.wait_for_share_work(LONG);
+        vm.stop();
+        vm.wait_for_work(Some(LONG));
+        vm.wait_for_share_work(LONG);
+        assert!(begun.elapsed() < LONG);
     }
 
     #[test]

@@ -38,6 +38,9 @@ fn a_location_that_fails_for_a_while_is_used_again_after_that() {
     // Of the first row alone, page by page: a location that has failed says nothing of its slots.
     assert!(retired.0 < 8 && rig.vm().memory().swap_retired() == retired, "{retired:?}");
     rig.pass(2);
+    // It can be asked for what it has again.
+    rig.vm().set_evict_goal(Pages(0));
+    wait_for("room", || !rig.vm().swap_room().is_zero());
     rig.end();
 }
 

@@ -270,7 +270,7 @@ impl Manager {
         let mut booked = Pages(overhead().0 * self.vms.len() as u64) + self.domain.stats().common;
         for (vm, vmm) in self.vms.iter().zip(vmms) {
             let memory = vm.memory();
-            memory.reconcile(Ppn(0), SIZE).map_err(|e| e.to_string())?;
+            memory.reconcile(Ppn(0), SIZE).1.map_err(|e| e.to_string())?;
             memory.check_quiet()?;
             let held = memory.pmap().in_state(State::Held);
             let broken = memory.pmap().in_state(State::Broken);
