@@ -493,14 +493,15 @@ fn from_errno(e: Sys, op: &'static str, ppn: Ppn) -> MemError {
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
+    use ballast_uffd::Event;
     use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
     use rustix::mm::{MapFlags, ProtFlags, mmap};
+    use std::thread::JoinHandle;
+    use std::time::{Duration, Instant};
 
-    /// Of two pages, of this process, and where they are. None, loudly, without the right to make userfaultfds.
+    /// Two pages of a file of their own, of which the userfaultfd tells, and where this process has them.
     #[allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
-    fn ram() -> Option<(GuestRam, HostAddr)> {
-        let uffd = crate::service::testing::uffd()?;
-        uffd.handshake(ballast_uffd::NEEDED).unwrap();
+    fn two_pages(uffd: &Uffd) -> (OwnedFd, HostAddr) {
         let (len, file) = (2 * PAGE_SIZE, memfd_create("ram", MemfdFlags::CLOEXEC).unwrap());
         ftruncate(&file, len as u64).unwrap();
         let access = ProtFlags::READ | ProtFlags::WRITE;
@@ -510,6 +511,15 @@ mod tests {
         let base = HostAddr(at.addr() as u64);
         // SAFETY: it is reached by its address alone.
         unsafe { uffd.register(base, Bytes(len as u64), Modes::MISSING | Modes::WP) }.unwrap();
+        (file, base)
+    }
+
+    /// Of two pages, of this process, and where they are. None, loudly, without the right to make userfaultfds.
+    #[allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+    fn ram() -> Option<(GuestRam, HostAddr)> {
+        let uffd = crate::service::testing::uffd()?;
+        uffd.handshake(ballast_uffd::NEEDED).unwrap();
+        let (file, base) = two_pages(&uffd);
         let part = RamPart { base, len: Pages(2), file_offset: 0 };
         Some((GuestRam::new(uffd, file, part), base))
     }
@@ -543,5 +553,75 @@ mod tests {
         assert_eq!(ram.fill(Ppn(0), &bytes), Err(MemError::Gone));
         assert_eq!(ram.protect(Ppn(1)), Err(MemError::Gone));
         assert_eq!((read(0), read(PAGE_SIZE as u64)), (0, 1));
+    }
+
+    /// The first event, of a thread that waits for its page.
+    #[allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+    fn event_of<T>(waiter: &JoinHandle<T>, ram: &GuestRam) -> Event {
+        let (mut events, begun) = (Vec::new(), Instant::now());
+        while ram.uffd().read_events(&mut events).unwrap() == 0 {
+            assert!(!waiter.is_finished(), "it did not wait");
+            assert!(begun.elapsed().as_secs() < 60);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        events.remove(0)
+    }
+
+    #[test]
+    fn who_waits_in_one_part_goes_on_though_another_is_unmapped() {
+        let Some(uffd) = crate::service::testing::uffd() else { return };
+        uffd.handshake(ballast_uffd::NEEDED).unwrap();
+        let (file, base) = two_pages(&uffd);
+        let gone = memfd_create("gone", MemfdFlags::CLOEXEC).unwrap();
+        // Where nothing is mapped: the kernel begins at the other end of the address space.
+        let unmapped = RamPart { base: HostAddr(1 << 36), len: Pages(2), file_offset: 0 };
+        let layout = RamLayout::new(&[unmapped, RamPart { base, ..unmapped }]).unwrap();
+        let ram = GuestRam::of_parts(uffd, vec![gone, file], layout);
+        // SAFETY: a byte of the mapping of `two_pages`.
+        let read = move || unsafe { (base.0 as *const u8).read_volatile() };
+        let waiter = std::thread::spawn(read);
+        let event = event_of(&waiter, &ram);
+        assert!(matches!(event, Event::Missing { addr, .. } if addr == base), "{event:?}");
+        assert!(ram.let_go().is_err(), "nothing is mapped there");
+        let begun = Instant::now();
+        while !waiter.is_finished() {
+            assert!(begun.elapsed().as_secs() < 60, "it still waits");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(waiter.join().unwrap(), 0);
+    }
+
+    #[test]
+    fn a_page_that_is_armed_again_is_written_once_it_is_unprotected_and_not_before() {
+        let Some((ram, base)) = ram() else { return };
+        let at = base.page(Ppn(1));
+        let mut bytes: Box<PageBuf> = Box::new([7; PAGE_SIZE]);
+        ram.fill(Ppn(1), &bytes).unwrap();
+        ram.uffd().unregister(at, ONE).unwrap();
+        ram.rearm(Ppn(1)).unwrap();
+        // SAFETY: a byte of the mapping of `two_pages`.
+        let write = move || unsafe { (at.0 as *mut u8).write_volatile(1) };
+        let writer = std::thread::spawn(write);
+        let event = event_of(&writer, &ram);
+        assert!(matches!(event, Event::Protected { addr } if addr == at), "{event:?}");
+        ram.read_home(Ppn(1), &mut bytes).unwrap();
+        assert_eq!(bytes[0], 7);
+        ram.unprotect(Ppn(1)).unwrap();
+        writer.join().unwrap();
+        ram.read_home(Ppn(1), &mut bytes).unwrap();
+        assert_eq!(bytes[..2], [1, 7]);
+    }
+
+    #[test]
+    fn what_is_mapped_for_an_advice_is_unmapped_whatever_comes_of_it() {
+        let len = LARGE_PAGE.bytes().0;
+        let file = File::from(memfd_create("advised-for-a-moment", MemfdFlags::CLOEXEC).unwrap());
+        file.set_len(len).unwrap();
+        let advised = |advice: &[libc::c_int]| advise_part(&file, 0, len as usize, advice);
+        assert_eq!(advised(&[libc::MADV_NORMAL]), Ok(()));
+        assert_eq!(advised(&[libc::MADV_NORMAL, -1]), Err(Sys::INVAL));
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let left = maps.lines().find(|line| line.contains("advised-for-a-moment"));
+        assert_eq!(left, None);
     }
 }

@@ -473,6 +473,7 @@ fn from_io(e: &std::io::Error, op: &'static str, ppn: Ppn) -> MemError {
 mod tests {
     use super::*;
     use crate::guest_ram::RamPart;
+    use std::collections::VecDeque;
     use std::sync::mpsc::{Receiver, Sender, channel};
 
     /// One that is gone.
@@ -627,6 +628,83 @@ mod tests {
         let keep =
             |mappings: &Mappings| mappings.keep(HostAddr(1 << 20), Bytes(4096), Duration::ZERO);
         assert_eq!([keep(mappings), keep(&Mappings::default())], [Kept::Unable; 2]);
+    }
+
+    /// One that takes so many changes at a time, and answers call by call.
+    struct Told {
+        most: usize,
+        answers: VecDeque<Result<(), RemapError>>,
+    }
+
+    impl Remapper for Told {
+        fn remap(&mut self, changes: &[Change], _: &[BorrowedFd<'_>]) -> Result<(), RemapError> {
+            assert!(changes.len() <= self.most, "{changes:?}");
+            self.answers.pop_front().unwrap_or(Err(RemapError::Gone))
+        }
+        fn settled(&mut self) -> bool {
+            true
+        }
+        fn most(&self) -> usize {
+            self.most
+        }
+    }
+
+    /// What comes of runs, each told by its first page and its length, where the shim answers so.
+    #[allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+    fn remapped(
+        layout: &RamLayout,
+        runs: &[(u64, u64)],
+        most: usize,
+        answers: &[Result<(), RemapError>],
+    ) -> (usize, Result<(), MemError>) {
+        let mappings = Mappings::default();
+        let told = Told { most, answers: answers.iter().copied().collect() };
+        mappings.connect(Box::new(told), std::process::id(), vec![(0, 0)]).unwrap();
+        let runs: Vec<Remap> = runs
+            .iter()
+            .map(|&(first, n)| Remap { first: Ppn(first), n, to: Place::Home })
+            .collect();
+        mappings.remap(layout, &runs)
+    }
+
+    fn stopped(done: usize, errno: i32) -> Result<(), RemapError> {
+        Err(RemapError::Stopped { done, errno })
+    }
+
+    /// What was changed of the call that failed may be neither registered nor protected.
+    #[test]
+    fn of_changes_that_stopped_those_of_the_calls_before_are_done_and_no_others() {
+        let part = RamPart { base: HostAddr(1 << 20), len: Pages(16), file_offset: 0 };
+        let layout = &RamLayout::from(part);
+        let three = &[(0, 2), (3, 1), (5, 3)];
+        let again = [Ok(()), stopped(1, libc::EAGAIN)];
+        assert_eq!(remapped(layout, three, 2, &again), (2, Err(MemError::Again)));
+        assert_eq!(remapped(layout, three, 3, &again[1..]), (0, Err(MemError::Again)));
+        assert_eq!(remapped(layout, three, 2, &[Ok(()), Ok(())]), (3, Ok(())));
+        // It is about the run that was not made.
+        let four = &[(0, 2), (3, 1), (5, 3), (9, 2)];
+        let error = MemError::Os { op: "changing mappings", ppn: Ppn(9), source: Errno(libc::EIO) };
+        let failed = [Ok(()), stopped(1, libc::EIO)];
+        assert_eq!(remapped(layout, four, 2, &failed), (2, Err(error)));
+    }
+
+    #[test]
+    fn a_run_that_goes_on_in_the_next_part_is_done_when_both_of_its_changes_are() {
+        let part = RamPart { base: HostAddr(1 << 20), len: Pages(8), file_offset: 0 };
+        let next = RamPart { base: HostAddr(1 << 30), ..part };
+        let layout = &RamLayout::new(&[part, next]).unwrap();
+        // Where the shim makes one change at a time, and fails after so many.
+        let after = |runs: &[(u64, u64)], made: usize| {
+            let mut answers = vec![Ok(()); made];
+            answers.push(stopped(0, libc::ENOMEM));
+            remapped(layout, runs, 1, &answers)
+        };
+        assert_eq!(after(&[(6, 4)], 1), (0, Err(MemError::NoMemory)));
+        assert_eq!(after(&[(6, 4)], 2), (1, Ok(())));
+        let three = &[(0, 2), (6, 4), (12, 1)];
+        let done: Vec<_> = (0..4).map(|made| after(three, made)).collect();
+        assert_eq!(done, [0, 1, 1, 2].map(|done| (done, Err(MemError::NoMemory))));
+        assert_eq!(after(three, 4), (3, Ok(())));
     }
 
     /// One that keeps the RAM file, and is asked for nothing else.

@@ -81,8 +81,9 @@ fn fork() -> String {
     }
 }
 
-/// Sends a duplicate of `fd` behind a word, after one of stdin, by sendmsg of the C library, as a VMM does. Nobody receives it.
-fn send(fd: i32) -> Result<String, String> {
+/// Sends a duplicate of `fd` behind a word, after one of stdin, by sendmsg of the C library, as a VMM does; or by
+/// sendmmsg, if `many`. Nobody receives it.
+fn send(fd: i32, many: bool) -> Result<String, String> {
     let mut ends = [0; 2];
     let mut word = *b"word";
     let mut data = libc::iovec { iov_base: word.as_mut_ptr().cast(), iov_len: word.len() };
@@ -103,7 +104,15 @@ fn send(fd: i32) -> Result<String, String> {
         let at = libc::CMSG_DATA(header).cast::<i32>();
         at.write_unaligned(0);
         at.add(1).write_unaligned(copy);
-        let sent = libc::sendmsg(ends[0], &raw const msg, 0);
+        let sent = if many {
+            let mut one = libc::mmsghdr { msg_hdr: msg, msg_len: 0 };
+            match libc::sendmmsg(ends[0], &raw mut one, 1, 0) {
+                1 => one.msg_len as isize,
+                _ => -1,
+            }
+        } else {
+            libc::sendmsg(ends[0], &raw const msg, 0)
+        };
         let error = std::io::Error::last_os_error();
         for fd in [copy, ends[0], ends[1]] {
             libc::close(fd);
@@ -228,8 +237,9 @@ impl Puppet {
             ["hugepage", offset, len] => self.advise(offset, len, libc::MADV_HUGEPAGE),
             ["bind", offset, len] => self.bind(offset, len),
             ["hammer", pages, stop] => self.hammer(number(pages)?, number(stop)?),
-            ["send"] => send(self.fd),
-            ["send-other"] => send(2),
+            ["send"] => send(self.fd, false),
+            ["send-many"] => send(self.fd, true),
+            ["send-other"] => send(2, false),
             ["exec"] => exec(),
             ["fork"] => Ok(fork()),
             _ => Err("unknown command".to_owned()),

@@ -314,6 +314,21 @@ mod tests {
         assert!(check_folder(&path.join("none")).is_err());
     }
 
+    /// An allocation, by which it waits for writes, is seen where there was none.
+    #[test]
+    fn writes_are_waited_for_in_all_of_a_file_that_is_opened_however_short_it_is_by_now() {
+        use std::os::unix::fs::MetadataExt;
+        let dir = tempfile::tempdir().unwrap();
+        for len in [1_u64 << 20, 0] {
+            let path = dir.path().join(format!("{len}.swap"));
+            File::create(&path).unwrap().set_len(len).unwrap();
+            let swap = SwapFile::open(&path, Some(Pages(256))).unwrap();
+            let meta = swap.file().metadata().unwrap();
+            assert!(meta.blocks() * 512 >= 1 << 20, "{len}: {} blocks", meta.blocks());
+            assert_eq!((meta.len(), swap.len()), (len, Pages(256)));
+        }
+    }
+
     #[test]
     fn a_reservation_that_does_not_fit_is_refused_and_leaves_nothing() {
         let dir = tempfile::tempdir().unwrap();

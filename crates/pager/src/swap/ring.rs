@@ -350,6 +350,25 @@ mod tests {
     }
 
     #[test]
+    fn what_was_queued_has_ended_when_a_ring_ends() {
+        use std::os::unix::fs::FileExt;
+        let dir = tempfile::tempdir().unwrap();
+        let swap = SwapFile::create(&dir.path().join("s"), Pages(1)).unwrap();
+        let mut memory = Mapping::anonymous(2 * PAGE_SIZE).unwrap();
+        memory.bytes_mut(0, PAGE_SIZE).fill(0x5a);
+        swap.file().write_all_at(memory.bytes_mut(0, PAGE_SIZE), 0).unwrap();
+        let mut ring = Ring::new(4);
+        if ring.poll_fd().is_none() {
+            return;
+        }
+        // SAFETY: a page of a mapping that outlives the ring.
+        unsafe { ring.read(&swap, memory.as_ptr().add(PAGE_SIZE), 4096, 0, 7).unwrap() };
+        assert!(ring.is_behind(), "it is not even submitted");
+        drop(ring);
+        assert!(memory.bytes_mut(PAGE_SIZE, PAGE_SIZE).iter().all(|&b| b == 0x5a));
+    }
+
+    #[test]
     fn what_the_kernel_has_no_room_for_is_tried_again_and_all_else_is_said() {
         let error = |errno| Err(std::io::Error::from_raw_os_error(errno));
         for transient in [libc::EAGAIN, libc::EBUSY, libc::EINTR] {
