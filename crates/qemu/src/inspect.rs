@@ -147,6 +147,21 @@ impl Facts {
         }
     }
 
+    /// What QMP has told, and what was found in /proc.
+    fn with(self, found: scan::Found) -> Facts {
+        Facts {
+            commanded: found.commanded,
+            passing_files: found.passing_files,
+            pinning_files: found.pinning_files,
+            direct_files: found.direct_files,
+            unbuffered_files: found.unbuffered_files,
+            locked: found.locked,
+            ram: found.ram,
+            holders: found.holders,
+            ..self
+        }
+    }
+
     /// The devices, as far as they are known.
     fn known_devices(&self) -> impl Iterator<Item = &Device> {
         let told = self.memdevs.is_some();
@@ -345,17 +360,7 @@ pub async fn inspect_since(
         wanted.push(scan::Wanted { announced: None, size });
     }
     match readings::read(pid, move || scan::process(pid, &wanted, since)).await {
-        Ok(Ok(found)) => {
-            facts.commanded = found.commanded;
-            facts.passing_files = found.passing_files;
-            facts.pinning_files = found.pinning_files;
-            facts.direct_files = found.direct_files;
-            facts.unbuffered_files = found.unbuffered_files;
-            facts.locked = found.locked;
-            facts.ram = found.ram;
-            facts.holders = found.holders;
-            Inspection::of(&facts)
-        }
+        Ok(Ok(found)) => Inspection::of(&facts.with(found)),
         Ok(Err(error)) => failed(pid, &error).into(),
         Err(why) => Verdict::Unknown(why).into(),
     }
@@ -402,14 +407,14 @@ async fn ask(qmp: &Qmp, facts: &mut Facts) -> Result<(), QmpError> {
     facts.devices = monitor.devices().await?;
     facts.memdevs = Some(monitor.memdevs().await?);
     let begun = Instant::now();
-    // By another name it is no longer Ballast's: it adds memory that nobody announced.
     for device in &mut facts.devices {
-        if facts.announced > 1 && device.is_own_hotplug() && !monitor.hotplug_is_own().await? {
-            device.path.push_str(" (of another memory)");
-        }
         // Of however many there are, no longer than three answers may take.
         let left = (QMP_DEADLINE * 3).saturating_sub(begun.elapsed());
         let monitor = Monitor::without_balloon(qmp.clone(), left.min(QMP_DEADLINE));
+        // By another name it is no longer Ballast's: it adds memory that nobody announced.
+        if facts.announced > 1 && device.is_own_hotplug() && !monitor.hotplug_is_own().await? {
+            device.path.push_str(" (of another memory)");
+        }
         if spec::is_virtio_blk(&device.kind) && monitor.passes_scsi(device).await? {
             device.kind.push_str(spec::SCSI_ON);
         }

@@ -298,6 +298,34 @@ fn a_backend_that_is_a_second_process_counts_though_qmp_does_not_list_it() {
 }
 
 #[test]
+fn all_that_a_look_finds_is_a_fact_beside_what_qmp_has_told() {
+    let file = |name: &str| vec![name.to_owned()];
+    let holder = Holder { pid: 7, comm: "backend".into(), maps: true };
+    let found = scan::Found {
+        commanded: vec![device("vfio-pci")],
+        passing_files: file("/dev/sg0"),
+        pinning_files: file("/dev/vfio/vfio"),
+        direct_files: file("/direct"),
+        unbuffered_files: file("/unbuffered (fuse)"),
+        locked: Bytes::from_mib(3),
+        ram: None,
+        holders: vec![holder.clone()],
+    };
+    let facts = Facts {
+        commanded: vec![device("vfio-pci")],
+        passing_files: file("/dev/sg0"),
+        pinning_files: file("/dev/vfio/vfio"),
+        direct_files: file("/direct"),
+        unbuffered_files: file("/unbuffered (fuse)"),
+        locked: Bytes::from_mib(3),
+        ram: None,
+        holders: vec![holder],
+        ..good()
+    };
+    assert_eq!(good().with(found), facts);
+}
+
+#[test]
 fn who_maps_the_ram_is_told_beside_what_else_there_is() {
     let holder = |maps| Holder { pid: 7, comm: "backend".into(), maps };
     let of = |holders| Inspection::of(&Facts { holders, ..good() });

@@ -27,6 +27,8 @@ mod reports;
 mod shmem;
 mod shown;
 mod spec;
+#[cfg(test)]
+mod testing;
 
 pub use accel::{AccelChoice, probe_accel, probe_accel_cached};
 pub use agent::{AGENT_PORT, AgentError, GuestAgent, MemoryPressure};

@@ -151,6 +151,7 @@ fn mounted(line: &str, stat: &Stat) -> Option<(String, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::Apart;
 
     #[test]
     fn the_setting_is_the_one_in_brackets() {
@@ -215,6 +216,28 @@ mod tests {
         assert_eq!(found("rw"), at("never"));
         stat.st_dev = rustix::fs::makedev(0, 30);
         assert_eq!(mounted(&line("rw,huge=always"), &stat), None);
+    }
+
+    #[test]
+    fn a_tmpfs_that_is_mounted_for_the_vmm_alone_is_objected_to_by_its_option() {
+        let setting = host_setting().unwrap();
+        if matches!(setting.as_deref(), None | Some("force")) {
+            eprintln!("SKIPPED: with the setting {setting:?} no mount has its own way");
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let at = dir.path().display();
+        for (huge, is_refused) in [("always", true), ("never", false)] {
+            let script = format!("mount -t tmpfs -o huge={huge} none {at}; exec 9<>{at}/ram");
+            let Some(vmm) = Apart::once(&script, &[]) else { return };
+            let file = std::fs::File::open(format!("/proc/{}/fd/9", vmm.pid())).unwrap();
+            let objection = unasked_large_pages(&file, vmm.pid());
+            let told = format!("the tmpfs on {at}: huge is \"{huge}\"");
+            match &objection {
+                Some(why) => assert!(is_refused && why.contains(&told), "{why}"),
+                None => assert!(!is_refused, "{huge}"),
+            }
+        }
     }
 
     #[test]

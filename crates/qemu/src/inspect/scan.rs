@@ -64,8 +64,6 @@ struct Owned {
 pub(super) fn process(pid: u32, wanted: &[Wanted], since: Instant) -> io::Result<Found> {
     let status = fs::read(format!("/proc/{pid}/status"))?;
     let status = String::from_utf8_lossy(&status);
-    let field = |key| proc_text::status_field(&status, key).unwrap_or(Bytes::ZERO);
-    let locked = Bytes(field("VmLck").0.saturating_add(field("VmPin").0));
     let vmm = Owned { pid, user: proc_text::status_number(&status, "Uid") };
     let mut searches: Vec<Search> = wanted.iter().map(|&wanted| Search::new(wanted)).collect();
     for search in &mut searches {
@@ -87,10 +85,16 @@ pub(super) fn process(pid: u32, wanted: &[Wanted], since: Instant) -> io::Result
         pinning_files: files(pid, |_, target| Ok(pins(target)))?,
         direct_files: files(pid, |fd, _| is_direct(pid, fd))?,
         unbuffered_files: unbuffered::files(pid)?,
-        locked,
+        locked: locked(&status),
         ram,
         holders: others,
     })
+}
+
+/// By a process itself, or by devices of its: what the text of its status tells of either.
+fn locked(status: &str) -> Bytes {
+    let field = |key| proc_text::status_field(status, key).unwrap_or(Bytes::ZERO);
+    Bytes(field("VmLck").0.saturating_add(field("VmPin").0))
 }
 
 /// What holds of both.
@@ -362,6 +366,36 @@ impl Run {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Verdict;
+    use crate::testing::Apart;
+
+    #[test]
+    fn what_a_device_pins_counts_as_what_is_locked_does() {
+        let told = "VmPeak:\t   90 kB\nVmLck:\t      8 kB\nVmPin:\t     16 kB\n";
+        assert_eq!(locked(told), Bytes(24 << 10));
+        assert_eq!(locked("VmLck:\t      8 kB\n"), Bytes(8 << 10));
+        assert_eq!(locked("VmPin:\t     16 kB\n"), Bytes(16 << 10));
+        assert_eq!(locked("VmPeak:\t   90 kB\n"), Bytes::ZERO);
+    }
+
+    /// Files by those names, in a /dev that nobody else sees, of a process with a VMM's arguments.
+    #[test]
+    fn what_a_process_was_started_with_and_what_it_has_open_is_found() {
+        let script = "mount -t tmpfs none /dev; mkdir /dev/vfio; : >/dev/sg0; : >/dev/vfio/vfio; \
+                      exec 8</dev/sg0 9</dev/vfio/vfio";
+        let Some(vmm) = Apart::once(script, &["-device", "scsi-generic,drive=d"]) else { return };
+        let found = process(vmm.pid(), &[], Instant::now()).unwrap();
+        let commanded = found.commanded.iter().map(|device| device.kind.as_str());
+        assert_eq!(commanded.collect::<Vec<_>>(), ["scsi-generic"]);
+        assert_eq!(found.passing_files, ["/dev/sg0"]);
+        assert_eq!(found.pinning_files, ["/dev/vfio/vfio"]);
+        assert_eq!(found.direct_files, [""; 0]);
+        // And so it is told to who asks.
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let verdict = runtime.block_on(crate::inspect(vmm.pid(), None, &[]));
+        let Verdict::Unmanaged(why) = verdict else { panic!("{verdict:?}") };
+        assert!(why.contains("/dev/vfio/vfio is open"), "{why}");
+    }
 
     #[test]
     fn memory_that_lies_in_pieces_is_one_and_what_cannot_be_written_is_none() {
