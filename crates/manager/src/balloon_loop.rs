@@ -225,3 +225,42 @@ fn note(
     let empty = reported.is_none_or(Pages::is_zero) && balloon.commanded.is_zero();
     same && empty && balloon.goal.is_zero() && !output.short && output.command.is_none()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::vm::VmParams;
+
+    fn with_vm(dir: &Path) -> (Arc<Manager>, Arc<Vm>) {
+        let size = Pages::from_mib(64);
+        let params = VmParams::resolve(&[], "a", size.into(), Default::default()).unwrap();
+        (crate::manager::tests::manager(dir), Vm::of_tests("a", dir.join("a"), size, params))
+    }
+
+    #[tokio::test]
+    async fn what_a_balloon_was_said_to_hold_is_kept_while_nothing_is_said() {
+        let dir = tempfile::tempdir().unwrap();
+        let (manager, vm) = with_vm(dir.path());
+        for (reported, unseen) in [(Some(Pages(8)), Pages(3)), (None, Pages::ZERO)] {
+            let (stats, hotplug, consumed, discarded) = (None, None, None, 0);
+            let seen = Seen { stats, reported, unseen, hotplug, consumed, discarded };
+            note(&manager, &vm, BalloonOutput::UNKNOWN, &seen);
+            let balloon = *lock(&vm.balloon);
+            assert_eq!(balloon.reported, reported);
+            assert_eq!(balloon.held, Some((Pages(8), Pages(3))));
+        }
+    }
+
+    #[tokio::test]
+    async fn what_a_guest_told_grows_old_while_it_tells_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let (_manager, vm) = with_vm(dir.path());
+        let mut balloon = lock(&vm.balloon);
+        assert_eq!(balloon.stats_now(), None);
+        balloon.stats = Some(GuestStats { age_s: 3, ..GuestStats::default() });
+        balloon.stats_at = Instant::now().checked_sub(Duration::from_secs(10)).unwrap();
+        assert!(balloon.stats_now().unwrap().age_s >= 13);
+    }
+}

@@ -376,8 +376,43 @@ pub(crate) fn check_reserved(
 #[cfg(test)]
 mod tests {
     use ballast_api::{Management, Mode};
+    use ballast_qemu::AccelChoice;
 
     use super::*;
+
+    #[tokio::test]
+    async fn what_cannot_be_written_down_of_one_vm_is_changed_of_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let manager = crate::manager::tests::manager(dir.path());
+        let size = Pages::from_mib(64);
+        let old = VmParams::resolve(&[], "", size.into(), Default::default()).unwrap();
+        let new = VmParams { shares: old.shares + 1, ..old.clone() };
+        let vms = ["a", "b"].map(|name| {
+            let (folder, accel) = (dir.path().join(name), AccelChoice::Kvm);
+            std::fs::create_dir(&folder).unwrap();
+            let record = Record::new(name, None, old.clone(), size, Pages::ZERO, 1, &accel);
+            record.save(&folder).unwrap();
+            let vm = Vm::of_tests(name, folder, size, old.clone());
+            manager.insert(vm.clone());
+            (vm, old.clone(), new.clone())
+        });
+        let have = |params: &VmParams| {
+            for (vm, ..) in &vms {
+                assert_eq!(Record::load(&vm.folder).unwrap().unwrap().params, *params);
+                assert_eq!(vm.params(), *params);
+            }
+        };
+        let rules = manager.pools.rules();
+        let next = Next { vms: &vms, ..manager.as_now(&rules) };
+        let in_the_way = dir.path().join("b").join("vm.json.new");
+        std::fs::create_dir(&in_the_way).unwrap();
+        let failed = manager.promise_changes(&next, || Ok(())).unwrap_err();
+        assert!(failed.message.contains("b/vm.json"), "{failed}");
+        have(&old);
+        std::fs::remove_dir(&in_the_way).unwrap();
+        manager.promise_changes(&next, || Ok(())).unwrap();
+        have(&new);
+    }
 
     /// Whoever is not paged could take all that is plugged.
     #[tokio::test]

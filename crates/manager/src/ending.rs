@@ -33,6 +33,8 @@ const AGAIN: Duration = Duration::from_secs(1);
 const PRESSED_AGAIN: Duration = Duration::from_secs(5);
 /// How long the balloon of a VM that is let go of is waited for. It was told, and goes on by itself.
 const DEFLATION: Duration = Duration::from_secs(5);
+/// How long a start may look at a VM yet that was stopped meanwhile: at its mappings, and for its QMP.
+const LAST_LOOKS: Duration = Duration::from_secs(20);
 /// How long VMs that are just being started may take until they can be stopped.
 const STARTS: Duration = Duration::from_secs(90);
 /// How long files of VMs that ended while no manager ran are waited for, which are being removed: their disk may hang.
@@ -101,11 +103,22 @@ impl Manager {
         vm.process.exited().await;
         let vmm_uptime_s = last.vmm_uptime_s.map(|up| up + asked.elapsed().as_secs_f64());
         self.gone(&vm).await;
+        self.start_is_over(name).await;
         // It may have rebooted just before.
         if let Some(again) = self.stop_between(name, rest).await {
             again?;
         }
         Ok(VmView { state: RunState::Stopped, ended, vmm_uptime_s, ..last })
+    }
+
+    /// Whoever was starting a VM that was stopped then has its name, and what it was promised, until he has seen that.
+    async fn start_is_over(&self, name: &str) {
+        let end = tokio::time::Instant::now() + LAST_LOOKS;
+        // What is held for its next start is not his.
+        let starts = || lock(&self.starting).get(name).is_some_and(|p| p.rebooted.is_none());
+        while starts() && tokio::time::Instant::now() < end {
+            tokio::time::sleep(STEP).await;
+        }
     }
 
     /// One that waits to be taken over is ended, and a start that waits for memory called off.
@@ -649,92 +662,5 @@ fn again(spec: VmSpec, params: &VmParams, limit: Pages) -> (VmSpec, [VmChange; 4
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::vm::{Asked, Sizes};
-
-    #[tokio::test]
-    async fn one_that_was_paged_and_cannot_be_after_its_reboot_is_admitted_as_any_other() {
-        let dir = tempfile::tempdir().unwrap();
-        let manager = crate::manager::tests::manager(dir.path());
-        let (size, min) = (Pages::from_mib(200), Pages::from_mib(32));
-        let params = VmParams::resolve(&[], "a", size.into(), Asked::default()).unwrap();
-        let pledge = |min| {
-            let promise = Promise { min, overhead: Pages::ZERO, swap: Pages::ZERO };
-            Pledge { promise, pool: None, rebooted: None }
-        };
-        manager.promise("other", pledge(Pages::from_mib(100))).unwrap();
-        manager.promise("a", pledge(min)).unwrap();
-        let promised = || lock(&manager.starting)["a"].promise.min;
-        for (was_unpaged, is_admitted) in [(false, false), (true, true)] {
-            let last = views::never_was(&manager, "a", size, &params);
-            let id = VmId(1);
-            let reboot = Reboot { id, called_off: false, ended: false, was_unpaged, last };
-            lock(&manager.rebooting).insert("a".into(), reboot);
-            let told = manager.promise_unpaged("a", size);
-            // What its balloon held before is others' by now: it finds what they can be left without.
-            assert_eq!(told.ok(), is_admitted.then_some(min));
-            assert_eq!(promised(), min);
-        }
-        // One that never ran is, where there is room.
-        lock(&manager.rebooting).clear();
-        assert_eq!(manager.promise_unpaged("a", size).unwrap_err().code, ErrorCode::NoRoom);
-        manager.promise_settled("other");
-        assert_eq!(manager.promise_unpaged("a", size).unwrap(), size);
-        assert_eq!(promised(), size);
-    }
-
-    #[tokio::test]
-    async fn what_is_left_of_a_former_vm_is_told_to_who_would_stop_it() {
-        let dir = tempfile::tempdir().unwrap();
-        let manager = crate::manager::tests::manager(dir.path());
-        let stop = async |name| manager.stop_vm(name, Duration::ZERO).await.unwrap_err();
-        assert_eq!(stop("a").await.code, ErrorCode::NotFound);
-        lock(&manager.clearing).insert("a".into());
-        lock(&manager.unread).insert("b".into(), "its record is damaged".into());
-        std::fs::create_dir_all(manager.folder_of("b")).unwrap();
-        for (name, part) in [("a", "being removed"), ("b", "already: its record is damaged")] {
-            let told = stop(name).await;
-            assert_eq!(told.code, ErrorCode::Conflict, "{told}");
-            assert!(told.message.contains(part), "{told}");
-        }
-        std::fs::remove_dir(manager.folder_of("b")).unwrap();
-        assert_eq!(stop("b").await.code, ErrorCode::NotFound);
-    }
-
-    #[test]
-    fn what_ran_under_kvm_is_not_emulated_after_a_reboot() {
-        let tcg = AccelChoice::Tcg { why: "no /dev/kvm".into() }.to_string();
-        let kvm = AccelChoice::Kvm.to_string();
-        assert_eq!(accel_again(Accel::Auto, &kvm), Accel::Kvm);
-        assert_eq!(accel_again(Accel::Auto, &tcg), Accel::Auto);
-        assert_eq!(accel_again(Accel::Tcg, &tcg), Accel::Tcg);
-    }
-
-    #[test]
-    fn a_vm_that_was_promised_more_than_it_began_with_is_started_with_what_it_began_with() {
-        let sizes = Sizes { boot: Pages::from_mib(256), most: Pages::from_mib(512) };
-        let with = |min: Option<u64>, max: Option<u64>, limit: u64| {
-            let pages = |mib: Option<u64>| mib.map(Pages::from_mib);
-            let asked = Asked { min: pages(min), max: pages(max), ..Asked::default() };
-            let params = VmParams::resolve(&[], "a", sizes, asked).unwrap();
-            let (spec, changes) = again(VmSpec::default(), &params, Pages::from_mib(limit));
-            let mib = |bytes: Option<u64>| bytes.map(|bytes| bytes >> 20);
-            // What cannot be had costs nothing else.
-            let wishes = |change: &VmChange| {
-                usize::from(change.min.is_some()) + usize::from(change.max.is_some())
-            };
-            assert!(changes.iter().all(|change| wishes(change) < 2), "{changes:?}");
-            let mins: Vec<u64> = changes.iter().filter_map(|change| change.min).collect();
-            assert!(mins.len() < 2, "{changes:?}");
-            let max = changes.iter().find_map(|change| change.max);
-            (spec.min >> 20, mib(mins.first().copied()), mib(max))
-        };
-        assert_eq!(with(None, None, 256), (0, None, None));
-        assert_eq!(with(Some(64), None, 256), (64, None, None));
-        assert_eq!(with(Some(0), None, 256), (0, Some(0), None));
-        assert_eq!(with(Some(384), Some(512), 256), (256, Some(384), Some(512)));
-        // The configuration limits it to less.
-        assert_eq!(with(Some(200), Some(256), 128), (128, Some(200), Some(256)));
-    }
-}
+#[path = "ending_tests.rs"]
+mod tests;

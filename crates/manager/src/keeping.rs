@@ -31,7 +31,20 @@ pub async fn managed_and_kept(
     if !is_paged {
         return found;
     }
-    match ask(vm, past).await {
+    let kept = ask(vm, past).await;
+    once_asked(kept, found, vm, old, (past, known))
+}
+
+/// One that is paged, or is to be, was `found` so, and its VMM has answered, which is noted first.
+fn once_asked(
+    kept: Kept,
+    found: Option<Management>,
+    vm: &Vm,
+    old: &Management,
+    (past, known): (&mut Past, Known),
+) -> Option<Management> {
+    past::note_kept(vm, past, kept);
+    match kept {
         Kept::Kept | Kept::Unable => found,
         Kept::Sent => managed(Verdict::Pageable, old, past, known),
         Kept::Unanswered => {
@@ -44,7 +57,7 @@ pub async fn managed_and_kept(
 }
 
 /// What its VMM says. It is asked until it keeps it.
-async fn ask(vm: &Vm, past: &mut Past) -> Kept {
+async fn ask(vm: &Vm, past: &Past) -> Kept {
     if past.is_kept {
         return Kept::Kept;
     }
@@ -55,7 +68,45 @@ async fn ask(vm: &Vm, past: &mut Past) -> Kept {
     let Some((mappings, Some((addr, len)))) = way else { return Kept::Unable };
     // It waits for the VMM.
     let asked = tokio::task::spawn_blocking(move || mappings.keep(addr, len.bytes(), PATIENCE));
-    let kept = asked.await.unwrap_or(Kept::Unanswered);
-    past::note_kept(vm, past, kept);
-    kept
+    asked.await.unwrap_or(Kept::Unanswered)
+}
+
+#[cfg(test)]
+mod tests {
+    use ballast_units::Pages;
+
+    use super::*;
+    use crate::looks::Heard;
+    use crate::vm::{Asked, VmParams};
+
+    /// Whoever has its RAM reads what is away as zeros.
+    #[tokio::test]
+    async fn one_whose_ram_was_sent_or_may_have_been_is_not_paged() {
+        let size = Pages(4);
+        let params = VmParams::resolve(&[], "a", size.into(), Asked::default()).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let vm = Vm::of_tests("a", dir.path().to_owned(), size, params);
+        let known = Known {
+            paged: true,
+            is_built: true,
+            has_balloon: true,
+            started_here: true,
+            qmp: Heard::Told,
+        };
+        let paged = Management { mode: Mode::Paged, reason: None };
+        for old in [&crate::looks::unseen("new"), &paged] {
+            for (kept, is_paged) in [
+                (Kept::Kept, true),
+                (Kept::Unable, true),
+                (Kept::Sent, false),
+                (Kept::Unanswered, old.mode == Mode::Paged),
+            ] {
+                let mut past = Past::default();
+                let found = once_asked(kept, Some(paged.clone()), &vm, old, (&mut past, known));
+                let now = found.unwrap_or_else(|| old.clone());
+                assert_eq!(now.mode == Mode::Paged, is_paged, "{kept:?} of {old:?}: {now:?}");
+                assert_eq!(past.mapped.is_some(), kept == Kept::Sent);
+            }
+        }
+    }
 }

@@ -528,6 +528,26 @@ impl Manager {
         adopted
     }
 
+    /// How much memory a newcomer has, if that may be.
+    fn size_of_newcomer(&self, hello: &Hello) -> Result<Pages, String> {
+        if let parts @ 2.. = hello.parts.len() {
+            return Err(format!(
+                "its RAM has {parts} parts, and only one that Ballast started may"
+            ));
+        }
+        let size = hello.ram_len().pages();
+        if size.is_zero() {
+            return Err("its RAM is empty".to_owned());
+        }
+        if hello.ram_len() > LARGEST {
+            return Err(format!("its RAM, {}, is above {LARGEST}", hello.ram_len()));
+        }
+        if let Some(most) = self.config().adopt_max.filter(|most| hello.ram_len() > *most) {
+            return Err(format!("its RAM, {}, is above adopt.max, {most}", hello.ram_len()));
+        }
+        Ok(size)
+    }
+
     fn adopt_new(
         self: &Arc<Self>,
         hello: &Hello,
@@ -535,21 +555,7 @@ impl Manager {
         since: Instant,
     ) -> Result<Expected, NotTaken> {
         let name = hello.vm.as_str().to_owned();
-        if let parts @ 2.. = hello.parts.len() {
-            let why = format!("its RAM has {parts} parts, and only one that Ballast started may");
-            return Err(why.into());
-        }
-        let size = hello.ram_len().pages();
-        if size.is_zero() {
-            return Err("its RAM is empty".to_owned().into());
-        }
-        if hello.ram_len() > LARGEST {
-            return Err(format!("its RAM, {}, is above {LARGEST}", hello.ram_len()).into());
-        }
-        if let Some(most) = self.config().adopt_max.filter(|most| hello.ram_len() > *most) {
-            let why = format!("its RAM, {}, is above adopt.max, {most}", hello.ram_len());
-            return Err(why.into());
-        }
+        let size = self.size_of_newcomer(hello)?;
         let handle = self.runtime.clone();
         let params = VmParams::resolve(&self.config().vms, &name, size.into(), Asked::default())?;
         let pager = pager_config(&self.config(), false);
@@ -563,15 +569,20 @@ impl Manager {
                 return Err(why.into());
             }
             self.claim_name(&name, pledge).await?;
+            let process = ProcessHandle::open(peer.pid)
+                .map_err(|e| e.to_string())
+                .inspect_err(|_| self.promise_settled(&name))?;
             let made = async {
-                let process = ProcessHandle::open(peer.pid).map_err(|e| e.to_string())?;
                 self.fresh_folder(&name).await.map_err(|e| e.to_string())?;
                 let room = ANSWER.saturating_sub(since.elapsed()).min(ROOM);
                 let what = Room { name: &name, need: overhead, unpaged: false };
-                self.make_room(what, room).await.map_err(|e| e.to_string())?;
-                Ok::<_, String>(process)
+                self.make_room(what, room).await.map_err(|e| e.to_string())
             };
-            let process = made.await.inspect_err(|_| self.promise_settled(&name))?;
+            if let Err(why) = made.await {
+                self.remove_files(&name).await;
+                self.promise_settled(&name);
+                return Err(why.into());
+            }
             let accel = AccelChoice::started_by_another();
             let domain = self.commons.domain_name(&name, None);
             let record = Record::new(&name, None, params.clone(), size, overhead, peer.pid, &accel);
@@ -743,25 +754,5 @@ async fn look_again(manager: Arc<Manager>, vm: Arc<Vm>) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test]
-    async fn a_start_that_lacks_swap_waits_for_the_next_look_and_holds_up_nobody() {
-        let dir = tempfile::tempdir().unwrap();
-        let manager = crate::manager::tests::manager(dir.path());
-        let pledge = |swap| {
-            let promise = Promise { min: Pages::ZERO, overhead: Pages::ZERO, swap };
-            Pledge { promise, pool: None, rebooted: None }
-        };
-        let room = manager.swap.room();
-        manager.promise("ends", pledge(Pages(room.0 - room.0 / 4))).unwrap();
-        let (waits, most) = (manager.clone(), Pages(room.0 / 2));
-        let waits = tokio::spawn(async move { waits.claim_name("waits", pledge(most)).await });
-        tokio::task::yield_now().await;
-        assert!(manager.claim_name("needs none", pledge(Pages::ZERO)).await.is_ok());
-        assert!(!waits.is_finished());
-        manager.promise_settled("ends");
-        assert!(waits.await.unwrap().is_ok());
-    }
-}
+#[path = "lifecycle_tests.rs"]
+mod tests;

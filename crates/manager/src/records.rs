@@ -347,6 +347,25 @@ mod tests {
     }
 
     #[test]
+    fn of_changes_that_come_at_once_none_is_lost() {
+        let dir = tempfile::tempdir().unwrap();
+        record().save(dir.path()).unwrap();
+        let changes = || {
+            for _ in 0..50 {
+                let changed = Record::update(dir.path(), |record| record.params.shares += 1);
+                assert_eq!(changed, Ok(true));
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(changes);
+            }
+        });
+        let read = Record::load(dir.path()).unwrap().unwrap();
+        assert_eq!(read.params.shares, record().params.shares + 200);
+    }
+
+    #[test]
     fn what_cannot_be_written_is_told_and_changes_nothing() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(Record::update(dir.path(), |_| {}), Ok(false));

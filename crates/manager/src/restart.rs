@@ -250,7 +250,10 @@ impl Waiting {
             // Its pages are where they were, and its shim asks again.
             said.refused(manager, name, why);
             // A takeover may have come far enough to find otherwise before it was undone.
-            self.held.renew(held(&self.folder, &self.record));
+            let (folder, record) = (self.folder.clone(), self.record.clone());
+            // All that there is of its words is read, and others wait for this thread.
+            let look = tokio::task::spawn_blocking(move || held(&folder, &record));
+            self.held.renew(look.await.unwrap_or(self.record.size));
             self.answer = Some(expect(manager, &self.record, &self.held));
         }
     }

@@ -498,5 +498,38 @@ mod tests {
         assert_eq!(manager.room_for_starts(), size);
         waits.await.unwrap().unwrap_err();
         assert_eq!(manager.room_for_starts(), min);
+        // It is kept for a while, and for as long as its start is not done with.
+        let start = lock(&manager.starts.waiting)[0].clone();
+        lock(&manager.starts.waiting)[0].begun = Some(Instant::now().checked_sub(KEPT).unwrap());
+        assert_eq!(manager.room_for_starts(), Pages::ZERO);
+        lock(&manager.starts.waiting).push(start);
+        assert_eq!(manager.room_for_starts(), min);
+        manager.promise_settled("a");
+        assert_eq!(manager.room_for_starts(), Pages::ZERO);
+    }
+
+    #[tokio::test]
+    async fn a_start_that_is_called_off_as_its_room_comes_takes_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let manager = crate::manager::tests::manager(dir.path());
+        let ledger = &manager.host.ledger;
+        let (size, min) = (Pages::from_mib(64), Pages::from_mib(24));
+        let params = VmParams::resolve(&[], "a", size.into(), Asked::default()).unwrap();
+        let promise = Promise { min, overhead: Pages(10), swap: Pages::ZERO };
+        let (used, free) = (ledger.used(), ledger.free());
+        ledger.adopt(free);
+        let waits = manager.clone();
+        let waits = tokio::spawn(async move {
+            waits.wait_for_room("a", (size, &params), promise, Some(KEPT)).await
+        });
+        while manager.waiting_starts().is_empty() {
+            tokio::task::yield_now().await;
+        }
+        // It looks for room at no time between the two: this thread is its, too.
+        assert!(manager.starts.call_off("a").is_some());
+        ledger.release(free);
+        let refused = waits.await.unwrap().unwrap_err();
+        assert!(refused.message.contains("called off"), "{refused}");
+        assert_eq!(ledger.used(), used);
     }
 }

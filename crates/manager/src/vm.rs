@@ -546,14 +546,14 @@ impl Vm {
             state => state,
         }
     }
-    /// A VM that is stopping or stopped does not come back to running.
+    /// A VM that is stopping or stopped does not come back to running, nor one that has stopped to stopping.
     pub fn set_run_state(&self, state: RunState) {
         Vm::change(&mut lock(&self.run_state), state);
     }
     fn change(now: &mut RunState, state: RunState) {
         let final_now = matches!(*now, RunState::Stopping | RunState::Stopped);
         let final_next = matches!(state, RunState::Stopping | RunState::Stopped);
-        if !final_now || final_next {
+        if *now != RunState::Stopped && (!final_now || final_next) {
             *now = state;
         }
     }
@@ -786,6 +786,8 @@ mod tests {
         }
         let mut now = Stopped;
         put_back(&mut now, Running);
+        // Nor by whoever stops it while it is given back.
+        Vm::change(&mut now, Stopping);
         assert_eq!(now, Stopped);
     }
 }

@@ -133,3 +133,67 @@ fn missing_is_fine(result: std::io::Result<()>) -> std::io::Result<()> {
         other => other,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use ballast_policy::Promise;
+    use ballast_qemu::AccelChoice;
+    use ballast_units::Pages;
+
+    use super::*;
+    use crate::manager::Pledge;
+    use crate::vm::VmParams;
+
+    async fn until(met: impl Fn() -> bool) {
+        let end = Instant::now() + Duration::from_secs(60);
+        while !met() {
+            assert!(Instant::now() < end);
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    /// They are removed by name: those of another of that name would be.
+    #[tokio::test]
+    async fn the_name_of_a_vm_that_has_ended_is_nobodys_until_its_files_are_gone() {
+        let dir = tempfile::tempdir().unwrap();
+        let manager = crate::manager::tests::manager(dir.path());
+        let saved = |name: &str| {
+            let (folder, size) = (manager.folder_of(name), Pages(4));
+            std::fs::create_dir_all(&folder).unwrap();
+            let params = VmParams::resolve(&[], name, size.into(), Default::default()).unwrap();
+            let (pid, accel) = (std::process::id(), AccelChoice::Kvm);
+            let record = Record::new(name, None, params, size, Pages::ZERO, pid, &accel);
+            record.save(&folder).unwrap();
+            (folder, record)
+        };
+        let ((folder, record), (other, _)) = (saved("a"), saved("other"));
+        let socket = folder.join(QMP_SOCKET);
+        std::fs::write(&socket, "").unwrap();
+        // While a record is being changed none is removed.
+        let ((begun, has_begun), (release, released)) = (channel(), channel::<()>());
+        let change = move |_: &mut Record| {
+            begun.send(()).unwrap();
+            let _ = released.recv();
+        };
+        let changes = std::thread::spawn(move || Record::update(&other, change));
+        has_begun.recv().unwrap();
+        let clears = manager.clone();
+        let clears = std::thread::spawn(move || clears.clear_ended(vec![record]));
+        // Just before its record.
+        until(|| !socket.exists()).await;
+        let promise = Promise { min: Pages(1), overhead: Pages::ZERO, swap: Pages::ZERO };
+        let pledge = || Pledge { promise, pool: None, rebooted: None };
+        let remains = manager.remains_of("a").unwrap();
+        assert!(remains.contains("being removed"), "{remains}");
+        assert_eq!(manager.take_name("a", pledge()).await.unwrap_err().message, remains);
+        assert!(Record::path(&folder).exists());
+        drop(release);
+        assert_eq!(changes.join().unwrap(), Ok(true));
+        clears.join().unwrap();
+        until(|| manager.remains_of("a").is_none()).await;
+        assert!(!folder.exists());
+        manager.take_name("a", pledge()).await.unwrap();
+    }
+}
