@@ -156,3 +156,41 @@ async fn a_vm_is_stopped_when_who_was_starting_it_has_seen_that() {
     // Whoever stopped it may have met its end.
     let _ = guest.wait();
 }
+
+/// Its name, and what it is to have again: others would take either between its end and its start.
+#[tokio::test]
+async fn what_a_vm_has_that_reboots_is_held_until_it_is_stopped() {
+    let dir = tempfile::tempdir().unwrap();
+    let manager = crate::manager::tests::manager(dir.path());
+    let (size, min) = (Pages::from_mib(16), Pages::from_mib(8));
+    let asked = Asked { min: Some(min), ..Asked::default() };
+    let params = VmParams::resolve(&[], "a", size.into(), asked).unwrap();
+    let mut vm = Arc::into_inner(Vm::of_tests("a", dir.path().join("a"), size, params)).unwrap();
+    let mut guest = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+    vm.process = ProcessHandle::open(guest.id()).unwrap();
+    let (max, on_reboot) = (size.bytes().0, RebootAction::Restart);
+    vm.spec = Some(VmSpec { name: "a".into(), max, on_reboot, ..VmSpec::default() });
+    vm.rebooting.store(true, Ordering::Relaxed);
+    let vm = Arc::new(vm);
+    manager.insert(vm.clone());
+    let watch = tokio::spawn(watch_exit(manager.clone(), vm.clone()));
+    guest.kill().unwrap();
+    let held = || lock(&manager.starting).get("a").map(|p| (p.rebooted, p.promise.swap));
+    while vm.run_state() != RunState::Stopped {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    while manager.find("a").is_some() {
+        assert_eq!(held(), Some((Some(vm.id), Pages::ZERO)), "it has its swap files");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    // It is held back for a while, for it had just been started.
+    assert_eq!(held(), Some((Some(vm.id), size - min)), "it has none");
+    // Another of its name: that it is over with the one says nothing of the other.
+    manager.reboot_settled("a", VmId(vm.id.0 + 1));
+    assert!(held().is_some());
+    let stopped = manager.stop_vm("a", Duration::ZERO).await.unwrap();
+    assert!(stopped.ended.unwrap().contains("not started again"));
+    assert!(lock(&manager.starting).is_empty() && lock(&manager.rebooting).is_empty());
+    watch.await.unwrap();
+    let _ = guest.wait();
+}

@@ -25,8 +25,16 @@ use crate::tier::{Compression, Tier};
 /// A VM of so many pages, of which nobody has touched one, and a host that has memory in plenty. The mapping stays for
 /// as long as the process. None, loudly, without the right to make userfaultfds.
 pub(super) fn vm(pages: u64, around: u64) -> Option<Arc<Shared>> {
-    vm_with(pages, around, Tier::off())
+    vm_with(pages, around, Tier::off(), UNTOLD)
 }
+
+/// One of which it is told what is given up: whoever does so waits until that is read.
+pub(super) fn vm_that_tells(pages: u64) -> Option<Arc<Shared>> {
+    vm_with(pages, 1, Tier::off(), ballast_uffd::NEEDED)
+}
+
+const UNTOLD: Features =
+    Features::PAGEFAULT_FLAG_WP.union(Features::MISSING_SHMEM).union(Features::WP_HUGETLBFS_SHMEM);
 
 /// None, loudly, without the right to make them.
 pub(crate) fn uffd() -> Option<Uffd> {
@@ -41,7 +49,7 @@ pub(crate) fn uffd() -> Option<Uffd> {
     }
 }
 
-fn vm_with(pages: u64, around: u64, tier: Tier) -> Option<Arc<Shared>> {
+fn vm_with(pages: u64, around: u64, tier: Tier, told: Features) -> Option<Arc<Shared>> {
     let uffd = uffd()?;
     let len = pages as usize * PAGE_SIZE;
     let file = rustix::fs::memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
@@ -52,8 +60,7 @@ fn vm_with(pages: u64, around: u64, tier: Tier) -> Option<Arc<Shared>> {
         rustix::mm::mmap(std::ptr::null_mut(), len, access, shared, file.as_fd(), 0).unwrap()
     };
     let addr = HostAddr(at as u64);
-    let (wp, missing) = (Features::PAGEFAULT_FLAG_WP, Features::MISSING_SHMEM);
-    uffd.handshake(wp | missing | Features::WP_HUGETLBFS_SHMEM).unwrap();
+    uffd.handshake(told).unwrap();
     // SAFETY: a mapping of this process to which nothing refers: it is reached by its address alone.
     unsafe { uffd.register(addr, Bytes(len as u64), Modes::MISSING | Modes::WP) }.unwrap();
     let part = RamPart { base: addr, len: Pages(pages), file_offset: 0 };
@@ -95,7 +102,8 @@ pub(super) fn reclaim() -> Option<Reclaim> {
 /// The same, whose pages repeat themselves, each in its own way, and are compressed when they leave.
 pub(super) fn reclaim_that_compresses() -> Option<Reclaim> {
     let settings = Compression { percent: 50, adaptive: false, ..Compression::default() };
-    let reclaim = reclaim_of(vm_with(PAGES, 1, Tier::on_heap(Pages(PAGES), settings).unwrap())?)?;
+    let tier = Tier::on_heap(Pages(PAGES), settings).unwrap();
+    let reclaim = reclaim_of(vm_with(PAGES, 1, tier, UNTOLD)?)?;
     for p in 0..PAGES {
         let at = reclaim.vm.memory.backend().at(Ppn(p)).0 as *mut u64;
         // SAFETY: RAM of this process, that stays, and that nobody else looks at.

@@ -9,9 +9,10 @@ use ballast_units::{Pages, Ppn};
 use super::super::pending::Pending;
 use super::{PagedVm, PagerConfig, StartError, VmFiles, open_tier};
 use crate::advance::Advance;
+use crate::backend::MemError;
 use crate::guest_ram::GuestRam;
 use crate::host::Host;
-use crate::memory::{Mark, Memory, RecoverError, Recovered};
+use crate::memory::{Mark, Memory, RecoverError, Recovered, Unbooked};
 use crate::pmap::Pmap;
 use crate::sharing::{Domain, DomainError};
 use crate::stage::Stage;
@@ -62,15 +63,9 @@ impl PagedVm {
         let booked = book(name, &memory, files, overhead, inherited, config.check);
         let Booked { mut vm, found, discards } =
             booked.inspect_err(|_| memory.disown(inherited.advance))?;
-        let mut unbooked = Vec::with_capacity(discards.len());
-        let ready = discards.into_iter().try_for_each(|(first, n, mark)| {
-            let (left, result) = vm.memory().discard(first, n, mark);
-            unbooked.push((left, mark));
-            result.map_err(RecoverError::Memory)
-        });
-        let ready = ready
-            .map_err(StartError::from)
-            .and_then(|()| vm.spawn_faults(unbooked, config.fault_threads))
+        let ready = discard_all(vm.memory(), discards)
+            .map_err(|e| StartError::from(RecoverError::Memory(e)))
+            .and_then(|unbooked| vm.spawn_faults(unbooked, config.fault_threads))
             .and_then(|()| vm.spawn_reclaim(config.seed, &found));
         match ready {
             Ok(()) => Ok((vm, found)),
@@ -121,6 +116,18 @@ fn book(
     Ok(Booked { vm, found, discards: discards.take().take_discards() })
 }
 
+/// Books what was given up while nobody listened. Answers what could not be booked, for the fault service.
+fn discard_all(
+    memory: &Memory<GuestRam>,
+    discards: Vec<(Ppn, u64, Mark)>,
+) -> Result<Vec<(Unbooked, Mark)>, MemError> {
+    let book = |(first, n, mark)| {
+        let (left, result) = memory.discard(first, n, mark);
+        result.map(|()| (left, mark))
+    };
+    discards.into_iter().map(book).collect()
+}
+
 /// How often what the kernel has to tell is read at a time. Who gives up pages as fast as it is read is not to hold up
 /// the takeover: the fault service reads the rest.
 const READS: usize = 1024;
@@ -141,5 +148,50 @@ fn drain_events(memory: &Memory<GuestRam>, discards: &mut Pending, mark: Mark) {
             }
         }
         discards.keep_discards(given_up, mark);
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+    use crate::backend::Backend as _;
+    use crate::memory::{Access, Fault};
+    use crate::service::testing::vm_that_tells;
+    use crate::word::State;
+
+    #[test]
+    fn what_was_given_up_while_nobody_listened_is_booked_and_what_is_there_is_looked_at_again() {
+        let Some(vm) = vm_that_tells(6) else { return };
+        let memory = &vm.memory;
+        let at = |p: u64| memory.backend().at(Ppn(p)).0;
+        for p in 0..6 {
+            assert_eq!(memory.fault(Ppn(p), Access::Missing), Fault::Served);
+            // SAFETY: RAM of this process, that stays, and that nobody else looks at.
+            unsafe { (at(p) as *mut u64).write_volatile(p + 1) };
+        }
+        assert_eq!(memory.evict_run(Ppn(0), 2, 0).unwrap().len(), 2);
+        let mark = memory.mark();
+        let mut discards = Pending::default();
+        // Two that are away and one at home, whose memory goes, and then one whose memory stays.
+        for (first, n, how) in [(0, 3, libc::MADV_REMOVE), (4, 1, libc::MADV_DONTNEED)] {
+            let (from, len) = (at(first) as usize, n * ballast_units::PAGE_SIZE);
+            // SAFETY: as above. It waits until that is read.
+            let gives_up = move || unsafe { libc::madvise(from as *mut libc::c_void, len, how) };
+            let vmm = std::thread::spawn(gives_up);
+            let before = discards.discards();
+            while discards.discards() == before {
+                assert!(!vmm.is_finished(), "nobody was told");
+                drain_events(memory, &mut discards, mark);
+                std::thread::yield_now();
+            }
+            assert_eq!(vmm.join().unwrap(), 0);
+        }
+        let left = discard_all(memory, discards.take_discards()).unwrap();
+        let present: Vec<_> = left.into_iter().flat_map(|(left, _)| left.present).collect();
+        assert_eq!(present, [(Ppn(4), 1)]);
+        let state = |p| memory.pmap().load(Ppn(p)).state();
+        assert_eq!([0, 1, 2].map(state), [State::Ballooned; 3]);
+        assert_eq!([3, 4, 5].map(state), [State::Resident; 3]);
+        assert_eq!(memory.charged(), Pages(3));
     }
 }
