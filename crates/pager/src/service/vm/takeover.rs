@@ -154,7 +154,6 @@ fn drain_events(memory: &Memory<GuestRam>, discards: &mut Pending, mark: Mark) {
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
-    use crate::backend::Backend as _;
     use crate::memory::{Access, Fault};
     use crate::service::testing::vm_that_tells;
     use crate::word::State;
