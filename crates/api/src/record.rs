@@ -23,6 +23,8 @@ pub enum RecordError {
         .path.display()
     )]
     Newer { path: PathBuf, found: u32 },
+    #[error("{}: the record of a VM named '{name}': a copy?", .path.display())]
+    Another { path: PathBuf, name: String },
 }
 
 /// The part of a VM's record that says which process it is.
@@ -74,12 +76,13 @@ impl ProcessRecord {
     /// What is noted of a VM; None if nothing is.
     ///
     /// # Errors
-    /// As of [`read_record`].
+    /// As of [`read_record`], or it is another VM's.
     pub fn load(run_dir: &Path, vm: &str) -> Result<Option<ProcessRecord>, RecordError> {
         let path = record_path(run_dir, vm);
-        match read_record(&path)? {
-            Some(text) => ProcessRecord::parse(&path, &text).map(Some),
-            None => Ok(None),
+        let Some(text) = read_record(&path)? else { return Ok(None) };
+        match ProcessRecord::parse(&path, &text)? {
+            record if record.name == vm => Ok(Some(record)),
+            ProcessRecord { name, .. } => Err(RecordError::Another { path, name }),
         }
     }
 
