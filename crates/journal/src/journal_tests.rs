@@ -231,3 +231,56 @@ fn what_is_under_way_is_told_of_the_turn_written_last() {
     assert!(aims.iter().all(|a| a.since == 1 && a.for_ms == 2000), "{aims:?}");
     journal.close(Duration::from_secs(60));
 }
+
+#[test]
+fn what_was_taken_from_the_queue_has_no_place_in_it_any_more() {
+    let folder = tempfile::tempdir().unwrap();
+    let journal = Journal::start(settings(folder.path()), Header::default()).unwrap();
+    let all: Vec<_> = (1..=1500).map(|id| vm(id, 40, 20)).collect();
+    let large = Arc::new(chain(vec![snapshot("many", "high", 1 << 20, &all)]).remove(0));
+    // Of more VMs together than the queue has places for.
+    let turns = 50_u64;
+    assert!(turns as usize * all.len() > QUEUE_VMS);
+    for n in 1..=turns {
+        journal.record(moment(n), large.clone(), |i| format!("vm-{i}"));
+        journal.flush(Duration::from_secs(60));
+    }
+    let health = journal.health();
+    assert_eq!((health.written, health.lost, health.trouble), (turns, 0, None));
+    journal.close(Duration::from_secs(60));
+}
+
+#[test]
+fn after_an_error_nothing_is_written_for_a_while_and_then_it_is_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("journal");
+    // In the way of the folder.
+    std::fs::write(&folder, "").unwrap();
+    let shared = Arc::new(Shared::default());
+    let recorder = Recorder::new(Folder::new(&folder), Bound::of(LEAST), Header::default());
+    let mut writer = Writer { shared, folder: folder.clone(), recorder, not_before: None, lost: 0 };
+    let told = |n: u64, names: &[&str]| Told {
+        moment: moment(n),
+        decision: decision(n),
+        names: names.iter().map(|name| (VmId(1), (*name).to_owned())).collect(),
+    };
+    let trouble = |writer: &Writer<Folder>| lock(&writer.shared.health).trouble.clone();
+    writer.turn(&told(1, &[]));
+    assert_eq!((writer.lost, writer.recorder.written()), (1, 0));
+    assert!(writer.not_before.is_some());
+    assert!(trouble(&writer).is_some_and(|what| what.contains("/journal: ")));
+    std::fs::remove_file(&folder).unwrap();
+    // It could be written, but is not tried yet.
+    writer.not_before = Some(Instant::now() + Duration::from_secs(3600));
+    writer.turn(&told(2, &["web"]));
+    assert_eq!((writer.lost, writer.recorder.written()), (2, 0));
+    assert!(trouble(&writer).is_some());
+    writer.not_before = Some(Instant::now());
+    writer.turn(&told(3, &[]));
+    assert_eq!((writer.lost, writer.recorder.written()), (2, 1));
+    assert_eq!((writer.not_before, trouble(&writer)), (None, None));
+    // The name that was told while nothing was written is there.
+    let turns: Vec<_> = Reader::open(&folder).unwrap().collect();
+    assert_eq!(turns.len(), 1);
+    assert_eq!(turns[0].names[&VmId(1)], "web");
+}

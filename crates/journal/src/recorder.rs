@@ -82,6 +82,13 @@ struct Open<F> {
     encoder: Encoder,
 }
 
+impl<F> Open<F> {
+    /// Whether the next turn begins another.
+    fn is_full(&self, bound: &Bound) -> bool {
+        self.bytes >= bound.segment_after(self.first) || self.encoder.raw_total() >= bound.raw
+    }
+}
+
 impl<S: Store> Recorder<S> {
     /// The store is not looked at before the first turn.
     pub fn new(store: S, bound: Bound, header: Header) -> Recorder<S> {
@@ -115,9 +122,7 @@ impl<S: Store> Recorder<S> {
         }
         self.flush()?;
         let full = |open: &Open<S::Segment>| {
-            open.bytes >= self.bound.segment_after(open.first)
-                || open.encoder.raw_total() >= self.bound.raw
-                || !open.encoder.fits(decision.len())
+            open.is_full(&self.bound) || !open.encoder.fits(decision.len())
         };
         let fresh = if self.open.as_ref().is_none_or(full) {
             self.close();
@@ -172,6 +177,10 @@ impl<S: Store> Recorder<S> {
         let frame = open.encoder.again(&repeats).inspect_err(|_| self.give_up())?;
         self.append(&frame)?;
         self.written += repeats.len() as u64;
+        // Where nothing changes nothing else is written, and one segment would come to be all that there is.
+        if self.open.as_ref().is_some_and(|open| open.is_full(&self.bound)) {
+            self.close();
+        }
         Ok(())
     }
 

@@ -128,6 +128,26 @@ fn repeats_are_kept_back_and_take_next_to_nothing() {
     recorder.check();
 }
 
+/// What is kept back is written every few seconds.
+#[test]
+fn a_host_on_which_nothing_changes_fills_segments_as_any_other() {
+    let store = Double::default();
+    let mut recorder = recorder(store.clone(), 128 << 10);
+    (1..=50).for_each(|n| recorder.record(&turn(n)).unwrap());
+    let mut most = 0;
+    for n in 51..=12_000 {
+        recorder.record(&same(n)).unwrap();
+        recorder.flush().unwrap();
+        recorder.check();
+        most = most.max(recorder.segments());
+    }
+    assert!(most > 2 && recorder.segments() >= 2, "{most}");
+    let (turns, troubles) = store.read();
+    assert!(troubles.is_empty(), "{troubles:?}");
+    let first = turns[0];
+    assert!(first > 1 && turns == (first..=12_000).collect::<Vec<_>>(), "from {first}");
+}
+
 #[test]
 fn the_oldest_segments_go_and_the_bound_holds() {
     let store = Double::default();
