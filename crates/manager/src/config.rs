@@ -482,8 +482,11 @@ fn hint(what: &str, key: &str) -> String {
 
 /// The number of a group, given by its name or by its number.
 fn group(name: &str) -> Result<u32, String> {
-    if let Ok(number) = name.parse() {
-        return Ok(number);
+    match name.parse() {
+        // To the kernel it says that a file's group is to stay.
+        Ok(u32::MAX) => return Err(format!("{name} is no group")),
+        Ok(number) => return Ok(number),
+        Err(_) => {}
     }
     let groups = std::fs::read_to_string("/etc/group").map_err(|e| format!("/etc/group: {e}"))?;
     let number = |line: &str| {

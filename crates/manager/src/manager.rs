@@ -405,11 +405,17 @@ impl Manager {
 
     /// VMs that wait to be taken over, by name. One that is taken over in this moment is a VM by now.
     pub(crate) fn waiting(&self) -> Vec<Waits> {
+        self.with_waiting().1
+    }
+
+    /// The VMs, and those that wait to be taken over, by name: each once, also one that is taken over in this moment.
+    pub(crate) fn with_waiting(&self) -> (Vec<Arc<Vm>>, Vec<Waits>) {
+        // First these: one that ceases to be among them is a VM before that.
         let mut waiting: Vec<Waits> = lock(&self.waiting).values().cloned().collect();
         waiting.sort_by(|a, b| a.record.name.cmp(&b.record.name));
         let vms = self.vms();
         waiting.retain(|waits| !vms.iter().any(|vm| vm.name == waits.record.name));
-        waiting
+        (vms, waiting)
     }
 
     /// Of a process whose VM waits to be taken over: that it does.
@@ -420,8 +426,9 @@ impl Manager {
 
     /// Sum of configured sizes / machine memory.
     pub fn overcommit(&self) -> f64 {
-        let waiting: Pages = self.waiting().iter().map(|waits| waits.record.boot()).sum();
-        let sizes = self.vms().iter().map(|vm| vm.configured()).sum::<Pages>() + waiting;
+        let (vms, waiting) = self.with_waiting();
+        let waiting: Pages = waiting.iter().map(|waits| waits.record.boot()).sum();
+        let sizes = vms.iter().map(|vm| vm.configured()).sum::<Pages>() + waiting;
         sizes.0 as f64 / self.host.ledger.budget().0.max(1) as f64
     }
     /// The most that it was so far: when a VM came, the policy took its turn, or somebody asked.

@@ -76,8 +76,8 @@ fn measure(manager: &Manager) -> Bytes {
 }
 
 fn sum(manager: &Manager) -> Bytes {
-    let own: Bytes = manager
-        .vms()
+    let (vms, waiting) = manager.with_waiting();
+    let own: Bytes = vms
         .iter()
         .map(|vm| {
             let measured = |paged: &PagedVm| {
@@ -94,6 +94,49 @@ fn sum(manager: &Manager) -> Bytes {
         .sum();
     // Their files are not in this manager's hands yet: what their words say that they hold.
     let waiting: Pages =
-        manager.waiting().iter().map(|waits| waits.held.pages() + waits.record.overhead).sum();
+        waiting.iter().map(|waits| waits.held.pages() + waits.record.overhead).sum();
     own + waiting.bytes() + manager.commons.measured()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use ballast_pager::advance::Advance;
+    use ballast_qemu::{AccelChoice, ProcessHandle};
+
+    use super::*;
+    use crate::manager::Waits;
+    use crate::records::Record;
+    use crate::sync::lock;
+    use crate::vm::{Asked, Vm, VmParams};
+
+    /// What it left out could be beyond the budget, and nobody would know.
+    #[tokio::test]
+    async fn what_vms_have_that_are_managed_or_wait_for_it_is_all_in_the_sum() {
+        let dir = tempfile::tempdir().unwrap();
+        let manager = crate::manager::tests::manager(dir.path());
+        let pages = || Pages(sum(&manager).0 / Pages(1).bytes().0);
+        let base = pages();
+        assert!(base > Pages::ZERO, "the run of zeros is there");
+        let size = Pages(64);
+        let params = VmParams::resolve(&[], "a", size.into(), Asked::default()).unwrap();
+        let mut vm =
+            Arc::into_inner(Vm::of_tests("a", dir.path().join("a"), size, params.clone())).unwrap();
+        vm.overhead = Pages(7);
+        vm.external.store(5, Ordering::Relaxed);
+        manager.insert(Arc::new(vm));
+        assert_eq!(pages(), base + Pages(5 + 7));
+        let (pid, accel) = (std::process::id(), AccelChoice::Kvm);
+        let waits = Waits {
+            since: Instant::now(),
+            held: Arc::new(Advance::book(manager.host.clone(), Pages(3))),
+            process: ProcessHandle::open(pid).unwrap(),
+            record: Record::new("b", None, params, size, Pages(9), pid, &accel),
+            why: None,
+            refused: false,
+        };
+        lock(&manager.waiting).insert("b".into(), waits);
+        assert_eq!(pages(), base + Pages(5 + 7 + 3 + 9));
+    }
 }

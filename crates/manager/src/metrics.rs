@@ -399,17 +399,18 @@ fn inputs(registry: &mut Registry, vms: &[VmView]) {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 
-    /// Of a host and a VM that have all that there can be.
-    fn example() -> String {
-        let host = json!({
-            "version": "0", "pid": 1, "uptime_s": 0.0, "budget": 1, "free": 1, "consumed": 0,
-            "overhead": 0, "peak_used": 0, "measured_used": 0, "measured_peak": 0,
-            "state": "high", "thresholds": [], "overcommit": 0.0, "overcommit_peak": 0.0,
-            "tax": 0.75, "vms": 1, "swap_reserved": 0, "swap_used": 0, "accel": "", "waiting": 3,
+    /// One that has all that there can be, each figure another one.
+    fn host() -> Value {
+        let mut host = json!({
+            "version": "0", "pid": 1, "uptime_s": 0.0, "budget": 301, "free": 302, "consumed": 303,
+            "overhead": 304, "peak_used": 305, "measured_used": 306, "measured_peak": 307,
+            "state": "low", "thresholds": [], "overcommit": 0.0, "overcommit_peak": 0.0,
+            "tax": 0.75, "vms": 1, "swap_reserved": 308, "swap_used": 309, "accel": "",
+            "waiting": 3,
             "refused": [{"pid": 9, "name": null, "size": null, "resident": 1, "why": "", "for_s": 0.0}],
             "manager_cpu_s": 2.5, "awake_s": 0.25, "manager_rss": 110, "manager_locked": true,
             "run_dir": {"path": "/run/ballast", "size": 113, "free": 114},
@@ -417,18 +418,38 @@ mod tests {
             "sharing": {"enabled": true, "shared": 101, "common": 102, "saved": 103,
                         "broken": 104, "breaks": 105, "scanned": 106, "cpu_s": 1.5,
                         "metadata": 107, "mappings": 108},
-            "counters": {"ballooned": 0, "swapped_out": 0, "swapped_in": 0,
-                         "zero_dropped": 109, "faults": 0, "waits": 0, "blocks": 0}
+            "counters": {"ballooned": 310, "swapped_out": 311, "swapped_in": 312,
+                         "zero_dropped": 109, "faults": 313, "waits": 314, "blocks": 315}
         });
-        let vm = json!({
+        let location = |path: &str, write_errors: u64, read_errors: u64| {
+            json!({"path": path, "priority": 0, "state": "good", "reserved": 1, "used": 1,
+                   "free": 1, "write_errors": write_errors, "read_errors": read_errors})
+        };
+        host["swap_locations"] = json!([location("/a", 70, 1), location("/b", 7, 2)]);
+        host["journal"] = json!({
+            "enabled": true, "folder": "/j", "bytes": 316, "limit": 317, "segments": 318,
+            "written": 319, "lost": 320, "trouble": "No space left on device"
+        });
+        host["compression"] = json!({
+            "compressed": 321, "filled": 322, "cache": 323, "cache_used": 324, "cache_limit": 325,
+            "cache_limit_now": 326, "stored": 327, "restored": 328, "written_back": 329,
+            "incompressible": 330
+        });
+        host
+    }
+
+    /// As `host`.
+    fn vm() -> Value {
+        let mut vm = json!({
             "name": "a", "state": "running", "management": {"mode": "paged", "reason": null},
             "pid": 1, "accel": "", "uptime_s": 0.0,
-            "params": {"size": 8192, "min": 0, "max": 1, "shares": 1, "tax": 0.75},
-            "memory": {"consumed": 0, "target": 0, "untouched": 0, "resident": 0, "shared": 0,
-                       "large": 208, "broken": 0, "compressed": 0, "staged": 0, "swapped": 0, "ballooned": 0,
-                       "overhead": 0, "vmm_overhead": 0, "swap_reserved": 0, "swap_target": 0},
-            "active": {"estimate": 212, "slow": 0, "fast": 0, "current": 0, "periods": 2},
-            "balloon": {"health": "missing", "target": 0, "reported": 0, "limit": 0},
+            "params": {"size": 8192, "min": 401, "max": 402, "shares": 403, "tax": 0.75},
+            "memory": {"consumed": 404, "target": 405, "untouched": 406, "resident": 407,
+                       "shared": 408, "large": 208, "broken": 409, "compressed": 410, "staged": 411,
+                       "swapped": 412, "ballooned": 413, "overhead": 414, "vmm_overhead": 415,
+                       "swap_reserved": 416, "swap_target": 417},
+            "active": {"estimate": 212, "slow": 418, "fast": 419, "current": 420, "periods": 2},
+            "balloon": {"health": "missing", "target": 421, "reported": 422, "limit": 423},
             "hotplug": {"size": 4096, "requested": 2048, "plugged": 512, "withheld": 1024},
             "guest": null, "folder": "", "stalled": true,
             "inputs": {"policy": "pressure", "agent_trouble": null, "missing": null,
@@ -440,19 +461,37 @@ mod tests {
             "tools": {"first": "paging", "why": "", "balloon_ms": 12.0, "paging_ms": null,
                       "ceiling": null},
             "fault_times": {"counts": [2, 3, 4], "sum_s": 0.5},
-            "counters": {"faults": 0, "swapped_in": 0, "swapped_out": 0, "zero_dropped": 207,
+            "counters": {"faults": 424, "swapped_in": 425, "swapped_out": 426, "zero_dropped": 207,
                          "large_fills": 209, "large_breaks": 210, "large_collapses": 211,
-                         "ballooned": 0, "sampled": 0, "waits": 0, "blocks": 0, "wait_s": 0.0,
-                         "cpu_s": 0.0}
+                         "ballooned": 427, "sampled": 428, "waits": 429, "blocks": 430,
+                         "wait_s": 0.0, "cpu_s": 0.0}
         });
-        let host = serde_json::from_value(host).unwrap();
-        render(&host, &[serde_json::from_value(vm).unwrap()]).unwrap()
+        vm["counters"]["read_ahead"] = json!(431);
+        vm["counters"]["read_ahead_hits"] = json!(432);
+        vm["counters"]["brought_around"] = json!(433);
+        vm["compression"] = json!({
+            "compressed": 434, "filled": 435, "cache": 436, "cache_used": 437, "cache_limit": 438,
+            "cache_limit_now": 439, "stored": 440, "restored": 441, "written_back": 442,
+            "incompressible": 443
+        });
+        vm
+    }
+
+    fn example() -> String {
+        let host = serde_json::from_value(host()).unwrap();
+        render(&host, &[serde_json::from_value(vm()).unwrap()]).unwrap()
+    }
+
+    fn assert_told(lines: &[&str]) {
+        let text = example();
+        for line in lines {
+            assert!(text.lines().any(|l| l == *line), "{line} is not in:\n{text}");
+        }
     }
 
     #[test]
     fn every_figure_is_told_under_its_name() {
-        let text = example();
-        for line in [
+        assert_told(&[
             "ballast_sharing_enabled 1.0",
             "ballast_vms_waiting 3.0",
             "ballast_vmms_refused 1.0",
@@ -500,9 +539,59 @@ mod tests {
             "ballast_vm_fault_service_seconds_count{vm=\"a\"} 9",
             "ballast_vm_fault_service_seconds_sum{vm=\"a\"} 0.5",
             "ballast_vm_fault_service_seconds_bucket{le=\"0.000002\",vm=\"a\"} 5",
-        ] {
-            assert!(text.lines().any(|l| l == line), "{line} is not in:\n{text}");
-        }
+        ]);
+    }
+
+    #[test]
+    fn what_is_to_be_watched_of_a_host_is_told_and_nothing_else_in_its_place() {
+        assert_told(&[
+            "ballast_state 3.0",
+            "ballast_budget_bytes 301.0",
+            "ballast_free_bytes 302.0",
+            "ballast_consumed_bytes 303.0",
+            "ballast_overhead_bytes 304.0",
+            "ballast_measured_used_bytes 306.0",
+            "ballast_swap_used_bytes 309.0",
+            "ballast_ballooned_bytes_total 310",
+            "ballast_swapped_out_bytes_total 311",
+            "ballast_swapped_in_bytes_total 312",
+            "ballast_faults_total 313",
+            "ballast_waits_total 314",
+            "ballast_blocks_total 315",
+            "ballast_swap_write_errors_total 77",
+            "ballast_swap_read_errors_total 3",
+            "ballast_journal_bytes 316.0",
+            "ballast_journal_turns_total 319",
+            "ballast_journal_lost_turns_total 320",
+            "ballast_journal_trouble 1.0",
+            "ballast_compressed_bytes 321.0",
+            "ballast_filled_bytes 322.0",
+            "ballast_compression_cache_bytes 323.0",
+        ]);
+    }
+
+    #[test]
+    fn what_is_to_be_watched_of_a_vm_is_told_and_nothing_else_in_its_place() {
+        assert_told(&[
+            "ballast_vm_min_bytes{vm=\"a\"} 401",
+            "ballast_vm_max_bytes{vm=\"a\"} 402",
+            "ballast_vm_shares{vm=\"a\"} 403",
+            "ballast_vm_consumed_bytes{vm=\"a\"} 404",
+            "ballast_vm_target_bytes{vm=\"a\"} 405",
+            "ballast_vm_swapped_bytes{vm=\"a\"} 412",
+            "ballast_vm_ballooned_bytes{vm=\"a\"} 413",
+            "ballast_vm_hotplug_size_bytes{vm=\"a\"} 4096",
+            "ballast_vm_hotplug_withheld_bytes{vm=\"a\"} 1024",
+            "ballast_vm_read_ahead_bytes_total{vm=\"a\"} 431",
+            "ballast_vm_read_ahead_hit_bytes_total{vm=\"a\"} 432",
+            "ballast_vm_brought_around_bytes_total{vm=\"a\"} 433",
+            "ballast_vm_compressed_bytes{vm=\"a\"} 434",
+            "ballast_vm_compression_cache_bytes{vm=\"a\"} 436",
+            "ballast_vm_compression_cache_limit_bytes{vm=\"a\"} 439",
+            "ballast_vm_compressed_out_bytes_total{vm=\"a\"} 440",
+            "ballast_vm_compressed_in_bytes_total{vm=\"a\"} 441",
+            "ballast_vm_written_back_bytes_total{vm=\"a\"} 442",
+        ]);
     }
 
     /// A row of the documents for each metric of a text.

@@ -130,6 +130,11 @@ fn bound_node(file: &File, offset: u64) -> Option<u32> {
     if result < 0 || mode & 0xff != libc::MPOL_BIND {
         return None;
     }
+    only(&mask)
+}
+
+/// The one node of a mask, if it has one.
+fn only(mask: &[u64]) -> Option<u32> {
     let mut set = mask.iter().enumerate().filter(|(_, bits)| **bits != 0);
     let (word, bits) = set.next()?;
     let one = bits.is_power_of_two() && set.next().is_none();
@@ -143,6 +148,13 @@ mod tests {
     const MEMINFO: &str = "Node 1 MemTotal:       16384000 kB\nNode 1 MemFree:         1024000 kB\n\
         Node 1 MemUsed:        15360000 kB\nNode 1 Active(file):      40000 kB\n\
         Node 1 Inactive(file):    60000 kB\nNode 1 Shmem:           9000000 kB\n";
+
+    #[test]
+    fn memory_that_is_bound_to_several_nodes_is_of_none() {
+        let masks: [&[u64]; 7] = [&[1], &[4], &[0, 2], &[3], &[1, 1], &[0, 6], &[0, 0]];
+        let found = [Some(0), Some(2), Some(65), None, None, None, None];
+        assert_eq!(masks.map(only), found);
+    }
 
     fn fake(nodes: &[usize]) -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();

@@ -36,8 +36,7 @@ fn bytes(pages: Pages) -> u64 {
 /// Figures that are read one after the other: sums of them may be off by what moves meanwhile.
 pub fn host(manager: &Manager) -> HostView {
     let ledger = &manager.host.ledger;
-    let vms = manager.vms();
-    let waiting = manager.waiting();
+    let (vms, waiting) = manager.with_waiting();
     let sum = |f: &dyn Fn(&Vm) -> Pages| bytes(vms.iter().map(|vm| f(vm)).sum());
     let of_waiting = |f: &dyn Fn(&Waits) -> Pages| bytes(waiting.iter().map(f).sum());
     let swap =
@@ -534,9 +533,63 @@ pub fn why(manager: &Manager, vm: &Vm) -> Result<Why, Failure> {
 mod tests {
     use std::time::Duration;
 
+    use ballast_policy::{Bound, PoolShare, Snapshot, decide};
     use ballast_units::Ppn;
 
     use super::*;
+    use crate::config::rules::PoolRule;
+
+    #[tokio::test]
+    async fn a_pool_has_what_is_in_it_and_in_pools_inside_of_it_and_nothing_of_its_neighbour() {
+        let dir = tempfile::tempdir().unwrap();
+        let manager = crate::manager::tests::manager(dir.path());
+        manager.pools.set_configured(&["a", "a/b", "ab"].map(PoolRule::new));
+        let size = Pages(8);
+        let plain = VmParams::resolve(&[], "", size.into(), Default::default()).unwrap();
+        for (name, pool, external) in [("x", "a", 1), ("y", "a/b", 2), ("z", "ab", 4)] {
+            let params = VmParams { pool: Some(pool.into()), ..plain.clone() };
+            let vm = Vm::of_tests(name, dir.path().join(name), size, params);
+            vm.external.store(external, Ordering::Relaxed);
+            manager.insert(vm);
+        }
+        let mut decision = decide(Snapshot {
+            trigger: "period".into(),
+            before: State::High,
+            thresholds: manager.thresholds(),
+            budget: manager.host.ledger.budget(),
+            free: manager.host.ledger.budget(),
+            overhead: Pages::ZERO,
+            starting: Pages::ZERO,
+            room: Pages::ZERO,
+            vms: Vec::new(),
+            pools: Vec::new(),
+            outside: Vec::new(),
+            policy: Default::default(),
+            nodes: Vec::new(),
+        });
+        let defined = manager.pools.pools(&manager.pools.rules());
+        let share = |(pool, target): (&Pool, u64)| PoolShare {
+            id: pool.id,
+            target: Pages(target),
+            rho: 1.0,
+            bound: Bound::Shares,
+        };
+        // Not in the order of their names.
+        decision.pools = defined.iter().zip([5, 6, 7]).map(share).rev().collect();
+        manager.set_decision(Arc::new(decision));
+        let views = pools(&manager);
+        let pages = |bytes: u64| bytes / Pages(1).bytes().0;
+        let seen: Vec<_> = views
+            .iter()
+            .map(|v| (&*v.name, v.vms.join(" "), pages(v.consumed), pages(v.target)))
+            .collect();
+        assert_eq!(
+            seen,
+            [("a", "x".into(), 3, 5), ("a/b", "y".into(), 2, 6), ("ab", "z".into(), 4, 7)]
+        );
+        let inside: Vec<_> = views.iter().map(|v| v.pools.join(" ")).collect();
+        assert_eq!(inside, ["a/b", "", ""]);
+    }
 
     #[test]
     fn what_holds_a_guest_up_is_told_apart_from_what_passes() {

@@ -236,6 +236,10 @@ fn vm_rule(at: &str, table: VmTable, pools: &[PoolRule]) -> Result<VmRule, Wrong
         text.map(|text| Amount::parse(&text).map_err(|e| wrong(key, e))).transpose()
     };
     let (min, max) = (amount("min", table.min)?, amount("max", table.max)?);
+    // Of a VM however large.
+    max.map(|max| limits::max(max.of(Pages(u64::MAX >> 1))))
+        .transpose()
+        .map_err(|(key, what)| wrong(key, what))?;
     let above = match (min, max) {
         (Some(Amount::Size(min)), Some(Amount::Size(max))) => min > max,
         (Some(Amount::Percent(min)), Some(Amount::Percent(max))) => min > max,

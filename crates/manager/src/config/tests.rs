@@ -41,6 +41,61 @@ fn sharing_is_read_in_full() {
 }
 
 #[test]
+fn the_other_tables_are_read_in_full() {
+    let config = check(
+        "thresholds = \"sliding\"\n[policy]\nkind = \"pressure\"\n\
+         [sampling]\nsamples = 200\nperiod_s = 45\nslow_gain = 0.25\nfast_gain = 0.75\n\
+         [admission]\nwait_s = 90\nvmm_memory = \"budget\"\n[adopt]\nmax = \"3G\"\n\
+         [[vm]]\nname = \"db-*\"\nguest_agent = true\n",
+    )
+    .unwrap();
+    assert_eq!((config.scale, config.policy), (Scale::Sliding, PolicyKind::Pressure));
+    let sampling = SamplingConfig {
+        samples: 200,
+        period: Duration::from_secs(45),
+        slow_gain: 0.25,
+        fast_gain: 0.75,
+    };
+    assert_eq!(config.sampling, sampling);
+    assert_eq!((config.start_wait, config.books_vmms), (Duration::from_secs(90), true));
+    assert_eq!(config.adopt_max, Some(Bytes::from_mib(3072)));
+    assert_eq!(rules::rule_for(&config.vms, "db-7").guest_agent, Some(true));
+    assert_eq!(rules::rule_for(&config.vms, "web").guest_agent, None);
+}
+
+#[test]
+fn how_memory_is_taken_is_read_in_full() {
+    let config = check(
+        "[balloon]\nrate_mib_s = 64\ndeflate_rate_mib_s = 96\nmax_fraction = 0.5\n\
+         patience_s = 20\nguest_reserve = \"32M\"\n\
+         [tools]\norder = \"balloon-first\"\ntcg_read_us = 700\nkvm_read_us = 30\n\
+         refault_us = 25\n\
+         [pager]\nfault_around = \"32K\"\nlarge_pages_from = \"2G\"\nwakeful = false\n",
+    )
+    .unwrap();
+    let balloon = BalloonConfig {
+        rate: Pages::from_mib(64),
+        deflate_rate: Pages::from_mib(96),
+        max_fraction: 0.5,
+        patience: Duration::from_secs(20),
+        guest_reserve: Pages::from_mib(32),
+        ..BalloonConfig::default()
+    };
+    assert_eq!(config.balloon, balloon);
+    let tools = ToolSettings {
+        order: ballast_policy::ToolOrder::BalloonFirst,
+        tcg_read: Duration::from_micros(700),
+        kvm_read: Duration::from_micros(30),
+        refault: Duration::from_micros(25),
+    };
+    assert_eq!(config.tools, tools);
+    assert_eq!((config.fault_around, config.wakeful), (Pages(8), false));
+    assert_eq!(config.large_pages_from, Some(Pages::from_mib(2048)));
+    let never = check("[pager]\nlarge_pages_from = \"never\"\n").unwrap();
+    assert_eq!(never.large_pages_from, None);
+}
+
+#[test]
 fn compression_is_read_in_full() {
     assert_eq!(check("").unwrap().compression, Compression::default());
     let text = "[compression]\nalgorithm = \"zstd\"\ncache_percent = 25\nadaptive = false\n";
@@ -155,6 +210,9 @@ fn mistakes_are_refused_as_a_whole_and_name_their_line_or_key() {
         ("\nreserve = \"900T\"\n", "ballast.toml, line 2: reserve: of the host's"),
         ("[balloon]\nmax_fraction = 2.0\n", "balloon.max_fraction"),
         ("shim_group = \"no such group\"\n", "shim_group"),
+        ("shim_group = \"4294967295\"\n", "shim_group: 4294967295 is no group"),
+        ("[[vm]]\nname = \"a\"\nmax = \"0\"\n", "line 3: vm[0].max: below one page"),
+        ("[defaults]\nmax = \"0%\"\n", "line 2: defaults.max: below one page"),
         ("[balloon]\nrate_mib_s = 0\n", "balloon"),
         ("[balloon]\nrate_mib_s = 72057594037927937\n", "balloon"),
         ("[pager]\nfault_around = \"12K\"\n", "pager.fault_around"),
