@@ -75,15 +75,15 @@ pub fn why_at(folder: &Path, vm: &str, at_ms: u64, now_ms: u64) -> Result<Why, T
 /// After a last turn so much may pass until the next: several of its pauses, and what waits to be written.
 const NEXT_MS: u64 = 15_000;
 
-/// Why a decision after `hit` may have been in force at `at_ms`, if that is later and nothing is recorded of the time between.
+/// Why a decision after `hit` may have been in force at `at_ms`, if that is later and nothing is known of the time between.
 /// A time to come asks for the last turn that there is.
 fn gap(hit: &Sourced, next: Option<&Sourced>, at_ms: u64, now_ms: u64) -> Option<String> {
     let later = at_ms.checked_sub(hit.moment.at_ms).filter(|&later| later > 0)?;
     let what = match next.map(|next| missed(hit, next)) {
         Some(0) => return None,
-        Some(missed) => format!("{missed} turns after it were not recorded"),
+        Some(missed) => format!("{missed} turns after it were not recorded, or cannot be read"),
         None if at_ms > now_ms || later <= NEXT_MS => return None,
-        None => format!("nothing was recorded in the {} s after it", later / 1000),
+        None => format!("nothing was recorded in the {} s after it, or can be read", later / 1000),
     };
     Some(format!("{what}: a later one may have been in force"))
 }

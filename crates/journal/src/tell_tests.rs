@@ -345,6 +345,10 @@ fn why_at_a_time_says_what_could_not_be_read() {
     std::fs::write(file, &damaged).unwrap();
     let old = why("vm-1", 15).unwrap();
     assert!(old.at_ms < Some(EPOCH_MS + 15_000), "{old:?}");
+    // Asked long after: what cannot be read is not said to have never been recorded.
+    let now = EPOCH_MS + 600_000;
+    let later = why_at(folder.path(), "vm-1", EPOCH_MS + 500_000, now).unwrap().notes;
+    assert!(later[0].starts_with("not read: ") && later[1].contains("or can be read"), "{later:?}");
     let [note] = &old.notes[..] else { panic!("{old:?}") };
     assert!(note.contains("damaged at byte") && note.contains(file.to_str().unwrap()), "{note}");
     // And when that is why there is no answer.
