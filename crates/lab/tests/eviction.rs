@@ -1,4 +1,4 @@
-//! Guests verify checksums of their memory through minutes of forced eviction.
+//! Guests verify checksums of their memory through a minute of forced eviction.
 #![allow(clippy::unwrap_used, reason = "a panic here is the test failing")]
 
 mod common;
@@ -12,8 +12,8 @@ use ballast_lab::manager::{Manager, Options};
 use ballast_units::Bytes;
 use common::image_or_skip;
 
-/// Two minutes of torture, and as long again for a crowded machine.
-const TORTURE: u64 = 120;
+/// Seconds of torture; a crowded machine may take several times as long. Hours of it are the soak's.
+const TORTURE: u64 = 60;
 const LIMIT: Duration = Duration::from_secs(420);
 
 #[tokio::test]
