@@ -13,6 +13,7 @@ use ballast_journal::{Reader, Turn, replay};
 use ballast_policy::{Decision, State, decide};
 use ballast_units::Pages;
 use proptest::prelude::*;
+use serde_json::Value;
 use support::{any_snapshot, chain, snapshot, told, vm};
 
 fn write(folder: &Path, limit: u64, decisions: &[Decision]) {
@@ -93,4 +94,59 @@ fn a_difference_is_named() {
     write(folder.path(), 1 << 20, &chain(vec![snapshot("period", "high", 360, &tight)]));
     let replayed = replay(&mut Reader::open(folder.path()).unwrap(), calm).unwrap();
     assert_eq!(replayed.differences[0].what, "state: low was recorded, high is decided");
+}
+
+/// All that `was` says `is` says, too; it may say more.
+fn assert_kept(was: &Value, is: &Value, at: &str) {
+    match (was, is) {
+        (Value::Object(was), Value::Object(is)) => {
+            for (field, was) in was {
+                let at = format!("{at}.{field}");
+                assert_kept(was, is.get(field).unwrap_or_else(|| panic!("{at} is not read")), &at);
+            }
+        }
+        (Value::Array(was), Value::Array(is)) if was.len() == is.len() => {
+            for (i, (was, is)) in was.iter().zip(is).enumerate() {
+                assert_kept(was, is, &format!("{at}[{i}]"));
+            }
+        }
+        _ => assert_eq!(was, is, "{at}"),
+    }
+}
+
+/// The file is what a manager of 0.1.0 wrote: two guests come, one gets more shares, the budget is lowered below what
+/// they use, they go. A policy that has learned since may decide otherwise; what was recorded must be read all the same.
+#[test]
+fn what_an_older_version_wrote_is_read() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/of-0.1.0.journal");
+    let recorded: Vec<_> = Reader::open(&path).unwrap().collect();
+    assert_eq!(recorded.last().unwrap().header.ballast, "0.1.0");
+    let mut names: Vec<&str> =
+        recorded.last().unwrap().names.values().map(String::as_str).collect();
+    names.sort_unstable();
+    assert_eq!(names, ["first", "second"]);
+
+    for turn in &recorded {
+        let was = rmp_serde::from_slice(turn.bytes()).unwrap();
+        let is = rmp_serde::from_slice(&encode(&turn.decision().unwrap()).unwrap()).unwrap();
+        assert_kept(&was, &is, &format!("turn {}", turn.moment.n));
+    }
+
+    let turns = read(&path);
+    assert!(turns.iter().map(|turn| turn.moment.n).eq(1..=39));
+    let states = [State::Low, State::Hard, State::Soft, State::High];
+    for (n, state) in [14, 23, 24, 26].into_iter().zip(states) {
+        assert_eq!(turns[n - 1].decision.state, state, "turn {n}");
+    }
+    let (before, after) = (&turns[12].decision.snapshot, &turns[13].decision);
+    assert_eq!([before.budget, after.snapshot.budget], [224u64, 105].map(|mib| Pages(mib * 256)));
+    assert_eq!(
+        after.snapshot.vms.iter().map(|vm| vm.demand.shares).collect::<Vec<_>>(),
+        [1600, 4000]
+    );
+    assert!(after.plans.iter().any(|plan| plan.evict > Pages(0)), "{:?}", after.plans);
+    assert!(!turns[25].outcomes.is_empty());
+
+    let replayed = replay(&mut Reader::open(&path).unwrap(), decide).unwrap();
+    assert_eq!((replayed.turns, replayed.missing), (39, 0));
 }
