@@ -15,7 +15,7 @@ use crate::date::utc;
 use crate::outcome::{Aim, End, Outcome, UnderWay, is_let_down};
 use crate::reader::{Reader, Sourced, Trouble};
 use crate::segment::SegmentError;
-use crate::turn::{Names, name_of};
+use crate::turn::{Names, encode, name_of};
 
 /// Why the journal has no answer.
 #[derive(Debug, thiserror::Error)]
@@ -79,6 +79,8 @@ const NEXT_MS: u64 = 15_000;
 /// A time to come asks for the last turn that there is.
 fn gap(hit: &Sourced, next: Option<&Sourced>, at_ms: u64, now_ms: u64) -> Option<String> {
     let later = at_ms.checked_sub(hit.moment.at_ms).filter(|&later| later > 0)?;
+    // The next manager says nothing of what this one did at its end.
+    let next = next.filter(|next| next.header.manager_ms == hit.header.manager_ms);
     let what = match next.map(|next| missed(hit, next)) {
         Some(0) => return None,
         Some(missed) => format!("{missed} turns after it were not recorded, or cannot be read"),
@@ -311,15 +313,18 @@ pub fn list(folder: &Path, query: &Query) -> Result<JournalPage, TellError> {
     let mut begun: Option<Begin> = None;
     // Newest segments first, until there are enough.
     for mut segment in segments.into_iter().rev() {
-        let Some(listed) = list_segment(&mut segment, query)? else {
+        let Some(mut listed) = list_segment(&mut segment, query)? else {
             (page.more, begun) = (true, None);
             break;
         };
         any |= listed.seen;
         lost.extend(segment.into_troubles().into_iter().rev());
         // What the first turn of the next one changed shows against the last of this one.
-        if let Some(begin) = begun.take() {
-            begin.put(listed.last.as_ref(), query, &mut page);
+        let same = begun.take().map_or(0, |b| b.put(listed.last.as_ref(), query, &mut page));
+        match listed.open {
+            Open::Begin => listed.begin.iter_mut().for_each(|begin| begin.repeats += same),
+            Open::Last => listed.turns.last_mut().into_iter().for_each(|last| last.repeats += same),
+            Open::None => {}
         }
         let mut turns = listed.turns;
         turns.append(&mut page.turns);
@@ -362,8 +367,9 @@ struct Begin {
 }
 
 impl Begin {
-    /// Puts it before all that is on the page, if it is asked for.
-    fn put(mut self, before: Option<&Before>, query: &Query, page: &mut JournalPage) {
+    /// Puts it before all that is on the page, if it is asked for. Where it is but a repeat of the turn before, so often that
+    /// one was repeated there.
+    fn put(mut self, before: Option<&Before>, query: &Query, page: &mut JournalPage) -> u64 {
         let before = before.filter(|last| last.manager_ms == self.turn.header.manager_ms);
         if let Some(last) = before {
             // Who has left is named in the segment before alone.
@@ -377,7 +383,15 @@ impl Begin {
         if let Some(mut view) = view(&self.turn, &self.decision, before, query, told) {
             view.repeats = self.repeats;
             page.turns.insert(0, view);
+            return 0;
         }
+        // Bit for bit, as within a segment.
+        let is_repeat = self.turn.outcomes.is_empty()
+            && before.is_some_and(|(last, n)| {
+                n + 1 == self.turn.moment.n
+                    && encode(last).is_ok_and(|last| last == self.turn.bytes())
+            });
+        if is_repeat { self.repeats + 1 } else { 0 }
     }
 }
 
@@ -387,6 +401,8 @@ struct Listed {
     /// Its first turn, if it may be asked for.
     begin: Option<Begin>,
     turns: Vec<TurnView>,
+    /// What its last turn was listed as.
+    open: Open,
     /// Its last turn.
     last: Option<Before>,
     /// Whether it has any turn at all.
@@ -396,8 +412,6 @@ struct Listed {
 /// None: that took too long.
 fn list_segment(reader: &mut Reader, query: &Query) -> Result<Option<Listed>, TellError> {
     let mut listed = Listed::default();
-    // What the turn before was listed as, if it was.
-    let mut open = Open::None;
     let mut told = Told::default();
     for turn in reader {
         if query.gives_up() {
@@ -410,7 +424,7 @@ fn list_segment(reader: &mut Reader, query: &Query) -> Result<Option<Listed>, Te
         }
         let wanted = query.since_ms.is_none_or(|since| at_ms >= since);
         if turn.again {
-            match (&open, listed.begin.as_mut(), listed.turns.last_mut()) {
+            match (&listed.open, listed.begin.as_mut(), listed.turns.last_mut()) {
                 (Open::Begin, Some(begin), _) if wanted => begin.repeats += 1,
                 (Open::Last, _, Some(last)) if wanted => last.repeats += 1,
                 _ => {}
@@ -422,14 +436,14 @@ fn list_segment(reader: &mut Reader, query: &Query) -> Result<Option<Listed>, Te
         }
         let decision = turn.decision()?;
         let before = listed.last.as_ref().map(|last| (&last.decision, last.n));
-        open = Open::None;
+        listed.open = Open::None;
         if wanted && before.is_none() {
             let (turn, decision) = (turn.clone(), decision.clone());
             listed.begin = Some(Begin { turn, decision, repeats: 0 });
-            open = Open::Begin;
+            listed.open = Open::Begin;
         } else if wanted && let Some(view) = view(&turn, &decision, before, query, &mut told) {
             listed.turns.push(view);
-            open = Open::Last;
+            listed.open = Open::Last;
         }
         listed.last = Some(Before {
             decision,
@@ -442,7 +456,9 @@ fn list_segment(reader: &mut Reader, query: &Query) -> Result<Option<Listed>, Te
 }
 
 /// Where repeats of the turn before are counted.
+#[derive(Default)]
 enum Open {
+    #[default]
     None,
     Begin,
     Last,

@@ -200,6 +200,11 @@ fn a_decision_behind_which_nothing_was_recorded_is_not_said_to_be_in_force_for_g
     assert!(note.starts_with("nothing was recorded in the 595 s after it"), "{note}");
     // The next may be on its way; and a time to come is no question of a time.
     assert!(why(6).notes.is_empty() && why(1_201).notes.is_empty());
+    // One that was started long after that one was killed does not know what it did at last.
+    Host::new(folder.path(), EPOCH_MS + 700_000).turn("period", &[vm(1, 193, 180)]);
+    let [note] = &why(600).notes[..] else { panic!("{:?}", why(600)) };
+    assert!(note.starts_with("nothing was recorded in the 595 s after it"), "{note}");
+    assert!(why(6).notes.is_empty());
 }
 
 #[test]
@@ -271,7 +276,7 @@ fn what_the_first_turn_of_a_segment_changed_is_listed_too() {
         let told = |folder: &Path| -> Vec<_> {
             let page = list(folder, &query).unwrap();
             assert!(page.notes.is_empty() && !page.more);
-            page.turns.into_iter().map(|t| (t.n, t.changes, t.outcomes)).collect()
+            page.turns.into_iter().map(|t| (t.n, t.changes, t.outcomes, t.repeats)).collect()
         };
         assert_eq!(told(whole.path()), told(cut.path()), "{query:?}");
     }

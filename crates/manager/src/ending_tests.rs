@@ -1,6 +1,7 @@
 use ballast_qemu::ProcessHandle;
 
 use super::*;
+use crate::survey::Unread;
 use crate::vm::{Asked, Sizes};
 
 #[tokio::test]
@@ -85,15 +86,31 @@ async fn what_is_left_of_a_former_vm_is_told_to_who_would_stop_it() {
     let stop = async |name| manager.stop_vm(name, Duration::ZERO).await.unwrap_err();
     assert_eq!(stop("a").await.code, ErrorCode::NotFound);
     lock(&manager.clearing).insert("a".into());
-    lock(&manager.unread).insert("b".into(), "its record is damaged".into());
-    std::fs::create_dir_all(manager.folder_of("b")).unwrap();
-    for (name, part) in [("a", "being removed"), ("b", "already: its record is damaged")] {
+    let unread = |name: &str, at: &str, may_run| {
+        let (name, folder) = (name.to_owned(), manager.folder_of(at));
+        std::fs::create_dir_all(&folder).unwrap();
+        let why = "its record is damaged".into();
+        lock(&manager.unread).insert(name.clone(), Unread { name, folder, why, may_run });
+    };
+    unread("b", "b", true);
+    // Its folder was moved.
+    unread("c", "c.old", true);
+    unread("d", "d", false);
+    let parts = [
+        ("a", "being removed"),
+        ("b", "may run already: its record is damaged"),
+        ("c", "may run already: its record is damaged"),
+        ("d", "is there already: its record is damaged"),
+    ];
+    for (name, part) in parts {
         let told = stop(name).await;
         assert_eq!(told.code, ErrorCode::Conflict, "{told}");
         assert!(told.message.contains(part), "{told}");
     }
-    std::fs::remove_dir(manager.folder_of("b")).unwrap();
-    assert_eq!(stop("b").await.code, ErrorCode::NotFound);
+    for (name, at) in [("b", "b"), ("c", "c.old"), ("d", "d")] {
+        std::fs::remove_dir(manager.folder_of(at)).unwrap();
+        assert_eq!(stop(name).await.code, ErrorCode::NotFound);
+    }
 }
 
 #[test]

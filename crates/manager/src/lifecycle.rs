@@ -25,6 +25,7 @@ use crate::reach::greeted;
 use crate::records::Record;
 use crate::rooms::LOOK;
 use crate::starts::Room;
+use crate::survey::Unread;
 use crate::sync::lock;
 use crate::upgrade::since_boot_ms;
 use crate::vm::{Asked, NewVm, Vm, VmParams};
@@ -175,13 +176,16 @@ impl Manager {
             return Some(format!("files of a former VM named '{name}' are being removed"));
         }
         let mut unread = lock(&self.unread);
-        let why = unread.get(name).cloned()?;
-        // Its folder was removed, as the log says.
-        if matches!(self.folder_of(name).try_exists(), Ok(false)) {
+        let Unread { folder, why, may_run, .. } = unread.get(name)?;
+        // It was removed, as the log says.
+        if matches!(folder.try_exists(), Ok(false)) {
             unread.remove(name);
             return None;
         }
-        Some(format!("a VM named '{name}' may run already: {why}"))
+        Some(match may_run {
+            true => format!("a VM named '{name}' may run already: {why}"),
+            false => format!("what would be its folder is there already: {why}"),
+        })
     }
 
     /// What one that has just ended had on a disk is seen to be free by the next look: that is waited for.

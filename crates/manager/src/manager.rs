@@ -34,6 +34,7 @@ use crate::records::Record;
 use crate::refused::Refused;
 use crate::reload::Source;
 use crate::starts::Starts;
+use crate::survey::Unread;
 use crate::swap::Swap;
 use crate::sync::lock;
 use crate::totals::Totals;
@@ -102,8 +103,8 @@ pub struct Manager {
     pub(crate) waiting: Mutex<HashMap<String, Waits>>,
     /// Names of VMs that ended while no manager ran and whose files are still being removed.
     pub(crate) clearing: Mutex<HashSet<String>>,
-    /// VMs whose records cannot be read, and why: their names are taken. See `survey`.
-    pub(crate) unread: Mutex<HashMap<String, String>>,
+    /// What is not understood, by names, which are taken. See `survey`.
+    pub(crate) unread: Mutex<HashMap<String, Unread>>,
     /// Processes that nobody announced, while they are taken in.
     pub(crate) adopting: Mutex<HashSet<u32>>,
     /// Those whose QMP socket somebody has just named.

@@ -20,7 +20,7 @@ use crate::manager::{Manager, Pledge, Waits};
 use crate::measured::{self, Measured};
 use crate::paging::{Answer, Expected, pager_config};
 use crate::records::Record;
-use crate::survey::{Left, Survey};
+use crate::survey::{Left, Survey, Unread};
 use crate::sync::lock;
 use crate::vm::{NewVm, Vm};
 
@@ -35,16 +35,20 @@ const STILL_LATE: Duration = Duration::from_secs(600);
 /// A process cannot be watched, or a newer manager's pmap or the folder of stores not be read.
 pub fn announce(manager: &Arc<Manager>, survey: Survey) -> anyhow::Result<Vec<Waiting>> {
     let Survey { left, unread } = survey;
-    for (name, why) in &unread {
-        tracing::error!(
-            vm = name,
-            "not taken over, and not counted: {why}; if it runs, its guest stays paused. Mend that and restart \
-             ballastd, or end its VMM and remove {}",
-            manager.folder_of(name).display()
-        );
+    for Unread { name, folder, why, may_run } in &unread {
+        let folder = folder.display();
+        if *may_run {
+            tracing::error!(
+                vm = name,
+                "not taken over, and not counted: {why}; if it runs, its guest stays paused. Mend that and restart \
+                 ballastd, or end its VMM and remove {folder}"
+            );
+        } else {
+            tracing::warn!("{why}: a copy, or of one that has ended; remove {folder}");
+        }
     }
-    let keep_all = !unread.is_empty();
-    lock(&manager.unread).extend(unread);
+    let keep_all = unread.iter().any(|unread| unread.may_run);
+    lock(&manager.unread).extend(unread.into_iter().map(|unread| (unread.name.clone(), unread)));
     let running = running(manager, left)?;
     let stores: Vec<_> = running
         .iter()
@@ -458,6 +462,23 @@ mod tests {
             drop(Stage::create(&path, layout).unwrap());
             assert_eq!(booked(), PagerConfig { stage: layout, ..pager }.overhead(size));
             std::fs::remove_file(&path).unwrap();
+        }
+    }
+
+    /// Nobody knows what those hold that may run; a copy of a folder holds nothing.
+    #[tokio::test]
+    async fn pages_that_nobody_names_stay_for_who_may_run_and_not_for_a_copy() {
+        for may_run in [true, false] {
+            let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+            let manager = crate::manager::tests::manager(dir.path());
+            let store = manager.config().run_dir.join("store/vm-b.pages");
+            std::fs::write(&store, [7; 3 * 4096]).unwrap();
+            let (folder, why) = (manager.folder_of("a.old"), "a copy".to_owned());
+            let unread = vec![Unread { name: "a.old".into(), folder, why, may_run }];
+            announce(&manager, Survey { unread, ..Survey::default() }).unwrap();
+            assert_eq!(store.exists(), may_run);
+            let kept = if may_run { Pages(3) } else { Pages::ZERO };
+            assert_eq!(manager.commons.domain("vm-b").unwrap().counts().1, kept);
         }
     }
 

@@ -26,9 +26,21 @@ pub struct Left {
 pub struct Survey {
     /// Those that are understood.
     pub left: Vec<Left>,
-    /// Names of VMs whose records cannot be read, or are another's, or whose processes not be told, and why. Whether they run nobody knows, nor what they hold: their
-    /// files stay as they are, and so does every page that they may share.
-    pub unread: Vec<(String, String)>,
+    /// What is not understood: its files stay as they are.
+    pub unread: Vec<Unread>,
+}
+
+/// A folder whose record cannot be read, or is another's, or whose process cannot be told.
+pub struct Unread {
+    /// Of the VM that it may be: nobody is to have that name while `folder` is there.
+    pub name: String,
+    /// What must be mended, or removed.
+    pub folder: PathBuf,
+    /// What is wrong with it.
+    pub why: String,
+    /// Whether it may be of a VMM that runs and is in none of the others. What that holds nobody knows: every page that it
+    /// may share stays.
+    pub may_run: bool,
 }
 
 /// All VMs that are noted in the run folder.
@@ -37,7 +49,7 @@ pub struct Survey {
 /// What a newer manager wrote, which the error names; or the folder cannot be read. Nothing has been changed.
 pub fn survey(run_dir: &Path) -> anyhow::Result<Survey> {
     run_dir::check_format(run_dir)?;
-    let mut survey = Survey::default();
+    let (mut survey, mut moved) = (Survey::default(), Vec::new());
     let vms = run_dir.join(VMS);
     let folders = match std::fs::read_dir(&vms) {
         Ok(folders) => folders,
@@ -56,14 +68,13 @@ pub fn survey(run_dir: &Path) -> anyhow::Result<Survey> {
         let record = match record {
             Ok(Some(record)) if record.name == name => record,
             // What is done by its name would be done to that one.
-            Ok(Some(Record { name: other, .. })) => {
-                let path = Record::path(&folder);
-                survey.unread.push((name, RecordError::Another { path, name: other }.to_string()));
+            Ok(Some(record)) => {
+                moved.push((name, folder, record));
                 continue;
             }
             Ok(None) => continue,
             Err(why) => {
-                survey.unread.push((name, why));
+                survey.unread.push(Unread { name, folder, why, may_run: true });
                 continue;
             }
         };
@@ -72,7 +83,7 @@ pub fn survey(run_dir: &Path) -> anyhow::Result<Survey> {
             Ok(true) => VmFiles::verify(&folder),
             Ok(false) => Ok(()),
             Err(why) => {
-                survey.unread.push((record.name, why));
+                survey.unread.push(Unread { name, folder, why, may_run: true });
                 continue;
             }
         };
@@ -83,7 +94,32 @@ pub fn survey(run_dir: &Path) -> anyhow::Result<Survey> {
         };
         survey.left.push(Left { folder, record, damage });
     }
+    for (name, folder, record) in moved {
+        survey.put_moved(name, folder, record);
+    }
     Ok(survey)
+}
+
+impl Survey {
+    /// A folder `name` that has the record of another name: a copy, or that VM's own, which was moved. Call when all others
+    /// are known.
+    fn put_moved(&mut self, name: String, folder: PathBuf, record: Record) {
+        let path = Record::path(&folder);
+        let why = RecordError::Another { path, name: record.name.clone() }.to_string();
+        let process = |record: &Record| (record.pid, record.pid_started);
+        let is_copy = self.left.iter().any(|left| process(&left.record) == process(&record));
+        let may_run = !is_copy && record.is_alive() != Ok(false);
+        let is_anybodys = |name: &str| {
+            let mut left = self.left.iter().map(|left| &left.record.name);
+            left.any(|n| n == name) || self.unread.iter().any(|unread| unread.name == name)
+        };
+        // Whoever had its name would remove its pages.
+        if may_run && !is_anybodys(&record.name) {
+            let (folder, why) = (folder.clone(), why.clone());
+            self.unread.push(Unread { name: record.name, folder, why, may_run });
+        }
+        self.unread.push(Unread { name, folder, why, may_run });
+    }
 }
 
 #[cfg(test)]
@@ -109,20 +145,41 @@ mod tests {
             record.save(&folder(at)).unwrap();
         };
         run_dir::set_format(dir.path()).unwrap();
-        // One that has ended, a copy of it, and one of which nobody knows which process it is.
+        // One that has ended, and a copy of it; one of which nobody knows which process it is.
         note("a", "a", Some(1));
         note("a.old", "a", Some(1));
         note("b", "b", Some(0));
+        // One that runs, and a copy of it; one whose folder was moved; one that has taken the name of such a one since.
+        note("e", "e", None);
+        note("e.old", "e", None);
+        note("f.old", "f", Some(0));
+        note("g", "g", Some(1));
+        note("g.old", "g", Some(0));
         std::fs::create_dir_all(folder("c")).unwrap();
         std::fs::write(folder("c").join("vm.json"), "{").unwrap();
         std::fs::create_dir_all(folder("nothing")).unwrap();
         let found = survey(dir.path()).unwrap();
-        let left: Vec<_> = found.left.iter().map(|left| left.record.name.as_str()).collect();
-        assert_eq!(left, ["a"]);
+        let mut left: Vec<_> = found.left.iter().map(|left| left.record.name.as_str()).collect();
+        left.sort_unstable();
+        assert_eq!(left, ["a", "e", "g"]);
         let mut unread = found.unread;
-        unread.sort();
-        let names: Vec<_> = unread.iter().map(|(name, _)| name.as_str()).collect();
-        assert_eq!(names, ["a.old", "b", "c"]);
-        assert!(unread[0].1.contains("the record of a VM named 'a'"), "{}", unread[0].1);
+        unread.sort_by(|a, b| a.name.cmp(&b.name));
+        let names: Vec<_> = unread.iter().map(|it| (it.name.as_str(), it.may_run)).collect();
+        // Those of which a VMM may run that is none of the others; whoever took the name of one would remove its pages.
+        assert_eq!(
+            names,
+            [
+                ("a.old", false),
+                ("b", true),
+                ("c", true),
+                ("e.old", false),
+                ("f", true),
+                ("f.old", true),
+                ("g.old", true)
+            ]
+        );
+        assert!(unread[0].why.contains("the record of a VM named 'a'"), "{}", unread[0].why);
+        // What must go for the name to be free.
+        assert_eq!([&unread[4].folder, &unread[5].folder], [&folder("f.old"); 2]);
     }
 }
