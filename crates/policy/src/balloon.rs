@@ -418,8 +418,9 @@ impl BalloonControl {
             {
                 Some(self.config.rate.0 as f64)
             }
+            // Of a little that was done in time nobody knows; a rate below it was wrong.
+            _ if done && seen > known && last.careful => None,
             Some(rate) if done => Some(rate.max(seen)),
-            // Of a little that was done in time nobody knows.
             None if done => None,
             None => Some(seen),
             Some(rate) => Some(seen + (rate - seen) * RATE_KEPT.powf(seconds)),

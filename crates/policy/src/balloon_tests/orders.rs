@@ -193,6 +193,22 @@ fn a_guest_that_begins_to_tell_has_the_rate_that_it_is_then_seen_to_have() {
     }
 }
 
+/// Nor is what it was seen to have before that held against it, where the part came faster.
+#[test]
+fn a_guest_that_was_slow_once_is_not_taken_for_as_slow_as_the_part_that_it_did_since() {
+    let mut g = Guest::new();
+    (g.input.goal, g.used) = (Pages::from_mib(200), Pages::from_mib(10));
+    let slow = Pages::from_mib(3);
+    g.seconds(4, Driver::Follows(slow.0));
+    // Until what it said is too old to be believed.
+    g.stats = false;
+    g.seconds(12, Driver::Follows(slow.0));
+    assert_eq!(g.second(Driver::Follows(slow.0)).rate, Some(slow));
+    g.seconds(2, FAST);
+    g.stats = true;
+    assert_eq!(g.second(FAST).rate, None);
+}
+
 /// Its guest takes more while an order is under way: what has not come yet is called off as soon as that is told. What is told
 /// at a look was so a fifth of a second after the last one.
 #[test]
