@@ -51,8 +51,8 @@ impl<B: Backend> Memory<B> {
         (left, result)
     }
 
-    /// Books home pages of `[first, first + n)` that are gone; passes over everything else. What could not be looked at is
-    /// `busy` in what it answers; what is `present` is the guest's.
+    /// Books home pages of `[first, first + n)` that are gone; passes over everything else, also over what another step holds.
+    /// What the kernel refused to look at is `busy` in what it answers; what is `present` is the guest's.
     ///
     /// # Errors
     /// Of looking up which pages are gone.
