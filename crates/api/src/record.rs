@@ -23,7 +23,7 @@ pub enum RecordError {
         .path.display()
     )]
     Newer { path: PathBuf, found: u32 },
-    #[error("{}: the record of a VM named '{name}': a copy?", .path.display())]
+    #[error("{}: the record of a VM named '{name}': copied, or moved?", .path.display())]
     Another { path: PathBuf, name: String },
 }
 

@@ -218,7 +218,7 @@ fn what_is_not_understood_is_refused_and_nobody_is_signalled() {
     let copy = record_path(dir.path(), "vm.old");
     std::fs::create_dir(copy.parent().unwrap()).unwrap();
     std::fs::write(&copy, &good).unwrap();
-    refused(&stop(dir.path(), &["vm.old"]), 1, "the record of a VM named 'vm': a copy?");
+    refused(&stop(dir.path(), &["vm.old"]), 1, "the record of a VM named 'vm': copied, or moved?");
     assert!(process.is_alive());
     // A manager that has the folder, and does not answer yet.
     let lock = std::fs::File::create(dir.path().join("lock")).unwrap();

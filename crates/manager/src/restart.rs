@@ -35,16 +35,19 @@ const STILL_LATE: Duration = Duration::from_secs(600);
 /// A process cannot be watched, or a newer manager's pmap or the folder of stores not be read.
 pub fn announce(manager: &Arc<Manager>, survey: Survey) -> anyhow::Result<Vec<Waiting>> {
     let Survey { left, unread } = survey;
-    for Unread { name, folder, why, may_run } in &unread {
+    let is_said = |i: usize| unread[..i].iter().any(|before| before.folder == unread[i].folder);
+    for (i, Unread { name, folder, why, may_run }) in unread.iter().enumerate() {
         let folder = folder.display();
-        if *may_run {
+        if is_said(i) {
+            // It was moved, and holds two names.
+        } else if *may_run {
             tracing::error!(
                 vm = name,
                 "not taken over, and not counted: {why}; if it runs, its guest stays paused. Mend that and restart \
                  ballastd, or end its VMM and remove {folder}"
             );
         } else {
-            tracing::warn!("{why}: a copy, or of one that has ended; remove {folder}");
+            tracing::warn!("{why} It holds nothing that runs: remove {folder}");
         }
     }
     let keep_all = unread.iter().any(|unread| unread.may_run);
