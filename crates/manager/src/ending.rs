@@ -528,7 +528,9 @@ pub async fn watch_exit(manager: Arc<Manager>, vm: Arc<Vm>) {
     let was_unpaged = vm.paged().is_none();
     let takes_all = was_unpaged || (vm.inspected.load(Ordering::Relaxed) && !vm.may_be_paged());
     let min = if takes_all { all_of(&vm, &params) } else { params.min };
-    let promise = Promise { min, overhead: vm.overhead(), swap: Pages::ZERO };
+    // Before its files are gone: what they leave free is not others' in between.
+    let swap = vm.size.saturating_sub(params.min);
+    let promise = Promise { min, overhead: vm.overhead(), swap };
     let pool = params.pool;
     let held = Pledge { promise, pool, rebooted: Some(vm.id) };
     {
@@ -545,10 +547,6 @@ pub async fn watch_exit(manager: Arc<Manager>, vm: Arc<Vm>) {
         rebooting.insert(vm.name.clone(), reboot);
     }
     manager.gone(&vm).await;
-    // Its swap files are gone.
-    if let Some(held) = lock(&manager.starting).get_mut(&vm.name) {
-        held.promise.swap = vm.size.saturating_sub(params.min);
-    }
     start_again(&manager, &vm, spec).await;
     manager.reboot_settled(&vm.name, vm.id);
     let mut rebooting = lock(&manager.rebooting);

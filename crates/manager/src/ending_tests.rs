@@ -197,11 +197,11 @@ async fn what_a_vm_has_that_reboots_is_held_until_it_is_stopped() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     while manager.find("a").is_some() {
-        assert_eq!(held(), Some((Some(vm.id), Pages::ZERO)), "it has its swap files");
+        assert_eq!(held(), Some((Some(vm.id), size - min)), "what they leave free is its own");
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     // It is held back for a while, for it had just been started.
-    assert_eq!(held(), Some((Some(vm.id), size - min)), "it has none");
+    assert_eq!(held(), Some((Some(vm.id), size - min)));
     // Another of its name: that it is over with the one says nothing of the other.
     manager.reboot_settled("a", VmId(vm.id.0 + 1));
     assert!(held().is_some());

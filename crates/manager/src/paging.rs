@@ -13,8 +13,9 @@ use std::time::{Duration, Instant};
 
 use ballast_api::VmSpec;
 use ballast_api::record::process_started;
-use ballast_pager::advance::Advance;
+use ballast_pager::advance::{self, Advance};
 use ballast_pager::guest_ram::{GuestRam, RamLayout, RamPart};
+use ballast_pager::run_files::PMAP;
 use ballast_pager::service::{Inherited, PagedVm, PagerConfig, VmFiles};
 use ballast_pager::sharing::Domain;
 use ballast_pager::stage::StageLayout;
@@ -253,7 +254,12 @@ fn shake_hands(
             }
         },
     };
-    match take_charge(manager, connection, &hello, fds, &expected, peer) {
+    let is_paged = is_paged_already(manager, &hello, &expected);
+    let charge = match is_paged {
+        true => Err("it was paged already, and must come as what it is".to_owned()),
+        false => take_charge(manager, connection, &hello, fds, &expected, peer),
+    };
+    match charge {
         Ok(paged) => {
             // What it says answers the pager, which reads it. Before anybody hears of it: it may come again at once.
             connections.keep(peer.pid, connection.clone());
@@ -273,7 +279,7 @@ fn shake_hands(
             Ok(())
         }
         Err(why) => {
-            if !hello.reconnect {
+            if !hello.reconnect && !is_paged {
                 manager.note_unpaged(&name, &why);
             }
             let why = if is_announced { refuse(connection, why) } else { turn_away(why) };
@@ -348,6 +354,14 @@ fn first_words(
 fn refuse(connection: &Connection, why: String) -> String {
     let _ = connection.send(&Message::refuse(&why), &[]);
     why
+}
+
+/// Whether a VMM that says that it was never paged was: the pager has pages of it, for which others pay once their books
+/// are thrown away. Whether its start was cut short is its own word alone.
+fn is_paged_already(manager: &Manager, hello: &Hello, expected: &Expected) -> bool {
+    let is_left = expected.held.is_some() && !hello.reconnect;
+    let pmap = manager.folder_of(hello.vm.as_str()).join(PMAP);
+    is_left && advance::has_any(&pmap).unwrap_or(true)
 }
 
 /// Checks what the shim announces and starts the pager over it, or says why not.

@@ -93,7 +93,7 @@ fn running(manager: &Arc<Manager>, left: Vec<Left>) -> anyhow::Result<Vec<Runnin
         if record.unpaged.is_some() {
             tokio::spawn(reach(
                 manager.clone(),
-                admit_unpaged(manager, folder, &record, process),
+                admit_unpaged(manager, folder, &record, process, None),
                 record,
             ));
         } else {
@@ -129,7 +129,12 @@ fn book(manager: &Manager, vm: Running, damage: Option<String>) -> Waiting {
     let held = Arc::new(Advance::book(manager.host.clone(), held(&folder, &record)));
     // What it has it keeps until it is taken over: nobody else is to have it.
     let min = min.max(held.pages());
-    let promise = Promise { min, overhead, swap: Pages::ZERO };
+    // Of a start that was cut short before its swap files were there, others are not promised the room for them.
+    let swap = match record.swap {
+        Some(_) => Pages::ZERO,
+        None => record.size.saturating_sub(record.params.min),
+    };
+    let promise = Promise { min, overhead, swap };
     let pool = record.params.pool.clone();
     lock(&manager.starting).insert(record.name.clone(), Pledge { promise, pool, rebooted: None });
     let waits = Waits {
@@ -316,7 +321,14 @@ async fn go_on_paged(manager: Arc<Manager>, waiting: Waiting, paged: PagedVm) {
         *lock(&manager.accel) = record.accel.clone();
     }
     // Much may have happened meanwhile: nothing is taken from it until it was looked at.
-    let vm = admit(&manager, folder, &record, process, unseen("just taken over"), Some(paged));
+    let vm = admit(
+        &manager,
+        folder,
+        &record,
+        process,
+        unseen("just taken over"),
+        (Some(paged), Pages::ZERO),
+    );
     settled(&manager, &record.name);
     vm.has_started();
     // First without QEMU, which may wait for memory that only paging can make free.
@@ -324,12 +336,30 @@ async fn go_on_paged(manager: Arc<Manager>, waiting: Waiting, paged: PagedVm) {
     reach(manager, vm, record).await;
 }
 
-/// Puts a VM whose start was cut short among the managed, without a pager.
+/// Puts a VM whose start was cut short among the managed, without a pager. One of `vm run` is promised all that it may take
+/// then, as where its start goes on by itself: it was admitted with its min.
 async fn go_on_unpaged(manager: Arc<Manager>, waiting: Waiting) {
+    let booked = match &waiting.record.spec {
+        Some(spec) => manager.room_unpaged(spec).await.map(Some),
+        None => Ok(None),
+    };
+    let booked = match booked {
+        Ok(booked) => booked,
+        Err(e) => {
+            let why = waiting.record.unpaged.as_deref().unwrap_or_default();
+            tracing::error!(
+                vm = waiting.record.name,
+                "ended: it cannot be paged ({why}), and unpaged: {e}"
+            );
+            let _ = waiting.process.kill();
+            waiting.process.exited().await;
+            return clear_away(manager, waiting).await;
+        }
+    };
     let Waiting { folder, record, process, held, .. } = waiting;
     manager.host.ledger.release(record.overhead);
     drop(held);
-    let vm = admit_unpaged(&manager, folder, &record, process);
+    let vm = admit_unpaged(&manager, folder, &record, process, booked);
     // Only now: whoever looks for it finds it here or there.
     settled(&manager, &record.name);
     reach(manager, vm, record).await;
@@ -367,14 +397,8 @@ fn admit(
     record: &Record,
     process: ProcessHandle,
     management: Management,
-    paged: Option<PagedVm>,
+    (paged, external): (Option<PagedVm>, Pages),
 ) -> Arc<Vm> {
-    let external = match &paged {
-        Some(_) => Pages::ZERO,
-        // At least a page: nothing booked means that it has ended.
-        None => process::rss(record.pid).map_or(record.size, Bytes::pages_ceil).max(Pages(1)),
-    };
-    manager.host.ledger.adopt(external);
     // Its start may have been begun anew since the record was read.
     let mapped_ms = Record::load(&folder).ok().flatten().and_then(|record| record.mapped_ms);
     let measured = Measured::in_record(record);
@@ -411,18 +435,30 @@ fn admit(
     vm
 }
 
-/// A VM that never was paged needs nobody to go on: it is there at once, with all that it takes booked.
+/// What its VMM has. At least a page: nothing booked means that it has ended.
+fn uses_now(record: &Record) -> Pages {
+    process::rss(record.pid).map_or(record.size, Bytes::pages_ceil).max(Pages(1))
+}
+
+/// A VM that never was paged needs nobody to go on: it is there at once, with all that it takes booked; or what was booked for
+/// it before, which it may take.
 fn admit_unpaged(
     manager: &Arc<Manager>,
     folder: PathBuf,
     record: &Record,
     process: ProcessHandle,
+    booked: Option<Pages>,
 ) -> Arc<Vm> {
+    let external = booked.unwrap_or_else(|| {
+        let uses = uses_now(record);
+        manager.host.ledger.adopt(uses);
+        uses
+    });
     manager.host.ledger.adopt(record.overhead);
     // One that somebody else started may have no balloon that anybody knows of.
     let mode = if in_reach(record) { Mode::BalloonOnly } else { Mode::Unmanaged };
     let management = Management { mode, reason: record.unpaged.clone() };
-    let vm = admit(manager, folder, record, process, management, None);
+    let vm = admit(manager, folder, record, process, management, (None, external));
     vm.has_started();
     vm
 }
@@ -443,6 +479,7 @@ async fn reach(manager: Arc<Manager>, vm: Arc<Vm>, record: Record) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ballast_api::VmSpec;
     use ballast_pager::stage::StageLayout;
 
     use crate::vm::{Asked, VmParams};
@@ -511,5 +548,76 @@ mod tests {
         let vm = manager.vm("a").unwrap();
         assert_eq!((vm.overhead(), vm.paged().is_some()), (booked, false));
         assert_eq!(manager.host.ledger.used(), used + booked + vm.consumed());
+    }
+
+    /// One of `vm run` that is started with a pager, and refused it by the next manager, with its VMM.
+    fn cut_short(manager: &Manager, max: Bytes) -> (Waiting, std::process::Child) {
+        let vmm = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let folder = manager.folder_of("a");
+        std::fs::create_dir_all(&folder).unwrap();
+        let params = VmParams::resolve(&[], "a", max.pages().into(), Asked::default()).unwrap();
+        let spec = VmSpec { name: "a".into(), max: max.0, ..VmSpec::default() };
+        let accel = ballast_qemu::AccelChoice::Kvm;
+        let record = Record::new("a", Some(&spec), params, max.pages(), Pages(9), vmm.id(), &accel);
+        record.save(&folder).unwrap();
+        let process = ProcessHandle::open(vmm.id()).unwrap();
+        let waiting = book(manager, Running { folder, record, process, damage: None }, None);
+        (waiting, vmm)
+    }
+
+    #[tokio::test]
+    async fn what_a_start_was_promised_of_swap_is_not_promised_again_after_it_was_cut_short() {
+        let dir = tempfile::tempdir().unwrap();
+        let manager = crate::manager::tests::manager(dir.path());
+        let swap = || lock(&manager.starting)["a"].promise.swap;
+        let (mut waiting, mut vmm) = cut_short(&manager, Bytes::from_mib(64));
+        assert_eq!(swap(), Pages::from_mib(64));
+        // Where its files are there, they have that room.
+        waiting.record.swap = Some(Vec::new());
+        let Waiting { folder, record, process, .. } = waiting;
+        book(&manager, Running { folder, record, process, damage: None }, None);
+        assert_eq!(swap(), Pages::ZERO);
+        vmm.kill().unwrap();
+        vmm.wait().unwrap();
+    }
+
+    /// As where its start goes on by itself: nothing but its balloon could take any of it.
+    #[tokio::test]
+    async fn a_start_that_was_cut_short_and_has_no_pager_is_promised_all_of_it_or_ended() {
+        for (mib, fits) in [(64, true), (1 << 12, false)] {
+            let dir = tempfile::tempdir().unwrap();
+            let manager = crate::manager::tests::manager(dir.path());
+            let used = manager.host.ledger.used();
+            let (mut waiting, mut vmm) = cut_short(&manager, Bytes::from_mib(mib));
+            // Its shim has come.
+            lock(&manager.expected).remove("a");
+            let (said, answer) = tokio::sync::oneshot::channel();
+            waiting.answer = Some(answer);
+            let unpaged = Some("no room for its swap".to_owned());
+            Record::update(&manager.folder_of("a"), |record| record.unpaged = unpaged).unwrap();
+            let _ = said.send(Err("no room for its swap".to_owned()));
+            // Its QMP is looked for as long as it lives.
+            let end = tokio::spawn(take_over(manager.clone(), waiting));
+            while !lock(&manager.starting).is_empty() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            assert!(lock(&manager.waiting).is_empty());
+            if fits {
+                let vm = manager.vm("a").unwrap();
+                assert!(vm.paged().is_none());
+                assert_eq!(vm.consumed(), Pages::from_mib(mib));
+                let promised = manager.promised_to(&vm, &vm.params()).2;
+                assert_eq!(promised, Pages::from_mib(mib) + vm.overhead());
+                assert_eq!(manager.host.ledger.used(), used + promised);
+                vmm.kill().unwrap();
+            } else {
+                assert!(manager.vm("a").is_err() && !manager.folder_of("a").exists());
+                assert_eq!(manager.host.ledger.used(), used);
+            }
+            // Whoever looked at it first has its status.
+            let _ = vmm.wait();
+            assert!(!Path::new(&format!("/proc/{}", vmm.id())).exists());
+            end.abort();
+        }
     }
 }

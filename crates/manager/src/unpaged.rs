@@ -26,21 +26,7 @@ impl Manager {
         overhead: Pages,
         reason: &str,
     ) -> Result<Pages, Failure> {
-        let all = Bytes(spec.max).pages();
-        // Nothing but the balloon would keep it within less than its whole size, and nothing from what is
-        // not plugged.
-        let room = if spec.hotplug > 0 {
-            Err(Failure::internal("it was to have memory to plug"))
-        } else {
-            match self.promise_unpaged(&spec.name, all) {
-                Ok(need) => {
-                    let room = Room { name: &spec.name, need, unpaged: true };
-                    self.make_room(room, ROOM).await.map(|()| need)
-                }
-                Err(e) => Err(e),
-            }
-        };
-        let e = match room {
+        let e = match self.room_unpaged(spec).await {
             Ok(booked) => return Ok(booked),
             Err(e) => e,
         };
@@ -50,6 +36,21 @@ impl Manager {
         self.remove_files(&spec.name).await;
         let why = format!("{}: it cannot be paged ({reason}), and unpaged: {e}", spec.name);
         Err(Failure::new(e.code, why))
+    }
+
+    /// Promises and reserves memory as above, and ends nothing.
+    ///
+    /// # Errors
+    /// NoRoom; or it was to have memory to plug.
+    pub(crate) async fn room_unpaged(&self, spec: &VmSpec) -> Result<Pages, Failure> {
+        // Nothing but the balloon would keep it within less than its whole size, and nothing from what is
+        // not plugged.
+        if spec.hotplug > 0 {
+            return Err(Failure::internal("it was to have memory to plug"));
+        }
+        let need = self.promise_unpaged(&spec.name, Bytes(spec.max).pages())?;
+        let room = Room { name: &spec.name, need, unpaged: true };
+        self.make_room(room, ROOM).await.map(|()| need)
     }
 
     /// One that has a pager and was found not to be fit to be paged, by a disk for one, is promised all that it may take before its

@@ -386,6 +386,30 @@ async fn takeovers_that_are_broken_off_leave_nothing_in_the_books() {
     no_panic(&ballastd);
 }
 
+/// The pager has its pages, for which it pays: it is not rid of them by saying that it never had any.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_was_paged_cannot_come_as_if_it_never_was() {
+    if std::fs::File::open("/dev/userfaultfd").is_err() {
+        assert!(!required(), "no userfaultfd");
+        eprintln!("SKIPPED: no userfaultfd");
+        return;
+    }
+    let mut ballastd = Ballastd::start(&["--budget", "96M"]);
+    let evil = Evil::start(&ballastd.run_dir().join("shim.sock"), "evil", "anew", 16);
+    ballastd.is_paged("evil").await;
+    ballastd.kill();
+    ballastd.restart();
+    tokio::task::block_in_place(|| evil.says("it was paged already"));
+    assert!(ballastd.folder("evil").join("pmap").exists());
+    // As what it is, it has what it had.
+    ballastd.is_paged("evil").await;
+    assert!(ballastd.vm("evil").await.memory.consumed >= 16 * MIB);
+    drop(evil);
+    is_as_before(&ballastd).await;
+    ballastd.assert_nothing_left("evil");
+    no_panic(&ballastd);
+}
+
 /// A VMM has one guest, also while that waits to be taken over.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_waits_to_be_taken_over_gets_no_second_name() {

@@ -67,6 +67,21 @@ pub fn held(pmap: &Path) -> Result<Pages, PmapError> {
     Ok(tally.pages())
 }
 
+/// Whether the pager has ever had anything of a VM, from its pmap file. It changes nothing. Where that is not there, or was
+/// not begun, nothing.
+///
+/// # Errors
+/// As of [`held`], otherwise.
+pub fn has_any(pmap: &Path) -> Result<bool, PmapError> {
+    let mut any = false;
+    match Pmap::peek(pmap, |_, word| any |= word.state() != State::Untouched || !word.is_idle()) {
+        Err(PmapError::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
+            Ok(false)
+        }
+        result => result.map(|()| any),
+    }
+}
+
 /// What words hold, at most.
 #[derive(Default)]
 pub(crate) struct Tally {
@@ -90,6 +105,8 @@ impl Tally {
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
+    use ballast_units::Ppn;
+
     use crate::ledger::Ledger;
 
     #[test]
@@ -107,5 +124,23 @@ mod tests {
         assert_eq!((host.ledger.used(), host.ledger.peak()), (Pages(35), Pages(40)));
         drop(advance);
         assert_eq!(host.ledger.used(), Pages::ZERO);
+    }
+
+    #[test]
+    fn a_pager_has_had_something_once_a_word_says_so() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pmap");
+        assert!(!has_any(&path).unwrap(), "its start had not come so far");
+        std::fs::write(&path, "").unwrap();
+        assert!(!has_any(&path).unwrap(), "nor here");
+        std::fs::remove_file(&path).unwrap();
+        let pmap = Pmap::create(&path, Pages(1000)).unwrap();
+        assert!(!has_any(&path).unwrap());
+        let (page, away) = (Ppn(999), Word::new(State::Ballooned));
+        pmap.exchange(page, Word::UNTOUCHED, away).unwrap();
+        assert!(has_any(&path).unwrap());
+        drop(pmap);
+        std::fs::write(&path, [1; 8192]).unwrap();
+        assert!(has_any(&path).is_err(), "what it had nobody can tell");
     }
 }

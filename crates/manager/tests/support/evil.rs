@@ -321,6 +321,12 @@ fn act(role: &str, connection: Connection, ram: &OwnedFd, uffd: &Uffd, base: *mu
             come_as_another(ram, uffd, base, len);
             stay(come_again(ram, uffd, base, len), ram, uffd, base, len)
         }
+        // Comes to the next manager as if it had never been paged, with other memory; then as what it is.
+        "anew" => {
+            while told(&connection).is_ok() {}
+            come_anew(base, len);
+            stay(come_again(ram, uffd, base, len), ram, uffd, base, len)
+        }
         // Asks every next manager to take it over, and hears no answer.
         "deaf" => ask_and_hear_nothing(&connection, ram, uffd, base, len),
         // Does not say whether it keeps its RAM, nor anything else.
@@ -451,6 +457,19 @@ fn come_as_another(ram: &OwnedFd, uffd: &Uffd, base: *mut u8, len: u64) {
         let again = Message::Hello(Hello { reconnect: true, ..good });
         let said = say(Path::new(&socket), &again, &[file.as_fd(), uffd.as_fd()]).unwrap();
         assert!(said.contains(why), "{said}");
+    }
+}
+
+/// Until somebody is there to refuse it.
+fn come_anew(base: *mut u8, len: u64) {
+    let of = |name: &str| std::env::var(name).unwrap();
+    let parts = vec![part(base as u64, len)];
+    let anew = Message::Hello(Hello { parts, ..hello(&of("EVIL_NAME"), len) });
+    let other = memfd(len);
+    loop {
+        if let Some(why) = say(Path::new(&of("EVIL_SOCKET")), &anew, &[other.as_fd()]) {
+            return println!("{why}");
+        }
     }
 }
 

@@ -478,9 +478,11 @@ impl PagedVm {
                 _ => {}
             }
         }
-        let pages = self.memory().charged() - self.memory().owed() + self.overhead;
-        self.memory().host().ledger.release(pages);
+        let ledger = &self.memory().host().ledger;
+        ledger.release(self.memory().charged() - self.memory().owed());
         self.shared.swap.remove();
+        // Its books are there, mapped, until here.
+        ledger.release(self.overhead);
     }
 
     /// The manager goes, the VM stays: stops the threads between two transitions and leaves
