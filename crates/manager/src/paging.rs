@@ -254,12 +254,7 @@ fn shake_hands(
             }
         },
     };
-    let is_paged = is_paged_already(manager, &hello, &expected);
-    let charge = match is_paged {
-        true => Err("it was paged already, and must come as what it is".to_owned()),
-        false => take_charge(manager, connection, &hello, fds, &expected, peer),
-    };
-    match charge {
+    match take_charge(manager, connection, &hello, fds, &expected, peer) {
         Ok(paged) => {
             // What it says answers the pager, which reads it. Before anybody hears of it: it may come again at once.
             connections.keep(peer.pid, connection.clone());
@@ -279,7 +274,7 @@ fn shake_hands(
             Ok(())
         }
         Err(why) => {
-            if !hello.reconnect && !is_paged {
+            if !hello.reconnect && !is_paged_already(manager, &hello, &expected) {
                 manager.note_unpaged(&name, &why);
             }
             let why = if is_announced { refuse(connection, why) } else { turn_away(why) };
@@ -373,6 +368,9 @@ fn take_charge(
     expected: &Expected,
     peer: Peer,
 ) -> Result<PagedVm, String> {
+    if is_paged_already(manager, hello, expected) {
+        return Err("it was paged already, and must come as what it is".to_owned());
+    }
     if hello.page_size as usize != PAGE_SIZE {
         return Err(format!("RAM with pages of {} bytes: only 4 KiB pages", hello.page_size));
     }
