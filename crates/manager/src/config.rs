@@ -20,6 +20,7 @@ use serde::Deserialize;
 
 use crate::layout;
 use crate::limits::Wrong;
+use crate::manager::capacity;
 use budget::{BudgetOf, HostMemory};
 pub use budget::{check_budget, of_huge_pages};
 use rules::{PoolRule, PoolTable, VmRule, VmTable};
@@ -410,7 +411,7 @@ impl Config {
         let pools = rules::pool_rules(file.pool).map_err(wrong_rule)?;
         let vms = rules::vm_rules(file.defaults, file.vm, &pools).map_err(wrong_rule)?;
         let scale = file.thresholds.unwrap_or_default();
-        let capacity = budget.whole.saturating_sub(scale.thresholds(budget.whole).goal());
+        let capacity = capacity(budget.whole, &scale.thresholds(budget.whole));
         check_mins(&pools, capacity).map_err(wrong_rule)?;
 
         let run_dir = run_dir(over.run_dir.or(file.run_dir)).map_err(wrong)?;

@@ -2,7 +2,7 @@
 //!
 //! | what is looked for | where |
 //! | --- | --- |
-//! | its state, and promises against it | `manager`, `vm`, `totals`; locks: `sync` |
+//! | its state, and promises against it | `manager`, `vm`, `charges`, `totals`; locks: `sync` |
 //! | VMs come: started here, by somebody else, run already | `lifecycle`, `starts`, `unpaged`, `attach`, `namesakes`, `refused` |
 //! | and go, or are started again | `ending`, `exits`, `vm_files` |
 //! | shims: their socket and handshakes, and those that come again | `paging`, `handshakes`, `rejoin`, `shim_link` |
@@ -21,6 +21,7 @@ mod agent_loop;
 mod attach;
 mod balloon_loop;
 mod change;
+mod charges;
 mod claim;
 mod commons;
 mod config;

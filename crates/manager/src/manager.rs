@@ -635,7 +635,10 @@ pub(crate) fn guaranteed(vm: &Vm, params: &VmParams) -> Pages {
         _ => {
             let uses = match is_paged {
                 true => vm.consumed(),
-                false => Pages(vm.uses.load(Ordering::Relaxed)).min(vm.configured()),
+                false => {
+                    let uses = Pages(vm.uses.load(Ordering::Relaxed));
+                    uses.saturating_sub(vm.own()).min(vm.configured())
+                }
             };
             uses.max(unpaged_promise(vm, params))
         }

@@ -465,7 +465,7 @@ fn measure_strangers(manager: &Manager) {
         }
         let Some(rss) = process::rss(vm.process.pid()) else { continue };
         let booked = vm.external.load(Ordering::Relaxed);
-        vm.uses.store(rss.pages_ceil().0, Ordering::Relaxed);
+        vm.was_measured(rss.pages_ceil());
         let spare = ledger.free().saturating_sub(kept);
         let now = to_be_booked(
             rss.pages_ceil(),

@@ -298,6 +298,8 @@ pub struct Vm {
     pub external: AtomicU64,
     /// Of that, what it used when that was looked at last.
     pub uses: AtomicU64,
+    /// Of that, pages beyond what its balloon left its guest as it was measured: afterwards the one or the other is of another moment.
+    pub own: AtomicU64,
     /// Booked for the VMM of a paged VM; [`ENDED`] when that was given back.
     pub vmm: AtomicU64,
     /// Its VMM.
@@ -442,6 +444,7 @@ impl Vm {
             overhead: new.overhead,
             external: AtomicU64::new(new.external.0),
             uses: AtomicU64::new(new.external.0),
+            own: AtomicU64::new(0),
             vmm: AtomicU64::new(new.vmm.0),
             process: new.process,
             paged: UntilTaken::new(new.paged),
@@ -664,31 +667,6 @@ impl Vm {
     /// Waits for all who hold `paged`. Nobody finds it there afterwards.
     pub fn take_paged(&self) -> Option<PagedVm> {
         self.paged.take()
-    }
-    /// Machine memory that the VM's pages take; a page that n share counts 1/n.
-    pub fn consumed(&self) -> Pages {
-        match &*self.paged() {
-            Some(paged) => paged.memory().charged() + paged.shared_part(),
-            None => self.booked().min(self.configured()),
-        }
-    }
-    /// Machine memory charged beside the pages. Of a VM that is not paged, the whole process is
-    /// booked: what exceeds its guest's memory is the VMM's own, which no balloon gives back.
-    pub fn overhead(&self) -> Pages {
-        match &*self.paged() {
-            Some(_) => self.overhead + self.booked_vmm(),
-            None => self.overhead + self.booked().saturating_sub(self.configured()),
-        }
-    }
-    /// What is booked for the VMM of a paged VM; nothing once it has ended.
-    pub fn booked_vmm(&self) -> Pages {
-        match self.vmm.load(Ordering::Relaxed) {
-            ENDED => Pages::ZERO,
-            booked => Pages(booked),
-        }
-    }
-    fn booked(&self) -> Pages {
-        Pages(self.external.load(Ordering::Relaxed))
     }
 }
 
