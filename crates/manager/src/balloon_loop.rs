@@ -86,7 +86,7 @@ async fn step(
         && manager.decision().is_some_and(|(_, decision)| decision.state == State::High)
 }
 
-/// The size of its balloon, as QEMU says.
+/// The size of its balloon, as QEMU says: nothing, while that is what it was before a reset.
 ///
 /// # Errors
 /// It does not say.
@@ -96,7 +96,7 @@ pub async fn size(vm: &Vm, monitor: &Monitor) -> Result<Pages, QmpError> {
         lock(&vm.balloon).dimms = dimms.min(LARGEST).pages();
     }
     let left = monitor.query_balloon().await?;
-    Ok(vm.whole().saturating_sub(left.pages()))
+    Ok(lock(&vm.driver).holds(vm.whole().saturating_sub(left.pages())))
 }
 
 /// What a turn found.

@@ -3,6 +3,8 @@
 
 use std::time::{Duration, Instant};
 
+use ballast_units::Pages;
+
 /// QEMU tells of a balloon that moves once a second: what it tells so soon after a reset may have been before.
 const HELD_BACK: Duration = Duration::from_secs(2);
 
@@ -12,6 +14,19 @@ pub struct Driver {
     is_alive: bool,
     /// When the machine was reset last.
     reset: Option<Instant>,
+    said: Said,
+}
+
+/// What QEMU says of a balloon after a reset, which empties it: what it was before, until its driver tells another size.
+#[derive(Clone, Copy, Debug, Default)]
+enum Said {
+    /// What it is.
+    #[default]
+    Now,
+    /// What it was when the machine was reset, which was not looked at since.
+    Before,
+    /// The same, which was this.
+    Was(Pages),
 }
 
 impl Driver {
@@ -22,7 +37,7 @@ impl Driver {
 
     /// The machine was reset.
     pub fn was_reset(&mut self, now: Instant) {
-        *self = Driver { is_alive: false, reset: Some(now) };
+        *self = Driver { is_alive: false, reset: Some(now), said: Said::Before };
     }
 
     /// There are statistics that the driver sent so many seconds ago, give or take one.
@@ -32,7 +47,19 @@ impl Driver {
 
     /// The balloon's size has changed.
     pub fn has_moved(&mut self, now: Instant) {
-        self.is_alive |= self.is_since_reset(HELD_BACK, now);
+        if self.is_since_reset(HELD_BACK, now) {
+            (self.is_alive, self.said) = (true, Said::Now);
+        }
+    }
+
+    /// What the balloon holds of which QEMU says that it is `said`.
+    pub fn holds(&mut self, said: Pages) -> Pages {
+        self.said = match self.said {
+            Said::Before => Said::Was(said),
+            Said::Was(before) if before == said => return Pages::ZERO,
+            Said::Was(_) | Said::Now => Said::Now,
+        };
+        if matches!(self.said, Said::Now) { said } else { Pages::ZERO }
     }
 
     /// The balloon holds something, which somebody has filled it with. After a reset it says what it held before.
@@ -66,6 +93,20 @@ mod tests {
             driver.was_reset(now);
             assert!(!driver.is_alive());
         }
+    }
+
+    #[test]
+    fn what_qemu_says_after_a_reset_is_what_was_before_until_it_says_something_else() {
+        let now = Instant::now();
+        let mut driver = Driver::default();
+        assert_eq!(driver.holds(Pages(7)), Pages(7));
+        driver.was_reset(now);
+        assert_eq!([7, 7, 8, 7].map(|said| driver.holds(Pages(said)).0), [0, 0, 8, 7]);
+        driver.was_reset(now);
+        assert_eq!(driver.holds(Pages(7)), Pages::ZERO);
+        // Its driver made it as large again between two looks.
+        driver.has_moved(now + HELD_BACK);
+        assert_eq!(driver.holds(Pages(7)), Pages(7));
     }
 
     #[test]

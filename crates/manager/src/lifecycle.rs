@@ -466,7 +466,10 @@ impl Manager {
         let known = Known {
             paged: ram.is_some(),
             is_built,
-            has_balloon: monitor.as_ref().is_some_and(Monitor::has_balloon),
+            // What was heard of holds for as long as nothing else is.
+            has_balloon: monitor
+                .as_ref()
+                .map_or_else(|| lock(&vm.balloon).held.is_some(), Monitor::has_balloon),
             started_here: vm.spec.is_some(),
             qmp: heard,
         };

@@ -79,7 +79,7 @@ pub fn of_both(first: Verdict, second: Option<Verdict>) -> Verdict {
 pub fn objection_of(verdict: Verdict) -> Option<Management> {
     let (mode, reason) = match verdict {
         Verdict::BalloonOnly(reason) => (Mode::BalloonOnly, reason),
-        Verdict::Unmanaged(reason) => (Mode::Unmanaged, reason),
+        Verdict::Unmanaged(reason) | Verdict::BalloonUnseen(reason) => (Mode::Unmanaged, reason),
         Verdict::Pageable | Verdict::Unknown(_) => return None,
     };
     Some(Management { mode, reason: Some(reason) })
@@ -110,6 +110,11 @@ pub fn managed(verdict: Verdict, old: &Management, past: &Past, vm: Known) -> Op
             (Mode::Unmanaged, Some(why.to_owned()))
         }
         Verdict::BalloonOnly(reason) => (Mode::BalloonOnly, Some(reason)),
+        // It has the one that it had, whoever is silent for how long.
+        Verdict::BalloonUnseen(reason) if vm.has_balloon => (Mode::BalloonOnly, Some(reason)),
+        Verdict::BalloonUnseen(reason) => {
+            (Mode::Unmanaged, Some(format!("{reason}; and no QMP tells of a balloon device")))
+        }
         // Nothing was found that forbids it: should all VMs stop being paged for one process of the host that
         // cannot be looked at, nothing could be reclaimed from anybody.
         // Nor should one be left alone that gives what its balloon can take, and is held to its limits: it would get all
@@ -234,6 +239,17 @@ mod tests {
                     let mapped = Management { mode, reason: Some("a backend".into()) };
                     assert_eq!(now, Some(mapped), "{qmp:?}");
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn a_balloon_that_was_there_is_when_nobody_tells_of_it() {
+        let found = || Verdict::BalloonUnseen("a disk".into());
+        let silent = Known { qmp: Heard::Nobody, ..PAGED };
+        for (has_balloon, is) in [(true, Mode::BalloonOnly), (false, Mode::Unmanaged)] {
+            for old in [Mode::BalloonOnly, Mode::Paged] {
+                assert_eq!(mode(found(), old, Known { has_balloon, ..silent }), Some(is));
             }
         }
     }

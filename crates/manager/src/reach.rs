@@ -196,7 +196,11 @@ impl Keeper {
             let begun = Instant::now();
             let ended = balloon_loop::run(&self.manager, &self.vm, &monitor).await;
             let Some(why) = ended else { return };
-            lock(&self.vm.balloon).output.health = Health::Missing;
+            {
+                // Nobody gives it memory by that balloon now: what is free is not kept for it.
+                let output = &mut lock(&self.vm.balloon).output;
+                (output.health, output.short) = (Health::Missing, false);
+            }
             *lock(&self.vm.tools) = Tools::default();
             self.vm.seeks_qmp.store(true, Ordering::Relaxed);
             self.vm.set_monitor(None);

@@ -34,6 +34,8 @@ pub enum Verdict {
     BalloonOnly(String),
     /// What the guest gives up would not come back either, or there is no balloon.
     Unmanaged(String),
+    /// Pages must not be taken, and whether there is a balloon nobody tells, without QMP.
+    BalloonUnseen(String),
     /// It could not be found out: somebody did not answer in time, or the look failed. What was known before may be so still.
     Unknown(String),
 }
@@ -48,6 +50,7 @@ impl Verdict {
             Verdict::Pageable => Verdict::Pageable,
             Verdict::BalloonOnly(reason) => Verdict::BalloonOnly(line(reason)),
             Verdict::Unmanaged(reason) => Verdict::Unmanaged(line(reason)),
+            Verdict::BalloonUnseen(reason) => Verdict::BalloonUnseen(line(reason)),
             Verdict::Unknown(reason) => Verdict::Unknown(line(reason)),
         }
     }
@@ -180,8 +183,11 @@ pub fn decide(facts: &Facts) -> Verdict {
     let Some(reason) = must_not_be_paged(facts) else { return Verdict::Pageable };
     if facts.known_devices().any(Device::is_balloon) {
         Verdict::BalloonOnly(reason)
-    } else {
+    } else if facts.memdevs.is_some() {
         Verdict::Unmanaged(format!("{reason}; and it has no balloon device"))
+    } else {
+        // Balloons are not looked for on the command line.
+        Verdict::BalloonUnseen(reason)
     }
 }
 

@@ -49,7 +49,19 @@ fn balloon_only(facts: Facts, part: &str) {
         devices: facts.devices.iter().filter(|d| !d.is_balloon()).cloned().collect(),
         ..facts
     };
+    if without.memdevs.is_none() {
+        // Nobody told of one.
+        return unseen(without, part);
+    }
     unmanaged(without, "no balloon");
+}
+
+#[track_caller]
+fn unseen(facts: Facts, part: &str) {
+    match decide(&facts) {
+        Verdict::BalloonUnseen(reason) => assert!(reason.contains(part), "{reason}"),
+        other => panic!("{other:?}"),
+    }
 }
 
 #[track_caller]
@@ -101,8 +113,8 @@ fn a_second_memory_is_paged_if_it_is_ballasts_own_and_was_announced() {
     let device = "virtio-mem-pci,id=hotplug,memdev=hotmem,block-size=2M,requested-size=0";
     assert_eq!(decide(&line(&["-device", device])), Verdict::Pageable);
     let one = Facts { announced: 1, ..line(&["-device", device]) };
-    unmanaged(one, "adds guest memory");
-    unmanaged(line(&["-device", "virtio-mem-pci,id=hotplug,memdev=x"]), "adds guest memory");
+    unseen(one, "adds guest memory");
+    unseen(line(&["-device", "virtio-mem-pci,id=hotplug,memdev=x"]), "adds guest memory");
 }
 
 #[test]
@@ -243,9 +255,9 @@ fn the_command_line_tells_of_devices_where_qmp_does_not() {
         let device = Device { path: "of its command line".into(), kind: kind.into() };
         Facts { devices: Vec::new(), memdevs: None, commanded: vec![device], ..good() }
     };
-    unmanaged(of("scsi-block"), "passes SCSI commands through");
+    unseen(of("scsi-block"), "passes SCSI commands through");
     unmanaged(of("vfio-pci"), "pins guest memory");
-    unmanaged(of("vhost-user-fs-pci"), "second process");
+    unseen(of("vhost-user-fs-pci"), "second process");
     assert_eq!(decide(&of("virtio-blk-pci")), Verdict::Pageable);
     // So is its balloon: it goes on being asked what is found out of QMP's reach.
     let mut with_balloon = of("scsi-block");

@@ -160,6 +160,8 @@ fn refused_option(option: &str) -> Option<&'static str> {
 fn refused_value(option: &str, value: &str) -> Option<&'static str> {
     match option {
         "object" => refused_object(&kind(value, "qom-type")),
+        // The disk itself reads and writes guest memory, by VFIO.
+        "blockdev" if kind(value, "driver") == "nvme" => Some(PINNED),
         "device" | "blockdev" => refused_device(&kind(value, "driver")),
         "netdev" | "net" | "nic" => match kind(value, "type").as_str() {
             "vhost-user" => Some(SECOND_PROCESS),

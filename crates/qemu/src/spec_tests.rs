@@ -130,6 +130,11 @@ fn arguments_that_break_paging_are_refused_by_name() {
         &["-device", "vfio-pci,host=00:01.0"],
         &["-device", "driver=vfio-pci,host=00:01.0"],
         &["-device", r#"{"driver":"vfio-pci","host":"00:01.0"}"#],
+        &["-blockdev", "nvme,node-name=d,device=0000:01:00.0,namespace=1"],
+        &[
+            "-blockdev",
+            r#"{"driver":"nvme","node-name":"d","device":"0000:01:00.0","namespace":1}"#,
+        ],
         &["-device", "vhost-user-fs-pci,chardev=c,tag=t"],
         &["-device", "vhost-user-blk-pci,chardev=c"],
         &["-device", "pc-dimm,memdev=x"],
@@ -156,6 +161,7 @@ fn harmless_arguments_pass() {
     for args in [
         &["-S"][..],
         &["-device", "virtio-blk-pci,drive=d"],
+        &["-device", "nvme,drive=d,serial=1"],
         &["-drive", "file=/x,id=d,if=none"],
         &["-netdev", "user,id=n"],
         &["-netdev", "tap,id=n,vhost=on"],
