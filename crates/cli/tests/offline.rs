@@ -161,6 +161,36 @@ fn the_next_manager_is_asked_where_one_left_before_the_vm_had_ended() {
     assert!(process.is_alive(), "it was not signalled");
 }
 
+/// The next one does not know it: it has ended if its process has, and else it is nobody's.
+#[test]
+fn one_that_the_next_manager_does_not_know_has_ended_only_if_its_process_has() {
+    for ends in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut process = Process::obedient();
+        note_alive(dir.path(), "old", &process);
+        let socket = dir.path().join("api.sock");
+        let left = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        let run_dir = dir.path().to_owned();
+        let stopped = std::thread::spawn(move || stop(&run_dir, &["old", "--grace", "1m"]));
+        let asked = left.accept().unwrap();
+        if ends {
+            process.0.kill().unwrap();
+            process.0.wait().unwrap();
+        }
+        std::fs::remove_file(&socket).unwrap();
+        let _manager = Fake::at(&socket);
+        drop((asked, left));
+        let stopped = stopped.join().unwrap();
+        if ends {
+            assert!(text(&stopped).contains("old: ended, while ballastd was replaced"));
+        } else {
+            let said = String::from_utf8_lossy(&stopped.stderr);
+            assert!(said.ends_with("no VM named 'old'\n"), "{said}");
+            assert!(stopped.status.code() == Some(1) && process.is_alive(), "{stopped:?}");
+        }
+    }
+}
+
 /// That one is waited for cannot be told, and changes nothing: the VM is ended.
 #[test]
 fn it_is_ended_also_where_nobody_can_be_told_that_a_manager_is_waited_for() {

@@ -71,7 +71,14 @@ impl Manager {
     ) -> Result<VmView, Failure> {
         let vm = match self.vm(name) {
             Ok(vm) => vm,
-            Err(unknown) => return self.stop_absent(name, rest, unknown).await,
+            Err(unknown) => {
+                let answer = self.stop_absent(name, rest, unknown).await;
+                // One that was between two lists, as one that is being taken over.
+                match (answer, self.vm(name)) {
+                    (Err(e), Ok(vm)) if e.code == ErrorCode::NotFound => vm,
+                    (answer, _) => return answer,
+                }
+            }
         };
         let asked = Instant::now();
         // First: one that reboots now is not started again.
@@ -172,7 +179,11 @@ impl Manager {
             reboot.last.clone()
         };
         while lock(&self.rebooting).contains_key(name) {
-            // Its start may have been on its way to wait for room when that was said.
+            // Its start may have been on its way to wait for room when that was said; or it is there, and what it waits for comes
+            // when it has ended.
+            if self.find(name).is_some() {
+                break;
+            }
             self.call_off(name).await;
             tokio::time::sleep(STEP).await;
         }

@@ -37,6 +37,8 @@ pub async fn run(client: Client, args: StopArgs, out: Output) -> Result<(), Fail
     let of_folder = args.run_dir.as_deref().map(|dir| Client::new(dir.join(API_SOCKET)));
     let client = of_folder.unwrap_or(client).with_timeout(grace + RELEASE);
     let run_dir = client.socket().parent().unwrap_or(Path::new("."));
+    // Before anything is asked: whether it has ended, when nobody knows it any more, that process tells.
+    let known = ProcessRecord::load(run_dir, &args.name).ok().flatten();
     let begun = Instant::now();
     let mut answer = ask(&client, &args.name, grace, out).await;
     // One that leaves its VMs to the next takes with it that this one was to end.
@@ -52,7 +54,7 @@ pub async fn run(client: Client, args: StopArgs, out: Output) -> Result<(), Fail
     }
     let vm = match answer {
         Ok(vm) => vm,
-        Err(e) if left > 0 && is_unknown(&e) => {
+        Err(e) if left > 0 && is_unknown(&e) && known.is_some_and(has_ended) => {
             let ended = EndedMeanwhile { name: args.name, ended: "while ballastd was replaced" };
             return out.print(&ended, |e| format!("{}: ended, {}\n", e.name, e.ended));
         }
@@ -125,6 +127,10 @@ fn has_broken_off(error: &ClientError) -> bool {
 
 fn is_unknown(error: &ClientError) -> bool {
     matches!(error, ClientError::Refused(body) if body.code == ErrorCode::NotFound)
+}
+
+fn has_ended(process: ProcessRecord) -> bool {
+    process.is_alive().is_ok_and(|alive| !alive)
 }
 
 fn ended_text(ended: &Ended) -> String {
