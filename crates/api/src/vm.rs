@@ -291,7 +291,7 @@ pub struct ActiveView {
     pub periods: u64,
 }
 
-/// Where a VM's pages are. Bytes; the page states sum up to the configured size.
+/// Where a VM's pages are. Bytes; of a paged VM the page states sum up to the configured size, of another all but `ballooned` are 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct MemoryView {
     /// Machine memory charged to the VM for guest pages.
@@ -322,7 +322,8 @@ pub struct MemoryView {
     pub ballooned: u64,
     /// Overhead in the budget: the pager's own, what was declared, and `vmm_booked`.
     pub overhead: u64,
-    /// Memory of the VMM process beside the guest's RAM (anonymous RSS).
+    /// Memory of the VMM process beside the guest's RAM (anonymous RSS). 0 of a VM that is not paged: all of its process is
+    /// booked, and what of it cannot be its guest's is in `overhead`.
     pub vmm_overhead: u64,
     /// What is booked for it in the budget; 0 unless the configuration says that it is
     /// (`admission.vmm_memory`).
@@ -358,7 +359,7 @@ pub struct BalloonView {
     pub health: BalloonHealth,
     /// Bytes the guest is asked to give up.
     pub target: u64,
-    /// Bytes QEMU says it holds. Shown, never computed with.
+    /// Bytes QEMU says it holds; what it said last while it does not answer. Shown, never computed with.
     pub reported: u64,
     /// The largest balloon this guest bears now, bytes.
     pub limit: u64,

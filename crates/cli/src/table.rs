@@ -134,12 +134,9 @@ pub fn balloon(vm: &VmView) -> String {
     }
 }
 
-/// Bytes in the balloon: the manager's own books where it hands out the pages, else QEMU's word.
+/// Bytes in the balloon: the manager's own books where it hands out the pages, else what QEMU said last.
 pub fn balloon_size(vm: &VmView) -> u64 {
-    match vm.management.mode {
-        Mode::Paged => vm.memory.ballooned,
-        Mode::BalloonOnly | Mode::Unmanaged => vm.balloon.reported,
-    }
+    vm.memory.ballooned
 }
 
 /// Why a VM is not paged; None for a paged one.

@@ -205,7 +205,7 @@ fn vm_ls_lists_all_columns_and_the_reasons_below() {
         &[
             "web     running  paged         256 MiB  64 MiB    2560  160 MiB   128 MiB  40 MiB  96 MiB",
             "32 MiB slow",
-            "60 MiB unreachable",
+            "32 MiB unreachable",
             "legacy: balloon-only: private RAM: start it with share=on",
             "gpu: unmanaged: vfio-pci device gpu0 pins guest memory",
             "stray (pid 815): runs without Ballast with 80 MiB, refused 3m12s ago: a VM named 'stray' runs already",
@@ -699,6 +699,21 @@ fn a_vm_that_has_just_ended_has_no_memory_to_estimate() {
     let (exit, code, message) = refused(&fake.socket, &["share", "estimate", "web"]);
     assert_eq!((exit, code.as_str()), (1, "process"));
     assert!(message.contains("'web' has no process any more"), "{message}");
+}
+
+/// What is in none of the sums is told, whoever reads.
+#[test]
+fn vms_that_an_estimate_leaves_out_are_named() {
+    let fake = Fake::start();
+    for vm in &mut fake.world().vms {
+        vm.pid = Some(std::process::id());
+    }
+    let told = ballast(&fake.socket, &["share", "estimate", "--min-size", "64G"]);
+    let errors = String::from_utf8_lossy(&told.stderr);
+    assert!(errors.contains("web: left out: process") && errors.contains("of 64 GiB"), "{errors}");
+    assert_eq!(String::from_utf8_lossy(&told.stdout), "none of the VMs could be read\n");
+    let json = as_json(&fake, &["share", "estimate", "--min-size", "64G"]);
+    assert_eq!((&json["processes"], &json["left_out"][0]["vm"]), (&json!([]), &json!("web")));
 }
 
 #[test]

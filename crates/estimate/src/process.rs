@@ -81,6 +81,11 @@ impl Process {
         self.pid
     }
 
+    /// The VM that it is, where that was said.
+    pub fn vm(&self) -> Option<&str> {
+        self.vm.as_deref()
+    }
+
     /// The mappings that are taken for guest RAM.
     pub fn guest_ram(&self) -> Bytes {
         Bytes(self.parts.iter().map(|part| part.len().0).sum())

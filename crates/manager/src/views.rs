@@ -249,7 +249,7 @@ fn memory_and_counters(manager: &Manager, vm: &Vm) -> (MemoryView, VmCounters) {
     let overheads = MemoryView {
         consumed: bytes(vm.consumed()),
         overhead: bytes(vm.overhead()),
-        vmm_overhead: vmm_overhead(vm),
+        vmm_overhead: if vm.paged().is_some() { vmm_overhead(vm) } else { 0 },
         vmm_booked: bytes(vm.booked_vmm()),
         ..MemoryView::default()
     };
@@ -330,7 +330,7 @@ fn balloon_view(balloon: &BalloonState) -> BalloonView {
             Health::Stuck => BalloonHealth::Stuck,
         },
         target: bytes(balloon.commanded),
-        reported: balloon.reported.map_or(0, bytes),
+        reported: balloon.held.map_or(0, |(size, _)| bytes(size)),
         limit: bytes(balloon.output.limit),
     }
 }
@@ -376,7 +376,7 @@ fn shown(manager: &Manager, size: Pages, params: &VmParams, pools: &[Pool]) -> P
     }
 }
 
-/// The VMM's own memory: its private pages, but for the copies of shared ones, which are its guest's.
+/// The own memory of the VMM of a paged VM: its private pages, but for the copies of shared ones, which are its guest's.
 pub fn vmm_overhead(vm: &Vm) -> u64 {
     let copies = |p: &PagedVm| p.memory().pmap().in_state(Page::Broken).bytes();
     let copies = vm.paged().as_ref().map_or(0, |p| copies(p).0);

@@ -28,7 +28,7 @@ use crate::args::{
     Cli, Command, ConfigCommand, HostCommand, JournalCommand, PoolCommand, SaltArgs, ShareCommand,
     VmCommand,
 };
-use crate::failure::Failure;
+use crate::failure::{Failure, one_line};
 use crate::figures::size;
 use crate::table;
 use crate::top;
@@ -143,6 +143,10 @@ fn given(vm: &VmView) -> String {
     }
     if vm.sharing.domain.starts_with("salt:") {
         text.push_str(&format!("{}: shares pages in {}\n", vm.name, vm.sharing.domain));
+    }
+    // A salt that was just changed is another than that of the pages that it shares.
+    if let Some(note) = &vm.sharing.note {
+        text.push_str(&format!("{}: {}\n", vm.name, one_line(note)));
     }
     if let Some(reason) = table::unpaged_reason(&vm.management) {
         text.push_str(&format!("{}: {}: {reason}\n", vm.name, vm.management.mode));

@@ -1,5 +1,7 @@
 //! `ballast share`: what VMs share, and what any processes would save by it.
 
+use std::collections::HashMap;
+
 use ballast_api::client::Client;
 use ballast_api::{HostView, VmView};
 use ballast_estimate::{Claims, Estimate, EstimateError, Pace, Process};
@@ -67,8 +69,26 @@ fn vm_table(vms: &[VmView]) -> String {
     text
 }
 
+/// What was found, and what is not in it.
+#[derive(Serialize)]
+struct Found {
+    #[serde(flatten)]
+    found: Estimate,
+    left_out: Vec<LeftOut>,
+}
+
+/// A VM, or a process, that is in none of the sums.
+#[derive(Serialize)]
+struct LeftOut {
+    pid: u32,
+    vm: Option<String>,
+    why: String,
+}
+
 pub async fn estimate(client: &Client, args: EstimateArgs, out: Output) -> Result<(), Failure> {
-    let processes = open(client, &args, &out).await?;
+    let (processes, mut left_out) = open(client, &args).await?;
+    let names: HashMap<u32, Option<String>> =
+        processes.iter().map(|p| (p.pid(), p.vm().map(str::to_owned))).collect();
     let total = Bytes(processes.iter().map(|p| p.guest_ram().0).sum());
     // In JSON, what is on standard error is one error.
     let mut teller = (!out.json).then(Teller::new);
@@ -79,37 +99,44 @@ pub async fn estimate(client: &Client, args: EstimateArgs, out: Output) -> Resul
         }
     })?;
     drop(teller);
-    match ended.first() {
-        Some(pid) if found.processes.is_empty() => Err(EstimateError::Gone { pid: *pid })?,
-        Some(_) if !out.json => {
-            let left_out = "ended while they were read, and are left out";
-            aside::line(format_args!("ballast: {left_out}: {ended:?}"));
-        }
-        _ => {}
+    if let (Some(pid), true) = (ended.first(), found.processes.is_empty()) {
+        Err(EstimateError::Gone { pid: *pid })?;
     }
-    out.print(&found, described)
+    left_out.extend(ended.into_iter().map(|pid| {
+        let vm = names.get(&pid).cloned().flatten();
+        LeftOut { pid, vm, why: "it ended while it was read".to_owned() }
+    }));
+    if !out.json {
+        for LeftOut { pid, vm, why } in &left_out {
+            let who = vm.clone().unwrap_or_else(|| format!("process {pid}"));
+            aside::line(format_args!("{who}: left out: {why}"));
+        }
+    }
+    out.print(&Found { found, left_out }, described)
 }
 
-/// The processes, each of which is known to be readable before the first is read.
-async fn open(client: &Client, args: &EstimateArgs, out: &Output) -> Result<Vec<Process>, Failure> {
+/// The processes, each of which is known to be readable before the first is read, and the VMs of ballastd that are not among
+/// them, where all are asked for.
+async fn open(
+    client: &Client,
+    args: &EstimateArgs,
+) -> Result<(Vec<Process>, Vec<LeftOut>), Failure> {
     let ask = args.targets.is_empty() || args.targets.iter().any(|t| matches!(t, Target::Vm(_)));
     let vms = if ask { client.vms().await? } else { Vec::new() };
     let mut claims = Claims::default();
     let mut open = |pid, vm| Process::open(pid, vm, args.min_size, &mut claims);
-    let mut processes: Vec<Process> = Vec::new();
+    let (mut processes, mut left_out) = (Vec::<Process>::new(), Vec::new());
     if args.targets.is_empty() {
         for vm in &vms {
             let Some(pid) = vm.pid else { continue };
             match open(pid, Some(vm.name.clone())) {
                 Ok(process) => processes.push(process),
-                // It has just ended, or was started with less.
-                Err(EstimateError::Gone { .. } | EstimateError::NoRam { .. }) => {}
-                // Of several that map one another's RAM, one counts.
-                Err(e @ EstimateError::Counted { .. }) => {
-                    if !out.json {
-                        aside::line(format_args!("{}: left out: {e}", vm.name));
-                    }
-                }
+                // It has just ended, or was started with less; of several that map one another's RAM, one counts.
+                Err(
+                    e @ (EstimateError::Gone { .. }
+                    | EstimateError::NoRam { .. }
+                    | EstimateError::Counted { .. }),
+                ) => left_out.push(LeftOut { pid, vm: Some(vm.name.clone()), why: e.to_string() }),
                 Err(e) => return Err(e.into()),
             }
         }
@@ -131,12 +158,19 @@ async fn open(client: &Client, args: &EstimateArgs, out: &Output) -> Result<Vec<
             processes.push(open(pid, name)?);
         }
     }
-    Ok(processes)
+    Ok((processes, left_out))
 }
 
-fn described(found: &Estimate) -> String {
+fn nothing(left_out: &[LeftOut]) -> String {
+    match left_out {
+        [] => "no VMs (name processes by their number: ballast share estimate PID...)\n".into(),
+        _ => "none of the VMs could be read\n".into(),
+    }
+}
+
+fn described(Found { found, left_out }: &Found) -> String {
     if found.processes.is_empty() {
-        return "no VMs (name processes by their number: ballast share estimate PID...)\n".into();
+        return nothing(left_out);
     }
     let part = |bytes: u64, of: u64| format!("{} ({})", size(bytes), percent(bytes, of));
     let rows = found.processes.iter().map(|p| {

@@ -2,8 +2,8 @@
 
 use ballast_api::client::Client;
 use ballast_api::{
-    CompressionView, FaultTimesView, GuestStats, MemoryView, PolicyInputs, ToolName, ToolsView,
-    VmView,
+    CompressionView, FaultTimesView, GuestStats, MemoryView, Mode, PolicyInputs, ToolName,
+    ToolsView, VmView,
 };
 
 use super::Output;
@@ -106,13 +106,15 @@ fn memory(vm: &VmView) -> String {
             ("swap reserved", size(m.swap_reserved)),
             ("swap not writable", size(m.swap_retired)),
             ("overhead", size(m.overhead)),
-            ("VMM's own memory", vmm(m)),
+            ("VMM's own memory", vmm(vm.management.mode, m)),
         ],
     )
 }
 
-fn vmm(m: &MemoryView) -> String {
+fn vmm(mode: Mode, m: &MemoryView) -> String {
     match m.vmm_booked {
+        // What its guest has of its process is not known, and all of that is booked.
+        0 if m.vmm_overhead == 0 && mode != Mode::Paged => "in its overhead".to_owned(),
         0 => format!("{} (not in the budget)", size(m.vmm_overhead)),
         booked => format!("{} ({} booked in the budget)", size(m.vmm_overhead), size(booked)),
     }

@@ -25,6 +25,7 @@ pub enum Event {
     /// The answer to [`Action::Change`].
     Changed {
         vm: String,
+        change: VmChange,
         answer: Result<Box<VmView>, String>,
     },
     /// The answer to [`Action::AskWhy`].
@@ -98,8 +99,8 @@ impl App {
                 self.away = Some(Away { reason, for_s: (at - self.seen_at).max(0.0) });
                 Vec::new()
             }
-            Event::Changed { vm, answer } => {
-                self.changed(&vm, answer);
+            Event::Changed { vm, change, answer } => {
+                self.changed(&vm, &change, answer);
                 Vec::new()
             }
             Event::Explained { vm, answer } => {
@@ -174,8 +175,9 @@ impl App {
         }
     }
 
-    fn changed(&mut self, vm: &str, answer: Result<Box<VmView>, String>) {
-        let mine = matches!(&self.overlay, Overlay::Edit(e) if e.vm == vm && e.waiting);
+    fn changed(&mut self, vm: &str, change: &VmChange, answer: Result<Box<VmView>, String>) {
+        // Not that to a prompt that was left before its answer came.
+        let mine = matches!(&self.overlay, Overlay::Edit(e) if e.vm == vm && e.sent.as_ref() == Some(change));
         match answer {
             Ok(view) => {
                 if let (Overlay::Edit(edit), true) = (&self.overlay, mine) {
@@ -189,7 +191,7 @@ impl App {
             }
             Err(message) => match &mut self.overlay {
                 Overlay::Edit(edit) if mine => {
-                    edit.waiting = false;
+                    edit.sent = None;
                     edit.error = Some(message);
                 }
                 _ => self.note = Some(format!("{vm}: {message}")),
@@ -252,7 +254,7 @@ impl App {
         let Overlay::Edit(edit) = &mut self.overlay else { return Vec::new() };
         match key.code {
             KeyCode::Esc => self.overlay = Overlay::None,
-            _ if edit.waiting => {}
+            _ if edit.sent.is_some() => {}
             KeyCode::Char('u') if control => edit.clear(),
             KeyCode::Char(c) if !control => edit.type_char(c),
             KeyCode::Backspace => edit.backspace(),
@@ -262,7 +264,7 @@ impl App {
                 let Some(row) = row else { return Vec::new() };
                 match edit.change(&row.view.params) {
                     Ok(change) => {
-                        edit.waiting = true;
+                        edit.sent = Some(change.clone());
                         edit.error = None;
                         return vec![Action::Change { vm: edit.vm.clone(), change }];
                     }

@@ -1,4 +1,4 @@
-use ballast_api::VmChange;
+use ballast_api::{VmChange, VmView};
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::app::{Action, App, Event, Overlay};
@@ -21,6 +21,15 @@ fn app() -> App {
     let mut app = App::default();
     app.update(seen(1.0, host(), vec![vm("web"), vm("db"), vm("idle")]));
     app
+}
+
+fn none() -> VmChange {
+    VmChange::default()
+}
+
+/// What ballastd says to a change of the VM "web".
+fn answered(change: VmChange, answer: Result<Box<VmView>, String>) -> Event {
+    Event::Changed { vm: "web".to_owned(), change, answer }
 }
 
 fn change(vm: &str, change: VmChange) -> Vec<Action> {
@@ -61,16 +70,34 @@ fn the_managers_refusal_stays_in_the_prompt_and_its_consent_closes_it() {
     press(&mut app, "s666\n");
     // A second Enter while the first is under way sends nothing.
     assert_eq!(press(&mut app, "\n"), []);
-    app.update(Event::Changed { vm: "web".to_owned(), answer: Err("shares: no".to_owned()) });
+    app.update(answered(VmChange { shares: Some(666), ..none() }, Err("shares: no".to_owned())));
     let Overlay::Edit(edit) = &app.overlay else { panic!("the prompt has closed") };
-    assert_eq!((edit.error.as_deref(), edit.waiting), (Some("shares: no"), false));
+    assert_eq!((edit.error.as_deref(), &edit.sent), (Some("shares: no"), &None));
     press(&mut app, "7\n");
     let mut changed = vm("web");
     changed.params.shares = 6667;
-    app.update(Event::Changed { vm: "web".to_owned(), answer: Ok(Box::new(changed)) });
+    app.update(answered(VmChange { shares: Some(6667), ..none() }, Ok(Box::new(changed))));
     assert!(matches!(app.overlay, Overlay::None));
     assert_eq!(app.note.as_deref(), Some("web: shares is now 6667"));
     assert_eq!(app.rows[0].view.params.shares, 6667);
+}
+
+#[test]
+fn what_comes_after_its_prompt_was_left_closes_no_other() {
+    let mut app = app();
+    press(&mut app, "s5000\n");
+    app.update(key(KeyCode::Esc));
+    press(&mut app, "m64M\n");
+    let mut first = vm("web");
+    first.params.shares = 5000;
+    app.update(answered(VmChange { shares: Some(5000), ..none() }, Ok(Box::new(first))));
+    assert_eq!(app.rows[0].view.params.shares, 5000);
+    let min = VmChange { min: Some(64 << 20), ..none() };
+    let Overlay::Edit(edit) = &app.overlay else { panic!("the prompt has closed") };
+    assert_eq!((&edit.error, &edit.sent), (&None, &Some(min.clone())));
+    app.update(answered(min, Err("min: no".to_owned())));
+    let Overlay::Edit(edit) = &app.overlay else { panic!("the prompt has closed") };
+    assert_eq!(edit.error.as_deref(), Some("min: no"));
 }
 
 #[test]

@@ -54,13 +54,13 @@ pub struct Edit {
     pub text: String,
     /// Why the last try was refused, by us or by the manager.
     pub error: Option<String>,
-    /// Sent, and not answered yet.
-    pub waiting: bool,
+    /// What was sent, and is not answered yet.
+    pub sent: Option<VmChange>,
 }
 
 impl Edit {
     pub fn new(vm: String, field: Field) -> Edit {
-        Edit { vm, field, text: String::new(), error: None, waiting: false }
+        Edit { vm, field, text: String::new(), error: None, sent: None }
     }
 
     pub fn type_char(&mut self, c: char) {

@@ -95,7 +95,7 @@ impl Shell {
                         let client = client.with_timeout(CHANGE_PATIENCE);
                         let answer = client.change(&vm, &change).await;
                         let answer = answer.map(Box::new).map_err(reason);
-                        let _ = sender.send(Ok(Event::Changed { vm, answer })).await;
+                        let _ = sender.send(Ok(Event::Changed { vm, change, answer })).await;
                     });
                 }
                 Action::AskWhy { vm } => {

@@ -33,7 +33,7 @@ fn prompt(frame: &mut Frame, area: Rect, app: &App, edit: &Edit, palette: Palett
     let example = edit.field.example();
     let question = format!(" {} of {name} (now {now}, as in {example}): ", edit.field.name());
     let cursor = question.chars().count() + edit.text.chars().count();
-    let below = match (&edit.error, edit.waiting) {
+    let below = match (&edit.error, edit.sent.is_some()) {
         (Some(error), _) => Line::styled(format!(" {}", one_line(error)), palette.error()),
         (None, true) => Line::from(" asking ballastd..."),
         (None, false) => Line::styled(" Enter applies, Esc cancels", palette.quiet()),
