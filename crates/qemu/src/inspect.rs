@@ -2,6 +2,7 @@
 //! follows from them is one pure function ([`decide`]).
 
 mod census;
+mod descriptors;
 mod readings;
 mod scan;
 mod unbuffered;
@@ -154,10 +155,10 @@ impl Facts {
     fn with(self, found: scan::Found) -> Facts {
         Facts {
             commanded: found.commanded,
-            passing_files: found.passing_files,
-            pinning_files: found.pinning_files,
-            direct_files: found.direct_files,
-            unbuffered_files: found.unbuffered_files,
+            passing_files: found.open.passing,
+            pinning_files: found.open.pinning,
+            direct_files: found.open.direct,
+            unbuffered_files: found.open.unbuffered,
             locked: found.locked,
             ram: found.ram,
             holders: found.holders,

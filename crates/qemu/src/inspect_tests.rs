@@ -315,10 +315,12 @@ fn all_that_a_look_finds_is_a_fact_beside_what_qmp_has_told() {
     let holder = Holder { pid: 7, comm: "backend".into(), maps: true };
     let found = scan::Found {
         commanded: vec![device("vfio-pci")],
-        passing_files: file("/dev/sg0"),
-        pinning_files: file("/dev/vfio/vfio"),
-        direct_files: file("/direct"),
-        unbuffered_files: file("/unbuffered (fuse)"),
+        open: descriptors::Open {
+            passing: file("/dev/sg0"),
+            pinning: file("/dev/vfio/vfio"),
+            direct: file("/direct"),
+            unbuffered: file("/unbuffered (fuse)"),
+        },
         locked: Bytes::from_mib(3),
         ram: None,
         holders: vec![holder.clone()],

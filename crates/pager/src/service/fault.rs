@@ -284,7 +284,9 @@ impl FaultService {
         self.tries.begin_anew();
         let memory = &self.vm.memory;
         let (mark, read) = memory.read_marked(|| memory.backend().uffd().read_events(events));
-        read?;
+        if read? > 0 {
+            self.watch.has_read();
+        }
         let begun = Instant::now();
         let since = self.kept_since.take().unwrap_or(begun);
         let mut notices = Vec::with_capacity(events.len());

@@ -51,10 +51,12 @@ impl Overdue {
 /// When to look for what stands still.
 #[derive(Debug)]
 pub(super) struct Watch {
-    /// For faults that wait long, and for those that are in no book: the latter only while no other waits.
+    /// When to look for faults that wait long.
     long: Instant,
-    #[allow(missing_docs, reason = "told with the field before")]
+    /// When it was looked for those that are in no book: only while no other waits.
     strays: Instant,
+    /// Faults were read since a look found none of those.
+    read: bool,
     /// Whether one was found that waits long.
     found: bool,
     /// Looks one after the other that found a fault which is in no book, and how many are to before it is met again.
@@ -66,13 +68,15 @@ pub(super) struct Watch {
 impl Watch {
     /// Between two looks.
     const EVERY: Duration = Duration::from_secs(1);
+    /// The same for faults in no book, while none was read here: a VMM could read them itself.
+    const SELDOM: Duration = Duration::from_secs(30);
     /// At first; each time twice as many. The first may have seen one on its way out: by a signal.
     const ENOUGH: u32 = 2;
     const MOST: u32 = 64;
 
     pub fn new(now: Instant) -> Watch {
-        let next = now + Watch::EVERY;
-        Watch { long: next, strays: next, found: false, seen: 0, enough: Watch::ENOUGH }
+        let long = now + Watch::EVERY;
+        Watch { long, strays: now, read: true, found: false, seen: 0, enough: Watch::ENOUGH }
     }
 
     /// Whether it is time to look for faults that wait long: for as long as one does, whenever it may have ended.
@@ -85,13 +89,18 @@ impl Watch {
         self.found = found;
     }
 
+    /// Faults were read.
+    pub fn has_read(&mut self) {
+        self.read = true;
+    }
     /// Whether it is time to look for faults that are in no book.
     pub fn is_time_for_strays(&self, now: Instant) -> bool {
-        now >= self.strays
+        let apart = if self.read { Watch::EVERY } else { Watch::SELDOM };
+        now.saturating_duration_since(self.strays) >= apart
     }
     /// Such a look found so many. Answers whether they are to be met again.
     pub fn are_to_be_met_again(&mut self, now: Instant, strays: u64) -> bool {
-        self.strays = now + Watch::EVERY;
+        (self.strays, self.read) = (now, strays > 0);
         if strays == 0 {
             (self.seen, self.enough) = (0, Watch::ENOUGH);
             return false;
@@ -149,6 +158,20 @@ mod tests {
         assert_eq!(met(&[0, 1, 0, 1, 1]), [false, false, false, false, true]);
         let again = (0..1_000).filter(|_| watch.are_to_be_met_again(begun, 1)).count();
         assert!((15..=19).contains(&again), "{again}: every {} looks in the end", Watch::MOST);
+    }
+
+    #[test]
+    fn who_has_read_no_fault_has_lost_none() {
+        let begun = Instant::now();
+        let mut watch = Watch::new(begun);
+        let due = |watch: &Watch, s| watch.is_time_for_strays(begun + Duration::from_secs(s));
+        assert!(!watch.are_to_be_met_again(begun, 0));
+        // Unless somebody else has.
+        assert_eq!([1, 29, 30].map(|s| due(&watch, s)), [false, false, true]);
+        watch.has_read();
+        assert_eq!([0, 1].map(|s| due(&watch, s)), [false, true]);
+        assert!(!watch.are_to_be_met_again(begun, 1));
+        assert!(due(&watch, 1), "until there is none");
     }
 
     #[test]

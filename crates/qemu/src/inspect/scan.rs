@@ -12,7 +12,8 @@ use ballast_units::{Bytes, HostAddr, PAGE_SIZE};
 use rustix::fs::{AtFlags, CWD, StatxFlags, makedev, statfs, statx};
 use rustix::io::Errno;
 
-use super::{Holder, MappedRam, RamMapping, census, unbuffered};
+use super::descriptors::Open;
+use super::{Holder, MappedRam, RamMapping, census};
 use crate::bounded;
 use crate::monitor::Device;
 use crate::proc_text;
@@ -34,10 +35,7 @@ pub(super) struct Wanted {
 
 pub(super) struct Found {
     pub commanded: Vec<Device>,
-    pub passing_files: Vec<String>,
-    pub pinning_files: Vec<String>,
-    pub direct_files: Vec<String>,
-    pub unbuffered_files: Vec<String>,
+    pub open: Open,
     pub locked: Bytes,
     pub ram: Option<MappedRam>,
     pub holders: Vec<Holder>,
@@ -81,10 +79,7 @@ pub(super) fn process(pid: u32, wanted: &[Wanted], since: Instant) -> io::Result
     }
     Ok(Found {
         commanded: commanded(&bounded::command_line(pid)?),
-        passing_files: files(pid, |_, target| Ok(passes(target)))?,
-        pinning_files: files(pid, |_, target| Ok(pins(target)))?,
-        direct_files: files(pid, |fd, _| is_direct(pid, fd))?,
-        unbuffered_files: unbuffered::files(pid)?,
+        open: Open::of(pid)?,
         locked: locked(&status),
         ram,
         holders: others,
@@ -211,31 +206,6 @@ fn page_size(pid: u32, vma: &Vma) -> Bytes {
         Ok(stat) if stat.f_type == libc::HUGETLBFS_MAGIC => Bytes(stat.f_bsize.unsigned_abs()),
         _ => Bytes(PAGE_SIZE as u64),
     }
-}
-
-/// Of one kind: one forbids what all of them forbid, and a process may have hundreds of thousands.
-pub(super) const NAMED: usize = 64;
-
-/// What the descriptors are that `wanted` picks by number and target, `NAMED` at most.
-fn files(pid: u32, wanted: impl Fn(&str, &str) -> io::Result<bool>) -> io::Result<Vec<String>> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir(format!("/proc/{pid}/fd"))?.flatten() {
-        let Some(target) = if_there(fs::read_link(entry.path()))? else { continue };
-        let target = target.to_string_lossy();
-        if wanted(&entry.file_name().to_string_lossy(), &target)? {
-            found.push(target.into_owned());
-            if found.len() == NAMED {
-                break;
-            }
-        }
-    }
-    Ok(found)
-}
-
-fn is_direct(pid: u32, fd: &str) -> io::Result<bool> {
-    let info = if_there(bounded::fd_info(pid, fd))?;
-    let flags = info.and_then(|info| proc_text::open_flags(&info));
-    Ok(flags.is_some_and(|flags| flags & libc::O_DIRECT as u32 != 0))
 }
 
 /// What is gone, or not ours to see, is nobody's: None. What the manager itself lacks for a look is no finding.
@@ -387,9 +357,9 @@ mod tests {
         let found = process(vmm.pid(), &[], Instant::now()).unwrap();
         let commanded = found.commanded.iter().map(|device| device.kind.as_str());
         assert_eq!(commanded.collect::<Vec<_>>(), ["scsi-generic"]);
-        assert_eq!(found.passing_files, ["/dev/sg0"]);
-        assert_eq!(found.pinning_files, ["/dev/vfio/vfio"]);
-        assert_eq!(found.direct_files, [""; 0]);
+        assert_eq!(found.open.passing, ["/dev/sg0"]);
+        assert_eq!(found.open.pinning, ["/dev/vfio/vfio"]);
+        assert_eq!(found.open.direct, [""; 0]);
         // And so it is told to who asks.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         let verdict = runtime.block_on(crate::inspect(vmm.pid(), None, &[]));

@@ -4,78 +4,82 @@
 use std::collections::HashMap;
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use super::scan::{NAMED, if_there};
-use crate::{bounded, proc_text};
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+
+use super::scan::if_there;
+use crate::bounded;
 
 /// There since OpenZFS 2.3, which has `direct=always`; "0" where that is off.
 const ZFS_DIRECT: &str = "/sys/module/zfs/parameters/zfs_dio_enabled";
 
-/// Those files of the process, `NAMED` at most, with their file systems: "/images/a.qcow2 (fuse.sshfs)".
-///
-/// # Errors
-/// The process is gone, or not ours to see; or something that is needed for the look was not to be had.
-pub(super) fn files(pid: u32) -> io::Result<Vec<String>> {
-    files_among(pid, || Mounts::of(pid))
-}
-
-/// `all` the mounts are asked for once there is a file.
-fn files_among(pid: u32, all: impl Fn() -> io::Result<Mounts>) -> io::Result<Vec<String>> {
-    let mut found = Vec::new();
-    let mut mounts = None;
-    for entry in fs::read_dir(format!("/proc/{pid}/fd"))?.flatten() {
-        let fd = entry.file_name();
-        let Some(info) = if_there(bounded::fd_info(pid, &fd.to_string_lossy()))? else { continue };
-        let Some(mount) = is_read(&info).then(|| proc_text::mount_id(&info)).flatten() else {
-            continue;
-        };
-        let mounts = match &mut mounts {
-            Some(mounts) => mounts,
-            none => none.insert(all()?),
-        };
-        if let Some(kind) = mounts.0.get(&mount)
-            && let Some(target) = if_there(fs::read_link(entry.path()))?
-        {
-            found.push(format!("{} ({kind})", target.display()));
-            if found.len() == NAMED {
-                break;
-            }
-        }
-    }
-    Ok(found)
-}
-
-/// Whether something can be read through the descriptor: what is only written, its log for one, lands nowhere.
-fn is_read(info: &str) -> bool {
-    let mode = |flags| flags & libc::O_ACCMODE as u32;
-    proc_text::open_flags(info).is_some_and(|flags| mode(flags) != libc::O_WRONLY as u32)
-}
-
 /// By their numbers, those mounts that may read so, and their types.
-struct Mounts(HashMap<u64, String>);
+pub(super) struct Mounts(HashMap<u64, String>);
 
 impl Mounts {
     /// Those that the process sees, and those that its files may have been opened in by others: in the host's namespace, or
     /// in this process's.
-    fn of(pid: u32) -> io::Result<Mounts> {
+    pub fn of(pid: u32) -> io::Result<Mounts> {
         let direct_zfs = match fs::read_to_string(Path::new(ZFS_DIRECT)) {
             Ok(setting) => setting.trim() != "0",
             Err(e) if e.kind() == io::ErrorKind::NotFound => false,
             Err(e) => return Err(e),
         };
-        let mut all = HashMap::new();
+        let (mut all, mut seen) = (HashMap::new(), Vec::new());
         for process in ["self".to_owned(), "1".to_owned(), pid.to_string()] {
+            // Most of a host's processes see the same.
+            let view = View::of(&process)?;
+            if view.is_some() && seen.contains(&view) {
+                continue;
+            }
             let read = bounded::mounts(&process, |line| all.extend(of_line(line, direct_zfs)));
             match read {
                 // Its own cannot be seen from everywhere, a container for one.
                 Err(e) if process == "1" && e.kind() != io::ErrorKind::InvalidData => {
                     if_there(Err::<(), _>(e))?;
                 }
-                read => read?,
+                read => {
+                    read?;
+                    seen.push(view);
+                }
             }
         }
         Ok(Mounts(all))
+    }
+
+    /// The type of the mount of that number, if it is one of those.
+    pub fn kind(&self, mount: u64) -> Option<&str> {
+        self.0.get(&mount).map(String::as_str)
+    }
+
+    #[cfg(test)]
+    pub fn one(mount: u64, kind: &str) -> Mounts {
+        Mounts(HashMap::from([(mount, kind.to_owned())]))
+    }
+}
+
+/// What a process sees of the host's mounts: its namespace, and where its root is there.
+#[derive(PartialEq, Eq)]
+struct View {
+    namespace: PathBuf,
+    /// Its mount, and its inode.
+    root: (u64, u64),
+}
+
+impl View {
+    /// None: that is not ours to see, or the kernel (before 5.8) does not tell.
+    fn of(process: &str) -> io::Result<Option<View>> {
+        let Some(namespace) = if_there(fs::read_link(format!("/proc/{process}/ns/mnt")))? else {
+            return Ok(None);
+        };
+        let (root, wanted) =
+            (format!("/proc/{process}/root"), StatxFlags::MNT_ID | StatxFlags::INO);
+        // Without DONT_SYNC, a root on a dead network server would stop the look.
+        let told =
+            if_there(statx(CWD, root, AtFlags::STATX_DONT_SYNC, wanted).map_err(io::Error::from))?;
+        let told = told.filter(|root| root.stx_mask & wanted.bits() == wanted.bits());
+        Ok(told.map(|root| View { namespace, root: (root.stx_mnt_id, root.stx_ino) }))
     }
 }
 
@@ -136,44 +140,12 @@ x 21 8:1 / /bad rw - fuse bad rw
     }
 
     #[test]
-    fn a_file_is_found_by_the_mount_that_it_was_opened_in() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("disk");
-        let written = fs::File::create(&path).unwrap();
+    fn what_a_process_sees_is_read_once_for_all_who_see_the_same() {
         let own = std::process::id();
-        let fd = std::os::fd::AsRawFd::as_raw_fd(&written).to_string();
-        let mount = proc_text::mount_id(&bounded::fd_info(own, &fd).unwrap()).unwrap();
-        let of_mount =
-            |mount: u64| move || Ok(Mounts(HashMap::from([(mount, "fuse.far".to_owned())])));
-        let is_found = |mount: u64| {
-            let found = files_among(own, of_mount(mount)).unwrap();
-            found.contains(&format!("{} (fuse.far)", path.display()))
-        };
-        assert!(!is_found(mount), "it is only written");
-        let read = fs::File::open(&path).unwrap();
-        assert!(is_found(mount));
-        assert!(!is_found(u64::MAX));
-        drop((read, written));
-        assert!(!is_found(mount));
-        assert!(Mounts::of(own).is_ok());
-    }
-
-    #[test]
-    fn what_is_only_written_is_no_disk() {
-        for (flags, read) in [("0100000", true), ("02100002", true), ("02102001", false)] {
-            assert_eq!(
-                is_read(&format!("pos:\t0\nflags:\t{flags}\nmnt_id:\t40\n")),
-                read,
-                "{flags}"
-            );
-        }
-        assert!(!is_read("pos:\t0\n"));
-    }
-
-    #[test]
-    fn files_of_other_file_systems_are_none() {
-        let none = || Ok(Mounts(HashMap::new()));
-        assert_eq!(files_among(std::process::id(), none).unwrap(), Vec::<String>::new());
-        assert!(files(u32::MAX).is_err());
+        let (this, same) = (View::of("self").unwrap(), View::of(&own.to_string()).unwrap());
+        assert!(this.is_some() && this == same);
+        assert!(View::of(&u32::MAX.to_string()).unwrap().is_none());
+        assert!(Mounts::of(own).is_ok() && Mounts::of(u32::MAX).is_err());
+        assert_eq!(Mounts::one(7, "9p").kind(7), Some("9p"));
     }
 }
