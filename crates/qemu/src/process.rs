@@ -49,6 +49,10 @@ pub fn since_boot() -> Duration {
 /// Whether the process is there, and none of its threads has memory any more but those that the kernel runs in its name:
 /// nothing of it runs, nor will. False where that cannot be told.
 pub fn is_dead(pid: u32) -> bool {
+    // Of its first thread: while that has some, nothing else needs to be looked at.
+    if read(pid, "statm").is_some_and(|text| !text.starts_with("0 ")) {
+        return false;
+    }
     let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return false };
     let first = pid.to_string();
     let mut seen = false;
