@@ -11,7 +11,7 @@ use ballast_units::{Bytes, HostAddr, PAGE_SIZE, Pages, Ppn};
 
 use crate::backend::{Errno, MemError, Place, Remap};
 use crate::guest_ram::RamLayout;
-use crate::strict_commit::StrictCommit;
+use crate::strict_commit;
 use crate::sync::{Mutex, MutexGuard, lock, try_lock};
 
 /// One change, as the VMM process sees it.
@@ -133,7 +133,6 @@ pub struct Mappings {
     maps_again: AtomicBool,
     /// Whether its pagemap tells all, in the hands of who opened it.
     sees_copies: AtomicBool,
-    strict_commit: StrictCommit,
     views: Mutex<Views>,
 }
 
@@ -265,7 +264,7 @@ impl Mappings {
     }
     /// Whether the kernel may refuse a mapping of other pages with what was there before gone.
     pub(crate) fn may_leave_holes(&self) -> bool {
-        self.strict_commit.may_leave_a_hole()
+        strict_commit::may_leave_a_hole()
     }
     /// Whether the RAM file can be mapped anew where it is mapped.
     pub(crate) fn can_map_again(&self) -> bool {

@@ -5,39 +5,46 @@
 //! there (mm/mmap.c, `mmap_region`): the guest's memory would be gone, and its VMM with it.
 
 use std::path::Path;
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
-
-use crate::sync::{Mutex, lock};
 
 /// How long an answer is believed: an administrator may change the mode.
 const BELIEVED: Duration = Duration::from_secs(1);
 /// The first kernel that charges before it unmaps.
 const CHARGES_FIRST: (u32, u32) = (6, 12);
 
-/// What is known of this host.
-#[derive(Default)]
-pub(crate) struct StrictCommit(Mutex<Option<(Instant, bool)>>);
-
-impl StrictCommit {
-    /// Whether a private mapping may be refused with what was there before gone.
-    pub(crate) fn may_leave_a_hole(&self) -> bool {
-        let mut known = lock(&self.0);
-        match *known {
-            Some((since, may)) if since.elapsed() < BELIEVED => may,
-            _ => {
-                let may = may_leave_a_hole(Path::new("/proc/sys"));
-                *known = Some((Instant::now(), may));
-                may
-            }
+/// Whether a private mapping may be refused with what was there before gone. Of all VMs of this host alike: each asks over and over.
+pub(crate) fn may_leave_a_hole() -> bool {
+    // It stays the kernel that it is.
+    static UNMAPS_FIRST: OnceLock<bool> = OnceLock::new();
+    static STRICT: Mutex<Option<(Instant, bool)>> = Mutex::new(None);
+    let sys = Path::new("/proc/sys");
+    if !*UNMAPS_FIRST.get_or_init(|| unmaps_first(sys)) {
+        return false;
+    }
+    let mut known = STRICT.lock().unwrap_or_else(PoisonError::into_inner);
+    match *known {
+        Some((since, strict)) if since.elapsed() < BELIEVED => strict,
+        _ => {
+            let strict = is_strict(sys);
+            *known = Some((Instant::now(), strict));
+            strict
         }
     }
 }
 
-/// Where either is not told it is not taken to be so: both are there wherever there is a /proc.
-fn may_leave_a_hole(sys: &Path) -> bool {
-    let read = |name| std::fs::read_to_string(sys.join(name)).unwrap_or_default();
-    let unmaps_first = || version(&read("kernel/osrelease")).is_some_and(|v| v < CHARGES_FIRST);
-    read("vm/overcommit_memory").trim() == "2" && unmaps_first()
+/// Where it is not told, which it is wherever there is a /proc, it is not taken to be so.
+fn unmaps_first(sys: &Path) -> bool {
+    version(&read(sys, "kernel/osrelease")).is_some_and(|v| v < CHARGES_FIRST)
+}
+
+/// The same.
+fn is_strict(sys: &Path) -> bool {
+    read(sys, "vm/overcommit_memory").trim() == "2"
+}
+
+fn read(sys: &Path, name: &str) -> String {
+    std::fs::read_to_string(sys.join(name)).unwrap_or_default()
 }
 
 /// Of "6.1.0-44-amd64": 6 and 1.
@@ -59,7 +66,7 @@ mod tests {
         let may = |release: &str, mode: &str| {
             std::fs::write(root.path().join("kernel/osrelease"), release).unwrap();
             std::fs::write(root.path().join("vm/overcommit_memory"), mode).unwrap();
-            may_leave_a_hole(root.path())
+            unmaps_first(root.path()) && is_strict(root.path())
         };
         for old in ["5.15.0-100-generic\n", "6.1.0-44-amd64\n", "6.11.9\n"] {
             assert_eq!(["0\n", "1\n", "2\n"].map(|mode| may(old, mode)), [false, false, true]);
@@ -67,6 +74,7 @@ mod tests {
         for new in ["6.12.0\n", "6.12-rc1\n", "6.18.5-cloud\n", "7.0\n", "10.1.2\n", "odd\n"] {
             assert!(!may(new, "2\n"), "{new}");
         }
-        assert!(!may_leave_a_hole(&root.path().join("none")));
+        let none = root.path().join("none");
+        assert!(!unmaps_first(&none) && !is_strict(&none));
     }
 }
