@@ -3,6 +3,7 @@
 
 mod census;
 mod descriptors;
+mod fd_folder;
 mod readings;
 mod scan;
 mod unbuffered;

@@ -13,7 +13,8 @@ use ballast_uffd::procmap;
 use ballast_units::Bytes;
 use rustix::fs::makedev;
 
-use super::scan::{identity, if_there};
+use super::fd_folder::FdFolder;
+use super::scan::if_there;
 use crate::{proc_text, process};
 
 /// Device, major and minor, and inode.
@@ -224,15 +225,17 @@ impl Files {
         let (mut open, mut cut, mut fds) = (HashSet::new(), *left == 0, None);
         // The kernel makes hundreds of entries ready for the first that is asked for.
         if !cut {
-            fds = if_there(fs::read_dir(format!("/proc/{}/fd", process.pid)))?;
+            fds = if_there(FdFolder::of(process.pid))?;
         }
-        for entry in fds.into_iter().flatten().flatten() {
-            cut = *left == 0;
-            if cut {
-                break;
-            }
-            *left -= 1;
-            open.extend(identity(&entry.path()));
+        if let Some(fds) = fds {
+            fds.each(|fd| {
+                cut = *left == 0;
+                if !cut {
+                    *left -= 1;
+                    open.extend(fds.file(fd));
+                }
+                Ok(!cut)
+            })?;
         }
         Ok(Files { process, mapped: Mapped::of(process.pid, known)?, open, cut })
     }
@@ -273,7 +276,6 @@ mod tests {
     use std::fs::File;
     use std::os::fd::AsRawFd;
     use std::os::unix::fs::MetadataExt;
-    use std::path::Path;
 
     use super::*;
 
@@ -349,8 +351,8 @@ mod tests {
         const USER: u32 = 1000;
         let flags = rustix::fs::MemfdFlags::CLOEXEC;
         let file = File::from(rustix::fs::memfd_create("many", flags).unwrap());
-        let id = identity(Path::new(&format!("/proc/self/fd/{}", file.as_raw_fd())));
-        let id = id.unwrap();
+        let fd = std::ffi::CString::new(file.as_raw_fd().to_string()).unwrap();
+        let id = FdFolder::of(std::process::id()).unwrap().file(&fd).unwrap();
         // Not shown as mapped.
         let nothing = ((0, 0), 0);
         let own = Process { pid: std::process::id(), user: USER, slots: 1 << 20 };

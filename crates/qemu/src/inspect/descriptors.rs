@@ -1,8 +1,9 @@
 //! What a VMM has open that forbids something, by one pass over its descriptors.
 
-use std::fs;
+use std::ffi::CStr;
 use std::io;
 
+use super::fd_folder::FdFolder;
 use super::scan::{if_there, passes, pins};
 use super::unbuffered::Mounts;
 use crate::{bounded, proc_text};
@@ -33,32 +34,41 @@ impl Open {
     /// `all` the mounts are asked for once there is a file that is read.
     fn among(pid: u32, all: impl Fn() -> io::Result<Mounts>) -> io::Result<Open> {
         let (mut open, mut mounts) = (Open::default(), None);
-        for entry in fs::read_dir(format!("/proc/{pid}/fd"))?.flatten() {
-            let Some(target) = if_there(fs::read_link(entry.path()))? else { continue };
+        let fds = FdFolder::of(pid)?;
+        fds.each(|fd| {
+            let Some(target) = if_there(fds.target(fd).map_err(io::Error::from))? else {
+                return Ok(true);
+            };
             let target = target.to_string_lossy();
-            note(&mut open.passing, passes(&target), || target.to_string());
-            note(&mut open.pinning, pins(&target), || target.to_string());
-            if is_no_file(&target) {
-                continue;
+            if let Some(mount) = open.note(pid, fd, &target)? {
+                let mounts = match &mut mounts {
+                    Some(mounts) => mounts,
+                    none => none.insert(all()?),
+                };
+                if let Some(kind) = mounts.kind(mount) {
+                    note(&mut open.unbuffered, true, || format!("{target} ({kind})"));
+                }
             }
-            let fd = entry.file_name();
-            let Some(info) = if_there(bounded::fd_info(pid, &fd.to_string_lossy()))? else {
-                continue;
-            };
-            let Some(flags) = proc_text::open_flags(&info) else { continue };
-            note(&mut open.direct, flags & libc::O_DIRECT as u32 != 0, || target.to_string());
-            let Some(mount) = is_read(flags).then(|| proc_text::mount_id(&info)).flatten() else {
-                continue;
-            };
-            let mounts = match &mut mounts {
-                Some(mounts) => mounts,
-                none => none.insert(all()?),
-            };
-            if let Some(kind) = mounts.kind(mount) {
-                note(&mut open.unbuffered, true, || format!("{target} ({kind})"));
-            }
-        }
+            Ok(true)
+        })?;
         Ok(open)
+    }
+
+    /// Takes note of a descriptor. Answers in which mount it was opened, of one of a file that is read.
+    fn note(&mut self, pid: u32, fd: &CStr, target: &str) -> io::Result<Option<u64>> {
+        note(&mut self.passing, passes(target), || target.to_owned());
+        note(&mut self.pinning, pins(target), || target.to_owned());
+        if is_no_file(target) {
+            return Ok(None);
+        }
+        let info = if_there(bounded::fd_info(pid, &fd.to_string_lossy()))?;
+        let Some((info, flags)) =
+            info.and_then(|info| proc_text::open_flags(&info).map(|flags| (info, flags)))
+        else {
+            return Ok(None);
+        };
+        note(&mut self.direct, flags & libc::O_DIRECT as u32 != 0, || target.to_owned());
+        Ok(is_read(flags).then(|| proc_text::mount_id(&info)).flatten())
     }
 }
 
@@ -80,6 +90,7 @@ fn is_read(flags: u32) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::os::fd::AsRawFd as _;
     use std::os::unix::fs::OpenOptionsExt as _;
 

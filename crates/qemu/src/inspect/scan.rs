@@ -4,15 +4,15 @@
 
 use std::fs;
 use std::io;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use ballast_uffd::procmap::{self, Vma};
 use ballast_units::{Bytes, HostAddr, PAGE_SIZE};
-use rustix::fs::{AtFlags, CWD, StatxFlags, makedev, statfs, statx};
+use rustix::fs::{makedev, statfs};
 use rustix::io::Errno;
 
 use super::descriptors::Open;
+use super::fd_folder::FdFolder;
 use super::{Holder, MappedRam, RamMapping, census};
 use crate::bounded;
 use crate::monitor::Device;
@@ -293,15 +293,13 @@ fn holder(pid: u32, file: Identity) -> io::Result<Option<Holder>> {
 }
 
 fn has_open(pid: u32, file: ((u32, u32), u64)) -> io::Result<bool> {
-    let fds = if_there(fs::read_dir(format!("/proc/{pid}/fd")))?;
-    Ok(fds.into_iter().flatten().flatten().any(|entry| identity(&entry.path()) == Some(file)))
-}
-
-/// The file behind a descriptor. An error is of its file system, which may be another user's: it fails no look.
-pub(super) fn identity(path: &Path) -> Option<((u32, u32), u64)> {
-    // Without DONT_SYNC, one file on a dead network server would stop the scan.
-    let stat = statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::INO).ok()?;
-    Some(((stat.stx_dev_major, stat.stx_dev_minor), stat.stx_ino))
+    let Some(fds) = if_there(FdFolder::of(pid))? else { return Ok(false) };
+    let mut has = false;
+    fds.each(|fd| {
+        has = fds.file(fd) == Some(file);
+        Ok(!has)
+    })?;
+    Ok(has)
 }
 
 /// Whether a process has `size` of memory to write to, in one piece or in adjoining ones: of a guest's RAM, pages that it
