@@ -23,9 +23,11 @@ const PER_CHANGE: u64 = 2;
 const RECOUNT: Duration = Duration::from_secs(10);
 /// So many times what a count took.
 const SELDOM: u32 = 200;
-/// A count is good until this part of what was left by then may have been taken since, or for so long.
+/// A count is good until this part of what was left by then may have been taken since, ...
 const LEFT: u64 = 8;
+/// ... or for so long, where this part of what was counted may have come, too: it is shown.
 const GOOD_FOR: Duration = Duration::from_secs(300);
+const SHOWN: u64 = 16;
 
 /// The mappings of one VMM. `changes` is how many were made to them so far.
 pub(super) struct MappingCount {
@@ -81,7 +83,7 @@ impl MappingCount {
         let age = now.saturating_duration_since(at);
         let added = self.estimate(changes) - self.counted;
         let is_near = added > self.most.saturating_sub(self.counted) / LEFT;
-        let is_old = age > GOOD_FOR && added > 0;
+        let is_old = age > GOOD_FOR && added > self.counted / SHOWN;
         // Others may go by themselves, the VMM's own among them.
         let is_full = !self.has_room(changes);
         age > RECOUNT.max(self.took * SELDOM) && (is_near || is_old || is_full)
@@ -174,10 +176,11 @@ mod tests {
         let soon = RECOUNT + Duration::from_nanos(1);
         assert_eq!([10 + 37, 10 + 38].map(|changes| due(changes, soon)), [false, true]);
         assert_eq!([RECOUNT, soon].map(|after| due(100, after)), [false, true]);
-        // Few changes, or none: none is as good as it was.
+        // Few changes: as good as it was.
         let late = GOOD_FOR + Duration::from_nanos(1);
-        assert_eq!([GOOD_FOR, late].map(|after| due(11, after)), [false, true]);
-        assert!(!due(10, 2 * GOOD_FOR));
+        assert_eq!([GOOD_FOR, late].map(|after| due(15, after)), [false, true]);
+        assert_eq!([10, 14].map(|changes| due(changes, 2 * GOOD_FOR)), [false, false]);
+        assert!(counted(0, begun).is_due(11, begun + late));
     }
 
     #[test]
