@@ -99,6 +99,11 @@ pub async fn size(vm: &Vm, monitor: &Monitor) -> Result<Pages, QmpError> {
     Ok(lock(&vm.driver).holds(vm.whole().saturating_sub(left.pages())))
 }
 
+/// Whether a VM has a balloon, as its QMP says; without that, what was heard holds.
+pub fn has_one(vm: &Vm, monitor: Option<&Monitor>) -> bool {
+    monitor.map_or_else(|| lock(&vm.balloon).held.is_some(), Monitor::has_balloon)
+}
+
 /// What a turn found.
 struct Seen {
     stats: Option<GuestStats>,
@@ -251,6 +256,15 @@ mod tests {
             assert_eq!(balloon.reported, reported);
             assert_eq!(balloon.held, Some((Pages(8), Pages(3))));
         }
+    }
+
+    #[tokio::test]
+    async fn a_balloon_that_was_heard_of_is_there_while_qmp_is_lost() {
+        let dir = tempfile::tempdir().unwrap();
+        let (_manager, vm) = with_vm(dir.path());
+        assert!(!has_one(&vm, None));
+        lock(&vm.balloon).held = Some((Pages::ZERO, Pages::ZERO));
+        assert!(has_one(&vm, None));
     }
 
     #[tokio::test]

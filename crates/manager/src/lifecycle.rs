@@ -9,7 +9,7 @@ use ballast_api::{Accel, ErrorCode, Management, Mode, RunState, VmSpec, VmView};
 use ballast_pager::service::{PagedVm, PagerConfig};
 use ballast_policy::{BalloonControl, Promise, WorkingSet};
 use ballast_qemu::{
-    AccelChoice, Huge, Inspection, LaunchPaths, Monitor, ProcessHandle, RamMapping, Verdict, Vmm,
+    AccelChoice, Huge, Inspection, LaunchPaths, ProcessHandle, RamMapping, Verdict, Vmm,
     check_spec, command, counts_on_zeros, inspect_since, last_log_line, pinning_device,
     probe_accel_cached, ram_file, spawn, unasked_large_memfds,
 };
@@ -29,7 +29,7 @@ use crate::survey::Unread;
 use crate::sync::lock;
 use crate::upgrade::since_boot_ms;
 use crate::vm::{Asked, NewVm, Vm, VmParams};
-use crate::{ending, keeping, layout, looks_of_files, past, views};
+use crate::{balloon_loop, ending, keeping, layout, looks_of_files, past, views};
 
 /// Deadline of one QMP command: a QEMU that waits in a page fault answers when it is served.
 pub(crate) const QMP_DEADLINE: Duration = Duration::from_secs(5);
@@ -466,10 +466,7 @@ impl Manager {
         let known = Known {
             paged: ram.is_some(),
             is_built,
-            // What was heard of holds for as long as nothing else is.
-            has_balloon: monitor
-                .as_ref()
-                .map_or_else(|| lock(&vm.balloon).held.is_some(), Monitor::has_balloon),
+            has_balloon: balloon_loop::has_one(vm, monitor.as_ref()),
             started_here: vm.spec.is_some(),
             qmp: heard,
         };

@@ -196,17 +196,21 @@ impl Keeper {
             let begun = Instant::now();
             let ended = balloon_loop::run(&self.manager, &self.vm, &monitor).await;
             let Some(why) = ended else { return };
-            {
-                // Nobody gives it memory by that balloon now: what is free is not kept for it.
-                let output = &mut lock(&self.vm.balloon).output;
-                (output.health, output.short) = (Health::Missing, false);
-            }
-            *lock(&self.vm.tools) = Tools::default();
-            self.vm.seeks_qmp.store(true, Ordering::Relaxed);
-            self.vm.set_monitor(None);
             self.pauses.note(begun.elapsed());
-            self.why = Some(format!("QMP: {why}"));
+            self.lost(&why);
         }
+    }
+
+    fn lost(&mut self, why: &str) {
+        {
+            // Nobody gives it memory by that balloon now: what is free is not kept for it.
+            let output = &mut lock(&self.vm.balloon).output;
+            (output.health, output.short) = (Health::Missing, false);
+        }
+        *lock(&self.vm.tools) = Tools::default();
+        self.vm.seeks_qmp.store(true, Ordering::Relaxed);
+        self.vm.set_monitor(None);
+        self.why = Some(format!("QMP: {why}"));
     }
 
     /// Tries, again and again, until it answers. None: its VMM or the manager has ended, or another process listens
@@ -297,8 +301,10 @@ impl Pauses {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use ballast_qemu::{Launch, spawn};
+
+    use super::*;
+    use crate::vm::{Asked, VmParams};
 
     #[tokio::test]
     async fn a_vmm_that_waits_for_memory_is_waited_for_and_no_other() {
@@ -325,6 +331,26 @@ mod tests {
         vmm.process.kill().unwrap();
         let told = greeted_within(&vmm, &socket, patience, || true).await.unwrap_err();
         assert!(matches!(told, LaunchError::Ended { .. }), "{told}");
+    }
+
+    #[tokio::test]
+    async fn of_a_vm_whose_qmp_is_lost_nothing_is_kept_that_qmp_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let manager = crate::manager::tests::manager(dir.path());
+        let size = Pages::from_mib(64);
+        let params = VmParams::resolve(&[], "a", size.into(), Asked::default()).unwrap();
+        let vm = Vm::of_tests("a", dir.path().join("a"), size, params);
+        let told = Tools { ballooned: Pages(7), ..Tools::default() };
+        *lock(&vm.tools) = told;
+        lock(&vm.balloon).output.health = Health::Healthy;
+        lock(&vm.balloon).output.short = true;
+        let mut keeper = Keeper::new(&manager, &vm, dir.path().join("qmp.sock"), FIRST);
+        keeper.lost("closed");
+        let output = lock(&vm.balloon).output;
+        assert_eq!((output.health, output.short), (Health::Missing, false));
+        assert_ne!(*lock(&vm.tools), told);
+        assert!(vm.seeks_qmp.load(Ordering::Relaxed));
+        assert_eq!(keeper.why.as_deref(), Some("QMP: closed"));
     }
 
     #[test]
