@@ -507,7 +507,7 @@ async fn ask_to_end(vm: &Vm, patience: Duration) -> Asked {
 
 /// A VM's end, whoever caused it.
 pub async fn watch_exit(manager: Arc<Manager>, vm: Arc<Vm>) {
-    let exit = exited(&vm).await;
+    let exit = exited(&manager, &vm).await;
     let log = last_log_line(&vm.folder.join(QEMU_LOG));
     tracing::info!(vm = vm.name, "{exit}{}", log.map_or(String::new(), |l| format!(": {l}")));
     // Whether it was a reboot is among the last things that QEMU said.

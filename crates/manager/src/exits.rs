@@ -8,6 +8,8 @@ use ballast_qemu::{Exit, ProcessHandle, process};
 use ballast_uffd::UffdError;
 use rustix::process::Signal;
 
+use crate::manager::Manager;
+use crate::pace::slot_after;
 use crate::sync::lock;
 use crate::vm::Vm;
 
@@ -25,12 +27,17 @@ pub fn is_reboot(reason: &str) -> bool {
 }
 
 /// Returns when a VM's VMM has ended.
-pub async fn exited(vm: &Arc<Vm>) -> Exit {
+pub async fn exited(manager: &Manager, vm: &Arc<Vm>) -> Exit {
     let pid = vm.process.pid();
     let told = Mutex::default();
+    // At the moments at which other loops wake.
+    let pause = || {
+        let now = manager.started.elapsed();
+        slot_after(now, DEAD, vm.id.0).saturating_sub(now)
+    };
     tokio::select! {
         exit = by_itself(vm) => exit,
-        exit = once_let_go(&vm.process, DEAD, || process::is_dead(pid), || let_go(vm, &told)) => exit,
+        exit = once_let_go(&vm.process, pause, || process::is_dead(pid), || let_go(vm, &told)) => exit,
     }
 }
 
@@ -63,13 +70,13 @@ async fn by_itself(vm: &Vm) -> Exit {
 /// the VM is not to have. All of its own threads are gone then: nobody misses what they get instead.
 async fn once_let_go<L: Future<Output = bool>>(
     process: &ProcessHandle,
-    every: Duration,
+    pause: impl Fn() -> Duration,
     is_dead: impl Fn() -> bool,
     let_go: impl Fn() -> L,
 ) -> Exit {
     let mut dead = 0;
     loop {
-        if let Ok(exit) = tokio::time::timeout(every, process.exited()).await {
+        if let Ok(exit) = tokio::time::timeout(pause(), process.exited()).await {
             return exit;
         }
         dead = if is_dead() { dead + 1 } else { 0 };
@@ -145,16 +152,18 @@ mod tests {
 
     #[tokio::test]
     async fn one_that_shuts_down_and_does_not_end_gets_a_signal_and_no_other_does() {
+        let dir = tempfile::tempdir().unwrap();
+        let manager = crate::manager::tests::manager(dir.path());
         let (_child, vm) = hanging(Some(VmSpec::default()));
         vm.shuts_down.notify_one();
-        assert_eq!(exited(&vm).await, Exit::Code(7));
+        assert_eq!(exited(&manager, &vm).await, Exit::Code(7));
         // Another's may stay: what says so is not its end.
         let (mut child, vm) = hanging(None);
         vm.shuts_down.notify_one();
-        let waited = tokio::time::timeout(LAST_MOMENTS * 3, exited(&vm)).await;
+        let waited = tokio::time::timeout(LAST_MOMENTS * 3, exited(&manager, &vm)).await;
         child.kill().unwrap();
         assert!(waited.is_err());
-        assert_eq!(exited(&vm).await, Exit::Signal(9));
+        assert_eq!(exited(&manager, &vm).await, Exit::Signal(9));
     }
 
     /// What `is_dead` says, look by look, and what letting go does, try by try: how often that was tried, look by look.
@@ -182,7 +191,7 @@ mod tests {
             }
             std::future::ready(is_done)
         };
-        let exit = once_let_go(&vm.process, Duration::from_millis(10), is_dead, let_go).await;
+        let exit = once_let_go(&vm.process, || Duration::from_millis(10), is_dead, let_go).await;
         assert_eq!(exit, Exit::Signal(9));
         seen.into_inner()
     }

@@ -1,7 +1,7 @@
 //! The logs in the VMs' run folders, `console.log` and `qemu.log`: in memory, so bounded. What a guest says
 //! through its serial port must not take the room of pmaps and compressed pages.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
@@ -19,18 +19,32 @@ const KEPT: u64 = MOST / 2;
 /// VMs that have ended whose logs stay: the last ones.
 const ENDED: usize = 32;
 const PERIOD: Duration = Duration::from_secs(1);
+/// One that was as long at the last look is looked at once in so many.
+const STILL: u32 = 5;
+
+/// What is known of one log.
+#[derive(Default)]
+struct Log {
+    /// At the last look.
+    len: u64,
+    /// For so many periods it is not looked at.
+    left_alone: u32,
+    /// That it was too long, or could not be cut, was said.
+    told: bool,
+    is_there: bool,
+}
 
 /// The thread that cuts them.
 pub fn watch(manager: &Manager) {
-    let mut told = HashSet::new();
+    let mut logs = HashMap::new();
     let vms = manager.config().run_dir.join(VMS);
     while !manager.is_stopping() {
-        let folders = cut_all(&vms, &mut told);
+        let folders = cut_all(&vms, &mut logs);
         // Only then have more VMs ended than are kept: it saves a look into each folder.
         if folders > manager.vms().len() + ENDED {
             prune_ended(manager, &vms);
         }
-        std::thread::sleep(PERIOD);
+        manager.rest(PERIOD);
     }
 }
 
@@ -45,33 +59,54 @@ fn prune_ended(manager: &Manager, vms: &Path) {
     });
 }
 
-/// Cuts what is too long in each VM's folder; answers how many folders there are. `told`: logs of which something was
-/// said already.
-fn cut_all(vms: &Path, told: &mut HashSet<PathBuf>) -> usize {
+/// Cuts what is too long in each VM's folder; answers how many folders there are. `logs`: those that were there the last time.
+fn cut_all(vms: &Path, logs: &mut HashMap<PathBuf, Log>) -> usize {
     let mut folders = 0;
     for folder in std::fs::read_dir(vms).into_iter().flatten().flatten() {
         folders += 1;
-        for log in [CONSOLE, QEMU_LOG].map(|log| folder.path().join(log)) {
-            match cut(&log) {
-                Ok(true) if told.insert(log.clone()) => {
-                    tracing::warn!("{}: over {} KiB: its end is kept", log.display(), MOST >> 10);
-                }
-                Err(e) if told.insert(log.clone()) => tracing::warn!("{}: {e}", log.display()),
-                _ => {}
-            }
+        for path in [CONSOLE, QEMU_LOG].map(|log| folder.path().join(log)) {
+            let log = logs.entry(path.clone()).or_default();
+            log.is_there = true;
+            log.look(&path);
         }
     }
-    told.retain(|log| log.exists());
+    logs.retain(|_, log| std::mem::take(&mut log.is_there));
     folders
+}
+
+impl Log {
+    fn look(&mut self, path: &Path) {
+        if self.left_alone > 0 {
+            self.left_alone -= 1;
+            return;
+        }
+        let len = length(path);
+        if len == self.len {
+            self.left_alone = STILL - 1;
+        }
+        self.len = len;
+        let why = match cut(path, len) {
+            Ok(false) => return,
+            Ok(true) => {
+                self.left_alone = 0;
+                format!("over {} KiB: its end is kept", MOST >> 10)
+            }
+            Err(e) => e.to_string(),
+        };
+        if !std::mem::replace(&mut self.told, true) {
+            tracing::warn!("{}: {why}", path.display());
+        }
+    }
+}
+
+/// Nothing, of what is no file or not there.
+fn length(log: &Path) -> u64 {
+    std::fs::symlink_metadata(log).map_or(0, |meta| if meta.is_file() { meta.len() } else { 0 })
 }
 
 /// Cuts a log that is too long to its last lines. Its writer appends, so goes on behind them; what it writes
 /// in this moment may be lost. Answers whether it was too long.
-fn cut(log: &Path) -> std::io::Result<bool> {
-    let len = match std::fs::symlink_metadata(log) {
-        Ok(meta) if meta.is_file() => meta.len(),
-        _ => return Ok(false),
-    };
+fn cut(log: &Path, len: u64) -> std::io::Result<bool> {
     if len <= MOST {
         return Ok(false);
     }
@@ -117,16 +152,16 @@ mod tests {
     fn a_log_that_is_too_long_keeps_its_end_and_goes_on() {
         let dir = tempfile::tempdir().unwrap();
         let log = dir.path().join("console.log");
-        assert!(!cut(&log).unwrap());
+        assert!(!cut(&log, length(&log)).unwrap());
         let mut writer = OpenOptions::new().create(true).append(true).open(&log).unwrap();
         let line = |n: usize| format!("{n:0>62}.\n");
         let lines = MOST as usize / 64;
         for n in 0..lines {
             writer.write_all(line(n).as_bytes()).unwrap();
         }
-        assert!(!cut(&log).unwrap(), "as long as it may be");
+        assert!(!cut(&log, length(&log)).unwrap(), "as long as it may be");
         writer.write_all(line(lines).as_bytes()).unwrap();
-        assert!(cut(&log).unwrap());
+        assert!(cut(&log, length(&log)).unwrap());
         writer.write_all(line(lines + 1).as_bytes()).unwrap();
         let text = std::fs::read_to_string(&log).unwrap();
         assert!(text.len() as u64 <= KEPT + 64 && text.len() as u64 > KEPT - 128);
@@ -135,7 +170,29 @@ mod tests {
         std::fs::rename(&log, dir.path().join("other")).unwrap();
         std::fs::write(dir.path().join("other"), vec![b'x'; 2 << 20]).unwrap();
         std::os::unix::fs::symlink(dir.path().join("other"), &log).unwrap();
-        assert!(!cut(&log).unwrap());
+        assert!(!cut(&log, length(&log)).unwrap());
+    }
+
+    #[test]
+    fn one_that_stays_as_it_is_is_looked_at_less_often_until_it_grows() {
+        let vms = tempfile::tempdir().unwrap();
+        let folder = vms.path().join("vm");
+        std::fs::create_dir(&folder).unwrap();
+        let log = folder.join(CONSOLE);
+        let logs = &mut HashMap::new();
+        let turns_until_cut = |logs: &mut _| {
+            std::fs::write(&log, vec![b'x'; MOST as usize + 1]).unwrap();
+            (1..).find(|_| {
+                assert_eq!(cut_all(vms.path(), logs), 1);
+                length(&log) < MOST
+            })
+        };
+        assert_eq!([turns_until_cut(logs), turns_until_cut(logs)], [Some(1); 2]);
+        // Once it has what it was cut to, and once it has that still.
+        assert_eq!([cut_all(vms.path(), logs), cut_all(vms.path(), logs)], [1; 2]);
+        assert_eq!(turns_until_cut(logs), Some(STILL));
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert_eq!((cut_all(vms.path(), logs), logs.len()), (0, 0));
     }
 
     #[test]

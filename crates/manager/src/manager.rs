@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ballast_api::{ErrorBody, ErrorCode, Mode, RunState};
 use ballast_journal::Journal;
@@ -36,7 +36,7 @@ use crate::reload::Source;
 use crate::starts::Starts;
 use crate::survey::Unread;
 use crate::swap::Swap;
-use crate::sync::lock;
+use crate::sync::{Ended, lock};
 use crate::totals::Totals;
 use crate::vm::{Vm, VmParams};
 
@@ -127,7 +127,7 @@ pub struct Manager {
     pub(crate) accel: Mutex<String>,
     closing: AtomicBool,
     ending_vms: AtomicBool,
-    stopping: AtomicBool,
+    stopping: Ended,
     /// What the main task waits for.
     pub ending: watch::Sender<Ending>,
     /// Held by whoever leaves all VMs to the next manager.
@@ -273,7 +273,7 @@ impl Manager {
             accel: Mutex::new("not probed yet".into()),
             closing: AtomicBool::new(false),
             ending_vms: AtomicBool::new(false),
-            stopping: AtomicBool::new(false),
+            stopping: Ended::default(),
             ending: watch::Sender::new(Ending::Running),
             leaving: tokio::sync::Mutex::new(()),
             runtime: tokio::runtime::Handle::current(),
@@ -339,12 +339,17 @@ impl Manager {
     }
     /// The manager's threads end; VMs are left as they are.
     pub fn is_stopping(&self) -> bool {
-        self.stopping.load(Ordering::Relaxed)
+        self.stopping.is_set()
     }
     /// From now on `is_stopping`: nothing takes that back.
     pub fn set_stopping(&self) {
-        self.stopping.store(true, Ordering::Relaxed);
+        self.stopping.set();
         self.kick.ring("the manager ends");
+        self.host.tell_unreadable_change();
+    }
+    /// Returns after so long, or as soon as it `is_stopping`.
+    pub fn rest(&self, time: Duration) {
+        self.stopping.rest(time);
     }
 
     /// From 1 on, each once a manager.

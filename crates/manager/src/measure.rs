@@ -43,7 +43,7 @@ pub fn run(manager: &Arc<Manager>) {
             untrimmed = 0;
             manager.commons.trim();
         }
-        std::thread::sleep(INTERVAL);
+        manager.rest(INTERVAL);
     }
 }
 

@@ -1,11 +1,35 @@
-//! Locks.
+//! Locks, and an end that is waited for.
 
 use std::ops::Deref;
-use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+use std::time::Duration;
 
 /// A lock whose holder panicked guards data that every holder leaves consistent: the others go on.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether something has ended, for who does a thing over and over until then.
+#[derive(Debug, Default)]
+pub struct Ended {
+    has: Mutex<bool>,
+    told: Condvar,
+}
+
+impl Ended {
+    /// Nothing takes it back.
+    pub fn set(&self) {
+        *lock(&self.has) = true;
+        self.told.notify_all();
+    }
+    pub fn is_set(&self) -> bool {
+        *lock(&self.has)
+    }
+    /// Returns after so long, or as soon as it has ended.
+    pub fn rest(&self, time: Duration) {
+        let waited = self.told.wait_timeout_while(lock(&self.has), time, |has| !*has);
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
+    }
 }
 
 /// What many look at, and its end takes away. The end waits for all who look, and who begins to look for an end that
@@ -82,6 +106,20 @@ impl Drop for Once {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_rests_is_woken_by_the_end() {
+        let ended = Ended::default();
+        ended.rest(Duration::from_millis(1));
+        assert!(!ended.is_set());
+        std::thread::scope(|scope| {
+            // For good, if it is not woken.
+            scope.spawn(|| ended.rest(Duration::MAX));
+            ended.set();
+        });
+        ended.rest(Duration::MAX);
+        assert!(ended.is_set());
+    }
 
     #[test]
     fn what_is_taken_is_seen_by_nobody() {

@@ -14,24 +14,22 @@ use crate::records::Record;
 use crate::sync::lock;
 use crate::vm::Vm;
 
-/// How often is asked whether any VM began or ceased to wait for such pages; then they are looked at, ...
+/// Between two looks at least, where VMs begin or cease to wait for such pages, ...
 const PERIOD: Duration = Duration::from_millis(100);
-/// ... and otherwise so often: one that could not be stopped is tried again.
+/// ... and at most where none does: one that could not be stopped is tried again.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// The thread that stops them and lets them go on.
 pub fn run(manager: &Manager) {
     // VMs of which it was said that they cannot be stopped.
     let mut told = HashSet::new();
-    let mut seen = None;
-    while !manager.is_stopping() {
-        // Before they are looked at: what changes meanwhile is looked at again.
-        let changes = manager.host.unreadable_changes();
-        if seen.is_some_and(|(then, at): (u64, Instant)| then == changes && at.elapsed() < LOOK) {
-            std::thread::sleep(PERIOD);
-            continue;
+    loop {
+        let begun = Instant::now();
+        // Before they are looked at: what changes meanwhile is looked at again; and an end tells as a change does.
+        let seen = manager.host.unreadable_changes();
+        if manager.is_stopping() {
+            return;
         }
-        seen = Some((changes, Instant::now()));
         let vms = manager.vms();
         told.retain(|id| vms.iter().any(|vm| vm.id == *id));
         for vm in vms {
@@ -43,7 +41,8 @@ pub fn run(manager: &Manager) {
                 Err(_) => {}
             }
         }
-        std::thread::sleep(PERIOD);
+        manager.host.await_unreadable_change(seen, LOOK);
+        manager.rest(PERIOD.saturating_sub(begun.elapsed()));
     }
 }
 

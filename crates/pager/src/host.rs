@@ -1,6 +1,9 @@
 //! What all VMs of a host share: the ledger, the reclamation state in force, the mark below which memory is no longer
 //! plentiful, and whether idle processors are kept awake.
 
+use std::sync::{Condvar, Mutex as WaitMutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
 use ballast_units::Pages;
 
 use crate::awake::Awake;
@@ -15,7 +18,8 @@ pub struct Host {
     pub awake: Awake,
     low: AtomicU64,
     plenty: AtomicU64,
-    unreadable_changes: AtomicU64,
+    unreadable_changes: WaitMutex<u64>,
+    unreadable_changed: Condvar,
 }
 
 impl Host {
@@ -26,7 +30,8 @@ impl Host {
             awake: Awake::default(),
             low: AtomicU64::new(0),
             plenty: AtomicU64::new(0),
-            unreadable_changes: AtomicU64::new(0),
+            unreadable_changes: WaitMutex::new(0),
+            unreadable_changed: Condvar::new(),
         }
     }
 
@@ -57,10 +62,40 @@ impl Host {
     /// How often so far a VM began or ceased to wait for pages that cannot be read: who stops VMs for that need not ask
     /// each of them while this is what it was.
     pub fn unreadable_changes(&self) -> u64 {
-        self.unreadable_changes.load(Ordering::Acquire)
+        *self.changes()
     }
-    /// After it has.
-    pub(crate) fn unreadable_changed(&self) {
-        self.unreadable_changes.fetch_add(1, Ordering::Release);
+    /// Returns once that is no longer `seen`, or after so long.
+    pub fn await_unreadable_change(&self, seen: u64, most: Duration) {
+        let is_still = |now: &mut u64| *now == seen;
+        let waited = self.unreadable_changed.wait_timeout_while(self.changes(), most, is_still);
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
+    }
+    /// After one has; or who waits for that is to look for another reason.
+    pub fn tell_unreadable_change(&self) {
+        *self.changes() += 1;
+        self.unreadable_changed.notify_all();
+    }
+
+    fn changes(&self) -> MutexGuard<'_, u64> {
+        self.unreadable_changes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_waits_for_a_change_is_woken_by_it_and_by_one_that_has_come_before() {
+        let host = Host::new(Ledger::new(Pages(1), || {}));
+        host.await_unreadable_change(0, Duration::from_millis(1));
+        assert_eq!(host.unreadable_changes(), 0);
+        std::thread::scope(|scope| {
+            // For good, if it is not woken.
+            scope.spawn(|| host.await_unreadable_change(0, Duration::MAX));
+            host.tell_unreadable_change();
+        });
+        host.await_unreadable_change(0, Duration::MAX);
+        assert_eq!(host.unreadable_changes(), 1);
     }
 }

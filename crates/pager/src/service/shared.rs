@@ -304,7 +304,7 @@ impl Shared {
     }
     fn set_has_unreadable(&self, has: bool) {
         if self.has_unreadable.swap(has, Ordering::Relaxed) != has {
-            self.memory.host().unreadable_changed();
+            self.memory.host().tell_unreadable_change();
         }
     }
 
