@@ -26,8 +26,8 @@ const SELDOM: u32 = 200;
 /// A count is good until this part of what was left by then may have been taken since, ...
 const LEFT: u64 = 8;
 /// ... or for so long, where this part of what was counted may have come, too: it is shown.
-const GOOD_FOR: Duration = Duration::from_secs(300);
-const SHOWN: u64 = 16;
+const GOOD_FOR: Duration = Duration::from_secs(600);
+const SHOWN: u64 = 4;
 
 /// The mappings of one VMM. `changes` is how many were made to them so far.
 pub(super) struct MappingCount {
@@ -178,8 +178,8 @@ mod tests {
         assert_eq!([RECOUNT, soon].map(|after| due(100, after)), [false, true]);
         // Few changes: as good as it was.
         let late = GOOD_FOR + Duration::from_nanos(1);
-        assert_eq!([GOOD_FOR, late].map(|after| due(15, after)), [false, true]);
-        assert_eq!([10, 14].map(|changes| due(changes, 2 * GOOD_FOR)), [false, false]);
+        assert_eq!([GOOD_FOR, late].map(|after| due(29, after)), [false, true]);
+        assert_eq!([10, 28].map(|changes| due(changes, 2 * GOOD_FOR)), [false, false]);
         assert!(counted(0, begun).is_due(11, begun + late));
     }
 
