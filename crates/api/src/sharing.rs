@@ -37,7 +37,7 @@ pub struct HostSharing {
     pub cpu_percent: f64,
     /// The manager's memory for share tables.
     pub metadata: u64,
-    /// Mappings of all VMM processes, a count.
+    /// Mappings of all VMM processes, a count: when they were last counted.
     pub mappings: u64,
 }
 
@@ -67,7 +67,7 @@ pub struct VmSharing {
     pub cpu_s: f64,
     /// The same at present, in per cent of one core.
     pub cpu_percent: f64,
-    /// Mappings of its VMM process, a count; the kernel's limit is vm.max_map_count.
+    /// Mappings of its VMM process, a count, when they were last counted: up to a quarter more may be there. The kernel's limit is vm.max_map_count.
     pub mappings: u64,
     /// What holds sharing back: "mappings: 60000 of 65530, only runs are shared".
     pub note: Option<String>,

@@ -20,7 +20,7 @@ const KEPT: u64 = MOST / 2;
 const ENDED: usize = 32;
 const PERIOD: Duration = Duration::from_secs(1);
 /// One that was as long at the last look is looked at once in so many.
-const STILL: u32 = 5;
+const STILL: u32 = 3;
 
 /// What is known of one log.
 #[derive(Default)]

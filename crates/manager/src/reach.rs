@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn of_a_vm_whose_qmp_is_lost_nothing_is_kept_that_qmp_told() {
+    async fn nothing_is_kept_for_a_vm_whose_qmp_is_lost_by_what_its_balloon_was() {
         let dir = tempfile::tempdir().unwrap();
         let manager = crate::manager::tests::manager(dir.path());
         let size = Pages::from_mib(64);

@@ -113,8 +113,15 @@ mod tests {
         ended.rest(Duration::from_millis(1));
         assert!(!ended.is_set());
         std::thread::scope(|scope| {
-            // For good, if it is not woken.
-            scope.spawn(|| ended.rest(Duration::MAX));
+            let (rests, begun) = std::sync::mpsc::channel();
+            let ended = &ended;
+            scope.spawn(move || {
+                rests.send(()).unwrap();
+                // For good, if it is not woken.
+                ended.rest(Duration::MAX);
+            });
+            begun.recv().unwrap();
+            std::thread::sleep(Duration::from_millis(50));
             ended.set();
         });
         ended.rest(Duration::MAX);

@@ -39,6 +39,9 @@ async fn large_pages_come_while_memory_is_plentiful_and_break_when_it_is_not() {
     let (large, pid) = (vm.memory.large, vm.pid.unwrap());
     // Where the host's memory is in pieces, the kernel has fewer than are asked for.
     let wanted = (100 * MIB).saturating_sub((large_not_to_be_had() - before) * 2 * MIB);
+    if wanted < 50 * MIB {
+        eprintln!("SKIPPED: the kernel had no large pages: {wanted} bytes could be in such");
+    }
     assert!(large >= wanted && large <= vm.memory.resident, "{wanted}: {:?}", vm.memory);
     assert!(vm.counters.large_fills * 2 * MIB >= large, "{:?}", vm.counters);
     // The kernel's count. A guest that first reads a page of a large one may have it mapped small.

@@ -91,8 +91,15 @@ mod tests {
         host.await_unreadable_change(0, Duration::from_millis(1));
         assert_eq!(host.unreadable_changes(), 0);
         std::thread::scope(|scope| {
-            // For good, if it is not woken.
-            scope.spawn(|| host.await_unreadable_change(0, Duration::MAX));
+            let (waits, begun) = std::sync::mpsc::channel();
+            let host = &host;
+            scope.spawn(move || {
+                waits.send(()).unwrap();
+                // For good, if it is not woken.
+                host.await_unreadable_change(0, Duration::MAX);
+            });
+            begun.recv().unwrap();
+            std::thread::sleep(Duration::from_millis(50));
             host.tell_unreadable_change();
         });
         host.await_unreadable_change(0, Duration::MAX);
