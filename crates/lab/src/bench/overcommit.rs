@@ -8,8 +8,8 @@ use ballast_units::Bytes;
 
 use crate::figures::{Outcome, Table};
 use crate::image::Image;
-use crate::overcommit::report::{at, circumstances, costs, crowded, peers, table, tag};
-use crate::overcommit::{self, Load, Plan, SIDES, Side};
+use crate::overcommit::report::{Compared, at, circumstances, compare, table, tag};
+use crate::overcommit::{self, Load, Plan, SIDES};
 
 fn plan(quick: bool) -> Plan {
     let mib = Bytes::from_mib;
@@ -63,18 +63,12 @@ fn evaluate(stores: &Table, offices: &Table, factors: &[f64]) -> Outcome {
             circumstances(stores, side, *factor, &mut outcome);
         }
     }
-    for factor in crowded(factors) {
-        for peer in peers(stores, factor, &mut outcome) {
-            costs(stores, factor, peer, &mut outcome);
-            let ratio = |table: &Table, column: &str| {
-                at(table, Side::Ballast, factor, column) / at(table, peer, factor, column)
-            };
-            let name = |what: &str| format!("{what}_of_{}_{}", peer.name(), tag(factor));
-            outcome.at_least(&name("served"), ratio(stores, "served_percent"), 1.0);
-            outcome.at_most(&name("store_p95"), ratio(stores, "p95_ms"), 1.0);
-            outcome.at_most(&name("office_p95"), ratio(offices, "p95_ms"), 1.0);
-        }
-    }
+    let compared = [
+        Compared { what: "served", table: stores, column: "served_percent", more: true },
+        Compared { what: "store_p95", table: stores, column: "p95_ms", more: false },
+        Compared { what: "office_p95", table: offices, column: "p95_ms", more: false },
+    ];
+    compare(stores, factors, &compared, &mut outcome);
     outcome
 }
 
@@ -99,6 +93,7 @@ mod tests {
         assert!(!behind.ok && !behind.targets["served_of_zram_2_00"].met);
         assert!(behind.targets["served_of_swap_2_00"].met);
         assert!(behind.targets.keys().all(|k| !k.ends_with("1_00")));
+        assert_eq!(behind.figures["store_p95_of_swap_1_00"], 1.0);
         // A peer within its budget as far as that is known.
         assert!(behind.targets["ballast_used_of_budget_2_00"].met);
     }

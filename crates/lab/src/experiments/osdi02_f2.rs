@@ -188,7 +188,7 @@ fn evaluate(table: Table, sizes: &[u64]) -> Measured {
             let (low, high) = range(v);
             50.0 * (high - low) / median(v)
         });
-        let noise = noise[0].max(noise[1]).clamp(3.0, MOST_SPREAD / 2.0);
+        let noise = noise[0].max(noise[1]).min(MOST_SPREAD / 2.0);
         // Where runs of one variant differ by more than is allowed, the two say nothing of one another.
         let is_told = spreads.iter().all(|spread| *spread <= MOST_SPREAD);
         let told = if is_told { overhead } else { f64::NAN };

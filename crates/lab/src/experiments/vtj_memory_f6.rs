@@ -20,7 +20,7 @@ use crate::chart::{Chart, Series};
 use crate::figures::{Outcome, Table};
 use crate::image::Image;
 use crate::overcommit::report::{
-    X, at, circumstances, costs, crowded, lines, peers, series, table, tag, taken,
+    Compared, X, at, circumstances, compare, lines, series, table, tag, taken,
 };
 use crate::overcommit::{self, Load, Plan, SIDES, Side};
 
@@ -80,14 +80,9 @@ fn evaluate(table: Table, factors: &[f64]) -> Measured {
         let name = format!("ballast_of_first_percent_{}", tag(factor));
         outcome.paper(&name, 100.0 * opm / PAPER[0].1);
     }
-    for factor in crowded(factors) {
-        for peer in peers(&table, factor, &mut outcome) {
-            costs(&table, factor, peer, &mut outcome);
-            let of = |side| at(&table, side, factor, "ops_per_s");
-            let name = format!("throughput_of_{}_{}", peer.name(), tag(factor));
-            outcome.at_least(&name, of(Side::Ballast) / of(peer), 1.0);
-        }
-    }
+    let compared =
+        Compared { what: "throughput", table: &table, column: "ops_per_s", more: true };
+    compare(&table, factors, &[compared], &mut outcome);
     let charts = charts(&table);
     Measured { outcome, table, charts }
 }

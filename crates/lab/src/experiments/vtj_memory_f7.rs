@@ -18,7 +18,7 @@ use crate::chart::{Chart, Series};
 use crate::figures::{Outcome, Table};
 use crate::image::Image;
 use crate::overcommit::report::{
-    X, at, circumstances, costs, crowded, lines, peers, series, table, tag, taken,
+    Compared, X, at, circumstances, compare, lines, series, table, tag, taken,
 };
 use crate::overcommit::{self, Load, Plan, SIDES, Side};
 
@@ -72,14 +72,9 @@ fn evaluate(table: Table, factors: &[f64]) -> Measured {
     for (factor, times) in PAPER {
         outcome.paper(&format!("ballast_times_first_{}", tag(factor)), times);
     }
-    for factor in crowded(factors) {
-        for peer in peers(&table, factor, &mut outcome) {
-            costs(&table, factor, peer, &mut outcome);
-            let of = |side| at(&table, side, factor, "p95_ms");
-            let name = format!("p95_of_{}_{}", peer.name(), tag(factor));
-            outcome.at_most(&name, of(Side::Ballast) / of(peer), 1.0);
-        }
-    }
+    let compared =
+        Compared { what: "p95", table: &table, column: "p95_ms", more: false };
+    compare(&table, factors, &[compared], &mut outcome);
     let charts = charts(&table);
     Measured { outcome, table, charts }
 }

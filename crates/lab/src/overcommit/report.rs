@@ -5,7 +5,7 @@ use crate::chart::{Chart, Series};
 use crate::figures::{Outcome, Table};
 
 /// Above it, Ballast is to be ahead of every peer.
-pub const AHEAD_FROM: f64 = 1.5;
+const AHEAD_FROM: f64 = 1.5;
 
 /// What charts are drawn over.
 pub const X: &str = "overcommitment factor";
@@ -156,14 +156,47 @@ pub fn taken(table: &Table) -> Chart {
     }
 }
 
-/// The factors above which Ballast is to be ahead.
-pub fn crowded(factors: &[f64]) -> impl Iterator<Item = f64> {
-    factors.iter().copied().filter(|f| *f > AHEAD_FROM)
+/// What is held against what peers do: a column of a table.
+pub struct Compared<'a> {
+    /// In a figure's name: "store_p95".
+    pub what: &'a str,
+    /// With what every side did.
+    pub table: &'a Table,
+    /// Of it.
+    pub column: &'a str,
+    /// More of it is better.
+    pub more: bool,
+}
+
+/// Ballast's side as parts of each peer's: as good at least, where it is to be ahead and the peer is one to be held against; of
+/// the others, a figure says what was. `table` has what both took.
+pub fn compare(table: &Table, factors: &[f64], all: &[Compared], outcome: &mut Outcome) {
+    for &factor in factors {
+        let fair =
+            if factor > AHEAD_FROM { peers(table, factor, outcome) } else { Vec::new() };
+        for peer in PEERS {
+            let is_fair = fair.contains(&peer);
+            if is_fair {
+                costs(table, factor, peer, outcome);
+            }
+            for Compared { what, table, column, more } in all {
+                let of = |side| at(table, side, factor, column);
+                let ratio = of(Side::Ballast) / of(peer);
+                let name = format!("{what}_of_{}_{}", peer.name(), tag(factor));
+                match (is_fair, more) {
+                    (true, true) => outcome.at_least(&name, ratio, 1.0),
+                    (true, false) => outcome.at_most(&name, ratio, 1.0),
+                    (false, _) if ratio.is_finite() => outcome.figure(&name, ratio),
+                    (false, _) => {}
+                }
+            }
+        }
+    }
 }
 
 /// Peers to be held against at this factor: their guests lived, within the budget, or with no more machine memory than Ballast takes, VMMs'
 /// own included; of the others, a figure says what was. Ballast is to be within the budget, too. That there are enough of them that were measured is a target of its own.
-pub fn peers(table: &Table, factor: f64, outcome: &mut Outcome) -> Vec<Side> {
+fn peers(table: &Table, factor: f64, outcome: &mut Outcome) -> Vec<Side> {
     let of_budget =
         |side| at(table, side, factor, "used_mib") / at(table, side, factor, "budget_mib");
     let name = |side: Side, what: &str| format!("{}_{what}_{}", side.name(), tag(factor));
@@ -190,11 +223,14 @@ pub fn peers(table: &Table, factor: f64, outcome: &mut Outcome) -> Vec<Side> {
 
 /// What Ballast's side took, as parts of what a peer's did: processor time of guests and of whoever manages their memory, and
 /// machine memory, that of VMMs beside the budget included. Nothing is asked of them.
-pub fn costs(table: &Table, factor: f64, peer: Side, outcome: &mut Outcome) {
+fn costs(table: &Table, factor: f64, peer: Side, outcome: &mut Outcome) {
     let of = |side, column| at(table, side, factor, column);
     let name = |what: &str| format!("{what}_of_{}_{}", peer.name(), tag(factor));
-    let cpu = of(Side::Ballast, "cpu_percent") / of(peer, "cpu_percent");
-    outcome.figure(&name("cpu"), cpu);
+    let (cpu, peers) = (of(Side::Ballast, "cpu_percent"), of(peer, "cpu_percent"));
+    outcome.figure(&name("cpu"), cpu / peers);
+    // Idle processors that are kept awake for guests that wait may poll all that time: no peer has them do so.
+    let awake = of(Side::Ballast, "awake_percent");
+    outcome.figure(&name("cpu_and_awake"), (cpu + awake).min(100.0) / peers);
     let machine = |side| machine(table, side, factor);
     outcome.figure(&name("machine_memory"), machine(Side::Ballast) / machine(peer));
 }
@@ -227,7 +263,6 @@ mod tests {
         assert_eq!(at(&table, Side::Zram, 2.0, "ops_per_s"), 4.0);
         assert!(at(&table, Side::Ksm, 2.0, "ops_per_s").is_nan());
         assert_eq!(lines(&table, "ops_per_s").len(), 2);
-        assert_eq!(crowded(&[0.5, 1.5, 1.66]).collect::<Vec<_>>(), [1.66]);
         assert_eq!(tag(1.66), "1_66");
         let mut outcome = Outcome::new("x");
         circumstances(&table, Side::Zram, 2.0, &mut outcome);

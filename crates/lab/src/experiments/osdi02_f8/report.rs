@@ -9,7 +9,7 @@ use crate::experiments::{Measured, kinds};
 use crate::figures::{Outcome, Table};
 use crate::stats::mean;
 
-/// The paper's, MB: zero pages reclaimed by sharing and data written to swap while the VMs boot; what
+/// The paper's, MB: zero pages reclaimed by sharing and the most in swap while the VMs boot; what
 /// is swapped afterwards; the most that is allocated; what sharing saves; SQL Server at rest.
 const PAPER_ZERO: f64 = 325.0;
 const PAPER_SWAPPED: f64 = 35.0;
@@ -108,7 +108,7 @@ fn values(points: &[(f64, f64)]) -> Vec<f64> {
     points.iter().map(|p| p.1).collect()
 }
 
-/// After all guests' services have their data.
+/// After all guests have booted, and their services have their data.
 const SETTLED: [Phase; 3] = [Phase::Busy, Phase::Rest, Phase::Query];
 const AFTER_BOOT: [Phase; 4] = [Phase::Fill, Phase::Busy, Phase::Rest, Phase::Query];
 
@@ -129,7 +129,7 @@ fn figures(outcome: &mut Outcome, run: &Run, kind: PolicyKind, quick: bool) {
     let sql = |what: &str| of(SQL, what);
     let boot_zero = run.grown(Phase::Boot, "zero_dropped_total_mib");
     let boot_swapped = run.most(&[Phase::Boot], "swapped_mib");
-    let later_swapped = run.most(&SETTLED, "swapped_mib");
+    let later_swapped = run.most(&AFTER_BOOT, "swapped_mib");
     // While they boot, what is not cleared yet looks like zeros.
     let allocated = run.most(&AFTER_BOOT, "allocated_mib");
     let saved = run.mean(&SETTLED, "saved_mib");
