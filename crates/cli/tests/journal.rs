@@ -23,9 +23,13 @@ const NOON_MS: u64 = 1_772_366_400_000;
 /// A host of 400 MiB with two VMs, a turn a second for ten minutes; in the second half of each
 /// minute "db" gives way to "web".
 fn journal(folder: &Path) {
+    journal_of("alpha", folder);
+}
+
+fn journal_of(host: &str, folder: &Path) {
     let header = Header {
         ballast: "0.1.0".into(),
-        host: "alpha".into(),
+        host: host.into(),
         manager_ms: NOON_MS,
         ..Header::default()
     };
@@ -207,7 +211,7 @@ fn a_plan_is_made_of_journals() {
     let folder = tempfile::tempdir().unwrap();
     let (a, b) = (folder.path().join("a"), folder.path().join("b"));
     journal(&a);
-    journal(&b);
+    journal_of("beta", &b);
     let (csv, svg) = (folder.path().join("c.csv"), folder.path().join("c.svg"));
     let [a, b, csv, svg] = [a, b, csv, svg].map(|p| p.display().to_string());
     let text = good(&[
@@ -228,7 +232,8 @@ fn a_plan_is_made_of_journals() {
     contains_all(
         &text,
         &[
-            "alpha: 10 min of record in 600 slices of 1 s, 2.0 VMs of 256 MiB on 400 MiB",
+            "alpha: 600 slices of 1 s with VMs in 10 min, 2.0 VMs of 256 MiB on 400 MiB",
+            "no two VMs whose needs move",
             "overcommitted 1.28 times",
             "at a risk of 40%: overcommit",
             "all 2 hosts as one record",
@@ -251,6 +256,14 @@ fn a_plan_is_made_of_journals() {
     assert!((factor - 512.0 * (1.0 - 26.0 / 400.0) / 200.0).abs() < 1e-9, "{factor}");
     // Ten minutes of a slow wave are a handful of looks.
     assert_eq!(plan["hosts"][0]["curve"]["asked"]["low"], Value::Null);
+
+    // Its looks would count twice.
+    let (code, _, stderr) = said("/none".as_ref(), &["plan", &a, &b, &a]);
+    assert_eq!(code, Some(1));
+    contains_all(&stderr, &[&format!("journals {a} and {a} "), "each host counts once"]);
+    let late = ["plan", "--since=-1h", "--until=-2h", &a];
+    let (code, _, stderr) = said("/none".as_ref(), &late);
+    assert!(code == Some(2) && stderr.contains("--since is later"), "{stderr}");
 
     let none = folder.path().join("none");
     std::fs::create_dir(&none).unwrap();

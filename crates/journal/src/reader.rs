@@ -35,10 +35,16 @@ pub struct Sourced {
     pub header: Arc<Header>,
     /// All but its moment is as of the turn before.
     pub again: bool,
+    segment: Arc<Path>,
     encoded: Arc<EncodedDecision>,
 }
 
 impl Sourced {
+    /// The file that it is in.
+    pub fn segment(&self) -> &Path {
+        &self.segment
+    }
+
     /// # Errors
     /// When this version does not understand it.
     pub fn decision(&self) -> Result<Decision, SegmentError> {
@@ -69,7 +75,7 @@ pub struct Reader {
 }
 
 struct Current {
-    path: PathBuf,
+    path: Arc<Path>,
     header: Arc<Header>,
     frames: Frames<BufReader<File>>,
     names: Arc<Names>,
@@ -158,7 +164,7 @@ impl Reader {
                 Ok(Some(turn)) => return Some(turn),
                 Ok(None) => self.current = None,
                 Err(what) => {
-                    self.troubles.push(Trouble { path: current.path.clone(), what });
+                    self.troubles.push(Trouble { path: current.path.to_path_buf(), what });
                     self.current = None;
                 }
             }
@@ -181,7 +187,7 @@ impl Current {
     fn open(path: &Path) -> Result<Current, SegmentError> {
         let frames = Frames::new(BufReader::new(File::open(path)?))?;
         Ok(Current {
-            path: path.to_owned(),
+            path: path.into(),
             header: Arc::new(frames.header().clone()),
             frames,
             names: Arc::new(Names::new()),
@@ -222,6 +228,7 @@ impl Current {
             names: self.names.clone(),
             header: self.header.clone(),
             again,
+            segment: self.path.clone(),
             encoded: self.encoded.clone(),
         }
     }

@@ -88,13 +88,17 @@ pub fn curve(question: &Question, histories: &[History]) -> Curve {
     }
 }
 
+/// For so many slots what was needed of what is configured goes on having influence: that is what has a memory, not its
+/// inverse.
+pub(crate) fn influence(history: &History) -> f64 {
+    let part: Vec<f64> = history.slots.iter().map(|slot| 1.0 / slot.factor()).collect();
+    correlation_time(&part)
+}
+
 fn host(history: &History) -> Host {
-    let factors: Vec<f64> = history.slots.iter().map(Slot::factor).collect();
-    // What is needed of what is configured: that is what has a memory, not its inverse.
-    let part: Vec<f64> = factors.iter().map(|f| 1.0 / f).collect();
     Host {
-        time: correlation_time(&part),
-        factors,
+        time: influence(history),
+        factors: history.slots.iter().map(Slot::factor).collect(),
         ranks: Vec::new(),
         slot_s: history.slot_ms as f64 / 1e3,
     }

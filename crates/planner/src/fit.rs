@@ -12,11 +12,14 @@
 //!
 //! makes that r. VMs that peak together (r = 1) stay together, p = 1; independent ones (r = 0) stay
 //! independent, p = 0. Of a single VM nothing is known: p = 1.
+//!
+//! Nor are there more than admission control lets in: each is promised its min and its overhead.
 
 use fastrand::Rng;
 use serde::Serialize;
 
 use crate::Question;
+use crate::curve::influence;
 use crate::history::{History, Slot};
 use crate::series::{Tally, block_len, correlation_time, draw, quantile, vouched};
 
@@ -34,8 +37,8 @@ pub struct Fit {
     pub high: u64,
     /// The factor with so many, sum of sizes / budget.
     pub factor: f64,
-    /// The mean correlation between the needs of two VMs, 0 to 1.
-    pub correlation: f64,
+    /// The mean correlation between the needs of two VMs, 0 to 1. None where there were not two whose needs moved.
+    pub correlation: Option<f64>,
     /// With which probability a VM that is added peaks with the others.
     pub in_step: f64,
     /// So many fit at least; more were not tried.
@@ -53,7 +56,7 @@ const BAND_DRAWS: usize = 400;
 pub fn fit(question: &Question, history: &History) -> Fit {
     let mut rng = Rng::with_seed(question.seed);
     let slots = &history.slots;
-    let mean_vms = slots.iter().map(|s| s.needs.len() as f64).sum::<f64>() / slots.len() as f64;
+    let mean_vms = slots.iter().map(|s| s.most as f64).sum::<f64>() / slots.len() as f64;
     let correlation = mean_correlation(history);
     let in_step = match correlation {
         None => 1.0,
@@ -69,7 +72,7 @@ pub fn fit(question: &Question, history: &History) -> Fit {
     let budget = slots.last().map_or(0, |slot| slot.budget);
     let held: Vec<Vec<usize>> = slots
         .iter()
-        .map(|slot| (0..each).map(|_| hold(&mut rng, slot, budget, &seen, in_step)).collect())
+        .map(|slot| (0..each).map(|_| hold(&mut rng, slot, budget, history, &seen, in_step)).collect())
         .collect();
 
     // So many fit, and so often: a number is its own rank.
@@ -83,7 +86,8 @@ pub fn fit(question: &Question, history: &History) -> Fit {
     let vms = at_risk(&mut (0..slots.len()));
     let means: Vec<f64> =
         held.iter().map(|h| h.iter().sum::<usize>() as f64 / h.len() as f64).collect();
-    let time = correlation_time(&means);
+    // What VMs that are added need at moments of their own has no memory, and what was recorded has as much as before.
+    let time = correlation_time(&means).max(influence(history));
     let block = block_len(time);
     let mut again: Vec<f64> = (0..BAND_DRAWS)
         .map(|_| at_risk(&mut draw(&mut rng, slots.len(), block).into_iter()) as f64)
@@ -98,36 +102,46 @@ pub fn fit(question: &Question, history: &History) -> Fit {
     let low = vouched(&all, looks, question.risk, question.confidence).map(|v| v.min(low) as u64);
     let facts = history.facts();
     Fit {
-        now: slots.last().map_or(0, |slot| slot.needs.len() as u64),
+        now: slots.last().map_or(0, |slot| slot.most as u64),
         vms,
         low: low.map(|low| low.min(vms)),
         high: high.max(vms),
         factor: vms as f64 * facts.size_mean as f64 / facts.budget.max(1) as f64,
-        correlation: correlation.unwrap_or(1.0),
+        correlation,
         in_step,
         at_least: vms as usize >= MOST,
     }
 }
 
 /// How many VMs as in a slot `budget` holds, in one random order.
-fn hold(rng: &mut Rng, slot: &Slot, budget: u64, seen: &[Vec<u64>], in_step: f64) -> usize {
+fn hold(
+    rng: &mut Rng,
+    slot: &Slot,
+    budget: u64,
+    history: &History,
+    seen: &[Vec<u64>],
+    in_step: f64,
+) -> usize {
     let here = slot.needs.len();
-    let each = slot.overhead as f64 / here as f64;
-    let room = budget as f64 * slot.usable();
+    let each = slot.overhead as f64 / slot.most.max(1) as f64;
+    // What rounding makes of a host that is exactly full is no shortage.
+    let room = budget as f64 * slot.usable() * (1.0 + 1e-12);
     let mut order: Vec<usize> = (0..here).collect();
     rng.shuffle(&mut order);
-    let mut used = 0.0;
+    let (mut used, mut promised) = (0.0, 0.0);
     for n in 0..MOST {
-        let need = match order.get(n) {
-            Some(&i) => slot.needs[i].1,
+        let (vm, need) = match order.get(n) {
+            Some(&i) => slot.needs[i],
             None => {
                 let (vm, need) = slot.needs[rng.usize(..here)];
-                if rng.f64() < in_step { need } else { seen[vm][rng.usize(..seen[vm].len())] }
+                let own = &seen[vm];
+                (vm, if rng.f64() < in_step { need } else { own[rng.usize(..own.len())] })
             }
         };
         used += need as f64 + each;
-        // What rounding makes of a host that is exactly full is no shortage.
-        if used > room * (1.0 + 1e-12) || (need == 0 && each == 0.0 && n >= here * 1000) {
+        promised += history.mins.get(vm).copied().unwrap_or(0) as f64 + each;
+        let is_full = used > room || promised > room;
+        if is_full || (need == 0 && each == 0.0 && n >= here * 1000) {
             return n;
         }
     }

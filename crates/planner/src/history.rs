@@ -1,7 +1,8 @@
 //! What VMs needed, slice of time by slice, from a journal.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
+use std::sync::Arc;
 
 use ballast_journal::Reader;
 use ballast_policy::{Decision, State, VmState};
@@ -48,9 +49,11 @@ const MOST_NEEDS: usize = 1 << 26;
 pub struct Slot {
     /// Its number: milliseconds since 1970 by the length of a slot.
     pub number: u64,
-    /// Of the VMs that were there: which, and the most that it needed. In order of the first.
+    /// Of the VMs that were there, one after another perhaps: which, and the most that it needed. In order of the first.
     pub needs: Vec<(usize, u64)>,
-    /// Sum of their configured sizes.
+    /// So many of them at one moment, at most.
+    pub most: usize,
+    /// Sum of the configured sizes of those that were there at one moment, at most.
     pub sizes: u64,
     /// Memory that is not for VMs' pages.
     pub overhead: u64,
@@ -97,6 +100,10 @@ pub struct History {
     pub slots: Vec<Slot>,
     /// Names of the VMs, by the numbers that slots have for them.
     pub vms: Vec<String>,
+    /// What each was promised last whatever others need: its min, pages.
+    pub mins: Vec<u64>,
+    /// Runs of managers that recorded it: host, and when each was started, milliseconds since 1970.
+    pub runs: BTreeSet<(String, u64)>,
     /// What could not be read.
     pub notes: Vec<String>,
 }
@@ -112,9 +119,9 @@ pub struct Facts {
     pub slot_s: f64,
     /// From the first slot to the last, seconds.
     pub span_s: f64,
-    /// VMs that were seen, and that were there on average.
+    /// VMs that were seen.
     pub vms: u64,
-    /// VMs that were there on average.
+    /// VMs that were there at one moment: the most of a slot, on average.
     pub vms_mean: f64,
     /// Bytes; of the last slot.
     pub budget: u64,
@@ -157,14 +164,14 @@ impl History {
         let mut history = History { slot_ms: span.slot_ms, ..History::default() };
         let mut ids: HashMap<String, usize> = HashMap::new();
         let mut last: Option<Decision> = None;
-        let mut needs = 0;
+        let (mut needs, mut header) = (0, None);
         for turn in reader.by_ref() {
             let at = turn.moment.at_ms;
             if span.until_ms.is_some_and(|until| at > until) {
                 break;
             }
             if !turn.again || last.is_none() {
-                let failed = |what| PlanError::Segment { path: path.to_owned(), what };
+                let failed = |what| PlanError::Segment { path: turn.segment().to_owned(), what };
                 last = Some(turn.decision().map_err(failed)?);
             }
             if span.since_ms.is_some_and(|since| at < since) {
@@ -172,6 +179,10 @@ impl History {
             }
             if history.host.is_empty() {
                 history.host.clone_from(&turn.header.host);
+            }
+            if header.as_ref().is_none_or(|last| !Arc::ptr_eq(last, &turn.header)) {
+                history.runs.insert((turn.header.host.clone(), turn.header.manager_ms));
+                header = Some(turn.header.clone());
             }
             let Some(decision) = &last else { continue };
             let vms = decision.snapshot.vms.iter().map(|vm| {
@@ -212,15 +223,18 @@ impl History {
         let Some(slot) = self.slots.last_mut() else { return 0 };
         let before = slot.needs.len();
         let snapshot = &decision.snapshot;
+        slot.most = slot.most.max(vms.len());
+        slot.sizes = slot.sizes.max(vms.iter().map(|(_, vm)| vm.size.0).sum());
         for (i, vm) in vms {
             let need = demand.of(vm, decision.state);
             match slot.needs.binary_search_by_key(i, |(i, _)| *i) {
                 Ok(at) => slot.needs[at].1 = slot.needs[at].1.max(need),
-                Err(at) => {
-                    slot.needs.insert(at, (*i, need));
-                    slot.sizes += vm.size.0;
-                }
+                Err(at) => slot.needs.insert(at, (*i, need)),
             }
+            if self.mins.len() <= *i {
+                self.mins.resize(*i + 1, 0);
+            }
+            self.mins[*i] = vm.demand.min.0;
             slot.was_short |= vm.wants_more && vm.balloon_goal.is_zero();
         }
         slot.overhead = slot.overhead.max(snapshot.overhead.0);
@@ -237,7 +251,8 @@ impl History {
         let bytes = |pages: f64| Pages(pages as u64).bytes().0;
         let seconds = |slots: u64| (slots * self.slot_ms) as f64 / 1e3;
         let (first, last) = (self.slots.first(), self.slots.last());
-        let vms = mean(&|s| s.needs.len() as f64);
+        let vms = mean(&|s| s.most as f64);
+        let seen = mean(&|s| s.needs.len() as f64);
         Facts {
             host: self.host.clone(),
             slots: self.slots.len() as u64,
@@ -249,7 +264,7 @@ impl History {
             vms_mean: vms,
             budget: bytes(last.map_or(0, |s| s.budget) as f64),
             size_mean: bytes(mean(&|s| s.sizes as f64) / vms.max(1e-9)),
-            need_mean: bytes(mean(&|s| s.need() as f64) / vms.max(1e-9)),
+            need_mean: bytes(mean(&|s| s.need() as f64) / seen.max(1e-9)),
             factor_mean: mean(&|s| s.sizes as f64 / s.budget.max(1) as f64),
             was_short: mean(&|s| f64::from(u8::from(s.was_short))),
             notes: self.notes.clone(),
@@ -270,7 +285,7 @@ fn too_many(slots: usize, needs: usize, most: (usize, usize)) -> Result<(), Stri
 
 #[cfg(test)]
 mod tests {
-    use ballast_policy::{Health, TaxRate, Tools, VmDemand};
+    use ballast_policy::{Health, Policy, Snapshot, TaxRate, Thresholds, Tools, VmDemand};
     use ballast_units::VmId;
 
     use super::*;
@@ -284,9 +299,8 @@ mod tests {
     }
 
     /// Three quarters of what it uses are shared among four.
-    #[test]
-    fn what_sharing_saves_of_a_vm_it_needs_all_the_same() {
-        let mut vm = VmState {
+    fn vm() -> VmState {
+        VmState {
             demand: VmDemand {
                 id: VmId(1),
                 shares: 1,
@@ -309,7 +323,54 @@ mod tests {
             beyond: Pages::ZERO,
             tools: Tools::default(),
             saved: Pages(135),
+        }
+    }
+
+    /// With room for far more.
+    fn turn_of(vms: Vec<VmState>) -> Decision {
+        let budget = Pages(1 << 20);
+        ballast_policy::decide(Snapshot {
+            trigger: "period".into(),
+            before: State::High,
+            thresholds: Thresholds::default_for(budget),
+            budget,
+            free: budget,
+            overhead: Pages(10),
+            starting: Pages::ZERO,
+            room: Pages::ZERO,
+            vms,
+            pools: Vec::new(),
+            outside: Vec::new(),
+            policy: Policy::default(),
+        })
+    }
+
+    #[test]
+    fn of_vms_that_follow_one_another_in_a_slot_those_count_that_are_there_at_once() {
+        let mut history = History { slot_ms: 1000, ..History::default() };
+        let with_min = |min| {
+            let mut vm = vm();
+            vm.demand.min = Pages(min);
+            vm
         };
+        let turns = [
+            vec![(0, with_min(7)), (1, vm())],
+            vec![(1, with_min(9)), (2, vm())],
+            vec![(2, vm())],
+        ];
+        for turn in turns {
+            let decision = turn_of(turn.iter().map(|(_, vm)| vm.clone()).collect());
+            let vms: Vec<(usize, &VmState)> = turn.iter().map(|(i, vm)| (*i, vm)).collect();
+            history.add(5, &decision, &vms, Demand::Active);
+        }
+        let [slot] = &history.slots[..] else { panic!("{:?}", history.slots) };
+        assert_eq!((slot.most, slot.sizes, slot.needs.len()), (2, 2 * 256, 3));
+        assert_eq!(history.mins, [7, 9, 0]);
+    }
+
+    #[test]
+    fn what_sharing_saves_of_a_vm_it_needs_all_the_same() {
+        let mut vm = vm();
         let need =
             |vm: &VmState, state| [Demand::Active, Demand::Consumed].map(|d| d.of(vm, state));
         assert_eq!(need(&vm, State::High), [180, 200]);

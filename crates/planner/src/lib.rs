@@ -42,6 +42,8 @@ pub enum PlanError {
     Empty { path: PathBuf, notes: Vec<String> },
     #[error("journal {}: {what}: longer slices (--slot) or less time (--since, --until) do", .path.display())]
     Large { path: PathBuf, what: String },
+    #[error("journals {} and {} were recorded by one run of one manager: each host counts once", .a.display(), .b.display())]
+    Twice { a: PathBuf, b: PathBuf },
     #[error("plot: {0}")]
     Plot(String),
 }
@@ -81,6 +83,24 @@ pub struct Plan {
     pub hosts: Vec<HostPlan>,
     /// Of all hosts as one record, where there are several.
     pub together: Option<Curve>,
+}
+
+/// Reads the record of each host.
+///
+/// # Errors
+/// As of [`History::read`]; two of them are of one host at one time.
+pub fn read_all(journals: &[PathBuf], span: Span) -> Result<Vec<History>, PlanError> {
+    let mut histories: Vec<History> = Vec::new();
+    for journal in journals {
+        let history = History::read(journal, span)?;
+        for (other, before) in journals.iter().zip(&histories) {
+            if !before.runs.is_disjoint(&history.runs) {
+                return Err(PlanError::Twice { a: other.clone(), b: journal.clone() });
+            }
+        }
+        histories.push(history);
+    }
+    Ok(histories)
 }
 
 /// Plans from the histories of hosts, at least one; each has a slot with VMs, and a factor above 0 in every slot.

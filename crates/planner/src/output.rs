@@ -34,11 +34,11 @@ fn facts(host: &HostPlan) -> String {
     let f = &host.facts;
     let name = if f.host.is_empty() { "a host" } else { &f.host };
     let mut text = format!(
-        "{name}: {} of record in {} slices of {} s, {:.1} VMs of {} on {}; overcommitted {:.2} times\n  \
-         a VM needed {} on average; the host was short in {} of the time",
-        span(f.span_s),
+        "{name}: {} slices of {} s with VMs in {}, {:.1} VMs of {} on {}; overcommitted {:.2} times\n  \
+         a VM needed {} on average; the host was short in {} of the slices",
         f.slots,
         f.slot_s,
+        span(f.span_s),
         f.vms_mean,
         Bytes(f.size_mean),
         Bytes(f.budget),
@@ -55,15 +55,16 @@ fn facts(host: &HostPlan) -> String {
 fn answer(plan: &Plan, curve: &Curve) -> String {
     let (q, asked) = (&plan.question, &curve.asked);
     let mut text = format!(
-        "  at a risk of {}: overcommit {:.2} times (these VMs on less memory)\n",
+        "  at a risk of {}: overcommit {} times (these VMs on less memory)\n",
         asked_for(q.risk),
-        asked.factor
+        no_more(asked.factor)
     );
     let confidence = asked_for(q.confidence);
     let _ = match asked.low {
         Some(low) => writeln!(
             text,
-            "  with {confidence} confidence: {low:.2} times at least, {:.2} at most",
+            "  with {confidence} confidence: {} times at least, {:.2} at most",
+            no_more(low),
             asked.high
         ),
         None => writeln!(
@@ -73,7 +74,8 @@ fn answer(plan: &Plan, curve: &Curve) -> String {
              many vouch for risks of {} and above",
             curve.looks,
             span(curve.correlation_s),
-            percent(curve.least_risk),
+            // What is asked for by this figure is vouched for.
+            percent_by(f64::ceil, curve.least_risk),
         ),
     };
     text
@@ -90,14 +92,19 @@ fn fit(fit: &Fit, risk: f64) -> String {
         Some(low) => format!("{low} to {}", fit.high),
         None => format!("at most {}, and at least nobody can say", fit.high),
     };
+    let step = match fit.correlation {
+        Some(r) => format!(
+            "correlation between VMs {r:.2}: an added one is in step with the others with probability {:.2}",
+            fit.in_step
+        ),
+        None => "no two VMs whose needs move: an added one is taken to be in step with the others"
+            .to_owned(),
+    };
     format!(
-        "  its memory holds {least}{} VMs like these at {}: {more} ({band}; factor {:.2})\n  \
-         correlation between VMs {:.2}: an added one is in step with the others with probability {:.2}\n",
+        "  its memory holds {least}{} VMs like these at {}: {more} ({band}; factor {})\n  {step}\n",
         fit.vms,
         asked_for(risk),
-        fit.factor,
-        fit.correlation,
-        fit.in_step,
+        no_more(fit.factor),
     )
 }
 
@@ -105,13 +112,13 @@ fn table(curve: &Curve) -> String {
     let mut text =
         format!("  {:>9}  {:>7}  {:>8}  {:>8}\n", "RISK", "FACTOR", "AT LEAST", "AT MOST");
     for p in &curve.points {
-        let low = p.low.map_or("-".to_owned(), |low| format!("{low:.2}"));
+        let low = p.low.map_or("-".to_owned(), no_more);
         let here = if p.risk == curve.asked.risk { "  <- asked for" } else { "" };
         let _ = writeln!(
             text,
-            "  {:>9}  {:>7.2}  {low:>8}  {:>8.2}{here}",
+            "  {:>9}  {:>7}  {low:>8}  {:>8.2}{here}",
             asked_for(p.risk),
-            p.factor,
+            no_more(p.factor),
             p.high
         );
     }
@@ -213,11 +220,22 @@ fn draw(plan: &Plan, text: &mut String) -> Result<(), Box<dyn std::error::Error>
     Ok(())
 }
 
+/// A factor to two digits behind the point, which is no larger: 2.386 is "2.38". What rounding took of a whole hundredth is
+/// given back.
+fn no_more(factor: f64) -> String {
+    format!("{:.2}", (factor * 100.0 + 1e-9).floor() / 100.0)
+}
+
 /// What was measured, to two figures: "1%", "0.01%".
 fn percent(part: f64) -> String {
+    percent_by(f64::round, part)
+}
+
+fn percent_by(whole: fn(f64) -> f64, part: f64) -> String {
     let percent = part * 100.0;
     let digits = if percent == 0.0 { 0 } else { (1 - percent.log10().floor() as i32).clamp(0, 6) };
-    trimmed(percent, digits as usize)
+    let last = 10f64.powi(digits);
+    trimmed(whole(percent * last) / last, digits as usize)
 }
 
 /// What was asked for, as it was: "99.9%". Up to six digits behind the point.
@@ -257,6 +275,11 @@ mod tests {
         ] {
             assert_eq!(percent(part), text);
         }
+        for (part, text) in [(0.010_28, "1.1%"), (0.000_101, "0.011%"), (1.0, "100%")] {
+            assert_eq!(percent_by(f64::ceil, part), text);
+        }
+        let factors = [2.386, 2.384, 1.28, 0.29, 2.0].map(no_more);
+        assert_eq!(factors, ["2.38", "2.38", "1.28", "0.29", "2.00"]);
         for (part, text) in [
             (0.999, "99.9%"),
             (0.0125, "1.25%"),

@@ -42,7 +42,7 @@ pub async fn list(client: &Client, args: &JournalArgs, out: Output) -> Result<()
 }
 
 /// Nothing is in a span that ends before it begins.
-fn in_order(since_ms: Option<u64>, until_ms: Option<u64>) -> Result<(), Failure> {
+pub fn in_order(since_ms: Option<u64>, until_ms: Option<u64>) -> Result<(), Failure> {
     match (since_ms, until_ms) {
         (Some(since), Some(until)) if since > until => {
             Err(Failure::Usage("--since is later than --until".to_owned()))

@@ -2,9 +2,10 @@
 
 use std::path::Path;
 
-use ballast_planner::{Demand, History, Question, Span, output, plan};
+use ballast_planner::{Demand, Question, Span, output, plan, read_all};
 
 use super::Output;
+use super::journal::in_order;
 use crate::args::{DemandArg, PlanArgs};
 use crate::failure::Failure;
 use crate::saved::save;
@@ -21,10 +22,8 @@ pub fn run(args: &PlanArgs, out: Output) -> Result<(), Failure> {
         DemandArg::Consumed => Demand::Consumed,
     };
     let span = Span { slot_ms, demand, since_ms: args.since, until_ms: args.until };
-    let mut histories = Vec::new();
-    for journal in &args.journals {
-        histories.push(History::read(journal, span)?);
-    }
+    in_order(args.since, args.until)?;
+    let histories = read_all(&args.journals, span)?;
     let question = Question { risk: args.risk, confidence: args.confidence, seed: args.seed };
     let plan = plan(question, &histories);
     if let Some(path) = &args.csv {
