@@ -43,7 +43,7 @@ pub fn run(manager: &Arc<Manager>) {
             untrimmed = 0;
             manager.commons.trim();
         }
-        manager.rest(INTERVAL);
+        std::thread::sleep(INTERVAL);
     }
 }
 

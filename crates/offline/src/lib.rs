@@ -76,7 +76,9 @@ pub struct Ended {
 /// A record that cannot be used, a manager that has the folder after all, or what the kernel refuses.
 pub fn stop(run_dir: &Path, name: &str, grace: Duration) -> Result<Option<Ended>, OfflineError> {
     let Some(record) = ProcessRecord::load(run_dir, name)? else { return Ok(None) };
-    check_owners(run_dir, name)?;
+    if !check_owners(run_dir, name)? {
+        return Ok(None);
+    }
     if has_manager(run_dir) {
         return Err(OfflineError::Busy { run_dir: run_dir.to_owned() });
     }
@@ -118,18 +120,22 @@ pub fn stop(run_dir: &Path, name: &str, grace: Duration) -> Result<Option<Ended>
 }
 
 /// What names a process to be killed is root's, the caller's, or that of whoever has the folder: others may have put it
-/// into one where everybody may write.
-fn check_owners(run_dir: &Path, name: &str) -> Result<(), OfflineError> {
+/// into one where everybody may write. False: it has gone since it was read, as that of a VM that has ended does, and names
+/// nothing any more.
+fn check_owners(run_dir: &Path, name: &str) -> Result<bool, OfflineError> {
     let record = record_path(run_dir, name);
     let user = |path: &Path| path.symlink_metadata().map(|meta| meta.uid()).ok();
     let believed = [Some(0), Some(rustix::process::geteuid().as_raw()), user(run_dir)];
     for path in record.ancestors().take_while(|path| *path != run_dir) {
-        // One that has gone has ended meanwhile.
-        if let Some(user) = user(path).filter(|user| !believed.contains(&Some(*user))) {
-            return Err(OfflineError::Stranger { path: path.to_owned(), user });
+        match user(path) {
+            None => return Ok(false),
+            Some(user) if !believed.contains(&Some(user)) => {
+                return Err(OfflineError::Stranger { path: path.to_owned(), user });
+            }
+            Some(_) => {}
         }
     }
-    Ok(())
+    Ok(true)
 }
 
 /// Whether a manager has the folder, though nobody answers yet or any more.
@@ -189,6 +195,9 @@ mod tests {
             assert!(refused.contains("is of user 4242"), "{refused}");
             chown(one, Some(0), None).unwrap();
         }
+        // One that has gone by now names nothing.
+        assert!(check_owners(dir.path(), "a").unwrap());
+        assert!(!check_owners(dir.path(), "b").unwrap());
         // A manager that runs as that user.
         for one in [path.as_path(), path.parent().unwrap(), dir.path()] {
             chown(one, Some(4242), None).unwrap();

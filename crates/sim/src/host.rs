@@ -141,7 +141,7 @@ impl Host {
         let rounding = self.vms.len() as u64;
         let free = (self.budget + rounding).checked_sub(self.overhead() + self.consumed());
         let free = free.map(|free| free.saturating_sub(rounding));
-        self.measure.step(dt, self.state, free, configured);
+        self.measure.step(dt, self.state, self.budget, free, configured);
         if cfg!(debug_assertions) {
             self.vms.iter().for_each(|vm| vm.guest.check());
         }

@@ -136,27 +136,35 @@ pub struct HostMeasure {
     pub decisions: u64,
     /// Steps of virtual time.
     pub steps: u64,
-    /// The fewest pages of the budget that were free after a step, 0 if it was overdrawn. None before the
+    /// The least part of the budget of then that was free after a step, 0 if it was overdrawn. None before the
     /// first step.
-    pub least_free: Option<u64>,
+    pub least_free: Option<f64>,
     /// In which more was in use than the budget: for a while after that was lowered, never else.
     pub overdrawn_ms: Millis,
-    /// The most pages configured at a time, of the VMs that ran.
-    pub most_configured: u64,
+    /// Pages configured at a time, of the VMs that ran, over the budget of then: the most.
+    pub overcommitment: f64,
     /// Starts that were put off, each attempt counted.
     pub refused: u64,
 }
 
 impl HostMeasure {
-    /// A step of `dt` is over; `free` is None if the budget is overdrawn.
-    pub(crate) fn step(&mut self, dt: Millis, state: State, free: Option<u64>, configured: u64) {
+    /// A step of `dt` is over, with so much of the `budget` free and `configured`; `free` is None if it is overdrawn.
+    pub(crate) fn step(
+        &mut self,
+        dt: Millis,
+        state: State,
+        budget: u64,
+        free: Option<u64>,
+        configured: u64,
+    ) {
         self.ran_ms += dt;
         self.overdrawn_ms += if free.is_none() { dt } else { 0 };
-        let free = free.unwrap_or(0);
+        let of_budget = |pages: u64| pages as f64 / budget.max(1) as f64;
+        let free = of_budget(free.unwrap_or(0));
         self.steps += 1;
         self.state_ms[state as usize] += dt;
         self.least_free = Some(self.least_free.map_or(free, |least| least.min(free)));
-        self.most_configured = self.most_configured.max(configured);
+        self.overcommitment = self.overcommitment.max(of_budget(configured));
     }
 }
 
@@ -183,6 +191,17 @@ mod tests {
         assert_eq!(count(&[50, 70, 50]), 1);
         assert_eq!(count(&[50, 70, 65, 75, 50, 61]), 2);
         assert_eq!(count(&[100, 90, 80, 95, 100, 80]), 2);
+    }
+
+    #[test]
+    fn parts_are_of_the_budget_of_then() {
+        let mut host = HostMeasure::default();
+        host.step(1, State::High, 2_000, Some(500), 3_000);
+        host.step(1, State::High, 1_000, Some(400), 3_000);
+        host.step(1, State::High, 4_000, Some(2_000), 3_000);
+        assert_eq!((host.least_free, host.overcommitment), (Some(0.25), 3.0));
+        host.step(1, State::Low, 1_000, None, 0);
+        assert_eq!((host.least_free, host.overdrawn_ms), (Some(0.0), 1));
     }
 
     #[test]

@@ -32,7 +32,7 @@ pub struct HostSummary {
     pub hosts: u64,
     /// Virtual hours that each ran for.
     pub hours: f64,
-    /// The most memory configured at a time, over machine memory, on any host.
+    /// The most memory configured at a time, over the machine memory of then, on any host.
     pub overcommitment: f64,
     /// In state soft.
     pub soft: f64,
@@ -42,11 +42,11 @@ pub struct HostSummary {
     pub low: f64,
     /// Of one host.
     pub state_changes_per_day: f64,
-    /// The least that was ever free on any host, as a part of the scenario's budget. Never below 0.
+    /// The least that was ever free on any host, as a part of its budget of then. Never below 0.
     pub least_free: f64,
     /// In which more was in use than the budget, seconds of all hosts.
     pub overdrawn_s: f64,
-    /// Of what guests wanted to do, what they did, 0 to 1.
+    /// Of what guests wanted to do, what they did, 0 to 1; 1 where none wanted anything.
     pub work: f64,
     /// Jain's index over the VMs' work, the least of any host: 1 is equal.
     pub fairness: f64,
@@ -67,7 +67,7 @@ pub struct GroupSummary {
     pub group: String,
     /// How many were started.
     pub vms: usize,
-    /// Of what they wanted to do, what they did, 0 to 1.
+    /// Of what they wanted to do, what they did, 0 to 1; 1 where none was started.
     pub work: f64,
     /// The same of the one that did least of it.
     pub worst_work: f64,
@@ -120,7 +120,6 @@ impl HostSummary {
         let sum = |f: &dyn Fn(&HostResult) -> f64| results.iter().map(f).sum::<f64>();
         let ms = sum(&|r| r.measure.ran_ms as f64).max(1.0);
         let part = |state: State| sum(&|r| r.measure.state_ms[state as usize] as f64) / ms;
-        let budget = scenario.settings.memory.0.max(1) as f64;
         let all = |f: &dyn Fn(&VmResult) -> f64| results.iter().flat_map(|r| &r.vms).map(f).sum();
         let (wanted, worked): (f64, f64) =
             (all(&|vm| vm.measure.wanted), all(&|vm| vm.measure.worked));
@@ -128,17 +127,16 @@ impl HostSummary {
             let work: Vec<f64> = r.vms.iter().map(|vm| vm.measure.work()).collect();
             jain(&work)
         };
-        let least = results.iter().filter_map(|r| r.measure.least_free).min().unwrap_or(0);
-        let most = results.iter().map(|r| r.measure.most_configured).max().unwrap_or(0);
+        let least = results.iter().filter_map(|r| r.measure.least_free).min_by(f64::total_cmp);
         HostSummary {
             hosts: results.len() as u64,
             hours: scenario.duration as f64 / 3.6e6,
-            overcommitment: most as f64 / budget,
+            overcommitment: results.iter().map(|r| r.measure.overcommitment).fold(0.0, f64::max),
             soft: part(State::Soft),
             hard: part(State::Hard),
             low: part(State::Low),
             state_changes_per_day: sum(&|r| r.measure.state_changes as f64) / ms * 8.64e7,
-            least_free: least as f64 / budget,
+            least_free: least.unwrap_or(0.0),
             overdrawn_s: sum(&|r| r.measure.overdrawn_ms as f64) / 1e3,
             work: if wanted > 0.0 { worked / wanted } else { 1.0 },
             fairness: results.iter().map(fairness).fold(1.0, f64::min),

@@ -228,13 +228,6 @@ pub fn wrong(drawn: &Drawn, result: &HostResult) -> Vec<String> {
     if host.overdrawn_ms > 0 && !drawn.shrinks {
         wrong.push(format!("more in use than the budget for {} ms", host.overdrawn_ms));
     }
-    if host.ran_ms != host.state_ms.iter().sum::<u64>() {
-        wrong.push(format!(
-            "{} ms in states of {} ms",
-            host.state_ms.iter().sum::<u64>(),
-            host.ran_ms
-        ));
-    }
     if let Some(at) =
         result.series.iter().find(|at| at.vm.starts_with(WHOLE) && !has_all(result, at))
     {

@@ -150,9 +150,9 @@ fn vm_table(summaries: &[Summary]) -> String {
                 policy,
                 g.group.clone(),
                 g.vms.to_string(),
-                percent(g.work),
-                percent(g.worst_work),
-                percent(g.slow),
+                of_some(g, g.work),
+                of_some(g, g.worst_work),
+                of_some(g, g.slow),
                 format!("{} s", short(g.longest_starved_s)),
                 format!("{} s", short(g.robbed_s)),
                 format!("{} s", short(g.blocked_s)),
@@ -167,6 +167,11 @@ fn vm_table(summaries: &[Summary]) -> String {
             ]
         }),
     )
+}
+
+/// Of a group of which no VM was started nothing is known.
+fn of_some(group: &report::GroupSummary, part: f64) -> String {
+    if group.vms == 0 { "-".to_owned() } else { percent(part) }
 }
 
 fn percent(part: f64) -> String {
