@@ -207,6 +207,22 @@ fn through_the_manager_the_same_is_asked_of_the_api() {
 }
 
 #[test]
+fn a_plan_is_of_each_host_once_and_of_a_span_that_is_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let (a, b) = (folder.path().join("a"), folder.path().join("b"));
+    journal(&a);
+    journal_of("beta", &b);
+    let [a, b] = [a, b].map(|p| p.display().to_string());
+    // Its looks would count twice.
+    let (code, _, stderr) = said("/none".as_ref(), &["plan", &a, &b, &a]);
+    assert_eq!(code, Some(1));
+    contains_all(&stderr, &[&format!("journals {a} and {a} "), "each host counts once"]);
+    let late = ["plan", "--since=-1h", "--until=-2h", &a];
+    let (code, _, stderr) = said("/none".as_ref(), &late);
+    assert!(code == Some(2) && stderr.contains("--since is later"), "{stderr}");
+}
+
+#[test]
 fn a_plan_is_made_of_journals() {
     let folder = tempfile::tempdir().unwrap();
     let (a, b) = (folder.path().join("a"), folder.path().join("b"));
@@ -256,14 +272,6 @@ fn a_plan_is_made_of_journals() {
     assert!((factor - 512.0 * (1.0 - 26.0 / 400.0) / 200.0).abs() < 1e-9, "{factor}");
     // Ten minutes of a slow wave are a handful of looks.
     assert_eq!(plan["hosts"][0]["curve"]["asked"]["low"], Value::Null);
-
-    // Its looks would count twice.
-    let (code, _, stderr) = said("/none".as_ref(), &["plan", &a, &b, &a]);
-    assert_eq!(code, Some(1));
-    contains_all(&stderr, &[&format!("journals {a} and {a} "), "each host counts once"]);
-    let late = ["plan", "--since=-1h", "--until=-2h", &a];
-    let (code, _, stderr) = said("/none".as_ref(), &late);
-    assert!(code == Some(2) && stderr.contains("--since is later"), "{stderr}");
 
     let none = folder.path().join("none");
     std::fs::create_dir(&none).unwrap();

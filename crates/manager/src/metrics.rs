@@ -272,7 +272,9 @@ fn vm_gauges(registry: &mut Registry, vms: &[VmView]) {
     registry.register_with_unit("vm_active", help, Unit::Bytes, active);
     let counts: [(&str, &str, VmField); 3] = [
         ("vm_shares", "Memory shares", |v| u64::from(v.params.shares)),
-        ("vm_mappings", "Mappings of the VMM process, when they were last counted", |v| v.sharing.mappings),
+        ("vm_mappings", "Mappings of the VMM process, when they were last counted", |v| {
+            v.sharing.mappings
+        }),
         (
             "vm_stalled",
             "Whether the guest waits for a page that does not come, and not for want of memory",

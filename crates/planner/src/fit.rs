@@ -72,7 +72,9 @@ pub fn fit(question: &Question, history: &History) -> Fit {
     let budget = slots.last().map_or(0, |slot| slot.budget);
     let held: Vec<Vec<usize>> = slots
         .iter()
-        .map(|slot| (0..each).map(|_| hold(&mut rng, slot, budget, history, &seen, in_step)).collect())
+        .map(|slot| {
+            (0..each).map(|_| hold(&mut rng, slot, budget, history, &seen, in_step)).collect()
+        })
         .collect();
 
     // So many fit, and so often: a number is its own rank.

@@ -342,6 +342,7 @@ mod tests {
             pools: Vec::new(),
             outside: Vec::new(),
             policy: Policy::default(),
+            nodes: Vec::new(),
         })
     }
 
@@ -353,13 +354,10 @@ mod tests {
             vm.demand.min = Pages(min);
             vm
         };
-        let turns = [
-            vec![(0, with_min(7)), (1, vm())],
-            vec![(1, with_min(9)), (2, vm())],
-            vec![(2, vm())],
-        ];
+        let turns =
+            [vec![(0, with_min(7)), (1, vm())], vec![(1, with_min(9)), (2, vm())], vec![(2, vm())]];
         for turn in turns {
-            let decision = turn_of(turn.iter().map(|(_, vm)| vm.clone()).collect());
+            let decision = turn_of(turn.iter().map(|(_, vm)| *vm).collect());
             let vms: Vec<(usize, &VmState)> = turn.iter().map(|(i, vm)| (*i, vm)).collect();
             history.add(5, &decision, &vms, Demand::Active);
         }

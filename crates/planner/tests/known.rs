@@ -103,7 +103,9 @@ fn peaks_that_come_together_bring_no_gain() {
     let answer = plan(QUESTION, std::slice::from_ref(&record));
     let host = &answer.hosts[0];
     assert_eq!(host.curve.asked.factor, 256.0 / 200.0);
-    assert!((host.fit.correlation.unwrap() - 1.0).abs() < 1e-9 && (host.fit.in_step - 1.0).abs() < 1e-9);
+    assert!(
+        (host.fit.correlation.unwrap() - 1.0).abs() < 1e-9 && (host.fit.in_step - 1.0).abs() < 1e-9
+    );
     assert_eq!(host.fit.vms, 10);
     // At a risk of 10% the peaks, a twentieth, may be left out.
     let often = plan(Question { risk: 0.1, ..QUESTION }, &[record]);

@@ -80,8 +80,7 @@ fn evaluate(table: Table, factors: &[f64]) -> Measured {
         let name = format!("ballast_of_first_percent_{}", tag(factor));
         outcome.paper(&name, 100.0 * opm / PAPER[0].1);
     }
-    let compared =
-        Compared { what: "throughput", table: &table, column: "ops_per_s", more: true };
+    let compared = Compared { what: "throughput", table: &table, column: "ops_per_s", more: true };
     compare(&table, factors, &[compared], &mut outcome);
     let charts = charts(&table);
     Measured { outcome, table, charts }

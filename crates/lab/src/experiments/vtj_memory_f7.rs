@@ -72,8 +72,7 @@ fn evaluate(table: Table, factors: &[f64]) -> Measured {
     for (factor, times) in PAPER {
         outcome.paper(&format!("ballast_times_first_{}", tag(factor)), times);
     }
-    let compared =
-        Compared { what: "p95", table: &table, column: "p95_ms", more: false };
+    let compared = Compared { what: "p95", table: &table, column: "p95_ms", more: false };
     compare(&table, factors, &[compared], &mut outcome);
     let charts = charts(&table);
     Measured { outcome, table, charts }

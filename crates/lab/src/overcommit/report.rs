@@ -172,8 +172,7 @@ pub struct Compared<'a> {
 /// the others, a figure says what was. `table` has what both took.
 pub fn compare(table: &Table, factors: &[f64], all: &[Compared], outcome: &mut Outcome) {
     for &factor in factors {
-        let fair =
-            if factor > AHEAD_FROM { peers(table, factor, outcome) } else { Vec::new() };
+        let fair = if factor > AHEAD_FROM { peers(table, factor, outcome) } else { Vec::new() };
         for peer in PEERS {
             let is_fair = fair.contains(&peer);
             if is_fair {
