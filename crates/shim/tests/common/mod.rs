@@ -49,8 +49,9 @@ pub fn library() -> PathBuf {
     let profile = exe.parent().and_then(Path::parent).unwrap();
     let library = profile.join("libballast_shim.so");
     let mut build = Command::new(env!("CARGO"));
-    // As `./test` does: alone it has other features of the libraries, and the file would be replaced under who uses it.
-    build.args(["build", "--quiet", "--workspace", "--lib", "--manifest-path"]);
+    // As `./test` does: with less it has other features of the libraries, and the file would be replaced under who uses it.
+    build.args(["build", "--quiet", "--workspace", "--lib", "--bins", "--examples"]);
+    build.arg("--manifest-path");
     build.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"));
     build.arg("--target-dir").arg(profile.parent().unwrap());
     if profile.ends_with("release") {
