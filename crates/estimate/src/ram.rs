@@ -1,7 +1,7 @@
 //! Which mappings of a process are its guest's RAM.
 //!
 //! Nothing says so; it is told by what guest RAM is: one large piece, readable and writable, of
-//! shared memory (memfd, tmpfs, hugetlbfs) or, where a VMM has none of that, anonymous. Pages that
+//! shared memory (memfd, tmpfs, hugetlbfs) or anonymous, whichever the largest is. Pages that
 //! are shared already are private mappings of a store between those of the RAM's own file, so one
 //! piece may consist of many mappings.
 
