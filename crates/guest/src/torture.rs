@@ -26,7 +26,7 @@ pub fn run(mut args: Args) -> Result<(), String> {
     let passes = AtomicU64::new(0);
     let mut progress = Progress::new(NAME);
     let memories =
-        (0..threads).map(|t| Memory::new(mb / threads, seed + t)).collect::<Result<Vec<_>, _>>()?;
+        (0..threads).map(|t| Memory::new(mb / threads, seed << 16 | t)).collect::<Result<Vec<_>, _>>()?;
     std::thread::scope(|scope| {
         let mut workers = Vec::new();
         for (t, memory) in (0..threads).zip(memories) {

@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 const MARK: &str = "@ballast ";
+/// Of a workload's end, between what was run and how.
+pub const ENDED: &str = "' ended with ";
 
 /// One `@ballast` line.
 #[derive(Clone, Debug, PartialEq)]
@@ -44,8 +46,10 @@ pub struct Story {
     pub progress: Option<Event>,
     /// Checks passed, summed over its workloads.
     pub checks: u64,
+    /// How often a workload has told of its checks: what is told once may have been done before whatever came in between.
+    pub reports: u64,
     /// The first thing that went wrong: an integrity failure, a workload that ended badly, a kernel
-    /// panic, or the guest's out-of-memory killer.
+    /// panic, or the guest's out-of-memory killer. A bad end gives way to any of the others.
     pub trouble: Option<String>,
     /// Workloads that have ended, with their exit codes.
     pub exits: Vec<(String, i64)>,
@@ -70,31 +74,30 @@ impl Story {
                 "invoked oom-killer",
             ];
             if SIGNS.iter().any(|s| line.contains(s)) {
-                self.trouble.get_or_insert_with(|| line.trim().to_owned());
+                self.found(line.trim().to_owned());
             }
             return None;
         };
         if event.text("integrity") == "FAILED" {
-            let what = format!("integrity FAILED: {}", event.text("what"));
-            self.trouble.get_or_insert(what);
+            self.found(format!("integrity FAILED: {}", event.text("what")));
         }
         match event.kind() {
             "boot" => self.ready = Some(event.clone()),
             "progress" | "done" => {
                 if let Some(checks) = event.number("checks") {
+                    self.reports += 1;
                     self.by_work.insert(event.text("work").to_owned(), checks as u64);
                     self.checks = self.by_work.values().sum();
                 }
                 self.progress = Some(event.clone());
             }
             "failed" => {
-                let what = format!("{}: {}", event.text("work"), event.text("message"));
-                self.trouble.get_or_insert(what);
+                self.found(format!("{}: {}", event.text("work"), event.text("message")));
             }
             "exit" => {
                 let code = event.number("code").unwrap_or(-1.0) as i64;
                 if code != 0 {
-                    let what = format!("'{}' ended with {}", event.text("run"), event.text("how"));
+                    let what = format!("'{}{ENDED}{}", event.text("run"), event.text("how"));
                     self.trouble.get_or_insert(what);
                 }
                 self.exits.push((event.text("run").to_owned(), code));
@@ -102,6 +105,13 @@ impl Story {
             _ => {}
         }
         Some(event)
+    }
+
+    /// Something that is wrong, and no mere end.
+    fn found(&mut self, what: String) {
+        if self.trouble.as_ref().is_none_or(|trouble| trouble.contains(ENDED)) {
+            self.trouble = Some(what);
+        }
     }
 }
 
@@ -177,7 +187,7 @@ mod tests {
         file.write_all(b"@ballast {\"event\":\"done\",\"work\":\"b\",\"checks\":7}\n").unwrap();
         file.write_all(b"@ballast {\"event\":\"progress\",\"work\":\"a\",\"checks\":6}\n").unwrap();
         assert_eq!(console.poll().len(), 3);
-        assert_eq!(console.story.checks, 13);
+        assert_eq!((console.story.checks, console.story.reports), (13, 3));
         assert_eq!(console.story.trouble, None);
         assert!(console.tail(1).contains("\"checks\":6"));
     }
@@ -199,5 +209,9 @@ mod tests {
         assert!(trouble(&["Kernel panic - not syncing: x"]).is_some());
         let exit = "@ballast {\"event\":\"exit\",\"run\":\"t\",\"how\":\"signal 9\",\"code\":-9}";
         assert_eq!(trouble(&[exit]).unwrap(), "'t' ended with signal 9");
+        // What comes after a bad end is worse.
+        let later = "@ballast {\"event\":\"failed\",\"work\":\"t\",\"message\":\"page 3\"}";
+        assert_eq!(trouble(&[exit, later, exit]).unwrap(), "t: page 3");
+        assert_eq!(trouble(&[exit, "BUG: x", later]).unwrap(), "BUG: x");
     }
 }

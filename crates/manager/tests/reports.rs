@@ -35,13 +35,18 @@ async fn who_counts_on_zeros_reports_nothing_or_shares_nothing() {
     for name in ["plain", "theirs"] {
         ballastd.eventually("it reports", async || given_up(name).await > 16 * MIB).await;
     }
-    let mut console = ballastd.console("ours");
-    ballastd
-        .eventually("the other has come as far", async || {
-            console.poll();
-            !console.story.exits.is_empty()
-        })
-        .await;
+    for name in ["plain", "ours", "theirs"] {
+        let mut console = ballastd.console(name);
+        ballastd
+            .eventually("its work has ended", async || {
+                console.poll();
+                !console.story.exits.is_empty()
+            })
+            .await;
+        let story = &console.story;
+        assert_eq!(story.trouble, None, "{name}");
+        assert!(story.exits[0].1 == 0 && story.checks > 0, "{name}: {story:?}");
+    }
     // Its driver reports what is free every two seconds.
     tokio::time::sleep(std::time::Duration::from_secs(6)).await;
     assert_eq!(given_up("ours").await, 0);

@@ -29,7 +29,7 @@ use ballast_pager::word::{State, Word};
 use ballast_units::HostAddr;
 use manager::{Folders, Manager, SIZE, settings};
 use torture::THREADS;
-use vmm::{Cell, Guest, Random, Vmm, again, alone, inherited, wait_for};
+use vmm::{Cell, Guest, Random, Vmm, again, alone, end_on_panic, inherited, wait_for};
 
 const VMS: usize = 2;
 /// Far less than the VMs would like: pages must leave.
@@ -66,6 +66,7 @@ fn manager_process() {
     if inherited("MANAGER_IS_ONE").is_none() {
         return;
     }
+    end_on_panic();
     let text = |name: &str, n: usize| std::env::var(format!("{name}_{n}")).unwrap();
     let vmms: Vec<Vmm> = (0..VMS)
         .map(|n| {

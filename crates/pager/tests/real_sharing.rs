@@ -26,7 +26,7 @@ use ballast_pager::word::State;
 use ballast_units::{HostAddr, PAGE_SIZE, Pages, Ppn};
 use manager::{Manager, ROOM, SIZE, settings};
 use remapper::{Breaking, Lost};
-use vmm::{Cell, Guest, Random, Vmm, alone, inherited, kill_managers, soak_seconds, wait_for};
+use vmm::{Cell, Guest, Random, Vmm, alone, end_on_panic, inherited, kill_managers, soak_seconds, wait_for};
 
 const THREADS: u64 = 2;
 /// Different pages that guests write.
@@ -663,6 +663,7 @@ fn a_killed_vmm_leaves_the_others_whole() {
 #[ignore = "the manager process of another test"]
 fn manager_process() {
     let Some(uffd) = inherited("MANAGER_UFFD") else { return };
+    end_on_panic();
     let of = |name: &str| inherited(name).unwrap();
     let number = |name: &str| std::env::var(name).unwrap().parse::<u64>().unwrap();
     let dir = PathBuf::from(std::env::var("MANAGER_DIR").unwrap());

@@ -22,7 +22,7 @@ use ballast_pager::swap::SwapSpace;
 use ballast_pager::word::State;
 use ballast_units::{HostAddr, PAGE_SIZE, Pages, Ppn};
 use vmm::{
-    Cell, Guest, Random, Vmm, alone, inherited, kill_managers, nice_of, soak_seconds, threads,
+    Cell, Guest, Random, Vmm, alone, end_on_panic, inherited, kill_managers, nice_of, soak_seconds, threads,
     wait_for, wait_for_equal,
 };
 
@@ -431,6 +431,7 @@ fn finish_soak(vmm: &Vmm, manager: Manager, dir: &Path) {
 #[ignore = "the manager process of another test"]
 fn manager_process() {
     let Some(uffd) = inherited("MANAGER_UFFD") else { return };
+    end_on_panic();
     let ram = inherited("MANAGER_RAM").unwrap();
     let board = inherited("MANAGER_BOARD").unwrap();
     let link = inherited("MANAGER_LINK").unwrap();

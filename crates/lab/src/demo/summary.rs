@@ -59,8 +59,7 @@ impl Summary {
             c.blocks
         ));
         for (name, console) in consoles {
-            let state = vms.iter().find(|v| v.name == *name).map(|v| v.state);
-            s.guest(name, console, state);
+            s.guest(name, console, vms.iter().find(|v| v.name == *name));
         }
         s.lines.push(format!(
             "the manager itself       {:.1} CPU-s, {} MiB; whole run {:.0} s",
@@ -90,19 +89,23 @@ impl Summary {
         }
     }
 
-    fn guest(&mut self, name: &str, console: &Console, state: Option<RunState>) {
+    fn guest(&mut self, name: &str, console: &Console, vm: Option<&VmView>) {
         let story = &console.story;
         if let Some(trouble) = &story.trouble {
             self.failures.push(format!("{name}: {trouble}"));
             return;
         }
         // A guest that stopped by itself was not asked to. One whose VMM has ended is not known any more.
-        match state {
+        match vm.map(|vm| vm.state) {
             Some(RunState::Running | RunState::Starting) => {}
             Some(state) => {
                 self.failures.push(format!("{name}: not running any more but {state:?}"));
             }
             None => self.failures.push(format!("{name}: had ended before the guests were stopped")),
+        }
+        if let Some(vm) = vm.filter(|vm| vm.stalled) {
+            let why = vm.trouble.as_deref().unwrap_or("a page that does not come");
+            self.failures.push(format!("{name}: it stands still: {why}"));
         }
         if story.checks == 0 {
             self.unchecked.push(name.to_owned());

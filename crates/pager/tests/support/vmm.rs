@@ -8,6 +8,7 @@ use std::collections::HashSet;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -144,10 +145,20 @@ pub fn kill_managers(vmm: &Vmm, dir: &Path, most: Duration) -> u64 {
         }
         std::thread::sleep(Duration::from_micros(random.below(most.as_micros() as u64)));
         child.kill().unwrap();
-        child.wait().unwrap();
+        // It had not ended before, by a panic.
+        assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGKILL), "kill {kill}");
         assert_eq!(vmm.board.get(Cell::Errors), 0, "memory was corrupted, kill {kill}");
     }
     kills
+}
+
+/// Whichever thread of this process panics ends it: who started it sees that.
+pub fn end_on_panic() {
+    let tell = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |what| {
+        tell(what);
+        std::process::abort();
+    }));
 }
 
 /// A descriptor that `again` passed; None where the test was not started by `again`.

@@ -58,7 +58,7 @@ pub fn unserved(vms: &[VmView], names: &[&str]) -> Option<String> {
         let Some(vm) = vms.iter().find(|vm| vm.name == **name) else {
             return Some(format!("{name} is not there"));
         };
-        if vm.state != RunState::Running || vm.management.mode != Mode::Paged {
+        if vm.state != RunState::Running || vm.management.mode != Mode::Paged || vm.stalled {
             return Some(format!("{name}: {:?}, {:?}, {:?}", vm.state, vm.management, vm.trouble));
         }
     }

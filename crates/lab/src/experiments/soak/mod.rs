@@ -163,6 +163,7 @@ async fn clear(soak: &mut Soak<'_>, record: &mut Record, at: &mut String) -> Res
     soak.settle().await?;
     acts::upgrade(soak).await?;
     soak.settle().await?;
+    soak.all_check_anew().await?;
     while let Some(name) = soak.guests.first().map(|guest| guest.name.clone()) {
         let guest = soak.leaves(&name)?;
         let stopped = soak.client().stop(&name, Duration::ZERO).await;

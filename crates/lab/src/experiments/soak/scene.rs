@@ -10,7 +10,7 @@ use ballast_units::Bytes;
 
 use super::books::{self, Process};
 use super::draw::{Random, Settings};
-use crate::console::Console;
+use crate::console::{Console, ENDED};
 use crate::image::Image;
 use crate::manager::{Manager, Options, SharingOptions};
 use crate::say;
@@ -190,16 +190,14 @@ impl<'a> Soak<'a> {
         Ok(at.map(|at| self.guests.remove(at)))
     }
 
-    /// It has ended: its last words are read. That its workloads were ended is none of what is wrong.
+    /// It has ended: its last words are read. That its workloads were ended by a signal for that is none of what is wrong.
     pub fn has_left(&mut self, guest: Option<Live>) -> Result<()> {
         let Some(mut guest) = guest else { return Ok(()) };
         guest.console.poll();
         let story = &guest.console.story;
         self.counts.checks += story.checks;
         match &story.trouble {
-            Some(trouble) if !trouble.contains("' ended with ") => {
-                bail!("{}: {trouble}", guest.name)
-            }
+            Some(trouble) if !is_wanted(trouble) => bail!("{}: {trouble}", guest.name),
             _ => Ok(()),
         }
     }
@@ -337,6 +335,26 @@ impl<'a> Soak<'a> {
         Ok(())
     }
 
+    /// Every guest has checked something, and goes on to from now on.
+    pub async fn all_check_anew(&mut self) -> Result<()> {
+        let begin = Instant::now();
+        let before: Vec<u64> = self.guests.iter().map(|guest| guest.console.story.reports).collect();
+        loop {
+            self.poll()?;
+            let has_not = |(guest, before): &(&Live, &u64)| {
+                let story = &guest.console.story;
+                // The first report may be of what was done before.
+                story.checks == 0 || story.reports < *before + 2
+            };
+            let Some((guest, _)) = self.guests.iter().zip(&before).find(has_not) else { return Ok(()) };
+            if begin.elapsed() > BOOT {
+                let (name, last) = (&guest.name, guest.console.tail(2));
+                bail!("{name} makes no checks after {} s: {last}", BOOT.as_secs());
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+
     /// No limit holds any guest back.
     pub async fn relieve(&mut self) -> Result<()> {
         self.set_budget(PLENTY).await?;
@@ -387,6 +405,12 @@ impl Live {
         let checks = self.console.story.checks;
         checks > self.seen || checks == 0 && self.started.elapsed() < BOOT
     }
+}
+
+/// How a workload ends whose guest is powered off.
+fn is_wanted(trouble: &str) -> bool {
+    let how = trouble.split_once(ENDED).map(|(_, how)| how);
+    how.is_some_and(|how| ["signal 15", "signal 9"].contains(&how))
 }
 
 fn options(budget: Bytes, settings: Settings) -> Options {
