@@ -25,8 +25,9 @@ pub fn run(mut args: Args) -> Result<(), String> {
     let checks = AtomicU64::new(0);
     let passes = AtomicU64::new(0);
     let mut progress = Progress::new(NAME);
-    let memories =
-        (0..threads).map(|t| Memory::new(mb / threads, seed << 16 | t)).collect::<Result<Vec<_>, _>>()?;
+    let memories = (0..threads)
+        .map(|t| Memory::new(mb / threads, seed << 16 | t))
+        .collect::<Result<Vec<_>, _>>()?;
     std::thread::scope(|scope| {
         let mut workers = Vec::new();
         for (t, memory) in (0..threads).zip(memories) {

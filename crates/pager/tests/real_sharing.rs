@@ -26,7 +26,9 @@ use ballast_pager::word::State;
 use ballast_units::{HostAddr, PAGE_SIZE, Pages, Ppn};
 use manager::{Manager, ROOM, SIZE, settings};
 use remapper::{Breaking, Lost};
-use vmm::{Cell, Guest, Random, Vmm, alone, end_on_panic, inherited, kill_managers, soak_seconds, wait_for};
+use vmm::{
+    Cell, Guest, Random, Vmm, alone, end_on_panic, inherited, kill_managers, soak_seconds, wait_for,
+};
 
 const THREADS: u64 = 2;
 /// Different pages that guests write.

@@ -22,8 +22,8 @@ use ballast_pager::swap::SwapSpace;
 use ballast_pager::word::State;
 use ballast_units::{HostAddr, PAGE_SIZE, Pages, Ppn};
 use vmm::{
-    Cell, Guest, Random, Vmm, alone, end_on_panic, inherited, kill_managers, nice_of, soak_seconds, threads,
-    wait_for, wait_for_equal,
+    Cell, Guest, Random, Vmm, alone, end_on_panic, inherited, kill_managers, nice_of, soak_seconds,
+    threads, wait_for, wait_for_equal,
 };
 
 const SIZE: u64 = 8192;

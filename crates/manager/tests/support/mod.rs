@@ -270,7 +270,8 @@ impl Ballastd {
         let mut guest = Guest::new(name, Bytes::from_mib(mib), &self.root.join("console"));
         if !workload.is_empty() {
             // No two have the same pages.
-            let seed = name.bytes().fold(11, |seed, byte| (seed * 31 + u64::from(byte)) % 1_000_003);
+            let seed =
+                name.bytes().fold(11, |seed, byte| (seed * 31 + u64::from(byte)) % 1_000_003);
             let is_given = !workload.starts_with("verify-torture") || workload.contains("--seed");
             let seed = if is_given { String::new() } else { format!(" --seed {seed}") };
             guest = guest.run(format!("{workload}{seed}"));

@@ -338,7 +338,8 @@ impl<'a> Soak<'a> {
     /// Every guest has checked something, and goes on to from now on.
     pub async fn all_check_anew(&mut self) -> Result<()> {
         let begin = Instant::now();
-        let before: Vec<u64> = self.guests.iter().map(|guest| guest.console.story.reports).collect();
+        let before: Vec<u64> =
+            self.guests.iter().map(|guest| guest.console.story.reports).collect();
         loop {
             self.poll()?;
             let has_not = |(guest, before): &(&Live, &u64)| {
@@ -346,7 +347,9 @@ impl<'a> Soak<'a> {
                 // The first report may be of what was done before.
                 story.checks == 0 || story.reports < *before + 2
             };
-            let Some((guest, _)) = self.guests.iter().zip(&before).find(has_not) else { return Ok(()) };
+            let Some((guest, _)) = self.guests.iter().zip(&before).find(has_not) else {
+                return Ok(());
+            };
             if begin.elapsed() > BOOT {
                 let (name, last) = (&guest.name, guest.console.tail(2));
                 bail!("{name} makes no checks after {} s: {last}", BOOT.as_secs());
