@@ -203,23 +203,42 @@ proptest! {
 
     #[test]
     fn the_guests_read_what_they_wrote(ops in ops(), budget in 8u64..24, around in 1u64..4) {
-        let site = Site::new(budget, 2);
-        site.host.set_plenty(Pages(1));
-        let vms = vec![Vm::at(&site, PAGES, 16, around), Vm::at(&site, PAGES, 16, around)];
-        let wrote = vec![vec![Some(0); PAGES as usize]; 2];
-        // Zeros at first.
-        let held = vec![vec![1; PAGES as usize]; 2];
-        let mut rig = Rig { site, vms, wrote, held, budget };
-        for (v, op) in &ops {
-            rig.step(*v, op);
-            rig.check();
-        }
-        for v in 0..2 {
-            for p in 0..PAGES {
-                rig.read(v, p);
-            }
-        }
-        rig.heal();
+        play(&ops, budget, around);
+    }
+}
+
+fn play(ops: &[(usize, Op)], budget: u64, around: u64) {
+    let site = Site::new(budget, 2);
+    site.host.set_plenty(Pages(1));
+    let vms = vec![Vm::at(&site, PAGES, 16, around), Vm::at(&site, PAGES, 16, around)];
+    let wrote = vec![vec![Some(0); PAGES as usize]; 2];
+    // Zeros at first.
+    let held = vec![vec![1; PAGES as usize]; 2];
+    let mut rig = Rig { site, vms, wrote, held, budget };
+    for (v, op) in ops {
+        rig.step(*v, op);
         rig.check();
     }
+    for v in 0..2 {
+        for p in 0..PAGES {
+            rig.read(v, p);
+        }
+    }
+    rig.heal();
+    rig.check();
+}
+
+/// Two neighbours cannot enter, and the manager dies as the first is left at home.
+#[test]
+fn a_manager_that_dies_between_pages_that_do_not_enter_goes_no_further() {
+    let ops = [
+        (1, Op::Write(1, 1)),
+        (1, Op::Write(0, 1)),
+        (0, Op::Write(2, 1)),
+        (1, Op::Examine(2, 1, 0)),
+        (1, Op::Fail(2, 0)),
+        (0, Op::Examine(2, 1, 0)),
+        (1, Op::DieAndTakeOver(3, false)),
+    ];
+    play(&ops, 8, 1);
 }

@@ -172,7 +172,7 @@ impl<B: Backend> Memory<B> {
     }
 
     /// Protects claimed neighbours and looks at what they hold. What cannot enter stays at home, with
-    /// the reason in its outcome.
+    /// the reason in its outcome; after a crash nothing more is done.
     fn prepare(
         &self,
         member: &Membership<B>,
@@ -189,6 +189,9 @@ impl<B: Backend> Memory<B> {
         if let Err(e) = protected {
             for (enter, outcome) in wanted.iter().zip(outcomes) {
                 *outcome = self.refused(enter.ppn, Entered::Failed(e.clone()));
+                if *outcome == Entered::Failed(MemError::Crash) {
+                    return;
+                }
             }
             return;
         }
@@ -209,6 +212,9 @@ impl<B: Backend> Memory<B> {
             for (i, why) in run.zip(why) {
                 if let Err(why) = why {
                     outcomes[i] = self.refused(wanted[i].ppn, why);
+                    if outcomes[i] == Entered::Failed(MemError::Crash) {
+                        return;
+                    }
                 }
             }
         }
