@@ -255,6 +255,7 @@ impl<B: Backend> Domain<B> {
         hashed: &[(Ppn, PageHash)],
     ) -> Vec<Known<B>> {
         let mut books = lock(&self.books);
+        books.table.warm(hashed.iter().map(|page| page.1));
         hashed.iter().map(|&(ppn, hash)| books.look_up(base, among, ppn, hash)).collect()
     }
 

@@ -65,6 +65,12 @@ impl Buckets {
         (new - (1 << new.ilog2()), new)
     }
 
+    /// The first links of those chains that are parted next: of about as many as `n` more frames call for.
+    pub fn parted_next(&self, n: u32) -> impl Iterator<Item = Link> {
+        let next = self.len..self.len.saturating_add(n / 5 * 4);
+        next.map(|new| self.get(new - (1 << new.ilog2())))
+    }
+
     /// Takes the last bucket away. Answers its chain, all of which belongs in other buckets now.
     pub fn remove(&mut self) -> Link {
         let last = self.len - 1;
@@ -89,7 +95,9 @@ impl Buckets {
 
 #[cfg(test)]
 mod tests {
+    use super::super::frame::Place;
     use super::*;
+    use crate::ids::PageId;
 
     #[test]
     fn a_new_bucket_takes_only_from_the_one_it_is_said_to() {
@@ -107,6 +115,29 @@ mod tests {
             buckets.remove();
         }
         assert_eq!((buckets.len(), buckets.chunks.len()), (CHUNK, 1));
+    }
+
+    #[test]
+    fn chains_that_are_parted_next_are_those_that_buckets_to_come_take_from() {
+        let mut buckets = Buckets::new();
+        // A link for each bucket, on both sides of a power of two.
+        let link = |bucket: u32| Link::from(Place::Hint(PageId::new(bucket).unwrap()));
+        (0..CHUNK).for_each(|bucket| buckets.set(bucket, link(bucket)));
+        for _ in 0..700 {
+            let next: Vec<Link> = buckets.parted_next(10).collect();
+            let mut from = Vec::new();
+            let len = buckets.len();
+            for _ in 0..8 {
+                let (parted, _) = buckets.add();
+                from.push(buckets.get(parted));
+            }
+            assert!(next == from, "of {len} buckets");
+            for _ in 0..7 {
+                buckets.remove();
+            }
+            buckets.set(len, link(len));
+        }
+        assert!(buckets.len() > 900 && buckets.parted_next(1).next().is_none());
     }
 
     #[test]

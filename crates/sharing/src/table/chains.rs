@@ -8,6 +8,9 @@ use super::frame::{HintFrame, Link, Place, SharedFrame};
 use crate::hash::PageHash;
 use crate::ids::PageId;
 
+/// Frames of a chain that are brought near: most have fewer.
+const CHAIN: usize = 2;
+
 /// What points at a frame of a chain.
 #[derive(Clone, Copy)]
 enum Pointer {
@@ -28,6 +31,22 @@ impl ShareTable {
                 (frame.hash, frame.link)
             }
         }
+    }
+
+    /// Has what lookups and hints of these hashes will want brought near the processor: chains, and those that are parted when the
+    /// table grows by as many. A lookup waits for memory two or three times, one after the other; here the waits of
+    /// all go on at once. Changes nothing.
+    pub fn warm(&self, hashes: impl IntoIterator<Item = PageHash>) {
+        let mut heads: Vec<Link> =
+            hashes.into_iter().map(|hash| self.buckets.get(self.buckets.of(hash))).collect();
+        heads.extend(self.buckets.parted_next(heads.len() as u32));
+        for _ in 0..CHAIN {
+            for link in &mut heads {
+                *link = link.place().map_or(Link::END, |place| self.look(place).1);
+            }
+        }
+        // Else nothing would have to be read.
+        std::hint::black_box(heads);
     }
 
     fn point(&mut self, pointer: Pointer, at: Link) {

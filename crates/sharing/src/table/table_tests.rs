@@ -19,6 +19,24 @@ fn common(n: u32) -> StorePage {
     StorePage::new(n.into()).unwrap()
 }
 
+#[test]
+fn what_is_brought_near_may_be_known_or_not_in_a_table_of_any_size() {
+    let mut table = ShareTable::new();
+    let hash = |n: u32| PageHash(u64::from(n).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    // Through several powers of two of buckets, and back.
+    for n in 0..3000 {
+        table.warm((0..64).map(|ahead| hash(n + ahead)));
+        table.hint(guest(n), hash(n));
+    }
+    for n in 0..3000 {
+        table.warm([hash(n), hash(n + 1)]);
+        assert_eq!(table.find(hash(n)), Match::Hint(guest(n)));
+        table.drop_hint(guest(n));
+    }
+    table.warm([]);
+    table.check().unwrap();
+}
+
 /// Few hashes, so that chains are long; most of them in one bucket, whatever the buckets.
 fn few_hashes(n: u64) -> PageHash {
     PageHash(if n < 5 { n << 32 | 0x77 } else { n })
