@@ -50,7 +50,7 @@ pub struct Quiet {
     pub scanned: f64,
 }
 
-const EVERY: Duration = Duration::from_millis(50);
+const EVERY: Duration = Duration::from_millis(10);
 /// Growth of this part of what can be saved counts as growth.
 const GROWTH: f64 = 0.001;
 
