@@ -76,6 +76,23 @@ fn json_is_the_summaries() {
 }
 
 #[test]
+fn of_vms_that_were_never_started_no_part_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let late =
+        "[[vm]]\nname = \"late\"\nsize = \"256M\"\nstart = \"1h\"\nload = { kind = \"idle\" }\n";
+    let run = sim(&[&scenario(dir.path(), &format!("{SHORT}{late}"))]);
+    assert!(run.status.success(), "{}", text(&run.stderr));
+    let row = |of: &str| {
+        let lines = text(&run.stdout).lines();
+        let mut rows = lines.map(|l| l.split_whitespace().collect::<Vec<_>>());
+        rows.find(|words| words.get(1) == Some(&of)).unwrap()
+    };
+    // POLICY, VMS, COUNT, WORK, WORST, SLOW.
+    assert_eq!(row("late")[2..6], ["0", "-", "-", "-"]);
+    assert!(row("idle")[3..6].iter().all(|part| part.ends_with('%')), "{:?}", row("idle"));
+}
+
+#[test]
 fn what_is_wrong_is_one_line_with_its_place() {
     let dir = tempfile::tempdir().unwrap();
     let path = scenario(dir.path(), &SHORT.replace("80%", "180%"));

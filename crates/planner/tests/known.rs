@@ -95,6 +95,25 @@ fn vms_that_follow_one_another_are_not_there_together() {
     assert_eq!((host.facts.size_mean, host.facts.need_mean), (SIZE << 12, 150 << 12));
 }
 
+/// What was recorded lasts; that VMs which are added are taken at moments of their own makes no more looks of it.
+#[test]
+fn vms_that_are_added_do_not_lengthen_the_record() {
+    // One of four VMs at a time has much to do, for a hundred slots on end; now and then none has.
+    let mut rng = fastrand::Rng::with_seed(5);
+    let busy: Vec<usize> = (0..40).map(|_| rng.usize(..5)).collect();
+    let needs = |slot: usize| {
+        (0..4).map(|vm| if busy[slot / 100] == vm { 220 } else { 20 }).collect::<Vec<u64>>()
+    };
+    let host = &plan(QUESTION, &[history(40_000, 0, 0, (0..4000).map(needs).collect())]).hosts[0];
+    let fit = host.fit;
+    assert!(
+        fit.vms > 200 && fit.in_step == 0.0,
+        "most are added, at moments of their own: {fit:?}"
+    );
+    // Forty looks or so, where 1% at 95% needs 299.
+    assert_eq!(fit.low, None, "{fit:?}");
+}
+
 #[test]
 fn peaks_that_come_together_bring_no_gain() {
     // In every twentieth slot all need 200; at 1% the peak is what counts.

@@ -17,7 +17,7 @@ use crate::figures::{Outcome, Table};
 use crate::stats::quantile;
 
 /// A row for each step, after it. `action` is a place in `Action::WEIGHTS`; `life` counts managers.
-pub const COLUMNS: [&str; 24] = [
+pub const COLUMNS: [&str; 25] = [
     "step",
     "time_s",
     "action",
@@ -35,6 +35,7 @@ pub const COLUMNS: [&str; 24] = [
     "ballooned_mib",
     "manager_rss_mib",
     "manager_anon_mib",
+    "share_tables_mib",
     "manager_fds",
     "manager_threads",
     "manager_threads_runtime",
@@ -93,6 +94,7 @@ impl Row {
             sum(|vm| vm.memory.ballooned),
             process.rss.mib(),
             process.anon.mib(),
+            Bytes(host.sharing.metadata).mib(),
             process.fds as f64,
             process.threads as f64,
             process.runtime as f64,
@@ -227,8 +229,9 @@ fn growths(outcome: &mut Outcome, table: &Table) {
         let all = growth(&looks(table, column)).unwrap_or(f64::NAN);
         outcome.figure(&format!("{name}_over_all_managers"), all);
     }
-    // What other threads there are more of.
+    // What is in books of it, as large as what is known of guests' pages; and what other threads there are more of.
     for (name, column) in [
+        ("share_tables_growth_mib", "share_tables_mib"),
         ("threads_growth_all", "manager_threads"),
         ("threads_growth_runtime", "manager_threads_runtime"),
         ("threads_growth_uring", "manager_threads_uring"),
@@ -257,6 +260,7 @@ fn charts(table: &Table, actions: &BTreeMap<Action, u64>) -> Vec<Chart> {
             series: vec![
                 line("RSS", "manager_rss_mib"),
                 line("anonymous", "manager_anon_mib"),
+                line("share tables", "share_tables_mib"),
                 line("VMs", "vms").right(),
             ],
             ..Chart::default()
