@@ -11,6 +11,10 @@ use ballast_units::Bytes;
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::proc_text;
+use crate::shown::shown;
+
+/// What is shown of a process' name, characters.
+const COMM: usize = 80;
 
 /// A tick of /proc/PID/stat: USER_HZ is 100 on x86 by ABI.
 const TICK_MS: u64 = 10;
@@ -87,9 +91,9 @@ pub fn major_faults(pid: u32) -> Option<u64> {
     proc_text::stat(&read(pid, "stat")?).map(|stat| stat.major_faults)
 }
 
-/// The name of the process, 15 bytes at most.
+/// The name of the process as it may stand in a log: it has chosen its 15 bytes itself.
 pub fn comm(pid: u32) -> Option<String> {
-    proc_text::stat(&read(pid, "stat")?).map(|stat| stat.comm)
+    proc_text::stat(&read(pid, "stat")?).map(|stat| shown(stat.comm.as_bytes(), COMM))
 }
 
 /// The memory of the host that its kernel can use. None where /proc does not tell.
@@ -124,6 +128,20 @@ mod tests {
         assert!(cpu_time(pid).is_some());
         assert!(!comm(pid).unwrap().is_empty());
         assert!(host_memory().unwrap() > rss(pid).unwrap());
+    }
+
+    #[test]
+    fn a_name_that_a_process_has_chosen_is_one_line() {
+        use std::io::Read as _;
+        use std::process::{Command, Stdio};
+        let script = "printf '\\nERROR \\033[2J' >/proc/$$/comm; echo; read -r _";
+        let mut sh = Command::new("sh");
+        sh.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = sh.spawn().unwrap();
+        child.stdout.take().unwrap().read_exact(&mut [0]).unwrap();
+        assert_eq!(comm(child.id()).unwrap(), "\\nERROR \\u{1b}[2J");
+        drop(child.stdin.take());
+        child.wait().unwrap();
     }
 
     #[test]

@@ -29,7 +29,7 @@ struct Files {
     process: Process,
     mapped: Mapped,
     open: HashSet<FileId>,
-    /// Not all of its descriptors were looked at.
+    /// Not all of its descriptors, or of its mappings, were looked at.
     cut: bool,
 }
 
@@ -44,13 +44,24 @@ struct Process {
 }
 
 const ROOT: u32 = 0;
-/// Descriptors that a look goes over, of all processes that are not root's, those with the fewest first: a second's worth.
-/// Without a limit, any user could make it too long for VMs ever to be found fit.
+
+/// What a look goes over, of all processes that are not root's, those with the fewest descriptors first. Without a limit, any
+/// user could make it too long for VMs ever to be found fit, and what is kept of it larger than the host.
 ///
-/// Those of a VMM's own user are looked at all the same, for that VMM ([`Census::may_have`]). Lost is who has its RAM open as
+/// What is left out of a VMM's own user is looked at all the same, for that VMM ([`Census::may_have`]). Lost is who has its RAM as
 /// another user, among so many: it got that from the VMM or root, as vhost-user's do, which are known by their device; and
-/// once it maps it, it is seen at the next look, as whoever opens it between two.
-const MOST: u64 = 1 << 18;
+/// one that only had it open is seen at the next look once it maps it, as is whoever opens it between two.
+#[derive(Clone, Copy)]
+struct Left {
+    /// Descriptors: a second's worth.
+    open: u64,
+    /// Mappings, some seconds' worth: each is one, and each file more that is kept of a process `KEPT`.
+    mapped: u64,
+}
+
+const MOST: Left = Left { open: 1 << 18, mapped: 1 << 22 };
+/// Half a million files are kept at most, some 20 MiB.
+const KEPT: u64 = 8;
 
 /// The files that a process has mapped.
 #[derive(Clone)]
@@ -169,7 +180,7 @@ impl Census {
     fn of(
         begun: Instant,
         mut processes: Vec<Process>,
-        most: u64,
+        most: Left,
         last: Option<&Census>,
     ) -> io::Result<Census> {
         let known: HashMap<u32, &Mapped> = last
@@ -180,7 +191,7 @@ impl Census {
         processes.sort_by_key(|process| process.slots);
         let mut left = most;
         let files = |process: Process| {
-            let mut unlimited = u64::MAX;
+            let mut unlimited = Left { open: u64::MAX, mapped: u64::MAX };
             let left = if process.user == ROOT { &mut unlimited } else { &mut left };
             Files::of(process, known.get(&process.pid).copied(), left)
         };
@@ -220,45 +231,60 @@ impl Process {
 }
 
 impl Files {
-    /// Looks at no more than `left` descriptors, and takes them off.
-    fn of(process: Process, known: Option<&Mapped>, left: &mut u64) -> io::Result<Files> {
-        let (mut open, mut cut, mut fds) = (HashSet::new(), *left == 0, None);
+    /// Looks at no more than what is `left`, and takes it off.
+    fn of(process: Process, known: Option<&Mapped>, left: &mut Left) -> io::Result<Files> {
+        let (mut open, mut cut, mut fds) = (HashSet::new(), left.open == 0, None);
         // The kernel makes hundreds of entries ready for the first that is asked for.
         if !cut {
             fds = if_there(FdFolder::of(process.pid))?;
         }
         if let Some(fds) = fds {
             fds.each(|fd| {
-                cut = *left == 0;
+                cut = left.open == 0;
                 if !cut {
-                    *left -= 1;
+                    left.open -= 1;
                     open.extend(fds.file(fd));
                 }
                 Ok(!cut)
             })?;
         }
-        Ok(Files { process, mapped: Mapped::of(process.pid, known)?, open, cut })
+        let mapped = Mapped::of(process.pid, known, &mut left.mapped)?;
+        let cut = cut || mapped.is_none();
+        Ok(Files { process, mapped: mapped.unwrap_or_else(Mapped::nothing), open, cut })
     }
 }
 
 impl Mapped {
-    fn of(pid: u32, known: Option<&Mapped>) -> io::Result<Mapped> {
+    /// None: it is more than what is `left`, of which nothing is then.
+    fn of(pid: u32, known: Option<&Mapped>, left: &mut u64) -> io::Result<Option<Mapped>> {
         // Before its mappings are: what it maps meanwhile makes it larger at the next look.
         let space = Space::of(pid);
         let still = |known: &&Mapped| {
             space.is_some() && known.space == space && known.read.elapsed() < TRUSTED
         };
+        let mut take = |n: u64| {
+            let enough = *left >= n;
+            *left = left.saturating_sub(n);
+            enough
+        };
         if let Some(known) = known.filter(still) {
-            return Ok(known.clone());
+            return Ok(take(known.files.len() as u64 * KEPT).then(|| known.clone()));
         }
-        let mut files = HashSet::new();
+        let (mut files, mut fits) = (HashSet::new(), true);
         let read = Instant::now();
         let all = if_there(procmap::each_file(pid, |part| {
-            files.insert((part.dev, part.inode));
-            true
+            let more = files.insert((part.dev, part.inode));
+            fits = take(if more { 1 + KEPT } else { 1 });
+            fits
         }))?;
         // What was not read to its end is not known.
-        Ok(Mapped { files: Arc::new(files), read, space: space.filter(|_| all.is_some()) })
+        let space = space.filter(|_| all.is_some());
+        Ok(fits.then(|| Mapped { files: Arc::new(files), read, space }))
+    }
+
+    /// Of a process that was not gone over.
+    fn nothing() -> Mapped {
+        Mapped { files: Arc::default(), read: Instant::now(), space: None }
     }
 }
 
@@ -358,11 +384,12 @@ mod tests {
         let own = Process { pid: std::process::id(), user: USER, slots: 1 << 20 };
         let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
         let few = Process { pid: child.id(), user: USER, slots: 64 };
-        let look = |processes: &[Process], most| {
+        let look = |processes: &[Process], open| {
+            let most = Left { open, ..MOST };
             Census::of(Instant::now(), processes.to_vec(), most, None).unwrap()
         };
         let has = |census: &Census, user| census.may_have(nothing, id, user).next();
-        let all = look(&[own, few], MOST);
+        let all = look(&[own, few], MOST.open);
         assert!(all.processes.iter().all(|files| !files.cut && !files.open.is_empty()));
         assert_eq!(has(&all, None), Some(own.pid));
         // Enough for whoever has few.
@@ -376,6 +403,45 @@ mod tests {
         // Root's are not what others wait for.
         let root = Process { user: ROOT, ..own };
         assert_eq!(has(&look(&[root, few], enough), None), Some(own.pid));
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn who_has_many_files_mapped_is_looked_at_last_and_in_full_for_his_own_vmms() {
+        const USER: u32 = 1000;
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let sleeps = Process { pid: child.id(), user: USER, slots: 64 };
+        let look = |processes: &[Process], mapped, last: Option<&Census>| {
+            let most = Left { mapped, ..MOST };
+            Census::of(Instant::now(), processes.to_vec(), most, last).unwrap()
+        };
+        // Its libraries; until it has become what it is.
+        let told = |census: &Census| census.processes[0].mapped.files.clone();
+        let (mut before, mut all) = (Arc::default(), look(&[sleeps], MOST.mapped, None));
+        while told(&all).is_empty() || told(&all) != before {
+            std::thread::sleep(Duration::from_millis(100));
+            (before, all) = (told(&all), look(&[sleeps], MOST.mapped, None));
+        }
+        let &(dev, inode) = before.iter().next().unwrap();
+        let mapped = ((rustix::fs::major(dev), rustix::fs::minor(dev)), inode);
+        let has = |census: &Census, user| census.may_have(mapped, ((0, 0), 0), user).next();
+        assert_eq!((all.processes[0].cut, has(&all, None)), (false, Some(sleeps.pid)));
+        // What is kept counts, whether it was gone over now or before.
+        let kept = before.len() as u64 * KEPT;
+        for (enough, last) in [(kept, None), (kept - 1, Some(&all))] {
+            let cut = look(&[sleeps, sleeps], enough, last);
+            assert!(cut.processes.iter().all(|files| files.cut && files.mapped.files.is_empty()));
+            assert_eq!((has(&cut, None), has(&cut, Some(USER + 1))), (None, None));
+            assert_eq!(has(&cut, Some(USER)), Some(sleeps.pid), "its own user's");
+        }
+        assert!(!look(&[sleeps], kept, Some(&all)).processes[0].cut, "it is as it was");
+        // Nothing is left for the next one, where one took all.
+        let two = look(&[sleeps, sleeps], kept, Some(&all));
+        assert_eq!([two.processes[0].cut, two.processes[1].cut], [false, true]);
+        // Root's are not what others wait for.
+        let root = Process { user: ROOT, ..sleeps };
+        assert_eq!(has(&look(&[root], 0, None), None), Some(sleeps.pid));
         child.kill().unwrap();
         child.wait().unwrap();
     }
@@ -406,7 +472,8 @@ mod tests {
         let known = |space, read| Mapped { files: told.clone(), read, space };
         let looked = Instant::now();
         let trusts = |known: &Mapped| {
-            let mapped = Mapped::of(child.id(), Some(known)).unwrap();
+            let mapped =
+                Mapped::of(child.id(), Some(known), &mut MOST.mapped.clone()).unwrap().unwrap();
             assert!(mapped.space == now && (!mapped.files.is_empty()));
             Arc::ptr_eq(&mapped.files, &told)
         };

@@ -105,14 +105,15 @@ fn both(a: MappedRam, b: MappedRam) -> MappedRam {
 /// The search for one part of the RAM.
 struct Search {
     wanted: Wanted,
-    candidates: Vec<Vma>,
+    /// The first that may be it: of its file and shared, shared, and any. A VMM may have tens of thousands, with long names.
+    firsts: [Option<Vma>; 3],
     /// Its last page was seen.
     whole: bool,
 }
 
 impl Search {
     fn new(wanted: Wanted) -> Search {
-        Search { wanted, candidates: Vec::new(), whole: false }
+        Search { wanted, firsts: [None, None, None], whole: false }
     }
 
     /// Goes over no more than is needed: RAM that is shared is mapped in thousands of pieces.
@@ -137,19 +138,19 @@ impl Search {
 
     fn look_at(&mut self, vma: &Vma) {
         self.whole |= self.wanted.ends_in(vma);
-        if self.wanted.may_be(vma) {
-            self.candidates.push(vma.clone());
+        if !self.wanted.may_be(vma) {
+            return;
+        }
+        let of_file = self.wanted.announced.is_some_and(|ram| ram.inode == vma.inode);
+        for (first, is) in self.firsts.iter_mut().zip([vma.shared && of_file, vma.shared, true]) {
+            if is && first.is_none() {
+                *first = Some(vma.clone());
+            }
         }
     }
 
     fn found(&self) -> Option<&Vma> {
-        let announced = self.wanted.announced;
-        let of_file = |vma: &&Vma| announced.is_some_and(|ram| ram.inode == vma.inode);
-        self.candidates
-            .iter()
-            .find(|vma| vma.shared && of_file(vma))
-            .or(self.candidates.iter().find(|vma| vma.shared))
-            .or(self.candidates.first())
+        self.firsts.iter().flatten().next()
     }
 }
 
@@ -344,6 +345,33 @@ mod tests {
         assert_eq!(locked("VmLck:\t      8 kB\n"), Bytes(8 << 10));
         assert_eq!(locked("VmPin:\t     16 kB\n"), Bytes(16 << 10));
         assert_eq!(locked("VmPeak:\t   90 kB\n"), Bytes::ZERO);
+    }
+
+    #[test]
+    fn of_many_mappings_three_are_kept() {
+        let ram =
+            RamMapping { addr: HostAddr(0x1000), len: Bytes(0x9000), device: (0, 1), inode: 7 };
+        let mut search = Search::new(Wanted { announced: Some(ram), size: None });
+        let maps = "1000-2000 rw-p 0 00:1 7 /a\n2000-3000 rw-p 0 00:1 7 /b\n3000-4000 rw-s 0 00:1 7 /c\n\
+                    4000-5000 rw-s 0 00:1 7 /d\n5000-6000 rw-p 0 00:2 8 /e\n9000-a000 rw-s 0 00:1 7 /f\n";
+        let seen: Vec<Option<HostAddr>> = maps
+            .lines()
+            .map(|line| {
+                search.look_at(&Vma::parse(line).unwrap());
+                search.found().map(|vma| vma.start)
+            })
+            .collect();
+        // One that is shared is the better one, and the first of these stays.
+        let [private, shared] = [0x1000, 0x3000].map(|at| Some(HostAddr(at)));
+        assert_eq!(seen, [private, private, shared, shared, shared, shared]);
+        assert!(search.whole);
+        // One of another file is taken where none is of its own.
+        let mut search = Search::new(Wanted { announced: Some(ram), size: None });
+        search.look_at(&Vma::parse("0-8000 rw-s 0 00:2 8 /g").unwrap());
+        assert_eq!(search.found().map(|vma| vma.inode), Some(8));
+        search.look_at(&Vma::parse("8000-9000 rw-s 0 00:1 7 /h").unwrap());
+        assert_eq!(search.found().map(|vma| vma.inode), Some(7));
+        assert!(!search.whole);
     }
 
     /// Files by those names, in a /dev that nobody else sees, of a process with a VMM's arguments.
