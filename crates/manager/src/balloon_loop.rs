@@ -56,7 +56,9 @@ async fn step(
     unplug: &mut Option<UnplugControl>,
 ) -> bool {
     let seen = see(vm, monitor).await;
+    // A reload passes over a balloon that is being made, or found again, just then.
     let config = manager.config().balloon;
+    lock(&vm.control).set_config(config);
     if let Some(look) = &seen.hotplug {
         unplug.get_or_insert_with(|| UnplugControl::new(config, look.less)).set_config(config);
     }

@@ -14,7 +14,8 @@ use ballast_pager::service::PagedVm;
 use ballast_pager::word::State as Page;
 use ballast_policy::pools::Member;
 use ballast_policy::{
-    Decision, InVain, Pool, Snapshot, State, Thresholds, VmDemand, VmState, choose_samples, decide,
+    Decision, InVain, Pool, SamplingConfig, Snapshot, State, Thresholds, VmDemand, VmState,
+    choose_samples, decide,
 };
 use ballast_qemu::process;
 use ballast_units::{Pages, VmId};
@@ -95,7 +96,7 @@ fn turn(
         manager.vms().into_iter().filter(|vm| vm.run_state() != RunState::Stopped).collect();
     for vm in &vms {
         if let Some(paged) = &*vm.paged() {
-            sample(vm, paged);
+            sample(vm, paged, manager.config().sampling);
         }
     }
 
@@ -254,24 +255,34 @@ fn carry_out(manager: &Manager, managed: &[&Arc<Vm>], decision: &Decision, is_ne
                 // Nothing is asked of it, and what it wants beyond its target it can have for what it has.
                 paged.exchange_at(target, until);
             } else {
-                let (n, leave, until) = held(evict, plan.leave.saturating_sub(part), until, limit);
-                paged.hold_down_to(n, leave, until);
+                let leave = plan.leave.saturating_sub(part);
+                match held(evict, leave, until, limit) {
+                    Held::Until(n, leave, until) => paged.hold_down_to(n, leave, until),
+                    Held::Within(n, leave, limit) => paged.evict_within(n, leave, limit),
+                }
             }
             paged.memory_freed();
         }
     }
 }
 
-/// What a VM is held down to that is asked for so many pages, to leave so many, until so much is free: how many, what they
-/// leave, and until when. Under a `limit` also what it grows by beyond that, as it comes and whatever is free.
-fn held(evict: Pages, leave: Pages, until: Pages, limit: Option<Pages>) -> (Pages, Pages, Pages) {
-    let always = Pages(u64::MAX);
+/// What is asked of a VM, and what it is held down to from then on.
+#[derive(Debug, PartialEq)]
+enum Held {
+    /// So many pages, to leave so many, and what it grows by beyond that until so much is free.
+    Until(Pages, Pages, Pages),
+    /// So many, to leave so many, and what it grows by beyond its limit, as it comes and whatever is free.
+    Within(Pages, Pages, Pages),
+}
+
+/// Of a VM that is asked for so many pages, to leave so many, until so much is free, and of a limit that it may have.
+fn held(evict: Pages, leave: Pages, until: Pages, limit: Option<Pages>) -> Held {
     match limit {
-        Some(most) if evict.is_zero() => (Pages::ZERO, most, always),
-        None if evict.is_zero() => (Pages::ZERO, Pages::ZERO, Pages::ZERO),
+        Some(most) if evict.is_zero() => Held::Within(Pages::ZERO, most, most),
+        None if evict.is_zero() => Held::Until(Pages::ZERO, Pages::ZERO, Pages::ZERO),
         // For something else than its limit it is not held in plenty.
-        Some(most) if until.is_zero() && leave >= most => (evict, leave, always),
-        _ => (evict, leave, until),
+        Some(most) if until.is_zero() => Held::Within(evict, leave, leave.max(most)),
+        _ => Held::Until(evict, leave, until),
     }
 }
 
@@ -402,8 +413,11 @@ struct Before {
 
 /// One step of the sampling of active memory (OSDI'02 s.5.3). VM execution time is the time in
 /// which the VM was not stopped; see docs/adr/0004-execution-time.md.
-fn sample(vm: &Vm, paged: &PagedVm) {
+fn sample(vm: &Vm, paged: &PagedVm, config: SamplingConfig) {
     let mut sampling = lock(&vm.sampling);
+    // A reload passes over a VM that comes just then.
+    sampling.set.set_config(config);
+    sampling.times.set_config(config);
     let now = Instant::now();
     let passed = now - sampling.last;
     sampling.last = now;
@@ -534,16 +548,17 @@ mod tests {
     #[test]
     fn a_limit_is_held_in_plenty_too_and_nothing_else_is() {
         let held = |evict, leave, until, limit: Option<u64>| {
-            let (n, leave, until) =
-                held(Pages(evict), Pages(leave), Pages(until), limit.map(Pages));
-            (n.0, leave.0, until.0)
+            held(Pages(evict), Pages(leave), Pages(until), limit.map(Pages))
         };
-        assert_eq!(held(0, 90, 0, None), (0, 0, 0));
-        assert_eq!(held(0, 90, 0, Some(100)), (0, 100, u64::MAX));
-        assert_eq!(held(7, 100, 0, Some(100)), (7, 100, u64::MAX));
-        assert_eq!(held(7, 60, 0, Some(100)), (7, 60, 0), "room for a start");
-        assert_eq!(held(7, 60, 50, Some(100)), (7, 60, 50));
-        assert_eq!(held(7, 60, 0, None), (7, 60, 0));
+        let until = |n, leave, until| Held::Until(Pages(n), Pages(leave), Pages(until));
+        let within = |n, leave, limit| Held::Within(Pages(n), Pages(leave), Pages(limit));
+        assert_eq!(held(0, 90, 0, None), until(0, 0, 0));
+        assert_eq!(held(0, 90, 0, Some(100)), within(0, 100, 100));
+        assert_eq!(held(7, 100, 0, Some(100)), within(7, 100, 100));
+        assert_eq!(held(7, 120, 0, Some(100)), within(7, 120, 120), "not down to it yet");
+        assert_eq!(held(7, 60, 0, Some(100)), within(7, 60, 100), "room for a start");
+        assert_eq!(held(7, 60, 50, Some(100)), until(7, 60, 50));
+        assert_eq!(held(7, 60, 0, None), until(7, 60, 0));
     }
 
     /// What is plugged beyond its limit is its own until it is unplugged; below what it began with nothing is.

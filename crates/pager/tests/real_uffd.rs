@@ -8,6 +8,8 @@
 mod exchange;
 #[path = "real_uffd/harm.rs"]
 mod harm;
+#[path = "real_uffd/limit.rs"]
+mod limit;
 #[path = "support/vmm.rs"]
 mod vmm;
 

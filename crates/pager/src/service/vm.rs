@@ -374,6 +374,13 @@ impl PagedVm {
         self.hold(n, at.0, leave.0, until);
     }
 
+    /// As `hold_down_to`, but what the VM grows by from then on leaves beyond `limit`, `leave` or more, and whatever is free: for
+    /// something else it is not held.
+    pub fn evict_within(&self, n: Pages, leave: Pages, limit: Pages) {
+        let at = limit.max(self.shared.memory.charged().saturating_sub(n));
+        self.hold(n, at.0, leave.0, Pages(u64::MAX));
+    }
+
     fn hold(&self, n: Pages, at: u64, leave: u64, until: Pages) {
         let shared = &self.shared;
         // None holds in between.
