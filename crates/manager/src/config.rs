@@ -22,7 +22,7 @@ use crate::layout;
 use crate::limits::Wrong;
 use crate::manager::capacity;
 use budget::{BudgetOf, HostMemory};
-pub use budget::{check_budget, of_huge_pages};
+pub use budget::{check_budget, of_huge_pages, of_what_is_available};
 use rules::{PoolRule, PoolTable, VmRule, VmTable};
 pub use tools::ToolSettings;
 
@@ -635,7 +635,15 @@ fn swap_places(
         }
         None => Some(run_dir.join(layout::SWAP)),
     };
+    // Who checks the file is elsewhere than who is started with it.
+    if let Some(location) = swap.iter().find(|location| location.path.is_relative()) {
+        return Err((
+            "swap.location",
+            format!("{}: not an absolute path", location.path.display()),
+        ));
+    }
     for location in &mut swap {
+        // Without what stands for nothing in it: it is held against others.
         location.path = absolute("swap.location", std::mem::take(&mut location.path))?;
     }
     let same = |i: usize| swap[..i].iter().any(|other| other.path == swap[i].path);

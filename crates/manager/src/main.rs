@@ -320,16 +320,17 @@ async fn serve(
     let manager = Manager::new(config, source)?;
     let config = &manager.config();
     let waiting = restart::announce(&manager, survey).context("VMs of a former manager")?;
+    let is_first = waiting.is_empty() && manager.vms().is_empty();
     match swap::missing(config).or_else(|| manager.swap.refused()) {
         // They wait for a manager, and not all of them for what is missing.
-        Some(missing) if !waiting.is_empty() || !manager.vms().is_empty() => {
+        Some(missing) if !is_first => {
             tracing::error!("{missing}");
         }
         Some(missing) => anyhow::bail!(missing),
         None => {}
     }
     let shims = bind_shims(config)?;
-    let (listener, socket) = bind_one(config, !waiting.is_empty() || !manager.vms().is_empty())?;
+    let (listener, socket) = bind_one(config, !is_first)?;
     let threads = start_threads(&manager, shims)?;
     for vm in waiting {
         tokio::spawn(restart::take_over(manager.clone(), vm));
@@ -347,13 +348,17 @@ async fn serve(
     if let Some(why) = ballast_uffd::missing() {
         tracing::error!("no VM can be paged here: {why}");
     }
-    if let Some(told) = config::of_huge_pages(config, budget) {
-        tracing::warn!("{told}");
-    }
     let room = run_room::of(&config.run_dir);
-    if let Some(why) = room.and_then(|room| run_room::too_small(&room, budget.bytes())) {
-        tracing::warn!("{why}");
-    }
+    let too_little = [
+        config::of_huge_pages(config, budget),
+        is_first
+            .then(|| {
+                config::of_what_is_available(budget, ballast_qemu::process::available_memory())
+            })
+            .flatten(),
+        room.and_then(|room| run_room::too_small(&room, budget.bytes())),
+    ];
+    too_little.into_iter().flatten().for_each(|told| tracing::warn!("{told}"));
 
     let ending = until_ended(&manager, &mut signals, stop_vms_on_exit).await;
     manager.set_stopping();

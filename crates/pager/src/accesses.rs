@@ -108,7 +108,10 @@ impl Accesses {
                 let swapless = is_swapless(Path::new("/"), self.pid);
                 if !swapless && known.is_none_or(|(_, before)| before) {
                     let why = "the host may swap them; memory.swap.max = 0 in its cgroup lets them be seen";
-                    tracing::info!(pid = self.pid, "accesses of its pages are not seen: {why}");
+                    tracing::warn!(
+                        pid = self.pid,
+                        "accesses of its pages are not seen, and they leave at random: {why}"
+                    );
                 }
                 *known = Some((Instant::now(), swapless));
                 swapless

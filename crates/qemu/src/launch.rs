@@ -26,10 +26,19 @@ pub enum LaunchError {
     Start { program: PathBuf, source: io::Error },
     #[error("QEMU {pid} started, but cannot be watched and was ended: {source}")]
     Watch { pid: u32, source: io::Error },
-    #[error("QEMU {exit} before it could be reached: {last_line}")]
+    #[error("QEMU {exit} before it could be reached: {last_line}{}", of_sandbox(last_line))]
     Ended { exit: Exit, last_line: String },
     #[error(transparent)]
     Qmp(#[from] QmpError),
+}
+
+/// What is to be added to a QEMU's last words: where everybody else can write, it is ballastd's sandbox that forbids it.
+fn of_sandbox(last_line: &str) -> &'static str {
+    if last_line.contains("Read-only file system") {
+        " (as a service, ballastd's unit must name that folder: ReadWritePaths=)"
+    } else {
+        ""
+    }
 }
 
 /// A VMM that the manager started.

@@ -101,6 +101,11 @@ pub fn host_memory() -> Option<Bytes> {
     proc_text::status_field(&fs::read_to_string("/proc/meminfo").ok()?, "MemTotal")
 }
 
+/// What programs could have of it without the host swapping, as its kernel estimates. None as of `host_memory`.
+pub fn available_memory() -> Option<Bytes> {
+    proc_text::status_field(&fs::read_to_string("/proc/meminfo").ok()?, "MemAvailable")
+}
+
 /// Of that, what is set aside for huge pages (hugetlbfs), used or not: nobody else's. It may change at any time.
 pub fn huge_pages() -> Bytes {
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
@@ -128,6 +133,7 @@ mod tests {
         assert!(cpu_time(pid).is_some());
         assert!(!comm(pid).unwrap().is_empty());
         assert!(host_memory().unwrap() > rss(pid).unwrap());
+        assert!((Bytes(1)..host_memory().unwrap()).contains(&available_memory().unwrap()));
     }
 
     #[test]

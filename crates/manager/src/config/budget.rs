@@ -44,6 +44,15 @@ pub fn of_huge_pages(config: &Config, budget: Pages) -> Option<String> {
     ))
 }
 
+/// What is to be said of a budget, of which nothing is in use yet, on a host of which so much is available.
+pub fn of_what_is_available(budget: Pages, available: Option<Bytes>) -> Option<String> {
+    let available = available.filter(|available| budget.bytes() > *available)?;
+    Some(format!(
+        "the budget is {budget}, and only {available} of the host's memory are available: what runs beside Ballast's guests is not \
+         in it; say what that leaves (budget, --budget)"
+    ))
+}
+
 /// A budget that this host can have.
 ///
 /// # Errors

@@ -248,6 +248,7 @@ fn mistakes_are_refused_as_a_whole_and_name_their_line_or_key() {
             "[[swap.location]]\npath = \"/a\"\n[[swap.location]]\npath = \"/a\"\n",
             "swap.location: /a: named twice",
         ),
+        ("[[swap.location]]\npath = \"a\"\n", "swap.location: a: not an absolute path"),
     ] {
         let error = check(text).unwrap_err().to_string();
         assert!(error.contains(wanted), "{text:?}: {error}");
@@ -256,6 +257,16 @@ fn mistakes_are_refused_as_a_whole_and_name_their_line_or_key() {
 }
 
 const HOST: HostMemory = HostMemory { all: Bytes::from_mib(2048), huge: Bytes(0) };
+
+#[test]
+fn a_budget_that_the_host_does_not_have_any_more_is_told() {
+    let told = |budget, available: Option<u64>| {
+        of_what_is_available(Pages::from_mib(budget), available.map(Bytes::from_mib))
+    };
+    assert_eq!([told(600, None), told(600, Some(600))], [None, None]);
+    let why = told(600, Some(599)).unwrap();
+    assert!(why.contains("600 MiB") && why.contains("599 MiB") && why.contains("budget"), "{why}");
+}
 
 /// Guests may wait for this manager: what is set aside by now makes no mistake of what was none.
 #[test]
