@@ -12,7 +12,7 @@ use std::sync::Arc;
 use ballast_policy::Decision;
 use ballast_units::VmId;
 
-use crate::outcome::Tracker;
+use crate::outcome::{Outcome, Tracker};
 use crate::segment::{Encoder, Header, MOST_REPEATS};
 use crate::store::{Append, Store};
 use crate::turn::{Head, Moment, Names, encode};
@@ -113,8 +113,7 @@ impl<S: Store> Recorder<S> {
     /// # Errors
     /// The disk's: this turn and those kept back are lost, those before are not.
     pub fn record(&mut self, told: &Told) -> io::Result<()> {
-        self.names.extend(told.names.iter().cloned());
-        let outcomes = self.tracker.observe(told.moment, &told.decision);
+        let outcomes = self.observe(told);
         let decision = encode(&*told.decision).map_err(io::Error::other)?;
         if self.open.is_some() && outcomes.is_empty() && decision == self.before {
             self.repeats.push(told.moment);
@@ -155,16 +154,24 @@ impl<S: Store> Recorder<S> {
         }
         self.written += 1;
         self.before = decision;
-        if self.names.len() > 2 * told.decision.snapshot.vms.len() + 1024 {
-            self.forget(&told.decision);
-        }
         Ok(())
     }
 
     /// Takes in a turn that is not to be written: its names are wanted later, and what it asked.
     pub fn overhear(&mut self, told: &Told) {
+        self.observe(told);
+    }
+
+    /// What came of earlier turns. However long nothing can be written, the names that are kept are not many more than VMs are
+    /// there: VMs that came and went are forgotten, but for what is told of now.
+    fn observe(&mut self, told: &Told) -> Vec<Outcome> {
+        let outcomes = self.tracker.observe(told.moment, &told.decision);
+        if self.names.len() > 2 * told.decision.snapshot.vms.len() + 1024 {
+            let of_outcomes = outcomes.iter().filter_map(|o| o.vm);
+            self.forget(&told.decision, of_outcomes);
+        }
         self.names.extend(told.names.iter().cloned());
-        self.tracker.observe(told.moment, &told.decision);
+        outcomes
     }
 
     /// Writes what was kept back.
@@ -299,9 +306,9 @@ impl<S: Store> Recorder<S> {
     }
 
     /// Names of VMs that are not there any more.
-    fn forget(&mut self, decision: &Decision) {
+    fn forget(&mut self, decision: &Decision, but: impl Iterator<Item = VmId>) {
         let here: std::collections::HashSet<VmId> =
-            decision.snapshot.vms.iter().map(|vm| vm.demand.id).collect();
+            decision.snapshot.vms.iter().map(|vm| vm.demand.id).chain(but).collect();
         self.names.retain(|id, _| here.contains(id));
     }
 }

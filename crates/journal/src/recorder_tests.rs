@@ -128,6 +128,34 @@ fn repeats_are_kept_back_and_take_next_to_nothing() {
     recorder.check();
 }
 
+/// VMs come and go while the disk takes nothing: their names do not pile up, and those that are there have theirs.
+#[test]
+fn names_are_not_kept_for_ever_while_nothing_can_be_written() {
+    let store = Double::default();
+    let mut recorder = recorder(store.clone(), 1 << 20);
+    let one_comes = |n: u64| {
+        let (stays, comes) = (1, 1 + n as u32);
+        let vms = [vm(stays, 100, 50), vm(comes, 100, 50)];
+        let names: &[u32] = if n == 1 { &[1, 2] } else { &[comes] };
+        told(n, decide(snapshot("period", "high", 360, &vms)), names)
+    };
+    recorder.record(&one_comes(1)).unwrap();
+    store.0.lock().unwrap().room = Some(0);
+    for n in 2..4000 {
+        assert!(recorder.record(&one_comes(n)).is_err());
+        recorder.overhear(&one_comes(n));
+        assert!(recorder.names.len() < 1200, "{n}: {}", recorder.names.len());
+    }
+    store.0.lock().unwrap().room = None;
+    recorder.record(&one_comes(4000)).unwrap();
+    let folder = store.folder();
+    let last = Reader::open(folder.path()).unwrap().split().0.into_iter().flatten().last().unwrap();
+    assert_eq!(
+        (last.names[&VmId(1)].as_str(), last.names[&VmId(4001)].as_str()),
+        ("vm-1", "vm-4001")
+    );
+}
+
 /// What is kept back is written every few seconds.
 #[test]
 fn a_host_on_which_nothing_changes_fills_segments_as_any_other() {

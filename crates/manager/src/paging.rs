@@ -211,6 +211,15 @@ fn greet(
     }
 }
 
+/// One that comes over and over fills the log no faster than one that is refused.
+fn tell_of_again(vm: &str, peer: Peer, place: &Handshake) {
+    let what = "its shim has come again: their conversation had broken off";
+    match place.to_tell(peer.uid, REFUSED) {
+        Some(_) => tracing::info!(vm, "{what}"),
+        None => tracing::debug!(vm, "{what}"),
+    }
+}
+
 /// From the first words to a paged VM, or why it is none.
 fn shake_hands(
     manager: &Arc<Manager>,
@@ -242,6 +251,7 @@ fn shake_hands(
         Some(expected) => expected,
         None if hello.reconnect => {
             return rejoin(manager, connection, &hello, &fds, peer, connections)
+                .map(|()| tell_of_again(hello.vm.as_str(), peer, place))
                 .map_err(|why| refuse(connection, why));
         }
         None => loop {

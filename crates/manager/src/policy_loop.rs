@@ -2,7 +2,7 @@
 //! crossings, and once a second) takes one consistent look at the host, asks the pure policy, and
 //! passes its orders to the pagers and balloons.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -128,7 +128,8 @@ fn turn(
         tracing::info!("{}: {} free", decision.trigger(), decision.snapshot.free);
         last.state = state;
     }
-    before.retain(|id, _| vms.iter().any(|vm| vm.id == *id));
+    let here: HashSet<VmId> = vms.iter().map(|vm| vm.id).collect();
+    before.retain(|id, _| here.contains(id));
     if let Some(journal) = &manager.journal {
         // In the order of the decision.
         journal.record(moment, decision.clone(), |i| managed[i].name.clone());

@@ -59,7 +59,6 @@ pub fn rejoin(
     if let Some(paged) = &*vm.paged() {
         paged.reconnected();
     }
-    tracing::info!(vm = name, "its shim has come again: their conversation had broken off");
     std::thread::sleep(APART);
     Ok(())
 }

@@ -123,27 +123,39 @@ impl<B: Backend> Memory<B> {
         }
         let mut at = first;
         while at < end {
-            let present = match self.backend.next_present(Ppn(at), end) {
-                Ok(found) => found.clamp(at, end),
-                Err(e) => {
-                    if e != MemError::Crash {
-                        self.store_run(at, end, State::Resident);
-                    }
-                    return Err(e);
-                }
-            };
+            let present = self.known(self.backend.next_present(Ppn(at), end), at, end)?;
             self.regions.tear(&self.pmap, at, present);
             self.store_run(at, present, State::Ballooned);
             self.uncharge(present - at);
             Counters::add(&self.counters.discarded, present - at);
-            at = present;
-            if at < end {
-                self.store_run(at, at + 1, State::Resident);
-                push(&mut left.present, at, at + 1);
-                at += 1;
+            if present == end {
+                break;
             }
+            // A second one side by side: there may be many, of a VMM that has punched none.
+            let is_second = at > first && present == at;
+            at = present;
+            let until = match is_second {
+                true => self.known(self.backend.next_absent(Ppn(at), end), at, end)?.max(at + 1),
+                false => at + 1,
+            };
+            self.store_run(at, until, State::Resident);
+            push(&mut left.present, at, until);
+            at = until;
         }
         Ok(())
+    }
+
+    /// What the kernel tells of claimed pages; where it refuses to, they are at home, as far as is known.
+    fn known(&self, told: Result<u64, MemError>, at: u64, end: u64) -> Result<u64, MemError> {
+        match told {
+            Ok(found) => Ok(found.clamp(at, end)),
+            Err(e) => {
+                if e != MemError::Crash {
+                    self.store_run(at, end, State::Resident);
+                }
+                Err(e)
+            }
+        }
     }
 
     fn store_run(&self, first: u64, end: u64, state: State) {
