@@ -178,6 +178,15 @@ pub fn last_log_line(log: &Path) -> Option<String> {
 mod tests {
     use super::*;
 
+    #[test]
+    fn where_the_sandbox_forbids_a_folder_the_unit_is_named() {
+        let told = |words: &str| {
+            LaunchError::Ended { exit: Exit::Code(1), last_line: words.into() }.to_string()
+        };
+        assert!(told("Could not open 'x': Read-only file system").contains("ReadWritePaths="));
+        assert!(told("Could not open 'x': No such file").ends_with("No such file"));
+    }
+
     #[tokio::test]
     async fn a_process_that_nobody_takes_over_is_killed() {
         let dir = tempfile::tempdir().unwrap();
