@@ -59,6 +59,7 @@ fn vmm_process() {
             }
             hold(&guest);
         }
+        "announce" => announce(&guest),
         "truncate" => {
             guest.write_page(0, |_| 1);
             guest.write_page(100, |_| 1);
@@ -91,6 +92,22 @@ fn vmm_process() {
     loop {
         std::thread::sleep(Duration::from_secs(1));
     }
+}
+
+/// Says again and again that it gives up all of its RAM, and has it still.
+fn announce(guest: &Guest) {
+    for ppn in 0..guest.pages {
+        guest.write_page(ppn, |i| touched(guest, ppn, i));
+    }
+    let (base, len) = (guest.word(0, 0), guest.pages as usize * PAGE_SIZE);
+    while guest.board.get(Cell::Stop) == 0 {
+        // SAFETY: the mapping stays, and what is read there is what the file has.
+        let advised = unsafe { libc::madvise(base.cast(), len, libc::MADV_DONTNEED) };
+        assert_eq!(advised, 0);
+        guest.board.add(Cell::Discards, 1);
+    }
+    guest.board.set(Cell::Step, guest.pages);
+    hold(guest);
 }
 
 /// What is written once: with a number for each word, or one for sixteen, which compresses.

@@ -12,7 +12,7 @@
 use std::collections::VecDeque;
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -43,8 +43,10 @@ fn processors() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// A helper ends that had nothing to do for so long.
-const REST: Duration = Duration::from_secs(5);
+/// A helper that has nothing to do looks so often whether its place is wanted elsewhere.
+const NAP: Duration = Duration::from_millis(50);
+/// It ends after so many of those all the same: 5 s.
+const NAPS: u32 = 100;
 /// Faults are given away for so long after several were there together.
 const CROWDED: Duration = Duration::from_millis(100);
 /// Helpers are woken for so many small faults on the board, if the host has a processor for them, or for one that takes
@@ -64,17 +66,39 @@ pub(super) struct Job {
     pub read: Instant,
 }
 
-/// Helpers of all VMs: never more than there are processors.
-static HELPERS: AtomicUsize = AtomicUsize::new(0);
+/// Those of all VMs' helpers: never more than there are processors.
+static PLACES: Places = Places::new();
 
-/// Whether one more may begin, whose place is taken then.
-fn place() -> bool {
-    place_among(&HELPERS, processors())
+/// Places for helpers.
+struct Places {
+    taken: AtomicUsize,
+    /// There was none for a helper that was to begin.
+    wanted: AtomicBool,
 }
 
-fn place_among(helpers: &AtomicUsize, most: usize) -> bool {
-    let more = |n: usize| (n < most).then_some(n + 1);
-    helpers.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
+impl Places {
+    const fn new() -> Places {
+        Places { taken: AtomicUsize::new(0), wanted: AtomicBool::new(false) }
+    }
+
+    /// Whether one more helper may begin, beside fewer than `most`; its place is taken then.
+    fn take(&self, most: usize) -> bool {
+        let more = |n: usize| (n < most).then_some(n + 1);
+        let took = self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok();
+        if !took {
+            self.wanted.store(true, Ordering::Relaxed);
+        }
+        took
+    }
+
+    fn free(&self) {
+        self.taken.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Whether a helper that has nothing to do is to make room: the first that asks since there was none.
+    fn is_wanted(&self) -> bool {
+        self.wanted.swap(false, Ordering::Relaxed)
+    }
 }
 
 /// Of one helper, for as long as it lives.
@@ -82,7 +106,7 @@ struct Place;
 
 impl Drop for Place {
     fn drop(&mut self) {
-        HELPERS.fetch_sub(1, Ordering::Relaxed);
+        PLACES.free();
     }
 }
 
@@ -129,10 +153,10 @@ impl Office {
         self.board.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for a job. None: the helper is to end.
-    fn job(&self) -> Option<(Job, InHand<'_>)> {
+    /// Waits for a job. None: the helper is to end, which has one of these places.
+    fn job(&self, places: &Places) -> Option<(Job, InHand<'_>)> {
         let mut board = self.board();
-        let mut rested = false;
+        let mut naps = 0;
         loop {
             if board.ended {
                 return None;
@@ -141,17 +165,17 @@ impl Office {
                 board.in_hand += 1;
                 return Some((job, InHand(self)));
             }
-            if rested {
+            if naps >= NAPS || (naps > 0 && places.is_wanted()) {
                 board.live -= 1;
                 return None;
             }
             board.idle += 1;
-            let waited = self.work.wait_timeout_while(board, REST, |b| !b.ended && b.woken == 0);
+            let waited = self.work.wait_timeout_while(board, NAP, |b| !b.ended && b.woken == 0);
             let (guard, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
             board = guard;
             board.idle -= 1;
             board.woken = board.woken.saturating_sub(1);
-            rested = timeout.timed_out();
+            naps = if timeout.timed_out() { naps + 1 } else { 0 };
         }
     }
 }
@@ -251,7 +275,7 @@ impl Crew {
             return;
         }
         let call = board.call(worth);
-        let wanting = worth > board.woken && board.live < self.most && place();
+        let wanting = worth > board.woken && board.live < self.most && PLACES.take(processors());
         if wanting {
             // It takes a job without being called.
             board.live += 1;
@@ -275,7 +299,7 @@ impl Crew {
             Err(e) => {
                 tracing::debug!(vm = %self.vm.name, "no thread to help with faults: {e}");
                 self.office.board().live -= 1;
-                HELPERS.fetch_sub(1, Ordering::Relaxed);
+                PLACES.free();
                 self.crowded_until = None;
             }
         }
@@ -336,7 +360,7 @@ impl Drop for Lost<'_> {
 fn help(vm: &Shared, office: &Office) {
     let _place = Place;
     let _lost = Lost(vm);
-    while let Some((job, _in_hand)) = office.job() {
+    while let Some((job, _in_hand)) = office.job(&PLACES) {
         let met = Met::serve(&vm.memory, job.ppn, job.access);
         let served = met.outcome == Fault::Served;
         if served {
@@ -390,9 +414,32 @@ mod tests {
 
     #[test]
     fn there_are_places_for_so_many_helpers_and_no_more() {
-        let helpers = AtomicUsize::new(0);
-        assert_eq!([(); 4].map(|()| place_among(&helpers, 3)), [true, true, true, false]);
-        assert_eq!(helpers.into_inner(), 3);
+        let places = Places::new();
+        assert_eq!([(); 4].map(|()| places.take(3)), [true, true, true, false]);
+        assert_eq!(places.taken.load(Ordering::Relaxed), 3);
+        places.free();
+        assert_eq!([(); 2].map(|()| places.take(3)), [true, false]);
+    }
+
+    #[test]
+    fn a_helper_with_nothing_to_do_makes_room_for_one_that_found_none() {
+        let (office, places) = (Office::default(), Places::new());
+        office.board().live = 2;
+        assert!(places.take(1) && !places.take(1));
+        // Not before it has done what there is, nor before it has had nothing to do for a while.
+        office.board().jobs.push_back(job(1));
+        assert!(office.job(&places).is_some() && places.wanted.load(Ordering::Relaxed));
+        let begun = Instant::now();
+        assert!(office.job(&places).is_none());
+        assert!(begun.elapsed() >= NAP && office.board().live == 1);
+        assert!(!places.is_wanted(), "one for one");
+        // Where none is wanted it stays for long.
+        std::thread::scope(|scope| {
+            let helper = scope.spawn(|| office.job(&places).map(|(job, _)| job.ppn));
+            std::thread::sleep(4 * NAP);
+            office.board().jobs.push_back(job(2));
+            assert_eq!(helper.join().unwrap(), Some(Ppn(2)));
+        });
     }
 
     #[test]
@@ -426,14 +473,14 @@ mod tests {
         crew.office.board().jobs.push_back(job(1));
         assert!(!crew.is_quiet());
         let office = crew.office.clone();
-        let taken = office.job().unwrap();
+        let taken = office.job(&PLACES).unwrap();
         assert!(!crew.has_jobs() && !crew.is_quiet());
         drop(taken);
         assert!(crew.is_quiet());
         // A helper that panics leaves nothing in hand.
         office.board().jobs.push_back(job(2));
         let panics = std::thread::spawn(move || {
-            let _taken = office.job();
+            let _taken = office.job(&PLACES);
             panic!("of the test's own");
         });
         assert!(panics.join().is_err() && crew.is_quiet());
@@ -448,7 +495,7 @@ mod tests {
         let helper = {
             let office = office.clone();
             std::thread::spawn(move || {
-                let next = || office.job().map(|(job, _)| job.ppn.0);
+                let next = || office.job(&PLACES).map(|(job, _)| job.ppn.0);
                 std::iter::from_fn(next).collect::<Vec<_>>()
             })
         };
@@ -491,7 +538,7 @@ mod tests {
         let office = Office::default();
         // How many come back, and whether the fault thread is woken.
         let help_with = |ppn| {
-            HELPERS.fetch_add(1, Ordering::Relaxed);
+            assert!(PLACES.take(1));
             *office.board() = Board { jobs: [job(ppn)].into(), ..Board::default() };
             std::thread::scope(|scope| {
                 scope.spawn(|| help(&vm, &office));
@@ -501,7 +548,7 @@ mod tests {
                 office.board().ended = true;
                 office.work.notify_all();
             });
-            assert_eq!(HELPERS.load(Ordering::Relaxed), 0, "its place is free again");
+            assert_eq!(PLACES.taken.load(Ordering::Relaxed), 0, "its place is free again");
             let woken = rustix::io::read(&vm.wake_fd, &mut [0u8; 8]).is_ok();
             (std::mem::take(&mut office.board().back).len(), woken)
         };

@@ -19,6 +19,7 @@ use super::restore::Restore;
 use super::serve::{Landed, Notice, Serve, Task};
 use super::shared::Shared;
 use super::spin::{Spin, await_any};
+use super::vain::Vain;
 use super::wakeful::Wakeful;
 use crate::backend::{Backend, MemError};
 use crate::guest_ram::GuestRam;
@@ -33,6 +34,8 @@ const BEHIND: Duration = Duration::from_millis(1);
 const CHASE: Duration = Duration::from_micros(100);
 /// How often pages whose mapping is unknown are to be settled while a guest waits for one.
 const SETTLE: Duration = Duration::from_millis(20);
+/// How long a thread that rests does not see that it is to end.
+const NAP: Duration = Duration::from_millis(50);
 /// How long until events that could not be read are tried again.
 const UNREADABLE: Duration = Duration::from_millis(100);
 
@@ -46,6 +49,7 @@ pub(super) struct FaultService {
     failed: BTreeMap<Ppn, Instant>,
     serve: Serve,
     tries: Tries,
+    vain: Vain,
     crew: Crew,
     around: Around,
     restore: Restore,
@@ -116,6 +120,7 @@ impl FaultService {
             failed: BTreeMap::new(),
             serve,
             tries: Tries::default(),
+            vain: Vain::new(Instant::now()),
             around: Around::default(),
             restore: Restore::default(),
             tasks: Vec::new(),
@@ -152,6 +157,7 @@ impl FaultService {
             }
             self.restore();
             self.look_for_overdue(Instant::now());
+            self.rest_from_vain();
             // One that waits for what it has above its target to leave does not grow by more.
             let blocked = self.serve.pending().is_blocked();
             if self.vm.hold_down(self.vm.grows_by(blocked)) {
@@ -463,6 +469,22 @@ impl FaultService {
         }
     }
 
+    /// Of what its VMM has it do for nothing.
+    fn rest_from_vain(&self) {
+        let told = self.vain.rest(Instant::now());
+        if !told.is_zero() {
+            let why = "its VMM has pages looked for that it says it gave up, or calls off faults";
+            self.vm.set_ill(format!("its faults wait for {told:.1?}: {why}"));
+        }
+        loop {
+            let rest = self.vain.rest(Instant::now());
+            if rest.is_zero() || self.vm.is_stopping() {
+                return;
+            }
+            std::thread::sleep(rest.min(NAP));
+        }
+    }
+
     /// What the kernel refuses while something is being given up can be done as soon as whoever gives it up goes on; and where
     /// page after page is given up, not for long: the next is under way then.
     fn chase(&mut self) {
@@ -498,6 +520,9 @@ impl FaultService {
             self.watch.looked(now, found.is_some());
             self.vm.set_overdue(found);
         }
+        if self.watch.is_time_for_called_off(now) {
+            self.let_go_of_called_off(now);
+        }
         let is_quiet = self.serve.is_quiet() && self.failed.is_empty() && self.unfilled.is_empty();
         if !self.watch.is_time_for_strays(now) || !is_quiet || !self.crew.is_quiet() {
             return;
@@ -517,6 +542,21 @@ impl FaultService {
             if met > 0 {
                 self.vm.set_ill(format!("{met} faults were read and not served; met again"));
             }
+        }
+    }
+
+    /// A thread that waits for memory may stop to: by a signal. What is kept for it would be tried for as long as memory is
+    /// short, and a VMM can have that of all of its pages.
+    fn let_go_of_called_off(&mut self, now: Instant) {
+        let kept = self.serve.pending().faults() as u64;
+        let uffd = self.vm.memory.backend().uffd();
+        // Not to be told is to be taken for as many as are kept.
+        let wait = || uffd.waiters().map_or(kept, |waiters| waiters.read);
+        let beyond = if kept > Watch::FEW { kept.saturating_sub(wait()) } else { 0 };
+        if self.watch.are_to_be_let_go(now, beyond)
+            && let Err(e) = self.serve.meet_anew(&self.vm.memory)
+        {
+            self.vm.set_ill_unless_gone("meeting faults anew", e);
         }
     }
 
@@ -587,6 +627,7 @@ impl FaultService {
         let due: Vec<Ppn> =
             self.failed.iter().filter(|f| is_due(*f.0, *f.1)).map(|f| *f.0).collect();
         self.failed.retain(|ppn, _| !due.contains(ppn));
+        let before = self.serve.pending().faults();
         self.with_serve(|serve, memory, tasks| {
             serve.retry(memory, tasks);
             for &ppn in &due {
@@ -596,6 +637,12 @@ impl FaultService {
                 }
             }
         });
+        let is_in_vain = before as u64 > Watch::FEW && self.serve.pending().faults() >= before;
+        let tried = if is_in_vain { now.elapsed() } else { Duration::ZERO };
+        let looked = self.serve.take_vain();
+        if !(tried + looked).is_zero() {
+            self.vain.note(Instant::now(), tried + looked);
+        }
         self.read_meanwhile();
         self.vm.settle_unreadable(|ppn| is_kept(&self.vm.memory, ppn));
         self.note_waiting();

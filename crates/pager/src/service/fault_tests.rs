@@ -178,6 +178,105 @@ fn a_fault_that_was_read_and_is_in_no_book_is_met_again() {
     guest.join().unwrap();
 }
 
+#[test]
+fn what_is_kept_for_threads_that_wait_no_more_is_let_go() {
+    let few = Watch::FEW;
+    let Some(vm) = crate::service::testing::vm(few + 16, 1) else { return };
+    let crew = Crew::new(vm.clone(), FaultThreads::default());
+    let mut service = FaultService::new(vm.clone(), Vec::new(), crew).unwrap();
+    vm.memory.host().ledger.set_budget(Pages(0));
+    let base = vm.memory.backend().layout().at(Ppn(5)).addr.0;
+    // SAFETY: inside the mapping, which stays; nobody else uses the page.
+    let guest = std::thread::spawn(move || unsafe { (base as *mut u8).write_volatile(1) });
+    let meet = |service: &mut FaultService| {
+        while !service.has_events() {
+            std::thread::yield_now();
+        }
+        service.take_events(&mut Vec::new()).unwrap();
+    };
+    meet(&mut service);
+    let call_off = |service: &mut FaultService, pages: std::ops::Range<u64>| {
+        for ppn in pages {
+            let (access, outcome) = (Access::Missing, Fault::Wait(Wait::Memory));
+            let met = Met { ppn: Ppn(ppn), access, away: false, outcome };
+            service.serve.met(&vm.memory, met, &mut service.tasks);
+        }
+    };
+    let begun = Instant::now();
+    let looks = |service: &mut FaultService, seconds: [u64; 3]| {
+        seconds.map(|s| {
+            service.look_for_overdue(begun + Duration::from_secs(s));
+            service.serve.pending().faults() as u64
+        })
+    };
+    call_off(&mut service, 6..6 + few);
+    assert_eq!(looks(&mut service, [2, 3, 4]), [few + 1; 3], "as many as are let be");
+    call_off(&mut service, 6 + few..7 + few);
+    assert_eq!(looks(&mut service, [5, 5, 6]), [few + 2, few + 2, 0]);
+    // Who does wait says so again.
+    meet(&mut service);
+    assert_eq!(service.serve.pending().waiting(), [Ppn(5)]);
+    assert_eq!(looks(&mut service, [7, 8, 9]), [1; 3]);
+    vm.memory.host().ledger.set_budget(Pages(100));
+    service.retry();
+    guest.join().unwrap();
+}
+
+#[test]
+fn what_comes_to_nothing_is_counted_and_rested_for() {
+    let few = Watch::FEW;
+    let Some(vm) = crate::service::testing::vm(few + 1, 1) else { return };
+    let crew = Crew::new(vm.clone(), FaultThreads::default());
+    let mut service = FaultService::new(vm.clone(), Vec::new(), crew).unwrap();
+    // What was counted, as what is rested for beside what is allowed.
+    let counted = |service: &mut FaultService| {
+        let now = Instant::now();
+        let mut vain = std::mem::replace(&mut service.vain, Vain::new(now));
+        vain.note(now, Vain::ALLOWED);
+        !vain.rest(now).is_zero()
+    };
+    // The last page that its VMM announced stays, and then it does not.
+    let page = Ppn(few);
+    assert_eq!(vm.memory.fault(page, Access::Missing), Fault::Served);
+    for stays in [true, false] {
+        let left = Unbooked { busy: Vec::new(), present: vec![(page, 1)] };
+        service.serve.resume(left, vm.memory.mark());
+        if !stays {
+            vm.memory.backend().punch(page, 1).unwrap();
+        }
+        while !service.serve.pending().is_empty() {
+            service.retry();
+        }
+        assert_eq!(counted(&mut service), stays);
+    }
+    vm.memory.host().ledger.set_budget(Pages(0));
+    let keep = |service: &mut FaultService, ppn| {
+        let (access, outcome) = (Access::Missing, Fault::Wait(Wait::Memory));
+        let met = Met { ppn: Ppn(ppn), access, away: false, outcome };
+        service.serve.met(&vm.memory, met, &mut service.tasks);
+    };
+    (0..few).for_each(|ppn| keep(&mut service, ppn));
+    service.retry();
+    assert!(!counted(&mut service), "so few as a guest has processors, and more");
+    keep(&mut service, few);
+    service.retry();
+    assert!(counted(&mut service));
+    // Something came of it.
+    vm.memory.host().ledger.set_budget(Pages(1));
+    service.retry();
+    assert!(!counted(&mut service));
+    assert_eq!(service.serve.pending().faults() as u64, few);
+    let long = Duration::from_millis(20);
+    service.vain.note(Instant::now(), Vain::ALLOWED + long / 10);
+    let begun = Instant::now();
+    service.rest_from_vain();
+    assert!(begun.elapsed() >= long / 2);
+    // A thread that is to end does.
+    service.vain.note(Instant::now(), Duration::from_secs(1_000));
+    vm.stop();
+    service.rest_from_vain();
+}
+
 /// It may wait there, or be woken by its VMM; and it hides no other.
 #[test]
 fn a_fault_on_what_a_vmm_has_besides_its_ram_is_let_alone() {

@@ -7,6 +7,7 @@
 //!   threads wait until their discard events are read.
 //! - `serve`, `pending`: in which order it does so.
 //! - `overdue`: which faults wait too long, and which are in nobody's book.
+//! - `vain`: how much of its time a VMM may have it spend on nothing.
 //! - `crew`: the threads that help where several processors of a guest fault together.
 //! - `around`, `runs`: which neighbours of a page that was wanted come home with it.
 //! - `priority`: how urgent these threads are.
@@ -52,6 +53,7 @@ mod spin;
 #[cfg(all(test, not(feature = "shuttle")))]
 pub(crate) mod testing;
 mod trial;
+mod vain;
 mod vm;
 mod wakeful;
 mod write;

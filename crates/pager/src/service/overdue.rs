@@ -59,6 +59,9 @@ pub(super) struct Watch {
     read: bool,
     /// Whether one was found that waits long.
     found: bool,
+    /// When it was looked for faults that are kept and that nobody waits for, and whether that look found many.
+    called_off: Instant,
+    many: bool,
     /// Looks one after the other that found a fault which is in no book, and how many are to before it is met again.
     seen: u32,
     #[allow(missing_docs, reason = "told with the field before")]
@@ -73,10 +76,20 @@ impl Watch {
     /// At first; each time twice as many. The first may have seen one on its way out: by a signal.
     const ENOUGH: u32 = 2;
     const MOST: u32 = 64;
+    /// So many faults that nobody waits for are let be: they are tried again in no time.
+    pub const FEW: u64 = 64;
 
     pub fn new(now: Instant) -> Watch {
-        let long = now + Watch::EVERY;
-        Watch { long, strays: now, read: true, found: false, seen: 0, enough: Watch::ENOUGH }
+        Watch {
+            long: now + Watch::EVERY,
+            strays: now,
+            read: true,
+            found: false,
+            called_off: now,
+            many: false,
+            seen: 0,
+            enough: Watch::ENOUGH,
+        }
     }
 
     /// Whether it is time to look for faults that wait long: for as long as one does, whenever it may have ended.
@@ -112,6 +125,22 @@ impl Watch {
             self.enough = (2 * self.enough).min(Watch::MOST);
         }
         again
+    }
+
+    /// Whether it is time to look for faults that are kept and were called off, as a VMM's thread can that gets a signal.
+    pub fn is_time_for_called_off(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.called_off) >= Watch::EVERY
+    }
+    /// Such a look found that of those that are kept so many more than threads that wait. Answers whether none is to be
+    /// kept any more: if so were two one after the other, for who is on the way to or from a fault is counted in one of both only.
+    pub fn are_to_be_let_go(&mut self, now: Instant, beyond: u64) -> bool {
+        self.called_off = now;
+        let before = std::mem::replace(&mut self.many, beyond > Watch::FEW);
+        if before && self.many {
+            self.many = false;
+            return true;
+        }
+        false
     }
 
     /// How long nobody needs to look.
@@ -172,6 +201,24 @@ mod tests {
         assert_eq!([0, 1].map(|s| due(&watch, s)), [false, true]);
         assert!(!watch.are_to_be_met_again(begun, 1));
         assert!(due(&watch, 1), "until there is none");
+    }
+
+    #[test]
+    fn what_is_kept_for_nobody_is_let_go_when_it_was_seen_twice() {
+        let begun = Instant::now();
+        let mut watch = Watch::new(begun);
+        let second = |n| begun + n * Watch::EVERY;
+        let due = |watch: &Watch, n| watch.is_time_for_called_off(second(n));
+        assert_eq!([0, 1].map(|n| due(&watch, n)), [false, true]);
+        assert!(!watch.are_to_be_let_go(second(1), Watch::FEW + 1));
+        assert_eq!([1, 2].map(|n| due(&watch, n)), [false, true]);
+        let mut are = |all: &[u64]| -> Vec<bool> {
+            all.iter().map(|&beyond| watch.are_to_be_let_go(second(2), beyond)).collect()
+        };
+        let (few, many) = (Watch::FEW, Watch::FEW + 1);
+        assert_eq!(are(&[few, many, 0, many, many, many, many]), {
+            [false, false, false, false, true, false, true]
+        });
     }
 
     #[test]

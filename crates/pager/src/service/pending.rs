@@ -184,6 +184,10 @@ impl Pending {
         waiting.sort_unstable();
         waiting.into_iter().map(|(_, ppn)| ppn).collect()
     }
+    /// None waits any more. Who still does is to be told to say so again.
+    pub fn drop_faults(&mut self) {
+        self.faults.clear();
+    }
     /// It waits no more.
     pub fn drop_fault(&mut self, ppn: Ppn) -> Option<WaitingFault> {
         self.faults.remove(&ppn)

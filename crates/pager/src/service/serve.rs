@@ -81,6 +81,8 @@ pub struct Serve {
     pending: Pending,
     /// Pages on their way from the swap file.
     coming: Vec<Coming>,
+    /// Spent on pages that were announced as given up and stayed.
+    vain: Duration,
 }
 
 #[derive(Debug)]
@@ -187,7 +189,13 @@ impl Serve {
             self.discard(memory, first, n, mark, tasks);
         }
         for (first, n) in self.pending.take_due() {
+            let begun = Instant::now();
             let (left, result) = memory.reconcile(first, n);
+            let stayed: u64 = left.present.iter().map(|&(_, n)| n).sum();
+            if stayed > n / 2 {
+                // The first look took as long.
+                self.vain += 2 * begun.elapsed();
+            }
             self.pending.look_again(left.busy);
             if let Err(e) = result
                 && e != MemError::Gone
@@ -203,6 +211,23 @@ impl Serve {
                 self.fault(memory, ppn, access, tasks);
             }
         }
+    }
+
+    /// What was spent since this was asked last on pages that were announced as given up, and stayed when their VMM had
+    /// had time to punch them.
+    pub fn take_vain(&mut self) -> Duration {
+        std::mem::take(&mut self.vain)
+    }
+
+    /// Keeps no fault any more, and lets all who wait say so again. Answers how many were kept.
+    ///
+    /// # Errors
+    /// The kernel wakes nobody: all are kept.
+    pub fn meet_anew<B: Backend>(&mut self, memory: &Memory<B>) -> Result<usize, MemError> {
+        memory.backend().wake(Ppn(0), memory.pmap().len().0)?;
+        let kept = self.pending.faults();
+        self.pending.drop_faults();
+        Ok(kept)
     }
 
     /// Tries again what the kernel refused while something was being given up.

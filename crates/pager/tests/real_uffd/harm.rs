@@ -69,3 +69,22 @@ fn a_vmm_that_makes_its_userfaultfd_blocking_does_not_hang_the_manager() {
     wait_for("fault served", || vmm.board.get(Cell::Step) == 1);
     manager.release(dir.path());
 }
+
+#[test]
+fn a_vmm_that_announces_all_of_its_pages_and_keeps_them_waits_for_its_own_sake() {
+    let Some(_alone) = alone() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let vmm = Vmm::start("announce", SIZE);
+    let manager = start(&vmm, dir.path(), 2 * SIZE);
+    let told = || match manager.vm.health() {
+        Health::Ill { last, .. } => last,
+        _ => String::new(),
+    };
+    wait_for("rest", || told().contains("it gave up"));
+    vmm.board.set(Cell::Stop, 1);
+    wait_for("verification", || vmm.board.get(Cell::Done) == 1);
+    assert_eq!(vmm.board.get(Cell::Errors), 0);
+    assert_eq!(manager.vm.memory().charged(), Pages(SIZE));
+    manager.settle();
+    manager.release(dir.path());
+}
