@@ -473,7 +473,7 @@ impl FaultService {
     fn rest_from_vain(&self) {
         let told = self.vain.rest(Instant::now());
         if !told.is_zero() {
-            let why = "its VMM has pages looked for that it says it gave up, or calls off faults";
+            let why = "pages that were given up stay, or faults are tried for nobody";
             self.vm.set_ill(format!("its faults wait for {told:.1?}: {why}"));
         }
         loop {

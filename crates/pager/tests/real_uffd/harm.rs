@@ -80,7 +80,7 @@ fn a_vmm_that_announces_all_of_its_pages_and_keeps_them_waits_for_its_own_sake()
         Health::Ill { last, .. } => last,
         _ => String::new(),
     };
-    wait_for("rest", || told().contains("it gave up"));
+    wait_for("rest", || told().contains("given up stay"));
     vmm.board.set(Cell::Stop, 1);
     wait_for("verification", || vmm.board.get(Cell::Done) == 1);
     assert_eq!(vmm.board.get(Cell::Errors), 0);
