@@ -1,6 +1,7 @@
 //! Configuration: one TOML file, overridden by the command line, checked as a whole before anything
 //! is started.
 
+mod accounts;
 mod budget;
 mod journal;
 mod lines;
@@ -481,22 +482,6 @@ fn hint(what: &str, key: &str) -> String {
     }
 }
 
-/// The number of a group, given by its name or by its number.
-fn group(name: &str) -> Result<u32, String> {
-    match name.parse() {
-        // To the kernel it says that a file's group is to stay.
-        Ok(u32::MAX) => return Err(format!("{name} is no group")),
-        Ok(number) => return Ok(number),
-        Err(_) => {}
-    }
-    let groups = std::fs::read_to_string("/etc/group").map_err(|e| format!("/etc/group: {e}"))?;
-    let number = |line: &str| {
-        let mut fields = line.split(':');
-        (fields.next() == Some(name)).then(|| fields.nth(1)?.parse().ok()).flatten()
-    };
-    groups.lines().find_map(number).ok_or_else(|| format!("no group '{name}' in /etc/group"))
-}
-
 fn size(key: &'static str, text: &Option<String>) -> Result<Option<Bytes>, Wrong> {
     let size = text.as_deref().map(str::parse::<Bytes>).transpose();
     size.map_err(|e| (key, e.to_string()))
@@ -608,7 +593,7 @@ fn shim(named: Option<PathBuf>) -> Result<PathBuf, Wrong> {
 }
 
 fn shim_group(named: Option<&str>) -> Result<Option<u32>, Wrong> {
-    named.map(group).transpose().map_err(|e| ("shim_group", e))
+    named.map(accounts::group).transpose().map_err(|e| ("shim_group", e))
 }
 
 /// The folder for swap files that the manager makes, if no locations are named; and all locations, the highest

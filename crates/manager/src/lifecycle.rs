@@ -559,6 +559,11 @@ impl Manager {
         since: Instant,
     ) -> Result<Expected, NotTaken> {
         let name = hello.vm.as_str().to_owned();
+        let users = rule_for(&self.config().vms, &name).users;
+        if users.is_some_and(|users| !users.contains(&peer.uid)) {
+            let why = format!("'{name}' is not for user {} (users of [[vm]])", peer.uid);
+            return Err(why.into());
+        }
         let size = self.size_of_newcomer(hello)?;
         let handle = self.runtime.clone();
         let params = VmParams::resolve(&self.config().vms, &name, size.into(), Asked::default())?;

@@ -341,6 +341,28 @@ async fn a_stranger_above_the_largest_size_is_refused() {
     assert!(ballastd.is_gone("big").await);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_is_for_those_users_alone_that_it_is_said_to_be_for() {
+    let own = rustix::process::geteuid().as_raw();
+    let text = format!(
+        "[defaults]\nusers = []\n[[vm]]\nname = \"db*\"\nusers = [\"{}\"]\n\
+         [[vm]]\nname = \"db1\"\nusers = [\"{own}\", \"{}\"]\n",
+        own + 1,
+        own + 1
+    );
+    let ballastd = Ballastd::start_configured(&["--budget", "64M"], &text);
+    let socket = ballastd.run_dir().join("shim.sock");
+    let not = |name| format!("'{name}' is not for user {own} (users of [[vm]])");
+    // Who may have it comes further.
+    for (name, part) in [("a", not("a")), ("db", not("db")), ("db1", "sealed".to_owned())] {
+        let hello = Message::Hello(evil::hello(name, 8 * MIB));
+        let ram = unsealed(8 * MIB);
+        let why = evil::say(&socket, &hello, &[ram.as_fd()]).unwrap();
+        assert!(why.contains(&part), "{name}: {why}");
+        assert!(ballastd.is_gone(name).await);
+    }
+}
+
 /// A RAM file that could be sealed: it is refused for that, once all else is good.
 fn unsealed(len: u64) -> OwnedFd {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;

@@ -230,8 +230,9 @@ async fn the_min_of_a_vm_that_is_not_paged_is_promised_as_any_other() {
 }
 
 /// A stranger with a guest in it.
-fn guest(ballastd: &Ballastd, image: &Image, name: &str, mib: u64, run: &str) -> Stranger {
-    let spec = ballastd.guest(image, name, mib, run);
+fn guest(ballastd: &Ballastd, image: &Image, name: &str, mib: u64, runs: [&str; 2]) -> Stranger {
+    let mut spec = ballastd.guest(image, name, mib, runs[0]);
+    spec.append.push_str(&format!(" ballast.run2=\"{}\"", runs[1]));
     let console = format!("file:{}", spec.console.unwrap().display());
     let object = format!("memory-backend-ram,id=mem,size={mib}M");
     let kernel = image.kernel.display().to_string();
@@ -258,8 +259,10 @@ async fn a_stranger_is_ballooned_under_pressure() {
     let Some(image) = image_or_skip() else { return };
     let mut ballastd = Ballastd::start(&["--budget", "512M"]);
     let client = &ballastd.client.clone();
-    // Private RAM, so that what it takes is its RSS. It takes all of it, and then needs little.
-    let stranger = guest(&ballastd, image, "stranger", 160, "idle --mb 70 --busy 2 --every 1000");
+    // Private RAM, so that what it takes is its RSS. It takes nearly all of it, and then needs little: a balloon that took what
+    // was never touched would give nothing back.
+    let runs = ["idle --mb 36 --busy 1 --every 1000", "idle --mb 40 --busy 1 --seconds 1"];
+    let stranger = guest(&ballastd, image, "stranger", 160, runs);
     // All of it counts as active, since nothing is known of it; few shares make it give all the same.
     let few = AttachSpec { shares: Some(50), ..stranger.spec("stranger") };
     client.attach(&few).await.unwrap();
@@ -271,6 +274,14 @@ async fn a_stranger_is_ballooned_under_pressure() {
         .eventually("its guest has a balloon driver", async || {
             let vm = ballastd.vm("stranger").await;
             vm.guest.is_some() && vm.memory.consumed > 100 * MIB
+        })
+        .await;
+    let mut console = ballastd.console("stranger");
+    let mut gave = false;
+    ballastd
+        .eventually("it has let go of what it needed once", async || {
+            gave |= console.poll().iter().any(|event| event.kind() == "done");
+            gave
         })
         .await;
     let before = ballastd.vm("stranger").await;

@@ -5,6 +5,7 @@ use ballast_policy::pools::DEFAULT_SHARES;
 use ballast_units::{Bytes, Pages, good_pool_name};
 use serde::{Deserialize, Serialize};
 
+use super::accounts;
 use crate::limits;
 
 /// A table `[[vm]]`, or `[defaults]` without a name.
@@ -18,6 +19,7 @@ pub(super) struct VmTable {
     max: Option<String>,
     tax: Option<f64>,
     guest_agent: Option<bool>,
+    users: Option<Vec<String>>,
 }
 
 /// A table `[pool.NAME]`.
@@ -80,6 +82,8 @@ pub struct VmRule {
     pub tax: Option<f64>,
     /// Whether one that is started gets a port for its guest's agent.
     pub guest_agent: Option<bool>,
+    /// Whose processes may come by its name, where others start VMs. None: anybody's.
+    pub users: Option<Vec<u32>>,
 }
 
 /// A pool as it was defined, in the file or by a command.
@@ -185,6 +189,7 @@ pub fn rule_for(rules: &[VmRule], name: &str) -> VmRule {
         found.max = rule.max.or(found.max);
         found.tax = rule.tax.or(found.tax);
         found.guest_agent = rule.guest_agent.or(found.guest_agent);
+        found.users = rule.users.clone().or(found.users);
     }
     found
 }
@@ -248,8 +253,10 @@ fn vm_rule(at: &str, table: VmTable, pools: &[PoolRule]) -> Result<VmRule, Wrong
     if above {
         return Err(wrong("min", "above max".into()));
     }
+    let numbers = |names: Vec<String>| names.iter().map(|name| accounts::user(name)).collect();
+    let users = table.users.map(numbers).transpose().map_err(|e| wrong("users", e))?;
     let VmTable { pool, shares, tax, guest_agent, .. } = table;
-    Ok(VmRule { pattern, pool, shares, min, max, tax, guest_agent })
+    Ok(VmRule { pattern, pool, shares, min, max, tax, guest_agent, users })
 }
 
 /// Checks the tables; an error names its key.
@@ -326,6 +333,7 @@ mod tests {
         let rule = |pattern: &str| VmRule { pattern: pattern.into(), ..VmRule::default() };
         let rules = [
             VmRule { shares: Some(1), tax: Some(0.5), guest_agent: Some(true), ..rule("*") },
+            VmRule { users: Some(vec![1, 2]), ..rule("*-1") },
             VmRule { shares: Some(2), min: Some(Amount::Percent(50.0)), ..rule("db-*") },
             VmRule { shares: Some(9), ..rule("web") },
         ];

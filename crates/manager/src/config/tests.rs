@@ -212,6 +212,7 @@ fn mistakes_are_refused_as_a_whole_and_name_their_line_or_key() {
         ("shim_group = \"no such group\"\n", "shim_group"),
         ("shim_group = \"4294967295\"\n", "shim_group: 4294967295 is no group"),
         ("[[vm]]\nname = \"a\"\nmax = \"0\"\n", "line 3: vm[0].max: below one page"),
+        ("[[vm]]\nname = \"a\"\nusers = [\"no one\"]\n", "line 3: vm[0].users: no user 'no one'"),
         ("[defaults]\nmax = \"0%\"\n", "line 2: defaults.max: below one page"),
         ("[balloon]\nrate_mib_s = 0\n", "balloon"),
         ("[balloon]\nrate_mib_s = 72057594037927937\n", "balloon"),
