@@ -229,10 +229,11 @@ async fn the_min_of_a_vm_that_is_not_paged_is_promised_as_any_other() {
     client.change("two", &min).await.unwrap();
 }
 
-/// A stranger with a guest in it.
-fn guest(ballastd: &Ballastd, image: &Image, name: &str, mib: u64, runs: [&str; 2]) -> Stranger {
-    let mut spec = ballastd.guest(image, name, mib, runs[0]);
-    spec.append.push_str(&format!(" ballast.run2=\"{}\"", runs[1]));
+/// A stranger with a guest in it. It takes nearly all of its memory, and then needs little: a balloon that took what was never
+/// touched would give nothing back.
+fn guest(ballastd: &Ballastd, image: &Image, name: &str, mib: u64) -> Stranger {
+    let mut spec = ballastd.guest(image, name, mib, "idle --mb 36 --busy 1 --every 1000");
+    spec.append.push_str(" ballast.run2=\"idle --mb 40 --busy 1 --seconds 1\"");
     let console = format!("file:{}", spec.console.unwrap().display());
     let object = format!("memory-backend-ram,id=mem,size={mib}M");
     let kernel = image.kernel.display().to_string();
@@ -240,6 +241,16 @@ fn guest(ballastd: &Ballastd, image: &Image, name: &str, mib: u64, runs: [&str; 
     let more = ["-kernel", &kernel, "-initrd", &initrd, "-append", &spec.append];
     let more = [&more[..], &["-device", BALLOON, "-serial", &console]].concat();
     Stranger::start(ballastd, name, mib, &object, &more)
+}
+
+/// Of what it needed once.
+async fn has_let_go(ballastd: &Ballastd, name: &str) {
+    let mut console = ballastd.console(name);
+    ballastd
+        .eventually("a load of its guest has ended", async || {
+            console.poll().iter().any(|event| event.kind() == "done")
+        })
+        .await;
 }
 
 /// Asked of itself, not of the manager.
@@ -259,31 +270,21 @@ async fn a_stranger_is_ballooned_under_pressure() {
     let Some(image) = image_or_skip() else { return };
     let mut ballastd = Ballastd::start(&["--budget", "512M"]);
     let client = &ballastd.client.clone();
-    // Private RAM, so that what it takes is its RSS. It takes nearly all of it, and then needs little: a balloon that took what
-    // was never touched would give nothing back.
-    let runs = ["idle --mb 36 --busy 1 --every 1000", "idle --mb 40 --busy 1 --seconds 1"];
-    let stranger = guest(&ballastd, image, "stranger", 160, runs);
+    // Private RAM, so that what it takes is its RSS.
+    let stranger = guest(&ballastd, image, "stranger", 160);
     // All of it counts as active, since nothing is known of it; few shares make it give all the same.
     let few = AttachSpec { shares: Some(50), ..stranger.spec("stranger") };
     client.attach(&few).await.unwrap();
     let work = "verify-torture --mb 24 --threads 2 --seconds 100000";
     client.run(&ballastd.guest(image, "paged", 128, work)).await.unwrap();
-    let mut console = ballastd.console("paged");
-    ballastd.checks_go_on(&mut console, 1).await;
+    ballastd.checks_go_on(&mut ballastd.console("paged"), 1).await;
     ballastd
         .eventually("its guest has a balloon driver", async || {
             let vm = ballastd.vm("stranger").await;
             vm.guest.is_some() && vm.memory.consumed > 100 * MIB
         })
         .await;
-    let mut console = ballastd.console("stranger");
-    let mut gave = false;
-    ballastd
-        .eventually("it has let go of what it needed once", async || {
-            gave |= console.poll().iter().any(|event| event.kind() == "done");
-            gave
-        })
-        .await;
+    has_let_go(&ballastd, "stranger").await;
     let before = ballastd.vm("stranger").await;
     is(&before.management, Mode::BalloonOnly, "private RAM");
     // Not all of its process: what an emulator translates grows meanwhile (by 60 MiB with QEMU 10).
