@@ -29,6 +29,12 @@ impl Vain {
         self.at = now;
     }
 
+    /// What was not made up for when something was noted last.
+    #[cfg(all(test, not(feature = "shuttle")))]
+    pub fn debt(&self) -> Duration {
+        self.debt
+    }
+
     /// For how long the thread is to rest.
     pub fn rest(&self, now: Instant) -> Duration {
         let owed = self.debt.saturating_sub(Self::ALLOWED) * Self::PART;
