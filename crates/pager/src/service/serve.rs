@@ -219,15 +219,14 @@ impl Serve {
         std::mem::take(&mut self.vain)
     }
 
-    /// Keeps no fault any more, and lets all who wait say so again. Answers how many were kept.
+    /// Keeps no fault any more, and lets all who wait say so again.
     ///
     /// # Errors
     /// The kernel wakes nobody: all are kept.
-    pub fn meet_anew<B: Backend>(&mut self, memory: &Memory<B>) -> Result<usize, MemError> {
+    pub fn meet_anew<B: Backend>(&mut self, memory: &Memory<B>) -> Result<(), MemError> {
         memory.backend().wake(Ppn(0), memory.pmap().len().0)?;
-        let kept = self.pending.faults();
         self.pending.drop_faults();
-        Ok(kept)
+        Ok(())
     }
 
     /// Tries again what the kernel refused while something was being given up.
